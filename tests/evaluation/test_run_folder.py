@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +16,11 @@ from recast.errors import RecastError
 from recast.files import locked
 from recast.lab.config import DataConfig, Recipe
 from recast.lab.config.evaluation import Options
-from recast.lab.data import Data, load_data
+from recast.lab.data import load_data
 from recast.lab.evaluation.run_folder import evaluate_run, open_run, write_pictures
 from recast.lab.evaluation.runner import Results
 from recast.lab.records import Row
 from recast.lab.training.run import train
-from recast.layers.gpsa import GPSA
 from recast.models.config import ModelConfig
 from recast.tables import read_records
 
@@ -49,16 +47,6 @@ def copied(run: Path, tmp_path: Path) -> Path:
 
 def measured(folder: Path, suites: list[str], **told: Any) -> Results:
     return evaluate_run(folder, suites, device="cpu", progress=False, **told)
-
-
-def test_the_arms_are_rebuilt_from_the_files(run: Path) -> None:
-    found = open_run(run)
-    assert list(found.models) == ["parent", "finetuned", "recast"]
-    assert isinstance(found.models["recast"].get_submodule("layer3.1.conv1"), GPSA)
-    parent, tuned = (found.models[arm].state_dict() for arm in ("parent", "finetuned"))
-    assert parent.keys() == tuned.keys()
-    assert not torch.equal(parent["conv1.weight"], tuned["conv1.weight"])
-    assert not any(module.training for model in found.models.values() for module in model.modules())
 
 
 def test_the_accuracy_is_the_one_that_training_wrote(run: Path) -> None:
@@ -103,19 +91,6 @@ def test_what_is_not_finished_or_damaged_is_named(copied: Path, tmp_path: Path) 
         open_run(copied)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [("evaluation.json", '{"suites": {"cle', "truncated or"), ("evaluation.json", "{}", "lacks suites"),
-     ("classes.json", "{}", "must be a JSON list of names")],
-)  # fmt: skip
-def test_damaged_notes_are_found_before_anything_is_measured(copied: Path, name: str, text: str, message: str) -> None:
-    (copied / name).write_text(text, encoding="utf-8")
-    with pytest.raises(RecastError, match=rf"{name}.*{message}"):
-        measured(copied, ["clean"])
-    assert not (copied / "rows.csv").exists()
-    assert not (copied / "scores").exists()
-
-
 def test_what_made_the_numbers_is_written_beside_them(copied: Path) -> None:
     options = Options(num_images=20, eps=(2.0,))
     measured(copied, ["fgsm", "agreement"], options=options, command="recast x")
@@ -158,20 +133,9 @@ def test_a_bad_request_writes_nothing(copied: Path) -> None:
     assert sorted(path.name for path in copied.iterdir()) == before
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda classes: ["a", "b"], "was trained on 10 classes, digits has 2"),
-        (lambda classes: classes[::-1], r"class 0 was '0' when .* was trained, now it is '9'"),
-    ],
-)
-def test_data_that_changed_since_the_run(
-    copied: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[list[str]], list[str]], message: str
-) -> None:
-    def changed(*config: Any) -> Data:
-        found = load_data(*config)
-        return replace(found, classes=change(found.classes))
-
-    monkeypatch.setattr("recast.lab.evaluation.run_folder.load_data", changed)
-    with pytest.raises(RecastError, match=message):
-        open_run(copied)
+def test_data_that_changed_since_the_run(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for classes in (["a", "b"], [*"9876543210"]):
+        changed = lambda *config, classes=classes: replace(load_data(*config), classes=classes)  # noqa: E731
+        monkeypatch.setattr("recast.lab.evaluation.run_folder.load_data", changed)
+        with pytest.raises(RecastError, match="was trained"):
+            open_run(copied)

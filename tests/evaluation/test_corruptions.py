@@ -1,7 +1,8 @@
+"""Suites `basic` and `corruptions`, and the mean corruption error."""
+
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -10,21 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from recast.lab.config import DataConfig
-from recast.lab.data import Data, Loader, load_data
+from recast.lab.data import Data, load_data
 from recast.lab.evaluation import PixelModel
-from recast.lab.evaluation.context import NotMeasured
+from recast.lab.evaluation.basic_corruptions import CORRUPTIONS, cell_means, corrupt
 from recast.lab.evaluation.imagenet_corruptions import (
     ALEXNET_ERRORS,
     KINDS,
     CorruptedImages,
     corrupt_bytes,
     mean_corruption_error,
-    means_over_corruptions,
 )
-from recast.lab.suites import CATEGORIES, SEVERITIES
+from recast.lab.suites import SEVERITIES
 
 Score = Callable[..., dict[str, Any]]
 needs_package = pytest.mark.skipif(find_spec("imagecorruptions") is None, reason="needs imagecorruptions-imaug")
@@ -45,24 +46,6 @@ def test_corruption_errors_are_the_published_ones() -> None:
     for kind, (_, expected) in zip(KINDS, CLEAN, strict=True):
         assert errors[kind] / ALEXNET_ERRORS[kind] == pytest.approx(expected, abs=0.015)
     assert mean_corruption_error(errors) == pytest.approx(CLEAN_MCE, abs=0.005)
-
-
-def test_means() -> None:
-    scores = {
-        f"top1/{kind}/{severity}": np.array([[float(severity == 1)], [float(kind in CATEGORIES["noise"])]])
-        for kind in KINDS
-        for severity in SEVERITIES
-    }
-    means = {metric: values[:, 0].tolist() for metric, values in means_over_corruptions(scores, True).items()}
-    assert means["top1/mean"] == pytest.approx([1 / 5, 3 / 15])
-    assert means["top1/noise"] == pytest.approx([1 / 5, 1])
-    assert means["top1/digital"] == pytest.approx([1 / 5, 0])
-    assert means["top1/mean/1"] == pytest.approx([1, 3 / 15])
-    assert means["top1/mean/2"] == pytest.approx([0, 3 / 15])
-    others = [kind not in CATEGORIES["noise"] for kind in KINDS]
-    weights = np.array([1 / ALEXNET_ERRORS[kind] for kind in KINDS]) / 15
-    assert means["mce"] == pytest.approx([4 / 5 * weights.sum(), weights[others].sum()])
-    assert "mce" not in means_over_corruptions(scores)
 
 
 @pytest.fixture(scope="module")
@@ -95,21 +78,7 @@ def test_the_same_seed_gives_the_same_bytes_and_no_global_generator_moves(kind: 
 
 
 @needs_package
-@pytest.mark.parametrize("kind", ["shot_noise", "glass_blur", "snow"])
-def test_images_do_not_depend_on_their_batch(kind: str, digits32: Data) -> None:
-    images = CorruptedImages(digits32.val, kind, 2)
-    (whole, labels), backwards = images.batch(range(6)), images.batch(range(5, -1, -1))
-    assert whole.equal(torch.cat([batch for batch, _ in Loader(images, 4, workers=1)]))
-    assert all(one.flip(0).equal(other) for one, other in zip((whole, labels), backwards, strict=True))
-    assert not whole.equal(CorruptedImages(digits32.val, kind, 2, seed=1).batch(range(6))[0])
-    assert not whole[0].equal(digits32.val.batch([0])[0][0])
-    assert 0 <= whole.min() <= whole.max() <= 1
-    noisy = CorruptedImages(digits32.val.subset(torch.tensor([3, 3])), kind, 2).batch([0, 1])[0]
-    assert not noisy[0].equal(noisy[1])  # every index has its own random numbers
-
-
-@needs_package
-def test_the_suite(digits32: Data, score: Score) -> None:
+def test_the_suite_of_imagenets_corruptions(digits32: Data, score: Score) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10)).eval()
     small = replace(digits32, val=digits32.val.subset(torch.arange(2)))
@@ -118,27 +87,59 @@ def test_the_suite(digits32: Data, score: Score) -> None:
     assert list(found)[:75] == single
     assert all((values == other[metric]).all() for metric, values in found.items())
     expected = PixelModel(net, small.mean, small.std)(CorruptedImages(small.val, "frost", 5).batch([0, 1])[0])
+    twice = CorruptedImages(small.val.subset(torch.tensor([1, 1])), "snow", 2).batch([0, 1])[0]
+    assert not twice[0].equal(twice[1])  # every index has its own random numbers
     assert found["top1/frost/5"][:, 0].tolist() == (expected.argmax(1) == small.val.labels).float().tolist()
 
 
-def test_bad_requests(digits: Data, digits32: Data, score: Score, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(NotMeasured, match="at least 32x32 pixels, digits has 16x16"):
-        score("corruptions", nn.Identity(), digits)
-    package: Any = None  # what makes an import fail
-    monkeypatch.setitem(sys.modules, "imagecorruptions", package)
-    with pytest.raises(NotMeasured, match="pip install imagecorruptions-imaug"):
-        score("corruptions", nn.Identity(), digits32)
+def make_images(height: int, width: int, count: int = 8) -> Tensor:
+    """Coloured blobs with some texture, in [0, 1]."""
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.rand(count, 3, 4, 4, generator=generator)
+    smooth = F.interpolate(coarse, size=(height, width), mode="bicubic")
+    return (smooth + 0.2 * torch.rand(count, 3, height, width, generator=generator)).clamp(0, 1)
 
 
-def test_an_image_s_seed_is_of_its_kind_and_index(digits: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds: list[int] = []
+@pytest.mark.parametrize("kind", CORRUPTIONS)
+@pytest.mark.parametrize("size", [(8, 8), (16, 12), (45, 64), (224, 224)])
+def test_severities_move_away_from_the_clean_image(kind: str, size: tuple[int, int]) -> None:
+    images = make_images(*size, count=3)
+    distances = [0.0, *((corrupt(images, kind, severity) - images).norm().item() for severity in SEVERITIES)]
+    assert distances == sorted(set(distances))
 
-    def watched(image: np.ndarray, _kind: str, _severity: int, seed: int) -> np.ndarray:
-        seeds.append(seed)
-        return image
 
-    monkeypatch.setattr("recast.lab.evaluation.imagenet_corruptions.corrupt_bytes", watched)
-    for kind, severity, index in (("fog", 1, 0), ("fog", 2, 0), ("snow", 1, 0), ("fog", 1, 1)):
-        CorruptedImages(digits.val, kind, severity).changed(index)
-    assert seeds[0] == seeds[1], "severities share what is drawn"
-    assert len(set(seeds)) == 3
+@pytest.mark.parametrize("kind", CORRUPTIONS)
+def test_pixels_follow_the_image_not_the_batch(kind: str) -> None:
+    images = make_images(16, 16)
+    whole = corrupt(images, kind, 3, first_index=100)
+    parts = torch.cat([corrupt(images[:3], kind, 3, 100), corrupt(images[3:], kind, 3, 103)])
+    torch.testing.assert_close(whole, parts, rtol=0, atol=1e-6)
+    assert whole.shape == images.shape
+    assert 0 <= whole.min() <= whole.max() <= 1
+    if kind in ("gaussian_noise", "occlusion"):
+        assert not whole.equal(corrupt(images, kind, 3, first_index=101))
+
+
+@pytest.mark.parametrize("side", [2, 7, 32, 45])
+def test_cells_are_nested_and_nearly_even(side: int) -> None:
+    milder = torch.eye(side)
+    for cells in range(side, 0, -1):
+        means = cell_means(side, cells)
+        torch.testing.assert_close(means @ means, means)
+        torch.testing.assert_close(means @ milder, means)  # averaging the milder averages: cells are unions
+        assert means.unique(dim=0).shape[0] == cells
+        assert 1 / means.diagonal().min() < 2 * side / cells + 1  # no cell is twice the average
+        milder = means
+    image = torch.arange(8.0).div(8).expand(1, 3, 8, 8)
+    assert corrupt(image, "pixelate", 5)[0, 0, 0].tolist() == [0.1875] * 4 + [0.6875] * 4
+
+
+def test_the_suite_of_basic_corruptions(
+    trained: nn.Module, digits: Data, values: Callable[..., dict[str, float]]
+) -> None:
+    found = values(trained, "basic", digits)
+    single = {metric: value for metric, value in found.items() if "mean" not in metric}
+    assert set(single) == {f"top1/{kind}/{severity}" for kind in CORRUPTIONS for severity in SEVERITIES}
+    assert found["top1/mean/5"] == pytest.approx(sum(single[f"top1/{kind}/5"] for kind in CORRUPTIONS) / 5)
+    assert found["top1/mean"] == pytest.approx(sum(single.values()) / 25)
+    assert found["top1/mean"] < values(trained, "clean", digits)["top1"]

@@ -1,6 +1,7 @@
+"""Suites on features: nearest neighbours, the linear classifier, retrieval, separability and t-SNE."""
+
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,31 +9,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 from sklearn.decomposition import PCA
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score
+from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.models import squeezenet1_1
+from torchvision.transforms.v2.functional import normalize
 
 from recast.errors import RecastError
-from recast.lab.config import DataConfig, EmbeddingConfig, Recipe
+from recast.lab.config import AugmentConfig, DataConfig, EmbeddingConfig, Recipe
 from recast.lab.config.evaluation import Options
-from recast.lab.data import Data, load_data
+from recast.lab.data import Data
 from recast.lab.data.coarse import Coarse
-from recast.lab.evaluation import evaluate, retrieval
-from recast.lab.evaluation.context import Batch
-from recast.lab.evaluation.knn import features, fit_probe, nearest, posterior, vote
-from recast.lab.evaluation.retrieval import (
-    Above,
-    average_precision,
-    choose_k,
-    coarse_logits,
-    energy,
-    halves_told,
-    random_halves,
-    rankings,
-)
-from recast.lab.evaluation.run_folder import evaluate_run, open_run
+from recast.lab.evaluation import PixelModel, evaluate, retrieval
+from recast.lab.evaluation.knn import TEMPERATURE, choose_probe, features, fit_probe, nearest, vote
+from recast.lab.evaluation.retrieval import Above, choose_k, energy, halves_told, random_halves, rankings
+from recast.lab.evaluation.run_folder import evaluate_run
 from recast.lab.evaluation.runner import open_context
 from recast.lab.tasks.embedding import add_embedding_, embedding_head
 from recast.lab.training.run import train
@@ -43,11 +39,99 @@ LABELS = torch.tensor([0, 0, 1, 1])
 QUERY = F.normalize(torch.tensor([[1.0, 0.5]], dtype=torch.float64), dim=1)
 
 
-def test_neighbours_vote_as_by_hand() -> None:
-    similarities, indices = nearest(QUERY, BANK, 3)
-    assert similarities[0].tolist() == pytest.approx([0.9838699101, 0.8944271910, 0.4472135955], abs=1e-10)
-    found = posterior(similarities, LABELS[indices], 2, 0.5)
-    assert found[0].tolist() == pytest.approx([0.8430384595, 0.1569615405], abs=1e-10)
+def unit(count: int, width: int, seed: int) -> Tensor:
+    return F.normalize(torch.randn(count, width, generator=torch.Generator().manual_seed(seed)), dim=1)
+
+
+def test_votes_are_those_of_scikit_learn() -> None:
+    queries, bank = unit(40, 5, 0), unit(300, 5, 1)
+    labels = torch.randint(4, (300,), generator=torch.Generator().manual_seed(2))
+    values, where = nearest(queries, bank, 20, chunk=70)
+    votes = vote(values, labels[where], (1, 5, 20), 4)
+    assert votes[1].equal(labels[where[:, 0]])
+    weights = lambda distances: np.exp((1 - distances) / TEMPERATURE)  # noqa: E731
+    for k in (5, 20):
+        theirs = KNeighborsClassifier(k, weights=weights, metric="cosine", algorithm="brute")
+        assert votes[k].tolist() == theirs.fit(bank.numpy(), labels.numpy()).predict(queries.numpy()).tolist()
+    assert not votes[5].equal(votes[20])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("resnet10t", {}), ("test_vit", {"img_size": 32}), ("test_vit", {"img_size": 32, "global_pool": "avg"}),
+     ("convnext_atto", {}), ("deit_tiny_distilled_patch16_224", {"img_size": 32, "depth": 1})],
+)  # fmt: skip
+def test_features_are_timms(name: str, options: dict[str, Any]) -> None:
+    model = timm.create_model(name, num_classes=7, **options).eval()
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        expected = model.forward_head(model.forward_features(images), pre_logits=True)
+    torch.testing.assert_close(features(model, images, 7), expected)
+
+
+def test_features_of_any_network() -> None:
+    images = torch.randn(2, 3, 40, 40)
+    squeeze = squeezenet1_1(num_classes=5).eval()  # ends in a convolution
+    torch.testing.assert_close(features(squeeze, images, 5), squeeze.features(images).mean((2, 3)))
+    own = nn.Sequential(nn.Flatten(), nn.Linear(3 * 1600, 6), nn.ReLU(), nn.Linear(6, 3)).eval()
+    wrapped = PixelModel(own, (0.5,) * 3, (2.0,) * 3)
+    torch.testing.assert_close(features(wrapped, images, 3), own[:3]((images - 0.5) / 2).detach())
+    assert not features(own, images).requires_grad
+    tokens = nn.Sequential(nn.Flatten(2), nn.Linear(1600, 6)).eval()  # logits for each position
+    torch.testing.assert_close(features(tokens, images, 6), images.flatten(2).mean(1))
+    with pytest.raises(RecastError, match="cannot tell which layer"):
+        features(nn.Sequential(nn.Conv2d(3, 4, 1)), images, 9)
+    own.forward = lambda x: x  # type: ignore[method-assign]  # the classifier is not called
+    with pytest.raises(RecastError, match="no features of Sequential"):
+        features(own, images, 3)
+
+
+@pytest.fixture
+def unit_features(digits: Data) -> tuple[Tensor, Tensor]:
+    """What `Spy` has of the training and the validation images."""
+    parts = (
+        normalize(part.plain().batch(range(len(part)))[0], digits.mean, digits.std)
+        for part in (digits.train, digits.val)
+    )
+    bank, queries = (F.normalize(part.flatten(1), dim=1) for part in parts)
+    return bank, queries
+
+
+def test_knn(
+    digits: Data, unit_features: tuple[Tensor, Tensor], score: Callable[..., dict[str, Any]], spy: Any
+) -> None:
+    augmented = replace(digits, train=digits.train.augmented(AugmentConfig()))
+    model = spy().eval()
+    found = score("knn", model, augmented, 50, neighbours=(1, 5))
+    assert model.batches == [50] * 5  # four batches of 200 training images once, one of the validation
+    assert list(found) == ["top1@1", "top1@5"]
+    bank, queries = unit_features
+    own = digits.train.labels[(queries @ bank.T).argmax(1)] == digits.val.labels
+    assert found["top1@1"][:, 0].tolist() == own.float().tolist()
+    near = (queries @ bank.T).topk(5, dim=1)
+    voted = vote(near.values, digits.train.labels[near.indices], (5,), 10)[5] == digits.val.labels
+    assert found["top1@5"][:, 0].tolist() == voted.float().tolist()
+    parts = score("knn", model, augmented, 13, neighbours=(1, 5))
+    assert all((values == found[metric]).all() for metric, values in parts.items())
+
+
+def test_the_linear_classifier_is_that_of_scikit_learn() -> None:
+    x, labels = unit(60, 5, 0).double() * 5**0.5, torch.randint(3, (60,), generator=torch.Generator().manual_seed(1))
+    ours, theirs = fit_probe(x, labels, 3, 0.01), LogisticRegression(C=1 / (0.01 * 60), tol=1e-10).fit(x, labels)
+    np.testing.assert_allclose(ours(x).softmax(1).numpy(), theirs.predict_proba(x), atol=1e-4)
+
+
+def test_weight_decay_is_chosen_on_held_out_images(digits: Data, score: Callable[..., Any], spy: Any) -> None:
+    """Of noise without any signal nothing is learnt: the largest decay is as good as any."""
+    noise, labels = unit(400, 5, 0), torch.arange(400) % 2
+    assert choose_probe(noise, torch.zeros_like(labels), 2)[1] == 0.1
+    probe, _ = choose_probe(F.normalize(noise + 3 * torch.eye(5)[labels], dim=1), labels, 2)
+    assert (probe(F.normalize(torch.eye(5)[:2], dim=1)).argmax(1) == torch.arange(2)).all()
+    with pytest.raises(RecastError, match="weight decay on held-out training images, and every class has a single one"):
+        choose_probe(noise[:3], torch.arange(3), 3)
+    found = score("linear", spy().eval(), digits, 50)
+    assert list(found) == ["top1", "weight_decay"]
+    assert found["top1"].mean() > 0.5
 
 
 def test_rankings_by_hand() -> None:
@@ -61,15 +145,6 @@ def test_rankings_by_hand() -> None:
     assert list(dict(rankings(QUERY @ BANK.T, None))) == ["map"]
 
 
-def test_average_precision_is_that_by_hand_and_of_scikit_learn() -> None:
-    assert average_precision(torch.tensor([[1, 0, 1, 1, 0]]).bool()).tolist() == pytest.approx([0.8055555556])
-    generator = torch.Generator().manual_seed(0)
-    scores, relevant = torch.rand(6, 40, generator=generator), torch.rand(6, 40, generator=generator) < 0.3
-    found = average_precision(relevant.gather(1, scores.argsort(1, descending=True)))
-    theirs = [average_precision_score(r, s) for r, s in zip(relevant.numpy(), scores.numpy(), strict=True)]
-    assert found.tolist() == pytest.approx(theirs)
-
-
 def test_k_is_the_one_that_classifies_held_out_images_best() -> None:
     """Rare images in the middle of frequent ones: few neighbours are right, many are not."""
     angle = torch.cat([torch.linspace(0, 1, 40), torch.linspace(0.49, 0.51, 12)])
@@ -81,17 +156,19 @@ def test_k_is_the_one_that_classifies_held_out_images_best() -> None:
 
 
 @pytest.mark.parametrize("pairs", [1, 2**22])
-def test_the_suite(digits: Data, score: Callable[..., dict[str, Any]], spy: Any, pairs: int, monkeypatch: Any) -> None:
+def test_retrieval(
+    digits: Data,
+    unit_features: tuple[Tensor, Tensor],
+    score: Callable[..., dict[str, Any]],
+    spy: Any,
+    pairs: int,
+    monkeypatch: Any,
+) -> None:
     monkeypatch.setattr(retrieval, "PAIRS", pairs)
     coarse = Coarse(torch.arange(10) // 5, ["low", "high"])
     found = score("retrieval", spy().eval(), replace(digits, coarse=coarse), 50, neighbours=(201,))  # those of knn
     assert list(found) == ["top1", "neighbours", "map", "map/conditioned", "map/oracle"]
-    model = spy().eval()
-    mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (digits.mean, digits.std))
-    bank, queries = (
-        F.normalize(features(model, (part.plain().batch(range(len(part)))[0] - mean) / std, 10), dim=1)
-        for part in (digits.train, digits.val)
-    )
+    bank, queries = unit_features
     cosines, labels, own = (queries @ bank.T).numpy(), digits.train.labels.numpy(), digits.val.labels.numpy()
     theirs = [average_precision_score(labels == label, row) for label, row in zip(own, cosines, strict=True)]
     np.testing.assert_allclose(found["map"][:, 0], theirs, rtol=1e-5)
@@ -109,22 +186,14 @@ def test_the_suite(digits: Data, score: Callable[..., dict[str, Any]], spy: Any,
 def test_scores_of_other_coarse_classes_are_not_taken(digits: Data, tmp_path: Path, spy: Any) -> None:
     model = spy().eval()
 
-    def oracle(of: Tensor) -> float:
+    passes, oracles = list[int](), list[float]()
+    for of in (torch.arange(10) // 5, torch.arange(10) % 2, torch.arange(10) // 5):
         data = replace(digits, coarse=Coarse(of, ["one", "other"]))
         rows = evaluate(model, "retrieval", data, cache=tmp_path, batch_size=50, progress=False)
-        return next(row.value for row in rows if row.metric == "map/oracle")
-
-    by_size, by_parity = torch.arange(10) // 5, torch.arange(10) % 2
-    assert oracle(by_size) != oracle(by_parity)
-    seen = model.seen
-    oracle(by_size)
-    assert model.seen == seen
-
-
-def test_a_class_must_be_in_the_database(digits: Data, score: Callable[..., dict[str, Any]]) -> None:
-    some = replace(digits, train=digits.train.subset((digits.train.labels != 3).nonzero().flatten()))
-    with pytest.raises(RecastError, match="class 3 has validation images but no training image"):
-        score("retrieval", nn.Sequential(nn.Flatten(), nn.Linear(768, 10)), some)
+        oracles += [row.value for row in rows if row.metric == "map/oracle"]
+        passes.append(model.seen)
+    assert oracles[0] == oracles[2] != oracles[1]
+    assert passes[0] < passes[1] == passes[2]
 
 
 def test_features_of_an_embedding_are_the_embedding() -> None:
@@ -137,8 +206,10 @@ def test_features_of_an_embedding_are_the_embedding() -> None:
     torch.testing.assert_close(features(plain, images, 3), head.projector(expected).detach())
 
 
-def train_on_parity(folder: Path, embedding: EmbeddingConfig) -> Path:
-    """A recast network and its control, which learn odd and even."""
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recast network and its control, which learn an embedding of odd and even."""
+    folder, embedding = tmp_path_factory.mktemp("coarse"), EmbeddingConfig("linear", 8, 16, views=2)
     lines = [f"{digit},{'odd' if digit % 2 else 'even'}" for digit in range(10)]
     (folder / "parity.csv").write_text("\n".join(["fine,coarse", *lines]), encoding="utf-8")
     told = {"labels": "coarse", "coarse_file": f"{folder}/parity.csv"}
@@ -146,12 +217,6 @@ def train_on_parity(folder: Path, embedding: EmbeddingConfig) -> Path:
     how = {"where": ["layer3.1.conv1"], "epochs": 1, "device": "cpu", "embedding": embedding}
     recipe = Recipe(ModelConfig("digits_resnet"), data, **how)  # type: ignore[arg-type]
     return train(recipe, folder / "run")
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of each an embedding."""
-    return train_on_parity(tmp_path_factory.mktemp("coarse"), EmbeddingConfig("linear", 8, 16, views=2))
 
 
 def test_a_run_is_measured_with_fine_labels(run: Path) -> None:
@@ -163,52 +228,8 @@ def test_a_run_is_measured_with_fine_labels(run: Path) -> None:
     coarse = {(row.model, row.suite, row.metric): row.value for row in again.rows}
     assert ("recast", "retrieval", "map/oracle") not in coarse
     assert coarse["recast", "retrieval", "top1"] > rows["recast", "retrieval", "top1"]
-    with pytest.raises(RecastError, match="was trained with coarse labels: clean cannot be measured with labels=fine"):
+    with pytest.raises(RecastError, match="labels=fine"):
         evaluate_run(run, ["clean"], device="cpu", progress=False, options=Options(labels="fine"))
-
-
-def test_a_new_classifier_says_nothing_of_coarse_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, said = train_on_parity(tmp_path, EmbeddingConfig()), dict[str, bool]()
-
-    def spied(batch: Batch, name: str, classes: int) -> Tensor | None:
-        found = coarse_logits(batch, name, classes)
-        said[name] = found is not None
-        return found
-
-    monkeypatch.setattr(retrieval, "coarse_logits", spied)
-    evaluate_run(folder, ["retrieval"], device="cpu", progress=False, options=Options(labels="fine"))
-    assert said == {"parent": False, "finetuned": True, "recast": True}
-
-
-def test_a_run_keeps_its_coarse_classes(run: Path, tmp_path: Path) -> None:
-    """Whatever becomes of the file, and wherever the run goes."""
-    given, moved = run.parent / "parity.csv", tmp_path / "moved"
-    text = given.read_text(encoding="utf-8")
-    shutil.copytree(run, moved)
-    try:
-        given.write_text(text.replace("odd", "ODD").replace("3,ODD", "3,even"), encoding="utf-8")
-        data = open_run(moved).data
-        assert data.classes == ["even", "odd"]
-        assert data.val.labels.equal(load_data(DataConfig("digits", num_val=30)).val.labels % 2)
-    finally:
-        given.write_text(text, encoding="utf-8")
-
-
-def test_halves_are_random_and_equal() -> None:
-    labels = torch.tensor([0] * 40 + [1] * 41)
-    halves = random_halves(labels, 0)
-    assert [int(halves[labels == label].sum()) for label in (0, 1)] == [20, 20]
-    assert not halves.equal(random_halves(labels, 1))
-    assert halves.equal(random_halves(labels, 0))
-
-
-def test_collapsed_classes_have_no_halves() -> None:
-    """Images of a class at one point: its halves cannot be told; rows in general position: each is told from all."""
-    labels = torch.arange(60) % 3
-    points = F.one_hot(labels, 80).float()
-    assert halves_told(points, labels, 0) == pytest.approx((0.5, 0.5))
-    spread = F.normalize(torch.randn(60, 80, generator=torch.Generator().manual_seed(0)), dim=1)
-    assert halves_told(spread, labels, 0) == (1.0, 1.0)
 
 
 def test_conditioning_multiplies_what_is_said_of_half_and_class() -> None:
@@ -248,5 +269,3 @@ def test_tsne_puts_images_of_alike_features_side_by_side(digits: Data) -> None:
     labels = torch.tensor([row[2] for row in table.rows])
     nearest_one = (torch.cdist(places, places) + 1e9 * torch.eye(len(places))).argmin(1)
     assert (labels[nearest_one] == labels).double().mean() > 0.7  # of ten classes
-    with pytest.raises(RecastError, match="tsne lays out 10 images or more"):
-        retrieval.tabulate_tsne(open_context({"model": pixels}, digits, options=Options(num_images=9)))
