@@ -120,52 +120,44 @@ def test_numbers_that_are_not_finite(make_run: MakeRun) -> None:
     assert "nan" not in re.sub(r"data:[^\"]+", "", text).lower()
 
 
-def test_missing_parts_say_so(make_run: MakeRun) -> None:
-    text = text_of(make_run(without=("rows.csv", "attention.npz", "finetuned", "analysis")))
-    for words in ("Not evaluated yet", "No attention maps were recorded", "There is no fine-tuned parent in this run"):
-        assert words in text
-
-
-def test_a_network_alone(make_plain: MakeRun, make_run: MakeRun) -> None:
-    text = text_of(plain := make_plain())
-    assert "This run recast nothing: there is one arm" in text
-    for absent in ("Recast −", "Gates and spans", "What was recast, and what it costs"):
-        assert absent not in text
-    assert "more than the seed (where)" in text_of(plain, make_run(epochs=0, without=("attention.npz", "analysis")))
-
-
-def test_a_run_whose_pooling_alone_became_attention(make_run: MakeRun) -> None:
-    """Three arms and a plan, and no heads of convolutions to draw."""
-    pooled = {"where": ["none"], "pool.kind": "per_class"}
-    path = make_run(without=("attention.npz", "analysis"), epochs=2, recipe=pooled)
-    rewrite(path / "plan.json", steps=[])
-    text = text_of(path)
-    assert "attention pooling with a learned token for every class. No convolution was recast." in text
+def test_sections_without_data_are_left_out(make_run: MakeRun, make_plain: MakeRun) -> None:
+    """Of a run that was not measured, of a network alone, and of one whose pooling alone became attention."""
+    absent = ("attention.npz", "analysis")
+    text = text_of(make_run("bare", without=("rows.csv", "finetuned", *absent)))
+    assert "recast evaluate" in text
+    assert "control arm" in text
+    alone = text_of(make_plain())
+    assert not any(part in alone for part in ("Recast −", "Gates and spans", "What was recast, and what it costs"))
+    pooled = make_run(without=absent, epochs=2, recipe={"where": ["none"], "pool.kind": "per_class"})
+    rewrite(pooled / "plan.json", steps=[])
+    text = text_of(pooled)
     assert "Compute with attention pooling" in text
-    assert "Gates and spans" not in text
     assert "The networks compared" in text
+    assert "Gates and spans" not in text
 
 
 def test_several_runs(make_run: MakeRun, tmp_path: Path) -> None:
     absent = ("attention.npz", "analysis")
     runs = [make_run(f"seed{seed}", recipe={"seed": seed}, epochs=0, without=absent) for seed in (0, 1)]
     text = write_report(runs, tmp_path / "both.html").read_text(encoding="utf-8")
-    for there in ('href="#run2">seed1</a>', 'id="run2"', "Mean of the seeds"):
-        assert there in text
+    assert all(part in text for part in ('href="#run2">seed1</a>', 'id="run2"', "Mean of the seeds"))
     assert ">Schedule</th>" not in text
     alike = write_report([runs[0], make_run("sub/seed0", epochs=0, without=absent)], tmp_path / "alike.html")
-    assert f'href="#run1">{tmp_path.name}/seed0</a>' in (found := alike.read_text(encoding="utf-8"))
-    assert 'href="#run2">sub/seed0</a>' in found
+    text = alike.read_text(encoding="utf-8")
+    assert f'href="#run1">{tmp_path.name}/seed0</a>' in text
+    assert 'href="#run2">sub/seed0</a>' in text
     apart = text_of(runs[0], make_run("other", recipe={"data.name": "cifar10"}, epochs=0, without=absent))
-    assert "These runs are of 2 data sets. They are shown apart" in apart
+    assert "2 data sets" in apart
     assert "Mean of the seeds" not in apart
 
 
 def test_an_error_leaves_the_old_report(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RecastError, match="at least one run"):
+        write_report([])
     path = make_run(epochs=0, without=("attention.npz", "analysis"))
     report = path / "report.html"
     report.write_text("mine", encoding="utf-8")
-    with pytest.raises(RecastError, match="was not written by this command"):
+    with pytest.raises(RecastError, match=r"report\.html"):
         write_report([path])
     old = '<meta name="generator" content="recast">'
     report.write_text(old, encoding="utf-8")
@@ -174,22 +166,17 @@ def test_an_error_leaves_the_old_report(make_run: MakeRun, monkeypatch: pytest.M
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("recast.files.os.replace", refuse)
-    with pytest.raises(RecastError, match=r"cannot write the report .*: Permission denied"):
+    with pytest.raises(RecastError, match="Permission denied"):
         write_report([path])
     assert report.read_text(encoding="utf-8") == old
     assert not list(path.glob(".report*"))
-
-
-def test_no_run() -> None:
-    with pytest.raises(RecastError, match="at least one run"):
-        write_report([])
 
 
 def test_without_the_extra(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("recast.lab.report.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(RecastError, match="needs jinja2: pip install jinja2"):
+    with pytest.raises(RecastError, match="jinja2"):
         write_report([make_run()])
 
 

@@ -77,7 +77,7 @@ def _extremes(run: Run) -> list[dict[str, str]]:
     for what, sign in (("loss", -1),) if harmed(run) else (("gain", 1), ("loss", -1)):
         line = max(clear, key=lambda line: sign * line.value, default=None)
         if line is not None and sign * line.value > 0:
-            label = f"Largest {what} against {words(run).control_short}"
+            label = f"Largest {what} against {words(run).control}"
             detail = f"{in_suite(line.suite, line.metric)}; 95 % interval {formats.interval(line.low, line.high)}"
             if len(every) >= MANY:
                 few = round(len(every) / 20)
@@ -88,9 +88,9 @@ def _extremes(run: Run) -> list[dict[str, str]]:
 
 def _compared(run: Run, label: str, values: Mapping[str, float]) -> dict[str, str]:
     names, detail = words(run), "nothing to compare with"
-    others = [("parent", names.parent_short), ("finetuned", names.control_short)]  # the last counts
+    others = [("parent", names.parent), ("finetuned", names.control)]  # the last counts
     if "recast" in harmed(run):
-        others = [others[1], ("parent", names.reference)]
+        others.reverse()
     for arm, name in others:
         difference = values["recast"] - values[arm]
         if math.isfinite(difference) and arm in names.others:
@@ -212,7 +212,7 @@ def won_and_lost(run: Run) -> list[dict[str, Any]]:
     """On which images the recast arm and each other arm with predictions differ, and whether that could be chance."""
     pairs = []
     names = words(run)
-    for arm, name in (("finetuned", names.control), ("parent", names.parent_short)):
+    for arm, name in (("finetuned", names.control), ("parent", names.parent)):
         images = [image for image in run.agreement if image.get(arm) and image.get("recast")]
         if not images or arm not in names.others:
             continue

@@ -195,21 +195,17 @@ def _largest_promise(probe: Probe) -> str:
 
 
 def _largest(switching: Switching) -> str:
-    """What the switches did to the network, told by the one that did most."""
-    known = [
+    """The switch that changed the loss most."""
+    changes = [
         (switch.after.val_loss - switch.before.val_loss, switch.after.val_top1 - switch.before.val_top1, switch.epoch)
         for switch in switching.switches
         if switch.after is not None and math.isfinite(switch.after.val_loss - switch.before.val_loss)
     ]
-    if not known:
+    if not changes:
         return ""
-    loss, top1, epoch = max(known, key=lambda change: abs(change[0]))
-    if abs(loss) < 0.001:
-        return "No switch changed the validation loss by 0.001 or more." if len(known) > 1 else ""
-    when = f"at the start of epoch{NBSP}{epoch}"
-    which = f"The switch {when}" if len(known) == 1 else f"The switch that changed the loss most, {when},"
-    moved = f"moved the validation loss by {formats.signed(loss, 3)} and top-1 by {formats.signed(top1, 2)} points"
-    return f"{which} {moved}."
+    loss, top1, epoch = max(changes, key=lambda change: abs(change[0]))
+    moved = f"validation loss {formats.signed(loss, 3)}, top-1 {formats.signed(top1, 2)} points"
+    return f"Of all switches that of epoch{NBSP}{epoch} changed the loss most: {moved}."
 
 
 def _reading(switching: Switching) -> str:
