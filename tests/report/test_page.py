@@ -111,11 +111,11 @@ def test_what_files_say_is_escaped(make_run: MakeRun) -> None:
 
 
 def test_numbers_that_are_not_finite(make_run: MakeRun) -> None:
-    path = make_run()
+    path = make_run(without=("attention.npz", "analysis"))
     for name in ("metrics.jsonl", "finetuned/metrics.jsonl"):
-        lines = (path / name).read_text(encoding="utf-8").splitlines()
-        lines[2] = re.sub(r'("val_loss": |"gamma": \[)[-\d.e]+', r"\1NaN", lines[2])
-        (path / name).write_text("\n".join(lines), encoding="utf-8")
+        text = (path / name).read_text(encoding="utf-8")
+        text = re.sub(r'("epoch": 2,.*?"val_loss": |"gamma": \[)[-\d.e]+', r"\1NaN", text)
+        (path / name).write_text(text, encoding="utf-8")
     text = write_report([path]).read_text(encoding="utf-8")
     assert "nan" not in re.sub(r"data:[^\"]+", "", text).lower()
 
@@ -300,15 +300,11 @@ def a_tap_tells_a_value(page: Any) -> None:
 def test_the_first_screen_has_one_map_and_legends_are_of_what_is_drawn(make_run: MakeRun) -> None:
     path = make_run()
     page = write_report([path]).read_text(encoding="utf-8")
-    assert page.count('class="hero"') == 1
-    assert page.count('class="chip dashed"') == 1
-    assert "hero" not in write_report([path, make_run("b")], path / "both.html").read_text().partition("<main>")[2]
-    run = read_run(path)
-    assert run.attention is not None
-    hero = first_map(run.attention, "γ")
-    layer = max(run.attention.shown, key=lambda layer: layer.mix[0, 0].size)
-    assert hero["tap"] in layer.labels
-    # a parent that is nothing to compare with is not drawn, and neither legend nor text speaks of its line
+    assert (page.count('class="hero"'), page.count('class="chip dashed"')) == (1, 1)
+    attention = read_run(path).attention
+    assert attention is not None
+    layer = max(attention.shown, key=lambda layer: layer.mix[0, 0].size)
+    assert first_map(attention, "γ")["tap"] in layer.labels
+    # a parent that is nothing to compare with is not drawn
     alone = write_report([make_run("c", recipe={"model.checkpoint": "parent.safetensors"})]).read_text()
     assert "chip dashed" not in alone
-    assert "the dashed line is" not in alone
