@@ -72,8 +72,6 @@ def test_relative_improvement(full: Run) -> None:
     paired = full.difference("finetuned", "imagenet-c", "top1/weather")
     assert paired is not None
     assert (weather["low"], weather["high"]) == pytest.approx((100 * paired.low / other, 100 * paired.high / other))
-    keys = found["relative_imagenet-c_category"].keys  # the recast network's colour: its improvement is drawn
-    assert [(key.role, key.opacity) for key in keys] == [("recast", 1.0), ("recast", 0.4)]
     (mild,) = rows_where(found["relative_basic_severity"], severity="1", against="parent")
     kinds = ("blur", "contrast")
     recast, other = (sum(full.value(arm, "basic", f"top1/{kind}/1") for kind in kinds) for arm in ("recast", "parent"))
@@ -195,27 +193,20 @@ def test_nothing_is_seen_of_weights_of_0() -> None:
     layer, picture = image_layer(mix)
     assert (layer["low"], layer["high"]) == ("≤ −0.01", "≥ 0.01")  # the 1.0 saturates, the rest can be seen
     zero, plus, minus = (picture[row, column] for row, column in ((3, 3), (0, 1), (0, 2)))
-    assert zero[3] == 0
-    assert (plus[3], minus[3]) == (255, 255)
+    assert (zero[3], plus[3], minus[3]) == (0, 255, 255)
     assert plus[0] > plus[2] + 60  # orange
     assert minus[2] > minus[1] + 60  # purple
-    assert (picture[0, 0] == plus).all()
 
 
 def test_other_maps() -> None:
     mix = np.zeros((1, 1, 4, 4))
     mix[0, 0, 2, 2] = 1.0
     assert image_layer(mix)[0]["high"] == "≥ 1"  # a closed head is drawn at its own scale
-    mix[0, 0, 0, :2] = 1.0, 0.5
-    layer, picture = image_layer(mix)
-    assert layer["low"] == "0"
-    assert picture[3, 3, 3] == 0 < picture[0, 1, 3] < 255
     large = np.random.default_rng(0).normal(size=(1, 2, 40, 30))
     large[0, 0, 0, 0] = np.nan
     assert image_layer(large)[1].shape == (40, 30, 4)
     layer, _ = image_layer(np.ones((1, 6, 4, 8)), kernel=(2, 3))
-    assert layer["query"] == "left:25.0%;top:25.0%;width:12.5%;height:25.0%"
-    assert layer["columns"] == 3
+    assert (layer["query"], layer["columns"]) == ("left:25.0%;top:25.0%;width:12.5%;height:25.0%", 3)
     assert layer["heads"][5]["alt"].startswith("Head ↘: γ = 0.25; largest weight 1.00 at row 0, column 0")
     assert maps.head_labels(5, (2, 3)) == ["0", "1", "2", "3", "4"]
 

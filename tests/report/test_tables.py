@@ -208,8 +208,8 @@ def test_how_it_was_made_and_what_is_missing(make_run: MakeRun) -> None:
     rewrite(path / "evaluation.json", suites=suites)
     made = {line["command"]: line for line in provenance(read_run(path))}
     both = made["recast evaluate 'a b'"]
-    ((names, data, options),) = both["parts"]
-    assert (names, data) == ("FGSM, one gradient step; PGD, iterated in an L∞ ball", "digits, 50 images")
+    (((data, options), names),) = both["parts"].items()
+    assert (names, data) == (["FGSM, one gradient step", "PGD, iterated in an L∞ ball"], "digits, 50 images")
     assert "eps 1" in options
     assert both["when"] == "2026-01-01, 32\u00a0s"  # one pass for both
     absent, command = missing(read_run(path))

@@ -201,9 +201,9 @@ def _largest(switching: Switching) -> str:
         for switch in switching.switches
         if switch.after is not None and math.isfinite(switch.after.val_loss - switch.before.val_loss)
     ]
-    if not changes:
+    loss, top1, epoch = max(changes, key=lambda change: abs(change[0]), default=(0.0, 0.0, 0))
+    if abs(loss) < 0.0005:
         return ""
-    loss, top1, epoch = max(changes, key=lambda change: abs(change[0]))
     moved = f"validation loss {formats.signed(loss, 3)}, top-1 {formats.signed(top1, 2)} points"
     return f"Of all switches that of epoch{NBSP}{epoch} changed the loss most: {moved}."
 
