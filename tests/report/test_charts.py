@@ -150,7 +150,7 @@ def test_names_of_layers_do_not_run_together(count: int) -> None:
 
 def drawn(story: str, up: float = 2) -> str:
     pair = [Series("a", [Point(0, 1), Point(1, up)], "recast"), Series("b", [Point(0, 1), Point(1, 2)], "finetuned")]
-    return series_chart("name", "title", pair, "x", told_as=story, xlabel="x").svg
+    return series_chart("name", "title", pair, "x", subject=story, xlabel="x").svg
 
 
 def test_charts_have_the_page_s_colours_and_ids_of_their_own() -> None:

@@ -35,8 +35,8 @@ def tiles(run: Run) -> list[dict[str, str]]:
         detail = "outputs equal bit for bit" if run.verify["bitwise"] is True else f"max relative error {relative}"
         if run.is_scheduled:
             detail = f"all layers at once, before training; {detail}"
-        kept = f"{same:,} of{NBSP}{images:,}"
-        found.append({"label": "Predictions kept by the recast", "value": kept, "detail": detail})
+        same_of_all = f"{same:,} of{NBSP}{images:,}"
+        found.append({"label": "Predictions kept by the recast", "value": same_of_all, "detail": detail})
     end = f"{_judged(run)} at the end" if run.epochs else f"{_judged(run)}, untrained"
     found.append(_compared(run, end, {arm: accuracy(run, arm) for arm in ARMS}))
     for suite in CORRUPTIONS:
