@@ -72,8 +72,6 @@ def test_relative_improvement(full: Run) -> None:
     paired = full.difference("finetuned", "imagenet-c", "top1/weather")
     assert paired is not None
     assert (weather["low"], weather["high"]) == pytest.approx((100 * paired.low / other, 100 * paired.high / other))
-    keys = found["relative_imagenet-c_category"].keys  # the recast network's colour: its improvement is drawn
-    assert [(key.role, key.opacity) for key in keys] == [("recast", 1.0), ("recast", 0.4)]
     (mild,) = rows_where(found["relative_basic_severity"], severity="1", against="parent")
     kinds = ("blur", "contrast")
     recast, other = (sum(full.value(arm, "basic", f"top1/{kind}/1") for kind in kinds) for arm in ("recast", "parent"))
@@ -140,14 +138,10 @@ def test_labels_are_moved_apart(positions: list[float]) -> None:
 @pytest.mark.parametrize("count", [1, 4, 12, 40])
 def test_names_of_layers_do_not_run_together(count: int) -> None:
     ticks = draw.layer_ticks([f"layer{place // 6}.{place}.conv1" for place in range(count)])
-    assert next(iter(ticks.values())) == "layer0.0\nconv1"
     widest = max(len(part) for name in ticks.values() for part in name.split("\n"))
     assert len(ticks) * (widest + 1) <= draw.LETTERS + widest + 1
     assert len(ticks) == count or len(ticks) > 3
-
-
-def test_a_number_stays_in_the_line_of_what_it_counts() -> None:
-    names = ["1.0", "features.10", "stem", "layer1.conv2"]
+    names = ["1.0", "features.10", "stem", "layer1.conv2"]  # a number stays in the line of what it counts
     assert list(draw.layer_ticks(names).values()) == ["1.0", "features.10", "stem", "layer1\nconv2"]
 
 
@@ -156,7 +150,7 @@ def test_a_number_stays_in_the_line_of_what_it_counts() -> None:
 
 def drawn(story: str, up: float = 2) -> str:
     pair = [Series("a", [Point(0, 1), Point(1, up)], "recast"), Series("b", [Point(0, 1), Point(1, 2)], "finetuned")]
-    return series_chart("name", "title", pair, "x", told_as=story, xlabel="x").svg
+    return series_chart("name", "title", pair, "x", subject=story, xlabel="x").svg
 
 
 def test_charts_have_the_page_s_colours_and_ids_of_their_own() -> None:
@@ -179,24 +173,6 @@ def test_a_users_matplotlib_settings_do_not_reach_the_page(monkeypatch: pytest.M
     assert charts.mpl.rcParams["lines.linewidth"] == 9.0
 
 
-@pytest.mark.parametrize("ground", ["#ffffff", "#1b1e23"], ids=["light", "dark"])
-def test_colours_can_be_told_from_the_ground(ground: str) -> None:
-    """WCAG's contrast of graphical objects, 3 : 1, for the arms."""
-
-    def luminance(color: str) -> float:
-        parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-    css = (Path(charts.__file__).parent / "templates" / "page.css").read_text(encoding="utf-8")
-    light, dark = css.partition("@media (prefers-color-scheme: dark)")[::2]
-    for arm in ("parent", "finetuned", "recast"):
-        found = re.search(rf"--{arm}: (#[0-9a-f]{{6}})", light if ground == "#ffffff" else dark)
-        assert found is not None
-        pair = sorted((luminance(found[1]), luminance(ground)))
-        assert (pair[1] + 0.05) / (pair[0] + 0.05) >= 3
-
-
 # attention maps
 
 
@@ -217,45 +193,35 @@ def test_nothing_is_seen_of_weights_of_0() -> None:
     layer, picture = image_layer(mix)
     assert (layer["low"], layer["high"]) == ("≤ −0.01", "≥ 0.01")  # the 1.0 saturates, the rest can be seen
     zero, plus, minus = (picture[row, column] for row, column in ((3, 3), (0, 1), (0, 2)))
-    assert zero[3] == 0
-    assert (plus[3], minus[3]) == (255, 255)
+    assert (zero[3], plus[3], minus[3]) == (0, 255, 255)
     assert plus[0] > plus[2] + 60  # orange
     assert minus[2] > minus[1] + 60  # purple
-    assert (picture[0, 0] == plus).all()
 
 
 def test_other_maps() -> None:
     mix = np.zeros((1, 1, 4, 4))
     mix[0, 0, 2, 2] = 1.0
     assert image_layer(mix)[0]["high"] == "≥ 1"  # a closed head is drawn at its own scale
-    mix[0, 0, 0, :2] = 1.0, 0.5
-    layer, picture = image_layer(mix)
-    assert layer["low"] == "0"
-    assert picture[3, 3, 3] == 0 < picture[0, 1, 3] < 255
     large = np.random.default_rng(0).normal(size=(1, 2, 40, 30))
     large[0, 0, 0, 0] = np.nan
     assert image_layer(large)[1].shape == (40, 30, 4)
     layer, _ = image_layer(np.ones((1, 6, 4, 8)), kernel=(2, 3))
-    assert layer["query"] == "left:25.0%;top:25.0%;width:12.5%;height:25.0%"
-    assert layer["columns"] == 3
+    assert (layer["query"], layer["columns"]) == ("left:25.0%;top:25.0%;width:12.5%;height:25.0%", 3)
     assert layer["heads"][5]["alt"].startswith("Head ↘: γ = 0.25; largest weight 1.00 at row 0, column 0")
     assert maps.head_labels(5, (2, 3)) == ["0", "1", "2", "3", "4"]
 
 
 def test_layers_whose_maps_differ_most_are_shown() -> None:
-    def layer(name: str, differs: float) -> AttentionLayer:
+    layers = []
+    for share in (0.3, 0.0, 0.5, 0.1, 0.2):
         mix = np.zeros((2, 1, 2, 2), np.float32)
-        mix[:, 0, 0, 0] = 1 - differs
-        mix[0, 0, 0, 1] = mix[1, 0, 1, 0] = differs
-        return AttentionLayer(name, mix, (0, 0), np.zeros(1), (1, 1))
-
-    def seen(*layers: AttentionLayer) -> Attention:
-        return Attention(np.zeros((2, 8, 8, 3), np.uint8), ["a"] * 2, ["b"] * 2, list(layers))
-
-    found = seen(*(layer(str(share), share) for share in (0.3, 0.0, 0.5, 0.1, 0.2)))
-    assert [one.name for one in found.shown] == ["0.3", "0.5", "0.1", "0.2"]
-    assert found.reading.startswith("Between these images they differ most in 0.5, by 50\u00a0% of")
-    assert "are the same in all these images, to 1.00\u00a0% of" in seen(layer("a", 0.01), layer("b", 0.0)).reading
+        mix[:, 0, 0, 0] = 1 - share
+        mix[0, 0, 0, 1] = mix[1, 0, 1, 0] = share
+        layers.append(AttentionLayer(str(share), mix, (0, 0), np.zeros(1), (1, 1)))
+    attention = Attention(np.zeros((2, 8, 8, 3), np.uint8), ["a"] * 2, ["b"] * 2, layers)
+    assert [layer.name for layer in attention.shown] == ["0.3", "0.5", "0.1", "0.2"]
+    assert "0.5, by 50\u00a0%" in attention.reading
+    assert "0.00\u00a0%" in replace(attention, layers=layers[1:2]).reading
 
 
 def test_a_dollar_in_a_name_is_a_dollar() -> None:
@@ -264,21 +230,24 @@ def test_a_dollar_in_a_name_is_a_dollar() -> None:
     assert r"$\nothing$" in series_chart("a", name, series, "x", xlabel=name).svg
 
 
-def test_the_curve_of_closed_heads_and_the_plane_of_features(make_run: Callable[..., Path]) -> None:
+def test_the_curve_of_closed_heads(make_run: MakeRun) -> None:
     path = make_run()
     points = [(3, 90.0, 80.0, 4.0), (2, 91.0, 79.0, 3.0), (1, 85.0, 70.0, 3.5), (0, 60.0, 50.0, 1.0)]
     lines = [FrontierLine("recast", heads, "", None, None, top1, noise, ms, 8, 50) for heads, top1, noise, ms in points]
     lines.append(FrontierLine("parent", 0, "", None, None, 61.0, 55.0, 1.0, 8, 50))
     write_table(path / "analysis", Table.of("frontier", FrontierLine, lines))
+    clean, noise = costs.frontier(read_run(path))
+    best = costs._best(clean.panel.keywords["series"][0].points)
+    assert [(point.x, point.y) for point in best] == [(1.0, 60.0), (3.0, 91.0)]
+    assert [chart.name for chart in (clean, noise)] == ["frontier_top1", "frontier_noise"]
+    assert "2 heads open" in clean.svg
+
+
+def test_the_plane_of_features(make_run: MakeRun) -> None:
+    path = make_run()
     places = [PlaneLine("recast", i, i % 2, float(i), -float(i)) for i in range(12)]
     write_table(path / "analysis", Table.of("tsne", PlaneLine, places))
     run = read_run(path)
-    clean, noise = costs.frontier(run)
-    assert [tuple(point[:2]) for point in costs._best(clean.panel.keywords["series"][0].points)] == [
-        (1.0, 60.0), (3.0, 91.0)
-    ]  # fmt: skip
-    assert [chart.name for chart in (clean, noise)] == ["frontier_top1", "frontier_noise"]
-    assert "2 heads open" in clean.svg
     (plane,) = curves.planes(run)
     assert plane.rows[3] == ("recast", 3, 1, 3.0, -3.0)
     assert plane.svg.count("<use") >= 12
@@ -286,6 +255,4 @@ def test_the_curve_of_closed_heads_and_the_plane_of_features(make_run: Callable[
         axes = Figure().add_subplot()
         curves.planes(replace(run, classes=classes))[0].panel(axes, {"ink": "black"})  # type: ignore[arg-type]
         assert [text.get_text() for text in axes.texts] == named
-    page = render([run_part(run, "run1", 1)], [])
-    assert "recast fold" in page
-    assert "Features on a plane" in page
+    assert "Features on a plane" in render([run_part(run, "run1", 1)], [])

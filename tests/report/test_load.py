@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from changed_runs import rewrite
 
 from recast.errors import RecastError
 from recast.lab.report.load import read_run
@@ -39,24 +38,18 @@ def test_reads_a_schedule(make_run: MakeRun, make_learned: MakeRun) -> None:
     assert (learned.probes[0].delivered, learned.probes[1].chosen) == (None, ["layer3.0.conv1"])
 
 
-def test_a_needed_file_is_missing(make_run: MakeRun) -> None:
+def test_what_may_be_missing(make_run: MakeRun) -> None:
     for name in ("plan.json", "metrics.jsonl"):
-        with pytest.raises(RecastError, match=rf"{name} is missing"):
+        with pytest.raises(RecastError, match=name):
             read_run(make_run(name, without=(name,)))
-
-
-def test_the_rest_may_be_missing(make_run: MakeRun) -> None:
     rest = ("verify.json", "environment.json", "rows.csv", "attention.npz", "finetuned", "analysis", "evaluation.json")
     assert read_run(make_run(without=rest)).epochs == 3
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("metrics.jsonl", "finetuned/metrics.jsonl", "verify.json", "environment.json", "attention.npz"),
-        *("evaluation.json", "schedule.json", "rows.csv"),
-    ],
-)
+OPTIONAL = ["finetuned/metrics.jsonl", "verify.json", "environment.json", "attention.npz", "schedule.json", "rows.csv"]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "evaluation.json", *OPTIONAL])
 def test_what_is_damaged_is_named_and_left_out(make_run: MakeRun, name: str) -> None:
     path = make_run(source="during")
     content = (path / name).read_bytes()
@@ -67,62 +60,46 @@ def test_what_is_damaged_is_named_and_left_out(make_run: MakeRun, name: str) -> 
             assert read_run(path).metrics
 
 
-def test_a_needed_file_that_is_truncated_is_named(make_run: MakeRun) -> None:
+def test_a_run_of_which_no_epoch_can_be_read(make_run: MakeRun) -> None:
     path = make_run(source="during")
-    content = (path / "plan.json").read_bytes()
-    (path / "plan.json").write_bytes(content[:100])
-    with pytest.raises(RecastError, match="truncated or not JSON"):
-        read_run(path)
-    (path / "plan.json").write_bytes(content)
-    (path / "metrics.jsonl").write_bytes(b"\xff\x00" * 100)  # the rest is shown
-    with pytest.warns(UserWarning, match="without .*line 1 is truncated or not JSON"):
+    (path / "metrics.jsonl").write_bytes(b"\xff\x00" * 100)
+    with pytest.warns(UserWarning, match="line 1"):
         run = read_run(path)
     assert (run.metrics, run.epochs, bool(verdict(run).headline)) == ([], run.recipe.epochs, True)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("name", "content", "named"),
     [
-        ("recipe.yaml", "a: [1", r"cannot read recipe .*recipe\.yaml"),
-        ("recipe.yaml", "- 1", "must hold a mapping of keys"),
-        ("metrics.jsonl", "\n", "is empty"),
-        ("metrics.jsonl", '{"epoch": 0}\n', "line 1: val_loss, val_top1 is missing"),
-        ("plan.json", '{"steps": []}', "lacks left"),
-        ("plan.json", '{"steps": [], "left": [], "edits": [], "totals": {"before": {}, "after": {}}}', "lacks para"),
-        ("plan.json", '{"steps": [{"name": "a"}], "left": [], "edits": [], "totals": {}}', "lacks before, after"),
-        ("verify.json", "[]", "must be a JSON object, got list"),
-        ("rows.csv", "run,model,value\n", "must start with the columns run,model,suite"),
-        ("rows.csv", "run,model,suite,dataset,metric,value,n,low,high\nrun,parent\n", r"rows\.csv line 2: expected 9"),
-        ("analysis/cka.csv", "model_a,layer_a,model_b,layer_b,cka,n\na,b,c,d,high,1\n", "line 2: cka must be a num"),
-        ("analysis/agreement.csv", "index,image\nx,a\n", r"agreement\.csv lacks the column label"),
-        ("evaluation.json", '{"suites": []}', r"evaluation\.json: suites must be a mapping, got \[\]"),
-        ("evaluation.json", "{}", "suites is missing"),
+        ("recipe.yaml", "a: [1", "recipe.yaml"),
+        ("metrics.jsonl", "\n", "metrics.jsonl"),
+        ("plan.json", '{"steps": [', "plan.json"),
+        ("plan.json", '{"steps": [], "left": [], "edits": [], "totals": {"before": {}, "after": {}}}', "parameters"),
+        ("plan.json", '{"steps": [{"name": "a"}], "left": [], "edits": [], "totals": {}}', "before, after"),
     ],
 )
-def test_another_format(make_run: MakeRun, name: str, content: str, message: str) -> None:
+def test_a_needed_file_of_another_format(make_run: MakeRun, name: str, content: str, named: str) -> None:
     path = make_run()
     (path / name).write_text(content, encoding="utf-8")
-    if name in ("recipe.yaml", "plan.json") or message == "is empty":
-        with pytest.raises(RecastError, match=message):
-            read_run(path)
-    else:
-        with pytest.warns(UserWarning, match=f"the report goes without .*{message}"):
-            read_run(path)
+    with pytest.raises(RecastError, match=named):
+        read_run(path)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("name", "content", "named"),
     [
-        ({"version": 2}, "is of version 2: this recast reads version 1"),
-        ({"layers": "blocks.0"}, r"schedule\.json: layers must be a list"),
-        ({"switches": [{"epoch": 3}]}, r"layers, switches\[0\]\.before is missing"),
-        ({"probes": [{"epoch": 1, "promised": {}, "chosen": []}]}, r"train_loss, probes\[0\]\.delivered is missing"),
+        ("metrics.jsonl", '{"epoch": 0}\n', "line 1: val_loss, val_top1"),
+        ("verify.json", "[]", "verify.json"),
+        ("rows.csv", "run,model,suite,dataset,metric,value,n,low,high\nrun,parent\n", r"rows\.csv line 2"),
+        ("analysis/agreement.csv", "index,image\nx,a\n", r"agreement\.csv .* label"),
+        ("evaluation.json", '{"suites": []}', r"evaluation\.json: suites"),
+        ("schedule.json", '{"version": 2, "name": "", "layers": [], "dates": {}}', "version 2"),
     ],
 )
-def test_another_schedule(make_run: MakeRun, changes: dict[str, object], message: str) -> None:
-    path = make_run(source="during")
-    rewrite(path / "schedule.json", **changes)
-    with pytest.warns(UserWarning, match=message):
+def test_other_files_of_another_format_are_left_out(make_run: MakeRun, name: str, content: str, named: str) -> None:
+    path = make_run()
+    (path / name).write_text(content, encoding="utf-8")
+    with pytest.warns(UserWarning, match=f"the report goes without .*{named}"):
         read_run(path)
 
 

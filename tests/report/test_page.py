@@ -111,61 +111,53 @@ def test_what_files_say_is_escaped(make_run: MakeRun) -> None:
 
 
 def test_numbers_that_are_not_finite(make_run: MakeRun) -> None:
-    path = make_run()
+    path = make_run(without=("attention.npz", "analysis"))
     for name in ("metrics.jsonl", "finetuned/metrics.jsonl"):
-        lines = (path / name).read_text(encoding="utf-8").splitlines()
-        lines[2] = re.sub(r'("val_loss": |"gamma": \[)[-\d.e]+', r"\1NaN", lines[2])
-        (path / name).write_text("\n".join(lines), encoding="utf-8")
+        text = (path / name).read_text(encoding="utf-8")
+        text = re.sub(r'("epoch": 2,.*?"val_loss": |"gamma": \[)[-\d.e]+', r"\1NaN", text)
+        (path / name).write_text(text, encoding="utf-8")
     text = write_report([path]).read_text(encoding="utf-8")
     assert "nan" not in re.sub(r"data:[^\"]+", "", text).lower()
 
 
-def test_missing_parts_say_so(make_run: MakeRun) -> None:
-    text = text_of(make_run(without=("rows.csv", "attention.npz", "finetuned", "analysis")))
-    for words in ("Not evaluated yet", "No attention maps were recorded", "There is no fine-tuned parent in this run"):
-        assert words in text
-
-
-def test_a_network_alone(make_plain: MakeRun, make_run: MakeRun) -> None:
-    text = text_of(plain := make_plain())
-    assert "This run recast nothing: there is one arm" in text
-    for absent in ("Recast −", "Gates and spans", "What was recast, and what it costs"):
-        assert absent not in text
-    assert "more than the seed (where)" in text_of(plain, make_run(epochs=0, without=("attention.npz", "analysis")))
-
-
-def test_a_run_whose_pooling_alone_became_attention(make_run: MakeRun) -> None:
-    """Three arms and a plan, and no heads of convolutions to draw."""
-    pooled = {"where": ["none"], "pool.kind": "per_class"}
-    path = make_run(without=("attention.npz", "analysis"), epochs=2, recipe=pooled)
-    rewrite(path / "plan.json", steps=[])
-    text = text_of(path)
-    assert "attention pooling with a learned token for every class. No convolution was recast." in text
+def test_sections_without_data_are_left_out(make_run: MakeRun, make_plain: MakeRun) -> None:
+    """Of a run that was not measured, of a network alone, and of one whose pooling alone became attention."""
+    absent = ("attention.npz", "analysis")
+    text = text_of(make_run("bare", without=("rows.csv", "finetuned", *absent)))
+    assert "recast evaluate" in text
+    assert "control arm" in text
+    alone = text_of(make_plain())
+    assert not any(part in alone for part in ("Recast −", "Gates and spans", "What was recast, and what it costs"))
+    pooled = make_run(without=absent, epochs=2, recipe={"where": ["none"], "pool.kind": "per_class"})
+    rewrite(pooled / "plan.json", steps=[])
+    text = text_of(pooled)
     assert "Compute with attention pooling" in text
-    assert "Gates and spans" not in text
     assert "The networks compared" in text
+    assert "Gates and spans" not in text
 
 
 def test_several_runs(make_run: MakeRun, tmp_path: Path) -> None:
     absent = ("attention.npz", "analysis")
     runs = [make_run(f"seed{seed}", recipe={"seed": seed}, epochs=0, without=absent) for seed in (0, 1)]
     text = write_report(runs, tmp_path / "both.html").read_text(encoding="utf-8")
-    for there in ('href="#run2">seed1</a>', 'id="run2"', "Mean of the seeds"):
-        assert there in text
+    assert all(part in text for part in ('href="#run2">seed1</a>', 'id="run2"', "Mean of the seeds"))
     assert ">Schedule</th>" not in text
     alike = write_report([runs[0], make_run("sub/seed0", epochs=0, without=absent)], tmp_path / "alike.html")
-    assert f'href="#run1">{tmp_path.name}/seed0</a>' in (found := alike.read_text(encoding="utf-8"))
-    assert 'href="#run2">sub/seed0</a>' in found
+    text = alike.read_text(encoding="utf-8")
+    assert f'href="#run1">{tmp_path.name}/seed0</a>' in text
+    assert 'href="#run2">sub/seed0</a>' in text
     apart = text_of(runs[0], make_run("other", recipe={"data.name": "cifar10"}, epochs=0, without=absent))
-    assert "These runs are of 2 data sets. They are shown apart" in apart
+    assert "2 data sets" in apart
     assert "Mean of the seeds" not in apart
 
 
 def test_an_error_leaves_the_old_report(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RecastError, match="at least one run"):
+        write_report([])
     path = make_run(epochs=0, without=("attention.npz", "analysis"))
     report = path / "report.html"
     report.write_text("mine", encoding="utf-8")
-    with pytest.raises(RecastError, match="was not written by this command"):
+    with pytest.raises(RecastError, match=r"report\.html"):
         write_report([path])
     old = '<meta name="generator" content="recast">'
     report.write_text(old, encoding="utf-8")
@@ -174,22 +166,17 @@ def test_an_error_leaves_the_old_report(make_run: MakeRun, monkeypatch: pytest.M
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("recast.files.os.replace", refuse)
-    with pytest.raises(RecastError, match=r"cannot write the report .*: Permission denied"):
+    with pytest.raises(RecastError, match="Permission denied"):
         write_report([path])
     assert report.read_text(encoding="utf-8") == old
     assert not list(path.glob(".report*"))
-
-
-def test_no_run() -> None:
-    with pytest.raises(RecastError, match="at least one run"):
-        write_report([])
 
 
 def test_without_the_extra(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("recast.lab.report.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(RecastError, match="needs jinja2: pip install jinja2"):
+    with pytest.raises(RecastError, match="jinja2"):
         write_report([make_run()])
 
 
@@ -223,11 +210,13 @@ def test_in_a_browser(make_run: MakeRun) -> None:
             a_tap_tells_a_value(page)
 
 
+OPEN_ALL = "document.querySelectorAll('details').forEach(item => item.open = true)"
+
+
 def folds_open(page: Any) -> None:
     """By a link into them, and when the page is printed; the summary comes first."""
     shut = page.locator("details:not([open])")
     assert page.evaluate("document.documentElement.scrollHeight") < 3000
-    assert not page.locator("#run1-training figure").first.is_visible()
     for _ in range(2):  # the same link again too
         page.locator('nav a[href="#run1-training"]').click()
         assert page.locator("#run1-training figure").first.is_visible()
@@ -237,7 +226,7 @@ def folds_open(page: Any) -> None:
     assert shut.count() == 0
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert shut.count() == before > 3
-    page.evaluate("document.querySelectorAll('details').forEach(item => item.open = true)")
+    page.evaluate(OPEN_ALL)
     under = "getComputedStyle(document.querySelector('.map .picture')).backgroundImage.includes('data:')"
     assert page.evaluate(under)
     page.get_by_label("Lay the maps over the image").click()
@@ -252,22 +241,24 @@ def costs_are_chosen(page: Any) -> None:
     assert costs.get_by_role("radio", name="MACs per image").is_checked()
 
 
+def right_above(point: Any, tip: Any) -> bool:
+    box = tip.bounding_box()
+    return bool(0 < point.bounding_box()["y"] - (box["y"] + box["height"]) < 20)
+
+
 def values_are_told(page: Any) -> None:
     tip = page.locator(".tip")
-    assert not tip.is_visible()
     chart = page.locator("#run1-robust figure.card > svg[role=img]:visible").first
     chart.scroll_into_view_if_needed()
     chart.locator(".hit").last.hover(force=True)
     assert tip.inner_text() == "Recast, MACs per image 6.17\u00a0M: 32 % (20.0 to 44.0)"
-    point, box = chart.locator(".hit").last.bounding_box(), tip.bounding_box()
-    assert 0 < point["y"] - (box["y"] + box["height"]) < 20  # right above it
+    assert right_above(chart.locator(".hit").last, tip)
     page.mouse.move(2, 2)
     assert not tip.is_visible()
     chart.focus()
-    page.keyboard.press("ArrowRight")
-    assert tip.inner_text().startswith("Parent, MACs")
-    page.keyboard.press("ArrowLeft")
-    assert tip.inner_text().startswith("Recast, MACs")
+    for key, arm in (("ArrowRight", "Parent"), ("ArrowLeft", "Recast")):
+        page.keyboard.press(key)
+        assert tip.inner_text().startswith(f"{arm}, MACs")
     page.keyboard.press("Escape")
     assert not tip.is_visible()
 
@@ -275,12 +266,9 @@ def values_are_told(page: Any) -> None:
 def figures_grow(page: Any) -> None:
     page.locator(".axis:visible .enlarge").first.click()
     dialog, tip = page.locator("dialog"), page.locator(".tip")
-    assert dialog.is_visible()
-    assert dialog.locator("h2").inner_text() == "Clean images"
     assert dialog.locator("svg").bounding_box()["width"] > 700
     dialog.locator(".hit").first.hover(force=True)
-    point, box = dialog.locator(".hit").first.bounding_box(), tip.bounding_box()
-    assert 0 < point["y"] - (box["y"] + box["height"]) < 20
+    assert right_above(dialog.locator(".hit").first, tip)
     dialog.get_by_role("button", name="Close").click()
     assert not dialog.is_visible()
     assert not tip.is_visible()
@@ -289,15 +277,14 @@ def figures_grow(page: Any) -> None:
 def nothing_needs_the_script(page: Any) -> None:
     page.locator("#run1-robust summary").first.click()
     costs = page.locator("#run1-robust .choice")
-    assert costs.locator(".axis:visible figure").count() == 3
     costs.locator("label", has_text="parameters").click()
-    assert "against parameters" in costs.locator(".axis:visible svg").first.get_attribute("aria-label")
+    assert "parameters" in costs.locator(".axis:visible svg").first.get_attribute("aria-label")
     assert page.locator(".hit title").count() > 60
     assert page.locator(".enlarge").count() == 0
 
 
 def a_tap_tells_a_value(page: Any) -> None:
-    page.evaluate("document.querySelectorAll('details').forEach(item => item.open = true)")
+    page.evaluate(OPEN_ALL)
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     wide = "[...document.querySelectorAll('.scroll')].filter(box => box.scrollWidth > box.clientWidth)"
     assert page.evaluate(f"{wide}.map(box => box.ariaLabel)") == []
@@ -306,22 +293,17 @@ def a_tap_tells_a_value(page: Any) -> None:
     chart.scroll_into_view_if_needed()
     chart.locator(".hit").last.tap(force=True)
     box = page.locator(".tip").bounding_box()
-    assert box["x"] >= 0
-    assert box["x"] + box["width"] <= 390
+    assert 0 <= box["x"] <= 390 - box["width"]
 
 
 def test_the_first_screen_has_one_map_and_legends_are_of_what_is_drawn(make_run: MakeRun) -> None:
     path = make_run()
     page = write_report([path]).read_text(encoding="utf-8")
-    assert page.count('class="hero"') == 1
-    assert page.count('class="chip dashed"') == 1
-    assert "hero" not in write_report([path, make_run("b")], path / "both.html").read_text().partition("<main>")[2]
-    run = read_run(path)
-    assert run.attention is not None
-    hero = first_map(run.attention, "γ")
-    layer = max(run.attention.shown, key=lambda layer: layer.mix[0, 0].size)
-    assert hero["tap"] in layer.labels
-    # a parent that is nothing to compare with is not drawn, and neither legend nor text speaks of its line
+    assert (page.count('class="hero"'), page.count('class="chip dashed"')) == (1, 1)
+    attention = read_run(path).attention
+    assert attention is not None
+    layer = max(attention.shown, key=lambda layer: layer.mix[0, 0].size)
+    assert first_map(attention, "γ")["tap"] in layer.labels
+    # a parent that is nothing to compare with is not drawn
     alone = write_report([make_run("c", recipe={"model.checkpoint": "parent.safetensors"})]).read_text()
     assert "chip dashed" not in alone
-    assert "the dashed line is" not in alone

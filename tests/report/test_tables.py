@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from changed_runs import rewrite, set_recipe, set_values
+from changed_runs import rewrite, set_values
 
 from recast.lab.cli import evaluate
 from recast.lab.cli.evaluate import _suites
@@ -17,7 +17,7 @@ from recast.lab.report import formats
 from recast.lab.report.arms_table import LABELS, arms_table, heat_tables
 from recast.lab.report.load import Run, read_run
 from recast.lab.report.page import group_parts, render, run_part
-from recast.lab.report.summary import missing, notes, provenance, tiles, won_and_lost
+from recast.lab.report.summary import missing, provenance, tiles, won_and_lost
 from recast.lab.report.table import Cell
 from recast.lab.report.tables import head_table, left_by_reason, seeds_table
 from recast.lab.report.verdict import why_no_mean
@@ -35,6 +35,11 @@ def lines(run: Run) -> dict[str, list[Cell]]:
         for group in table.groups
         for row in group.rows
     }
+
+
+def seed_rows(paths: list[Path]) -> dict[str, list[Cell]]:
+    table = seeds_table([read_run(path) for path in paths])
+    return {row[0].text.replace("\u00a0", " "): row for row in table.groups[0].rows} if table else {}
 
 
 def test_differences_of_every_suite(make_run: MakeRun) -> None:
@@ -79,7 +84,6 @@ def test_intervals_decide_who_is_better(make_measured: MakeRun) -> None:
     rows = [row for *_, table in heat_tables(open_ended) for group in table.groups for row in group.rows]
     cells = [cell for row in rows for cell in row[1:]]
     assert all(cell.kind == "b-" and cell.strength == 0 for cell in cells if cell.title.startswith("95 % interval: −"))
-    assert "bootstrapped over the images" in notes(open_ended)[0]
 
 
 @pytest.mark.parametrize(
@@ -96,16 +100,14 @@ def test_an_interval_that_is_written_as_ending_at_zero_decides_nothing(
     assert (cell.small[0] if cell.small else None, cell.kind) == expected
 
 
-def test_nothing_else_is_decided_by_one_either(make_run: MakeRun) -> None:
-    path = make_run("one", without=("differences.csv",))
+def test_no_tile_and_no_mean_is_decided_by_one_either(make_run: MakeRun) -> None:
+    path = make_run("alone", without=("differences.csv",))
     paired = Difference("run", "recast", "finetuned", "fgsm", "digits", "top1@1", 0.8, 0.04, 1.6, 360)
     write_records(path / "differences.csv", Difference, [paired])
     assert not [tile for tile in tiles(read_run(path)) if tile["label"].startswith("Largest")]
     tops = [{"parent": 70.0, "finetuned": 75.0, "recast": 75.0 + gain} for gain in (0.3706, 0.6, 0.8294)]
     paths = [make_run(f"s{seed}", top1=top1, recipe={"seed": seed}) for seed, top1 in enumerate(tops)]
-    table = seeds_table([read_run(path) for path in paths])
-    assert table is not None
-    cell = next(row[-1] for row in table.groups[0].rows if row[0].text.startswith("Clean images: Top-1"))
+    cell = seed_rows(paths)["Clean images: Top-1, %"][-1]
     assert (cell.text, cell.small, cell.kind) == ("+0.6", ("0.0 to 1.2",), "")
 
 
@@ -148,30 +150,24 @@ def test_the_same_recipe_carried_out_otherwise_is_the_same(make_run: MakeRun) ->
         {"seed": 1, "model.checkpoint": "/elsewhere/weights.safetensors", "data.data_dir": "../mine", "keep": 9},
         {"seed": 2, "model.checkpoint": "weights.safetensors", "data.data_dir": "mine", "data.workers": 4},
     ]
-    runs = [read_run(make_run(f"s{place}", recipe=changes)) for place, changes in enumerate(others)]
-    assert why_no_mean(runs) == ""
-    table = seeds_table(runs)
-    assert table is not None
-    top1 = next(row for row in table.groups[0].rows if row[0].text == "Clean images: Top-1,\u00a0%")
-    assert [cell.text for cell in top1[1:]] == ["58.0", "56.0", "32.0", "−26.0", "−24.0"]
-    assert not any("contrast" in row[0].text for row in table.groups[0].rows)
+    rows = seed_rows([make_run(f"s{place}", recipe=changes) for place, changes in enumerate(others)])
+    assert [cell.text for cell in rows["Clean images: Top-1, %"][1:]] == ["58.0", "56.0", "32.0", "−26.0", "−24.0"]
+    assert not any("contrast" in label for label in rows)
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"optim.lr": 3e-4}, "No mean is given: these runs differ in more than the seed (optim.lr)."),
-        ({"model.checkpoint": "other.safetensors"}, "more than the seed (model.checkpoint)"),
-        ({"seed": 0}, "some of these runs have the same seed"),
-        ({"data.name": "cifar10"}, "these runs are of different data"),
+        ({"optim.lr": 3e-4}, "(optim.lr)"),
+        ({"model.checkpoint": "other.safetensors"}, "(model.checkpoint)"),
+        ({"seed": 0}, "same seed"),
+        ({"data.name": "cifar10"}, "different data"),
     ],
-    ids=["rate", "parent", "seed", "data"],
 )
 def test_why_there_is_no_mean(make_run: MakeRun, changes: dict[str, object], reason: str) -> None:
-    runs = [make_run("a"), make_run("b", recipe={"seed": 1})]
-    set_recipe(runs[1], changes)
-    assert reason in why_no_mean([read_run(path) for path in runs])
-    assert seeds_table([read_run(path) for path in runs]) is None
+    paths = [make_run("a"), make_run("b", recipe={"seed": 1} | changes)]
+    assert reason in why_no_mean([read_run(path) for path in paths])
+    assert not seed_rows(paths)
 
 
 def test_runs_of_different_data_share_nothing(make_run: MakeRun) -> None:
@@ -202,8 +198,7 @@ def test_won_and_lost(make_run: MakeRun) -> None:
     assert [image["image"] for image in pair["changed"]["lost"]] == ["c.png"]
     assert pair["counts"] == {"right": 1, "won": 2, "lost": 1, "wrong": 1}
     assert pair["found"].same == 2
-    assert "net +20.00 points" in pair["sentence"]
-    assert "p = 1.00" in pair["sentence"]
+    assert all(part in pair["sentence"] for part in ("+20.00", "p = 1.00"))
 
 
 def test_how_it_was_made_and_what_is_missing(make_run: MakeRun) -> None:
@@ -213,8 +208,8 @@ def test_how_it_was_made_and_what_is_missing(make_run: MakeRun) -> None:
     rewrite(path / "evaluation.json", suites=suites)
     made = {line["command"]: line for line in provenance(read_run(path))}
     both = made["recast evaluate 'a b'"]
-    ((names, data, options),) = both["parts"]
-    assert (names, data) == ("FGSM, one gradient step; PGD, iterated in an L∞ ball", "digits, 50 images")
+    (((data, options), names),) = both["parts"].items()
+    assert (names, data) == (["FGSM, one gradient step", "PGD, iterated in an L∞ ball"], "digits, 50 images")
     assert "eps 1" in options
     assert both["when"] == "2026-01-01, 32\u00a0s"  # one pass for both
     absent, command = missing(read_run(path))
@@ -222,36 +217,18 @@ def test_how_it_was_made_and_what_is_missing(make_run: MakeRun) -> None:
     assert len(absent) == 4
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (formats.decimal(-0.04), "0.0"),
-        (formats.decimal(-1234.56), "−1,234.6"),
-        (formats.signed(0.04), "0.0"),
-        (formats.signed(0.25, 2), "+0.25"),
-        (formats.points(0.04), "0.04"),
-        (formats.share(3.0, 2.0), "+50\u00a0%"),
-        (formats.share(3.0, 0.0), ""),
-        (formats.significant(-0.000138), "−0.00014"),
-        (formats.significant(9.13e-6), "9.1e−6"),
-        (formats.compact(9_870_000), "9.87\u00a0M"),
-        (formats.compact(999_960), "1.00\u00a0M"),  # not 1,000.0 k
-        (formats.compact(9_996), "10.0\u00a0k"),
-        (formats.compact(996_000, 2), "1\u00a0M"),
-        (formats.compact(512), "512"),
-        (formats.compact(13_720_000_000, 4), "13.72\u00a0G"),
-        (formats.compact(640_000_000, 4), "640\u00a0M"),
-        (formats.memory(2_097_152), "2.0\u00a0MiB"),
-        (formats.error(0.0), "0"),
-        (formats.error(3.4e-7), "3e−7"),
-        (formats.error(math.inf), "not finite"),
-        (formats.duration(83.4), "83\u00a0s"),
-        (formats.percent(math.nan), "–"),
-        (formats.mean_range([1.0, 2.0, math.nan]), "1.50 (1.00 to 2.00)"),
-    ],
-)
-def test_numbers(text: str, expected: str) -> None:
-    assert text == expected
+def test_numbers() -> None:
+    assert [formats.decimal(value) for value in (-0.04, -1234.56)] == ["0.0", "−1,234.6"]
+    assert [formats.signed(0.04), formats.signed(0.25, 2), formats.points(0.04)] == ["0.0", "+0.25", "0.04"]
+    assert [formats.share(3.0, old) for old in (2.0, 0.0)] == ["+50\u00a0%", ""]
+    assert [formats.significant(value) for value in (-0.000138, 9.13e-6)] == ["−0.00014", "9.1e−6"]
+    counts = [formats.compact(value) for value in (9_870_000, 999_960, 9_996, 512)]
+    assert counts == ["9.87\u00a0M", "1.00\u00a0M", "10.0\u00a0k", "512"]  # not 1,000.0 k
+    counts = [formats.compact(996_000, 2), formats.compact(13_720_000_000, 4), formats.compact(640_000_000, 4)]
+    assert counts == ["1\u00a0M", "13.72\u00a0G", "640\u00a0M"]
+    assert [formats.error(value) for value in (0.0, 3.4e-7, math.inf)] == ["0", "3e−7", "not finite"]
+    assert [formats.memory(2_097_152), formats.duration(83.4)] == ["2.0\u00a0MiB", "83\u00a0s"]
+    assert [formats.percent(math.nan), formats.mean_range([1.0, 2.0, math.nan])] == ["–", "1.50 (1.00 to 2.00)"]
 
 
 def test_classes_have_a_table_of_their_own(make_run: MakeRun) -> None:
@@ -268,18 +245,15 @@ def test_classes_have_a_table_of_their_own(make_run: MakeRun) -> None:
     boxes, masks = arms_table(run, "classes").groups
     assert (boxes.title, masks.title) == ("Objects: box AP,\u00a0%", "Objects: mask AP,\u00a0%")
     assert [row[0].text for row in (*boxes.rows, *masks.rows)] == ["disc", "red/blue ring", "disc"]
-    told = evaluate.arms_table(run.rows)
-    assert "detection ap@local" in told
-    assert "disc" not in told
-    assert "ring" not in told
+    text = evaluate.arms_table(run.rows)
+    assert "detection ap@local" in text
+    assert not any(name in text for name in ("disc", "ring"))
     page = render([part := run_part(run, "run1", 1)], [])
     assert [chart.title for chart in part["costs"]["macs"]] == ["Box AP", "Mask AP"]
     assert part["costs"]["macs"][0].rows[0][4:] == (5.0, 3.0, 8.0)
-    assert next(figure.title for figure in part["figures"]()) == "Box AP, Mask AP, %, against MACs per image"
-    assert "top-1" not in part["costs"]["macs"][0].story
-    assert 'id="run1-classes"' in page
-    assert 'href="#run1-classes"' in page
-    assert not any("Fourier" in what for what in part["missing"]), "of a detector only where it is asked for"
+    assert next(figure.name for figure in part["figures"]()) == "accuracy_macs"
+    assert all(place in page for place in ('id="run1-classes"', 'href="#run1-classes"'))
+    assert not any("Fourier" in name for name in part["missing"]), "of a detector only where it is asked for"
     assert "fourier" not in _suites(list(DEFAULTS), path)
     assert _suites(list(DEFAULTS), path)[0] == "detection"
     assert _suites(["fourier"], path) == ["fourier"]

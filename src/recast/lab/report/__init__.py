@@ -74,6 +74,4 @@ def results_of(run: Path | str) -> str:
     read = read_run(Path(run))
     if not read.rows:
         return ""
-    table = arms_table(read)
-    heads = ["", *(cell.text.replace("\n", " ") for cell in table.heads[1:])]
-    return "\n".join([f"## Measured on {read.recipe.data.name}\n", markdown(table.groups, heads), "", NOTE, ""])
+    return "\n".join([f"## Measured on {read.recipe.data.name}\n", markdown([arms_table(read)]), "", NOTE, ""])

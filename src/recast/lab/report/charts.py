@@ -1,24 +1,22 @@
 """A chart: its words, the numbers that it shows, and its picture, for the page or for paper.
 
-On the page, place-holder colours become CSS variables, text stays text in the page's font and only ids that are
-referred to are kept, made the picture's own: one picture serves light and dark mode, and many share a page. On paper
-it is dark ink on white.
+On the page, place-holder colours become CSS variables, text stays text in the page's font and ids are the picture's
+own: one picture serves light and dark mode, and many share a page. On paper it is dark ink on white.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from functools import cached_property
 from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 import matplotlib as mpl
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -52,6 +50,10 @@ PAPER = Palette(
 # Place-holders for CSS variables: no two alike, none a colour anybody would choose.
 PAGE = Palette({name: f"#0102{place:02x}" for place, name in enumerate(PAPER, start=3)})
 VARIABLES = {color: f"var(--{name})" for name, color in PAGE.items()}
+
+SVG = "{http://www.w3.org/2000/svg}"
+ElementTree.register_namespace("", SVG[1:-1])
+ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
 
 
 class Hit(NamedTuple):
@@ -112,7 +114,7 @@ class Chart:
     @cached_property
     def svg(self) -> Markup:
         """The picture for the page, an <svg> element."""
-        with styled(PAGE):
+        with styled(PAGE, salt=f"{self.story} {self.rows}"):
             return _inline_svg(*self.draw(PAGE), self.story)
 
 
@@ -143,11 +145,14 @@ def joined(name: str, title: str, charts: Sequence[Chart]) -> Chart:
 
 
 @contextmanager
-def styled(palette: Palette) -> Iterator[None]:
-    """Our settings on matplotlib's defaults: a user's own matplotlibrc does not reach the report."""
+def styled(palette: Palette, salt: str = "recast") -> Iterator[None]:
+    """Our settings on matplotlib's defaults: a user's own matplotlibrc does not reach the report.
+
+    Charts of different `salt` share no id.
+    """
     settings: dict[str, Any] = {
         "svg.fonttype": "none" if palette is PAGE else "path",
-        "svg.hashsalt": "recast",
+        "svg.hashsalt": salt,
         "text.parse_math": False,  # a dollar in a name is a dollar
         "font.size": 8.5,
         "axes.formatter.useoffset": False,
@@ -177,32 +182,23 @@ def styled(palette: Palette) -> Iterator[None]:
 
 
 def _inline_svg(figure: Figure, hits: Sequence[Hit], description: str) -> Markup:
-    """The figure as it stands on the page, with an invisible circle for each hit: even without a script the browser
-    shows what it says where the reader points."""
-    buffer = io.StringIO()
-    empty = {"Date": None, "Creator": None, "Format": None, "Type": None}
-    figure.savefig(buffer, format="svg", transparent=True, metadata=empty)
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
-    # A hundredth of a point is finer than any screen, and half the bytes.
-    text = re.sub(r' d="[^"]+"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text)
-    prefix = f"f{hashlib.sha1((description + text).encode()).hexdigest()[:8]}-"
-    used = set(re.findall(r"(?:url\(|href=\")#([^)\"]+)", text))
-    text = re.sub(r' id="([^"]+)"', lambda match: f' id="{prefix}{match[1]}"' if match[1] in used else "", text)
-    text = text.replace("url(#", f"url(#{prefix}").replace('href="#', f'href="#{prefix}')
-    for placeholder, variable in VARIABLES.items():
-        text = text.replace(placeholder, variable)
-    view = re.search(r'viewBox="[^"]+"', text)
-    assert view is not None
-    space = 'xmlns:xlink="http://www.w3.org/1999/xlink"'
-    opening = f'<svg {space} {view[0]} role="img" aria-label="{escape(description)}">'
+    """The figure as an <svg> element, with an invisible circle for each hit: even without a script the browser shows
+    its text where the reader points."""
+    buffer = io.BytesIO()
+    figure.savefig(
+        buffer, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    )
+    root = ElementTree.fromstring(buffer.getvalue())
+    for group in root.iter(f"{SVG}g"):
+        group.attrib.pop("id", None)  # the same in every figure, and nothing refers to it
     width, height = (72 * side for side in figure.get_size_inches())
-    circles = ""
+    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": description}
     for hit in hits:
         across, up = figure.transFigure.inverted().transform(hit.axes.transData.transform((hit.x, hit.y)))
-        place = f'cx="{across * width:.1f}" cy="{(1 - up) * height:.1f}"'
-        circles += f'<circle class="hit" {place} r="6"><title>{escape(hit.text)}</title></circle>'
-    body = text[text.index(">") + 1 :].strip().removesuffix("</svg>")
-    return Markup(opening + body + circles + "</svg>")
+        place = {"cx": f"{across * width:.1f}", "cy": f"{(1 - up) * height:.1f}"}
+        circle = ElementTree.SubElement(root, f"{SVG}circle", {"class": "hit", **place, "r": "6"})
+        ElementTree.SubElement(circle, f"{SVG}title").text = hit.text
+    text = ElementTree.tostring(root, encoding="unicode")
+    for placeholder, variable in VARIABLES.items():
+        text = text.replace(placeholder, variable)
+    return Markup(text)

@@ -73,18 +73,18 @@ def _cost_chart(runs: Sequence[Run], cost: str, suite: str, metric: str, title: 
     label, as_text = COSTS[cost]
     rows, dots, lines = list[tuple[Any, ...]](), list[Series](), list[Series]()
     for run in runs:
-        own = []
+        dots_of_run = []
         for arm in words(run).drawn:
             row, across = run.row(arm, suite, metric), _cost(run, arm, cost)
             if row is not None and math.isfinite(row.value) and across > 0:
                 name = f"{run.name + ', ' if len(runs) > 1 else ''}{words(run).arms.get(arm, arm)}"
                 where = f"{label.partition(',')[0]} {as_text(across)}"
-                own.append(Series(name, [Point(across, row.value, row.low, row.high, where)], arm, "points"))
-        if own:
-            rows += [(run.name, one.role, suite, *one.points[0][:4]) for one in own]
+                dots_of_run.append(Series(name, [Point(across, row.value, row.low, row.high, where)], arm, "points"))
+        if dots_of_run:
+            rows += [(run.name, one.role, suite, *one.points[0][:4]) for one in dots_of_run]
             end = run.name if 1 < len(runs) <= MOST_NAMED else ""
-            lines.append(Series("", [one.points[0] for one in own], "muted", "thin", end))
-            dots += own
+            lines.append(Series("", [one.points[0] for one in dots_of_run], "muted", "thin", end))
+            dots += dots_of_run
     costs = [one.points[0].x for one in dots]
     if len(set(costs)) < 2:
         return None
@@ -92,9 +92,9 @@ def _cost_chart(runs: Sequence[Run], cost: str, suite: str, metric: str, title: 
     columns = ("run", "arm", "suite", cost, column, "low", "high")
     ticks = partial(formats.compact, digits=4) if as_text is formats.compact else as_text  # near ones differ
     axis: dict[str, Any] = {"xlabel": label, "xformat": ticks, "log_x": max(costs) > 8 * min(costs), "size": SMALL}
-    told_as, keys = f"{title}{what} against {label}", arm_keys(runs[0], [one.role for one in dots])
+    subject, keys = f"{title}{what} against {label}", arm_keys(runs[0], [one.role for one in dots])
     return series_chart(
-        f"cost_{cost}_{name}", title, [*lines, *dots], (columns, rows), told_as=told_as, unit=" %", keys=keys, **axis
+        f"cost_{cost}_{name}", title, [*lines, *dots], (columns, rows), subject=subject, unit=" %", keys=keys, **axis
     )
 
 
@@ -112,8 +112,8 @@ def frontier(run: Run) -> list[Chart]:
             series.append(Series("", _best(series[0].points), "recast", "thin"))
             table = lines_table([*others, *path])
             axis: dict[str, Any] = {"xlabel": "milliseconds per image", "xformat": "{:.3g}".format, "size": SMALL}
-            name, said = f"frontier_{metric}", f"{title}: top-1 against milliseconds as heads are closed"
-            charts.append(series_chart(name, title, series, table, told_as=said, unit=" %", **axis))
+            name, subject = f"frontier_{metric}", f"{title}: top-1 against milliseconds as heads are closed"
+            charts.append(series_chart(name, title, series, table, subject=subject, unit=" %", **axis))
     return charts
 
 

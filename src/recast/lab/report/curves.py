@@ -54,7 +54,7 @@ def training(run: Run) -> list[Chart]:
     before = f"{words(run).arms['parent']}: {formats.percent(parent, 2)}. " if math.isfinite(parent) else ""
     return [
         series_chart(
-            "training_accuracy", f"{label}, %", top1, "epoch", told_as=f"{before}{label} by epoch",
+            "training_accuracy", f"{label}, %", top1, "epoch", subject=f"{before}{label} by epoch",
             level=(parent, "parent"), unit=" %", **axis,
         ),
         series_chart(
@@ -87,7 +87,7 @@ def arms_chart(
 ) -> list[Chart]:  # fmt: skip
     """The arms over what was measured, with their intervals; no chart where none has two finite values.
 
-    `place` is how `x` is told, as in "{:g} pixels"; `ticks` chooses from the places.
+    `place` names `x`, as in "{:g} pixels"; `ticks` chooses from the places.
     """
     series = []
     for arm in words(run).drawn:
@@ -120,11 +120,11 @@ def attacks(run: Run) -> list[Chart]:
 def sweeps(run: Run) -> list[Chart]:
     """By what is varied at test time."""
     charts = resolution(run)
-    for metric, kept in (("low", "below"), ("high", "above")):
+    for metric, side in (("low", "below"), ("high", "above")):
         charts += arms_chart(
             run, f"frequency_{metric}", f"{metric.capitalize()} frequencies alone: top-1, %",
             settings(run, "frequency", metric), "frequency_pi",
-            xlabel=f"what is {kept} this frequency is kept, ×π", ylim=PERCENT,
+            xlabel=f"what is {side} this frequency is kept, ×π", ylim=PERCENT,
         )  # fmt: skip
     title, by_k = "k nearest neighbours: top-1, %", settings(run, "knn")
     return charts + arms_chart(run, "knn", title, by_k, "k", ticks=list, xlabel="k", whole_x=True)
@@ -148,11 +148,11 @@ def resolution(run: Run) -> list[Chart]:
 
 def apart(ticks: Sequence[float]) -> list[float]:
     """The ticks whose names do not run into each other, the ends among them."""
-    least, kept = 0.13 * (ticks[-1] - ticks[0]), [ticks[0]]
+    least, shown = 0.13 * (ticks[-1] - ticks[0]), [ticks[0]]
     for tick in ticks[1:-1]:
-        if tick - kept[-1] >= least and ticks[-1] - tick >= least:
-            kept.append(tick)
-    return [*kept, ticks[-1]] if len(ticks) > 1 else kept
+        if tick - shown[-1] >= least and ticks[-1] - tick >= least:
+            shown.append(tick)
+    return [*shown, ticks[-1]] if len(ticks) > 1 else shown
 
 
 def corruptions(run: Run) -> list[Chart]:

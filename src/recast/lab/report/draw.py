@@ -75,7 +75,7 @@ class Series:
 
 
 def series_chart(
-    name: str, title: str, series: Sequence[Series], table: tuple[Sequence[str], Cells] | str, *, told_as: str = "",
+    name: str, title: str, series: Sequence[Series], table: tuple[Sequence[str], Cells] | str, *, subject: str = "",
     note: str = "", size: tuple[float, float] = (4.0, 2.4), right: float = 0.97, keys: Sequence[Key] | None = None,
     **settings: Any,
 ) -> Chart:  # fmt: skip
@@ -91,12 +91,12 @@ def series_chart(
         columns, rows = table
     if keys is None:
         keys = list(dict.fromkeys(Key(one.label, one.role, BARS.get(one.look, 1.0)) for one in series if one.label))
-    story = told(told_as or title, series, settings.get("unit", ""), note, settings.get("xlabel", ""))
+    story = in_words(subject or title, series, settings.get("unit", ""), note, settings.get("xlabel", ""))
     panel = partial(draw_series, series=series, **settings)
     return Chart(name, title, story, columns, rows, panel, size, right, keys, note)
 
 
-def told(title: str, series: Sequence[Series], unit: str = "", note: str = "", xlabel: str = "epoch") -> str:
+def in_words(title: str, series: Sequence[Series], unit: str = "", note: str = "", xlabel: str = "epoch") -> str:
     """A chart in words: where its lines begin and end, and its bars; of curves of one kind the first and the last."""
 
     def value(point: Point) -> str:
@@ -169,8 +169,8 @@ def _line(axes: Axes, one: Series, palette: Palette, xlabel: str, unit: str) -> 
     for point in one.points if marked else ():
         if point.interval is not None:
             axes.vlines(point.x, *point.interval, color=color, linewidth=1.2, alpha=0.7, zorder=2.4)
-    said = one.points if marked else one.points[-1:] if one.look == "bare" else ()
-    return [hit for point in said for hit in _hit(axes, one, point, point.place or f"{xlabel} {point.x:g}", unit)]
+    pointed_at = one.points if marked else one.points[-1:] if one.look == "bare" else ()
+    return [hit for point in pointed_at for hit in _hit(axes, one, point, point.place or f"{xlabel} {point.x:g}", unit)]
 
 
 def _hit(axes: Axes, one: Series, point: Point, where: str, unit: str, x: float | None = None) -> list[Hit]:

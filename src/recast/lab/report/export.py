@@ -2,22 +2,19 @@
 
 DIR/index.csv                     file, run, title and description of every figure; it marks the folder as ours
 DIR/NAME.svg .png .csv            figures of all runs together, and of a single run
-DIR/RUN/NAME.svg .png .csv        figures of one of several runs
+DIR/runN-RUN/NAME.svg .png .csv   figures of one of several runs; dataN-DATA/ of the runs of one of several data sets
 DIR/tables.csv tables.md tables.tex    every number of the arms, with intervals
 """
 
 from __future__ import annotations
 
 import math
-import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.transforms import Bbox
 
 from recast.errors import RecastError
 from recast.files import write_text
@@ -35,8 +32,6 @@ HEADER = ("file", "run", "title", "description")
 COLUMNS = ("run", "suite", "dataset", "metric", "quantity", "value", "low", "high", "n")
 """quantity: an arm, or a difference such as recast-finetuned."""
 DPI = 200
-LETTER = 5.6
-"""Points that a letter of a title takes at most, on average."""
 
 
 def check_folder(folder: Path) -> None:
@@ -59,63 +54,55 @@ def write_figures(folder: Path, runs: Sequence[Part], groups: Sequence[Part]) ->
     All is written beside the folder first, then takes its name: a failure leaves older figures alone.
     """
     target = folder.resolve()
-    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        partial.mkdir()
-        index = []
-        for place, part in _placed(runs, groups):
-            for chart in part["figures"]():
-                stem = f"{place}{_stem(chart.name)}"
-                write_chart(partial / stem, chart)
-                index.append((f"{stem}.svg", part["run"].name if "run" in part else "", chart.title, chart.story))
-        write_csv(partial / INDEX, HEADER, index)
-        _write_tables(partial, [part["run"] for part in runs])
-        _swap(partial, target)
+        with TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
+            new, old = Path(temporary, "new"), Path(temporary, "old")
+            new.mkdir()
+            index = []
+            for place, part in _placed(runs, groups):
+                for chart in part["figures"]():
+                    stem = f"{place}{_stem(chart.name)}"
+                    write_chart(new / stem, chart)
+                    index.append((f"{stem}.svg", part["run"].name if "run" in part else "", chart.title, chart.story))
+            write_csv(new / INDEX, HEADER, index)
+            _write_tables(new, [part["run"] for part in runs])
+            if target.exists():
+                target.rename(old)
+            try:
+                new.rename(target)
+            except OSError:
+                if old.exists():
+                    old.rename(target)
+                raise
     except OSError as error:
         raise RecastError(f"cannot write the figures to {folder}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _swap(partial: Path, target: Path) -> None:
-    """`partial` takes the name of `target`; what stood there goes last, or comes back."""
-    old = target.with_name(f".{target.name}.{os.getpid()}.old")
-    if target.exists():
-        target.rename(old)
-    try:
-        partial.rename(target)
-    except OSError:
-        if old.exists():
-            old.rename(target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _placed(runs: Sequence[Part], groups: Sequence[Part]) -> Iterator[tuple[str, Part]]:
-    """The groups and the runs with their folders."""
-    for parts, names in (
-        (groups, [_stem(group["data"]) for group in groups]),
-        (runs, [f"run-{_stem(part['run'].name)}" for part in runs]),
-    ):
-        for name, part in zip(_apart(names), parts, strict=True):
-            yield f"{name}/" if len(parts) > 1 else "", part
-
-
-def _apart(names: Sequence[str]) -> list[str]:
-    """The names, no two alike: where some are, with their places behind them."""
-    placed = [f"{name}-{place}" for place, name in enumerate(names, start=1)]
-    some = [name if names.count(name) == 1 else longer for name, longer in zip(names, placed, strict=True)]
-    return some if len({*some}) == len(names) else placed
+    """The groups and the runs with their folders, which are numbered as on the page."""
+    for parts in (groups, runs):
+        for part in parts:
+            name = part["run"].name if "run" in part else part["data"]
+            yield f"{part['anchor']}-{_stem(name)}/" if len(parts) > 1 else "", part
 
 
 def write_chart(path: Path, chart: Chart) -> None:
-    """`path` with .svg, .png and .csv: dark ink on white, the title and the legend above."""
+    """Write `path` with .svg, .png and .csv: dark ink on white, the title and the legend above."""
     path.parent.mkdir(exist_ok=True)
     with styled(PAPER):
         figure, _ = chart.draw(PAPER)
-        across, up = _head(figure, chart)
-        # Given, not measured: to measure what a figure covers takes as long as to draw it.
-        around = Bbox([[-0.06, -0.04], [across + 0.06, up + 0.06]])
+        handles = [
+            Line2D([], [], color=PAPER.color(key.role), alpha=key.opacity, linewidth=1.8,
+                   marker=MARKERS.get(str(key.role), "o"), markersize=4.5, label=key.label)
+            for key in chart.keys
+        ]  # fmt: skip
+        longest = max((len(key.label) for key in chart.keys), default=0)
+        figure.legend(
+            handles=handles, ncols=3 if longest < 20 else 1, fontsize=8, frameon=False, handlelength=1.6,
+            title=chart.title, title_fontproperties={"size": 9, "weight": "bold"}, alignment="left",
+            loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0, columnspacing=1.4,
+        )  # fmt: skip
+        around = figure.get_tightbbox().padded(0.08)
         for suffix in (".svg", ".png"):
             metadata = {"Title": chart.title} | ({"Date": None} if suffix == ".svg" else {})
             name = path.with_name(path.name + suffix)
@@ -123,44 +110,17 @@ def write_chart(path: Path, chart: Chart) -> None:
     write_csv(path.with_name(path.name + ".csv"), chart.columns, _written(chart.rows))
 
 
-def _head(figure: Figure, chart: Chart) -> tuple[float, float]:
-    """Legend and title above the figure; the inches across and up that all takes."""
-    width, height = figure.get_size_inches() * 72
-    up, columns_wide = 1 + 6 / height, 0
-    if chart.keys:
-        handles = [
-            Line2D([], [], color=PAPER.color(key.role), alpha=key.opacity, linewidth=1.8,
-                   marker=MARKERS.get(str(key.role), "o"), markersize=4.5, label=key.label)
-            for key in chart.keys
-        ]  # fmt: skip
-        longest = max(len(key.label) for key in chart.keys)
-        columns = 3 if longest < 20 else 1
-        columns_wide = columns * (longest + 6)
-        figure.legend(
-            handles=handles, loc="lower left", bbox_to_anchor=(0, up), ncols=columns, frameon=False, fontsize=8,
-            borderaxespad=0, handlelength=1.6, columnspacing=1.4,
-        )  # fmt: skip
-        up += (13 * math.ceil(len(chart.keys) / columns) + 4) / height
-    figure.text(0, up, chart.title, fontsize=9, fontweight="bold", color=PAPER["ink"], va="bottom")
-    across = max(width, LETTER * len(chart.title), LETTER * columns_wide)
-    return across / 72, (up * height + 14) / 72
-
-
 def _write_tables(folder: Path, runs: Sequence[Run]) -> None:
     """Every row of rows.csv and differences.csv as tidy CSV, and the tables of the page as Markdown and LaTeX."""
     write_csv(folder / "tables.csv", COLUMNS, _written(tidy(runs)))
-    found = []
+    texts: dict[str, list[str]] = {"tables.md": [], "tables.tex": []}
     for run in runs:
+        title = f"{run.name}: {run.recipe.model.name} on {run.recipe.data.name}"
         tables = [arms_table(run, which) for which in LABELS]
-        heads = ["", *(cell.text.replace("\n", " ") for cell in tables[0].heads[1:])]
-        groups = [group for table in tables for group in table.groups]
-        found.append((f"{run.name}: {run.recipe.model.name} on {run.recipe.data.name}", groups, heads))
-    texts = {
-        "tables.md": [*(f"## {title}\n\n{markdown(groups, heads)}" for title, groups, heads in found), NOTE],
-        "tables.tex": [*(f"% {title}\n{latex(groups, heads)}" for title, groups, heads in found), f"% {NOTE}"],
-    }
-    for name, parts in texts.items():
-        write_text(folder / name, "\n\n".join(parts) + "\n")
+        texts["tables.md"].append(f"## {title}\n\n{markdown(tables)}")
+        texts["tables.tex"].append(f"% {title}\n{latex(tables)}")
+    for (name, parts), note in zip(texts.items(), (NOTE, f"% {NOTE}"), strict=True):
+        write_text(folder / name, "\n\n".join([*parts, note]) + "\n")
 
 
 def tidy(runs: Sequence[Run]) -> Cells:

@@ -15,21 +15,16 @@ from recast.lab.suites import METRICS, PER_CORRUPTION, SUITES, base, of_kind
 
 @dataclass(frozen=True)
 class Words:
-    """A trained parent that is recast and a network that is recast while it learns are told of in other words."""
+    """A trained parent that is recast and a network that is recast while it learns have different names."""
 
     arms: dict[str, str]
     """Of legends and the heads of columns."""
     control: str
     """The arm `finetuned` in a sentence."""
-    a_control: str
-    """The same, of one among several runs."""
-    control_short: str
-    parent_short: str
-    reference: str
-    """The parent, as the dashed line of a chart."""
+    parent: str
+    """The arm `parent` in a sentence."""
     comparison: str
-    """What the three arms are, for the reader of the table."""
-    no_control: str
+    """The three arms, for the reader of the table."""
     others: tuple[str, ...] = ("parent", "finetuned")
     """The arms that the recast one is compared with."""
 
@@ -42,13 +37,9 @@ class Words:
 PARENT = Words(
     arms=ARMS,
     control="the parent fine-tuned the same way",
-    a_control="a parent fine-tuned the same way",
-    control_short="the parent fine-tuned",
-    parent_short="the parent",
-    reference="the parent as it was",
+    parent="the parent as it was",
     comparison="The network as it was, the same network trained on in the same way, and the recast one. Only the "
     "comparison with the fine-tuned one shows what attention adds: training on alone changes a network too.",
-    no_control="There is no fine-tuned parent in this run. Train with the control arm on before drawing conclusions.",
 )
 UNTAUGHT = (
     "The network as it was, the same network trained on in the same way, and the recast one. The parent as it was is "
@@ -57,21 +48,15 @@ UNTAUGHT = (
 FROM_START = Words(
     arms={"parent": "Before training", "finetuned": "Convolution only", "recast": "Recast"},
     control="the same network trained the same way as a convolution",
-    a_control="the same network trained the same way as a convolution",
-    control_short="the same network as a convolution",
-    parent_short="the network before training",
-    reference="the network before training",
+    parent="the network before training",
     comparison="The network before training, the same one trained the same way as a convolution from the first epoch "
     "to the last, and the one recast on the way: the difference between the last two is what attention adds.",
-    no_control="The network was not trained as a convolution beside this run. Train with the control arm on before "
-    "drawing conclusions.",
     others=("finetuned",),
 )
 PLAIN = replace(
     PARENT,
     arms={"finetuned": "Network"},
     comparison="This run recast nothing: there is one arm, the network as it was trained.",
-    no_control="",
     others=(),
 )
 
@@ -141,30 +126,12 @@ def in_suite(suite: str, metric: str) -> str:
 
 
 def glossary(runs: Sequence[Run]) -> dict[str, str]:
-    """The words of a page, for who meets them for the first time: those of every run, and of what was measured."""
+    """The meaning of every metric and suite that was measured."""
     rows = [row for run in runs for row in worth_a_line(run.rows)]
     suites = dict.fromkeys(row.suite for row in rows if row.suite in SUITES)
     metrics = dict.fromkeys(name for row in rows if (name := base(row.metric)) in METRICS)
-    return (
-        GLOSSARY
-        | {METRICS[name].label: METRICS[name].meaning for name in metrics}
-        | {suite_title(name): SUITES[name].help for name in suites}
-    )
-
-
-GLOSSARY = {
-    "Recast": "to rewrite a trained convolution as attention, one head for each place (tap) of its kernel, so that it "
-    "computes the same at first and can learn to look elsewhere",
-    "Parent": "the network as it was before that; fine-tuned: trained on like the recast one, but not recast",
-    "Head": "one attention map over the layer’s input and what is read there",
-    "Content, position": "a head weighs pixels by what they look like (content) and by where they lie (position)",
-    "Gate": "a learned number that says how much of either; 0 content is the convolution. Linear gates (γ) are free "
-    "numbers: below 0 the content map is subtracted",
-    "Awake": "a head whose content makes 1 % or more of its layer’s output, beyond what a mean over the image would",
-    "Activation memory": "what training keeps of every layer for the gradient, per image",
-    "95 % interval": "where the number is expected on other images of the same kind; of differences it is paired: all "
-    "networks see the same",
-}
+    meanings = {METRICS[name].label: METRICS[name].meaning for name in metrics}
+    return meanings | {suite_title(name): SUITES[name].help for name in suites}
 
 
 def worth_a_line(rows: Sequence[Row]) -> list[Row]:

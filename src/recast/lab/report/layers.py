@@ -82,8 +82,8 @@ def joint_fourier(runs: Sequence[Run]) -> Chart | None:
     series, rows = [], list[tuple[Any, ...]]()
     for place, (run, first, blocks) in enumerate(found):
         when = "before training" if first == 0 else "never" if math.isinf(first) else f"from epoch {first}"
-        said = when if when == "never" else f"recast {when}"
-        series.append(_by_depth(f"{run.name}, {said}", blocks, place / (len(found) - 1), run.name))
+        recast_when = when if when == "never" else f"recast {when}"
+        series.append(_by_depth(f"{run.name}, {recast_when}", blocks, place / (len(found) - 1), run.name))
         rows += [(run.name, when, *astuple(curve[-1])) for curve in blocks.values()]
     columns = ("run", "when_recast", *(column.name for column in fields(FourierLine)))
     return series_chart("fourier_runs", series=series, table=(columns, rows), right=0.8, **BY_DEPTH)
@@ -244,10 +244,10 @@ def _head_panel(
     lines = [list(map(Point, epochs, column)) for column in (*heads.T.tolist(), heads.mean(axis=1).tolist())]
     series = [Series("", line, "recast", "thin", label) for line, label in zip(lines, labels, strict=False)]
     rows = [(name, label, epoch, value) for epoch in epochs for label, value in zip(labels, values[epoch], strict=True)]
-    told_as = f"{name}: {symbol} of {len(labels)} heads by epoch, {meaning}. At the end: {reading}"
+    subject = f"{name}: {symbol} of {len(labels)} heads by epoch, {meaning}. At the end: {reading}"
     chart = series_chart(
         f"{quantity}_{name}", f"{symbol}, {meaning}: {name}", [*series, Series("", lines[-1], "ink", "thick")],
-        (("layer", "head", "epoch", quantity), rows), told_as=told_as, size=SMALL, right=0.86, xlabel="epoch",
+        (("layer", "head", "epoch", quantity), rows), subject=subject, size=SMALL, right=0.86, xlabel="epoch",
         whole_x=True, ylim=ylim, xlim=xlim, level=(start, "muted"),
     )  # fmt: skip
     return HeadPanel(symbol, meaning, reading, chart)

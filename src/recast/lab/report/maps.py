@@ -253,8 +253,8 @@ def map_charts(attention: Attention, symbol: str) -> list[Chart]:
             for head, label in enumerate(layer.labels)
             for (row, column), weight in np.ndenumerate(layer.mix[index, head])
         ]
-        label, said = attention.labels[index], attention.predictions[index]
-        title = f"What the heads look at: image {index + 1}, labelled {label}, predicted {said}"
+        label, prediction = attention.labels[index], attention.predictions[index]
+        title = f"What the heads look at: image {index + 1}, labelled {label}, predicted {prediction}"
         below = f"{symbol}, {dict(GATES.values())[symbol]}" if symbol else "its tap"
         story = f"Attention maps of {len(attention.layers)} layers for the outlined query; below each map {below}."
         columns = ("layer", "head", "gate", "row", "column", "weight")

@@ -86,9 +86,9 @@ def draw_neighbours(found: Neighbours) -> str:
         rows = []
         for arm, images in query.nearest.items():
             right = sum(one.beside(query.image) == "right" for one in images)
-            said = f", {right} of {len(images)} right" if query.image.label else ""
+            count = f", {right} of {len(images)} right" if query.image.label else ""
             figures = "".join(_figure(one, one.beside(query.image)) for one in images)
-            rows.append(f"<p>{escape(arm)}{said}</p><div style='display:flex;flex-wrap:wrap;gap:4px'>{figures}</div>")
+            rows.append(f"<p>{escape(arm)}{count}</p><div style='display:flex;flex-wrap:wrap;gap:4px'>{figures}</div>")
         parts.append(
             f"<article class='card' style='margin:0 0 20px'><div style='display:flex;gap:20px;flex-wrap:wrap'>"
             f"{_figure(query.image, '', is_query=True)}<div style='flex:1;min-width:0'>{''.join(rows)}</div></div>"
@@ -101,14 +101,14 @@ def draw_neighbours(found: Neighbours) -> str:
     return f"<p class='lead'>{lead}</p>{''.join(parts)}"
 
 
-def _figure(one: Shown, said: str, is_query: bool = False) -> str:
+def _figure(one: Shown, verdict: str, is_query: bool = False) -> str:
     side, under = 112 if is_query else 74, escape((one.label or "class unknown").replace("_", " "))
-    told = f"{escape(one.coarse.replace('_', ' '))}<br>" if one.coarse else ""
+    coarse = f"{escape(one.coarse.replace('_', ' '))}<br>" if one.coarse else ""
     last = escape(one.name) if is_query else f"{one.similarity:.2f}"
-    alt = f"{under}{', ' + said if said else ''}"
+    alt = f"{under}{', ' + verdict if verdict else ''}"
     return (
         f"<figure style='margin:0;width:{side + 8}px;font-size:11px;line-height:1.3;overflow-wrap:anywhere'>"
         f"<img src='{one.picture}' alt='{alt}' title='{escape(one.name)}' style='width:{side}px;height:{side}px;"
-        f"object-fit:contain;image-rendering:pixelated;border:4px solid {COLOURS[said]}'>"
-        f"<figcaption style='font:inherit'><b>{MARKS[said]} {under}</b><br>{told}{last}</figcaption></figure>"
+        f"object-fit:contain;image-rendering:pixelated;border:4px solid {COLOURS[verdict]}'>"
+        f"<figcaption style='font:inherit'><b>{MARKS[verdict]} {under}</b><br>{coarse}{last}</figcaption></figure>"
     )

@@ -47,7 +47,7 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "verdict": verdict(run),
         "tiles": summary.tiles(run),
         **{which: arms_table(run, which) for which in LABELS},
-        "notes": summary.notes(run),
+        "chance": summary.chance(run),
         "has_control": run.is_plain or bool(run.control) or any(row.model == "finetuned" for row in run.rows),
         "costs": cost_charts([run]) if count == 1 else {},
         "frontier": frontier(run),
@@ -73,7 +73,6 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "similarity": layers.similarity_charts(run),
         "planes": curves.planes(run),
         "agreement": summary.won_and_lost(run),
-        "plan_lead": summary.plan_lead(run),
         "plan": plan_table(run),
         "left": left_by_reason(run),
         "facts": summary.facts(run),
@@ -118,8 +117,8 @@ def group_parts(runs: Sequence[Run]) -> list[Part]:
     """Runs of the same data side by side: those of different data share neither a figure nor a mean."""
     parts = []
     for place, key in enumerate(dict.fromkeys(run.data_key for run in runs)):
-        own = {f"run{number}": run for number, run in enumerate(runs, start=1) if run.data_key == key}
-        together, data = list(own.values()), " ".join(part for part in key[:2] if part)
+        of_data = {f"run{number}": run for number, run in enumerate(runs, start=1) if run.data_key == key}
+        together, data = list(of_data.values()), " ".join(part for part in key[:2] if part)
         costs = cost_charts(together) if len(together) > 1 else {}
         fourier = layers.joint_fourier(together)
         figures = [*cost_figures(costs), *([fourier] if fourier else [])]
@@ -130,7 +129,7 @@ def group_parts(runs: Sequence[Run]) -> list[Part]:
                 "runs": together,
                 "words": words(*together),
                 "judged": METRICS[together[0].main[1]].label if together[0].is_dense else "Top-1 on clean test images",
-                "table": runs_table(together, list(own), data, any(run.is_scheduled for run in runs)),
+                "table": runs_table(together, list(of_data), data, any(run.is_scheduled for run in runs)),
                 "why_no_mean": why_no_mean(together) if len(together) > 1 else "",
                 "seeds": seeds_table(together),
                 "costs": costs,

@@ -35,8 +35,8 @@ def tiles(run: Run) -> list[dict[str, str]]:
         detail = "outputs equal bit for bit" if run.verify["bitwise"] is True else f"max relative error {relative}"
         if run.is_scheduled:
             detail = f"all layers at once, before training; {detail}"
-        kept = f"{same:,} of{NBSP}{images:,}"
-        found.append({"label": "Predictions kept by the recast", "value": kept, "detail": detail})
+        same_of_all = f"{same:,} of{NBSP}{images:,}"
+        found.append({"label": "Predictions kept by the recast", "value": same_of_all, "detail": detail})
     end = f"{_judged(run)} at the end" if run.epochs else f"{_judged(run)}, untrained"
     found.append(_compared(run, end, {arm: accuracy(run, arm) for arm in ARMS}))
     for suite in CORRUPTIONS:
@@ -77,7 +77,7 @@ def _extremes(run: Run) -> list[dict[str, str]]:
     for what, sign in (("loss", -1),) if harmed(run) else (("gain", 1), ("loss", -1)):
         line = max(clear, key=lambda line: sign * line.value, default=None)
         if line is not None and sign * line.value > 0:
-            label = f"Largest {what} against {words(run).control_short}"
+            label = f"Largest {what} against {words(run).control}"
             detail = f"{in_suite(line.suite, line.metric)}; 95 % interval {formats.interval(line.low, line.high)}"
             if len(every) >= MANY:
                 few = round(len(every) / 20)
@@ -88,9 +88,9 @@ def _extremes(run: Run) -> list[dict[str, str]]:
 
 def _compared(run: Run, label: str, values: Mapping[str, float]) -> dict[str, str]:
     names, detail = words(run), "nothing to compare with"
-    others = [("parent", names.parent_short), ("finetuned", names.control_short)]  # the last counts
+    others = [("parent", names.parent), ("finetuned", names.control)]  # the last counts
     if "recast" in harmed(run):
-        others = [others[1], ("parent", names.reference)]
+        others.reverse()
     for arm, name in others:
         difference = values["recast"] - values[arm]
         if math.isfinite(difference) and arm in names.others:
@@ -100,47 +100,19 @@ def _compared(run: Run, label: str, values: Mapping[str, float]) -> dict[str, st
     return {"label": label, "value": formats.percent(values["recast"]), "detail": detail}
 
 
-def notes(run: Run) -> list[str]:
-    """What a careful reader would ask about the table."""
-    found = []
+def chance(run: Run) -> dict[str, Any]:
+    """How far the accuracies of the table are due to chance, and how much fine-tuning cost the parent itself."""
     images, reached = test_images(run), accuracy(run, "recast")
-    if images and math.isfinite(reached) and not run.is_dense:
-        one = f"{formats.plural(images, 'test image')}: one image is {formats.decimal(100 / images, 2)} points"
-        if any(math.isfinite(line.low) for line in run.differences):
-            found.append(
-                f"{one}. Intervals are of 95 %, bootstrapped over the images; those of differences are paired, as all "
-                "networks saw the same images. A difference is coloured where its interval leaves out 0. They say what "
-                "other images would do, not what another seed would."
-            )
-        else:
-            error = math.sqrt(reached * (100 - reached) / images)
-            found.append(
-                f"{one}, and the standard error of an accuracy of {formats.percent(reached)} is "
-                f"{formats.decimal(error)} points. The shaded bands in the table are ± one standard error of a "
-                "difference, as if the networks had seen different images. A bar inside its band may well be chance."
-            )
-    parent, finetuned = accuracy(run, "parent"), accuracy(run, "finetuned")
-    if finetuned < parent - 0.5:
-        found.append(
-            f"Fine-tuning cost the parent itself {formats.points(parent - finetuned)} points: with a gentler recipe "
-            "(a lower learning rate) the comparison would say more."
-        )
-    return found
-
-
-def plan_lead(run: Run) -> str:
-    """The first sentences of the section "What was recast"."""
-    planned, left = len(run.plan["steps"]), len(run.plan["left"])
-    token = {"single": "a learned token", "per_class": "a learned token for every class"}.get(run.recipe.pool.kind)
-    pooling = f"The average over the last map became attention pooling with {token}. " if token else ""
-    if not run.recipe.has_layers:
-        return f"{pooling}No convolution was recast. Costs are per image, before → after."
-    done = len(run.switching.switched) if run.switching else planned
-    who = f"{planned} layer{'' if planned == 1 else 's'}" if done == planned else f"{done} of these {planned} layers"
-    what, how = "gated positional self-attention", " with every head open, as in training"
-    if run.recipe.recast.gate == "bias":
-        what, how = "self-attention with a positional bias (C-MHSA)", ""
-    return f"{pooling}{who} became {what}, {left} stayed. Costs are per image{how}, before → after."
+    cost = accuracy(run, "parent") - accuracy(run, "finetuned")
+    is_measured = images > 0 and math.isfinite(reached) and not run.is_dense
+    return {
+        "cost": formats.points(cost) if cost > 0.5 else "",
+        "images": formats.plural(images, "test image") if is_measured else "",
+        "one": formats.decimal(100 / max(images, 1), 2),
+        "reached": formats.percent(reached),
+        "error": formats.decimal(math.sqrt(max(reached * (100 - reached), 0) / max(images, 1))),
+        "paired": any(math.isfinite(gap.low) for gap in run.differences),
+    }
 
 
 def facts(run: Run) -> dict[str, str]:
@@ -164,24 +136,22 @@ def facts(run: Run) -> dict[str, str]:
 
 def provenance(run: Run) -> list[dict[str, Any]]:
     """What one command measured on one machine, as evaluation.json has it: suites of the same images and options."""
-    found: dict[tuple[str, str, str], tuple[dict[tuple[str, str], list[str]], set[tuple[str, float]]]] = {}
+    lines: dict[tuple[str, str, str], dict[str, Any]] = {}
     for suite, made in run.provenance.items():
         versions = ", ".join(f"{name} {version}" for name, version in made.versions.items())
-        where = ", ".join(part for part in (made.device, made.machine) if part)
-        data = ", ".join(part for part in (made.dataset, f"{made.images:,} images") if part)
+        where = ", ".join(filter(None, (made.device, made.machine)))
+        data = ", ".join(filter(None, (made.dataset, f"{made.images:,} images")))
         options = {name.replace("_", " "): value for name, value in made.options.items() if value not in (None, [], "")}
         given = ", ".join(f"{name} {_plain(value)}" for name, value in options.items())
-        parts, passes = found.setdefault((made.command, versions, where), ({}, set()))
-        parts.setdefault((data, given), []).append(suite_title(suite))
-        passes.add((made.date, made.seconds))  # suites that share a pass over the images share its seconds
-    lines = []
-    for (command, versions, where), (parts, passes) in found.items():
-        days = sorted({date.partition("T")[0] for date, _ in passes if date})
-        took = formats.duration(sum(seconds for _, seconds in passes))
-        when = ", ".join(part for part in (" to ".join(dict.fromkeys(days[:1] + days[-1:])), took) if part)
-        named = [("; ".join(suites), data, options) for (data, options), suites in parts.items()]
-        lines.append({"parts": named, "command": command, "versions": versions, "where": where, "when": when})
-    return lines
+        new = {"command": made.command, "versions": versions, "where": where, "parts": {}, "passes": set()}
+        line = lines.setdefault((made.command, versions, where), new)
+        line["parts"].setdefault((data, given), []).append(suite_title(suite))
+        line["passes"].add((made.date, made.seconds))  # suites that share a pass over the images share its seconds
+    for line in lines.values():
+        days = sorted({date.partition("T")[0] for date, _ in line["passes"] if date})
+        took = formats.duration(sum(seconds for _, seconds in line["passes"]))
+        line["when"] = ", ".join(filter(None, (" to ".join(dict.fromkeys(days[:1] + days[-1:])), took)))
+    return list(lines.values())
 
 
 def _plain(value: object) -> str:
@@ -212,7 +182,7 @@ def won_and_lost(run: Run) -> list[dict[str, Any]]:
     """On which images the recast arm and each other arm with predictions differ, and whether that could be chance."""
     pairs = []
     names = words(run)
-    for arm, name in (("finetuned", names.control), ("parent", names.parent_short)):
+    for arm, name in (("finetuned", names.control), ("parent", names.parent)):
         images = [image for image in run.agreement if image.get(arm) and image.get("recast")]
         if not images or arm not in names.others:
             continue

@@ -16,7 +16,7 @@ from recast.lab.records import Probe, Switching
 from recast.lab.report import formats
 from recast.lab.report.charts import Chart, Hit, Palette
 from recast.lab.report.curves import training_series
-from recast.lab.report.draw import Point, Series, draw_series, shortened, told
+from recast.lab.report.draw import Point, Series, draw_series, in_words, shortened
 from recast.lab.report.formats import NBSP
 from recast.lab.report.labels import arm_keys
 from recast.lab.report.load import Run
@@ -126,7 +126,7 @@ def _timeline(run: Run, switching: Switching) -> Chart:
         return figure
 
     dates = "; ".join(f"{name} {'without a date' if date is None else f'from epoch {date}'}" for name, date in rows)
-    ends = " ".join(told(title, series) for title, series in curves.items())
+    ends = " ".join(in_words(title, series) for title, series in curves.items())
     story = f"Time line of {switching.epochs} epochs. Layers as attention: {dates}. {ends}"
     cells = [(title, one.role, p.x, p.y) for title, series in curves.items() for one in series for p in one.points]
     keys = arm_keys(run, [one.role for series in list(curves.values())[:1] for one in series])
@@ -184,7 +184,7 @@ def _probe_chart(switching: Switching) -> Chart:
 
     rows = [(probe.epoch, layer, value, probe.delivered) for probe in probes for layer, value in probe.promised.items()]
     title = "Fall of the training loss in an epoch"
-    story = told(title, series, note=_reading(switching))
+    story = in_words(title, series, note=_reading(switching))
     return Chart("promises", title, story, ("epoch", "layer", "promised", "delivered"), rows, draw, (WIDTH, 2.7))
 
 
@@ -195,21 +195,17 @@ def _largest_promise(probe: Probe) -> str:
 
 
 def _largest(switching: Switching) -> str:
-    """What the switches did to the network, told by the one that did most."""
-    known = [
+    """The switch that changed the loss most."""
+    changes = [
         (switch.after.val_loss - switch.before.val_loss, switch.after.val_top1 - switch.before.val_top1, switch.epoch)
         for switch in switching.switches
         if switch.after is not None and math.isfinite(switch.after.val_loss - switch.before.val_loss)
     ]
-    if not known:
+    loss, top1, epoch = max(changes, key=lambda change: abs(change[0]), default=(0.0, 0.0, 0))
+    if abs(loss) < 0.0005:
         return ""
-    loss, top1, epoch = max(known, key=lambda change: abs(change[0]))
-    if abs(loss) < 0.001:
-        return "No switch changed the validation loss by 0.001 or more." if len(known) > 1 else ""
-    when = f"at the start of epoch{NBSP}{epoch}"
-    which = f"The switch {when}" if len(known) == 1 else f"The switch that changed the loss most, {when},"
-    moved = f"moved the validation loss by {formats.signed(loss, 3)} and top-1 by {formats.signed(top1, 2)} points"
-    return f"{which} {moved}."
+    moved = f"validation loss {formats.signed(loss, 3)}, top-1 {formats.signed(top1, 2)} points"
+    return f"Of all switches that of epoch{NBSP}{epoch} changed the loss most: {moved}."
 
 
 def _reading(switching: Switching) -> str:

@@ -69,32 +69,36 @@ class Table:
     """Percent of a bar's track that a point takes."""
 
 
-def markdown(groups: Sequence[Group], heads: Sequence[str]) -> str:
-    lines = [_bar(heads), _bar(["---", *["---:"] * (len(heads) - 1)])]
-    for group in groups:
-        lines.append(_bar([f"**{group.title}**", *[""] * (len(heads) - 1)]))
-        lines += [_bar([cell.cited for cell in row]) for row in group.rows]
-    return "\n".join(lines)
+def cited(tables: Sequence[Table]) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows of tables with the same columns, as text; a group's title is a row of one cell."""
+    heads = ["", *(cell.text.replace("\n", " ") for cell in tables[0].heads[1:])]
+    rows = []
+    for group in (group for table in tables for group in table.groups):
+        rows.append([group.title])
+        rows += [[cell.cited for cell in row] for row in group.rows]
+    return heads, rows
 
 
-def latex(groups: Sequence[Group], heads: Sequence[str]) -> str:
+def markdown(tables: Sequence[Table]) -> str:
+    heads, rows = cited(tables)
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
+    lines += [row if len(row) > 1 else [f"**{row[0]}**", *[""] * (len(heads) - 1)] for row in rows]
+    texts = [" | ".join(cell.replace("|", "\\|") for cell in line) for line in lines]
+    return "\n".join(f"| {text} |" for text in texts).replace(NBSP, " ")
+
+
+def latex(tables: Sequence[Table]) -> str:
     """A tabular that needs no package."""
-    lines = [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\hline"]
-    lines += [" & ".join(map(_tex, heads)) + r" \\", r"\hline"]
-    for group in groups:
-        lines.append(rf"\multicolumn{{{len(heads)}}}{{l}}{{\textbf{{{_tex(group.title)}}}}} \\")
-        lines += [" & ".join(_tex(cell.cited) for cell in row) + r" \\" for row in group.rows]
-    return "\n".join([*lines, r"\hline", r"\end{tabular}"])
+    heads, rows = cited(tables)
+    lines = [[cell.translate(SYMBOLS) for cell in row] for row in (heads, *rows)]
+    title = rf"\multicolumn{{{len(heads)}}}{{l}}{{\textbf{{%s}}}}"
+    head, *body = [(" & ".join(line) if len(line) > 1 else title % line[0]) + r" \\" for line in lines]
+    opening = rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}"
+    return "\n".join([opening, r"\hline", head, r"\hline", *body, r"\hline", r"\end{tabular}"])
 
 
-def _bar(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace(NBSP, " ") for cell in cells) + " |"
-
-
-SYMBOLS = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}"}
-SYMBOLS |= {"$": r"\$", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "−": r"$-$", "–": "--"}
-SYMBOLS |= {"ε": r"$\varepsilon$", "π": r"$\pi$", "∞": r"$\infty$", "×": r"$\times$", NBSP: "~"}
-
-
-def _tex(text: str) -> str:
-    return "".join(SYMBOLS.get(letter, letter) for letter in text)
+SYMBOLS = str.maketrans(
+    {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "$": r"\$"}
+    | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "−": r"$-$", "–": "--", NBSP: "~"}
+    | {"ε": r"$\varepsilon$", "π": r"$\pi$", "∞": r"$\infty$", "×": r"$\times$"}
+)

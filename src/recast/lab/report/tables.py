@@ -178,8 +178,8 @@ def _mean(
     if not all(map(math.isfinite, values)):
         return Cell(formats.MISSING)
     mean, low, high = mean_interval(values)
-    who = better[mean < 0] if formats.leaves_out_zero(low, high, digits) else ""
-    return Cell(as_text(mean, digits), (formats.interval(low, high, digits),), kind=f"by-{who}" if who else "")
+    arm = better[mean < 0] if formats.leaves_out_zero(low, high, digits) else ""
+    return Cell(as_text(mean, digits), (formats.interval(low, high, digits),), kind=f"by-{arm}" if arm else "")
 
 
 def seeds_table(runs: Sequence[Run]) -> Table | None:

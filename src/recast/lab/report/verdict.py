@@ -14,7 +14,7 @@ from recast.files import number
 from recast.lab.recipe import HOW_IT_RUNS, PATHS, flat
 from recast.lab.report import formats
 from recast.lab.report.formats import NBSP
-from recast.lab.report.labels import FROM_START, words
+from recast.lab.report.labels import words
 from recast.lab.report.load import Run
 from recast.lab.statistics import mean_interval
 from recast.lab.suites import METRICS
@@ -118,35 +118,24 @@ def _start(run: Run) -> str:
     if run.verify is None:
         return "How the recast model started was not measured (no verify.json)"
     same, images = agreement(run)
-    relative = f"max relative error {formats.error(number(run.verify['max_relative_error']))}"
+    error = f"max relative error {formats.error(number(run.verify['max_relative_error']))}"
     counts = f"{same:,}{NBSP}of{NBSP}{images:,}"
-    if is_exact(run):
-        how = "bit for bit" if run.verify["bitwise"] is True else relative
-        return f"The recast model starts with the parent’s exact predictions ({counts}, {how})"
-    if same == images:
-        return (
-            f"The recast model starts with the parent’s predictions ({counts}), "
-            f"though not with its exact outputs ({relative})"
-        )
-    return f"The recast model does not start as its parent: {counts} predictions agree ({relative})"
+    if not is_exact(run):
+        return f"The recast model does not start exactly as its parent: {counts} predictions agree ({error})"
+    how = "bit for bit" if run.verify["bitwise"] is True else error
+    return f"The recast model starts with the parent’s exact predictions ({counts}, {how})"
 
 
 def _became(run: Run) -> str:
-    """Which layers became attention, and when: verify.json speaks of the network before training, of none of this."""
-    switching = run.switching
-    if switching is None:
+    """How many layers became attention, and when: verify.json only describes the network before training."""
+    if run.switching is None:
         return "When layers became attention was not written down (no schedule.json)"
-    count, done = len(switching.schedule.layers), len(switching.switched)
-    epochs = [switch.epoch for switch in switching.switches]
-    if not done:
-        of = "The one layer has not" if count == 1 else f"None of the {formats.plural(count, 'layer')} has"
-        return f"{of} become attention{' yet' if run.epochs < switching.epochs else ''}"
-    who = "" if done == count else f"{done} of "
-    who += f"{formats.plural(count, 'layer')} became attention"
-    if len(epochs) == 1:
-        return f"{who} {'' if done == 1 else 'together '}at the start of epoch{NBSP}{epochs[0]}"
-    singly = ", one after the other," if all(len(switch.layers) == 1 for switch in switching.switches) else ""
-    return f"{who}{singly} from epoch{NBSP}{epochs[0]} to epoch{NBSP}{epochs[-1]}"
+    epochs = [switch.epoch for switch in run.switching.switches]
+    when = f" from epoch{NBSP}{epochs[0]} to epoch{NBSP}{epochs[-1]}" if epochs else ""
+    if len(set(epochs)) == 1:
+        when = f" at the start of epoch{NBSP}{epochs[0]}"
+    layers = formats.plural(len(run.switching.schedule.layers), "layer")
+    return f"{len(run.switching.switched)} of {layers} became attention{when}"
 
 
 def _reaches(run: Run, value: float) -> str:
@@ -166,24 +155,18 @@ def _end(run: Run) -> Verdict:
         return Verdict("The accuracy of the recast network was not measured.", f"It was trained for {count}.")
     reached = f"After {count} it {_reaches(run, recast)}"
     names, worse = words(run), harmed(run)
-    advice = ""
-    if worse:
-        paired = run.difference("parent", *run.main) if "recast" in worse else None
-        gap = f" ({formats.signed(paired.value)}, {formats.interval(paired.low, paired.high)})" if paired else ""
-        advice = f" The parent as it was has {formats.percent(parent)}{gap}. Try a lower --lr (here "
-        advice += f"{run.recipe.optim.lr:g}), the augmentation that the parent was trained with, or more --epochs."
-    if not math.isfinite(finetuned) and "recast" in worse:
-        return Verdict(_fallen(parent, recast), f"{reached}.{advice}")
+    advice = _advice(run) if worse else ""
     if not math.isfinite(finetuned):
-        who = "the network was not trained as a convolution beside it"
-        who = who if names is FROM_START else "no parent was fine-tuned the same way"
+        if "recast" in worse:
+            return Verdict(_fallen(parent, recast), f"{reached}.{advice}")
         if math.isfinite(parent) and "parent" in names.others:
             caution = "more training alone may explain that" if recast > parent else "that is no fair comparison"
             reached += f", {_against(recast - parent, 'its parent')}; {caution}"
-        return Verdict(f"Nothing to compare with: {who}.", f"{reached}.")
-    counted = 0 if run.is_dense else round(abs(recast - finetuned) / 100 * test_images(run))
-    behind = f"{counted:,}{NBSP}of{NBSP}{test_images(run):,} images; " if counted else ""
+        return Verdict(f"Nothing to compare with: there is no run of {names.control}.", f"{reached}.")
     headline = f"The recast network ends {_against(recast - finetuned, names.control)}."
+    behind = ""
+    if not run.is_dense and (counted := round(abs(recast - finetuned) / 100 * test_images(run))):
+        behind = f"{counted:,}{NBSP}of{NBSP}{test_images(run):,} images; "
     paired = run.difference("finetuned", *run.main)
     if paired is not None and paired.low < paired.high:  # equal where no image of these changed sides
         behind = f"95 % interval {formats.interval(paired.low, paired.high)}, over the images; "
@@ -192,11 +175,21 @@ def _end(run: Run) -> Verdict:
     by_training = parent - finetuned > (parent - recast) / 2  # rather than by attention
     if "recast" in worse and (by_training or _shown(run) >= 0):
         headline = _fallen(parent, recast, finetuned if "finetuned" in worse else math.nan)
-    elif "finetuned" in worse and "recast" not in worse:
+    elif worse == ["finetuned"]:
         headline = f"{headline[:-1]}, which training made worse."
     difference = formats.signed(recast - finetuned, 2 if abs(recast - finetuned) < 0.095 else 1)
     reached += f", against {formats.percent(finetuned)}: {difference} points"
     return Verdict(headline, f"{reached} ({behind}one seed: a first look, not evidence).{advice}")
+
+
+def _advice(run: Run) -> str:
+    """What to try where an arm ends below the parent as it was."""
+    paired = run.difference("parent", *run.main) if "recast" in harmed(run) else None
+    gap = f" ({formats.signed(paired.value)}, {formats.interval(paired.low, paired.high)})" if paired else ""
+    return (
+        f" The parent as it was has {formats.percent(accuracy(run, 'parent'))}{gap}. Try a lower --lr (here "
+        f"{run.recipe.optim.lr:g}), the augmentation that the parent was trained with, or more --epochs."
+    )
 
 
 def _fallen(parent: float, recast: float, finetuned: float = math.nan) -> str:
@@ -218,33 +211,29 @@ def joint_verdict(runs: Sequence[Run]) -> Verdict:
     if not rest:
         return Verdict(f"None of these {len(runs)} runs recast anything.", "")
     if len(rest) < len(runs):
-        alone = f"{len(runs) - len(rest)} of {len(runs)} runs recast nothing"
         headline, numbers = verdict(rest[0]) if len(rest) == 1 else joint_verdict(rest)
-        return Verdict(headline, f"{alone}; of the other{'s' if len(rest) > 1 else ''}: {numbers}")
+        return Verdict(headline, f"{len(runs) - len(rest)} of {len(runs)} runs recast nothing. {numbers}")
     start, names = f"{_joint_start(runs)}.", words(*runs)
-    differences = [accuracy(run, "recast") - accuracy(run, "finetuned") for run in runs]
-    known = [difference for difference in differences if math.isfinite(difference)]
-    if not known:
-        return Verdict(f"Nothing to compare with: none was trained beside {names.a_control}.", start)
-    if not why_no_mean(runs) and len(known) == len(runs):
-        mean, low, high = mean_interval(known)
-        headline = f"Over {len(runs)} seeds the recast network is on average {_against(mean, names.control)}."
+    gaps = {arm: [accuracy(run, "recast") - accuracy(run, arm) for run in runs] for arm in names.others}
+    compared = sum(map(math.isfinite, gaps["finetuned"]))
+    if not compared:
+        return Verdict(f"Nothing to compare with: there is no run of {names.control}.", start)
+    if not why_no_mean(runs) and compared == len(runs):
+        mean, low, high = mean_interval(gaps["finetuned"])
+        ends = f"is on average {_against(mean, names.control)}"
         if not formats.leaves_out_zero(low, high):
-            headline = f"Over {len(runs)} seeds the recast network is not shown to differ from {names.control}."
+            ends = f"is not shown to differ from {names.control}"
         spread = f"{formats.signed(mean)} points (95 % interval over the seeds {formats.interval(low, high)})"
-        fallen = [accuracy(run, "recast") - accuracy(run, "parent") for run in runs]
-        if "parent" in names.others and all(map(math.isfinite, fallen)):
-            gap, low, high = mean_interval(fallen)
+        if all(map(math.isfinite, gaps.get("parent", [math.nan]))):
+            mean, low, high = mean_interval(gaps["parent"])
             if round(high, 1) < 0:
-                headline = f"Over {len(runs)} seeds training made the recast network worse than the parent as it was."
-                spread += (
-                    f" against {names.control}, {formats.signed(gap)} ({formats.interval(low, high)}) against the "
-                )
-                spread += "parent as it was"
-        return Verdict(headline, f"In the mean {spread}. {start}")
-    signs = [_shown(run) for run in runs if math.isfinite(accuracy(run, "recast") - accuracy(run, "finetuned"))]
+                ends = f"ends below {names.parent}: training made it worse"
+                spread += f" against {names.control}, {formats.signed(mean)} ({formats.interval(low, high)}) against "
+                spread += names.parent
+        return Verdict(f"Over {len(runs)} seeds the recast network {ends}.", f"In the mean {spread}. {start}")
+    signs = [_shown(run) for run, gap in zip(runs, gaps["finetuned"], strict=True) if math.isfinite(gap)]
     above, below, none = (signs.count(sign) for sign in (1, -1, 0))
-    headline = f"The recast network is shown to end above {names.a_control} in {above or 'none'} of {len(known)} runs."
+    headline = f"The recast network is shown to end above {names.control} in {above} of {compared} runs."
     if worse := sum("recast" in harmed(run) for run in runs):
         headline = f"In {worse} of {len(runs)} runs training made the recast network worse than the parent as it was."
     behind = f"It is shown to end below in {below}; in {none} no difference is shown."
@@ -262,23 +251,15 @@ def _shown(run: Run) -> int:
 
 
 def _joint_start(runs: Sequence[Run]) -> str:
-    """How the recast models began, those that are recast during training apart."""
-
-    def every(count: int) -> str:
-        return "Both" if count == 2 else f"All {count}"
-
+    """How many began as their parents, and how many were recast during training."""
     before = [run for run in runs if not run.is_scheduled]
-    exact = sum(is_exact(run) for run in before)
-    if not before:
-        return f"{every(len(runs))} recast models became attention during training"
-    if len(before) == len(runs):
-        how_many = every(exact) if exact == len(before) else f"{exact} of {len(before)}"
-        return f"{how_many} recast models start with their parent’s exact predictions"
-    others = f"{exact} of the other {len(before)} start with their"
-    if exact == len(before):
-        others = "the other starts with its" if exact == 1 else "the others start with their"
-    during = f"{len(runs) - len(before)} of {len(runs)} recast models became attention during training"
-    return f"{during}; {others} parent’s exact predictions"
+    parts = []
+    if before:
+        exact = sum(map(is_exact, before))
+        parts.append(f"{exact} of {len(before)} recast models start with their parent’s exact predictions")
+    if len(before) < len(runs):
+        parts.append(f"{len(runs) - len(before)} of {len(runs)} became attention during training")
+    return "; ".join(parts)
 
 
 def why_no_mean(runs: Sequence[Run]) -> str:
