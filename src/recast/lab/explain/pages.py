@@ -82,8 +82,6 @@ def explain_pages(asked: ExplainOptions, size: tuple[int, int] | None = None) ->
     subject = open_subject(asked, size)
     inputs, notes = subject.read(wanted)
     scene = subject.show(inputs, notes)
-    if not asked.out:
-        target.parent.mkdir(exist_ok=True)
     return write_pages(scene, target, layer=asked.layer), scene, [*notes, *subject.notes]
 
 
