@@ -29,6 +29,7 @@ from typing import Any
 
 import sklearn.datasets  # imported once, before the forks
 import torch
+from recast.run import files
 from safetensors.torch import load_file
 from timing import RESULTS, write_table
 
@@ -40,7 +41,6 @@ from recast.lab.training.loop import fit
 from recast.lab.training.metrics import Journal
 from recast.models.build import build
 from recast.models.config import ModelConfig
-from recast.run import files
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 

@@ -10,13 +10,20 @@ from importlib import import_module
 from typing import Any
 
 OBEYED = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What a terminal obeys instead of showing (escapes, changes of the direction of writing), and what is no UTF-8."""
+"""Terminal control characters, bidi overrides and lone surrogates."""
 
 
 class RecastError(ValueError):
-    """A request that cannot be carried out: the message says what was expected, what came, and what to do.
+    """A request that cannot be carried out. The message says what is wrong, where, and what to do.
 
     The command line prints the message as one line and exits with code 2.
+
+    Example:
+        >>> try:
+        ...     recast.RecastConfig(gate="bias", alpha=2.0)
+        ... except recast.RecastError as error:
+        ...     print(error)
+        gate='bias' does not support alpha=2.0: its options are bias_init and head_dim
     """
 
     def __init__(self, message: str = "") -> None:
@@ -47,20 +54,20 @@ def one_line(message: object) -> str:
 
 def printable(text: str, keep: str = "") -> str:
     """The text with what a terminal would obey written out, but for `keep`: names of files may hold anything."""
-    return OBEYED.sub(lambda found: found[0] if found[0] in keep else found[0].encode("unicode_escape").decode(), text)
+    return OBEYED.sub(lambda match: match[0] if match[0] in keep else match[0].encode("unicode_escape").decode(), text)
 
 
 def first_line(error: BaseException) -> str:
-    """What another library's error says, in one line; its kind where it says nothing."""
+    """Return the first line of another library's error; its class name if it has no message."""
     try:
-        said = str(error).strip().splitlines()
+        lines = str(error).strip().splitlines()
     except Exception:  # an error of the user's own code, whose text is another
-        said = []
-    return (said or [type(error).__name__])[0]
+        lines = []
+    return (lines or [type(error).__name__])[0]
 
 
 @contextmanager
-def blamed(what: str) -> Iterator[None]:
+def blamed(action: str) -> Iterator[None]:
     """Let what code of the user's raises inside the block (a forward pass, a loss, a generator) be a `RecastError` that
     says `what` failed, with the original as its cause."""
     try:
@@ -68,12 +75,12 @@ def blamed(what: str) -> Iterator[None]:
     except RecastError:
         raise
     except Exception as error:
-        raise RecastError(f"{what} failed: {type(error).__name__}: {first_line(error)}") from error
+        raise RecastError(f"{action} failed: {type(error).__name__}: {first_line(error)}") from error
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, choices: Iterable[str]) -> str:
     """`" Did you mean a, b?"` with the known names closest to `name`, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    close = difflib.get_close_matches(name, list(choices), n=3, cutoff=0.5)
     return f" Did you mean {', '.join(close)}?" if close else ""
 
 
@@ -82,9 +89,9 @@ def listed(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def optional_package(name: str, package: str, what: str, error: type[RecastError] = RecastError) -> Any:
+def optional_package(name: str, package: str, purpose: str, error: type[RecastError] = RecastError) -> Any:
     """The module of an optional package; an `error` that says how to install it."""
     try:
         return import_module(name)
     except ImportError as missing:
-        raise error(f"{what} ({missing}): pip install {package}") from None
+        raise error(f"{purpose} ({missing}): pip install {package}") from None

@@ -171,30 +171,30 @@ def _plain(value: object) -> str:
     return value if isinstance(value, str) and len(value) <= 100 else shown(value)
 
 
-def read_fields(kind: type[T], found: object, source: str, *, strict: bool = True) -> T:
+def read_fields(kind: type[T], data: object, source: str, *, strict: bool = True) -> T:
     """A dataclass, and the dataclasses in it, of plain data; what is left out has its default.
 
     Raises RecastError, naming `source` and the key, for a value of the wrong type, for what is missing and has no
     default, and, where it is strict, for an unknown key.
     """
     try:
-        return _read(kind, found, "", strict)
+        return _read(kind, data, "", strict)
     except RecastError as error:
         raise RecastError(f"{source}: {error}") from None
 
 
-def _read(kind: type[T], found: object, prefix: str, strict: bool) -> T:
-    if not isinstance(found, Mapping):
-        raise mismatch(prefix.rstrip(".") or "it", "a mapping", found)
+def _read(kind: type[T], data: object, prefix: str, strict: bool) -> T:
+    if not isinstance(data, Mapping):
+        raise mismatch(prefix.rstrip(".") or "it", "a mapping", data)
     hints = field_types(kind)
-    for key in found if strict else ():
+    for key in data if strict else ():
         if key not in hints:
             raise RecastError(f"unknown key {prefix}{_plain(key)}.{suggest(str(key)[:100], hints)}")
-    needed = [one for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING]  # type: ignore[arg-type]
-    if missing := [prefix + one.name for one in needed if one.name not in found]:
+    needed = [field for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING]  # type: ignore[arg-type]
+    if missing := [prefix + field.name for field in needed if field.name not in data]:
         raise RecastError(f"{', '.join(missing)} is missing")
-    known = {key: value for key, value in found.items() if key in hints}
-    return kind(**{key: read_value(hints[key], value, prefix + key, strict=strict) for key, value in known.items()})
+    values = {key: value for key, value in data.items() if key in hints}
+    return kind(**{key: read_value(hints[key], value, prefix + key, strict=strict) for key, value in values.items()})
 
 
 def read_value(hint: Any, value: Any, name: str, given: object = None, strict: bool = True) -> Any:

@@ -62,7 +62,7 @@ def locked(folder: str | Path) -> Iterator[None]:
         return
     if _HELD.setdefault(key, me) != me:
         raise RecastError(f"{folder} is in use by another thread of this process: choose another folder")
-    made = [one for one in (key, *key.parents) if not one.exists()]
+    made = [parent for parent in (key, *key.parents) if not parent.exists()]
     try:
         key.mkdir(parents=True, exist_ok=True)
         with _system_lock(key / LOCK, folder):
@@ -73,9 +73,9 @@ def locked(folder: str | Path) -> Iterator[None]:
             yield
     finally:
         del _HELD[key]
-        for one in made:
+        for parent in made:
             with suppress(OSError):  # not empty
-                one.rmdir()
+                parent.rmdir()
 
 
 def _check_folders(run: Path) -> None:
@@ -119,8 +119,8 @@ def _system_lock(path: Path, folder: Path) -> Iterator[None]:
                 holder = holder or "another process"
                 raise RecastError(f"{folder} is in use by {holder}: wait until it ends, or stop it") from None
             except OSError as error:
-                told = f"the storage of {folder} has no locks ({error.strerror}): see that nobody else writes there"
-                warnings.warn(told, stacklevel=4)
+                message = f"the storage of {folder} has no locks ({error.strerror}): see that nobody else writes there"
+                warnings.warn(message, stacklevel=4)
             if not (path.exists() and os.path.samestat(os.fstat(file), path.stat())):
                 continue  # its holder ended meanwhile and took this file away: the next one is another
             if holder:
@@ -167,12 +167,12 @@ def check_ours(path: Path) -> None:
         )
 
 
-def check_place(path: Path, what: str, example: str) -> None:
+def check_place(path: Path, option: str, example: str) -> None:
     """Raise RecastError unless a file can be written as `path`: it is no folder, and lies in one that there is."""
     if check_path(path).is_dir():
-        raise RecastError(f"{what} must be a file, got the folder {path}: add a name such as {example}")
+        raise RecastError(f"{option} must be a file, got the folder {path}: add a name such as {example}")
     if not path.parent.is_dir():
-        raise RecastError(f"the folder of {what} does not exist: {path.parent}")
+        raise RecastError(f"the folder of {option} does not exist: {path.parent}")
 
 
 def free_space(folder: Path) -> str:
@@ -247,26 +247,26 @@ def read_json(path: Path, *keys: str) -> dict[str, Any]:
 
 def read_names(path: Path) -> list[str]:
     """The JSON list of texts in a file."""
-    found = parse_json(read_text(path), path)
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+    names = parse_json(read_text(path), path)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise RecastError(f"{path} must be a JSON list of names")
-    return found
+    return names
 
 
 def read_lines(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], list[int]]:
     """The JSON objects of a file with one a line, each with the number of its line, and the numbers of other lines:
     of what is no JSON, and of what is not as `sealed` wrote it."""
-    found: list[tuple[int, dict[str, Any]]] = []
+    rows: list[tuple[int, dict[str, Any]]] = []
     damaged = []
     for number, line in enumerate(_read(path).split(b"\n"), start=1):
         try:
             row = require("", parse_json(line.decode("utf-8"), path))
             if row.pop(SEAL, None) not in (None, row_digest(row)):
                 raise ValueError
-            found.append((number, row))
+            rows.append((number, row))
         except ValueError:  # RecastError and UnicodeDecodeError are ValueErrors
             damaged += [number] if line.strip() else []
-    return found, damaged
+    return rows, damaged
 
 
 def sealed(row: Mapping[str, Any]) -> str:
@@ -279,13 +279,13 @@ def row_digest(row: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(row).encode()).hexdigest()[:16]
 
 
-def require(where: str, found: object, keys: Iterable[str] = ()) -> dict[str, Any]:
+def require(where: str, data: object, keys: Iterable[str] = ()) -> dict[str, Any]:
     """`found` as an object that holds `keys`; `where` names it in the error."""
-    if not isinstance(found, dict):
-        raise RecastError(f"{where} must be a JSON object, got {type(found).__name__}")
-    if missing := [key for key in keys if key not in found]:
+    if not isinstance(data, dict):
+        raise RecastError(f"{where} must be a JSON object, got {type(data).__name__}")
+    if missing := [key for key in keys if key not in data]:
         raise RecastError(f"{where} lacks {', '.join(missing)}")
-    return found
+    return data
 
 
 def number(value: object) -> float:

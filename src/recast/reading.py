@@ -76,11 +76,11 @@ def parse_json(text: str, source: str | Path) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         keys = [key for key, _ in pairs]
         raise ValueError(f"it has {shown(next(key for key in keys if keys.count(key) > 1))} twice")
-    return found
+    return mapping
 
 
 def parse_yaml(text: str) -> Any:

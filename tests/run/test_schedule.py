@@ -127,5 +127,5 @@ def test_dates_as_words(word: str) -> None:
     assert parse_dates(["5:re:a", "5:b", "6:c"]) == {5: ["re:a", "b"], 6: ["c"]}
     with pytest.raises(RecastError, match="EPOCH:LAYER"):
         parse_dates([word])
-    with pytest.raises(RecastError, match=r"needs schedule\.dates"):
+    with pytest.raises(RecastError, match=r"schedule\.dates"):
         parse_dates([])

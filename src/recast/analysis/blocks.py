@@ -61,8 +61,8 @@ def find_blocks(network: nn.Module) -> list[str]:
     `layers`, `features` or `encoder`, however nested. Raises `RecastError` where there is no such sequence.
     """
     for name, module in network.named_modules():
-        if found := _named_by_matcher(module) or _named_by_structure(module):
-            return [f"{name}.{block}" if name else block for block in found]
+        if blocks := _named_by_matcher(module) or _named_by_structure(module):
+            return [f"{name}.{block}" if name else block for block in blocks]
     if isinstance(network, nn.Sequential) and len(network) > 1:
         return _composed(network, _expand(network, ""))
     raise RecastError(
@@ -84,9 +84,9 @@ def _named_by_matcher(module: nn.Module) -> list[str]:
 def _named_by_structure(module: nn.Module) -> list[str]:
     if type(module) is nn.Sequential:
         return []
-    found = [block for name in _CONTAINERS if hasattr(module, name) for block in _expand(getattr(module, name), name)]
-    found = _composed(module, found)
-    return found if len(found) > 1 else []  # one member of something is no sequence
+    members = [block for name in _CONTAINERS if hasattr(module, name) for block in _expand(getattr(module, name), name)]
+    members = _composed(module, members)
+    return members if len(members) > 1 else []  # one member of something is no sequence
 
 
 def _expand(module: object, name: str) -> list[str]:
@@ -140,19 +140,19 @@ class BlockSequence:
     @torch.no_grad()
     def run(self, images: Tensor, keep: Keep) -> None:
         """A pass in eval mode: `keep(name, output)` is called at every point, in its order, once a pass."""
-        found = {} if self.is_given else self.blocks
-        middles = [point for name, block in found.items() for point in _middle(name, block)]
-        seen: set[str] = set()
+        blocks = {} if self.is_given else self.blocks
+        middles = [point for name, block in blocks.items() for point in _middle(name, block)]
+        reported: set[str] = set()
 
         def once(name: str, output: Any) -> None:
             tensor = output[0] if isinstance(output, tuple | list) and output else output
-            if name not in seen and isinstance(tensor, Tensor):
-                seen.add(name)
+            if name not in reported and isinstance(tensor, Tensor):
+                reported.add(name)
                 keep(name, tensor)
 
         def enter(name: str, _block: nn.Module, inputs: tuple[Any, ...]) -> None:
             self._see(name, inputs[:1])
-            if name == next(iter(found), None):
+            if name == next(iter(blocks), None):
                 once(STEM, inputs)
 
         def leave(name: str, _block: nn.Module, _inputs: Any, output: Any) -> None:

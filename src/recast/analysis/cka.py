@@ -60,10 +60,10 @@ def tabulate_cka(models: Mapping[str, nn.Module], batches: Batches) -> Table:
     RUN/analysis/cka.csv: a row a pair of layers, in one pass over the images. Raises `RecastError` as `cka` does."""
     pairs = [(next(iter(models)), other) for other in models]
     rows: list[SimilarityLine] = []
-    for (a, b), found in zip(pairs, _similarities(models, {}, pairs, batches()), strict=True):
-        for layer_a, values in zip(found.layers_a, found.cka.tolist(), strict=True):
-            for layer_b, value in zip(found.layers_b, values, strict=True):
-                rows.append(SimilarityLine(a, layer_a, b, layer_b, value if value == value else None, found.n))
+    for (a, b), similarity in zip(pairs, _similarities(models, {}, pairs, batches()), strict=True):
+        for layer_a, values in zip(similarity.layers_a, similarity.cka.tolist(), strict=True):
+            for layer_b, value in zip(similarity.layers_b, values, strict=True):
+                rows.append(SimilarityLine(a, layer_a, b, layer_b, value if value == value else None, similarity.n))
     return Table.of("cka", SimilarityLine, rows)
 
 
@@ -101,11 +101,11 @@ def _similarities(
 
 def _grams(name: str, sequence: BlockSequence, images: Tensor) -> tuple[tuple[str, ...], Tensor]:
     """Names of a model's layers, and the U-centred Gram matrix of each, (layers, n²)."""
-    found: dict[str, Tensor] = {}
-    sequence.run(images, lambda at, x: found.update({at: centred_gram(x).flatten()}))
-    if not found:
+    grams: dict[str, Tensor] = {}
+    sequence.run(images, lambda at, x: grams.update({at: centred_gram(x).flatten()}))
+    if not grams:
         raise RecastError(f"none of the layers of model {name!r} ran, or none gave a tensor")
-    return tuple(found), torch.stack(list(found.values()))
+    return tuple(grams), torch.stack(list(grams.values()))
 
 
 def centred_gram(x: Tensor) -> Tensor:

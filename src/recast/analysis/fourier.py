@@ -83,9 +83,9 @@ def tabulate_fourier(models: Mapping[str, nn.Module], batches: Batches) -> Table
     """The curves of several models over the same images, as RUN/analysis/fourier.csv: a row per model, block and
     frequency. All models go over the images in one pass. Raises `RecastError` as `fourier` does."""
     lines = [
-        FourierLine(name, curve.block, curve.index, curve.depth, *point, found.mode, found.n)
-        for name, found in _measure(models, batches(), None, "true").items()
-        for curve in found.curves
+        FourierLine(name, curve.block, curve.index, curve.depth, *point, spectra.mode, spectra.n)
+        for name, spectra in _measure(models, batches(), None, "true").items()
+        for curve in spectra.curves
         for point in zip(curve.frequency, curve.delta, strict=True)
     ]
     return Table.of("fourier", FourierLine, lines)
@@ -101,9 +101,9 @@ def _measure(
     n = 0
     for batch in each_batch(images):
         n += len(batch)
-        for one in spectra.values():
-            one.sequence.run(batch, one.add)
-    return {name: one.curves(mode, n) for name, one in spectra.items()}
+        for sums in spectra.values():
+            sums.sequence.run(batch, sums.add)
+    return {name: sums.curves(mode, n) for name, sums in spectra.items()}
 
 
 class _Spectra:

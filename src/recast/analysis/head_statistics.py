@@ -91,11 +91,13 @@ def _measure(
     for batch in each_batch(images) if measured else ():
         for model, layers in measured:
             with in_eval(model), ExitStack() as hooks:
-                for name, one in layers.items():
-                    hooks.enter_context(hooked([(name, one.layer)], before=one.see))
+                for name, layer_sums in layers.items():
+                    hooks.enter_context(hooked([(name, layer_sums.layer)], before=layer_sums.see))
                 model(batch.to(device_of(model)))
     return {
-        name: [head for layer, one in layers.items() if one.images for head in one.heads(name, layer)]
+        name: [
+            head for layer, layer_sums in layers.items() if layer_sums.images for head in layer_sums.heads(name, layer)
+        ]
         for name, layers in sums.items()
     }
 
@@ -120,7 +122,7 @@ class _Sums:
         scale = torch.tensor(geometry.upsample, device=x.device)
         columns = geometry.padded_size(height, width)[1]
         sums = torch.zeros_like(self._sums)
-        seen = 0
+        rows = 0
         for at, maps in pieces(self.layer, x, chosen.to(x.device)):
             # half precision has too few digits for sums over a map
             maps = maps.to(torch.promote_types(maps.dtype, torch.float32))
@@ -138,9 +140,9 @@ class _Sums:
                 ]
             )
             sums += measured.sum(dim=(1, 3)).cpu().double()
-            seen += len(maps) * len(at)
+            rows += len(maps) * len(at)
         # maps that are the same for all images were given once
-        self._sums += sums * (len(x) * len(chosen) / seen)
+        self._sums += sums * (len(x) * len(chosen) / rows)
         self.images += len(x)
         self._queries = len(chosen)
 

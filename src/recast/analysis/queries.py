@@ -34,11 +34,11 @@ def pieces(layer: RecastLayer, x: Tensor, chosen: Tensor) -> Iterator[tuple[Tens
     if not isinstance(layer, CMHSA) and not bool(layer.coefficients().content.any()):
         x = x[:1]
     rows, columns = layer.geometry.padded_size(*x.shape[-2:])
-    one = layer.num_heads * rows * columns
+    size = layer.num_heads * rows * columns
     most = MAX_NUMBERS if x.device.type == "cpu" else MAX_NUMBERS_ON_ACCELERATORS
-    for some in x.split(max(1, most // (one * len(chosen)))):
+    for some in x.split(max(1, most // (size * len(chosen)))):
         maps = rows_of(layer, some)
-        for at in chosen.split(max(1, most // one)):
+        for at in chosen.split(max(1, most // size)):
             yield at, maps(at)
 
 

@@ -108,7 +108,7 @@ class Record(dict[str, Attention]):
 @typed("model")
 @contextmanager
 def record(model: nn.Module) -> Iterator[Record]:
-    """Record attention during forward passes, with its gradients left out: `with record(model) as maps: model(x)`.
+    """Record attention during forward passes, without gradients: `with record(model) as maps: model(x)`.
 
     `maps[name]` is the `Attention` of a layer's latest call, in full: of recast layers (with the parts of the mix),
     attention pools, timm's attention (ViT, DeiT, CaiT, ConViT, BEiT, EVA …), `nn.MultiheadAttention`, and ResMLP's
@@ -116,6 +116,20 @@ def record(model: nn.Module) -> Iterator[Record]:
     warning says so. Fused attention is switched off inside, and outputs differ by rounding from those outside. What has
     no maps, as attention within windows or over fewer keys (Swin, PVT) and MLPs over tokens (Mixer), is named in
     `maps.left_out`.
+
+    Args:
+        model: any network.
+
+    Returns:
+        A context manager of a `Record`, module name → `Attention`.
+
+    Example:
+        >>> layer = recast.CMHSA(4, 8, recast.Geometry((3, 3)))
+        >>> layer.set_size_(6, 6)
+        >>> with recast.record(layer) as maps:
+        ...     _ = layer(torch.randn(2, 4, 6, 6))
+        >>> maps[""].mix.shape  # images, heads, queries, keys
+        torch.Size([2, 9, 16, 36])
     """
     maps = Record()
 
@@ -216,12 +230,12 @@ def class_maps(model: nn.Module, x: Tensor) -> Tensor:
 def token_names(model: nn.Module, count: int) -> tuple[str, ...]:
     """What the `count` tokens before the patches are, by the names of the network's parameters; all of them registers
     where the network pools its patches (BEiT, `global_pool="avg"`, attention pooling)."""
-    known = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
+    parameters = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
     pooling = getattr(model, "global_pool", None)
     if attention_pools(model) or (isinstance(pooling, str) and pooling not in ("token", "")):
         return tuple(f"register {i + 1}" for i in range(count))  # the answer comes from the patches: nobody reads these
-    names = [] if known.isdisjoint({"cls_token", "class_token", "class_embedding"}) else ["class token"]
-    if "dist_token" in known:
+    names = [] if parameters.isdisjoint({"cls_token", "class_token", "class_embedding"}) else ["class token"]
+    if "dist_token" in parameters:
         names.append("distillation token")
-    word = "token" if known.isdisjoint({"reg_token", "register_tokens"}) else "register"
+    word = "token" if parameters.isdisjoint({"reg_token", "register_tokens"}) else "register"
     return tuple([*names, *(f"{word} {i + 1}" for i in range(count - len(names)))][:count])

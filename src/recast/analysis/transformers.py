@@ -65,8 +65,8 @@ class Grids:
     def of_patches(self, batch: int, patches: int) -> tuple[int, int] | None:
         """Rows and columns of so many patches: those of a map that fits, else the grid of the image's own shape, one
         stride for both directions (later stages of LeViT and MViT make no maps). None where there is neither."""
-        if (found := self.of(batch, patches, max_prefix=0)) is not None or self._image is None:
-            return found
+        if (grid := self.of(batch, patches, max_prefix=0)) is not None or self._image is None:
+            return grid
         height, width = self._image
         rows = math.isqrt(patches * height // width)
         fits = [r for r in (rows, rows + 1) if r and patches % r == 0 and r * width == patches // r * height]

@@ -31,9 +31,9 @@ def split_name(name: str) -> tuple[str, str]:
     raise RecastError(f"a model is named {FORMS}, got {shown(name)}")
 
 
-def unknown_model(source: str, name: str, known: Iterable[str], torchvision: Iterable[str] = ()) -> RecastError:
+def unknown_model(source: str, name: str, names: Iterable[str], torchvision: Iterable[str] = ()) -> RecastError:
     """What is told of a name that `source` does not know: the nearest that it knows, or that torchvision has it."""
-    close = f" Did you mean torchvision:{name}?" if name in torchvision else suggest(name[:100], known)
+    close = f" Did you mean torchvision:{name}?" if name in torchvision else suggest(name[:100], names)
     return RecastError(f"{source} has no model {shown(name)}.{close} A model is named {FORMS}")
 
 

@@ -38,8 +38,8 @@ def register(name: str, model_class: type[nn.Module], doc: str, defaults: dict[s
     """
 
     def entrypoint(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        own = {**deepcopy(options), **deepcopy(defaults)}  # timm changes what it is given
-        model: nn.Module = build_model_with_cfg(model_class, name, pretrained, **own | kwargs)
+        settings = {**deepcopy(options), **deepcopy(defaults)}  # timm changes what it is given
+        model: nn.Module = build_model_with_cfg(model_class, name, pretrained, **settings | kwargs)
         return model
 
     entrypoint.__name__ = entrypoint.__qualname__ = name

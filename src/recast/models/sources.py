@@ -52,8 +52,8 @@ def check_registered(source: str, name: str) -> None:
     if source == "timm" and timm.is_model(architecture):
         tags = [full.partition(".")[2] for full in timm.list_models(f"{architecture}.*", include_tags=True)]
         if tag and tag not in tags:
-            told = ", ".join(filter(None, tags)) or "none"
-            raise RecastError(f"timm's {architecture} has no tag {tag!r}, only {told}")
+            names = ", ".join(filter(None, tags)) or "none"
+            raise RecastError(f"timm's {architecture} has no tag {tag!r}, only {names}")
         return
     from torchvision import models
 
@@ -125,10 +125,10 @@ def _torchvision(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Modu
             options["aux_loss"] = True
         return models.get_model(name, weights=None, **kwargs, **options)
     weights = models.get_model_weights(name).DEFAULT
-    own = len(weights.meta["categories"])
-    if kwargs.get("num_classes", own) != own:
+    classes = len(weights.meta["categories"])
+    if kwargs.get("num_classes", classes) != classes:
         raise RecastError(
-            f"torchvision's weights of {name} have {own - is_detector} classes, got num_classes="
+            f"torchvision's weights of {name} have {classes - is_detector} classes, got num_classes="
             f"{kwargs['num_classes'] - is_detector}: "
             "set model.new_head"
         )
@@ -191,18 +191,18 @@ def _function(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
 def _find_function(name: str) -> Callable[..., Any]:
     """The function or class of a name. Raises RecastError for what makes no network, before anything is called."""
     module_name, _, function_name = name.partition(":")
-    own = {*sys.stdlib_module_names, *sys.builtin_module_names}
-    if module_name.partition(".")[0] in own or "__main__" in module_name.split("."):
+    standard = {*sys.stdlib_module_names, *sys.builtin_module_names}
+    if module_name.partition(".")[0] in standard or "__main__" in module_name.split("."):
         raise RecastError(f"{name} is of Python's own library, which makes no networks: a model is named {FORMS}")
     with _told(f"cannot import {module_name} for model {name}{elsewhere(name)}"):
         module = importlib.import_module(module_name)
     function = getattr(module, function_name, None)
     if not callable(function):
-        known = [key for key, value in vars(module).items() if callable(value)]
-        raise RecastError(f"{module_name} has no function {function_name!r}.{suggest(function_name, known)}")
+        functions = [key for key, value in vars(module).items() if callable(value)]
+        raise RecastError(f"{module_name} has no function {function_name!r}.{suggest(function_name, functions)}")
     inner = function.func if isinstance(function, partial) else inspect.unwrap(function)
     is_network = isinstance(inner, type) and issubclass(inner, nn.Module)
-    is_python = isinstance(inner, types.FunctionType) and inner.__module__.partition(".")[0] not in own
+    is_python = isinstance(inner, types.FunctionType) and inner.__module__.partition(".")[0] not in standard
     if not (is_network or (is_python and _may_return_network(inner))):
         raise RecastError(f"{name} is no function or class that makes an nn.Module: it is not called")
     return function
@@ -211,14 +211,14 @@ def _find_function(name: str) -> Callable[..., Any]:
 def _may_return_network(function: Callable[..., Any]) -> bool:
     """Whether what a function says of its result allows a network; most say nothing."""
     try:
-        told = get_type_hints(function).get("return", nn.Module)
+        result = get_type_hints(function).get("return", nn.Module)
     except Exception:  # names that only a type checker knows
         return True
-    return not isinstance(told, type) or issubclass(told, nn.Module) or issubclass(nn.Module, told)
+    return not isinstance(result, type) or issubclass(result, nn.Module) or issubclass(nn.Module, result)
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def _told(action: str) -> Iterator[None]:
     """Whatever the user's code raises, or leaving the program, as RecastError."""
     try:
         yield
@@ -226,4 +226,4 @@ def _told(what: str) -> Iterator[None]:
         raise
     except BaseException as error:
         kind = "" if isinstance(error, ModuleNotFoundError) else f"{type(error).__name__}: "
-        raise RecastError(f"{what}: {kind}{first_line(error)}") from error
+        raise RecastError(f"{action}: {kind}{first_line(error)}") from error

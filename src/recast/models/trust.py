@@ -84,8 +84,8 @@ def import_path(name: str) -> Iterator[None]:
         # a console script does not look there, `python -m` does: both should find the user's file
         sys.path.insert(0, here)
     else:
-        said = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-        asked = any(os.path.realpath(path) == here for path in said)
+        listed = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        asked = any(os.path.realpath(path) == here for path in listed)
         sys.path[:] = [path for path in before if asked or (path and os.path.realpath(path) != here)]
     try:
         yield

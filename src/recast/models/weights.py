@@ -130,11 +130,11 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     its checksum is of (files of `recast.save` carry one)."""
     try:
         with safe_open(path, framework="pt") as file:
-            told = file.metadata() or {}
+            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # `file` is no mapping
     except (SafetensorError, OSError, ValueError) as error:
         raise RecastError(f"checkpoint {path} is truncated or not a safetensors file ({error})") from None
-    if CHECKSUM in told and told[CHECKSUM] != checksum(told.get(HEADER), tensors):
+    if CHECKSUM in metadata and metadata[CHECKSUM] != checksum(metadata.get(HEADER), tensors):
         raise RecastError(f"checkpoint {path} is damaged: its checksum is of other content. Use a copy or make it anew")
     return tensors
 
@@ -213,21 +213,21 @@ def load_weights_(model: nn.Module, weights: Mapping[str, Tensor], source: str |
 
 def mismatch(model: nn.Module, weights: Mapping[str, Tensor]) -> str:
     """What keeps `weights` from loading strictly into `model`, in one line; empty if nothing does."""
-    own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    both = [name for name in own if name in weights]
-    missing = [name for name in own if name not in weights and not name.endswith(".num_batches_tracked")]
-    unexpected = [name for name in weights if name not in own]
-    shapes = [name for name in both if own[name].shape != weights[name].shape]
-    kinds = [name for name in both if own[name].is_floating_point() > weights[name].is_floating_point()]
+    state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    both = [name for name in state if name in weights]
+    missing = [name for name in state if name not in weights and not name.endswith(".num_batches_tracked")]
+    unexpected = [name for name in weights if name not in state]
+    shapes = [name for name in both if state[name].shape != weights[name].shape]
+    kinds = [name for name in both if state[name].is_floating_point() > weights[name].is_floating_point()]
     parts = [
-        f"{len(names)} {what} (first: {names[0]}{detail(names[0])})"
-        for names, what, detail in (
+        f"{len(names)} {problem} (first: {names[0]}{detail(names[0])})"
+        for names, problem, detail in (
             (missing, "missing", lambda name: ""),
             (unexpected, "unexpected", lambda name: ""),
             (
                 shapes,
                 "of another shape",
-                lambda name: f" is {tuple(weights[name].shape)}, the model's is {tuple(own[name].shape)}",
+                lambda name: f" is {tuple(weights[name].shape)}, the model's is {tuple(state[name].shape)}",
             ),
             (kinds, "not floating point", lambda name: f" is {weights[name].dtype}"),
         )
@@ -235,18 +235,18 @@ def mismatch(model: nn.Module, weights: Mapping[str, Tensor]) -> str:
     ]
     if missing or unexpected:
         parts.append("build the network that these weights were saved from")
-    if shapes and not (missing or unexpected or kinds) and (classes := _head_classes(shapes, own, weights)):
+    if shapes and not (missing or unexpected or kinds) and (classes := _head_classes(shapes, state, weights)):
         parts.append(f"these weights have {classes} classes: set num_classes={classes}")
     if any(name.rpartition(".")[2] == "pos_embed" for name in shapes):
         parts.append("its positions are of another image size: set model.input_size to resample them")
     return ", ".join(parts)
 
 
-def _head_classes(shapes: list[str], own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> int | None:
+def _head_classes(shapes: list[str], state: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> int | None:
     """Number of classes of the file if only the rows of one layer differ, else None."""
     layers = {name.rpartition(".")[0] for name in shapes}
     rows = {len(weights[name]) for name in shapes if weights[name].ndim}
-    same_rest = all(own[name].shape[1:] == weights[name].shape[1:] for name in shapes)
+    same_rest = all(state[name].shape[1:] == weights[name].shape[1:] for name in shapes)
     return rows.pop() if len(layers) == 1 and len(rows) == 1 and same_rest else None
 
 

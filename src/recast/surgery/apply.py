@@ -26,15 +26,32 @@ from recast.tracing.examples import check_not_lazy
 @typed("model", "plan", "steps")
 @torch.inference_mode(False)
 def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None) -> nn.Module:
-    """Replace the planned convolutions of `model`, and its pooling where the plan says so, by attention, in place;
-    returns the model (a new one if it is a conv itself).
+    """Replace the planned convolutions of `model`, and its pooling if planned, by attention, in place.
 
-    A network in torch.compile, DataParallel or an average of weights is recast inside, DistributedDataParallel refused.
-    With the linear gate at its start and `stride="keep"` the model computes exactly what it did, with attention pooling
-    that starts as the average to rounding. `steps` names the steps to take now (all by default, and the pool); later
-    calls with the same plan may take others, and `attention_pool_(model, config=plan.pool)` the pool. Every check, and
-    every new layer, comes before the first change. Raises `RecastError` if the plan is for another model, a layer or
-    the pooling is already recast, or weights are not finite.
+    With the linear gate at its start and `stride="keep"` the model computes exactly what it did; attention pooling that
+    starts as the average adds rounding. A network in torch.compile, DataParallel or an average of weights is recast
+    inside.
+
+    Args:
+        model: the network that was planned.
+        plan: from `plan`, possibly edited.
+        steps: names of the steps to take now. Default: all, and the pool. Later calls with the same plan may take
+            others, and `attention_pool_(model, config=plan.pool)` the pool.
+
+    Returns:
+        The model; a new one if it is a convolution itself.
+
+    Raises:
+        RecastError: before any change, if the plan is for another model, a layer or the pooling is already recast,
+            weights are not finite, or the model is in DistributedDataParallel.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        >>> images = torch.randn(2, 3, 8, 8)
+        >>> before = model(images)
+        >>> model = recast.recast_(model, recast.plan(model, images)).eval()
+        >>> type(model[0]).__name__, torch.equal(model(images), before)
+        ('GPSA', True)
     """
     if steps is not None and not steps:
         return model
@@ -75,8 +92,8 @@ def check_recast(model: nn.Module, plan: Plan, chosen: Plan) -> tuple[dict[str, 
 
     Raises `RecastError` for whatever `recast_` would refuse.
     """
-    if not chosen.steps and chosen.pool is None and plan.model != (own := type(model).__name__):
-        raise RecastError(f"the plan is for another model, {plan.model} and not {own}, and has no step")
+    if not chosen.steps and chosen.pool is None and plan.model != (kind := type(model).__name__):
+        raise RecastError(f"the plan is for another model, {plan.model} and not {kind}, and has no step")
     done = plan_of(model)
     begun = done is not None and bool(done.steps)
     if done is not None and begun and chosen.steps:  # it goes on with the plan it was begun with
@@ -89,8 +106,8 @@ def check_recast(model: nn.Module, plan: Plan, chosen: Plan) -> tuple[dict[str, 
     layers = {step.name: _layer(modules[step.name], plan, step, continued=begun) for step in chosen.steps}
     for step in chosen.steps:
         norm = step.fold and step.fold.batch_norm
-        found = dict(model.named_modules()).get(norm or "")
-        if norm and not (is_batch_norm(found) and found.num_features == step.output[0]):  # type: ignore[union-attr]
+        module = dict(model.named_modules()).get(norm or "")
+        if norm and not (is_batch_norm(module) and module.num_features == step.output[0]):  # type: ignore[union-attr]
             raise RecastError(
                 f"the plan is for another model: {type(model).__name__} has no BatchNorm {norm!r}, which was folded "
                 f"into {step.name}"
@@ -121,10 +138,10 @@ def _layer(module: nn.Module, plan: Plan, step: Step, continued: bool) -> nn.Mod
     the step's new geometry."""
     layer = convert(module, plan.config)
     expected = step.geometry if continued else step.parent_geometry
-    found = (layer.in_channels, layer.out_channels, layer.geometry, layer.groups)
-    if found != (step.input[0], step.output[0], expected, step.groups):
+    shape = (layer.in_channels, layer.out_channels, layer.geometry, layer.groups)
+    if shape != (step.input[0], step.output[0], expected, step.groups):
         raise RecastError(
-            f"the plan is for another model: {step.name} is {found[0]} → {found[1]} {found[2]}, "
+            f"the plan is for another model: {step.name} is {shape[0]} → {shape[1]} {shape[2]}, "
             f"planned {step.input[0]} → {step.output[0]} {expected}"
         )
     if layer.geometry != step.geometry:
@@ -165,9 +182,21 @@ def _edits(plan: Plan, taken: Sequence[Step]) -> tuple[Edit, ...]:
 
 @typed("model")
 def refresh_gates_(model: nn.Module) -> nn.Module:
-    """Look at the gates of every GPSA layer so that eval skips closed heads (γ = s = 0); returns the model.
+    """Read the gates of every GPSA layer, so that eval skips closed heads (γ = s = 0).
 
-    Call it whenever the weights were changed by something other than `load` or `fit` and speed in eval matters.
+    Call it after weights were changed in eval mode by anything but `load`, if speed matters.
+
+    Args:
+        model: a recast network.
+
+    Returns:
+        The model.
+
+    Example:
+        >>> layer = recast.GPSA(4, 8, recast.Geometry((3, 3))).eval()
+        >>> _ = layer.gamma.data.fill_(0.5)
+        >>> recast.refresh_gates_(layer).open_heads
+        (0, 1, 2, 3, 4, 5, 6, 7, 8)
     """
     for layer in gpsa_layers(model).values():
         layer.refresh_gates()

@@ -79,7 +79,7 @@ class Exactness:
             self.backend,
             {n: _larger(self.layers.get(n, 0.0), other.layers.get(n, 0.0)) for n in self.layers | other.layers},
             predictions,
-            {n: max(found.get(n, 0.0) for found in (self.signal, other.signal)) for n in self.signal | other.signal},
+            {n: max(shares.get(n, 0.0) for shares in (self.signal, other.signal)) for n in self.signal | other.signal},
             other.worst if self.max_relative_error < other.max_relative_error else self.worst,
         )
 
@@ -125,7 +125,7 @@ def worst_channel(a: Tensor, b: Tensor, ranges: Tensor | None = None) -> tuple[f
         return 0.0, None
     if not all(t.is_floating_point() or t.is_complex() for t in (a, b)):
         a, b = a.cpu().double(), b.cpu().double()
-    tiny, found = torch.finfo(b.dtype).tiny, []
+    tiny, candidates = torch.finfo(b.dtype).tiny, []
     for axis in sorted({1, b.dim() - 1}) if b.dim() > 1 else (None,):
         errors, sizes = (t.abs().movedim(axis or 0, 0).reshape(1 if axis is None else t.shape[axis], -1).amax(1)
                          for t in (a - b, b))  # fmt: skip
@@ -134,5 +134,5 @@ def worst_channel(a: Tensor, b: Tensor, ranges: Tensor | None = None) -> tuple[f
         alive = sizes[sizes > 0]
         floor = torch.minimum(sizes.max(), OUTLIER * alive.median()) if len(alive) else sizes.max()
         worst, channel = (errors / sizes.clamp_min(floor).clamp_min(tiny)).max(0)
-        found.append((float(worst), int(channel) if axis == 1 else None))
-    return max(found, key=lambda pair: pair[0])
+        candidates.append((float(worst), int(channel) if axis == 1 else None))
+    return max(candidates, key=lambda pair: pair[0])

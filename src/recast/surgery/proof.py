@@ -56,8 +56,8 @@ def fingerprint(model: nn.Module) -> str | None:
 def proof_of(model: nn.Module) -> Proof:
     """What is known of a model; of one of which nothing was noted, the fingerprint that it has now."""
     network = unwrapped(model)
-    found = getattr(network, "recast_proof", None)
-    return found if isinstance(found, Proof) else Proof(fingerprint(network))
+    proof = getattr(network, "recast_proof", None)
+    return proof if isinstance(proof, Proof) else Proof(fingerprint(network))
 
 
 def note_(model: nn.Module, proof: Proof) -> None:

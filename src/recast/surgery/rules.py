@@ -52,19 +52,19 @@ def find_rule(module: nn.Module) -> tuple[type[nn.Module], Rule] | None:
     A base's rule holds only for subclasses that compute what the base computes: one that overrides `forward` (a weight
     standardised on the fly, padding that depends on the input) needs a rule of its own.
     """
-    own = type(module)
-    for kind in own.__mro__:
-        if kind in _RULES:
-            same = all(getattr(own, name, None) is getattr(kind, name, None) for name in FORWARD)
-            return (kind, _RULES[kind]) if same else None
+    kind = type(module)
+    for base in kind.__mro__:
+        if base in _RULES:
+            same = all(getattr(kind, name, None) is getattr(base, name, None) for name in FORWARD)
+            return (base, _RULES[base]) if same else None
     return None
 
 
 def convert(module: nn.Module, config: RecastConfig) -> RecastLayer:
     """The layer that a module becomes. Raises `RecastError` if its rule cannot take it; there must be one."""
-    found = find_rule(module)
-    assert found is not None, refusal(module)
-    return found[1](module, config)
+    rule = find_rule(module)
+    assert rule is not None, refusal(module)
+    return rule[1](module, config)
 
 
 def is_convolution(module: nn.Module) -> bool:
@@ -90,8 +90,8 @@ def weight_hook(conv: nn.Module) -> WeightNorm | SpectralNorm | None:
 def parametrization_of(module: nn.Module) -> parametrize.ParametrizationList | None:
     """What computes the weight of a module, if `torch.nn.utils.parametrize` does."""
     makers = getattr(module, "parametrizations", None)
-    found = makers["weight"] if isinstance(makers, nn.ModuleDict) and "weight" in makers else None
-    return found if isinstance(found, parametrize.ParametrizationList) else None
+    maker = makers["weight"] if isinstance(makers, nn.ModuleDict) and "weight" in makers else None
+    return maker if isinstance(maker, parametrize.ParametrizationList) else None
 
 
 # --- what cannot be recast --------------------------------------------------------------------------------------------
@@ -134,12 +134,12 @@ def refusal(module: nn.Module) -> str | None:
 def _hung_on(module: nn.Module) -> str | None:
     """What somebody hung on a convolution of torch or timm, which the new layer would lose: a buffer, a parameter, a
     module, a hook of its state. (A rule of one's own knows its module.)"""
-    found = find_rule(module)
-    if found is None or found[0].__module__.partition(".")[0] not in ("torch", "timm") or weight_hook(module):
+    rule = find_rule(module)
+    if rule is None or rule[0].__module__.partition(".")[0] not in ("torch", "timm") or weight_hook(module):
         return None
-    kind, known = type(module).__name__, ("weight", "bias", "gain", "parametrizations")
+    kind, expected = type(module).__name__, ("weight", "bias", "gain", "parametrizations")
     for name in (*module._buffers, *module._parameters, *module._modules):
-        if name not in known:
+        if name not in expected:
             return f"{kind} has a {name!r} of its own, which the new layer would lose"
     # (torch's own weight_norm has one for the names of before)
     loads = {} if parametrization_of(module) is not None else module._load_state_dict_pre_hooks
@@ -171,14 +171,14 @@ def held_elsewhere(model: nn.Module, modules: dict[str, nn.Module]) -> dict[str,
         places.setdefault(id(module), []).append(name)
         for parameter in module.parameters(recurse=False):
             holders.setdefault(id(parameter), []).append(name)
-    found: dict[str, str] = {}
+    shared: dict[str, str] = {}
     for name, module in modules.items():
         inside = tuple(f"{place}." for place in places[id(module)])
-        for own, parameter in module.named_parameters():
+        for key, parameter in module.named_parameters():
             outside = [n for n in holders[id(parameter)] if "." not in inside and not f"{n}.".startswith(inside)]
             if outside:
-                found.setdefault(name, f"{own} with {outside[0] or type(model).__name__}")
-    return found
+                shared.setdefault(name, f"{key} with {outside[0] or type(model).__name__}")
+    return shared
 
 
 # --- the rules: `nn.Conv2d`, `nn.ConvTranspose2d`, timm's convolutions with SAME padding or standardised weights ------

@@ -21,9 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Schedule(Checked):
-    """Which steps of a plan become attention before which epoch. Plain data: `due` reads, nothing is ever changed.
+    """Dates at which the steps of a plan become attention. Immutable.
 
-    Made by `at_once`, `progressive`, `listed` and `learned`; each takes the plan, whose steps it dates.
+    Made by `at_once`, `progressive`, `listed` and `learned`, each from a plan.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1))
+        >>> plan = recast.plan(model, torch.randn(1, 3, 8, 8), where="all")
+        >>> schedule = recast.Schedule.progressive(plan, epochs=30)
+        >>> schedule.due(11), schedule.due(21)
+        (('1',), ('0',))
     """
 
     name: str
@@ -71,7 +78,7 @@ class Schedule(Checked):
 
         Raises RecastError for an epoch below 1, a name that matches no step, and a layer with two dates.
         """
-        layers, found = _layers(plan), dict[str, int]()
+        layers, epochs = _layers(plan), dict[str, int]()
         check_value(Mapping[int, list[str]], dates, "dates (epoch → list of layers)")
         for epoch, patterns in dates.items():
             if epoch < 1:
@@ -84,9 +91,9 @@ class Schedule(Checked):
                         f"{', '.join(layers)}.{suggest(pattern, layers)}"
                     )
                 for layer in named:
-                    if found.setdefault(layer, epoch) != epoch:
-                        raise RecastError(f"{layer} has two dates, epoch {found[layer]} and {epoch}: keep one")
-        return cls(name, layers, found)
+                    if epochs.setdefault(layer, epoch) != epoch:
+                        raise RecastError(f"{layer} has two dates, epoch {epochs[layer]} and {epoch}: keep one")
+        return cls(name, layers, epochs)
 
     @classmethod
     def learned(cls, plan: Plan) -> Schedule:
@@ -128,9 +135,9 @@ class Schedule(Checked):
         return {"name": self.name, "layers": list(self.layers), "dates": dict(self.dates), "slots": list(self.slots)}
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Schedule:
+    def from_dict(cls, data: Mapping[str, Any]) -> Schedule:
         """The inverse of `to_dict`."""
-        return read_fields(cls, found, "the schedule")
+        return read_fields(cls, data, "the schedule")
 
     def __str__(self) -> str:
         """Every layer with its date, in the order of the dates."""

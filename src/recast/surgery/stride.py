@@ -60,10 +60,10 @@ def check_edits(model: nn.Module, edits: Iterable[Edit], planned_for: str) -> No
         else:
             fits = module is not None and (edit.action != "stride_1" or hasattr(module, "stride"))
         if not fits:
-            found = "no such layer" if module is None else f"a {type(module).__name__} there"
+            actual = "no such layer" if module is None else f"a {type(module).__name__} there"
             raise RecastError(
                 f"the plan is for another model: it changes {edit.name!r} ({edit.action.replace('_', ' ')}), and "
-                f"{type(model).__name__} has {found} (planned for {planned_for})"
+                f"{type(model).__name__} has {actual} (planned for {planned_for})"
             )
 
 
@@ -97,7 +97,7 @@ def plan_stride_edits(
     `spatial` holds every convolution with more than one tap. Raises `RecastError` where a shortcut is unknown, where
     the strided convolution is not in the last stage, or where a layer cannot be dilated.
     """
-    sizes = {name: found[0].output[2:] for name, found in calls.items()}
+    sizes = {name: uses[0].output[2:] for name, uses in calls.items()}
     order = [name for name in calls if name in spatial]
     if pointwise := [name for name in selected if name not in spatial]:
         raise RecastError(f"stride={mode!r} works on blocks: {pointwise[0]} is 1×1, recast it with stride='keep'")
@@ -148,10 +148,10 @@ def _shortcut_edits(model: nn.Module, name: str, mode: Mode) -> list[Edit]:
     """
     block_name = name.rpartition(".")[0]
     block = model.get_submodule(block_name)
-    found = [key for key in ("downsample", "shortcut") if isinstance(getattr(block, key, None), nn.Module)]
-    if not found:
+    keys = [key for key in ("downsample", "shortcut") if isinstance(getattr(block, key, None), nn.Module)]
+    if not keys:
         return []
-    path, shortcut = f"{block_name}.{found[0]}".lstrip("."), getattr(block, found[0])
+    path, shortcut = f"{block_name}.{keys[0]}".lstrip("."), getattr(block, keys[0])
     children = shortcut.named_children() if isinstance(shortcut, nn.Sequential) else ()
     layers = {f"{path}.{child}": layer for child, layer in children} or {path: shortcut}
     edits = []

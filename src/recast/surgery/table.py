@@ -45,8 +45,8 @@ def layers(steps: Sequence[Step], before: Cost, after: Cost, width: int) -> str:
     table = _layers(steps, before, after, is_wide=True)
     if Console(width=WIDTH).measure(table).maximum > width:
         table = _layers(steps, before, after, is_wide=False)
-    kept = " → ".join(quantity(cost.fixed_bytes, "B", 1024) for cost in (before, after))
-    note = f"MACs and activations are for one image; a training step also keeps {kept} whatever the batch"
+    fixed = " → ".join(quantity(cost.fixed_bytes, "B", 1024) for cost in (before, after))
+    note = f"MACs and activations are for one image; a training step also keeps {fixed} whatever the batch"
     return render(table, width) + "\n" + textwrap.fill(note, width)
 
 
@@ -77,15 +77,15 @@ def _layers(steps: Sequence[Step], before: Cost, after: Cost, is_wide: bool) -> 
     def costs(old: Cost, new: Cost) -> list[str]:
         units = {"parameters": ("", 1000), "macs": ("", 1000), "activation_bytes": ("B", 1024)}
         pairs = ([quantity(getattr(cost, name), *unit) for cost in (old, new)] for name, unit in units.items())
-        return [f"{one}{between}→ {other}" for one, other in pairs]
+        return [f"{before_text}{between}→ {after_text}" for before_text, after_text in pairs]
 
     for step in steps:
         name, heads = step.name or "(the model)", step.geometry.num_heads
         convolution = f"{step.geometry}" + (f" groups {step.groups}" if step.groups > 1 else "")
         why = "" if step.exact else "stride" if step.geometry != step.parent_geometry else "gate"
-        told = f"{name}\n{convolution}, {heads} heads" + (f"\nnot exact: {why}" if why else "")
+        description = f"{name}\n{convolution}, {heads} heads" + (f"\nnot exact: {why}" if why else "")
         table.add_row(
-            *((name, convolution, str(heads)) if is_wide else (told,)),
+            *((name, convolution, str(heads)) if is_wide else (description,)),
             f"{'×'.join(map(str, step.input))}{between}→ {'×'.join(map(str, step.output))}",
             f"{step.queries}{between}× {step.keys}",
             *costs(step.before, step.after),

@@ -1,4 +1,4 @@
-"""Is the recast model the same function? `verify` compares parent and child, layer by layer and end to end."""
+"""`verify`: compare parent and child, layer by layer and end to end."""
 
 from __future__ import annotations
 
@@ -68,20 +68,37 @@ def use_backend(model: nn.Module, backend: Backend | None) -> Iterator[None]:
     """Let every GPSA layer compute with `backend` (None: leave each its own); C-MHSA has one way only."""
     before = [(layer, layer.backend) for layer in gpsa_layers(model).values()]
     try:
-        for layer, own in before:
-            layer.backend = backend or own
+        for layer, original in before:
+            layer.backend = backend or original
         yield
     finally:
-        for layer, own in before:
-            layer.backend = own
+        for layer, original in before:
+            layer.backend = original
 
 
 @typed("model", "plan")
 @torch.no_grad()
 def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
-    """Run `batch` in eval mode and keep what `verify` compares: take it before an in-place recast.
+    """Run `batch` in eval mode and keep the outputs that `verify` compares. Use it before an in-place recast.
 
-    Raises `RecastError` for a model without the plan's layers, and a batch without images.
+    Args:
+        model: the parent.
+        plan: the plan that will be applied.
+        batch: images (B, C, H, W), or another example as `plan` takes it.
+
+    Returns:
+        A `Trace`, the `parent` argument of `verify`.
+
+    Raises:
+        RecastError: for a model without the plan's layers, one that is recast already, and a batch without images.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        >>> images = torch.randn(2, 3, 8, 8)
+        >>> plan = recast.plan(model, images)
+        >>> before = recast.trace(model, plan, images)
+        >>> recast.verify(before, recast.recast_(model, plan), images).ok()
+        True
     """
     check_values(batch, model)
     ranges: dict[str, list[Tensor]] = {}
@@ -167,22 +184,39 @@ def _is_layer(module: nn.Module | None, plan: Plan, step: Step) -> bool:
     if module is None or find_rule(module) is None:
         return isinstance(module, RecastLayer) or (step.fold is not None and isinstance(module, nn.Sequential))
     layer = convert(on_meta(module), plan.config)
-    found = layer.in_channels, layer.out_channels, layer.groups, layer.geometry.kernel
+    shape = layer.in_channels, layer.out_channels, layer.groups, layer.geometry.kernel
     kernels = (step.parent_geometry.kernel, step.fold.kernel if step.fold else ())
-    return found[:3] == (step.input[0], step.output[0], step.groups) and found[3] in kernels
+    return shape[:3] == (step.input[0], step.output[0], step.groups) and shape[3] in kernels
 
 
 @typed("parent", "child", "backend")
 def verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, *, backend: Backend | None = None) -> Exactness:
-    """Compare `child` with its parent (the model, or a `trace` of it taken before the recast) on `batch`.
+    """Compare `child` with its parent on `batch`: outputs, and the outputs of every recast layer.
 
-    Sets eval mode and TF32 off, and restores both, buffers and torch's random state. `backend` makes every layer
-    compute with that code. With `stride="dilate"` layers are compared at the parent's positions, the even ones of the
-    child. `batch` is an example as `plan` takes it. Outputs may be any nest of tensors: mappings, lists, objects with
-    tensors in their attributes. The result says which layers were compared and on what signal: it proves
-    something (`ok`) only where there was one in each. What holds is noted on the child, for `save`.
-    Raises `RecastError` if the outputs cannot be compared, if parent and child are the same object, for a parent that
-    is another network, and for one that is recast itself.
+    Runs in eval mode without TF32, and restores modes, buffers and torch's random state. With `stride="dilate"` layers
+    are compared at the parent's positions, the even ones of the child. A result that holds is noted on the child, for
+    `save`.
+
+    Args:
+        parent: the network before `recast_`, or a `trace` of it.
+        child: the recast network.
+        batch: images (B, C, H, W), or another example as `plan` takes it. Outputs may be any nest of tensors: mappings,
+            lists, objects with tensors in their attributes.
+        backend: compute every layer with this backend.
+
+    Returns:
+        `Exactness`. Its `ok()` is True only if a signal reached every layer.
+
+    Raises:
+        RecastError: if the outputs cannot be compared, if parent and child are the same object, or if the parent is
+            another network or recast itself.
+
+    Example:
+        >>> parent = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        >>> images = torch.randn(2, 3, 8, 8)
+        >>> child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, images))
+        >>> recast.verify(parent, child, images).ok()
+        True
     """
     with _ALONE:
         return _verify(parent, child, batch, backend)
@@ -196,10 +230,10 @@ def _verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, backend
     check_values(batch, child)
     before = parent if isinstance(parent, Trace) else trace(parent, plan, batch)
     with use_backend(child, backend):
-        output, found = _run(child, _layers_of(child, plan), batch)
+        output, outputs = _run(child, _layers_of(child, plan), batch)
         with in_eval(child), torch.no_grad():  # as it just ran
             backends = sorted({layer.chosen_backend() for layer in recast_layers(child).values()})
-    if silent := [name for name in before.layers if name not in found]:
+    if silent := [name for name in before.layers if name not in outputs]:
         raise RecastError(f"the child never calls {silent[0] or 'its layer'}: something goes on calling the old one")
     tensors = _comparable(output, before.output)
     images, (first, reference) = batch_of(batch), (answer_of(output), answer_of(before.output))
@@ -209,7 +243,7 @@ def _verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, backend
     boxes = isinstance(before.output, list) and any(isinstance(item, dict) for item in before.output)
     comparable = not boxes and first.shape == reference.shape and first.dim() > 1 and len(first) == images
     equal = first.argmax(1) == reference.argmax(1) if comparable else torch.zeros(0)
-    layers = {name: _layer_error(found[name], ys, before.ranges[name]) for name, ys in before.layers.items()}
+    layers = {name: _layer_error(outputs[name], ys, before.ranges[name]) for name, ys in before.layers.items()}
     signal = {step.name: before.signal.get(step.name, 0.0) for step in plan.steps}
     if plan.pool is not None:
         with shifted_queries(child), in_eval(child), undisturbed(child), torch.no_grad():
@@ -238,23 +272,23 @@ def _verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, backend
 def _comparable(output: Any, expected: Any) -> dict[str, tuple[Tensor, Tensor]]:
     """The tensors of two outputs in pairs, by their path. Raises `RecastError` unless both are nests of one kind, with
     tensors of the same types (of maps the size may differ, of logits not) and equal other values in the same places."""
-    found, wanted = dict(leaves_of(output)), dict(leaves_of(expected))
+    actual, wanted = dict(leaves_of(output)), dict(leaves_of(expected))
 
     def alike(a: Any, b: Any) -> bool:
         if isinstance(a, Tensor) and isinstance(b, Tensor):
             return a.dtype == b.dtype and a.dim() == b.dim() and (a.dim() > 2 or a.shape[1:] == b.shape[1:])
         return type(a) is type(b) and bool(a == b)
 
-    if found.keys() == wanted.keys():
+    if actual.keys() == wanted.keys():
         for path, value in wanted.items():
-            if not isinstance(value, (Tensor, *PLAIN)) and not alike(found[path], value):
+            if not isinstance(value, (Tensor, *PLAIN)) and not alike(actual[path], value):
                 raise RecastError(
                     f"output{path} is a {type(value).__name__}, which cannot be compared: return tensors, or objects "
                     "with tensors in their attributes"
                 )
-    pairs = {path: (a, b) for path, b in wanted.items() if isinstance(a := found.get(path), Tensor)
+    pairs = {path: (a, b) for path, b in wanted.items() if isinstance(a := actual.get(path), Tensor)
              and isinstance(b, Tensor)}  # fmt: skip
-    if not pairs or found.keys() != wanted.keys() or not all(alike(found[path], b) for path, b in wanted.items()):
+    if not pairs or actual.keys() != wanted.keys() or not all(alike(actual[path], b) for path, b in wanted.items()):
         kinds = (tree_map_only(Tensor, _kind, o) for o in (expected, output))
         raise RecastError("parent and child return different kinds of output: {!r:.80} and {!r:.80}".format(*kinds))
     return pairs
@@ -301,12 +335,12 @@ def swapped_heads(model: nn.Module) -> Iterator[None]:
     makers = parametrization_of(layer)
     # of a computed weight, the tensor that it is made from
     weight = layer.weight if makers is None else max(makers.parameters(recurse=False), key=Tensor.numel)
-    kept, order, middle = weight.detach().clone(), list(range(layer.num_heads)), layer.num_heads // 2
+    original, order, middle = weight.detach().clone(), list(range(layer.num_heads)), layer.num_heads // 2
     order[0], order[middle] = middle, 0
     with torch.no_grad():
-        weight.copy_(kept.flatten(2)[..., order].view_as(kept))
+        weight.copy_(original.flatten(2)[..., order].view_as(original))
     try:
         yield
     finally:
         with torch.no_grad():
-            weight.copy_(kept)
+            weight.copy_(original)

@@ -79,8 +79,8 @@ def part_of(example: Example, index: slice | Tensor) -> Example:
     """The images `index` of an example, and the part of every other tensor that has a row for each image."""
     count = batch_of(example)
     rows = lambda tensor: tensor[index] if tensor.dim() and len(tensor) == count else tensor  # noqa: E731
-    found: Example = tree_map_only(Tensor, rows, dict(example) if isinstance(example, Mapping) else example)
-    return found
+    part: Example = tree_map_only(Tensor, rows, dict(example) if isinstance(example, Mapping) else example)
+    return part
 
 
 def is_image_list(value: object) -> bool:

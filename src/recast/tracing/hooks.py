@@ -90,8 +90,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             for buffer, value in values:
                 if not value.is_meta and not torch.equal(buffer, value):
                     buffer.copy_(value)
-        for held, own in buffers:
-            held.update(own)
+        for held, original in buffers:
+            held.update(original)
 
 
 class _Hook:
@@ -142,18 +142,20 @@ def named(model: nn.Module, names: Iterable[str]) -> list[tuple[str, nn.Module]]
 @contextmanager
 def captured_inputs(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[dict[str, list[Tensor]]]:
     """Collect the first input of every call, cloned: `with captured_inputs(named(model, names)) as seen: model(x)`."""
-    seen: dict[str, list[Tensor]] = {}
-    with hooked(modules, before=lambda name, _module, inputs: seen.setdefault(name, []).append(inputs[0].clone())):
-        yield seen
+    inputs_of: dict[str, list[Tensor]] = {}
+    with hooked(modules, before=lambda name, _module, inputs: inputs_of.setdefault(name, []).append(inputs[0].clone())):
+        yield inputs_of
 
 
 @contextmanager
 def captured_outputs(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[dict[str, list[Tensor]]]:
     """Collect the output of every call, cloned: what follows may change it in place."""
-    seen: dict[str, list[Tensor]] = {}
+    outputs_of: dict[str, list[Tensor]] = {}
 
-    with hooked(modules, after=lambda name, _m, _inputs, output: seen.setdefault(name, []).append(output.clone())):
-        yield seen
+    with hooked(
+        modules, after=lambda name, _m, _inputs, output: outputs_of.setdefault(name, []).append(output.clone())
+    ):
+        yield outputs_of
 
 
 @contextmanager

@@ -87,8 +87,8 @@ def observe(
         reason = error.__cause__ or error
     with _all_trained(model):
         copied = edit or any(p.is_inference() for p in model.parameters())  # of those nothing is kept for a gradient
-        seen = _run(copy_with(model, Tensor.clone) if copied else model, example, batch, names, edit)
-    return replace(seen, failure=f"{type(reason).__name__}: {first_line(reason)}")
+        observed = _run(copy_with(model, Tensor.clone) if copied else model, example, batch, names, edit)
+    return replace(observed, failure=f"{type(reason).__name__}: {first_line(reason)}")
 
 
 @contextmanager

@@ -60,17 +60,17 @@ def closing_(model: nn.Module, images: Tensor, labels: Tensor) -> Iterator[Close
         layer.close_maps_(0.0)
     if not heads_left(model):
         raise RecastError("no head of the network is open: there is nothing to close")
-    told = list(zip(images[::2].split(PART), labels[::2].split(PART), strict=True))
+    batches = list(zip(images[::2].split(PART), labels[::2].split(PART), strict=True))
     with in_eval(model):
-        while added := _added(model, told):
-            left = sorted(added, key=added.__getitem__)
+        while added := _added(model, batches):
+            candidates = sorted(added, key=added.__getitem__)
             losses = []
-            for name, head in left[:TRIED]:
+            for name, head in candidates[:TRIED]:
                 with _without(model.get_submodule(name), head):
-                    losses.append(_loss(model, told))
-            name, head = left[losses.index(min(losses))]
+                    losses.append(_loss(model, batches))
+            name, head = candidates[losses.index(min(losses))]
             close_(model, [(name, head)], images)
-            yield Closed(name, head, _loss(model, told))
+            yield Closed(name, head, _loss(model, batches))
 
 
 def close_(model: nn.Module, heads: list[tuple[str, int]], images: Tensor) -> None:
@@ -93,21 +93,23 @@ def parts_of(images: Tensor) -> tuple[Tensor, ...]:
     return images.tensor_split(-(-len(images) // PART))
 
 
-def _added(model: nn.Module, told: list[tuple[Tensor, Tensor]]) -> dict[tuple[str, int], float]:
+def _added(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> dict[tuple[str, int], float]:
     """What closing adds to the loss, to first order, for every open head."""
     layers = gpsa_layers(model)
     gates = [gate for layer in layers.values() for gate, _ in _gates(layer)]
-    count = sum(len(labels) for _, labels in told)
+    count = sum(len(labels) for _, labels in batches)
     slopes = [torch.zeros_like(gate) for gate in gates]
     asked = [(p, p.requires_grad) for p in model.parameters()]
     for p, _ in asked:
         p.requires_grad_(any(p is gate for gate in gates))
     try:
         with torch.enable_grad():
-            for images, labels in told:
+            for images, labels in batches:
                 loss = F.cross_entropy(model(images).float(), labels, reduction="sum") / count
-                for slope, found in zip(slopes, torch.autograd.grad(loss, gates, materialize_grads=True), strict=True):
-                    slope += found
+                for slope, gradient in zip(
+                    slopes, torch.autograd.grad(loss, gates, materialize_grads=True), strict=True
+                ):
+                    slope += gradient
     finally:
         for p, before in asked:
             p.requires_grad_(before)
@@ -130,9 +132,9 @@ def _gates(layer: GPSA) -> list[tuple[nn.Parameter, tuple[int, ...]]]:
 
 
 @torch.no_grad()
-def _loss(model: nn.Module, told: list[tuple[Tensor, Tensor]]) -> float:
-    sums = [F.cross_entropy(model(images).float(), labels, reduction="sum") for images, labels in told]
-    return float(torch.stack(sums).sum()) / sum(len(labels) for _, labels in told)
+def _loss(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> float:
+    sums = [F.cross_entropy(model(images).float(), labels, reduction="sum") for images, labels in batches]
+    return float(torch.stack(sums).sum()) / sum(len(labels) for _, labels in batches)
 
 
 @contextmanager

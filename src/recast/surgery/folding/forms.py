@@ -113,11 +113,11 @@ def as_it_is(layer: nn.Module, step: Step, batch_norm: str | None = None) -> Ste
     return replace(step, fold=fold, bias_added=step.bias_added or fold.batch_norm is not None)
 
 
-def is_as_told(told: Folded, layer: nn.Module) -> bool:
+def is_as_told(report: Folded, layer: nn.Module) -> bool:
     """Whether a layer has the form that `fold_` reported."""
     form = describe(layer)
-    found = form.convolution, form.kernel, len(form.gaussian_heads), len(form.content_heads)
-    return found == (told.convolution, told.kernel, told.gaussian, told.content)
+    actual = form.convolution, form.kernel, len(form.gaussian_heads), len(form.content_heads)
+    return actual == (report.convolution, report.kernel, report.gaussian, report.content)
 
 
 def _is_whole(layer: GPSA) -> bool:
@@ -204,7 +204,7 @@ def norms_after(model: nn.Module, layers: Mapping[str, nn.Module], batch: Exampl
     norms = {name: module for name, module in model.named_modules() if is_batch_norm(module)}
     with hooked(layers.items(), after=note), hooked(norms.items(), before=meet):
         outputs = tensors_of(run_example(model, batch))
-    once = [(name, seen[0]) for name, seen in takes.items() if len(seen) == 1]
+    once = [(name, makers[0]) for name, makers in takes.items() if len(makers) == 1]
     return {
         layer: norm
         for norm, layer in once
@@ -215,10 +215,10 @@ def norms_after(model: nn.Module, layers: Mapping[str, nn.Module], batch: Exampl
 def _is_only_reader(model: nn.Module, layer: nn.Module, norm: nn.Module, batch: Example, outputs: list[Tensor]) -> bool:
     """Whether nothing but `norm` reads what `layer` gives: with another output of the layer, and the norm's own as it
     was, the model's outputs have the same bits."""
-    kept: list[Tensor] = []
-    with hooked([("", norm)], after=lambda _name, _norm, _inputs, y: kept.append(y.clone())):
+    original: list[Tensor] = []
+    with hooked([("", norm)], after=lambda _name, _norm, _inputs, y: original.append(y.clone())):
         run_example(model, batch)
-    with replaced_output(layer, lambda y: 2 * y + 1), replaced_output(norm, lambda _: kept[0].clone()):
+    with replaced_output(layer, lambda y: 2 * y + 1), replaced_output(norm, lambda _: original[0].clone()):
         changed = tensors_of(run_example(model, batch))
     return all(torch.equal(a, b) for a, b in zip(changed, outputs, strict=True))
 

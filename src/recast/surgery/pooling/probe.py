@@ -58,23 +58,23 @@ class Probe:
 
     def watch(self, names: Iterable[str]) -> list[Done]:
         """What the named modules take and give, in the order in which they finish."""
-        with _watched(named(self.model, names)) as seen:
+        with _watched(named(self.model, names)) as calls:
             self.run(self.example)
-        return seen
+        return calls
 
     def probe(self, run: Callable[[Any], Any], x: Any) -> tuple[Tensor, list[Done]] | None:
         """(what the last linear layer took, all of them) as `run` is given x; None if it cannot take it.
 
         What that layer takes tells answers apart also where its own weights are zero, as those of some networks are.
         """
-        with _watched(named(self.model, self.linear)) as seen:
+        with _watched(named(self.model, self.linear)) as calls:
             try:
                 given = run(x)
             except (AssertionError, IndexError, RuntimeError, TypeError, ValueError):
                 return None
         if not isinstance(given, Tensor) or not (given.is_meta or given.isfinite().all()):
             return None
-        return (seen[-1].input if seen else given), seen
+        return (calls[-1].input if calls else given), calls
 
     @cached_property
     def answer(self) -> tuple[Tensor, list[Done]] | None:
@@ -105,7 +105,7 @@ class Probe:
 
 @contextmanager
 def _watched(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[list[Done]]:
-    seen: list[Done] = []
+    calls: list[Done] = []
     taken: list[Tensor | None] = []  # calls end in the reverse of the order in which they begin
 
     def before(_name: str, _module: nn.Module, inputs: Any) -> None:
@@ -115,10 +115,10 @@ def _watched(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[list[Done]]:
     def after(name: str, module: nn.Module, _inputs: Any, output: Any) -> None:
         x, y = taken.pop(), _first(output)
         if x is not None and y is not None:
-            seen.append(Done(name, module, x, y.clone()))
+            calls.append(Done(name, module, x, y.clone()))
 
     with hooked(modules, before, after):
-        yield seen
+        yield calls
 
 
 def is_one(shape: torch.Size) -> bool:
