@@ -30,7 +30,7 @@ class RecastError(ValueError):
         super().__init__(printable(message, keep="\n\t"))
 
     already_told = False
-    """True where another process of the same run prints it."""
+    """True if another process of the same run prints it."""
 
 
 LONGEST, LONGEST_VALUE = 1000, 100
@@ -38,7 +38,7 @@ LONGEST, LONGEST_VALUE = 1000, 100
 
 
 def shown(value: object) -> str:
-    """A value as a message quotes it, in one line: of a long one the beginning and the end."""
+    """Return a value as a message quotes it, in one line; a long one is cut in the middle."""
     try:
         text = " ".join(repr(value).splitlines())
     except ValueError:  # a whole number of more than 4,300 digits
@@ -47,13 +47,13 @@ def shown(value: object) -> str:
 
 
 def one_line(message: object) -> str:
-    """A message in one line, of a bounded length, without characters that a terminal would obey."""
+    """Return a message in one line of bounded length, without terminal control characters."""
     text = printable(" ".join(str(message).split()))
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 203]} … {text[-200:]}"
 
 
 def printable(text: str, keep: str = "") -> str:
-    """The text with what a terminal would obey written out, but for `keep`: names of files may hold anything."""
+    """Escape terminal control characters in the text, but for `keep`: names of files may hold anything."""
     return OBEYED.sub(lambda match: match[0] if match[0] in keep else match[0].encode("unicode_escape").decode(), text)
 
 
@@ -68,8 +68,10 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def blamed(action: str) -> Iterator[None]:
-    """Let what code of the user's raises inside the block (a forward pass, a loss, a generator) be a `RecastError` that
-    says `what` failed, with the original as its cause."""
+    """Turn exceptions of the user's code in the block (a forward pass, a loss, a generator) into a `RecastError`.
+
+    The message says that `action` failed; the original exception is the cause.
+    """
     try:
         yield
     except RecastError:
@@ -90,7 +92,7 @@ def listed(names: Sequence[str], most: int) -> str:
 
 
 def optional_package(name: str, package: str, purpose: str, error: type[RecastError] = RecastError) -> Any:
-    """The module of an optional package; an `error` that says how to install it."""
+    """Import an optional package, or raise an `error` that says how to install it."""
     try:
         return import_module(name)
     except ImportError as missing:

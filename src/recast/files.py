@@ -35,7 +35,7 @@ HOUR = 3600
 FOLDERS = ("resume", "checkpoints", "finetuned", "scores", "analysis", "explain", "tensorboard", "wandb")
 """Folders of a run, which must lie in it."""
 _HOLDER = re.compile(r"process \d+ on .*")
-"""What a lock says."""
+"""Content of a lock file."""
 MARKS = (b'<meta name="generator" content="recast">', b"Software\0recast")
 """In the pages and the PNG pictures that we write."""
 SEAL = "checksum"
@@ -46,7 +46,7 @@ _HELD: dict[Path, int] = {}
 
 @contextmanager
 def locked(folder: str | Path) -> Iterator[None]:
-    """Be the only writer of `folder` for the block; the same thread may ask again inside of it.
+    """Hold the lock of `folder` for the block; the same thread may enter again.
 
     The folder is made where there is none, and taken away again if nothing came of it; what a writer that was killed
     left half-written is swept. Raises RecastError while another process or thread holds it.
@@ -138,7 +138,7 @@ def _system_lock(path: Path, folder: Path) -> Iterator[None]:
 
 
 def check_path(path: str | Path) -> Path:
-    """The path, as one. Raises RecastError for what no file can be called: too long, a null byte, below a file."""
+    """Return the path. Raises RecastError for an impossible name: too long, a null byte, below a file."""
     try:
         os.lstat(path)
     except FileNotFoundError:
@@ -150,7 +150,7 @@ def check_path(path: str | Path) -> Path:
 
 
 def is_ours(path: Path, *marks: bytes) -> bool:
-    """True for a file with one of these marks at its head: we wrote it."""
+    """Return True for a file with one of these marks at its head, which this library wrote."""
     try:
         with open_now(path) as file:
             head = file.read(2**16)
@@ -176,7 +176,7 @@ def check_place(path: Path, option: str, example: str) -> None:
 
 
 def free_space(folder: Path) -> str:
-    """What is left of the disk below a folder."""
+    """Return the free space of the disk below a folder."""
     return f"{shutil.disk_usage(folder).free / 2**20:,.0f} MiB"
 
 
@@ -224,12 +224,12 @@ def write_json(path: str | Path, content: Mapping[str, Any] | list[Any]) -> None
 
 
 def as_json(content: Mapping[str, Any] | list[Any]) -> str:
-    """The text of a JSON file."""
+    """Return the text of a JSON file."""
     return json.dumps(content, indent=1, ensure_ascii=False, default=str) + "\n"
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file, without a byte order mark. Raises RecastError for a file that is missing or no text."""
+    """Read the text of a file, without a byte order mark. Raises RecastError if it is missing or no text."""
     return decode(_read(path), path)
 
 
@@ -241,12 +241,12 @@ def _read(path: str | Path) -> bytes:
 
 
 def read_json(path: Path, *keys: str) -> dict[str, Any]:
-    """The JSON object in a file, which has these keys."""
+    """Read the JSON object in a file. Raises RecastError if it lacks one of the keys."""
     return require(str(path), parse_json(read_text(path), path), keys)
 
 
 def read_names(path: Path) -> list[str]:
-    """The JSON list of texts in a file."""
+    """Read the JSON list of texts in a file."""
     names = parse_json(read_text(path), path)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise RecastError(f"{path} must be a JSON list of names")
@@ -275,12 +275,12 @@ def sealed(row: Mapping[str, Any]) -> str:
 
 
 def row_digest(row: Mapping[str, Any]) -> str:
-    """What tells a row of metrics.jsonl from all others."""
+    """Return the checksum of a row of metrics.jsonl."""
     return hashlib.sha256(json.dumps(row).encode()).hexdigest()[:16]
 
 
 def require(where: str, data: object, keys: Iterable[str] = ()) -> dict[str, Any]:
-    """`found` as an object that holds `keys`; `where` names it in the error."""
+    """Return `data` if it is an object with `keys`; `where` names it in the error."""
     if not isinstance(data, dict):
         raise RecastError(f"{where} must be a JSON object, got {type(data).__name__}")
     if missing := [key for key in keys if key not in data]:
@@ -289,5 +289,5 @@ def require(where: str, data: object, keys: Iterable[str] = ()) -> dict[str, Any
 
 
 def number(value: object) -> float:
-    """A float, NaN for what is not a number."""
+    """Return a float; NaN for anything but a number."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan

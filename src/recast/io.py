@@ -35,11 +35,11 @@ from recast.surgery.wrappers import unwrapped
 from recast.tracing.examples import check_weights
 
 HUB, HUB_FILE = "hf-hub:", "model.safetensors"
-"""What the name of a repository on the Hugging Face Hub begins with, and the file that it holds."""
+"""Prefix of a repository on the Hugging Face Hub, and the name of its file."""
 
 
 def local_file(path: str | Path) -> Path:
-    """Where a file lies; of hf-hub:user/name[@revision], its copy in the Hub's cache, fetched where it is not there."""
+    """Return the path of a file; hf-hub:user/name[@revision] is fetched into the Hub's cache."""
     if not str(path).startswith(HUB):
         return Path(path)
     from huggingface_hub import hf_hub_download
@@ -92,10 +92,10 @@ def save(
 def write_model(
     model: nn.Module, path: str | Path, constructor: str | dict[str, Any] | None, images: Images, *, tried: bool = True
 ) -> Path:
-    """`save` with the `images` given; `tried`: the constructor is."""
+    """Save a model with the `images` given; with `tried` the constructor is tested."""
     path = Path(path)
     if path.suffix != ".safetensors":
-        raise RecastError(f"weights are saved as .safetensors, got {path.name}")
+        raise RecastError(f"save writes .safetensors, got {path.name}")
     if constructor is not None:
         constructor = {"name": constructor} if isinstance(constructor, str) else constructor
         check_registered(*check_constructor(constructor)[:2])
@@ -190,7 +190,7 @@ def load(path: str | Path, parent: nn.Module | None = None, *, trust: bool = Fal
     header = read_header(path)
     if parent is None:
         if header["constructor"] is None:
-            raise RecastError(f"{path} does not say how to build its parent: pass load(path, parent=model)")
+            raise RecastError(f"{path} has no constructor: pass its parent, load(path, parent=model)")
         model = build_from(header["constructor"], trust=trust)
     else:
         check_weights(parent)

@@ -371,7 +371,7 @@ def test_tokens_without_maps_lie_on_the_grid_of_the_image() -> None:
         class_maps(odd, images)
     with record(odd) as maps:
         odd(images)
-    with pytest.raises(RecastError, match="grid of these tokens is not known"):
+    with pytest.raises(RecastError, match="grid of these tokens is unknown"):
         _ = next(iter(maps.values())).tokens
 
 

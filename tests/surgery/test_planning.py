@@ -122,7 +122,7 @@ def test_examples_with_several_arguments(example: Any) -> None:
 def test_an_example_that_does_not_fit_is_refused(example: Any) -> None:
     with pytest.raises(RecastError):
         plan(small(), example)
-    with pytest.raises(RecastError, match=r"got \(3, 16, 16\): expected \(batch, C, H, W\)"):
+    with pytest.raises(RecastError, match=r"got \(3, 16, 16\), expected \(B, C, H, W\)"):
         plan(nn.Conv2d(3, 4, 3), X[0])
     with pytest.raises(RecastError, match="lazy layers, whose weights have no shape yet"):
         plan(nn.Sequential(nn.LazyConv2d(4, 3)), X)

@@ -1,4 +1,4 @@
-"""Whether attention is at work: how far every head's content map is from a uniform one, and what it adds to the output.
+"""Wakefulness: distance of every head's content map from a uniform one, and its share in the output.
 
 A content map that is uniform gives every query the global mean, whatever its gate says: such a head sleeps, and a run
 whose heads sleep says nothing about attention.
@@ -34,7 +34,7 @@ NAMES = ("entropy", "distance", "content_share", "attention_share")
 def wakefulness(
     model: nn.Module, images: Images, queries: int = MAX_QUERIES
 ) -> dict[str, dict[str, list[float | None]]]:
-    """For every recast layer and head, in the mean over images and evenly spaced queries, in eval mode:
+    """Measure every recast layer and head, in the mean over images and evenly spaced queries, in eval mode:
 
         entropy          −Σ_k C_qk ln C_qk / ln M      of the content map C over the M pixels: 1 where it is uniform
         distance         ½ Σ_k |C_qk − 1/M|            total variation from the uniform map, 0 to 1

@@ -131,8 +131,8 @@ def _observe_parent(model: nn.Module, example: Example, convolutions: dict[str, 
     planar = _planar(convolutions, parent)
     if planar and all(len(parent.calls[name][0].input) != 4 for name in planar):
         raise RecastError(
-            f"convolution {planar[0]} got {parent.calls[planar[0]][0].input}, expected (B, C, H, W): pass image[None] "
-            "for one image"
+            f"{planar[0] or 'the model'} got {parent.calls[planar[0]][0].input}, expected (B, C, H, W): pass "
+            "image[None] for one image"
         )
     return parent
 
