@@ -233,9 +233,9 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "pool example": ("cannot run on the example", small, lambda m: attention_pool_(m, example=X[:, :2])),
     "logit_std": ("logit_std must be a positive number, got 0", opened, lambda m: wake_(m, BATCH[0], 0)),
     "no logit_std": ("logit_std must be a positive number, got nan", opened, lambda m: wake_(m, BATCH[0], NAN)),
-    "pruned": ("conv1 has no content map left", pruned, lambda m: wake_(m, BATCH[0])),
+    "pruned": ("conv1 has no content map", pruned, lambda m: wake_(m, BATCH[0])),
     "NaN": ("conv1 saw NaN", opened, lambda m: wake_(m, BATCH[0] * NAN)),
-    "no image": ("conv1 saw no image", opened, lambda m: wake_(m, [])),
+    "no image": ("conv1 got no image", opened, lambda m: wake_(m, [])),
     "calibrate NaN": ("NaN or infinite", opened, lambda m: calibrate_(m, small(), [BATCH[0], BATCH[0] * NAN])),
     "calibrate size": (
         "map size", sigmoid, lambda m: calibrate_(m, hung(lambda c: setattr(c, "stride", 2)), BATCH[:1])),

@@ -28,7 +28,7 @@ SSD_HEAD = "classification_head"
 
 
 def classifiers(model: nn.Module, num_classes: int | None = None) -> tuple[str, ...]:
-    """Names of the layers that give one number per class: timm's `get_classifier()`, else the last nn.Linear.
+    """Return the names of the classifiers: timm's `get_classifier()`, else the last nn.Linear.
 
     `num_classes`: how many numbers such a layer gives, where it is known. A network without any nn.Linear may end in a
     convolution (SqueezeNet). Raises RecastError if one cannot tell.
@@ -71,14 +71,14 @@ def _last_layer(model: nn.Module) -> nn.Linear | nn.Conv2d | None:
 def with_own_classifier(
     model: nn.Module, weights: Mapping[str, Tensor], num_classes: int | None = None
 ) -> dict[str, Tensor]:
-    """`weights` with the classifier of `model` as it is in place of theirs, which may also be missing."""
+    """Replace the classifier in `weights`, which may be missing, by that of `model`."""
     heads = tuple(f"{name}." for name in classifiers(model, num_classes))
     rest = {name: value for name, value in weights.items() if not name.startswith(heads)}
     return rest | {name: value for name, value in model.state_dict().items() if name.startswith(heads)}
 
 
 def other_classes(model: nn.Module, weights: Mapping[str, Tensor]) -> tuple[int, int] | None:
-    """(classes of `weights`, classes of `model`) where they differ in the classifiers, else None."""
+    """Return (classes of `weights`, classes of `model`) if their classifiers differ, else None."""
     try:
         heads = tuple(f"{name}." for name in classifiers(model))
     except RecastError:  # then the general message about shapes has to do
@@ -92,7 +92,7 @@ def other_classes(model: nn.Module, weights: Mapping[str, Tensor]) -> tuple[int,
 
 
 def resampled(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`weights` with position tables (1, p + n, D) of another image size interpolated to the grid of `model`.
+    """Interpolate position tables (1, p + n, D) of another image size in `weights` to the grid of `model`.
 
     Bicubic without antialiasing, as in DeiT's published code (Touvron et al. 2021); the p leading positions (class and
     distillation token: DeiT 1 or 2; DeiT III and CaiT 0) are kept. Raises RecastError where the table's n positions are

@@ -1,4 +1,4 @@
-"""Where networks come from: timm, torchvision, segmenters and detectors on timm's, functions of the user's own."""
+"""Sources of networks: timm, torchvision, segmenters and detectors on timm's, and functions of the user."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ON_TIMM_BUILDERS: dict[str, Callable[..., nn.Module]] = {}
 
 
 def create(source: str, name: str, kwargs: dict[str, Any], pretrained: bool, trust: bool = False) -> nn.Module:
-    """The network `name` of `source`, as `split_name` gives them, with random or published weights.
+    """Create the network `name` of `source`, from `split_name`, with random or published weights.
 
     Raises RecastError for an unknown name, an argument that it does not take, and published weights that are not there
     or cannot be fetched.
@@ -43,7 +43,7 @@ def plug_in() -> None:
 
 
 def check_registered(source: str, name: str) -> None:
-    """Raise RecastError for a name that timm or torchvision has not. Functions are not looked for."""
+    """Raise RecastError for a name that timm or torchvision does not have. Functions are not checked."""
     if source == "function":
         return
     plug_in()
@@ -143,7 +143,7 @@ def _fetched(name: str, create: Callable[[], nn.Module]) -> nn.Module:
 
 @contextmanager
 def reaching(failed: str, remedy: str) -> Iterator[None]:
-    """For a block that asks a hub: whatever goes wrong there is a `RecastError` that says what `failed`."""
+    """Turn exceptions in a block that contacts a hub into a `RecastError` with what `failed` and the `remedy`."""
     try:
         with _asked_once():
             yield
@@ -153,7 +153,7 @@ def reaching(failed: str, remedy: str) -> Iterator[None]:
 
 @contextmanager
 def _asked_once() -> Iterator[None]:
-    """The hub's client asks for a minute where there is no network: without one it looks at its cache alone."""
+    """Use the hub's cache alone where there is no network: its client would retry for a minute."""
     from huggingface_hub import constants
 
     address, before = urlsplit(constants.ENDPOINT), constants.HF_HUB_OFFLINE
@@ -189,7 +189,7 @@ def _function(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
 
 
 def _find_function(name: str) -> Callable[..., Any]:
-    """The function or class of a name. Raises RecastError for what makes no network, before anything is called."""
+    """Return the function or class of a name. Raises RecastError, before any call, if it makes no network."""
     module_name, _, function_name = name.partition(":")
     standard = {*sys.stdlib_module_names, *sys.builtin_module_names}
     if module_name.partition(".")[0] in standard or "__main__" in module_name.split("."):
@@ -209,7 +209,7 @@ def _find_function(name: str) -> Callable[..., Any]:
 
 
 def _may_return_network(function: Callable[..., Any]) -> bool:
-    """Whether what a function says of its result allows a network; most say nothing."""
+    """Return False if the return annotation of a function excludes a network."""
     try:
         result = get_type_hints(function).get("return", nn.Module)
     except Exception:  # names that only a type checker knows
@@ -219,7 +219,7 @@ def _may_return_network(function: Callable[..., Any]) -> bool:
 
 @contextmanager
 def _told(action: str) -> Iterator[None]:
-    """Whatever the user's code raises, or leaving the program, as RecastError."""
+    """Turn any exception of the user's code, SystemExit included, into a RecastError."""
     try:
         yield
     except (RecastError, KeyboardInterrupt):

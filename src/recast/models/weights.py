@@ -50,7 +50,7 @@ HEADER, CHECKSUM = "recast", "recast_checksum"
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """Every tensor of a `.safetensors` file or a file of `torch.save`, on the CPU, under its dotted name in the file.
+    """Read every tensor of a `.safetensors` file or a file of `torch.save`, on the CPU, by its dotted name.
 
     Raises RecastError for a file that is missing, truncated or of another kind, or that holds code.
     """
@@ -66,7 +66,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def _tensors(content: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in mappings and lists, each with its dotted name, without what torch.compile and FSDP add to it."""
+    """Yield the tensors in mappings and lists with their dotted names, without the parts of torch.compile and FSDP."""
     if isinstance(content, Tensor):
         yield plain_name(name), content
     elif isinstance(content, Mapping | list | tuple) and depth < DEEPEST:
@@ -78,7 +78,7 @@ def _tensors(content: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str
 def select_weights(
     model: nn.Module, tensors: Mapping[str, Tensor], source: str | Path, key: str | None = None
 ) -> dict[str, Tensor]:
-    """The weights of `model` among the `tensors` of a checkpoint, under the model's names.
+    """Select the weights of `model` from the `tensors` of a checkpoint, under the model's names.
 
     They are those below the prefix (`state_dict.`, `model.module.`) that fits most names of the model. Of several sets
     that fit as well, a moving average is taken, then `state_dict` and `model`, as timm does; `key` takes another. A
@@ -115,7 +115,7 @@ def _prefixes(name: str) -> list[str]:
 
 
 def _rank(prefix: str) -> int:
-    """The place of a set of weights in timm's order of preference."""
+    """Return the rank of a set of weights in timm's order of preference."""
     if AVERAGED.search(prefix):
         return 0
     return next((place for place, key in enumerate(("state_dict.", "model."), 1) if prefix.startswith(key)), 3)
@@ -126,8 +126,10 @@ def _listed(prefixes: list[str]) -> str:
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a `.safetensors` file. Raises RecastError for a truncated one, and where they are not those that
-    its checksum is of (files of `recast.save` carry one)."""
+    """Read the tensors of a `.safetensors` file.
+
+    Raises RecastError for a truncated file, and if its checksum (of `recast.save`) does not match.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -135,12 +137,12 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     except (SafetensorError, OSError, ValueError) as error:
         raise RecastError(f"checkpoint {path} is truncated or not a safetensors file ({error})") from None
     if CHECKSUM in metadata and metadata[CHECKSUM] != checksum(metadata.get(HEADER), tensors):
-        raise RecastError(f"checkpoint {path} is damaged: its checksum is of other content. Use a copy or make it anew")
+        raise RecastError(f"checkpoint {path} is damaged: its checksum does not match; use a copy of the file")
     return tensors
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
-    """`{"constructor": …, "plan": …, "proof": …, "images": …}` of a saved file.
+    """Read `{"constructor": …, "plan": …, "proof": …, "images": …}` from a saved file.
 
     Raises `RecastError` if it is missing, truncated or foreign.
     """
@@ -212,7 +214,7 @@ def load_weights_(model: nn.Module, weights: Mapping[str, Tensor], source: str |
 
 
 def mismatch(model: nn.Module, weights: Mapping[str, Tensor]) -> str:
-    """What keeps `weights` from loading strictly into `model`, in one line; empty if nothing does."""
+    """Return the reason why `weights` do not load strictly into `model`, in one line; empty if they do."""
     state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     both = [name for name in state if name in weights]
     missing = [name for name in state if name not in weights and not name.endswith(".num_batches_tracked")]
@@ -243,7 +245,7 @@ def mismatch(model: nn.Module, weights: Mapping[str, Tensor]) -> str:
 
 
 def _head_classes(shapes: list[str], state: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> int | None:
-    """Number of classes of the file if only the rows of one layer differ, else None."""
+    """Return the number of classes of the file if only the rows of one layer differ, else None."""
     layers = {name.rpartition(".")[0] for name in shapes}
     rows = {len(weights[name]) for name in shapes if weights[name].ndim}
     same_rest = all(state[name].shape[1:] == weights[name].shape[1:] for name in shapes)
@@ -251,7 +253,7 @@ def _head_classes(shapes: list[str], state: Mapping[str, Tensor], weights: Mappi
 
 
 def first_nonfinite(model: nn.Module, weights: Mapping[str, Tensor]) -> str | None:
-    """Name of the first parameter or running statistic with NaN or infinity. Other buffers (masks) may hold -inf."""
+    """Return the first parameter or running statistic with NaN or infinity. Other buffers (masks) may hold -inf."""
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     names += [name for name, _ in model.named_buffers() if name.endswith(("running_mean", "running_var"))]
     for name in names:

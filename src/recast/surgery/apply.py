@@ -1,4 +1,4 @@
-"""The verbs that change a model: `recast_` and `refresh_gates_`."""
+"""`recast_` and `refresh_gates_`."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
 
 
 def check_recast(model: nn.Module, plan: Plan, chosen: Plan) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
-    """The convolutions of the `chosen` steps of `plan` and the layers that they become; `model` is only read.
+    """Return the convolutions of the `chosen` steps of `plan` and their new layers; `model` is only read.
 
-    Raises `RecastError` for whatever `recast_` would refuse.
+    Raises `RecastError` as `recast_` does.
     """
     if not chosen.steps and chosen.pool is None and plan.model != (kind := type(model).__name__):
         raise RecastError(f"the plan is for another model, {plan.model} and not {kind}, and has no step")
@@ -116,7 +116,7 @@ def check_recast(model: nn.Module, plan: Plan, chosen: Plan) -> tuple[dict[str, 
 
 
 def _checked(model: nn.Module, plan: Plan, step: Step) -> nn.Module:
-    """The convolution of a step, if it is the one that was planned."""
+    """Return the convolution of a step. Raises `RecastError` if it is not the planned one."""
     try:
         module = model.get_submodule(step.name)
     except (AttributeError, RuntimeError):  # the second of TorchScript
@@ -134,8 +134,10 @@ def _checked(model: nn.Module, plan: Plan, step: Step) -> nn.Module:
 
 
 def _layer(module: nn.Module, plan: Plan, step: Step, continued: bool) -> nn.Module:
-    """The new layer of a step; `module` is only read. In a model that is partly recast already (`continued`) it has
-    the step's new geometry."""
+    """Return the new layer of a step; `module` is only read.
+
+    In a model that is partly recast already (`continued`) it has the step's new geometry.
+    """
     layer = convert(module, plan.config)
     expected = step.geometry if continued else step.parent_geometry
     shape = (layer.in_channels, layer.out_channels, layer.geometry, layer.groups)
@@ -154,8 +156,10 @@ def _layer(module: nn.Module, plan: Plan, step: Step, continued: bool) -> nn.Mod
 
 
 def _applied(plan: Plan, chosen: Plan, done: Plan | None) -> Plan:
-    """What a replay needs: the steps taken so far, the new geometry of those that wait as edits, the pool that went in
-    now (`chosen.pool`) or before; their costs."""
+    """Return the plan of the model as it is now, for a replay.
+
+    It holds the steps taken so far, the new geometries of waiting steps as edits, the pool, and their costs.
+    """
     if done is not None and not chosen.steps:
         if chosen.pool is None:  # nothing was done
             return done
@@ -175,7 +179,7 @@ def _waiting(plan: Plan, taken: Sequence[Step]) -> list[Step]:
 
 
 def _edits(plan: Plan, taken: Sequence[Step]) -> tuple[Edit, ...]:
-    """Those of the plan, and the new geometries of the convolutions that wait for their step."""
+    """Return the edits of the plan, and the new geometries of the convolutions whose step waits."""
     changed = [step for step in _waiting(plan, taken) if step.geometry != step.parent_geometry]
     return (*plan.edits, *(Edit(step.name, "geometry", step.geometry) for step in changed))
 

@@ -1,4 +1,4 @@
-"""The layers that keep to the limits of a plan, chosen from the end of the network."""
+"""Selection of the layers within the limits of a plan, from the end of the network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def keep_within(
     steps: list[Step], added: dict[str, Cost], order: list[str], explicit: set[str], limits: Budget, start: Cost,
     parent: Cost,
 ) -> tuple[list[Step], dict[str, str], Cost]:  # fmt: skip
-    """The steps within the budget, why each other is not, and the cost of the model with them.
+    """Return the steps within the budget, the reasons for the others, and the cost of the model with the steps.
 
     Layers named one by one come first, and must fit. The others are taken from the end of the network (`order`, of the
     calls) while they fit: the papers recast the last layers, and late layers have the fewest tokens. `added` is what a

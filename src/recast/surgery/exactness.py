@@ -1,4 +1,4 @@
-"""How far a recast network is from its parent, and whether what was compared can show a difference."""
+"""Distance of a recast network from its parent, and whether the comparison can show a difference."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ TIES = 10_000
 
 @dataclass(frozen=True)
 class Exactness:
-    """How far a child is from its parent. Relative error is `relative_error`; of a layer's output, max|parent| is
-    without the bias, so that no bias can hide an error."""
+    """Distance of a child from its parent, in relative errors (`relative_error`).
+
+    For a layer's output, max|parent| is without the bias, so that no bias can hide an error.
+    """
 
     images: int
     max_relative_error: float
@@ -46,15 +48,18 @@ class Exactness:
     """Which output, and which channel (class) of it, has the largest error; empty where all are equal."""
 
     def ok(self, tol: float = TOLERANCE) -> bool:
-        """Whether this proves that the child is the same function: relative error of outputs and layers within `tol`,
-        the same argmax everywhere but for one in 10,000 (ties, among pixels), and a signal in every layer."""
+        """Return True if child and parent are shown to be the same function.
+
+        Outputs and layers must have relative errors within `tol`, the argmax must agree but for one in 10,000 (ties
+        among pixels), and a signal must reach every layer.
+        """
         agree = math.isnan(self.argmax_agreement) or self.differing <= self.predictions // TIES
         exact = all(error <= tol for error in (self.max_relative_error, *self.layers.values()))  # NaN is not
         return agree and exact and bool(self.signal) and not self.blind
 
     @property
     def blind(self) -> list[str]:
-        """The layers of which nothing is proved: no signal reached them."""
+        """Layers that no signal reached: the comparison shows nothing there."""
         return [name for name, share in self.signal.items() if not share > SIGNAL]
 
     @property
@@ -92,7 +97,7 @@ class Exactness:
             how += f", but {self.layers[worst]:.2e} in {worst or 'the layer'}"
         if not self.signal or self.blind:
             where = listed([name or "the layer" for name in self.blind], 1) if self.blind else "a recast layer"
-            how = f"nothing is proved, no signal reached {where} (outputs: {how})"
+            how = f"inconclusive: no signal reached {where} (outputs: {how})"
         if math.isnan(self.argmax_agreement):
             return f"{how} ({self.backend})"
         same = self.predictions - self.differing

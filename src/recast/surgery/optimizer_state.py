@@ -1,4 +1,4 @@
-"""What an optimiser knows of a convolution's parameters, carried over to those of the layer that it became."""
+"""Optimiser state of a convolution's parameters, carried over to the layer that it became."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def carried_parameters(conv: nn.Module, layer: nn.Module) -> list[Carried]:
 
 
 def _relaid(conv: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """How a tensor of the kernel's shape is laid out in W_out; None: as it is."""
+    """Return the function that lays out a tensor of the kernel's shape as W_out; None if both are alike."""
     if isinstance(conv, nn.ConvTranspose2d):
         return lambda tensor: flip_transpose(tensor, conv.groups)
     token_kernel: Any = getattr(conv, "token_kernel", None)  # a convolution of pixels, as a kernel over tokens
@@ -57,7 +57,7 @@ def _relaid(conv: nn.Module) -> Callable[[Tensor], Tensor] | None:
 
 @torch.no_grad()
 def _carried_state(old_state: dict[str, Any], pair: Carried) -> dict[str, Any] | None:
-    """What an optimiser knows of a parameter, for the one that it became; None: it cannot be laid out anew.
+    """Return the state of a parameter for its successor; None if it cannot be laid out anew.
 
     Moments are laid out as the kernel. Factored ones (Adafactor's rows and columns) belong to one layout. Where W_out
     has entries that the kernel had not (the zeros of a convolution of pixels over tokens), second moments are the mean

@@ -1,4 +1,4 @@
-"""Which modules can be recast, and how: a rule reads a convolution and returns a layer of attention with its weights.
+"""Rules of recasting: a rule reads a convolution and returns a layer of attention with its weights.
 
 Rules never change the module they read; the swap itself is `recast.recast_`. Every rule answers the same two questions:
 which `Geometry`, and which kernel the module uses in eval mode. What makes that kernel (standardisation, weight norm,
@@ -47,7 +47,7 @@ def recasts(kind: type[nn.Module]) -> Callable[[Callable[..., RecastLayer]], Cal
 
 
 def find_rule(module: nn.Module) -> tuple[type[nn.Module], Rule] | None:
-    """The rule for a module: its exact type first, then its bases.
+    """Return the rule for a module: its exact type first, then its bases.
 
     A base's rule holds only for subclasses that compute what the base computes: one that overrides `forward` (a weight
     standardised on the fly, padding that depends on the input) needs a rule of its own.
@@ -61,14 +61,14 @@ def find_rule(module: nn.Module) -> tuple[type[nn.Module], Rule] | None:
 
 
 def convert(module: nn.Module, config: RecastConfig) -> RecastLayer:
-    """The layer that a module becomes. Raises `RecastError` if its rule cannot take it; there must be one."""
+    """Convert a module by its rule, which must exist. Raises `RecastError` if the rule refuses it."""
     rule = find_rule(module)
     assert rule is not None, refusal(module)
     return rule[1](module, config)
 
 
 def is_convolution(module: nn.Module) -> bool:
-    """Whether a module is some kind of convolution (a kernel size and a weight), or a layer that was one."""
+    """Return True for any convolution (a kernel size and a weight), and for a recast layer."""
     if isinstance(module, nn.modules.conv._ConvNd | RecastLayer) or find_rule(module) is not None:
         return True
     # not hasattr(module, "weight"): reading a parametrised weight computes it
@@ -88,7 +88,7 @@ def weight_hook(conv: nn.Module) -> WeightNorm | SpectralNorm | None:
 
 
 def parametrization_of(module: nn.Module) -> parametrize.ParametrizationList | None:
-    """What computes the weight of a module, if `torch.nn.utils.parametrize` does."""
+    """Return the parametrisation of the weight (`torch.nn.utils.parametrize`), if there is one."""
     makers = getattr(module, "parametrizations", None)
     maker = makers["weight"] if isinstance(makers, nn.ModuleDict) and "weight" in makers else None
     return maker if isinstance(maker, parametrize.ParametrizationList) else None
@@ -98,7 +98,7 @@ def parametrization_of(module: nn.Module) -> parametrize.ParametrizationList | N
 
 
 def refusal(module: nn.Module) -> str | None:
-    """Why a convolution-like module cannot be recast, or None if a rule takes it.
+    """Return the reason why a convolution-like module cannot be recast; None if a rule takes it.
 
     A class may say so itself, in an attribute `not_recast`.
     """
@@ -132,8 +132,10 @@ def refusal(module: nn.Module) -> str | None:
 
 
 def _hung_on(module: nn.Module) -> str | None:
-    """What somebody hung on a convolution of torch or timm, which the new layer would lose: a buffer, a parameter, a
-    module, a hook of its state. (A rule of one's own knows its module.)"""
+    """Return the reason if a convolution of torch or timm carries something that the new layer would lose.
+
+    That is a buffer, a parameter, a module, or a hook of its state. A custom rule knows its module.
+    """
     rule = find_rule(module)
     if rule is None or rule[0].__module__.partition(".")[0] not in ("torch", "timm") or weight_hook(module):
         return None
@@ -160,8 +162,9 @@ def check_finite(name: str, module: nn.Module) -> None:
 
 
 def held_elsewhere(model: nn.Module, modules: dict[str, nn.Module]) -> dict[str, str]:
-    """Which of the `modules` share a parameter with another one of the model, by name: "weight with head". Recasting
-    such a module would untie them.
+    """Return the `modules` that share a parameter with another module: name → "weight with head".
+
+    Recasting such a module would untie them.
 
     Parameters of what computes a module's weight count as its own.
     """
@@ -203,7 +206,7 @@ class WeightStandardization(nn.Module):
 
 
 def computes_weight(conv: nn.Module) -> bool:
-    """Whether a convolution computes its kernel from something else in every forward pass."""
+    """Return True if a convolution computes its kernel in every forward pass."""
     standardised = isinstance(conv, StdConv2d | StdConv2dSame | ScaledStdConv2d | ScaledStdConv2dSame)
     return standardised or parametrization_of(conv) is not None or weight_hook(conv) is not None
 
@@ -221,7 +224,7 @@ def effective_weight(conv: nn.Module) -> Tensor:
 
 
 def pads_same(conv: nn.Module) -> bool:
-    """Whether a convolution has TensorFlow's SAME padding, which follows the input's size."""
+    """Return True for TensorFlow's SAME padding, which follows the input's size."""
     return isinstance(conv, Conv2dSame) or (isinstance(conv, StdConv2dSame | ScaledStdConv2dSame) and conv.same_pad)
 
 
@@ -262,7 +265,7 @@ def as_attention(
     conv: nn.Conv2d | nn.ConvTranspose2d, geometry: Geometry, weight: Tensor, config: RecastConfig,
     maker: nn.Module | None = None,
 ) -> RecastLayer:  # fmt: skip
-    """A layer with kernel `weight` in W_out's layout, and what `conv` says of training, freezing, dtype and device.
+    """Make a layer with kernel `weight` in W_out's layout, and the mode, freezing, dtype and device of `conv`.
 
     With `keep_parametrization`, `conv`'s own parametrisations and then `maker` become those of W_out; `weight` is what
     the last of them starts from.

@@ -1,6 +1,6 @@
-"""Which layers a plan takes, and why each other convolution stays.
+"""Selection of the layers of a plan, with the reason why each other convolution stays.
 
-Asked for are the papers' last stage, another stage, names, globs, regular expressions or a predicate.
+A selection is the papers' last stage, another stage, names, globs, regular expressions or a predicate.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ NOT_CALLED = "not called by the example (at most its weight is read)"
 
 
 def is_spatial(module: nn.Module) -> bool:
-    """Whether a convolution has more than one tap."""
+    """Return True if a convolution has more than one tap."""
     kernel: Any = getattr(module, "kernel_size", 1)
     return bool(max(kernel) > 1) if isinstance(kernel, tuple) else bool(kernel > 1)
 
 
 def is_none(where: Where | None) -> bool:
-    """Whether a selection is "none": no convolution."""
+    """Return True for the selection "none"."""
     return where == "none" or (isinstance(where, list | tuple) and list(where) == ["none"])
 
 
@@ -82,7 +82,7 @@ def select(
 def _layer_or_reason(
     name: str, model: nn.Module, module: nn.Module, observed: Observation, config: RecastConfig, shared: str | None
 ) -> RecastLayer | str:
-    """The layer that a convolution becomes where it stands, on the meta device; or why it cannot be recast."""
+    """Return the new layer of a convolution on the meta device, or the reason why it cannot be recast."""
     if reason := refusal(module):
         return reason
     calls = observed.calls.get(name)
@@ -102,13 +102,13 @@ def _layer_or_reason(
         return str(error)
 
 
-# --- what is asked for ------------------------------------------------------------------------------------------------
+# --- patterns ---------------------------------------------------------------------------------------------------------
 
 
 def _wanted(
     where: Where, model: nn.Module, convolutions: Modules, observed: Observation
 ) -> tuple[set[str], dict[str, str]]:
-    """The names of convolutions that are asked for by their full name, and why each that is not asked for is left."""
+    """Return the convolutions selected by their full name, and the reasons for those not selected."""
     if isinstance(where, nn.Module):  # it is callable, and no predicate
         raise RecastError(f"where takes names, globs, re:REGEX, stage:N or a predicate, got {shown(where)}")
     if callable(where):
@@ -138,7 +138,7 @@ def _wanted(
 
 
 def _matches(pattern: str, model: nn.Module, convolutions: Modules, sizes: Sizes) -> list[str]:
-    """Names of the convolutions that a pattern means, 1×1 ones among them. Raises `RecastError` for none."""
+    """Return the convolutions that a pattern matches, 1×1 included. Raises `RecastError` for none."""
     spatial = [name for name, module in convolutions.items() if is_spatial(module)]
     if pattern == "all":
         return spatial
@@ -167,7 +167,7 @@ def _matches(pattern: str, model: nn.Module, convolutions: Modules, sizes: Sizes
 
 
 def _search(pattern: str, names: list[str]) -> list[str]:
-    """The names in which a regular expression is found. Raises `RecastError` for what is none, or takes for ever.
+    """Search names by a regular expression. Raises `RecastError` for bad syntax and for a timeout.
 
     `re` cannot be stopped, and `(.*)*x` takes longer than the universe is old: what repeats or branches twice is tried
     in a process of its own.
@@ -187,13 +187,13 @@ def _search(pattern: str, names: list[str]) -> list[str]:
             [sys.executable, "-I", "-S", "-c", code], input=asked, capture_output=True, text=True, timeout=5, check=True
         )
     except subprocess.SubprocessError:
-        raise RecastError(f"{'re:' + pattern!r} takes for ever on names like {names[-1]}: repeat less in it") from None
+        raise RecastError(f"{'re:' + pattern!r} timed out on {names[-1]}: simplify the pattern") from None
     matches: list[str] = json.loads(done.stdout)
     return matches
 
 
 def _stages(model: nn.Module, spatial: list[str], sizes: Sizes) -> list[list[str]]:
-    """The spatial convolutions of every stage, in order: `stage:0` is the stem's, as in timm's `out_indices`.
+    """Return the spatial convolutions of every stage; `stage:0` is the stem, as in timm's `out_indices`.
 
     timm's `feature_info` names the module that ends a stage. Without one, a stage is a size of the maps.
     """
@@ -212,7 +212,7 @@ def _stages(model: nn.Module, spatial: list[str], sizes: Sizes) -> list[list[str
 
 
 def _map_sizes(convolutions: Modules, observed: Observation) -> Sizes:
-    """Rows and columns that every spatial convolution puts out: the largest of its uses.
+    """Return rows and columns of the output of every spatial convolution, the largest of its uses.
 
     Left out are convolutions of another dimension, and those that run on regions of the image (a detector's proposals),
     which belong to no stage; unless the model has nothing else.

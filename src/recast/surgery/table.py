@@ -41,7 +41,7 @@ def terminal_width() -> int:
 
 
 def layers(steps: Sequence[Step], before: Cost, after: Cost, width: int) -> str:
-    """What every layer becomes and costs, one line each, or several where the width asks for it."""
+    """Return the table of layers and costs, one line each, or several for a small width."""
     table = _layers(steps, before, after, is_wide=True)
     if Console(width=WIDTH).measure(table).maximum > width:
         table = _layers(steps, before, after, is_wide=False)
@@ -51,7 +51,7 @@ def layers(steps: Sequence[Step], before: Cost, after: Cost, width: int) -> str:
 
 
 def cost(before: Cost, after: Cost, width: int = WIDTH) -> str:
-    """What the whole plan costs, in a sentence: "+7 % compute, +9 % parameters", from twice on "2.1× the compute"."""
+    """Return the cost of the plan in a sentence: "+7 % compute, +9 % parameters", from twice on "2.1× the compute"."""
 
     def more(name: str, old: int, new: int) -> str:
         ratio = new / old if old else 1.0
@@ -62,7 +62,7 @@ def cost(before: Cost, after: Cost, width: int = WIDTH) -> str:
 
 
 def _layers(steps: Sequence[Step], before: Cost, after: Cost, is_wide: bool) -> Table:
-    """The table: with a line for a layer, or narrower, with what belongs together below one another."""
+    """Return the table with one line per layer, or a narrower one with several."""
     between = " " if is_wide else "\n"
     first = ("layer", "convolution", "heads") if is_wide else ("layer",)
     numbers = ("parameters", "MACs", "activations", *(("exact",) if is_wide else ()))
@@ -98,7 +98,7 @@ def _layers(steps: Sequence[Step], before: Cost, after: Cost, is_wide: bool) -> 
 
 
 def left(convolutions: Sequence[Left], width: int) -> str:
-    """The convolutions that stay, by reason."""
+    """Return the convolutions that stay, by reason."""
     reasons: dict[str, list[str]] = {}
     for item in convolutions:
         reasons.setdefault(item.reason, []).append(item.name)
@@ -111,7 +111,7 @@ def left(convolutions: Sequence[Left], width: int) -> str:
 
 
 def pooling(config: PoolConfig, cost: Cost | None, width: int) -> str:
-    """What the pooling becomes, and what that adds."""
+    """Describe the attention pooling and its cost."""
     tokens = "a single token" if config.kind == "single" else "a token for every class"
     start = "starts as the average" if config.start == "average" else "starts as in the paper: another function"
     text = f"attention pooling: {tokens}, {config.num_heads} head{'s' * (config.num_heads > 1)}, {start}"

@@ -39,7 +39,7 @@ _ALONE = RLock()
 
 @dataclass(frozen=True)
 class Trace:
-    """What a model computed for a batch: its output, and of every planned layer, by name, the output of each call."""
+    """Outputs of a model for a batch: its own, and those of every call of a planned layer."""
 
     output: Any
     layers: dict[str, list[Tensor]]
@@ -51,7 +51,7 @@ class Trace:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """TF32 off: with it, equal functions differ by 1e-3 on recent GPUs."""
+    """Switch TF32 off: with it, equal functions differ by 1e-3 on recent GPUs."""
     switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
     before = [switch.fp32_precision for switch in switches]
     try:
@@ -119,8 +119,7 @@ def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
     pools = [] if plan.pool is None else list(attention_pools(model))
     if recast := [name for name, layer in layers.items() if isinstance(layer, RecastLayer)] + pools:
         raise RecastError(
-            f"the parent is a recast network itself, {recast[0] or 'the model'} is attention: pass the network from "
-            "before recast_"
+            f"the parent is recast itself, {recast[0] or 'the model'} is attention: pass the network before recast_"
         )
     with _ALONE, hooked(layers.items(), after=measure):
         return Trace(*_run(model, layers, batch), ranges, signal)
@@ -128,7 +127,7 @@ def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
 
 @torch.no_grad()
 def _run(model: nn.Module, layers: dict[str, nn.Module], batch: Example) -> tuple[Any, dict[str, list[Tensor]]]:
-    """The model's output, and those of the layers."""
+    """Return the model's output, and those of the layers."""
     with in_eval(model), undisturbed(model), full_precision(), captured_outputs(layers.items()) as outputs:
         output = run_example(model, batch)
     return tree_map_only(Tensor, torch.clone, output), outputs
@@ -180,7 +179,7 @@ def _layers_of(model: nn.Module, plan: Plan) -> dict[str, nn.Module]:
 
 
 def _is_layer(module: nn.Module | None, plan: Plan, step: Step) -> bool:
-    """Whether a module is the convolution of a step, or what became of it."""
+    """Return True if a module is the convolution of a step, or the layer that it became."""
     if module is None or find_rule(module) is None:
         return isinstance(module, RecastLayer) or (step.fold is not None and isinstance(module, nn.Sequential))
     layer = convert(on_meta(module), plan.config)
@@ -234,7 +233,7 @@ def _verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, backend
         with in_eval(child), torch.no_grad():  # as it just ran
             backends = sorted({layer.chosen_backend() for layer in recast_layers(child).values()})
     if silent := [name for name in before.layers if name not in outputs]:
-        raise RecastError(f"the child never calls {silent[0] or 'its layer'}: something goes on calling the old one")
+        raise RecastError(f"the child never calls {silent[0] or 'its layer'}: another module still calls the old layer")
     tensors = _comparable(output, before.output)
     images, (first, reference) = batch_of(batch), (answer_of(output), answer_of(before.output))
     if not isinstance(first, Tensor) or not isinstance(reference, Tensor):
@@ -300,7 +299,7 @@ def _kind(x: Tensor) -> str:
 
 
 def _layer_error(child: Sequence[Tensor], parent: Sequence[Tensor], ranges: Sequence[Tensor]) -> float:
-    """Over all calls of a layer. Of a map that is s times denser than the parent's, every s-th pixel is compared."""
+    """Return the error over all calls of a layer; of a map s times denser, every s-th pixel is compared."""
     if len(child) != len(parent):
         return float("inf")
     errors = []

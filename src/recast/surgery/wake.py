@@ -1,4 +1,4 @@
-"""A start from which content attention can learn: queries and keys taken from what a layer sees.
+"""`wake_`: a start from which content attention can learn, with queries and keys from a layer's inputs.
 
 With a gate at 0 the layer is exactly its convolution whatever its queries and keys are, so their start is free. With
 W_key = 0 every content map is uniform, and all that a gate can learn first is whether a global mean helps; this start
@@ -74,7 +74,7 @@ class _Moments:
 
 @dataclass(frozen=True)
 class Woken:
-    """What waking did to the content maps of a layer: their entropy over its maximum, in the mean over the heads."""
+    """Entropy of a layer's content maps over its maximum, before and after waking, in the mean over the heads."""
 
     layer: str
     entropy_before: float
@@ -82,7 +82,7 @@ class Woken:
 
 
 def told(woken: Sequence[Woken]) -> str:
-    """What waking did, in one line."""
+    """Return the result of waking in one line."""
     before, after = (fmean(getattr(layer, f"entropy_{when}") for layer in woken) for when in ("before", "after"))
     return (
         f"queries and keys from the images: entropy of the content maps {before:.3f} → {after:.3f} of its maximum "
@@ -131,24 +131,24 @@ def wake_(
     every = recast_layers(model)
     layers = [layers] if isinstance(layers, str) else layers
     if layers is not None and not layers:
-        raise RecastError("layers names no layer to wake: leave it out for all of them")
+        raise RecastError("layers is empty: drop it to wake all layers")
     if unknown := [name for name in layers or () if name not in every]:
         name = str(unknown[0])
         raise RecastError(f"no layer {name!r} of {type(model).__name__} was recast.{suggest(name, every)}")
     chosen = {name: layer for name, layer in every.items() if layers is None or name in layers}
     if not chosen:
-        raise RecastError(f"{type(model).__name__} has no layer that was recast: there is no attention to wake")
+        raise RecastError(f"{type(model).__name__} has no recast layer to wake")
     if pruned := [name for name, layer in chosen.items() if not len(layer.query)]:
-        raise RecastError(f"{pruned[0] or 'the layer'} has no content map left (all pruned): leave it out of layers")
+        raise RecastError(f"{pruned[0] or 'the layer'} has no content map (all pruned): drop it from layers")
     moments_of = {name: _Moments() for name in chosen}
     with in_eval(model), hooked(chosen.items(), before=lambda name, _layer, inputs: moments_of[name].add(inputs[0])):
         for batch, _ in read_batches(model, batches):
             run_example(model, batch)
     for name, moments in moments_of.items():
         if not moments.count:
-            raise RecastError(f"{name} saw no image: give at least one batch that the network can take")
+            raise RecastError(f"{name} got no image: pass at least one batch")
         if not moments.products.isfinite().all():
-            raise RecastError(f"{name} saw NaN or infinite values: look at the images, and at the weights before it")
+            raise RecastError(f"{name} got NaN or infinite values: check the images, and the weights before it")
     warn_if_frozen(chosen.values())
     generator = torch.Generator().manual_seed(int(seed))
     woken = []

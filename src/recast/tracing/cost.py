@@ -1,4 +1,4 @@
-"""What a layer costs: parameters, multiply-accumulates and activation memory, counted by running it without data."""
+"""Cost of a layer: parameters, multiply-accumulates and activation memory, counted by running it without data."""
 
 from __future__ import annotations
 

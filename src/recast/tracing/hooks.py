@@ -1,4 +1,4 @@
-"""Looking on while a network runs: forward hooks that always come off again, and eval mode that always ends.
+"""Forward hooks that are always removed, and eval mode that always ends.
 
 Every hook and every switch to eval mode of the package goes through here. A hook sees the calls of its own thread
 alone, and a copy of the network (`copy.deepcopy`, `pickle`) takes none along.
@@ -75,7 +75,7 @@ def in_eval(*models: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """What a pass changes even in eval mode is put back: buffers that follow the data, and torch's random state.
+    """Restore what a pass changes even in eval mode: buffers that follow the data, and torch's random state.
 
     So two passes draw the same random numbers, where a network draws any in eval mode.
     """

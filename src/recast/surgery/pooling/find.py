@@ -1,4 +1,4 @@
-"""Where does a network pool? Found by running it: what a module takes and gives says more than its name."""
+"""Find the global pooling of a network by running it: inputs and outputs say more than names."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ MEANS: dict[Layout, tuple[int, ...]] = {"NCHW": (2, 3), "NHWC": (1, 2), "NLC": (
 CHANNELS: dict[Layout, int] = {"NCHW": 1, "NHWC": 3, "NLC": 2}
 """The dimension of the channels."""
 TRIED = 6
-"""How many of the last nn.Sequential are looked at."""
+"""Number of the last nn.Sequential that are tried."""
 MAX_PREFIX = 16
 """More tokens than this before those of the patches are no class, distillation or register tokens."""
 
 
 @torch.no_grad()
 def find_place(model: nn.Module, example: Example) -> Place:
-    """Where `model` pools the positions of its last map (or its tokens), seen on an example in eval mode.
+    """Find where `model` pools the positions of its last map (or its tokens), on an example in eval mode.
 
     Raises RecastError for a network that does not take the example, gives anything but logits (B, K), pools by
     attention already, or pools where nothing can be put in its place.
@@ -90,7 +90,7 @@ def _pooling_module(net: Probe) -> Place | None:
 
 
 def _layout(pool: Done) -> tuple[Layout, bool]:
-    """What a pooling takes, and whether it averages. Others than averages by the number of channels."""
+    """Return the layout that a pooling takes, and whether it averages; else the layout follows from the channels."""
     for layout in ("NCHW", "NHWC"):
         if same(pool.input.mean(MEANS[layout]).flatten(), pool.output.flatten()):
             return layout, True
