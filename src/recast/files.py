@@ -117,7 +117,7 @@ def _system_lock(path: Path, folder: Path) -> Iterator[None]:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, loader processes do not inherit it
             except (BlockingIOError, PermissionError):
                 holder = holder or "another process"
-                raise RecastError(f"{folder} is in use by {holder}: wait until it ends, or stop it") from None
+                raise RecastError(f"{folder} is in use by {holder}: wait for its end, or stop it") from None
             except OSError as error:
                 message = f"the storage of {folder} has no locks ({error.strerror}): see that nobody else writes there"
                 warnings.warn(message, stacklevel=4)

@@ -81,7 +81,7 @@ def push_to_hub(
         model = load(folder / HUB_FILE, trust=trust or isinstance(subject, nn.Module))
         write_text(folder / "config.json", json.dumps(_config(model), indent=1, default=str) + "\n")
         write_text(folder / "README.md", model_card(model, repo, made_by, license, results))
-        with reaching(f"could not push to {repo}", "look at the name, and at hf auth login"):
+        with reaching(f"could not push to {repo}", "check the name, and hf auth login"):
             api = HfApi(token=token, library_name="recast")
             address = api.create_repo(repo, private=private, exist_ok=True)
             keeps = ["README.md"] if api.file_exists(repo, "README.md") else None

@@ -45,7 +45,7 @@ def local_file(path: str | Path) -> Path:
     from huggingface_hub import hf_hub_download
 
     repo, _, revision = str(path).removeprefix(HUB).partition("@")
-    with reaching(f"could not fetch {path}", "look at the name; a private one needs hf auth login"):
+    with reaching(f"could not fetch {path}", "check the name; a private repository requires hf auth login"):
         return Path(hf_hub_download(repo, HUB_FILE, revision=revision or None))
 
 

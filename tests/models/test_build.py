@@ -96,8 +96,8 @@ def test_functions_that_do_not_fit(own_networks: str) -> None:
         ("word", {}, r"must return an nn\.Module, got str"),
         ("poisoned", {}, "NaN or infinity in weight"),
         ("leaves", {}, "leaves failed: SystemExit: bye"),
-        ("text", {}, "makes an nn.Module: it is not called"),
-        ("getcwd", {}, "makes an nn.Module: it is not called"),
+        ("text", {}, "returns an nn.Module"),
+        ("getcwd", {}, "returns an nn.Module"),
         ("nn", {}, "has no function 'nn'"),
     ):
         name = f"{own_networks}:{name}"
@@ -107,7 +107,7 @@ def test_functions_that_do_not_fit(own_networks: str) -> None:
 
 @pytest.mark.parametrize("name", ["builtins:print", "os:getcwd", "antigravity:fly", "recast.__main__:main"])
 def test_the_standard_library_makes_no_networks(name: str) -> None:
-    with trusting(name), pytest.raises(RecastError, match="of Python's own library"):
+    with trusting(name), pytest.raises(RecastError, match="standard library"):
         build(ModelConfig(name))
 
 

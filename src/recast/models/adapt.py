@@ -52,8 +52,8 @@ def classifiers(model: nn.Module, num_classes: int | None = None) -> tuple[str, 
     parameters = [name for name, _ in model.named_parameters()]
     if not heads or not all(name and any(p.startswith(f"{name}.") for p in parameters) for name in heads):
         raise RecastError(
-            f"cannot tell which layer of {type(model).__name__} is the classifier: give it timm's get_classifier(), "
-            "or load weights with the classes of the data"
+            f"{type(model).__name__} has no known classifier: define timm's get_classifier(), or load weights with the "
+            "classes of the data"
         )
     return tuple(heads)
 
@@ -103,8 +103,8 @@ def resampled(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tens
     if isinstance(model, MlpMixer) and (mixing := [name for name in differ if "tokens." in name]):
         theirs, ours = weights[mixing[0]].shape[-1], state[mixing[0]].shape[-1]
         raise RecastError(
-            f"{mixing[0]} of these weights mixes {theirs} tokens, model.input_size makes {ours}: token-mixing matrices "
-            "cannot be resampled, leave model.input_size out"
+            f"{mixing[0]} mixes {theirs} tokens, model.input_size makes {ours}: token-mixing matrices "
+            "cannot be resampled, drop model.input_size"
         )
     grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
     for name in differ:

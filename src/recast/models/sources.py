@@ -76,9 +76,7 @@ def _timm(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
     try:
         model: nn.Module = timm.create_model(name, **kwargs)
     except TypeError:  # an argument that it does not take; all take num_classes
-        raise RecastError(
-            f"{name} takes images of any size: leave model.input_size out, data.img_size is the size of the images"
-        ) from None
+        raise RecastError(f"{name} takes images of any size: drop model.input_size, and set data.img_size") from None
     except (AssertionError, ArithmeticError, RuntimeError, ValueError) as error:
         raise RecastError(f"{name} cannot be built for model.input_size={size} ({first_line(error)})") from None
     cfg: Any = model.pretrained_cfg  # tells what this network takes (`input_defaults`), not what was published
@@ -110,10 +108,10 @@ def _torchvision(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Modu
     is_detector = ".detection." in models.get_model_builder(name).__module__
     kwargs, options = dict(kwargs), dict[str, Any]()
     if "img_size" in kwargs and not is_detector:
-        raise RecastError(f"model.input_size is for timm's networks, got torchvision:{name}: leave it out")
+        raise RecastError(f"model.input_size requires a network of timm, got torchvision:{name}: drop it")
     if size := kwargs.pop("img_size", None):
         if name.startswith("ssd"):
-            raise RecastError(f"torchvision:{name} takes images of one size: leave model.input_size out")
+            raise RecastError(f"torchvision:{name} takes images of one size: drop model.input_size")
         options = {"min_size": size, "max_size": size}  # images come as large as they shall be
     if is_detector and "num_classes" in kwargs:
         kwargs["num_classes"] += 1  # the background is their class 0
@@ -176,7 +174,7 @@ def _function(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
         accepted = inspect.signature(function).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
         if refused := [key for key in wanted if key not in accepted and not takes_any]:
-            raise RecastError(f"{name} takes no argument {refused[0]}: leave it out, or let the function take it")
+            raise RecastError(f"{name} takes no argument {refused[0]}: drop it, or add it to the function")
         try:
             inspect.signature(function).bind(**wanted)
         except TypeError as error:
@@ -193,7 +191,9 @@ def _find_function(name: str) -> Callable[..., Any]:
     module_name, _, function_name = name.partition(":")
     standard = {*sys.stdlib_module_names, *sys.builtin_module_names}
     if module_name.partition(".")[0] in standard or "__main__" in module_name.split("."):
-        raise RecastError(f"{name} is of Python's own library, which makes no networks: a model is named {FORMS}")
+        raise RecastError(
+            f"{name} belongs to Python's standard library, which has no networks: a model is named {FORMS}"
+        )
     with _told(f"cannot import {module_name} for model {name}{elsewhere(name)}"):
         module = importlib.import_module(module_name)
     function = getattr(module, function_name, None)
@@ -204,7 +204,7 @@ def _find_function(name: str) -> Callable[..., Any]:
     is_network = isinstance(inner, type) and issubclass(inner, nn.Module)
     is_python = isinstance(inner, types.FunctionType) and inner.__module__.partition(".")[0] not in standard
     if not (is_network or (is_python and _may_return_network(inner))):
-        raise RecastError(f"{name} is no function or class that makes an nn.Module: it is not called")
+        raise RecastError(f"{name} is not a function or class that returns an nn.Module")
     return function
 
 

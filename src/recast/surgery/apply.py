@@ -57,7 +57,9 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
         return model
     if (network := changeable(model)) is not model:
         if any(step.name == "" for step in plan.steps):
-            raise RecastError(f"what {type(model).__name__} wraps is the convolution itself: recast that, and wrap it")
+            raise RecastError(
+                f"{type(model).__name__} wraps the convolution itself: recast the convolution, and wrap it again"
+            )
         recast_(network, plan, steps=steps)
         return model
     chosen = plan if steps is None else plan.only(steps).without_pool()
@@ -68,7 +70,7 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
     check_edits(model, edits, plan.model)
     if chosen.pool is not None:  # before the steps: it refuses what it cannot do, and nothing is changed by then
         if chosen.place is None:
-            raise RecastError("the plan has a pool and does not say where it goes: plan again")
+            raise RecastError("the plan has a pool without a place: plan again")
         put_pool_(model, chosen.pool, chosen.place)
 
     apply_edits_(model, edits)
@@ -101,7 +103,7 @@ def check_recast(model: nn.Module, plan: Plan, chosen: Plan) -> tuple[dict[str, 
         if again := [step.name for step in chosen.steps if step.name in taken]:
             raise RecastError(f"{again[0] or 'the model'} is already recast: a plan is applied once")
         if done.config != plan.config or plan.edits != done.edits[: len(plan.edits)]:
-            raise RecastError("the model was begun with another plan: go on with that one, or start from the parent")
+            raise RecastError("the model was recast with another plan: use that one, or start from the parent")
     modules = {step.name: _checked(model, plan, step) for step in chosen.steps}
     layers = {step.name: _layer(modules[step.name], plan, step, continued=begun) for step in chosen.steps}
     for step in chosen.steps:

@@ -36,7 +36,7 @@ def keep_within(
             reasons[step.name] = reason
     if steps and len(reasons) == len(steps):
         last = next(iter(reasons))
-        raise RecastError(f"nothing is within the budget: {last or 'the model'} {reasons[last]}; raise the budget")
+        raise RecastError(f"no layer fits the budget: {last or 'the model'} {reasons[last]}")
     return [step for step in steps if step.name not in reasons], reasons, total
 
 

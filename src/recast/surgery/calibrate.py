@@ -86,7 +86,7 @@ def calibrate_(
     theirs = {name: weight.shape for name, weight in parent.state_dict().items()} if plan.pool is None else {}
     for name, weight in child.state_dict().items():
         if name.rpartition(".")[0] not in layers and theirs.get(name, weight.shape) != weight.shape:
-            raise RecastError(f"the parent is another network, its {name} has another shape: pass the child's own")
+            raise RecastError(f"{name} of the parent has another shape: pass the network that was recast")
     if computed := [name for name, layer in layers.items() if parametrization_of(layer) is not None]:
         raise RecastError(f"{computed[0]} computes its weight (keep_parametrization): calibrate_ cannot set it")
     if merged := [step.name for step in plan.steps if step.name in layers and step.fold and step.fold.batch_norm]:
@@ -147,8 +147,8 @@ def _features_and_targets(
     gathered = functional.gather(x, layer.weights())
     if gathered.shape[-2:] != target.shape[-2:]:
         raise RecastError(
-            f"calibrate_ needs the parent's map size, got {tuple(gathered.shape[-2:])} for {tuple(target.shape[-2:])}: "
-            "with stride='remove' pass the parent with its stride removed"
+            f"calibrate_ requires the parent's map size, got {tuple(gathered.shape[-2:])} for "
+            f"{tuple(target.shape[-2:])}: with stride='remove' pass the parent with its stride removed"
         )
     features = gathered.flatten(3).flatten(1, 2).unflatten(1, (layer.groups, -1))
     targets = target.flatten(2).unflatten(1, (layer.groups, -1))

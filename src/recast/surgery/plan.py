@@ -70,7 +70,7 @@ class Plan:
     def __post_init__(self) -> None:
         names = [step.name for step in self.steps]
         if len(set(names)) < len(names):
-            raise RecastError(f"a plan names no layer twice, got {shown(names)}")
+            raise RecastError(f"a plan must name every layer once, got {shown(names)}")
 
     def to_json(self) -> str:
         """Return everything needed to replay the plan, as indented JSON."""
@@ -105,7 +105,7 @@ class Plan:
                 )
             if not re.fullmatch(r"[^\s*?\[\]:]*", step["name"]) or step["name"] in NO_NAMES:
                 raise RecastError(
-                    f"{source}: a step names one layer in full, got {shown(step['name'])}: globs are for --where"
+                    f"{source}: a step must name one layer in full, got {shown(step['name'])}; use globs with --where"
                 )
             if step["name"] in steps:
                 raise RecastError(f"{source} names {shown(step['name'])} twice")
@@ -116,7 +116,7 @@ class Plan:
     def only(self, names: Sequence[str]) -> Plan:
         """The same plan with some of its steps. Raises `RecastError` for a name that is no step."""
         if isinstance(names, str):
-            raise RecastError(f"steps takes a list of names, [{names!r}], got {names!r}")
+            raise RecastError(f"steps must be a list of names, got {names!r}: pass [{names!r}]")
         check_value(list[str], names, "steps")
         if len(set(names)) < len(names):
             raise RecastError(f"steps names a layer twice: {', '.join(names)}")

@@ -157,7 +157,7 @@ def _observe_edited(
     except RecastError as error:
         first = next(edit.name for edit in edits if edit.geometry is not None)
         raise RecastError(
-            f"stride={config.stride!r} fails at {first}: its shortcut is not a module; use stride='keep'. {error}"
+            f"stride={config.stride!r}: shapes do not match without the stride of {first}; use stride='keep'. {error}"
         ) from error
 
 

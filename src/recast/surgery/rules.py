@@ -244,7 +244,7 @@ def _conv2d(conv: nn.Conv2d, config: RecastConfig) -> RecastLayer:
 def _conv_transpose2d(conv: nn.ConvTranspose2d, config: RecastConfig) -> RecastLayer:
     """A convolution of the input with zeros between its pixels, the kernel flipped and transposed."""
     if config.keep_parametrization and (parametrization_of(conv) is not None or weight_hook(conv) is not None):
-        raise RecastError("a parametrised transposed kernel has another layout: keep_parametrization must be off")
+        raise RecastError("keep_parametrization does not support transposed convolutions: turn it off")
     return as_attention(conv, Geometry.of(conv), flip_transpose(effective_weight(conv), conv.groups), config)
 
 
@@ -272,7 +272,7 @@ def as_attention(
     """
     keep = config.keep_parametrization
     if keep and weight_hook(conv) is not None:
-        raise RecastError("keep_parametrization needs torch.nn.utils.parametrizations, this is the older weight hook")
+        raise RecastError("keep_parametrization requires torch.nn.utils.parametrizations, not the older weight hook")
     given = parametrization_of(conv) if keep else None
     kind = CMHSA if config.gate == "bias" else GPSA
     layer = kind(
@@ -283,7 +283,7 @@ def as_attention(
     # a computed weight is a plain tensor here: what it was made from says whether it is trained
     biases = {name: p for name, p in made.items() if name == "bias" or name.startswith("parametrizations.bias.")}
     if keep and biases and "bias" not in biases:
-        raise RecastError("a parametrised bias cannot be kept: keep_parametrization must be off")
+        raise RecastError("keep_parametrization does not support a parametrised bias: turn it off")
     is_source = not (given is None and maker is None) and "weight" in made
     sources = [made["weight"]] if is_source else [p for name, p in made.items() if name not in biases]
     # clone keeps channels_last, which copy_ into a new tensor would not

@@ -99,11 +99,11 @@ def recalibrate_batch_norm_(model: nn.Module, batches: Tensor | Iterable[Any]) -
                 if not finished or name == "num_batches_tracked":
                     getattr(norm, name).copy_(buffer)
     if not finished:
-        raise RecastError("BatchNorm's statistics need at least one batch of images to be measured on, got none")
+        raise RecastError("BatchNorm's statistics require at least one batch of images, got none")
     return model
 
 
 def _check_has_variance(_name: str, _norm: nn.Module, inputs: tuple[Any, ...]) -> None:
     x = inputs[0]
     if x.numel() <= x.shape[1]:
-        raise RecastError("BatchNorm's statistics need more than one value per channel: use batches of more images")
+        raise RecastError("BatchNorm's statistics require more than one value per channel: use larger batches")

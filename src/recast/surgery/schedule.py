@@ -62,7 +62,7 @@ class Schedule(Checked):
         check_value(Order, order, "order")
         check_value(int, epochs, "epochs")
         if epochs < 1:
-            raise RecastError(f"a progressive schedule needs at least one epoch, got {epochs}")
+            raise RecastError(f"epochs must be at least 1, got {epochs}")
         layers = _layers(plan)
         last = len(layers) + 1
         dates = [epochs * (last - number) // last + 1 for number in range(1, last)]

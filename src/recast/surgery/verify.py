@@ -108,8 +108,8 @@ def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
     def measure(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         if inputs[0].dim() != 4:
             raise RecastError(
-                f"{name or 'the model'} got {tuple(inputs[0].shape)}: expected (batch, C, H, W), for one image "
-                "image[None]"
+                f"{name or 'the model'} got {tuple(inputs[0].shape)}, expected (B, C, H, W): pass image[None] for one "
+                "image"
             )
         sizes, share = _signal(module, inputs[0], output)
         ranges.setdefault(name, []).append(sizes)
@@ -173,8 +173,8 @@ def _layers_of(model: nn.Module, plan: Plan) -> dict[str, nn.Module]:
             return {name: modules[place] for name, place in (wanted | norms).items()}
         missing = lacking[0]
     raise RecastError(
-        f"{type(model).__name__} has no layer {missing!r} as the plan for {plan.model} knows it: pass the network that "
-        "was recast, and the parent it was made from"
+        f"{type(model).__name__} lacks layer {missing!r} of the plan for {plan.model}: pass the network that was "
+        "recast, and its parent"
     )
 
 
@@ -313,24 +313,23 @@ def _layer_error(child: Sequence[Tensor], parent: Sequence[Tensor], ranges: Sequ
 
 @contextmanager
 def shifted_queries(model: nn.Module) -> Iterator[None]:
-    """The control of a proof for attention pooling: inside the block its queries are others; the output must change."""
+    """Shift the queries of attention pooling inside the block: a control, for which the output must change."""
     projections = [(name, pool.attn.q) for name, pool in attention_pools(model).items()]
     if not projections:
-        raise RecastError("the control needs attention pooling")
+        raise RecastError("the control requires attention pooling")
     with hooked(projections, after=lambda _name, _module, _inputs, queries: queries + QUERY):
         yield
 
 
 @contextmanager
 def swapped_heads(model: nn.Module) -> Iterator[None]:
-    """The control of a proof: W_out of two heads of the first recast layer is swapped inside the block; the output must
-    change.
+    """Swap W_out of two heads of the first recast layer inside the block: a control, for which the output must change.
 
     The middle of the kernel is one of the two: on a small map its border may see nothing but padding.
     """
     layer = next((m for m in recast_layers(model).values() if m.num_heads > 1), None)
     if layer is None:
-        raise RecastError("the control needs a recast layer with two taps")
+        raise RecastError("the control requires a recast layer with two taps")
     makers = parametrization_of(layer)
     # of a computed weight, the tensor that it is made from
     weight = layer.weight if makers is None else max(makers.parameters(recurse=False), key=Tensor.numel)

@@ -95,7 +95,7 @@ def check_values(example: Example, *models: nn.Module) -> None:
     """Raise `RecastError` for an example without images, images or models on the meta device, and lazy layers."""
     batch_of(example)
     if any(tensor.is_meta for tensor in tensors_of(arguments_of(example))):
-        raise RecastError("the images are on the meta device, where they hold no values: give real ones")
+        raise RecastError("the images are on the meta device, without values: pass real images")
     for model in models:
         check_weights(model)
 

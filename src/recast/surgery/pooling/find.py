@@ -132,8 +132,7 @@ def _head(net: Probe) -> Place | None:
         return None
     if is_answer and isinstance(x, tuple | list):
         raise RecastError(
-            f"{net.kind} pools {len(x)} maps or sets of tokens for one answer: there is no one place for "
-            "attention pooling"
+            f"{net.kind} pools {len(x)} maps or sets of tokens, and attention pooling requires a single one"
         )
     if not is_answer or not isinstance(x, Tensor) or x.dim() not in (3, 4) or is_one(x.shape):
         return None

@@ -168,9 +168,7 @@ def _pools_otherwise(model: Any, at: nn.Module, place: Place) -> bool:
 
 def _check_own_pool(model: nn.Module) -> None:
     if pools := attention_pools(model):
-        raise RecastError(
-            f"{next(iter(pools)) or type(model).__name__} is attention pooling already: it is put in once"
-        )
+        raise RecastError(f"{next(iter(pools)) or type(model).__name__} is attention pooling already")
 
 
 def _module_at(model: nn.Module, name: str) -> nn.Module:
@@ -184,7 +182,7 @@ def noise(model: nn.Module, shape: tuple[int, ...] | None = None) -> Tensor:
     """Two images of noise that the model takes: of `shape` (C, H, W), or of one that the network tells or takes."""
     parameter = next(model.parameters(), None)
     if parameter is None:
-        raise RecastError(f"{type(model).__name__} has no parameters: there is nothing to pool")
+        raise RecastError(f"{type(model).__name__} has no parameters, so nothing to pool")
 
     def images(*shape: int) -> Tensor:
         return torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).to(parameter)
