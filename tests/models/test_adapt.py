@@ -71,7 +71,7 @@ def test_classifiers_are_found(make: Callable[[], nn.Module], names: tuple[str, 
     ],
 )
 def test_a_network_that_does_not_say_what_its_classifier_is(model: nn.Module) -> None:
-    with pytest.raises(RecastError, match="cannot tell which layer"):
+    with pytest.raises(RecastError, match="no known classifier"):
         classifiers(model, 10)
 
 

@@ -221,7 +221,7 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "no step": ("another model, ResNet and not", small, lambda m: recast_(
         m, replace(plan(m, X).without_steps(), model="ResNet"))),
     "batches": ("batches must be a Tensor or an iterable, got Plan", opened, lambda m: wake_(m, plan(small(), X))),  # type: ignore[arg-type]
-    "a name": ("a list of names, .'layer3.0.conv1'.", small, lambda m: recast_(m, plan(m, X), steps="layer3.0.conv1")),
+    "a name": ("a list of names, got 'layer3.0.conv1'", small, lambda m: recast_(m, plan(m, X), steps="layer3.0.conv1")),
     "no images": ("holds no image", opened, lambda m: fold_(m, data=X[:0])),
     "no batch": ("data is empty", opened, lambda m: fold_(m, data=[])),
     "labels": ("labels of shape", opened, lambda m: fold_(m, data=[BATCH, (BATCH[0], BATCH[1][:2])])),
@@ -234,7 +234,7 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "logit_std": ("logit_std must be a positive number, got 0", opened, lambda m: wake_(m, BATCH[0], 0)),
     "no logit_std": ("logit_std must be a positive number, got nan", opened, lambda m: wake_(m, BATCH[0], NAN)),
     "pruned": ("conv1 has no content map", pruned, lambda m: wake_(m, BATCH[0])),
-    "NaN": ("conv1 saw NaN", opened, lambda m: wake_(m, BATCH[0] * NAN)),
+    "NaN": ("conv1 got NaN", opened, lambda m: wake_(m, BATCH[0] * NAN)),
     "no image": ("conv1 got no image", opened, lambda m: wake_(m, [])),
     "calibrate NaN": ("NaN or infinite", opened, lambda m: calibrate_(m, small(), [BATCH[0], BATCH[0] * NAN])),
     "calibrate size": (
@@ -247,7 +247,7 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "pool": ("pool must be a PoolConfig or null, got 'single'", small, lambda m: plan(m, X, pool="single")),  # type: ignore[arg-type]
     "backend": ("backend must be one of auto, .*got 'fast'", opened, lambda m: verify(small(), m, X, backend="fast")),  # type: ignore[arg-type]
     "meta images": ("without values", opened, lambda m: verify(small(), m, X.to("meta"))),
-    "calibrate head": ("its fc.weight has another", sigmoid, lambda m: calibrate_(m, headed(7), [X])),
+    "calibrate head": ("fc.weight of the parent", sigmoid, lambda m: calibrate_(m, headed(7), [X])),
     "channels": ("in_channels must be 1 or more, got 0", small, lambda _: GPSA(0, 3, Geometry((3, 3)))),
     "plan": ("holds no image", small, lambda m: plan(m, X[:0])),
     "lr": ("lr must be 0 or a positive number, got nan", small, lambda m: param_groups(m, lr=NAN)),

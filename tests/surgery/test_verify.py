@@ -214,7 +214,7 @@ def open_and_triple_(child: nn.Module) -> None:
 
 @pytest.mark.parametrize(
     ("message", "images"),
-    [("no image", torch.zeros(0, 3, 16, 16)), ("no tensor", None), ("same network", X), ("for CifarResNet knows", X)],
+    [("no image", torch.zeros(0, 3, 16, 16)), ("no tensor", None), ("same network", X), ("for CifarResNet", X)],
 )
 def test_what_cannot_be_a_proof_is_refused(message: str, images: Any) -> None:
     parent, child = pair()

@@ -85,8 +85,8 @@ def _keeps_norms(inputs: Any) -> bool:
 def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     values, _query, _key, rows, columns, _shift, _content, weight, *_, keep = inputs
     images, norm = (values.shape[0], rows.shape[1], columns.shape[1]), _norms(inputs)
-    kept = values.new_empty(len(norm) if keep else 0, *images, values.shape[3])
-    return values.new_empty(*images, weight.shape[1]), kept, norm if _keeps_norms(inputs) else values.new_empty(0)
+    saved = values.new_empty(len(norm) if keep else 0, *images, values.shape[3])
+    return values.new_empty(*images, weight.shape[1]), saved, norm if _keeps_norms(inputs) else values.new_empty(0)
 
 
 @torch.library.custom_op(
@@ -177,7 +177,7 @@ def dense_attend(tensors: Any, numbers: Any) -> Tensor:
                 mixed = q @ s.key[:, s.part(content)]
             else:
                 logits = finite_half(q @ s.key[..., s.part(content)].mT * s.scale)
-                mixed = torch.softmax(logits, -1) @ s.seen
+                mixed = torch.softmax(logits, -1) @ s.visible
             gathered = gathered + gate * mixed.view_as(gathered)
         if gaussian is not None:
             by_rows = torch.einsum("iy,byxc->bixc", s.rows[gaussian], s.values)

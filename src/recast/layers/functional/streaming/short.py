@@ -60,7 +60,7 @@ def forward(s: Stream, y: Tensor, saved: Tensor | None) -> None:
 
 def backward(s: Backward, dy: Tensor, saved: Tensor | None) -> None:
     """Add the gradients through the content heads to the sums of `s`."""
-    queries, keys, values = s.I * s.J, s.num_keys, s.seen
+    queries, keys, values = s.I * s.J, s.num_keys, s.visible
     for group in groups(s):
         weight, positional, count = _weight(s, group), _positional(s, group), len(group.heads)
         d_weight = torch.zeros_like(weight, dtype=s.sum_dtype)
@@ -71,7 +71,7 @@ def backward(s: Backward, dy: Tensor, saved: Tensor | None) -> None:
             n, dy_part = len(mixed), dy[images].flatten(0, 2)
             d = s.buffer("d_gathered", n, queries * count, s.channels).zero_()
             project(dy_part, weight, d.view(n * queries, -1))
-            gathered = _kept(s, group, images, saved) if saved is not None else _gather(s, group, images, mixed, None)
+            gathered = _saved(s, group, images, saved) if saved is not None else _gather(s, group, images, mixed, None)
             add_weight_gradient(dy_part, gathered.view(n * queries, -1), d_weight)
             add_product(s.d_values.flatten(1, 2)[images], mixed.view(n, -1, keys).transpose(1, 2), d)
             d_maps = s.buffer("d_maps", n, queries, count, keys)
@@ -158,7 +158,7 @@ def _mixed(s: Stream, group: Group, positional: Tensor, attention: Tensor) -> Te
     return torch.addcmul(positional, attention.transpose(1, 2), gate, out=out)
 
 
-def _kept(s: Stream, group: Group, images: slice, saved: Tensor) -> Tensor:
+def _saved(s: Stream, group: Group, images: slice, saved: Tensor) -> Tensor:
     """View the saved gathers of the group's heads for some images: (n, N·G, C)."""
     return saved[group.content].view(s.batch, -1, s.channels)[images]
 
@@ -167,6 +167,6 @@ def _gather(s: Stream, group: Group, images: slice, mixed: Tensor, saved: Tensor
     """Return the gathers of the group's heads, (n, N·G, C), written into `saved` if there is one."""
     n, queries, count, keys = mixed.shape
     shape = (n, queries * count, s.channels)
-    out = s.buffer("gathered", *shape) if saved is None else _kept(s, group, images, saved)
-    gathered = product(mixed.view(n, -1, keys), s.seen[images], out)
+    out = s.buffer("gathered", *shape) if saved is None else _saved(s, group, images, saved)
+    gathered = product(mixed.view(n, -1, keys), s.visible[images], out)
     return gathered if saved is None or gathered is out else out.copy_(gathered)

@@ -67,7 +67,7 @@ class Stream:
         # half precision sums over the heads in fp32
         self.sum_dtype = torch.promote_types(values.dtype, torch.float32)
         top, left, height, width = window
-        self.seen = values[:, top : top + height, left : left + width].contiguous().flatten(1, 2)
+        self.visible = values[:, top : top + height, left : left + width].contiguous().flatten(1, 2)
         self.num_keys = height * width if self.content_heads and not linear else 0
         self.head_dim = query.shape[-1] // max(1, len(self.content_heads))
         self.scale = max(1, self.head_dim) ** -0.5
@@ -149,7 +149,9 @@ class Stream:
 
     def tiles(self, at: int, images: slice) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield keys (n, D, tile) of the content head `at` and values (n, tile, C), tile by tile."""
-        return ((keys[at, images], v[images]) for keys, v in zip(self.keys, self.seen.split(self.tile, 1), strict=True))
+        return (
+            (keys[at, images], v[images]) for keys, v in zip(self.keys, self.visible.split(self.tile, 1), strict=True)
+        )
 
     def scaled_query(self, at: int, chunk: Chunk) -> Tensor:
         """Return Q / √D of the content head `at`, (n, r·J, D)."""
