@@ -221,7 +221,7 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "no step": ("another model, ResNet and not", small, lambda m: recast_(
         m, replace(plan(m, X).without_steps(), model="ResNet"))),
     "batches": ("batches must be a Tensor or an iterable, got Plan", opened, lambda m: wake_(m, plan(small(), X))),  # type: ignore[arg-type]
-    "a name": ("a list of names, got 'layer3.0.conv1'", small, lambda m: recast_(m, plan(m, X), steps="layer3.0.conv1")),
+    "a name": ("a list of names", small, lambda m: recast_(m, plan(m, X), steps="layer3.0.conv1")),
     "no images": ("holds no image", opened, lambda m: fold_(m, data=X[:0])),
     "no batch": ("data is empty", opened, lambda m: fold_(m, data=[])),
     "labels": ("labels of shape", opened, lambda m: fold_(m, data=[BATCH, (BATCH[0], BATCH[1][:2])])),
