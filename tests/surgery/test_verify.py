@@ -218,7 +218,7 @@ def open_and_triple_(child: nn.Module) -> None:
 )
 def test_what_cannot_be_a_proof_is_refused(message: str, images: Any) -> None:
     parent, child = pair()
-    other: nn.Module = {"same network": child, "for CifarResNet knows": CifarResNet((1, 1, 1), (8, 8, 12))}.get(
+    other: nn.Module = {"same network": child, "for CifarResNet": CifarResNet((1, 1, 1), (8, 8, 12))}.get(
         message, parent
     )
     for wrapped in (other, nn.Sequential(other)):
