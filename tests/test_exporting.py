@@ -71,7 +71,7 @@ def test_a_file_that_parts_from_the_module_is_an_error_and_not_left(
         return write(other, *rest)
 
     monkeypatch.setattr(exporting, "_write", wrong)
-    with pytest.raises(RecastError, match=r"output 0 parts by .* on 1 images of 10×12, allowed is 0.0001"):
+    with pytest.raises(RecastError, match=r"output 0 by .* on 1 images of 10×12; the tolerance is 0.0001"):
         recast.export(child, x, tmp_path / "child.pt2")
     assert not list(tmp_path.iterdir())
 
@@ -82,11 +82,11 @@ def test_a_file_of_another_dtype_may_part_by_its_rounding(tmp_path: Path) -> Non
         for dtype, error, allowed in ((torch.float32, 3e-4, 0), (torch.float16, 3e-4, 1), (torch.float16, 3e-2, 0)):
             model, x = copy.deepcopy(child).to(dtype), x.to(dtype)
             file = [(1 + error) * model(x)]
-            with nullcontext() if allowed else pytest.raises(RecastError, match="parts by"):
+            with nullcontext() if allowed else pytest.raises(RecastError, match="differs"):
                 exporting.compare(model, lambda _, file=file: file, x)
     for name in exporting.PACKAGES:
         pytest.importorskip(name, reason="the extra export is not installed")
-    with pytest.raises(RecastError, match="ONNX Runtime does not run it"):
+    with pytest.raises(RecastError, match="ONNX Runtime cannot run"):
         recast.export(child.double(), x.double(), tmp_path / "child.onnx")
     assert not list(tmp_path.iterdir())
 
@@ -103,7 +103,7 @@ def test_what_cannot_be_exported_is_said_first(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(RecastError, match="the folder of path does not exist"):
         recast.export(child, x, tmp_path / "no/child.pt2")
     monkeypatch.setattr(exporting, "find_spec", lambda name: None if name == "onnxruntime" else name)
-    with pytest.raises(RecastError, match=r"ONNX needs onnxruntime: pip install 'recast-vision\[export\]'"):
+    with pytest.raises(RecastError, match=r"onnxruntime: pip install 'recast-vision\[export\]'"):
         recast.export(child, x, tmp_path / "child.onnx")
 
 
@@ -115,9 +115,7 @@ class Positive(nn.Module):
 def test_what_finds_as_many_as_there_are(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Of a detector its backbone is exported; of what torch cannot export it tells a line, not its whole graph."""
     model, images = SceneRCNN(3, width=16).eval(), torch.rand(1, 3, 64, 64)
-    with pytest.raises(
-        RecastError, match=r"SceneRCNN gives as many boxes as it finds, no exp.*recast.export.model.backbone"
-    ):
+    with pytest.raises(RecastError, match=r"SceneRCNN .* boxes.*recast.export.model.backbone"):
         recast.export(model, images, tmp_path / "whole.pt2")
     assert max(check.error for check in recast.export(model.backbone, images, tmp_path / "eyes.pt2").checks) < 1e-5
     with pytest.raises(RecastError, match=r"torch cannot export Positive: "):

@@ -123,7 +123,7 @@ def test_a_truncated_file_is_refused(saved: Path) -> None:
 
 def test_without_a_constructor_the_parent_is_asked_for(tmp_path: Path) -> None:
     path = save(recast_model(), tmp_path / "child.safetensors")
-    with pytest.raises(RecastError, match="pass load"):
+    with pytest.raises(RecastError, match="pass its parent"):
         load(path)
 
 

@@ -1,4 +1,4 @@
-"""`check`: what a saved file says of itself, verified again as far as it can be."""
+"""`check`: verify the claims of a saved file again, as far as possible."""
 
 from __future__ import annotations
 
@@ -39,39 +39,53 @@ class Finding:
 
     claim: str
     holds: bool | None
-    """None: it cannot be verified, and `told` says why."""
+    """None: it cannot be verified, for the reason in `told`."""
     told: str
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found in a file."""
+    """Result of `check`: the findings for a file."""
 
     path: Path
     findings: tuple[Finding, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether no claim was found to be false."""
-        return all(found.holds is not False for found in self.findings)
+        """True if no claim is false."""
+        return all(finding.holds is not False for finding in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able fields."""
-        return {"path": str(self.path), "ok": self.ok, "findings": [asdict(found) for found in self.findings]}
+        """Return the JSON-able fields."""
+        return {"path": str(self.path), "ok": self.ok, "findings": [asdict(finding) for finding in self.findings]}
 
     def __str__(self) -> str:
-        lines = [f"  {SAID[found.holds]:<12} {found.claim}: {found.told}" for found in self.findings]
+        lines = [f"  {SAID[finding.holds]:<12} {finding.claim}: {finding.told}" for finding in self.findings]
         return "\n".join([f"{self.path}: {'nothing was found wrong' if self.ok else 'NOT as it says'}", *lines])
 
 
 @typed("path", "parent", "trust", "run")
 def check(path: str | Path, parent: nn.Module | None = None, *, trust: bool = False, run: bool = False) -> Checked:
-    """Open a file of `save`, rebuild its network, and verify again what it says of itself.
+    """Open a file of `save`, rebuild its network, and verify its claims again.
 
-    With the `parent`: that it is the one that was recast, that the plan applied to it computes what it computes, and
-    how far the saved weights are from it, on two images of noise. `run`: exported ONNX files beside it are run again,
-    which may take any time and memory: only the file vouches for them. What cannot be verified is said too. Raises
-    `RecastError` for what is no file of `save`, and, as `load` does, for code that it names without `trust`.
+    Args:
+        path: a file of `save`, or hf-hub:user/name.
+        parent: the network that was recast, to verify its fingerprint, that the plan applied to it computes the same
+            function, and the distance of the saved weights, on two images of noise.
+        trust: call a `pkg.module:function` that the file names.
+        run: run exported ONNX files beside it again, which may take any time and memory.
+
+    Returns:
+        `Checked`, with one `Finding` per claim; claims that cannot be verified are listed too.
+
+    Raises:
+        RecastError: if `path` is not a file of `save`, or names a function without `trust`.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        >>> child = recast.recast_(copy.deepcopy(model), recast.plan(model, torch.randn(1, 3, 8, 8)))
+        >>> recast.check(recast.save(child, "child.safetensors"), parent=model).ok
+        True
     """
     path = local_file(path)
     header = read_header(path)
@@ -112,8 +126,8 @@ def _findings(
     yield Finding("network", True, f"{name}: the plan's {len(plan.steps)} layers{pool} are put in, all tensors fit")
     if layers := gpsa_layers(model):
         heads = sum(layer.num_heads for layer in layers.values())
-        seen = [(layer.num_heads, layer.open_heads) for layer in layers.values()]
-        opened = sum(count if numbers is None else len(numbers) for count, numbers in seen)
+        open_heads = [(layer.num_heads, layer.open_heads) for layer in layers.values()]
+        opened = sum(count if numbers is None else len(numbers) for count, numbers in open_heads)
         yield Finding("gates", True, f"{opened} of {heads} heads in {len(layers)} layers have left the convolution")
     try:
         yield from _against_parent(plan, proof, model, parent)
@@ -121,38 +135,40 @@ def _findings(
         yield Finding("same function", False, str(error))
     if proof.folded is not None:
         yield _folds(proof, model)
-    for file_name, told in (proof.exported or {}).items():
-        yield _export(path.parent / Path(file_name).name, told, model, run)
+    for file_name, record in (proof.exported or {}).items():
+        yield _export(path.parent / Path(file_name).name, record, model, run)
 
 
 def _against_parent(plan: Plan, proof: Proof, model: nn.Module, parent: nn.Module | None) -> Iterator[Finding]:
-    """Is it the parent, does the plan compute what it computes, and where are the saved weights now?"""
+    """Yield findings on the parent: its fingerprint, the plan's function, and the saved weights."""
     recorded = "nothing is recorded" if proof.verified is None else f"recorded: {proof.verified}"
     if parent is None:
-        known = "not known to the file" if proof.parent is None else f"{proof.parent[:12]}…, give the parent to compare"
-        yield Finding("parent", None, known)
+        message = (
+            "not known to the file" if proof.parent is None else f"{proof.parent[:12]}…, give the parent to compare"
+        )
+        yield Finding("parent", None, message)
         yield Finding("same function", None, f"{recorded}; give the parent to verify it again")
         return
     if proof.parent is None:
         yield Finding("parent", None, "the file does not hold its fingerprint")
     else:
         same = fingerprint(parent) == proof.parent
-        told = "is the network that was recast" if same else "is another network, or its weights were changed"
-        yield Finding("parent", same, f"{told} ({proof.parent[:12]}…)")
+        message = "is the network that was recast" if same else "is another network, or its weights were changed"
+        yield Finding("parent", same, f"{message} ({proof.parent[:12]}…)")
     stated = input_defaults(model)
     usual = stated is not None and max(stated.size) <= LARGEST // 4
     images = noise(parent, (len(stated.mean), *stated.size) if stated and usual else None)
     unfolded = replace(plan, steps=tuple(replace(step, fold=None, bias_added=False) for step in plan.steps))
     with torch.random.fork_rng(devices=[]):
         start = recast_(copy.deepcopy(parent), unfolded)
-    found, now = verify(parent, start, images), verify(parent, model, images)
+    replayed, now = verify(parent, start, images), verify(parent, model, images)
     promised = all(step.exact for step in plan.steps)
     if plan.pool is not None and plan.place is not None:
         promised = promised and plan.pool.start == "average" and plan.place.averages
-    told = f"the plan on this parent: {found}; {recorded}"
+    message = f"the plan on this parent: {replayed}; {recorded}"
     if not promised:
-        told += "; this plan does not promise it (gate, stride, bias or pooling of another start)"
-    yield Finding("same function", found.ok() if promised else None, told)
+        message += "; this plan does not promise it (gate, stride, bias or pooling of another start)"
+    yield Finding("same function", replayed.ok() if promised else None, message)
     if now.ok():
         yield Finding("saved weights", True, f"compute what the parent computes: {now}")
         return
@@ -167,24 +183,23 @@ def _against_parent(plan: Plan, proof: Proof, model: nn.Module, parent: nn.Modul
 
 
 def _folds(proof: Proof, model: nn.Module) -> Finding:
-    """The forms of the layers are those that the report of `fold_` tells."""
+    """Compare the forms of the layers with the report of `fold_`."""
     modules, folded = dict(model.named_modules()), proof.folded or []
-    for told in folded:
-        if told.name not in modules:
-            return Finding("folds", False, f"the network has no layer {told.name!r}, which fold_ reports")
-        if not is_as_told(told, modules[told.name]):
-            return Finding("folds", False, f"{told.name} has another form than fold_ reports")
-    worst = max((told.output_error or 0.0 for told in folded), default=0.0)
+    for report in folded:
+        if report.name not in modules:
+            return Finding("folds", False, f"the network has no layer {report.name!r}, which fold_ reports")
+        if not is_as_told(report, modules[report.name]):
+            return Finding("folds", False, f"{report.name} has another form than fold_ reports")
+    worst = max((report.output_error or 0.0 for report in folded), default=0.0)
     measured = f"; recorded: outputs moved by {worst:.1e} on images that the file does not hold" if worst else ""
     return Finding("folds", True, f"{len(folded)} layers have the forms that fold_ reports{measured}")
 
 
-def _export(path: Path, told: dict[str, Any], model: nn.Module, run: bool) -> Finding:
-    """An exported file that lies beside: is it the one, and does it compute the same? Programs of torch are not opened:
-    reading one may run code."""
+def _export(path: Path, record: dict[str, Any], model: nn.Module, run: bool) -> Finding:
+    """Compare an exported file beside `path` with its record. Programs of torch are not opened: that may run code."""
     claim = f"export {path.name}"
     try:
-        cases = [read_fields(ExportCheck, case, "checks") for case in told.get("checks", ())]
+        cases = [read_fields(ExportCheck, case, "checks") for case in record.get("checks", ())]
     except (RecastError, TypeError) as error:
         return Finding(claim, False, f"its record is damaged ({error})")
     sides = [side for case in cases for side in (case.height, case.width)]
@@ -193,7 +208,7 @@ def _export(path: Path, told: dict[str, Any], model: nn.Module, run: bool) -> Fi
     recorded = f"recorded: relative error {max((case.error for case in cases), default=0.0):.1e}"
     if not path.is_file():
         return Finding(claim, None, f"it does not lie beside the file; {recorded}")
-    if hashlib.sha256(path.read_bytes()).hexdigest() != told.get("sha256"):
+    if hashlib.sha256(path.read_bytes()).hexdigest() != record.get("sha256"):
         return Finding(claim, False, f"{path} is another file than the one that was checked; {recorded}")
     is_program = path.suffix != ".onnx"
     if is_program or not run or missing_packages():

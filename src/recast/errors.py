@@ -10,20 +10,27 @@ from importlib import import_module
 from typing import Any
 
 OBEYED = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What a terminal obeys instead of showing (escapes, changes of the direction of writing), and what is no UTF-8."""
+"""Terminal control characters, bidi overrides and lone surrogates."""
 
 
 class RecastError(ValueError):
-    """A request that cannot be carried out: the message says what was expected, what came, and what to do.
+    """A request that cannot be carried out. The message says what is wrong, where, and what to do.
 
     The command line prints the message as one line and exits with code 2.
+
+    Example:
+        >>> try:
+        ...     recast.RecastConfig(gate="bias", alpha=2.0)
+        ... except recast.RecastError as error:
+        ...     print(error)
+        gate='bias' does not support alpha=2.0: its options are bias_init and head_dim
     """
 
     def __init__(self, message: str = "") -> None:
         super().__init__(printable(message, keep="\n\t"))
 
     already_told = False
-    """True where another process of the same run prints it."""
+    """True if another process of the same run prints it."""
 
 
 LONGEST, LONGEST_VALUE = 1000, 100
@@ -31,7 +38,7 @@ LONGEST, LONGEST_VALUE = 1000, 100
 
 
 def shown(value: object) -> str:
-    """A value as a message quotes it, in one line: of a long one the beginning and the end."""
+    """Return a value as a message quotes it, in one line; a long one is cut in the middle."""
     try:
         text = " ".join(repr(value).splitlines())
     except ValueError:  # a whole number of more than 4,300 digits
@@ -40,40 +47,42 @@ def shown(value: object) -> str:
 
 
 def one_line(message: object) -> str:
-    """A message in one line, of a bounded length, without characters that a terminal would obey."""
+    """Return a message in one line of bounded length, without terminal control characters."""
     text = printable(" ".join(str(message).split()))
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 203]} … {text[-200:]}"
 
 
 def printable(text: str, keep: str = "") -> str:
-    """The text with what a terminal would obey written out, but for `keep`: names of files may hold anything."""
-    return OBEYED.sub(lambda found: found[0] if found[0] in keep else found[0].encode("unicode_escape").decode(), text)
+    """Escape terminal control characters in the text, but for `keep`: names of files may hold anything."""
+    return OBEYED.sub(lambda match: match[0] if match[0] in keep else match[0].encode("unicode_escape").decode(), text)
 
 
 def first_line(error: BaseException) -> str:
-    """What another library's error says, in one line; its kind where it says nothing."""
+    """Return the first line of another library's error; its class name if it has no message."""
     try:
-        said = str(error).strip().splitlines()
+        lines = str(error).strip().splitlines()
     except Exception:  # an error of the user's own code, whose text is another
-        said = []
-    return (said or [type(error).__name__])[0]
+        lines = []
+    return (lines or [type(error).__name__])[0]
 
 
 @contextmanager
-def blamed(what: str) -> Iterator[None]:
-    """Let what code of the user's raises inside the block (a forward pass, a loss, a generator) be a `RecastError` that
-    says `what` failed, with the original as its cause."""
+def blamed(action: str) -> Iterator[None]:
+    """Turn exceptions of the user's code in the block (a forward pass, a loss, a generator) into a `RecastError`.
+
+    The message says that `action` failed; the original exception is the cause.
+    """
     try:
         yield
     except RecastError:
         raise
     except Exception as error:
-        raise RecastError(f"{what} failed: {type(error).__name__}: {first_line(error)}") from error
+        raise RecastError(f"{action} failed: {type(error).__name__}: {first_line(error)}") from error
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, choices: Iterable[str]) -> str:
     """`" Did you mean a, b?"` with the known names closest to `name`, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    close = difflib.get_close_matches(name, list(choices), n=3, cutoff=0.5)
     return f" Did you mean {', '.join(close)}?" if close else ""
 
 
@@ -82,9 +91,9 @@ def listed(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def optional_package(name: str, package: str, what: str, error: type[RecastError] = RecastError) -> Any:
-    """The module of an optional package; an `error` that says how to install it."""
+def optional_package(name: str, package: str, purpose: str, error: type[RecastError] = RecastError) -> Any:
+    """Import an optional package, or raise an `error` that says how to install it."""
     try:
         return import_module(name)
     except ImportError as missing:
-        raise error(f"{what} ({missing}): pip install {package}") from None
+        raise error(f"{purpose} ({missing}): pip install {package}") from None

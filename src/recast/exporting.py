@@ -1,4 +1,4 @@
-"""`export`: a model as an ONNX file or an exported program of torch, run again and compared with the module."""
+"""`export`: write a model as an ONNX file or a program of torch.export, run it and compare it with the module."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ from recast.tracing.timing import time_models
 Target = Literal["onnx", "torch"]
 SUFFIX: dict[Target, str] = {"onnx": ".onnx", "torch": ".pt2"}
 MARK, EDGE = "written-by-recast", 2**16
-"""In the files that we write, within so many bytes of an end."""
+"""Mark of exported files, and the bytes at either end of a file that may hold it."""
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE, ROUNDINGS = 1e-4, 10
 BATCHES = (1, 3)
 SECONDS = 0.5
-"""For timing each arm."""
+"""Time for measuring each arm."""
 
 Program = Callable[[Example], list[Tensor]]
 
 
 @dataclass(frozen=True)
 class ExportCheck:
-    """The file against the module, on one batch of images of one size."""
+    """Comparison of the file with the module on one batch of images of one size."""
 
     batch: int
     height: int
@@ -66,18 +66,18 @@ class ExportCheck:
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, how far it is from the module, and how long a pass takes."""
+    """The exported file, its error against the module, and the time of a pass."""
 
     path: Path
     to: Target
     any_size: bool
-    """Whether height and width are free; else they are the example's. The batch always is."""
+    """Height and width are free; else they are the example's. The batch always is free."""
     checks: tuple[ExportCheck, ...]
     milliseconds: dict[str, float] = field(default_factory=dict)
     """Medians of passes on the example by turns: file, module and, where it was given, parent."""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able fields."""
+        """Return the JSON-able fields."""
         return asdict(self) | {"path": str(self.path)}
 
     def __str__(self) -> str:
@@ -93,74 +93,128 @@ def export(
     model: nn.Module, example: Example, path: str | Path, to: Target | None = None, *, parent: nn.Module | None = None,
     tol: float | None = None,
 ) -> Exported:  # fmt: skip
-    """Write `model` in eval mode to `path`, run the file and compare it with the module; returns what was found.
+    """Export `model` in eval mode to `path`, run the file and compare it with the module.
 
-    `to`: "onnx" (.onnx, run by ONNX Runtime) or "torch" (.pt2, a `torch.export` program); by default what the suffix
-    says. `example` is a batch of images, or other arguments as `plan` takes them, but no list: tensors with a row for
-    each image follow the batch. The file takes any batch, and any height and width if the model itself runs on images
-    of another size. It is compared on 1 and 3 images at the example's size and, where it is free, another one.
-    `parent` is timed beside them. What was found is noted on the model, for `save`.
-    Fold the model first (`fold_`): closed heads are a plain convolution then.
+    Fold the model first (`fold_`): closed heads become plain convolutions. The file takes any batch, and any height and
+    width if the model itself runs on images of another size. It is compared on 1 and 3 images at the example's size
+    and, if sizes are free, at another one. The result is noted on the model, for `save`.
 
-    Raises `RecastError` for packages that are not installed, a model that torch cannot export, a dtype that
-    ONNX Runtime does not run, and outputs further than `tol` (1e-4, or ten roundings of a coarser dtype) from the
-    module's: the file is not left there then.
+    Args:
+        model: any network; recast layers keep their attention.
+        example: images (B, C, H, W), or other arguments as `plan` takes them, but no list. Tensors with a row for each
+            image follow the batch.
+        path: the file to write, .onnx or .pt2.
+        to: "onnx" (run by ONNX Runtime) or "torch" (a `torch.export` program). Default: as the suffix.
+        parent: a network to time beside the file and the module.
+        tol: largest relative error of an output. Default: 1e-4, or ten roundings of a coarser dtype.
+
+    Returns:
+        `Exported`: the errors on each batch, and milliseconds of a pass.
+
+    Raises:
+        RecastError: for missing packages, a model that torch cannot export, a dtype that ONNX Runtime does not run, and
+            outputs that differ by more than `tol`. No file is left then.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+        >>> exported = recast.export(model, torch.randn(1, 3, 8, 8), "model.pt2")
+        >>> len(exported.checks), exported.any_size
+        (4, True)
     """
     path = Path(path)
+    to = _target(path, to)
+    _check_example(example, model)
+    check_place(path, "path", f"model{path.suffix}")
+    refresh_gates_(model)
+    with in_eval(model), torch.no_grad(), replaced(path) as temporary:
+        _check_outputs(model, example)
+        program, any_size, checks = _write_compared(model, example, temporary, to, tol)
+        exported = Exported(path, to, any_size, checks, _milliseconds(program, model, parent, example))
+        digest = hashlib.sha256(temporary.read_bytes()).hexdigest()
+    if plan_of(model) is not None:
+        proof = proof_of(model)
+        entry = exported.to_dict() | {"path": path.name, "sha256": digest}
+        note_(model, replace(proof, exported=(proof.exported or {}) | {path.name: entry}))
+    return exported
+
+
+def _target(path: Path, to: Target | None) -> Target:
+    """Return the kind of file to write. Raises `RecastError` for another suffix, and for missing packages."""
     if to is None:
         to = next((kind for kind, suffix in SUFFIX.items() if path.suffix == suffix), None)
     if to is None or path.suffix != SUFFIX.get(to):
         wanted = " or ".join(f"{kind} ({suffix})" for kind, suffix in SUFFIX.items())
         raise RecastError(f"export writes {wanted}, got {path.name}" + ("" if to is None else f" and to={to!r}"))
     if to == "onnx" and (missing := missing_packages()):
-        raise RecastError(f"ONNX needs {', '.join(missing)}: pip install 'recast-vision[export]', or to='torch'")
+        raise RecastError(f"to='onnx' requires {', '.join(missing)}: pip install 'recast-vision[export]'")
+    return to
+
+
+def _check_example(example: Example, model: nn.Module) -> None:
+    """Raise `RecastError` unless the example is a batch of images."""
     check_values(example, model)
     if images_of(example).dim() != 4 or isinstance(example, list):
         got = "a list" if isinstance(example, list) else tuple(images_of(example).shape)
-        raise RecastError(f"the example is a batch of images (batch, channels, height, width), got {got}")
-    check_place(path, "path", f"model{path.suffix}")
-    refresh_gates_(model)
-    sizes = [tuple(images_of(example).shape[-2:])]
-    with in_eval(model), torch.no_grad(), replaced(path) as temporary:
-        found = run_example(model, example)
-        if isinstance(found, list) and any(isinstance(one, Mapping) for one in found):
-            remedy = "export what it sees with, recast.export(model.backbone, images, 'backbone.onnx')"
-            raise RecastError(f"{type(model).__name__} gives as many boxes as it finds, no exported file can: {remedy}")
-        height, width = sizes[0]
-        for other in ((height + 32, width + 64), (height // 2, 3 * width // 4)):
-            try:
-                run_example(model, _images(example, 1, other))
-            except RecastError:
-                continue  # too large for a table of biases, or a network of one size
-            sizes.append(other)
-            break
-        for any_size in (True, False) if len(sizes) > 1 else (False,):
-            any_size = _write(model, _images(example, 2, sizes[0]), temporary, to, any_size)
-            program, asked = open_program(temporary, to), [(b, size) for size in sizes[: 1 + any_size] for b in BATCHES]
-            try:
-                checks = tuple(compare(model, program, _images(example, batch, size), tol) for batch, size in asked)
-                break
-            except RecastError:
-                if not any_size:
-                    raise  # else torch's program holds for some sizes only: of one size it may be right
-        arms: dict[str, Callable[[Tensor], object]] = {"file": lambda _: program(example)}
-        for name, network in {"module": model, "parent": parent}.items():
-            if network is not None:
-                arms[name] = partial(_call, network, example)
-        with nullcontext() if parent is None else in_eval(parent):
-            times = time_models(arms, images_of(example), SECONDS)
-        ms = {name: round(1e3 * statistics.median(found), 3) for name, found in times.items()}
-        exported = Exported(path, to, any_size, checks, ms)
-        digest = hashlib.sha256(temporary.read_bytes()).hexdigest()
-    if plan_of(model) is not None:
-        proof = proof_of(model)
-        told = exported.to_dict() | {"path": path.name, "sha256": digest}
-        note_(model, replace(proof, exported=(proof.exported or {}) | {path.name: told}))
-    return exported
+        raise RecastError(f"example must be a batch of images (B, C, H, W), got {got}")
+
+
+def _check_outputs(model: nn.Module, example: Example) -> None:
+    """Raise `RecastError` for a detector, whose number of boxes depends on the image."""
+    outputs = run_example(model, example)
+    if isinstance(outputs, list) and any(isinstance(output, Mapping) for output in outputs):
+        raise RecastError(
+            f"{type(model).__name__} returns a varying number of boxes, which cannot be exported: export its backbone, "
+            "recast.export(model.backbone, images, 'backbone.onnx')"
+        )
+
+
+def _sizes(model: nn.Module, example: Example) -> list[tuple[int, ...]]:
+    """Return the example's (height, width), and another size that the model takes, if there is one."""
+    height, width = images_of(example).shape[-2:]
+    for other in ((height + 32, width + 64), (height // 2, 3 * width // 4)):
+        try:
+            run_example(model, _images(example, 1, other))
+        except RecastError:
+            continue  # too large for a table of biases, or a network of one size
+        return [(height, width), other]
+    return [(height, width)]
+
+
+def _write_compared(
+    model: nn.Module, example: Example, path: Path, to: Target, tol: float | None
+) -> tuple[Program, bool, tuple[ExportCheck, ...]]:
+    """Write the file with free sizes if it then computes the same, else for one size.
+
+    Returns the program, whether sizes are free, and the comparisons.
+    """
+    sizes = _sizes(model, example)
+    any_size = len(sizes) > 1
+    while True:
+        any_size = _write(model, _images(example, 2, sizes[0]), path, to, any_size)
+        program = open_program(path, to)
+        cases = [(batch, size) for size in sizes[: 1 + any_size] for batch in BATCHES]
+        try:
+            checks = tuple(compare(model, program, _images(example, batch, size), tol) for batch, size in cases)
+            return program, any_size, checks
+        except RecastError:
+            if not any_size:
+                raise
+            any_size = False  # torch's program may hold for some sizes only
+
+
+def _milliseconds(program: Program, model: nn.Module, parent: nn.Module | None, example: Example) -> dict[str, float]:
+    """Return the median time of a pass of the file, the module and the parent."""
+    arms: dict[str, Callable[[Tensor], object]] = {"file": lambda _: program(example)}
+    for name, network in {"module": model, "parent": parent}.items():
+        if network is not None:
+            arms[name] = partial(_call, network, example)
+    with nullcontext() if parent is None else in_eval(parent):
+        times = time_models(arms, images_of(example), SECONDS)
+    return {name: round(1e3 * statistics.median(seconds), 3) for name, seconds in times.items()}
 
 
 def missing_packages() -> list[str]:
-    """What ONNX needs and is not installed."""
+    """Return the packages that ONNX requires and that are not installed."""
     return [name for name in PACKAGES if find_spec(name) is None]
 
 
@@ -170,22 +224,22 @@ def _call(network: nn.Module, example: Example, _images: Tensor) -> Any:
 
 
 def _images(example: Example, batch: int, size: tuple[int, ...]) -> Example:
-    """`batch` images of the example, again and again, at another size."""
+    """Return `batch` images of the example, repeated and resized."""
     before = images_of(example).shape[-2:]
-    some = part_of(example, torch.arange(batch) % batch_of(example))
+    repeated = part_of(example, torch.arange(batch) % batch_of(example))
     if size == before:
-        return some
+        return repeated
 
     def resized(x: Tensor) -> Tensor:
         is_image = x.dim() == 4 and x.shape[-2:] == before
         return F.interpolate(x, size=size, mode="bilinear", align_corners=False) if is_image else x
 
-    found: Example = tree_map_only(Tensor, resized, some)
-    return found
+    images: Example = tree_map_only(Tensor, resized, repeated)
+    return images
 
 
 def _free(example: Example, any_size: bool) -> Any:
-    """Which axes of the arguments are free, as `torch.export` takes it: by name, or in their order."""
+    """Return the free axes of the arguments for `torch.export`, by name or in their order."""
     count, size = batch_of(example), images_of(example).shape[-2:]
 
     def axes(x: Any) -> dict[int, Any] | None:
@@ -200,13 +254,13 @@ def _free(example: Example, any_size: bool) -> Any:
 
 
 def _write(model: nn.Module, images: Example, path: Path, to: Target, any_size: bool) -> bool:
-    """Write the program; returns whether height and width are free. Torch may know why they cannot be."""
+    """Write the program; returns True if height and width are free, which torch may refuse."""
     args, kwargs = arguments_of(images)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for is_free in (True, False) if any_size else (False,):
             try:
-                with redirect_stderr(StringIO()):  # of a failure torch writes the whole graph
+                with redirect_stderr(StringIO()):  # torch prints the whole graph of a failure
                     program = torch.export.export(model, args, kwargs, dynamic_shapes=_free(images, is_free))
                 break
             except Exception as error:  # whatever a model's code does with symbols
@@ -216,19 +270,19 @@ def _write(model: nn.Module, images: Example, path: Path, to: Target, any_size: 
         if to == "torch":
             torch.export.save(program, content, extra_files={MARK: ""})
         else:
-            with redirect_stdout(StringIO()):  # the exporter tells its steps
+            with redirect_stdout(StringIO()):  # the exporter prints its steps
                 exported: Any = torch.onnx.export(program, (), dynamo=True, verbose=False)
             exported.model.producer_name = MARK
             content.write(exported.model_proto.SerializeToString())
     try:
         path.write_bytes(content.getbuffer())
     except OSError as error:
-        raise RecastError(f"cannot write {path.parent}: {error.strerror}; {free_space(path.parent)} are free") from None
+        raise RecastError(f"cannot write {path.parent}: {error.strerror}; {free_space(path.parent)} free") from None
     return is_free
 
 
 def is_export(path: Path) -> bool:
-    """True for a file that `export` wrote: ONNX names its producer at the head, a .pt2 lists its parts at the end."""
+    """Return True for a file of `export`: ONNX names its producer at the head, a .pt2 lists its parts at the end."""
     with path.open("rb") as file:
         head = file.read(EDGE)
         file.seek(-min(EDGE, path.stat().st_size), os.SEEK_END)
@@ -236,7 +290,7 @@ def is_export(path: Path) -> bool:
 
 
 def open_program(path: Path, to: Target) -> Program:
-    """The file as a function of an example."""
+    """Return the file as a function of an example."""
     if to == "torch":
         with path.open("rb") as file:
             module = torch.export.load(file).module()
@@ -248,7 +302,7 @@ def open_program(path: Path, to: Target) -> Program:
     try:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # of its own kinds: a dtype of which it has no convolution
-        raise RecastError(f"ONNX Runtime does not run it (export in float32?): {first_line(error)}") from error
+        raise RecastError(f"ONNX Runtime cannot run the file: {first_line(error)}; export in float32") from error
     names = [entry.name for entry in session.get_inputs()]
 
     def run(example: Example) -> list[Tensor]:
@@ -260,22 +314,23 @@ def open_program(path: Path, to: Target) -> Program:
 
 
 def compare(model: nn.Module, program: Program, example: Example, tol: float | None = None) -> ExportCheck:
-    """Compare on one batch. Raises `RecastError` where the file is further than `tol` from the module."""
+    """Compare file and module on one batch. Raises `RecastError` if an output differs by more than `tol`."""
     images = images_of(example)
     batch, _, height, width = images.shape
     at = f"on {batch} images of {height}×{width}"
     expected = [t.cpu() for t in tensors_of(run_example(model, example))]
     try:
-        found = program(example)
+        outputs = program(example)
     except Exception as error:  # of another runtime
         raise RecastError(f"the exported file does not run {at}: {first_line(error)}") from error
-    if len(found) != len(expected):
-        raise RecastError(f"the exported file has {len(found)} outputs {at}, the module {len(expected)}")
-    errors = [relative_error(a.cpu(), b) for a, b in zip(found, expected, strict=True)]
+    if len(outputs) != len(expected):
+        raise RecastError(f"the exported file has {len(outputs)} outputs {at}, the module {len(expected)}")
+    errors = [relative_error(a.cpu(), b) for a, b in zip(outputs, expected, strict=True)]
     worst = max(range(len(errors)), key=errors.__getitem__)
     tol = max(TOLERANCE, ROUNDINGS * torch.finfo(images.dtype).eps) if tol is None else tol
     if not errors[worst] <= tol:
         raise RecastError(
-            f"the exported file is not the module: output {worst} parts by {errors[worst]:.1e} {at}, allowed is {tol:g}"
+            f"the exported file differs from the module: output {worst} by {errors[worst]:.1e} {at}; the tolerance is "
+            f"{tol:g}"
         )
     return ExportCheck(batch, height, width, errors[worst])

@@ -1,4 +1,4 @@
-"""The types of a config's fields: what they say of themselves, how plain data becomes them, which numbers they take.
+"""Types of a config's fields: their ranges, their descriptions, and the conversion of plain data.
 
 A range is part of the type, `lr: NotNegative = 1e-4`. The same types read a recipe file and the command line.
 """
@@ -34,12 +34,12 @@ P = ParamSpec("P")
 
 
 class Range(NamedTuple):
-    """Which numbers are allowed, in words and as a test. NaN, of which every comparison is false, lies in none."""
+    """Range of allowed numbers, in words and as a test. NaN, for which every comparison is false, lies in none."""
 
     text: str
     holds: Callable[[Any], bool]
     most: float = 10**9
-    """The largest magnitude: what nobody means asks for terabytes, for hours, or overflows."""
+    """Upper bound of the magnitude; catches typos that would exhaust memory."""
 
 
 def _from_one(most: int) -> Range:
@@ -71,7 +71,7 @@ ProperShare = Annotated[float, Range("above 0 and below 1", lambda x: 0 < x < 1)
 
 
 _FIELD_TYPES: dict[Any, Mapping[str, Any]] = {}
-"""What `field_types` has found: configs are made often."""
+"""Cache of `field_types`: configs are made often."""
 
 
 def field_types(kind: Any) -> Mapping[str, Any]:
@@ -101,7 +101,7 @@ def check_fields(config: Checked) -> None:
 
 
 def typed(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """For a function that refuses what the hints of these arguments do not allow, before it does anything."""
+    """Decorate a function to check these arguments against their type hints before it runs."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         signature = inspect.signature(function)
@@ -146,8 +146,10 @@ def check_value(hint: Any, value: Any, name: str) -> None:
 
 
 def _fits(hint: Any, value: Any) -> bool:
-    """Whether a value has the type of a field. A list may stand for a tuple, a whole number for a fraction, a path for
-    text."""
+    """Return True if a value has the type of a field.
+
+    A list may stand for a tuple, a whole number for a fraction, a path for text.
+    """
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _fits(args[0], value)
@@ -167,38 +169,38 @@ def _fits(hint: Any, value: Any) -> bool:
 
 
 def _plain(value: object) -> str:
-    """A value without the quotes of a text."""
+    """Return a value without the quotes of a text."""
     return value if isinstance(value, str) and len(value) <= 100 else shown(value)
 
 
-def read_fields(kind: type[T], found: object, source: str, *, strict: bool = True) -> T:
-    """A dataclass, and the dataclasses in it, of plain data; what is left out has its default.
+def read_fields(kind: type[T], data: object, source: str, *, strict: bool = True) -> T:
+    """Make a dataclass, and the dataclasses in it, from plain data; missing fields have their defaults.
 
     Raises RecastError, naming `source` and the key, for a value of the wrong type, for what is missing and has no
     default, and, where it is strict, for an unknown key.
     """
     try:
-        return _read(kind, found, "", strict)
+        return _read(kind, data, "", strict)
     except RecastError as error:
         raise RecastError(f"{source}: {error}") from None
 
 
-def _read(kind: type[T], found: object, prefix: str, strict: bool) -> T:
-    if not isinstance(found, Mapping):
-        raise mismatch(prefix.rstrip(".") or "it", "a mapping", found)
+def _read(kind: type[T], data: object, prefix: str, strict: bool) -> T:
+    if not isinstance(data, Mapping):
+        raise mismatch(prefix.rstrip(".") or "it", "a mapping", data)
     hints = field_types(kind)
-    for key in found if strict else ():
+    for key in data if strict else ():
         if key not in hints:
             raise RecastError(f"unknown key {prefix}{_plain(key)}.{suggest(str(key)[:100], hints)}")
-    needed = [one for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING]  # type: ignore[arg-type]
-    if missing := [prefix + one.name for one in needed if one.name not in found]:
+    needed = [field for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING]  # type: ignore[arg-type]
+    if missing := [prefix + field.name for field in needed if field.name not in data]:
         raise RecastError(f"{', '.join(missing)} is missing")
-    known = {key: value for key, value in found.items() if key in hints}
-    return kind(**{key: read_value(hints[key], value, prefix + key, strict=strict) for key, value in known.items()})
+    values = {key: value for key, value in data.items() if key in hints}
+    return kind(**{key: read_value(hints[key], value, prefix + key, strict=strict) for key, value in values.items()})
 
 
 def read_value(hint: Any, value: Any, name: str, given: object = None, strict: bool = True) -> Any:
-    """`value`, as YAML gives it, as the type `hint`. RecastError: what `name` must be; it got `given`, or `value`."""
+    """Convert `value`, from YAML, to the type `hint`. The RecastError says what `name` must be, and what it got."""
     try:
         return _convert(hint, value, name, strict)
     except RecastError:  # names a field inside the value
@@ -208,7 +210,7 @@ def read_value(hint: Any, value: Any, name: str, given: object = None, strict: b
 
 
 def mismatch(name: str, wanted: str, value: object, choices: tuple[str, ...] = ()) -> RecastError:
-    """The sentence for a value that is of another type, with the nearest choices."""
+    """Return the error for a value of another type, with the nearest choices."""
     nearest = suggest(value, choices) if isinstance(value, str) else ""
     return RecastError(f"{name} must be {wanted}, got {shown(value)}{'.' * bool(nearest)}{nearest}")
 
@@ -249,7 +251,7 @@ def _convert(hint: Any, value: Any, name: str, strict: bool) -> Any:
 
 
 def describe(hint: Any) -> str:
-    """What a value of this type looks like, for a message: "a whole number", "one of linear, sigmoid"."""
+    """Describe a value of this type for a message: "a whole number", "one of linear, sigmoid"."""
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", types.NoneType: "null"}
     origin, args = get_origin(hint), get_args(hint)
     if hint in names:
@@ -287,7 +289,7 @@ def words_of(hint: Any) -> tuple[str, ...]:
 
 
 def leaves(hint: Any) -> list[Any]:
-    """The types that a type is made of: `list[Literal["a"]] | None` is of the Literal and None."""
+    """Return the parts of a type: `list[Literal["a"]] | None` has the Literal and None."""
     if get_origin(hint) not in (types.UnionType, Union, list, tuple):
         return [hint]
     return [leaf for arg in dict.fromkeys(get_args(hint)) for leaf in leaves(arg)]

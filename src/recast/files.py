@@ -35,7 +35,7 @@ HOUR = 3600
 FOLDERS = ("resume", "checkpoints", "finetuned", "scores", "analysis", "explain", "tensorboard", "wandb")
 """Folders of a run, which must lie in it."""
 _HOLDER = re.compile(r"process \d+ on .*")
-"""What a lock says."""
+"""Content of a lock file."""
 MARKS = (b'<meta name="generator" content="recast">', b"Software\0recast")
 """In the pages and the PNG pictures that we write."""
 SEAL = "checksum"
@@ -46,7 +46,7 @@ _HELD: dict[Path, int] = {}
 
 @contextmanager
 def locked(folder: str | Path) -> Iterator[None]:
-    """Be the only writer of `folder` for the block; the same thread may ask again inside of it.
+    """Hold the lock of `folder` for the block; the same thread may enter again.
 
     The folder is made where there is none, and taken away again if nothing came of it; what a writer that was killed
     left half-written is swept. Raises RecastError while another process or thread holds it.
@@ -62,7 +62,7 @@ def locked(folder: str | Path) -> Iterator[None]:
         return
     if _HELD.setdefault(key, me) != me:
         raise RecastError(f"{folder} is in use by another thread of this process: choose another folder")
-    made = [one for one in (key, *key.parents) if not one.exists()]
+    made = [parent for parent in (key, *key.parents) if not parent.exists()]
     try:
         key.mkdir(parents=True, exist_ok=True)
         with _system_lock(key / LOCK, folder):
@@ -73,9 +73,9 @@ def locked(folder: str | Path) -> Iterator[None]:
             yield
     finally:
         del _HELD[key]
-        for one in made:
+        for parent in made:
             with suppress(OSError):  # not empty
-                one.rmdir()
+                parent.rmdir()
 
 
 def _check_folders(run: Path) -> None:
@@ -117,10 +117,10 @@ def _system_lock(path: Path, folder: Path) -> Iterator[None]:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, loader processes do not inherit it
             except (BlockingIOError, PermissionError):
                 holder = holder or "another process"
-                raise RecastError(f"{folder} is in use by {holder}: wait until it ends, or stop it") from None
+                raise RecastError(f"{folder} is in use by {holder}: wait for its end, or stop it") from None
             except OSError as error:
-                told = f"the storage of {folder} has no locks ({error.strerror}): see that nobody else writes there"
-                warnings.warn(told, stacklevel=4)
+                message = f"the storage of {folder} has no locks ({error.strerror}): see that nobody else writes there"
+                warnings.warn(message, stacklevel=4)
             if not (path.exists() and os.path.samestat(os.fstat(file), path.stat())):
                 continue  # its holder ended meanwhile and took this file away: the next one is another
             if holder:
@@ -138,7 +138,7 @@ def _system_lock(path: Path, folder: Path) -> Iterator[None]:
 
 
 def check_path(path: str | Path) -> Path:
-    """The path, as one. Raises RecastError for what no file can be called: too long, a null byte, below a file."""
+    """Return the path. Raises RecastError for an impossible name: too long, a null byte, below a file."""
     try:
         os.lstat(path)
     except FileNotFoundError:
@@ -150,7 +150,7 @@ def check_path(path: str | Path) -> Path:
 
 
 def is_ours(path: Path, *marks: bytes) -> bool:
-    """True for a file with one of these marks at its head: we wrote it."""
+    """Return True for a file with one of these marks at its head, which this library wrote."""
     try:
         with open_now(path) as file:
             head = file.read(2**16)
@@ -167,16 +167,16 @@ def check_ours(path: Path) -> None:
         )
 
 
-def check_place(path: Path, what: str, example: str) -> None:
+def check_place(path: Path, option: str, example: str) -> None:
     """Raise RecastError unless a file can be written as `path`: it is no folder, and lies in one that there is."""
     if check_path(path).is_dir():
-        raise RecastError(f"{what} must be a file, got the folder {path}: add a name such as {example}")
+        raise RecastError(f"{option} must be a file, got the folder {path}: add a name such as {example}")
     if not path.parent.is_dir():
-        raise RecastError(f"the folder of {what} does not exist: {path.parent}")
+        raise RecastError(f"the folder of {option} does not exist: {path.parent}")
 
 
 def free_space(folder: Path) -> str:
-    """What is left of the disk below a folder."""
+    """Return the free space of the disk below a folder."""
     return f"{shutil.disk_usage(folder).free / 2**20:,.0f} MiB"
 
 
@@ -224,12 +224,12 @@ def write_json(path: str | Path, content: Mapping[str, Any] | list[Any]) -> None
 
 
 def as_json(content: Mapping[str, Any] | list[Any]) -> str:
-    """The text of a JSON file."""
+    """Return the text of a JSON file."""
     return json.dumps(content, indent=1, ensure_ascii=False, default=str) + "\n"
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file, without a byte order mark. Raises RecastError for a file that is missing or no text."""
+    """Read the text of a file, without a byte order mark. Raises RecastError if it is missing or no text."""
     return decode(_read(path), path)
 
 
@@ -241,32 +241,32 @@ def _read(path: str | Path) -> bytes:
 
 
 def read_json(path: Path, *keys: str) -> dict[str, Any]:
-    """The JSON object in a file, which has these keys."""
+    """Read the JSON object in a file. Raises RecastError if it lacks one of the keys."""
     return require(str(path), parse_json(read_text(path), path), keys)
 
 
 def read_names(path: Path) -> list[str]:
-    """The JSON list of texts in a file."""
-    found = parse_json(read_text(path), path)
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+    """Read the JSON list of texts in a file."""
+    names = parse_json(read_text(path), path)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise RecastError(f"{path} must be a JSON list of names")
-    return found
+    return names
 
 
 def read_lines(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], list[int]]:
     """The JSON objects of a file with one a line, each with the number of its line, and the numbers of other lines:
     of what is no JSON, and of what is not as `sealed` wrote it."""
-    found: list[tuple[int, dict[str, Any]]] = []
+    rows: list[tuple[int, dict[str, Any]]] = []
     damaged = []
     for number, line in enumerate(_read(path).split(b"\n"), start=1):
         try:
             row = require("", parse_json(line.decode("utf-8"), path))
             if row.pop(SEAL, None) not in (None, row_digest(row)):
                 raise ValueError
-            found.append((number, row))
+            rows.append((number, row))
         except ValueError:  # RecastError and UnicodeDecodeError are ValueErrors
             damaged += [number] if line.strip() else []
-    return found, damaged
+    return rows, damaged
 
 
 def sealed(row: Mapping[str, Any]) -> str:
@@ -275,19 +275,19 @@ def sealed(row: Mapping[str, Any]) -> str:
 
 
 def row_digest(row: Mapping[str, Any]) -> str:
-    """What tells a row of metrics.jsonl from all others."""
+    """Return the checksum of a row of metrics.jsonl."""
     return hashlib.sha256(json.dumps(row).encode()).hexdigest()[:16]
 
 
-def require(where: str, found: object, keys: Iterable[str] = ()) -> dict[str, Any]:
-    """`found` as an object that holds `keys`; `where` names it in the error."""
-    if not isinstance(found, dict):
-        raise RecastError(f"{where} must be a JSON object, got {type(found).__name__}")
-    if missing := [key for key in keys if key not in found]:
+def require(where: str, data: object, keys: Iterable[str] = ()) -> dict[str, Any]:
+    """Return `data` if it is an object with `keys`; `where` names it in the error."""
+    if not isinstance(data, dict):
+        raise RecastError(f"{where} must be a JSON object, got {type(data).__name__}")
+    if missing := [key for key in keys if key not in data]:
         raise RecastError(f"{where} lacks {', '.join(missing)}")
-    return found
+    return data
 
 
 def number(value: object) -> float:
-    """A float, NaN for what is not a number."""
+    """Return a float; NaN for anything but a number."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan

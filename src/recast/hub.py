@@ -40,16 +40,30 @@ def push_to_hub(
     token: str | None = None,
     trust: bool = False,
 ) -> str:
-    """Upload a model, a file of `save` or a folder with `weights.safetensors` to the Hub; return the address.
+    """Upload a model to the Hugging Face Hub.
 
-    The repository `user/name` holds `model.safetensors` (the file of `save`), `config.json` for timm, and a model card,
-    unless it has one: what was recast, how to load it, what `recast check` can verify, `results` (Markdown;
-    `recast.lab.report.results_of(run)` gives those of a run), the parent and its licence. A model needs the
-    `constructor` of its parent, as for `save`.
-    `license`: of the weights, for the card's metadata; without it the card says what timm says of the parent's.
-    `token`: by default that of `hf auth login`.
+    The repository holds `model.safetensors` (the file of `save`), `config.json` for timm, and, unless it has one, a
+    model card: the recast layers, how to load it, the claims that `recast check` verifies, the parent and its licence.
 
-    Raises `RecastError` for what cannot be loaded again without its parent, and where the Hub refuses.
+    Args:
+        subject: a model, a file of `save`, or a folder with `weights.safetensors`.
+        repo: user/name.
+        constructor: how to build the parent, as for `save`; required for a model.
+        license: of the weights, for the card's metadata. Default: that of the parent's weights in timm.
+        results: Markdown for the card (`recast.lab.report.results_of(run)` writes that of a run).
+        private: make the repository private.
+        token: of the Hub. Default: that of `hf auth login`.
+        trust: call a `pkg.module:function` that a file names.
+
+    Returns:
+        The address.
+
+    Raises:
+        RecastError: for a file without a constructor, and where the Hub refuses.
+
+    Example:
+        >>> recast.push_to_hub("child.safetensors", "user/name")  # doctest: +SKIP
+        'https://huggingface.co/user/name'
     """
     from huggingface_hub import HfApi
 
@@ -63,11 +77,11 @@ def push_to_hub(
             shutil.copyfile(source, folder / HUB_FILE)
         made_by = read_header(folder / HUB_FILE)["constructor"]
         if made_by is None:
-            raise RecastError("who loads it has no parent: say how to build it, push_to_hub(constructor='resnet50')")
+            raise RecastError("push_to_hub requires a constructor: pass the parent's name, constructor='resnet50'")
         model = load(folder / HUB_FILE, trust=trust or isinstance(subject, nn.Module))
         write_text(folder / "config.json", json.dumps(_config(model), indent=1, default=str) + "\n")
         write_text(folder / "README.md", model_card(model, repo, made_by, license, results))
-        with reaching(f"could not push to {repo}", "look at the name, and at hf auth login"):
+        with reaching(f"could not push to {repo}", "check the name, and hf auth login"):
             api = HfApi(token=token, library_name="recast")
             address = api.create_repo(repo, private=private, exist_ok=True)
             keeps = ["README.md"] if api.file_exists(repo, "README.md") else None
@@ -76,37 +90,39 @@ def push_to_hub(
 
 
 def _config(model: nn.Module) -> dict[str, Any]:
-    """What timm reads: which entry point builds the network, and how its images are made."""
-    known = getattr(model, "pretrained_cfg", None)
-    told = dict(known) if isinstance(known, Mapping) else {}
-    told = filter_pretrained_cfg(told, remove_source=True, remove_null=True)
-    told.pop("architecture", None)
-    return {"architecture": IN_TIMM, "num_classes": getattr(model, "num_classes", None), "pretrained_cfg": told}
+    """Return config.json for timm: the entry point that builds the network, and its images."""
+    published = getattr(model, "pretrained_cfg", None)
+    config = dict(published) if isinstance(published, Mapping) else {}
+    config = filter_pretrained_cfg(config, remove_source=True, remove_null=True)
+    config.pop("architecture", None)
+    return {"architecture": IN_TIMM, "num_classes": getattr(model, "num_classes", None), "pretrained_cfg": config}
 
 
 def model_card(model: nn.Module, repo: str, made_by: dict[str, Any], license: str | None, results: str) -> str:
-    """The text of README.md: only what the file, `results` and timm tell."""
+    """Return the text of README.md, from the file, `results` and timm alone."""
     from huggingface_hub import ModelCardData
 
     plan, proof = plan_of(model), proof_of(model)
     _, parent, kwargs = check_constructor(made_by)
-    known = getattr(model, "pretrained_cfg", None)
-    cfg = known if isinstance(known, Mapping) else {}
+    published = getattr(model, "pretrained_cfg", None)
+    cfg = published if isinstance(published, Mapping) else {}
     source = cfg.get("hf_hub_id") or cfg.get("url")
     data = ModelCardData(
         license=license or "unknown", library_name="timm", tags=["recast", "timm", "attention"],
         pipeline_tag="image-classification" if getattr(model, "num_classes", 0) else None,
     )  # fmt: skip
     layers = [] if plan is None else [step.name or "the model itself" for step in plan.steps]
-    what = f"`{parent}`" + (f" ({', '.join(f'{key}={value}' for key, value in kwargs.items())})" if kwargs else "")
+    summary = f"`{parent}`" + (f" ({', '.join(f'{key}={value}' for key, value in kwargs.items())})" if kwargs else "")
     if layers:
-        what += f", {len(layers)} of whose convolutions became attention ({', '.join(f'`{name}`' for name in layers)})"
+        summary += (
+            f", {len(layers)} of whose convolutions became attention ({', '.join(f'`{name}`' for name in layers)})"
+        )
     if plan is not None and plan.pool is not None:
-        what += f", with attention pooling ({plan.pool.kind.replace('_', ' ')})"
+        summary += f", with attention pooling ({plan.pool.kind.replace('_', ' ')})"
     code = ", trust=True" if ":" in parent else ""
     lines = [
         f"---\n{data.to_yaml()}\n---\n", f"# {repo.rpartition('/')[2]}\n",
-        f"{what}, made with Recast (`pip install recast-vision`).\n",
+        f"{summary}, made with Recast (`pip install recast-vision`).\n",
         "## Load\n", f'```python\nimport recast\n\nmodel = recast.load("{HUB}{repo}"{code})\n```\n',
     ]  # fmt: skip
     if not code:

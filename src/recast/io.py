@@ -35,17 +35,17 @@ from recast.surgery.wrappers import unwrapped
 from recast.tracing.examples import check_weights
 
 HUB, HUB_FILE = "hf-hub:", "model.safetensors"
-"""What the name of a repository on the Hugging Face Hub begins with, and the file that it holds."""
+"""Prefix of a repository on the Hugging Face Hub, and the name of its file."""
 
 
 def local_file(path: str | Path) -> Path:
-    """Where a file lies; of hf-hub:user/name[@revision], its copy in the Hub's cache, fetched where it is not there."""
+    """Return the path of a file; hf-hub:user/name[@revision] is fetched into the Hub's cache."""
     if not str(path).startswith(HUB):
         return Path(path)
     from huggingface_hub import hf_hub_download
 
     repo, _, revision = str(path).removeprefix(HUB).partition("@")
-    with reaching(f"could not fetch {path}", "look at the name; a private one needs hf auth login"):
+    with reaching(f"could not fetch {path}", "check the name; a private repository requires hf auth login"):
         return Path(hf_hub_download(repo, HUB_FILE, revision=revision or None))
 
 
@@ -55,12 +55,15 @@ def save(
     classes: Sequence[str] | None = None, img_size: int | tuple[int, int] | None = None,
     mean: Sequence[float] | None = None, std: Sequence[float] | None = None,
 ) -> Path:  # fmt: skip
-    """Write a model (recast or plain) to one `.safetensors` file, with its plan and constructor; returns its path.
+    """Write a model (recast or plain) to one `.safetensors` file, with its plan and constructor.
 
-    The file of a recast model also holds what `check` looks at: its parent's fingerprint, the latest comparison by
-    `verify` that held, what `fold_` did, and what `export` found.
+    The file of a recast model also holds the claims that `check` verifies: its parent's fingerprint, the latest
+    successful comparison by `verify`, and the reports of `fold_` and `export`. An existing file is replaced only by a
+    whole one.
 
     Args:
+        model: the network, in any wrapper of torch or timm.
+        path: the file, .safetensors.
         constructor: how to build the parent: a name (timm:NAME or NAME, torchvision:NAME, upernet:NAME and the like,
             pkg.module:function), or {"name": …, "kwargs": {"num_classes": …}}. Without it, `load` needs the parent. It
             is tried here: it must build a network with this model's weights. A function is called only if its module
@@ -70,8 +73,16 @@ def save(
         mean, std: the normalisation per channel, in [0, 1] pixels. All of these default to what the network states in
             `pretrained_cfg`, as timm's do. `load` states them there, for `explain`, `export` and `check`.
 
-    Raises `RecastError` for another suffix, a constructor of another network, and a file that cannot be written. It is
-    written to a temporary name first: a file that is there is replaced only by a whole one.
+    Returns:
+        The path.
+
+    Raises:
+        RecastError: for another suffix, a constructor of another network, and a file that cannot be written.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        >>> recast.save(model, "model.safetensors").name
+        'model.safetensors'
     """
     size = (img_size, img_size) if isinstance(img_size, int) else img_size
     images = Images.of(unwrapped(model), classes=classes, img_size=size, mean=mean, std=std)
@@ -81,10 +92,10 @@ def save(
 def write_model(
     model: nn.Module, path: str | Path, constructor: str | dict[str, Any] | None, images: Images, *, tried: bool = True
 ) -> Path:
-    """`save` with the `images` given; `tried`: the constructor is."""
+    """Save a model with the `images` given; with `tried` the constructor is tested."""
     path = Path(path)
     if path.suffix != ".safetensors":
-        raise RecastError(f"weights are saved as .safetensors, got {path.name}")
+        raise RecastError(f"save writes .safetensors, got {path.name}")
     if constructor is not None:
         constructor = {"name": constructor} if isinstance(constructor, str) else constructor
         check_registered(*check_constructor(constructor)[:2])
@@ -110,9 +121,9 @@ def write_model(
                     "network's"
                 )
         steps, proof = [as_it_is(layers[step.name], step) for step in plan.steps], proof_of(model)
-        told = [one for one in proof.folded or () if is_as_told(one, layers[one.name])]
+        folded = [fold for fold in proof.folded or () if is_as_told(fold, layers[fold.name])]
         header["plan"] = replace(plan, steps=tuple(steps)).to_json()
-        header["proof"] = replace(proof, folded=proof.folded and told).to_dict()
+        header["proof"] = replace(proof, folded=proof.folded and folded).to_dict()
     tensors: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, tensor in model.state_dict().items():
@@ -151,22 +162,35 @@ def _try_constructor(header: dict[str, Any], tensors: dict[str, Tensor], model: 
 
 @typed("path", "parent", "trust")
 def load(path: str | Path, parent: nn.Module | None = None, *, trust: bool = False) -> nn.Module:
-    """The saved model, in eval mode. `parent` replaces the saved constructor; it is copied, never changed.
+    """Load a saved model, in eval mode.
 
-    Its `pretrained_cfg` states the images and classes that the file knows, under timm's keys: input_size, mean, std,
-    label_names.
+    Its `pretrained_cfg` states images and classes of the file under timm's keys: input_size, mean, std, label_names.
 
-    `path` may be hf-hub:user/name, or hf-hub:user/name@revision, that `push_to_hub` wrote. A file may name a
-    `pkg.mod:function` as its constructor: it is called only with `trust`.
+    Args:
+        path: a file of `save`, or hf-hub:user/name[@revision] of `push_to_hub`.
+        parent: used instead of the saved constructor; it is copied, never changed.
+        trust: call a `pkg.module:function` that the file names as its constructor.
 
-    Raises `RecastError` before any weight is loaded if the file is truncated or foreign, if it names no constructor and
-    no `parent` is given, or if its tensors are not the model's.
+    Returns:
+        The model.
+
+    Raises:
+        RecastError: before any weight is loaded, if the file is truncated or foreign, if it has no constructor and no
+            `parent` is given, or if its tensors do not fit the model.
+
+    Example:
+        >>> parent = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        >>> images = torch.randn(2, 3, 8, 8)
+        >>> child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, images)).eval()
+        >>> path = recast.save(child, "child.safetensors")
+        >>> torch.equal(recast.load(path, parent)(images), child(images))
+        True
     """
     path = local_file(path)
     header = read_header(path)
     if parent is None:
         if header["constructor"] is None:
-            raise RecastError(f"{path} does not say how to build its parent: pass load(path, parent=model)")
+            raise RecastError(f"{path} has no constructor: pass its parent, load(path, parent=model)")
         model = build_from(header["constructor"], trust=trust)
     else:
         check_weights(parent)

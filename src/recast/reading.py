@@ -1,4 +1,4 @@
-"""Bounded reading of what may come from anywhere. Imports no torch.
+"""Bounded reading of foreign files. Imports no torch.
 
 Only regular files are opened, no more is read than a file of its kind holds, YAML and JSON nest no deeper than ours.
 """
@@ -25,8 +25,7 @@ DEEPEST = 32
 
 
 def open_now(path: str | Path) -> IO[bytes]:
-    """A file whose reading does not wait. Raises OSError for one that would: the kernel's log in /proc calls itself a
-    file."""
+    """Open a file without waiting. Raises OSError for one that would wait, such as the kernel's log in /proc."""
     file = open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
     try:
         if file.read(1) is None:
@@ -39,8 +38,10 @@ def open_now(path: str | Path) -> IO[bytes]:
 
 
 def read_bytes(path: str | Path, limit: int = LARGEST) -> bytes:
-    """What a regular file of at most `limit` bytes holds. Raises FileNotFoundError, and RecastError for what is no such
-    file, larger or not readable: a pipe, a device, a loop of links never hang or fill the memory."""
+    """Read a regular file of at most `limit` bytes.
+
+    Raises FileNotFoundError, and RecastError for a larger or unreadable file, a pipe, a device or a loop of links.
+    """
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise RecastError(f"cannot read {path}: it is a folder, a pipe or a device, expected a file")
@@ -56,7 +57,7 @@ def read_bytes(path: str | Path, limit: int = LARGEST) -> bytes:
 
 
 def decode(content: bytes, path: str | Path) -> str:
-    """UTF-8 as text with `\\n` at the ends of lines. Raises RecastError, naming the file, for what is none."""
+    """Decode UTF-8 to text with `\\n` at the ends of lines. Raises RecastError, naming the file, for other bytes."""
     try:
         return content.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
@@ -64,7 +65,7 @@ def decode(content: bytes, path: str | Path) -> str:
 
 
 def parse_json(text: str, source: str | Path) -> Any:
-    """JSON as plain data. Raises RecastError, naming `source`, for what is none, names a key twice or is too deep."""
+    """Parse JSON. Raises RecastError, naming `source`, for bad syntax, duplicate keys and deep nesting."""
     try:
         return json.loads(text, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
@@ -76,11 +77,11 @@ def parse_json(text: str, source: str | Path) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         keys = [key for key, _ in pairs]
         raise ValueError(f"it has {shown(next(key for key in keys if keys.count(key) > 1))} twice")
-    return found
+    return mapping
 
 
 def parse_yaml(text: str) -> Any:
@@ -95,7 +96,7 @@ def parse_yaml(text: str) -> Any:
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Nothing but lists, mappings and scalars."""
+    """YAML loader of lists, mappings and scalars only."""
 
     depth = 0
 

@@ -28,12 +28,12 @@ class Table:
 
     @classmethod
     def of(cls, name: str, kind: type[Any], lines: Iterable[Any]) -> Table:
-        """The table of records of one kind: their fields are its columns."""
+        """Make a table of records of one kind: their fields are its columns."""
         return cls(name, columns_of(kind), tuple(astuple(line) for line in lines))
 
     @property
     def images(self) -> int:
-        """How many images are behind it: the largest `n`, or a row each."""
+        """Number of images behind it: the largest `n`, or one per row."""
         if "n" not in self.columns:
             return len(self.rows)
         place = self.columns.index("n")
@@ -50,7 +50,7 @@ def write_table(folder: str | Path, table: Table) -> Path:
 
 
 def read_table(path: str | Path) -> Table:
-    """The table of a CSV file, its cells as text. Raises `RecastError` if it is missing or its rows are not even."""
+    """Read a CSV file, cells as text. Raises `RecastError` if it is missing or its rows are uneven."""
     path = Path(path)
     columns, lines = _cells(path)
     if not columns:
@@ -107,7 +107,7 @@ def _cells(path: Path) -> tuple[list[str], list[tuple[str, list[str]]]]:
 
 
 def _value(hint: Any, text: str, where: str) -> Cell:
-    """A cell as the type that `hint` names; empty for None."""
+    """Convert a cell to the type `hint`; an empty one to None."""
     kind, *optional = get_args(hint) or (hint,)
     if optional and not text:
         return None

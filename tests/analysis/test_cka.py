@@ -120,7 +120,11 @@ def test_parent_and_recast_layer_by_layer() -> None:
 
 @pytest.mark.parametrize(
     ("layers", "given", "match"),
-    [(["third"], images(8), "no module 'third'"), (LAYERS, images(3), "at least 4 images"), (LAYERS, [], "no images")],
+    [
+        (["third"], images(8), "no module 'third'"),
+        (LAYERS, images(3), "at least 4 images"),
+        (LAYERS, [], "images is empty"),
+    ],
 )
 def test_mistakes_are_named(layers: list[str], given: Any, match: str) -> None:
     a = Fixed(random(3, 0), random(3, 1))

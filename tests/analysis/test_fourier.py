@@ -176,13 +176,13 @@ IMAGES = torch.randn(1, 3, 4, 4)
         (lambda: fourier(identity(), IMAGES, blocks=["layer9"]), "no module 'layer9'"),
         (lambda: fourier(identity(), IMAGES, mode="log"), "'true', 'notebook'"),  # type: ignore[arg-type]
         (lambda: fourier(identity(), torch.randn(3, 4, 4)), r"got \(3, 4, 4\)"),
-        (lambda: fourier(identity(), []), "no images"),
+        (lambda: fourier(identity(), []), "images is empty"),
         (lambda: fourier(identity(), [IMAGES, torch.randn(1, 3, 6, 6)]), "images of one size"),
-        (lambda: fourier(nn.Sequential(nn.Flatten()), IMAGES, blocks=["0"]), "no map"),
-        (lambda: fourier(nn.Linear(3, 3), IMAGES), "no sequence of blocks"),
+        (lambda: fourier(nn.Sequential(nn.Flatten()), IMAGES, blocks=["0"]), "neither a map"),
+        (lambda: fourier(nn.Linear(3, 3), IMAGES), "no known sequence of blocks"),
         (lambda: fourier(identity(), IMAGES, blocks=[]), "at least one"),
         # Hiera keeps its tokens by windows: a spectrum of them would mean nothing
-        (lambda: fourier(timm.create_model("hiera_tiny_224", img_size=64), torch.randn(1, 3, 64, 64)), "no map"),
+        (lambda: fourier(timm.create_model("hiera_tiny_224", img_size=64), torch.randn(1, 3, 64, 64)), "neither a map"),
     ],
 )
 def test_mistakes_are_named(call: Callable[[], object], match: str) -> None:

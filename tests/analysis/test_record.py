@@ -371,7 +371,7 @@ def test_tokens_without_maps_lie_on_the_grid_of_the_image() -> None:
         class_maps(odd, images)
     with record(odd) as maps:
         odd(images)
-    with pytest.raises(RecastError, match="grid of these tokens is not known"):
+    with pytest.raises(RecastError, match="grid of these tokens is unknown"):
         _ = next(iter(maps.values())).tokens
 
 
@@ -392,7 +392,7 @@ def test_networks_without_class_maps() -> None:
     unread = TimmTransformer(**options, global_pool="avg")  # it has a class token, which nobody reads
     registers = timm.create_model(VIT, class_token=False, reg_tokens=1, **options | {"global_pool": "avg"})
     for model in (resnet(), unread, registers):
-        with pytest.raises(RecastError, match=r"has no class maps: .*attention_pool_"):
+        with pytest.raises(RecastError, match=r"has no class maps, .*attention_pool_"):
             class_maps(model, torch.randn(1, 3, 32, 32))
 
 

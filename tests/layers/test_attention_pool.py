@@ -151,10 +151,10 @@ def test_timm_finds_the_maps(method: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_heads": 5}, "12 channels cannot be shared out among num_heads=5"),
-        ({"num_classes": 0}, "num_classes of at least 1, got 0"),
+        ({"num_heads": 5}, "dim=12 .* num_heads=5"),
+        ({"num_classes": 0}, "num_classes .* got 0"),
         ({"start": "avrage"}, "start must be average or paper, got 'avrage'. Did you mean average"),
-        ({"start": "average", "cls_in_keys": True}, "no token among the keys"),
+        ({"start": "average", "cls_in_keys": True}, "does not allow cls_in_keys"),
     ],
 )
 def test_mistakes(options: dict[str, Any], message: str) -> None:

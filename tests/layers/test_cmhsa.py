@@ -110,7 +110,7 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
     layer = layer_of(nn.Conv2d(3, 3, 3, padding=1), (6, 8))
     with pytest.raises(RecastError, match=r"up to 6×8 pixels, got 8×6: .* call set_size_\(8, 6\)"):
         layer(torch.randn(1, 3, 8, 6))
-    with pytest.raises(RecastError, match=r"CMHSA expects \(batch, 3, height, width\), got \(1, 2, 6, 6\)"):
+    with pytest.raises(RecastError, match=r"\(B, 3, H, W\), got \(1, 2, 6, 6\)"):
         layer(torch.randn(1, 2, 6, 6))
     with pytest.raises(RecastError, match=r"call set_size_\(height, width\) first"):
         CMHSA(3, 3, PADDED)(torch.randn(1, 3, 6, 6))
@@ -163,5 +163,5 @@ def test_what_the_rule_keeps() -> None:
 
 
 def test_each_gate_has_its_layer() -> None:
-    with pytest.raises(RecastError, match="gate='bias' has no transposed convolutions"):
+    with pytest.raises(RecastError, match=r"gate='bias' .*transposed convolutions"):
         layer_of(nn.ConvTranspose2d(3, 3, 2), (3, 3))

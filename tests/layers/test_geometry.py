@@ -146,5 +146,5 @@ def test_round_trips_of_every_kind_of_geometry() -> None:
 )
 def test_a_crop_beyond_the_kernels_reach_is_refused(kernel: Any, dilation: Any, padding: Any) -> None:
     conv = nn.ConvTranspose2d(1, 1, kernel, 4, padding, 0, dilation=dilation)
-    with pytest.raises(RecastError, match="crops more than its kernel's reach: padding"):
+    with pytest.raises(RecastError, match=r"padding .* exceeds the reach of its kernel"):
         Geometry.of(conv)

@@ -318,12 +318,12 @@ def test_tolerance_closes_small_gates_and_nan_stays_open() -> None:
     sigmoid = GPSA(3, 4, Geometry((3, 3)), config=RecastConfig(gate="sigmoid"))
     sigmoid.close_maps_(10)
     assert (sigmoid.open_heads, len(sigmoid.gaussian_heads), sigmoid.content_heads) == (None, 9, ())
-    with pytest.raises(RecastError, match=r"maps that are there: .* got \(\) and \(3,\)"):
+    with pytest.raises(RecastError, match=r"got .* \(\) .* \(3,\)"):
         layer.prune_((), (3,))
-    with pytest.raises(RecastError, match="only content is pruned"):
+    with pytest.raises(RecastError, match="prune content heads only"):
         sigmoid.prune_((), ())
     half = RecastConfig(gamma_init=0.5, s_init=0.5, gate_range=(0.1, 1))
-    with pytest.raises(RecastError, match="does not hold 0"):
+    with pytest.raises(RecastError, match="excludes 0"):
         GPSA(3, 4, Geometry((3, 3)), config=half).close_maps_(1)
 
 
@@ -491,7 +491,7 @@ def test_function_transforms_agree_with_the_reference(transform: str, open_gates
     ("run", "message"),
     [
         (lambda layer, _: torch.fx.symbolic_trace(layer), r"torch\.export\.export"),
-        (lambda layer, x: layer(x.double()), "weights in torch.float32, got torch.float64"),
+        (lambda layer, x: layer(x.double()), "torch.float32 weights, got torch.float64"),
     ],
 )
 def test_what_cannot_be_run_says_so(run: Callable[[nn.Module, Tensor], Any], message: str) -> None:

@@ -71,7 +71,7 @@ def test_classifiers_are_found(make: Callable[[], nn.Module], names: tuple[str, 
     ],
 )
 def test_a_network_that_does_not_say_what_its_classifier_is(model: nn.Module) -> None:
-    with pytest.raises(RecastError, match="cannot tell which layer"):
+    with pytest.raises(RecastError, match="no known classifier"):
         classifiers(model, 10)
 
 
@@ -210,12 +210,12 @@ def test_token_mixing_matrices_have_one_size(saved: Callable[..., str]) -> None:
 
 @pytest.mark.parametrize("name", ["resnet18", "test_convnext", "regnetx_002", "digits_resnet", "patchconvnet_s20"])
 def test_a_network_for_any_size_refuses_one(name: str) -> None:
-    with pytest.raises(RecastError, match=f"{name} takes images of any size: leave model.input_size out"):
+    with pytest.raises(RecastError, match=f"{name} takes images of any size"):
         build(ModelConfig(name, input_size=96))
 
 
 def test_sizes_that_cannot_be() -> None:
-    with pytest.raises(RecastError, match="input_size is for timm's networks, got torchvision:vit_b_16"):
+    with pytest.raises(RecastError, match="input_size requires a network of timm, got torchvision:vit_b_16"):
         build(ModelConfig("torchvision:vit_b_16", input_size=96))
     with pytest.raises(RecastError, match="ReLU takes no argument img_size"):
         build(ModelConfig("torch.nn:ReLU", input_size=8), trust=True)

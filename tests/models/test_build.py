@@ -96,8 +96,8 @@ def test_functions_that_do_not_fit(own_networks: str) -> None:
         ("word", {}, r"must return an nn\.Module, got str"),
         ("poisoned", {}, "NaN or infinity in weight"),
         ("leaves", {}, "leaves failed: SystemExit: bye"),
-        ("text", {}, "makes an nn.Module: it is not called"),
-        ("getcwd", {}, "makes an nn.Module: it is not called"),
+        ("text", {}, "returns an nn.Module"),
+        ("getcwd", {}, "returns an nn.Module"),
         ("nn", {}, "has no function 'nn'"),
     ):
         name = f"{own_networks}:{name}"
@@ -107,7 +107,7 @@ def test_functions_that_do_not_fit(own_networks: str) -> None:
 
 @pytest.mark.parametrize("name", ["builtins:print", "os:getcwd", "antigravity:fly", "recast.__main__:main"])
 def test_the_standard_library_makes_no_networks(name: str) -> None:
-    with trusting(name), pytest.raises(RecastError, match="of Python's own library"):
+    with trusting(name), pytest.raises(RecastError, match="standard library"):
         build(ModelConfig(name))
 
 
@@ -117,7 +117,7 @@ def test_code_that_a_file_names_is_not_looked_for_in_the_current_folder(
     """Not without trust, and not with it either; what lies on the path otherwise is imported with it."""
     name = f"{own_networks}:tiny"
     monkeypatch.syspath_prepend("")  # as in an interactive Python
-    with pytest.raises(RecastError, match="is code that a file asks to run"):
+    with pytest.raises(RecastError, match="the file names code to run"):
         build(ModelConfig(name))
     with pytest.raises(RecastError, match="not looked for in the current folder: put its folder on PYTHONPATH"):
         build(ModelConfig(name), trust=True)
@@ -194,7 +194,7 @@ def test_constructor_survives_json() -> None:
 
 def test_a_file_cannot_call_functions(own_networks: str) -> None:
     described = constructor(ModelConfig(f"{own_networks}:tiny"), num_classes=6)
-    with pytest.raises(RecastError, match=r"own_networks.*is code that a file asks to run"):
+    with pytest.raises(RecastError, match=r"the file names code to run.*own_networks"):
         build_from(described)
     with trusting(described["name"]):
         assert isinstance(build_from(described), nn.Sequential)

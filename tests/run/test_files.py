@@ -29,7 +29,7 @@ def test_a_folder_has_one_writer_and_a_dead_one_is_followed(tmp_path: Path) -> N
     with subprocess.Popen([sys.executable, "-c", HOLDS, str(folder)], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        with pytest.raises(RecastError, match=f"mine is in use by process {other.pid} on .*: wait until it ends"):
+        with pytest.raises(RecastError, match=f"mine is in use by process {other.pid} on .*: wait for its end"):
             with locked(folder):
                 pass
         (folder / f".classes.json.{other.pid}.tmp").touch()

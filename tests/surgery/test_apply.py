@@ -108,7 +108,7 @@ def test_steps_now_and_the_rest_later() -> None:
 def test_another_plan_cannot_go_on() -> None:
     model = recast_(small(), plan(small(), X, where=["layer3.0.conv1"]))
     other = plan(small(), X, RecastConfig(gate="sigmoid"), where=["layer3.0.conv2"])
-    with pytest.raises(RecastError, match="begun with another plan"):
+    with pytest.raises(RecastError, match="recast with another plan"):
         recast_(model, other)
     assert len(gpsa_layers(recast_(model, plan(small(), X, where=["layer3.0.conv2"])))) == 2
 
@@ -217,25 +217,25 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "a norm": ("has no BatchNorm 'layer3.0.bn2'", lambda: without("bn2"), lambda m: recast_(m, folded_plan())),
     "a form": ("has no form with a kernel", small, lambda m: recast_(m, replace(p := folded_plan(), steps=(*p.steps[:1],
         replace(p.steps[1], fold=replace(p.steps[1].fold, kernel=(4, 4))))))),
-    "a place": ("does not say where it goes", small, lambda m: recast_(m, replace(plan(m, X), pool=POOLS[0]))),
+    "a place": ("without a place", small, lambda m: recast_(m, replace(plan(m, X), pool=POOLS[0]))),
     "no step": ("another model, ResNet and not", small, lambda m: recast_(
         m, replace(plan(m, X).without_steps(), model="ResNet"))),
     "batches": ("batches must be a Tensor or an iterable, got Plan", opened, lambda m: wake_(m, plan(small(), X))),  # type: ignore[arg-type]
-    "a name": ("a list of names, .'layer3.0.conv1'.", small, lambda m: recast_(m, plan(m, X), steps="layer3.0.conv1")),
+    "a name": ("a list of names", small, lambda m: recast_(m, plan(m, X), steps="layer3.0.conv1")),
     "no images": ("holds no image", opened, lambda m: fold_(m, data=X[:0])),
-    "no batch": ("holds no batch", opened, lambda m: fold_(m, data=[])),
-    "labels": ("one an image", opened, lambda m: fold_(m, data=[BATCH, (BATCH[0], BATCH[1][:2])])),
+    "no batch": ("data is empty", opened, lambda m: fold_(m, data=[])),
+    "labels": ("labels of shape", opened, lambda m: fold_(m, data=[BATCH, (BATCH[0], BATCH[1][:2])])),
     "data": ("cannot run on the example", opened, lambda m: fold_(m, data=[BATCH, (X[:, :2], BATCH[1][:2])])),
-    "NaN data": ("NaN or infinity for the data", opened, lambda m: fold_(m, data=BATCH[0] * NAN)),
+    "NaN data": ("NaN or infinity", opened, lambda m: fold_(m, data=BATCH[0] * NAN)),
     "labels in a list": ("labels of shape", opened, lambda m: fold_(m, data=[(BATCH[0], list("abcd"))])),
-    "tol": ("0 or more; got nan", opened, lambda m: fold_(m, tol=NAN)),
-    "closes": ("does not hold 0", never_closing, lambda m: fold_(m, tol=0.1)),
+    "tol": ("0 or more, got nan", opened, lambda m: fold_(m, tol=NAN)),
+    "closes": ("excludes 0", never_closing, lambda m: fold_(m, tol=0.1)),
     "pool example": ("cannot run on the example", small, lambda m: attention_pool_(m, example=X[:, :2])),
     "logit_std": ("logit_std must be a positive number, got 0", opened, lambda m: wake_(m, BATCH[0], 0)),
     "no logit_std": ("logit_std must be a positive number, got nan", opened, lambda m: wake_(m, BATCH[0], NAN)),
-    "pruned": ("conv1 has no content map left", pruned, lambda m: wake_(m, BATCH[0])),
-    "NaN": ("conv1 saw NaN", opened, lambda m: wake_(m, BATCH[0] * NAN)),
-    "no image": ("conv1 saw no image", opened, lambda m: wake_(m, [])),
+    "pruned": ("conv1 has no content map", pruned, lambda m: wake_(m, BATCH[0])),
+    "NaN": ("conv1 got NaN", opened, lambda m: wake_(m, BATCH[0] * NAN)),
+    "no image": ("conv1 got no image", opened, lambda m: wake_(m, [])),
     "calibrate NaN": ("NaN or infinite", opened, lambda m: calibrate_(m, small(), [BATCH[0], BATCH[0] * NAN])),
     "calibrate size": (
         "map size", sigmoid, lambda m: calibrate_(m, hung(lambda c: setattr(c, "stride", 2)), BATCH[:1])),
@@ -246,8 +246,8 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "per_class": ("per_class must be true or false, got 'no'", small, lambda m: attention_pool_(m, "no")),  # type: ignore[arg-type]
     "pool": ("pool must be a PoolConfig or null, got 'single'", small, lambda m: plan(m, X, pool="single")),  # type: ignore[arg-type]
     "backend": ("backend must be one of auto, .*got 'fast'", opened, lambda m: verify(small(), m, X, backend="fast")),  # type: ignore[arg-type]
-    "meta images": ("hold no values", opened, lambda m: verify(small(), m, X.to("meta"))),
-    "calibrate head": ("its fc.weight has another", sigmoid, lambda m: calibrate_(m, headed(7), [X])),
+    "meta images": ("without values", opened, lambda m: verify(small(), m, X.to("meta"))),
+    "calibrate head": ("fc.weight of the parent", sigmoid, lambda m: calibrate_(m, headed(7), [X])),
     "channels": ("in_channels must be 1 or more, got 0", small, lambda _: GPSA(0, 3, Geometry((3, 3)))),
     "plan": ("holds no image", small, lambda m: plan(m, X[:0])),
     "lr": ("lr must be 0 or a positive number, got nan", small, lambda m: param_groups(m, lr=NAN)),

@@ -421,7 +421,7 @@ def test_nothing_due_changes_nothing() -> None:
 def test_a_pool_goes_in_before_the_optimiser_is_made() -> None:
     model = timm.create_model("digits_resnet")
     planned = plan(model, torch.randn(1, 3, 32, 32), where="layer3.1.conv2", pool=PoolConfig("single"))
-    with pytest.raises(RecastError, match="put it in before the optimiser is made"):
+    with pytest.raises(RecastError, match="before the optimiser is made"):
         recast_during_training_(model, sgd(model), planned)
     assert not any(isinstance(module, GPSA) for module in model.modules())
     attention_pool_(model, config=planned.pool)

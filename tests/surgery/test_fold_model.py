@@ -140,7 +140,7 @@ def test_a_sigmoid_models_content_is_pruned(parent: nn.Module, tmp_path: Path, e
 
 BAD: dict[str, dict[str, Any]] = {
     "0 or more": {"tol": -0.1}, "one of 3, 5, 7": {"kernel": 4},
-    "needs data": {"batch_norm": True}, "no batch": {"data": []},
+    "requires data": {"batch_norm": True}, "data is empty": {"data": []},
 }  # fmt: skip
 
 

@@ -85,7 +85,7 @@ def test_recalibration_sees_the_layers_below_as_in_training() -> None:
 def test_a_recalibration_that_fails_changes_nothing(batches: list[Tensor]) -> None:
     model = nn.Sequential(nn.BatchNorm2d(3), nn.Dropout()).train()
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(RecastError, match="BatchNorm's statistics need"):
+    with pytest.raises(RecastError, match="BatchNorm's statistics require"):
         recalibrate_batch_norm_(model, batches)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert (model[0].momentum, model[0].training, model[1].training) == (0.1, True, True)

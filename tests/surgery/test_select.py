@@ -160,7 +160,7 @@ def test_a_layer_over_the_token_budget_is_left_or_refused() -> None:
     assert names_of(by_hand) == ["last"]  # a predicate is a pattern: what is over the budget is left
     with pytest.raises(RecastError, match="stem has too many tokens: 100"):  # asked for by name: not left in silence
         plan(Model(), X, where=["stem", "last"], budget="tokens=50")
-    with pytest.raises(RecastError, match="nothing is within the budget: last has too many tokens: 24"):
+    with pytest.raises(RecastError, match="no layer fits the budget: last has too many tokens: 24"):
         plan(Model(), X, budget="tokens=20")
     assert names_of(plan(Model(), X, where="all", budget=100)) == ["stem", "down", "last", "up"]
 
@@ -177,7 +177,7 @@ def test_budgets_of_the_whole_model_pick_layers_from_the_end() -> None:
                 found = plan(Model(), X, where="all", budget=text)
                 assert [step.name for step in found.steps] == taken, text
                 assert getattr(found.after, field) == fits
-        with pytest.raises(RecastError, match=rf"nothing is within the budget: up does not fit .* {name}"):
+        with pytest.raises(RecastError, match=rf"no layer fits the budget: up does not fit .* {name}"):
             plan(Model(), X, where="all", budget=f"{name}={parent}")
         with pytest.raises(RecastError, match=rf"^last does not fit .* {name} for the whole model"):
             plan(Model(), X, where=["last"], budget=f"{name}=1x")

@@ -171,7 +171,7 @@ class Block(nn.Module):
         (nn.Sequential(nn.Conv2d(8, 8, 1, 2), nn.ReLU()), 8, "not a known kind"),
         (nn.Sequential(nn.ConvTranspose2d(8, 8, 1, stride=2), nn.MaxPool2d(4, ceil_mode=True)), 8, "not a known kind"),
         (timm.layers.ConvNormAct(8, 8, 1, stride=2), 8, "not a known kind"),
-        (None, 8, r"does not fit together without the stride of 0\.conv"),
+        (None, 8, r"without the stride of 0\.conv"),
         (None, 2, "a single pixel"),  # 1×1 would broadcast against anything
     ],
 )

@@ -153,7 +153,7 @@ def test_a_layer_that_sees_several_sizes_is_woken(content: str) -> None:
 
 
 def test_what_cannot_be_woken_is_refused() -> None:
-    with pytest.raises(RecastError, match="no layer that was recast"):
+    with pytest.raises(RecastError, match="no recast layer"):
         wake_(network(), images())
     with pytest.raises(RecastError, match="no image"):
         wake_(recast_network(network(padding=1)), [])

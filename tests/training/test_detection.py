@@ -101,7 +101,7 @@ def test_torchvisions_detectors() -> None:
     assert (mask.transform.min_size, mask.transform.max_size) == ((96,), 96)
     assert classifiers(retina) == ("head.classification_head.cls_logits",)
     assert build(ModelConfig("scenes_rcnn"), num_classes=5).num_classes == 5
-    with pytest.raises(RecastError, match=r"model.input_size is for timm's networks"):
+    with pytest.raises(RecastError, match=r"model.input_size requires a network of timm"):
         create("torchvision", "resnet18", {"img_size": 96}, pretrained=False)
 
 

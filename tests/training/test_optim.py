@@ -113,7 +113,7 @@ def test_layer_decay_reaches_the_optimiser_and_the_gates() -> None:
         layer.gamma.fill_(0.3)
     shrink_gates_(optimizer, gate_l1=1.0)
     assert torch.allclose(layer.gamma, torch.full_like(layer.gamma, 0.3 - gates))
-    with pytest.raises(RecastError, match="leave layer_decay out"):
+    with pytest.raises(RecastError, match="drop layer_decay"):
         make_optimizer(small_parent(), OptimConfig(layer_decay=0.75), 8)
 
 

@@ -1,1 +1,1 @@
-"""What heads and features are: functions of any network and images."""
+"""Analyses of heads and features, for any network and images."""

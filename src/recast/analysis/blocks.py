@@ -30,17 +30,17 @@ Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]
 
 
 def each_batch(images: Images) -> Iterator[Tensor]:
-    """The batches of images. Raises `RecastError` if there is none, or one that is no batch of images."""
+    """Yield the batches of images. Raises `RecastError` if there is none, or for a tensor of another shape."""
     empty = True
     for batch in (images,) if isinstance(images, Tensor) else images:
         pixels = batch[0] if isinstance(batch, tuple | list) and len(batch) else batch
         if not isinstance(pixels, Tensor) or pixels.dim() != 4 or 0 in pixels.shape:
             got = tuple(pixels.shape) if isinstance(pixels, Tensor) else type(pixels).__name__
-            raise RecastError(f"images are (batch, channels, height, width) tensors, got {got}")
+            raise RecastError(f"images must be tensors (B, C, H, W), got {got}")
         empty = False
         yield pixels
     if empty:
-        raise RecastError("there are no images to look at: the iterable was empty")
+        raise RecastError("images is empty: pass at least one batch")
 
 
 def unwrapped(model: nn.Module) -> tuple[str, nn.Module]:
@@ -54,19 +54,19 @@ def unwrapped(model: nn.Module) -> tuple[str, nn.Module]:
 
 
 def find_blocks(network: nn.Module) -> list[str]:
-    """Names of the blocks that `network` consists of, in the order of its modules.
+    """Return the names of the blocks of `network`, in the order of its modules.
 
     A timm network names them itself (`group_matcher`, made for layer-wise learning rates): residual blocks, without
     the downsampling between stages. In others they are the members of `layer1` … `layer4`, `blocks`, `stages`,
     `layers`, `features` or `encoder`, however nested. Raises `RecastError` where there is no such sequence.
     """
     for name, module in network.named_modules():
-        if found := _named_by_matcher(module) or _named_by_structure(module):
-            return [f"{name}.{block}" if name else block for block in found]
+        if blocks := _named_by_matcher(module) or _named_by_structure(module):
+            return [f"{name}.{block}" if name else block for block in blocks]
     if isinstance(network, nn.Sequential) and len(network) > 1:
         return _composed(network, _expand(network, ""))
     raise RecastError(
-        f"no sequence of blocks was found in {type(network).__name__}: name them, blocks=[...] (see named_modules())"
+        f"{type(network).__name__} has no known sequence of blocks: pass blocks=[...] (see named_modules())"
     )
 
 
@@ -84,9 +84,9 @@ def _named_by_matcher(module: nn.Module) -> list[str]:
 def _named_by_structure(module: nn.Module) -> list[str]:
     if type(module) is nn.Sequential:
         return []
-    found = [block for name in _CONTAINERS if hasattr(module, name) for block in _expand(getattr(module, name), name)]
-    found = _composed(module, found)
-    return found if len(found) > 1 else []  # one member of something is no sequence
+    members = [block for name in _CONTAINERS if hasattr(module, name) for block in _expand(getattr(module, name), name)]
+    members = _composed(module, members)
+    return members if len(members) > 1 else []  # one member of something is no sequence
 
 
 def _expand(module: object, name: str) -> list[str]:
@@ -103,14 +103,14 @@ def _expand(module: object, name: str) -> list[str]:
 
 
 def _composed(module: nn.Module, names: list[str]) -> list[str]:
-    """Of these modules those that are made of others; all of them where none is (a plain chain of layers)."""
+    """Return the modules that are made of others; all of them if none is (a plain chain of layers)."""
     blocks = [(name, module.get_submodule(name)) for name in names]
     composed = [name for name, block in blocks if any(block.children()) and not isinstance(block, ConvNormActivation)]
     return composed or names
 
 
 class BlockSequence:
-    """Where to look in a network: before its first block (`stem`), and after every block.
+    """Points of a network: before its first block (`stem`), and after every block.
 
     In a transformer's block with an attention (or another mixer) and an MLP there are two points, after the residual
     of each: the first has the mixer's name, the second the block's. `blocks` names modules to look behind instead.
@@ -139,20 +139,20 @@ class BlockSequence:
 
     @torch.no_grad()
     def run(self, images: Tensor, keep: Keep) -> None:
-        """A pass in eval mode: `keep(name, output)` is called at every point, in its order, once a pass."""
-        found = {} if self.is_given else self.blocks
-        middles = [point for name, block in found.items() for point in _middle(name, block)]
-        seen: set[str] = set()
+        """Run images in eval mode, and call `keep(name, output)` once at every point, in order."""
+        blocks = {} if self.is_given else self.blocks
+        middles = [point for name, block in blocks.items() for point in _middle(name, block)]
+        reported: set[str] = set()
 
         def once(name: str, output: Any) -> None:
             tensor = output[0] if isinstance(output, tuple | list) and output else output
-            if name not in seen and isinstance(tensor, Tensor):
-                seen.add(name)
+            if name not in reported and isinstance(tensor, Tensor):
+                reported.add(name)
                 keep(name, tensor)
 
         def enter(name: str, _block: nn.Module, inputs: tuple[Any, ...]) -> None:
             self._see(name, inputs[:1])
-            if name == next(iter(found), None):
+            if name == next(iter(blocks), None):
                 once(STEM, inputs)
 
         def leave(name: str, _block: nn.Module, _inputs: Any, output: Any) -> None:
@@ -174,14 +174,14 @@ class BlockSequence:
                 self._grids.see(self._turned(x))
 
     def _turned(self, x: Tensor) -> Tensor:
-        """NHWC to NCHW. Networks that do not say which they are, and have linear layers, are known by those."""
+        """Permute NHWC to NCHW. The layout is that of `output_fmt`, or follows from the widths of linear layers."""
         last, widths = self._channels_last, self._widths[self._current]
         if last is None:
             last = x.shape[-1] in widths and x.shape[1] not in widths
         return x.permute(0, 3, 1, 2) if last else x
 
     def as_map(self, name: str, x: Tensor) -> Tensor:
-        """An output as a map (B, C, h, w): NHWC turned, tokens (B, N, C) on their grid, without those before it.
+        """Return an output as a map (B, C, h, w): NHWC permuted, tokens (B, N, C) on their grid, without a prefix.
 
         The grid is that of the latest map that fits (a patch embedding's convolution makes one), so images need not be
         square. Raises `RecastError` for what is no map.
@@ -191,14 +191,16 @@ class BlockSequence:
         if x.dim() == 3 and (grid := self._grids.of(x.shape[0], x.shape[1])) is not None:
             return x[:, -grid[0] * grid[1] :].transpose(1, 2).unflatten(-1, grid)
         raise RecastError(
-            f"{name} gives {tuple(x.shape)}, which is no map (B, C, h, w) and no tokens (B, N, C) of one: "
-            "name other modules, blocks=[...]"
+            f"{name} returns {tuple(x.shape)}, neither a map (B, C, h, w) nor its tokens (B, N, C): pass other "
+            "modules, blocks=[...]"
         )
 
 
 def _middle(name: str, block: nn.Module) -> list[tuple[str, nn.Module]]:
-    """What sees the state after the first residual of a transformer's block: its second norm, or its MLP if norms
-    follow; whichever is called first."""
+    """Return the modules that may see the state after the first residual of a transformer's block first.
+
+    They are its second norm, and its MLP if norms follow.
+    """
     mixer = next((mixer for mixer in _MIXERS if isinstance(getattr(block, mixer, None), nn.Module)), None)
     norm = getattr(block, "norm2", getattr(block, "ln_2", None))
     mlp = getattr(block, "mlp", None)
@@ -214,5 +216,5 @@ def _widths(block: nn.Module) -> set[int]:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a model's parameters are; the CPU for one without."""
+    """Return the device of the parameters; the CPU for a model without any."""
     return next((tensor.device for tensor in model.parameters()), torch.device("cpu"))

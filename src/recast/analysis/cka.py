@@ -1,4 +1,4 @@
-"""How alike the layers of two networks are: linear CKA, over batches."""
+"""Similarity of the layers of two networks: linear CKA over batches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cka(
     layers_a: Sequence[str] | None = None,
     layers_b: Sequence[str] | None = None,
 ) -> Similarity:
-    """Linear CKA between layers of two models on the same images, in the mean over batches.
+    """Compute linear CKA between layers of two models on the same images, in the mean over batches.
 
         CKA = Σ_i HSIC₁(K_i, L_i) / √(Σ_i HSIC₁(K_i, K_i) · Σ_i HSIC₁(L_i, L_i))      K_i = X_i X_iᵀ, L_i = Y_i Y_iᵀ
 
@@ -60,10 +60,10 @@ def tabulate_cka(models: Mapping[str, nn.Module], batches: Batches) -> Table:
     RUN/analysis/cka.csv: a row a pair of layers, in one pass over the images. Raises `RecastError` as `cka` does."""
     pairs = [(next(iter(models)), other) for other in models]
     rows: list[SimilarityLine] = []
-    for (a, b), found in zip(pairs, _similarities(models, {}, pairs, batches()), strict=True):
-        for layer_a, values in zip(found.layers_a, found.cka.tolist(), strict=True):
-            for layer_b, value in zip(found.layers_b, values, strict=True):
-                rows.append(SimilarityLine(a, layer_a, b, layer_b, value if value == value else None, found.n))
+    for (a, b), similarity in zip(pairs, _similarities(models, {}, pairs, batches()), strict=True):
+        for layer_a, values in zip(similarity.layers_a, similarity.cka.tolist(), strict=True):
+            for layer_b, value in zip(similarity.layers_b, values, strict=True):
+                rows.append(SimilarityLine(a, layer_a, b, layer_b, value if value == value else None, similarity.n))
     return Table.of("cka", SimilarityLine, rows)
 
 
@@ -73,7 +73,7 @@ def _similarities(
     pairs: Sequence[tuple[str, str]],
     images: Images,
 ) -> list[Similarity]:
-    """CKA of pairs of models in one pass over the images."""
+    """Compute the CKA of pairs of models in one pass over the images."""
     sequences = {name: BlockSequence(model, layers.get(name)) for name, model in models.items()}
     names: dict[str, tuple[str, ...]] = {}
     within: dict[str, Tensor] = {}
@@ -91,7 +91,7 @@ def _similarities(
         for a, b in pairs:
             between[a, b] = between.get((a, b), 0) + grams[a] @ grams[b].T
     if not n:
-        raise RecastError(f"CKA needs batches of at least {MIN_IMAGES} images, of hundreds better: got none")
+        raise RecastError(f"CKA requires batches of at least {MIN_IMAGES} images, got none")
     norms = {(a, b): (within[a][:, None] * within[b][None]).sqrt() for a, b in pairs}
     return [
         Similarity(names[a], names[b], torch.where(norm > 0, between[a, b] / norm, torch.nan), n)
@@ -101,15 +101,15 @@ def _similarities(
 
 def _grams(name: str, sequence: BlockSequence, images: Tensor) -> tuple[tuple[str, ...], Tensor]:
     """Names of a model's layers, and the U-centred Gram matrix of each, (layers, n²)."""
-    found: dict[str, Tensor] = {}
-    sequence.run(images, lambda at, x: found.update({at: centred_gram(x).flatten()}))
-    if not found:
-        raise RecastError(f"none of the layers of model {name!r} ran, or none gave a tensor")
-    return tuple(found), torch.stack(list(found.values()))
+    grams: dict[str, Tensor] = {}
+    sequence.run(images, lambda at, x: grams.update({at: centred_gram(x).flatten()}))
+    if not grams:
+        raise RecastError(f"no layer of model {name!r} ran and returned a tensor: pass other layers")
+    return tuple(grams), torch.stack(list(grams.values()))
 
 
 def centred_gram(x: Tensor) -> Tensor:
-    """The U-centred Gram matrix of n outputs, (n, …) → (n, n) in float64 on the CPU:
+    """Compute the U-centred Gram matrix of n outputs, (n, …) → (n, n) in float64 on the CPU:
 
         K̃_ij = K_ij − Σ_l K_il/(n−2) − Σ_l K_lj/(n−2) + Σ_kl K_kl/((n−1)(n−2)) for i ≠ j, else 0; K_ii = 0
 

@@ -1,4 +1,4 @@
-"""Which frequencies a network's maps hold: Δ log amplitude after every block."""
+"""Frequencies of a network's maps: Δ log amplitude after every block."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class FourierCurves:
 def fourier(
     model: nn.Module, images: Images, *, blocks: Sequence[str] | None = None, mode: Mode = "true"
 ) -> FourierCurves:
-    """Δ log amplitude of a network's maps after every block, over images.
+    """Compute the Δ log amplitude of a network's maps after every block, over images.
 
         a(f) = mean over images and channels of log(|x̂(f, f)| + 1e-6)        x̂ the unnormalised 2-D DFT of a channel
         Δ(f) = a(f) − a(0)                                                   f along the diagonal, in units of π
@@ -83,9 +83,9 @@ def tabulate_fourier(models: Mapping[str, nn.Module], batches: Batches) -> Table
     """The curves of several models over the same images, as RUN/analysis/fourier.csv: a row per model, block and
     frequency. All models go over the images in one pass. Raises `RecastError` as `fourier` does."""
     lines = [
-        FourierLine(name, curve.block, curve.index, curve.depth, *point, found.mode, found.n)
-        for name, found in _measure(models, batches(), None, "true").items()
-        for curve in found.curves
+        FourierLine(name, curve.block, curve.index, curve.depth, *point, spectra.mode, spectra.n)
+        for name, spectra in _measure(models, batches(), None, "true").items()
+        for curve in spectra.curves
         for point in zip(curve.frequency, curve.delta, strict=True)
     ]
     return Table.of("fourier", FourierLine, lines)
@@ -94,16 +94,16 @@ def tabulate_fourier(models: Mapping[str, nn.Module], batches: Batches) -> Table
 def _measure(
     models: Mapping[str, nn.Module], images: Images, blocks: Sequence[str] | None, mode: Mode
 ) -> dict[str, FourierCurves]:
-    """The curves of every model, in one pass over the images."""
+    """Compute the curves of every model in one pass over the images."""
     if mode not in get_args(Mode):
         raise RecastError(f"mode must be one of {get_args(Mode)}, got {mode!r}")
     spectra = {name: _Spectra(BlockSequence(model, blocks)) for name, model in models.items()}
     n = 0
     for batch in each_batch(images):
         n += len(batch)
-        for one in spectra.values():
-            one.sequence.run(batch, one.add)
-    return {name: one.curves(mode, n) for name, one in spectra.items()}
+        for sums in spectra.values():
+            sums.sequence.run(batch, sums.add)
+    return {name: sums.curves(mode, n) for name, sums in spectra.items()}
 
 
 class _Spectra:
@@ -115,7 +115,7 @@ class _Spectra:
         self._left_out: dict[str, str] = {}
 
     def add(self, name: str, output: Tensor) -> None:
-        """What a block gave."""
+        """Add the output of a block."""
         try:
             maps = self.sequence.as_map(name, output)
         except RecastError as error:
@@ -129,13 +129,12 @@ class _Spectra:
         before, total = self._sums.get(name, (size, torch.zeros_like(sums)))
         if before != size:
             raise RecastError(
-                f"{name} gives maps of {size[0]}×{size[1]} after {before[0]}×{before[1]}: images of one size are "
-                "needed, frequencies are in units of their pixels"
+                f"{name} returns maps of {size[0]}×{size[1]} after {before[0]}×{before[1]}: pass images of one size"
             )
         self._sums[name] = size, total + sums
 
     def curves(self, mode: Mode, n: int) -> FourierCurves:
-        """The curves of n images."""
+        """Return the curves of n images."""
         curves, left_out = [], dict(self._left_out)
         for index, (name, (size, sums)) in enumerate(self._sums.items()):
             amplitudes = (sums / n).numpy()
@@ -156,7 +155,7 @@ class _Spectra:
 
 
 def diagonal_log_amplitude(maps: Tensor) -> Tensor:
-    """log(|x̂| + 1e-6) along the diagonal from (0, 0) to (π, π): (B, C, h, w) → (B, C, ⌊s/2⌋+1), s = min(h, w).
+    """Compute log(|x̂| + 1e-6) along the diagonal (0, 0) to (π, π): (B, C, h, w) → (B, C, ⌊s/2⌋+1), s = min(h, w).
 
     Entry n is at the frequency 2n/s of both axes, in units of π. The longer axis has no bin there in general: it is
     interpolated between the two beside it, past its last bin (odd, s even) that one is taken.

@@ -1,4 +1,4 @@
-"""Grad-CAM: which places of a convolutional network's last map raise the logit of a class."""
+"""Grad-CAM: the places of a convolutional network's last map that raise the logit of a class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recast.tracing.outputs import logits_of
 
 
 def grad_cam(model: nn.Module, images: Tensor, targets: Tensor, layer: str | None = None) -> Tensor | None:
-    """max(0, Σ_c mean(∂logit_t/∂A_c) · A_c) over the channels c of a map A, for every target class t.
+    """Compute max(0, Σ_c mean(∂logit_t/∂A_c) · A_c) over the channels c of a map A, for every target class t.
 
     images (B, C, height, width), targets (B, T) → (B, T, h, w); Selvaraju et al. 2017. A is what `layer` gives, or the
     last module that gives a map of more than one position: None where there is none, or tokens come after it. The
@@ -42,7 +42,7 @@ def grad_cam(model: nn.Module, images: Tensor, targets: Tensor, layer: str | Non
 
 
 def _last_map(model: nn.Module, images: Tensor) -> str | None:
-    """The last module that gives (B, C, h, w), if none after it but attention pooling gives more than one position."""
+    """Return the last module with a map (B, C, h, w); None if tokens of more than one position come after it."""
     inside = tuple(f"{name}." for name in attention_pools(model))
     given: list[tuple[str, torch.Size]] = []
 

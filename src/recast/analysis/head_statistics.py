@@ -1,4 +1,4 @@
-"""What the heads became, on images: where they look, how far, how sharply, and which still are a convolution's."""
+"""Statistics of the heads on images: distance, span, entropy, and whether they still are a convolution."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TINY = 1e-30
 
 
 def head_statistics(model: nn.Module, images: Images, *, queries: int = MAX_QUERIES, seed: int = 0) -> list[HeadLine]:
-    """Gate, span, attention distance, non-locality and entropy of every head of every recast layer, over images.
+    """Measure gate, span, attention distance, non-locality and entropy of every recast head, over images.
 
         distance     d_h = ⟨ Σ_k |A_qk| ‖k − q‖ / Σ_k |A_qk| ⟩      ⟨⟩ the mean over queries q and images
         non-locality D_h = ⟨ Σ_k A_qk ‖k − q‖ ⟩; of a layer: the mean over its heads
@@ -50,9 +50,9 @@ def head_statistics(model: nn.Module, images: Images, *, queries: int = MAX_QUER
     wrappers around it. Raises `RecastError` for a model without recast layers, and if queries < 1.
     """
     if queries < 1:
-        raise RecastError(f"at least one query must be looked at, got queries={queries}")
+        raise RecastError(f"queries must be at least 1, got {queries}")
     if not recast_layers(model):
-        raise RecastError(f"{type(model).__name__} has no layer that was recast: it has no heads to measure")
+        raise RecastError(f"{type(model).__name__} has no recast layer, so it has no heads to measure")
     name = type(model).__name__
     return _measure({name: model}, images, queries, seed)[name]
 
@@ -74,7 +74,7 @@ def tabulate_heads(
         lines += [replace(head, epoch=epoch) for head in heads]
     lines += [head for heads in _measure(models, batches()).values() for head in heads]
     if not lines:
-        raise RecastError(f"none of {', '.join(models)} has a layer that was recast: there are no heads to measure")
+        raise RecastError(f"none of {', '.join(models)} has a recast layer, so there are no heads to measure")
     return Table.of("heads", HeadLine, lines)
 
 
@@ -82,7 +82,7 @@ def tabulate_heads(
 def _measure(
     models: Mapping[str, nn.Module], images: Images, queries: int = MAX_QUERIES, seed: int = 0
 ) -> dict[str, list[HeadLine]]:
-    """The heads of every model, in one pass over the images in eval mode; of models without recast layers none."""
+    """Measure the heads of every model in one pass in eval mode; models without recast layers have none."""
     sums = {
         name: {layer: _Sums(of, queries, seed) for layer, of in recast_layers(unwrapped(model)[1]).items()}
         for name, model in models.items()
@@ -91,11 +91,13 @@ def _measure(
     for batch in each_batch(images) if measured else ():
         for model, layers in measured:
             with in_eval(model), ExitStack() as hooks:
-                for name, one in layers.items():
-                    hooks.enter_context(hooked([(name, one.layer)], before=one.see))
+                for name, layer_sums in layers.items():
+                    hooks.enter_context(hooked([(name, layer_sums.layer)], before=layer_sums.see))
                 model(batch.to(device_of(model)))
     return {
-        name: [head for layer, one in layers.items() if one.images for head in one.heads(name, layer)]
+        name: [
+            head for layer, layer_sums in layers.items() if layer_sums.images for head in layer_sums.heads(name, layer)
+        ]
         for name, layers in sums.items()
     }
 
@@ -109,7 +111,7 @@ class _Sums:
         self.images = self._queries = 0
 
     def see(self, _name: str, _layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """What the heads do on the layer's input (B, C, height, width)."""
+        """Add the maps of the heads on the layer's input (B, C, H, W)."""
         x: Tensor = inputs[0]
         geometry, (height, width) = self.layer.geometry, x.shape[-2:]
         queries_at, keys_at = positions(geometry, height, width, x.device)
@@ -120,7 +122,7 @@ class _Sums:
         scale = torch.tensor(geometry.upsample, device=x.device)
         columns = geometry.padded_size(height, width)[1]
         sums = torch.zeros_like(self._sums)
-        seen = 0
+        rows = 0
         for at, maps in pieces(self.layer, x, chosen.to(x.device)):
             # half precision has too few digits for sums over a map
             maps = maps.to(torch.promote_types(maps.dtype, torch.float32))
@@ -138,14 +140,14 @@ class _Sums:
                 ]
             )
             sums += measured.sum(dim=(1, 3)).cpu().double()
-            seen += len(maps) * len(at)
+            rows += len(maps) * len(at)
         # maps that are the same for all images were given once
-        self._sums += sums * (len(x) * len(chosen) / seen)
+        self._sums += sums * (len(x) * len(chosen) / rows)
         self.images += len(x)
         self._queries = len(chosen)
 
     def heads(self, model: str, name: str) -> list[HeadLine]:
-        """Every head, in the mean over images and queries."""
+        """Return every head, in the mean over images and queries."""
         layer = self.layer
         gates: list[float | None] = [None] * layer.num_heads
         spans = gates

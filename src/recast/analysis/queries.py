@@ -34,16 +34,16 @@ def pieces(layer: RecastLayer, x: Tensor, chosen: Tensor) -> Iterator[tuple[Tens
     if not isinstance(layer, CMHSA) and not bool(layer.coefficients().content.any()):
         x = x[:1]
     rows, columns = layer.geometry.padded_size(*x.shape[-2:])
-    one = layer.num_heads * rows * columns
+    size = layer.num_heads * rows * columns
     most = MAX_NUMBERS if x.device.type == "cpu" else MAX_NUMBERS_ON_ACCELERATORS
-    for some in x.split(max(1, most // (one * len(chosen)))):
+    for some in x.split(max(1, most // (size * len(chosen)))):
         maps = rows_of(layer, some)
-        for at in chosen.split(max(1, most // one)):
+        for at in chosen.split(max(1, most // size)):
             yield at, maps(at)
 
 
 def rows_of(layer: RecastLayer, x: Tensor) -> Rows:
-    """The function that gives any queries' maps of a layer for an input; projections and factors are computed once."""
+    """Return a function from queries to their maps for an input; projections and factors are computed once."""
     if isinstance(layer, CMHSA):  # A = softmax(Q Kᵀ / √D + B), as `recast.layers.functional.biased_maps` writes it out
         logits, bias = logits_and_bias(layer, x)
         return lambda at: torch.softmax(logits(at) + bias(at), dim=-1)
@@ -68,12 +68,12 @@ def _gated_rows(layer: GPSA, x: Tensor) -> Rows:
 
 
 def content_of(layer: GPSA, x: Tensor) -> Rows:
-    """The function that gives any queries' content maps C alone (`content_rows`)."""
+    """Return a function from queries to their content maps C alone (`content_rows`)."""
     return content_rows(x, expand_heads(layer.weights()))
 
 
 def logits_and_bias(layer: CMHSA, x: Tensor) -> tuple[Rows, Rows]:
-    """The functions that give any queries' Q Kᵀ / √D, (B, H, n, M), and their bias B, (H, n, M), of a C-MHSA layer."""
+    """Return functions from queries of a C-MHSA layer to Q Kᵀ / √D, (B, H, n, M), and to the bias B, (H, n, M)."""
     geometry, (height, width) = layer.geometry, x.shape[-2:]
     w = layer.weights(height, width)
     q, k = queries(x, w), keys(x, w)
@@ -110,11 +110,11 @@ def telling_query(layer: GPSA, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
 
 
 def _spread(maps: Tensor) -> Tensor:
-    """How much weight of every query's maps (B, H, n, M) is not that of the images' mean, (n,)."""
+    """Return the distance of every query's maps (B, H, n, M) from their mean over images, (n,)."""
     return (maps - maps.mean(0)).abs().sum(-1).mean((0, 1))
 
 
 def _some(count: int) -> Tensor:
-    """At most ASKED of so many places, evenly apart, the middle one among them."""
+    """Return at most ASKED of `count` places, evenly apart, with the middle one."""
     step = -(-count // ASKED)
     return torch.arange(count // 2 % step, count, step)

@@ -1,4 +1,4 @@
-"""What the heads look at: one recorder for recast layers, attention pools and the attention of other networks."""
+"""Attention maps: one recorder for recast layers, attention pools and the attention of other networks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHOWN = 16
 
 @dataclass(frozen=True, repr=False)
 class Attention:
-    """How much every query of a layer attends to every key, in the layer's latest call, without gradients.
+    """Attention of every query of a layer to every key, in the layer's latest call, without gradients.
 
     Rows of `mix` sum to one, but for linear gates, and for talking heads: their maps are those after the second mix.
     """
@@ -60,24 +60,24 @@ class Attention:
 
     @property
     def patches(self) -> Tensor | None:
-        """Of the queries that have a place over the grid, (B, H, n, h, w); None where tokens alone ask."""
+        """Maps of the queries that have a place, (B, H, n, h, w); None if all queries are tokens."""
         maps = self.mix[..., self.num_tokens :, self.num_prefix :].unflatten(-1, self._size)
         return maps if maps.shape[2] else None
 
     @property
     def tokens(self) -> Tensor:
-        """Of the tokens over the grid, (B, H, T, h, w); T may be 0. A pool has one, or one a class."""
+        """Maps of the tokens, (B, H, T, h, w); T may be 0. A pool has one token, or one per class."""
         return self.mix[..., : self.num_tokens, self.num_prefix :].unflatten(-1, self._size)
 
     @property
     def kept(self) -> Tensor:
-        """What the tokens give to the keys before the grid, (B, H, T): themselves and each other."""
+        """Attention of the tokens to the keys before the grid, (B, H, T): to themselves and each other."""
         return self.mix[..., : self.num_tokens, : self.num_prefix].sum(-1)
 
     @property
     def _size(self) -> tuple[int, int]:
         if self.grid is None:
-            raise RecastError("the grid of these tokens is not known: there are no maps over it")
+            raise RecastError("the grid of these tokens is unknown, so there are no maps over it")
         return self.grid
 
 
@@ -108,7 +108,7 @@ class Record(dict[str, Attention]):
 @typed("model")
 @contextmanager
 def record(model: nn.Module) -> Iterator[Record]:
-    """Record attention during forward passes, with its gradients left out: `with record(model) as maps: model(x)`.
+    """Record attention during forward passes, without gradients: `with record(model) as maps: model(x)`.
 
     `maps[name]` is the `Attention` of a layer's latest call, in full: of recast layers (with the parts of the mix),
     attention pools, timm's attention (ViT, DeiT, CaiT, ConViT, BEiT, EVA …), `nn.MultiheadAttention`, and ResMLP's
@@ -116,6 +116,20 @@ def record(model: nn.Module) -> Iterator[Record]:
     warning says so. Fused attention is switched off inside, and outputs differ by rounding from those outside. What has
     no maps, as attention within windows or over fewer keys (Swin, PVT) and MLPs over tokens (Mixer), is named in
     `maps.left_out`.
+
+    Args:
+        model: any network.
+
+    Returns:
+        A context manager of a `Record`, module name → `Attention`.
+
+    Example:
+        >>> layer = recast.CMHSA(4, 8, recast.Geometry((3, 3)))
+        >>> layer.set_size_(6, 6)
+        >>> with recast.record(layer) as maps:
+        ...     _ = layer(torch.randn(2, 4, 6, 6))
+        >>> maps[""].mix.shape  # images, heads, queries, keys
+        torch.Size([2, 9, 16, 36])
     """
     maps = Record()
 
@@ -137,7 +151,7 @@ LeaveOut = Callable[[str, str], None]
 
 @contextmanager
 def watched(model: nn.Module, see_recast: SeeRecast, keep: Keep, leave_out: LeaveOut) -> Iterator[None]:
-    """Tell of every call of a module that attends, inside the block and without gradients.
+    """Report every call of an attention module inside the block, without gradients.
 
     see_recast(name, layer, x): a recast layer before its call, with its input; its maps may be too large to make.
     keep(name, attention): an attention pool, or another network's attention over tokens, after its call.
@@ -172,7 +186,7 @@ def watched(model: nn.Module, see_recast: SeeRecast, keep: Keep, leave_out: Leav
 
 
 def _of_pool(pool: AttentionPool, x: Tensor, grids: Grids) -> Attention:
-    """Pooled tokens do not tell their grid: it is looked up."""
+    """Return the attention of a pool; the grid of pooled tokens is looked up."""
     weights: Tensor = pool.forward(x, return_attention=True)[1]
     size = pool.as_map(x).shape[-2:]
     grid: tuple[int, int] | None = (size[0], size[1])
@@ -183,8 +197,7 @@ def _of_pool(pool: AttentionPool, x: Tensor, grids: Grids) -> Attention:
 
 @torch.no_grad()
 def class_maps(model: nn.Module, x: Tensor) -> Tensor:
-    """Where a network looks for its classes: maps (B, T, h, w) over the grid of features of images x (B, C, height,
-    width), the mean over heads.
+    """Return the class maps of a network (B, T, h, w) for images x (B, C, H, W), in the mean over heads.
 
     T = K of a network that pools with one token a class (K classes), else 1: the single token of its pool, or the class
     token of its last attention (CaiT's second class attention, DeiT's last block). The weights of the patches alone:
@@ -207,8 +220,7 @@ def class_maps(model: nn.Module, x: Tensor) -> Tensor:
     tokens = [attention.tokens[:, :, :1] for attention in maps.values() if attention.num_tokens]
     if not tokens or token_names(model, 1) != ("class token",):  # or nobody reads it
         raise RecastError(
-            f"{kind} has no class maps: expected attention pooling, or a class token; "
-            "recast.surgery.pooling.swap.attention_pool_ gives a network attention pooling"
+            f"{kind} has no class maps, which require attention pooling or a class token: call recast.attention_pool_"
         )
     return tokens[-1].mean(1)
 
@@ -216,12 +228,12 @@ def class_maps(model: nn.Module, x: Tensor) -> Tensor:
 def token_names(model: nn.Module, count: int) -> tuple[str, ...]:
     """What the `count` tokens before the patches are, by the names of the network's parameters; all of them registers
     where the network pools its patches (BEiT, `global_pool="avg"`, attention pooling)."""
-    known = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
+    parameters = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
     pooling = getattr(model, "global_pool", None)
     if attention_pools(model) or (isinstance(pooling, str) and pooling not in ("token", "")):
         return tuple(f"register {i + 1}" for i in range(count))  # the answer comes from the patches: nobody reads these
-    names = [] if known.isdisjoint({"cls_token", "class_token", "class_embedding"}) else ["class token"]
-    if "dist_token" in known:
+    names = [] if parameters.isdisjoint({"cls_token", "class_token", "class_embedding"}) else ["class token"]
+    if "dist_token" in parameters:
         names.append("distillation token")
-    word = "token" if known.isdisjoint({"reg_token", "register_tokens"}) else "register"
+    word = "token" if parameters.isdisjoint({"reg_token", "register_tokens"}) else "register"
     return tuple([*names, *(f"{word} {i + 1}" for i in range(count - len(names)))][:count])

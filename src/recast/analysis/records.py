@@ -16,7 +16,7 @@ UNIFORM = 0.98
 
 @dataclass(frozen=True)
 class Wakefulness:
-    """How much of a network's attention was at work after an epoch."""
+    """Share of a network's attention that was at work after an epoch."""
 
     heads: int
     """Heads that have a content map."""
@@ -27,7 +27,7 @@ class Wakefulness:
 
     @classmethod
     def of(cls, layers: Mapping[str, Mapping[str, Any]]) -> Wakefulness | None:
-        """From `Epoch.layers`; None where nothing was measured."""
+        """Sum up `Epoch.layers`; None where nothing was measured."""
         shares, entropies = (
             [value for layer in layers.values() for value in layer.get(name, ()) if value is not None]
             for name in ("attention_share", "entropy")
@@ -38,7 +38,7 @@ class Wakefulness:
 
     @property
     def slept(self) -> bool:
-        """Whether a run that ended so is no evidence about attention."""
+        """True if a run that ended so is no evidence about attention."""
         return self.awake < SLEPT * self.heads
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class Wakefulness:
 
     @property
     def remedy(self) -> str:
-        """What to try where attention slept; else empty."""
+        """A setting to try where attention slept; else empty."""
         if not self.slept:
             return ""
         uniform = "start with query_key=images, or raise optim.qk_lr"
@@ -77,7 +77,7 @@ class FourierLine:
 
 @dataclass(frozen=True)
 class HeadLine:
-    """What one head does, measured on `n` images."""
+    """Statistics of one head on `n` images."""
 
     model: str
     epoch: int | None

@@ -28,7 +28,7 @@ MLP = "an MLP over tokens, which has no matrix of weights"
 
 
 def is_attention(module: nn.Module) -> bool:
-    """Whether it is a layer that attends, ours or another library's, over whatever it may be."""
+    """Return True for an attention layer of this or another library."""
     says = isinstance(getattr(module, "attn_drop", None), nn.Module) or hasattr(module, "fused_attn")
     return says or isinstance(module, nn.MultiheadAttention | RecastLayer)
 
@@ -43,7 +43,7 @@ class Grids:
         self._seen: list[tuple[int, int]] = []
 
     def begin(self, image: Any) -> None:
-        """A new pass, over these images."""
+        """Begin a pass over these images."""
         self._seen.clear()
         is_image = isinstance(image, Tensor) and image.dim() == 4
         self.batch = image.shape[0] if is_image else None
@@ -65,8 +65,8 @@ class Grids:
     def of_patches(self, batch: int, patches: int) -> tuple[int, int] | None:
         """Rows and columns of so many patches: those of a map that fits, else the grid of the image's own shape, one
         stride for both directions (later stages of LeViT and MViT make no maps). None where there is neither."""
-        if (found := self.of(batch, patches, max_prefix=0)) is not None or self._image is None:
-            return found
+        if (grid := self.of(batch, patches, max_prefix=0)) is not None or self._image is None:
+            return grid
         height, width = self._image
         rows = math.isqrt(patches * height // width)
         fits = [r for r in (rows, rows + 1) if r and patches % r == 0 and r * width == patches // r * height]
@@ -146,7 +146,7 @@ _UNFUSED: dict[nn.Module, tuple[int, Any]] = {}
 
 @contextmanager
 def _unfused(module: nn.Module) -> Iterator[None]:
-    """Fused attention off; the last block that is open over the module gives the flag back."""
+    """Switch fused attention off; the last open block over the module restores the flag."""
     with _LOCK:
         blocks, flag = _UNFUSED.get(module, (0, module.fused_attn))
         _UNFUSED[module] = blocks + 1, flag
@@ -164,7 +164,7 @@ def _unfused(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _watched_timm(module: nn.Module, see: Callable[[Tensor | None], None]) -> Iterator[None]:
-    """Weights as they come into the dropout: before it, in training mode too."""
+    """Report the weights that enter the dropout, also in training mode."""
     passed: list[Tensor] = []
 
     def end(*_called_with: Any) -> None:
@@ -186,7 +186,7 @@ _MHA = ("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask"
 
 @contextmanager
 def _watched_torch(module: nn.MultiheadAttention, see: Callable[[Tensor | None], None]) -> Iterator[None]:
-    """Ask for the weights of every head, and give the caller what the caller asked for."""
+    """Request the weights of every head, and return to the caller what it requested."""
     asked: list[tuple[bool, bool]] = []
 
     def ask(inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Whether attention is at work: how far every head's content map is from a uniform one, and what it adds to the output.
+"""Wakefulness: distance of every head's content map from a uniform one, and its share in the output.
 
 A content map that is uniform gives every query the global mean, whatever its gate says: such a head sleeps, and a run
 whose heads sleep says nothing about attention.
@@ -34,7 +34,7 @@ NAMES = ("entropy", "distance", "content_share", "attention_share")
 def wakefulness(
     model: nn.Module, images: Images, queries: int = MAX_QUERIES
 ) -> dict[str, dict[str, list[float | None]]]:
-    """For every recast layer and head, in the mean over images and evenly spaced queries, in eval mode:
+    """Measure every recast layer and head, in the mean over images and evenly spaced queries, in eval mode:
 
         entropy          −Σ_k C_qk ln C_qk / ln M      of the content map C over the M pixels: 1 where it is uniform
         distance         ½ Σ_k |C_qk − 1/M|            total variation from the uniform map, 0 to 1
@@ -51,15 +51,15 @@ def wakefulness(
     def see(name: str, layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         assert isinstance(layer, RecastLayer)
         for x, y in zip(inputs[0].split(PART), output.split(PART), strict=True):
-            found, norm = _of_batch(layer, x, y, queries)
-            sums[name] += found
+            measured, norm = _of_batch(layer, x, y, queries)
+            sums[name] += measured
             outputs[name] += norm
             counts[name] += len(y)
 
     with in_eval(model), hooked(layers.items(), after=see):
         for batch in each_batch(images):
             model(batch.to(device_of(model)))
-    found = {}
+    measured = {}
     for name, total in sums.items():
         if counts[name]:
             total[2:] = (total[2:] / max(outputs[name], TINY)).sqrt()
@@ -69,8 +69,8 @@ def wakefulness(
                 [float(f"{value:.{DIGITS}g}") if head in content else None for head, value in enumerate(row)]
                 for row in total.tolist()
             ]
-            found[name] = dict(zip(NAMES, values, strict=True))
-    return found
+            measured[name] = dict(zip(NAMES, values, strict=True))
+    return measured
 
 
 def _of_batch(layer: RecastLayer, x: Tensor, output: Tensor, queries: int) -> tuple[Tensor, float]:
@@ -92,8 +92,8 @@ def _of_batch(layer: RecastLayer, x: Tensor, output: Tensor, queries: int) -> tu
     tokens = geometry.pad(x).flatten(2).transpose(1, 2)
     parts = [_squares(layer, tokens, gamma[:, None, None] * maps) for maps in added]
     distance = (pixels - 1 / pixels.shape[-1]).abs().sum(-1).mean(-1) / 2
-    found = torch.stack([values.sum(0) for values in (relative_entropy(pixels), distance, *parts)]).double().cpu()
-    return found, float((made[:, at] if layer.bias is None else made[:, at] - layer.bias).square().mean((1, 2)).sum())
+    totals = torch.stack([values.sum(0) for values in (relative_entropy(pixels), distance, *parts)]).double().cpu()
+    return totals, float((made[:, at] if layer.bias is None else made[:, at] - layer.bias).square().mean((1, 2)).sum())
 
 
 def _squares(layer: RecastLayer, tokens: Tensor, maps: Tensor) -> Tensor:

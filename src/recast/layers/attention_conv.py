@@ -1,4 +1,4 @@
-"""A layer of attention that stands for a convolution: kernel, values, queries and keys, and a convolution's words."""
+"""Base class of the attention layers: kernel, values, queries, keys, and the attributes of a convolution."""
 
 from __future__ import annotations
 
@@ -42,27 +42,27 @@ def default_head_dim(in_channels: int, groups: int, num_heads: int, content_head
 
 
 def in_transform() -> bool:
-    """Whether torch.func (vmap, grad, jacrev, …) or forward-mode differentiation is at work: plain operations only."""
+    """Return True inside torch.func (vmap, grad, jacrev, …) or forward-mode differentiation: plain operations only."""
     if torch.compiler.is_compiling():
         return False
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
 def is_exported() -> bool:
-    """Whether torch.export, torch.onnx.export or torch.jit.trace is looking: sizes are symbols or recorded then."""
+    """Return True while torch.export, torch.onnx.export or torch.jit.trace records: sizes are symbols then."""
     return torch.compiler.is_exporting() or torch.jit.is_tracing()
 
 
 class KernelRead:
-    """`weight` of a layer of attention: the parameter W_out, with a warning, once per layer, where it is no kernel.
+    """Descriptor of `weight`: the parameter W_out, with one warning per layer whose W_out is not a kernel.
 
-    Blocks that merge their branches, and helpers that build a convolution, read `.weight` as a kernel: of a layer with
-    open heads they would get its convolution, without the attention that was trained. A class attribute without
-    `__set__`: state, copies, parametrisations and replicas take no notice of it.
+    Blocks that merge their branches, and helpers that build a convolution, read `.weight` as a kernel. From a layer
+    with open heads they would get a convolution without the trained attention. The descriptor has no `__set__`, so
+    state, copies, parametrisations and replicas are not affected.
     """
 
     NOT_AS_KERNEL = ("recast.", "torch.nn.modules.module", "torch.nn.utils.parametri")
-    """Modules that read it as the parameter it is."""
+    """Modules that read `weight` as a parameter, without a warning."""
 
     def __init__(self) -> None:
         self.warned: WeakSet[nn.Module] = WeakSet()
@@ -79,8 +79,8 @@ class KernelRead:
             self.warned.add(layer)
             warnings.warn(
                 f"reading .weight of {kind.__name__}({layer.in_channels} → {layer.out_channels}, {layer.geometry}): it "
-                "is W_out, not a kernel, and a convolution built from it loses the trained attention; call "
-                "recast.fold_ first and merge only the layers that are convolutions then",
+                "is W_out, not a kernel, so a convolution built from it loses the trained attention; call "
+                "recast.fold_ first and merge only layers that became convolutions",
                 stacklevel=2,
             )
         return weight
@@ -112,7 +112,7 @@ class AttentionConv2d(nn.Module):
         super().__init__()
         config = self._default_config if config is None else config
         if in_channels % groups or out_channels % groups:
-            raise RecastError(f"{in_channels} and {out_channels} channels do not divide into {groups} groups")
+            raise RecastError(f"channels {in_channels} → {out_channels} are not divisible by groups={groups}")
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.geometry, self.config = geometry, config
         self.num_heads = heads = geometry.num_heads
@@ -129,7 +129,7 @@ class AttentionConv2d(nn.Module):
         self.reset_parameters()
 
     def _build(self) -> None:
-        """Add the subclass's parameters. Raises `RecastError` for a configuration that is not its own."""
+        """Add the parameters of the subclass. Raises `RecastError` for a configuration of another layer."""
 
     def weight_is_kernel(self) -> bool:
         """True if the layer computes the convolution of `weight`, or has no values (meta and fake tensors)."""
@@ -143,13 +143,13 @@ class AttentionConv2d(nn.Module):
         return False
 
     def _w_out(self) -> nn.Parameter:
-        """W_out. Compilers follow this and not `KernelRead`."""
+        """Return W_out without `KernelRead`, which compilers cannot follow."""
         weight = self._parameters.get("weight")
         return self.weight if weight is None else weight
 
     @property
     def _projects_values(self) -> bool:
-        """The layer begins with W_val: not a depthwise one, where it would be a factor of W_out."""
+        """True if the layer has W_val. Depthwise layers have none: it would be a factor of W_out."""
         return self.config.project_values and (self.groups < self.in_channels or self.groups == 1)
 
     def _parameter(self, *shape: int) -> nn.Parameter:
@@ -158,7 +158,7 @@ class AttentionConv2d(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """A convolution's usual random kernel, W_val = I; queries and keys as `config.query_key` says."""
+        """Draw a convolution's usual random kernel, set W_val = I, queries and keys as `config.query_key` says."""
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         if self.bias is not None:
             nn.init.zeros_(self.bias)
@@ -167,13 +167,13 @@ class AttentionConv2d(nn.Module):
         self._reset_queries_and_keys()
 
     def _identity(self) -> Tensor:
-        """W_val that leaves X as it is, (C, C/g)."""
+        """Return the identity W_val, (C, C/g)."""
         like = self.query
         eye = torch.eye(self.in_channels // self.groups, device=like.device, dtype=like.dtype)
         return eye.repeat(self.groups, 1)
 
     def _reset_queries_and_keys(self) -> None:
-        """W_qry random and W_key = 0, both random, or both the same random orthonormal rows for every head.
+        """Draw W_qry with W_key = 0, draw both, or give both the same random orthonormal rows for every head.
 
         They must not both be zero: neither would ever get a gradient. Orthonormal rows are scaled for features of
         variance 1: logits QKᵀ/√D then have the standard deviation `logit_std`.
@@ -188,7 +188,7 @@ class AttentionConv2d(nn.Module):
             nn.init.orthogonal_(rows, gain=self.config.logit_std**0.5)
         self.key.copy_(self.query)
 
-    # a convolution's own words, for networks that read them (to pad their input, say)
+    # attributes of a convolution, for networks that read them (to pad their input, say)
 
     @property
     def kernel_size(self) -> tuple[int, int]:
@@ -211,21 +211,23 @@ class AttentionConv2d(nn.Module):
         return self.geometry.padding[0], self.geometry.padding[2]
 
     def set_geometry_(self, geometry: Geometry) -> None:
-        """Another stride, dilation or padding for the same kernel."""
+        """Set another stride, dilation or padding for the same kernel."""
         assert geometry.kernel == self.geometry.kernel
         self.geometry = geometry
 
     @torch.no_grad()
     def to_conv(self) -> nn.Module:
-        """Every head taken as its kernel position alone: a convolution with W_val multiplied into W_out, and a padding
-        layer in front where `nn.Conv2d` has no word for it."""
+        """Return the convolution of the layer with closed gates: W_val multiplied into W_out.
+
+        A padding layer precedes it where `nn.Conv2d` cannot express the padding.
+        """
         weight, trained = self.kernel_in_eval()
         kernel = torch.empty_like(weight)  # in the memory format of the layer's own
         kernel.copy_(fold_value(weight, self.value, self.groups))
         return convolution(self.geometry, kernel, self.bias, self.groups, trained).train(self.training)
 
     def kernel_in_eval(self) -> tuple[Tensor, bool]:
-        """W_out as in eval mode, and whether it is trained. Spectral norm takes a step where it is read in training."""
+        """Return W_out as in eval mode, and whether it is trained. In training, reading spectral norm takes a step."""
         if not parametrize.is_parametrized(self, "weight"):
             return self.weight, self.weight.requires_grad
         makers: nn.Module = self.parametrizations["weight"]  # type: ignore[index, assignment]
@@ -234,11 +236,13 @@ class AttentionConv2d(nn.Module):
 
     @torch.no_grad()
     def fold_value_(self) -> None:
-        """Multiply W_val into W_out; X itself is the value from now on. Raises `RecastError` if W_out is computed."""
+        """Multiply W_val into W_out, in place. Raises `RecastError` if W_out is parametrised."""
         if self.value is None:
             return
         if parametrize.is_parametrized(self, "weight"):
-            raise RecastError("W_val cannot be multiplied into a kernel that is computed (keep_parametrization)")
+            raise RecastError(
+                "W_val cannot be multiplied into a parametrised W_out; recast with keep_parametrization=False"
+            )
         self.weight.copy_(fold_value(self.weight, self.value, self.groups))
         self.value = None
 
@@ -250,16 +254,16 @@ class AttentionConv2d(nn.Module):
     def _check_input(self, x: Tensor) -> None:
         if isinstance(x, torch.fx.Proxy):
             raise RecastError(
-                f"{type(self).__name__} cannot be followed by torch.fx.symbolic_trace: take torch.export.export, or "
-                "make it a leaf (Tracer.is_leaf_module)"
+                f"torch.fx.symbolic_trace does not support {type(self).__name__}: use torch.export.export, or make it "
+                "a leaf (Tracer.is_leaf_module)"
             )
         if torch.jit.is_tracing():
-            return  # every question asked of a size would warn
+            return  # comparing sizes in a trace would warn
         if x.dim() != 4 or x.shape[1] != self.in_channels:
             kind = type(self).__name__
-            raise RecastError(f"{kind} expects (batch, {self.in_channels}, height, width), got {tuple(x.shape)}")
+            raise RecastError(f"{kind} expected input (B, {self.in_channels}, H, W), got {tuple(x.shape)}")
         if x.dtype != self.query.dtype and not torch.is_autocast_enabled(x.device.type):
-            raise RecastError(f"{type(self).__name__} has weights in {self.query.dtype}, got {x.dtype}: convert either")
+            raise RecastError(f"{type(self).__name__} has {self.query.dtype} weights, got {x.dtype} input: convert one")
 
     def _repr(self, heads: str, rest: str) -> str:
         groups = f", groups={self.groups}" if self.groups > 1 else ""

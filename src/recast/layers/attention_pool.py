@@ -1,4 +1,4 @@
-"""Attention-based pooling: one learned query a map (or a class) instead of the average over pixels.
+"""Attention pooling: one learned query per map (or per class) instead of the average over pixels.
 
 Shapes: B images, C channels, h×w grid of n = h·w patches, T tokens (1, or one a class), H heads.
 Paper: Touvron et al. 2021, Augmenting Convolutional networks with attention-based aggregation (arXiv:2112.13692),
@@ -24,15 +24,15 @@ INIT_STD = 0.02
 class TokenAttention(nn.Module):
     """y = W_o (a V) + b_o with a = softmax(Q Kᵀ / √(C/H)), Q = W_q t + b_q, K = W_k u + b_k, V = W_v u + b_v.
 
-    t (1, T, C) are the tokens, u (B, n, C) what they look at; with `own` each token also looks at itself, not at the
-    others. Returns y (B, T, C) and a (B, H, T, m), rows of sum 1: m = n, or 1 + n, the token itself first. The softmax
-    is written out: fused attention gives no weights. timm's `AttentionExtract` finds them at `attn_drop`.
+    t (1, T, C) are the tokens, u (B, n, C) the keys. With `sees_itself` each token is a key too, for itself only.
+    Returns y (B, T, C) and a (B, H, T, m), rows of sum 1: m = n, or 1 + n, the token itself first. The softmax is
+    written out: fused attention gives no weights. timm's `AttentionExtract` finds them at `attn_drop`.
     """
 
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
         if num_heads < 1 or dim % num_heads:
-            raise RecastError(f"{dim} channels cannot be shared out among num_heads={num_heads}: pass a divisor")
+            raise RecastError(f"dim={dim} is not divisible by num_heads={num_heads}")
         self.num_heads = num_heads
         self.scale = (dim // num_heads) ** -0.5
         self.q = nn.Linear(dim, dim)
@@ -41,24 +41,24 @@ class TokenAttention(nn.Module):
         self.proj = nn.Linear(dim, dim)
         self.attn_drop = nn.Dropout(0.0)
 
-    def forward(self, tokens: Tensor, keys: Tensor, own: bool = False) -> tuple[Tensor, Tensor]:
+    def forward(self, tokens: Tensor, keys: Tensor, sees_itself: bool = False) -> tuple[Tensor, Tensor]:
         # the tokens, and so the queries, are the same for every image: computed once
         q, k, v = self._split(self.q(tokens)) * self.scale, self._split(self.k(keys)), self._split(self.v(keys))
         scores = q @ k.transpose(-2, -1)
-        if own:
+        if sees_itself:
             itself = (q * self._split(self.k(tokens))).sum(-1, keepdim=True).expand(keys.shape[0], -1, -1, -1)
             scores = torch.cat((itself, scores), dim=-1)
         attention = finite_half(scores).softmax(dim=-1)
         a = self.attn_drop(attention)
-        y = a[..., 1:] @ v + a[..., :1] * self._split(self.v(tokens)) if own else a @ v
+        y = a[..., 1:] @ v + a[..., :1] * self._split(self.v(tokens)) if sees_itself else a @ v
         return self.proj(y.transpose(1, 2).flatten(2)), attention
 
     def mean(self, attention: Tensor, x: Tensor) -> Tensor:
-        """Σ a·x of x (B, m, C) itself, each head's weights (B, H, T, m) on its own C/H channels: (B, T, C)."""
+        """Return Σ a·x (B, T, C) for x (B, m, C), the weights (B, H, T, m) of a head on its C/H channels."""
         return (attention @ self._split(x)).transpose(1, 2).flatten(2)
 
     def _split(self, x: Tensor) -> Tensor:
-        """B×m×C to B×H×m×(C/H)."""
+        """Reshape (B, m, C) to (B, H, m, C/H)."""
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
 
@@ -104,8 +104,8 @@ class AttentionPool(nn.Module):
         averages = start == "average"
         if averages and cls_in_keys:
             raise RecastError(
-                "start='average' has no token among the keys: it would take 1/(n+1) of the weight; leave cls_in_keys "
-                "out, or take start='paper'"
+                "start='average' does not allow cls_in_keys=True, which moves the average by 1/(n+1): drop "
+                "cls_in_keys, or use start='paper'"
             )
         if init_values is None:
             init_values = 0.0 if averages else 1e-4
@@ -130,7 +130,7 @@ class AttentionPool(nn.Module):
     def reset_tokens(self, num_classes: int | None) -> None:
         """Draw new tokens: a single one (None), or one for each of `num_classes` classes."""
         if num_classes is not None and num_classes < 1:
-            raise RecastError(f"a token a class needs num_classes of at least 1, got {num_classes}")
+            raise RecastError(f"num_classes must be at least 1, got {num_classes}")
         self.num_classes = num_classes
         like = self.norm1.weight  # the device and dtype that the module has by now
         tokens = torch.empty(1, num_classes or 1, self.dim, device=like.device, dtype=like.dtype)
@@ -141,9 +141,9 @@ class AttentionPool(nn.Module):
         return {"cls_token"}
 
     def forward(self, x: Tensor, return_attention: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """The pooled features; with `return_attention` also the weights (B, H, T, m): n, or 1 + n, the token first."""
+        """Return the pooled features, and with `return_attention` the weights (B, H, T, m), m = n or 1 + n."""
         patches = x.flatten(2).transpose(1, 2)
-        y, attention = self.attn(self.norm1(self.cls_token), self.norm1(patches), own=self.cls_in_keys)
+        y, attention = self.attn(self.norm1(self.cls_token), self.norm1(patches), sees_itself=self.cls_in_keys)
         residual = self.attn.mean(attention, patches) if self.start == "average" else self.cls_token
         z = residual + self.ls1(y)
         z = self.norm(z + self.ls2(self.mlp(self.norm2(z))))
@@ -151,11 +151,11 @@ class AttentionPool(nn.Module):
         return (pooled, attention) if return_attention else pooled
 
     def as_map(self, x: Tensor) -> Tensor:
-        """What `forward` takes, as a map (B, C, h, w): itself. Pools inside of other networks take other forms."""
+        """Return the input of `forward` as a map (B, C, h, w). `PooledLayer` overrides this for other layouts."""
         return x
 
     def attention_maps(self, x: Tensor) -> Tensor:
-        """Where each token looks: the weights of the pixels of a map x (B, C, h, w), as (B, H, T, h, w)."""
+        """Return the attention of every token over the pixels of a map x (B, C, h, w): (B, H, T, h, w)."""
         _, attention = AttentionPool.forward(self, x, return_attention=True)
         return attention[..., -x.shape[-2] * x.shape[-1] :].unflatten(-1, tuple(x.shape[-2:]))
 
@@ -164,10 +164,10 @@ class AttentionPool(nn.Module):
 
 
 class ClassHead(nn.Linear):
-    """logit_j = w_j · z_j + b_j of features with one vector a class, (B, K, C) or rows (B·K, C) or (B·K, C, 1, 1), the
-    classes of an image one after the other: (B, K). Parameters as in `nn.Linear(C, K)`.
+    """Classifier with one feature vector per class: logit_j = w_j · z_j + b_j.
 
-    `as_map`: the logits as (B, K, 1, 1), in the place of a 1×1 convolution.
+    Input (B, K, C), or rows (B·K, C) or (B·K, C, 1, 1) with the classes of an image one after the other; output (B, K).
+    Parameters as in `nn.Linear(C, K)`. With `as_map` the output is (B, K, 1, 1), as of a 1×1 convolution.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, *, as_map: bool = False) -> None:
@@ -182,5 +182,5 @@ class ClassHead(nn.Linear):
 
 
 def attention_pools(model: nn.Module) -> dict[str, AttentionPool]:
-    """The attention pooling layers of a model by name, in the order of `named_modules`."""
+    """Return the attention pooling layers of a model by name, in the order of `named_modules`."""
     return {name: module for name, module in model.named_modules() if isinstance(module, AttentionPool)}

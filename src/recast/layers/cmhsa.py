@@ -33,27 +33,43 @@ class CMHSA(AttentionConv2d):
     offsets, the middle of the table. A larger one is a `RecastError`.
 
     Parameters: those of `AttentionConv2d`, and `relative_bias` (H, offsets of rows, of columns).
+
+    Args:
+        in_channels, out_channels: C and O, divisible by `groups`.
+        geometry: kernel, stride, padding and dilation.
+        groups: groups of the convolution.
+        bias: add a bias (O,).
+        config: a `RecastConfig` with gate="bias".
+
+    Raises:
+        RecastError: for another gate, and for a transposed geometry.
+
+    Example:
+        >>> layer = recast.CMHSA(4, 8, recast.Geometry((3, 3), padding=(1, 1, 1, 1)))
+        >>> layer.set_size_(6, 6)
+        >>> layer(torch.randn(2, 4, 6, 6)).shape
+        torch.Size([2, 8, 6, 6])
     """
 
     _default_config = RecastConfig(gate="bias")
 
     def _build(self) -> None:
         if self.config.gate != "bias":
-            raise RecastError(f"CMHSA is the layer of gate='bias', got gate={self.config.gate!r}: its layer is GPSA")
+            raise RecastError(f"CMHSA requires gate='bias', got gate={self.config.gate!r}: use GPSA")
         if self.geometry.is_transposed:
-            raise RecastError("gate='bias' has no transposed convolutions: leave them, or take gate='linear'")
+            raise RecastError("gate='bias' does not support transposed convolutions: skip them, or use gate='linear'")
         self.size: tuple[int, int] | None = None
         self.relative_bias = nn.Parameter(self.weight.new_empty(self.num_heads, 0, 0))  # `set_size_` gives it entries
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """A convolution's usual random kernel, W_val = I, W_key = 0 and W_qry random; biases M at Δ, else 0."""
+        """Draw the kernel of a convolution and W_qry; set W_val = I, W_key = 0, the bias M at Δ and 0 elsewhere."""
         super().reset_parameters()
         if self.size is not None:
             self.relative_bias.copy_(self._new_table(*self.size))
 
     def _new_table(self, height: int, width: int) -> Tensor:
-        """B_h(δ) at the start, for every offset of an input of `height` × `width` pixels."""
+        """Return the initial B_h(δ) for every offset of an input of `height` × `width` pixels."""
         rows, columns = offset_ranges(self.geometry, height, width)
         table = self.relative_bias.new_zeros(self.num_heads, rows.stop - rows.start, columns.stop - columns.start)
         for head, (row, column) in enumerate(self.geometry.offsets()):
@@ -62,8 +78,11 @@ class CMHSA(AttentionConv2d):
 
     @torch.no_grad()
     def set_size_(self, height: int, width: int) -> None:
-        """Make the table for inputs of up to `height` × `width` pixels. Offsets that it had keep what they learned, new
-        ones start. It is another parameter then: call it before an optimiser is made."""
+        """Resize `relative_bias` for inputs of up to `height` × `width` pixels, in place.
+
+        Offsets that the old table had keep their biases. The parameter is a new one: call this before an optimiser is
+        made.
+        """
         table = self._new_table(height, width)
         if self.size is not None:
             here, there = self._shared((height, width), self.size)
@@ -71,33 +90,33 @@ class CMHSA(AttentionConv2d):
         self.relative_bias = nn.Parameter(table, self.relative_bias.requires_grad)
         self.size = (height, width)
 
-    def _shared(self, one: tuple[int, int], other: tuple[int, int]) -> list[tuple[slice, ...]]:
-        """Where the offsets that inputs of both sizes have are in the table for `one` and in that for `other`."""
-        ranges = [offset_ranges(self.geometry, *size) for size in (one, other)]
+    def _shared(self, size_a: tuple[int, int], size_b: tuple[int, int]) -> list[tuple[slice, ...]]:
+        """Return the indices of the offsets that both sizes have, in the tables for `size_a` and `size_b`."""
+        ranges = [offset_ranges(self.geometry, *size) for size in (size_a, size_b)]
         both = [slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(*ranges, strict=True)]
         return [self._at(both, axes) for axes in ranges]
 
     @staticmethod
     def _at(offsets: Iterable[slice], axes: Iterable[slice]) -> tuple[slice, ...]:
-        """Where `offsets` are in a table that has those of `axes`."""
+        """Return the index of `offsets` in a table of the offsets `axes`."""
         return (slice(None), *(slice(b.start - a.start, b.stop - a.start) for a, b in zip(axes, offsets, strict=True)))
 
     def set_geometry_(self, geometry: Geometry) -> None:
-        """Another stride, dilation or padding for the same kernel; `set_size_` makes a new table for it."""
+        """Set another stride, dilation or padding for the same kernel; `set_size_` must follow."""
         super().set_geometry_(geometry)
         self.size = None
 
     def weights(self, height: int, width: int) -> BiasedWeights:
-        """The tensors as the pure functions take them, for an input of `height` × `width` pixels."""
+        """Return the tensors for the pure functions, for an input of `height` × `width` pixels."""
         if self.size is None:
-            raise RecastError("this C-MHSA layer has no table of biases yet: call set_size_(height, width) first")
+            raise RecastError("this CMHSA layer has no relative_bias yet: call set_size_(height, width) first")
         if not torch.jit.is_tracing() and (height > self.size[0] or width > self.size[1]):
             raise RecastError(
-                f"this C-MHSA layer has biases for inputs of up to {self.size[0]}×{self.size[1]} pixels, got "
-                f"{height}×{width}: plan with images of that size, or call set_size_({height}, {width}) before training"
+                f"this CMHSA layer takes inputs up to {self.size[0]}×{self.size[1]} pixels, got {height}×{width}: "
+                f"plan with larger images, or call set_size_({height}, {width}) before training"
             )
-        asked, known = (offset_ranges(self.geometry, *size) for size in ((height, width), self.size))
-        at = self._at(asked, known)
+        needed, stored = (offset_ranges(self.geometry, *size) for size in ((height, width), self.size))
+        at = self._at(needed, stored)
         if type(height) is int:
             table = self.relative_bias[at]
         else:  # in an exported program a slice asks whether it is the whole table
@@ -108,7 +127,7 @@ class CMHSA(AttentionConv2d):
         )
 
     def chosen_backend(self) -> str:
-        """Which code runs: there is one."""
+        """Return the name of the only backend."""
         return "biased"
 
     def forward(self, input: Tensor) -> Tensor:
@@ -116,11 +135,11 @@ class CMHSA(AttentionConv2d):
         return biased(input, self.weights(*input.shape[-2:]))
 
     def attention(self, x: Tensor) -> Tensor:
-        """Attention maps for an input (B, C, height, width): (B, H, queries, padded keys)."""
+        """Return the attention maps for an input (B, C, H, W): (B, heads, queries, padded keys)."""
         return self.maps(x).mix
 
     def maps(self, x: Tensor) -> BiasedMaps:
-        """The maps, and those of the bias and of the content alone, each (1 or B, H, queries, padded keys)."""
+        """Return the maps, and those of bias and content alone, each (1 or B, heads, queries, padded keys)."""
         self._check_input(x)
         return biased_maps(x, self.weights(*x.shape[-2:]))
 
@@ -134,5 +153,5 @@ RecastLayer = GPSA | CMHSA
 
 
 def recast_layers(model: nn.Module) -> dict[str, RecastLayer]:
-    """The layers that were convolutions, GPSA and C-MHSA, by name, each once, in the order of `named_modules`."""
+    """Return the GPSA and CMHSA layers of a model by name, each once, in the order of `named_modules`."""
     return {name: module for name, module in model.named_modules() if isinstance(module, RecastLayer)}

@@ -21,7 +21,13 @@ Order = Literal["last_first", "first_first", "learned"]
 
 @dataclass(frozen=True)
 class RecastConfig(Checked):
-    """How a convolution becomes gated positional self-attention (GPSA)."""
+    """How a convolution becomes gated positional self-attention (GPSA).
+
+    Example:
+        >>> config = recast.RecastConfig(gate="sigmoid", content_heads=(0, 4, 8))
+        >>> config.content_heads
+        '0,4,8'
+    """
 
     gate: Gate = "linear"
     """linear: starts as exactly the convolution. sigmoid: the gate of the T-CNN paper (Eq. 7). bias: no gate, position
@@ -72,28 +78,30 @@ class RecastConfig(Checked):
             object.__setattr__(self, name, head_choice(getattr(self, name), name))
         super().__post_init__()
         if self.content_heads == "none":
-            raise RecastError("content_heads must leave one head at least: without content nothing attends")
+            raise RecastError("content_heads must keep at least one head, got none")
         if self.gate != "linear" and self.gaussian_heads != "all":
-            raise RecastError(f"gaussian_heads belongs to gate='linear', got {self.gaussian_heads} with {self.gate!r}")
+            raise RecastError(f"gaussian_heads={self.gaussian_heads} requires gate='linear', got gate={self.gate!r}")
         if self.gate == "sigmoid" and (self.gamma_init, self.s_init, self.gate_range) != (0.0, 0.0, None):
             raise RecastError(
-                "gamma_init, s_init and gate_range belong to gate='linear'; gate='sigmoid' takes lambda_init"
+                "gamma_init, s_init and gate_range require gate='linear'; use lambda_init with gate='sigmoid'"
             )
         if self.gate == "bias":
             self._check_bias()
         elif self.bias_init != 20.0:
-            raise RecastError(f"bias_init belongs to gate='bias', got it with gate={self.gate!r}")
+            raise RecastError(f"bias_init requires gate='bias', got gate={self.gate!r}")
         if self.gate == "linear" and self.lambda_init != 1.0:
-            raise RecastError("lambda_init belongs to gate='sigmoid'; gate='linear' takes gamma_init and s_init")
+            raise RecastError("lambda_init requires gate='sigmoid'; use gamma_init and s_init with gate='linear'")
         if self.gate_range is not None:
             low, high = self.gate_range
             if not low < high:
                 raise RecastError(f"gate_range must be (low, high) with low < high, got {self.gate_range}")
             if not (low <= self.gamma_init <= high and low <= self.s_init <= high):
-                raise RecastError(f"gamma_init and s_init must lie in gate_range {self.gate_range}")
+                raise RecastError(
+                    f"gamma_init={self.gamma_init} and s_init={self.s_init} must lie in gate_range {self.gate_range}"
+                )
 
     def _check_bias(self) -> None:
-        """Raise for a positional part that C-MHSA does not have: its maps are one softmax of content and bias."""
+        """Raise `RecastError` for settings that C-MHSA does not have: its maps are one softmax of content and bias."""
         plain = RecastConfig()
         others = (
             "alpha",
@@ -108,13 +116,13 @@ class RecastConfig(Checked):
         )
         if wrong := [name for name in others if getattr(self, name) != getattr(plain, name)]:
             raise RecastError(
-                f"{wrong[0]} does not belong to gate='bias', got {wrong[0]}={getattr(self, wrong[0])!r}; it "
-                "takes bias_init and head_dim"
+                f"gate='bias' does not support {wrong[0]}={getattr(self, wrong[0])!r}: its options are bias_init and "
+                "head_dim"
             )
 
 
 def head_choice(choice: object, name: str) -> str:
-    """The canonical text of a choice of heads: a word, a number, or positions such as "0,4,8".
+    """Return the canonical text of a choice of heads: a word, a number, or positions such as "0,4,8".
 
     choice: that text, a whole number, or a sequence of positions. Raises RecastError for anything else.
     """
@@ -132,7 +140,12 @@ def head_choice(choice: object, name: str) -> str:
 
 @dataclass(frozen=True)
 class PoolConfig(Checked, prefix="pool."):
-    """How a network's average pooling becomes attention pooling (Touvron et al. 2021, arXiv:2112.13692)."""
+    """How a network's average pooling becomes attention pooling (Touvron et al. 2021, arXiv:2112.13692).
+
+    Example:
+        >>> recast.PoolConfig("per_class", num_heads=2).is_on
+        True
+    """
 
     kind: PoolKind = "none"
     """none: the network's own pooling. single: one learned token looks at the pixels. per_class: a token for every
@@ -156,13 +169,13 @@ class PoolConfig(Checked, prefix="pool."):
         super().__post_init__()
         if self.start == "average" and self.cls_in_keys:
             raise RecastError(
-                "pool.start=average is the mean of the n pixels, and a token among its keys would take 1/(n+1) of the "
-                "weight: leave cls_in_keys out, or take pool.start=paper"
+                "pool.start=average does not allow pool.cls_in_keys, which moves the average by 1/(n+1): drop "
+                "cls_in_keys, or use pool.start=paper"
             )
 
     @property
     def is_on(self) -> bool:
-        """The network's own pooling is replaced."""
+        """True if the network's own pooling is replaced."""
         return self.kind != "none"
 
 
@@ -188,18 +201,18 @@ class ScheduleConfig(Checked, prefix="schedule."):
 
     @property
     def is_during(self) -> bool:
-        """Layers become attention while the network trains."""
+        """True if layers become attention while the network trains."""
         return self.name not in ("before", "never")
 
 
 def parse_dates(words: Sequence[str]) -> dict[int, list[str]]:
-    """`["58:blocks.5.*", "115:blocks.4.*"]` → epoch → names. Raises RecastError for what is not EPOCH:LAYER."""
+    """Return epoch → names for `["58:blocks.5.*", "115:blocks.4.*"]`. Raises RecastError for other words."""
     dates: dict[int, list[str]] = {}
     for word in words:
         epoch, colon, layer = word.partition(":")
         if not (colon and layer and epoch.strip().isdecimal() and len(epoch) < 10):
-            raise RecastError(f"schedule.dates takes EPOCH:LAYER, for instance 58:blocks.5.*, got {shown(word)}")
+            raise RecastError(f"schedule.dates must be EPOCH:LAYER, such as 58:blocks.5.*, got {shown(word)}")
         dates.setdefault(int(epoch), []).append(layer.strip())
     if not dates:
-        raise RecastError("schedule=listed needs schedule.dates, EPOCH:LAYER for every layer, e.g. 58:blocks.5.*")
+        raise RecastError("schedule=listed requires schedule.dates: EPOCH:LAYER for every layer, such as 58:blocks.5.*")
     return dates

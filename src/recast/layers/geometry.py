@@ -1,4 +1,4 @@
-"""Where a convolution looks: kernel, stride, padding and dilation as numbers, and the token grids they define.
+"""Geometry of a convolution: kernel, stride, padding and dilation as numbers, and the token grids they define.
 
 Tokens are the pixels of the *explicitly padded* input. One attention head stands for one position of the kernel; an
 output pixel's query sits at the position nearest the kernel's centre (its anchor), and the head's centre of attention Δ
@@ -31,6 +31,14 @@ class Geometry(Checked):
 
     A cross-correlation with this geometry computes, for output pixel (i, j) on the padded input x_p,
     `y(i, j) = b + Σ_{a,c} W[:, :, a, c] · x_p(i·s₀ + a·d₀, j·s₁ + c·d₁)`.
+
+    Raises:
+        RecastError: for a number out of range, and for a padding mode that the convolution does not have.
+
+    Example:
+        >>> geometry = recast.Geometry.of(nn.Conv2d(3, 8, 3, stride=2, padding=1))
+        >>> geometry.num_heads, geometry.output_size(32, 32)
+        (9, (16, 16))
     """
 
     kernel: tuple[Pixels, Pixels]
@@ -52,19 +60,19 @@ class Geometry(Checked):
             if isinstance(value, list):  # as JSON has them
                 object.__setattr__(self, name, tuple(value))
         if self.padding_mode != "zeros" and (self.same or self.is_transposed):
-            raise RecastError(f"SAME and transposed convolutions pad with zeros, got {self.padding_mode!r}")
+            raise RecastError(
+                f"padding_mode must be 'zeros' for SAME and transposed convolutions, got {self.padding_mode!r}"
+            )
 
     @classmethod
     def of(cls, conv: nn.Conv2d | nn.ConvTranspose2d) -> Geometry:
-        """The geometry of `conv`, string paddings resolved; an odd `"same"` total puts the extra pixel last."""
+        """Return the geometry of `conv`, string paddings resolved; an odd `"same"` total puts the extra pixel last."""
         kernel, stride, dilation = _pair(conv.kernel_size), _pair(conv.stride), _pair(conv.dilation)
         if isinstance(conv, nn.ConvTranspose2d):  # its `padding` crops the output, `output_padding` adds to its end
             cropped = _pair(conv.padding)
             top, left = (d * (k - 1) - p for k, d, p in zip(kernel, dilation, cropped, strict=True))
             if min(top, left) < 0:
-                raise RecastError(
-                    f"a transposed convolution that crops more than its kernel's reach: padding {cropped}"
-                )
+                raise RecastError(f"padding {cropped} of a transposed convolution exceeds the reach of its kernel")
             rows, columns = _pair(conv.output_padding)
             padding = (top, top + rows, left, left + columns)
             return cls(kernel, padding=padding, dilation=dilation, upsample=stride, is_transposed=True)
@@ -76,12 +84,12 @@ class Geometry(Checked):
         return cls(kernel, stride, padding, conv.padding_mode, dilation)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able fields."""
+        """Return the JSON-able fields."""
         return asdict(self)
 
     @property
     def num_heads(self) -> int:
-        """One head per kernel position: h = row · kernel columns + column, the order of `weight.flatten(2)`."""
+        """Number of heads, one per kernel position: h = row · kernel columns + column, as in `weight.flatten(2)`."""
         return self.kernel[0] * self.kernel[1]
 
     @property
@@ -91,11 +99,11 @@ class Geometry(Checked):
 
     @property
     def anchor(self) -> tuple[int, int]:
-        """Where output pixel (0, 0) has its query, on the padded grid: ⌊d(k−1)/2⌋, an integer also for even kernels."""
+        """Position of the query of output pixel (0, 0) on the padded grid: ⌊d(k−1)/2⌋, also for even kernels."""
         return self.reach[0] // 2, self.reach[1] // 2
 
     def offsets(self) -> list[tuple[int, int]]:
-        """Δ of every head, (rows, columns) from the anchor: integers, so that a sharp head meets exactly one pixel."""
+        """Return Δ of every head, (rows, columns) from the anchor: integers, so that a sharp head meets one pixel."""
         (rows, columns), (d0, d1), (c0, c1) = self.kernel, self.dilation, self.anchor
         return [(a * d0 - c0, c * d1 - c1) for a in range(rows) for c in range(columns)]
 
@@ -121,7 +129,7 @@ class Geometry(Checked):
         return tuple(sorted((middle, *(others[round(i * step)] for i in range(count - 1)))))
 
     def padding_at(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Pixels added at the top, bottom, left and right of an input of `height` × `width` pixels."""
+        """Return the pixels added at the top, bottom, left and right of an input of `height` × `width` pixels."""
         if not self.same:
             return self.padding
         added: list[Any] = []
@@ -132,33 +140,33 @@ class Geometry(Checked):
         return tuple(added)
 
     def padded_size(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of the key grid for an input of `height` × `width` pixels."""
+        """Return rows and columns of the key grid for an input of `height` × `width` pixels."""
         top, bottom, left, right = self.padding_at(height, width)
         return (height - 1) * self.upsample[0] + 1 + top + bottom, (width - 1) * self.upsample[1] + 1 + left + right
 
     def pixels(self, height: int, width: int) -> tuple[slice, slice]:
-        """Rows and columns of the key grid that hold the input's pixels; the others are padding."""
+        """Return the rows and columns of the key grid that hold the input's pixels; the others are padding."""
         top, _, left, _ = self.padding_at(height, width)
         (u0, u1) = self.upsample
         return slice(top, top + (height - 1) * u0 + 1, u0), slice(left, left + (width - 1) * u1 + 1, u1)
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of the output. Raises `RecastError` if the kernel does not fit."""
+        """Return rows and columns of the output. Raises `RecastError` if the kernel does not fit."""
         rows, columns = (
             (padded - reach - 1) // stride + 1
             for padded, reach, stride in zip(self.padded_size(height, width), self.reach, self.stride, strict=True)
         )
         if type(rows) is int and (rows < 1 or columns < 1):  # in an exported program sizes are symbols
-            raise RecastError(f"an input of {height}×{width} pixels is smaller than the kernel: {self}")
+            raise RecastError(f"input of {height}×{width} pixels is smaller than the kernel {self}")
         return rows, columns
 
     def query_positions(self, height: int, width: int) -> tuple[range, range]:
-        """Rows and columns of the queries' anchors on the padded grid."""
+        """Return rows and columns of the queries' anchors on the padded grid."""
         (c0, c1), (s0, s1), (rows, columns) = self.anchor, self.stride, self.output_size(height, width)
         return range(c0, c0 + rows * s0, s0), range(c1, c1 + columns * s1, s1)
 
     def source_pixels(self, height: int, width: int) -> tuple[Tensor, Tensor]:
-        """The input's row and column nearest the middle of every output's window.
+        """Return the input's row and column nearest the middle of every output's window.
 
         In a transposed convolution most anchors fall on inserted zeros; queries are read here instead.
         """
@@ -171,7 +179,7 @@ class Geometry(Checked):
         return sources[0], sources[1]
 
     def pad(self, x: Tensor) -> Tensor:
-        """Explicit padding, and zeros between the pixels where `upsample` asks: (B, C, H, W) → (B, C, H_p, W_p)."""
+        """Pad x (B, C, H, W) to (B, C, H_p, W_p), with zeros between the pixels where `upsample` > 1."""
         height, width = x.shape[-2:]
         (u0, u1), (top, bottom, left, right) = self.upsample, self.padding_at(height, width)
         if (u0, u1) != (1, 1):
@@ -185,12 +193,12 @@ class Geometry(Checked):
 
     @property
     def _crop(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """`padding` and `output_padding` of the transposed convolution that this is."""
+        """`padding` and `output_padding` of the transposed convolution."""
         top, bottom, left, right = self.padding
         return (self.reach[0] - top, self.reach[1] - left), (bottom - top, right - left)
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
-        """The convolution itself, called as its module calls it so that equal weights give equal bits."""
+        """Convolve x as the module of this geometry does, so that equal weights give equal bits."""
         top, bottom, left, right = self.padding
         if self.is_transposed:
             kernel, (cropped, added) = flip_transpose(weight, groups), self._crop
@@ -230,7 +238,7 @@ def _same_padding(kernel: tuple[int, int], dilation: tuple[int, int]) -> tuple[i
 
 
 def flip_transpose(weight: Tensor, groups: int) -> Tensor:
-    """Kernel of a transposed convolution (C, O/g, …) ↔ that of the convolution it is, (O, C/g, …). Its own inverse."""
+    """Map the kernel of a transposed convolution (C, O/g, …) to that of a convolution (O, C/g, …), and back."""
     flipped = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(-2, -1)
     return flipped.contiguous(
         memory_format=torch.channels_last if is_channels_last(weight) else torch.contiguous_format
@@ -238,7 +246,7 @@ def flip_transpose(weight: Tensor, groups: int) -> Tensor:
 
 
 def is_channels_last(t: Tensor) -> bool:
-    """Whether a tensor's strides say channels_last; those of one channel or one pixel can be read both ways."""
+    """Return True if the strides are channels_last only; one channel or one pixel fits both formats."""
     return t.is_contiguous(memory_format=torch.channels_last) and t.stride(1) < t.stride(2)
 
 
@@ -253,10 +261,10 @@ PADDING_LAYERS: dict[str, type[nn.Module]] = {
 def convolution(
     geometry: Geometry, kernel: Tensor, bias: Tensor | None, groups: int, trained: bool = True
 ) -> nn.Module:
-    """The module that computes `geometry.convolve(x, kernel, bias, groups)`.
+    """Return the module that computes `geometry.convolve(x, kernel, bias, groups)`.
 
-    `kernel` (O, C/g, rows, columns) becomes its parameter and is not copied, `bias` (O,) is. Where `nn.Conv2d` has no
-    word for the padding, a padding layer goes before it.
+    `kernel` (O, C/g, rows, columns) becomes its parameter and is not copied, `bias` (O,) is. A padding layer precedes
+    it where `nn.Conv2d` cannot express the padding.
     """
     g, (top, bottom, left, right) = geometry, geometry.padding
     options: dict[str, Any] = {

@@ -41,19 +41,37 @@ class GPSA(AttentionConv2d):
     and the gates: `gamma` γ (H_c,) and `spread` s (H_g,) (linear) or `lam` λ (H_c,) (sigmoid).
 
     In training every map is computed; `fold` and `prune_` remove those that are not needed, with their parameters. In
-    eval, where gates get no gradient, maps whose gates are closed are left out: the layer looks at its gates when
-    `eval()` is called and when a state is loaded in eval mode, and copies and pickles know what it saw. Gates that were
-    written to since then are noticed, and every map runs again, until `eval()` or `recast.refresh_gates_(model)` looks
-    anew; writes through `.data`, and writes under a compiled layer, are not.
+    eval, where gates get no gradient, maps with closed gates are skipped. The layer reads its gates when `eval()` is
+    called and when a state is loaded in eval mode; copies and pickles keep the result. After an in-place write to the
+    gates every map runs again, until `eval()` or `recast.refresh_gates_(model)` reads them. Writes through `.data`, and
+    writes under a compiled layer, are not noticed.
 
     `backend` names the code that runs (`layers.functional`), "auto" the cheapest. All agree to rounding. In eval with
     all heads closed that is the convolution itself, bit for bit.
+
+    Args:
+        in_channels, out_channels: C and O, divisible by `groups`.
+        geometry: kernel, stride, padding and dilation.
+        groups: groups of the convolution.
+        bias: add a bias (O,).
+        config: a `RecastConfig` with gate="linear" or gate="sigmoid".
+
+    Raises:
+        RecastError: for gate="bias", and for channels that `groups` does not divide.
+
+    Example:
+        >>> layer = recast.GPSA(4, 8, recast.Geometry((3, 3), padding=(1, 1, 1, 1)))
+        >>> x = torch.randn(2, 4, 6, 6)
+        >>> layer(x).shape
+        torch.Size([2, 8, 6, 6])
+        >>> torch.allclose(layer(x), layer.to_conv()(x), atol=1e-5)  # gates are closed at the start
+        True
     """
 
     gaussian_heads: tuple[int, ...]
     """Heads that have a Gaussian map: those that `config.gaussian_heads` names, less those that were pruned."""
     _seen: SeenGates | None
-    """None in training, and where nobody looked."""
+    """State of the gates when they were last read; None in training and before."""
     raw_alpha: nn.Parameter
     gamma: nn.Parameter
     spread: nn.Parameter
@@ -61,7 +79,7 @@ class GPSA(AttentionConv2d):
 
     def _build(self) -> None:
         if self.config.gate == "bias":
-            raise RecastError("GPSA has gate='linear' or gate='sigmoid': the layer of gate='bias' is CMHSA")
+            raise RecastError("GPSA requires gate='linear' or gate='sigmoid', got gate='bias': use CMHSA")
         self.backend = self.config.backend
         self.gaussian_heads = self.geometry.heads(self.config.gaussian_heads)
         self._seen = None
@@ -75,14 +93,14 @@ class GPSA(AttentionConv2d):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """A convolution's usual random kernel, W_val = I, W_key = 0 and W_qry random; positions at the kernel's."""
+        """Draw the kernel of a convolution and W_qry; set W_val = I, W_key = 0 and Δ to the kernel's positions."""
         super().reset_parameters()
         self.center.copy_(self._positions())
         nn.init.constant_(self.raw_alpha, operands.inverse_softplus(self.config.alpha))
         if self.config.gate == "linear":
             nn.init.constant_(self.gamma, self.config.gamma_init)
             nn.init.constant_(self.spread, self.config.s_init)
-            if self.config.gamma_init == self.config.s_init == 0:  # on the meta device nobody can look
+            if self.config.gamma_init == self.config.s_init == 0:  # meta tensors have no values to read
                 self._seen = SeenGates(((), ()), self.gamma, self.spread)
         else:
             nn.init.constant_(self.lam, self.config.lambda_init)
@@ -95,13 +113,13 @@ class GPSA(AttentionConv2d):
         return operands.softplus(self.raw_alpha)
 
     def spans(self) -> Tensor:
-        """Attention span 1/α of every head, (H,); 0 for one whose Gaussian was pruned."""
+        """Return the attention span 1/α of every head, (H,); 0 for pruned Gaussians."""
         return scatter_heads(1 / self.alpha, self.gaussian_heads, self.num_heads)
 
     def gates(self) -> dict[str, Tensor]:
-        """Gate values of every head, (H,) each: γ and s as "gamma" and "s", or λ and σ(λ) as "lambda" and "sigma".
+        """Return the gates of every head, (H,) each: γ and s as "gamma" and "s", or λ and σ(λ) as "lambda" and "sigma".
 
-        Those of pruned maps are 0; a sigmoid head without content has σ(λ) = 1.
+        Gates of pruned maps are 0; a sigmoid head without content has σ(λ) = 1.
         """
         if self.config.gate == "sigmoid":
             lam = scatter_heads(self.lam, self.content_heads, self.num_heads, LAMBDA_WITHOUT_CONTENT)
@@ -116,7 +134,7 @@ class GPSA(AttentionConv2d):
         }
 
     def coefficients(self) -> Gates:
-        """Shares of the shift (H,), Gaussian (H_g,) and content (H_c,) maps; those of a head sum to one."""
+        """Return the coefficients of the shift (H,), Gaussian (H_g,) and content (H_c,) maps; a head's sum to one."""
         gates = self.gates()
         sigmoid = self.config.gate == "sigmoid"
         every = (
@@ -129,14 +147,14 @@ class GPSA(AttentionConv2d):
 
     @property
     def open_heads(self) -> tuple[int, ...] | None:
-        """Heads that eval computes beyond the shift, None: all of them."""
+        """Heads with a map beyond the shift that eval computes; None: all of them."""
         return None if self._seen is None else tuple(sorted({h for heads in self._seen.open_maps for h in heads}))
 
     @torch.no_grad()
     def refresh_gates(self) -> tuple[int, ...] | None:
-        """Note which heads are open, γ ≠ 0 or s ≠ 0, so that eval can skip the others; returns them.
+        """Read which heads are open, γ ≠ 0 or s ≠ 0, so that eval can skip the others; returns them.
 
-        The one place where gate values are read as Python numbers. None means that every head runs.
+        No other code reads gate values as Python numbers. None means that every head runs.
         """
         if self.config.gate != "linear":
             return None
@@ -147,9 +165,9 @@ class GPSA(AttentionConv2d):
         return self.open_heads
 
     def _maps_to_run(self) -> OpenMaps | None:
-        """Heads whose Gaussian and whose content map is open where the others may be skipped, None where all run.
+        """Return the heads with an open Gaussian and with an open content map; None if all maps must run.
 
-        Closed heads still need their maps for their gate's gradient: they are skipped only where none is asked for.
+        Maps of closed heads are needed for the gradients of their gates, and skipped only without gradients.
         """
         if self.training or self._seen is None:
             return None
@@ -162,18 +180,18 @@ class GPSA(AttentionConv2d):
         return self._seen.open_maps if holds else None
 
     def _is_known_closed(self) -> bool:
-        """Whether all heads were closed when somebody looked, and no gate was written to since; never in training.
+        """Return True if all heads were closed when the gates were read, and no gate was written to since.
 
-        A step of training must not depend on what was seen: a resumed run takes the same steps bit for bit.
+        False in training: a resumed run must take the same steps bit for bit, whatever was read before.
         """
         if self.training or torch.compiler.is_compiling() or self._seen is None:
             return False
         return self._seen.open_maps == ((), ()) and self._seen.still_hold(self.gamma, self.spread)
 
-    # --- what the layer computes --------------------------------------------------------------------------------------
+    # --- forward ------------------------------------------------------------------------------------------------------
 
     def weights(self) -> Weights:
-        """The tensors as the pure functions take them."""
+        """Return the tensors for the pure functions."""
         return Weights(
             self._w_out(), self.bias, self.value, self.query, self.key, self.center, self.alpha, self.coefficients(),
             self.gaussian_heads, self.content_heads, self.geometry, self.head_dim, self.groups,
@@ -181,7 +199,7 @@ class GPSA(AttentionConv2d):
         )  # fmt: skip
 
     def chosen_backend(self) -> str:
-        """Which code runs now: the configuration's, or what `functional.choose_backend` finds cheapest."""
+        """Return the backend that runs now: the configured one, or the cheapest (`functional.choose_backend`)."""
         if self.backend != "auto":
             return self.backend
         if self._is_known_closed():
@@ -200,7 +218,7 @@ class GPSA(AttentionConv2d):
         return output
 
     def attention(self, x: Tensor) -> AttentionMaps:
-        """S, G, C and their mix for an input (B, C, height, width), each (1 or B, H, queries, padded keys)."""
+        """Return S, G, C and their mix for an input (B, C, H, W), each (1 or B, heads, queries, padded keys)."""
         self._check_input(x)
         return functional.attention_maps(x, self.weights())
 
@@ -213,27 +231,27 @@ class GPSA(AttentionConv2d):
 
     @torch.no_grad()
     def gate_sizes(self) -> Tensor:
-        """How open the maps are that can be removed: |s| of Gaussian and |γ| of content heads, or 1 − σ(λ); one row."""
+        """Return |s| of the Gaussian and |γ| of the content heads, or 1 − σ(λ), in one row."""
         if self.config.gate == "sigmoid":
             return self.coefficients().content.abs()
         gates = self.gates()
-        kept = ("s", self.gaussian_heads), ("gamma", self.content_heads)
-        return torch.cat([take_heads(gates[name], heads, self.num_heads).abs() for name, heads in kept])
+        maps = ("s", self.gaussian_heads), ("gamma", self.content_heads)
+        return torch.cat([take_heads(gates[name], heads, self.num_heads).abs() for name, heads in maps])
 
     def check_closes(self, tol: float) -> None:
-        """Raise `RecastError` where maps are to be closed within `tol`, and `gate_range` does not hold 0."""
+        """Raise `RecastError` if `tol` > 0 and `gate_range` excludes 0."""
         low, high = self.config.gate_range or (0.0, 0.0)
         if tol > 0 and not low <= 0 <= high:
-            raise RecastError(f"gate_range {self.config.gate_range} does not hold 0: its heads never close")
+            raise RecastError(f"gate_range {self.config.gate_range} excludes 0, so no head closes: use tol=0")
 
     @torch.no_grad()
     def close_maps_(self, tol: float) -> None:
         """Remove the maps whose gate is within `tol`: |s| of a Gaussian, |γ| of a content map, 1 − σ(λ) (`prune_`).
 
-        Raises `RecastError` where `gate_range` does not hold 0.
+        Raises `RecastError` if `gate_range` excludes 0.
         """
         self.check_closes(tol)
-        # what is not within the tolerance is open, NaN among it
+        # not >: NaN counts as open
         opened = nonzero(~(self.gate_sizes() <= tol))
         gaussian, first = self.gaussian_heads, 0
         if self.config.gate == "linear":
@@ -246,19 +264,19 @@ class GPSA(AttentionConv2d):
 
     @torch.no_grad()
     def prune_(self, gaussian_heads: Iterable[int], content_heads: Iterable[int]) -> None:
-        """Remove the Gaussian and content maps of all heads but these, with their parameters; their share stays 0.
+        """Remove the Gaussian and content maps of all other heads, with their parameters; their share stays 0.
 
-        What remains is trained as before; what is gone costs nothing, in training neither. A sigmoid head keeps its
-        Gaussian. Raises `RecastError` for heads that have no such map.
+        Removed maps cost nothing, in training neither. A sigmoid head keeps its Gaussian. Raises `RecastError` for
+        heads without such a map.
         """
         gaussian, content = tuple(sorted(set(gaussian_heads))), tuple(sorted(set(content_heads)))
         if not (set(gaussian) <= set(self.gaussian_heads) and set(content) <= set(self.content_heads)):
             raise RecastError(
-                f"prune_ keeps maps that are there: Gaussian heads {self.gaussian_heads}, content heads "
-                f"{self.content_heads}, got {gaussian} and {content}"
+                f"prune_ got Gaussian heads {gaussian} and content heads {content}, but the layer has "
+                f"{self.gaussian_heads} and {self.content_heads}"
             )
         if self.config.gate == "sigmoid" and len(gaussian) < self.num_heads:
-            raise RecastError("a head with a sigmoid gate is its Gaussian and its content map: only content is pruned")
+            raise RecastError("gate='sigmoid' requires the Gaussian of every head: prune content heads only")
         of_gaussian = [self.gaussian_heads.index(h) for h in gaussian]
         of_content = [self.content_heads.index(h) for h in content]
         width = [h * self.head_dim + d for h in of_content for d in range(self.head_dim)]
@@ -271,8 +289,9 @@ class GPSA(AttentionConv2d):
         self._look()
 
     def fold(self, tol: float = 0.0) -> nn.Module:
-        """The convolution this layer is, if all its maps are closed within `tol`; else the layer in its smallest form:
-        closed maps removed, W_val multiplied into W_out.
+        """Return a convolution if all maps are closed within `tol`, else the layer in its smallest form.
+
+        The smallest form has no closed maps, and W_val is multiplied into W_out.
 
         With tol = 0 the function is the same to rounding. `recast.fold_` does all layers of a model and reports.
         """
@@ -289,16 +308,16 @@ class GPSA(AttentionConv2d):
 
     @torch.no_grad()
     def set_geometry_(self, geometry: Geometry) -> None:
-        """Another stride, dilation or padding for the same kernel; the heads' centres Δ go to its positions."""
+        """Set another stride, dilation or padding for the same kernel, and the centres Δ to its positions."""
         super().set_geometry_(geometry)
         self.center.copy_(self._positions())
 
     def _positions(self) -> Tensor:
-        """Kernel positions of the heads that have a Gaussian, (H_g, 2)."""
+        """Return the kernel positions of the heads that have a Gaussian, (H_g, 2)."""
         offsets = self.geometry.offsets()
         return torch.tensor([offsets[h] for h in self.gaussian_heads], dtype=torch.float32).view(-1, 2)
 
-    # --- what was seen of the gates: looked at anew where they may have changed ---------------------------------------
+    # --- state of the gates: read again where they may have changed ---------------------------------------------------
 
     def train(self, mode: bool = True) -> GPSA:
         super().train(mode)
@@ -316,7 +335,7 @@ class GPSA(AttentionConv2d):
             self.refresh_gates()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles know what was seen of the gates, if it still holds."""
+        """Keep the open maps in copies and pickles, if they still hold."""
         holds = self._seen is not None and self._seen.still_hold(self.gamma, self.spread)
         return self.__dict__ | {"_seen": self._seen.open_maps if self._seen is not None and holds else None}
 
@@ -337,5 +356,5 @@ class GPSA(AttentionConv2d):
 
 
 def gpsa_layers(model: nn.Module) -> dict[str, GPSA]:
-    """The GPSA layers of a model by name, each once, in the order of `named_modules`."""
+    """Return the GPSA layers of a model by name, each once, in the order of `named_modules`."""
     return {name: module for name, module in model.named_modules() if isinstance(module, GPSA)}

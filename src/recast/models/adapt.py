@@ -28,7 +28,7 @@ SSD_HEAD = "classification_head"
 
 
 def classifiers(model: nn.Module, num_classes: int | None = None) -> tuple[str, ...]:
-    """Names of the layers that give one number per class: timm's `get_classifier()`, else the last nn.Linear.
+    """Return the names of the classifiers: timm's `get_classifier()`, else the last nn.Linear.
 
     `num_classes`: how many numbers such a layer gives, where it is known. A network without any nn.Linear may end in a
     convolution (SqueezeNet). Raises RecastError if one cannot tell.
@@ -36,26 +36,26 @@ def classifiers(model: nn.Module, num_classes: int | None = None) -> tuple[str, 
     names = {id(module): name for name, module in model.named_modules()}
     asked = getattr(model, "get_classifier", None)
     if isinstance(model, GeneralizedRCNN | RetinaNet | FCOS | SSD):
-        found = [name for name in names.values() if name.endswith(DETECTOR) or f"{SSD_HEAD}.module_list." in name]
+        heads = [name for name in names.values() if name.endswith(DETECTOR) or f"{SSD_HEAD}.module_list." in name]
     elif isinstance(model, _SimpleSegmentationModel | LRASPP):
         parts = [head for name in SEGMENTER if (head := getattr(model, name, None)) is not None]
         layers = [m for head in parts for m in head.modules() if isinstance(m, nn.Conv2d) and m.bias is not None]
-        found = [names[id(layer)] for layer in layers]
+        heads = [names[id(layer)] for layer in layers]
     elif callable(asked):
-        told = asked()
-        found = [names.get(id(module), "") for module in (told if isinstance(told, tuple) else (told,))]
+        answer = asked()
+        heads = [names.get(id(module), "") for module in (answer if isinstance(answer, tuple) else (answer,))]
     else:
         parts = [model, *(part for name in AUXILIARY if (part := getattr(model, name, None)) is not None)]
         last = [layer for part in parts if (layer := _last_layer(part)) is not None]
-        known = all(num_classes in (None, len(layer.weight)) for layer in last)
-        found = [names[id(layer)] for layer in last] if known else []
+        fits = all(num_classes in (None, len(layer.weight)) for layer in last)
+        heads = [names[id(layer)] for layer in last] if fits else []
     parameters = [name for name, _ in model.named_parameters()]
-    if not found or not all(name and any(p.startswith(f"{name}.") for p in parameters) for name in found):
+    if not heads or not all(name and any(p.startswith(f"{name}.") for p in parameters) for name in heads):
         raise RecastError(
-            f"cannot tell which layer of {type(model).__name__} is the classifier: give it timm's get_classifier(), "
-            "or load weights with the classes of the data"
+            f"{type(model).__name__} has no known classifier: define timm's get_classifier(), or load weights with the "
+            "classes of the data"
         )
-    return tuple(found)
+    return tuple(heads)
 
 
 def _last_layer(model: nn.Module) -> nn.Linear | nn.Conv2d | None:
@@ -63,54 +63,54 @@ def _last_layer(model: nn.Module) -> nn.Linear | nn.Conv2d | None:
     inside = {id(module) for pool in pools for module in pool.modules()}
     layers = [module for module in model.modules() if id(module) not in inside]
     for kind in (nn.Linear, nn.Conv2d):
-        if found := [layer for layer in layers if isinstance(layer, kind)]:
-            return found[-1]
+        if candidates := [layer for layer in layers if isinstance(layer, kind)]:
+            return candidates[-1]
     return None
 
 
 def with_own_classifier(
     model: nn.Module, weights: Mapping[str, Tensor], num_classes: int | None = None
 ) -> dict[str, Tensor]:
-    """`weights` with the classifier of `model` as it is in place of theirs, which may also be missing."""
+    """Replace the classifier in `weights`, which may be missing, by that of `model`."""
     heads = tuple(f"{name}." for name in classifiers(model, num_classes))
     rest = {name: value for name, value in weights.items() if not name.startswith(heads)}
     return rest | {name: value for name, value in model.state_dict().items() if name.startswith(heads)}
 
 
 def other_classes(model: nn.Module, weights: Mapping[str, Tensor]) -> tuple[int, int] | None:
-    """(classes of `weights`, classes of `model`) where they differ in the classifiers, else None."""
+    """Return (classes of `weights`, classes of `model`) if their classifiers differ, else None."""
     try:
         heads = tuple(f"{name}." for name in classifiers(model))
     except RecastError:  # then the general message about shapes has to do
         return None
-    for name, own in model.state_dict().items():
+    for name, ours in model.state_dict().items():
         theirs = weights.get(name)
-        if name.startswith(heads) and theirs is not None and own.ndim == theirs.ndim > 0:
-            if own.shape[0] != theirs.shape[0] and own.shape[1:] == theirs.shape[1:]:
-                return theirs.shape[0], own.shape[0]
+        if name.startswith(heads) and theirs is not None and ours.ndim == theirs.ndim > 0:
+            if ours.shape[0] != theirs.shape[0] and ours.shape[1:] == theirs.shape[1:]:
+                return theirs.shape[0], ours.shape[0]
     return None
 
 
 def resampled(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`weights` with position tables (1, p + n, D) of another image size interpolated to the grid of `model`.
+    """Interpolate position tables (1, p + n, D) of another image size in `weights` to the grid of `model`.
 
     Bicubic without antialiasing, as in DeiT's published code (Touvron et al. 2021); the p leading positions (class and
     distillation token: DeiT 1 or 2; DeiT III and CaiT 0) are kept. Raises RecastError where the table's n positions are
     no square, and for MLP-Mixer and ResMLP, whose token-mixing matrices (n, n) have no other size.
     """
-    result, own = dict(weights), model.state_dict()
-    differ = [name for name, value in weights.items() if name in own and own[name].shape != value.shape]
+    result, state = dict(weights), model.state_dict()
+    differ = [name for name, value in weights.items() if name in state and state[name].shape != value.shape]
     if isinstance(model, MlpMixer) and (mixing := [name for name in differ if "tokens." in name]):
-        theirs, ours = weights[mixing[0]].shape[-1], own[mixing[0]].shape[-1]
+        theirs, ours = weights[mixing[0]].shape[-1], state[mixing[0]].shape[-1]
         raise RecastError(
-            f"{mixing[0]} of these weights mixes {theirs} tokens, model.input_size makes {ours}: token-mixing matrices "
-            "cannot be resampled, leave model.input_size out"
+            f"{mixing[0]} mixes {theirs} tokens, model.input_size makes {ours}: token-mixing matrices "
+            "cannot be resampled, drop model.input_size"
         )
     grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
     for name in differ:
-        if grid is None or name.rpartition(".")[2] != "pos_embed" or not own[name].ndim == weights[name].ndim == 3:
+        if grid is None or name.rpartition(".")[2] != "pos_embed" or not state[name].ndim == weights[name].ndim == 3:
             continue
-        prefix = own[name].shape[1] - prod(grid)
+        prefix = state[name].shape[1] - prod(grid)
         positions = weights[name].shape[1] - prefix
         side = isqrt(max(0, positions))
         if prefix < 0 or side == 0 or side * side != positions:

@@ -32,7 +32,7 @@ KWARGS = ("num_classes", "img_size")
 
 
 def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = False) -> nn.Module:
-    """The network that `config` names, in training mode, on the CPU, with its weights.
+    """Build the network that `config` names, in training mode, on the CPU, with its weights.
 
     A part of the network that has `adapt_weights(model, weights, whole, origin)` gives published weights its own names.
     `num_classes` is the size of the head where `config.num_classes` leaves it open (the data set's classes).
@@ -49,44 +49,65 @@ def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = 
         raise RecastError("checkpoint_key (--checkpoint-key) requires checkpoint, the file that it is a key of")
     source, name = split_name(config.name)
     kwargs = _kwargs(config, num_classes)
-    origin, weights, header = f"the pretrained weights of {config.name}", None, None
-    if config.checkpoint is not None:
-        # The file is read before the network is made: it is the likelier mistake, and the quicker check.
-        origin, weights = str(config.checkpoint), read_weights(config.checkpoint)
-    elif config.pretrained and (config.new_head or config.input_size is not None):
-        # As they were published, so that head and positions are treated as a checkpoint's are.
-        published = {} if config.new_head else {key: value for key, value in kwargs.items() if key != "img_size"}
-        weights = create(source, name, published, pretrained=True, trust=trust).state_dict()
+    origin = str(config.checkpoint or f"the pretrained weights of {config.name}")
+    # a checkpoint is read before the network is made: the likelier mistake, and the quicker check
+    weights = _weights(config, source, name, kwargs, trust)
     model = create(source, name, kwargs, pretrained=config.pretrained and weights is None, trust=trust)
     check_weights(model)
-    if weights is not None:
-        if config.checkpoint is not None:
-            with suppress(RecastError):  # foreign: its weights were read before
-                header = read_header(config.checkpoint)
-            model = model if header is None else replayed(model, header, config.checkpoint)
-            weights = select_weights(model, weights, config.checkpoint, config.checkpoint_key)
-        for part in reversed([part for part in model.modules() if hasattr(part, "adapt_weights")]):  # inner ones first
-            weights = part.adapt_weights(model, weights, whole=not config.new_head, origin=origin)  # type: ignore[operator]
-        if config.new_head:
-            weights = with_own_classifier(model, weights, kwargs.get("num_classes"))
-        elif differ := other_classes(model, weights):
-            theirs, ours = differ
-            if config.num_classes is None and num_classes is not None:
-                raise RecastError(f"{origin} has {theirs} classes, the data has {ours}: set model.new_head")
-            wanted = f"{config.name} has" if config.num_classes is None else "model.num_classes is"
-            raise RecastError(
-                f"{origin} has {theirs} classes, {wanted} {ours}: pass num_classes={theirs}, or set model.new_head"
-            )
-        if config.input_size is not None:
-            weights = resampled(model, weights)
-        load_weights_(model, weights, source=origin)
-    elif bad := first_nonfinite(model, model.state_dict()):
-        raise RecastError(f"the weights of {config.name} hold NaN or infinity in {bad}: they cannot be used")
+    if weights is None:
+        if bad := first_nonfinite(model, model.state_dict()):
+            raise RecastError(f"the weights of {config.name} hold NaN or infinity in {bad}: they cannot be used")
+        return model
+    if config.checkpoint is not None:
+        header = None
+        with suppress(RecastError):  # a foreign file has no header
+            header = read_header(config.checkpoint)
+        model = model if header is None else replayed(model, header, config.checkpoint)
+        weights = select_weights(model, weights, config.checkpoint, config.checkpoint_key)
+    load_weights_(model, _adapted(model, weights, config, num_classes, origin), source=origin)
     return model
 
 
+def _weights(
+    config: ModelConfig, source: str, name: str, kwargs: dict[str, int], trust: bool
+) -> dict[str, Tensor] | None:
+    """Return the weights that must be adapted before they are loaded: a checkpoint's, or published ones.
+
+    Published weights come as they are where head or positions change, to be treated as a checkpoint's. None where the
+    network is built with its weights.
+    """
+    if config.checkpoint is not None:
+        return read_weights(config.checkpoint)
+    if config.pretrained and (config.new_head or config.input_size is not None):
+        published = {} if config.new_head else {key: value for key, value in kwargs.items() if key != "img_size"}
+        return create(source, name, published, pretrained=True, trust=trust).state_dict()
+    return None
+
+
+def _adapted(
+    model: nn.Module, weights: Mapping[str, Tensor], config: ModelConfig, num_classes: int | None, origin: str
+) -> Mapping[str, Tensor]:
+    """Return the weights with the model's names, classifier and positions.
+
+    Raises RecastError for weights with other classes, unless `config.new_head`.
+    """
+    for part in reversed([part for part in model.modules() if hasattr(part, "adapt_weights")]):  # inner ones first
+        weights = part.adapt_weights(model, weights, whole=not config.new_head, origin=origin)  # type: ignore[operator]
+    if config.new_head:
+        weights = with_own_classifier(model, weights, _kwargs(config, num_classes).get("num_classes"))
+    elif differ := other_classes(model, weights):
+        theirs, ours = differ
+        if config.num_classes is None and num_classes is not None:
+            raise RecastError(f"{origin} has {theirs} classes, the data has {ours}: set model.new_head")
+        expected = f"{config.name} has" if config.num_classes is None else "model.num_classes is"
+        raise RecastError(
+            f"{origin} has {theirs} classes, {expected} {ours}: pass num_classes={theirs}, or set model.new_head"
+        )
+    return weights if config.input_size is None else resampled(model, weights)
+
+
 def replayed(model: nn.Module, header: Mapping[str, Any], path: str | Path) -> nn.Module:
-    """`model` recast by the plan, with the proof, that the header of a saved file holds."""
+    """Recast `model` by the plan in the header of a saved file, and note the proof; returns the model."""
     if header["plan"] is None:
         return model
     note_(model, read_fields(Proof, header["proof"], f"{path}'s proof"))
@@ -99,13 +120,13 @@ def _kwargs(config: ModelConfig, num_classes: int | None) -> dict[str, int]:
 
 
 def constructor(config: ModelConfig, *, num_classes: int | None = None) -> dict[str, Any]:
-    """What makes the same architecture again, as JSON-able data: name and keyword arguments, no weights."""
+    """Return name and keyword arguments that build the same architecture, as JSON-able data without weights."""
     source, name = split_name(config.name)
     return {"name": name if source == "function" else f"{source}:{name}", "kwargs": _kwargs(config, num_classes)}
 
 
 def build_from(constructor: Mapping[str, Any], *, trust: bool = False) -> nn.Module:
-    """The network, with random weights, that a `constructor` describes; a function is run as by `build`.
+    """Build the network of a `constructor` with random weights; a function is run as by `build`.
 
     Raises RecastError as `check_constructor` does.
     """
@@ -114,7 +135,7 @@ def build_from(constructor: Mapping[str, Any], *, trust: bool = False) -> nn.Mod
 
 
 def check_constructor(constructor: Mapping[str, Any]) -> tuple[str, str, dict[str, int]]:
-    """(source, name, arguments) of a constructor, as `create` takes them.
+    """Return (source, name, arguments) of a constructor, as `create` takes them.
 
     Raises RecastError for anything that is not `{"name": str, "kwargs": {"num_classes": int, "img_size": int}}`, of
     which both numbers may be left out.
@@ -155,14 +176,16 @@ class Images(Checked):
 
     @classmethod
     def of(cls, model: nn.Module, **given: Any) -> Images:
-        """Those of `given` that are not None, else what the network states (timm's `pretrained_cfg`)."""
+        """Return the values `given`, and where they are None those of the network (timm's `pretrained_cfg`)."""
         stated = (
-            {} if (own := input_defaults(model)) is None else {"img_size": own.size, "mean": own.mean, "std": own.std}
+            {}
+            if (defaults := input_defaults(model)) is None
+            else {"img_size": defaults.size, "mean": defaults.mean, "std": defaults.std}
         )
         return cls(**{"classes": class_names(model), **stated, **{k: v for k, v in given.items() if v is not None}})
 
     def note_(self, model: nn.Module) -> nn.Module:
-        """State them in the network's `pretrained_cfg`, under timm's keys."""
+        """Write them into the network's `pretrained_cfg`, under timm's keys."""
         cfg: dict[str, Any] = dict(getattr(model, "pretrained_cfg", None) or {})
         if self.classes is not None:
             cfg["label_names"] = self.classes
@@ -174,14 +197,14 @@ class Images(Checked):
 
 
 def class_names(model: nn.Module) -> tuple[str, ...] | None:
-    """Names of the outputs, where the network's `pretrained_cfg` states them."""
+    """Return the names of the outputs from the network's `pretrained_cfg`, if it has them."""
     cfg = getattr(model, "pretrained_cfg", None)
     names = cfg.get("label_names") if isinstance(cfg, Mapping) else None
     return tuple(names) if isinstance(names, list | tuple) else None
 
 
 class InputDefaults(NamedTuple):
-    """What a network was trained on."""
+    """Images that a network was trained on."""
 
     size: tuple[int, int]
     """(height, width) in pixels."""

@@ -20,7 +20,7 @@ IN_TIMM = "recast_hub"
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """`timm:resnet18` → ("timm", "resnet18"); `pkg.module:function` → ("function", the same name)."""
+    """Split `timm:resnet18` into ("timm", "resnet18"); `pkg.module:function` gives ("function", the same name)."""
     prefix, colon, rest = name.partition(":")
     if not colon:
         return "timm", name
@@ -31,14 +31,14 @@ def split_name(name: str) -> tuple[str, str]:
     raise RecastError(f"a model is named {FORMS}, got {shown(name)}")
 
 
-def unknown_model(source: str, name: str, known: Iterable[str], torchvision: Iterable[str] = ()) -> RecastError:
-    """What is told of a name that `source` does not know: the nearest that it knows, or that torchvision has it."""
-    close = f" Did you mean torchvision:{name}?" if name in torchvision else suggest(name[:100], known)
+def unknown_model(source: str, name: str, names: Iterable[str], torchvision: Iterable[str] = ()) -> RecastError:
+    """Return the error for a name unknown to `source`, with the nearest names, or a hint at torchvision."""
+    close = f" Did you mean torchvision:{name}?" if name in torchvision else suggest(name[:100], names)
     return RecastError(f"{source} has no model {shown(name)}.{close} A model is named {FORMS}")
 
 
 def no_subject(name: str, error: RecastError) -> RecastError:
-    """What `explain` tells of a word that is no path and, by `error`, no model."""
+    """Return the error of `explain` for a word that is neither a path nor, by `error`, a model."""
     if ":" in name:
         return error
     return RecastError(f"{name} is no run folder (there is no such folder), and no model: {error}")

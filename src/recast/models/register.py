@@ -19,7 +19,7 @@ CIFAR100: Stats = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 
 
 def pretrained_cfg(size: int, num_classes: int, stats: Stats, **other: Any) -> Any:
-    """What timm says of weights: side of their images in pixels, their classes, their normalisation."""
+    """Return timm's config of weights: side of the images in pixels, classes, normalisation."""
     return {
         "input_size": (3, size, size),
         "crop_pct": 1.0 if size == 32 else 0.875,
@@ -38,8 +38,8 @@ def register(name: str, model_class: type[nn.Module], doc: str, defaults: dict[s
     """
 
     def entrypoint(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        own = {**deepcopy(options), **deepcopy(defaults)}  # timm changes what it is given
-        model: nn.Module = build_model_with_cfg(model_class, name, pretrained, **own | kwargs)
+        settings = {**deepcopy(options), **deepcopy(defaults)}  # timm changes what it is given
+        model: nn.Module = build_model_with_cfg(model_class, name, pretrained, **settings | kwargs)
         return model
 
     entrypoint.__name__ = entrypoint.__qualname__ = name

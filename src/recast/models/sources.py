@@ -1,4 +1,4 @@
-"""Where networks come from: timm, torchvision, segmenters and detectors on timm's, functions of the user's own."""
+"""Sources of networks: timm, torchvision, segmenters and detectors on timm's, and functions of the user."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ON_TIMM_BUILDERS: dict[str, Callable[..., nn.Module]] = {}
 
 
 def create(source: str, name: str, kwargs: dict[str, Any], pretrained: bool, trust: bool = False) -> nn.Module:
-    """The network `name` of `source`, as `split_name` gives them, with random or published weights.
+    """Create the network `name` of `source`, from `split_name`, with random or published weights.
 
     Raises RecastError for an unknown name, an argument that it does not take, and published weights that are not there
     or cannot be fetched.
@@ -43,7 +43,7 @@ def plug_in() -> None:
 
 
 def check_registered(source: str, name: str) -> None:
-    """Raise RecastError for a name that timm or torchvision has not. Functions are not looked for."""
+    """Raise RecastError for a name that timm or torchvision does not have. Functions are not checked."""
     if source == "function":
         return
     plug_in()
@@ -52,8 +52,8 @@ def check_registered(source: str, name: str) -> None:
     if source == "timm" and timm.is_model(architecture):
         tags = [full.partition(".")[2] for full in timm.list_models(f"{architecture}.*", include_tags=True)]
         if tag and tag not in tags:
-            told = ", ".join(filter(None, tags)) or "none"
-            raise RecastError(f"timm's {architecture} has no tag {tag!r}, only {told}")
+            names = ", ".join(filter(None, tags)) or "none"
+            raise RecastError(f"timm's {architecture} has no tag {tag!r}, only {names}")
         return
     from torchvision import models
 
@@ -76,9 +76,7 @@ def _timm(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
     try:
         model: nn.Module = timm.create_model(name, **kwargs)
     except TypeError:  # an argument that it does not take; all take num_classes
-        raise RecastError(
-            f"{name} takes images of any size: leave model.input_size out, data.img_size is the size of the images"
-        ) from None
+        raise RecastError(f"{name} takes images of any size: drop model.input_size, and set data.img_size") from None
     except (AssertionError, ArithmeticError, RuntimeError, ValueError) as error:
         raise RecastError(f"{name} cannot be built for model.input_size={size} ({first_line(error)})") from None
     cfg: Any = model.pretrained_cfg  # tells what this network takes (`input_defaults`), not what was published
@@ -110,10 +108,10 @@ def _torchvision(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Modu
     is_detector = ".detection." in models.get_model_builder(name).__module__
     kwargs, options = dict(kwargs), dict[str, Any]()
     if "img_size" in kwargs and not is_detector:
-        raise RecastError(f"model.input_size is for timm's networks, got torchvision:{name}: leave it out")
+        raise RecastError(f"model.input_size requires a network of timm, got torchvision:{name}: drop it")
     if size := kwargs.pop("img_size", None):
         if name.startswith("ssd"):
-            raise RecastError(f"torchvision:{name} takes images of one size: leave model.input_size out")
+            raise RecastError(f"torchvision:{name} takes images of one size: drop model.input_size")
         options = {"min_size": size, "max_size": size}  # images come as large as they shall be
     if is_detector and "num_classes" in kwargs:
         kwargs["num_classes"] += 1  # the background is their class 0
@@ -125,10 +123,10 @@ def _torchvision(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Modu
             options["aux_loss"] = True
         return models.get_model(name, weights=None, **kwargs, **options)
     weights = models.get_model_weights(name).DEFAULT
-    own = len(weights.meta["categories"])
-    if kwargs.get("num_classes", own) != own:
+    classes = len(weights.meta["categories"])
+    if kwargs.get("num_classes", classes) != classes:
         raise RecastError(
-            f"torchvision's weights of {name} have {own - is_detector} classes, got num_classes="
+            f"torchvision's weights of {name} have {classes - is_detector} classes, got num_classes="
             f"{kwargs['num_classes'] - is_detector}: "
             "set model.new_head"
         )
@@ -143,7 +141,7 @@ def _fetched(name: str, create: Callable[[], nn.Module]) -> nn.Module:
 
 @contextmanager
 def reaching(failed: str, remedy: str) -> Iterator[None]:
-    """For a block that asks a hub: whatever goes wrong there is a `RecastError` that says what `failed`."""
+    """Turn exceptions in a block that contacts a hub into a `RecastError` with what `failed` and the `remedy`."""
     try:
         with _asked_once():
             yield
@@ -153,7 +151,7 @@ def reaching(failed: str, remedy: str) -> Iterator[None]:
 
 @contextmanager
 def _asked_once() -> Iterator[None]:
-    """The hub's client asks for a minute where there is no network: without one it looks at its cache alone."""
+    """Use the hub's cache alone where there is no network: its client would retry for a minute."""
     from huggingface_hub import constants
 
     address, before = urlsplit(constants.ENDPOINT), constants.HF_HUB_OFFLINE
@@ -176,7 +174,7 @@ def _function(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
         accepted = inspect.signature(function).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
         if refused := [key for key in wanted if key not in accepted and not takes_any]:
-            raise RecastError(f"{name} takes no argument {refused[0]}: leave it out, or let the function take it")
+            raise RecastError(f"{name} takes no argument {refused[0]}: drop it, or add it to the function")
         try:
             inspect.signature(function).bind(**wanted)
         except TypeError as error:
@@ -189,41 +187,43 @@ def _function(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
 
 
 def _find_function(name: str) -> Callable[..., Any]:
-    """The function or class of a name. Raises RecastError for what makes no network, before anything is called."""
+    """Return the function or class of a name. Raises RecastError, before any call, if it makes no network."""
     module_name, _, function_name = name.partition(":")
-    own = {*sys.stdlib_module_names, *sys.builtin_module_names}
-    if module_name.partition(".")[0] in own or "__main__" in module_name.split("."):
-        raise RecastError(f"{name} is of Python's own library, which makes no networks: a model is named {FORMS}")
+    standard = {*sys.stdlib_module_names, *sys.builtin_module_names}
+    if module_name.partition(".")[0] in standard or "__main__" in module_name.split("."):
+        raise RecastError(
+            f"{name} belongs to Python's standard library, which has no networks: a model is named {FORMS}"
+        )
     with _told(f"cannot import {module_name} for model {name}{elsewhere(name)}"):
         module = importlib.import_module(module_name)
     function = getattr(module, function_name, None)
     if not callable(function):
-        known = [key for key, value in vars(module).items() if callable(value)]
-        raise RecastError(f"{module_name} has no function {function_name!r}.{suggest(function_name, known)}")
+        functions = [key for key, value in vars(module).items() if callable(value)]
+        raise RecastError(f"{module_name} has no function {function_name!r}.{suggest(function_name, functions)}")
     inner = function.func if isinstance(function, partial) else inspect.unwrap(function)
     is_network = isinstance(inner, type) and issubclass(inner, nn.Module)
-    is_python = isinstance(inner, types.FunctionType) and inner.__module__.partition(".")[0] not in own
+    is_python = isinstance(inner, types.FunctionType) and inner.__module__.partition(".")[0] not in standard
     if not (is_network or (is_python and _may_return_network(inner))):
-        raise RecastError(f"{name} is no function or class that makes an nn.Module: it is not called")
+        raise RecastError(f"{name} is not a function or class that returns an nn.Module")
     return function
 
 
 def _may_return_network(function: Callable[..., Any]) -> bool:
-    """Whether what a function says of its result allows a network; most say nothing."""
+    """Return False if the return annotation of a function excludes a network."""
     try:
-        told = get_type_hints(function).get("return", nn.Module)
+        result = get_type_hints(function).get("return", nn.Module)
     except Exception:  # names that only a type checker knows
         return True
-    return not isinstance(told, type) or issubclass(told, nn.Module) or issubclass(nn.Module, told)
+    return not isinstance(result, type) or issubclass(result, nn.Module) or issubclass(nn.Module, result)
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
-    """Whatever the user's code raises, or leaving the program, as RecastError."""
+def _told(action: str) -> Iterator[None]:
+    """Turn any exception of the user's code, SystemExit included, into a RecastError."""
     try:
         yield
     except (RecastError, KeyboardInterrupt):
         raise
     except BaseException as error:
         kind = "" if isinstance(error, ModuleNotFoundError) else f"{type(error).__name__}: "
-        raise RecastError(f"{what}: {kind}{first_line(error)}") from error
+        raise RecastError(f"{action}: {kind}{first_line(error)}") from error

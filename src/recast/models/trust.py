@@ -1,4 +1,4 @@
-"""Whose code may run: `pkg.module:function` in a file runs only where the user said so.
+"""Trust: `pkg.module:function` in a file runs only if the user allows it.
 
 A recipe, a run folder and a saved file may come from anywhere. A function is imported if the user typed its name, or
 said `--trust` (`trust=True` in Python). Imports no torch.
@@ -35,7 +35,7 @@ def trusting(*typed: str | None, trust: bool = False) -> Iterator[None]:
 
 
 def is_function(name: str | None) -> bool:
-    """Whether a model's name means a function of the user's."""
+    """Return True if a model's name means a function of the user."""
     return name is not None and ":" in name and name.partition(":")[0] not in REGISTRIES
 
 
@@ -46,7 +46,7 @@ def follow_up(*words: str, functions: Iterable[str | None] = ()) -> str:
 
 
 def _program() -> list[str]:
-    """What this program was started as: `recast` where a shell finds it, else its path, or Python's with -m."""
+    """Return the command of this program: `recast` if a shell finds it, else its path, or Python's with -m."""
     script, here = Path(sys.argv[0] or "-"), f"{os.getcwd()}{os.sep}"
     if (script.parent.name, script.name) == ("recast", "__main__.py"):
         python = "python" if shutil.which("python") == sys.executable else sys.executable
@@ -56,7 +56,7 @@ def _program() -> list[str]:
 
 
 def may_run(name: str) -> bool:
-    """Whether the user typed the name of a function, or trusts what files name."""
+    """Return True if the user typed the name of a function, or trusts files."""
     return name in _TYPED.get() or _TRUST.get()
 
 
@@ -65,27 +65,29 @@ def check_trusted(*names: str | None) -> None:
     for name in names:
         if name is not None and is_function(name) and not may_run(name):
             raise RecastError(
-                f"{name} is code that a file asks to run, and code may do anything: add --trust if you trust whoever "
-                f"wrote the file (in Python trust=True), and put the folder of {name.partition(':')[0]} on PYTHONPATH"
+                f"the file names code to run, {name}: if you trust its author, add --trust (trust=True in Python) and "
+                f"put the folder of {name.partition(':')[0]} on PYTHONPATH"
             )
 
 
 def elsewhere(name: str) -> str:
-    """What a message adds where `import_path` leaves the current folder out."""
+    """Return the addition to a message where `import_path` skips the current folder."""
     return "" if name in _TYPED.get() else " (not looked for in the current folder: put its folder on PYTHONPATH)"
 
 
 @contextmanager
 def import_path(name: str) -> Iterator[None]:
-    """Where the module of a function is looked for: in the current folder first if the user typed its name, and never
-    there if a file names it, unless PYTHONPATH says so."""
+    """Set `sys.path` for the module of a function.
+
+    The current folder comes first if the user typed the name; if a file names it, it is used only if on PYTHONPATH.
+    """
     before, here = list(sys.path), os.path.realpath(os.getcwd())
     if name in _TYPED.get():
         # a console script does not look there, `python -m` does: both should find the user's file
         sys.path.insert(0, here)
     else:
-        said = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-        asked = any(os.path.realpath(path) == here for path in said)
+        listed = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        asked = any(os.path.realpath(path) == here for path in listed)
         sys.path[:] = [path for path in before if asked or (path and os.path.realpath(path) != here)]
     try:
         yield

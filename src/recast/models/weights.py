@@ -50,7 +50,7 @@ HEADER, CHECKSUM = "recast", "recast_checksum"
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """Every tensor of a `.safetensors` file or a file of `torch.save`, on the CPU, under its dotted name in the file.
+    """Read every tensor of a `.safetensors` file or a file of `torch.save`, on the CPU, by its dotted name.
 
     Raises RecastError for a file that is missing, truncated or of another kind, or that holds code.
     """
@@ -66,7 +66,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def _tensors(content: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in mappings and lists, each with its dotted name, without what torch.compile and FSDP add to it."""
+    """Yield the tensors in mappings and lists with their dotted names, without the parts of torch.compile and FSDP."""
     if isinstance(content, Tensor):
         yield plain_name(name), content
     elif isinstance(content, Mapping | list | tuple) and depth < DEEPEST:
@@ -78,7 +78,7 @@ def _tensors(content: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str
 def select_weights(
     model: nn.Module, tensors: Mapping[str, Tensor], source: str | Path, key: str | None = None
 ) -> dict[str, Tensor]:
-    """The weights of `model` among the `tensors` of a checkpoint, under the model's names.
+    """Select the weights of `model` from the `tensors` of a checkpoint, under the model's names.
 
     They are those below the prefix (`state_dict.`, `model.module.`) that fits most names of the model. Of several sets
     that fit as well, a moving average is taken, then `state_dict` and `model`, as timm does; `key` takes another. A
@@ -115,7 +115,7 @@ def _prefixes(name: str) -> list[str]:
 
 
 def _rank(prefix: str) -> int:
-    """The place of a set of weights in timm's order of preference."""
+    """Return the rank of a set of weights in timm's order of preference."""
     if AVERAGED.search(prefix):
         return 0
     return next((place for place, key in enumerate(("state_dict.", "model."), 1) if prefix.startswith(key)), 3)
@@ -126,21 +126,23 @@ def _listed(prefixes: list[str]) -> str:
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a `.safetensors` file. Raises RecastError for a truncated one, and where they are not those that
-    its checksum is of (files of `recast.save` carry one)."""
+    """Read the tensors of a `.safetensors` file.
+
+    Raises RecastError for a truncated file, and if its checksum (of `recast.save`) does not match.
+    """
     try:
         with safe_open(path, framework="pt") as file:
-            told = file.metadata() or {}
+            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # `file` is no mapping
     except (SafetensorError, OSError, ValueError) as error:
         raise RecastError(f"checkpoint {path} is truncated or not a safetensors file ({error})") from None
-    if CHECKSUM in told and told[CHECKSUM] != checksum(told.get(HEADER), tensors):
-        raise RecastError(f"checkpoint {path} is damaged: its checksum is of other content. Use a copy or make it anew")
+    if CHECKSUM in metadata and metadata[CHECKSUM] != checksum(metadata.get(HEADER), tensors):
+        raise RecastError(f"checkpoint {path} is damaged: its checksum does not match; use a copy of the file")
     return tensors
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
-    """`{"constructor": …, "plan": …, "proof": …, "images": …}` of a saved file.
+    """Read `{"constructor": …, "plan": …, "proof": …, "images": …}` from a saved file.
 
     Raises `RecastError` if it is missing, truncated or foreign.
     """
@@ -212,22 +214,22 @@ def load_weights_(model: nn.Module, weights: Mapping[str, Tensor], source: str |
 
 
 def mismatch(model: nn.Module, weights: Mapping[str, Tensor]) -> str:
-    """What keeps `weights` from loading strictly into `model`, in one line; empty if nothing does."""
-    own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    both = [name for name in own if name in weights]
-    missing = [name for name in own if name not in weights and not name.endswith(".num_batches_tracked")]
-    unexpected = [name for name in weights if name not in own]
-    shapes = [name for name in both if own[name].shape != weights[name].shape]
-    kinds = [name for name in both if own[name].is_floating_point() > weights[name].is_floating_point()]
+    """Return the reason why `weights` do not load strictly into `model`, in one line; empty if they do."""
+    state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    both = [name for name in state if name in weights]
+    missing = [name for name in state if name not in weights and not name.endswith(".num_batches_tracked")]
+    unexpected = [name for name in weights if name not in state]
+    shapes = [name for name in both if state[name].shape != weights[name].shape]
+    kinds = [name for name in both if state[name].is_floating_point() > weights[name].is_floating_point()]
     parts = [
-        f"{len(names)} {what} (first: {names[0]}{detail(names[0])})"
-        for names, what, detail in (
+        f"{len(names)} {problem} (first: {names[0]}{detail(names[0])})"
+        for names, problem, detail in (
             (missing, "missing", lambda name: ""),
             (unexpected, "unexpected", lambda name: ""),
             (
                 shapes,
                 "of another shape",
-                lambda name: f" is {tuple(weights[name].shape)}, the model's is {tuple(own[name].shape)}",
+                lambda name: f" is {tuple(weights[name].shape)}, the model's is {tuple(state[name].shape)}",
             ),
             (kinds, "not floating point", lambda name: f" is {weights[name].dtype}"),
         )
@@ -235,23 +237,23 @@ def mismatch(model: nn.Module, weights: Mapping[str, Tensor]) -> str:
     ]
     if missing or unexpected:
         parts.append("build the network that these weights were saved from")
-    if shapes and not (missing or unexpected or kinds) and (classes := _head_classes(shapes, own, weights)):
+    if shapes and not (missing or unexpected or kinds) and (classes := _head_classes(shapes, state, weights)):
         parts.append(f"these weights have {classes} classes: set num_classes={classes}")
     if any(name.rpartition(".")[2] == "pos_embed" for name in shapes):
         parts.append("its positions are of another image size: set model.input_size to resample them")
     return ", ".join(parts)
 
 
-def _head_classes(shapes: list[str], own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> int | None:
-    """Number of classes of the file if only the rows of one layer differ, else None."""
+def _head_classes(shapes: list[str], state: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> int | None:
+    """Return the number of classes of the file if only the rows of one layer differ, else None."""
     layers = {name.rpartition(".")[0] for name in shapes}
     rows = {len(weights[name]) for name in shapes if weights[name].ndim}
-    same_rest = all(own[name].shape[1:] == weights[name].shape[1:] for name in shapes)
+    same_rest = all(state[name].shape[1:] == weights[name].shape[1:] for name in shapes)
     return rows.pop() if len(layers) == 1 and len(rows) == 1 and same_rest else None
 
 
 def first_nonfinite(model: nn.Module, weights: Mapping[str, Tensor]) -> str | None:
-    """Name of the first parameter or running statistic with NaN or infinity. Other buffers (masks) may hold -inf."""
+    """Return the first parameter or running statistic with NaN or infinity. Other buffers (masks) may hold -inf."""
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     names += [name for name, _ in model.named_buffers() if name.endswith(("running_mean", "running_var"))]
     for name in names:

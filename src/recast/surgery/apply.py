@@ -1,4 +1,4 @@
-"""The verbs that change a model: `recast_` and `refresh_gates_`."""
+"""`recast_` and `refresh_gates_`."""
 
 from __future__ import annotations
 
@@ -26,21 +26,40 @@ from recast.tracing.examples import check_not_lazy
 @typed("model", "plan", "steps")
 @torch.inference_mode(False)
 def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None) -> nn.Module:
-    """Replace the planned convolutions of `model`, and its pooling where the plan says so, by attention, in place;
-    returns the model (a new one if it is a conv itself).
+    """Replace the planned convolutions of `model`, and its pooling if planned, by attention, in place.
 
-    A network in torch.compile, DataParallel or an average of weights is recast inside, DistributedDataParallel refused.
-    With the linear gate at its start and `stride="keep"` the model computes exactly what it did, with attention pooling
-    that starts as the average to rounding. `steps` names the steps to take now (all by default, and the pool); later
-    calls with the same plan may take others, and `attention_pool_(model, config=plan.pool)` the pool. Every check, and
-    every new layer, comes before the first change. Raises `RecastError` if the plan is for another model, a layer or
-    the pooling is already recast, or weights are not finite.
+    With the linear gate at its start and `stride="keep"` the model computes exactly what it did; attention pooling that
+    starts as the average adds rounding. A network in torch.compile, DataParallel or an average of weights is recast
+    inside.
+
+    Args:
+        model: the network that was planned.
+        plan: from `plan`, possibly edited.
+        steps: names of the steps to take now. Default: all, and the pool. Later calls with the same plan may take
+            others, and `attention_pool_(model, config=plan.pool)` the pool.
+
+    Returns:
+        The model; a new one if it is a convolution itself.
+
+    Raises:
+        RecastError: before any change, if the plan is for another model, a layer or the pooling is already recast,
+            weights are not finite, or the model is in DistributedDataParallel.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        >>> images = torch.randn(2, 3, 8, 8)
+        >>> before = model(images)
+        >>> model = recast.recast_(model, recast.plan(model, images)).eval()
+        >>> type(model[0]).__name__, torch.equal(model(images), before)
+        ('GPSA', True)
     """
     if steps is not None and not steps:
         return model
     if (network := changeable(model)) is not model:
         if any(step.name == "" for step in plan.steps):
-            raise RecastError(f"what {type(model).__name__} wraps is the convolution itself: recast that, and wrap it")
+            raise RecastError(
+                f"{type(model).__name__} wraps the convolution itself: recast the convolution, and wrap it again"
+            )
         recast_(network, plan, steps=steps)
         return model
     chosen = plan if steps is None else plan.only(steps).without_pool()
@@ -51,7 +70,7 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
     check_edits(model, edits, plan.model)
     if chosen.pool is not None:  # before the steps: it refuses what it cannot do, and nothing is changed by then
         if chosen.place is None:
-            raise RecastError("the plan has a pool and does not say where it goes: plan again")
+            raise RecastError("the plan has a pool without a place: plan again")
         put_pool_(model, chosen.pool, chosen.place)
 
     apply_edits_(model, edits)
@@ -71,12 +90,12 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
 
 
 def check_recast(model: nn.Module, plan: Plan, chosen: Plan) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
-    """The convolutions of the `chosen` steps of `plan` and the layers that they become; `model` is only read.
+    """Return the convolutions of the `chosen` steps of `plan` and their new layers; `model` is only read.
 
-    Raises `RecastError` for whatever `recast_` would refuse.
+    Raises `RecastError` as `recast_` does.
     """
-    if not chosen.steps and chosen.pool is None and plan.model != (own := type(model).__name__):
-        raise RecastError(f"the plan is for another model, {plan.model} and not {own}, and has no step")
+    if not chosen.steps and chosen.pool is None and plan.model != (kind := type(model).__name__):
+        raise RecastError(f"the plan is for another model, {plan.model} and not {kind}, and has no step")
     done = plan_of(model)
     begun = done is not None and bool(done.steps)
     if done is not None and begun and chosen.steps:  # it goes on with the plan it was begun with
@@ -84,13 +103,13 @@ def check_recast(model: nn.Module, plan: Plan, chosen: Plan) -> tuple[dict[str, 
         if again := [step.name for step in chosen.steps if step.name in taken]:
             raise RecastError(f"{again[0] or 'the model'} is already recast: a plan is applied once")
         if done.config != plan.config or plan.edits != done.edits[: len(plan.edits)]:
-            raise RecastError("the model was begun with another plan: go on with that one, or start from the parent")
+            raise RecastError("the model was recast with another plan: use that one, or start from the parent")
     modules = {step.name: _checked(model, plan, step) for step in chosen.steps}
     layers = {step.name: _layer(modules[step.name], plan, step, continued=begun) for step in chosen.steps}
     for step in chosen.steps:
         norm = step.fold and step.fold.batch_norm
-        found = dict(model.named_modules()).get(norm or "")
-        if norm and not (is_batch_norm(found) and found.num_features == step.output[0]):  # type: ignore[union-attr]
+        module = dict(model.named_modules()).get(norm or "")
+        if norm and not (is_batch_norm(module) and module.num_features == step.output[0]):  # type: ignore[union-attr]
             raise RecastError(
                 f"the plan is for another model: {type(model).__name__} has no BatchNorm {norm!r}, which was folded "
                 f"into {step.name}"
@@ -99,7 +118,7 @@ def check_recast(model: nn.Module, plan: Plan, chosen: Plan) -> tuple[dict[str, 
 
 
 def _checked(model: nn.Module, plan: Plan, step: Step) -> nn.Module:
-    """The convolution of a step, if it is the one that was planned."""
+    """Return the convolution of a step. Raises `RecastError` if it is not the planned one."""
     try:
         module = model.get_submodule(step.name)
     except (AttributeError, RuntimeError):  # the second of TorchScript
@@ -117,14 +136,16 @@ def _checked(model: nn.Module, plan: Plan, step: Step) -> nn.Module:
 
 
 def _layer(module: nn.Module, plan: Plan, step: Step, continued: bool) -> nn.Module:
-    """The new layer of a step; `module` is only read. In a model that is partly recast already (`continued`) it has
-    the step's new geometry."""
+    """Return the new layer of a step; `module` is only read.
+
+    In a model that is partly recast already (`continued`) it has the step's new geometry.
+    """
     layer = convert(module, plan.config)
     expected = step.geometry if continued else step.parent_geometry
-    found = (layer.in_channels, layer.out_channels, layer.geometry, layer.groups)
-    if found != (step.input[0], step.output[0], expected, step.groups):
+    shape = (layer.in_channels, layer.out_channels, layer.geometry, layer.groups)
+    if shape != (step.input[0], step.output[0], expected, step.groups):
         raise RecastError(
-            f"the plan is for another model: {step.name} is {found[0]} → {found[1]} {found[2]}, "
+            f"the plan is for another model: {step.name} is {shape[0]} → {shape[1]} {shape[2]}, "
             f"planned {step.input[0]} → {step.output[0]} {expected}"
         )
     if layer.geometry != step.geometry:
@@ -137,8 +158,10 @@ def _layer(module: nn.Module, plan: Plan, step: Step, continued: bool) -> nn.Mod
 
 
 def _applied(plan: Plan, chosen: Plan, done: Plan | None) -> Plan:
-    """What a replay needs: the steps taken so far, the new geometry of those that wait as edits, the pool that went in
-    now (`chosen.pool`) or before; their costs."""
+    """Return the plan of the model as it is now, for a replay.
+
+    It holds the steps taken so far, the new geometries of waiting steps as edits, the pool, and their costs.
+    """
     if done is not None and not chosen.steps:
         if chosen.pool is None:  # nothing was done
             return done
@@ -158,16 +181,28 @@ def _waiting(plan: Plan, taken: Sequence[Step]) -> list[Step]:
 
 
 def _edits(plan: Plan, taken: Sequence[Step]) -> tuple[Edit, ...]:
-    """Those of the plan, and the new geometries of the convolutions that wait for their step."""
+    """Return the edits of the plan, and the new geometries of the convolutions whose step waits."""
     changed = [step for step in _waiting(plan, taken) if step.geometry != step.parent_geometry]
     return (*plan.edits, *(Edit(step.name, "geometry", step.geometry) for step in changed))
 
 
 @typed("model")
 def refresh_gates_(model: nn.Module) -> nn.Module:
-    """Look at the gates of every GPSA layer so that eval skips closed heads (γ = s = 0); returns the model.
+    """Read the gates of every GPSA layer, so that eval skips closed heads (γ = s = 0).
 
-    Call it whenever the weights were changed by something other than `load` or `fit` and speed in eval matters.
+    Call it after weights were changed in eval mode by anything but `load`, if speed matters.
+
+    Args:
+        model: a recast network.
+
+    Returns:
+        The model.
+
+    Example:
+        >>> layer = recast.GPSA(4, 8, recast.Geometry((3, 3))).eval()
+        >>> _ = layer.gamma.data.fill_(0.5)
+        >>> recast.refresh_gates_(layer).open_heads
+        (0, 1, 2, 3, 4, 5, 6, 7, 8)
     """
     for layer in gpsa_layers(model).values():
         layer.refresh_gates()

@@ -39,36 +39,54 @@ def calibrate_(
     child: nn.Module, parent: nn.Module, batches: Tensor | Iterable[Any], ridge: Positive = 1e-4, *,
     shrink_to_kernel: bool = True,
 ) -> nn.Module:  # fmt: skip
-    """Solve W_out and the bias of every GPSA layer of `child`, in order, so that it outputs what `parent` does there.
+    """Fit W_out and the bias of every GPSA layer of `child` to the outputs of `parent`, by ridge regression, in place.
 
-    Layer by layer: the child's own inputs (with the layers before it already calibrated) to the parent's outputs, on
-    `batches`, read as `wake_` reads them (kept and run twice per layer). `ridge` is relative to the mean square of
-    the features; it pulls towards the parent's kernel over the gate's share, or to 0 with `shrink_to_kernel=False`. A
-    layer without bias gets one. Returns `child`. Raises `RecastError`, and leaves `child` as it was, for no batches,
-    ones without images or with NaN, a parent that lacks a layer, C-MHSA layers, and those that hold a BatchNorm.
+        min_W ‖F W − T‖² + ridge · tr(FᵀF)/K · ‖W − prior‖²      F: gathers of the child, T: outputs of the parent
+
+    Layers are solved in order, each on inputs from the calibrated layers before it. A layer without bias gets one.
+
+    Args:
+        child: a recast network, usually with gate="sigmoid".
+        parent: the network before `recast_`.
+        batches: images, or batches of them, read as `wake_` does; all are held in memory and run twice per layer.
+        ridge: weight of the penalty, relative to the mean square of the features.
+        shrink_to_kernel: pull W_out to the parent's kernel over the gate's share, else to 0.
+
+    Returns:
+        `child`.
+
+    Raises:
+        RecastError: with `child` unchanged, for batches without images or with NaN, a parent that lacks a layer, C-MHSA
+            layers, and layers with a folded BatchNorm.
+
+    Example:
+        >>> parent = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())
+        >>> images = torch.randn(8, 3, 6, 6)
+        >>> plan = recast.plan(parent, images, recast.RecastConfig(gate="sigmoid"))
+        >>> child = recast.recast_(copy.deepcopy(parent), plan)
+        >>> child = recast.calibrate_(child, parent, images)
     """
     plan = applied_plan(child)
     whole, child, parent = child, unwrapped(child), unwrapped(parent)
     layers = gpsa_layers(child)
     if others := [name for name in recast_layers(child) if name not in layers]:
         raise RecastError(
-            f"calibrate_ solves GPSA layers (gate='sigmoid', 'linear'); {others[0]} is C-MHSA, which starts within "
-            "(L−1)·e^−M of its convolution: raise bias_init M instead"
+            f"calibrate_ requires gate='sigmoid' or 'linear', but {others[0]} is CMHSA: raise bias_init instead"
         )
     held = [batch for batch, _ in read_batches(child, batches)]
     if not held:
-        raise RecastError("calibrate_ needs at least one batch of images")
+        raise RecastError("calibrate_ requires at least one batch of images")
     for batch in held:
         check_values(batch, child, parent)
         if not all(bool(t.isfinite().all()) for t in tensors_of(batch)):
-            raise RecastError("calibrate_ got a batch with NaN or infinite values: look at the images")
+            raise RecastError("a batch holds NaN or infinite values: check the images")
     parents = {n: m for n, m in parent.named_modules() if is_convolution(m) and not isinstance(m, RecastLayer)}
     if missing := [name for name in layers if name not in parents]:
         raise RecastError(f"the parent has no convolution at {missing[0]!r}: pass the network the child was made from")
     theirs = {name: weight.shape for name, weight in parent.state_dict().items()} if plan.pool is None else {}
     for name, weight in child.state_dict().items():
         if name.rpartition(".")[0] not in layers and theirs.get(name, weight.shape) != weight.shape:
-            raise RecastError(f"the parent is another network, its {name} has another shape: pass the child's own")
+            raise RecastError(f"{name} of the parent has another shape: pass the network that was recast")
     if computed := [name for name, layer in layers.items() if parametrization_of(layer) is not None]:
         raise RecastError(f"{computed[0]} computes its weight (keep_parametrization): calibrate_ cannot set it")
     if merged := [step.name for step in plan.steps if step.name in layers and step.fold and step.fold.batch_norm]:
@@ -93,7 +111,7 @@ def calibrate_(
 
 @contextmanager
 def _given_back_on_error(layers: dict[str, GPSA]) -> Iterator[None]:
-    """Kernels and biases are as before where something goes wrong half-way."""
+    """Restore kernels and biases if the block raises."""
     before = [(m, m.weight.clone(), None if m.bias is None else m.bias.clone()) for m in layers.values()]
     try:
         yield
@@ -108,17 +126,17 @@ def _given_back_on_error(layers: dict[str, GPSA]) -> Iterator[None]:
 
 
 def _seen_by(model: nn.Module, layer: nn.Module, batch: Example, output: bool = False) -> Tensor:
-    """The input or the output of `layer` for a batch; the pass ends there."""
-    kept: list[Tensor] = []
+    """Return the input or the output of `layer` for a batch; the pass ends there."""
+    tensors: list[Tensor] = []
 
     def keep(_name: str, _module: nn.Module, inputs: tuple[Any, ...], result: Any = None) -> None:
-        kept.append(result if output else inputs[0])
+        tensors.append(result if output else inputs[0])
         raise _Reached
 
     hooks: dict[str, Any] = {"after" if output else "before": keep}
     with suppress(_Reached), hooked([("", layer)], **hooks):
         run_example(model, batch)
-    return kept[0]
+    return tensors[0]
 
 
 def _features_and_targets(
@@ -129,8 +147,8 @@ def _features_and_targets(
     gathered = functional.gather(x, layer.weights())
     if gathered.shape[-2:] != target.shape[-2:]:
         raise RecastError(
-            f"calibrate_ needs the parent's map size, got {tuple(gathered.shape[-2:])} for {tuple(target.shape[-2:])}: "
-            "with stride='remove' pass the parent with its stride removed"
+            f"calibrate_ requires the parent's map size, got {tuple(gathered.shape[-2:])} for "
+            f"{tuple(target.shape[-2:])}: with stride='remove' pass the parent with its stride removed"
         )
     features = gathered.flatten(3).flatten(1, 2).unflatten(1, (layer.groups, -1))
     targets = target.flatten(2).unflatten(1, (layer.groups, -1))

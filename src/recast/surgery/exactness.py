@@ -1,4 +1,4 @@
-"""How far a recast network is from its parent, and whether what was compared can show a difference."""
+"""Distance of a recast network from its parent, and whether the comparison can show a difference."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ TIES = 10_000
 
 @dataclass(frozen=True)
 class Exactness:
-    """How far a child is from its parent. Relative error is `relative_error`; of a layer's output, max|parent| is
-    without the bias, so that no bias can hide an error."""
+    """Distance of a child from its parent, in relative errors (`relative_error`).
+
+    For a layer's output, max|parent| is without the bias, so that no bias can hide an error.
+    """
 
     images: int
     max_relative_error: float
@@ -46,15 +48,18 @@ class Exactness:
     """Which output, and which channel (class) of it, has the largest error; empty where all are equal."""
 
     def ok(self, tol: float = TOLERANCE) -> bool:
-        """Whether this proves that the child is the same function: relative error of outputs and layers within `tol`,
-        the same argmax everywhere but for one in 10,000 (ties, among pixels), and a signal in every layer."""
+        """Return True if child and parent are shown to be the same function.
+
+        Outputs and layers must have relative errors within `tol`, the argmax must agree but for one in 10,000 (ties
+        among pixels), and a signal must reach every layer.
+        """
         agree = math.isnan(self.argmax_agreement) or self.differing <= self.predictions // TIES
         exact = all(error <= tol for error in (self.max_relative_error, *self.layers.values()))  # NaN is not
         return agree and exact and bool(self.signal) and not self.blind
 
     @property
     def blind(self) -> list[str]:
-        """The layers of which nothing is proved: no signal reached them."""
+        """Layers that no signal reached: the comparison shows nothing there."""
         return [name for name, share in self.signal.items() if not share > SIGNAL]
 
     @property
@@ -79,7 +84,7 @@ class Exactness:
             self.backend,
             {n: _larger(self.layers.get(n, 0.0), other.layers.get(n, 0.0)) for n in self.layers | other.layers},
             predictions,
-            {n: max(found.get(n, 0.0) for found in (self.signal, other.signal)) for n in self.signal | other.signal},
+            {n: max(shares.get(n, 0.0) for shares in (self.signal, other.signal)) for n in self.signal | other.signal},
             other.worst if self.max_relative_error < other.max_relative_error else self.worst,
         )
 
@@ -92,7 +97,7 @@ class Exactness:
             how += f", but {self.layers[worst]:.2e} in {worst or 'the layer'}"
         if not self.signal or self.blind:
             where = listed([name or "the layer" for name in self.blind], 1) if self.blind else "a recast layer"
-            how = f"nothing is proved, no signal reached {where} (outputs: {how})"
+            how = f"inconclusive: no signal reached {where} (outputs: {how})"
         if math.isnan(self.argmax_agreement):
             return f"{how} ({self.backend})"
         same = self.predictions - self.differing
@@ -125,7 +130,7 @@ def worst_channel(a: Tensor, b: Tensor, ranges: Tensor | None = None) -> tuple[f
         return 0.0, None
     if not all(t.is_floating_point() or t.is_complex() for t in (a, b)):
         a, b = a.cpu().double(), b.cpu().double()
-    tiny, found = torch.finfo(b.dtype).tiny, []
+    tiny, candidates = torch.finfo(b.dtype).tiny, []
     for axis in sorted({1, b.dim() - 1}) if b.dim() > 1 else (None,):
         errors, sizes = (t.abs().movedim(axis or 0, 0).reshape(1 if axis is None else t.shape[axis], -1).amax(1)
                          for t in (a - b, b))  # fmt: skip
@@ -134,5 +139,5 @@ def worst_channel(a: Tensor, b: Tensor, ranges: Tensor | None = None) -> tuple[f
         alive = sizes[sizes > 0]
         floor = torch.minimum(sizes.max(), OUTLIER * alive.median()) if len(alive) else sizes.max()
         worst, channel = (errors / sizes.clamp_min(floor).clamp_min(tiny)).max(0)
-        found.append((float(worst), int(channel) if axis == 1 else None))
-    return max(found, key=lambda pair: pair[0])
+        candidates.append((float(worst), int(channel) if axis == 1 else None))
+    return max(candidates, key=lambda pair: pair[0])

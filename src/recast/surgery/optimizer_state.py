@@ -1,4 +1,4 @@
-"""What an optimiser knows of a convolution's parameters, carried over to those of the layer that it became."""
+"""Optimiser state of a convolution's parameters, carried over to the layer that it became."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ def carried_parameters(conv: nn.Module, layer: nn.Module) -> list[Carried]:
         relaid = _relaid(conv) if name == "weight" else None
         same = old if relaid is None else relaid(old)
         inside = {"weight": "original", "gain": "gain"}.get(name)  # its name in a kept parametrisation
-        kept = {n for n in theirs if n.startswith("parametrizations.weight.") and n.rpartition(".")[2] == inside}
+        parametrized = {
+            n for n in theirs if n.startswith("parametrizations.weight.") and n.rpartition(".")[2] == inside
+        }
         for where, new in theirs.items():
-            if where != name and where not in kept:
+            if where != name and where not in parametrized:
                 continue
             if same.shape == new.shape and torch.equal(same, new):
                 pairs.append(Carried(old, new, relaid))
@@ -46,25 +48,25 @@ def carried_parameters(conv: nn.Module, layer: nn.Module) -> list[Carried]:
 
 
 def _relaid(conv: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """How a tensor of the kernel's shape is laid out in W_out; None: as it is."""
+    """Return the function that lays out a tensor of the kernel's shape as W_out; None if both are alike."""
     if isinstance(conv, nn.ConvTranspose2d):
         return lambda tensor: flip_transpose(tensor, conv.groups)
-    own: Any = getattr(conv, "token_kernel", None)  # a convolution of pixels, as a kernel over tokens
-    return own if callable(own) else None
+    token_kernel: Any = getattr(conv, "token_kernel", None)  # a convolution of pixels, as a kernel over tokens
+    return token_kernel if callable(token_kernel) else None
 
 
 @torch.no_grad()
-def _carried_state(known: dict[str, Any], pair: Carried) -> dict[str, Any] | None:
-    """What an optimiser knows of a parameter, for the one that it became; None: it cannot be laid out anew.
+def _carried_state(old_state: dict[str, Any], pair: Carried) -> dict[str, Any] | None:
+    """Return the state of a parameter for its successor; None if it cannot be laid out anew.
 
     Moments are laid out as the kernel. Factored ones (Adafactor's rows and columns) belong to one layout. Where W_out
     has entries that the kernel had not (the zeros of a convolution of pixels over tokens), second moments are the mean
     of the others: with a count of steps and a second moment of 0, the first updates would be several times the rate.
     """
     if pair.relaid is None:
-        return dict(known)
+        return dict(old_state)
     state = {}
-    for key, value in known.items():
+    for key, value in old_state.items():
         if isinstance(value, Tensor) and value.dim() and value.shape == pair.old.shape:
             state[key] = pair.relaid(value)
             if "sq" in key:  # exp_avg_sq, square_avg, max_exp_avg_sq
@@ -84,8 +86,8 @@ def hand_over_(optimizer: Optimizer, carried: Iterable[Carried]) -> None:
     for pair in by_old.values():
         if pair.old.grad is not None:
             pair.new.grad = pair.old.grad if pair.relaid is None else pair.relaid(pair.old.grad)
-        known = optimizer.state.pop(pair.old, None)
-        if known and (state := _carried_state(known, pair)) is not None:
+        old_state = optimizer.state.pop(pair.old, None)
+        if old_state and (state := _carried_state(old_state, pair)) is not None:
             optimizer.state[pair.new] = state
 
 
@@ -94,10 +96,10 @@ def forget_(optimizer: Optimizer, name: str, conv: nn.Module, carried: Iterable[
     gone = {id(p) for p in conv.parameters()} - {id(pair.old) for pair in carried}
     lost = [p for group in optimizer.param_groups for p in group["params"] if id(p) in gone]
     for group in optimizer.param_groups:
-        kept = [id(p) not in gone for p in group["params"]]
+        stay = [id(p) not in gone for p in group["params"]]
         for key in ("params", "param_names"):
             if key in group:
-                group[key] = [item for item, stays in zip(group[key], kept, strict=True) if stays]
+                group[key] = [item for item, stays in zip(group[key], stay, strict=True) if stays]
     for parameter in lost:
         optimizer.state.pop(parameter, None)
     if lost:

@@ -38,21 +38,36 @@ def param_groups(
     pool_lr: NotNegative | None = None,
     qk_lr: NotNegative | None = None,
 ) -> list[dict[str, Any]]:
-    """Groups for any torch or timm optimiser: weights decay; biases, norms, α, Δ, W_val, gates and C-MHSA's relative
-    bias never do, nor what the `no_weight_decay()` of the network, or of one inside it, names (timm: positions, class
-    tokens). Frozen parameters are left out. Groups are named by `KINDS`.
+    """Return parameter groups for any torch or timm optimiser, named by `KINDS`.
 
-    gate_lr: rate of the gates. None: 10 × `lr` for γ and s, 0.1 for the sigmoid's λ (d'Ascoli et al. 2021).
-    layer_decay: every rate is multiplied by layer_decay^d, d = the number of layers between a parameter and the head
-    (BEiT, Bao et al. 2021, appendix); a layer is what timm's `group_matcher` says, and what a convolution became
-    belongs to the layer that it was in. Names then end in "/" and the number of the layer (0: the stem).
-    pool_lr: rate of attention pooling, whose groups are then "pool_decay" and "pool_no_decay". None: as other weights.
-    qk_lr: rate of W_qry and W_key of recast layers, whose group is then "queries_keys". None: as other weights.
-    plan: what `recast_during_training_` will recast later. Groups that its layers will need are there from the start,
-    empty where nothing belongs to them yet: a scheduler of torch counts the groups when it is made.
+    Weights decay. Biases, norms, α, Δ, W_val, gates and C-MHSA's relative bias do not, nor parameters that the
+    `no_weight_decay()` of the network, or of a module in it, names (timm: positions, class tokens). Frozen parameters
+    are skipped.
 
-    Raises RecastError where layer decay is asked of a network without `group_matcher`, and for a rate or a decay that
-    is negative or no finite number.
+    Args:
+        model: any network, recast or not.
+        lr: rate of all parameters without a rate of their own.
+        gate_lr: rate of the gates. Default: 10 × `lr` for γ and s, 0.1 for the sigmoid's λ (d'Ascoli et al. 2021).
+        weight_decay: decay of the weights.
+        layer_decay: multiply every rate by layer_decay^d, d = the number of layers between a parameter and the head
+            (BEiT, Bao et al. 2021, appendix). Layers are those of timm's `group_matcher`. Names then end in "/" and the
+            number of the layer (0: the stem).
+        plan: the plan of a later `recast_during_training_`. The groups of its layers exist from the start, empty at
+            first, because torch's schedulers count groups when they are made.
+        pool_lr: rate of attention pooling, in groups "pool_decay" and "pool_no_decay". Default: as other weights.
+        qk_lr: rate of W_qry and W_key, in a group "queries_keys". Default: as other weights.
+
+    Returns:
+        Dictionaries with "name", "params", "lr" and "weight_decay".
+
+    Raises:
+        RecastError: for layer decay in a network without `group_matcher`, and a negative or infinite rate.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        >>> model = recast.recast_(model, recast.plan(model, torch.randn(1, 3, 8, 8)))
+        >>> [(group["name"], group["lr"]) for group in recast.param_groups(model, lr=0.1)]
+        [('decay', 0.1), ('no_decay', 0.1), ('gates', 1.0)]
     """
     warn_if_frozen(recast_layers(model).values())
     check_not_lazy(model)
@@ -101,8 +116,7 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
     matcher = getattr(model, "group_matcher", None)
     if not callable(matcher):
         raise RecastError(
-            f"layer_decay needs a network that says what its layers are (timm's group_matcher), "
-            f"{type(model).__name__} does not: leave layer_decay out"
+            f"layer_decay requires timm's group_matcher, which {type(model).__name__} does not have: drop layer_decay"
         )
     return dict(group_parameters(model, matcher(coarse=False), reverse=True))
 

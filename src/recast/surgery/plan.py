@@ -42,7 +42,14 @@ class Edited:
 
 @dataclass(frozen=True)
 class Plan:
-    """What `recast_` will do, as data: printed, reviewed, stored and replayed."""
+    """The layers that `recast_` will replace, as data: printed, reviewed, stored and replayed.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        >>> plan = recast.plan(model, torch.randn(1, 3, 8, 8))
+        >>> recast.Plan.from_json(plan.to_json()) == plan
+        True
+    """
 
     model: str
     """Class name of the model it was made for."""
@@ -63,21 +70,21 @@ class Plan:
     def __post_init__(self) -> None:
         names = [step.name for step in self.steps]
         if len(set(names)) < len(names):
-            raise RecastError(f"a plan names no layer twice, got {shown(names)}")
+            raise RecastError(f"a plan must name every layer once, got {shown(names)}")
 
     def to_json(self) -> str:
-        """Everything needed to replay the plan, as indented JSON."""
+        """Return everything needed to replay the plan, as indented JSON."""
         document = {"version": VERSION} | asdict(self) | {"steps": [step.to_dict() for step in self.steps]}
         document["totals"] = {"before": document.pop("before"), "after": document.pop("after")}
         return json.dumps(document, indent=1)
 
     @classmethod
     def from_json(cls, text: str, source: str = "the text") -> Plan:
-        """The inverse of `to_json`. Raises `RecastError`, naming the `source`, for what is no plan of this version."""
-        found = _document(text, source)
+        """Read the text of `to_json`. Raises `RecastError`, naming the `source`, if it is no plan of this version."""
+        data = _document(text, source)
         try:
-            totals, steps = found.pop("totals"), [_step_fields(step) for step in found.pop("steps")]
-            return read_fields(cls, found | totals | {"steps": steps}, source)
+            totals, steps = data.pop("totals"), [_step_fields(step) for step in data.pop("steps")]
+            return read_fields(cls, data | totals | {"steps": steps}, source)
         except RecastError:
             raise
         except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
@@ -85,37 +92,37 @@ class Plan:
 
     @staticmethod
     def read_edited(text: str, source: str = "the plan") -> Edited:
-        """What a plan that was edited by hand asks for; settings that it leaves out have their defaults.
+        """Read a plan that was edited by hand; missing settings have their defaults.
 
         Raises `RecastError`, naming the `source`, if it cannot be read.
         """
-        found = _document(text, source)
+        data = _document(text, source)
         steps: dict[str, dict[str, Any]] = {}
-        for step in found["steps"]:
+        for step in data["steps"]:
             if not isinstance(step, dict) or not isinstance(step.get("name"), str):
                 raise RecastError(
                     f'{source}: a step needs the name of its layer, {{"name": "layer4.0.conv2"}}, got {shown(step)}'
                 )
             if not re.fullmatch(r"[^\s*?\[\]:]*", step["name"]) or step["name"] in NO_NAMES:
                 raise RecastError(
-                    f"{source}: a step names one layer in full, got {shown(step['name'])}: globs are for --where"
+                    f"{source}: a step must name one layer in full, got {shown(step['name'])}; use globs with --where"
                 )
             if step["name"] in steps:
                 raise RecastError(f"{source} names {shown(step['name'])} twice")
             steps[step["name"]] = step
-        asked: dict[str, Any] = {key: found[key] for key in ("config", "pool") if key in found}
+        asked: dict[str, Any] = {key: data[key] for key in ("config", "pool") if key in data}
         return replace(read_fields(Edited, asked, source), steps=steps)
 
     def only(self, names: Sequence[str]) -> Plan:
         """The same plan with some of its steps. Raises `RecastError` for a name that is no step."""
         if isinstance(names, str):
-            raise RecastError(f"steps takes a list of names, [{names!r}], got {names!r}")
+            raise RecastError(f"steps must be a list of names, got {names!r}: pass [{names!r}]")
         check_value(list[str], names, "steps")
         if len(set(names)) < len(names):
             raise RecastError(f"steps names a layer twice: {', '.join(names)}")
-        known = [step.name for step in self.steps]
-        if unknown := [name for name in names if name not in known]:
-            raise RecastError(f"the plan has no step {unknown[0]!r}; its steps are {', '.join(known) or 'none'}")
+        all_names = [step.name for step in self.steps]
+        if unknown := [name for name in names if name not in all_names]:
+            raise RecastError(f"the plan has no step {unknown[0]!r}; its steps are {', '.join(all_names) or 'none'}")
         return replace(self, steps=tuple(step for step in self.steps if step.name in names))
 
     def without_steps(self) -> Plan:
@@ -131,12 +138,12 @@ class Plan:
 
 
 def nothing_to_see(plan: Plan) -> str:
-    """Which layers see a single pixel at the example's size, in a sentence; empty where none does."""
+    """Return a sentence on the layers that see a single pixel at the example's size; empty if none does."""
     alone = [step.name for step in plan.steps if step.input[1:] == (1, 1)]
     if not alone:
         return ""
-    who = f"{len(alone)} of {len(plan.steps)} layers see{'s' if len(plan.steps) == 1 else ''} a single pixel"
-    return f"{who} ({listed(alone, 3)}), where attention has nothing to choose: larger images, or earlier layers"
+    layers = f"{len(alone)} of {len(plan.steps)} layers see{'s' if len(plan.steps) == 1 else ''} a single pixel"
+    return f"{layers} ({listed(alone, 3)}), where attention has nothing to choose: larger images, or earlier layers"
 
 
 def plan_table(plan: Plan, width: int) -> str:
@@ -163,15 +170,15 @@ def _document(text: str, source: str) -> dict[str, Any]:
     if not isinstance(text, str):
         raise mismatch("a plan", "text in JSON, as its to_json gives", text)
     try:
-        found = parse_json(text, "it")
+        data = parse_json(text, "it")
     except RecastError as error:
         raise RecastError(f"{source} is not a plan: {error}") from None
-    version = found.pop("version", VERSION) if isinstance(found, dict) else VERSION
+    version = data.pop("version", VERSION) if isinstance(data, dict) else VERSION
     if version != VERSION:
         raise RecastError(f"{source} is a plan of version {shown(version)}, expected {VERSION}: plan again")
-    if not isinstance(found, dict) or not isinstance(found.get("steps"), list):
+    if not isinstance(data, dict) or not isinstance(data.get("steps"), list):
         raise RecastError(f"{source} is not a plan: expected an object with a list of steps")
-    return found
+    return data
 
 
 def _step_fields(step: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`plan` looks at a model and says what would be recast, at what cost, and why the rest stays. It changes nothing."""
+"""`plan`: the layers to recast, their cost, and the reason why each other convolution stays. Changes nothing."""
 
 from __future__ import annotations
 
@@ -41,18 +41,32 @@ def plan(
     budget: Budget | str | int | None = None,
     pool: PoolConfig | None = None,
 ) -> Plan:
-    """Say which convolutions of `model` become GPSA, at what cost, and why the others stay. Reads only.
+    """Plan which convolutions of `model` become attention, at what cost, and why the others stay. Reads only.
 
-    `example` is a batch (B, C, H, W), a tuple of arguments, a mapping of keyword arguments or a list of images, as
-    detectors take them (`recast.tracing.examples`); its shapes alone matter.
-    `where` is "last_stage" (the default and the papers' choice: every convolution with more than one tap whose output
-    has the smallest size), "all", "stage:N" (as timm's `out_indices`; -1 is the last), names, globs, "re:REGEX", or a
-    predicate `f(name, module)`. `budget` limits the tokens of a layer (default 1024) and the MACs, parameters and
-    activation memory of the recast model (`surgery.limits.Budget`); layers are taken from the end. With `pool` the
-    network's own pooling becomes attention too; `where="none"` then leaves every convolution as it is.
+    Args:
+        model: the network, in any wrapper of torch or timm.
+        example: images (B, C, H, W), a tuple of arguments, a mapping of keyword arguments, or a list of images, as
+            detectors take them (`recast.tracing.examples`). Only its shapes matter.
+        config: how a convolution becomes attention. Default: `RecastConfig()`.
+        where: "last_stage" (the default and the papers' choice: every convolution with more than one tap whose output
+            has the smallest size), "all", "stage:N" (as timm's `out_indices`; -1 is the last), names, globs,
+            "re:REGEX", or a predicate `f(name, module)`. "none" keeps every convolution; it requires `pool`.
+        budget: limits of the tokens of a layer (default 1024) and of the MACs, parameters and activation memory of the
+            recast model (`surgery.limits.Budget`). Layers are taken from the end of the network.
+        pool: replace the network's own pooling by attention.
 
-    Raises `RecastError` for a selection that matches nothing, a budget that leaves nothing, an
-    example that does not fit, a stride that cannot go, or pooling that cannot be replaced.
+    Returns:
+        The `Plan`, for `recast_`.
+
+    Raises:
+        RecastError: for a selection or a budget that leaves no layer, an example that the model does not take, a stride
+            that cannot be removed, or pooling that cannot be replaced.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
+        >>> plan = recast.plan(model, torch.randn(1, 3, 16, 16), where=["2"])
+        >>> [step.name for step in plan.steps], plan.steps[0].exact
+        (['2'], True)
     """
     pool, model = pool if pool is not None and pool.is_on else None, unwrapped(model)
     with torch.inference_mode(False), undisturbed(model):
@@ -68,107 +82,137 @@ def _plan(
     pool: PoolConfig | None,
 ) -> Plan:
     if is_none(where) and pool is None:
-        raise RecastError(
-            "where='none' recasts no convolution, and the pooling stays the network's own: nothing is left to do; "
-            "select layers, or take pool.kind=single or per_class"
-        )
+        raise RecastError("where='none' without pool leaves nothing to plan: select layers, or pass a pool")
     convolutions = _convolutions(model, needed=not is_none(where))
-    watched = {name for name, module in convolutions.items() if not isinstance(module, torch.jit.ScriptModule)}
-    parent = seen = observe(model, example, watched)
-    planar = [n for n in seen.calls if isinstance(convolutions[n], nn.Conv2d | nn.ConvTranspose2d)]
-    if planar and all(len(seen.calls[name][0].input) != 4 for name in planar):
-        raise RecastError(
-            f"the first convolution got {seen.calls[planar[0]][0].input}: expected (batch, C, H, W), for one image "
-            "image[None]"
-        )
-    layers, explicit, reasons = select(where, model, convolutions, seen, config)
-
-    edits: list[Edit] = []
-    if config.stride != "keep" and layers:
-        maps = [name for name in planar if len(seen.calls[name][0].input) == 4]
-        spatial = {n: m for n, m in convolutions.items() if n in maps and is_spatial(m)}
-        edits = plan_stride_edits(model, list(layers), spatial, seen.calls, config.stride)
-        try:
-            seen = observe(model, example, watched, lambda subject: apply_edits_(subject, edits))
-        except RecastError as error:
-            first = next(edit.name for edit in edits if edit.geometry is not None)
-            raise RecastError(
-                f"stride={config.stride!r}: the network does not fit together without the stride of {first} (a "
-                f"shortcut that is not a module?); use stride='keep'. {error}"
-            ) from error
+    parent = _observe_parent(model, example, convolutions)
+    layers, explicit, reasons = select(where, model, convolutions, parent, config)
+    edits = _stride_edits(model, list(layers), convolutions, parent, config)
+    edited = _observe_edited(model, example, convolutions, edits, config) if edits else parent
 
     geometries = {edit.name: edit.geometry for edit in edits}
     steps: list[Step] = []
     added: dict[str, Cost] = {}
     for name, layer in layers.items():
-        step, added[name] = _step(name, convolutions[name], layer, parent, seen, geometries.get(name))
+        step, added[name] = _step(name, convolutions[name], layer, parent, edited, geometries.get(name))
         steps.append(step)
-    fixed = sum(
-        _cost(on_meta(convolutions[name]), calls, parent.batch).fixed_bytes
-        for name, calls in parent.calls.items()
-        if computes_weight(convolutions[name])
-    )
-    before, after = _whole(model, parent, fixed), _whole(model, seen, fixed)
+    fixed = _fixed_bytes(convolutions, parent)
+    before, after = _whole(model, parent, fixed), _whole(model, edited, fixed)
     place, pool_cost = None, None
     if pool is not None:
-        place, pool_cost = _pool(model, example, pool, seen, layers, edits)
+        place, pool_cost = _pool(model, example, pool, edited, layers, edits)
         after += pool_cost
-    steps, over, after = keep_within(steps, added, list(seen.calls), explicit, limits, after, before)
-    reasons |= over
-    kept = {step.name for step in steps}
-    # a layer that the budget left is a convolution still, and must fit to the denser map
-    edits = [edit for edit in edits if edit.geometry is None or edit.name not in kept]
-    left = tuple(Left(name, reasons[name]) for name in convolutions if name in reasons)
-    failed = f"planned from one real pass in eval mode, the shape-only pass failed ({seen.failure})"
-    note = failed if seen.failure else ""
+
+    steps, too_large, after = keep_within(steps, added, list(edited.calls), explicit, limits, after, before)
+    reasons |= too_large
+    recast = {step.name for step in steps}
+    # a layer that exceeds the budget stays a convolution, and must fit the denser map
+    edits = [edit for edit in edits if edit.geometry is None or edit.name not in recast]
+    unchanged = tuple(Left(name, reasons[name]) for name in convolutions if name in reasons)
+    failed = f"planned from one real pass in eval mode, the shape-only pass failed ({edited.failure})"
+    note = failed if edited.failure else ""
     return Plan(
-        type(model).__name__, config, tuple(steps), left, tuple(edits), before, after, note, pool, pool_cost, place
+        type(model).__name__, config, tuple(steps), unchanged, tuple(edits), before, after, note, pool, pool_cost, place
     )
+
+
+def _watched(convolutions: dict[str, nn.Module]) -> set[str]:
+    """Return the names of the convolutions that hooks can watch: all but those of TorchScript."""
+    return {name for name, module in convolutions.items() if not isinstance(module, torch.jit.ScriptModule)}
+
+
+def _planar(convolutions: dict[str, nn.Module], parent: Observation) -> list[str]:
+    """Return the names of the 2-d convolutions of torch that were called."""
+    return [name for name in parent.calls if isinstance(convolutions[name], nn.Conv2d | nn.ConvTranspose2d)]
+
+
+def _observe_parent(model: nn.Module, example: Example, convolutions: dict[str, nn.Module]) -> Observation:
+    """Run the example. Raises `RecastError` if the convolutions get an image without its batch dimension."""
+    parent = observe(model, example, _watched(convolutions))
+    planar = _planar(convolutions, parent)
+    if planar and all(len(parent.calls[name][0].input) != 4 for name in planar):
+        raise RecastError(
+            f"{planar[0] or 'the model'} got {parent.calls[planar[0]][0].input}, expected (B, C, H, W): pass "
+            "image[None] for one image"
+        )
+    return parent
+
+
+def _stride_edits(
+    model: nn.Module, names: list[str], convolutions: dict[str, nn.Module], parent: Observation, config: RecastConfig
+) -> list[Edit]:
+    """Return the edits that remove the strides of the layers `names`; none for stride="keep"."""
+    if config.stride == "keep" or not names:
+        return []
+    maps = [name for name in _planar(convolutions, parent) if len(parent.calls[name][0].input) == 4]
+    spatial = {name: module for name, module in convolutions.items() if name in maps and is_spatial(module)}
+    return plan_stride_edits(model, names, spatial, parent.calls, config.stride)
+
+
+def _observe_edited(
+    model: nn.Module, example: Example, convolutions: dict[str, nn.Module], edits: list[Edit], config: RecastConfig
+) -> Observation:
+    """Run the example through the edited network. Raises `RecastError` if its shapes do not fit together."""
+    try:
+        return observe(model, example, _watched(convolutions), lambda subject: apply_edits_(subject, edits))
+    except RecastError as error:
+        first = next(edit.name for edit in edits if edit.geometry is not None)
+        raise RecastError(
+            f"stride={config.stride!r}: shapes do not match without the stride of {first}; use stride='keep'. {error}"
+        ) from error
 
 
 def replan(model: nn.Module, example: Example, edited: Edited) -> Plan:
-    """The plan that an edited one asks for (`Plan.read_edited`): its settings, the layers of its steps, new costs.
+    """Return the plan of an edited one (`Plan.read_edited`): its settings, the layers of its steps, new costs.
 
-    A step needs no more than its `name`; what else it says of the layer must be so. Raises `RecastError` otherwise.
+    A step requires only its `name`. Raises `RecastError` if its other fields contradict the layer.
     """
     if not edited.steps and (edited.pool is None or not edited.pool.is_on):
-        raise RecastError("the plan has no step: name at least one layer to recast")
+        raise RecastError("the plan has no steps: name at least one layer to recast")
     where = list(edited.steps) or "none"
     planned = plan(model, example, edited.config, where=where, budget=Budget(tokens=None), pool=edited.pool)
     for step in planned.steps:
-        found = json.loads(json.dumps(step.to_dict()))
+        actual = json.loads(json.dumps(step.to_dict()))
         stated = edited.steps[step.name]
         for key in ("rule", "groups", *GEOMETRY):
-            if key in stated and stated[key] != found[key]:
+            if key in stated and stated[key] != actual[key]:
                 raise RecastError(
-                    f"{step.name} has {key} {found[key]}, the plan says {stated[key]}: steps can be taken out or added "
-                    "by name, and the config can be changed; the rest follows from the model"
+                    f"{key} of step {step.name} is {stated[key]}, the model has {actual[key]}: only the config and the "
+                    "list of steps can be edited"
                 )
     return planned
 
 
 def _convolutions(model: nn.Module, needed: bool) -> dict[str, nn.Module]:
-    """A model's convolutions by name, but not the helpers inside a parametrisation of one.
+    """Return the convolutions of a model by name, without helpers inside parametrisations.
 
-    Raises `RecastError` where they are `needed` and there is none, or one is recast already.
+    Raises `RecastError` if they are `needed` and there is none, or one is recast already.
     """
-    found = {n: m for n, m in model.named_modules() if is_convolution(m) and ".parametrizations." not in f".{n}."}
-    for name, module in found.items() if needed else ():
+    layers = {n: m for n, m in model.named_modules() if is_convolution(m) and ".parametrizations." not in f".{n}."}
+    for name, module in layers.items() if needed else ():
         if isinstance(module, RecastLayer):
-            raise RecastError(f"{name or 'the model'} {refusal(module)}: plan from the parent, a layer is recast once")
-    if needed and not found:
+            raise RecastError(f"{name or 'the model'} {refusal(module)}: pass the parent to plan")
+    if needed and not layers:
         scripted = isinstance(model, torch.jit.ScriptModule)
         raise RecastError(f"{type(model).__name__} {refusal(model) if scripted else 'has no convolution'}")
-    return found
+    return layers
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------
 
 
-def _whole(model: nn.Module, seen: Observation, fixed: int) -> Cost:
-    """Cost of a model for one image, when a pass over the batch kept `fixed` bytes that do not depend on it."""
-    each = max(0, seen.activation_bytes - fixed // seen.batch)
-    return Cost(count_parameters(model), seen.macs, each, fixed)
+def _whole(model: nn.Module, observed: Observation, fixed: int) -> Cost:
+    """Return the cost of a model for one image; `fixed` of the observed bytes do not depend on the batch."""
+    each = max(0, observed.activation_bytes - fixed // observed.batch)
+    return Cost(count_parameters(model), observed.macs, each, fixed)
+
+
+def _fixed_bytes(convolutions: dict[str, nn.Module], parent: Observation) -> int:
+    """Return the bytes of kernels that are computed in the forward pass: kept once, whatever the batch."""
+    return sum(
+        _cost(on_meta(convolutions[name]), calls, parent.batch).fixed_bytes
+        for name, calls in parent.calls.items()
+        if computes_weight(convolutions[name])
+    )
 
 
 def _cost(layer: nn.Module, calls: list[Call], images: int) -> Cost:
@@ -176,10 +220,10 @@ def _cost(layer: nn.Module, calls: list[Call], images: int) -> Cost:
 
 
 def _step(
-    name: str, module: nn.Module, layer: RecastLayer, parent: Observation, seen: Observation, new: Geometry | None
+    name: str, module: nn.Module, layer: RecastLayer, parent: Observation, edited: Observation, new: Geometry | None
 ) -> tuple[Step, Cost]:
-    """The step, and what it adds to the cost of the model whose strides are edited already; `new` is its geometry."""
-    rule, geometry, config, calls = find_rule(module), layer.geometry, layer.config, seen.calls[name]
+    """Return the step, and its share in the cost of the model with edited strides; `new` is the edited geometry."""
+    rule, geometry, config, calls = find_rule(module), layer.geometry, layer.config, edited.calls[name]
     assert rule is not None
     convolution = on_meta(module)
     replaced = before = _cost(convolution, parent.calls[name], parent.batch)
@@ -187,13 +231,13 @@ def _step(
         layer.set_geometry_(new)
         assert isinstance(convolution, nn.Conv2d)
         set_geometry_(convolution, new)
-    if seen is not parent:
-        replaced = _cost(convolution, calls, seen.batch)
+    if edited is not parent:
+        replaced = _cost(convolution, calls, edited.batch)
     # a size that holds the inputs of all calls: that of the largest, unless one is wide and one is high
     size = max(call.input[-2] for call in calls), max(call.input[-1] for call in calls)
     if isinstance(layer, CMHSA):
         layer.set_size_(*size)
-    after = _cost(layer, calls, seen.batch)
+    after = _cost(layer, calls, edited.batch)
     starts_closed = config.gate == "linear" and (config.gamma_init, config.s_init) == (0.0, 0.0)
     step = Step(
         name, rule[0].__name__, geometry, layer.geometry, layer.groups,
@@ -204,7 +248,7 @@ def _step(
 
 
 def _noise_like(model: nn.Module, example: Example) -> Example:
-    """The example with noise for its images, as its values do not matter; two images where it has nothing else."""
+    """Return the example with noise for its images; two images if it is a single tensor."""
     if isinstance(example, tuple) and len(example) == 1:
         example = example[0]
     if isinstance(example, Tensor):
@@ -219,21 +263,21 @@ def _noise_like(model: nn.Module, example: Example) -> Example:
 
 
 def _pool(
-    model: nn.Module, example: Example, pool: PoolConfig, seen: Observation, names: Collection[str], edits: list[Edit]
+    model: nn.Module, example: Example, pool: PoolConfig, edited: Observation, names: Collection[str], edits: list[Edit]
 ) -> tuple[Place, Cost]:
-    """Where attention pooling goes, and the parameters, multiply-accumulates and activation memory that it adds.
+    """Return the place of attention pooling, and the parameters, MACs and activation memory that it adds.
 
-    `seen` is the pass of the network without it, after `edits`; `names` are the layers that become attention too.
+    `edited` is the pass without it, after `edits`; `names` are the layers that become attention too.
     """
     place = find_place(model, _noise_like(model, example))
     check_change(model, pool, place)
     if pool.kind == "per_class" and place.classifier in names:
         raise RecastError(
-            f"{place.classifier} is the classifier, which pool.kind=per_class takes apart: select other layers, or "
-            "take pool.kind=single"
+            f"pool.kind=per_class replaces the classifier {place.classifier}, which is selected too: select other "
+            "layers, or use pool.kind=single"
         )
     pooled = copy.deepcopy(model)
     put_pool_(pooled, pool, place)
-    found = observe(pooled, example, set(), lambda subject: apply_edits_(subject, edits))
+    with_pool = observe(pooled, example, set(), lambda subject: apply_edits_(subject, edits))
     parameters = count_parameters(pooled) - count_parameters(model)
-    return place, Cost(parameters, found.macs - seen.macs, found.activation_bytes - seen.activation_bytes)
+    return place, Cost(parameters, with_pool.macs - edited.macs, with_pool.activation_bytes - edited.activation_bytes)

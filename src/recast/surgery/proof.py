@@ -1,4 +1,4 @@
-"""What is known of a recast model beside its plan. `save` writes it into the model's file, `check` looks at it."""
+"""Claims about a recast model beside its plan. `save` writes them into the file, `check` verifies them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recast.surgery.wrappers import unwrapped
 
 @dataclass(frozen=True)
 class Proof:
-    """Where a model comes from, and what was found when it was compared, folded and exported."""
+    """Origin of a model, and the results of comparing, folding and exporting it."""
 
     parent: str | None = None
     """Fingerprint of the network that was recast, as it was then."""
@@ -54,12 +54,12 @@ def fingerprint(model: nn.Module) -> str | None:
 
 
 def proof_of(model: nn.Module) -> Proof:
-    """What is known of a model; of one of which nothing was noted, the fingerprint that it has now."""
+    """Return the proof of a model; for a model without one, its present fingerprint."""
     network = unwrapped(model)
-    found = getattr(network, "recast_proof", None)
-    return found if isinstance(found, Proof) else Proof(fingerprint(network))
+    proof = getattr(network, "recast_proof", None)
+    return proof if isinstance(proof, Proof) else Proof(fingerprint(network))
 
 
 def note_(model: nn.Module, proof: Proof) -> None:
-    """Note on a model what is known of it now."""
+    """Attach a proof to a model."""
     unwrapped(model).recast_proof = proof  # type: ignore[assignment]

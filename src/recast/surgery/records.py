@@ -1,4 +1,4 @@
-"""What a plan is made of: the layers it takes, those it leaves, and where it pools."""
+"""Parts of a plan: steps, convolutions that stay, and the place of pooling."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Fold:
 
 @dataclass(frozen=True)
 class Folded:
-    """What `fold_` did to a layer: its heads, how many of them are closed, and the form it has now."""
+    """Report of `fold_` for a layer: its heads, the closed ones, and its new form."""
 
     name: str
     closed: int
@@ -101,7 +101,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Place:
-    """Where attention pooling goes, as `find_place` found it."""
+    """Place of attention pooling, from `find_place`."""
 
     how: Literal["module", "append", "head"]
     """module: it replaces the pooling module `name`. append: it follows the last layer of the nn.Sequential `name`, and

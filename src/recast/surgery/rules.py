@@ -1,4 +1,4 @@
-"""Which modules can be recast, and how: a rule reads a convolution and returns a layer of attention with its weights.
+"""Rules of recasting: a rule reads a convolution and returns a layer of attention with its weights.
 
 Rules never change the module they read; the swap itself is `recast.recast_`. Every rule answers the same two questions:
 which `Geometry`, and which kernel the module uses in eval mode. What makes that kernel (standardisation, weight norm,
@@ -47,28 +47,28 @@ def recasts(kind: type[nn.Module]) -> Callable[[Callable[..., RecastLayer]], Cal
 
 
 def find_rule(module: nn.Module) -> tuple[type[nn.Module], Rule] | None:
-    """The rule for a module: its exact type first, then its bases.
+    """Return the rule for a module: its exact type first, then its bases.
 
     A base's rule holds only for subclasses that compute what the base computes: one that overrides `forward` (a weight
     standardised on the fly, padding that depends on the input) needs a rule of its own.
     """
-    own = type(module)
-    for kind in own.__mro__:
-        if kind in _RULES:
-            same = all(getattr(own, name, None) is getattr(kind, name, None) for name in FORWARD)
-            return (kind, _RULES[kind]) if same else None
+    kind = type(module)
+    for base in kind.__mro__:
+        if base in _RULES:
+            same = all(getattr(kind, name, None) is getattr(base, name, None) for name in FORWARD)
+            return (base, _RULES[base]) if same else None
     return None
 
 
 def convert(module: nn.Module, config: RecastConfig) -> RecastLayer:
-    """The layer that a module becomes. Raises `RecastError` if its rule cannot take it; there must be one."""
-    found = find_rule(module)
-    assert found is not None, refusal(module)
-    return found[1](module, config)
+    """Convert a module by its rule, which must exist. Raises `RecastError` if the rule refuses it."""
+    rule = find_rule(module)
+    assert rule is not None, refusal(module)
+    return rule[1](module, config)
 
 
 def is_convolution(module: nn.Module) -> bool:
-    """Whether a module is some kind of convolution (a kernel size and a weight), or a layer that was one."""
+    """Return True for any convolution (a kernel size and a weight), and for a recast layer."""
     if isinstance(module, nn.modules.conv._ConvNd | RecastLayer) or find_rule(module) is not None:
         return True
     # not hasattr(module, "weight"): reading a parametrised weight computes it
@@ -88,17 +88,17 @@ def weight_hook(conv: nn.Module) -> WeightNorm | SpectralNorm | None:
 
 
 def parametrization_of(module: nn.Module) -> parametrize.ParametrizationList | None:
-    """What computes the weight of a module, if `torch.nn.utils.parametrize` does."""
+    """Return the parametrisation of the weight (`torch.nn.utils.parametrize`), if there is one."""
     makers = getattr(module, "parametrizations", None)
-    found = makers["weight"] if isinstance(makers, nn.ModuleDict) and "weight" in makers else None
-    return found if isinstance(found, parametrize.ParametrizationList) else None
+    maker = makers["weight"] if isinstance(makers, nn.ModuleDict) and "weight" in makers else None
+    return maker if isinstance(maker, parametrize.ParametrizationList) else None
 
 
 # --- what cannot be recast --------------------------------------------------------------------------------------------
 
 
 def refusal(module: nn.Module) -> str | None:
-    """Why a convolution-like module cannot be recast, or None if a rule takes it.
+    """Return the reason why a convolution-like module cannot be recast; None if a rule takes it.
 
     A class may say so itself, in an attribute `not_recast`.
     """
@@ -132,14 +132,16 @@ def refusal(module: nn.Module) -> str | None:
 
 
 def _hung_on(module: nn.Module) -> str | None:
-    """What somebody hung on a convolution of torch or timm, which the new layer would lose: a buffer, a parameter, a
-    module, a hook of its state. (A rule of one's own knows its module.)"""
-    found = find_rule(module)
-    if found is None or found[0].__module__.partition(".")[0] not in ("torch", "timm") or weight_hook(module):
+    """Return the reason if a convolution of torch or timm carries something that the new layer would lose.
+
+    That is a buffer, a parameter, a module, or a hook of its state. A custom rule knows its module.
+    """
+    rule = find_rule(module)
+    if rule is None or rule[0].__module__.partition(".")[0] not in ("torch", "timm") or weight_hook(module):
         return None
-    kind, known = type(module).__name__, ("weight", "bias", "gain", "parametrizations")
+    kind, expected = type(module).__name__, ("weight", "bias", "gain", "parametrizations")
     for name in (*module._buffers, *module._parameters, *module._modules):
-        if name not in known:
+        if name not in expected:
             return f"{kind} has a {name!r} of its own, which the new layer would lose"
     # (torch's own weight_norm has one for the names of before)
     loads = {} if parametrization_of(module) is not None else module._load_state_dict_pre_hooks
@@ -160,8 +162,9 @@ def check_finite(name: str, module: nn.Module) -> None:
 
 
 def held_elsewhere(model: nn.Module, modules: dict[str, nn.Module]) -> dict[str, str]:
-    """Which of the `modules` share a parameter with another one of the model, by name: "weight with head". Recasting
-    such a module would untie them.
+    """Return the `modules` that share a parameter with another module: name → "weight with head".
+
+    Recasting such a module would untie them.
 
     Parameters of what computes a module's weight count as its own.
     """
@@ -171,14 +174,14 @@ def held_elsewhere(model: nn.Module, modules: dict[str, nn.Module]) -> dict[str,
         places.setdefault(id(module), []).append(name)
         for parameter in module.parameters(recurse=False):
             holders.setdefault(id(parameter), []).append(name)
-    found: dict[str, str] = {}
+    shared: dict[str, str] = {}
     for name, module in modules.items():
         inside = tuple(f"{place}." for place in places[id(module)])
-        for own, parameter in module.named_parameters():
+        for key, parameter in module.named_parameters():
             outside = [n for n in holders[id(parameter)] if "." not in inside and not f"{n}.".startswith(inside)]
             if outside:
-                found.setdefault(name, f"{own} with {outside[0] or type(model).__name__}")
-    return found
+                shared.setdefault(name, f"{key} with {outside[0] or type(model).__name__}")
+    return shared
 
 
 # --- the rules: `nn.Conv2d`, `nn.ConvTranspose2d`, timm's convolutions with SAME padding or standardised weights ------
@@ -203,7 +206,7 @@ class WeightStandardization(nn.Module):
 
 
 def computes_weight(conv: nn.Module) -> bool:
-    """Whether a convolution computes its kernel from something else in every forward pass."""
+    """Return True if a convolution computes its kernel in every forward pass."""
     standardised = isinstance(conv, StdConv2d | StdConv2dSame | ScaledStdConv2d | ScaledStdConv2dSame)
     return standardised or parametrization_of(conv) is not None or weight_hook(conv) is not None
 
@@ -221,7 +224,7 @@ def effective_weight(conv: nn.Module) -> Tensor:
 
 
 def pads_same(conv: nn.Module) -> bool:
-    """Whether a convolution has TensorFlow's SAME padding, which follows the input's size."""
+    """Return True for TensorFlow's SAME padding, which follows the input's size."""
     return isinstance(conv, Conv2dSame) or (isinstance(conv, StdConv2dSame | ScaledStdConv2dSame) and conv.same_pad)
 
 
@@ -241,7 +244,7 @@ def _conv2d(conv: nn.Conv2d, config: RecastConfig) -> RecastLayer:
 def _conv_transpose2d(conv: nn.ConvTranspose2d, config: RecastConfig) -> RecastLayer:
     """A convolution of the input with zeros between its pixels, the kernel flipped and transposed."""
     if config.keep_parametrization and (parametrization_of(conv) is not None or weight_hook(conv) is not None):
-        raise RecastError("a parametrised transposed kernel has another layout: keep_parametrization must be off")
+        raise RecastError("keep_parametrization does not support transposed convolutions: turn it off")
     return as_attention(conv, Geometry.of(conv), flip_transpose(effective_weight(conv), conv.groups), config)
 
 
@@ -262,14 +265,14 @@ def as_attention(
     conv: nn.Conv2d | nn.ConvTranspose2d, geometry: Geometry, weight: Tensor, config: RecastConfig,
     maker: nn.Module | None = None,
 ) -> RecastLayer:  # fmt: skip
-    """A layer with kernel `weight` in W_out's layout, and what `conv` says of training, freezing, dtype and device.
+    """Make a layer with kernel `weight` in W_out's layout, and the mode, freezing, dtype and device of `conv`.
 
     With `keep_parametrization`, `conv`'s own parametrisations and then `maker` become those of W_out; `weight` is what
     the last of them starts from.
     """
     keep = config.keep_parametrization
     if keep and weight_hook(conv) is not None:
-        raise RecastError("keep_parametrization needs torch.nn.utils.parametrizations, this is the older weight hook")
+        raise RecastError("keep_parametrization requires torch.nn.utils.parametrizations, not the older weight hook")
     given = parametrization_of(conv) if keep else None
     kind = CMHSA if config.gate == "bias" else GPSA
     layer = kind(
@@ -280,7 +283,7 @@ def as_attention(
     # a computed weight is a plain tensor here: what it was made from says whether it is trained
     biases = {name: p for name, p in made.items() if name == "bias" or name.startswith("parametrizations.bias.")}
     if keep and biases and "bias" not in biases:
-        raise RecastError("a parametrised bias cannot be kept: keep_parametrization must be off")
+        raise RecastError("keep_parametrization does not support a parametrised bias: turn it off")
     is_source = not (given is None and maker is None) and "weight" in made
     sources = [made["weight"]] if is_source else [p for name, p in made.items() if name not in biases]
     # clone keeps channels_last, which copy_ into a new tensor would not

@@ -22,17 +22,17 @@ LAYER_SCALE = re.compile(r"gamma(_?\d|_xca)?|ls_?\d?|layer_scale(_?\d)?")
 
 def layer_scales(model: nn.Module) -> dict[str, nn.Parameter]:
     """Name → LayerScale of every residual branch, whichever way the network writes it; GPSA's gate γ is none."""
-    found: dict[str, nn.Parameter] = {}
+    scales: dict[str, nn.Parameter] = {}
     for name, module in model.named_modules():
-        own = dict(module.named_parameters(recurse=False))
+        parameters = dict(module.named_parameters(recurse=False))
         if isinstance(module, RecastLayer):
             continue
         is_scale = "Scale" in type(module).__name__ and LAYER_SCALE.fullmatch(name.rpartition(".")[2])
-        for key, parameter in own.items():
+        for key, parameter in parameters.items():
             one_axis = parameter.numel() == max(parameter.shape, default=0)
-            if one_axis and (LAYER_SCALE.fullmatch(key) or (is_scale and len(own) == 1)):
-                found[f"{name}.{key}" if name else key] = parameter
-    return found
+            if one_axis and (LAYER_SCALE.fullmatch(key) or (is_scale and len(parameters) == 1)):
+                scales[f"{name}.{key}" if name else key] = parameter
+    return scales
 
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
@@ -81,17 +81,17 @@ def recalibrate_batch_norm_(model: nn.Module, batches: Tensor | Iterable[Any]) -
         return model
     momenta = [norm.momentum for norm in norms]
     before = [{name: buffer.clone() for name, buffer in norm.named_buffers(recurse=False)} for norm in norms]
-    seen, finished = 0, False
+    images, finished = 0, False
     try:
         with in_eval(model), hooked([("", norm) for norm in norms], before=_check_has_variance):
             for norm in norms:
                 norm.training = True  # not train(): timm's BatchNormAct2d holds an activation and a dropout
             for batch, _ in read_batches(model, batches):
-                seen += batch_of(batch)
+                images += batch_of(batch)
                 for norm in norms:  # the k-th batch has a share of B_k / (B_1 + … + B_k) in the average
-                    norm.momentum = batch_of(batch) / seen
+                    norm.momentum = batch_of(batch) / images
                 run_example(model, batch)
-        finished = seen > 0
+        finished = images > 0
     finally:
         for norm, momentum, buffers in zip(norms, momenta, before, strict=True):
             norm.momentum = momentum
@@ -99,11 +99,11 @@ def recalibrate_batch_norm_(model: nn.Module, batches: Tensor | Iterable[Any]) -
                 if not finished or name == "num_batches_tracked":
                     getattr(norm, name).copy_(buffer)
     if not finished:
-        raise RecastError("BatchNorm's statistics need at least one batch of images to be measured on, got none")
+        raise RecastError("BatchNorm's statistics require at least one batch of images, got none")
     return model
 
 
 def _check_has_variance(_name: str, _norm: nn.Module, inputs: tuple[Any, ...]) -> None:
     x = inputs[0]
     if x.numel() <= x.shape[1]:
-        raise RecastError("BatchNorm's statistics need more than one value per channel: use batches of more images")
+        raise RecastError("BatchNorm's statistics require more than one value per channel: use larger batches")

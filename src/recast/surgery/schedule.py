@@ -1,4 +1,4 @@
-"""When layers leave the convolution: `Schedule`, dates for the layers of a plan. Plain data, no torch in here.
+"""`Schedule`: dates at which the layers of a plan become attention. Plain data, without torch.
 
 Epochs count from 1. A layer's date is the first epoch that it is attention in; the swap itself
 (`recast.recast_during_training_`) is made before that epoch begins.
@@ -21,9 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Schedule(Checked):
-    """Which steps of a plan become attention before which epoch. Plain data: `due` reads, nothing is ever changed.
+    """Dates at which the steps of a plan become attention. Immutable.
 
-    Made by `at_once`, `progressive`, `listed` and `learned`; each takes the plan, whose steps it dates.
+    Made by `at_once`, `progressive`, `listed` and `learned`, each from a plan.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1))
+        >>> plan = recast.plan(model, torch.randn(1, 3, 8, 8), where="all")
+        >>> schedule = recast.Schedule.progressive(plan, epochs=30)
+        >>> schedule.due(11), schedule.due(21)
+        (('1',), ('0',))
     """
 
     name: str
@@ -36,7 +43,7 @@ class Schedule(Checked):
 
     @classmethod
     def at_once(cls, plan: Plan, epoch: int) -> Schedule:
-        """Every layer becomes attention before `epoch`; 1: before any training.
+        """Date every layer before `epoch`; 1: before any training.
 
         T-CNN* (d'Ascoli et al. 2021, Sec. 5) trains t₁ epochs as a CNN: epoch = t₁ + 1.
         """
@@ -45,7 +52,7 @@ class Schedule(Checked):
 
     @classmethod
     def progressive(cls, plan: Plan, epochs: int, order: Order = "last_first") -> Schedule:
-        """One layer after the other at equal distances: PRS (Lee et al. 2022, Eq. 7), for any network.
+        """Date one layer after the other at equal distances: PRS (Lee et al. 2022, Eq. 7), for any network.
 
         Layer l = 1 … L of the plan is a convolution while t ≤ T·(1 − l/(L+1)), t = 1 … T = `epochs`: the last layer
         becomes attention first, after T/(L+1) epochs. Compared as whole numbers, t·(L+1) ≤ T·(L+1−l), so that no date
@@ -55,7 +62,7 @@ class Schedule(Checked):
         check_value(Order, order, "order")
         check_value(int, epochs, "epochs")
         if epochs < 1:
-            raise RecastError(f"a progressive schedule needs at least one epoch, got {epochs}")
+            raise RecastError(f"epochs must be at least 1, got {epochs}")
         layers = _layers(plan)
         last = len(layers) + 1
         dates = [epochs * (last - number) // last + 1 for number in range(1, last)]
@@ -67,11 +74,11 @@ class Schedule(Checked):
 
     @classmethod
     def listed(cls, plan: Plan, dates: Mapping[int, Sequence[str]], *, name: str = "listed") -> Schedule:
-        """Dates of one's own: epoch → names or globs of layers. Layers that are not named stay convolutions.
+        """Use the given dates: epoch → names or globs of layers. Other layers stay convolutions.
 
         Raises RecastError for an epoch below 1, a name that matches no step, and a layer with two dates.
         """
-        layers, found = _layers(plan), dict[str, int]()
+        layers, epochs = _layers(plan), dict[str, int]()
         check_value(Mapping[int, list[str]], dates, "dates (epoch → list of layers)")
         for epoch, patterns in dates.items():
             if epoch < 1:
@@ -84,18 +91,18 @@ class Schedule(Checked):
                         f"{', '.join(layers)}.{suggest(pattern, layers)}"
                     )
                 for layer in named:
-                    if found.setdefault(layer, epoch) != epoch:
-                        raise RecastError(f"{layer} has two dates, epoch {found[layer]} and {epoch}: keep one")
-        return cls(name, layers, found)
+                    if epochs.setdefault(layer, epoch) != epoch:
+                        raise RecastError(f"{layer} has two dates, epoch {epochs[layer]} and {epoch}: keep one")
+        return cls(name, layers, epochs)
 
     @classmethod
     def learned(cls, plan: Plan) -> Schedule:
-        """No dates yet: training adds them (`decided`) as its measurements say (`recast.lab.training.switches`)."""
+        """Start without dates: training adds them (`decided`) from measurements (`recast.lab.training.switches`)."""
         return cls("learned", _layers(plan))
 
     @classmethod
     def of(cls, config: ScheduleConfig, plan: Plan, epochs: int) -> Schedule | None:
-        """The schedule that a recipe describes; None where layers are recast before training."""
+        """Return the schedule of a recipe; None if layers are recast before training."""
         if not config.is_during:
             return None
         if config.name == "at_once":
@@ -107,20 +114,20 @@ class Schedule(Checked):
         return cls.listed(plan, parse_dates(config.dates))
 
     def due(self, epoch: int) -> tuple[str, ...]:
-        """Layers that become attention before `epoch` (from 1) begins, in the network's order."""
+        """Return the layers that become attention before `epoch` (from 1), in the network's order."""
         return tuple(layer for layer in self.layers if self.dates.get(layer) == epoch)
 
     def decided(self, layer: str, epoch: int) -> Schedule:
-        """The same schedule with one more date; it takes a slot of that epoch where there is one."""
+        """Return the schedule with one more date, which takes a slot of that epoch if there is one."""
         if layer not in self.layers or layer in self.dates:
-            raise RecastError(f"{layer} is no step that waits for a date: {', '.join(self.waiting()) or 'none waits'}")
+            raise RecastError(f"{layer} does not wait for a date; waiting: {', '.join(self.waiting()) or 'none'}")
         slots = list(self.slots)
         if epoch in slots:
             slots.remove(epoch)
         return replace(self, dates={**self.dates, layer: epoch}, slots=tuple(slots))
 
     def waiting(self) -> tuple[str, ...]:
-        """Layers without a date."""
+        """Return the layers without a date."""
         return tuple(layer for layer in self.layers if layer not in self.dates)
 
     def to_dict(self) -> dict[str, Any]:
@@ -128,9 +135,9 @@ class Schedule(Checked):
         return {"name": self.name, "layers": list(self.layers), "dates": dict(self.dates), "slots": list(self.slots)}
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Schedule:
-        """The inverse of `to_dict`."""
-        return read_fields(cls, found, "the schedule")
+    def from_dict(cls, data: Mapping[str, Any]) -> Schedule:
+        """Read the data of `to_dict`."""
+        return read_fields(cls, data, "the schedule")
 
     def __str__(self) -> str:
         """Every layer with its date, in the order of the dates."""

@@ -1,6 +1,6 @@
-"""Which layers a plan takes, and why each other convolution stays.
+"""Selection of the layers of a plan, with the reason why each other convolution stays.
 
-Asked for are the papers' last stage, another stage, names, globs, regular expressions or a predicate.
+A selection is the papers' last stage, another stage, names, globs, regular expressions or a predicate.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ NOT_CALLED = "not called by the example (at most its weight is read)"
 
 
 def is_spatial(module: nn.Module) -> bool:
-    """Whether a convolution has more than one tap."""
+    """Return True if a convolution has more than one tap."""
     kernel: Any = getattr(module, "kernel_size", 1)
     return bool(max(kernel) > 1) if isinstance(kernel, tuple) else bool(kernel > 1)
 
 
 def is_none(where: Where | None) -> bool:
-    """Whether a selection is "none": no convolution."""
+    """Return True for the selection "none"."""
     return where == "none" or (isinstance(where, list | tuple) and list(where) == ["none"])
 
 
 def select(
-    where: Where | None, model: nn.Module, convolutions: Modules, seen: Observation, config: RecastConfig
+    where: Where | None, model: nn.Module, convolutions: Modules, observed: Observation, config: RecastConfig
 ) -> tuple[dict[str, RecastLayer], set[str], dict[str, str]]:
     """Choose among the model's convolutions, and make the layers that those become.
 
@@ -59,33 +59,33 @@ def select(
     if convolutions and 2 not in others:
         axes = " and ".join(f"{count}-d" for count in sorted(others))
         raise RecastError(f"the convolutions of {type(model).__name__} are {axes}: only 2-d ones become attention")
-    explicit, left = _wanted(where, model, convolutions, seen)
-    names = [name for name in convolutions if name not in left]
+    explicit, reasons = _wanted(where, model, convolutions, observed)
+    names = [name for name in convolutions if name not in reasons]
     if not names:
         asked = "predicate" if callable(where) else where if isinstance(where, str) else ", ".join(where)
         raise RecastError(f"the selection {asked} matches no convolution that can become attention")
     elsewhere = held_elsewhere(model, convolutions)
     layers: dict[str, RecastLayer] = {}
     for name in names:
-        found = _layer_or_reason(name, model, convolutions[name], seen, config, elsewhere.get(name))
-        if isinstance(found, RecastLayer):
-            layers[name] = found
+        result = _layer_or_reason(name, model, convolutions[name], observed, config, elsewhere.get(name))
+        if isinstance(result, RecastLayer):
+            layers[name] = result
         elif name in explicit:
-            raise RecastError(f"{name} cannot be recast: {found}")
+            raise RecastError(f"{name} cannot be recast: {result}")
         else:
-            left[name] = found
+            reasons[name] = result
     if not layers:
-        raise RecastError(f"nothing can be recast: {names[0]} {left[names[0]]}")
-    return layers, explicit, left
+        raise RecastError(f"nothing can be recast: {names[0]} {reasons[names[0]]}")
+    return layers, explicit, reasons
 
 
 def _layer_or_reason(
-    name: str, model: nn.Module, module: nn.Module, seen: Observation, config: RecastConfig, shared: str | None
+    name: str, model: nn.Module, module: nn.Module, observed: Observation, config: RecastConfig, shared: str | None
 ) -> RecastLayer | str:
-    """The layer that a convolution becomes where it stands, on the meta device; or why it cannot be recast."""
+    """Return the new layer of a convolution on the meta device, or the reason why it cannot be recast."""
     if reason := refusal(module):
         return reason
-    calls = seen.calls.get(name)
+    calls = observed.calls.get(name)
     if not calls:
         return NOT_CALLED
     if any(len(call.input) != 4 for call in calls):
@@ -102,13 +102,13 @@ def _layer_or_reason(
         return str(error)
 
 
-# --- what is asked for ------------------------------------------------------------------------------------------------
+# --- patterns ---------------------------------------------------------------------------------------------------------
 
 
 def _wanted(
-    where: Where, model: nn.Module, convolutions: Modules, seen: Observation
+    where: Where, model: nn.Module, convolutions: Modules, observed: Observation
 ) -> tuple[set[str], dict[str, str]]:
-    """The names of convolutions that are asked for by their full name, and why each that is not asked for is left."""
+    """Return the convolutions selected by their full name, and the reasons for those not selected."""
     if isinstance(where, nn.Module):  # it is callable, and no predicate
         raise RecastError(f"where takes names, globs, re:REGEX, stage:N or a predicate, got {shown(where)}")
     if callable(where):
@@ -116,7 +116,7 @@ def _wanted(
     patterns = [where] if isinstance(where, str) else list(where) if isinstance(where, Iterable) else [where]
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise RecastError(f"where takes names, globs, re:REGEX, stage:N or a predicate, got {shown(where)}")
-    sizes = _map_sizes(convolutions, seen)
+    sizes = _map_sizes(convolutions, observed)
     wanted = {name for pattern in patterns for name in _matches(pattern, model, convolutions, sizes)}
     explicit = wanted & set(patterns)
 
@@ -126,11 +126,11 @@ def _wanted(
         if patterns != ["last_stage"]:
             return f"not selected by {', '.join(patterns)}"
         if name in sizes:
-            own, last = ("×".join(map(str, sizes[n])) for n in (name, next(iter(wanted))))
-            return f"before the last stage ({own}; the last is {last})"
-        if name not in seen.calls:
+            size, last = ("×".join(map(str, sizes[n])) for n in (name, next(iter(wanted))))
+            return f"before the last stage ({size}; the last is {last})"
+        if name not in observed.calls:
             return NOT_CALLED
-        is_map = len(seen.calls[name][0].output) == 4
+        is_map = len(observed.calls[name][0].output) == 4
         return "runs on regions of the image, in no stage" if is_map else "not a two-dimensional map"
 
     taken = {name for name in wanted if name in explicit or is_spatial(convolutions[name])}
@@ -138,7 +138,7 @@ def _wanted(
 
 
 def _matches(pattern: str, model: nn.Module, convolutions: Modules, sizes: Sizes) -> list[str]:
-    """Names of the convolutions that a pattern means, 1×1 ones among them. Raises `RecastError` for none."""
+    """Return the convolutions that a pattern matches, 1×1 included. Raises `RecastError` for none."""
     spatial = [name for name, module in convolutions.items() if is_spatial(module)]
     if pattern == "all":
         return spatial
@@ -149,11 +149,11 @@ def _matches(pattern: str, model: nn.Module, convolutions: Modules, sizes: Sizes
         possible = [size for name, size in sizes.items() if find_rule(convolutions[name])] or list(sizes.values())
         return [name for name, size in sizes.items() if size == min(possible, key=math.prod)]
     if pattern.startswith("stage:"):
-        found = _stages(model, spatial, sizes)
-        if not re.fullmatch(r"-?\d+", pattern[6:]) or not -len(found) <= int(pattern[6:]) < len(found):
-            last = len(found) - 1
+        stages = _stages(model, spatial, sizes)
+        if not re.fullmatch(r"-?\d+", pattern[6:]) or not -len(stages) <= int(pattern[6:]) < len(stages):
+            last = len(stages) - 1
             raise RecastError(f"{type(model).__name__} has stages stage:0 to stage:{last}, got {pattern!r}")
-        return found[int(pattern[6:])]
+        return stages[int(pattern[6:])]
     if pattern.startswith("re:"):
         names = _search(pattern[3:], list(convolutions))
     else:
@@ -167,7 +167,7 @@ def _matches(pattern: str, model: nn.Module, convolutions: Modules, sizes: Sizes
 
 
 def _search(pattern: str, names: list[str]) -> list[str]:
-    """The names in which a regular expression is found. Raises `RecastError` for what is none, or takes for ever.
+    """Search names by a regular expression. Raises `RecastError` for bad syntax and for a timeout.
 
     `re` cannot be stopped, and `(.*)*x` takes longer than the universe is old: what repeats or branches twice is tried
     in a process of its own.
@@ -187,13 +187,13 @@ def _search(pattern: str, names: list[str]) -> list[str]:
             [sys.executable, "-I", "-S", "-c", code], input=asked, capture_output=True, text=True, timeout=5, check=True
         )
     except subprocess.SubprocessError:
-        raise RecastError(f"{'re:' + pattern!r} takes for ever on names like {names[-1]}: repeat less in it") from None
-    found: list[str] = json.loads(done.stdout)
-    return found
+        raise RecastError(f"{'re:' + pattern!r} timed out on {names[-1]}: simplify the pattern") from None
+    matches: list[str] = json.loads(done.stdout)
+    return matches
 
 
 def _stages(model: nn.Module, spatial: list[str], sizes: Sizes) -> list[list[str]]:
-    """The spatial convolutions of every stage, in order: `stage:0` is the stem's, as in timm's `out_indices`.
+    """Return the spatial convolutions of every stage; `stage:0` is the stem, as in timm's `out_indices`.
 
     timm's `feature_info` names the module that ends a stage. Without one, a stage is a size of the maps.
     """
@@ -211,20 +211,20 @@ def _stages(model: nn.Module, spatial: list[str], sizes: Sizes) -> list[list[str
     ]
 
 
-def _map_sizes(convolutions: Modules, seen: Observation) -> Sizes:
-    """Rows and columns that every spatial convolution puts out: the largest of its uses.
+def _map_sizes(convolutions: Modules, observed: Observation) -> Sizes:
+    """Return rows and columns of the output of every spatial convolution, the largest of its uses.
 
     Left out are convolutions of another dimension, and those that run on regions of the image (a detector's proposals),
     which belong to no stage; unless the model has nothing else.
     """
     maps = {
-        name: [call for call in seen.calls.get(name, ()) if len(call.output) == 4]
+        name: [call for call in observed.calls.get(name, ()) if len(call.output) == 4]
         for name, module in convolutions.items()
         if is_spatial(module)
     }
-    whole = {name: [call for call in calls if call.input[0] == seen.batch] for name, calls in maps.items()}
+    whole = {name: [call for call in calls if call.input[0] == observed.batch] for name, calls in maps.items()}
     sizes = {
         name: [(call.output[2], call.output[3]) for call in calls]
         for name, calls in (whole if any(whole.values()) else maps).items()
     }
-    return {name: max(found, key=math.prod) for name, found in sizes.items() if found}
+    return {name: max(areas, key=math.prod) for name, areas in sizes.items() if areas}

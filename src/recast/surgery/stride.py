@@ -60,10 +60,10 @@ def check_edits(model: nn.Module, edits: Iterable[Edit], planned_for: str) -> No
         else:
             fits = module is not None and (edit.action != "stride_1" or hasattr(module, "stride"))
         if not fits:
-            found = "no such layer" if module is None else f"a {type(module).__name__} there"
+            actual = "no such layer" if module is None else f"a {type(module).__name__} there"
             raise RecastError(
                 f"the plan is for another model: it changes {edit.name!r} ({edit.action.replace('_', ' ')}), and "
-                f"{type(model).__name__} has {found} (planned for {planned_for})"
+                f"{type(model).__name__} has {actual} (planned for {planned_for})"
             )
 
 
@@ -82,7 +82,7 @@ def set_geometry_(conv: nn.Conv2d, geometry: Geometry) -> None:
 
 
 def dilated(geometry: Geometry, factor: tuple[int, int]) -> Geometry:
-    """The geometry on a map that is `factor` times denser: dilation and padding grow with it."""
+    """Return the geometry on a map that is `factor` times denser: dilation and padding grow with it."""
     (d0, d1), (top, bottom, left, right), (f0, f1) = geometry.dilation, geometry.padding, factor
     padding = (top * f0, bottom * f0, left * f1, right * f1)
     return replace(geometry, padding=padding, dilation=(d0 * f0, d1 * f1))
@@ -91,21 +91,21 @@ def dilated(geometry: Geometry, factor: tuple[int, int]) -> Geometry:
 def plan_stride_edits(
     model: nn.Module, selected: Sequence[str], spatial: dict[str, nn.Module], calls: dict[str, list[Call]], mode: Mode
 ) -> list[Edit]:
-    """What takes the stride out of `selected`: edits of the shortcuts, new geometries of the strided convolutions, and
-    of those that follow.
+    """Return the edits that remove the stride of `selected`.
+
+    They change the shortcuts, and the geometries of the strided convolutions and of those that follow.
 
     `spatial` holds every convolution with more than one tap. Raises `RecastError` where a shortcut is unknown, where
     the strided convolution is not in the last stage, or where a layer cannot be dilated.
     """
-    sizes = {name: found[0].output[2:] for name, found in calls.items()}
+    sizes = {name: uses[0].output[2:] for name, uses in calls.items()}
     order = [name for name in calls if name in spatial]
     if pointwise := [name for name in selected if name not in spatial]:
         raise RecastError(f"stride={mode!r} works on blocks: {pointwise[0]} is 1×1, recast it with stride='keep'")
     strided = [name for name in order if name in selected and _geometry(spatial[name]).stride != (1, 1)]
     if any(math.prod(sizes[name]) == 1 for name in strided):
         raise RecastError(
-            f"stride={mode!r}: the last stage is a single pixel at this example, so shapes cannot show whether the "
-            "shortcuts fit; plan with a larger image"
+            f"stride={mode!r}: the last stage of this example is a single pixel; plan with a larger image"
         )
     if not strided:
         raise RecastError(f"stride={mode!r}: none of the selected convolutions has a stride to remove")
@@ -141,17 +141,17 @@ def _numeric_geometry(name: str, conv: nn.Module, mode: Mode) -> Geometry:
 
 
 def _shortcut_edits(model: nn.Module, name: str, mode: Mode) -> list[Edit]:
-    """What has to happen to the shortcut around the block of `name`; none where the block has none.
+    """Return the edits of the shortcut around the block of `name`; none if there is no shortcut.
 
     A block without a module named `downsample` or `shortcut` is taken to have no strided shortcut; where it has one in
     code alone, the shapes of the edited network do not add up and `plan` refuses.
     """
     block_name = name.rpartition(".")[0]
     block = model.get_submodule(block_name)
-    found = [key for key in ("downsample", "shortcut") if isinstance(getattr(block, key, None), nn.Module)]
-    if not found:
+    keys = [key for key in ("downsample", "shortcut") if isinstance(getattr(block, key, None), nn.Module)]
+    if not keys:
         return []
-    path, shortcut = f"{block_name}.{found[0]}".lstrip("."), getattr(block, found[0])
+    path, shortcut = f"{block_name}.{keys[0]}".lstrip("."), getattr(block, keys[0])
     children = shortcut.named_children() if isinstance(shortcut, nn.Sequential) else ()
     layers = {f"{path}.{child}": layer for child, layer in children} or {path: shortcut}
     edits = []
@@ -169,7 +169,7 @@ def _shortcut_edits(model: nn.Module, name: str, mode: Mode) -> list[Edit]:
 
 
 def _action(layer: nn.Module, mode: Mode) -> Action | Literal["none"] | None:
-    """What takes the stride out of a layer of a shortcut; None for an unknown kind."""
+    """Return the action that removes the stride of a layer in a shortcut; None for an unknown kind."""
 
     def single(value: Any) -> int:
         """A size given as one number or as equal ones; 0 for anything else."""

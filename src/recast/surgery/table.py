@@ -41,17 +41,17 @@ def terminal_width() -> int:
 
 
 def layers(steps: Sequence[Step], before: Cost, after: Cost, width: int) -> str:
-    """What every layer becomes and costs, one line each, or several where the width asks for it."""
+    """Return the table of layers and costs, one line each, or several for a small width."""
     table = _layers(steps, before, after, is_wide=True)
     if Console(width=WIDTH).measure(table).maximum > width:
         table = _layers(steps, before, after, is_wide=False)
-    kept = " → ".join(quantity(cost.fixed_bytes, "B", 1024) for cost in (before, after))
-    note = f"MACs and activations are for one image; a training step also keeps {kept} whatever the batch"
+    fixed = " → ".join(quantity(cost.fixed_bytes, "B", 1024) for cost in (before, after))
+    note = f"MACs and activations are for one image; a training step also keeps {fixed} whatever the batch"
     return render(table, width) + "\n" + textwrap.fill(note, width)
 
 
 def cost(before: Cost, after: Cost, width: int = WIDTH) -> str:
-    """What the whole plan costs, in a sentence: "+7 % compute, +9 % parameters", from twice on "2.1× the compute"."""
+    """Return the cost of the plan in a sentence: "+7 % compute, +9 % parameters", from twice on "2.1× the compute"."""
 
     def more(name: str, old: int, new: int) -> str:
         ratio = new / old if old else 1.0
@@ -62,7 +62,7 @@ def cost(before: Cost, after: Cost, width: int = WIDTH) -> str:
 
 
 def _layers(steps: Sequence[Step], before: Cost, after: Cost, is_wide: bool) -> Table:
-    """The table: with a line for a layer, or narrower, with what belongs together below one another."""
+    """Return the table with one line per layer, or a narrower one with several."""
     between = " " if is_wide else "\n"
     first = ("layer", "convolution", "heads") if is_wide else ("layer",)
     numbers = ("parameters", "MACs", "activations", *(("exact",) if is_wide else ()))
@@ -77,15 +77,15 @@ def _layers(steps: Sequence[Step], before: Cost, after: Cost, is_wide: bool) -> 
     def costs(old: Cost, new: Cost) -> list[str]:
         units = {"parameters": ("", 1000), "macs": ("", 1000), "activation_bytes": ("B", 1024)}
         pairs = ([quantity(getattr(cost, name), *unit) for cost in (old, new)] for name, unit in units.items())
-        return [f"{one}{between}→ {other}" for one, other in pairs]
+        return [f"{before_text}{between}→ {after_text}" for before_text, after_text in pairs]
 
     for step in steps:
         name, heads = step.name or "(the model)", step.geometry.num_heads
         convolution = f"{step.geometry}" + (f" groups {step.groups}" if step.groups > 1 else "")
         why = "" if step.exact else "stride" if step.geometry != step.parent_geometry else "gate"
-        told = f"{name}\n{convolution}, {heads} heads" + (f"\nnot exact: {why}" if why else "")
+        description = f"{name}\n{convolution}, {heads} heads" + (f"\nnot exact: {why}" if why else "")
         table.add_row(
-            *((name, convolution, str(heads)) if is_wide else (told,)),
+            *((name, convolution, str(heads)) if is_wide else (description,)),
             f"{'×'.join(map(str, step.input))}{between}→ {'×'.join(map(str, step.output))}",
             f"{step.queries}{between}× {step.keys}",
             *costs(step.before, step.after),
@@ -98,7 +98,7 @@ def _layers(steps: Sequence[Step], before: Cost, after: Cost, is_wide: bool) -> 
 
 
 def left(convolutions: Sequence[Left], width: int) -> str:
-    """The convolutions that stay, by reason."""
+    """Return the convolutions that stay, by reason."""
     reasons: dict[str, list[str]] = {}
     for item in convolutions:
         reasons.setdefault(item.reason, []).append(item.name)
@@ -111,7 +111,7 @@ def left(convolutions: Sequence[Left], width: int) -> str:
 
 
 def pooling(config: PoolConfig, cost: Cost | None, width: int) -> str:
-    """What the pooling becomes, and what that adds."""
+    """Describe the attention pooling and its cost."""
     tokens = "a single token" if config.kind == "single" else "a token for every class"
     start = "starts as the average" if config.start == "average" else "starts as in the paper: another function"
     text = f"attention pooling: {tokens}, {config.num_heads} head{'s' * (config.num_heads > 1)}, {start}"

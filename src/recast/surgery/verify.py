@@ -1,4 +1,4 @@
-"""Is the recast model the same function? `verify` compares parent and child, layer by layer and end to end."""
+"""`verify`: compare parent and child, layer by layer and end to end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ALONE = RLock()
 
 @dataclass(frozen=True)
 class Trace:
-    """What a model computed for a batch: its output, and of every planned layer, by name, the output of each call."""
+    """Outputs of a model for a batch: its own, and those of every call of a planned layer."""
 
     output: Any
     layers: dict[str, list[Tensor]]
@@ -51,7 +51,7 @@ class Trace:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """TF32 off: with it, equal functions differ by 1e-3 on recent GPUs."""
+    """Switch TF32 off: with it, equal functions differ by 1e-3 on recent GPUs."""
     switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
     before = [switch.fp32_precision for switch in switches]
     try:
@@ -68,20 +68,37 @@ def use_backend(model: nn.Module, backend: Backend | None) -> Iterator[None]:
     """Let every GPSA layer compute with `backend` (None: leave each its own); C-MHSA has one way only."""
     before = [(layer, layer.backend) for layer in gpsa_layers(model).values()]
     try:
-        for layer, own in before:
-            layer.backend = backend or own
+        for layer, original in before:
+            layer.backend = backend or original
         yield
     finally:
-        for layer, own in before:
-            layer.backend = own
+        for layer, original in before:
+            layer.backend = original
 
 
 @typed("model", "plan")
 @torch.no_grad()
 def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
-    """Run `batch` in eval mode and keep what `verify` compares: take it before an in-place recast.
+    """Run `batch` in eval mode and keep the outputs that `verify` compares. Use it before an in-place recast.
 
-    Raises `RecastError` for a model without the plan's layers, and a batch without images.
+    Args:
+        model: the parent.
+        plan: the plan that will be applied.
+        batch: images (B, C, H, W), or another example as `plan` takes it.
+
+    Returns:
+        A `Trace`, the `parent` argument of `verify`.
+
+    Raises:
+        RecastError: for a model without the plan's layers, one that is recast already, and a batch without images.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        >>> images = torch.randn(2, 3, 8, 8)
+        >>> plan = recast.plan(model, images)
+        >>> before = recast.trace(model, plan, images)
+        >>> recast.verify(before, recast.recast_(model, plan), images).ok()
+        True
     """
     check_values(batch, model)
     ranges: dict[str, list[Tensor]] = {}
@@ -91,8 +108,8 @@ def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
     def measure(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         if inputs[0].dim() != 4:
             raise RecastError(
-                f"{name or 'the model'} got {tuple(inputs[0].shape)}: expected (batch, C, H, W), for one image "
-                "image[None]"
+                f"{name or 'the model'} got {tuple(inputs[0].shape)}, expected (B, C, H, W): pass image[None] for one "
+                "image"
             )
         sizes, share = _signal(module, inputs[0], output)
         ranges.setdefault(name, []).append(sizes)
@@ -102,8 +119,7 @@ def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
     pools = [] if plan.pool is None else list(attention_pools(model))
     if recast := [name for name, layer in layers.items() if isinstance(layer, RecastLayer)] + pools:
         raise RecastError(
-            f"the parent is a recast network itself, {recast[0] or 'the model'} is attention: pass the network from "
-            "before recast_"
+            f"the parent is recast itself, {recast[0] or 'the model'} is attention: pass the network before recast_"
         )
     with _ALONE, hooked(layers.items(), after=measure):
         return Trace(*_run(model, layers, batch), ranges, signal)
@@ -111,7 +127,7 @@ def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
 
 @torch.no_grad()
 def _run(model: nn.Module, layers: dict[str, nn.Module], batch: Example) -> tuple[Any, dict[str, list[Tensor]]]:
-    """The model's output, and those of the layers."""
+    """Return the model's output, and those of the layers."""
     with in_eval(model), undisturbed(model), full_precision(), captured_outputs(layers.items()) as outputs:
         output = run_example(model, batch)
     return tree_map_only(Tensor, torch.clone, output), outputs
@@ -157,32 +173,49 @@ def _layers_of(model: nn.Module, plan: Plan) -> dict[str, nn.Module]:
             return {name: modules[place] for name, place in (wanted | norms).items()}
         missing = lacking[0]
     raise RecastError(
-        f"{type(model).__name__} has no layer {missing!r} as the plan for {plan.model} knows it: pass the network that "
-        "was recast, and the parent it was made from"
+        f"{type(model).__name__} lacks layer {missing!r} of the plan for {plan.model}: pass the network that was "
+        "recast, and its parent"
     )
 
 
 def _is_layer(module: nn.Module | None, plan: Plan, step: Step) -> bool:
-    """Whether a module is the convolution of a step, or what became of it."""
+    """Return True if a module is the convolution of a step, or the layer that it became."""
     if module is None or find_rule(module) is None:
         return isinstance(module, RecastLayer) or (step.fold is not None and isinstance(module, nn.Sequential))
     layer = convert(on_meta(module), plan.config)
-    found = layer.in_channels, layer.out_channels, layer.groups, layer.geometry.kernel
+    shape = layer.in_channels, layer.out_channels, layer.groups, layer.geometry.kernel
     kernels = (step.parent_geometry.kernel, step.fold.kernel if step.fold else ())
-    return found[:3] == (step.input[0], step.output[0], step.groups) and found[3] in kernels
+    return shape[:3] == (step.input[0], step.output[0], step.groups) and shape[3] in kernels
 
 
 @typed("parent", "child", "backend")
 def verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, *, backend: Backend | None = None) -> Exactness:
-    """Compare `child` with its parent (the model, or a `trace` of it taken before the recast) on `batch`.
+    """Compare `child` with its parent on `batch`: outputs, and the outputs of every recast layer.
 
-    Sets eval mode and TF32 off, and restores both, buffers and torch's random state. `backend` makes every layer
-    compute with that code. With `stride="dilate"` layers are compared at the parent's positions, the even ones of the
-    child. `batch` is an example as `plan` takes it. Outputs may be any nest of tensors: mappings, lists, objects with
-    tensors in their attributes. The result says which layers were compared and on what signal: it proves
-    something (`ok`) only where there was one in each. What holds is noted on the child, for `save`.
-    Raises `RecastError` if the outputs cannot be compared, if parent and child are the same object, for a parent that
-    is another network, and for one that is recast itself.
+    Runs in eval mode without TF32, and restores modes, buffers and torch's random state. With `stride="dilate"` layers
+    are compared at the parent's positions, the even ones of the child. A result that holds is noted on the child, for
+    `save`.
+
+    Args:
+        parent: the network before `recast_`, or a `trace` of it.
+        child: the recast network.
+        batch: images (B, C, H, W), or another example as `plan` takes it. Outputs may be any nest of tensors: mappings,
+            lists, objects with tensors in their attributes.
+        backend: compute every layer with this backend.
+
+    Returns:
+        `Exactness`. Its `ok()` is True only if a signal reached every layer.
+
+    Raises:
+        RecastError: if the outputs cannot be compared, if parent and child are the same object, or if the parent is
+            another network or recast itself.
+
+    Example:
+        >>> parent = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        >>> images = torch.randn(2, 3, 8, 8)
+        >>> child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, images))
+        >>> recast.verify(parent, child, images).ok()
+        True
     """
     with _ALONE:
         return _verify(parent, child, batch, backend)
@@ -196,11 +229,11 @@ def _verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, backend
     check_values(batch, child)
     before = parent if isinstance(parent, Trace) else trace(parent, plan, batch)
     with use_backend(child, backend):
-        output, found = _run(child, _layers_of(child, plan), batch)
+        output, outputs = _run(child, _layers_of(child, plan), batch)
         with in_eval(child), torch.no_grad():  # as it just ran
             backends = sorted({layer.chosen_backend() for layer in recast_layers(child).values()})
-    if silent := [name for name in before.layers if name not in found]:
-        raise RecastError(f"the child never calls {silent[0] or 'its layer'}: something goes on calling the old one")
+    if silent := [name for name in before.layers if name not in outputs]:
+        raise RecastError(f"the child never calls {silent[0] or 'its layer'}: another module still calls the old layer")
     tensors = _comparable(output, before.output)
     images, (first, reference) = batch_of(batch), (answer_of(output), answer_of(before.output))
     if not isinstance(first, Tensor) or not isinstance(reference, Tensor):
@@ -209,7 +242,7 @@ def _verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, backend
     boxes = isinstance(before.output, list) and any(isinstance(item, dict) for item in before.output)
     comparable = not boxes and first.shape == reference.shape and first.dim() > 1 and len(first) == images
     equal = first.argmax(1) == reference.argmax(1) if comparable else torch.zeros(0)
-    layers = {name: _layer_error(found[name], ys, before.ranges[name]) for name, ys in before.layers.items()}
+    layers = {name: _layer_error(outputs[name], ys, before.ranges[name]) for name, ys in before.layers.items()}
     signal = {step.name: before.signal.get(step.name, 0.0) for step in plan.steps}
     if plan.pool is not None:
         with shifted_queries(child), in_eval(child), undisturbed(child), torch.no_grad():
@@ -238,23 +271,23 @@ def _verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, backend
 def _comparable(output: Any, expected: Any) -> dict[str, tuple[Tensor, Tensor]]:
     """The tensors of two outputs in pairs, by their path. Raises `RecastError` unless both are nests of one kind, with
     tensors of the same types (of maps the size may differ, of logits not) and equal other values in the same places."""
-    found, wanted = dict(leaves_of(output)), dict(leaves_of(expected))
+    actual, wanted = dict(leaves_of(output)), dict(leaves_of(expected))
 
     def alike(a: Any, b: Any) -> bool:
         if isinstance(a, Tensor) and isinstance(b, Tensor):
             return a.dtype == b.dtype and a.dim() == b.dim() and (a.dim() > 2 or a.shape[1:] == b.shape[1:])
         return type(a) is type(b) and bool(a == b)
 
-    if found.keys() == wanted.keys():
+    if actual.keys() == wanted.keys():
         for path, value in wanted.items():
-            if not isinstance(value, (Tensor, *PLAIN)) and not alike(found[path], value):
+            if not isinstance(value, (Tensor, *PLAIN)) and not alike(actual[path], value):
                 raise RecastError(
                     f"output{path} is a {type(value).__name__}, which cannot be compared: return tensors, or objects "
                     "with tensors in their attributes"
                 )
-    pairs = {path: (a, b) for path, b in wanted.items() if isinstance(a := found.get(path), Tensor)
+    pairs = {path: (a, b) for path, b in wanted.items() if isinstance(a := actual.get(path), Tensor)
              and isinstance(b, Tensor)}  # fmt: skip
-    if not pairs or found.keys() != wanted.keys() or not all(alike(found[path], b) for path, b in wanted.items()):
+    if not pairs or actual.keys() != wanted.keys() or not all(alike(actual[path], b) for path, b in wanted.items()):
         kinds = (tree_map_only(Tensor, _kind, o) for o in (expected, output))
         raise RecastError("parent and child return different kinds of output: {!r:.80} and {!r:.80}".format(*kinds))
     return pairs
@@ -266,7 +299,7 @@ def _kind(x: Tensor) -> str:
 
 
 def _layer_error(child: Sequence[Tensor], parent: Sequence[Tensor], ranges: Sequence[Tensor]) -> float:
-    """Over all calls of a layer. Of a map that is s times denser than the parent's, every s-th pixel is compared."""
+    """Return the error over all calls of a layer; of a map s times denser, every s-th pixel is compared."""
     if len(child) != len(parent):
         return float("inf")
     errors = []
@@ -280,33 +313,32 @@ def _layer_error(child: Sequence[Tensor], parent: Sequence[Tensor], ranges: Sequ
 
 @contextmanager
 def shifted_queries(model: nn.Module) -> Iterator[None]:
-    """The control of a proof for attention pooling: inside the block its queries are others; the output must change."""
+    """Shift the queries of attention pooling inside the block: a control, for which the output must change."""
     projections = [(name, pool.attn.q) for name, pool in attention_pools(model).items()]
     if not projections:
-        raise RecastError("the control needs attention pooling")
+        raise RecastError("the control requires attention pooling")
     with hooked(projections, after=lambda _name, _module, _inputs, queries: queries + QUERY):
         yield
 
 
 @contextmanager
 def swapped_heads(model: nn.Module) -> Iterator[None]:
-    """The control of a proof: W_out of two heads of the first recast layer is swapped inside the block; the output must
-    change.
+    """Swap W_out of two heads of the first recast layer inside the block: a control, for which the output must change.
 
     The middle of the kernel is one of the two: on a small map its border may see nothing but padding.
     """
     layer = next((m for m in recast_layers(model).values() if m.num_heads > 1), None)
     if layer is None:
-        raise RecastError("the control needs a recast layer with two taps")
+        raise RecastError("the control requires a recast layer with two taps")
     makers = parametrization_of(layer)
     # of a computed weight, the tensor that it is made from
     weight = layer.weight if makers is None else max(makers.parameters(recurse=False), key=Tensor.numel)
-    kept, order, middle = weight.detach().clone(), list(range(layer.num_heads)), layer.num_heads // 2
+    original, order, middle = weight.detach().clone(), list(range(layer.num_heads)), layer.num_heads // 2
     order[0], order[middle] = middle, 0
     with torch.no_grad():
-        weight.copy_(kept.flatten(2)[..., order].view_as(kept))
+        weight.copy_(original.flatten(2)[..., order].view_as(original))
     try:
         yield
     finally:
         with torch.no_grad():
-            weight.copy_(kept)
+            weight.copy_(original)

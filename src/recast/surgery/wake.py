@@ -1,4 +1,4 @@
-"""A start from which content attention can learn: queries and keys taken from what a layer sees.
+"""`wake_`: a start from which content attention can learn, with queries and keys from a layer's inputs.
 
 With a gate at 0 the layer is exactly its convolution whatever its queries and keys are, so their start is free. With
 W_key = 0 every content map is uniform, and all that a gate can learn first is whether a global mean helps; this start
@@ -54,10 +54,10 @@ class _Moments:
         self.count += len(tokens)
         self.sum = self.sum + tokens.sum(0).cpu()
         self.products = self.products + (tokens.T @ tokens).cpu()
-        missing = SAMPLE - sum(len(kept) for kept in self.sample.values())
+        missing = SAMPLE - sum(len(images) for images in self.sample.values())
         if missing > 0:
-            known = [self.sample[size]] if (size := x.shape[1:]) in self.sample else []
-            self.sample[size] = torch.cat([*known, x[:missing]])  # a copy: a view would hold the whole batch
+            parts = [self.sample[size]] if (size := x.shape[1:]) in self.sample else []
+            self.sample[size] = torch.cat([*parts, x[:missing]])  # a copy: a view would hold the whole batch
 
     def components(self, least: int) -> Tensor:
         """Leading principal components (K, C) orthogonal to the mean, at least `least` where there are so many."""
@@ -74,7 +74,7 @@ class _Moments:
 
 @dataclass(frozen=True)
 class Woken:
-    """What waking did to the content maps of a layer: their entropy over its maximum, in the mean over the heads."""
+    """Entropy of a layer's content maps over its maximum, before and after waking, in the mean over the heads."""
 
     layer: str
     entropy_before: float
@@ -82,7 +82,7 @@ class Woken:
 
 
 def told(woken: Sequence[Woken]) -> str:
-    """What waking did, in one line."""
+    """Return the result of waking in one line."""
     before, after = (fmean(getattr(layer, f"entropy_{when}") for layer in woken) for when in ("before", "after"))
     return (
         f"queries and keys from the images: entropy of the content maps {before:.3f} → {after:.3f} of its maximum "
@@ -96,47 +96,68 @@ def wake_(
     model: nn.Module, batches: Tensor | Iterable[Any], logit_std: Positive = RecastConfig.logit_std, seed: Seed = 0,
     layers: Collection[str] | None = None,
 ) -> list[Woken]:  # fmt: skip
-    """Give queries and keys of every recast layer a start from `batches` of normalised images (B, C, H, W), in place.
+    """Set queries and keys of recast layers from images, in place.
 
-    `batches` is one example as `plan` takes it, or a list or loader of examples, with labels or without: a pair is
-    (images, labels) unless the network takes two arguments and the second is no tensor of whole numbers.
-    The same images and seed give the same start; several threads must not wake one network. Nothing else changes: a
-    layer whose gates are 0 stays exactly its convolution. C-MHSA does not: content shares the softmax with position
-    there, and what leaks from a head's pixel grows with e to the difference of two logits, a hundredfold and more.
+        W_qry^h = W_key^h = c · R_h U      U: principal components of the layer's input, R_h: a random rotation per head
 
-    layers: names of the layers that are woken; None: all. Returns what became of their content maps, in the order of
-    the network. Raises `RecastError`, before any change, for a model without such layers, for layers whose content maps
-    were all pruned, for no images, and for images or a `logit_std` that are not finite.
+    A GPSA layer whose gates are 0 stays exactly its convolution. C-MHSA does not: content shares the softmax with
+    position, and the leak from a head's pixel grows a hundredfold and more. The same images and seed give the same
+    result. Several threads must not wake one network.
+
+    Args:
+        model: a recast network.
+        batches: normalised images (B, C, H, W), another example as `plan` takes it, or a list or loader of examples,
+            with labels or without. A pair is (images, labels) unless the network takes two arguments and the second is
+            no tensor of whole numbers.
+        logit_std: standard deviation of a query's logits over its keys.
+        seed: of the rotations.
+        layers: names of the layers to wake. Default: all.
+
+    Returns:
+        One `Woken` per layer, in the order of the network: the entropy of its content maps before and after.
+
+    Raises:
+        RecastError: before any change, for a model without such layers, layers whose content maps were all pruned, no
+            images, and images that are not finite.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        >>> images = torch.randn(4, 3, 8, 8)
+        >>> model = recast.recast_(model, recast.plan(model, images))
+        >>> [woken.layer for woken in recast.wake_(model, images)]
+        ['0']
     """
     model = unwrapped(model)
     every = recast_layers(model)
     layers = [layers] if isinstance(layers, str) else layers
     if layers is not None and not layers:
-        raise RecastError("layers names no layer to wake: leave it out for all of them")
+        raise RecastError("layers is empty: drop it to wake all layers")
     if unknown := [name for name in layers or () if name not in every]:
         name = str(unknown[0])
         raise RecastError(f"no layer {name!r} of {type(model).__name__} was recast.{suggest(name, every)}")
-    found = {name: layer for name, layer in every.items() if layers is None or name in layers}
-    if not found:
-        raise RecastError(f"{type(model).__name__} has no layer that was recast: there is no attention to wake")
-    if pruned := [name for name, layer in found.items() if not len(layer.query)]:
-        raise RecastError(f"{pruned[0] or 'the layer'} has no content map left (all pruned): leave it out of layers")
-    seen = {name: _Moments() for name in found}
-    with in_eval(model), hooked(found.items(), before=lambda name, _layer, inputs: seen[name].add(inputs[0])):
+    chosen = {name: layer for name, layer in every.items() if layers is None or name in layers}
+    if not chosen:
+        raise RecastError(f"{type(model).__name__} has no recast layer to wake")
+    if pruned := [name for name, layer in chosen.items() if not len(layer.query)]:
+        raise RecastError(f"{pruned[0] or 'the layer'} has no content map (all pruned): drop it from layers")
+    moments_of = {name: _Moments() for name in chosen}
+    with in_eval(model), hooked(chosen.items(), before=lambda name, _layer, inputs: moments_of[name].add(inputs[0])):
         for batch, _ in read_batches(model, batches):
             run_example(model, batch)
-    for name, moments in seen.items():
+    for name, moments in moments_of.items():
         if not moments.count:
-            raise RecastError(f"{name} saw no image: give at least one batch that the network can take")
+            raise RecastError(f"{name} got no image: pass at least one batch")
         if not moments.products.isfinite().all():
-            raise RecastError(f"{name} saw NaN or infinite values: look at the images, and at the weights before it")
-    warn_if_frozen(found.values())
+            raise RecastError(f"{name} got NaN or infinite values: check the images, and the weights before it")
+    warn_if_frozen(chosen.values())
     generator = torch.Generator().manual_seed(int(seed))
     woken = []
-    for name, layer in found.items():
-        inputs = [x.to(layer.query.dtype) for x in seen[name].sample.values()]  # autocast may be the network's own
+    for name, layer in chosen.items():
+        inputs = [
+            x.to(layer.query.dtype) for x in moments_of[name].sample.values()
+        ]  # autocast may be the network's own
         before = content_entropy(layer, inputs)
-        _set_queries_and_keys(layer, seen[name].components(layer.head_dim), inputs, logit_std, generator)
+        _set_queries_and_keys(layer, moments_of[name].components(layer.head_dim), inputs, logit_std, generator)
         woken.append(Woken(name, before, content_entropy(layer, inputs)))
     return woken
 
@@ -161,9 +182,9 @@ def _set_queries_and_keys(
     for weight in (layer.query, layer.key):
         weight.copy_(rows)
     if layer.config.content == "linear":  # softmax over a head's width for queries, over the tokens for keys
-        found = [_projections(layer, x) for x in inputs]
+        projections = [_projections(layer, x) for x in inputs]
         for at, (weight, axis) in enumerate(((layer.query, -1), (layer.key, -2))):
-            variances = [pair[at].var(axis, correction=0) for pair in found]
+            variances = [pair[at].var(axis, correction=0) for pair in projections]
             _scale_heads_(weight, logit_std / _deviation(variances, logit_std))
         return
     variances = [_logits(layer, x).var(-1, correction=0) for x in inputs]

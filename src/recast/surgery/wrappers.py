@@ -1,4 +1,4 @@
-"""What training scripts wrap a network in: the surgery works on the network inside, under its own names."""
+"""Wrappers of networks in training scripts: the surgery works on the network inside, under its own names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recast.errors import RecastError
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The network inside torch.compile, DataParallel, DistributedDataParallel and running averages of the weights."""
+    """Return the network inside torch.compile, DataParallel, DistributedDataParallel and weight averages."""
     while True:
         if isinstance(model, OptimizedModule):
             model = model._orig_mod
@@ -24,8 +24,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def changeable(model: nn.Module) -> nn.Module:
-    """The network inside its wrappers, whose layers are about to be swapped. Raises `RecastError` where something is
-    bound to its parameters: new ones would be trained by each process for itself, or not at all."""
+    """Return the network inside its wrappers, for replacing layers.
+
+    Raises `RecastError` for a wrapper that is bound to the parameters: new ones would be trained by each process alone,
+    or not at all.
+    """
     if isinstance(model, DistributedDataParallel) or any(
         isinstance(module, DistributedDataParallel) for module in model.modules()
     ):
@@ -36,7 +39,7 @@ def changeable(model: nn.Module) -> nn.Module:
     sharded = type(network).__name__ == "FullyShardedDataParallel"
     if sharded or any(isinstance(p, DTensor) for p in network.parameters()):
         raise RecastError(
-            "the parameters are sharded (FSDP), a layer cannot be swapped under the shards: recast before sharding, or "
-            "gather the state (torch.distributed.checkpoint.state_dict), recast, and shard again"
+            "the parameters are sharded (FSDP): recast before sharding, or gather the state "
+            "(torch.distributed.checkpoint.state_dict), recast, and shard again"
         )
     return network

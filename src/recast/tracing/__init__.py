@@ -1,1 +1,1 @@
-"""What a network does when it runs: shapes, costs, blocks."""
+"""Observation of running networks: hooks, shapes, costs."""

@@ -1,4 +1,4 @@
-"""What a layer costs: parameters, multiply-accumulates and activation memory, counted by running it without data."""
+"""Cost of a layer: parameters, multiply-accumulates and activation memory, counted by running it without data."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ class Cost(Checked):
 @contextmanager
 def saved_sizes(model: nn.Module) -> Iterator[list[int]]:
     """Sizes in bytes of what autograd keeps for backward, each storage once, parameters and buffers excluded."""
-    seen = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    counted = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
     alive: list[Tensor] = []  # a freed storage's address may be given out again
     sizes: list[int] = []
 
     def count(tensor: Tensor) -> None:
         """Keep nothing, as no backward follows (a kept output would hold its own graph, and that the output)."""
         storage = _storage(tensor)
-        if storage not in seen:
-            seen.add(storage)
+        if storage not in counted:
+            counted.add(storage)
             alive.append(tensor)
             sizes.append(tensor.untyped_storage().nbytes())
 

@@ -1,4 +1,4 @@
-"""What a model is given. Every verb reads its examples and batches here.
+"""Inputs of a model: the readers of examples and batches for all functions.
 
 An example is a tensor (B, C, H, W), a tuple of positional arguments, a mapping of keyword arguments, or a list of
 images (C, H, W) or of mappings that hold one each, as detectors take them. A list of batches, or a loader, holds
@@ -23,18 +23,18 @@ from recast.errors import RecastError, blamed, first_line, shown
 from recast.tracing.outputs import tensors_of
 
 Example = Tensor | tuple[Any, ...] | Mapping[str, Any] | list[Any]
-"""What a model takes in one call, as `plan` and `verify` take it."""
+"""Input of a model in one call, for `plan` and `verify`."""
 
 
 def arguments_of(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and the keyword arguments that an example stands for."""
+    """Return the positional and the keyword arguments of an example."""
     if isinstance(example, Mapping):
         return (), dict(example)
     return (example if isinstance(example, tuple) else (example,)), {}
 
 
 def run_example(model: nn.Module, example: Example) -> Any:
-    """`model` on an example. Raises `RecastError`, naming the shapes, where the model does not take it."""
+    """Run `model` on an example. Raises `RecastError`, naming the shapes, if that fails."""
     check_not_lazy(model)
     args, kwargs = arguments_of(example)
     # hooks inside a compiled part would not be called, and fake tensors cannot compile
@@ -53,7 +53,7 @@ def run_example(model: nn.Module, example: Example) -> Any:
 
 
 def batch_of(example: Example) -> int:
-    """Images in an example.
+    """Count the images in an example.
 
     Of a list of images (C, H, W), or of mappings that hold one each, its length; else the first dimension of the
     tensor with four axes (of several the largest), whatever comes before it; without one, of that with the most axes.
@@ -65,7 +65,7 @@ def batch_of(example: Example) -> int:
 
 
 def images_of(example: Example) -> Tensor:
-    """The tensor of an example that `batch_of` counts the images by. Raises `RecastError` where there is none."""
+    """Return the tensor of an example that `batch_of` counts. Raises `RecastError` if there is none."""
     tensors = [tensor for tensor in tensors_of(arguments_of(example)) if tensor.dim() > 0]
     if not tensors:
         raise RecastError(f"the example holds no tensor: expected a batch of images, got {shown(example)}")
@@ -76,11 +76,11 @@ def images_of(example: Example) -> Tensor:
 
 
 def part_of(example: Example, index: slice | Tensor) -> Example:
-    """The images `index` of an example, and the part of every other tensor that has a row for each image."""
+    """Return the images `index` of an example, and the same rows of tensors with a row for each image."""
     count = batch_of(example)
     rows = lambda tensor: tensor[index] if tensor.dim() and len(tensor) == count else tensor  # noqa: E731
-    found: Example = tree_map_only(Tensor, rows, dict(example) if isinstance(example, Mapping) else example)
-    return found
+    part: Example = tree_map_only(Tensor, rows, dict(example) if isinstance(example, Mapping) else example)
+    return part
 
 
 def is_image_list(value: object) -> bool:
@@ -95,7 +95,7 @@ def check_values(example: Example, *models: nn.Module) -> None:
     """Raise `RecastError` for an example without images, images or models on the meta device, and lazy layers."""
     batch_of(example)
     if any(tensor.is_meta for tensor in tensors_of(arguments_of(example))):
-        raise RecastError("the images are on the meta device, where they hold no values: give real ones")
+        raise RecastError("the images are on the meta device, without values: pass real images")
     for model in models:
         check_weights(model)
 
@@ -119,7 +119,7 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def read_batches(model: nn.Module, data: Any) -> Iterator[tuple[Example, Any]]:
-    """The batches in `data`, as (example, labels) pairs; labels are None where there are none.
+    """Yield the batches in `data` as (example, labels) pairs; missing labels are None.
 
     A tensor, a tuple, a mapping and a list of images (C, H, W) are one example. A list or loader of others holds
     batches, each an example or a pair (example, labels). A pair is read as the arguments of the network only where
@@ -154,7 +154,7 @@ def _has_labels(batch: Any, fewest: int, most: float) -> bool:
 
 
 def _arity(model: nn.Module) -> tuple[int, float]:
-    """How many positional arguments a model requires, and how many it takes."""
+    """Return the numbers of positional arguments that a model requires, and takes at most."""
     try:
         parameters = inspect.signature(model.forward).parameters.values()
     except (TypeError, ValueError):  # a scripted module

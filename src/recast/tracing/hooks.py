@@ -1,4 +1,4 @@
-"""Looking on while a network runs: forward hooks that always come off again, and eval mode that always ends.
+"""Forward hooks that are always removed, and eval mode that always ends.
 
 Every hook and every switch to eval mode of the package goes through here. A hook sees the calls of its own thread
 alone, and a copy of the network (`copy.deepcopy`, `pickle`) takes none along.
@@ -75,7 +75,7 @@ def in_eval(*models: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """What a pass changes even in eval mode is put back: buffers that follow the data, and torch's random state.
+    """Restore what a pass changes even in eval mode: buffers that follow the data, and torch's random state.
 
     So two passes draw the same random numbers, where a network draws any in eval mode.
     """
@@ -90,8 +90,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             for buffer, value in values:
                 if not value.is_meta and not torch.equal(buffer, value):
                     buffer.copy_(value)
-        for held, own in buffers:
-            held.update(own)
+        for held, original in buffers:
+            held.update(original)
 
 
 class _Hook:
@@ -142,18 +142,20 @@ def named(model: nn.Module, names: Iterable[str]) -> list[tuple[str, nn.Module]]
 @contextmanager
 def captured_inputs(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[dict[str, list[Tensor]]]:
     """Collect the first input of every call, cloned: `with captured_inputs(named(model, names)) as seen: model(x)`."""
-    seen: dict[str, list[Tensor]] = {}
-    with hooked(modules, before=lambda name, _module, inputs: seen.setdefault(name, []).append(inputs[0].clone())):
-        yield seen
+    inputs_of: dict[str, list[Tensor]] = {}
+    with hooked(modules, before=lambda name, _module, inputs: inputs_of.setdefault(name, []).append(inputs[0].clone())):
+        yield inputs_of
 
 
 @contextmanager
 def captured_outputs(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[dict[str, list[Tensor]]]:
     """Collect the output of every call, cloned: what follows may change it in place."""
-    seen: dict[str, list[Tensor]] = {}
+    outputs_of: dict[str, list[Tensor]] = {}
 
-    with hooked(modules, after=lambda name, _m, _inputs, output: seen.setdefault(name, []).append(output.clone())):
-        yield seen
+    with hooked(
+        modules, after=lambda name, _m, _inputs, output: outputs_of.setdefault(name, []).append(output.clone())
+    ):
+        yield outputs_of
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What every layer sees for an example input, without computing anything: a pass over fake tensors.
+"""Shapes and costs of every layer for an example, without computing: a pass over fake tensors.
 
 A fake tensor has a shape, a dtype and a device but no memory, so a pass over a network of any size takes milliseconds a
 layer and never changes a running statistic.
@@ -36,7 +36,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Observation:
-    """What a pass saw: the calls of every watched layer in the order of their first use, and its costs per image."""
+    """Result of a pass: calls of every watched layer in the order of first use, and costs per image."""
 
     calls: dict[str, list[Call]]
     batch: int
@@ -87,13 +87,13 @@ def observe(
         reason = error.__cause__ or error
     with _all_trained(model):
         copied = edit or any(p.is_inference() for p in model.parameters())  # of those nothing is kept for a gradient
-        seen = _run(copy_with(model, Tensor.clone) if copied else model, example, batch, names, edit)
-    return replace(seen, failure=f"{type(reason).__name__}: {first_line(reason)}")
+        observed = _run(copy_with(model, Tensor.clone) if copied else model, example, batch, names, edit)
+    return replace(observed, failure=f"{type(reason).__name__}: {first_line(reason)}")
 
 
 @contextmanager
 def _all_trained(model: nn.Module) -> Iterator[None]:
-    """Every floating-point parameter asks for a gradient, so that a frozen one counts as it does in a fake pass."""
+    """Let every floating-point parameter require a gradient, so that frozen ones count as in a fake pass."""
     frozen = [p for p in model.parameters() if p.is_floating_point() and not p.requires_grad]
     try:
         for parameter in frozen:

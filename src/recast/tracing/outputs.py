@@ -1,4 +1,4 @@
-"""What a model returns. Every verb reads outputs here: a tensor, or any nest of them.
+"""Outputs of a model: a tensor, or any nest of them, read here for all functions.
 
 A nest is a mapping (a ModelOutput of transformers is one), a list, a tuple, or an object that holds tensors in its
 attributes (a dataclass, Instances of detectron2).
@@ -34,7 +34,7 @@ def leaves_of(value: Any, path: str = "", above: tuple[int, ...] = ()) -> Iterat
 
 
 def _inside(value: Any) -> list[tuple[str, Any]] | None:
-    """What a mapping, a sequence or an object holds, with the step to it; None for what cannot be looked into."""
+    """Return the items of a mapping, a sequence or an object with their steps; None for other values."""
     if isinstance(value, Mapping):
         return [(f"[{key!r}]", item) for key, item in value.items()]
     if isinstance(value, list | tuple):
@@ -47,12 +47,12 @@ def _inside(value: Any) -> list[tuple[str, Any]] | None:
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """The tensors in a nest, in order."""
+    """Return the tensors in a nest, in order."""
     return [leaf for _, leaf in leaves_of(value) if isinstance(leaf, Tensor)]
 
 
 def answer_of(output: Any) -> Any:
-    """What a model answers: the entry or attribute `logits` of its output, else the first of a tuple if it is logits
+    """Return the answer of a model: the entry or attribute `logits`, else the first of a tuple if it is logits
     (B, classes); the output itself where there is neither, such as the maps of a segmenter or the boxes of a detector.
     """
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
@@ -64,12 +64,12 @@ def answer_of(output: Any) -> Any:
 
 
 def logits_of(output: Any, model: nn.Module, wanted: str) -> Tensor:
-    """The logits (B, classes) that a model answers. Raises `RecastError`, saying what they are `wanted` for."""
+    """Return the logits (B, classes) of an output. Raises `RecastError`, saying what they are `wanted` for."""
     answer = answer_of(output)
     if isinstance(answer, Tensor) and answer.dim() == 2:
         return answer
     got = tuple(answer.shape) if isinstance(answer, Tensor) else type(output).__name__
     raise RecastError(
-        f"{wanted} is for networks that give (batch, classes), got {got}: wrap {type(model).__name__} in a module that "
-        "returns its logits, by themselves, as .logits or first in a tuple"
+        f"{wanted} requires logits (batch, classes), got {got}: wrap {type(model).__name__} in a module that returns "
+        "its logits, by themselves, as .logits or first in a tuple"
     )

@@ -1,4 +1,4 @@
-"""How long modules take on this machine, one beside the other."""
+"""Time modules on this machine side by side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Model = Callable[[Tensor], object]
 
 
 def time_models(models: Mapping[str, Model], images: Tensor, seconds: float = SECONDS) -> dict[str, list[float]]:
-    """Seconds a batch takes, several times for each model.
+    """Measure the seconds of a batch, several times for each model.
 
     The models take turns, so that a machine that slows down slows them all. First one round that is not counted.
     """

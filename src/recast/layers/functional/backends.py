@@ -17,13 +17,13 @@ from recast.layers.functional.streaming import attend
 from recast.layers.geometry import Geometry, is_channels_last
 
 KEEP_COST = 0.1
-"""What heads gathered is computed again for the backward pass where that takes at most this share of a step."""
+"""Gathers are recomputed in the backward pass if that costs at most this share of a step."""
 PRODUCT = 1.15
 """Time of a matrix product against a convolution of as many multiply-accumulates (results/layer.csv, CPU)."""
 
 
 def choose_backend(geometry: Geometry, groups: int, opened: int, has_shift: bool) -> Literal["split", "merged"]:
-    """`split` or `merged` for a layer of which `opened` heads have a Gaussian or a content map.
+    """Return `split` or `merged` for a layer with `opened` heads that have a Gaussian or a content map.
 
     What a head gathers costs the same in both. `split` convolves with all H kernel positions and projects the open
     heads' gathers; `merged` projects all heads' gathers by a matrix product, which is slower than a convolution:
@@ -36,7 +36,7 @@ def choose_backend(geometry: Geometry, groups: int, opened: int, has_shift: bool
 
 
 def split(x: Tensor, w: Weights) -> Tensor:
-    """The shift part is the convolution itself with a scaled kernel; the Gaussian and content parts are added to it.
+    """Compute the shift part as a convolution with a scaled kernel, and add the Gaussian and content parts.
 
     With closed gates the scaled kernel has the kernel's own bits and the rest is exactly 0, so the output is bitwise
     the convolution. Only heads that have a Gaussian or a content map (`Weights`) cost more than that.
@@ -52,7 +52,7 @@ def split(x: Tensor, w: Weights) -> Tensor:
 
 
 def merged(x: Tensor, w: Weights) -> Tensor:
-    """All three parts of a head are gathered together and meet W_out once: cheapest when most heads are open.
+    """Gather all three parts of a head together, for one product with W_out: cheapest when most heads are open.
 
     A transposed convolution, whose kernel's positions fall between the pixels, is split.
     """
@@ -65,7 +65,7 @@ def merged(x: Tensor, w: Weights) -> Tensor:
 
 
 def _streamed(x: Tensor, values: Tensor, w: Weights, shift: Tensor | None, bias: Tensor | None) -> Tensor:
-    """What `streaming.attend` computes, from and to images: shift part only if `shift`, (B, O, I, J)."""
+    """Call `streaming.attend` on images; returns (B, O, I, J), with the shift part only if `shift` is given."""
     geometry, (height, width) = w.geometry, x.shape[-2:]
     heads, with_gaussian, with_content = list(range(geometry.num_heads)), w.gaussian_heads, w.content_heads
     kernel = w.weight.flatten(2).permute(2, 0, 1)  # (h, O, C/g)
@@ -121,10 +121,10 @@ def _streamed(x: Tensor, values: Tensor, w: Weights, shift: Tensor | None, bias:
 
 
 def keeps_gathered(queries: int, w: Weights) -> bool:
-    """Whether the backward pass gets what the heads gathered (H·C numbers a query) or computes it again.
+    """Return True if the gathers of the heads (H·C numbers per query) are kept for the backward pass.
 
-    Again where it costs at most `KEEP_COST` of a step's multiply-accumulates, and in grouped layers, whose kernels are
-    small: there the memory would outweigh the layer many times.
+    They are recomputed where that costs at most `KEEP_COST` of a step's multiply-accumulates, and in grouped layers,
+    whose kernels are small: there the memory would outweigh the layer many times.
     """
     if w.groups > 1 or not w.content_heads:
         return False
@@ -135,7 +135,7 @@ def keeps_gathered(queries: int, w: Weights) -> bool:
 
 
 def shift_spans(geometry: Geometry, height: int, width: int, padded: bool) -> list[int]:
-    """Per head (i₀, i₁, y₀, j₀, j₁, x₀): the queries whose kernel position is a pixel, and the first such pixel.
+    """Return (i₀, i₁, y₀, j₀, j₁, x₀) per head: the queries whose kernel position is a pixel, and the first pixel.
 
     Pixels are counted on the padded grid if `padded`, else on the image.
     """
@@ -152,12 +152,12 @@ def shift_spans(geometry: Geometry, height: int, width: int, padded: bool) -> li
 
 
 def _as_tokens(images: Tensor) -> Tensor:
-    """(B, C, Y, X) → (B, Y, X, C), contiguous: no copy for channels_last."""
+    """Permute (B, C, Y, X) to contiguous (B, Y, X, C); no copy for channels_last."""
     return images.permute(0, 2, 3, 1).contiguous()
 
 
 def _autocast_dtype(x: Tensor) -> torch.dtype:
-    """That in which autocast would multiply `x`: without W_val and content maps no product before the operator did."""
+    """Return the dtype that autocast gives products of `x`: without W_val and content maps no product came before."""
     kind = x.device.type
     if x.dtype != torch.float32 or not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return x.dtype
@@ -165,10 +165,10 @@ def _autocast_dtype(x: Tensor) -> torch.dtype:
 
 
 def _in_format_of(x: Tensor, weight: Tensor, y: Tensor) -> Tensor:
-    """`y`, which is channels_last, in the memory format that a convolution of `x` with `weight` has: either's."""
+    """Return `y`, which is channels_last, in the memory format of a convolution of `x` with `weight`."""
     return y if is_channels_last(x) or is_channels_last(weight) else y.contiguous()
 
 
 def _project_tokens(x: Tensor, matrix: Tensor) -> Tensor:
-    """x (B, C, ·, ·) times matrixᵀ, as tokens (B, N, rows of `matrix`)."""
+    """Multiply x (B, C, ·, ·) by matrixᵀ; returns tokens (B, N, rows of `matrix`)."""
     return finite_half(_as_tokens(F.conv2d(x, matrix[:, :, None, None])).flatten(1, 2))

@@ -37,7 +37,7 @@ class AttentionMaps(NamedTuple):
 
 
 def positions(geometry: Geometry, height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Rows and columns of all queries (N, 2) and keys (M, 2) on the padded grid, row-major."""
+    """Return rows and columns of all queries (N, 2) and keys (M, 2) on the padded grid, row-major."""
     grids = geometry.query_positions(height, width), map(range, geometry.padded_size(height, width))
     queries_at, keys_at = (
         torch.cartesian_prod(*(torch.tensor(axis, device=device) for axis in axes)) for axes in grids
@@ -46,20 +46,20 @@ def positions(geometry: Geometry, height: int, width: int, device: torch.device)
 
 
 def under_taps(geometry: Geometry, queries_at: Tensor, width: int) -> Tensor:
-    """Index of the key under every head's tap: queries (n, 2) on a padded grid of so many columns → (H, n)."""
+    """Return the index of the key under every head's tap (H, n), for queries (n, 2) on a grid of `width` columns."""
     at = queries_at + torch.tensor(geometry.offsets(), device=queries_at.device)[:, None]
     return at[..., 0] * width + at[..., 1]
 
 
 def shift_map(geometry: Geometry, height: int, width: int, like: Tensor) -> Tensor:
-    """One-hot S, (H, N, M): head h of a query attends to the pixel under position h of the kernel."""
+    """Return the one-hot S, (H, N, M): head h attends to the pixel under position h of the kernel."""
     rows, columns = geometry.padded_size(height, width)
     queries_at, _ = positions(geometry, height, width, like.device)
     return F.one_hot(under_taps(geometry, queries_at, columns), rows * columns).to(like.dtype)
 
 
 def gaussian_map(center: Tensor, alpha: Tensor, geometry: Geometry, height: int, width: int) -> Tensor:
-    """G = softmax_δ(−α‖δ−Δ‖²), (H, N, M), written out over all pairs of query and key; at least fp32."""
+    """Return G = softmax_δ(−α‖δ−Δ‖²), (H, N, M), over all pairs of query and key; at least fp32."""
     dtype = torch.promote_types(torch.promote_types(center.dtype, alpha.dtype), torch.float32)
     queries_at, keys_at = positions(geometry, height, width, center.device)
     delta = (keys_at - queries_at[:, None]).to(dtype)
@@ -70,7 +70,7 @@ def gaussian_map(center: Tensor, alpha: Tensor, geometry: Geometry, height: int,
 def gaussian_factors(
     center: Tensor, alpha: Tensor, geometry: Geometry, height: int, width: int
 ) -> tuple[Tensor, Tensor]:
-    """G as a Kronecker product of softmaxes R (H, I, Y) and K (H, J, X): G[h, ij, yx] = R[h, i, y] · K[h, j, x].
+    """Return the factors R (H, I, Y) and K (H, J, X) of G: G[h, ij, yx] = R[h, i, y] · K[h, j, x].
 
     Exact on any rectangle, borders included, because ‖δ−Δ‖² is a sum over the two axes. At least fp32: half precision
     cannot hold the squared distances of a large map.
@@ -88,7 +88,7 @@ def gaussian_factors(
 
 
 def real_keys(geometry: Geometry, height: int, width: int, device: torch.device) -> Tensor:
-    """Boolean (M,): True where a key is a pixel of the image, False where it is padding."""
+    """Return a mask (M,): True where a key is a pixel of the image, False where it is padding."""
     rows, columns = geometry.padded_size(height, width)
     mask = torch.zeros(rows, columns, dtype=torch.bool, device=device)
     mask[geometry.pixels(height, width)] = True
@@ -96,14 +96,14 @@ def real_keys(geometry: Geometry, height: int, width: int, device: torch.device)
 
 
 def query_tokens(x: Tensor, geometry: Geometry) -> Tensor:
-    """The token of every output pixel's query, (B, C, I, J): at its anchor, or a transposed convolution's source."""
+    """Return the query token of every output pixel, (B, C, I, J): at its anchor, or `source_pixels`."""
     height, width = x.shape[-2:]
     if geometry.is_transposed:
         at_rows, at_columns = geometry.source_pixels(height, width)
         return x[..., at_rows, :][..., at_columns]
     top, _, left, _ = geometry.padding_at(height, width)
     (c0, c1), (r0, r1), (s0, s1) = geometry.anchor, geometry.reach, geometry.stride
-    # no anchor lies on padding: said without the size, which is a symbol in an exported program
+    # no anchor lies on padding: tested without the size, which is a symbol in an exported program
     if not (geometry.same or all(p <= c for p, c in zip(geometry.padding, (c0, r0 - c0, c1, r1 - c1), strict=True))):
         x, top, left = geometry.pad(x), 0, 0
     rows, columns = geometry.output_size(height, width)
@@ -112,19 +112,19 @@ def query_tokens(x: Tensor, geometry: Geometry) -> Tensor:
 
 
 def queries(x: Tensor, w: Weights | BiasedWeights) -> Tensor:
-    """Q of every output pixel, (B, H, N, D); of a layer with all content maps, as `keys`."""
+    """Return Q of every output pixel, (B, H, N, D). Like `keys`, it needs all content maps."""
     tokens = query_tokens(x, w.geometry).flatten(2).transpose(1, 2)
     return finite_half(F.linear(tokens, w.query)).unflatten(-1, (w.geometry.num_heads, -1)).transpose(1, 2)
 
 
 def keys(x: Tensor, w: Weights | BiasedWeights) -> Tensor:
-    """K of every pixel of the padded input, (B, H, M, D)."""
+    """Return K of every pixel of the padded input, (B, H, M, D)."""
     tokens = w.geometry.pad(x).flatten(2).transpose(1, 2)
     return finite_half(F.linear(tokens, w.key)).unflatten(-1, (w.geometry.num_heads, -1)).transpose(1, 2)
 
 
 def content_rows(x: Tensor, w: Weights) -> Callable[[Tensor | slice], Tensor]:
-    """The function that gives the rows of C, (B, H, n, M), of some queries (n,): also of heads whose gate is 0.
+    """Return a function from query indices (n,) to rows of C, (B, H, n, M), also for heads whose gate is 0.
 
     Padding gets exactly 0 unless `attend_padding`. softmax: C = softmax(Q Kᵀ / √D). linear: C = softmax_D(Q) ·
     softmax_tokens(K)ᵀ, positive, rows sum to one, and of rank D (Shen et al. 2021, Efficient Attention).
@@ -139,19 +139,21 @@ def content_rows(x: Tensor, w: Weights) -> Callable[[Tensor | slice], Tensor]:
 
 
 def content_map(x: Tensor, w: Weights) -> Tensor:
-    """C of all queries over the padded grid, (B, H, N, M)."""
+    """Return C of all queries over the padded grid, (B, H, N, M)."""
     return content_rows(x, w)(slice(None))
 
 
 def relative_entropy(maps: Tensor) -> Tensor:
-    """Entropy of maps (…, N, M) over its maximum ln M, in the mean over the queries: 0 for one pixel of several, 1 for
-    uniform maps, those of a single pixel too."""
+    """Return the entropy of maps (…, N, M) over its maximum ln M, averaged over the queries.
+
+    0 for one pixel of several, 1 for uniform maps and for maps of a single pixel.
+    """
     entropy, most = torch.special.entr(maps).sum(-1).mean(-1), math.log(maps.shape[-1])
     return entropy / most if most else torch.ones_like(entropy)
 
 
 def attention_maps(x: Tensor, w: Weights) -> AttentionMaps:
-    """S, G, C and their gated mix over the padded key grid; G as an outer product of its two factors."""
+    """Return S, G, C and their gated mix over the padded key grid; G as an outer product of its two factors."""
     w = expand_heads(w)
     height, width = x.shape[-2:]
     rows, columns = gaussian_factors(w.center, w.alpha, w.geometry, height, width)
@@ -164,7 +166,7 @@ def attention_maps(x: Tensor, w: Weights) -> AttentionMaps:
 
 
 def reference(x: Tensor, w: Weights) -> Tensor:
-    """y = b + Σ_h A_h X W_val W_out^h, (B, C, height, width) → (B, O, I, J)."""
+    """Compute y = b + Σ_h A_h X W_val W_out^h, (B, C, H, W) → (B, O, I, J)."""
     w = expand_heads(w)
     height, width = x.shape[-2:]
     S = shift_map(w.geometry, height, width, x)
@@ -173,7 +175,7 @@ def reference(x: Tensor, w: Weights) -> Tensor:
 
 
 def apply_maps(x: Tensor, A: Tensor, w: Weights | BiasedWeights) -> Tensor:
-    """y = b + Σ_h A_h X W_val W_out^h for maps A (B, H, N, M), head by head: (B, C, height, width) → (B, O, I, J)."""
+    """Compute y = b + Σ_h A_h X W_val W_out^h for maps A (B, H, N, M), head by head; returns (B, O, I, J)."""
     tokens = w.geometry.pad(x).flatten(2).transpose(1, 2)
     values = tokens if w.value is None else tokens @ block_diagonal(w.value, w.groups).T
     output = torch.zeros((), dtype=x.dtype, device=x.device)
@@ -185,7 +187,7 @@ def apply_maps(x: Tensor, A: Tensor, w: Weights | BiasedWeights) -> Tensor:
 
 
 def gather(x: Tensor, w: Weights) -> Tensor:
-    """What every head gathers from the shared values, A_h X W_val: (B, C, H, I, J).
+    """Return the gathers A_h X W_val of every head from the shared values, (B, C, H, I, J).
 
     A convolution gathers the pixel under each position of its kernel (im2col); here the gather is a mix of maps.
     """
@@ -195,15 +197,14 @@ def gather(x: Tensor, w: Weights) -> Tensor:
 
 
 def dense(x: Tensor, w: Weights) -> Tensor:
-    """One product of the mixed maps with the shared values, one with W_out: a 1×1 convolution of what was gathered."""
+    """Multiply the mixed maps with the shared values, then the gathers with W_out (a 1×1 convolution)."""
     return project_out(gather(x, w), w.weight.flatten(2), w.bias, w.groups)
 
 
 def plain(x: Tensor, w: Weights) -> Tensor:
-    """The convolution with a scaled kernel, and what the open heads add to it with their maps written out.
+    """Compute the convolution with a scaled kernel, and add the maps of the open heads, written out.
 
-    Operations that every exporter and every function transform knows, and no size that was a number: height and width
-    may be symbols, or recorded.
+    Uses operations that every exporter and function transform supports. Height and width may be symbols.
     """
     geometry, (height, width) = w.geometry, x.shape[-2:]
     values = project_values(x, w.value, w.groups)
@@ -225,18 +226,18 @@ def plain(x: Tensor, w: Weights) -> Tensor:
         gathered.append((w.gaussian_heads, torch.einsum("hjx,bchix->bchij", columns.to(grid.dtype), by_rows)))
     if w.content_heads:
         tokens = geometry.pad(x) if w.attend_padding else x
-        seen = (grid if w.attend_padding or not padded else grid[(..., *at)]).flatten(2).transpose(1, 2)
+        visible = (grid if w.attend_padding or not padded else grid[(..., *at)]).flatten(2).transpose(1, 2)
         q, k = (
             finite_half(F.conv2d(t, m[:, :, None, None])).unflatten(1, (len(w.content_heads), -1)).flatten(3)
             for t, m in ((query_tokens(x, geometry), w.query), (tokens, w.key))
         )  # (B, H_c, D, N) and (B, H_c, D, M)
         if w.content == "linear":
-            found = torch.softmax(q, 2).transpose(-1, -2) @ (torch.softmax(k, -1) @ seen[:, None])
+            mixed = torch.softmax(q, 2).transpose(-1, -2) @ (torch.softmax(k, -1) @ visible[:, None])
         else:
             maps = torch.softmax(finite_half(q.transpose(-1, -2) @ k * w.head_dim**-0.5), -1)
-            found = (maps.flatten(1, 2) @ seen.to(maps.dtype)).unflatten(1, maps.shape[1:3])
-        found = found * w.gates.content.to(found.dtype)[:, None, None]
-        images = found.permute(0, 3, 1, 2).unflatten(-1, geometry.output_size(height, width))
+            mixed = (maps.flatten(1, 2) @ visible.to(maps.dtype)).unflatten(1, maps.shape[1:3])
+        mixed = mixed * w.gates.content.to(mixed.dtype)[:, None, None]
+        images = mixed.permute(0, 3, 1, 2).unflatten(-1, geometry.output_size(height, width))
         if w.content_heads == w.gaussian_heads:  # one product for both
             gathered[0] = (w.gaussian_heads, gathered[0][1] + images)
         else:

@@ -1,4 +1,4 @@
-"""What the pure functions take: the tensors of a GPSA layer, its gates, choices of heads, and their projections."""
+"""Operands of the pure functions: the tensors of a GPSA layer, its gates, choices of heads, and projections."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Gates(NamedTuple):
     content: Tensor
 
     def mix(self, shift: Tensor, gaussian: Tensor, content: Tensor | None) -> Tensor:
-        """A = shift · S + gaussian · G + content · C of heads that have all maps (`expand_heads`): (…, H, N, M) each.
+        """Return A = shift · S + gaussian · G + content · C, (…, H, N, M), for heads with all maps (`expand_heads`).
 
-        `content=None` leaves the content maps out, where every gate of theirs is 0.
+        `content=None` skips the content maps, whose gates must all be 0.
         """
         mixed = self.gaussian[:, None, None] * gaussian
         if content is not None:
@@ -43,28 +43,27 @@ OpenMaps = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class SeenGates:
-    """Which heads had an open Gaussian or content gate when somebody looked, and whether that still holds."""
+    """The heads whose Gaussian or content gate was open when the gates were read, and a check that this still holds."""
 
     def __init__(self, open_maps: OpenMaps, *gates: Tensor) -> None:
         self.open_maps, self.gates, self.versions = open_maps, gates, self._versions(gates)
 
     def still_hold(self, *gates: Tensor) -> bool:
-        """Whether these are the very tensors (an address is given out again), and nobody wrote to them since; no value
-        is read."""
+        """Return True if these are the same tensor objects with unchanged version counters; no value is read."""
         return all(map(operator.is_, gates, self.gates)) and self.unwritten()
 
     def unwritten(self) -> bool:
-        """Whether nobody wrote to the gates that were looked at."""
+        """Return True if the gates have unchanged version counters."""
         return self._versions(self.gates) == self.versions
 
     @staticmethod
     def _versions(gates: Iterable[Tensor]) -> list[int]:
-        """Numbers that every in-place write raises."""
+        """Return the version counters, which every in-place write raises."""
         return [-1 if gate.is_inference() else gate._version for gate in gates]
 
 
 def _count_fused_writes(optimizer: Optimizer, *_: Any) -> None:
-    """Optimisers with fused=True write to parameters without raising the number that `SeenGates` looks at."""
+    """Raise version counters after steps of fused optimisers, which do not do so themselves (`SeenGates`)."""
     for group in optimizer.param_groups:
         if group.get("fused"):
             torch.autograd.graph.increment_version([p for p in group["params"] if p.grad is not None])
@@ -74,7 +73,9 @@ register_optimizer_step_post_hook(_count_fused_writes)
 
 
 class Weights(NamedTuple):
-    """All that a layer is. W_val is applied as X · valueᵀ (the layout of `nn.Linear`), block-diagonal in groups.
+    """The tensors and settings of a GPSA layer.
+
+    W_val is applied as X · valueᵀ (the layout of `nn.Linear`), block-diagonal in groups.
 
     Every head has a position of the kernel; H_g of them have a Gaussian (`gaussian_heads`) and H_c a content map
     (`content_heads`). A map that is missing has the coefficient zero.
@@ -104,13 +105,13 @@ class Weights(NamedTuple):
     """D, the width of a head's queries and keys."""
     groups: int = 1
     attend_padding: bool = False
-    """Whether content attention sees the padding tokens."""
+    """Content attention sees the padding tokens."""
     content: str = "softmax"
     """Its kind, softmax or linear (`maps.content_map`)."""
 
 
 class BiasedWeights(NamedTuple):
-    """All that a C-MHSA layer is: as `Weights`, with the same width of all heads."""
+    """The tensors and settings of a C-MHSA layer: as `Weights`, with the same width of all heads."""
 
     weight: Tensor
     bias: Tensor | None
@@ -127,22 +128,22 @@ class BiasedWeights(NamedTuple):
 
 
 def linear_gates(gamma: Tensor, s: Tensor) -> Gates:
-    """A = (1−γ)·[(1−s)·S + s·G] + γ·C: at γ = s = 0 the convolution itself, with live gradients."""
+    """Return the gates of A = (1−γ)·[(1−s)·S + s·G] + γ·C: at γ = s = 0 the convolution, with live gradients."""
     return Gates((1 - gamma) * (1 - s), (1 - gamma) * s, gamma)
 
 
 def sigmoid_gates(lam: Tensor) -> Gates:
-    """A = σ(λ)·G + (1−σ(λ))·C (d'Ascoli et al. 2021, Eq. 7)."""
+    """Return the gates of A = σ(λ)·G + (1−σ(λ))·C (d'Ascoli et al. 2021, Eq. 7)."""
     return Gates(None, torch.sigmoid(lam), torch.sigmoid(-lam))
 
 
 def softplus(raw: Tensor) -> Tensor:
-    """α = log(1 + exp(β α̃)) / β, β = 5, at least fp32."""
+    """Return α = log(1 + exp(β α̃)) / β, β = 5, at least fp32."""
     return F.softplus(raw.to(torch.promote_types(raw.dtype, torch.float32)), beta=SOFTPLUS_BETA)
 
 
 def inverse_softplus(alpha: float) -> float:
-    """α̃ with softplus(α̃) = α; α = 1 ↔ 0.99865. Stable for any α > 0."""
+    """Return α̃ with softplus(α̃) = α; α = 1 ↔ 0.99865. Stable for any α > 0."""
     return alpha + math.log(-math.expm1(-SOFTPLUS_BETA * alpha)) / SOFTPLUS_BETA
 
 
@@ -179,17 +180,17 @@ class _ClampInward(torch.autograd.Function):
 
 
 def project_values(x: Tensor, value: Tensor | None, groups: int) -> Tensor:
-    """V = X W_val, (B, C, ·, ·) → same shape; an identity W_val returns the bits of x."""
+    """Return V = X W_val, (B, C, ·, ·); an identity W_val returns the bits of x."""
     return x if value is None else F.conv2d(x, value[:, :, None, None], groups=groups)
 
 
 def project_out(gathered: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
-    """Σ_h of what head h gathered, times W_out^h: (B, C, H, I, J) and `weight` (O, C/g, H) → (B, O, I, J)."""
+    """Sum the gathers (B, C, H, I, J) times W_out^h over the heads, `weight` (O, C/g, H): (B, O, I, J)."""
     return F.conv2d(gathered.flatten(1, 2), weight.flatten(1)[:, :, None, None], bias, groups=groups)
 
 
 def fold_value(weight: Tensor, value: Tensor | None, groups: int) -> Tensor:
-    """W_val · W_out^h for every head, as a kernel: (O, C/g, …) and (C, C/g) → (O, C/g, …)."""
+    """Multiply W_val (C, C/g) into W_out (O, C/g, …); returns the kernel (O, C/g, …)."""
     if value is None:
         return weight
     per_group = weight.flatten(2).unflatten(0, (groups, -1))
@@ -198,13 +199,15 @@ def fold_value(weight: Tensor, value: Tensor | None, groups: int) -> Tensor:
 
 
 def block_diagonal(matrix: Tensor, groups: int) -> Tensor:
-    """(g·a, b) → (g·a, g·b) with the g blocks on the diagonal."""
+    """Put the g blocks of (g·a, b) on the diagonal of (g·a, g·b)."""
     return torch.block_diag(*matrix.chunk(groups))
 
 
 def finite_half(x: Tensor) -> Tensor:
-    """`x` with the overflow of half precision (±65,504) clamped: an infinite logit makes softmax NaN, and NaN times a
-    closed gate is NaN. Other types are `x` itself."""
+    """Clamp the overflow of half precision (±65,504); other dtypes are returned unchanged.
+
+    An infinite logit makes softmax NaN, and NaN times a closed gate is NaN.
+    """
     return x.nan_to_num() if isinstance(x, Tensor) and x.dtype == torch.float16 else x  # else a torch.fx.Proxy
 
 
@@ -212,7 +215,7 @@ def finite_half(x: Tensor) -> Tensor:
 
 
 def scatter_heads(values: Tensor, heads: tuple[int, ...], num_heads: int, fill: Any = 0.0) -> Tensor:
-    """Entries of some heads (h, …) among those of `fill` for the others, one number or (H, …): (H, …)."""
+    """Put the entries of some heads (h, …) among `fill`, one number or (H, …), for the others: (H, …)."""
     if len(heads) == num_heads:
         return values
     if isinstance(fill, float):
@@ -223,12 +226,12 @@ def scatter_heads(values: Tensor, heads: tuple[int, ...], num_heads: int, fill: 
 
 
 def take_heads(values: Tensor, heads: tuple[int, ...], num_heads: int) -> Tensor:
-    """Entries of some of all heads: (H, …) → (h, …)."""
+    """Select the entries of some heads: (H, …) → (h, …)."""
     return values if len(heads) == num_heads else values[list(heads)]
 
 
 def expand_heads(w: Weights) -> Weights:
-    """The same layer with all maps present: those that were missing get the coefficient zero."""
+    """Return the same layer with all maps present; missing ones get the coefficient zero."""
     num_heads, gaussian, content = w.geometry.num_heads, w.gaussian_heads, w.content_heads
     if len(gaussian) == len(content) == num_heads:
         return w
@@ -247,7 +250,7 @@ def expand_heads(w: Weights) -> Weights:
 
 
 def select_heads(w: Weights, gaussian: tuple[int, ...], content: tuple[int, ...]) -> Weights:
-    """The same layer with fewer maps: `gaussian` and `content` are heads whose maps stay."""
+    """Return the same layer with the maps of the heads `gaussian` and `content` only."""
     at = [w.gaussian_heads.index(h) for h in gaussian]
     among = [w.content_heads.index(h) for h in content]
     rows = [h * w.head_dim + d for h in among for d in range(w.head_dim)]
@@ -259,5 +262,5 @@ def select_heads(w: Weights, gaussian: tuple[int, ...], content: tuple[int, ...]
 
 
 def nonzero(mask: Tensor) -> tuple[int, ...]:
-    """Where a mask holds, as Python numbers."""
+    """Return the indices where a mask holds, as Python numbers."""
     return tuple(mask.nonzero().flatten().tolist())

@@ -36,7 +36,7 @@ class BiasedMaps(NamedTuple):
 
 
 def offset_ranges(geometry: Geometry, height: int, width: int) -> tuple[slice, slice]:
-    """Row and column offsets from any query to any key, smallest first, for an input of `height` × `width` pixels."""
+    """Return row and column offsets from any query to any key, smallest first, for an input of `height` × `width`."""
     return tuple(
         slice(-anchor - (count - 1) * stride, size - anchor)
         for anchor, count, stride, size in zip(
@@ -47,7 +47,7 @@ def offset_ranges(geometry: Geometry, height: int, width: int) -> tuple[slice, s
 
 
 def bias_map(relative_bias: Tensor, geometry: Geometry, height: int, width: int) -> Tensor:
-    """B, (H, N, M): the table's entry for every pair of query and key.
+    """Return B, (H, N, M): the table's entry for every pair of query and key.
 
     A query's keys are a window of the table, the next query's one stride before it: windows from the far end on.
     """
@@ -66,12 +66,12 @@ def bias_map(relative_bias: Tensor, geometry: Geometry, height: int, width: int)
 
 
 def biased_reference(x: Tensor, w: BiasedWeights) -> Tensor:
-    """y = b + Σ_h softmax(Q_h K_hᵀ / √D + B_h) X W_val W_out^h, head by head: (B, C, height, width) → (B, O, I, J)."""
+    """Compute y = b + Σ_h softmax(Q_h K_hᵀ / √D + B_h) X W_val W_out^h, head by head; returns (B, O, I, J)."""
     return apply_maps(x, biased_maps(x, w).mix, w)
 
 
 def biased(x: Tensor, w: BiasedWeights) -> Tensor:
-    """The same in three products: all heads' logits, what they gather from the values they share, and W_out."""
+    """Compute `biased_reference` in three products: logits of all heads, gathers from the shared values, and W_out."""
     q, k, bias = _attends(x, w)
     values = w.geometry.pad(project_values(x, w.value, w.groups)).flatten(2).transpose(1, 2)
     by_hand = x.device.type in ("cpu", "meta")  # torch's kernels for the CPU would copy the values for every head
@@ -81,29 +81,29 @@ def biased(x: Tensor, w: BiasedWeights) -> Tensor:
 
 
 def shared_values_attention(q: Tensor, k: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """softmax(Q Kᵀ / √D + bias) V with the maps written out, V (B, M, C) read once for all heads: (B, H, N, C)."""
+    """Compute softmax(Q Kᵀ / √D + bias) V with the maps written out, V (B, M, C) shared by the heads: (B, H, N, C)."""
     maps = torch.softmax(_biased_logits(q, k, bias), dim=-1)
     return (maps.flatten(1, 2) @ values.to(maps.dtype)).unflatten(1, maps.shape[1:3])
 
 
 def _biased_logits(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
-    """Q Kᵀ / √D + B: finite before and after the bias, which may be of a wider type, or the last bit too much."""
+    """Return Q Kᵀ / √D + B, clamped before and after the bias, which may be of a wider type or overflow."""
     return finite_half(finite_half(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5) + bias)
 
 
 def fused_attention(q: Tensor, k: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """The same by torch's scaled dot-product attention, whose kernels for GPUs do not hold the maps."""
+    """Compute the same by torch's scaled dot-product attention, whose GPU kernels do not hold the maps."""
     shared = values[:, None].expand(-1, q.shape[1], -1, -1)
     return F.scaled_dot_product_attention(q, k.to(q.dtype), shared.to(q.dtype), attn_mask=bias[None].to(q.dtype))
 
 
 def biased_maps(x: Tensor, w: BiasedWeights) -> BiasedMaps:
-    """The attention maps written out over the padded key grid."""
+    """Return the attention maps over the padded key grid."""
     q, k, bias = _attends(x, w)
     logits = bias[None], _biased_logits(q, k, torch.zeros_like(bias)), _biased_logits(q, k, bias)
     return BiasedMaps(*(torch.softmax(part, dim=-1) for part in logits))
 
 
 def _attends(x: Tensor, w: BiasedWeights) -> tuple[Tensor, Tensor, Tensor]:
-    """Q (B, H, N, D), K (B, H, M, D) and B (H, N, M)."""
+    """Return Q (B, H, N, D), K (B, H, M, D) and B (H, N, M)."""
     return queries(x, w), keys(x, w), bias_map(w.relative_bias, w.geometry, *x.shape[-2:])

@@ -1,4 +1,4 @@
-"""Which heads a trained network can do without: one after another is closed, the one that the loss misses least.
+"""Closing heads one after another, always the one whose removal raises the loss least.
 
 To first order, closing head h of a layer adds to the loss
 
@@ -39,7 +39,7 @@ class Closed(NamedTuple):
 
 
 def heads_left(model: nn.Module) -> list[tuple[str, int]]:
-    """(layer, head) of every head that is more than its kernel position."""
+    """Return (layer, head) of every open head."""
     layers = gpsa_layers(model)
     return [(name, head) for name, layer in layers.items() for head in sorted(_open(layer))]
 
@@ -59,18 +59,18 @@ def closing_(model: nn.Module, images: Tensor, labels: Tensor) -> Iterator[Close
         layer.check_closes(1.0)
         layer.close_maps_(0.0)
     if not heads_left(model):
-        raise RecastError("no head of the network is open: there is nothing to close")
-    told = list(zip(images[::2].split(PART), labels[::2].split(PART), strict=True))
+        raise RecastError("the network has no open head to close")
+    batches = list(zip(images[::2].split(PART), labels[::2].split(PART), strict=True))
     with in_eval(model):
-        while added := _added(model, told):
-            left = sorted(added, key=added.__getitem__)
+        while added := _added(model, batches):
+            candidates = sorted(added, key=added.__getitem__)
             losses = []
-            for name, head in left[:TRIED]:
+            for name, head in candidates[:TRIED]:
                 with _without(model.get_submodule(name), head):
-                    losses.append(_loss(model, told))
-            name, head = left[losses.index(min(losses))]
+                    losses.append(_loss(model, batches))
+            name, head = candidates[losses.index(min(losses))]
             close_(model, [(name, head)], images)
-            yield Closed(name, head, _loss(model, told))
+            yield Closed(name, head, _loss(model, batches))
 
 
 def close_(model: nn.Module, heads: list[tuple[str, int]], images: Tensor) -> None:
@@ -82,32 +82,34 @@ def close_(model: nn.Module, heads: list[tuple[str, int]], images: Tensor) -> No
     for name, head in heads:
         layer = layers.get(name)
         if layer is None or head not in _open(layer):
-            raise RecastError(f"{type(model).__name__} has no open head {head} in {name}: it is another network's")
+            raise RecastError(f"{type(model).__name__} has no open head {head} in {name}")
         content, gaussian = {*layer.content_heads} - {head}, {*layer.gaussian_heads}
         layer.prune_(gaussian - {head} if layer.config.gate == "linear" else gaussian, content)
     recalibrate_batch_norm_(model, parts_of(images))
 
 
 def parts_of(images: Tensor) -> tuple[Tensor, ...]:
-    """Of about `PART` images each, as even as can be: a last one of one image would have no variance on 1×1 maps."""
+    """Split images into even parts of about `PART`: a single last image would have no variance on 1×1 maps."""
     return images.tensor_split(-(-len(images) // PART))
 
 
-def _added(model: nn.Module, told: list[tuple[Tensor, Tensor]]) -> dict[tuple[str, int], float]:
-    """What closing adds to the loss, to first order, for every open head."""
+def _added(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> dict[tuple[str, int], float]:
+    """Return the first-order increase of the loss from closing each open head."""
     layers = gpsa_layers(model)
     gates = [gate for layer in layers.values() for gate, _ in _gates(layer)]
-    count = sum(len(labels) for _, labels in told)
+    count = sum(len(labels) for _, labels in batches)
     slopes = [torch.zeros_like(gate) for gate in gates]
     asked = [(p, p.requires_grad) for p in model.parameters()]
     for p, _ in asked:
         p.requires_grad_(any(p is gate for gate in gates))
     try:
         with torch.enable_grad():
-            for images, labels in told:
+            for images, labels in batches:
                 loss = F.cross_entropy(model(images).float(), labels, reduction="sum") / count
-                for slope, found in zip(slopes, torch.autograd.grad(loss, gates, materialize_grads=True), strict=True):
-                    slope += found
+                for slope, gradient in zip(
+                    slopes, torch.autograd.grad(loss, gates, materialize_grads=True), strict=True
+                ):
+                    slope += gradient
     finally:
         for p, before in asked:
             p.requires_grad_(before)
@@ -130,14 +132,14 @@ def _gates(layer: GPSA) -> list[tuple[nn.Parameter, tuple[int, ...]]]:
 
 
 @torch.no_grad()
-def _loss(model: nn.Module, told: list[tuple[Tensor, Tensor]]) -> float:
-    sums = [F.cross_entropy(model(images).float(), labels, reduction="sum") for images, labels in told]
-    return float(torch.stack(sums).sum()) / sum(len(labels) for _, labels in told)
+def _loss(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> float:
+    sums = [F.cross_entropy(model(images).float(), labels, reduction="sum") for images, labels in batches]
+    return float(torch.stack(sums).sum()) / sum(len(labels) for _, labels in batches)
 
 
 @contextmanager
 def _without(layer: nn.Module, head: int) -> Iterator[None]:
-    """The layer with a head closed, for the block."""
+    """Close a head of the layer inside the block."""
     assert isinstance(layer, GPSA)
     before = [(gate, gate.detach().clone()) for gate, _ in _gates(layer)]
     closed = LAMBDA_WITHOUT_CONTENT if layer.config.gate == "sigmoid" else 0.0

@@ -1,4 +1,4 @@
-"""What one layer becomes: a convolution, a larger one, or a layer without the maps that are closed; BatchNorm in it."""
+"""Folded forms of one layer: a convolution, a larger one, a layer without closed maps; BatchNorm folding."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ def larger_kernel(layer: GPSA, weight: Tensor, wider: Geometry) -> Tensor:
 
 
 def last_of(layer: nn.Module) -> Any:
-    """The layer that puts out: of a convolution behind its padding, the convolution."""
+    """Return the last layer: the convolution behind its padding layer."""
     return layer[-1] if isinstance(layer, nn.Sequential) else layer
 
 
 def describe(layer: nn.Module, batch_norm: str | None = None) -> Fold:
-    """What a replay must know of a folded layer."""
+    """Return the `Fold` of a layer, for a replay."""
     if isinstance(layer, GPSA):
         return Fold(False, layer.geometry.kernel, layer.gaussian_heads, layer.content_heads, layer.value is not None,
                     batch_norm)  # fmt: skip
@@ -93,12 +93,12 @@ WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 
 
 def plain_name(name: str) -> str:
-    """A module's name as its weights have it."""
+    """Return a module's name as in its state dict."""
     return ".".join(part for part in name.split(".") if part not in WRAPPED)
 
 
 def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
-    """Module by `plain_name`."""
+    """Return the modules by `plain_name`."""
     return {plain_name(name): module for name, module in model.named_modules()}
 
 
@@ -113,15 +113,15 @@ def as_it_is(layer: nn.Module, step: Step, batch_norm: str | None = None) -> Ste
     return replace(step, fold=fold, bias_added=step.bias_added or fold.batch_norm is not None)
 
 
-def is_as_told(told: Folded, layer: nn.Module) -> bool:
-    """Whether a layer has the form that `fold_` reported."""
+def is_as_told(report: Folded, layer: nn.Module) -> bool:
+    """Return True if a layer has the form in the report of `fold_`."""
     form = describe(layer)
-    found = form.convolution, form.kernel, len(form.gaussian_heads), len(form.content_heads)
-    return found == (told.convolution, told.kernel, told.gaussian, told.content)
+    actual = form.convolution, form.kernel, len(form.gaussian_heads), len(form.content_heads)
+    return actual == (report.convolution, report.kernel, report.gaussian, report.content)
 
 
 def _is_whole(layer: GPSA) -> bool:
-    """Nothing was removed or multiplied out."""
+    """Return True if no map was removed and W_val was not multiplied out."""
     maps = tuple(map(layer.geometry.heads, (layer.config.gaussian_heads, layer.config.content_heads)))
     return maps == (layer.gaussian_heads, layer.content_heads) and (layer.value is not None) == layer._projects_values
 
@@ -190,7 +190,7 @@ def is_batch_norm(norm: nn.Module | None) -> bool:
 
 
 def norms_after(model: nn.Module, layers: Mapping[str, nn.Module], batch: Example) -> dict[str, str]:
-    """Which BatchNorm alone takes the output of which layer, by name: seen in forward passes, the very same tensor."""
+    """Return layer → BatchNorm, by name, where the norm alone reads the layer's output in a forward pass."""
     made: dict[int, tuple[str, Any]] = {}  # with the tensor: an address is given out again once its tensor is gone
     takes: dict[str, list[str | None]] = {}
 
@@ -204,7 +204,7 @@ def norms_after(model: nn.Module, layers: Mapping[str, nn.Module], batch: Exampl
     norms = {name: module for name, module in model.named_modules() if is_batch_norm(module)}
     with hooked(layers.items(), after=note), hooked(norms.items(), before=meet):
         outputs = tensors_of(run_example(model, batch))
-    once = [(name, seen[0]) for name, seen in takes.items() if len(seen) == 1]
+    once = [(name, makers[0]) for name, makers in takes.items() if len(makers) == 1]
     return {
         layer: norm
         for norm, layer in once
@@ -213,12 +213,14 @@ def norms_after(model: nn.Module, layers: Mapping[str, nn.Module], batch: Exampl
 
 
 def _is_only_reader(model: nn.Module, layer: nn.Module, norm: nn.Module, batch: Example, outputs: list[Tensor]) -> bool:
-    """Whether nothing but `norm` reads what `layer` gives: with another output of the layer, and the norm's own as it
-    was, the model's outputs have the same bits."""
-    kept: list[Tensor] = []
-    with hooked([("", norm)], after=lambda _name, _norm, _inputs, y: kept.append(y.clone())):
+    """Return True if only `norm` reads the output of `layer`.
+
+    With another output of the layer and the original output of the norm, the model's outputs must keep their bits.
+    """
+    original: list[Tensor] = []
+    with hooked([("", norm)], after=lambda _name, _norm, _inputs, y: original.append(y.clone())):
         run_example(model, batch)
-    with replaced_output(layer, lambda y: 2 * y + 1), replaced_output(norm, lambda _: kept[0].clone()):
+    with replaced_output(layer, lambda y: 2 * y + 1), replaced_output(norm, lambda _: original[0].clone()):
         changed = tensors_of(run_example(model, batch))
     return all(torch.equal(a, b) for a, b in zip(changed, outputs, strict=True))
 
@@ -249,7 +251,7 @@ def multiply_in_(layer: nn.Module, norm: nn.Module) -> bool:
 
 
 def what_remains(norm: nn.Module) -> nn.Module:
-    """What stands in the place of a BatchNorm that was multiplied in: nothing, or timm's own activation after it."""
+    """Return the replacement of a folded BatchNorm: an identity, or timm's activation after it."""
     parts = [getattr(norm, name, None) for name in ("drop", "act")]
     rest = [part for part in parts if isinstance(part, nn.Module) and not computes_as(part, nn.Identity)]
     return nn.Sequential(*rest).train(norm.training) if rest else nn.Identity()

@@ -1,4 +1,4 @@
-"""`fold_`: every layer of a model in its smallest form, and what that changes."""
+"""`fold_`: give every layer of a model its smallest form, and report what that changes."""
 
 from __future__ import annotations
 
@@ -46,71 +46,107 @@ def fold_(
     batch_norm: bool = False,
     data: Tensor | Iterable[Any] | None = None,
 ) -> list[Folded]:
-    """Give every GPSA layer its smallest form, in place; returns what was done to each, in order.
+    """Give every GPSA layer its smallest form, in place.
 
-    C-MHSA layers have no gates that could close: they are left alone.
+    Maps whose gate is within `tol` are removed, with their parameters. A layer without maps becomes a convolution; in
+    the others W_val is multiplied into W_out. With `tol=0` nothing changes but rounding. C-MHSA layers have no gates
+    and stay. Parameters are replaced: make the optimiser afterwards.
 
-    Maps whose gate is within `tol` are removed, with their parameters (they stay closed in further training). A layer
-    without maps becomes a convolution; in the others W_val is multiplied into W_out. With `tol=0` nothing changes but
-    rounding. `kernel` (odd: 5, 7, …) also turns layers without content into convolutions of that kernel, which
-    approximate their Gaussians. `batch_norm` multiplies the BatchNorm after a layer into it; that needs `data`.
-    The layers' parameters are new ones then: make the optimiser after it.
+    `timm.utils.reparameterize_model` does the same through `GPSA.fuse`, at tol = 0 and without the plan; blocks that
+    merge their branches stay where attention remains in them. A model that is itself a layer is not replaced: use its
+    `fold()`.
 
-    `data` is one example as `plan` takes it, or a list or loader of examples or of (images, labels), read as `wake_`
-    reads them: the report then says how far each layer's output and the model's moved, and with labels the accuracy
-    after each. `timm.utils.reparameterize_model` does the same through
-    `GPSA.fuse`, at tol = 0 and without the plan; blocks that merge their branches stay where attention is left in them.
-    A model that is itself a layer is not replaced: use its `fold()`. Raises `RecastError`, before any change, for an
-    even or small `kernel`, a negative or NaN `tol` (infinity closes every gate: what the network is without attention),
-    no data where it is needed, and data that the model cannot be measured on.
+    Args:
+        model: a recast network.
+        tol: largest |γ|, |s| or 1 − σ(λ) of a closed map. Infinity closes every gate.
+        kernel: odd size (3, 5, … 11); layers without content become convolutions of that kernel, which approximate
+            their Gaussians.
+        batch_norm: multiply the BatchNorm after a layer into it. Requires `data`.
+        data: an example as `plan` takes it, or a list or loader of examples or of (images, labels), read as `wake_`
+            does, to measure the change of the outputs, and with labels the accuracy, after each layer.
+
+    Returns:
+        One `Folded` per layer, in order.
+
+    Raises:
+        RecastError: before any change, for a bad `kernel` or `tol`, missing data, and data that the model cannot be
+            measured on.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        >>> images = torch.randn(2, 3, 8, 8)
+        >>> recast.recast_(model, recast.plan(model, images)).eval()[0].__class__.__name__
+        'GPSA'
+        >>> recast.fold_(model)[0].convolution, model[0].__class__.__name__
+        (True, 'Conv2d')
     """
-    if not tol >= 0:
-        raise RecastError(f"tol is how far from closed a gate may be, 0 or more; got {tol}")
-    if kernel is not None and kernel not in KERNELS:
-        raise RecastError(f"kernel must be one of {', '.join(map(str, KERNELS))}, got {kernel}")
+    _check_settings(tol, kernel)
     if batch_norm and data is None:
-        raise RecastError("batch_norm=True needs data: a forward pass shows which BatchNorm follows which layer")
+        raise RecastError("batch_norm=True requires data: a forward pass shows which BatchNorm follows which layer")
     model = changeable(model)
     batches: Batches = [] if data is None else list(read_batches(model, data))
     if data is not None and not batches:
-        raise RecastError("data holds no batch: pass images, or batches of (images, labels)")
+        raise RecastError("data is empty: pass images, or batches of (images, labels)")
     layers = gpsa_layers(model)
     for layer in layers.values():
         layer.check_closes(tol)
-    report: list[Folded] = []
     in_training = [name for name, layer in layers.items() if layer.training]
     with in_eval(model):
-        before = _outputs(model, batches)
-        if not all(bool(tensor.isfinite().all()) for output in before for tensor in tensors_of(output)):
-            raise RecastError(f"{type(model).__name__} gives NaN or infinity for the data: look at the images")
-        norms_of = norms_after(model, layers, batches[0][0]) if batch_norm else {}
-        for name, layer in layers.items():
-            done = _fold_one(model, name, layer, tol, kernel, batches)
-            norm = norms_of.get(name)
-            if name and norm is not None and _fold_norm(model, model.get_submodule(name), norm):
-                done = replace(done, batch_norm=norm)
-            if batches:
-                change, accuracy = _change_of_outputs(_outputs(model, batches), before, batches)
-                done = replace(done, output_error=change, accuracy=accuracy)
-            report.append(replace(done, name=plain_name(name)))
+        report = _fold_layers_(model, layers, tol, kernel, batch_norm, batches)
     for name in in_training:
-        for module in model.get_submodule(name).modules():  # a new one knows eval mode alone
+        for module in model.get_submodule(name).modules():  # new modules are in eval mode
             module.training = True
-    if (plan := plan_of(model)) is not None:
-        norms, now = {done.name: done.batch_norm for done in report if done.name}, modules_by_name(model)
-        steps = tuple(as_it_is(now[s.name], s, norms[s.name]) if s.name in norms else s for s in plan.steps)
-        set_plan_(model, replace(plan, steps=steps))
-        note_(model, replace(proof_of(model), folded=report))
+    _note_folds_(model, report)
     return report
 
 
+def _check_settings(tol: float, kernel: int | None) -> None:
+    """Raise `RecastError` for a negative or NaN `tol`, and for a kernel that is not odd and small."""
+    if not tol >= 0:
+        raise RecastError(f"tol must be 0 or more, got {tol}")
+    if kernel is not None and kernel not in KERNELS:
+        raise RecastError(f"kernel must be one of {', '.join(map(str, KERNELS))}, got {kernel}")
+
+
+def _fold_layers_(
+    model: nn.Module, layers: dict[str, GPSA], tol: float, kernel: int | None, batch_norm: bool, batches: Batches
+) -> list[Folded]:
+    """Fold the layers one after the other, and measure the outputs of the model after each."""
+    before = _outputs(model, batches)
+    if not all(bool(tensor.isfinite().all()) for output in before for tensor in tensors_of(output)):
+        raise RecastError(f"{type(model).__name__} returns NaN or infinity for data: check the images and weights")
+    norms = norms_after(model, layers, batches[0][0]) if batch_norm else {}
+    report: list[Folded] = []
+    for name, layer in layers.items():
+        folded = _fold_one(model, name, layer, tol, kernel, batches)
+        norm = norms.get(name)
+        if name and norm is not None and _fold_norm(model, model.get_submodule(name), norm):
+            folded = replace(folded, batch_norm=norm)
+        if batches:
+            change, accuracy = _change_of_outputs(_outputs(model, batches), before, batches)
+            folded = replace(folded, output_error=change, accuracy=accuracy)
+        report.append(replace(folded, name=plain_name(name)))
+    return report
+
+
+def _note_folds_(model: nn.Module, report: list[Folded]) -> None:
+    """Write the new forms into the model's plan, and the report into its proof."""
+    plan = plan_of(model)
+    if plan is None:
+        return
+    norms, modules = {folded.name: folded.batch_norm for folded in report if folded.name}, modules_by_name(model)
+    steps = tuple(as_it_is(modules[s.name], s, norms[s.name]) if s.name in norms else s for s in plan.steps)
+    set_plan_(model, replace(plan, steps=steps))
+    note_(model, replace(proof_of(model), folded=report))
+
+
 def _fold_one(model: nn.Module, name: str, layer: GPSA, tol: float, kernel: int | None, batches: Batches) -> Folded:
-    """One layer, replaced in `model`; its own output before and after."""
+    """Fold one layer of `model`, and compare its output before and after."""
     inputs: list[Tensor] = []
     if batches:
-        with captured_inputs([(name, layer)]) as seen:
+        with captured_inputs([(name, layer)]) as captured:
             run_example(model, batches[0][0])
-        inputs = [x.to(layer.query.dtype) for x in seen.get(name, [])]  # autocast may be the network's own
+        inputs = [x.to(layer.query.dtype) for x in captured.get(name, [])]  # autocast may be the network's own
     expected = [layer(x) for x in inputs]
     dropped, heads = layer.gate_sizes(), layer.num_heads
     dropped = dropped[dropped <= tol]
@@ -130,15 +166,15 @@ def _fold_one(model: nn.Module, name: str, layer: GPSA, tol: float, kernel: int 
 
 
 def _outputs(model: nn.Module, batches: Batches) -> list[Any]:
-    """What the model gives for every batch. Raises `RecastError` for data that it cannot be measured on."""
+    """Return the outputs for every batch. Raises `RecastError` for data that the model cannot be measured on."""
     outputs = []
     for images, labels in batches:
         count = batch_of(images)
         output = run_example(model, images)
         if not tensors_of(output):
-            raise RecastError(f"fold_ measures outputs with tensors, got {type(output).__name__}: drop data")
-        if labels is not None and (found := tuple(getattr(labels, "shape", ()))) != (count,):
-            raise RecastError(f"data gives labels of shape {found} for {count} images: expected one an image")
+            raise RecastError(f"fold_ cannot measure an output of type {type(output).__name__}: drop data")
+        if labels is not None and (shape := tuple(getattr(labels, "shape", ()))) != (count,):
+            raise RecastError(f"data has labels of shape {shape} for {count} images: expected ({count},)")
         if labels is not None:
             logits_of(output, model, "accuracy")
         outputs.append(output)
@@ -146,7 +182,7 @@ def _outputs(model: nn.Module, batches: Batches) -> list[Any]:
 
 
 def _change_of_outputs(now: list[Any], before: list[Any], batches: Batches) -> tuple[float, float | None]:
-    """How far the outputs are from those before, and the accuracy where there are labels."""
+    """Return the relative change of the outputs, and the accuracy in percent if there are labels."""
     right = count = 0
     for outputs, (_, labels) in zip(now, batches, strict=True):
         if labels is not None:
@@ -158,7 +194,7 @@ def _change_of_outputs(now: list[Any], before: list[Any], batches: Batches) -> t
 
 
 def _fold_norm(model: nn.Module, layer: nn.Module, name: str) -> bool:
-    """Multiply the BatchNorm of this name into `layer`; whether it could be."""
+    """Multiply the BatchNorm `name` into `layer`; returns False if that is impossible."""
     norm = model.get_submodule(name)
     if not multiply_in_(layer, norm):
         return False

@@ -108,12 +108,10 @@ def _reset_classifier(model: Any, num_classes: int, *args: Any, **kwargs: Any) -
     """
     wanted = kwargs.pop("global_pool", args[0] if args else None)
     if wanted not in (None, "avg", PooledLayer.pool_type):
-        raise RecastError(
-            f"global_pool={wanted!r}: the pooling of this {type(model).__name__} is attention; leave it out"
-        )
+        raise RecastError(f"global_pool={wanted!r} does not apply: {type(model).__name__} pools by attention; drop it")
     ((name, pool),) = ((n, m) for n, m in model.named_modules() if isinstance(m, PooledLayer))
-    (own,) = pool.replaced or (pool,)  # networks look at their own pooling when they make a classifier
-    replace_module_(model, pool, own)
+    (original,) = pool.replaced or (pool,)  # networks look at their own pooling when they make a classifier
+    replace_module_(model, pool, original)
     try:
         type(model).reset_classifier(model, num_classes, *args[1:], **kwargs)
     finally:

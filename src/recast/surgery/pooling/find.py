@@ -1,4 +1,4 @@
-"""Where does a network pool? Found by running it: what a module takes and gives says more than its name."""
+"""Find the global pooling of a network by running it: inputs and outputs say more than names."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ MEANS: dict[Layout, tuple[int, ...]] = {"NCHW": (2, 3), "NHWC": (1, 2), "NLC": (
 CHANNELS: dict[Layout, int] = {"NCHW": 1, "NHWC": 3, "NLC": 2}
 """The dimension of the channels."""
 TRIED = 6
-"""How many of the last nn.Sequential are looked at."""
+"""Number of the last nn.Sequential that are tried."""
 MAX_PREFIX = 16
 """More tokens than this before those of the patches are no class, distillation or register tokens."""
 
 
 @torch.no_grad()
 def find_place(model: nn.Module, example: Example) -> Place:
-    """Where `model` pools the positions of its last map (or its tokens), seen on an example in eval mode.
+    """Find where `model` pools the positions of its last map (or its tokens), on an example in eval mode.
 
     Raises RecastError for a network that does not take the example, gives anything but logits (B, K), pools by
     attention already, or pools where nothing can be put in its place.
@@ -49,13 +49,13 @@ def find_place(model: nn.Module, example: Example) -> Place:
         raise RecastError(f"{kind} pools by attention already ({name}): build it with another global_pool")
     with in_eval(model), undisturbed(model), blamed(f"finding where {kind} pools"):
         net = Probe(model, example)
-        found = _pooling_module(net) or _head(net) or _after_sequential(net)
-    if found is None:
+        place = _pooling_module(net) or _head(net) or _after_sequential(net)
+    if place is None:
         raise RecastError(
             f"cannot tell where {kind} pools: expected a pooling module that gives one position "
             "(nn.AdaptiveAvgPool2d(1)), timm's forward_head, or an nn.Sequential whose output is averaged in code"
         )
-    return found
+    return place
 
 
 # --- a pooling module ---
@@ -69,12 +69,12 @@ def _pooling_module(net: Probe) -> Place | None:
     name = net.order[pools[-1]][0]
     after = {n for n, _ in net.order[pools[-1] + 1 :] if n in net.linear}
     before = [n for n, _ in net.order[: pools[-1]] if n in net.linear]
-    seen = net.watch({name, *(after or before[-1:])})
-    pool = next(done for done in reversed(seen) if done.name == name)
-    if sum(done.name == name for done in seen) > 1:
+    calls = net.watch({name, *(after or before[-1:])})
+    pool = next(done for done in reversed(calls) if done.name == name)
+    if sum(done.name == name for done in calls) > 1:
         raise RecastError(f"{name} of {net.kind} pools more than once: it cannot be replaced")
-    if not after and (found := _before_classifier(net, pool, seen)) is not None:
-        return found
+    if not after and (place := _before_classifier(net, pool, calls)) is not None:
+        return place
     takes, averages = _layout(pool)
     dim = pool.input.shape[CHANNELS[takes]]
     if pool.output.numel() != dim * len(pool.output):
@@ -85,12 +85,12 @@ def _pooling_module(net: Probe) -> Place | None:
     if not net.all_comes_through(pool):
         return None  # it is a branch, and the network pools in code besides
     gives: Layout = "flat" if pool.output.dim() == 2 else "NCHW" if pool.output.shape[1] == dim else "NHWC"
-    classifier, positions = net.classifier([d for d in seen if d.name in after]), pool.input[0].numel() // dim
+    classifier, positions = net.classifier([d for d in calls if d.name in after]), pool.input[0].numel() // dim
     return Place("module", name, dim, takes, gives, 0, classifier, averages, positions)
 
 
 def _layout(pool: Done) -> tuple[Layout, bool]:
-    """What a pooling takes, and whether it averages. Others than averages by the number of channels."""
+    """Return the layout that a pooling takes, and whether it averages; else the layout follows from the channels."""
     for layout in ("NCHW", "NHWC"):
         if same(pool.input.mean(MEANS[layout]).flatten(), pool.output.flatten()):
             return layout, True
@@ -98,9 +98,9 @@ def _layout(pool: Done) -> tuple[Layout, bool]:
     return ("NHWC" if is_last else "NCHW"), False
 
 
-def _before_classifier(net: Probe, pool: Done, seen: list[Done]) -> Place | None:
+def _before_classifier(net: Probe, pool: Done, calls: list[Done]) -> Place | None:
     """A network that classifies every position and averages then (SqueezeNet) is pooled before its classifier."""
-    last = next((done for done in reversed(seen) if isinstance(done.module, nn.Conv2d)), None)
+    last = next((done for done in reversed(calls) if isinstance(done.module, nn.Conv2d)), None)
     if last is None or not same(pool.output.flatten(1), net.logits) or last.output.shape != pool.input.shape:
         return None
     if not (same(last.output, pool.input) or same(last.output.relu(), pool.input)):
@@ -132,8 +132,7 @@ def _head(net: Probe) -> Place | None:
         return None
     if is_answer and isinstance(x, tuple | list):
         raise RecastError(
-            f"{net.kind} pools {len(x)} maps or sets of tokens for one answer: there is no one place for "
-            "attention pooling"
+            f"{net.kind} pools {len(x)} maps or sets of tokens, and attention pooling requires a single one"
         )
     if not is_answer or not isinstance(x, Tensor) or x.dim() not in (3, 4) or is_one(x.shape):
         return None
@@ -145,8 +144,8 @@ def _head(net: Probe) -> Place | None:
     likeliest = next((form for form in forms if x.shape[CHANNELS[form[0]]] == width), forms[0])
     # a head that reads the class token, or pools otherwise, takes the pooled position all the same
     for (layout, prefix), averages in (*((form, True) for form in forms), (likeliest, False)):
-        found = net.probe(model.forward_head, single(x, layout, prefix))
-        if found is not None and (same(found[0], answer[0]) if averages else found[0].shape == answer[0].shape):
+        result = net.probe(model.forward_head, single(x, layout, prefix))
+        if result is not None and (same(result[0], answer[0]) if averages else result[0].shape == answer[0].shape):
             dim = x.shape[CHANNELS[layout]]
             positions = x[0].numel() // dim - prefix
             return Place("head", "", dim, layout, layout, prefix, net.classifier(answer[1]), averages, positions)
@@ -157,17 +156,17 @@ def _forms(net: Probe, x: Tensor) -> list[tuple[Layout, int]]:
     """Layouts and numbers of leading tokens that features may have, the likeliest first."""
     if x.dim() == 4:
         return [("NCHW", 0), ("NHWC", 0)]
-    told = getattr(net.model, "num_prefix_tokens", None)
+    stated = getattr(net.model, "num_prefix_tokens", None)
     patches = getattr(getattr(net.model, "patch_embed", None), "num_patches", None)
     derived = x.shape[1] - patches if isinstance(patches, int) else None
-    likely = [n for n in (told, derived) if isinstance(n, int) and 0 <= n <= min(MAX_PREFIX, x.shape[1] - 1)]
+    likely = [n for n in (stated, derived) if isinstance(n, int) and 0 <= n <= min(MAX_PREFIX, x.shape[1] - 1)]
     return [("NLC", n) for n in dict.fromkeys([*likely, 0])]
 
 
 def single(x: Tensor, layout: Layout, prefix: int = 0) -> Tensor:
     """The mean over positions, as one position; of tokens also in the place of those before the patches."""
-    one = x[:, prefix:].mean(MEANS[layout], keepdim=True)
-    return one.expand(-1, prefix + 1, -1) if layout == "NLC" else one
+    mean = x[:, prefix:].mean(MEANS[layout], keepdim=True)
+    return mean.expand(-1, prefix + 1, -1) if layout == "NLC" else mean
 
 
 def _after_sequential(net: Probe) -> Place | None:
@@ -178,12 +177,12 @@ def _after_sequential(net: Probe) -> Place | None:
         if computes_as(net.modules[name], nn.Sequential) and len(shape) == 4 and not is_one(shape)
     ]
     for name in list(dict.fromkeys(reversed(names)))[:TRIED]:
-        seen = net.watch({name})
+        calls = net.watch({name})
         for relu in (False, True):
-            x = seen[-1].output.relu() if relu else seen[-1].output
-            found = net.answer_if(seen[-1].module, single(x, "NCHW"), net.example)
-            is_answer = found is not None and net.answer is not None and same(found[0], net.answer[0])
-            if found is not None and is_answer and len(seen) == 1 and net.all_comes_through(seen[0]):
+            x = calls[-1].output.relu() if relu else calls[-1].output
+            result = net.answer_if(calls[-1].module, single(x, "NCHW"), net.example)
+            is_answer = result is not None and net.answer is not None and same(result[0], net.answer[0])
+            if result is not None and is_answer and len(calls) == 1 and net.all_comes_through(calls[0]):
                 dim, positions = x.shape[1], x[0, 0].numel()
-                return Place("append", name, dim, "NCHW", "NCHW", 0, net.classifier(found[1]), True, positions, relu)
+                return Place("append", name, dim, "NCHW", "NCHW", 0, net.classifier(result[1]), True, positions, relu)
     return None

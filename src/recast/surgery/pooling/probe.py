@@ -1,4 +1,4 @@
-"""Looking at a network from outside: what its modules take and give, and what its answer depends on."""
+"""Probe a network from outside: inputs and outputs of its modules, and dependencies of its answer."""
 
 from __future__ import annotations
 
@@ -53,28 +53,28 @@ class Probe:
             self.logits = logits_of(run_example(model, example), model, "attention pooling")
 
     def run(self, example: Example) -> Any:
-        """What the network answers."""
+        """Return the answer of the network."""
         return answer_of(run_example(self.model, example))
 
     def watch(self, names: Iterable[str]) -> list[Done]:
-        """What the named modules take and give, in the order in which they finish."""
-        with _watched(named(self.model, names)) as seen:
+        """Return inputs and outputs of the named modules, in the order in which they finish."""
+        with _watched(named(self.model, names)) as calls:
             self.run(self.example)
-        return seen
+        return calls
 
     def probe(self, run: Callable[[Any], Any], x: Any) -> tuple[Tensor, list[Done]] | None:
-        """(what the last linear layer took, all of them) as `run` is given x; None if it cannot take it.
+        """Return (input of the last linear layer, all of them) of `run(x)`; None if it fails.
 
         What that layer takes tells answers apart also where its own weights are zero, as those of some networks are.
         """
-        with _watched(named(self.model, self.linear)) as seen:
+        with _watched(named(self.model, self.linear)) as calls:
             try:
                 given = run(x)
             except (AssertionError, IndexError, RuntimeError, TypeError, ValueError):
                 return None
         if not isinstance(given, Tensor) or not (given.is_meta or given.isfinite().all()):
             return None
-        return (seen[-1].input if seen else given), seen
+        return (calls[-1].input if calls else given), calls
 
     @cached_property
     def answer(self) -> tuple[Tensor, list[Done]] | None:
@@ -87,8 +87,10 @@ class Probe:
             return self.probe(self.run, x)
 
     def all_comes_through(self, done: Done) -> bool:
-        """Whether other images give the same answer while a module gives what it gave for these: then nothing goes
-        round it."""
+        """Return True if the answer depends on the images through this module only.
+
+        Other images must give the same answer while the module repeats its output.
+        """
         images = tree_map_only(Tensor, lambda x: 1 - x.flip(-1) if x.dim() == 4 else x, self.example)
         other = self.answer_if(done.module, done.output, images)
         return self.answer is not None and other is not None and same(other[0], self.answer[0])
@@ -105,7 +107,7 @@ class Probe:
 
 @contextmanager
 def _watched(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[list[Done]]:
-    seen: list[Done] = []
+    calls: list[Done] = []
     taken: list[Tensor | None] = []  # calls end in the reverse of the order in which they begin
 
     def before(_name: str, _module: nn.Module, inputs: Any) -> None:
@@ -115,21 +117,21 @@ def _watched(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[list[Done]]:
     def after(name: str, module: nn.Module, _inputs: Any, output: Any) -> None:
         x, y = taken.pop(), _first(output)
         if x is not None and y is not None:
-            seen.append(Done(name, module, x, y.clone()))
+            calls.append(Done(name, module, x, y.clone()))
 
     with hooked(modules, before, after):
-        yield seen
+        yield calls
 
 
 def is_one(shape: torch.Size) -> bool:
-    """Whether a shape is that of a single position: (B, C), (B, C, 1, 1), (B, 1, 1, C) or (B, 1, C)."""
+    """Return True for the shape of a single position: (B, C), (B, C, 1, 1), (B, 1, 1, C) or (B, 1, C)."""
     if len(shape) == 4:
         return tuple(shape[2:]) == (1, 1) or tuple(shape[1:3]) == (1, 1)
     return len(shape) <= 2 or shape[1] == 1
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors hold the same numbers, to `TOLERANCE` of the largest."""
+    """Return True if two tensors are equal to `TOLERANCE` of the largest number."""
     if a.shape != b.shape:
         return False
     if a.is_meta or b.is_meta:

@@ -1,4 +1,4 @@
-"""`attention_pool_`: attention pooling in the place of a network's own."""
+"""`attention_pool_`: replace a network's own pooling by attention."""
 
 from __future__ import annotations
 
@@ -36,22 +36,36 @@ def attention_pool_(
     model: nn.Module, per_class: bool = False, *, config: PoolConfig | None = None, example: Example | None = None,
     allow_change: bool = False,
 ) -> nn.Module:  # fmt: skip
-    """Replace the global pooling of `model` by attention (`AttentionPool`), in place; returns the model.
+    """Replace the global pooling of `model` by attention (`AttentionPool`), in place.
 
-    The classifier and whatever lies before it stay, with their weights. With the default start, an average, the
-    network computes what it did. A network that does not average over its last map (class token, maximum, SqueezeNet's
-    classifier before its pooling) would give other logits: it is refused without `allow_change=True`. A warning says
-    where there is a single position to pool. With `start="paper"` the pooled features are new, and so the logits: that
-    start is for training.
+    The classifier and the layers before it keep their weights. With the default start, an average, the network computes
+    what it did. With `start="paper"` pooled features and logits are new: that start is for training.
 
-    per_class: a token, and a map, for each class. The classifier's row j then reads class j's vector (`ClassHead`), and
-    `forward_head(x, pre_logits=True)` of timm's networks gives these vectors as rows (B·K, C). config: all settings
-    (`PoolConfig`), instead of `per_class`. example: what the model takes, as for `plan`; by default noise of the
-    size that the network tells (timm's do), or of one that it takes.
+    Args:
+        model: a network with one global pooling.
+        per_class: one token, and one map, per class. Row j of the classifier then reads the vector of class j
+            (`ClassHead`), and timm's `forward_head(x, pre_logits=True)` returns these vectors as rows (B·K, C).
+        config: all settings (`PoolConfig`), instead of `per_class`.
+        example: an example as `plan` takes it. Default: noise of a size that the network takes.
+        allow_change: accept other logits from a network that does not average over its last map (class token, maximum,
+            SqueezeNet).
 
-    Raises RecastError, and leaves the model as it was, for kind="none", a network that pools by attention already, one
-    whose pooling cannot be found or replaced (`find_place`), or, per class, whose logits are not those of one linear
-    layer.
+    Returns:
+        The model. A warning reports a map of a single position.
+
+    Raises:
+        RecastError: with the model unchanged, for kind="none", a network that pools by attention already, one whose
+            pooling cannot be found or replaced, and per class for logits that are not those of one linear layer.
+
+    Source: Touvron et al. 2021, arXiv:2112.13692, section 3.1.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)).eval()
+        >>> images = torch.randn(2, 3, 8, 8)
+        >>> before = model(images)
+        >>> model = recast.attention_pool_(model, example=images)
+        >>> torch.allclose(model(images), before, atol=1e-5)
+        True
     """
     if (network := changeable(model)) is not model:
         attention_pool_(network, per_class, config=config, example=example, allow_change=allow_change)
@@ -59,7 +73,7 @@ def attention_pool_(
     config = config or PoolConfig("per_class" if per_class else "single")
     config = replace(config, allow_change=config.allow_change or allow_change)
     if not config.is_on:
-        raise RecastError("the pool's kind is none, which replaces nothing: take single or per_class")
+        raise RecastError("pool.kind is none: use single or per_class")
     _check_own_pool(model)
     check_not_lazy(model)
     place = find_place(model, noise(model) if example is None else example)
@@ -154,9 +168,7 @@ def _pools_otherwise(model: Any, at: nn.Module, place: Place) -> bool:
 
 def _check_own_pool(model: nn.Module) -> None:
     if pools := attention_pools(model):
-        raise RecastError(
-            f"{next(iter(pools)) or type(model).__name__} is attention pooling already: it is put in once"
-        )
+        raise RecastError(f"{next(iter(pools)) or type(model).__name__} is attention pooling already")
 
 
 def _module_at(model: nn.Module, name: str) -> nn.Module:
@@ -170,7 +182,7 @@ def noise(model: nn.Module, shape: tuple[int, ...] | None = None) -> Tensor:
     """Two images of noise that the model takes: of `shape` (C, H, W), or of one that the network tells or takes."""
     parameter = next(model.parameters(), None)
     if parameter is None:
-        raise RecastError(f"{type(model).__name__} has no parameters: there is nothing to pool")
+        raise RecastError(f"{type(model).__name__} has no parameters, so nothing to pool")
 
     def images(*shape: int) -> Tensor:
         return torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).to(parameter)
@@ -178,19 +190,19 @@ def noise(model: nn.Module, shape: tuple[int, ...] | None = None) -> Tensor:
     if shape is not None:
         return images(*shape)
     first = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
-    told = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (first,))
+    input_size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (first,))
     built_for = getattr(getattr(model, "patch_embed", None), "img_size", None)
-    sizes = [tuple(s) for s in (built_for, told[1:]) if isinstance(s, tuple | list) and len(s) == 2]
+    sizes = [tuple(s) for s in (built_for, input_size[1:]) if isinstance(s, tuple | list) and len(s) == 2]
     reason: Exception | None = None
     for height, width in sizes or [(side, side) for side in SIDES]:
-        found = images(told[0], height, width)
+        batch = images(input_size[0], height, width)
         try:
             with torch.no_grad(), in_eval(model):
-                run_example(model, found)
+                run_example(model, batch)
         except RecastError as error:
             reason = reason or error
         else:
-            return found
+            return batch
     raise RecastError(
         f"{type(model).__name__} takes no image of noise ({reason}): pass attention_pool_(example=…)"
     ) from reason

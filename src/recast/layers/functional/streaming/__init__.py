@@ -32,7 +32,7 @@ NUMBERS = (
     "SymInt[] content_heads, SymInt[] gaussian_heads, SymInt[] spans, SymInt[] stride, SymInt[] window, SymInt groups, "
     "bool linear"
 )
-"""What both operators take; `Stream` says what each is."""
+"""Arguments of both operators, described in `Stream`."""
 
 
 @torch.library.custom_op(
@@ -41,10 +41,10 @@ NUMBERS = (
     schema=f"({TENSORS}, Tensor? bias, {NUMBERS}, bool keep) -> (Tensor, Tensor, Tensor)",
 )
 def attend(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Heads' gathers through W_out: ((B, I, J, O), what is kept (H_c, B, I, J, C) if `keep`, else empty, norms).
+    """Return (output (B, I, J, O), saved gathers (H_c, B, I, J, C) if `keep`, else empty, norms).
 
-    `bias` (O,). `keep` saves the backward pass one product a head: what content heads gather is kept, on long maps
-    (`Stream.by_parts`) what their content maps do, and the norms (H_c, B, N, 1) of `Stream.attend`.
+    `bias` is (O,). `keep` saves the backward pass one product per head: the gathers of the content heads are saved, on
+    long maps (`Stream.by_parts`) those of their content maps alone, with the norms (H_c, B, N, 1) of `Stream.attend`.
     """
     tensors, bias, numbers, keep = inputs[:8], inputs[8], inputs[9:-1], inputs[-1]
     values, weight = tensors[0], tensors[7]
@@ -53,25 +53,25 @@ def attend(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
         y = values.new_zeros(s.batch, s.I, s.J, weight.shape[1], dtype=s.sum_dtype)
         if bias is not None:
             y += bias
-        kept = values.new_empty(len(s.content_heads) if keep else 0, s.batch, s.I, s.J, s.channels)
+        saved = values.new_empty(len(s.content_heads) if keep else 0, s.batch, s.I, s.J, s.channels)
         norm = _norms(inputs)
         if s.merges:
-            short.forward(s, y, kept if keep else None)
+            short.forward(s, y, saved if keep else None)
         for h in s.single:
             W_out, content = s.weight[h].transpose(-1, -2), s.head_maps(h)[0]
             for chunk in s.chunks():
                 at, shape = (chunk.images, chunk.rows), (chunk.n, chunk.r, s.J, s.channels)
-                is_kept = keep and content is not None
-                looked = kept[content][at] if is_kept else s.buffer("gathered", *shape)
+                is_saved = keep and content is not None
+                looked = saved[content][at] if is_saved else s.buffer("gathered", *shape)
                 gathered = s.buffer("gathered", *shape) if s.by_parts else looked
                 s.look(h, chunk, norm, looked)
                 s.gather(h, chunk, looked, s.by_rows(h, chunk), gathered)
                 project(gathered.view(-1, s.channels), W_out, y[at].view(-1, weight.shape[1]))
-    return y.to(values.dtype), kept, norm if _keeps_norms(inputs) else values.new_empty(0)
+    return y.to(values.dtype), saved, norm if _keeps_norms(inputs) else values.new_empty(0)
 
 
 def _norms(inputs: Any) -> Tensor:
-    """Room for the norms (H_c, B, N, 1)."""
+    """Allocate the norms (H_c, B, N, 1)."""
     values, query, content = inputs[0], inputs[1], inputs[6]
     return values.new_empty(content.shape[0], *query.shape[:2], 1)
 
@@ -85,8 +85,8 @@ def _keeps_norms(inputs: Any) -> bool:
 def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     values, _query, _key, rows, columns, _shift, _content, weight, *_, keep = inputs
     images, norm = (values.shape[0], rows.shape[1], columns.shape[1]), _norms(inputs)
-    kept = values.new_empty(len(norm) if keep else 0, *images, values.shape[3])
-    return values.new_empty(*images, weight.shape[1]), kept, norm if _keeps_norms(inputs) else values.new_empty(0)
+    saved = values.new_empty(len(norm) if keep else 0, *images, values.shape[3])
+    return values.new_empty(*images, weight.shape[1]), saved, norm if _keeps_norms(inputs) else values.new_empty(0)
 
 
 @torch.library.custom_op(
@@ -95,13 +95,13 @@ def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     schema=f"(Tensor dy, {TENSORS}, Tensor kept, Tensor norm, {NUMBERS}) -> ({', '.join(['Tensor'] * 8)})",
 )
 def attend_backward(dy: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
-    """Gradients of `attend` for values, query, key, rows, columns, shift (empty without one), content and weight."""
-    tensors, kept, norm, numbers = inputs[:8], inputs[8], inputs[9], inputs[10:]
+    """Return the gradients for values, query, key, rows, columns, shift (empty without one), content and weight."""
+    tensors, saved, norm, numbers = inputs[:8], inputs[8], inputs[9], inputs[10:]
     with torch.autocast(dy.device.type, enabled=False):
         s = Backward(*tensors, *numbers)
         norm = norm if len(norm) else _norms(inputs)
         if s.merges:
-            short.backward(s, dy, kept if len(kept) else None)
+            short.backward(s, dy, saved if len(saved) else None)
         for h in s.single:
             content = s.head_maps(h)[0]
             for chunk in s.chunks():
@@ -109,11 +109,11 @@ def attend_backward(dy: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
                 dy_part = dy[at].flatten(0, 2)
                 d_gathered = s.buffer("d_gathered", *shape).zero_()
                 project(dy_part, s.weight[h], d_gathered.view(-1, s.channels))
-                by_rows, is_kept = s.by_rows(h, chunk), content is not None and len(kept) > 0
-                gathered = looked = kept[content][at] if is_kept else s.buffer("looked", *shape)
-                if not is_kept:
+                by_rows, is_saved = s.by_rows(h, chunk), content is not None and len(saved) > 0
+                gathered = looked = saved[content][at] if is_saved else s.buffer("looked", *shape)
+                if not is_saved:
                     s.look(h, chunk, norm, looked)
-                if s.by_parts or not is_kept:
+                if s.by_parts or not is_saved:
                     gathered = s.buffer("gathered", *shape)
                     s.gather(h, chunk, looked, by_rows, gathered)
                 add_weight_gradient(dy_part, gathered.view(-1, s.channels), s.d_weight[h])
@@ -138,12 +138,12 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 def _backward(ctx: Any, dy: Tensor | None, *_: None) -> tuple[Any, ...]:
     if dy is None:
         return (None,) * 17
-    *tensors, kept, norm = ctx.saved_tensors
+    *tensors, saved, norm = ctx.saved_tensors
     dy = dy.contiguous()
     if torch.is_grad_enabled():
         gradients = _differentiable_gradients(dy, tensors, ctx.numbers)
     else:
-        gradients = list(torch.ops.recast.attend_backward(dy, *tensors, kept, norm, *ctx.numbers))
+        gradients = list(torch.ops.recast.attend_backward(dy, *tensors, saved, norm, *ctx.numbers))
     if tensors[5] is None:
         gradients[5] = None
     bias = None if ctx.bias is None else dy.sum((0, 1, 2), dtype=ctx.bias)
@@ -154,16 +154,18 @@ attend.register_autograd(_backward, setup_context=_save)
 
 
 def _differentiable_gradients(dy: Tensor, tensors: list[Tensor | None], numbers: Any) -> list[Tensor | None]:
-    """What `attend_backward` gives, by operations that have derivatives themselves."""
+    """Return the gradients of `attend_backward` by operations that have derivatives themselves."""
     # views: one input may be made of another (a shift's share of a gate), whose gradient is not this node's
-    seen = [None if t is None else t.view_as(t) for t in tensors]
-    inputs = [t for t in seen if t is not None and t.requires_grad]
-    found = iter(torch.autograd.grad(dense_attend(seen, numbers), inputs, dy, create_graph=True, allow_unused=True))
-    return [next(found) if t is not None and t.requires_grad else None for t in seen]
+    views = [None if t is None else t.view_as(t) for t in tensors]
+    inputs = [t for t in views if t is not None and t.requires_grad]
+    gradients = iter(
+        torch.autograd.grad(dense_attend(views, numbers), inputs, dy, create_graph=True, allow_unused=True)
+    )
+    return [next(gradients) if t is not None and t.requires_grad else None for t in views]
 
 
 def dense_attend(tensors: Any, numbers: Any) -> Tensor:
-    """`attend` without its bias, head by head with the maps written out: (B, I, J, O)."""
+    """Compute `attend` without bias, head by head with the maps written out: (B, I, J, O)."""
     s = Stream(*tensors, *numbers)
     y = torch.zeros((), dtype=s.values.dtype, device=s.values.device)
     for h, W_out in enumerate(s.weight):
@@ -175,24 +177,24 @@ def dense_attend(tensors: Any, numbers: Any) -> Tensor:
                 mixed = q @ s.key[:, s.part(content)]
             else:
                 logits = finite_half(q @ s.key[..., s.part(content)].mT * s.scale)
-                mixed = torch.softmax(logits, -1) @ s.seen
+                mixed = torch.softmax(logits, -1) @ s.visible
             gathered = gathered + gate * mixed.view_as(gathered)
         if gaussian is not None:
             by_rows = torch.einsum("iy,byxc->bixc", s.rows[gaussian], s.values)
             gathered = gathered + torch.einsum("jx,bixc->bijc", s.columns[gaussian], by_rows)
         if s.shift is not None and (views := s.shift_views(h, slice(0, s.I))):
-            seen = torch.zeros_like(gathered)
-            seen[:, views[0][0], views[0][1]] = s.values[:, views[1][0], views[1][1]]
-            gathered = gathered + s.shift[h].to(seen.dtype) * seen
+            shifted = torch.zeros_like(gathered)
+            shifted[:, views[0][0], views[0][1]] = s.values[:, views[1][0], views[1][1]]
+            gathered = gathered + s.shift[h].to(shifted.dtype) * shifted
         y = y + torch.einsum("bijgc,goc->bijgo", gathered.unflatten(-1, (len(W_out), -1)), W_out).flatten(-2)
     return y
 
 
-# --- what they cost, for the planner and `torch.utils.flop_counter` ---------------------------------------------------
+# --- costs, for the planner and `torch.utils.flop_counter` ------------------------------------------------------------
 
 
 def _products(linear: bool, *shapes: Any) -> tuple[int, int, int, int]:
-    """Twice the multiply-accumulates of the logits, of the content maps' gathers, the Gaussians' and of W_out."""
+    """Return twice the multiply-accumulates of the logits, the content gathers, the Gaussian gathers and W_out."""
     (batch, Y, X, channels), (_, queries, width), key, rows, columns, _, content, weight = shapes[:8]
     logits, mixed = (0, width) if linear else (key[1] * width, content[0] * key[1])
     gaussian = rows[0] * rows[1] * X * (Y + columns[1])

@@ -1,4 +1,4 @@
-"""From the gradient of what heads gathered, a chunk at a time, to all that it was made from."""
+"""Backward pass from the gradient of the gathers to all operands, a chunk at a time."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ class Backward(Stream):
         self.d_content = torch.zeros_like(self.content)
 
     def add(self, head: int, chunk: Chunk, norm: Tensor, looked: Tensor, by_rows: Tensor | None, d: Tensor) -> None:
-        """Of what `head` gathered in a chunk, `d` (n, r, J, C), back to all that it was made from; `d` is overwritten.
-        `looked` is what its content map gathered."""
+        """Add the gradients from `d` (n, r, J, C), the gradient of the gathers of `head` in a chunk; overwrites `d`.
+
+        `looked` holds the gathers of its content map.
+        """
         content, gaussian = self.head_maps(head)
         flat = d.view(chunk.n, chunk.r * self.J, self.channels)
         if self.shift is not None and (views := self.shift_views(head, chunk.rows)):
@@ -56,7 +58,7 @@ class Backward(Stream):
         add_product(self.d_values[chunk.images].view(n, self.Y, width), weights, back)
 
     def _linear(self, at: int, chunk: Chunk, d: Tensor) -> None:
-        """What was gathered is gate · Q S: Σ dA ∘ Q S, the gate's gradient, is Σ (dA Sᵀ) ∘ Q as well."""
+        """Add the gradients of gate · Q S: that of the gate, Σ dA ∘ Q S, equals Σ (dA Sᵀ) ∘ Q."""
         part, gate = self.part(at), self.content[at]
         q, summaries = self.query[chunk.images, chunk.queries, part], self.key[chunk.images, part]
         d_query = torch.bmm(d, summaries.transpose(1, 2))
@@ -65,7 +67,7 @@ class Backward(Stream):
         self.d_key[0][chunk.images, part].add_(torch.bmm(q.transpose(1, 2), d).mul_(gate))
 
     def _content(self, at: int, chunk: Chunk, norm: Tensor, looked: Tensor, d: Tensor) -> None:
-        """From the gradient of a gated content map's gathers to queries, keys, values and the gate, tile by tile."""
+        """Add the gradients of a gated content map's gathers to queries, keys, values and the gate, tile by tile."""
         gate, query = self.content[at], self.scaled_query(at, chunk)
         top = self.top(at, chunk.images, query)
         # softmax backward: C ∘ (dA − Σ dA ∘ C); that sum, over queries the gate's gradient, is d · what was gathered,
@@ -80,15 +82,15 @@ class Backward(Stream):
         narrow = query.new_zeros(chunk.n, self.head_dim, d.shape[1])
         # in half precision a closed gate comes before what overflows: infinity times 0 is NaN
         factor, is_half = gate * self.scale, query.dtype == torch.float16
-        for (keys, seen), d_key, d_seen in zip(self.tiles(at, chunk.images), self.d_key, self.d_seen, strict=True):
+        for (keys, values), d_key, d_seen in zip(self.tiles(at, chunk.images), self.d_key, self.d_seen, strict=True):
             weights = self.weights(query, keys, top)
-            d_logits = product(d, seen.transpose(1, 2), self.buffer("d_map", *weights.shape))
+            d_logits = product(d, values.transpose(1, 2), self.buffer("d_map", *weights.shape))
             if inner is not None:
                 d_logits.sub_(inner).mul_(weights)
             else:
-                own = d_logits.mul_(weights).sum(-1, keepdim=True)
-                self.d_content[at].add_(own.sum(dtype=self.d_content.dtype))
-                d_logits.addcmul_(weights, own, value=-1)
+                inner_sum = d_logits.mul_(weights).sum(-1, keepdim=True)
+                self.d_content[at].add_(inner_sum.sum(dtype=self.d_content.dtype))
+                d_logits.addcmul_(weights, inner_sum, value=-1)
             add_product(d_seen[chunk.images], by_channels, weights)
             # the narrow side first: a head of 7 channels takes a fifth of the other order's time
             add_product(narrow, keys * factor if is_half else keys, d_logits.transpose(1, 2))
@@ -96,11 +98,11 @@ class Backward(Stream):
         self.d_query[chunk.images, chunk.queries, self.part(at)] = narrow.transpose(1, 2).mul_(1 if is_half else factor)
 
     def results(self) -> tuple[Tensor, ...]:
-        """In the order and the types of the operator's inputs."""
+        """Return the gradients in the order and the dtypes of the operator's inputs."""
         if self.num_keys and not self.merges:
             top, left, height, width = self.window
-            seen = torch.cat(self.d_seen, 2).transpose(1, 2).unflatten(1, (height, width))
-            self.d_values[:, top : top + height, left : left + width].add_(seen)
+            d_seen = torch.cat(self.d_seen, 2).transpose(1, 2).unflatten(1, (height, width))
+            self.d_values[:, top : top + height, left : left + width].add_(d_seen)
         d_key = self.d_key[0] if self.linear else torch.cat(self.d_key, -1).permute(1, 3, 0, 2).flatten(2)
         sums = (self.d_values, self.d_query, d_key, self.d_rows, self.d_columns)
         gates = (self.d_shift, self.d_content)
@@ -108,7 +110,7 @@ class Backward(Stream):
 
 
 def add_weight_gradient(dy: Tensor, gathered: Tensor, out: Tensor) -> None:
-    """out (g, O/g, C/g) += the groups' blocks of dyᵀ gathered."""
+    """Add the groups' blocks of dyᵀ gathered to out (g, O/g, C/g)."""
     groups, a, b = out.shape
     if groups == 1:
         add_product(out[0], dy.T, gathered)

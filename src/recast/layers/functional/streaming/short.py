@@ -1,4 +1,4 @@
-"""Short maps: content heads in groups, their three maps mixed into one before the product with the values.
+"""Short maps: content heads in groups, with the three maps of a head mixed before the product with the values.
 
 Of a group of G heads and a chunk of images the maps are (n, N, G, keys), query by query: what they gather is then
 (n·N, G·C), which meets the heads' W_out in one product. A few calls for all heads, where one after another each of them
@@ -32,7 +32,7 @@ class Group(NamedTuple):
 
 
 def groups(s: Stream) -> Iterator[Group]:
-    """The content heads of a stream that `merges`, in order; one by one in a grouped layer."""
+    """Yield the content heads of a stream that `merges` in groups; one by one in a grouped layer."""
     kind, grouped, a_map = s.kind, s.weight.shape[1] > 1, s.I * s.J * s.num_keys
     together = max(1, min(len(s.content_heads), 1 if grouped else GROUP_NUMBERS[kind] // a_map))
     maps = MAP_NUMBERS if together == 1 else GROUP_NUMBERS  # one head's products want more images
@@ -43,24 +43,24 @@ def groups(s: Stream) -> Iterator[Group]:
 
 
 def chunks(s: Stream, group: Group) -> Iterator[slice]:
-    """All images."""
+    """Yield all images in parts."""
     return (slice(b, min(s.batch, b + group.images)) for b in range(0, s.batch, group.images))
 
 
-def forward(s: Stream, y: Tensor, kept: Tensor | None) -> None:
-    """Add what the content heads project to `y` (B, I, J, O); what they gathered goes to `kept` (H_c, B, I, J, C)."""
+def forward(s: Stream, y: Tensor, saved: Tensor | None) -> None:
+    """Add the projections of the content heads to `y` (B, I, J, O); their gathers go to `saved` (H_c, B, I, J, C)."""
     queries = s.I * s.J
     for group in groups(s):
         weight, positional = _weight(s, group).transpose(-1, -2), _positional(s, group)
         for images in chunks(s, group):
             mixed = _mixed(s, group, positional, _attention(s, group, images))
-            gathered = _gather(s, group, images, mixed, kept)
+            gathered = _gather(s, group, images, mixed, saved)
             project(gathered.view(len(mixed) * queries, -1), weight, y[images].view(len(mixed) * queries, -1))
 
 
-def backward(s: Backward, dy: Tensor, kept: Tensor | None) -> None:
-    """Add to the sums of the gradients what goes back through the content heads."""
-    queries, keys, seen = s.I * s.J, s.num_keys, s.seen
+def backward(s: Backward, dy: Tensor, saved: Tensor | None) -> None:
+    """Add the gradients through the content heads to the sums of `s`."""
+    queries, keys, values = s.I * s.J, s.num_keys, s.visible
     for group in groups(s):
         weight, positional, count = _weight(s, group), _positional(s, group), len(group.heads)
         d_weight = torch.zeros_like(weight, dtype=s.sum_dtype)
@@ -71,11 +71,11 @@ def backward(s: Backward, dy: Tensor, kept: Tensor | None) -> None:
             n, dy_part = len(mixed), dy[images].flatten(0, 2)
             d = s.buffer("d_gathered", n, queries * count, s.channels).zero_()
             project(dy_part, weight, d.view(n * queries, -1))
-            gathered = _kept(s, group, images, kept) if kept is not None else _gather(s, group, images, mixed, None)
+            gathered = _saved(s, group, images, saved) if saved is not None else _gather(s, group, images, mixed, None)
             add_weight_gradient(dy_part, gathered.view(n * queries, -1), d_weight)
             add_product(s.d_values.flatten(1, 2)[images], mixed.view(n, -1, keys).transpose(1, 2), d)
             d_maps = s.buffer("d_maps", n, queries, count, keys)
-            d_maps = product(d, seen[images].transpose(1, 2), d_maps.view(n, -1, keys)).view_as(d_maps)
+            d_maps = product(d, values[images].transpose(1, 2), d_maps.view(n, -1, keys)).view_as(d_maps)
             d_positional += d_maps.sum(0, dtype=s.sum_dtype)
             # softmax backward: C ∘ (dA − Σ dA ∘ C); that sum over all queries is the gate's gradient
             d_logits = s.buffer("mixed", *attention.shape)
@@ -97,18 +97,18 @@ def backward(s: Backward, dy: Tensor, kept: Tensor | None) -> None:
 
 
 def _weight(s: Stream, group: Group) -> Tensor:
-    """W_out of the group's heads beside each other: (g, O/g, G·C/g)."""
+    """Return W_out of the group's heads beside each other: (g, O/g, G·C/g)."""
     return torch.stack([s.weight[head] for head in group.heads], 2).flatten(2)
 
 
 def _heads(s: Stream, group: Group, images: slice) -> tuple[Tensor, Tensor]:
-    """Queries (n·G, N, D) and keys (n·G, D, keys) of a group."""
+    """Return queries (n·G, N, D) and keys (n·G, D, keys) of a group."""
     queries = s.query[images].unflatten(-1, (-1, s.head_dim))[:, :, group.content]
     return queries.transpose(1, 2).flatten(0, 1), s.keys[0][group.content, images].transpose(0, 1).flatten(0, 1)
 
 
 def _attention(s: Stream, group: Group, images: slice) -> Tensor:
-    """softmax(Q Kᵀ / √D), (n, G, N, keys)."""
+    """Return softmax(Q Kᵀ / √D), (n, G, N, keys)."""
     q, k = _heads(s, group, images)
     shape = (len(q), q.shape[1], s.num_keys)
     logits, attention = s.buffer("mixed", *shape), s.buffer("attention", *shape)
@@ -120,25 +120,25 @@ def _attention(s: Stream, group: Group, images: slice) -> Tensor:
 
 
 def _grid(s: Stream, group: Group, maps: Tensor) -> Tensor:
-    """Maps (N, G, keys) of pixels and pixels: (I, J, G, Y, X)."""
+    """View maps (N, G, keys) as (I, J, G, Y, X)."""
     return maps.view(s.I, s.J, len(group.heads), s.Y, s.X)
 
 
 def _positional(s: Stream, group: Group) -> Tensor:
-    """shift · S + R ⊗ K, (N, G, keys): the same for all images."""
+    """Return shift · S + R ⊗ K, (N, G, keys): the same for all images."""
     maps = s.values.new_zeros(s.I * s.J, len(group.heads), s.num_keys)
     grid = _grid(s, group, maps)
     for at, head in enumerate(group.heads):
         _, gaussian = s.head_maps(head)
         if gaussian is not None:
             torch.mul(s.rows[gaussian][:, None, :, None], s.columns[gaussian][:, None], out=grid[:, :, at])
-        if s.shift is not None and (seen := s.shifted(head, grid[:, :, at])) is not None:
-            seen += s.shift[head].to(maps.dtype)
+        if s.shift is not None and (shifted := s.shifted(head, grid[:, :, at])) is not None:
+            shifted += s.shift[head].to(maps.dtype)
     return maps
 
 
 def _positional_gradient(s: Backward, group: Group, maps: Tensor) -> None:
-    """From the gradient of the positional maps to the factors of the Gaussians and to the shifts."""
+    """Add the gradient of the positional maps to those of the Gaussian factors and the shifts."""
     grid = _grid(s, group, maps)
     for at, head in enumerate(group.heads):
         of_head, (_, gaussian) = grid[:, :, at], s.head_maps(head)
@@ -146,27 +146,27 @@ def _positional_gradient(s: Backward, group: Group, maps: Tensor) -> None:
             rows, columns = s.rows[gaussian].to(grid.dtype), s.columns[gaussian].to(grid.dtype)
             s.d_rows[gaussian] = (of_head * columns[:, None]).sum((1, 3))
             s.d_columns[gaussian] = (of_head * rows[:, None, :, None]).sum((0, 2))
-        if s.shift is not None and (seen := s.shifted(head, of_head)) is not None:
-            s.d_shift[head] = seen.sum(dtype=s.d_shift.dtype)
+        if s.shift is not None and (shifted := s.shifted(head, of_head)) is not None:
+            s.d_shift[head] = shifted.sum(dtype=s.d_shift.dtype)
 
 
 def _mixed(s: Stream, group: Group, positional: Tensor, attention: Tensor) -> Tensor:
-    """All three maps of the group's heads, query by query: (n, N, G, keys)."""
+    """Mix the three maps of the group's heads, query by query: (n, N, G, keys)."""
     gate = s.content[group.content].to(attention.dtype)[:, None]
     n, count, queries, keys = attention.shape
     out = s.buffer("mixed", n, queries, count, keys)
     return torch.addcmul(positional, attention.transpose(1, 2), gate, out=out)
 
 
-def _kept(s: Stream, group: Group, images: slice, kept: Tensor) -> Tensor:
-    """Where what the group's heads gather for some images is kept: (n, N·G, C)."""
-    return kept[group.content].view(s.batch, -1, s.channels)[images]
+def _saved(s: Stream, group: Group, images: slice, saved: Tensor) -> Tensor:
+    """View the saved gathers of the group's heads for some images: (n, N·G, C)."""
+    return saved[group.content].view(s.batch, -1, s.channels)[images]
 
 
-def _gather(s: Stream, group: Group, images: slice, mixed: Tensor, kept: Tensor | None) -> Tensor:
-    """What the group's heads gather, (n, N·G, C), into `kept` if there is one."""
+def _gather(s: Stream, group: Group, images: slice, mixed: Tensor, saved: Tensor | None) -> Tensor:
+    """Return the gathers of the group's heads, (n, N·G, C), written into `saved` if there is one."""
     n, queries, count, keys = mixed.shape
     shape = (n, queries * count, s.channels)
-    out = s.buffer("gathered", *shape) if kept is None else _kept(s, group, images, kept)
-    found = product(mixed.view(n, -1, keys), s.seen[images], out)
-    return found if kept is None or found is out else out.copy_(found)
+    out = s.buffer("gathered", *shape) if saved is None else _saved(s, group, images, saved)
+    gathered = product(mixed.view(n, -1, keys), s.visible[images], out)
+    return gathered if saved is None or gathered is out else out.copy_(gathered)

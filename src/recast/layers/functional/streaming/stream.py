@@ -1,4 +1,4 @@
-"""What heads gather, a chunk at a time, and its product with W_out."""
+"""Gathers of the heads, a chunk at a time, and their product with W_out."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Chunk(NamedTuple):
 
 
 def goes_by_parts(values: Tensor, window: Sequence[int]) -> bool:
-    """Whether the softmax is taken apart: exponentials tile by tile, and one division of what was gathered."""
+    """Return True if the softmax is split: exponentials tile by tile, then one division of the gathers."""
     in_full = values.dtype in (torch.float32, torch.float64)
     return values.device.type == "cpu" and in_full and window[2] * window[3] > LONG
 
 
 class Stream:
-    """The tensors and numbers of a call, and the steps that both passes share. Buffers hold one chunk.
+    """Tensors and numbers of a call, and the steps that both passes share. Buffers hold one chunk.
 
     `values` (B, Y, X, C) contiguous; `query` (B, N, H_c·D), `key` (B, keys, H_c·D); `rows` (H_g, I, Y), the gates
     multiplied in, `columns` (H_g, J, X); `shift` (h,); `content` (H_c,); `weight` (h, O, C/g). All of one dtype but
@@ -67,7 +67,7 @@ class Stream:
         # half precision sums over the heads in fp32
         self.sum_dtype = torch.promote_types(values.dtype, torch.float32)
         top, left, height, width = window
-        self.seen = values[:, top : top + height, left : left + width].contiguous().flatten(1, 2)
+        self.visible = values[:, top : top + height, left : left + width].contiguous().flatten(1, 2)
         self.num_keys = height * width if self.content_heads and not linear else 0
         self.head_dim = query.shape[-1] // max(1, len(self.content_heads))
         self.scale = max(1, self.head_dim) ** -0.5
@@ -85,20 +85,20 @@ class Stream:
         is_short = self.num_keys <= MERGE_KEYS * self.channels and not self.by_parts
         sees_all = (height, width) == (self.Y, self.X)
         self.merges = self.num_keys > 0 and sees_all and self.chunk_rows == self.I and is_short
-        """Whether the content heads' maps are mixed: on short maps that is cheaper than a product for each."""
+        """The maps of the content heads are mixed: on short maps that is cheaper than a product for each."""
         self.single = [h for h in range(len(weight)) if not (self.merges and h in self.content_heads)]
         """Heads that are computed one after another."""
         self.buffers: dict[str, Tensor] = {}
 
     @cached_property
     def is_small(self) -> bool:
-        """Whether |q| |k| / √D, which no logit exceeds, is so small that no largest one need be subtracted."""
+        """True if |q| |k| / √D, which no logit exceeds, is so small that no maximum need be subtracted."""
         tokens = (t.unflatten(-1, (-1, self.head_dim)) for t in (self.query, self.key))
         query, key = (torch.linalg.vector_norm(t, dim=-1).amax() for t in tokens)
         return bool(query * key * self.scale < LIMIT)
 
     def chunks(self) -> Iterator[Chunk]:
-        """Every query of every image once."""
+        """Yield every query of every image once."""
         for i0 in range(0, self.I, self.chunk_rows):
             i1 = min(self.I, i0 + self.chunk_rows)
             for b in range(0, self.batch, self.chunk_images):
@@ -106,28 +106,28 @@ class Stream:
                 yield Chunk(slice(b, e), slice(i0, i1), slice(i0 * self.J, i1 * self.J), e - b, i1 - i0)
 
     def buffer(self, name: str, *shape: int) -> Tensor:
-        """Memory that is used again by every chunk: pages that were touched once are fast."""
+        """Return memory that every chunk reuses: touched pages are fast."""
         size = math.prod(shape)
-        known = self.buffers.get(name)
-        if known is None or known.numel() < size:
-            self.buffers[name] = known = self.values.new_empty(size)
-        return known[:size].view(shape)
+        buffer = self.buffers.get(name)
+        if buffer is None or buffer.numel() < size:
+            self.buffers[name] = buffer = self.values.new_empty(size)
+        return buffer[:size].view(shape)
 
     # --- where the heads' maps are ------------------------------------------------------------------------------------
 
     def head_maps(self, head: int) -> tuple[int | None, int | None]:
-        """Where `head` is among the content heads and among the Gaussian ones."""
+        """Return the index of `head` among the content heads and among the Gaussian ones."""
         c, g = self.content_heads, self.gaussian_heads
         return c.index(head) if head in c else None, g.index(head) if head in g else None
 
     def part(self, at: int) -> slice:
-        """Channels of the queries and keys of the content head `at`."""
+        """Return the channels of the queries and keys of the content head `at`."""
         return slice(at * self.head_dim, (at + 1) * self.head_dim)
 
     def shift_views(self, head: int, rows: slice) -> tuple[tuple[slice, slice], tuple[slice, slice]] | None:
-        """Which queries of the `rows` are shifted to a pixel, counted from their first row, and where these pixels are.
+        """Return the slices of the queries in `rows` that are shifted to a pixel, and those of the pixels.
 
-        Of `spans`, (i₀, i₁, y₀, j₀, j₁, x₀) per head: queries i₀ ≤ i < i₁ look at row y₀ + (i − i₀)·stride.
+        `spans` holds (i₀, i₁, y₀, j₀, j₁, x₀) per head: queries i₀ ≤ i < i₁ look at row y₀ + (i − i₀)·stride.
         """
         a, b, y0, c, d, x0 = self.spans[6 * head : 6 * head + 6]
         first, last = max(a, rows.start), min(b, rows.stop)
@@ -138,7 +138,7 @@ class Stream:
         return at, (slice(y, y + (last - first - 1) * s + 1, s), slice(x0, x0 + (d - c - 1) * t + 1, t))
 
     def shifted(self, head: int, maps: Tensor) -> Tensor | None:
-        """The same for all rows, as a view of maps (I, J, Y, X): where S is one, a number a query."""
+        """View the entries of maps (I, J, Y, X) where S of `head` is one, a number per query."""
         if (views := self.shift_views(head, slice(0, self.I))) is None:
             return None
         corner = maps[(*views[0], *views[1])]
@@ -148,11 +148,13 @@ class Stream:
     # --- the content maps ---------------------------------------------------------------------------------------------
 
     def tiles(self, at: int, images: slice) -> Iterator[tuple[Tensor, Tensor]]:
-        """Keys (n, D, tile) of the content head `at` and values (n, tile, C), tile by tile."""
-        return ((keys[at, images], v[images]) for keys, v in zip(self.keys, self.seen.split(self.tile, 1), strict=True))
+        """Yield keys (n, D, tile) of the content head `at` and values (n, tile, C), tile by tile."""
+        return (
+            (keys[at, images], v[images]) for keys, v in zip(self.keys, self.visible.split(self.tile, 1), strict=True)
+        )
 
     def scaled_query(self, at: int, chunk: Chunk) -> Tensor:
-        """Q / √D of the content head `at`, (n, r·J, D)."""
+        """Return Q / √D of the content head `at`, (n, r·J, D)."""
         return self.query[chunk.images, chunk.queries, self.part(at)] * self.scale
 
     def _logits(self, query: Tensor, keys: Tensor) -> Tensor:
@@ -160,40 +162,42 @@ class Stream:
         return logits.nan_to_num_() if logits.dtype == torch.float16 else logits  # as `finite_half`, in place
 
     def top(self, at: int, images: slice, query: Tensor) -> Tensor | None:
-        """The largest logit of every query, (n, r·J, 1), where it has to be subtracted."""
+        """Return the largest logit of every query, (n, r·J, 1); None where it need not be subtracted."""
         if not self.by_parts or self.is_small:
             return None
         tops = [self._logits(query, keys).amax(-1, keepdim=True) for keys, _ in self.tiles(at, images)]
         return torch.stack(tops).amax(0)
 
     def weights(self, query: Tensor, keys: Tensor, top: Tensor | None) -> Tensor:
-        """softmax(Q Kᵀ / √D) of all keys, or, `by_parts`, exp(Q Kᵀ / √D − top) of a tile."""
+        """Return softmax(Q Kᵀ / √D) over all keys or, `by_parts`, exp(Q Kᵀ / √D − top) of a tile."""
         logits = self._logits(query, keys)
         if not self.by_parts:
             return torch.softmax(logits, -1, out=self.buffer("weights", *logits.shape))
         return (logits if top is None else logits.sub_(top)).exp_()
 
     def attend(self, at: int, chunk: Chunk, norm: Tensor, out: Tensor) -> None:
-        """What the content head `at` gathers, softmax(Q Kᵀ / √D) V, into `out` (n, r·J, C); `norm` (n, r·J, 1) becomes
-        what its `weights` are to be multiplied with."""
+        """Write the gathers of the content head `at`, softmax(Q Kᵀ / √D) V, into `out` (n, r·J, C).
+
+        `norm` (n, r·J, 1) becomes the factor that normalises its `weights`.
+        """
         query, totals = self.scaled_query(at, chunk), list[Tensor]()
         top = self.top(at, chunk.images, query)
-        for keys, seen in self.tiles(at, chunk.images):
+        for keys, values in self.tiles(at, chunk.images):
             weights = self.weights(query, keys, top)
             if totals:
-                add_product(out, weights, seen)
-            elif (found := product(weights, seen, out)) is not out:
-                out.copy_(found)
+                add_product(out, weights, values)
+            elif (gathered := product(weights, values, out)) is not out:
+                out.copy_(gathered)
             if self.by_parts:
                 totals.append(weights.sum(-1, keepdim=True))
         if self.by_parts:
             torch.reciprocal(sum(totals[1:], totals[0]), out=norm)
             out.mul_(norm)
 
-    # --- what heads gather --------------------------------------------------------------------------------------------
+    # --- gathers ------------------------------------------------------------------------------------------------------
 
     def by_rows(self, head: int, chunk: Chunk) -> Tensor | None:
-        """R V of a chunk, (n, r, X·C), where `head` has a Gaussian."""
+        """Return R V of a chunk, (n, r, X·C); None if `head` has no Gaussian."""
         if (gaussian := self.head_maps(head)[1]) is None:
             return None
         values = self.values[chunk.images].view(chunk.n, self.Y, self.X * self.channels)
@@ -201,7 +205,7 @@ class Stream:
         return torch.bmm(weights, values, out=self.buffer("by_rows", chunk.n, chunk.r, values.shape[2]))
 
     def look(self, head: int, chunk: Chunk, norm: Tensor, out: Tensor) -> None:
-        """What the content map of `head` gathers for a chunk, where it has one, into `out` (n, r, J, C)."""
+        """Write the gathers of the content map of `head`, if it has one, into `out` (n, r, J, C)."""
         if (content := self.head_maps(head)[0]) is None:
             return
         flat = out.view(chunk.n, chunk.r * self.J, self.channels)
@@ -212,7 +216,7 @@ class Stream:
             self.attend(content, chunk, norm[content, chunk.images, chunk.queries], flat)
 
     def gather(self, head: int, chunk: Chunk, looked: Tensor, by_rows: Tensor | None, out: Tensor) -> None:
-        """What `head` gathers for a chunk, into `out` (n, r, J, C); `looked`, which may be `out`, is from `look`."""
+        """Write the gathers of `head` into `out` (n, r, J, C); `looked`, which may be `out`, is from `look`."""
         content, gaussian = self.head_maps(head)
         if content is not None:
             torch.mul(looked, self.content[content], out=out)
@@ -229,7 +233,7 @@ class Stream:
 
 
 def project(x: Tensor, weight: Tensor, out: Tensor) -> None:
-    """out (T, g·b) += x (T, g·a) times the g blocks of `weight` (g, a, b)."""
+    """Add x (T, g·a) times the g blocks of `weight` (g, a, b) to out (T, g·b)."""
     groups, a, b = weight.shape
     if groups == 1:
         add_product(out, x, weight[0])
@@ -244,7 +248,7 @@ def project(x: Tensor, weight: Tensor, out: Tensor) -> None:
 
 
 def is_wide(a: Tensor, b: Tensor) -> bool:
-    """Whether oneDNN takes a product of matrices, or of batches of them: large ones in single precision on a CPU."""
+    """Return True if oneDNN computes a (batched) product: large ones in single precision on a CPU."""
     if not HAS_ONEDNN or a.dtype != torch.float32 or a.device.type != "cpu":
         return False
     work = a.shape[-2] * a.shape[-1] * b.shape[-1]
@@ -252,29 +256,29 @@ def is_wide(a: Tensor, b: Tensor) -> bool:
 
 
 def _by_onednn(a: Tensor, b: Tensor) -> Tensor:
-    """a b, (T, K) and (K, N), by the library of torch's convolutions.
+    """Multiply a (T, K) and b (K, N) by oneDNN, the library of torch's convolutions.
 
     torch gives products to MKL, which leaves the wide vectors of AMD's processors unused: there it takes up to three
     times as long.
     """
     a, b = (t if t.is_contiguous() or t.T.is_contiguous() else t.contiguous() for t in (a, b))  # else 100 times as slow
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.T, None, "none", [], "")
-    return found
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.T, None, "none", [], "")
+    return out
 
 
 def product(a: Tensor, b: Tensor, space: Tensor) -> Tensor:
-    """a b, batches of matrices: in `space`, or, of a single large product, where oneDNN put it."""
+    """Multiply batches of matrices into `space`; a single large product is where oneDNN put it."""
     if not is_wide(a, b):
         return torch.bmm(a, b, out=space)
     if len(a) == 1:
         return _by_onednn(a[0], b[0])[None]
-    for left, right, out in zip(a, b, space, strict=True):
-        out.copy_(_by_onednn(left, right))
+    for matrix, factor, out in zip(a, b, space, strict=True):
+        out.copy_(_by_onednn(matrix, factor))
     return space
 
 
 def add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
-    """out += a b, matrices or batches of them; half precision is summed in the type of `out`."""
+    """Add a b, matrices or batches of them, to `out`; half precision is summed in the dtype of `out`."""
     if out.dtype != a.dtype:
         out.add_(a @ b)
     elif out.dim() == 2:
