@@ -41,7 +41,6 @@ from recast.lab.training.loop import fit
 from recast.lab.training.metrics import Journal
 from recast.models.build import build
 from recast.models.config import ModelConfig
-from recast.run import files
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 

@@ -79,7 +79,7 @@ def test_features_of_any_network() -> None:
     assert not features(own, images).requires_grad
     tokens = nn.Sequential(nn.Flatten(2), nn.Linear(1600, 6)).eval()  # logits for each position
     torch.testing.assert_close(features(tokens, images, 6), images.flatten(2).mean(1))
-    with pytest.raises(RecastError, match="cannot tell which layer"):
+    with pytest.raises(RecastError, match="no known classifier"):
         features(nn.Sequential(nn.Conv2d(3, 4, 1)), images, 9)
     own.forward = lambda x: x  # type: ignore[method-assign]  # the classifier is not called
     with pytest.raises(RecastError, match="no features of Sequential"):
