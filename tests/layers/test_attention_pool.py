@@ -111,17 +111,6 @@ def test_several_heads_are_torchs_multi_head_attention() -> None:
     assert pool(x, return_attention=True)[1].shape == (2, 3, 1, 16)
 
 
-def test_new_tokens() -> None:
-    pool = make(4).to(torch.float32)
-    before = {name: p.clone() for name, p in pool.named_parameters()}
-    pool.reset_tokens(7)
-    assert pool.cls_token.shape == (1, 7, 12)
-    assert pool.cls_token.dtype == torch.float32
-    assert pool(torch.randn(2, 12, 3, 5, dtype=torch.float32)).shape == (2, 7, 12)
-    assert all(torch.equal(p, before[name]) for name, p in pool.named_parameters() if name != "cls_token")
-    assert pool.no_weight_decay() == {"cls_token"}
-
-
 def test_resnet50_with_attention_pooling() -> None:
     """80.1 % against 79.8 % with 4.6 against 4.1 GFLOPs (the paper, section 4.3)."""
     torch.set_default_dtype(torch.float32)
@@ -160,9 +149,6 @@ def test_timm_finds_the_maps(method: str, name: str) -> None:
 def test_mistakes(options: dict[str, Any], message: str) -> None:
     with pytest.raises(RecastError, match=message):
         AttentionPool(12, **options)
-
-
-# --- the start that is the average -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -45,9 +45,6 @@ def layer_for(conv: nn.Conv2d, x: Tensor, **config: Any) -> CMHSA:
     return layer  # type: ignore[no-any-return]
 
 
-# --- a second reference that shares no code with the first ----------------------------------------------------------
-
-
 def numpy_cmhsa(x: Array, conv: nn.Conv2d, layer: CMHSA, pad: int) -> Array:
     """One image (C, H, W) → (O, I, J), from the formulas with loops over output pixels and heads; 3×3, zero padding."""
     p = {name: value.detach().numpy() for name, value in layer.named_parameters()}
@@ -94,9 +91,6 @@ def test_both_forms_are_the_loops(function: Callable[..., Tensor], options: dict
     assert float(np.abs(y - expected).max()) < 1e-12
 
 
-# --- random geometries ------------------------------------------------------------------------------------------------
-
-
 def forms(case: Any) -> Iterator[tuple[Tensor, list[Tensor]]]:
     """Output and gradients of the reference and of the fast form; gradients are those of a random projection."""
     layer = layer_for(case.conv, case.x, bias_init=3.0)
@@ -126,9 +120,6 @@ def test_the_start_is_the_convolution_in_the_limit(random_case: Any, error_of: A
         layer: Any = find_rule(case.conv)[1](case.conv, RecastConfig(gate="bias", bias_init=60.0))  # type: ignore[index]
         layer.set_size_(*case.x.shape[-2:])
         assert error_of(layer(case.x), case.conv(case.x)) <= 1e-10, case.text
-
-
-# --- parts ------------------------------------------------------------------------------------------------------------
 
 
 def test_fused_attention_is_the_shared_one(error_of: Any) -> None:

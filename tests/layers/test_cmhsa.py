@@ -37,9 +37,6 @@ def double(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
-# --- the start --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kernel", [3, 5])
 @pytest.mark.parametrize("bias_init", [5.0, 10.0, 20.0, 30.0, 40.0])
 def test_how_far_the_start_is_from_the_convolution(kernel: int, bias_init: float, error_of: Any) -> None:
@@ -69,9 +66,6 @@ def test_there_and_back() -> None:
         assert back.bias is None if conv.bias is None else torch.equal(back.bias, conv.bias)  # type: ignore[arg-type]
         x = torch.randn(1, conv.in_channels, 9, 9)
         assert torch.equal(back(x), conv(x))
-
-
-# --- the table of biases ----------------------------------------------------------------------------------------------
 
 
 def test_the_table_has_the_offsets_of_the_largest_input() -> None:
@@ -116,33 +110,6 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         CMHSA(3, 3, PADDED)(torch.randn(1, 3, 6, 6))
 
 
-# --- precision, compile, state ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(dtype: torch.dtype, error_of: Any) -> None:
-    layer, x = moved(layer_of(nn.Conv2d(8, 8, 3, padding=1), (6, 6), bias_init=4.0)), torch.randn(2, 8, 6, 6)
-    expected = layer(x)
-    with torch.autocast("cpu", dtype=dtype):
-        y = layer(x)
-        y.float().square().sum().backward()
-    assert error_of(y.float(), expected) < 3e-2
-    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in layer.parameters())
-    assert error_of(copy.deepcopy(layer).to(dtype)(x.to(dtype)).float(), expected) < 5e-2
-
-
-def test_a_forward_pass_changes_nothing() -> None:
-    layer = moved(layer_of(nn.Conv2d(4, 4, 3, padding=1), (6, 6)))
-    before, attributes = copy.deepcopy(layer.state_dict()), dict(vars(layer))
-    layer(torch.randn(2, 4, 5, 6)).sum().backward()
-    assert {k: v for k, v in vars(layer).items() if k[0] != "_"} == {k: v for k, v in attributes.items() if k[0] != "_"}
-    assert all(torch.equal(before[name], value) for name, value in layer.state_dict().items())
-    other = layer_of(nn.Conv2d(4, 4, 3, padding=1), (6, 6))
-    other.load_state_dict(before)
-    x = torch.randn(1, 4, 6, 6)
-    assert torch.equal(other(x), layer(x))
-
-
 def test_what_the_rule_keeps() -> None:
     conv = nn.Conv2d(4, 6, 3, padding=1, bias=False).double().eval()
     conv.weight.requires_grad_(False)
@@ -157,9 +124,6 @@ def test_what_the_rule_keeps() -> None:
     assert refusal(layer) == refusal(normed) == "is already CMHSA"
     for part in ("4 → 6, 3×3 pad 1", "9 heads × 1", "gate=bias", "inputs up to 5×5", "bias=False"):
         assert part in repr(layer)
-
-
-# --- configuration ----------------------------------------------------------------------------------------------------
 
 
 def test_each_gate_has_its_layer() -> None:

@@ -125,18 +125,16 @@ def test_it_is_the_whole_layer_pruned(config: dict[str, Any], open_gates: Callab
 
 
 @pytest.mark.parametrize(
-    ("config", "width"),
-    [({}, 7), ({"content_heads": "middle"}, 32), ({"content_heads": 2}, 16), ({"content_heads": 5}, 7),
-     ({"content_heads": "middle", "head_dim": 20}, 20)],
+    ("channels", "config", "width"),
+    [(64, {}, 7), (64, {"content_heads": "middle"}, 32), (64, {"content_heads": 2}, 16), (64, {"content_heads": 5}, 7),
+     (64, {"content_heads": "middle", "head_dim": 20}, 20), (12, {"content_heads": 1}, 12)],
 )  # fmt: skip
-def test_few_content_heads_are_wider(config: dict[str, Any], width: int) -> None:
-    layer = GPSA(64, 64, KERNELS["3×3"], config=RecastConfig(**config))
+def test_few_content_heads_are_wider_but_no_wider_than_the_input(
+    channels: int, config: dict[str, Any], width: int
+) -> None:
+    layer = GPSA(channels, channels, KERNELS["3×3"], config=RecastConfig(**config))
     assert layer.head_dim == width
-    assert layer.query.shape == (width * len(layer.content_heads), 64)
-
-
-def test_the_narrow_layer_is_no_wider_than_its_input() -> None:
-    assert GPSA(12, 8, KERNELS["3×3"], config=RecastConfig(content_heads=1)).head_dim == 12
+    assert layer.query.shape == (width * len(layer.content_heads), channels)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)

@@ -35,9 +35,6 @@ def small(widths: tuple[int, int, int] = (8, 8, 16)) -> CifarResNet:
     return CifarResNet((1, 1, 1), widths, shortcut="option_a")
 
 
-# --- recast_ --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_the_swap(training: bool) -> None:
     parent = small().train(training)
@@ -218,6 +215,8 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "a form": ("has no form with a kernel", small, lambda m: recast_(m, replace(p := folded_plan(), steps=(*p.steps[:1],
         replace(p.steps[1], fold=replace(p.steps[1].fold, kernel=(4, 4))))))),
     "a place": ("does not say where it goes", small, lambda m: recast_(m, replace(plan(m, X), pool=POOLS[0]))),
+    "a pool twice": ("already", lambda: attention_pool_(sized(), config=POOLS[1]), lambda m: recast_(
+        m, plan(sized(), X.double(), pool=POOLS[0]))),
     "no step": ("another model, ResNet and not", small, lambda m: recast_(
         m, replace(plan(m, X).without_steps(), model="ResNet"))),
     "batches": ("batches must be a Tensor or an iterable, got Plan", opened, lambda m: wake_(m, plan(small(), X))),  # type: ignore[arg-type]
@@ -294,17 +293,6 @@ class Averaged(nn.Module):
         return logits
 
 
-def test_recast_survives_a_deep_copy() -> None:
-    model = recast_(small(), plan(small(), X)).eval()
-    clone = copy.deepcopy(model)
-    assert applied_plan(clone) == applied_plan(model)
-    x = torch.randn(X.shape)
-    assert torch.equal(clone(x), model(x))
-
-
-# --- gates and folding ----------------------------------------------------------------------------------------------
-
-
 def test_fold_replaces_a_shared_layer_everywhere_and_never_the_root() -> None:
     shared = GPSA(3, 3, Geometry((3, 3), padding=(1, 1, 1, 1)))
     model = nn.Sequential(shared, nn.Sequential(shared))
@@ -313,9 +301,6 @@ def test_fold_replaces_a_shared_layer_everywhere_and_never_the_root() -> None:
     assert model[0] is model[1][0]
     (report,) = fold_(shared)
     assert (report.convolution, report.closed) == (False, 9)
-
-
-# --- attention pooling ----------------------------------------------------------------------------------------------
 
 
 def sized() -> nn.Module:
@@ -395,16 +380,6 @@ def test_steps_alone_leave_the_pool_for_later() -> None:
     assert (done.pool, done.pool_cost, done.after) == (pool, planned.pool_cost, planned.after)
     assert planned.without_steps().after == planned.before + planned.pool_cost
     assert planned.without_pool().after == plan(parent, X.double()).after
-
-
-def test_a_pool_that_cannot_be_put_in_leaves_the_convolutions_alone() -> None:
-    model = sized()
-    planned = plan(model, X.double(), pool=PoolConfig("single"))
-    attention_pool_(model, config=PoolConfig("per_class"))
-    before = Snapshot(model)
-    with pytest.raises(RecastError, match="already"):
-        recast_(model, planned)
-    before.check(model)
 
 
 def test_a_plan_of_nothing_leaves_the_pool_in_the_plan() -> None:

@@ -17,7 +17,6 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, OneCycleLR, SequentialLR
-from torch.optim.swa_utils import AveragedModel
 
 from recast import (
     GPSA,
@@ -190,14 +189,6 @@ def test_averages_keep_their_kernels() -> None:
     assert not torch.equal(ema.module.stem.weight, kernel)
 
 
-def test_an_averaged_model_of_torch_goes_on() -> None:
-    model = network()
-    average = AveragedModel(model)
-    recast_during_training_(model, sgd(model), every(model), averages=[average])
-    assert isinstance(average.module.stem, GPSA)
-    average.update_parameters(model)
-
-
 def test_a_compiled_network_is_compiled_once_more() -> None:
     child = network(torch.float32)
     counter = CompileCounter()
@@ -254,16 +245,6 @@ def test_a_kernel_that_is_computed_starts_anew_with_a_warning_or_moves_whole() -
         source: Any = layer.parametrizations.weight.original if keep else layer.weight
         assert ("momentum_buffer" in optimizer.state[source]) == keep
         assert {id(p) for g in optimizer.param_groups for p in g["params"]} == {id(p) for p in model.parameters()}
-
-
-def test_a_frozen_layer_stays_frozen_whole() -> None:
-    model = network()
-    model.stem.requires_grad_(False)
-    optimizer = torch.optim.SGD(param_groups(model, 0.1), momentum=0.9)
-    recast_during_training_(model, optimizer, every(model), ["stem"])
-    trained = {id(p) for g in optimizer.param_groups for p in g["params"]}
-    assert isinstance(model.stem, GPSA)
-    assert trained.isdisjoint(map(id, model.stem.parameters()))
 
 
 def test_a_kernel_of_another_layout_moves_with_its_permutation() -> None:

@@ -96,9 +96,6 @@ def test_pruned_maps_keep_their_heads_and_stay_closed_in_training(open_gates: An
         assert torch.equal(value == 0, before[name] == 0)
 
 
-# --- larger kernels ---------------------------------------------------------------------------------------------------
-
-
 def positional(alpha: float, channels: int = 4, **geometry: Any) -> GPSA:
     torch.manual_seed(0)
     layer = GPSA(channels, channels, Geometry((3, 3), **geometry), config=RecastConfig(alpha=alpha)).double()

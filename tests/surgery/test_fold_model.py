@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 import recast
 from recast.errors import RecastError
-from recast.lab.experimental.ranking import rank
 from recast.layers.gpsa import gpsa_layers
 
 X = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))
@@ -102,28 +101,6 @@ def test_batch_norms_are_multiplied_in_and_come_back_folded(
 
 
 @torch.no_grad()
-def test_a_norm_with_another_reader_stays(error_of: Any) -> None:
-    """The convolution's output is read by the BatchNorm and added again behind it."""
-
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
-            nn.init.uniform_(self.norm.weight, 2, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.conv(x)
-            return self.norm(y) + y
-
-    parent, x = Two().eval(), X[..., :16, :16]
-    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, x, where="all")).eval()
-    (done,) = recast.fold_(child, batch_norm=True, data=x)
-    assert done.batch_norm is None
-    assert isinstance(child.norm, nn.BatchNorm2d)
-    assert error_of(child(x), parent(x)) < 1e-6
-
-
-@torch.no_grad()
 def test_a_sigmoid_models_content_is_pruned(parent: nn.Module, tmp_path: Path, error_of: Any) -> None:
     config = recast.RecastConfig(gate="sigmoid")
     child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, X, config)).eval()
@@ -208,7 +185,7 @@ def test_what_was_folded_away_leaves_nothing_to_train(child: nn.Module) -> None:
     assert first.spread.grad is not None
 
 
-def test_a_network_with_autocast_in_its_code_is_woken_ranked_and_folded() -> None:
+def test_a_network_with_autocast_in_its_code_is_woken_and_folded() -> None:
     class Half(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -220,7 +197,6 @@ def test_a_network_with_autocast_in_its_code_is_woken_ranked_and_folded() -> Non
 
     model, x = Half().eval(), torch.randn(64, 3, 8, 8)
     planned = recast.plan(model, x, where=["net.2"])
-    assert rank(model, planned, x, torch.arange(64) % 4).layers
     recast.recast_(model, planned)
     assert len(recast.wake_(model, x)) == 1
     (folded,) = recast.fold_(model, data=x)

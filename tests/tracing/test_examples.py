@@ -192,9 +192,6 @@ def test_one_image_is_no_batch(verb: str, tmp_path: Path) -> None:
         call()
 
 
-# --- outputs ----------------------------------------------------------------------------------------------------------
-
-
 class Answers(nn.Module):
     """A network that wraps its logits in something."""
 
@@ -261,9 +258,6 @@ def test_leaves_of_objects_and_circles() -> None:
     assert {path for path, leaf in found.items() if isinstance(leaf, Tensor)} == {
         "['a'][0].value", "['a'][1]", "['b'].logits", "['b'].features",
     }  # fmt: skip
-
-
-# --- weights without values ---
 
 
 def without_values(kind: str) -> nn.Module:

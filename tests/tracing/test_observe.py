@@ -154,9 +154,6 @@ def test_hooks_are_removed_after_an_error() -> None:
     assert not model[0]._forward_hooks
 
 
-# --- cost -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("start", range(0, 30, 15))
 def test_a_layer_costs_what_a_real_forward_costs(start: int, random_case: Callable[..., Any]) -> None:
     """Parameters, MACs and the growth of saved bytes per image: measured on meta tensors, checked on CPU tensors."""

@@ -200,8 +200,6 @@ def test_a_parametrised_transposed_kernel_cannot_be_kept(norm: Callable[..., nn.
     assert torch.equal(child.eval()(X), parent.eval()(X))
 
 
-# --- the older `weight_norm` and `spectral_norm`, which compute the weight in a hook before every forward ------------
-
 HOOKS: dict[str, Callable[[], Any]] = {
     "weight norm": lambda: weight_norm(nn.Conv2d(4, 6, 3)),
     "weight norm of columns": lambda: weight_norm(nn.Conv2d(4, 6, 3), dim=1),

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import recast
 from recast.errors import RecastError
-from recast.surgery.rules import check_finite, is_convolution
+from recast.surgery.rules import is_convolution
 
 X = torch.zeros(2, 3, 8, 8)
 pytestmark = [
@@ -135,23 +135,12 @@ def test_what_is_no_convolution() -> None:
     assert not any(map(is_convolution, others))
 
 
-def test_nan_is_named() -> None:
-    module = conv()
-    check_finite("layer", module)
-    with torch.no_grad():
-        module.bias[2] = float("nan")  # type: ignore[index]
-    with pytest.raises(RecastError, match=r"layer\.bias holds NaN"):
-        check_finite("layer", module)
-
-
 @pytest.mark.parametrize("make", [torch.jit.script, lambda model: torch.jit.trace(model, X)], ids=["script", "trace"])
 def test_a_torchscript_model_is_refused(make: Callable[..., nn.Module]) -> None:
     model = make(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)))
     with pytest.raises(RecastError, match="TorchScript"):
         recast.plan(model, X, where="all")
 
-
-# --- convolutions that share a tensor with another module -------------------------------------------------------------
 
 SHARED = nn.PReLU()  # a parametrisation with a parameter
 TIES = {
