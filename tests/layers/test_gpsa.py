@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even k
 
 
 def recast_layer(conv: nn.Conv2d, config: RecastConfig | None = None) -> GPSA:
-    return find_rule(conv)[1](conv, config or RecastConfig())  # type: ignore[index, return-value]
+    return find_rule(conv)[1](conv, config or RecastConfig())
 
 
 def forward_and_gradients(module: nn.Module, x: Tensor) -> list[Tensor]:
@@ -67,7 +67,6 @@ def test_head_width(channels: int, kernel: int, groups: int, asked: int | None, 
 
 def test_the_start_of_every_parameter() -> None:
     layer = GPSA(6, 8, Geometry((2, 3), dilation=(1, 2)), groups=2)
-    assert layer.value is not None
     assert torch.equal(layer.value, torch.eye(3).repeat(2, 1))
     assert not layer.key.any()
     assert 0.01 < float(layer.query.detach().std()) < 0.03
@@ -269,7 +268,6 @@ def test_a_gate_put_in_the_place_of_another_is_noticed() -> None:
 def test_tolerance_closes_small_gates_and_nan_stays_open() -> None:
     layer = open_two(GPSA(3, 4, Geometry((3, 3))))
     both = layer.refresh_gates()
-    assert both is not None
     assert len(both) == 2
     layer.close_maps_(0.25)
     assert (layer.gaussian_heads, layer.content_heads, layer.open_heads) == ((4,), (), (4,))

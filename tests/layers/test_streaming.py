@@ -28,7 +28,7 @@ PAD_1 = Geometry((3, 3), padding=(1, 1, 1, 1))
 
 
 def outputs_and_gradients(layer: GPSA, x: Tensor, form: str) -> dict[str, Tensor]:
-    layer.backend = form  # type: ignore[assignment]
+    layer.backend = form
     x = x.clone().requires_grad_()
     y = layer(x)
     weights = torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).cos().view_as(y)
@@ -56,7 +56,7 @@ def test_the_operator_passes_torchs_own_checks() -> None:
 
 
 def saved(layer: GPSA, x: Tensor, form: str) -> int:
-    layer.backend = form  # type: ignore[assignment]
+    layer.backend = form
     with saved_sizes(layer) as sizes:
         layer(x.clone().requires_grad_())
     return sum(sizes)
@@ -132,7 +132,7 @@ def test_its_cost_is_counted(keeps: bool, monkeypatch: pytest.MonkeyPatch) -> No
     layer.prune_((), range(9))
     counts = {}
     for form in ("dense", "merged"):
-        layer.backend = form  # type: ignore[assignment]
+        layer.backend = form
         with FlopCounterMode(display=False) as once:
             y = layer(x)
         with FlopCounterMode(display=False) as back:

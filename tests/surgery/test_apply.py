@@ -66,19 +66,6 @@ def test_a_model_that_is_a_convolution() -> None:
         recast_(layer, applied_plan(layer))
 
 
-def test_a_module_used_twice_stays_one_module() -> None:
-    shared = nn.Conv2d(3, 3, 3, padding=1)
-    model = nn.Sequential(shared, nn.ReLU(), nn.Sequential(shared)).eval()
-    parent = copy.deepcopy(model)
-    p = plan(model, X, where="all")
-    assert [(step.name, step.calls) for step in p.steps] == [("0", 2)]
-    recast_(model, p)
-    assert isinstance(model[0], GPSA)
-    assert model[0] is model[2][0]
-    x = torch.randn(X.shape)
-    assert torch.equal(model(x), parent(x))
-
-
 def test_steps_now_and_the_rest_later() -> None:
     parent = small().eval()
     child = copy.deepcopy(parent)
@@ -205,6 +192,11 @@ def sigmoid() -> nn.Module:
     return recast_(model, plan(model, X, RecastConfig(gate="sigmoid")))
 
 
+def failing() -> Any:
+    yield BATCH[0]
+    raise KeyError("shard")
+
+
 NAN = float("nan")
 POOLS = [PoolConfig("single"), PoolConfig("per_class", num_heads=2)]
 BATCH = (torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 3]))
@@ -219,7 +211,7 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
         m, plan(sized(), X.double(), pool=POOLS[0]))),
     "no step": ("another model, ResNet and not", small, lambda m: recast_(
         m, replace(plan(m, X).without_steps(), model="ResNet"))),
-    "batches": ("batches must be a Tensor or an iterable, got Plan", opened, lambda m: wake_(m, plan(small(), X))),  # type: ignore[arg-type]
+    "batches": ("batches must be a Tensor or an iterable, got Plan", opened, lambda m: wake_(m, plan(small(), X))),
     "a name": ("a list of names, .'layer3.0.conv1'.", small, lambda m: recast_(m, plan(m, X), steps="layer3.0.conv1")),
     "no images": ("holds no image", opened, lambda m: fold_(m, data=X[:0])),
     "no batch": ("holds no batch", opened, lambda m: fold_(m, data=[])),
@@ -231,7 +223,7 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "closes": ("does not hold 0", never_closing, lambda m: fold_(m, tol=0.1)),
     "pool example": ("cannot run on the example", small, lambda m: attention_pool_(m, example=X[:, :2])),
     "logit_std": ("logit_std must be a positive number, got 0", opened, lambda m: wake_(m, BATCH[0], 0)),
-    "no logit_std": ("logit_std must be a positive number, got nan", opened, lambda m: wake_(m, BATCH[0], NAN)),
+    "nothing to wake": ("no layer that was recast", small, lambda m: wake_(m, BATCH[0])),
     "pruned": ("conv1 has no content map left", pruned, lambda m: wake_(m, BATCH[0])),
     "NaN": ("conv1 saw NaN", opened, lambda m: wake_(m, BATCH[0] * NAN)),
     "no image": ("conv1 saw no image", opened, lambda m: wake_(m, [])),
@@ -240,19 +232,28 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
         "map size", sigmoid, lambda m: calibrate_(m, hung(lambda c: setattr(c, "stride", 2)), BATCH[:1])),
     "calibrate channels": (
         "cannot run on the example", sigmoid, lambda m: calibrate_(m, small(), [BATCH[0], X[:, :2]])),
-    "a word": ("model must be a network .*, got 'resnet18'", small, lambda _: recast_("resnet18", None)),  # type: ignore[arg-type]
-    "no plan": ("plan must be a Plan, got None", small, lambda m: recast_(m, None)),  # type: ignore[arg-type]
-    "per_class": ("per_class must be true or false, got 'no'", small, lambda m: attention_pool_(m, "no")),  # type: ignore[arg-type]
-    "pool": ("pool must be a PoolConfig or null, got 'single'", small, lambda m: plan(m, X, pool="single")),  # type: ignore[arg-type]
-    "backend": ("backend must be one of auto, .*got 'fast'", opened, lambda m: verify(small(), m, X, backend="fast")),  # type: ignore[arg-type]
+    "a word": ("model must be a network .*, got 'resnet18'", small, lambda _: recast_("resnet18", None)),
+    "no plan": ("plan must be a Plan, got None", small, lambda m: recast_(m, None)),
+    "per_class": ("per_class must be true or false, got 'no'", small, lambda m: attention_pool_(m, "no")),
+    "pool": ("pool must be a PoolConfig or null, got 'single'", small, lambda m: plan(m, X, pool="single")),
+    "backend": ("backend must be one of auto, .*got 'fast'", opened, lambda m: verify(small(), m, X, backend="fast")),
     "meta images": ("hold no values", opened, lambda m: verify(small(), m, X.to("meta"))),
     "calibrate head": ("its fc.weight has another", sigmoid, lambda m: calibrate_(m, headed(7), [X])),
+    "calibrate nothing": ("at least one batch", sigmoid, lambda m: calibrate_(m, small(), [])),
+    "ridge": ("ridge must be a positive number", sigmoid, lambda m: calibrate_(m, small(), [X], ridge=0.0)),
+    "another parent": ("no convolution at 'layer3", sigmoid, lambda m: calibrate_(m, nn.Sequential(nn.ReLU()), [X])),
+    "fold kernel": ("one of 3, 5, 7", opened, lambda m: fold_(m, kernel=4)),
+    "no data": ("needs data", opened, lambda m: fold_(m, batch_norm=True)),
+    "seed": ("seed must be at most", opened, lambda m: wake_(m, BATCH[0], seed=2**70)),
+    "layers": ("no layer '5'", opened, lambda m: wake_(m, BATCH[0], layers=[5])),
+    "failing batches": ("batches.*KeyError", opened, lambda m: wake_(m, failing())),
+    "no images in a batch": ("cannot run on the example 7", opened, lambda m: wake_(m, iter([BATCH[0], 7]))),
     "channels": ("in_channels must be 1 or more, got 0", small, lambda _: GPSA(0, 3, Geometry((3, 3)))),
     "plan": ("holds no image", small, lambda m: plan(m, X[:0])),
     "lr": ("lr must be 0 or a positive number, got nan", small, lambda m: param_groups(m, lr=NAN)),
     "layer_decay": ("layer_decay must be a positive", small, lambda m: param_groups(m, layer_decay=float("inf"))),
-    "pair": ("kernel must be a list of 2", small, lambda _: Geometry((3,))),  # type: ignore[arg-type]
-    "padding": ("padding must be a list of 4", small, lambda _: Geometry((3, 3), padding=(1, 1))),  # type: ignore[arg-type]
+    "pair": ("kernel must be a list of 2", small, lambda _: Geometry((3,))),
+    "padding": ("padding must be a list of 4", small, lambda _: Geometry((3, 3), padding=(1, 1))),
     "buffer": ("has a 'mask' of its own", lambda: hung(lambda conv: conv.register_buffer("mask", torch.ones(1))),
         lambda m: plan(m, X, where=["layer3.0.conv2"])),
     "state hook": ("carries hooks", lambda: hung(lambda conv: conv._register_state_dict_hook(lambda *_: None)),

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN, maskrcnn_resnet50_fpn
 from torchvision.models.segmentation import deeplabv3_mobilenet_v3_large
 
-from recast.layers.config import RecastConfig
 from recast.layers.gpsa import gpsa_layers
 from recast.surgery.apply import recast_
 from recast.surgery.exactness import TOLERANCE, relative_error
@@ -155,29 +154,6 @@ def test_a_whole_detection_model() -> None:
     assert verify(before, child, example).bitwise  # after NMS and pasting too
     with swapped_heads(child):
         assert verify(before, child, example).max_relative_error > 100 * TOLERANCE
-
-
-def test_losses_of_a_recast_detection_model() -> None:
-    """Losses of a training step are the parent's bit for bit in `split`, and every gate gets a gradient."""
-    size = (96, 160)
-    model = mask_rcnn(size, rpn_post_nms_top_n_train=50, box_batch_size_per_image=8)
-    image = torch.rand(3, *size)
-    child = recast_(copy.deepcopy(model), plan(model, ([image],), RecastConfig(backend="split"), where=WHOLE))
-    boxes = torch.tensor([[10.0, 15.0, 75.0, 90.0], [50.0, 20.0, 150.0, 60.0]])
-    masks = (torch.rand(2, *size) > 0.5).to(torch.uint8)
-    losses: list[dict[str, Tensor]] = []
-    for network in (model, child):
-        torch.manual_seed(1)  # which proposals are sampled
-        targets = [{"boxes": boxes, "labels": torch.tensor([3, 7]), "masks": masks}]
-        losses.append(network.train()([image], targets))
-    assert losses[0].keys() >= {"loss_mask", "loss_objectness", "loss_classifier"}
-    assert all(torch.equal(losses[1][name], value) for name, value in losses[0].items())
-    sum(losses[1].values()).backward()  # type: ignore[union-attr]
-    for name, layer in gpsa_layers(child).items():
-        for gate in (layer.gamma, layer.spread):
-            assert gate.grad is not None, name
-            assert bool(gate.grad.isfinite().all()), name
-            assert bool(gate.grad.any()), name
 
 
 def test_an_image_without_detections() -> None:

@@ -188,7 +188,7 @@ def test_a_file_that_is_no_plan_is_refused(change: Callable[[dict[str, Any]], An
         Plan.from_json(json.dumps(document), "plan.json")
     for other in (None, document, b"{}"):
         with pytest.raises(RecastError, match="a plan must be text in JSON"):
-            Plan.from_json(other)  # type: ignore[arg-type]
+            Plan.from_json(other)
 
 
 def edited(change: Callable[[dict[str, Any]], None]) -> Edited:
@@ -229,7 +229,7 @@ def test_an_edit_that_contradicts_the_model_is_refused(change: Any, message: str
 def sized() -> CifarResNet:
     """`small()` that says what it takes: the pool is looked for at that size."""
     model = small()
-    model.pretrained_cfg = {"input_size": (3, 16, 16)}  # type: ignore[assignment]
+    model.pretrained_cfg = {"input_size": (3, 16, 16)}
     return model
 
 
@@ -242,7 +242,6 @@ def test_a_pool_is_counted_and_nothing_is_changed(kind: Any, where: Any) -> None
     assert repr(model) == text
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     pooled, cost = attention_pool_(sized(), config=pool), found.pool_cost
-    assert cost is not None
     assert cost.parameters == sum(p.numel() for p in pooled.parameters()) - sum(p.numel() for p in model.parameters())
     assert cost.macs == macs_of(pooled, X) - macs_of(model, X) > 0
     without = plan(model, X) if where == "last_stage" else None

@@ -16,15 +16,12 @@ from recast.surgery.planning import plan
 from recast.surgery.scales import layer_scales, randomize_scales_, recalibrate_batch_norm_
 
 
-def test_every_layer_scale_of_a_network_is_woken() -> None:
+def test_every_layer_scale_of_a_network_is_woken_and_gates_are_none() -> None:
     """EdgeNeXt's cross-covariance branch has a LayerScale of its own, `gamma_xca`: at 1e-6 the branch is silent."""
     model = randomize_scales_(timm.create_model("edgenext_xx_small", num_classes=3))
     scales = {name: scale.detach() for name, scale in layer_scales(model).items()}
     assert any(name.endswith("gamma_xca") for name in scales)
     assert all(0.5 <= float(scale.min()) < float(scale.max()) <= 1 for scale in scales.values())
-
-
-def test_gates_are_no_layer_scale() -> None:
     model = timm.create_model("test_convnext", num_classes=3)
     recast_(model, plan(model, torch.zeros(1, 3, 64, 64), where=["stages.3.blocks.0.conv_dw"]))
     assert len(layer_scales(model)) == 9

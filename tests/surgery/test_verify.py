@@ -29,12 +29,6 @@ def small() -> CifarResNet:
     return CifarResNet((1, 1, 1), (8, 8, 16), shortcut="conv").eval()
 
 
-def swap_two_taps_(child: nn.Module, name: str) -> None:
-    weight = gpsa_layers(child)[name].weight
-    with torch.no_grad():
-        weight[:, :, 0, 0], weight[:, :, 1, 1] = weight[:, :, 1, 1].clone(), weight[:, :, 0, 0].clone()
-
-
 @pytest.mark.parametrize("backend", ["split", "merged", "dense", "reference"])
 @pytest.mark.parametrize("gate", ["linear", "sigmoid"])
 def test_every_backend_can_be_verified_and_is_given_back(backend: Any, gate: Any) -> None:
@@ -47,21 +41,6 @@ def test_every_backend_can_be_verified_and_is_given_back(backend: Any, gate: Any
     assert exactness.backend == backend
     assert exactness.ok(1e-5 if gate == "linear" else 1e-4)
     assert [layer.backend for layer in gpsa_layers(child).values()] == ["reference", "auto"]
-
-
-def test_a_trace_stands_for_the_parent() -> None:
-    model = small()
-    p = plan(model, X)
-    x = torch.randn(4, 3, 16, 16)
-    before = trace(model, p, x)
-    copied = {name: [t.clone() for t in outputs] for name, outputs in before.layers.items()}
-    recast_(model, p)
-    assert verify(before, model, x).bitwise
-    swap_two_taps_(model, "layer3.0.conv2")
-    exactness = verify(before, model, x)
-    assert not exactness.ok()
-    assert exactness.layers["layer3.0.conv1"] == 0
-    assert all(torch.equal(a, b) for name in copied for a, b in zip(copied[name], before.layers[name], strict=True))
 
 
 def test_inplace_activations_do_not_hide_a_difference() -> None:
@@ -159,14 +138,13 @@ def test_outputs_of_another_kind_are_refused(case: str) -> None:
 
 def pair() -> tuple[CifarResNet, CifarResNet]:
     parent = small()
-    return parent, recast_(copy.deepcopy(parent), plan(parent, X))  # type: ignore[return-value]
+    return parent, recast_(copy.deepcopy(parent), plan(parent, X))
 
 
 def open_and_triple_(child: nn.Module) -> None:
     with torch.no_grad():
         for layer in gpsa_layers(child).values():
             layer.gamma.fill_(0.7)
-            assert layer.value is not None
             layer.value.mul_(3)
 
 
@@ -291,7 +269,7 @@ def test_neither_random_state_nor_buffers_nor_backends_move() -> None:
             self.seen += len(x)
             if not float(x.abs().sum()) >= 0:  # a value: shapes alone do not run it
                 raise ValueError
-            return self.conv(x + torch.randn_like(x))  # type: ignore[no-any-return]
+            return self.conv(x + torch.randn_like(x))
 
     parent, pooled = Restless().eval(), small()
     state = torch.get_rng_state()

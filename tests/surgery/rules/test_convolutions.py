@@ -77,7 +77,7 @@ def test_starts_as_the_module(
 
 
 def outputs_and_gradients(layer: GPSA, x: Tensor, backend: str) -> dict[str, Tensor]:
-    layer.backend = backend  # type: ignore[assignment]
+    layer.backend = backend
     x = x.detach().requires_grad_()
     parameters, y = {name: p for name, p in layer.named_parameters() if p.numel()}, layer(x)
     values = [y.detach(), *gradients(y, [x, *parameters.values()])]

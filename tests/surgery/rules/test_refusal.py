@@ -50,10 +50,10 @@ def quantised() -> nn.Module:
 
     torch.backends.quantized.engine = "x86" if "x86" in torch.backends.quantized.supported_engines else "qnnpack"
     stub = nn.Sequential(ao.QuantStub(), conv(), ao.DeQuantStub()).eval()
-    stub.qconfig = ao.get_default_qconfig(torch.backends.quantized.engine)  # type: ignore[assignment]
+    stub.qconfig = ao.get_default_qconfig(torch.backends.quantized.engine)
     ao.prepare(stub, inplace=True)
     stub(torch.randn(2, 4, 8, 8))
-    return ao.convert(stub)  # type: ignore[no-any-return]
+    return ao.convert(stub)
 
 
 def trained_for_quantisation() -> nn.Module:
@@ -201,7 +201,7 @@ def test_networks_that_no_rule_takes_say_why(model: nn.Module, x: Tensor, messag
 
 def test_an_attribute_called_same_pad_is_no_padding() -> None:
     module = nn.Conv2d(3, 4, 3, stride=2)
-    module.same_pad = True  # type: ignore[assignment]
+    module.same_pad = True
     model = nn.Sequential(module).eval()
     x = torch.randn(2, 3, 8, 8)
     expected = model(x)
