@@ -55,17 +55,6 @@ def test_the_swap(training: bool) -> None:
     assert torch.equal(child.layer3[0].conv1.weight, parent.layer3[0].conv1.weight)  # checkpoints of the parent load
 
 
-def test_a_model_that_is_a_convolution() -> None:
-    conv = nn.Conv2d(3, 4, 3).eval()
-    layer = recast_(conv, plan(conv, X))
-    assert isinstance(layer, GPSA)
-    assert [step.name for step in applied_plan(layer).steps] == [""]
-    x = torch.randn(X.shape)
-    assert torch.equal(layer(x), conv(x))
-    with pytest.raises(RecastError, match="the model is already"):
-        recast_(layer, applied_plan(layer))
-
-
 def test_steps_now_and_the_rest_later() -> None:
     parent = small().eval()
     child = copy.deepcopy(parent)
@@ -209,6 +198,8 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "a place": ("does not say where it goes", small, lambda m: recast_(m, replace(plan(m, X), pool=POOLS[0]))),
     "a pool twice": ("already", lambda: attention_pool_(sized(), config=POOLS[1]), lambda m: recast_(
         m, plan(sized(), X.double(), pool=POOLS[0]))),
+    "the root": ("the model is already", lambda: recast_(c := nn.Conv2d(3, 4, 3), plan(c, X)), lambda m: recast_(
+        m, applied_plan(m))),
     "no step": ("another model, ResNet and not", small, lambda m: recast_(
         m, replace(plan(m, X).without_steps(), model="ResNet"))),
     "batches": ("batches must be a Tensor or an iterable, got Plan", opened, lambda m: wake_(m, plan(small(), X))),

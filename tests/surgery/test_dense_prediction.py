@@ -1,4 +1,4 @@
-"""Detection and segmentation: Mask R-CNN with FPN and DeepLabV3 keep their feature maps and head outputs.
+"""Detection: Mask R-CNN with FPN keeps its feature maps and head outputs.
 
 Boxes after NMS are compared only where they are bitwise: one more ulp in a score picks another box, in the parent too.
 """
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN, maskrcnn_resnet50_fpn
-from torchvision.models.segmentation import deeplabv3_mobilenet_v3_large
 
 from recast.layers.gpsa import gpsa_layers
 from recast.surgery.apply import recast_
@@ -26,7 +25,6 @@ from recast.tracing.examples import Example, run_example
 
 Size = tuple[int, int]
 SIZE: Size = (224, 320)
-LAYER4 = [f"body.layer4.{i}.conv2" for i in range(3)]
 
 
 def mask_rcnn(size: Size, **options: Any) -> MaskRCNN:
@@ -57,12 +55,6 @@ class Heads(nn.Module):
 
 def heads_example(size: Size) -> tuple[Tensor, Tensor]:
     return torch.randn(1, 3, *size), torch.randn(1, 256, 14, 14)
-
-
-def deeplab_mobilenet(size: Size = SIZE) -> nn.Module:
-    model = deeplabv3_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=5)
-    # with running statistics of its own: a fresh MobileNet's activations fade to 1e-9, and any layer passes
-    return randomize_scales_(model, torch.randn(2, 3, *size)).eval()
 
 
 def names_of(planned: Plan) -> list[str]:
@@ -97,15 +89,6 @@ def check(parent: nn.Module, example: Example, planned: Plan) -> nn.Module:
             moved = verify(before, child, example)
         assert moved.max_relative_error > 100 * TOLERANCE, "a recast layer does not reach the output"
     return child
-
-
-def test_the_default_selection_of_a_pyramid_is_its_last_stage() -> None:
-    backbone, image = mask_rcnn(SIZE).backbone, torch.randn(1, 3, *SIZE)
-    planned = plan(backbone, image)
-    assert names_of(planned) == [*LAYER4, "fpn.layer_blocks.3.0"]
-    assert {step.output[1:] for step in planned.steps} == {(SIZE[0] // 32, SIZE[1] // 32)}
-    assert not planned.note
-    check(backbone, image, planned)
 
 
 @torch.no_grad()
@@ -166,16 +149,3 @@ def test_an_image_without_detections() -> None:
     assert exactness.bitwise
     assert not exactness.ok()  # without a box the heads saw nothing, which proves nothing about them
     assert exactness.blind == [name for name, macs in costs.items() if macs == 0]
-
-
-def test_the_default_selection_of_a_dilated_network() -> None:
-    parent, x = deeplab_mobilenet(), torch.randn(1, 3, *SIZE)
-    planned = plan(parent, x)
-    dilated = [step for step in planned.steps if step.geometry.dilation != (1, 1)]
-    assert [step.geometry.dilation for step in dilated] == [(2, 2)] * 3
-    assert {step.output[1:] for step in planned.steps} == {(14, 20)}
-    assert planned.steps[-1].name == "classifier.1"
-    # padding of 36 pixels on every side: tokens are counted on the padded map
-    too_large = {item.name: item.reason for item in planned.left}["classifier.0.convs.3.0"]
-    assert too_large.startswith("has too many tokens: 7912 (7.7× the budget of 1024)")
-    check(parent, x, planned)
