@@ -59,9 +59,7 @@ def test_a_program_of_any_size_is_written_checked_and_timed(tmp_path: Path) -> N
     assert "any height and width" in str(found)
 
 
-def test_a_file_that_parts_from_the_module_is_an_error_and_not_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_parts_from_the_module_is_an_error_and_not_left(tmp_path: Path, monkeypatch: Any) -> None:
     _, child, x = recast_small(12)
     write = exporting._write
 

@@ -73,7 +73,7 @@ def test_batches_are_averaged_before_the_ratio() -> None:
     a, b = Fixed(random(5, 0), random(7, 1)), Fixed(random(3, 2), random(12, 3))
     x = images(30)
     parts = [x[:12], x[12:24], x[24:27]]  # the last is too small to count
-    found = cka(a, b, [(part, None) for part in parts], LAYERS, LAYERS)  # type: ignore[misc]
+    found = cka(a, b, [(part, None) for part in parts], LAYERS, LAYERS)
     assert found.n == 24
     with torch.no_grad():
         pairs = [(a(part)[0], b(part)[1]) for part in parts[:2]]
@@ -81,15 +81,6 @@ def test_batches_are_averaged_before_the_ratio() -> None:
         lambda p, q: (p, q), lambda p, q: (p, p), lambda p, q: (q, q)
     )]  # fmt: skip
     assert found.cka[0, 1] == pytest.approx(mean[0] / math.sqrt(mean[1] * mean[2]), rel=1e-6)
-
-
-def test_a_layer_is_itself_also_rotated_and_scaled() -> None:
-    features, rotation = random(12, 0), torch.linalg.qr(torch.randn(12, 12, dtype=torch.float64)).Q
-    a, b = Fixed(features, features), Fixed(rotation @ features * 7, torch.diag(torch.arange(1.0, 13)).double())
-    found = cka(a, b, images(50), LAYERS, LAYERS)
-    assert found.cka[0, 0] == pytest.approx(1, abs=1e-6)
-    assert abs(float(found.cka[0, 1])) < 0.95
-    assert torch.allclose(cka(a, a, images(50), LAYERS, LAYERS).cka, torch.ones(2, 2).double(), atol=1e-6)
 
 
 def test_a_dead_layer_has_no_similarity() -> None:
@@ -115,7 +106,7 @@ def test_parent_and_recast_layer_by_layer() -> None:
     for layer in layers:
         assert value["parent", layer, "parent", layer] == pytest.approx(1)
         assert value["parent", layer, "recast", layer] == pytest.approx(1, abs=1e-4)
-    assert value["parent", "layer3.1", "other", "layer3.1"] < 0.99  # type: ignore[operator]
+    assert value["parent", "layer3.1", "other", "layer3.1"] < 0.99
 
 
 @pytest.mark.parametrize(

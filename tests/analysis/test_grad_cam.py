@@ -33,30 +33,16 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_maps_differ_between_images_and_classes(name: str, make_non_vacuous: Callable[..., nn.Module]) -> None:
-    build, blocks = NETWORKS[name]
-    model, images = make_non_vacuous(build()), torch.randn(2, 3, 64, 96)
-    with GradCAM(model=model, target_layers=[model.get_submodule(blocks)[-1]]) as cam:  # type: ignore[index]
-        maps = np.stack([cam(images, [ClassifierOutputTarget(target)] * 2) for target in range(CLASSES)])
-    assert maps.shape == (CLASSES, 2, 64, 96)
-    assert np.isfinite(maps).all()
-    assert np.ptp(maps, axis=0).max() > 0.1
-    assert np.ptp(maps, axis=1).max() > 0.1
-    assert all(not module._forward_hooks for module in model.modules())
-
-
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name != "patchconvnet"])
 def test_ours_is_theirs(name: str, make_non_vacuous: Callable[..., nn.Module]) -> None:
     build, blocks = NETWORKS[name]
     model, images = make_non_vacuous(build()).train(), torch.randn(2, 3, 64, 96)
     with torch.no_grad():  # as a page is made
         ours = grad_cam(model, images, torch.tensor([[2, 0], [1, 0]]))
-    assert ours is not None
     assert ours.shape == (2, 2, 2, 3)
     assert model.training
     assert not any(module._forward_hooks for module in model.modules())
-    with GradCAM(model=model.eval(), target_layers=[model.get_submodule(blocks)[-1]]) as cam:  # type: ignore[index]
+    with GradCAM(model=model.eval(), target_layers=[model.get_submodule(blocks)[-1]]) as cam:
         for column, targets in enumerate(((2, 1), (0, 0))):
             found = cam.forward(images, [ClassifierOutputTarget(target) for target in targets])
             assert found.shape == (2, 64, 96)
@@ -85,5 +71,4 @@ def test_what_writes_into_the_map_is_not_in_it() -> None:
     maps = grad_cam(model, images, torch.tensor([[0], [1]]))
     before = model[0](images)
     slopes = model[3].weight[:2].view(2, 4, 6, 6) * (before > 0)
-    assert maps is not None
     torch.testing.assert_close(maps[:, 0], (slopes.mean((2, 3), keepdim=True) * before).sum(1).relu().detach())

@@ -61,7 +61,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 def opened(layer: nn.Module, open_gates: Any) -> nn.Module:
     """The layer in eval mode, every parameter moved off its start."""
     if isinstance(layer, GPSA):
-        return open_gates(layer).eval()  # type: ignore[no-any-return]
+        return open_gates(layer).eval()
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.add_(0.5 * torch.randn(parameter.shape))

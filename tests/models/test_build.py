@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import socket
 import subprocess
 import sys
@@ -55,21 +54,9 @@ def own_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-@pytest.mark.parametrize("name", ["digits_resnet", "timm:digits_resnet", "torchvision:squeezenet1_1"])
-def test_registry_names(name: str) -> None:
-    model = build(ModelConfig(name), num_classes=6).eval()
-    assert model(torch.randn(1, 3, 64, 64)).shape == (1, 6)
-
-
 def test_the_config_decides_on_classes_before_the_data_set() -> None:
     assert build(ModelConfig("digits_resnet", num_classes=5), num_classes=6).num_classes == 5
     assert build(ModelConfig("digits_resnet")).num_classes == 10
-
-
-def test_own_function(own_networks: str) -> None:
-    with trusting(f"{own_networks}:tiny", f"{own_networks}:fixed"):
-        assert build(ModelConfig(f"{own_networks}:tiny"), num_classes=6)(torch.randn(1, 3, 8, 8)).shape == (1, 6)
-        assert len(list(build(ModelConfig(f"{own_networks}:fixed")).parameters())) == 2
 
 
 @pytest.mark.parametrize(
@@ -102,7 +89,7 @@ def test_functions_that_do_not_fit(own_networks: str) -> None:
     ):
         name = f"{own_networks}:{name}"
         with trusting(name), pytest.raises(RecastError, match=message):
-            build(ModelConfig(name, **fields))  # type: ignore[arg-type]
+            build(ModelConfig(name, **fields))
 
 
 @pytest.mark.parametrize("name", ["builtins:print", "os:getcwd", "antigravity:fly", "recast.__main__:main"])
@@ -181,17 +168,6 @@ def test_pretrained_weights_have_their_own_classes() -> None:
         build(ModelConfig("torchvision:squeezenet1_1", pretrained=True), num_classes=6)
 
 
-def test_constructor_survives_json() -> None:
-    config = ModelConfig("torchvision:squeezenet1_1", checkpoint="somewhere.pth", num_classes=6)
-    described = json.loads(json.dumps(constructor(config)))
-    assert described == {"name": "torchvision:squeezenet1_1", "kwargs": {"num_classes": 6}}
-    assert build_from(described).classifier[1].out_channels == 6  # type: ignore[index, union-attr]
-    assert constructor(ModelConfig("digits_resnet"), num_classes=4) == {
-        "name": "timm:digits_resnet",
-        "kwargs": {"num_classes": 4},
-    }
-
-
 def test_a_file_cannot_call_functions(own_networks: str) -> None:
     described = constructor(ModelConfig(f"{own_networks}:tiny"), num_classes=6)
     with pytest.raises(RecastError, match=r"the file names code to run.*own_networks"):
@@ -200,7 +176,7 @@ def test_a_file_cannot_call_functions(own_networks: str) -> None:
         assert isinstance(build_from(described), nn.Sequential)
     for content in ({"name": 3}, ["digits_resnet"]):
         with pytest.raises(RecastError, match="a constructor must be"):
-            build_from(content)  # type: ignore[arg-type]
+            build_from(content)
     with pytest.raises(RecastError, match=r"may set num_classes and img_size only, got .*checkpoint_path"):
         build_from({"name": "digits_resnet", "kwargs": {"checkpoint_path": "evil.pth"}})
     for kwargs in ({"num_classes": "6"}, {"img_size": 0}, {"img_size": True}):

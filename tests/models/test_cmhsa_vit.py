@@ -53,7 +53,7 @@ def test_parameters_and_macs(name: str) -> None:
     taps = mixer - width if isinstance(model.blocks[0].mixer, nn.Conv2d) else (mixer - width) * patch**2
     macs = tokens * (3 * patch**2 * width + 6 * (taps + 8 * width * width)) + width * classes
     assert flops.get_total_flops() == 2 * macs
-    assert input_defaults(model).size == (side, side)  # type: ignore[union-attr]
+    assert input_defaults(model).size == (side, side)
 
 
 def norm(x: Tensor, layer: Any) -> Tensor:
@@ -74,7 +74,7 @@ def test_it_is_the_formula(final_norm: bool) -> None:
         hidden = F.gelu(F.linear(tokens, w1.weight.flatten(1), w1.bias))
         z = z + F.linear(hidden, w2.weight.flatten(1), w2.bias).mT.unflatten(2, z.shape[2:])
     z = norm(z, model.norm) if final_norm else z
-    y = F.linear(z.flatten(2).mean(2), model.head.weight, model.head.bias)  # type: ignore[arg-type]
+    y = F.linear(z.flatten(2).mean(2), model.head.weight, model.head.bias)
     torch.testing.assert_close(model(x), y)
 
 

@@ -85,9 +85,6 @@ def close(found: Tensor, expected: list[Any] | float, tolerance: float = 1e-9) -
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=tolerance)
 
 
-# --- numbers of the published code -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", SIZES)
 def test_parameters_and_macs(name: str) -> None:
     parameters, cost = SIZES[name]
@@ -137,8 +134,7 @@ def test_golden_values_with_one_token() -> None:
         stem, trunk, logits = model.stem(images()), model.forward_features(images()), model(images())
         attention = model.pool(trunk, return_attention=True)[1]
     close(
-        logits,
-        [[-0.026637853446, -0.401749907529, 0.022250049034], [-0.113302599016, -0.537171309113, 0.053932388231]],
+        logits, [[-0.026637853446, -0.401749907529, 0.022250049034], [-0.113302599016, -0.537171309113, 0.053932388231]]
     )
     close(torch.stack([stem.mean(), stem.std()]), [-0.014764404350, 2.415805595437])
     close(torch.stack([trunk.mean(), trunk.std()]), [-0.137484056940, 2.433527659903])
@@ -155,16 +151,12 @@ def test_golden_values_with_a_token_a_class() -> None:
         logits = model(images())
         attention = model.pool(model.forward_features(images()), return_attention=True)[1]
     close(
-        logits,
-        [[0.291203287122, -0.024317572668, -1.265743950234], [0.395787707975, -0.065394378774, -1.185108251306]],
+        logits, [[0.291203287122, -0.024317572668, -1.265743950234], [0.395787707975, -0.065394378774, -1.185108251306]]
     )
     assert attention.shape == (2, 1, 3, 16)
     close(attention[0, 0, 0, :3], [4.86771828e-05, 1.26415544e-05, 9.61733162e-06], tolerance=1e-13)
     close(attention[0, 0, 1, :3], [3.24319659e-08, 6.72025242e-08, 8.44159198e-08], tolerance=1e-15)
     close(attention[0, 0, 2, :3], [0.029681528461, 0.082137594107, 0.101372236437])
-
-
-# --- what must hold whatever the weights -----------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -179,9 +171,6 @@ def test_the_start_of_a_per_class_network() -> None:
     torch.testing.assert_close(same(images()), single(images()), rtol=0, atol=1e-14)
     single.pool.cls_in_keys = False
     torch.testing.assert_close(single(images()), multi(images()), rtol=0, atol=1e-14)
-
-
-# --- published checkpoints -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("per_class", [False, True])

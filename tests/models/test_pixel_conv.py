@@ -30,7 +30,6 @@ def tokens(conv: PixelConv2d, height: int = 5, width: int = 6) -> Tensor:
 
 def layer_of(conv: PixelConv2d, gate: Any, size: tuple[int, int], **config: Any) -> CMHSA | GPSA:
     found = find_rule(conv)
-    assert found is not None
     assert found[0] is PixelConv2d
     layer = found[1](conv, RecastConfig(gate=gate, **config))
     if isinstance(layer, CMHSA):
@@ -42,7 +41,7 @@ def test_it_convolves_the_image() -> None:
     """Cut an image into patches, and the layer does to them what the convolution does to the image."""
     conv = pixel_conv(5, 4)
     with torch.no_grad():
-        conv.bias.copy_(torch.tensor([0.3, -0.2]).repeat_interleave(16))  # type: ignore[union-attr]
+        conv.bias.copy_(torch.tensor([0.3, -0.2]).repeat_interleave(16))
     image = torch.randn(2, 3, 12, 20, dtype=torch.float64)
     expected = nn.functional.conv2d(image, conv.weight, torch.tensor([0.3, -0.2]).double(), padding=2)
     y = nn.functional.pixel_shuffle(conv(nn.functional.pixel_unshuffle(image, 4)), 4)
@@ -50,9 +49,7 @@ def test_it_convolves_the_image() -> None:
 
 
 @pytest.mark.parametrize(("kernel", "patch", "heads"), HEADS)
-def test_the_kernel_of_tokens_is_the_same_convolution(
-    kernel: int, patch: int, heads: int, error_of: Callable[..., float]
-) -> None:
+def test_the_kernel_of_tokens_is_the_same_convolution(kernel: int, patch: int, heads: int, error_of: Any) -> None:
     conv = pixel_conv(kernel, patch)
     T = conv.token_kernel(conv.weight)
     m = conv.reach

@@ -43,7 +43,7 @@ def test_head_and_pooling(make: Make) -> None:
     torch.testing.assert_close(model(x), pooled @ head.weight.T + head.bias)
     model.reset_classifier(5)
     assert model(x).shape == (2, 5)
-    assert model.head.weight.dtype == torch.float64  # type: ignore[union-attr]
+    assert model.head.weight.dtype == torch.float64
     model.reset_classifier(0)
     assert torch.equal(model(x), pooled)
     model.reset_classifier(0, "")

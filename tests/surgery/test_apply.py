@@ -35,9 +35,6 @@ def small(widths: tuple[int, int, int] = (8, 8, 16)) -> CifarResNet:
     return CifarResNet((1, 1, 1), widths, shortcut="option_a")
 
 
-# --- recast_ --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_the_swap(training: bool) -> None:
     parent = small().train(training)
@@ -56,30 +53,6 @@ def test_the_swap(training: bool) -> None:
     kept = {n: v for n, v in parent.state_dict().items() if not n.startswith("layer3.0.conv")}
     assert all(torch.equal(child.state_dict()[name], value) for name, value in kept.items())
     assert torch.equal(child.layer3[0].conv1.weight, parent.layer3[0].conv1.weight)  # checkpoints of the parent load
-
-
-def test_a_model_that_is_a_convolution() -> None:
-    conv = nn.Conv2d(3, 4, 3).eval()
-    layer = recast_(conv, plan(conv, X))
-    assert isinstance(layer, GPSA)
-    assert [step.name for step in applied_plan(layer).steps] == [""]
-    x = torch.randn(X.shape)
-    assert torch.equal(layer(x), conv(x))
-    with pytest.raises(RecastError, match="the model is already"):
-        recast_(layer, applied_plan(layer))
-
-
-def test_a_module_used_twice_stays_one_module() -> None:
-    shared = nn.Conv2d(3, 3, 3, padding=1)
-    model = nn.Sequential(shared, nn.ReLU(), nn.Sequential(shared)).eval()
-    parent = copy.deepcopy(model)
-    p = plan(model, X, where="all")
-    assert [(step.name, step.calls) for step in p.steps] == [("0", 2)]
-    recast_(model, p)
-    assert isinstance(model[0], GPSA)
-    assert model[0] is model[2][0]
-    x = torch.randn(X.shape)
-    assert torch.equal(model(x), parent(x))
 
 
 def test_steps_now_and_the_rest_later() -> None:
@@ -208,6 +181,11 @@ def sigmoid() -> nn.Module:
     return recast_(model, plan(model, X, RecastConfig(gate="sigmoid")))
 
 
+def failing() -> Any:
+    yield BATCH[0]
+    raise KeyError("shard")
+
+
 NAN = float("nan")
 POOLS = [PoolConfig("single"), PoolConfig("per_class", num_heads=2)]
 BATCH = (torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 3]))
@@ -218,9 +196,13 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "a form": ("has no form with a kernel", small, lambda m: recast_(m, replace(p := folded_plan(), steps=(*p.steps[:1],
         replace(p.steps[1], fold=replace(p.steps[1].fold, kernel=(4, 4))))))),
     "a place": ("without a place", small, lambda m: recast_(m, replace(plan(m, X), pool=POOLS[0]))),
+    "a pool twice": ("already", lambda: attention_pool_(sized(), config=POOLS[1]), lambda m: recast_(
+        m, plan(sized(), X.double(), pool=POOLS[0]))),
+    "the root": ("the model is already", lambda: recast_(c := nn.Conv2d(3, 4, 3), plan(c, X)), lambda m: recast_(
+        m, applied_plan(m))),
     "no step": ("another model, ResNet and not", small, lambda m: recast_(
         m, replace(plan(m, X).without_steps(), model="ResNet"))),
-    "batches": ("batches must be a Tensor or an iterable, got Plan", opened, lambda m: wake_(m, plan(small(), X))),  # type: ignore[arg-type]
+    "batches": ("batches must be a Tensor or an iterable, got Plan", opened, lambda m: wake_(m, plan(small(), X))),
     "a name": ("a list of names", small, lambda m: recast_(m, plan(m, X), steps="layer3.0.conv1")),
     "no images": ("holds no image", opened, lambda m: fold_(m, data=X[:0])),
     "no batch": ("data is empty", opened, lambda m: fold_(m, data=[])),
@@ -232,7 +214,7 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "closes": ("excludes 0", never_closing, lambda m: fold_(m, tol=0.1)),
     "pool example": ("cannot run on the example", small, lambda m: attention_pool_(m, example=X[:, :2])),
     "logit_std": ("logit_std must be a positive number, got 0", opened, lambda m: wake_(m, BATCH[0], 0)),
-    "no logit_std": ("logit_std must be a positive number, got nan", opened, lambda m: wake_(m, BATCH[0], NAN)),
+    "nothing to wake": ("no recast layer", small, lambda m: wake_(m, BATCH[0])),
     "pruned": ("conv1 has no content map", pruned, lambda m: wake_(m, BATCH[0])),
     "NaN": ("conv1 got NaN", opened, lambda m: wake_(m, BATCH[0] * NAN)),
     "no image": ("conv1 got no image", opened, lambda m: wake_(m, [])),
@@ -241,19 +223,28 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
         "map size", sigmoid, lambda m: calibrate_(m, hung(lambda c: setattr(c, "stride", 2)), BATCH[:1])),
     "calibrate channels": (
         "cannot run on the example", sigmoid, lambda m: calibrate_(m, small(), [BATCH[0], X[:, :2]])),
-    "a word": ("model must be a network .*, got 'resnet18'", small, lambda _: recast_("resnet18", None)),  # type: ignore[arg-type]
-    "no plan": ("plan must be a Plan, got None", small, lambda m: recast_(m, None)),  # type: ignore[arg-type]
-    "per_class": ("per_class must be true or false, got 'no'", small, lambda m: attention_pool_(m, "no")),  # type: ignore[arg-type]
-    "pool": ("pool must be a PoolConfig or null, got 'single'", small, lambda m: plan(m, X, pool="single")),  # type: ignore[arg-type]
-    "backend": ("backend must be one of auto, .*got 'fast'", opened, lambda m: verify(small(), m, X, backend="fast")),  # type: ignore[arg-type]
+    "a word": ("model must be a network .*, got 'resnet18'", small, lambda _: recast_("resnet18", None)),
+    "no plan": ("plan must be a Plan, got None", small, lambda m: recast_(m, None)),
+    "per_class": ("per_class must be true or false, got 'no'", small, lambda m: attention_pool_(m, "no")),
+    "pool": ("pool must be a PoolConfig or null, got 'single'", small, lambda m: plan(m, X, pool="single")),
+    "backend": ("backend must be one of auto, .*got 'fast'", opened, lambda m: verify(small(), m, X, backend="fast")),
     "meta images": ("without values", opened, lambda m: verify(small(), m, X.to("meta"))),
     "calibrate head": ("fc.weight of the parent", sigmoid, lambda m: calibrate_(m, headed(7), [X])),
+    "calibrate nothing": ("at least one batch", sigmoid, lambda m: calibrate_(m, small(), [])),
+    "ridge": ("ridge must be a positive number", sigmoid, lambda m: calibrate_(m, small(), [X], ridge=0.0)),
+    "another parent": ("no convolution at 'layer3", sigmoid, lambda m: calibrate_(m, nn.Sequential(nn.ReLU()), [X])),
+    "fold kernel": ("one of 3, 5, 7", opened, lambda m: fold_(m, kernel=4)),
+    "no data": ("requires data", opened, lambda m: fold_(m, batch_norm=True)),
+    "seed": ("seed must be at most", opened, lambda m: wake_(m, BATCH[0], seed=2**70)),
+    "layers": ("no layer '5'", opened, lambda m: wake_(m, BATCH[0], layers=[5])),
+    "failing batches": ("batches.*KeyError", opened, lambda m: wake_(m, failing())),
+    "no images in a batch": ("cannot run on the example 7", opened, lambda m: wake_(m, iter([BATCH[0], 7]))),
     "channels": ("in_channels must be 1 or more, got 0", small, lambda _: GPSA(0, 3, Geometry((3, 3)))),
     "plan": ("holds no image", small, lambda m: plan(m, X[:0])),
     "lr": ("lr must be 0 or a positive number, got nan", small, lambda m: param_groups(m, lr=NAN)),
     "layer_decay": ("layer_decay must be a positive", small, lambda m: param_groups(m, layer_decay=float("inf"))),
-    "pair": ("kernel must be a list of 2", small, lambda _: Geometry((3,))),  # type: ignore[arg-type]
-    "padding": ("padding must be a list of 4", small, lambda _: Geometry((3, 3), padding=(1, 1))),  # type: ignore[arg-type]
+    "pair": ("kernel must be a list of 2", small, lambda _: Geometry((3,))),
+    "padding": ("padding must be a list of 4", small, lambda _: Geometry((3, 3), padding=(1, 1))),
     "buffer": ("has a 'mask' of its own", lambda: hung(lambda conv: conv.register_buffer("mask", torch.ones(1))),
         lambda m: plan(m, X, where=["layer3.0.conv2"])),
     "state hook": ("carries hooks", lambda: hung(lambda conv: conv._register_state_dict_hook(lambda *_: None)),
@@ -294,17 +285,6 @@ class Averaged(nn.Module):
         return logits
 
 
-def test_recast_survives_a_deep_copy() -> None:
-    model = recast_(small(), plan(small(), X)).eval()
-    clone = copy.deepcopy(model)
-    assert applied_plan(clone) == applied_plan(model)
-    x = torch.randn(X.shape)
-    assert torch.equal(clone(x), model(x))
-
-
-# --- gates and folding ----------------------------------------------------------------------------------------------
-
-
 def test_fold_replaces_a_shared_layer_everywhere_and_never_the_root() -> None:
     shared = GPSA(3, 3, Geometry((3, 3), padding=(1, 1, 1, 1)))
     model = nn.Sequential(shared, nn.Sequential(shared))
@@ -313,9 +293,6 @@ def test_fold_replaces_a_shared_layer_everywhere_and_never_the_root() -> None:
     assert model[0] is model[1][0]
     (report,) = fold_(shared)
     assert (report.convolution, report.closed) == (False, 9)
-
-
-# --- attention pooling ----------------------------------------------------------------------------------------------
 
 
 def sized() -> nn.Module:
@@ -395,16 +372,6 @@ def test_steps_alone_leave_the_pool_for_later() -> None:
     assert (done.pool, done.pool_cost, done.after) == (pool, planned.pool_cost, planned.after)
     assert planned.without_steps().after == planned.before + planned.pool_cost
     assert planned.without_pool().after == plan(parent, X.double()).after
-
-
-def test_a_pool_that_cannot_be_put_in_leaves_the_convolutions_alone() -> None:
-    model = sized()
-    planned = plan(model, X.double(), pool=PoolConfig("single"))
-    attention_pool_(model, config=PoolConfig("per_class"))
-    before = Snapshot(model)
-    with pytest.raises(RecastError, match="already"):
-        recast_(model, planned)
-    before.check(model)
 
 
 def test_a_plan_of_nothing_leaves_the_pool_in_the_plan() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from recast.errors import RecastError
 from recast.layers.config import RecastConfig
 from recast.layers.functional import gather
-from recast.layers.gpsa import GPSA, gpsa_layers
+from recast.layers.gpsa import gpsa_layers
 from recast.surgery.apply import recast_
 from recast.surgery.calibrate import calibrate_
 from recast.surgery.folding.model import fold_
@@ -115,19 +114,3 @@ def test_a_layer_that_holds_a_batch_norm_is_refused() -> None:
     assert done.batch_norm == "1"
     with pytest.raises(RecastError, match="a BatchNorm was multiplied into 0: calibrate_ before"):
         calibrate_(child, parent, [smooth_images(8)])
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"batches": []}, "at least one batch"),
-        ({"ridge": 0.0}, "ridge must be a positive number"),
-        ({"parent": nn.Sequential(nn.ReLU())}, "no convolution at '0'"),
-    ],
-)
-def test_mistakes(change: dict[str, Any], message: str) -> None:
-    parent, child = pair()
-    arguments = {"child": child, "parent": parent, "batches": [smooth_images(2)], "ridge": 1e-4} | change
-    with pytest.raises(RecastError, match=message):
-        calibrate_(**arguments)
-    assert all(isinstance(layer, GPSA) and layer.bias is None for layer in gpsa_layers(child).values())

@@ -26,7 +26,7 @@ def network(gate: str) -> nn.Module:
     """Two recast layers, every head open by its own amount."""
     torch.manual_seed(0)
     parent = timm.create_model("digits_resnet", num_classes=10).eval()
-    config = recast.RecastConfig(gate=gate, query_key="random")  # type: ignore[arg-type]
+    config = recast.RecastConfig(gate=gate, query_key="random")
     model = recast.recast_(parent, recast.plan(parent, X[:1], config, where=["layer3.1.conv1", "layer3.1.conv2"]))
     with torch.no_grad():
         for layer in gpsa_layers(model).values():

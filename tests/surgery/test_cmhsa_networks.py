@@ -55,9 +55,6 @@ def output(model: nn.Module, x: Tensor) -> Tensor:
     return model.eval()(x)
 
 
-# --- planning and recasting -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("options", [{}, {"mixer": "pixel", "kernel": 5}])
 def test_the_vision_transformer(options: dict[str, Any]) -> None:
     parent, child, plan = recast_vit(**options)
@@ -103,9 +100,6 @@ def test_any_convolution(name: str, size: tuple[int, int], where: Any, config: R
     assert max(result.layers.values()) < 2e-5
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_model_comes_back(tmp_path: Path) -> None:
     parent = build(TINY)
     x = images(24, 32)
@@ -119,9 +113,6 @@ def test_a_model_comes_back(tmp_path: Path) -> None:
         assert torch.equal(output(loaded, x[..., :16, :]), output(model, x[..., :16, :]))
     with pytest.raises(RecastError, match=r"inputs up to 6×8 pixels, got 8×8"):
         loaded(images(32, 32))
-
-
-# --- everything else that meets a recast layer ------------------------------------------------------------------------
 
 
 def test_folding_leaves_the_layers_alone() -> None:

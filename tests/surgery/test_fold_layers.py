@@ -37,7 +37,6 @@ def gradients(layer: nn.Module, x: Tensor) -> dict[str, Tensor]:
     y = layer(x)
     y = (y * torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).cos().view_as(y)).sum()
     y.backward()
-    assert x.grad is not None
     return {"input": x.grad} | {name: p.grad for name, p in layer.named_parameters() if p.grad is not None}
 
 
@@ -61,7 +60,7 @@ def test_what_is_closed_goes_and_the_function_stays(
         assert folded.content_heads == tuple(content), text
         assert folded.query.shape == (len(content) * layer.head_dim, layer.in_channels), text
         for form in ("reference", "dense", "split", "merged"):
-            folded.backend = form  # type: ignore[assignment]
+            folded.backend = form
             assert error_of(folded(x), expected) <= 1e-10, f"{form}, {text}"
             folded.zero_grad()
             measured = gradients(folded, x)
@@ -96,9 +95,6 @@ def test_pruned_maps_keep_their_heads_and_stay_closed_in_training(open_gates: An
         assert torch.equal(value == 0, before[name] == 0)
 
 
-# --- larger kernels ---------------------------------------------------------------------------------------------------
-
-
 def positional(alpha: float, channels: int = 4, **geometry: Any) -> GPSA:
     torch.manual_seed(0)
     layer = GPSA(channels, channels, Geometry((3, 3), **geometry), config=RecastConfig(alpha=alpha)).double()
@@ -112,7 +108,6 @@ def test_a_larger_kernel_is_the_sum_over_heads_written_out() -> None:
     """Against loops over heads and taps: shares of the Gaussian over the window, times the heads' kernels."""
     layer = positional(1.0)
     wider = larger_geometry(layer.geometry, 5)
-    assert wider is not None
     kernel = larger_kernel(layer, layer.weight, wider)
     gates, alpha = layer.gates(), layer.alpha
     taps = [(a, c) for a in range(-2, 3) for c in range(-2, 3)]

@@ -164,22 +164,6 @@ def test_a_network_that_classifies_every_position() -> None:
         torch.testing.assert_close(child(x), expected)
 
 
-def test_where_networks_pool() -> None:
-    x = images()
-    found = {kind: find_place(small(kind).eval(), x) for kind in SMALL}
-    assert all(place.averages and place.classifier for place in found.values())
-    assert found["module, NHWC"].takes == "NHWC"
-    assert found["module, then a convolution"].gives == "NCHW"
-    assert found["append after a ReLU"].relu
-    assert not found["append"].relu
-    assert found["append"].name == "layers"
-    assert find_place(Own(relu=False).eval(), x).name == "layer2"
-    # the last pooling counts, not that of a channel attention before it
-    assert find_place(timm.create_model("efficientnet_b0", num_classes=5).eval(), x).name == "global_pool"
-    maximum = timm.create_model("resnet10t", num_classes=5, global_pool="max").eval()
-    assert not find_place(maximum, x).averages
-
-
 @torch.no_grad()
 def test_settings_reach_the_layer() -> None:
     config = PoolConfig("single", start="paper", cls_in_keys=False, num_heads=4, mlp_ratio=2.0, init_values=0.5)

@@ -141,6 +141,6 @@ def test_what_cannot_be_ranked_is_refused() -> None:
     with pytest.raises(RecastError, match=r"loss broken.*KeyError") as raised:
         rank(model, todo, images, labels, loss=broken)
     assert isinstance(raised.value.__cause__, KeyError)
-    nn.init.constant_(model.get_submodule("head").weight, float("inf"))  # type: ignore[arg-type]
+    nn.init.constant_(model.get_submodule("head").weight, float("inf"))
     with pytest.raises(RecastError, match="the loss of the network is not finite on these images"):
         rank(model, todo, images, labels)

@@ -64,9 +64,7 @@ def outputs_of(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_dilate_equals_the_parent_at_even_positions(
-    name: str, make_non_vacuous: Callable[..., nn.Module], error_of: Callable[..., float]
-) -> None:
+def test_dilate_equals_the_parent_at_even_positions(name: str, make_non_vacuous: Any, error_of: Any) -> None:
     """Layer by layer and block by block; the map before the last stage is odd one way and even the other."""
     parent = make_non_vacuous(NETWORKS[name]()).eval()
     size = (112, 160) if hasattr(parent, "layer4") else (14, 20)
@@ -217,7 +215,7 @@ def test_followers_that_are_not_recast_are_dilated_all_the_same(error_of: Callab
     keys = {step.name: step.keys for step in p.steps}
     assert len(set(keys.values())) == 2
     for options in ({"where": ["layer3.0.conv1"]}, {"budget": min(keys.values())}):
-        part = plan(parent, x, DILATE, **options)  # type: ignore[arg-type]
+        part = plan(parent, x, DILATE, **options)
         assert [step.name for step in part.steps] == ["layer3.0.conv1"]
         child = recast_(copy.deepcopy(parent), part)
         before, after = outputs_of(parent, x), outputs_of(child, x)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections import UserDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import timm
 import torch
 from torch import Tensor, nn
 
@@ -24,54 +22,11 @@ from recast.surgery.folding.model import fold_
 from recast.surgery.planning import plan
 from recast.surgery.verify import trace, verify
 
-slow = pytest.mark.skipif(not os.environ.get("RECAST_SLOW"), reason="minutes: set RECAST_SLOW=1")
 X = torch.zeros(2, 3, 16, 16)
 
 
 def small() -> CifarResNet:
     return CifarResNet((1, 1, 1), (8, 8, 16), shortcut="conv").eval()
-
-
-def swap_two_taps_(child: nn.Module, name: str) -> None:
-    weight = gpsa_layers(child)[name].weight
-    with torch.no_grad():
-        weight[:, :, 0, 0], weight[:, :, 1, 1] = weight[:, :, 1, 1].clone(), weight[:, :, 0, 0].clone()
-
-
-SMALL = [(name, (64, 96), 2, 10) for name in ("resnet18", "resnext50_32x4d")]
-LARGE = [
-    pytest.param(name, size, 4, 1000, marks=slow)
-    for name in ("resnet18", "resnet50", "resnetrs50", "resnext50_32x4d", "convnext_tiny")
-    for size in ((224, 224), (192, 256))
-]
-
-
-@pytest.mark.parametrize(("name", "size", "count", "classes"), [*SMALL, *LARGE])
-def test_whole_networks(name: str, size: tuple[int, int], count: int, classes: int, make_non_vacuous: Any) -> None:
-    """Bitwise in `split`, to rounding in `dense`; and a control in every layer that must fail both."""
-    parent = make_non_vacuous(timm.create_model(name, num_classes=classes)).eval()
-    x = torch.randn(count, 3, *size)
-    child = copy.deepcopy(parent)
-    p = plan(child, x)
-    recast_(child, p)
-    split = verify(parent, child, x)
-    assert split.bitwise
-    assert split.ok(0.0)
-    assert split.backend == "split"
-    assert verify(parent, child.train(), x).backend == "split"  # what ran, not what training would run
-    dense = verify(parent, child.eval(), x, backend="dense")
-    assert dense.backend == "dense"
-    assert dense.ok(), dense
-    assert not dense.bitwise  # it did compute something else
-    assert max(dense.layers.values()) <= TOLERANCE
-    assert dense.layers.keys() == {step.name for step in p.steps}
-    for step in (p.steps[0], p.steps[-1]):
-        spoiled = copy.deepcopy(child)
-        swap_two_taps_(spoiled, step.name)
-        control = verify(parent, spoiled, x)
-        assert control.max_relative_error > 100 * TOLERANCE, f"{step.name} does not reach the logits"
-        assert control.layers[step.name] > 100 * TOLERANCE
-        assert not control.ok()
 
 
 @pytest.mark.parametrize("backend", ["split", "merged", "dense", "reference"])
@@ -86,21 +41,6 @@ def test_every_backend_can_be_verified_and_is_given_back(backend: Any, gate: Any
     assert exactness.backend == backend
     assert exactness.ok(1e-5 if gate == "linear" else 1e-4)
     assert [layer.backend for layer in gpsa_layers(child).values()] == ["reference", "auto"]
-
-
-def test_a_trace_stands_for_the_parent() -> None:
-    model = small()
-    p = plan(model, X)
-    x = torch.randn(4, 3, 16, 16)
-    before = trace(model, p, x)
-    copied = {name: [t.clone() for t in outputs] for name, outputs in before.layers.items()}
-    recast_(model, p)
-    assert verify(before, model, x).bitwise
-    swap_two_taps_(model, "layer3.0.conv2")
-    exactness = verify(before, model, x)
-    assert not exactness.ok()
-    assert exactness.layers["layer3.0.conv1"] == 0
-    assert all(torch.equal(a, b) for name in copied for a, b in zip(copied[name], before.layers[name], strict=True))
 
 
 def test_inplace_activations_do_not_hide_a_difference() -> None:
@@ -196,19 +136,15 @@ def test_outputs_of_another_kind_are_refused(case: str) -> None:
         verify(parent, child, torch.randn(X.shape))
 
 
-# --- no false proofs ------------------------------------------------------------------------------------------------
-
-
 def pair() -> tuple[CifarResNet, CifarResNet]:
     parent = small()
-    return parent, recast_(copy.deepcopy(parent), plan(parent, X))  # type: ignore[return-value]
+    return parent, recast_(copy.deepcopy(parent), plan(parent, X))
 
 
 def open_and_triple_(child: nn.Module) -> None:
     with torch.no_grad():
         for layer in gpsa_layers(child).values():
             layer.gamma.fill_(0.7)
-            assert layer.value is not None
             layer.value.mul_(3)
 
 
@@ -333,7 +269,7 @@ def test_neither_random_state_nor_buffers_nor_backends_move() -> None:
             self.seen += len(x)
             if not float(x.abs().sum()) >= 0:  # a value: shapes alone do not run it
                 raise ValueError
-            return self.conv(x + torch.randn_like(x))  # type: ignore[no-any-return]
+            return self.conv(x + torch.randn_like(x))
 
     parent, pooled = Restless().eval(), small()
     state = torch.get_rng_state()
@@ -361,16 +297,6 @@ def test_a_denser_output_is_another_function_and_can_be_printed() -> None:
     assert exactness.max_relative_error == float("inf")
     assert exactness.layers == {"0": 0.0}  # at the parent's positions it is the same
     assert "inf" in str(exactness)
-
-
-def test_nan_is_not_equal() -> None:
-    parent = small()
-    child = recast_(copy.deepcopy(parent), plan(parent, X))
-    with torch.no_grad():
-        child.layer3[0].conv2.gamma[0] = float("nan")
-    exactness = verify(parent, child, torch.randn(X.shape))
-    assert exactness.max_relative_error == float("inf")
-    assert not exactness.ok()
 
 
 class Held:

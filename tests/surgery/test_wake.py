@@ -24,6 +24,7 @@ CONVOLUTIONS: dict[str, dict[str, Any]] = {
     "reflect": {"padding": 1, "padding_mode": "reflect"},
     "grouped": {"padding": 1, "groups": 4},
     "depthwise": {"padding": 1, "groups": 16},
+    "transposed": {"padding": 1, "stride": 2, "transposed": True},
 }
 
 
@@ -33,14 +34,15 @@ def images(seed: int = 0) -> Tensor:
     return nn.functional.interpolate(noise, (14, 18), mode="bilinear") + 0.5
 
 
-def network(**options: Any) -> nn.Module:
+def network(transposed: bool = False, **options: Any) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 16, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, **options), nn.ReLU()).eval()
+    kind = nn.ConvTranspose2d if transposed else nn.Conv2d
+    return nn.Sequential(nn.Conv2d(3, 16, 1), nn.ReLU(), kind(16, 16, 3, **options), nn.ReLU()).eval()
 
 
 def recast_network(parent: nn.Module, **config: Any) -> nn.Module:
     child = copy.deepcopy(parent)
-    return recast.recast_(child, recast.plan(child, images()[:1], RecastConfig(**config), where="all"))
+    return recast.recast_(child, recast.plan(child, images()[:1], RecastConfig(**config), where="all", budget=2000))
 
 
 @pytest.mark.parametrize("content", ["softmax", "linear"])
@@ -55,16 +57,6 @@ def test_a_woken_network_computes_what_it_did_bit_for_bit(kind: str, content: st
         assert torch.equal(child(images(1)), parent(images(1)))
 
 
-def test_a_transposed_convolution_wakes_exactly() -> None:
-    parent = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ConvTranspose2d(8, 8, 3, stride=2, padding=1)).eval()
-    small = images()[..., :9, :7]
-    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, small[:1], where="all"))
-    (woken,) = wake_(child, small)
-    assert woken.entropy_after < 0.97
-    with torch.no_grad():
-        assert torch.equal(child(small), parent(small))
-
-
 def test_a_map_of_a_single_pixel_is_uniform() -> None:
     child, pixel = recast_network(network(padding=1)), images()[..., :1, :1]
     (woken,) = wake_(child, pixel)
@@ -76,7 +68,7 @@ def test_logits_have_the_stated_deviation_in_every_head_and_the_mean_is_projecte
     child = recast_network(network(padding=1))
     wake_(child, images(), logit_std=1.5)
     (layer,) = recast_layers(child).values()
-    seen = child[1](child[0](images()))  # type: ignore[index]
+    seen = child[1](child[0](images()))
     deviation = _logits(layer, seen[:16]).var(-1, correction=0).mean((0, 2)).sqrt()
     torch.testing.assert_close(deviation, torch.full_like(deviation, 1.5), rtol=1e-4, atol=0)
     mean = seen.mean((0, 2, 3))
@@ -101,7 +93,7 @@ def test_every_start_of_the_configuration_is_exact(query_key: str) -> None:
     parent = network(padding=1)
     child = recast_network(parent, query_key=query_key)
     (layer,) = recast_layers(child).values()
-    assert content_entropy(layer, [child[:2](images())]) < 1  # type: ignore[index]
+    assert content_entropy(layer, [child[:2](images())]) < 1
     with torch.no_grad():
         assert torch.equal(child(images(1)), parent(images(1)))
 
@@ -115,21 +107,8 @@ def test_woken_keys_learn_from_the_first_gate_on() -> None:
             wake_(child, images())
         child(images(1)).square().sum().backward()
         (layer,) = recast_layers(child).values()
-        assert layer.query.grad is not None
         gradients[woken] = float(layer.query.grad.norm())
     assert gradients[False] == 0 < gradients[True]
-
-
-def test_cmhsa_leaks_more_when_it_wakes() -> None:
-    """Position and content share a softmax there: a start with logits is no longer the convolution."""
-    parent = network(padding=1)
-    child = recast_network(parent, gate="bias", bias_init=12.0)
-    with torch.no_grad():
-        expected = parent(images(1))
-        before = (child(images(1)) - expected).norm() / expected.norm()
-        wake_(child, images())
-        after = (child(images(1)) - expected).norm() / expected.norm()
-    assert before < 2e-3 < 1e-2 < after
 
 
 @pytest.mark.parametrize("content", ["softmax", "linear"])
@@ -145,40 +124,11 @@ def test_a_layer_that_sees_several_sizes_is_woken(content: str) -> None:
             return self.head(x).mean() + self.head(x[..., ::2, ::2]).mean()
 
     model = Pyramid().eval()
-    recast.recast_(model, recast.plan(model, images(), RecastConfig(content=content), where="head"))  # type: ignore[arg-type]
+    recast.recast_(model, recast.plan(model, images(), RecastConfig(content=content), where="head"))
     (woken,) = wake_(model, [images()[:3], images(1)[:2, :, :9], images(2)])
     assert 0.3 < woken.entropy_after < 0.99 < woken.entropy_before
     with pytest.raises(RecastError, match="no layer 'hed' of Pyramid was recast"):
         wake_(model, images(), layers=["head", "hed"])
-
-
-def test_what_cannot_be_woken_is_refused() -> None:
-    with pytest.raises(RecastError, match="no recast layer"):
-        wake_(network(), images())
-    with pytest.raises(RecastError, match="no image"):
-        wake_(recast_network(network(padding=1)), [])
-
-
-def failing(x: Tensor) -> Any:
-    yield x
-    raise KeyError("shard")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"seed": 2**70}, "seed must be at most"),
-        ({"layers": [5]}, "no layer '5'"),
-        ({"batches": failing(images())}, "batches.*KeyError"),
-        ({"batches": iter([images(), 7])}, "cannot run on the example 7"),
-    ],
-)
-def test_mistakes_of_the_callers_own_are_named(options: dict[str, Any], message: str) -> None:
-    child = recast_network(network(padding=1))
-    before = copy.deepcopy(child.state_dict())
-    with pytest.raises(RecastError, match=message):
-        wake_(child, **{"batches": images()} | options)
-    assert all(torch.equal(value, before[name]) for name, value in child.state_dict().items())
 
 
 def test_a_frozen_network_says_that_no_attention_is_trained() -> None:

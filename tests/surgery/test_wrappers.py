@@ -48,9 +48,7 @@ def opened(model: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=list(WRAPPERS))
 @pytest.mark.parametrize("wrapped_first", [False, True])
-def test_a_wrapped_network_is_recast_folded_and_saved(
-    wrap: Callable[[nn.Module], Any], wrapped_first: bool, tmp_path: Path
-) -> None:
+def test_a_wrapped_network_is_recast_folded_and_saved(wrap: Any, wrapped_first: bool, tmp_path: Path) -> None:
     torch._dynamo.reset()
     parent, x = Net().eval(), torch.randn(2, 3, 8, 8)
     if wrapped_first:
@@ -74,7 +72,7 @@ def test_the_pooling_of_a_wrapped_network_is_saved(tmp_path: Path) -> None:
     model = recast.attention_pool_(nn.DataParallel(copy.deepcopy(parent)), example=x)
     loaded = recast.load(recast.save(model, tmp_path / "pooled.safetensors"), parent=parent)
     with torch.no_grad():
-        assert torch.equal(loaded(x), model.module(x))  # type: ignore[operator, union-attr]
+        assert torch.equal(loaded(x), model.module(x))
 
 
 @pytest.mark.parametrize("verb", ["recast_", "fold_", "attention_pool_"])
@@ -124,7 +122,7 @@ def test_a_network_built_of_recast_layers_is_saved_without_a_plan(tmp_path: Path
     net = nn.Sequential(recast.GPSA(3, 4, recast.Geometry((3, 3))))
     path = recast.save(net, tmp_path / "own.safetensors")
     again = recast.load(path, parent=nn.Sequential(recast.GPSA(3, 4, recast.Geometry((3, 3)))))
-    assert torch.equal(again[0].weight, net[0].weight)  # type: ignore[index]
+    assert torch.equal(again[0].weight, net[0].weight)
 
 
 def test_a_report_of_fold_that_no_longer_holds_is_not_saved(tmp_path: Path) -> None:
@@ -158,7 +156,7 @@ def test_layers_that_were_changed_by_hand_are_saved_as_they_are(tmp_path: Path) 
         ("linear", lambda layer: layer.fold()),
         ("bias", lambda layer: layer.set_size_(12, 10)),
     ):
-        planned = recast.plan(parent, x, recast.RecastConfig(gate=gate))  # type: ignore[arg-type]
+        planned = recast.plan(parent, x, recast.RecastConfig(gate=gate))
         child = opened(recast.recast_(copy.deepcopy(parent), planned)).eval()
         change(child.conv)
         loaded = recast.load(recast.save(child, tmp_path / "net.safetensors"), parent=parent)

@@ -77,7 +77,6 @@ def test_every_verb_takes_the_example_of_plan(case: str, tmp_path: Path) -> None
     before = recast.verify(model, soft, example).layers["body.3"]
     assert recast.verify(model, calibrate_(soft, model, example), example).layers["body.3"] < before
     pooled = recast.plan(model, example, where="none", pool=recast.PoolConfig("single"))
-    assert pooled.place is not None
     assert pooled.place.name == "pool"
     assert recast.attention_pool_(copy.deepcopy(model), example=example).pool is not model.pool
     assert rank(model, planned, example, LABELS).images == 16
@@ -192,9 +191,6 @@ def test_one_image_is_no_batch(verb: str, tmp_path: Path) -> None:
         call()
 
 
-# --- outputs ----------------------------------------------------------------------------------------------------------
-
-
 class Answers(nn.Module):
     """A network that wraps its logits in something."""
 
@@ -228,12 +224,12 @@ def test_every_verb_reads_the_outputs_that_verify_compares(wrap: str) -> None:
     child = recast.recast_(copy.deepcopy(model), recast.plan(model, x))
     assert recast.verify(model, child, x).predictions == 2
     child.net.layer4[0].conv2.gamma.data.fill_(0.1)
-    assert 0 < recast.fold_(child, tol=1.0, data=[(x, torch.tensor([0, 1]))])[-1].output_error < 1  # type: ignore[operator]
+    assert 0 < recast.fold_(child, tol=1.0, data=[(x, torch.tensor([0, 1]))])[-1].output_error < 1
     data = load_data(DataConfig(num_val=20))
     wrapped, direct = (evaluate(m, "fgsm", data, progress=False) for m in (model, plain))
     assert [row.value for row in wrapped] == [row.value for row in direct]
     targets = torch.zeros(2, 1, dtype=torch.long)
-    assert torch.equal(grad_cam(model, x, targets), grad_cam(plain, x, targets))  # type: ignore[arg-type]
+    assert torch.equal(grad_cam(model, x, targets), grad_cam(plain, x, targets))
     pooled = recast.attention_pool_(model, example=x)
     assert torch.allclose(answer_of(pooled(x)), plain(x), atol=1e-5)
 
@@ -263,9 +259,6 @@ def test_leaves_of_objects_and_circles() -> None:
     }  # fmt: skip
 
 
-# --- weights without values ---
-
-
 def without_values(kind: str) -> nn.Module:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     model.add_module("head", nn.Linear(4, 10))
@@ -293,5 +286,5 @@ def test_weights_without_values_are_one_clear_error(kind: str, tmp_path: Path) -
         lambda model: recast.save(model, tmp_path / "other.safetensors"),
     ):
         with pytest.raises(RecastError, match=r"lazy layers|on the meta device"):
-            call(without_values(kind).eval())  # type: ignore[no-untyped-call]
+            call(without_values(kind).eval())
     assert not (tmp_path / "other.safetensors").exists()

@@ -122,7 +122,7 @@ def kernel_of() -> Callable[[Any], Tensor]:
 @pytest.fixture(scope="session")
 def layer_of() -> Callable[..., GPSA]:
     """`layer_of(module, config)`: what the rule of a module makes of it."""
-    return lambda module, config=None: convert(module, config or RecastConfig())  # type: ignore[return-value]
+    return lambda module, config=None: convert(module, config or RecastConfig())
 
 
 @pytest.fixture(scope="session")

@@ -36,9 +36,6 @@ def gradients(y: Tensor, tensors: list[Tensor]) -> list[Tensor]:
     return list(torch.autograd.grad((y * slope_of(y)).sum(), tensors, retain_graph=True))
 
 
-# --- exactness ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_starts_as_the_module(
@@ -80,7 +77,7 @@ def test_starts_as_the_module(
 
 
 def outputs_and_gradients(layer: GPSA, x: Tensor, backend: str) -> dict[str, Tensor]:
-    layer.backend = backend  # type: ignore[assignment]
+    layer.backend = backend
     x = x.detach().requires_grad_()
     parameters, y = {name: p for name, p in layer.named_parameters() if p.numel()}, layer(x)
     values = [y.detach(), *gradients(y, [x, *parameters.values()])]
@@ -142,9 +139,6 @@ def test_backends_agree_with_random_open_gates(
                 scale = max(float(expected[name].abs().max()), smallest[name])
                 error = float((value - expected[name]).abs().max()) / scale
                 assert error <= TOLERANCE[dtype], f"{backend} {name} {error:.1e}, {text}"
-
-
-# --- what is carried over -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -131,16 +131,6 @@ def attention_loops(x: Array, module: Any, layer: GPSA, attend_padding: bool) ->
     return y if module.bias is None else y + module.bias.detach().numpy()[:, None, None]
 
 
-@pytest.mark.parametrize("kind", ["Conv2d", "Conv2dSame", "ConvTranspose2d", "ScaledStdConv2dSame", "StdConv2dSame"])
-def test_the_loops_are_the_module_while_the_gates_are_closed(kind: str, case_of: Any, layer_of: Any) -> None:
-    """What they claim of padding, flips and groups, checked against PyTorch and timm before they judge anybody."""
-    for seed in range(60):
-        module, x, text = case_of(kind, seed)
-        measured = attention_loops(x[0].numpy(), module, layer_of(module), attend_padding=False)
-        expected = module(x)[0].detach().numpy()
-        assert np.abs(measured - expected).max() <= 1e-12 * max(1, np.abs(expected).max()), text
-
-
 @pytest.mark.parametrize("kind", ["Conv2d", "Conv2dSame", "ConvTranspose2d", "ScaledStdConv2dSame"])
 @pytest.mark.parametrize("gate", ["linear", "sigmoid"])
 @pytest.mark.parametrize("attend_padding", [False, True])

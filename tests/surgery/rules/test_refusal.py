@@ -16,7 +16,6 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import recast
 from recast.errors import RecastError
-from recast.surgery.rules import check_finite, is_convolution
 
 X = torch.zeros(2, 3, 8, 8)
 pytestmark = [
@@ -50,10 +49,10 @@ def quantised() -> nn.Module:
 
     torch.backends.quantized.engine = "x86" if "x86" in torch.backends.quantized.supported_engines else "qnnpack"
     stub = nn.Sequential(ao.QuantStub(), conv(), ao.DeQuantStub()).eval()
-    stub.qconfig = ao.get_default_qconfig(torch.backends.quantized.engine)  # type: ignore[assignment]
+    stub.qconfig = ao.get_default_qconfig(torch.backends.quantized.engine)
     ao.prepare(stub, inplace=True)
     stub(torch.randn(2, 4, 8, 8))
-    return ao.convert(stub)  # type: ignore[no-any-return]
+    return ao.convert(stub)
 
 
 def trained_for_quantisation() -> nn.Module:
@@ -130,28 +129,12 @@ def test_a_plan_leaves_what_it_cannot_take_and_says_why(name: str, around: Any) 
     recast.recast_(model, planned)
 
 
-def test_what_is_no_convolution() -> None:
-    others = (nn.Linear(3, 3), nn.BatchNorm2d(3), nn.Sequential(nn.Conv2d(3, 3, 1)), nn.MaxPool2d(2), nn.Unfold(2))
-    assert not any(map(is_convolution, others))
-
-
-def test_nan_is_named() -> None:
-    module = conv()
-    check_finite("layer", module)
-    with torch.no_grad():
-        module.bias[2] = float("nan")  # type: ignore[index]
-    with pytest.raises(RecastError, match=r"layer\.bias holds NaN"):
-        check_finite("layer", module)
-
-
 @pytest.mark.parametrize("make", [torch.jit.script, lambda model: torch.jit.trace(model, X)], ids=["script", "trace"])
 def test_a_torchscript_model_is_refused(make: Callable[..., nn.Module]) -> None:
     model = make(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)))
     with pytest.raises(RecastError, match="TorchScript"):
         recast.plan(model, X, where="all")
 
-
-# --- convolutions that share a tensor with another module -------------------------------------------------------------
 
 SHARED = nn.PReLU()  # a parametrisation with a parameter
 TIES = {
@@ -212,7 +195,7 @@ def test_networks_that_no_rule_takes_say_why(model: nn.Module, x: Tensor, messag
 
 def test_an_attribute_called_same_pad_is_no_padding() -> None:
     module = nn.Conv2d(3, 4, 3, stride=2)
-    module.same_pad = True  # type: ignore[assignment]
+    module.same_pad = True
     model = nn.Sequential(module).eval()
     x = torch.randn(2, 3, 8, 8)
     expected = model(x)

@@ -36,7 +36,7 @@ def test_the_classes_with_a_rule_are_those_that_the_tests_know() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_subclasses_that_compute_the_same_are_taken(kind: type[nn.Module], layer_of: Any) -> None:
-    class Named(kind):  # type: ignore[valid-type, misc]
+    class Named(kind):
         """Another constructor, the same computation."""
 
         def __init__(self, channels: int) -> None:
@@ -44,7 +44,7 @@ def test_subclasses_that_compute_the_same_are_taken(kind: type[nn.Module], layer
 
     conv, x = Named(4).eval(), torch.randn(1, 4, 5, 5)
     assert refusal(conv) is None
-    assert find_rule(conv)[0] is kind  # type: ignore[index]
+    assert find_rule(conv)[0] is kind
     assert torch.equal(layer_of(conv)(x), conv(x))
 
 
@@ -66,7 +66,6 @@ def test_a_rule_of_ones_own(monkeypatch: pytest.MonkeyPatch, layer_of: Any) -> N
         return layer_of(plain, config)
 
     found = find_rule(Scaled(3, 4, 3))
-    assert found is not None
     assert found[0] is Scaled
-    assert find_rule(nn.Conv2d(3, 4, 3))[0] is nn.Conv2d  # type: ignore[index]
-    assert find_rule(StdConv2d(3, 4, 3))[0] is StdConv2d  # type: ignore[index]
+    assert find_rule(nn.Conv2d(3, 4, 3))[0] is nn.Conv2d
+    assert find_rule(StdConv2d(3, 4, 3))[0] is StdConv2d
