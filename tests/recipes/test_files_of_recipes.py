@@ -81,11 +81,6 @@ def test_paths_below_the_recipe_move_with_it_and_others_are_absolute(
     assert found.data.data_dir == str(elsewhere)
 
 
-def test_a_relative_path_that_is_not_beside_the_recipe_is_left_for_the_current_folder(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text("model: {checkpoint: nowhere.pth}", encoding="utf-8")
-    assert load_recipe(tmp_path / "r.yaml").model.checkpoint == "nowhere.pth"
-
-
 def test_changes_are_dotted_names_with_both_values() -> None:
     assert changes(Recipe(), Recipe()) == []
     assert changes(Recipe(), Recipe(seed=1, optim=OptimConfig(lr=1))) == ["optim.lr (0.0001, now 1)", "seed (0, now 1)"]
