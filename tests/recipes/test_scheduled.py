@@ -72,41 +72,6 @@ def test_every_experiment_has_three_scales() -> None:
     assert during | plain == {f"{name}{scale}" for name in SCHEDULED for scale in SCALES}
 
 
-@pytest.mark.parametrize("scale", ["_gpu", "_small"])
-def test_smaller_scales_keep_the_switch_where_it_was_in_the_training(scale: str) -> None:
-    for name in SCHEDULED:
-        full, scaled = make_recipe(name), make_recipe(name + scale)
-        assert full.epochs * scaled.schedule.conv_epochs == scaled.epochs * full.schedule.conv_epochs, name
-        assert (full.schedule.name, full.schedule.order) == (scaled.schedule.name, scaled.schedule.order), name
-        assert (full.where, full.recast.gate, full.optim.opt) == (scaled.where, scaled.recast.gate, scaled.optim.opt)
-        assert (full.optim.gate_lr is None) == (scaled.optim.gate_lr is None), name
-        assert "scaled: " in RECIPES[name + scale].text, name
-        assert scaled.epochs > 2 * scaled.optim.warmup_epochs, name
-        if full.schedule.conv_epochs:  # the rate has peaked before the switch
-            assert scaled.schedule.conv_epochs >= scaled.optim.warmup_epochs, name
-
-
-def test_one_gpu_computes_what_the_paper_does_in_parts() -> None:
-    """The control arm is trained beside PRS for every kernel; the others' is a recipe of its own."""
-    for name in SCHEDULED:
-        full, gpu = make_recipe(name), make_recipe(f"{name}_gpu")
-        assert full.control == gpu.control == (name in ("prs_cmhsa3", "prs_cmhsa5")), name
-        assert gpu.data.batch_size == full.data.batch_size, name
-        assert gpu.data.batch_size // gpu.accumulate <= 256, name
-        assert (gpu.amp, gpu.model, gpu.optim, gpu.augment) == ("bf16", full.model, full.optim, full.augment), name
-
-
-def test_small_ones_are_for_a_cpu_and_train_their_control_arm() -> None:
-    for name in SCHEDULED:
-        small = make_recipe(f"{name}_small")
-        assert (small.data.name, small.data.num_train, small.data.img_size) == ("cifar100", 5000, 32), name
-        assert (small.amp, small.data.batch_size, small.device) == ("off", 128, "auto"), name
-        assert small.control == (not small.is_plain), name
-        if small.schedule.name == "progressive":
-            order = -1 if small.schedule.order == "first_first" else 1
-            assert dates(f"{name}_small") == [25, 21, 17, 13, 9, 5][::order], "seven equal parts, as the paper's"
-
-
 def test_multiply_adds_that_the_costs_are_counted_from() -> None:
     """T-CNN*: 100 epochs of 4.089 and 300 of 7.331 GMACs, 1,281,167 images, three passes of two operations."""
     for name, *gmacs in (
