@@ -45,14 +45,6 @@ def test_a_seeded_block_repeats_and_leaves_the_generators_as_they_were() -> None
     assert [*found, draw()] == expected
 
 
-def test_torch_and_numpy_do_not_draw_the_same_numbers() -> None:
-    """Both are mt19937: seeded with the same 32 bits, numpy's words are torch's."""
-    for seed in (3, mix_seed("a")):
-        with seeded(seed):
-            words = set(torch.randint(2**31, (50,)).tolist())
-            assert not words & set((np.random.randint(2**32, size=50, dtype=np.uint64) % 2**31).tolist())
-
-
 @pytest.mark.parametrize(("count", "expected"), [(3, [1, 1, 1]), (21, [7, 7, 7]), (30, [12, 7, 11]), (77, [50, 7, 20])])
 def test_subsets_are_balanced_as_far_as_classes_go(count: int, expected: list[int]) -> None:
     counts = LABELS[choose_balanced(LABELS, count, "num_train")].bincount(minlength=3)
