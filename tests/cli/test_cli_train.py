@@ -146,26 +146,6 @@ def test_evaluate_refuses_what_is_not_finished_or_not_there(
     assert "add --suite resolution" in refused("evaluate", shared / "run", "--sizes", "16")
 
 
-def test_a_run_of_attention_pooling_alone(shared: Path, cli: Cli, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    words = ("attention_pool_quick", "--checkpoint", shared / "weights.safetensors", "--model", "digits_resnet")
-    small = ("--data", "digits", "--img-size", "16", "--num-train", "40", "--num-val", "20", "--batch-size", "20")
-    done = cli("train", *words, *small, "--epochs", "1", "--pool", "per_class", "--device", "cpu", "--out", out)
-    assert done.code == 0
-    assert "0 of 11 convolutions recast, attention pooling" in done.out
-    arms = done.out.rpartition("network")[2]
-    assert all(f"│ {arm} " in arms for arm in ("Parent", "Parent, fine-tuned", "Recast"))
-    assert arms.count(" % │") == 3
-    assert "same prediction on 20 of 20 images (attention pooling)" in done.out
-    recipe = load_recipe(out / "recipe.yaml")
-    assert (recipe.where, recipe.pool.kind, recipe.regularization.freeze) == (["none"], "per_class", "trunk")
-    verified = json.loads((out / "verify.json").read_text(encoding="utf-8"))
-    assert verified["max_relative_error"] < 1e-5
-    measured = json.loads(cli("evaluate", out, "--suite", "clean", "--json").out)
-    assert {row["model"] for row in measured} == {"parent", "finetuned", "recast"}
-    assert cli("report", out).code == 0
-
-
 @pytest.mark.parametrize("link", [os.symlink, os.link])
 @pytest.mark.parametrize("name", ["rows.csv", "evaluation.json", "differences.csv", "report.html", "metrics.jsonl"])
 def test_another_name_of_the_user_s_notes_is_never_written(

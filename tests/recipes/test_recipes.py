@@ -11,16 +11,8 @@ from recast.errors import RecastError
 from recast.lab.config import Recipe
 from recast.lab.recipe import recipe_from_dict, recipe_to_dict
 from recast.lab.recipes import RECIPES, make_recipe, recipes_by_paper
-from recast.layers.config import ScheduleConfig
 
 HEADS = ("Paper", "Command", "Expected", "Cost", "Inferred")
-
-
-RECAST = {
-    *(name for name in recipes_by_paper()["to start from"] if not name.startswith("transfer")),
-    *(name for name in RECIPES if name.startswith(("tcnn", "prs_cmhsa", "prs_inter", "prs_rev", "cmhsa"))),
-    "resnet50_attention_pool",
-} - {f"{name}{scale}" for name in ("tcnn_cnn", "prs_interpolation_300_0") for scale in ("", "_gpu", "_small")}
 
 
 def said(name: str) -> dict[str, str]:
@@ -56,27 +48,6 @@ def test_every_command_names_its_recipe_its_data_and_the_weights_it_needs() -> N
         assert ("--checkpoint" in words) == entry.needs_weights, name
         if entry.after:
             assert f"runs/{entry.after}/weights.safetensors" in words, name
-
-
-def test_a_later_stage_starts_from_a_recipe_of_the_same_network() -> None:
-    for name, before in ((name, entry.after) for name, entry in RECIPES.items() if entry.after):
-        later, earlier = make_recipe(name), make_recipe(before)
-        size = r"_(224|384|448)$"
-        one, other = re.sub(size, "", later.model.name), re.sub(size, "", earlier.model.name)
-        assert one.removesuffix("_multi").partition(":")[2] or one.removesuffix("_multi") == other, name
-        # another data set's classes need another head, the same data set's do not
-        assert later.model.new_head == (later.data.name != earlier.data.name), name
-        assert (later.distill.name is None) == (earlier.distill.name is None), name
-        assert later.optim.lr < earlier.optim.lr or later.optim.lr == 1e-5, name
-
-
-def test_what_is_not_recast_is_trained_alone() -> None:
-    for name in RECIPES:
-        recipe = make_recipe(name)
-        assert recipe.is_plain == (name not in RECAST), name
-        if recipe.is_plain:
-            assert not recipe.control, name
-            assert recipe.schedule == ScheduleConfig(), name
 
 
 def test_an_unknown_recipe_names_the_nearest() -> None:

@@ -17,8 +17,6 @@ from recast.layers.config import RecastConfig
 from recast.surgery.plan import Plan
 from recast.surgery.schedule import Schedule
 
-SCALES = ("", "_gpu", "_small")
-
 
 def planned(name: str) -> Plan:
     """Of the recipe's network, on its images."""
@@ -60,16 +58,6 @@ def test_prs_and_two_stages_on_cifar_100(name: str) -> None:
     first = [next(t for t in range(1, 401) if t > threshold) for threshold in thresholds]
     assert first == [343, 286, 229, 172, 115, 58]
     assert dates(name) == (first if name.startswith("prs") else [201] * 6)
-
-
-SCHEDULED = [name for name in RECIPES if f"{name}_small" in RECIPES]
-
-
-def test_every_experiment_has_three_scales() -> None:
-    assert len(SCHEDULED) == 14
-    during = {name for name in RECIPES if make_recipe(name).schedule.is_during}
-    plain = {f"{name}{scale}" for name in ("tcnn_cnn", "prs_interpolation_300_0") for scale in SCALES}
-    assert during | plain == {f"{name}{scale}" for name in SCHEDULED for scale in SCALES}
 
 
 def test_multiply_adds_that_the_costs_are_counted_from() -> None:
