@@ -39,8 +39,7 @@ fintune | nowhere.yaml | attention_pool --model digits_resnet | tiny.yaml --conf
 tiny.yaml --out notes.txt | tiny.yaml --plan notes.txt | tiny.yaml --optim x""",
     "evaluate run": """
 --suite claen | --suite clean,pdg | --num-images 0 | --num-images 10000 | --eps -1 | --eps big | --steps 0
---step-size 0 | --seed -1 | --batch-size 0 | --neighbours 0 | --suite resolution --sizes 16x | --device banana
---suite imagenet-a --sets nowhere""",
+--step-size 0 | --seed -1 | --batch-size 0 | --neighbours 0 | --suite resolution --sizes 16x | --device banana""",
     "explain": """
 nowhere_net images | run nowhere.png | run notes.txt | run val:100000 | run val:x | run empty | run --num-images 0
 run images/a.png --pretrained | run images/a.png --classes notes.txt | run images/a.png --layer layer9
@@ -76,7 +75,8 @@ OPTIONS = """
 --pool double | --pool per_class --num-heads 3 | --pool single --cls-in-keys
 --grad-checkpointing | --mixup 0.8 --batch-size 15 --accumulate 5
 --cutmix 1 --batch-size 20 --accumulate 4 | --loss bce --bce-threshold -1 | --nonsense 1 | --optim.lrr 1 | --lr
---flip perhaps | --layer-scale 0.1
+--flip perhaps | --layer-scale 0.1 | --loss bce --bce-threshold 0.95 --label-smoothing 0.1 | --bce-threshold 0.0
+--auto-augment rand-mnine | --auto-augment 3a-m9 | --auto-augment augmix-w0 | --distill resnet18 | --opt lion --eps 1e-6
 """
 """Options of `recast train tiny.yaml`, each a mistake."""
 
