@@ -147,20 +147,6 @@ def test_a_local_folder_is_read(make_hub: Any) -> None:
     assert all(a.equal(b) for x, y in zip(alone, helped, strict=True) for a, b in zip(x, y, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("splits", "message"),
-    [
-        ({"train": [0, 1], "test": [1, -1]}, r"1 validation .*test 1 has -1"),
-        ({"train": [0, 1, None], "test": [1]}, r"train 2 has no label"),
-        ({"extra": [0, 1]}, r"has the splits extra: expected train, validation"),
-    ],
-)
-def test_bad_splits_and_labels_are_named(make_hub: Any, splits: dict[str, list[int | None]], message: str) -> None:
-    with pytest.raises(RecastError, match=message) as caught:
-        load_data(make_hub(splits, names=None))
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize("content", [b"", b"x", b"garbage" * 99, bytes(16)])
 def test_damaged_files_of_torchvision_are_one_clear_line(tmp_path: Path, content: bytes) -> None:
     make_mnist(tmp_path)

@@ -83,7 +83,8 @@ OPTIONS = """
 MODEL = "model: {name: digits_resnet}\n"
 YAML = (
     "optim: {lrr: 1}", "optimizer: {lr: 1}", MODEL + "recast: {gates: sigmoid}", "- model\n- data", "just words", "",
-    "model: {name: digits_resnet", "model: [digits_resnet]", MODEL + "where: {last: stage}", MODEL + "epochs: many",
+    "model: {name: digits_resnet", "model: !!python/object/apply:os.getcwd []",
+    "model: [digits_resnet]", MODEL + "where: {last: stage}", MODEL + "epochs: many",
     MODEL + "epochs: 2.5", MODEL + "epochs: true", "model: {name: 18}", MODEL + "control: maybe",
     MODEL + "augment: {scale: [0.1, 0.5, 1]}", MODEL + "optim: {betas: 0.9}", MODEL + "epochs: null",
     MODEL + "data: {mean: [a, b, c]}", MODEL + "recast: {gate: linear, lambda_init: 2}", MODEL + "calibrate: 100",

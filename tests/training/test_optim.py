@@ -6,7 +6,7 @@ import pytest
 import timm
 import timm.optim
 import torch
-from small import small_child, small_parent, small_recipe
+from small import small_child, small_parent
 from timm.scheduler import CosineLRScheduler
 from torch import nn
 
@@ -14,7 +14,6 @@ from recast.errors import RecastError
 from recast.lab.config import OptimConfig
 from recast.lab.training.optim import (
     WarmupDecay,
-    check_trainable,
     learning_rates,
     make_optimizer,
     shrink_gates_,
@@ -121,21 +120,6 @@ def test_options_reach_the_optimiser_that_takes_them() -> None:
     ):
         (group, *_) = make_optimizer(small_parent(), OptimConfig(**fields), 8).param_groups
         assert held.items() <= group.items()
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"opt": "adamw", "momentum": 0.8}, "adamw has no momentum"),
-        ({"opt": "sgd", "betas": (0.9, 0.99)}, "sgd has no betas"),
-        ({"opt": "lion", "eps": 1e-6}, "lion has no eps"),
-        ({"opt": "adan", "betas": (0.9, 0.99)}, "adan has 3 betas"),
-        ({"opt": "adamww"}, r"no optimiser 'adamww'.*adamw"),
-    ],
-)
-def test_options_that_an_optimiser_does_not_take_are_named(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(RecastError, match=message):
-        check_trainable(small_recipe(fields))
 
 
 # --- gates ------------------------------------------------------------------------------------------------------------

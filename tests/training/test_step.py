@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from small import small_child, small_fit, small_parent
+from small import small_fit, small_parent
 from torch import nn
 
 from recast.lab.config import RegularizationConfig
@@ -26,16 +26,6 @@ def test_accumulated_parts_give_the_gradient_of_the_whole_batch(tmp_path: Path) 
     for name, value in models[0].state_dict().items():
         for model in models[1:]:
             assert torch.allclose(value.double(), model.state_dict()[name].double(), rtol=1e-5, atol=1e-6), name
-
-
-def test_channels_last_is_the_same_network(tmp_path: Path) -> None:
-    child = small_child()
-    child[3] = nn.Identity()  # type: ignore[operator]  # dropout is drawn in the order in memory
-    losses: list[list[float]] = [[], []]
-    small_fit(tmp_path / "first", copy.deepcopy(child), losses=losses[0])
-    small_fit(tmp_path / "last", child, losses=losses[1], channels_last=True)
-    assert child.get_parameter("0.weight").is_contiguous(memory_format=torch.channels_last)
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
 def test_recomputed_activations_change_nothing(tmp_path: Path) -> None:
