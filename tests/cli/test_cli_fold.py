@@ -6,28 +6,18 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 
 import recast
-from recast.errors import RecastError
-from recast.lab.config import DataConfig
-from recast.lab.data import load_data
 from recast.lab.data.sources import labelled_images
 from recast.lab.evaluation import frontier
 from recast.lab.evaluation.run_folder import open_run
-from recast.lab.evaluation.runner import open_context
 from recast.lab.records import FrontierLine
-from recast.layers.gpsa import gpsa_layers
-from recast.models.build import build
-from recast.models.config import ModelConfig
-from recast.surgery.folding.closing import heads_left
 from recast.surgery.scales import recalibrate_batch_norm_
-from recast.tables import Table, read_records, write_table
+from recast.tables import read_records
 
 
 def test_the_curve_and_a_point_of_it(
@@ -70,31 +60,6 @@ def test_the_curve_and_a_point_of_it(
     (line,) = (line for line in lines if line.model == "finetuned")
     assert top1(tuned) == pytest.approx(line.top1)
     assert f"goes from {total} open heads to 0, got heads=99" in refused("fold", run, "--heads", "99")
-
-
-def test_a_curve_without_a_point(tmp_path: Path) -> None:
-    write_table(tmp_path / "analysis", Table.of("frontier", FrontierLine, []))
-    with pytest.raises(RecastError, match="has no point of a recast network"):
-        frontier.close_to(SimpleNamespace(folder=tmp_path), 3)  # type: ignore[arg-type]
-
-
-def test_an_image_that_cannot_be_read_stops_no_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, small in {"SECONDS": 0.0, "BATCH": 2, "CHOSEN_ON": 8}.items():
-        monkeypatch.setattr(frontier, name, small)
-    for place in (f"{part}/{label}/{i}.png" for part in ("train", "val") for label in "ab" for i in range(4)):
-        path = tmp_path / "images" / place
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.effect_noise((16, 16), 60).convert("RGB").save(path)
-    data = load_data(DataConfig("folder", str(tmp_path / "images"), img_size=16))
-    (tmp_path / "images/train/b/2.png").write_bytes(b"broken")
-    parent = build(ModelConfig("digits_resnet"), num_classes=2).eval()
-    child = recast.recast_(parent, recast.plan(parent, torch.zeros(1, 3, 16, 16), where="layer3.1.conv1")).eval()
-    torch.nn.init.constant_(gpsa_layers(child)["layer3.1.conv1"].gamma, 0.5)
-    table = frontier.tabulate_frontier(open_context({"recast": child}, data))
-    assert len(table.rows) == 10  # nine heads, one after the other
-    write_table(tmp_path / "analysis", table)
-    frontier.close_to(SimpleNamespace(folder=tmp_path, data=data, models={"recast": child}), 4)  # type: ignore[arg-type]
-    assert len(heads_left(child)) == 4
 
 
 def test_what_cannot_be_folded(

@@ -36,26 +36,12 @@ def test_help_shows_every_option_once_with_dashes_and_an_example(
     assert cli("help", command).out == done.out
 
 
-def test_help_of_a_recipe_shows_its_values(cli: Callable[..., Any]) -> None:
-    general, tcnn = cli("train", "--help").out, cli("train", "tcnn", "--help").out
-    # whatever the width of the terminal: words, not lines
-    general, tcnn = (" ".join(text.split()) for text in (general, tcnn))
-    assert "--gate {linear,sigmoid,bias} linear:" in general
-    assert "(C-MHSA, PRS) [linear]" in general
-    assert "(C-MHSA, PRS) [sigmoid]" in tcnn
-
-
 def test_the_usage_names_every_command(cli: Callable[..., Any]) -> None:
     for words in ([], ["--help"], ["help"]):
         done = cli(*words)
         assert done.code == 0
         assert all(f"  {name} " in done.out for name in COMMANDS)
     assert re.fullmatch(r"recast \d+\.\d+\S*\n", cli("--version").out)
-
-
-def test_an_unknown_command_names_the_nearest(refused: Callable[..., str]) -> None:
-    assert "unknown command 'trian'" in refused("trian")
-    assert "Did you mean train" in refused("trian")
 
 
 def test_help_is_fast_and_imports_no_torch() -> None:

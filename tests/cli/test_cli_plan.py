@@ -7,20 +7,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from recast.lab.config import DataConfig
-from recast.lab.data import load_data
-from recast.lab.data.sources import labelled_images
-from recast.models.build import build
-from recast.models.config import ModelConfig
 from recast.surgery.plan import Plan
 
 Cli = Callable[..., Any]
@@ -43,17 +35,10 @@ def test_plan_prints_a_table_and_writes_the_plan(cli: Cli, tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
-@pytest.mark.parametrize(
-    ("words", "compute", "parameters"),
-    [
-        (["resnet50"], "+7 % compute", "+9 % parameters"),
-        (["digits_resnet", "--img-size", "32"], "2.1× the compute", "+26 %"),
-    ],
-)
-def test_a_plan_ends_with_its_cost_in_a_sentence(cli: Cli, words: list[str], compute: str, parameters: str) -> None:
-    last = cli("plan", *words).out.splitlines()[-1]
-    assert compute in last
-    assert parameters in last
+def test_a_plan_ends_with_its_cost(cli: Cli) -> None:
+    last = cli("plan", "digits_resnet", "--img-size", "32").out.splitlines()[-1]
+    assert "2.1×" in last
+    assert "+26 %" in last
 
 
 def test_layers_are_ranked_on_images_and_the_best_are_taken(cli: Cli, refused: Refused, shared: Path) -> None:
@@ -61,32 +46,18 @@ def test_layers_are_ranked_on_images_and_the_best_are_taken(cli: Cli, refused: R
     found = json.loads(cli("plan", *trained, "--rank", "data", "--where", "layer3.*", "--json").out)
     assert (found["images"], len(found["layers"])) == (32, 4)
     done = cli("plan", *trained, "--where", "auto")
-    note = "right, chance is 10.0%; train it on these classes before its layers are ranked"  # one update is no training
-    assert note in done.err
-    model = build(ModelConfig("digits_resnet", str(shared / "weights.safetensors")), num_classes=10).eval()
-
-    def known(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        images, _ = labelled_images(*args)
-        with torch.no_grad():
-            return images, model(images).argmax(1)
-
-    with mock.patch("recast.lab.data.sources.labelled_images", known):
-        assert cli("plan", *trained, "--rank", "data", "--where", "layer3.1.conv1").err == ""
-    assert "layers by the fall of the loss that their gates promise" in done.out
+    assert "chance is 10.0%" in done.err  # one update is no training
     assert " of 11 convolutions recast" in done.out
-    assert "give --data NAME" in refused("plan", *MODEL, "--rank", "data")
-    assert "add --rank data or --where auto" in refused("plan", *MODEL, "--data", "digits")
     seven = ("digits_resnet", "--num-classes", "7", "--data", "digits", "--img-size", "16")
-    assert "digits_resnet must give logits of shape (1, 10)" in refused("plan", *seven, "--rank", "data")
-    maps = ("scenes_fcn", "--data", "digits", "--img-size", "32")
-    assert "got (1, 10, 32, 32): set model.num_classes" in refused("plan", *maps, "--rank", "data")
-    assert "no convolution matches 'auto'" in refused("plan", *trained, "--where", "auto", "layer3.1.conv1")
-    digits = load_data(DataConfig("digits", img_size=16))
-    only_val = replace(digits, train=digits.train.subset(torch.arange(0)))
-    with mock.patch("recast.lab.data.load_data", return_value=only_val):
-        assert "no training images" in refused("plan", *trained, "--rank", "data")
-    assert "no convolution matches 'auto'" in refused("verify", *MODEL, "--where", "auto")
-    assert "32 images or more" in refused("plan", *trained, "--rank", "data", "--num-images", "16")
+    for words, message in (
+        ((*MODEL, "--rank", "data"), "give --data NAME"),
+        ((*MODEL, "--data", "digits"), "add --rank data or --where auto"),
+        ((*seven, "--rank", "data"), "(1, 10)"),
+        ((*trained, "--where", "auto", "layer3.1.conv1"), "'auto'"),
+        ((*trained, "--rank", "data", "--num-images", "16"), "32 images or more"),
+    ):
+        assert message in refused("plan", *words)
+    assert "'auto'" in refused("verify", *MODEL, "--where", "auto")
 
 
 def test_plan_leaves_a_file_that_is_no_plan_alone(refused: Refused, tmp_path: Path) -> None:
@@ -94,18 +65,6 @@ def test_plan_leaves_a_file_that_is_no_plan_alone(refused: Refused, tmp_path: Pa
         (tmp_path / name).write_bytes(content)
         assert "exists and is no plan" in refused("plan", *MODEL, "--out", tmp_path / name)
         assert (tmp_path / name).read_bytes() == content
-
-
-def test_a_network_of_grey_images_is_planned_and_verified(cli: Cli, tmp_path: Path, monkeypatch: Any) -> None:
-    (tmp_path / "grey.py").write_text(
-        "from torch import nn\n"
-        "def net(): return nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())\n",
-        encoding="utf-8",
-    )
-    monkeypatch.chdir(tmp_path)
-    done = cli("verify", "grey:net", "--img-size", "9x7", "--json", "--num-images", "2")
-    assert json.loads(done.out)["same"]
-    assert done.code == 0
 
 
 def test_bad_checkpoints(refused: Refused, shared: Path, tmp_path: Path) -> None:
@@ -142,12 +101,18 @@ def test_a_pipe_that_is_closed_early_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_verify_says_same_and_shows_its_control(cli: Cli) -> None:
+def test_verify_says_same_or_not_and_shows_its_control(cli: Cli, refused: Refused) -> None:
     done = cli("verify", *MODEL, "--num-images", "2")
     assert done.code == 0
     assert "4 convolutions recast, 2 images of 16×16" in done.out
     assert done.out.endswith("same function\n")
-    assert "control, two heads of one layer swapped" in done.out
+    assert "control" in done.out
+    done = cli("verify", *MODEL, "--num-images", "2", "--gate", "sigmoid")
+    assert done.code == 1
+    assert "NOT the same function" in done.out
+    on_data = ("verify", "digits_resnet", "--data", "digits", "--num-images", "2")
+    assert "2 images of 12×12" in cli(*on_data, "--img-size", "12").out
+    assert "square" in refused(*on_data, "--img-size", "12x10")
 
 
 def test_verify_says_where_only_the_layers_were_compared(cli: Cli, tmp_path: Path, monkeypatch: Any) -> None:
@@ -167,21 +132,6 @@ def test_verify_says_where_only_the_layers_were_compared(cli: Cli, tmp_path: Pat
     done = cli("verify", "quiet:net", "--img-size", "9", "--num-images", "2", "--gate", "sigmoid")
     assert done.code == 1
     assert done.out.endswith("NOT the same function, by its layers\n")
-
-
-def test_verify_fails_where_the_start_is_another_function(cli: Cli) -> None:
-    done = cli("verify", *MODEL, "--num-images", "2", "--gate", "sigmoid")
-    assert done.code == 1
-    assert "NOT the same function" in done.out
-    assert done.err.startswith("note: the sigmoid gate")
-
-
-def test_verify_on_a_data_set_takes_its_size(cli: Cli, refused: Refused) -> None:
-    words = ("verify", "digits_resnet", "--data", "digits", "--num-images", "2")
-    assert "2 images of 12×12" in cli(*words, "--img-size", "12").out
-    with mock.patch("recast.lab.cli.verify.AT_ONCE", 1):  # however many are asked for, few are computed at a time
-        assert "2 images of 12×12" in cli(*words, "--img-size", "12").out
-    assert "square" in refused(*words, "--img-size", "12x10")
 
 
 def test_an_edited_plan_is_shown_and_verified(cli: Cli, tmp_path: Path) -> None:

@@ -83,14 +83,3 @@ def test_refused_before_anything_is_done(
     monkeypatch.setattr(quickstart, "find_spec", lambda name: None if name == "jinja2" else object())
     assert "needs jinja2: pip install jinja2" in refused("quickstart", "--out", tmp_path / "run")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-def test_interrupted_before_there_is_anything_to_go_on_with(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def pressed(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(training, "train", pressed)
-    done = cli("quickstart", "--out", tmp_path / "run")
-    assert (done.code, done.err) == (130, "recast quickstart: interrupted\n")

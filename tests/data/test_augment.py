@@ -9,9 +9,8 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from recast.errors import RecastError
 from recast.lab.config import AugmentConfig
-from recast.lab.data.augment import _posterize, file_transform, resolve, shift_and_flip
+from recast.lab.data.augment import file_transform, shift_and_flip
 from recast.lab.data.datasets import ImageFiles, ImageTensors
 from recast.lab.data.images import to_pixels
 
@@ -49,22 +48,6 @@ def test_three_augment_takes_each_operation_a_third_of_the_time() -> None:
     assert len(images[blurred].unique(dim=0)) > 50
 
 
-def test_colour_jitter_is_off_under_randaugment_and_on_under_three_augment() -> None:
-    image = noise(16, 16)
-
-    def changed(policy: str | None) -> bool:
-        with_jitter, without = (
-            draws(image, 16, AugmentConfig(auto_augment=policy, color_jitter=jitter, **ALONE), 10)
-            for jitter in (0.4, 0.0)
-        )
-        return not with_jitter.equal(without)
-
-    assert changed(None)
-    assert changed("3a")
-    assert not changed("rand-m9-mstd0.5-inc1")
-    assert not changed("original")
-
-
 def test_simple_crop_is_a_window_of_the_reflected_image_at_its_own_aspect() -> None:
     image, size = noise(50, 30), 24
     resized = image.resize((40, 24), Image.Resampling.BICUBIC)
@@ -94,14 +77,6 @@ def test_transforms_of_every_policy_give_pixels_and_can_be_pickled(policy: str |
         assert 0 <= image.min() <= image.max() <= 1
 
 
-def test_posterising_to_no_bits_gives_black_in_every_pillow() -> None:
-    image = noise(8, 8)
-    assert _posterize(image, 0).getextrema() == ((0, 0),) * 3
-    assert np.array_equal(_posterize(image, 2), np.asarray(image) & 0b11000000)
-    for policy in ("rand-m10-n4-p1-inc1", "rand-m0-n4-p1", "augmix-m10-w3", "v0"):
-        assert draws(image, 8, AugmentConfig(auto_augment=policy), 60).isfinite().all()
-
-
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("crop", ["none", "pad"])
 def test_shifts_are_windows_of_the_padded_image_all_equally_often(crop: str, flip: bool) -> None:
@@ -117,20 +92,3 @@ def test_shifts_are_windows_of_the_padded_image_all_equally_often(crop: str, fli
     assert all(140 < count < 270 for count in found.values())
     shift_and_flip(image, seeds[:1], augment)
     assert image.equal(before)
-
-
-@pytest.mark.parametrize(
-    ("augment", "message"),
-    [
-        (AugmentConfig(auto_augment=""), "unknown auto_augment ''"),
-        (AugmentConfig(auto_augment="rand-x9"), "rand has no option 'x9'"),
-        (AugmentConfig(auto_augment="rand-mnine"), "rand has no option 'mnine'"),
-        (AugmentConfig(auto_augment="rand-tother"), "rand has no option 'tother'"),
-        (AugmentConfig(auto_augment="augmix-w0"), "augmix has no option 'w0'"),
-        (AugmentConfig(auto_augment="3a-m9"), "3a has no option 'm9'"),
-    ],
-)
-def test_bad_settings_are_one_clear_line(augment: AugmentConfig, message: str) -> None:
-    with pytest.raises(RecastError, match=message) as caught:
-        resolve(augment, 32)
-    assert "\n" not in str(caught.value)

@@ -70,32 +70,6 @@ def test_an_image_follows_from_its_seed_alone(data: LabelledImages, augment: Aug
     assert torch.get_rng_state().equal(state)  # without augmentation nothing is drawn
 
 
-def test_files_are_read_when_asked_for(tmp_path: Path) -> None:
-    paths = [str(tmp_path / "a.png"), str(tmp_path / "b.png")]
-    Image.new("RGB", (10, 10), (255, 0, 0)).save(paths[0])
-    Path(paths[1]).write_bytes(b"broken")
-    data = ImageFiles(torch.tensor([7, 8]), 8, paths)
-    image, label = data[0]
-    assert label == 7
-    torch.testing.assert_close(image.mean((1, 2)), torch.tensor([1.0, 0.0, 0.0]))
-    with pytest.raises(RecastError, match=r"b\.png"):
-        data[1]
-    assert data.subset(torch.tensor([1])).items == paths[1:]
-    assert data.image_name(1) == paths[1]
-    assert data.batch([])[0].shape == (0, 3, 8, 8)
-
-
-def test_another_librarys_images_keep_its_index() -> None:
-    def read(index: int) -> Image.Image:
-        return Image.new("RGB", (8, 8), (index, 0, 0))
-
-    part = ImageFiles(torch.tensor([5, 6, 7]), 8, [10, 20, 30], read, "torch/x train").subset(torch.tensor([2, 0]))
-    images, labels = part.batch([0, 1])
-    assert labels.tolist() == [7, 5]
-    assert (images[:, 0, 0, 0] * 255).round().tolist() == [30, 10]
-    assert part.image_name(0) == "torch/x train 30"
-
-
 def test_more_than_memory_allows_is_refused_before_decoding() -> None:
     with pytest.raises(RecastError, match=r"big\.zip: 1000000 images at img_size=224 are 140\.2 GiB"):
         ImageFiles(torch.zeros(1_000_000), 224, [], where="big.zip:").decoded(skip=False)

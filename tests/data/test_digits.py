@@ -56,9 +56,3 @@ def test_one_digit_shows_its_class_and_canvases_are_always_the_same(digits: tupl
         assert digits[1][shown(canvas, digits[0])].tolist() == [int(label)]
     again = load_data(DataConfig("one_digit"))
     assert torch.equal(canvases(data, "train", 20), canvases(again, "train", 20))
-
-
-def test_canvases_are_enlarged() -> None:
-    data = load_data(DataConfig("odd_digit", img_size=48, test_size=64))
-    assert data.train.plain()[0][0].shape == (3, 48, 48)
-    assert data.val[0][0].shape == (3, 64, 64)

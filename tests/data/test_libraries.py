@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,23 +83,6 @@ def test_data_sets_in_files_are_read_when_asked_for(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("name", "attribute", "kept"),
-    [
-        ("torch/qmnist", "targets", torch.tensor([[3, 9], [4, 9]])),
-        ("torch/stanford_cars", "_samples", [("a.jpg", 3), ("b.jpg", 4)]),
-        ("torch/inaturalist", "index", [(3, "a.jpg"), (4, "b.jpg")]),
-    ],
-)
-def test_labels_are_found_without_decoding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, attribute: str, kept: Any
-) -> None:
-    made = held(**{attribute: dict.fromkeys(("train", "test", "validation"), kept)})
-    monkeypatch.setattr("recast.lab.data.libraries.vision.StanfordCars", made)
-    monkeypatch.setattr("recast.lab.data.libraries.create_dataset", lambda _, root, split, download: made(root, split))
-    assert load_data(DataConfig(name, str(tmp_path))).train.labels.tolist() == [3, 4]
-
-
-@pytest.mark.parametrize(
     ("name", "message"),
     [
         ("torch/mnist", r"mnist is not in .* files of torchvision \(Dataset not found.*MNIST\(.*download=True"),
@@ -163,55 +145,6 @@ def test_a_local_folder_is_read(make_hub: Any) -> None:
     assert labels.tolist() == [1, 0]
     alone, helped = (list(Loader(data.train, 2, shuffle_seed=0, workers=workers)) for workers in (0, 1))
     assert all(a.equal(b) for x, y in zip(alone, helped, strict=True) for a, b in zip(x, y, strict=True))
-
-
-def test_one_split_is_divided_and_subsets_are_taken(make_hub: Any) -> None:
-    config = make_hub({"train": [0] * 10 + [1] * 20}, names=None)
-    config.val_fraction, config.num_train, config.test_size = 0.2, 6, 24
-    data: Any = load_data(config)
-    assert data.classes == ["0", "1"]
-    assert (data.val.labels.bincount().tolist(), data.train.labels.bincount().tolist()) == ([2, 4], [3, 3])
-    assert data.val[0][0].shape == (3, 24, 24)
-    assert not set(data.train.items) & set(data.val.items)
-
-
-@pytest.mark.parametrize(
-    ("splits", "message"),
-    [
-        ({"train": [0, 1], "test": [1, -1]}, r"1 validation .*test 1 has -1"),
-        ({"train": [0, 1, None], "test": [1]}, r"train 2 has no label"),
-        ({"extra": [0, 1]}, r"has the splits extra: expected train, validation"),
-    ],
-)
-def test_bad_splits_and_labels_are_named(make_hub: Any, splits: dict[str, list[int | None]], message: str) -> None:
-    with pytest.raises(RecastError, match=message) as caught:
-        load_data(make_hub(splits, names=None))
-    assert "\n" not in str(caught.value)
-
-
-def test_what_holds_no_labelled_images_is_refused(hugging_face: Any, tmp_path: Path) -> None:
-    (tmp_path / "set").mkdir()
-    hugging_face.Dataset.from_dict({"text": ["a"], "label": ["b"]}).to_parquet(tmp_path / "set" / "train.parquet")
-    with pytest.raises(RecastError, match=r"has the columns text, label: expected one of images"):
-        load_data(DataConfig(f"hfds/{tmp_path / 'set'}", str(tmp_path / "cache")))
-    with pytest.raises(RecastError, match=r"cannot load hfds/.*nothing"):
-        load_data(DataConfig(f"hfds/{tmp_path / 'nothing'}", str(tmp_path / "cache")))
-
-
-def test_broken_images_are_named_and_can_be_skipped(make_hub: Any) -> None:
-    val = load_data(make_hub({"test": [0, 1, 0]}, broken=1)).val
-    with pytest.raises(RecastError, match=r"cannot read image hfds/.* test 1: not an image") as caught:
-        val.batch([0, 1])
-    assert "\n" not in str(caught.value)
-    source = Loader(val, 3, bad_image="skip")
-    assert [labels.tolist() for _, labels in source] == [[0, 0]]
-    assert source.bad_images == [val.image_name(1)]
-
-
-def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(RecastError, match="pip install datasets"):
-        load_data(DataConfig("hfds/some/name"))
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"garbage" * 99, bytes(16)])

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import random
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,7 @@ from torch import Tensor
 from recast.errors import RecastError
 from recast.lab.config import AugmentConfig
 from recast.lab.data import Loader
-from recast.lab.data.datasets import MAX_BAD, ImageFiles, ImageTensors
-from recast.lab.data.loading import worker_errors
+from recast.lab.data.datasets import ImageFiles, ImageTensors
 from recast.lab.data.seeding import epoch_order
 
 SHIFTED = AugmentConfig(crop="pad", flip=True)
@@ -110,19 +107,6 @@ def test_pixels_are_the_same_for_any_batch_size_workers_and_parts(
     assert other_images.equal(images)
 
 
-def test_parts_of_an_evaluation_are_every_image_once_and_empty_shares_are_passed_over() -> None:
-    data = make_data(9, augment=None)
-    shares = [list(Loader(data, 4, part=part, parts=3)) for part in range(3)]
-    assert [[labels.tolist() for _, labels in share] for share in shares] == [
-        [[0, 3], [4, 7], [8]],
-        [[1], [5]],
-        [[2], [6]],
-    ]
-    assert [len(Loader(data, 4, part=part, parts=3)) for part in range(3)] == [3, 3, 3]
-    more_parts_than_images = [list(Loader(data, 1, part=part, parts=3)) for part in range(3)]
-    assert [len(share) for share in more_parts_than_images] == [9, 0, 0]
-
-
 def test_repeated_augmentation_shows_fewer_images_more_often(epoch_of: WholeEpoch) -> None:
     order, once = epoch_order(23, 4, 2, repeats=3).tolist(), epoch_order(23, 4, 2).tolist()
     assert order == [index for index in once for _ in range(3)][:23]
@@ -145,14 +129,6 @@ def test_views_are_of_the_same_images_each_augmented_anew(data: ImageTensors) ->
         assert images[:, 1].equal(images[:, 2]) == (data.augment is None)
         for part in range(2):
             assert images[part::2].equal(shares[part][batch][0])
-
-
-def test_the_order_of_repeats_is_that_of_timms_sampler() -> None:
-    from timm.data.distributed_sampler import RepeatAugSampler
-
-    for rank in range(2):
-        sampler = RepeatAugSampler(range(1024), num_replicas=2, rank=rank, shuffle=False, num_repeats=3)
-        assert epoch_order(1024, None, 0, repeats=3)[rank::2].tolist() == list(sampler)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -183,17 +159,6 @@ def test_a_disk_that_is_gone_is_not_skipped(tmp_path: Path) -> None:
         list(Loader(data, 3, shuffle_seed=0, bad_image="skip"))
     with pytest.raises(RecastError, match=r"not one image could be read; the first is .*0\.png"):
         list(Loader(data, 2, bad_image="skip"))
-    tried = []
-
-    class Gone(ImageTensors):
-        def batch(self, indices: Any, seeds: Any = None) -> tuple[Tensor, Tensor]:
-            tried.extend(indices)
-            raise RecastError("gone")
-
-    pixels = torch.zeros(1000, 3, 2, 2, dtype=torch.uint8)
-    with pytest.raises(RecastError, match=f"{MAX_BAD} images in a row"):
-        list(Loader(Gone(pixels, torch.arange(1000)), 1, shuffle_seed=0, bad_image="skip"))
-    assert len(tried) == 1 + MAX_BAD
 
 
 class Dying(ImageTensors):
@@ -230,41 +195,3 @@ def test_a_dead_loader_process_is_explained(end: Callable[[], object], how: str)
         assert "\n" not in str(caught.value)
         del caught
         gc.collect()  # here, while the warnings above are expected
-
-
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning", "ignore:unclosed file:ResourceWarning")
-def test_a_death_that_the_training_step_hears_of_is_explained() -> None:
-    """torch's signal handler raises in whatever the main process does."""
-    others = set(multiprocessing.active_children())
-
-    def step() -> None:
-        with worker_errors():
-            for _ in Loader(make_data(600), 1, workers=1):
-                for process in set(multiprocessing.active_children()) - others:
-                    process.kill()
-                time.sleep(20)
-
-    with pytest.raises(RecastError, match=r"loader process died \(pid \d+: (killed by SIGKILL|exit code unknown)\)"):
-        step()
-    gc.collect()
-
-
-@pytest.mark.parametrize(
-    ("count", "options", "message"),
-    [
-        (0, {"shuffle_seed": 0}, "no training images"),
-        (23, {"shuffle_seed": 0, "batch_size": 2, "parts": 3}, "batch of 2 leaves some of 3 processes"),
-        (23, {"batch_size": 0}, "batch_size must be at least 1"),
-        (23, {"start": 6}, "start must be between 0 and 5"),
-        (23, {"part": 2, "parts": 2}, "part must be one of 0 to 1, got 2"),
-        (23, {"repeats": 0}, "repeats must be at least 1"),
-    ],
-)
-def test_nothing_to_train_on_and_bad_numbers_are_refused(count: int, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(RecastError, match=message):
-        Loader(make_data().subset(torch.arange(count)), **{"batch_size": 5, **options})
-
-
-def test_nothing_to_evaluate_on_is_no_error() -> None:
-    assert list(Loader(make_data().subset(torch.arange(0)), 4)) == []
-    assert len(Loader(make_data(), 24, drop_last=True)) == 0

@@ -188,10 +188,3 @@ def test_what_is_wrong_is_told_in_a_line(tmp_path: Path, name: str) -> None:
     with pytest.raises(RecastError, match=told) as error:
         read(tmp_path)
     assert "\n" not in str(error.value)
-
-
-def test_other_augmentation_is_refused() -> None:
-    with pytest.raises(RecastError, match=r"augment\.crop none or random"):
-        ImagePairs(*coloured(), 32, augment=AugmentConfig(auto_augment="3a"))
-    with pytest.raises(RecastError, match=r"augment\.resize must be"):
-        ImagePairs(*coloured(), 32, augment=AugmentConfig(resize=(2, 1)))

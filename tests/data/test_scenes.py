@@ -10,7 +10,6 @@ from recast.lab.config import DataConfig
 from recast.lab.data import Loader, load_data
 from recast.lab.data.digits import read_digits
 from recast.lab.data.scenes import CLASSES, DISTANT, FAR, SIDE, Scene, as_coco, draw_scene
-from recast.lab.tasks.segment import SceneFCN
 
 
 @pytest.fixture(scope="module")
@@ -33,17 +32,6 @@ def test_a_ring_is_what_the_far_bar_says(scenes: list[Scene]) -> None:
         seen.add(name)
     assert seen == set(DISTANT)
     assert {CLASSES[i] for i in np.unique([scene.mask for scene in scenes])} == set(CLASSES)
-
-
-def test_the_small_network_does_not_see_the_bar_from_a_ring() -> None:
-    torch.manual_seed(0)
-    model, reach = SceneFCN().eval(), 0
-    for row in range(40, 56):
-        image = torch.randn(1, 3, SIDE, SIDE, requires_grad=True)
-        model(image)[0, :, row, 47].sum().backward()
-        seen = image.grad.abs().sum((0, 1)).nonzero() - torch.tensor([row, 47])
-        reach = max(reach, int(seen.abs().max()))
-    assert FAR - 2 < reach < FAR
 
 
 def test_objects_as_coco(scenes: list[Scene]) -> None:

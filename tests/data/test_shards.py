@@ -149,12 +149,6 @@ def test_wrong_labels_are_errors_even_when_images_are_skipped(
         list(Loader(data.val, 2, bad_image="skip"))
 
 
-def test_labels_may_lie_in_json(tmp_path: Path, epoch_of: Epoch) -> None:
-    config = make_shards(tmp_path, {"validation": [3]}, {i: {"json": b'{"fine": 4}'} for i in range(3)})
-    change_info(tmp_path, '"name"', '"alt_label": "fine", "name"')
-    assert epoch_of(load_data(config).val, 2)[1] == [4, 4, 4]
-
-
 @pytest.mark.parametrize(("counted", "found"), [(8, "hold 6"), (4, "hold more")])
 def test_a_wrong_count_is_an_error(tmp_path: Path, counted: int, found: str) -> None:
     config = make_shards(tmp_path, {"validation": [6]})
@@ -166,33 +160,28 @@ def test_a_wrong_count_is_an_error(tmp_path: Path, counted: int, found: str) -> 
 
 def test_broken_folders_are_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = DataConfig("wds/set", str(tmp_path), img_size=10)
-    with pytest.raises(RecastError, match=r"has no _info\.json: expected timm's"):
-        load_data(config)
+
+    def refused(message: str) -> None:
+        with pytest.raises(RecastError, match=message) as caught:
+            list(Loader(load_data(config).val, 2))
+        assert "\n" not in str(caught.value)
+
+    refused(r"has no _info\.json")
     make_shards(tmp_path, {"train": [2], "validation": [4]})
     shard = tmp_path / "validation-0.tar"
     shard.write_bytes(shard.read_bytes()[: 2048 + 512 + 20])  # in the second image
-    with pytest.raises(RecastError, match=r"cannot read shard .*validation-0\.tar: .*Is it complete") as caught:
-        list(Loader(load_data(config).val, 2))
-    assert "\n" not in str(caught.value)
+    refused(r"cannot read shard .*validation-0\.tar")
     shard.unlink()
-    with pytest.raises(RecastError, match=r"lists a shard that does not exist: .*validation-0\.tar"):
-        load_data(config)
+    refused(r"validation-0\.tar")
     make_shards(tmp_path, {"train": [2], "validation": []})
-    with pytest.raises(RecastError, match=r"the split validation has no image"):
-        load_data(config)
+    refused("validation has no image")
     make_shards(tmp_path, {"extra": [2]})
-    with pytest.raises(RecastError, match=r"has the splits extra: expected train, validation"):
-        load_data(config)
-    (tmp_path / "_info.json").write_text('{"splits": {"train": {"num_samples": 3}}}', encoding="utf-8")
-    with pytest.raises(RecastError, match=r"cannot make sense of .*_info\.json"):
-        load_data(config)
+    refused("extra: expected train, validation")
     make_shards(tmp_path, {"validation": [2]})
     change_info(tmp_path, '"num_classes": 5', '"num_classes": "5"')
-    with pytest.raises(RecastError, match=r"how many classes .*classes\.txt"):
-        load_data(config)
+    refused(r"classes\.txt")
     monkeypatch.setitem(sys.modules, "webdataset", None)
-    with pytest.raises(RecastError, match="pip install webdataset"):
-        load_data(config)
+    refused("pip install webdataset")
 
 
 def test_shards_are_evaluated_kept_and_looked_at(tmp_path: Path) -> None:

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import torch
 from in_browser import CHROMIUM, chromium, opened
-from on_pages import CONFIGS, every_geometry, mix_of, recast_network, scene_of
+from on_pages import CONFIGS, every_geometry, mix_of, recast_network
 from torch import nn
 
-from recast.lab.explain import maps as page_maps
 from recast.lab.explain.inputs import Input
 from recast.lab.explain.make import explain, make_scene
 from recast.lab.explain.scene import Layer, Maps, Picture, Scene, State
@@ -87,22 +86,6 @@ def test_the_maps_on_the_page_are_the_layers_own(
                     assert np.abs(share * content + (1 - share) * position - found).max() < 1e-5
             x = layer(x)
     assert len(page.evaluate("page.scene.order")) == (5 if config.get("gate") == "bias" else 6)  # and Grad-CAM
-
-
-def test_coarse_maps_are_spread_over_their_pixels_and_queries(
-    look: Callable[..., Any], open_gates: Callable[..., GPSA], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(page_maps, "MAX_QUERIES", 12)
-    monkeypatch.setattr(page_maps, "MAX_KEYS", 12)
-    scene = scene_of(recast_network(open_gates), torch.rand(3, 12, 14))
-    page = look(write_pages(scene, tmp_path / "page.html")[0])
-    for layer in scene.states[0].layers[:-1]:  # not Grad-CAM
-        maps = scene.pictures[0].maps[0][layer.name]
-        assert maps.pool > 1
-        assert len(maps.rows) < len(layer.queries[0])
-        every = [(i, j) for i in range(len(layer.queries[0])) for j in range(len(layer.queries[1]))]
-        wanted = np.stack([layer.weights(maps, head, query) for head in range(len(maps.scale)) for query in every])
-        assert np.abs(on_page(page, layer.name, "mix", wanted) - wanted).max() < 1e-5
 
 
 def a_run(tmp_path: Path, open_gates: Callable[..., GPSA]) -> Path:

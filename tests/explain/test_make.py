@@ -12,7 +12,7 @@ import pytest
 import torch
 from on_pages import data_of
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 from recast.analysis.grad_cam import grad_cam
 from recast.errors import RecastError
@@ -20,7 +20,7 @@ from recast.lab.evaluation.run_folder import Run
 from recast.lab.explain.inputs import Input
 from recast.lab.explain.make import explain, make_scene
 from recast.lab.explain.pages import kept_states
-from recast.lab.explain.scene import Maps, percent
+from recast.lab.explain.scene import percent
 from recast.layers.gpsa import GPSA
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
@@ -75,19 +75,6 @@ def test_every_kind_of_source_and_of_model(tmp_path: Path) -> None:
     assert from_file["predictions"][0]["recast"][0][0] in map(str, range(7))  # numbers where classes have no names
     assert page_of(child().to(torch.bfloat16), picture, tmp_path, size=8)["order"] == ["0", "2", "Grad-CAM"]
 
-    class Dense(nn.Module):
-        """One number per pixel and class: nothing that could be ranked."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = child()[:4]
-
-        def forward(self, x: Tensor) -> dict[str, Tensor]:
-            return {"out": self.body(x)}
-
-    dense = page_of(Dense(), picture, tmp_path, size=8)
-    assert (dense["pictures"][0]["predictions"], dense["order"]) == ([{}], ["body.0", "body.2"])
-
 
 def test_grad_cam_of_every_arm_side_by_side() -> None:
     torch.manual_seed(1)
@@ -114,11 +101,6 @@ def test_grad_cam_of_every_arm_side_by_side() -> None:
     assert np.abs(found - large.numpy()).max() < 0.004 * float(large.max())
     assert float(large[:3].max()) > 0
     assert float(large[3:].max()) > 0
-    other = nn.Sequential(network()[:6], nn.Linear(4, 5))  # of other classes
-    scene = make_scene(
-        "title", [Input("a", image)], [(None, {"parent": other, "recast": model})], None, (MEAN, STD), said
-    )
-    assert all(name.startswith("Recast: ") for name in scene.pictures[0].maps[0]["Grad-CAM"].names)
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
@@ -168,24 +150,3 @@ def test_many_kept_epochs_are_thinned_evenly(tmp_path: Path) -> None:
     assert notes == ["Of 101 epochs whose weights were kept, 12 are shown."]
     recipe.epochs = 4
     assert [*map(list, kept_states(run))] == [[0, 1, 2, 3, 4], []]
-
-
-@pytest.mark.parametrize("signed", [False, True])
-def test_stored_maps_come_back(signed: bool) -> None:
-    """To half a step of 255 (or, signed, 127 on either side of 0), whose square root is what is stored."""
-    values = np.random.default_rng(0).normal(size=(2, 1, 3, 4, 5)).astype(np.float32)
-    values[0, 0, 0] = 0  # no scale to divide by
-    values[1, 0, 2, 1, 1] = np.nan
-    maps = Maps.of(values, (0,), (0, 1, 2), 2, names=("a", "b"), signed=signed)
-    kept = np.nan_to_num(values) if signed else np.maximum(np.nan_to_num(values), 0)
-    step = 0.008 if signed else 0.004
-    assert np.all(np.abs(maps.values - kept) <= step * np.abs(kept).max((-2, -1), keepdims=True))
-    assert np.array_equal(maps.values[0, 0, 0], np.zeros((4, 5)))
-    assert (maps.stored.dtype, maps.stored[0, 0, 0, 0, 0]) == (np.uint8, 128 if signed else 0)
-    roots = (maps.stored[1, 0, 1] - 128.0) / 127 if signed else maps.stored[1, 0, 1] / 255.0
-    assert np.allclose(maps.values[1, 0, 1], maps.scale[1, 0, 1] * np.sign(roots) * roots**2)
-    coarse = maps.coarser_keys()
-    assert (coarse.pool, coarse.names, coarse.signed) == (4, ("a", "b"), signed)
-    sums = [[maps.values[1, 0, 1, i : i + 2, j : j + 2].sum() for j in (0, 2, 4)] for i in (0, 2)]
-    assert np.allclose(coarse.values[1, 0, 1], sums, atol=0.008 * np.abs(sums).max())
-    assert (maps.fewer_queries().columns, maps.fewer_queries().signed) == ((0, 2), signed)

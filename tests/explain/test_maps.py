@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +17,6 @@ from recast.errors import RecastError
 from recast.lab.explain import maps as module
 from recast.lab.explain.inputs import ranked
 from recast.lab.explain.maps import pool_layer, recast_layer, record_maps
-from recast.lab.explain.pack import pack_maps
 from recast.lab.explain.scene import Layer, Maps, Outputs, Prediction, percent
 from recast.layers.cmhsa import recast_layers
 from recast.layers.config import RecastConfig
@@ -27,7 +24,6 @@ from recast.layers.gpsa import GPSA
 from recast.papers.patchconvnet.network import PatchConvNet
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
-from recast.surgery.pooling.swap import attention_pool_
 
 QUANTISED = 0.0041
 """Half a step of the coarsest quantisation, as a share of a map's largest value."""
@@ -90,21 +86,6 @@ def test_the_content_of_a_layer_is_stored(
     assert_stored(stored_maps(layer, x).values, on_pixels(layer, layer.attention(x).content, x), text)
 
 
-def test_attended_padding_is_left_out_of_what_is_stored(open_gates: Callable[..., GPSA]) -> None:
-    x = torch.rand(1, 4, 5, 6)
-    layer = open_gates(recast_conv(nn.Conv2d(4, 4, 3, padding=1), x, attend_padding=True))
-    assert stored_maps(layer, x).values.sum((-2, -1)).max() < 0.99
-    assert_stored(stored_maps(layer, x).values, on_pixels(layer, layer.attention(x).content, x))
-
-
-@pytest.mark.parametrize("conv", [nn.Conv2d(4, 6, 3, padding=1, stride=2), nn.Conv2d(4, 4, (2, 3), padding=(1, 0))])
-def test_the_whole_map_of_cmhsa_is_stored(conv: nn.Conv2d) -> None:
-    x = torch.rand(1, 4, 6, 7)
-    layer = stirred(recast_conv(conv, x, gate="bias", bias_init=3.0))
-    for some in (x, x[..., :5, :6].contiguous()):
-        assert_stored(stored_maps(layer, some).values, mix_of(layer, some))
-
-
 def test_large_layers_keep_some_queries_over_blocks_of_keys(
     open_gates: Callable[..., GPSA], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,19 +120,6 @@ def test_layers_come_in_the_order_of_their_calls_and_the_model_is_left_alone() -
     assert not any(layer._forward_pre_hooks for layer in recast_layers(model).values())
 
 
-def test_pruned_heads_have_closed_gates_and_maps_all_the_same() -> None:
-    x = torch.rand(1, 4, 6, 6)
-    layer = recast_conv(nn.Conv2d(4, 4, 3, padding=1), x)
-    with torch.no_grad():
-        layer.gamma[2], layer.spread[5] = 0.3, 0.2
-    layer.prune_([5], [2])
-    ((of, maps),) = record_maps(layer, x)[1]
-    assert np.flatnonzero(of.content).tolist() == [2]
-    assert np.flatnonzero(of.gaussian).tolist() == [5]
-    assert dict(of.gates)["γ"][2] == pytest.approx(0.3)
-    assert maps.values.shape == (9, 6, 6, 6, 6)
-
-
 def test_the_likeliest_classes() -> None:
     model, x = stirred(PatchConvNet(16, 1, 7, per_class=True, num_heads=2)), torch.rand(1, 3, 64, 48)
     layers, stored = recorded(model, x, [f"animal {i}" for i in range(7)])
@@ -164,21 +132,6 @@ def test_the_likeliest_classes() -> None:
     assert_stored(stored["pool"].values[:, 0, 0], class_maps(model, x)[0, best.indices].numpy())
     unnamed = recorded(model, x)[1]["pool"].names
     assert [name.replace("class", "animal", 1) for name in unnamed] == names
-
-
-def test_single_tokens_tell_what_they_keep() -> None:
-    model, x = stirred(PatchConvNet(16, 1, 7, num_heads=2)), torch.rand(1, 3, 64, 48)
-    with record(model) as maps_of, torch.no_grad():
-        model(x)
-    of = maps_of["pool"]
-    layer, maps = pool_layer("pool", of, None, ())
-    kept = [float(of.kept.mean()), *of.kept.flatten().tolist()]
-    names = [f"{name} ({percent(p)} on the token itself)" for name, p in zip(layer.names, kept, strict=True)]
-    assert (layer.names, list(maps.names)) == (("mean", "head 1", "head 2"), names)
-    assert maps.values.sum((1, 2, 3, 4)) == pytest.approx([1 - p for p in kept], abs=0.02)
-    assert "among its own keys" in layer.description
-    alone, _ = pool_layer("pool", Attention(of.mix[:, :1, :, 1:], of.grid, 1), None, ())
-    assert (alone.names, alone.description) == (("what is pooled",), "attention pooling, one token")
 
 
 @pytest.mark.parametrize(
@@ -229,21 +182,6 @@ def test_outputs_that_rank_nothing_show_the_first_classes() -> None:
         record_maps(broken, torch.rand(1, 3, 64, 48))
 
 
-def test_nearly_even_maps_keep_their_steps() -> None:
-    """Weights within a per cent of each other: a byte from zero would tell three of them apart."""
-    even = pool_layer("pool", pool(torch.full((1, 129, 131), 1e-4)), None, ())[1]
-    assert (even.pool, float(np.ptp(even.values))) == (2, 0)  # also in blocks at the border
-    weights = 1 / 64 * (1 + 0.01 * torch.rand(1, 8, 8))
-    stored: Maps = pool_layer("pool", pool(weights), None, ())[1]
-    assert np.abs(stored.values[0, 0] - weights.numpy()).max() < QUANTISED * np.ptp(weights.numpy())
-    packed = pack_maps(stored)  # and decoded as the page's script does
-    content = zlib.decompress(base64.b64decode(packed["data"]), -15)
-    scale, low = np.frombuffer(content[:8], "<f4")
-    assert packed["fromLeast"]
-    back = low + scale * (np.frombuffer(content[8:], np.uint8) / 255) ** 2
-    assert back == pytest.approx(stored.values.flatten(), rel=1e-6)
-
-
 def test_transformers() -> None:
     """Layers in the order of the network; the patches' maps and the tokens'."""
     x, tokens = torch.rand(1, 3, 32, 32), ("class token", "distillation token")
@@ -267,22 +205,3 @@ def test_transformers() -> None:
     assert_stored(shown, np.concatenate([wanted.mean(0, keepdims=True), wanted]))
     convit = timm.create_model("convit_tiny", local_up_to_layer=1, **TINY | {"num_heads": 4})
     assert [layer.kind for layer in recorded(convit, x)[0]] == ["maps", "maps", "classes"]
-
-
-def test_a_token_that_nobody_reads_is_not_shown_and_what_has_no_maps_is_said() -> None:
-    x = torch.rand(1, 3, 32, 32)
-    vit = timm.create_model("vit_tiny_patch16_224", **TINY | {"global_pool": "avg"})
-    assert [layer.name for layer in recorded(vit, x)[0]] == ["blocks.0.attn", "blocks.1.attn"]
-    swin = timm.create_model("swin_tiny_patch4_window7_224", img_size=32, embed_dim=6, depths=(2, 1), num_heads=(1, 2),
-                             window_size=4, num_classes=3)  # fmt: skip
-    _, described, notes = record_maps(swin, x)
-    assert (described, len(notes)) == ([], 2)
-    assert notes[0].startswith("Without maps: layers.0.blocks.0.attn, layers.0.blocks.1.attn (attention within")
-
-
-def test_a_recast_network_with_another_pooling() -> None:
-    model = timm.create_model("resnet10t", num_classes=7, channels=(8, 8, 8, 8), stem_width=8)
-    attention_pool_(model, True, example=torch.randn(1, 3, 64, 64))
-    recast_(model, plan(model, torch.zeros(1, 3, 64, 96), where=["layer4.0.conv2"]))
-    layers, _ = recorded(stirred(model), torch.rand(1, 3, 64, 96))
-    assert [(layer.kind, layer.padded) for layer in layers] == [("gpsa", (4, 5)), ("classes", (2, 3))]

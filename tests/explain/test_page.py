@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,26 +60,18 @@ def a_scene(pictures: int = 1, states: int = 1, side: int = 6, **fields: Any) ->
 
 
 def test_maps_of_classes_are_open_first(tmp_path: Path) -> None:
-    layers = [
-        replace(a_layer(name), kind=kind)
-        for name, kind in zip("abcd", ("gpsa", "classes", "classes", "maps"), strict=True)
-    ]
-    scene = a_scene(states=2)
-    scene = replace(scene, states=(State(0, tuple(layers[:1])), State(1, tuple(layers))), layer_order=tuple("abcd"))
-    assert first_layer(scene) == "c"
-    assert first_layer(scene, "a") == "a"
-    assert first_layer(a_scene()) == "layer4"
+    kinds = dict(zip("abcd", ("gpsa", "classes", "classes", "maps"), strict=True))
+    layers = tuple(replace(a_layer(name), kind=kind) for name, kind in kinds.items())
+    scene = replace(a_scene(states=2), states=(State(0, layers[:1]), State(1, layers)), layer_order=tuple(kinds))
+    assert (first_layer(scene), first_layer(scene, "a"), first_layer(a_scene())) == ("c", "a", "layer4")
     assert first_layer(replace(a_scene(), layer_order=())) is None
     cam = replace(a_layer(GRAD_CAM), kind="classes")  # where there is nothing else
-    for before in ((), (a_layer("d"),)):
-        layers = (*before, cam)
-        scene = replace(a_scene(), states=(State(0, layers),), layer_order=tuple(one.name for one in layers))
+    for layers in ((cam,), (a_layer("d"), cam)):
+        scene = replace(a_scene(), states=(State(0, layers),), layer_order=tuple(layer.name for layer in layers))
         assert first_layer(scene) == layers[0].name
-    with pytest.raises(RecastError, match=r"no layer 'layer5' has maps. Did you mean layer4\? Those that do: layer4"):
+    with pytest.raises(RecastError, match=r"'layer5' .*Did you mean layer4"):
         write_pages(a_scene(), tmp_path / "page.html", layer="layer5")
     assert list(tmp_path.iterdir()) == []
-    _, *pages = write_pages(a_scene(3), tmp_path / "all.html", layer="layer4", limit=10)
-    assert [data_of(page)["first"] for page in pages] == ["layer4"] * 3
 
 
 def test_a_page_too_large_gets_coarser_maps_and_says_so() -> None:
@@ -170,22 +160,3 @@ def test_nowhere_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         write_pages(a_scene(), page)
     assert page.read_text(encoding="utf-8") == old
     assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
-
-
-def test_the_palette_is_the_reports() -> None:
-    def palette(path: Path) -> list[str]:
-        return re.findall(r"--[\w-]+: [^;]+;", path.read_text(encoding="utf-8"))
-
-    (report,) = (Path(recast.lab.explain.__file__).parents[1] / "report").rglob("page.css")
-    wanted = {line for line in palette(report)}
-    assert len(palette(PAGE / "page.css")) > 20
-    assert set(palette(PAGE / "page.css")) <= wanted
-
-
-def test_writing_needs_no_torch() -> None:
-    code = (
-        "import sys, recast.lab.explain.write; print(sorted({'torch', 'jinja2', 'matplotlib'} & set(sys.modules)));"
-        "import recast.lab.explain.sheet; assert 'torch' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -123,14 +123,10 @@ def test_what_is_refused_and_that_it_lives_on(ask: Ask, server: Server) -> None:
     assert ask("POST", "/page", photo(), **home)[0] == 200
 
 
-def test_port_80_is_not_said_by_a_browser(ask: Ask, server: Server) -> None:
+def test_port_80_is_not_said_by_a_browser_and_a_malformed_address_is_answered(ask: Ask, server: Server) -> None:
     server.hosts |= {"127.0.0.1"}  # as at port 80, which a test may not have
     headers = {"Host": "127.0.0.1", "Origin": "http://127.0.0.1"}
-    assert ask("GET", "/", **headers)[0] == 200
     assert ask("POST", "/page", photo(), **headers)[0] == 200
-
-
-def test_a_malformed_address_is_answered(server: Server) -> None:
     with create_connection(server.server_address, timeout=30) as connection:
         connection.sendall(f"GET http://[ HTTP/1.1\r\nHost: {server.authority}\r\n\r\n".encode())
         assert b" 400 " in connection.recv(100)

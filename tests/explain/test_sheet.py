@@ -11,9 +11,8 @@ import pytest
 from PIL import Image
 
 from recast.errors import RecastError
-from recast.lab.explain import sheet
 from recast.lab.explain.scene import Layer, Maps, Picture, Prediction, Scene, State
-from recast.lab.explain.sheet import GAP, MARGIN, SIDE, lay_over, write_sheet
+from recast.lab.explain.sheet import GAP, MARGIN, SIDE, write_sheet
 from recast.lab.explain.write import write_pages
 
 GRID, ONE = (range(4), range(8)), (range(1), range(1))
@@ -79,30 +78,6 @@ def test_a_row_is_the_image_and_its_maps(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["map.PNG"]
 
 
-def test_a_map_is_min_max_over_the_grey_image() -> None:
-    image = np.zeros((40, 80, 3), dtype=np.uint8)
-    image[:, 40:] = 255
-    ramp = np.tile(np.linspace(0.2, 0.3, 8, dtype=np.float32), (4, 1))
-    laid = lay_over(image, ramp, False).astype(float)
-    assert np.abs(laid[:, 0]).max() == 0  # the smallest weight lets all of the image through, which is black here
-    assert np.abs(laid[20, -1] - (0.8 * np.array((254, 232, 56)) + 0.2 * 255)).max() <= 2  # the largest a fifth
-    white = lay_over(np.full_like(image, 255), ramp, False).astype(float)
-    share = np.interp(np.arange(80), [4.5, 74.5], [0, 1])[10:38]  # between, the opacity follows the weight
-    assert np.abs((white - laid)[20, 10:38, 0] / 255 - (1 - 0.8 * share)).max() < 0.05
-    nearly = ramp * 1e-4 + 1  # what a byte cannot tell is not blown up to a pattern
-    assert len(np.unique(lay_over(np.full_like(image, 255), nearly, False).reshape(-1, 3), axis=0)) == 1
-
-
-def test_weights_of_either_sign_have_white_at_zero(tmp_path: Path) -> None:
-    write_sheet(a_scene(signed=True), tmp_path / "map.png")
-    first = tiles(tmp_path / "map.png", 2)[1].astype(int)
-    cell = SIDE // 8
-    purple, orange = (first[cell * row + cell // 2, cell * column + cell // 2] for row, column in ((1, 2), (0, 7)))
-    assert purple[2] > purple[0]
-    assert orange[0] > orange[2]
-    assert np.ptp(first[-1, -cell]) < 12  # near 0: no colour
-
-
 def test_a_layer_with_queries_shows_the_middle_one(tmp_path: Path) -> None:
     write_sheet(a_scene(), tmp_path / "map.png", "last")
     _, tile = tiles(tmp_path / "map.png", 2)
@@ -112,14 +87,6 @@ def test_a_layer_with_queries_shows_the_middle_one(tmp_path: Path) -> None:
     without = replace(a_scene(), states=(State(None, a_scene().states[0].layers[1:]),), layer_order=("last",))
     write_sheet(without, tmp_path / "other.png")
     assert np.array_equal(tiles(tmp_path / "other.png", 2)[1], tile)
-
-
-def test_many_images_go_on_in_another_sheet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sheet, "ROWS", 2)
-    paths = write_sheet(a_scene(3), tmp_path / "map.png")
-    assert [path.name for path in paths] == ["map.png", "map-2.png"]
-    heights = [len(read(path)) for path in paths]
-    assert heights[0] - heights[1] > SIDE // 2
 
 
 def test_what_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,13 +103,3 @@ def test_what_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(RecastError, match="needs matplotlib: pip install matplotlib"):
         write_pages(a_scene(), target)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_coarse_maps_are_shared_out_evenly() -> None:
-    layer = Layer("last", "maps", "", (1, 1), (), (4, 7), (range(4), range(7)), GRID)
-    values = np.random.default_rng(0).random((1, 2, 2, 2, 4)).astype(np.float32)
-    maps = Maps.of(values, (1, 3), (0, 6), 2)
-    found = layer.weights(maps, 0, (3, 2))
-    assert found.shape == (4, 7)
-    assert found.sum() == pytest.approx(maps.values[0, 1, 0].sum(), rel=1e-5)
-    assert np.allclose(found[:2, 6], maps.values[0, 1, 0, 0, 3] / 2)  # a block of two pixels at the edge

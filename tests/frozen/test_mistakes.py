@@ -59,8 +59,8 @@ def test_the_check_sees_a_command_that_succeeds(scratch: Path) -> None:
     assert "exit code 0" in fault(("plan digits_resnet --img-size 16", {}), scratch)
 
 
-@pytest.mark.parametrize("name", API)
-def test_a_mistake_in_python_is_a_recast_error(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("snippet", API)
+def test_a_mistake_in_python_is_a_recast_error(snippet: str, tmp_path: Path) -> None:
     import safetensors.torch
     from torch import nn
 
@@ -81,5 +81,5 @@ def test_a_mistake_in_python_is_a_recast_error(name: str, tmp_path: Path) -> Non
         "x": torch.zeros(1, 3, 16, 16), "folder": tmp_path,
     }  # fmt: skip
     with pytest.raises(recast.RecastError) as caught:
-        exec(API[name], namespace)
+        exec(snippet, namespace)
     assert "\n" not in str(caught.value)

@@ -27,9 +27,7 @@ from torch import Tensor, nn
 import recast
 import recast.papers  # registers the networks of our own
 from recast import CMHSA, GPSA, Geometry, PoolConfig, RecastConfig
-from recast.lab.config import AugmentConfig, DataConfig, OptimConfig, Recipe, RegularizationConfig
-from recast.lab.data import Data
-from recast.lab.data.datasets import ImageTensors
+from recast.lab.config import AugmentConfig, DataConfig, Recipe, RegularizationConfig
 from recast.lab.recipe import recipe_to_dict
 from recast.lab.recipes import RECIPES
 from recast.lab.training.distributed import Interrupted
@@ -442,37 +440,17 @@ def saved() -> Any:
 
 def _training() -> tuple[nn.Module, Any, Any]:
     """A recast network, 40 images, and a recipe with mixup, an average of weights and accumulated batches."""
+    sys.path.append(str(FOLDER.parent / "training"))  # where this file is a script
+    from small import small_data, small_parent, small_plan, small_recipe
 
-    def noise(count: int, seed: int) -> Any:
-        labels = torch.arange(count) % 3
-        pixels = torch.randint(0, 120, (count, 3, 8, 8), generator=torch.Generator().manual_seed(seed)).byte()
-        pixels[torch.arange(count), labels] += 60
-        return ImageTensors(pixels, labels)
-
-    crop = AugmentConfig(crop="pad", flip=False)
-    data = Data(
-        "noise", noise(40, 1).augmented(crop), noise(18, 2), ["red", "green", "blue"], (0.3,) * 3, (0.2,) * 3, 8
-    )
-    recipe = Recipe(
-        model=ModelConfig("tests:tiny"),
-        data=DataConfig("digits", batch_size=8),
-        optim=OptimConfig(lr=1e-2, gate_l1=0.3, clip_grad=1.0),
+    recipe = small_recipe(
+        {"gate_l1": 0.3, "clip_grad": 1.0},
         regularization=RegularizationConfig(label_smoothing=0.1, ema_decay=0.9),
         augment=AugmentConfig(mixup=0.8, cutmix=1.0, erasing=0.5),
-        accumulate=2,
-        save_steps=2,
-        keep=1,
-        epochs=3,
-        device="cpu",
-    )
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.2),
-        nn.Conv2d(6, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3),
+        accumulate=2, save_steps=2, keep=1,
     )  # fmt: skip
-    recast.recast_(model, recast.plan(model, torch.zeros(1, 3, 8, 8), where=["4"]))
-    return model, data, recipe
+    model = small_parent()
+    return recast.recast_(model, small_plan(model, "4")), small_data(), recipe
 
 
 def trained(folder: Path, resume: bool, stop_at: tuple[int, int] | None = None) -> Any:

@@ -17,8 +17,6 @@ from recast.layers.config import RecastConfig
 from recast.surgery.plan import Plan
 from recast.surgery.schedule import Schedule
 
-SCALES = ("", "_gpu", "_small")
-
 
 def planned(name: str) -> Plan:
     """Of the recipe's network, on its images."""
@@ -60,51 +58,6 @@ def test_prs_and_two_stages_on_cifar_100(name: str) -> None:
     first = [next(t for t in range(1, 401) if t > threshold) for threshold in thresholds]
     assert first == [343, 286, 229, 172, 115, 58]
     assert dates(name) == (first if name.startswith("prs") else [201] * 6)
-
-
-SCHEDULED = [name for name in RECIPES if f"{name}_small" in RECIPES]
-
-
-def test_every_experiment_has_three_scales() -> None:
-    assert len(SCHEDULED) == 14
-    during = {name for name in RECIPES if make_recipe(name).schedule.is_during}
-    plain = {f"{name}{scale}" for name in ("tcnn_cnn", "prs_interpolation_300_0") for scale in SCALES}
-    assert during | plain == {f"{name}{scale}" for name in SCHEDULED for scale in SCALES}
-
-
-@pytest.mark.parametrize("scale", ["_gpu", "_small"])
-def test_smaller_scales_keep_the_switch_where_it_was_in_the_training(scale: str) -> None:
-    for name in SCHEDULED:
-        full, scaled = make_recipe(name), make_recipe(name + scale)
-        assert full.epochs * scaled.schedule.conv_epochs == scaled.epochs * full.schedule.conv_epochs, name
-        assert (full.schedule.name, full.schedule.order) == (scaled.schedule.name, scaled.schedule.order), name
-        assert (full.where, full.recast.gate, full.optim.opt) == (scaled.where, scaled.recast.gate, scaled.optim.opt)
-        assert (full.optim.gate_lr is None) == (scaled.optim.gate_lr is None), name
-        assert "scaled: " in RECIPES[name + scale].text, name
-        assert scaled.epochs > 2 * scaled.optim.warmup_epochs, name
-        if full.schedule.conv_epochs:  # the rate has peaked before the switch
-            assert scaled.schedule.conv_epochs >= scaled.optim.warmup_epochs, name
-
-
-def test_one_gpu_computes_what_the_paper_does_in_parts() -> None:
-    """The control arm is trained beside PRS for every kernel; the others' is a recipe of its own."""
-    for name in SCHEDULED:
-        full, gpu = make_recipe(name), make_recipe(f"{name}_gpu")
-        assert full.control == gpu.control == (name in ("prs_cmhsa3", "prs_cmhsa5")), name
-        assert gpu.data.batch_size == full.data.batch_size, name
-        assert gpu.data.batch_size // gpu.accumulate <= 256, name
-        assert (gpu.amp, gpu.model, gpu.optim, gpu.augment) == ("bf16", full.model, full.optim, full.augment), name
-
-
-def test_small_ones_are_for_a_cpu_and_train_their_control_arm() -> None:
-    for name in SCHEDULED:
-        small = make_recipe(f"{name}_small")
-        assert (small.data.name, small.data.num_train, small.data.img_size) == ("cifar100", 5000, 32), name
-        assert (small.amp, small.data.batch_size, small.device) == ("off", 128, "auto"), name
-        assert small.control == (not small.is_plain), name
-        if small.schedule.name == "progressive":
-            order = -1 if small.schedule.order == "first_first" else 1
-            assert dates(f"{name}_small") == [25, 21, 17, 13, 9, 5][::order], "seven equal parts, as the paper's"
 
 
 def test_multiply_adds_that_the_costs_are_counted_from() -> None:

@@ -18,7 +18,7 @@ from recast.io import save
 from recast.lab.config import AugmentConfig, DataConfig, OptimConfig, Recipe
 from recast.lab.data import Data, load_data
 from recast.lab.evaluation.run_folder import open_run
-from recast.lab.tasks.detect import SceneRCNN, TimmPyramid, losing
+from recast.lab.tasks.detect import SceneRCNN, losing
 from recast.lab.training import prepare
 from recast.lab.training.loop import fit
 from recast.lab.training.metrics import read_metrics
@@ -140,12 +140,3 @@ def test_a_detector_by_its_name(tmp_path: Path) -> None:
     assert run.models["recast"].transform.max_size == 96
     with pytest.raises(RecastError, match=r"timm has no model .vgg99..*fasterrcnn"):
         create("fasterrcnn", "vgg99", {}, pretrained=False)
-
-
-@pytest.mark.parametrize("name", ["resnet18", "swin_tiny_patch4_window7_224"])
-def test_a_network_of_timm_with_a_pyramid(name: str) -> None:
-    """Also of one whose maps have their channels last."""
-    pyramid = TimmPyramid(name, 32, **{"img_size": 64, "window_size": 2} if name.startswith("swin") else {}).eval()
-    with torch.no_grad():
-        maps = pyramid(torch.randn(1, 3, 64, 64))
-    assert [tuple(one.shape[1:]) for one in maps.values()] == [(32, side, side) for side in (16, 8, 4, 2, 1)]

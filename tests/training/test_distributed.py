@@ -109,13 +109,6 @@ def test_processes_share_one_memory(folder: Path, tmp_path: Path) -> None:
 
 
 @slow
-def test_mixing_is_that_of_one_process_with_the_same_parts(folder: Path, tmp_path: Path) -> None:
-    mixed = AugmentConfig(mixup=0.8, cutmix=1.0, erasing=0.3)
-    run(tmp_path / "one", recipe(accumulate=2, augment=mixed))
-    assert_close(tmp_path / "one", folder / "mixed")
-
-
-@slow
 def test_every_image_counts_once_and_one_process_that_is_told_to_stop_stops_all_at_the_same_step(folder: Path) -> None:
     found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
     assert found["counted"] == pytest.approx(100 * 7 / 19, rel=1e-12)  # labels 0, 1, 2, 0, ...: 7 of 19 are 0
@@ -166,12 +159,6 @@ def test_batches_that_cannot_be_shared(
     monkeypatch.setattr(distributed, "process_count", lambda: 2)
     with pytest.raises(RecastError, match=message):
         check_shares(recipe(data=DataConfig(batch_size=batch_size), augment=augment))
-
-
-def test_synchronised_batch_norm_needs_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributed, "process_count", lambda: 2)
-    with pytest.raises(RecastError, match="sync_bn needs GPUs, got cpu"):
-        distributed.synchronise_batch_norm(nn.BatchNorm2d(2), torch.device("cpu"))
 
 
 class NormRelu(nn.BatchNorm2d):

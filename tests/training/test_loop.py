@@ -5,13 +5,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from small import assert_same, small_child, small_data, small_fit, small_parent, small_plan, small_recipe
+from small import assert_same, small_child, small_data, small_fit, small_parent, small_recipe
 from torch import nn
 
 from recast.errors import RecastError
@@ -23,7 +22,6 @@ from recast.lab.training.checkpoint import states
 from recast.lab.training.distributed import Interrupted
 from recast.lab.training.loop import fit
 from recast.lab.training.metrics import measure
-from recast.layers.config import ScheduleConfig
 from recast.layers.gpsa import gpsa_layers
 
 CPU = torch.device("cpu")
@@ -69,15 +67,6 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path: 
     assert not torch.equal(models[0][0].weight, models[2][0].weight)  # type: ignore[index]
 
 
-def test_a_plain_network_trains_the_same_way_and_no_epoch_measures_and_saves(tmp_path: Path) -> None:
-    rows = small_fit(tmp_path / "plain", small_parent())
-    assert all(row["layers"] == {} and row["gate_lr"] is None for row in rows)
-    assert rows[-1]["val_loss"] < 0.9 * rows[0]["val_loss"]
-    (row,) = small_fit(tmp_path / "none", small_parent(), epochs=0)
-    assert row["val_loss"] == rows[0]["val_loss"]
-    assert_same(small_parent().eval(), tmp_path / "none")
-
-
 def test_the_average_is_what_is_measured_and_saved(tmp_path: Path) -> None:
     child = small_child()
     rows = small_fit(tmp_path, child, regularization=AVERAGED)
@@ -87,21 +76,6 @@ def test_the_average_is_what_is_measured_and_saved(tmp_path: Path) -> None:
     assert not torch.equal(saved["0.weight"], state["model"]["0.weight"])
     assert rows[-1]["layers"]["4"]["gamma"] == saved["4.gamma"].tolist()
     assert measured(child)[0] == pytest.approx(rows[-1]["val_loss"])
-
-
-@pytest.mark.parametrize("averaged", [RegularizationConfig(), AVERAGED])
-def test_every_evaluation_skips_the_heads_that_are_closed_by_then(
-    averaged: RegularizationConfig, tmp_path: Path
-) -> None:
-    seen = []
-
-    def watched(model: nn.Module, *_: Any) -> Any:
-        seen.append(gpsa_layers(model)["4"].open_heads)
-        return mock.DEFAULT
-
-    with mock.patch.object(loop, "measure", wraps=measure, side_effect=watched):
-        small_fit(tmp_path, regularization=averaged)
-    assert seen == [(), *[tuple(range(9))] * 3]
 
 
 @pytest.mark.parametrize("averaged", [RegularizationConfig(), AVERAGED])
@@ -154,20 +128,6 @@ def test_weights_that_blew_up_are_never_saved(calls: int, message: str, newest: 
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
-def test_clipping_limits_the_step(tmp_path: Path) -> None:
-    parent = small_parent()
-    optim = {"opt": "sgd", "lr": 1.0, "warmup_epochs": 0.0, "weight_decay": 0.0, "clip_grad": 1e-4}
-    small_fit(tmp_path, parent, optim=optim, epochs=1)
-    step = (parent.get_parameter("0.weight") - small_parent().get_parameter("0.weight")).norm()
-    assert 0 < step <= 5e-3  # at most 5 steps of norm 1e-4, momentum makes each up to 10 times as long
-
-
-def test_bf16_trains(tmp_path: Path) -> None:
-    rows = small_fit(tmp_path, amp="bf16", epochs=1)
-    assert math.isfinite(rows[-1]["train_loss"])
-    assert load_file(tmp_path / "weights.safetensors")["4.weight"].dtype == torch.float32
-
-
 def test_what_cannot_be_trained_is_refused_before_the_folder_is_made(tmp_path: Path) -> None:
     for fields, message in (
         ({"amp": "fp16"}, "fp16.*CUDA"),
@@ -179,18 +139,6 @@ def test_what_cannot_be_trained_is_refused_before_the_folder_is_made(tmp_path: P
     with pytest.raises(RecastError, match=r"logits of shape \(8, 4\)"):
         small_fit(tmp_path / "other", data=replace(small_data(), classes=list("abcd")))
     assert not (tmp_path / "run").exists()
-
-
-def test_progress_is_a_line_per_epoch_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fit(small_child(), small_data(), small_recipe({"warmup_epochs": 2.0}, epochs=2), tmp_path / "shown", name="arm")
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    note, *lines, told = shown.err.splitlines()
-    assert "the warm-up takes 10 of 10 updates" in note
-    assert "attention slept: 0 of 9 heads" in told
-    assert [line.split()[:3] for line in lines] == [["arm", "epoch", f"{e}/2"] for e in range(3)]
-    small_fit(tmp_path / "quiet", epochs=1)
-    assert capsys.readouterr() == ("", "")
 
 
 # --- weights that are kept on the way ---------------------------------------------------------------------------------
@@ -211,13 +159,6 @@ def test_weights_are_kept_every_so_many_epochs_and_before_training(tmp_path: Pat
         assert measured(model)[0] == pytest.approx(rows[epoch]["val_loss"], rel=1e-6)
     assert_same(small_child(), kept(tmp_path / "kept")[0])
     assert_same(tmp_path / "kept", kept(tmp_path / "kept")[-1])
-
-
-def test_a_scheduled_network_is_kept_as_it_was_then(tmp_path: Path) -> None:
-    parent = small_parent()
-    schedule = ScheduleConfig("listed", dates=["2:4"])
-    small_fit(tmp_path, parent, plan=small_plan(parent, "4"), epochs=2, keep_every=1, schedule=schedule)
-    assert [len(gpsa_layers(load(path, parent=small_parent()))) for path in kept(tmp_path)] == [0, 0, 1]
 
 
 def test_a_resumed_run_keeps_what_one_that_was_never_stopped_does(

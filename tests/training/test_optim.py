@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import copy
-import inspect
 from typing import Any
 
 import pytest
 import timm
 import timm.optim
 import torch
-from small import small_child, small_parent, small_recipe
+from small import small_child, small_parent
 from timm.scheduler import CosineLRScheduler
 from torch import nn
 
@@ -16,11 +14,8 @@ from recast.errors import RecastError
 from recast.lab.config import OptimConfig
 from recast.lab.training.optim import (
     WarmupDecay,
-    check_trainable,
-    close_averaged_gates_,
     learning_rates,
     make_optimizer,
-    set_learning_rate,
     shrink_gates_,
 )
 from recast.layers.gpsa import gpsa_layers
@@ -46,13 +41,6 @@ def test_schedule_warms_up_linearly_and_falls_as_a_cosine() -> None:
     assert (factors[29] + factors[30]) / 2 == pytest.approx(0.55)  # halfway down, halfway between 1 and 0.1
     assert factors[:11] == sorted(factors[:11])
     assert factors[10:] == sorted(factors[10:], reverse=True)
-
-
-@pytest.mark.parametrize("prefix", [True, False])
-@pytest.mark.parametrize(("epochs", "warmup"), [(1, 5.0), (2, 0.0), (0, 1.0)])
-def test_schedule_of_short_runs_stays_between_its_ends(epochs: int, warmup: float, prefix: bool) -> None:
-    schedule = WarmupDecay(OptimConfig(warmup_epochs=warmup, warmup_prefix=prefix), epochs, 3, 8)
-    assert all(0 < schedule.factor(step) <= 1 for step in range(3 * epochs))
 
 
 # DeiT III: 400 epochs, lr 3e-3, 5 of warm-up; values of the published schedule at the start of an epoch
@@ -82,16 +70,6 @@ def test_rates_scale_with_the_batch_but_absolute_ones_do_not() -> None:
     assert rates(small_child(), gate_lr=0.5, **scaled) == (pytest.approx(2e-3), 0.5)
     assert rates(small_child(gate="sigmoid")) == (1e-4, 0.1), "the rate of the paper"
     assert rates(small_parent(), lr=1e-3) == (1e-3, None)
-
-
-def test_every_group_keeps_its_ratio_through_warm_up_and_cosine() -> None:
-    for config, ratio in ((OptimConfig(lr=1e-3, gate_lr=0.05), 50), (OptimConfig(lr=0.0, gate_lr=0.1), None)):
-        optimizer, schedule = make_optimizer(small_child(), config, 8), WarmupDecay(config, 4, 3, 8)
-        for step in range(12):
-            set_learning_rate(optimizer, schedule.factor(step))
-            lr, gate_lr = learning_rates(optimizer)
-            assert lr == pytest.approx(config.lr * schedule.factor(step))
-            assert gate_lr == pytest.approx(50 * lr if ratio else 0.1 * schedule.factor(step))
 
 
 # --- layers with rates of their own -----------------------------------------------------------------------------------
@@ -144,41 +122,6 @@ def test_options_reach_the_optimiser_that_takes_them() -> None:
         assert held.items() <= group.items()
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"opt": "adamw", "momentum": 0.8}, "adamw has no momentum"),
-        ({"opt": "sgd", "betas": (0.9, 0.99)}, "sgd has no betas"),
-        ({"opt": "lion", "eps": 1e-6}, "lion has no eps"),
-        ({"opt": "adan", "betas": (0.9, 0.99)}, "adan has 3 betas"),
-        ({"opt": "adamww"}, r"no optimiser 'adamww'.*adamw"),
-    ],
-)
-def test_options_that_an_optimiser_does_not_take_are_named(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(RecastError, match=message):
-        check_trainable(small_recipe(fields))
-
-
-def test_what_timm_says_of_its_optimisers_is_so() -> None:
-    """`optimizer_options` believes it."""
-    for name in timm.optim.list_optimizers():
-        if name.startswith(("bnb", "fused")):  # cannot be looked at without a GPU
-            continue
-        info = timm.optim.get_optimizer_info(name)
-        taken = inspect.signature(timm.optim.get_optimizer_class(name, bind_defaults=False)).parameters
-        assert (info.has_momentum, info.has_betas, info.has_eps) == tuple(
-            option in taken for option in ("momentum", "betas", "eps")
-        ), name
-        assert ("max_grad_norm" in taken) == ("lamb" in name)
-
-
-def test_an_optimiser_that_cannot_be_had_is_one_line() -> None:
-    with pytest.raises(RecastError, match=r"^optimiser sgd cannot be used here.*$"):
-        make_optimizer(small_parent(), OptimConfig(opt="sgd", momentum=0.0), 8)  # timm's sgd is Nesterov's
-    with pytest.raises(RecastError, match="nothing to train"):
-        make_optimizer(small_parent().requires_grad_(False), OptimConfig(), 8)
-
-
 # --- gates ------------------------------------------------------------------------------------------------------------
 
 
@@ -195,13 +138,3 @@ def test_shrinking_moves_gates_towards_zero_and_stops_there() -> None:
     assert torch.equal(layer.gamma[2:6], torch.zeros(4))
     assert torch.equal(layer.spread, torch.zeros(9))
     assert all(torch.equal(p, before[n]) for n, p in layer.named_parameters() if n not in ("gamma", "spread"))
-
-
-def test_averaged_gates_close_with_the_model() -> None:
-    model = small_child()
-    averaged = copy.deepcopy(model)
-    with torch.no_grad():
-        gpsa_layers(model)["4"].gamma[3:] = 0.5
-        gpsa_layers(averaged)["4"].gamma.fill_(0.25)
-    close_averaged_gates_(averaged, model)
-    assert gpsa_layers(averaged)["4"].gamma.tolist() == [0.0] * 3 + [0.25] * 6

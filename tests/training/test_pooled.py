@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from small import assert_same, digits_recipe, small_child, small_fit, small_parent, small_recipe
+from small import digits_recipe, small_fit, small_parent
 from torch import nn
 
 from recast.io import load
 from recast.lab.config import OptimConfig, RegularizationConfig
 from recast.lab.training.metrics import read_metrics
 from recast.lab.training.optim import learning_rates, make_optimizer
-from recast.lab.training.regularization import prepare_, train_mode
 from recast.lab.training.run import train
 from recast.layers.attention_pool import attention_pools
 from recast.layers.config import PoolConfig, ScheduleConfig
@@ -27,7 +24,6 @@ from recast.layers.gpsa import gpsa_layers
 from recast.surgery.plan import applied_plan
 from recast.surgery.pooling.swap import attention_pool_
 
-CtrlC = Callable[[str, int], AbstractContextManager[None]]
 FROZEN = {"where": ["none"], "regularization": RegularizationConfig(freeze="trunk")}
 
 
@@ -55,18 +51,6 @@ def test_a_frozen_trunk_keeps_every_bit(kind: Any, tmp_path: Path) -> None:
     assert {next(head for head in heads if name.startswith(head)) for name in trained} == heads
     assert {"1.running_mean", "1.weight", "4.weight", "5.num_batches_tracked"} <= before.keys() - trained
     assert rows[-1]["train_loss"] < rows[1]["train_loss"]
-
-
-def test_the_trunk_rests_and_the_optimiser_is_not_given_it() -> None:
-    recipe = small_recipe(**FROZEN)
-    model = prepare_(pooled(), recipe)
-    held = [p for group in make_optimizer(model, OptimConfig(), 8).param_groups for p in group["params"]]
-    heads = [*next(iter(attention_pools(model).values())).parameters(), *model[-1].parameters()]
-    assert {id(p) for p in held} == {id(p) for p in heads}
-    train_mode(model, recipe)
-    assert [type(m).__name__ for m in model if m.training] == ["PooledLayer", "Linear"]
-    x = torch.randn(4, 3, 8, 8)
-    assert torch.equal(model(x), model(x)), "dropout is at rest"
 
 
 def test_pooling_has_a_rate_of_its_own() -> None:
@@ -122,11 +106,3 @@ def test_a_run_of_every_kind(kind: Any, fields: dict[str, Any], tmp_path: Path) 
         parent = load_file(run / "parent.safetensors")
         for arm in (child, control):
             assert {n for n in changed(parent, arm.state_dict()) if n in parent} <= {"fc.weight", "fc.bias"}
-
-
-def test_recast_layers_and_a_pool_train_together(tmp_path: Path) -> None:
-    child = small_child(copy.deepcopy(small_parent()))
-    attention_pool_(child, config=PoolConfig("single"), example=torch.zeros(2, 3, 8, 8).normal_())
-    rows = small_fit(tmp_path, child, epochs=2)
-    assert rows[-1]["train_loss"] < rows[1]["train_loss"]
-    assert_same(load(tmp_path / "weights.safetensors", parent=small_parent()), child)

@@ -11,19 +11,17 @@ import timm
 import torch
 import torchvision
 from small import small_child, small_fit, small_parent
-from timm.layers import BatchNormAct2d, DropPath
+from timm.layers import DropPath
 from timm.models.cait import Cait
 from timm.models.mlp_mixer import MlpMixer, ResBlock
-from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from recast.errors import RecastError
 from recast.lab.config import Recipe, RegularizationConfig
 from recast.lab.networks import CifarResNet
-from recast.lab.training.prepare import prepare
-from recast.lab.training.regularization import drop_path_places, prepare_, set_drop_path_, train_mode
+from recast.lab.training.regularization import drop_path_places, prepare_, set_drop_path_
 from recast.models.adapt import draw_
-from recast.models.config import ModelConfig
 from recast.papers.patchconvnet.network import PatchConvNet
 from recast.surgery.scales import layer_scales
 
@@ -84,46 +82,6 @@ def test_every_block_gets_its_probability(networks: dict[str, nn.Module], name: 
     assert list(model.state_dict()) == names
 
 
-@pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "test_vit", "regnetx_002"])
-def test_linear_is_timms_own(name: str) -> None:
-    built = probabilities(timm.create_model(name, drop_path_rate=0.25))
-    assert probabilities(set_drop_path_(timm.create_model(name), 0.25)) == pytest.approx(built)
-    assert len(set(built)) == len(built)
-
-
-def test_branches_of_one_block_share_its_probability() -> None:
-    model = set_drop_path_(vit(block_fn=ParallelThingsBlock), 0.2)
-    assert probabilities(model) == pytest.approx([0.0, 0.1, 0.2])
-    assert [len(places) for places in drop_path_places(model)] == [4, 4, 4]  # two attentions, two MLPs
-
-
-@pytest.mark.parametrize("name", ["mobilevit_xxs", "mobileone_s0"])
-def test_a_block_without_a_shortcut_is_never_dropped(name: str) -> None:
-    with torch.device("meta"):
-        model = set_drop_path_(timm.create_model(name), 0.2, "uniform")
-    for module in model.modules():
-        if isinstance(getattr(module, "drop_path", None), DropPath):
-            assert getattr(module, "shortcut", 0) is not None
-            assert getattr(module, "identity", 0) is not None
-    assert sum(isinstance(m, DropPath) for m in model.modules()) > 5
-
-
-def test_a_branch_is_dropped_per_image_and_scaled_to_keep_its_mean() -> None:
-    model = CifarResNet((1, 1, 1), num_classes=3, shortcut="option_a")
-    block = set_drop_path_(model, 0.25, "uniform").layer1[0].train()
-    for norm in (block.bn1, block.bn2):
-        norm.eval()  # or images would depend on one another
-    x = torch.rand(1, 16, 4, 4).expand(4000, -1, -1, -1) + 10
-    with torch.no_grad():
-        block.bn2.weight.fill_(0.1)  # a branch too small to reach the last ReLU's kink
-        branch = block.bn2(block.conv2(block.act1(block.bn1(block.conv1(x[:1])))))
-        added = block(x) - x
-    kept = added.flatten(1).abs().amax(1) > 1e-4
-    assert torch.allclose(added[kept], (branch / 0.75).expand(int(kept.sum()), -1, -1, -1), atol=1e-4)
-    assert kept.float().mean() == pytest.approx(0.75, abs=0.03)
-    assert torch.allclose(added.mean(0), branch[0], atol=0.05 * float(branch.abs().max()))
-
-
 def scaled(model: nn.Module, value: float) -> Any:
     return prepare_(model, Recipe(regularization=RegularizationConfig(layer_scale=value)))
 
@@ -132,8 +90,7 @@ def scaled(model: nn.Module, value: float) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "count"),
-    [("vit", 6), ("cait", 10), ("resmlp", 6), ("convnext", 9), ("patchconvnet", 5)],
+    ("name", "count"), [("vit", 6), ("cait", 10), ("resmlp", 6), ("convnext", 9), ("patchconvnet", 5)]
 )
 def test_every_layer_scale_gets_its_value(networks: dict[str, nn.Module], name: str, count: int) -> None:
     model = networks[name]
@@ -161,16 +118,6 @@ def test_first_weights_are_those_of_deit_s_code(name: str) -> None:
     assert not any(bias is not None and bias.any() for bias in biases)
 
 
-def test_a_run_from_random_weights_draws_them(tmp_path: Path) -> None:
-    recipe = Recipe(
-        ModelConfig("digits_resnet"), epochs=0, where=["none"], regularization=RegularizationConfig(init_std=0.5)
-    )
-    found = prepare(recipe, tmp_path / "run", resume=False).parent
-    assert float(found.fc.weight.detach().std()) == pytest.approx(0.5, rel=0.1)
-    again = prepare(recipe, tmp_path / "run", resume=True).parent
-    assert all(a.equal(b) for a, b in zip(found.parameters(), again.parameters(), strict=True))
-
-
 # --- what a network has not -------------------------------------------------------------------------------------------
 
 
@@ -194,19 +141,6 @@ def test_what_a_network_has_not_is_refused() -> None:
 # --- what is frozen ---------------------------------------------------------------------------------------------------
 
 
-def test_frozen_statistics_stay_while_the_rest_trains() -> None:
-    model = nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3), BatchNormAct2d(4), nn.Dropout())
-    recipe = Recipe(regularization=RegularizationConfig(freeze_bn=True))
-    train_mode(model, recipe)
-    before = copy.deepcopy(model[0].state_dict())
-    model(3 + torch.randn(4, 3, 8, 8)).sum().backward()
-    assert all(torch.equal(before[name], buffer) for name, buffer in model[0].named_buffers())
-    assert model[0].weight.grad is not None
-    assert [m.training for m in (model[1], model[2], model[2].act, model[3])] == [True, False, True, True]
-    train_mode(model, Recipe())
-    assert model[0].training
-
-
 FROZEN: list[tuple[str, bool, set[str]]] = [
     ("all_but_batch_norm", False, {"1.", "5.", "9."}),
     ("all_but_batch_norm", True, {"1.weight", "1.bias", "5.weight", "5.bias", "9."}),
@@ -228,16 +162,6 @@ def test_only_what_is_left_out_of_the_frozen_changes(
     assert {next((start for start in trained if name.startswith(start)), name) for name in changed} == trained
     assert freeze_bn or freeze == "all_but_attention" or {"1.running_mean", "5.running_var"} <= changed
     assert rows[-1]["train_loss"] < rows[1]["train_loss"]
-
-
-def test_attention_is_found_in_networks_of_others() -> None:
-    model = prepare_(vit(), Recipe(regularization=RegularizationConfig(freeze="all_but_attention")))
-    assert {".".join(n.split(".")[2:]) for n, p in model.named_parameters() if p.requires_grad} == {
-        *(f"attn.{part}.{kind}" for part in ("qkv", "proj") for kind in ("weight", "bias")), "",
-    }  # fmt: skip
-    assert model.head.weight.requires_grad
-    train_mode(model, Recipe(regularization=RegularizationConfig(freeze="all_but_attention")))
-    assert model.blocks[1].drop_path1.training, "the rest drops what it drops"
 
 
 # --- all of it --------------------------------------------------------------------------------------------------------

@@ -29,12 +29,11 @@ from recast.lab.config import AugmentConfig, DataConfig, DistillConfig, OptimCon
 from recast.lab.data import load_data
 from recast.lab.evaluation.run_folder import evaluate_run, open_run
 from recast.lab.recipe import load_recipe
-from recast.lab.training import loop, prepare
+from recast.lab.training import prepare
 from recast.lab.training import run as run_module
 from recast.lab.training.checkpoint import states
 from recast.lab.training.distributed import Interrupted
 from recast.lab.training.metrics import measure, read_metrics
-from recast.lab.training.prepare import refuse_used
 from recast.lab.training.run import train
 from recast.layers.config import RecastConfig, ScheduleConfig
 from recast.layers.gpsa import gpsa_layers
@@ -239,21 +238,6 @@ def test_mistakes_leave_no_folder(run: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_batch_that_cannot_fit_is_refused_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    needed = []
-
-    def full(count: float, what: str, _device: torch.device) -> None:
-        needed.append(count)
-        raise RecastError(what)
-
-    monkeypatch.setattr(prepare, "check_memory", full)
-    monkeypatch.setattr(prepare, "SMALL", 0)
-    with pytest.raises(RecastError, match="batches of 20 images of 8 pixels a side"):
-        quick(tmp_path / "run")
-    assert needed[0] > 10 * 20 * 3 * 8 * 8 * 4, "what a step keeps counts, not the images alone"
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_run_that_never_began_is_started_anew(run: Path, tmp_path: Path, resume: bool) -> None:
     """As after SIGKILL between the parent's weights and recipe.yaml, or with a disk that was full before a state."""
@@ -271,30 +255,10 @@ def test_a_run_that_never_began_is_started_anew(run: Path, tmp_path: Path, resum
     load(out / "weights.safetensors")
 
 
-def test_what_was_trained_is_never_started_anew(tmp_path: Path) -> None:
-    recipe = "# sha256 of the lines above: "
-    begun = {"classes.json": "[]\n", "recipe.yaml": recipe, "metrics.jsonl": '{"epoch": 0}\n'}
-    for name, text in begun.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    refuse_used(tmp_path)
-    trained: dict[str, str] = {
-        "resume/state-00001-00000000.pt": "", "checkpoints/epoch-0001.safetensors": "", "weights.safetensors": "",
-        "notes.txt": "", "metrics.jsonl": '{"epoch": 0}\n{"epoch": 1}\n',
-    }  # fmt: skip
-    for name, text in trained.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text, encoding="utf-8")
-        with pytest.raises(RecastError, match="exists: choose another one"):
-            refuse_used(tmp_path)
-        (tmp_path / name).unlink()
-    (tmp_path / "recipe.yaml").touch()
-    (tmp_path / "classes.json").unlink()
-    with pytest.raises(RecastError, match="exists"):  # somebody's recipe, and nothing of ours
-        refuse_used(tmp_path)
-
-
 LISTED = '[\n "a",\n "b"\n]\n'
 """classes.json as a run writes it."""
+BEGUN = {"classes.json": LISTED, "recipe.yaml": "# sha256 of the lines above: ", "metrics.jsonl": '{"epoch": 0}\n'}
+"""What may be started anew."""
 
 
 @pytest.mark.parametrize(
@@ -308,9 +272,15 @@ LISTED = '[\n "a",\n "b"\n]\n'
         {"classes.json": LISTED, "environment.json": '{"name": "base"}'},
         {"environment.json": '{"recast": "1.0"}', "checkpoints/epoch-0000.safetensors": ""},
         {"classes.json/mine": ""},
+        {"recipe.yaml": "", "metrics.jsonl": '{"epoch": 0}\n'},
+        BEGUN | {"resume/state-00001-00000000.pt": ""},
+        BEGUN | {"checkpoints/epoch-0001.safetensors": ""},
+        BEGUN | {"weights.safetensors": ""},
+        BEGUN | {"notes.txt": ""},
+        BEGUN | {"metrics.jsonl": '{"epoch": 0}\n{"epoch": 1}\n'},
     ],
 )
-def test_a_folder_of_the_user_s_is_not_taken_for_a_run_that_never_began(tmp_path: Path, files: dict[str, str]) -> None:
+def test_what_was_trained_or_is_the_user_s_is_never_started_anew(tmp_path: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
@@ -365,22 +335,6 @@ def test_a_refused_resume_writes_nothing(ctrl_c: CtrlC, run: Path, tmp_path: Pat
     os.utime(out / "classes.json", ns=(before[out / "classes.json"][0],) * 2)
     now = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in out.rglob("*") if path.is_file()}
     assert now == before
-
-
-def test_a_run_that_stopped_before_training_starts_again(run: Path, tmp_path: Path) -> None:
-    pressed = mock.patch.object(run_module, "verify", side_effect=KeyboardInterrupt)
-    with pressed, pytest.raises(Interrupted, match="interrupted: there is no state yet; continue with"):
-        quick(tmp_path / "run", model=trained(run))
-    train(load_recipe(tmp_path / "run" / "recipe.yaml"), tmp_path / "run", resume=True, progress=False)
-    assert (tmp_path / "run" / "verify.json").exists()
-    assert (tmp_path / "run" / "weights.safetensors").exists()
-
-
-def test_resume_refuses_another_recipe(run: Path) -> None:
-    other = load_recipe(run / "recipe.yaml")
-    other.optim.lr, other.seed = 0.5, 9
-    with pytest.raises(RecastError, match=r"another optim\.lr \(0.001, now 0.5\), seed \(0, now 9\)"):
-        train(other, run, resume=True)
 
 
 def test_what_the_folder_filled_in_is_no_difference_when_a_run_goes_on(run: Path, tmp_path: Path) -> None:
@@ -496,10 +450,3 @@ def test_unreadable_images_are_skipped_named_and_counted(run: Path, tmp_path: Pa
     assert math.isfinite(row["train_loss"])
     with pytest.raises(RecastError, match=r"cannot read image .*\.png"):
         quick(tmp_path / "stops", data=replace(config, bad_image="stop"), **fields)
-
-
-def test_validation_has_its_own_size(tmp_path: Path) -> None:
-    with mock.patch.object(loop, "measure", side_effect=measure) as measured:
-        quick(tmp_path / "run", data=replace(photographs(tmp_path / "data"), test_size=24), where=["none"])
-    data = measured.call_args.args[1]
-    assert (data.train[0][0].shape[-1], data.val[0][0].shape[-1]) == (16, 24)

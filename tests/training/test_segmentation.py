@@ -92,23 +92,6 @@ def test_it_goes_on_bit_for_bit_after_a_kill(tmp_path: Path, goes_on: Callable[.
     assert rows[-1]["val_miou"] > rows[0]["val_miou"] + 10, "it learns"
 
 
-def test_three_arms_of_a_folder(tmp_path: Path) -> None:
-    """`train` itself; the recast network starts as its parent, bit for bit, and both heads are new ones."""
-    from PIL import Image
-
-    data = dense_data(12)
-    for i in range(12):
-        for name, one in (("images", data.val.items[i].permute(1, 2, 0)), ("masks", data.val.masks[i])):
-            (tmp_path / name).mkdir(exist_ok=True)
-            Image.fromarray(one.numpy()).save(tmp_path / name / f"{i}.png")
-    config = DataConfig("masks", data_dir=str(tmp_path), img_size=16, batch_size=5)
-    told: list[str] = []
-    out = train(recipe(data=config, epochs=1), tmp_path / "run", progress=False, say=told.append)
-    assert "bitwise equal" in "".join(told)
-    assert (out / "finetuned" / "weights.safetensors").is_file()
-    assert (out / "parent.safetensors").is_file()
-
-
 @pytest.mark.parametrize("trunk", ["resnet10t", "patchconvnet_s60"])
 def test_upernet(tmp_path: Path, trunk: str) -> None:
     """Recast bit for bit, and it learns: on a pyramid, and on one map and the neck."""
@@ -162,23 +145,6 @@ REFUSED = {
 def test_what_has_no_meaning_here(tmp_path: Path, name: str) -> None:
     with pytest.raises(RecastError, match=f"{name}.* has no meaning for segmentation"):
         fit(child(), dense_data(), recipe(**REFUSED[name]), tmp_path, progress=False)
-
-
-def test_a_classifier_of_images_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "images").mkdir()
-    flat = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3))
-    with pytest.raises(RecastError, match="must give logits for every pixel"):
-        fit(flat, dense_data(), recipe(), tmp_path / "run", progress=False)
-
-
-def test_heads_of_segmenters() -> None:
-    """What a new head replaces: everything that gives one number per class."""
-    model = build(ModelConfig("torchvision:lraspp_mobilenet_v3_large"), num_classes=3)
-    assert classifiers(model) == ("classifier.low_classifier", "classifier.high_classifier")
-    with torch.device("meta"):
-        fcn = create("torchvision", "fcn_resnet50", {"num_classes": 3}, pretrained=False)
-    assert classifiers(fcn) == ("classifier.4", "aux_classifier.4")
-    assert classifiers(SceneFCN(3)) == ("scores.0", "scores.1", "scores.2")
 
 
 @pytest.mark.parametrize(("decay", "power"), [("poly", 0.9), ("linear", 1.0)])

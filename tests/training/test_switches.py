@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -15,15 +14,13 @@ from safetensors.torch import load_file, save_file
 from small import assert_same, digits_recipe, small_fit, small_parent, small_plan, without_clocks
 from torch import nn
 
-from recast import CMHSA, GPSA, Plan, Schedule, load, recast_, wake_
+from recast import CMHSA, GPSA, Plan, load
 from recast.errors import RecastError
 from recast.lab.config import RegularizationConfig
 from recast.lab.evaluation.run_folder import open_run
-from recast.lab.experimental.ranking import gate_slopes
 from recast.lab.training.checkpoint import states
 from recast.lab.training.distributed import Interrupted
 from recast.lab.training.run import train
-from recast.lab.training.switches import agreement, ranked
 from recast.layers.config import ScheduleConfig
 from recast.models.weights import read_header
 
@@ -100,14 +97,6 @@ def test_what_happened_is_in_schedule_json_and_until_then_it_is_the_plain_traini
     assert rows[2]["train_loss"] != plain[2]["train_loss"]
 
 
-def test_a_layer_wakes_from_what_it_sees_at_its_date(tmp_path: Path) -> None:
-    rows = scheduled(tmp_path, **SETTINGS["woken"])
-    assert max(rows[2]["layers"]["4"]["entropy"]) < 0.99
-    (first, second) = schedule_of(tmp_path)["switches"]
-    for switch in (first, second):
-        assert switch["after"]["val_loss"] == pytest.approx(switch["before"]["val_loss"], rel=1e-6), "still exact"
-
-
 def test_a_saved_run_is_loaded_as_it_ended(tmp_path: Path) -> None:
     parent, again = small_parent(), small_parent()
     fields = {"plan": planned(gate="bias"), "regularization": RegularizationConfig(ema_decay=0.5)}
@@ -137,49 +126,6 @@ def test_a_learned_schedule_follows_its_measurements(tmp_path: Path) -> None:
     scheduled(tmp_path / "idle", idle, epochs=3, **{**LEARNED, "optim": {"gate_lr": 0.0}})
     assert schedule_of(tmp_path / "idle")["dates"] == {}, "gates that do not move promise nothing"
     assert not any(isinstance(layer, GPSA) for layer in idle.modules())
-
-
-@pytest.mark.parametrize(("start", "alpha"), [("zero", 1.0), ("images", 1.0), ("images", 0.3)])
-def test_gate_slopes_are_the_gradients_of_the_recast_network(start: str, alpha: float) -> None:
-    todo = planned(query_key=start, alpha=alpha)
-    parent, loss = small_parent().eval().double(), nn.functional.cross_entropy
-    images, labels = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(3)).double(), torch.arange(8) % 3
-    halves = list(zip(images.split(3), labels.split(3), strict=True))
-    slopes = gate_slopes(parent, todo, ["4"], halves, loss, [images])
-    assert (list(slopes), slopes["4"].shape) == (["4"], (3, 18))
-    mean = torch.tensor([3, 3, 2]).double() / 8 @ slopes["4"]
-    step, base = 1e-6, float(loss(parent(images), labels).detach())
-    for gate, head in (("gamma", 0), ("spread", 4)):
-        child = copy.deepcopy(parent)
-        recast_(child, todo, steps=["4"])
-        if start == "images":
-            wake_(child, images)
-        with torch.no_grad():
-            getattr(child.get_submodule("4"), gate)[head] += step
-            there = float(loss(child.eval()(images), labels))
-        found = mean[head + (0 if gate == "gamma" else 9)]
-        assert (there - base) / step == pytest.approx(float(found), rel=1e-4)
-    assert not any(isinstance(layer, GPSA) for layer in parent.modules())
-
-
-def test_what_a_layer_promises() -> None:
-    one, other = torch.tensor([0.3, -0.2, 0.5]), torch.tensor([0.1, -0.4, -0.5])
-    assert agreement(one, other) == pytest.approx(0.3)
-    promised, cost = {"small": 0.01, "dear": 0.3, "cheap": 0.2}, {"cheap": 10, "dear": 100, "small": 1}
-    assert ranked(promised, cost) == ["cheap", "small", "dear"]
-
-
-def test_an_order_is_learned_at_the_dates_of_prs(tmp_path: Path) -> None:
-    todo = planned()
-    assert Schedule.progressive(todo, 2, "learned").slots == (1, 2)
-    scheduled(tmp_path, schedule=ScheduleConfig("progressive", order="learned", probe_images=16), epochs=2)
-    found = schedule_of(tmp_path)
-    assert (sorted(found["dates"].values()), found["slots"]) == ([1, 2], [])
-    first, second = found["probes"]
-    cost = {step.name: step.after.macs - step.before.macs for step in todo.steps}
-    assert (first["epoch"], first["train_loss"], second["epoch"]) == (0, None, 1)
-    assert found["dates"][ranked(first["promised"], cost)[0]] == 1
-    assert list(second["promised"]) == second["chosen"]
 
 
 def test_a_state_holds_the_network_as_it_is_and_belongs_to_its_plan(ctrl_c: CtrlC, tmp_path: Path) -> None:

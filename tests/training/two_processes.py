@@ -14,7 +14,7 @@ import torch
 from small import CLASSES, small_child, small_data, small_fit, small_parent, small_plan, small_recipe
 from torch import nn
 
-from recast.lab.config import AugmentConfig, EmbeddingConfig, Recipe, RegularizationConfig
+from recast.lab.config import EmbeddingConfig, Recipe, RegularizationConfig
 from recast.lab.tasks.embedding import add_embedding_
 from recast.lab.training.distributed import Interrupted, is_first, process_group
 from recast.lab.training.loop import fit
@@ -60,7 +60,6 @@ def main(folder: Path) -> None:
         found: dict[str, Any] = {"two": run(folder / "two", recipe())[0]}
         found["undivided"] = run(folder / "undivided", recipe(), dropout=False)[0]
         found["counted"] = _count_images()
-        run(folder / "mixed", recipe(augment=AugmentConfig(mixup=0.8, cutmix=1.0, erasing=0.3)))
         run_scheduled(folder / "scheduled", recipe(schedule=ScheduleConfig("progressive")))
         small_fit(folder / "embedding", embedded(), recipe(embedding=EMBEDDING), data=small_data(ODD))
         _stop_in_the_second_process(folder / "stopped")

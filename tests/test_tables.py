@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from recast.analysis.records import Wakefulness
 from recast.errors import RecastError
 from recast.lab.records import Difference, Row, write_records
 from recast.tables import read_records
@@ -78,14 +75,6 @@ def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path, text: str, mes
     assert path.read_text(encoding="utf-8") == text
 
 
-def test_missing_and_binary_files(tmp_path: Path) -> None:
-    with pytest.raises(RecastError, match="no such file of results"):
-        read_records(tmp_path / "rows.csv", Row)
-    (tmp_path / "rows.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(RecastError, match="cannot read"):
-        read_records(tmp_path / "rows.csv", Row)
-
-
 def test_failed_write_keeps_the_old_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise KeyboardInterrupt
@@ -96,35 +85,3 @@ def test_failed_write_keeps_the_old_rows(tmp_path: Path, monkeypatch: pytest.Mon
         write_records(tmp_path / "rows.csv", Row, OTHERS)
     assert read_records(tmp_path / "rows.csv", Row) == [ROW]
     assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
-
-
-def test_rows_import_no_torch() -> None:
-    code = "import sys, recast.tables, recast.lab.config.evaluation; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def heads(shares: list[float], entropy: float) -> dict[str, dict[str, list[float]]]:
-    return {"layer4": {"attention_share": shares, "entropy": [entropy] * len(shares)}}
-
-
-@pytest.mark.parametrize(
-    ("shares", "entropy", "slept", "says", "remedy"),
-    [
-        ([0.02, 0.0, 0.03], 0.7, False, "attention is awake in 2 of 3 heads", ""),
-        ([0.0] * 20, 0.999, True, "maps are uniform (entropy 0.999 of its maximum)", "query_key=images"),
-        ([0.001] * 20, 0.7, True, "0 of 20 heads do what a global mean would not, their gates", "gate_lr"),
-    ],
-)
-def test_a_sentence_says_whether_attention_was_at_work(
-    shares: list[float], entropy: float, slept: bool, says: str, remedy: str
-) -> None:
-    found = Wakefulness.of(heads(shares, entropy))
-    assert found is not None
-    assert found.slept == slept
-    assert says in str(found)
-    assert remedy in found.remedy
-
-
-def test_where_nothing_was_measured_nothing_is_said() -> None:
-    assert Wakefulness.of({}) is None
-    assert Wakefulness.of({"layer4": {"gamma": [0.0]}}) is None

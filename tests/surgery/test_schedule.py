@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,17 +31,6 @@ def test_progressive_dates_follow_equation_7(epochs: int, dates: list[int]) -> N
     ]
 
 
-def test_dates_are_whole_number_arithmetic() -> None:
-    """10·(1 − 1/5) is 8 exactly; 1 − l/(L+1) in floating point puts some ties on the wrong side."""
-    for layers in (1, 4, 6, 9, 16, 27):
-        plan = blocks(layers)
-        for epochs in range(1, 60):
-            schedule = Schedule.progressive(plan, epochs)
-            for number in range(1, layers + 1):
-                date = schedule.dates[f"blocks.{number - 1}.mixer"]
-                assert (date - 1) * (layers + 1) <= epochs * (layers + 1 - number) < date * (layers + 1)
-
-
 def test_at_once_and_listed() -> None:
     plan = blocks(3)
     assert Schedule.at_once(plan, 101).due(101) == tuple(f"blocks.{i}.mixer" for i in range(3))
@@ -60,10 +48,6 @@ def test_a_learned_schedule_gets_its_dates_and_stays_what_it_was() -> None:
     assert (empty.due(4), later.due(4)) == ((), ("blocks.1.mixer",))
     with pytest.raises(RecastError, match="does not wait"):
         later.decided("blocks.1.mixer", 5)
-
-
-def test_a_plan_without_layers_has_a_schedule_without_dates() -> None:
-    assert str(Schedule.progressive(plan_of(), 5)) == "schedule: progressive"
 
 
 def test_slots_wait_for_their_layers() -> None:
@@ -86,27 +70,6 @@ def test_slots_wait_for_their_layers() -> None:
 def test_dates_that_cannot_be(dates: dict[int, list[str]], message: str) -> None:
     with pytest.raises(RecastError, match=message):
         Schedule.listed(blocks(2), dates)
-
-
-def test_what_is_no_plan_and_no_date_is_named() -> None:
-    plan = blocks(2)
-    makers: list[tuple[Callable[[Any], object], object, str]] = [
-        (lambda value: Schedule.at_once(value, 1), None, "plan must be a Plan, as recast.plan gives, got None"),
-        (lambda value: Schedule.at_once(plan, value), [], "epoch must be a whole number"),
-        (lambda value: Schedule.progressive(plan, value), "3", "epochs must be a whole number, got '3'"),
-        (lambda value: Schedule.listed(plan, value), {1: "*"}, "dates .* must be a mapping, got {1: '\\*'}"),
-        (lambda value: Schedule.listed(plan, value), [1], r"dates .* must be a mapping, got \[1\]"),
-        (lambda value: Schedule("own", value), 3, "layers must be a list, each item text, got 3"),
-        (Schedule.from_dict, None, "the schedule: it must be a mapping"),
-    ]
-    for make, value, message in makers:
-        with pytest.raises(RecastError, match=message):
-            make(value)
-
-
-def test_a_model_that_is_the_convolution_is_refused() -> None:
-    with pytest.raises(RecastError, match="put it into a module"):
-        Schedule.at_once(plan_of(""), 1)
 
 
 def test_schedules_of_recipes() -> None:
