@@ -89,6 +89,6 @@ def test_queries_and_keys_have_a_rate_of_their_own_and_decay() -> None:
 
 
 def test_without_layers_there_is_no_layer_decay() -> None:
-    with pytest.raises(RecastError, match="Sequential does not: leave layer_decay out"):
+    with pytest.raises(RecastError, match="Sequential does not have: drop layer_decay"):
         param_groups(nn.Sequential(nn.Linear(2, 2)), layer_decay=0.5)
     assert recast.param_groups is param_groups

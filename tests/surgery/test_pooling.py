@@ -309,7 +309,7 @@ def resnet(**options: Any) -> nn.Module:
         (lambda: Own(fixed=True), False, "cannot tell where Own pools: expected a pooling module"),
         (lambda: torchvision_models.alexnet(num_classes=5), False, "cannot tell where AlexNet pools"),
         *[(lambda kind=k: Branches(kind), False, "cannot tell where Branches pools") for k in ("gate", "two", "code")],
-        (Aux, False, r"networks that give \(batch, classes\), got dict"),
+        (Aux, False, r"\(batch, classes\), got dict"),
         (lambda: resnet(num_classes=0), True, "are not those of one linear layer"),
         (lambda: resnet(num_classes=0, global_pool=""), False, r"got \(2, 512, 2, 2\)"),
         (lambda: resnet(global_pool="catavgmax"), False, "1024 numbers for 512 channels"),

@@ -192,7 +192,7 @@ def test_without_the_option_the_kernel_is_plain(name: str, training: bool) -> No
 @pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
 def test_a_parametrised_transposed_kernel_cannot_be_kept(norm: Callable[..., nn.Module]) -> None:
     module = norm(nn.ConvTranspose2d(4, 6, 3, 2))
-    with pytest.raises(RecastError, match=r"0 cannot be recast: .* keep_parametrization does not support"):
+    with pytest.raises(RecastError, match=r"0 cannot be recast: .*keep_parametrization"):
         recast.plan(nn.Sequential(module), X, KEEP, where=["0"])
     parent, child = planned(module, RecastConfig())
     assert torch.equal(child.eval()(X), parent.eval()(X))

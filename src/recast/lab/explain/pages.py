@@ -27,6 +27,7 @@ from recast.lab.explain.inputs import (
 )  # fmt: skip
 from recast.lab.explain.make import ASSUMED, make_scene
 from recast.lab.explain.open import SAVED, names_a_run, open_model, weights_of
+from recast.lab.explain.pack import first_layer
 from recast.lab.explain.scene import Scene
 from recast.lab.explain.write import check_target, safe_stem, write_pages
 from recast.lab.recipe import why_untaught
@@ -82,6 +83,9 @@ def explain_pages(asked: ExplainOptions, size: tuple[int, int] | None = None) ->
     subject = open_subject(asked, size)
     inputs, notes = subject.read(wanted)
     scene = subject.show(inputs, notes)
+    if not asked.out:
+        first_layer(scene, asked.layer)  # a layer without maps is refused before a folder is made
+        target.parent.mkdir(exist_ok=True)
     return write_pages(scene, target, layer=asked.layer), scene, [*notes, *subject.notes]
 
 

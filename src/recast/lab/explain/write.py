@@ -57,7 +57,6 @@ def one_page(scene: Scene, layer: str | None = None) -> str:
 def _write_html(scene: Scene, out: Path, limit: int, layer: str | None) -> list[Path]:
     alone = len(scene.pictures) == 1
     packed = pack(scene, limit if alone else None, layer)
-    out.parent.mkdir(exist_ok=True)  # RUN/explain, once nothing can be refused any more
     if alone or len(_json(packed).encode()) <= limit:
         write_text(out, _page(packed))
         return [out]
