@@ -111,7 +111,8 @@ class Loader:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Any]]:
         given = 0
-        with worker_errors():
+        # Twice: torch's handler speaks once, and that may be while the inner one is being left for another error.
+        with worker_errors(), worker_errors():
             for item in _from_processes(self) if self.workers or self.pin_memory else self.shares():
                 if isinstance(item, RecastError):
                     raise item
