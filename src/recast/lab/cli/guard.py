@@ -5,19 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import pairwise
 from typing import Any, TextIO
 
 from recast.errors import first_line, one_line, printable
-
-COMPLETE = "RECAST_COMPLETE"
-"""A shell sets it to the begun word that it asks the ends of; nothing is run then."""
-
-
-class HelpShown(Exception):
-    """The help was asked for and printed: nothing is left to do."""
 
 
 class Stream:
@@ -117,14 +109,6 @@ def _moved(out: TextIO, error: TextIO) -> TextIO | None:
     kept = open(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
     os.dup2(2, 1)
     return kept
-
-
-def asks_for(option: str, arguments: Sequence[str]) -> bool:
-    """Whether a switch such as `--json` stands among the options."""
-    words = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    words = [part for word in words for part in (word.split("=", 1) if word.startswith(f"{option}=") else [word])]
-    said = [after for word, after in pairwise([*words, ""]) if word == option]
-    return any(after.lower() not in ("false", "no", "off", "null") for after in said)
 
 
 def describe(error: BaseException) -> str:

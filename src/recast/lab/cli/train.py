@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
+from cyclopts import Parameter
+
+from recast.config import FilePath
 from recast.errors import RecastError
+from recast.lab.cli.command import Command, Compute, Line, Typed, print_json
 from recast.lab.cli.guard import later_process
-from recast.lab.cli.help import Command
-from recast.lab.cli.options import ComputeOptions, TrustOption, Words, as_typed, parse, print_json
-from recast.lab.cli.plan import read_edited
+from recast.lab.cli.plan import check_alone, read_edited
 from recast.lab.config import Recipe
 from recast.lab.recipe import functions_of, has_new_parent, load_recipe
 from recast.lab.recipes import RECIPES, make_recipe, recipes_by_paper
@@ -43,76 +43,69 @@ NAMED = 4
 AUTO = "auto"
 """`--resume auto`: go on with the run in --out where there is one, else start it."""
 
+FUNCTIONS = (("model", "name"), ("task", "teacher", "teacher_model"))
+"""Options that may name a function of the user's."""
 RANDOM = "the parent has random weights: give --checkpoint or --pretrained for trained ones"
 
 
-@dataclasses.dataclass
-class TrainOptions(TrustOption, ComputeOptions):
-    """What `recast train` is asked for: every field of the recipe too."""
+def train(
+    recipe: str | None = None,
+    /,
+    *,
+    out: FilePath | None = None,
+    plan: FilePath | None = None,
+    resume: str | None = None,
+    trust: bool = False,
+    config: Annotated[Typed[Recipe], Parameter(name="*")],
+    output: Annotated[Compute, Parameter(name="*")],
+    line: Line,
+) -> int:
+    """Recast a trained network and train on, beside the parent trained the same way.
 
-    WORDS: ClassVar[Words] = {"recipe": "?"}
-    recipe: str | None = None
-    """a recipe's name or a recipe.yaml"""
-    config: str | None = None
-    """a recipe.yaml, as RECIPE"""
-    out: str | None = None
-    """new run folder; default runs/RECIPE-MODEL"""
-    plan: str | None = None
-    """a plan.json, edited or not: layers, settings"""
-    resume: str | None = None
-    """run folder to go on with, or auto: --out if it is one"""
-    run: Recipe = dataclasses.field(default_factory=Recipe)
-
-
-def run(argv: Sequence[str]) -> int:
-    """Train the arms of a recipe into a run folder; prints where it lies."""
-    try:
-        return _train(argv)
-    except RecastError as error:
-        error.args = (as_typed(str(error), TrainOptions()),)
-        raise
-
-
-def _train(argv: Sequence[str]) -> int:
-    # twice: which recipe is named decides whose values the other options have by default
-    arguments = [word for word in argv if word not in ("-h", "--help")]
-    named = parse(_command(None), TrainOptions(), arguments)
-    base = _base(named)
-    options = parse(_command(named.recipe), TrainOptions(run=base or Recipe()), argv)
-    if base is None:
-        raise RecastError("which recipe? recast train --help lists them; or a recipe.yaml, or --resume RUN")
-    recipe = options.run
-    if recipe.model.checkpoint and base.model.pretrained and not base.model.checkpoint:
-        recipe.model.pretrained = False  # weights that were given stand for those the recipe would fetch
-    _check_weights(options.recipe, recipe)
-    if options.plan is not None:
-        recipe = _as_planned(recipe, base, options.plan)
-    name = Path(options.recipe or options.config or "").stem
-    resume, folder = options.resume, options.out or f"runs/{name}-{recipe.model.name.replace(':', '-')}"
+    Args:
+        recipe: Name of a recipe, or a recipe.yaml.
+        out: New run folder. None: runs/RECIPE-MODEL.
+        plan: A plan.json, edited or not: layers and settings.
+        resume: Run folder to go on with; auto: --out if it is one.
+        trust: Run the code (pkg.module:function) that the files name.
+    """
+    base = _base(recipe, resume, out)
+    wanted = config.over(base.model_dump(exclude_unset=True))
+    if wanted.model.checkpoint and base.model.pretrained and not base.model.checkpoint:
+        # weights that were given stand for those the recipe would fetch
+        wanted = wanted.replace(model=wanted.model.replace(pretrained=False))
+    _check_weights(recipe, wanted)
+    if plan is not None:
+        check_alone(
+            [config.part.name(path) for path in config.words if path[0] in ("where", "budget", "recast", "pool")]
+        )
+        wanted = _as_planned(wanted, plan)
+    Budget.parse(wanted.budget)
+    folder = Path(out or f"runs/{Path(recipe or '').stem}-{wanted.model.name.replace(':', '-')}")
     if resume == AUTO:
-        resume = folder if (Path(folder) / "recipe.yaml").is_file() else None
-    out = Path(resume or folder)
-    Budget.parse(recipe.budget)
+        resume = str(folder) if (folder / "recipe.yaml").is_file() else None
+    elif resume:
+        folder = Path(resume)
 
-    from recast.lab.training.run import train
+    from recast.lab.training.run import train as run
 
     def say(text: str) -> None:
-        if not (recipe.model.checkpoint or recipe.model.pretrained):
+        if not (wanted.model.checkpoint or wanted.model.pretrained):
             print(f"note: {RANDOM}", file=sys.stderr)
-        print(text, file=sys.stderr if options.json else None)
+        print(text, file=sys.stderr if output.as_json else None)
 
-    functions = functions_of(recipe)
-    with trusting(named.run.model.name, named.run.distill.name, trust=options.trust):
+    functions = functions_of(wanted)
+    with trusting(*(config.words.get(path) for path in FUNCTIONS), trust=trust):
         check_trusted(*functions)
-        train(recipe, out, resume=resume is not None, command=shlex.join(["recast", "train", *argv]), say=say)
+        run(wanted, folder, resume=resume is not None, command=line, say=say)
     if later_process():
         return 0
-    if options.json:
-        print_json(_summary(out))
+    if output.as_json:
+        print_json(_summary(folder))
     else:
-        evaluate = follow_up("evaluate", str(out), functions=functions)
-        report = "" if recipe.is_plain else f" && {follow_up('report', str(out))}"
-        print(f"{_arms_table(out)}\nrun: {out}\nnext: {evaluate}{report}")
+        evaluate = follow_up("evaluate", str(folder), functions=functions)
+        report = "" if wanted.is_plain else f" && {follow_up('report', str(folder))}"
+        print(f"{_arms_table(folder)}\nrun: {folder}\nnext: {evaluate}{report}")
     return 0
 
 
@@ -125,36 +118,29 @@ def _check_weights(name: str | None, recipe: Recipe) -> None:
     raise RecastError(f"recipe {name} starts from trained weights{whose or ': give --checkpoint FILE or --pretrained'}")
 
 
-def _as_planned(recipe: Recipe, base: Recipe, path: str) -> Recipe:
-    """The recipe with the layers and settings of a plan file: recipe.yaml replays the run without it."""
-    edited = read_edited(path, recipe, base)
-    return dataclasses.replace(
-        recipe, where=list(edited.steps) or ["none"], budget="tokens=none", recast=edited.config,
+def _as_planned(recipe: Recipe, path: str) -> Recipe:
+    """Return the recipe with the layers and settings of a plan file: recipe.yaml replays the run without it."""
+    edited = read_edited(path)
+    return recipe.replace(
+        where=list(edited.steps) or ["none"], budget="tokens=none", recast=edited.config,
         pool=edited.pool or PoolConfig(),
     )  # fmt: skip
 
 
-def _base(named: TrainOptions) -> Recipe | None:
-    """The recipe that the command names in one of three ways, or None."""
-    resumed = None if named.resume == AUTO else named.resume
-    given = {"RECIPE": named.recipe, "--config": named.config, "--resume": resumed}
-    used = [how for how, value in given.items() if value is not None]
-    if len(used) > 1:
-        raise RecastError(f"{used[0]} and {used[1]} both name the recipe: leave one away")
-    if resumed is not None:
-        if named.out is not None:
-            raise RecastError("--resume goes on in its own folder: leave --out away")
-        path = Path(resumed) / "recipe.yaml"
-        if not path.is_file():
-            never = "one that never came to its first state starts again with its own command"
-            raise RecastError(f"{resumed} holds no run to resume: it has no recipe.yaml ({never})")
-        return load_recipe(path, complete=True)
-    if named.config is not None:
-        return load_recipe(named.config)
-    if named.recipe is None:
-        return None
-    is_file = named.recipe.endswith((".yaml", ".yml"))
-    return load_recipe(named.recipe) if is_file else make_recipe(named.recipe)
+def _base(name: str | None, resume: str | None, out: str | None) -> Recipe:
+    """Return the recipe of a name or file, or that of the run to go on with."""
+    if resume in (None, AUTO):
+        if name is None:
+            raise RecastError("which recipe? recast train --help lists them; or a recipe.yaml, or --resume RUN")
+        return load_recipe(name) if name.endswith((".yaml", ".yml")) else make_recipe(name)
+    for other, value in (("RECIPE", name), ("--out", out)):
+        if value is not None:
+            raise RecastError(f"--resume goes on in its own folder with its own recipe: drop {other}")
+    path = Path(str(resume)) / "recipe.yaml"
+    if not path.is_file():
+        never = "one that never came to its first state starts again with its own command"
+        raise RecastError(f"{resume} holds no run to resume: it has no recipe.yaml ({never})")
+    return load_recipe(path, complete=True)
 
 
 def _description(named: str | None) -> str:
@@ -177,8 +163,13 @@ def _description(named: str | None) -> str:
     )
 
 
-def _command(named: str | None) -> Command:
-    return Command("train", "RECIPE [options]   or   recast train --resume RUN", _description(named), EXAMPLES)
+def _named(words: Sequence[str]) -> Recipe | None:
+    """Return the recipe whose help is asked for."""
+    name = next(iter(words), "-")
+    return None if name.startswith("-") else _base(name, None, None)
+
+
+COMMAND = Command(train, "RECIPE [options]   or   recast train --resume RUN", EXAMPLES, _named)
 
 
 def _arms_table(out: Path) -> str:
