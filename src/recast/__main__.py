@@ -9,10 +9,9 @@ from contextlib import suppress
 
 def main() -> int:
     """Run the command line with the papers' networks and recipes."""
+    import recast.papers  # noqa: F401  their settings and recipes; the networks once one is looked up
     from recast.lab.cli import main as run
-    from recast.models.names import PLUGINS
 
-    PLUGINS.append("recast.papers")  # imported once a network is looked up: torch takes seconds
     return run()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from recast.errors import RecastError
-from recast.fields import Count, Workers
+from recast.config import Count, Workers
 from recast.files import read_names
 from recast.lab.cli.guard import complain
 from recast.lab.cli.help import Command

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from recast.errors import RecastError
-from recast.fields import CountOrZero, NotNegative
+from recast.config import CountOrZero, NotNegative
 from recast.files import check_place
 from recast.lab.cli.help import Command
 from recast.lab.cli.options import ComputeOptions, TrustOption, Words, parse, print_json

@@ -15,7 +15,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
-from recast.fields import leaves, words_of
+from recast.config import leaves, words_of
 
 OUTPUT = ("threads", "json", "quiet", "verbose")
 """Options of all commands, the last in their help; the switches have no --no-."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias, TypeVar, get_args
 
 from recast.errors import RecastError, suggest
-from recast.fields import Classes, Threads, check_value, field_types, read_value, words_of
+from recast.config import Classes, Threads, check_value, field_types, read_value, words_of
 from recast.lab.cli.guard import COMPLETE, HelpShown
 from recast.lab.cli.help import OUTPUT, Command, Option, field_docs, show_help
 from recast.lab.config import Recipe, evaluation

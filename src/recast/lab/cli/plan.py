@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from recast.errors import RecastError
-from recast.fields import Count
+from recast.config import Count
 from recast.files import check_place, write_text
 from recast.lab.cli.help import Command
 from recast.lab.cli.options import ModelOptions, parse, parse_size, print_json

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from recast.errors import RecastError
-from recast.fields import Pixels
+from recast.config import Pixels
 from recast.lab.cli.help import Command
 from recast.lab.cli.options import OutputOptions, TrustOption, Words, parse, print_json
 from recast.lab.config import DataConfig

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from recast.fields import Count, Seed
+from recast.config import Count, Seed
 from recast.lab.cli.help import Command
 from recast.lab.cli.options import ModelOptions, parse, print_json
 from recast.lab.cli.plan import example_shape, load_named, make_plan, open_parent
