@@ -8,20 +8,46 @@ or per_class. So a combination that means nothing cannot be written.
 from __future__ import annotations
 
 import difflib
+import inspect
+import os
 import re
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeVar, dataclass_transform, get_args
+from functools import cache, wraps
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    NamedTuple,
+    ParamSpec,
+    Self,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    InstanceOf,
+    TypeAdapter,
+    ValidationError,
+    dataclasses,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from recast.errors import RecastError, shown
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 Keys = tuple[str, ...]
 """Keys from a config down to a field."""
@@ -36,6 +62,7 @@ Pixels = Annotated[int, Ge(1), Le(2**14)]
 Classes = Annotated[int, Ge(1), Le(10**5)]
 Width = Annotated[int, Ge(1), Le(2**12)]
 """Of a head, or heads beside one another."""
+Whole = Annotated[int, Ge(-(2**63)), Lt(2**63)]
 Seed = Annotated[int, Ge(-(2**63)), Lt(2**63)]
 NotNegative = Annotated[float, Ge(0), Le(1e9)]
 Positive = Annotated[float, Ge(1e-30), Le(1e9)]
@@ -58,7 +85,16 @@ class Rare:
     """Marks an option that only `--help-all` shows."""
 
 
-FilePath = Annotated[str, File()]
+@dataclass(frozen=True)
+class MayChange:
+    """Marks what a run may be resumed with: how it is carried out, not what it computes."""
+
+
+FilePath = Annotated[
+    str, BeforeValidator(lambda path: os.fspath(path) if isinstance(path, os.PathLike) else path), File()
+]
+Words = Annotated[list[str], BeforeValidator(lambda words: [words] if isinstance(words, str) else words)]
+"""Texts, one of which may stand alone."""
 
 
 @dataclass_transform(frozen_default=True)
@@ -82,6 +118,10 @@ class Config(BaseModel):
     def replace(self, **changes: Any) -> Self:
         """Return a validated copy with other values. Another kind drops the fields that it does not have."""
         return type(self)(**dict(self) | changes)
+
+
+EXTENDED: list[type[Config]] = []
+"""Configs that are built anew when something in them gets another kind or section."""
 
 
 def is_union(model: Any) -> bool:
@@ -125,7 +165,8 @@ class OneOf(Config):
         base = union_of(cls)
         if base and cls is not base and cls.by in cls.__annotations__:
             base.members |= dict.fromkeys(kinds_of(cls), cls)
-            base.model_rebuild(force=True)
+            for model in (base, *EXTENDED):
+                model.model_rebuild(force=True)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -167,7 +208,7 @@ class Sections:
 
 
 def clash(message: str) -> PydanticCustomError:
-    """Return the error about fields that do not go together. Names in `backticks` become options on the command line."""
+    """Return the error about fields that do not go together; an error calls names in `backticks` as the user does."""
     return PydanticCustomError("clash", message.replace("{", "{{").replace("}", "}}"))  # type: ignore[arg-type]
 
 
@@ -188,16 +229,17 @@ def parts_of(model: Any, key: str) -> Any:
 
 
 def merge(model: Any, base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested data of `model` with `changes`. Where a union changes its kind, fields that it lacks are dropped."""
+    """Return nested data of `model` with `changes`. Another kind of a union drops the fields that it does not have."""
     base = dict(base)
     if is_union(model):
         kind = changes.get(model.by, base.get(model.by, model.default))
         known = model.members[kind].model_fields if kind in model.members else base
-        base, model = {key: value for key, value in base.items() if key in known or key == model.by}, model.members.get(kind)
+        base = {key: value for key, value in base.items() if key in known or key == model.by}
+        model = model.members.get(kind)
     for key, value in changes.items():
         part, old = parts_of(model, key), base.get(key)
-        if part is not None:
-            value, old = ({part.by: item} if is_union(part) and isinstance(item, str) else item for item in (value, old))
+        if is_union(part):
+            value, old = ({part.by: item} if isinstance(item, str) else item for item in (value, old))
         base[key] = merge(part, old or {}, value) if part is not None and isinstance(value, Mapping) else value
     return base
 
@@ -220,6 +262,8 @@ def read(model: type[T], data: Any, source: str = "", name: Callable[[Keys], str
         'average'
     """
     try:
+        if isinstance(model, type) and issubclass(model, BaseModel):  # which may be built anew
+            return model.model_validate(data)
         result: T = adapter(model).validate_python(data)
         return result
     except ValidationError as error:
@@ -232,19 +276,76 @@ def adapter(model: Any) -> TypeAdapter[Any]:
     return TypeAdapter(model)
 
 
-def check(hint: Any, value: Any, name: str) -> Any:
-    """Return a value converted to a type, or raise RecastError that says what `name` must be."""
+def convert(hint: Any, value: Any, name: str) -> Any:
+    """Return a value as a type has it, or raise RecastError that says what `name` must be."""
     try:
         return adapter(hint).validate_python(value)
     except ValidationError as error:
         raise RecastError(explain(error, hint, lambda path: name)) from None
 
 
+@dataclass_transform(frozen_default=True)
+def checked(cls: type[T]) -> type[T]:
+    """Make a frozen dataclass whose fields are converted and checked as it is made. Raises RecastError."""
+    made = dataclasses.dataclass(cls, frozen=True, config=ConfigDict(allow_inf_nan=False))
+    init = made.__init__
+
+    def __init__(self: T, *values: Any, **named: Any) -> None:
+        try:
+            init(self, *values, **named)
+        except ValidationError as error:
+            raise RecastError(explain(error, cls)) from None
+
+    made.__init__ = __init__  # type: ignore[method-assign]
+    return made
+
+
+def typed(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorate a function to check and convert these arguments by their type hints before it runs.
+
+    Unlike `pydantic.validate_call` it makes no copies, starts no iterator and reads no type hint before the first call.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(function)
+
+        @cache
+        def hints() -> Mapping[str, Any]:  # at the first call: modules name one another
+            return {name: _as_instances(hint) for name, hint in get_type_hints(function, include_extras=True).items()}
+
+        @wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError:
+                return function(*args, **kwargs)  # Python's own words name the function
+            for name in bound.arguments.keys() & set(names):
+                bound.arguments[name] = convert(hints()[name], bound.arguments[name], name)
+            return function(*bound.args, **bound.kwargs)
+
+        return run
+
+    return decorate
+
+
+def _as_instances(hint: Any) -> Any:
+    """Return a type hint whose classes stand for their instances, without what they may be made of."""
+    origin = get_origin(hint)
+    if origin in (types.UnionType, Union):
+        return Union[tuple(map(_as_instances, get_args(hint)))]  # noqa: UP007
+    is_class = origin is None and isinstance(hint, type) and hint.__module__ not in ("builtins", "pathlib")
+    if origin is Iterable or is_class:
+        return InstanceOf[origin or hint]
+    return hint
+
+
 SIGNS = {
     "Input should ": "", "Value error, ": "", "greater than or equal to": ">=", "less than or equal to": "<=",
     "greater than": ">", "less than": "<", ", unable to parse string as a number": "",
-    ", unable to parse string as an integer": "", ", unable to interpret input": "", "a valid integer": "a whole number",
+    ", unable to parse string as an integer": "", ", unable to interpret input": "", "a tuple": "a list",
+    "a valid integer": "a whole number", "a valid boolean": "true or false", "a valid tuple": "a list",
     "a valid ": "a ", "a finite number": "finite", "a dictionary or instance of": "a mapping for",
+    "an instance of Module": "a network (nn.Module, as timm.create_model gives)",
 }  # fmt: skip
 """Pydantic's words, and ours."""
 
@@ -259,6 +360,8 @@ def explain(error: ValidationError, model: Any, name: Callable[[Keys], str] = ".
         return re.sub(r"`([\w.]+)`", lambda key: name((*path, *key[1].split("."))), first["msg"])
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return _unknown(model, path, holder, name)
+    if kind == "too_long" or (kind == "missing" and isinstance(first["loc"][-1], int)):
+        return f"{name(path)} takes {_length(holder, path[-1])} values, got {shown(got)}"
     if kind in ("missing", "missing_argument"):
         base = union_of(holder)
         why = f"; {name((*path[:-1], base.by))} {' or '.join(kinds_of(holder))} requires it" if base else ""
@@ -279,17 +382,28 @@ def explain(error: ValidationError, model: Any, name: Callable[[Keys], str] = ".
     return f"{name(path)} {message}, got {shown(got)}".strip()
 
 
+def _length(holder: Any, key: str) -> int | str:
+    """Return how many values a field of a fixed number of them has."""
+    hints = getattr(holder.model_fields.get(key), "annotation", None) if isinstance(holder, type) else None
+    pairs = [hint for hint in (hints, *get_args(hints)) if get_origin(hint) is tuple and ... not in get_args(hint)]
+    return len(get_args(pairs[0])) if pairs else "other"
+
+
 def _unknown(model: Any, path: Keys, holder: Any, name: Callable[[Keys], str]) -> str:
     """Return the error for a name that is no field: of another kind, of another place, misspelt."""
     *outer, key = path
     base = union_of(holder)
     if base and (kinds := [kind for kind, member in base.members.items() if key in member.model_fields]):
-        return f"{name(path)} requires {name((*outer, base.by))} {' or '.join(kinds)}, got {' or '.join(kinds_of(holder))}"
-    beside = holder.members if isinstance(holder, Sections) else getattr(holder, "model_fields", {})
+        got = " or ".join(kinds_of(holder))
+        return f"{name(path)} requires {name((*outer, base.by))} {' or '.join(kinds)}, got {got}"
+    if isinstance(holder, Sections):
+        beside = list(holder.members)
+    else:
+        beside = [field for member in (base.members.values() if base else (holder,)) for field in member.model_fields]
     elsewhere = [field.path for field in fields_of(model) if field.path[-1] == key]
     near = elsewhere or [(*outer, word) for word in difflib.get_close_matches(key, beside, n=3, cutoff=0.5)]
     if not near:
-        return f"unknown name {name(path)}; expected {', '.join(beside) or 'none'}"
+        return f"unknown name {name(path)}; expected {', '.join(dict.fromkeys(beside)) or 'none'}"
     return f"unknown name {name(path)}; did you mean {', '.join(map(name, dict.fromkeys(near)))}?"
 
 
@@ -303,7 +417,7 @@ def _locate(model: Any, location: tuple[int | str, ...]) -> tuple[Keys, Any, Any
         else:
             key = str(items.pop(0))
             path, holder, part = (*path, key), part, parts_of(part, key)
-    is_plain = isinstance(model, type) and issubclass(model, Config) or isinstance(model, Sections)
+    is_plain = (isinstance(model, type) and issubclass(model, Config)) or isinstance(model, Sections)
     return (path, holder, part) if is_plain else (tuple(map(str, location)), holder, part)
 
 
@@ -312,8 +426,8 @@ class Field(NamedTuple):
 
     path: Keys
     info: FieldInfo
-    section: type[Config]
-    """The config, of those with a docstring of their own, that it is in: a heading for its option."""
+    section: Any
+    """The config right below the root that it is in, for a heading: `OptimConfig`, or the root itself."""
     union: Keys
     """The field with the kind, if only some kinds have it."""
     kinds: tuple[str, ...]
@@ -321,31 +435,41 @@ class Field(NamedTuple):
     choices: tuple[str, ...]
     """Kinds of a union, where the field chooses it."""
 
+    @property
+    def marks(self) -> set[type]:
+        """Classes of what `Annotated` says of it: `File`, `Rare`, `MayChange`."""
+        inner = (mark for hint in get_args(self.info.annotation) for mark in getattr(hint, "__metadata__", ()))
+        return {type(mark) for mark in (*self.info.metadata, *inner)}
 
-def fields_of(model: Any, path: Keys = ()) -> list[Field]:
+
+def fields_of(model: Any, path: Keys = (), section: Any = None) -> list[Field]:
     """Return every field of a config and of the configs in it, in their order. Fields of several kinds come once."""
-    fields: dict[Keys, Field] = {}
     if isinstance(model, Sections):
-        return [field for key, member in model.members.items() for field in fields_of(member, (*path, key))]
+        return [field for key, member in model.members.items() for field in fields_of(member, (*path, key), member)]
+    section = section or model
     if is_union(model):
-        chooser = (*path, model.by)
-        first = next(iter(model.members.values()))
-        fields[chooser] = Field(chooser, first.model_fields[model.by], model, (), (), tuple(model.members))
-        for member in dict.fromkeys(model.members.values()):
-            for field in fields_of(member, path):
-                shared = field.path[len(path)] in model.model_fields
-                if (before := fields.get(field.path)) is not None:
-                    fields[field.path] = before._replace(kinds=before.kinds and (*before.kinds, *kinds_of(member)))
-                else:
-                    fields[field.path] = field if shared else field._replace(union=chooser, kinds=kinds_of(member))
-        every = set(model.members)
-        return [f._replace(union=(), kinds=()) if set(f.kinds) == every else f for f in fields.values()]
-    nested: list[Field] = []
+        return list(_fields_of_union(model, path, section).values())
     plain: list[Field] = []
+    nested: list[Field] = []
     for key, info in model.model_fields.items():
         part = parts_of(model, key)
         if part is None:
-            plain.append(Field((*path, key), info, model, (), (), ()))
+            plain.append(Field((*path, key), info, section, (), (), ()))
         else:
-            nested += fields_of(part, (*path, key))
+            nested += fields_of(part, (*path, key), section if path else part)
     return plain + nested
+
+
+def _fields_of_union(model: type[OneOf], path: Keys, section: Any) -> dict[Keys, Field]:
+    chooser = (*path, model.by)
+    fields = {chooser: Field(chooser, model.model_fields[model.by], section, (), (), tuple(model.members))}
+    for member in dict.fromkeys(model.members.values()):
+        for field in fields_of(member, path, section):
+            if (before := fields.get(field.path)) is not None:
+                more = kinds_of(member) if before.union == chooser else ()
+                fields[field.path] = before._replace(kinds=(*before.kinds, *more))
+            elif field.path[len(path)] in model.model_fields or field.union:
+                fields[field.path] = field
+            else:
+                fields[field.path] = field._replace(union=chooser, kinds=kinds_of(member))
+    return fields

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from recast.errors import RecastError
-from recast.fields import check_value, read_fields
+from recast.config import convert, read
 from recast.surgery.schedule import Schedule
 from recast.tables import columns_of, read_records, write_rows
 
@@ -52,7 +52,7 @@ class Epoch:
     the gates of every head and their spans 1/α."""
 
     def __post_init__(self) -> None:
-        check_value(dict[str, dict[str, str | list[float | None]]], self.layers, "layers (texts and lists of numbers)")
+        convert(dict[str, dict[str, str | list[float | None]]], self.layers, "layers (texts and lists of numbers)")
 
     def to_dict(self) -> dict[str, Any]:
         """The content of its line: without mIoU and AP where there is none."""
@@ -127,8 +127,8 @@ class Switching:
             raise RecastError(
                 f"{source} is of version {found['version']}: this recast reads version {SWITCHING_VERSION}"
             )
-        read_fields(Schedule, found, source, strict=False)  # names its keys as the file does
-        return read_fields(cls, {**found, "schedule": found}, source, strict=False)
+        read(Schedule, found, source)  # names its keys as the file does
+        return read(cls, {**found, "schedule": found}, source)
 
     @property
     def switched(self) -> list[str]:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from recast.config import Count, typed
 from recast.errors import RecastError
-from recast.fields import Count, typed
 from recast.layers.config import RecastConfig
 from recast.layers.functional.operands import fold_value
 from recast.layers.geometry import Geometry, convolution

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from recast.config import typed
 from recast.errors import RecastError
-from recast.fields import typed
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.config import PoolConfig, RecastConfig
 from recast.layers.geometry import Geometry

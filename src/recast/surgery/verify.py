@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from recast.config import typed
 from recast.errors import RecastError
-from recast.fields import typed
 from recast.layers.attention_pool import attention_pools
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.config import Backend

@@ -25,10 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recast.config import Positive, Seed, typed
 from recast.errors import RecastError, suggest
-from recast.fields import Positive, Seed, typed
 from recast.layers.cmhsa import RecastLayer, recast_layers
-from recast.layers.config import RecastConfig
 from recast.layers.functional.maps import query_tokens, relative_entropy
 from recast.surgery.wrappers import unwrapped
 from recast.tracing.examples import read_batches, run_example
@@ -93,7 +92,7 @@ def told(woken: Sequence[Woken]) -> str:
 @typed("model", "batches", "logit_std", "seed", "layers")
 @torch.no_grad()
 def wake_(
-    model: nn.Module, batches: Tensor | Iterable[Any], logit_std: Positive = RecastConfig.logit_std, seed: Seed = 0,
+    model: nn.Module, batches: Tensor | Iterable[Any], logit_std: Positive = 1.5, seed: Seed = 0,
     layers: Collection[str] | None = None,
 ) -> list[Woken]:  # fmt: skip
     """Set queries and keys of recast layers from images, in place.

@@ -1,53 +1,44 @@
-"""Options of the suites of an evaluation, as plain data."""
+"""What the suites of an evaluation can be told, as plain data."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, TypeVar
 
 from annotated_types import MinLen
 from pydantic import AfterValidator
 
-from recast.config import Config, Count, CountOrZero, FilePath, NotNegative, Pixels, Positive, Rare, convert, problem
+from recast.config import Config, Count, CountOrZero, FilePath, NotNegative, Pixels, Positive, Rare, convert
 from recast.errors import RecastError, shown
+
+T = TypeVar("T")
 
 
 def parse_size(text: str, name: str = "each of sizes") -> tuple[int, int]:
     """Return (height, width) of "160" or "128x192". Raises RecastError with the option's name for anything else."""
     match = re.fullmatch(r"([0-9]{1,9})(?:[x×]([0-9]{1,9}))?", text.strip().lower())
-    if not match or not int(match[1]) or (match[2] and not int(match[2])):
-        raise RecastError(f"{name} must be pixels, 224 or 224x160 (height x width), got {shown(text)}")
+    if not match:
+        raise RecastError(f"{name} takes pixels, 224 or 224x160 (height x width), got {shown(text)}")
     height, width = (convert(Pixels, side, name) for side in (match[1], match[2] or match[1]))
     return height, width
 
 
-def _is_size(text: str) -> str:
-    try:
-        parse_size(text)
-    except RecastError:
-        raise problem("must be pixels, 160 or 128x192 (height x width)") from None
+def _size(text: str) -> str:
+    parse_size(text, "a size")
     return text
 
 
-Size = Annotated[str, AfterValidator(_is_size)]
-
-
-def _once(values: tuple[Any, ...]) -> tuple[Any, ...]:
+def _once(values: tuple[T, ...]) -> tuple[T, ...]:
     return tuple(dict.fromkeys(values))
 
 
-Once = AfterValidator(_once)
-"""Drops values that are given twice."""
+Size = Annotated[str, AfterValidator(_size)]
 
 
 class Options(Config):
-    """Suites"""
+    """Options of the suites"""
 
-    num_images: Count | None = None
-    """Measure on this many images of every data set, class-balanced."""
-    seed: CountOrZero = 0
-    """Seed of corruptions, random starts and intervals."""
-    eps: Annotated[tuple[NotNegative, ...], MinLen(1), Once] = (1.0, 4.0)
+    eps: Annotated[tuple[NotNegative, ...], MinLen(1), AfterValidator(_once)] = (1.0, 4.0)
     """Budgets of the attacks in 1/255 of a [0, 1] pixel."""
     steps: Count = 5
     """Steps of PGD."""
@@ -59,16 +50,20 @@ class Options(Config):
     """Start PGD at a random point of the ball."""
     sizes: tuple[Size, ...] | None = None
     """Test sizes: 160 or 128x192 (height x width). None: sizes around the data's own."""
-    neighbours: Annotated[tuple[Count, ...], MinLen(1), Once] = (1, 5, 10, 20)
+    neighbours: Annotated[tuple[Count, ...], MinLen(1), AfterValidator(_once)] = (1, 5, 10, 20)
     """k of the knn suite."""
     labels: Literal["fine", "coarse"] | None = None
-    """Labels of knn, retrieval, linear, separability and tsne, whatever a run was trained with. None: its own."""
+    """Labels of knn, retrieval, linear, separability, tsne, whatever a run was trained with. None: its own."""
     sets: FilePath | None = None
     """Folder of imagenet-c/, imagenet-a/ ... None: the one that RECAST_DATA names."""
     test_mode: Literal["square", "whole", "slide"] = "square"
-    """Segmentation: the middle square of an image; whole, its short side the square's; or slide, the mean of windows as
-    large as the square, two thirds of it apart."""
-    test_scales: Annotated[tuple[Positive, ...], MinLen(1), Once, Rare()] = (1.0,)
+    """Segmentation: the middle square of an image; all of it, its short side the square's; or all of it by windows
+    as large as the square, two thirds of it apart, and their mean."""
+    test_scales: Annotated[tuple[Positive, ...], MinLen(1), AfterValidator(_once), Rare()] = (1.0,)
     """Segmentation: mean of the predictions of the image at these scales."""
     test_flip: Annotated[bool, Rare()] = False
-    """Segmentation: average over the mirror image too."""
+    """Segmentation: and of its mirror image."""
+    num_images: Count | None = None
+    """Measure on this many images of every data set, class-balanced."""
+    seed: CountOrZero = 0
+    """Seed of corruptions, random starts and intervals."""

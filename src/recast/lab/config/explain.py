@@ -4,31 +4,33 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from recast.config import Classes, Config, Count, CropShare, FilePath, Port, Positive, Probability, Rare
+from recast.config import Classes, Config, Count, CropShare, FilePath, Port, Positive, Probability, Rare, Words
+from recast.lab.config.evaluation import Size
 
 
 class ExplainOptions(Config):
-    """Explanation"""
+    """What a page shows, of which network and images"""
 
-    subject: str
-    """Run folder or model."""
-    images: list[str] = []
-    """Files and folders; of a run val:N."""
+    subject: str = ""
+    """Run folder of recast train; or a model: timm:NAME (or NAME), torchvision:NAME,
+    upernet|maskrcnn|fasterrcnn|retinanet:NAME, pkg.module:function, or a file of recast.save."""
+    images: Words = []  # noqa: RUF012
+    """Files, folders; of a run val:N. Default: four of those."""
     out: FilePath | None = None
     """Output file, .html or .png. None: RUN/explain/IMAGE.html, or here."""
     layer: str | None = None
     """Layer to open first, or to draw in a PNG."""
     outputs: Literal["softmax", "sigmoid", "logits"] | None = None
-    """Outputs as exclusive classes, labels that may occur together, or as they are. None: sigmoid for one output, else
-    softmax."""
+    """How the outputs are read: exclusive classes, labels that may occur together, or as they are. None: sigmoid for
+    one output, else softmax."""
     neighbours: bool = False
     """Show the ten nearest training images of a run instead."""
     serve: bool = False
-    """Serve a page on this machine that takes one image after the other; Ctrl-C ends it."""
-    port: Annotated[Port | None, Rare()] = None
-    """Port of --serve; 0 for a free one. None: 8765."""
-    img_size: str | None = None
-    """Pixels, 224 or 224x160 (height x width). None: the network's."""
+    """Serve a page on this machine alone that takes one image after the other; Ctrl-C ends it."""
+    port: Port | None = None
+    """Port of --serve, 0 for a free one. None: 8765."""
+    img_size: Size | None = None
+    """Size, 224, or 224x160 (height x width). None: the network's own."""
     num_images: Count = 16
     """Largest number of images."""
     checkpoint: FilePath | None = None
@@ -36,17 +38,17 @@ class ExplainOptions(Config):
     checkpoint_key: Annotated[str | None, Rare()] = None
     """Which weights of a checkpoint with several, e.g. state_dict. None: as timm, EMA first."""
     pretrained: bool = False
-    """Let timm or torchvision fetch the model's weights."""
+    """Fetch the registry's own weights of a model."""
     num_classes: Annotated[Classes | None, Rare()] = None
-    """Classes of the model's head."""
+    """Classes of a model's head."""
     classes: FilePath | None = None
-    """Text file with a name of a class per line. None: ImageNet's for 1,000 classes, else numbers."""
+    """Names of a model's classes, a text file, one a line. None: ImageNet's for 1,000, else numbers."""
     mean: Annotated[tuple[Probability, Probability, Probability] | None, Rare()] = None
-    """Normalization of a model, R G B in [0, 1] pixels. None: the model's (timm's), else ImageNet's."""
+    """Normalization of a model, R G B in [0, 1] pixels. None: what it says (timm's do), else ImageNet's."""
     std: Annotated[tuple[Positive, Positive, Positive] | None, Rare()] = None
     """Normalization of a model. None: as for the mean."""
     crop_pct: Annotated[CropShare | None, Rare()] = None
-    """Share of the short side that a model's center crop keeps. None: the model's, else 0.875, and 1 for small
-    images."""
+    """Share of the short side that the center crop keeps. None: what a model says, else 0.875, and 1 for small images.
+    """
     device: str = "cpu"
     """auto, cpu, cuda or mps."""

@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from recast.errors import RecastError, first_line, optional_package
-from recast.fields import CountOrZero, check_value
+from recast.config import CountOrZero, convert
 from recast.lab.config import AugmentConfig, DataConfig
 from recast.lab.data.datasets import Found, LabelledImages
 from recast.lab.data.folders import MAX_CLASSES, data_dir
@@ -200,9 +200,9 @@ def _info(root: Path) -> Mapping[str, Any]:
     try:
         info: Mapping[str, Any] = parse_json(decode(read_bytes(path), path), path)
         for split in info["splits"].values():
-            check_value(CountOrZero, split["num_samples"], "num_samples")
-            check_value(list[str], split["filenames"], "filenames")
-            check_value(str, split.get("alt_label", ""), "alt_label")
+            convert(CountOrZero, split["num_samples"], "num_samples")
+            convert(list[str], split["filenames"], "filenames")
+            convert(str, split.get("alt_label", ""), "alt_label")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f" ({error})" if isinstance(error, RecastError) else ""
         raise RecastError(f"cannot make sense of {path}{reason}: {expected}") from None

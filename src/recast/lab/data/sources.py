@@ -13,7 +13,7 @@ from torch import Tensor
 from torchvision.transforms.v2.functional import normalize
 
 from recast.errors import RecastError, suggest
-from recast.fields import check_fields
+from recast.config import check_fields
 from recast.lab.config import AugmentConfig, DataConfig, Task
 from recast.lab.data import digits
 from recast.lab.data.augment import resolve

@@ -17,7 +17,7 @@ from rich.progress import Progress
 from torch import nn
 
 from recast.errors import RecastError
-from recast.fields import typed
+from recast.config import typed
 from recast.lab.config.evaluation import Options
 from recast.lab.data import Data
 from recast.lab.data.seeding import choose_balanced

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from recast.analysis.records import FourierLine, HeadLine, SimilarityLine
 from recast.errors import RecastError, shown
-from recast.fields import read_fields
+from recast.config import read
 from recast.files import number, read_json, read_lines, read_names, read_text, require
 from recast.lab.config import Recipe
 from recast.lab.recipe import SEAL, load_recipe, why_untaught
@@ -213,7 +213,7 @@ def _verify(path: Path) -> dict[str, Any]:
 
 
 def _provenance(path: Path) -> dict[str, Provenance]:
-    return read_fields(Evaluation, read_json(path), str(path), strict=False).suites
+    return read(Evaluation, read_json(path), str(path)).suites
 
 
 def _schedule(path: Path) -> Switching:
@@ -252,7 +252,7 @@ def _metrics(path: Path) -> list[Epoch]:
     wrong = [f"{path} line {at} is truncated or not JSON, or damaged" for at in damaged]
     for at, line in lines:
         try:
-            row = read_fields(Epoch, line, f"{path} line {at}", strict=False)
+            row = read(Epoch, line, f"{path} line {at}")
             by_epoch[row.epoch] = row  # a resumed run may repeat an epoch: the later row counts
         except RecastError as error:
             wrong.append(str(error))

@@ -22,7 +22,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from recast.errors import RecastError, first_line, listed
-from recast.fields import read_fields
+from recast.config import read
 from recast.files import free_space, replaced, row_digest
 from recast.lab.config import Recipe
 from recast.lab.recipe import MAY_CHANGE, changes, recipe_from_dict, recipe_to_dict
@@ -210,7 +210,7 @@ def _fill_(
         state.embedding.load_state_dict(content["embedding"])
     state.optimizer.load_state_dict(content["optimizer"])
     state.scaler.load_state_dict(content["scaler"])
-    state.position = read_fields(Position, content["position"], str(path))
+    state.position = read(Position, content["position"], str(path))
     state.rows = dict(content.get("rows", {}))
 
 

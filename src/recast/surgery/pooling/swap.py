@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recast.config import typed
 from recast.errors import RecastError, shown
-from recast.fields import typed
 from recast.layers.attention_pool import attention_pools
 from recast.layers.config import PoolConfig, RecastConfig
 from recast.surgery.plan import NOTHING, Plan, plan_of, set_plan_
