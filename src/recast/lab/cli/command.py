@@ -21,6 +21,7 @@ from typing import Annotated, Any, Generic, Literal, NewType, TypeVar, get_args,
 import pydantic
 from cyclopts import App, Group, Parameter
 from cyclopts.help import PlainFormatter
+from pydantic_core import PydanticUndefined
 
 from recast.config import Config, Field, File, Keys, Rare, Threads, fields_of, merge, read
 from recast.lab.threads import use_threads
@@ -29,6 +30,8 @@ Model = TypeVar("Model", bound=Config)
 Line = NewType("Line", str)
 """Annotates a parameter that gets the command as it was typed; it is no option."""
 HELP = ("--help", "-h", "--help-all")
+COLUMN = 34
+"""Where the text of the help begins."""
 SENTENCE = re.compile(r"(?<!\.\w)\. ")
 """What separates sentences; not the full stops of e.g. this."""
 
@@ -60,7 +63,7 @@ class Option:
         self.field, self.dotted, self.short = field, dotted, short
         items = leaves(field.info.annotation)
         words = field.choices or next((get_args(item) for item in items if get_origin(item) is Literal), ())
-        is_open = bool({str, int, float} & set(items))
+        is_open = not field.choices and bool({str, int, float} & set(items))
         kind: Any = bool if bool in items else str if is_open or not words else Literal[words]
         several = next((item for item in items if get_origin(item) in (list, tuple)), None)
         count = len(get_args(several)) if get_origin(several) is tuple and ... not in get_args(several) else 0
@@ -77,7 +80,8 @@ class Option:
         """Return the field's value in a config; where that is of another kind, the field's own default."""
         for key in self.field.path:
             config = config.get(key) if isinstance(config, Mapping) else getattr(config, key, None)
-        return self.field.info.get_default() if config is None and not self.field.info.is_required() else config
+        default = self.field.info.get_default()
+        return default if config is None and default is not PydanticUndefined else config
 
     def help(self, everything: bool, config: Any) -> str:
         """Return the field's docstring, or its first sentence, and its value in a config or by default."""
@@ -128,14 +132,15 @@ class Part:
 
     def parameters(self, name: str, groups: dict[str, Group], everything: bool, base: Any) -> Iterator[Any]:
         """Yield a keyword-only parameter for each option. Rare ones show on request."""
+        base = base or self.model()
         for path, option in self.options.items():
             field, names = option.field, dict.fromkeys((option.short, option.dotted))
             can_be_off = option.hint is bool and (self.has_base or option.value(base) is True)
-            heading = (field.section.__doc__ or "").partition("\n")[0].rstrip(".")
+            heading = field.section.__name__.removesuffix("Config").removesuffix("Options") or "Options"
             settings = Parameter(
                 name=tuple(names), metavar=option.metavar, help=option.help(everything or not name, base),
                 group=groups.setdefault(heading, Group(heading, sort_key=len(groups))), show_default=False,
-                show=everything or Rare() not in field.info.metadata, show_choices=False,
+                show=everything or Rare not in field.marks, show_choices=False,
                 negative=f"--no-{option.short[2:]}" if can_be_off else (), consume_multiple=option.takes,
             )  # fmt: skip
             wishes = [mark for mark in field.info.metadata if isinstance(mark, Parameter)]
@@ -152,18 +157,11 @@ class Typed(Generic[Model]):
     """The options of a config that were typed, to be laid over another one. Annotates a parameter."""
 
     def __init__(self, part: Part, words: Mapping[Keys, Any]) -> None:
-        self.part, self.words = part, words
+        self.name, self.model, self.words = part.name, part.model, words
 
     @property
-    def names(self) -> list[str]:
-        """The options that were typed."""
-        return [self.part.options[path].short for path in self.words]
-
-    def over(self, base: Mapping[str, Any]) -> Model:
-        """Return the config with the values of `base` and the words that were typed.
-
-        Raises RecastError that names the option.
-        """
+    def changes(self) -> dict[str, Any]:
+        """The words as nested data: with commas separated, but for a regular expression's, and null as None."""
         changes: dict[str, Any] = {}
         for path, words in self.words.items():
             target = changes
@@ -172,7 +170,14 @@ class Typed(Generic[Model]):
             if isinstance(words, list) and not any(word.startswith("re:") for word in words):
                 words = [part for word in words for part in word.split(",") if part]
             target[path[-1]] = None if words in ("null", ["null"]) else words
-        return read(self.part.model, merge(self.part.model, base, changes), name=self.part.name)  # type: ignore[return-value]
+        return changes
+
+    def over(self, base: Mapping[str, Any]) -> Model:
+        """Return the config with the values of `base` and those that were typed.
+
+        Raises RecastError that names the option.
+        """
+        return read(self.model, merge(self.model, base, self.changes), name=self.name)  # type: ignore[return-value]
 
 
 class Command:
@@ -181,18 +186,21 @@ class Command:
     function: returns the exit code. Its positional-only parameters are words; each keyword-only one is an option, a
     config (with `Parameter(name="*")` without its name before the dotted ones), `Typed[Config]`, or the `Line`.
     usage: what follows the command's name. examples: the end of its help.
-    base: gives the config that a `Typed` parameter will be laid over, for the defaults in the help.
+    describe: for the words of a call for help, more of what the command does, and the config that a `Typed` parameter
+    will be laid over, for the defaults.
     """
 
     def __init__(
         self, function: Callable[..., int], usage: str, examples: str = "",
-        base: Callable[[Sequence[str]], Any] | None = None,
+        describe: Callable[[Sequence[str]], tuple[str, Any]] | None = None,
     ) -> None:  # fmt: skip
-        self.function, self.usage, self.examples, self.base = function, usage, examples, base
+        self.function, self.usage, self.examples, self.describe = function, usage, examples, describe
         self.name = function.__name__
         self.typed: Sequence[str] = ()
+        self.base: Any = None
         self.__annotations__: dict[str, Any] = {}  # cyclopts asks for them; those of the signature count
-        self.about, _, docs = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
+        about, _, docs = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
+        self.about = "\n\n".join(" ".join(paragraph.split()) for paragraph in about.split("\n\n"))
         help_of = dict(re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", docs, re.MULTILINE))
         self.words: list[inspect.Parameter] = []
         labels = [word.strip("[]") for word in usage.split() if word.strip("[]…")]
@@ -212,7 +220,7 @@ class Command:
                 flat = any(isinstance(mark, Parameter) for mark in marks)
                 words = [word.name for word in self.words]
                 is_typed = get_origin(hint) is Typed
-                has_base = is_typed and base is not None
+                has_base = is_typed and describe is not None
                 parts[name] = Part(model, "" if flat else name, is_typed, has_base, words)
             else:
                 plain[name] = (parameter.annotation, pydantic.Field(parameter.default, description=help_of[name]))
@@ -223,18 +231,19 @@ class Command:
     def __signature__(self) -> inspect.Signature:
         """The words, then all options, as cyclopts reads them."""
         everything = "--help-all" in self.typed
-        base = self.base(self.typed) if self.base and set(HELP) & set(self.typed) else None
         groups: dict[str, Group] = {}
         parameters = list(self.words)
         for name, part in self.parts.items():
-            parameters += part.parameters(name, groups, everything, base if part.has_base else None)
+            parameters += part.parameters(name, groups, everything, self.base if part.has_base else None)
         return inspect.Signature(parameters)
 
     def app(self, typed: Sequence[str]) -> App:
         """Return the command as an application of cyclopts, for the words that were typed behind its name."""
-        self.typed = typed
+        self.typed, self.base, about = typed, None, ""
+        if self.describe and set(HELP) & set(typed):
+            about, self.base = self.describe(typed)
         return App(
-            name=self.name, help=self.about, usage=f"recast {self.name} {self.usage}",
+            name=self.name, help=about or self.about, usage=f"recast {self.name} {self.usage}",
             help_epilogue=f"Examples:\n{self.examples}", default_command=self, version_flags=[], help_flags=HELP,
         )  # fmt: skip
 
@@ -267,14 +276,15 @@ class Columns(PlainFormatter):
             name = next(iter(entry.positive_names), entry.positional_label)
             name = f"--[no-]{name[2:]}" if entry.negative_names else name
             left = f"  {name} {entry.metavar if entry.positive_names and entry.metavar else ''}".rstrip()
-            text = textwrap.wrap(entry.description.primary_renderable.plain, self.width - 30) or [""]
-            lines += ([f"{left:<29} {text.pop(0)}"] if len(left) < 29 else [left]) + [" " * 30 + line for line in text]
+            text = textwrap.wrap(entry.description.primary_renderable.plain, self.width - COLUMN) or [""]
+            first = f"{left:<{COLUMN - 1}} {text.pop(0)}" if len(left) < COLUMN else left
+            lines += [first, *(" " * COLUMN + line for line in text)]
         console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
     def render_description(self, console: Any, options: Any, description: Any) -> None:
         """Print what a command does."""
-        paragraphs = description.primary_renderable.plain.strip().split("\n\n")
-        text = "\n\n".join(textwrap.fill(paragraph, self.width) for paragraph in paragraphs)
+        lines = description.primary_renderable.plain.strip().splitlines()
+        text = "\n".join(textwrap.fill(line, self.width, subsequent_indent="    " * (line != lines[0])) for line in lines)
         console.print(text + "\n", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -49,8 +49,8 @@ each millisecond, multiply-add and MiB that they add. Queries and keys start fro
 """
 
 
-class Subject(Config):
-    """Network"""
+class Network(Config):
+    """A network by its name, and its weights."""
 
     checkpoint: FilePath | None = None
     """Weights, .safetensors or .pth."""
@@ -92,7 +92,7 @@ class Subject(Config):
 
 
 class Layers(Config):
-    """Layers"""
+    """Layers that become attention, by selection and limits or by a plan."""
 
     where: list[str] = Field(["last_stage"])
     """Layers to recast: last_stage, all, stage:N, names, globs, re:REGEX; none: the pooling alone."""
@@ -109,7 +109,7 @@ class Wanted:
         self.layers, self.recast, self.pool = layers.over({}), recast.over({}), pool.over({})
         Budget.parse(self.layers.budget)
         if self.layers.plan is not None:
-            check_alone([name for part in (layers, recast, pool) for name in part.names if name != "--plan"])
+            check_alone([part.name(path) for part in (layers, recast, pool) for path in part.words if path != ("plan",)])
 
     def plan(self, model: nn.Module, example: Example) -> Plan:
         """Return the plan of a model."""
@@ -154,7 +154,7 @@ def plan(
     data: str | None = None,
     data_dir: FilePath | None = None,
     num_images: Count = 256,
-    subject: Annotated[Subject, Parameter(name="*")],
+    network: Annotated[Network, Parameter(name="*")],
     layers: Annotated[Typed[Layers], Parameter(name="*")],
     recast: Typed[RecastConfig],
     pool: Typed[PoolConfig],
@@ -184,12 +184,12 @@ def plan(
 
     import torch
 
-    network, images = subject.open(model, subject.load(data, data_dir))
+    parent, images = network.open(model, network.load(data, data_dir))
     ranking = None
     if images is not None and ranked:
-        planned, ranking = _rank(model, network, images, wanted, num_images)
+        planned, ranking = _rank(model, parent, images, wanted, num_images)
     else:
-        planned = wanted.plan(network, torch.zeros(1, *example_shape(network, subject.img_size)))
+        planned = wanted.plan(parent, torch.zeros(1, *example_shape(parent, network.img_size)))
     if path is not None:
         write_text(path, planned.to_json() + "\n")
     if output.as_json:

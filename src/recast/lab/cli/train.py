@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,11 +16,10 @@ from recast.lab.cli.command import Command, Compute, Line, Typed, print_json
 from recast.lab.cli.guard import later_process
 from recast.lab.cli.plan import check_alone, read_edited
 from recast.lab.config import Recipe
-from recast.lab.recipe import functions_of, has_new_parent, load_recipe
+from recast.lab.recipe import functions_of, has_new_parent, load_recipe, override
 from recast.lab.recipes import RECIPES, make_recipe, recipes_by_paper
 from recast.lab.records import ARMS
 from recast.lab.report.formats import duration
-from recast.lab.suites import MAIN, METRICS
 from recast.layers.config import PoolConfig
 from recast.models.trust import check_trusted, follow_up, trusting
 from recast.surgery.limits import Budget
@@ -70,14 +68,14 @@ def train(
         trust: Run the code (pkg.module:function) that the files name.
     """
     base = _base(recipe, resume, out)
-    wanted = config.over(base.model_dump(exclude_unset=True))
+    wanted = override(base, config.changes, config.name)
     if wanted.model.checkpoint and base.model.pretrained and not base.model.checkpoint:
         # weights that were given stand for those the recipe would fetch
         wanted = wanted.replace(model=wanted.model.replace(pretrained=False))
     _check_weights(recipe, wanted)
     if plan is not None:
         check_alone(
-            [config.part.name(path) for path in config.words if path[0] in ("where", "budget", "recast", "pool")]
+            [config.name(path) for path in config.words if path[0] in ("where", "budget", "recast", "pool")]
         )
         wanted = _as_planned(wanted, plan)
     Budget.parse(wanted.budget)
@@ -143,39 +141,31 @@ def _base(name: str | None, resume: str | None, out: str | None) -> Recipe:
     return load_recipe(path, complete=True)
 
 
-def _description(named: str | None) -> str:
-    """What a recipe's own help begins with: its text; without one, our own recipes, and how the papers' are called."""
-    if named in RECIPES:
-        title, empty, paper, command, *rest = f"{named}: {RECIPES[named].text}".splitlines()
-        wrapped = [textwrap.fill(line, 100, subsequent_indent="    ") for line in (paper, *rest)]
-        return "\n".join((title, empty, wrapped[0], command, *wrapped[1:]))  # a command can be copied
+def _describe(words: Sequence[str]) -> tuple[str, Recipe | None]:
+    """Return the text and values of the recipe whose help is asked for; without one, the names of recipes."""
+    if not words[0].startswith("-"):
+        base = _base(words[0], None, None)
+        return f"{words[0]}: {RECIPES[words[0]].text}" if words[0] in RECIPES else COMMAND.about, base
     own, *papers = recipes_by_paper().items()
+    everything = "--help-all" in words
     width = max(map(len, own[1])) + 2
-    lines = [f"  {name:<{width}}{RECIPES[name].title}" for name in own[1]]
+    lines = [f"  {name:<{width}}{RECIPES[name].title}" for name in own[1]] if everything else [f"  {', '.join(own[1])}"]
     for paper, names in papers:
         few = ", ".join(names[:NAMED]) + (f", … ({len(names)})" if len(names) > NAMED else "")
-        lines.append(f"{paper}:\n  {few}")
-    return (
-        "Recast a trained network and train on, beside the parent trained the same way.\n\nrecipes:\n"
-        + "\n".join(lines)
-        + f"\n  or the recipe.yaml of a run; all {len(RECIPES)} names: docs/recipes.md, or TAB\n\n"
-        "recast train RECIPE --help tells its paper, command, numbers and values"
-    )
+        lines += [f"  {paper}:", f"    {few}"] if everything else []
+    rest = "" if everything else f" ({len(RECIPES) - len(own[1])} more, of papers, by --help-all)"
+    more = f"Recipes{rest}; their papers, commands and values by recast train RECIPE --help:"
+    return "\n".join((COMMAND.about, "", more, *lines)), None
 
 
-def _named(words: Sequence[str]) -> Recipe | None:
-    """Return the recipe whose help is asked for."""
-    name = next(iter(words), "-")
-    return None if name.startswith("-") else _base(name, None, None)
-
-
-COMMAND = Command(train, "RECIPE [options]   or   recast train --resume RUN", EXAMPLES, _named)
+COMMAND = Command(train, "RECIPE [options]   or   recast train --resume RUN", EXAMPLES, _describe)
 
 
 def _arms_table(out: Path) -> str:
     """What every arm reached on the validation images; the parent as it was is epoch 0 of its own training."""
     from rich.table import Table
 
+    from recast.lab.suites import MAIN, METRICS
     from recast.lab.training.metrics import read_metrics
     from recast.surgery.table import render
 

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from recast.config import Count, FilePath, Seed
 from recast.lab.cli.command import Command, Compute, Typed, print_json
-from recast.lab.cli.plan import Layers, Subject, Wanted, example_shape
+from recast.lab.cli.plan import Layers, Network, Wanted, example_shape
 from recast.layers.config import Backend, PoolConfig, RecastConfig
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def verify(
     num_images: Count = 8,
     device: str = "cpu",
     seed: Seed = 0,
-    subject: Annotated[Subject, Parameter(name="*")],
+    network: Annotated[Network, Parameter(name="*")],
     layers: Annotated[Typed[Layers], Parameter(name="*")],
     recast: Typed[RecastConfig],
     pool: Typed[PoolConfig],
@@ -73,9 +73,9 @@ def verify(
 
     torch.manual_seed(seed)
     place = choose_device(device)
-    parent, dataset = subject.open(model, subject.load(data, data_dir))
-    images = _images(dataset, num_images, example_shape(parent, subject.img_size))
-    if not (subject.pretrained or subject.checkpoint):
+    parent, dataset = network.open(model, network.load(data, data_dir))
+    images = _images(dataset, num_images, example_shape(parent, network.img_size))
+    if not (network.pretrained or network.checkpoint):
         # the statistics of a map of one pixel need two images
         randomize_scales_(parent, torch.cat([images, images.flip(-1)]) if len(images) == 1 else images[:AT_ONCE])
     parent, images = parent.to(place), images.to(place)
