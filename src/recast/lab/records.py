@@ -16,8 +16,8 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from recast.errors import RecastError
 from recast.config import convert, read
+from recast.errors import RecastError
 from recast.surgery.schedule import Schedule
 from recast.tables import columns_of, read_records, write_rows
 

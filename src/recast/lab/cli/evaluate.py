@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from recast.errors import RecastError
 from recast.config import Count, Workers
+from recast.errors import RecastError
 from recast.files import read_names
 from recast.lab.cli.guard import complain
 from recast.lab.cli.help import Command

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from recast.errors import RecastError
 from recast.config import CountOrZero, NotNegative
+from recast.errors import RecastError
 from recast.files import check_place
 from recast.lab.cli.help import Command
 from recast.lab.cli.options import ComputeOptions, TrustOption, Words, parse, print_json

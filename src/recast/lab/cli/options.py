@@ -15,8 +15,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias, TypeVar, get_args
 
-from recast.errors import RecastError, suggest
 from recast.config import Classes, Threads, check_value, field_types, read_value, words_of
+from recast.errors import RecastError, suggest
 from recast.lab.cli.guard import COMPLETE, HelpShown
 from recast.lab.cli.help import OUTPUT, Command, Option, field_docs, show_help
 from recast.lab.config import Recipe, evaluation

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from recast.errors import RecastError
 from recast.config import Count
+from recast.errors import RecastError
 from recast.files import check_place, write_text
 from recast.lab.cli.help import Command
 from recast.lab.cli.options import ModelOptions, parse, parse_size, print_json

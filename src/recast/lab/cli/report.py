@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from recast.errors import RecastError
 from recast.config import Pixels
+from recast.errors import RecastError
 from recast.lab.cli.help import Command
 from recast.lab.cli.options import OutputOptions, TrustOption, Words, parse, print_json
 from recast.lab.config import DataConfig

@@ -21,8 +21,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from recast.errors import RecastError, first_line, optional_package
 from recast.config import CountOrZero, convert
+from recast.errors import RecastError, first_line, optional_package
 from recast.lab.config import AugmentConfig, DataConfig
 from recast.lab.data.datasets import Found, LabelledImages
 from recast.lab.data.folders import MAX_CLASSES, data_dir

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2.functional import normalize
 
-from recast.errors import RecastError, suggest
 from recast.config import check_fields
+from recast.errors import RecastError, suggest
 from recast.lab.config import AugmentConfig, DataConfig, Task
 from recast.lab.data import digits
 from recast.lab.data.augment import resolve

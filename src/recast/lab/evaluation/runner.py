@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import nn
 
-from recast.errors import RecastError
 from recast.config import typed
+from recast.errors import RecastError
 from recast.lab.config.evaluation import Options
 from recast.lab.data import Data
 from recast.lab.data.seeding import choose_balanced

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from recast.analysis.records import FourierLine, HeadLine, SimilarityLine
-from recast.errors import RecastError, shown
 from recast.config import read
+from recast.errors import RecastError, shown
 from recast.files import number, read_json, read_lines, read_names, read_text, require
 from recast.lab.config import Recipe
 from recast.lab.recipe import SEAL, load_recipe, why_untaught

@@ -21,8 +21,8 @@ from timm.utils import ModelEmaV3
 from torch import nn
 from torch.optim import Optimizer
 
-from recast.errors import RecastError, first_line, listed
 from recast.config import read
+from recast.errors import RecastError, first_line, listed
 from recast.files import free_space, replaced, row_digest
 from recast.lab.config import Recipe
 from recast.lab.recipe import MAY_CHANGE, changes, recipe_from_dict, recipe_to_dict
