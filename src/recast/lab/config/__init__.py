@@ -5,7 +5,7 @@ A `Recipe` is complete: written to `recipe.yaml`, it replays the run.
 
 from __future__ import annotations
 
-from recast.lab.config.inputs import AugmentConfig, Crop, DataConfig, Task
+from recast.lab.config.inputs import AugmentConfig, Crop, DataConfig
 from recast.lab.config.recipe import Recipe, check_recipe
 from recast.lab.config.training import DistillConfig, EmbeddingConfig, Freeze, OptimConfig, RegularizationConfig
 
@@ -19,6 +19,5 @@ __all__ = [
     "OptimConfig",
     "Recipe",
     "RegularizationConfig",
-    "Task",
     "check_recipe",
 ]

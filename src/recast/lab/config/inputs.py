@@ -21,9 +21,6 @@ from recast.fields import (
 )
 
 Crop = Literal["none", "pad", "random", "simple"]
-Task = Literal["classify", "segment", "detect"]
-TASKS: dict[str, Task] = {"scenes": "segment", "masks": "segment", "scene_objects": "detect", "coco": "detect"}
-"""Of data sets by name; all others are for classification."""
 
 
 @dataclass
@@ -68,11 +65,6 @@ class DataConfig(Checked, prefix="data."):
     """Coarse classes in the data: folder, the outer of two levels of folders; the others, of iNaturalist's names."""
     bad_image: Literal["stop", "skip"] = "stop"
     """An image that cannot be read: stop and name it, or put the next image in its place, name and count it."""
-
-    @property
-    def task(self) -> Task:
-        """What is asked of an image."""
-        return TASKS.get(self.name, "classify")
 
 
 @dataclass

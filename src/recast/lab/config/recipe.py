@@ -90,6 +90,8 @@ def check_recipe(recipe: Recipe) -> None:
 
 def _clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:
     """What fields ask of one another, and what is wrong where they do not get it."""
+    from recast.lab.tasks import task_of
+
     gate, scale, feature_epochs = recipe.recast.gate, recipe.augment.scale, recipe.distill.feature_epochs
     freeze = recipe.regularization.freeze
     yield scale[0] > scale[1], f"augment.scale must be (smallest, largest) share of the area, got {scale}"
@@ -102,8 +104,7 @@ def _clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:
         f"optim.gate_l1 closes the heads of gate='linear', got gate={gate!r}: leave it out",
     )
     yield from _schedule_clashes(recipe)
-    yield from _embedding_clashes(recipe)
-    yield from _dense_clashes(recipe)
+    yield from task_of(recipe).clashes(recipe)
     yield (
         freeze in ("trunk", "all_but_batch_norm") and recipe.has_layers,
         f"regularization.freeze={freeze} leaves the recast layers (where {' '.join(recipe.where)}) as they are: they "
@@ -114,59 +115,6 @@ def _clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:
         f"distill.feature_epochs must be at most epochs ({recipe.epochs}), got {feature_epochs}: it is the first part "
         "of the training",
     )
-
-
-def _embedding_clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:
-    """What an embedding cannot be learnt with, and what it cannot be learnt from."""
-    config, augment = recipe.embedding, recipe.augment
-    if not config.is_on:
-        return
-    for used, value in (
-        ("augment.mixup", augment.mixup > 0),
-        ("augment.cutmix", augment.cutmix > 0),
-        ("augment.repeats", augment.repeats > 1),
-        ("distill.name", recipe.distill.name is not None),
-        ("distill.feature_epochs", recipe.distill.feature_epochs > 0),
-        ("schedule", recipe.schedule.name != "before"),
-        ("regularization.freeze", recipe.regularization.freeze != "none"),
-        ("pool.kind per_class", recipe.pool.kind == "per_class"),
-    ):
-        yield value, f"{used} has no meaning for an embedding (embedding.projector={config.projector}): leave it out"
-    is_dino, (smallest, largest) = config.projector == "dino", config.local_scale
-    yield (
-        is_dino and (config.knn_weight or config.instance_weight or config.views < 2 or smallest > largest) > 0,
-        "embedding.projector=dino has one loss, over two views or more: set embedding.knn_weight and "
-        "embedding.instance_weight to 0, views to 2 or more, and local_scale to (smallest, largest)",
-    )
-    yield (
-        not (is_dino or config.knn_weight or config.instance_weight),
-        "an embedding learns from embedding.knn_weight or embedding.instance_weight, both are 0: raise one, or take "
-        "embedding.projector=none",
-    )
-    yield (
-        config.instance_weight > 0 and config.views < 2,
-        "embedding.instance_weight compares views of an image: set embedding.views to 2 or more, or the weight to 0",
-    )
-
-
-def _dense_clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:
-    """What has no meaning where every pixel has a class, or objects are to be found."""
-    if recipe.data.task == "classify":
-        return
-    task = {"segment": "segmentation", "detect": "detection"}[recipe.data.task]
-    for used, value in (
-        ("augment.mixup", recipe.augment.mixup > 0),
-        ("augment.cutmix", recipe.augment.cutmix > 0),
-        ("augment.auto_augment", recipe.augment.auto_augment is not None),
-        ("regularization.loss bce", recipe.regularization.loss == "bce"),
-        ("data.labels coarse", recipe.data.labels == "coarse"),
-        ("distill.name", recipe.distill.name is not None),
-        ("embedding", recipe.embedding.is_on),
-        ("pool.kind", recipe.pool.is_on),
-        ("augment.erasing", recipe.data.task == "detect" and recipe.augment.erasing > 0),
-        ("regularization.label_smoothing", recipe.data.task == "detect" and recipe.regularization.label_smoothing > 0),
-    ):
-        yield value, f"{used} has no meaning for {task} (data.name={recipe.data.name}): leave it out"
 
 
 def _schedule_clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:
