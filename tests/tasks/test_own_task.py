@@ -41,6 +41,9 @@ class Values(ImageTensors):
     def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         return super().batch(indices, seeds)[0], self.values[torch.as_tensor(indices, dtype=torch.long)]
 
+    def targets(self) -> list[str]:
+        return list(map(str, self.values.tolist()))
+
     def subset(self, indices: Tensor) -> Self:
         return replace(super().subset(indices), values=self.values[indices])
 
@@ -82,7 +85,7 @@ class ValueMeter:
 
 
 class Regress(Task):
-    name, title, label, main, validation = "regress", "regression", "R²", ("values", "r2"), ("r2",)
+    name, title, main, validation = "regress", "regression", ("values", "r2"), ("r2",)
     data_sets = ("brightness",)
     metrics: ClassVar[Mapping[str, Metric]] = {"r2": Metric("R²", meaning="share of the variance that is explained")}
     suites: ClassVar[Mapping[str, Suite]] = {

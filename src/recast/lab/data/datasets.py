@@ -96,6 +96,14 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
         """The same images on `img_size` pixels, cut to that share."""
         return replace(self, img_size=img_size, crop_pct=crop_pct)  # type: ignore[type-var]  # as above
 
+    def targets(self) -> list[str]:
+        """What each image is labelled, as texts, so that other labels are noticed; none where they are not known."""
+        return list(map(str, self.labels.tolist()))
+
+    def label_source(self, index: int) -> Any:
+        """A file or a tensor that holds the labels of an image; None: its text among `targets` says them all."""
+        return None
+
     @staticmethod
     def joined(labels: Sequence[Any]) -> Any:
         """The labels of several batches as those of one."""

@@ -48,7 +48,7 @@ def training(run: Run) -> list[Chart]:
     switches = [switch.epoch - 1 for switch in run.switching.switches] if run.switching else []
     marked = switches if len(switches) <= MOST_SWITCHES else []
     axis: dict[str, Any] = {"xlabel": "epoch", "whole_x": True, "switches": marked}
-    reached, label = training_series(run, run.main[1]), run.task.label
+    reached, label = training_series(run, run.main[1]), run.judged
     losses = {"validation": training_series(run, "val_loss"), "training": training_series(run, "train_loss", "dotted")}
     rows = [(one.role, part, *point[:2]) for part, found in losses.items() for one in found for point in one.points]
     parent = accuracy(run, "parent") if "parent" in words(run).drawn else math.nan

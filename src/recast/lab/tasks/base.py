@@ -64,8 +64,6 @@ class Task:
     name: ClassVar[str]
     title: ClassVar[str]
     """In messages: `detection`."""
-    label: ClassVar[str]
-    """Of the number that a run is judged by, in figures: `Top-1 accuracy`."""
     main: ClassVar[tuple[str, str]]
     """Suite and metric that a run is judged by: in percent, the higher the better."""
     validation: ClassVar[tuple[str, ...]]
@@ -196,9 +194,9 @@ def task_of_data(config: DataConfig) -> Task:
 
 
 def suites_of(task: Task, only_default: bool = False) -> list[str]:
-    """Return the suites that data of a task can be measured by, or those that it is measured by unasked."""
+    """Return the suites that data of a task can be measured by, or those that it is by default; its own come first."""
     return [
-        name for name, suite in SUITES.items()
+        name for name, suite in {**task.suites, **SUITES}.items()
         if suite.task in ("", task.name) and (not only_default or (suite.default and name not in task.unasked))
     ]  # fmt: skip
 

@@ -19,7 +19,6 @@ class Classify(Task):
 
     name = "classify"
     title = "classification"
-    label = "Top-1 accuracy"
     main = ("clean", "top1")
     validation = ("top1",)
     counts_images = True

@@ -28,7 +28,6 @@ class Detect(Task):
 
     name = "detect"
     title = "detection"
-    label = "Box AP"
     main = ("detection", "ap")
     validation = ("ap50", "ap")
     unasked = ("fourier",)

@@ -21,6 +21,7 @@ from torchvision import transforms
 from recast.errors import RecastError, listed, shown
 from recast.lab.config import DataConfig
 from recast.lab.data.datasets import Found
+from recast.lab.data.fingerprint import digest_of
 from recast.lab.data.folders import data_dir
 from recast.lab.data.images import BICUBIC, PADDING, PHOTO, to_pixels
 from recast.lab.data.parts import HELD_OUT, TRAINING, best_part, part_word
@@ -69,6 +70,9 @@ class ObjectImages(DenseImages):
     def has_masks(self) -> bool:
         """Every object has one."""
         return all(one.masks is not None for one in self.objects)
+
+    def targets(self) -> list[str]:
+        return [digest_of([one.boxes.tobytes(), one.classes.tobytes()]) for one in self.objects]
 
     @staticmethod
     def joined(labels: Sequence[Any]) -> Any:

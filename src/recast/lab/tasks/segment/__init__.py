@@ -22,7 +22,6 @@ class Segment(Task):
 
     name = "segment"
     title = "segmentation"
-    label = "mIoU"
     main = ("segmentation", "miou")
     validation = ("aacc", "miou")
     crop_pct = 1.0

@@ -21,6 +21,7 @@ from torchvision import transforms
 from recast.errors import RecastError, shown
 from recast.lab.config import AugmentConfig, DataConfig
 from recast.lab.data.datasets import Found
+from recast.lab.data.fingerprint import digest_of, size_of
 from recast.lab.data.folders import data_dir
 from recast.lab.data.images import BICUBIC, NEAREST, PADDING, PHOTO, middle, opened, resize_to, to_pixels
 from recast.lab.data.parts import choose_parts, part_word, parts_note
@@ -75,6 +76,12 @@ class ImagePairs(DenseImages):
                 "name all classes in classes.txt"
             )
         return Image.fromarray(np.where(known, classes, IGNORE).astype(np.uint8))
+
+    def targets(self) -> list[str]:
+        return [digest_of([mask.numpy()]) if isinstance(mask, Tensor) else size_of(mask) for mask in self.masks]
+
+    def label_source(self, index: int) -> str | Tensor:
+        return self.masks[index]
 
     def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         if not (found := self.drawn(indices, seeds)):
