@@ -18,7 +18,8 @@ from recast.lab.cli.options import ComputeOptions, TrustOption, Words, parse, pr
 from recast.lab.config.evaluation import Options
 from recast.lab.recipe import functions_of, load_recipe, why_untaught
 from recast.lab.records import Difference, Row
-from recast.lab.suites import DEFAULTS, METRICS, PER_CLASS, SUITES, base
+from recast.lab.suites import METRICS, PER_CLASS, SUITES, base
+from recast.lab.tasks import suites_of, task_of_data
 from recast.models.trust import follow_up, trusting
 
 EXAMPLES = """  recast evaluate runs/mine
@@ -32,6 +33,7 @@ What was measured is kept in RUN/scores by weights, images and options: the same
 stopped. Suites:
 
 """
+DEFAULTS = [name for name, suite in SUITES.items() if suite.default]
 UNITS = {"peak_memory": ", bytes", "macs": " per image", "weight_decay": ", log₁₀", "no_gradient": ", of images"}
 
 
@@ -113,8 +115,8 @@ def _suites(asked: list[str], folder: Path) -> list[str]:
         return asked
     recipe = load_recipe(folder / "recipe.yaml", complete=True)
     has_arms, has_heads = not recipe.is_plain, recipe.has_layers
-    fits = {name: recipe.data.task in SUITES[name].default for name in DEFAULTS}
-    return [name for name in DEFAULTS if fits[name] and {"agreement": has_arms, "heads": has_heads}.get(name, True)]
+    fits = suites_of(task_of_data(recipe.data), only_default=True)
+    return [name for name in fits if {"agreement": has_arms, "heads": has_heads}.get(name, True)]
 
 
 def compared_with(folder: Path, rows: Sequence[Row]) -> tuple[str, ...]:

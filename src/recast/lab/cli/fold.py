@@ -99,7 +99,7 @@ def _save(options: Options, out: Path) -> int:
         raise RecastError(f"{options.subject} has no GPSA layer: there is nothing to fold")
     before = len(heads_left(model))
     if run is not None and options.heads is not None:
-        check_task(["frontier"], run.recipe.data.task, run.data.name)
+        check_task(["frontier"], run.data.task, run.data.name)
         close_to(run, options.heads)
     layers = fold_(model, options.tol)
     write_model(model, out, read_header(source)["constructor"], Images.of(model), tried=False)

@@ -21,7 +21,8 @@ from recast.lab.recipe import functions_of, has_new_parent, load_recipe
 from recast.lab.recipes import RECIPES, make_recipe, recipes_by_paper
 from recast.lab.records import ARMS
 from recast.lab.report.formats import duration
-from recast.lab.suites import MAIN, METRICS
+from recast.lab.suites import METRICS
+from recast.lab.tasks import task_of_data
 from recast.layers.config import PoolConfig
 from recast.models.trust import check_trusted, follow_up, trusting
 from recast.surgery.limits import Budget
@@ -194,15 +195,14 @@ def _arms_table(out: Path) -> str:
     arms = [(before, (control or trained)[:1]), (ARMS["finetuned"], control), (ARMS["recast"], trained)]
     if recipe.is_plain:
         arms = [("Before training", trained[:1]), ("Trained", trained)]
-    table, label = Table(), METRICS[MAIN[recipe.data.task][1]].label
+    table, metric = Table(), task_of_data(recipe.data).main[1]
     table.add_column("network")
-    for title in (label, "val loss", "epochs", "time"):
+    for title in (METRICS[metric].label, "val loss", "epochs", "time"):
         table.add_column(title, justify="right")
     for name, rows in arms:
         if rows:
             last, seconds = rows[-1], sum(row["seconds"] or 0.0 for row in rows)
-            reached = next(last[key] for key in ("val_miou", "val_ap", "val_top1") if last.get(key) is not None)
-            cells = f"{reached:.2f} %", f"{last['val_loss']:.3f}", str(last["epoch"]), duration(seconds)
+            cells = f"{last[f'val_{metric}']:.2f} %", f"{last['val_loss']:.3f}", str(last["epoch"]), duration(seconds)
             table.add_row(name, *cells)
     return render(table)
 

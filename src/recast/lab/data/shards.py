@@ -79,6 +79,9 @@ class ImageStream(LabelledImages):
     def subset(self, indices: Tensor) -> ImageStream:
         raise RecastError("WebDataset shards are a stream: no part of it can be chosen beforehand")
 
+    def targets(self) -> list[str]:
+        return []
+
     def image_name(self, index: int | Sample) -> str:
         return index.name if isinstance(index, Sample) else super().image_name(index)
 
