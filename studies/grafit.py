@@ -51,11 +51,11 @@ from recast.lab.evaluation.run_folder import open_run
 from recast.lab.recipes import make_recipe
 from recast.lab.records import Row
 from recast.lab.statistics import mean_interval
-from recast.lab.training.embedding import neighbour_loss
 from recast.lab.training.loop import fit
 from recast.lab.training.run import train
 from recast.models.build import build
 from recast.models.config import ModelConfig
+from recast.papers.grafit.loss import neighbour_loss
 
 CLUSTERFIT, PARENT = "ClusterFit+", "parent"
 ARMS = {

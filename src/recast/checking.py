@@ -13,9 +13,9 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+from recast.config import read, typed
 from recast.errors import RecastError
 from recast.exporting import BATCHES, ExportCheck, compare, missing_packages, open_program
-from recast.config import read, typed
 from recast.io import load, local_file
 from recast.layers.gpsa import gpsa_layers
 from recast.models.build import check_constructor, input_defaults

@@ -375,7 +375,10 @@ def explain(error: ValidationError, model: Any, name: Callable[[Keys], str] = ".
         near = difflib.get_close_matches(str(got), words, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         return f"{name(path)} must be one of {', '.join(words)}, got {shown(got)}{hint}"
-    message = " or ".join(dict.fromkeys(e["msg"] for e in errors if _locate(model, e["loc"])[0] == path))
+    if kind == "too_short":
+        return f"{name(path)} must have at least {context['min_length']} value, got {shown(got)}"
+    alike = [e["msg"] for e in errors if e["input"] is got and _locate(model, e["loc"])[0] == path]  # of `A | B`
+    message = " or ".join(dict.fromkeys(alike))
     for long, short in SIGNS.items():
         message = message.replace(long, short)
     message = "must be " + message.removeprefix("must ").removeprefix("be ").replace(" or be ", " or ")

@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from recast.errors import RecastError, shown
 from recast.config import read, typed
+from recast.errors import RecastError, shown
 from recast.files import check_place, free_space, replaced
 from recast.layers.cmhsa import RecastLayer
 from recast.models.build import KWARGS, Images, build_from, check_constructor, replayed

@@ -30,9 +30,9 @@ from recast.lab.evaluation.knn import TEMPERATURE, choose_probe, features, fit_p
 from recast.lab.evaluation.retrieval import Above, choose_k, energy, halves_told, random_halves, rankings
 from recast.lab.evaluation.run_folder import evaluate_run
 from recast.lab.evaluation.runner import open_context
-from recast.lab.tasks.embedding import add_embedding_, embedding_head
 from recast.lab.training.run import train
 from recast.models.config import ModelConfig
+from recast.papers.grafit.head import add_embedding_, embedding_head
 
 BANK = torch.tensor([(1, 0), (0.8, 0.6), (0, 1), (-0.6, 0.8)], dtype=torch.float64)
 LABELS = torch.tensor([0, 0, 1, 1])

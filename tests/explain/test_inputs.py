@@ -13,12 +13,12 @@ from PIL import Image
 from recast.errors import RecastError
 from recast.lab.config import AugmentConfig
 from recast.lab.data import Data
-from recast.lab.data.coco import Annotations
 from recast.lab.data.datasets import ImageTensors
 from recast.lab.data.images import open_image, resize_and_crop, to_pixels
-from recast.lab.data.objects import ObjectImages
-from recast.lab.data.pairs import ImagePairs
 from recast.lab.explain.inputs import Input, find_inputs, read_image, read_inputs, some_of_validation
+from recast.lab.tasks.detect.coco import Annotations
+from recast.lab.tasks.detect.objects import ObjectImages
+from recast.lab.tasks.segment.pairs import ImagePairs
 
 SIZE = (16, 16)
 

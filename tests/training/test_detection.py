@@ -18,7 +18,7 @@ from recast.io import save
 from recast.lab.config import AugmentConfig, DataConfig, OptimConfig, Recipe
 from recast.lab.data import Data, load_data
 from recast.lab.evaluation.run_folder import open_run
-from recast.lab.tasks.detect import SceneRCNN, losing
+from recast.lab.tasks.detect.networks import SceneRCNN, losing
 from recast.lab.training import prepare
 from recast.lab.training.loop import fit
 from recast.lab.training.metrics import read_metrics

@@ -17,9 +17,9 @@ from torchvision.transforms.v2.functional import normalize
 from recast.errors import RecastError
 from recast.io import save
 from recast.lab.config import DistillConfig, RegularizationConfig
+from recast.lab.tasks.classify.training import label_loss
 from recast.lab.training import distill
 from recast.lab.training.distill import Distillation, Teacher, build_teacher, soft_loss, train_token_
-from recast.lab.training.objective import label_loss
 from recast.models.build import build
 from recast.models.config import ModelConfig
 

@@ -14,12 +14,12 @@ from torch.nn import functional as F
 
 from recast.errors import RecastError
 from recast.lab.config import AugmentConfig, DataConfig, EmbeddingConfig, Recipe, check_recipe
-from recast.lab.tasks.embedding import EmbeddingHead, add_embedding_, embedding_head, without_embedding
 from recast.lab.training.checkpoint import states
-from recast.lab.training.embedding import EmbeddingLoss, dino_loss, neighbour_loss, remember_
 from recast.lab.training.metrics import read_metrics
 from recast.lab.training.run import train
 from recast.layers.config import ScheduleConfig
+from recast.papers.grafit.head import EmbeddingHead, add_embedding_, embedding_head, without_embedding
+from recast.papers.grafit.loss import EmbeddingLoss, dino_loss, neighbour_loss, remember_
 
 SMALL = EmbeddingConfig("mlp", dim=5, hidden=7, views=3)
 

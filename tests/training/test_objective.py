@@ -10,7 +10,7 @@ from timm.data.mixup import mixup_target
 from torch import Tensor
 
 from recast.lab.config import RegularizationConfig
-from recast.lab.training.objective import label_loss
+from recast.lab.tasks.classify.training import label_loss
 
 LOGITS = torch.tensor([[2.0, 0.0, -1.0, 0.5], [0.0, 1.0, 3.0, -2.0]])
 LABELS = torch.tensor([0, 2])

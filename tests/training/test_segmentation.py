@@ -17,13 +17,14 @@ from torch.nn import functional as F
 from recast.errors import RecastError
 from recast.io import save
 from recast.lab.config import AugmentConfig, DataConfig, DistillConfig, OptimConfig, Recipe, RegularizationConfig
-from recast.lab.data import Data, scenes
-from recast.lab.data.pairs import IGNORE, ImagePairs
+from recast.lab.data import Data
 from recast.lab.evaluation.run_folder import open_run
-from recast.lab.tasks.segment import SceneFCN, UperNet
+from recast.lab.tasks import scenes
+from recast.lab.tasks.segment.networks import SceneFCN, UperNet
+from recast.lab.tasks.segment.pairs import IGNORE, ImagePairs
+from recast.lab.tasks.segment.training import AUXILIARY, pixel_loss
 from recast.lab.training.loop import fit
 from recast.lab.training.metrics import read_metrics
-from recast.lab.training.objective import AUXILIARY, pixel_loss
 from recast.lab.training.optim import WarmupDecay
 from recast.lab.training.run import train
 from recast.models import sources

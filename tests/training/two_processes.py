@@ -15,11 +15,11 @@ from small import CLASSES, small_child, small_data, small_fit, small_parent, sma
 from torch import nn
 
 from recast.lab.config import EmbeddingConfig, Recipe, RegularizationConfig
-from recast.lab.tasks.embedding import add_embedding_
 from recast.lab.training.distributed import Interrupted, is_first, process_group
 from recast.lab.training.loop import fit
 from recast.lab.training.metrics import measure
 from recast.layers.config import ScheduleConfig
+from recast.papers.grafit.head import add_embedding_
 
 BATCH_NORM_FROZEN = RegularizationConfig(freeze_bn=True, ema_decay=0.9)
 ODD = 19

@@ -1,8 +1,9 @@
-"""The networks of the papers: importing this registers them with timm."""
+"""The networks and tasks of the papers: importing this registers them, networks with timm."""
 
 import recast.lab.networks
-import recast.lab.tasks.detect
-import recast.lab.tasks.segment
+import recast.lab.tasks.detect.networks
+import recast.lab.tasks.segment.networks
 import recast.papers.deit.variants
+import recast.papers.grafit.task
 import recast.papers.patchconvnet.network
 import recast.papers.prs.network  # noqa: F401

@@ -103,15 +103,16 @@ def _named(
 
 
 def _of_run(folder: Path) -> nn.Module | None:
-    """The parent of a run; None of one that recast nothing, and where an embedding's head was part of it."""
+    """The parent of a run; None of one that recast nothing, and where its task changed the network."""
     from recast.lab.evaluation.run_folder import check_run
     from recast.lab.recipe import load_recipe
+    from recast.lab.tasks import task_of
     from recast.models.build import build
     from recast.models.trust import check_trusted
 
     check_run(folder)
     recipe = load_recipe(folder / "recipe.yaml", complete=True)
-    if recipe.is_plain or recipe.embedding.is_on:
+    if recipe.is_plain or not task_of(recipe).keeps_network:
         return None
     check_trusted(recipe.model.name)
     return build(recipe.model).eval()

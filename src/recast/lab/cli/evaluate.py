@@ -19,7 +19,8 @@ from recast.lab.cli.guard import complain
 from recast.lab.config.evaluation import Options
 from recast.lab.recipe import functions_of, load_recipe, why_untaught
 from recast.lab.records import Difference, Row
-from recast.lab.suites import DEFAULTS, METRICS, PER_CLASS, SUITES, base
+from recast.lab.suites import METRICS, PER_CLASS, SUITES, base
+from recast.lab.tasks import suites_of, task_of
 from recast.models.trust import follow_up, trusting
 
 if TYPE_CHECKING:
@@ -111,8 +112,8 @@ def _suites_of(folder: Path) -> list[str]:
     """Return the default suites that make sense for a run."""
     recipe = load_recipe(folder / "recipe.yaml", complete=True)
     has_arms, has_heads = not recipe.is_plain, recipe.has_layers
-    fits = {name: recipe.data.task in SUITES[name].default for name in DEFAULTS}
-    return [name for name in DEFAULTS if fits[name] and {"agreement": has_arms, "heads": has_heads}.get(name, True)]
+    fits = suites_of(task_of(recipe), only_default=True)
+    return [name for name in fits if {"agreement": has_arms, "heads": has_heads}.get(name, True)]
 
 
 def compared_with(folder: Path, rows: Sequence[Row]) -> tuple[str, ...]:

@@ -103,7 +103,7 @@ def _save(subject: str, out: Path, tol: float, heads: int | None, as_json: bool)
         raise RecastError(f"{subject} has no GPSA layer: there is nothing to fold")
     before = len(heads_left(model))
     if run is not None and heads is not None:
-        check_task(["frontier"], run.recipe.data.task, run.data.name)
+        check_task(["frontier"], run.data.task, run.data.name)
         close_to(run, heads)
     layers = fold_(model, tol)
     write_model(model, out, read_header(source)["constructor"], Images.of(model), tried=False)

@@ -206,14 +206,12 @@ def _rank(name: str, model: nn.Module, data: Data, wanted: Wanted, num_images: i
     """The plan, and a ranking of its layers; with --where auto the plan is what a ranking of all layers finds best."""
     import torch
 
-    from recast.lab.data.sources import labelled_images
+    from recast.lab.data.sources import class_images
     from recast.lab.experimental.ranking import plan_best, rank
     from recast.models.build import check_logits
     from recast.tracing.hooks import in_eval
 
-    if data.task != "classify":
-        raise RecastError(f"layers are ranked on images with one class each, {data.name} is for another task")
-    images, labels = labelled_images(data, num_images, 0, "stop", next(model.parameters()).device)
+    images, labels = class_images(data, num_images, 0, "stop", next(model.parameters()).device)
     with torch.inference_mode(), in_eval(model):
         check_logits(model(images[:1]), 1, len(data.classes), data.name, name)
     if wanted.layers.where == ["auto"] and wanted.layers.plan is None:

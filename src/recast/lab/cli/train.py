@@ -165,7 +165,8 @@ def _arms_table(out: Path) -> str:
     """What every arm reached on the validation images; the parent as it was is epoch 0 of its own training."""
     from rich.table import Table
 
-    from recast.lab.suites import MAIN, METRICS
+    from recast.lab.suites import METRICS
+    from recast.lab.tasks import task_of
     from recast.lab.training.metrics import read_metrics
     from recast.surgery.table import render
 
@@ -175,15 +176,14 @@ def _arms_table(out: Path) -> str:
     arms = [(before, (control or trained)[:1]), (ARMS["finetuned"], control), (ARMS["recast"], trained)]
     if recipe.is_plain:
         arms = [("Before training", trained[:1]), ("Trained", trained)]
-    table, label = Table(), METRICS[MAIN[recipe.data.task][1]].label
+    table, metric = Table(), task_of(recipe).main[1]
     table.add_column("network")
-    for title in (label, "val loss", "epochs", "time"):
+    for title in (METRICS[metric].label, "val loss", "epochs", "time"):
         table.add_column(title, justify="right")
     for name, rows in arms:
         if rows:
             last, seconds = rows[-1], sum(row["seconds"] or 0.0 for row in rows)
-            reached = next(last[key] for key in ("val_miou", "val_ap", "val_top1") if last.get(key) is not None)
-            cells = f"{reached:.2f} %", f"{last['val_loss']:.3f}", str(last["epoch"]), duration(seconds)
+            cells = f"{last[f'val_{metric}']:.2f} %", f"{last['val_loss']:.3f}", str(last["epoch"]), duration(seconds)
             table.add_row(name, *cells)
     return render(table)
 

@@ -8,21 +8,21 @@ from __future__ import annotations
 from recast.lab.config.inputs import Augmentation, AugmentConfig, Crop, DataConfig
 from recast.lab.config.recipe import Freeze, OptimConfig, PaperConfig, Recipe, RegularizationConfig
 from recast.lab.config.schedules import ScheduleConfig
-from recast.lab.config.tasks import Classify, Detect, Segment, TaskConfig
+from recast.lab.config.tasks import ClassifyConfig, DetectConfig, SegmentConfig, TaskConfig
 
 __all__ = [
     "AugmentConfig",
     "Augmentation",
-    "Classify",
+    "ClassifyConfig",
     "Crop",
     "DataConfig",
-    "Detect",
+    "DetectConfig",
     "Freeze",
     "OptimConfig",
     "PaperConfig",
     "Recipe",
     "RegularizationConfig",
     "ScheduleConfig",
-    "Segment",
+    "SegmentConfig",
     "TaskConfig",
 ]

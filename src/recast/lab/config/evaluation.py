@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeVar
 from annotated_types import MinLen
 from pydantic import AfterValidator
 
-from recast.config import Config, Count, CountOrZero, FilePath, NotNegative, Pixels, Positive, Rare, convert
+from recast.config import Config, Count, CountOrZero, FilePath, NotNegative, Pixels, Positive, Rare, convert, problem
 from recast.errors import RecastError, shown
 
 T = TypeVar("T")
@@ -24,7 +24,10 @@ def parse_size(text: str, name: str = "each of sizes") -> tuple[int, int]:
 
 
 def _size(text: str) -> str:
-    parse_size(text, "a size")
+    try:
+        parse_size(text)
+    except RecastError:
+        raise problem("must be pixels, 224 or 224x160 (height x width)") from None
     return text
 
 

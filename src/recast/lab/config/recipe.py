@@ -24,7 +24,7 @@ from recast.config import (
 )
 from recast.lab.config.inputs import Augmentation, AugmentConfig, DataConfig
 from recast.lab.config.schedules import AtOnce, Before, Listed, Never, ScheduleConfig
-from recast.lab.config.tasks import Classify, TaskConfig
+from recast.lab.config.tasks import ClassifyConfig, TaskConfig
 from recast.layers.config import LinearGate, NoPool, PoolConfig, RecastConfig
 from recast.models.config import ModelConfig
 
@@ -150,7 +150,7 @@ class Recipe(Config):
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     augment: AugmentConfig = AugmentConfig()
-    task: TaskConfig = Classify()
+    task: TaskConfig = ClassifyConfig()
     recast: RecastConfig = LinearGate()
     pool: PoolConfig = NoPool()
     schedule: ScheduleConfig = Before()

@@ -144,7 +144,7 @@ class ImageTask(TaskConfig):
     loss: LabelLoss = CrossEntropy()
 
 
-class Classify(ImageTask):
+class ClassifyConfig(ImageTask):
     """One class for each image."""
 
     kind: Literal["classify"] = "classify"
@@ -172,7 +172,7 @@ class _Dense(TaskConfig):
         return self
 
 
-class Segment(_Dense):
+class SegmentConfig(_Dense):
     """One class for each pixel."""
 
     data_sets: ClassVar[tuple[str, ...]] = ("scenes", "masks")
@@ -183,7 +183,7 @@ class Segment(_Dense):
     """Share of a label that is spread over all classes."""
 
 
-class Detect(_Dense):
+class DetectConfig(_Dense):
     """Boxes and masks of objects."""
 
     data_sets: ClassVar[tuple[str, ...]] = ("scene_objects", "coco")

@@ -21,8 +21,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from recast.errors import RecastError, first_line, optional_package
 from recast.config import CountOrZero, convert
+from recast.errors import RecastError, first_line, optional_package
 from recast.lab.config import AugmentConfig, DataConfig
 from recast.lab.data.datasets import Found, LabelledImages
 from recast.lab.data.folders import MAX_CLASSES, data_dir
@@ -78,6 +78,9 @@ class ImageStream(LabelledImages):
 
     def subset(self, indices: Tensor) -> ImageStream:
         raise RecastError("WebDataset shards are a stream: no part of it can be chosen beforehand")
+
+    def targets(self) -> list[str]:
+        return []
 
     def image_name(self, index: int | Sample) -> str:
         return index.name if isinstance(index, Sample) else super().image_name(index)

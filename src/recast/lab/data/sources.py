@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal
 
@@ -12,22 +12,19 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2.functional import normalize
 
-from recast.errors import RecastError, suggest
 from recast.config import check_fields
-from recast.lab.config import AugmentConfig, DataConfig, Task
+from recast.errors import RecastError, suggest
+from recast.lab.config import Augmentation, DataConfig
 from recast.lab.data import digits
 from recast.lab.data.augment import resolve
 from recast.lab.data.coarse import Coarse, coarse_classes
 from recast.lab.data.datasets import Found, ImageFiles, LabelledImages
 from recast.lab.data.folders import data_dir, find_archives, find_folder
-from recast.lab.data.images import PHOTO
 from recast.lab.data.libraries import NORMS, find_in_torchvision, find_on_hub, read_vision
 from recast.lab.data.loading import Loader
-from recast.lab.data.objects import find_coco
-from recast.lab.data.pairs import DenseImages, find_masks
-from recast.lab.data.scenes import find_scene_objects, find_scenes
 from recast.lab.data.seeding import choose_balanced, choose_fraction, hold_out
 from recast.lab.data.shards import ImageStream, find_shards
+from recast.lab.tasks import TASKS, Task
 
 MEASURED = 2048
 """Images that a mean of the data is taken of."""
@@ -55,8 +52,8 @@ class Data:
 
     @property
     def task(self) -> Task:
-        """segment: labels are masks (S, S) of numbers, `IGNORE` where nobody knows; detect: they are `Objects`."""
-        return self.val.task
+        """What the labels are for."""
+        return TASKS[self.val.task]
 
     @property
     def test_size(self) -> int:
@@ -78,6 +75,15 @@ def labelled_images(
     return data.normalised(images, device), labels.to(device)
 
 
+def class_images(
+    data: Data, count: int, seed: int, bad_image: Literal["stop", "skip"], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """`labelled_images` with one class each. Raises RecastError for data of another task."""
+    if not data.task.counts_images:
+        raise RecastError(f"layers are ranked on images with one class each, {data.name} is for {data.task.title}")
+    return labelled_images(data, count, seed, bad_image, device)
+
+
 def load_data(config: DataConfig, augment: AugmentConfig | None = None) -> Data:
     """The data set that `config` names, with the training images augmented (None: the data set's own defaults).
 
@@ -86,10 +92,11 @@ def load_data(config: DataConfig, augment: AugmentConfig | None = None) -> Data:
     (decoded here) image that cannot be read, an unknown crop or policy.
     """
     prefix, slash, rest = config.name.partition("/")
-    source = _LIBRARIES.get(prefix) if slash and rest else _SOURCES.get(config.name)
+    sources = _SOURCES | {name: task.find for task in TASKS.values() for name in task.data_sets}
+    source = _LIBRARIES.get(prefix) if slash and rest else sources.get(config.name)
     if source is None:
-        known = ", ".join([*_SOURCES, *(f"{library}/NAME" for library in _LIBRARIES)])
-        raise RecastError(f"unknown data set {config.name!r}: expected one of {known}.{suggest(config.name, _SOURCES)}")
+        known = ", ".join([*sources, *(f"{library}/NAME" for library in _LIBRARIES)])
+        raise RecastError(f"unknown data set {config.name!r}: expected one of {known}.{suggest(config.name, sources)}")
     check_fields(config)  # again: it may have been changed since it was made
     for name, values in (("mean", config.mean), ("std", config.std)):
         if values not in (None, "data") and len(values) != 3:
@@ -121,8 +128,7 @@ def assemble(config: DataConfig, augment: AugmentConfig | None, found: Found) ->
     for part, images in (("training", train), ("validation", val)):
         if not isinstance(images, ImageStream):  # checks each label as it comes
             _check_labels(images, classes, part)
-    skip, own = config.bad_image == "skip", val.img_size if isinstance(val, DenseImages) else PHOTO
-    img_size = config.img_size or own
+    skip, img_size = config.bad_image == "skip", config.img_size or val.img_size
     if found.in_memory and config.img_size is None and isinstance(val, ImageFiles):
         img_size = val.own_size(skip)
     if config.num_train is not None:
@@ -134,9 +140,7 @@ def assemble(config: DataConfig, augment: AugmentConfig | None, found: Found) ->
     bad: list[str] = []
     parts: list[LabelledImages] = []
     for images, side in ((train, img_size), (val, config.test_size or img_size)):
-        # the digits are enlarged in a way of their own
-        if isinstance(images, ImageFiles | DenseImages | ImageStream):
-            images = replace(images, img_size=side, crop_pct=config.crop_pct)  # type: ignore[arg-type]
+        images = images.resized(side, config.crop_pct)
         if found.in_memory and isinstance(images, ImageFiles):
             images, names = images.decoded(skip)
             bad += names
@@ -191,10 +195,6 @@ def _cifar(config: DataConfig) -> Found:
 
 _SOURCES: dict[str, Callable[[DataConfig], Found]] = {
     **digits.SOURCES,
-    "scenes": find_scenes,
-    "masks": find_masks,
-    "scene_objects": find_scene_objects,
-    "coco": find_coco,
     "folder": find_folder,
     "zip": _zip,
     "cifar10": _cifar,

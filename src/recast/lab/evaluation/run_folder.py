@@ -13,35 +13,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from recast.analysis.queries import telling_query
 from recast.errors import RecastError
-from recast.files import locked, read_json, replaced, require, write_json
+from recast.files import locked, read_json, require, write_json
 from recast.io import load
 from recast.lab.config import Recipe
 from recast.lab.config.evaluation import Options
-from recast.lab.data import Data, Loader, load_data
+from recast.lab.data import Data, load_data
 from recast.lab.data.fingerprint import check_classes, check_same
 from recast.lab.device import surroundings
 from recast.lab.evaluation.context import Context, PixelModel
-from recast.lab.evaluation.predictions import draw_predictions
 from recast.lab.evaluation.runner import Results, measure, open_context
-from recast.lab.evaluation.suites import EVALUATORS, check_suites, check_task, groups
+from recast.lab.evaluation.suites import check_suites, check_task, evaluator, groups
 from recast.lab.recipe import functions_of, has_new_parent, load_recipe
 from recast.lab.records import Difference, Provenance, Row, write_records
-from recast.lab.suites import MAIN
-from recast.lab.tasks.embedding import add_embedding_
-from recast.layers.functional import expand_heads
-from recast.layers.gpsa import gpsa_layers
+from recast.lab.tasks import task_of
 from recast.models.build import build
 from recast.models.trust import check_trusted, follow_up
 from recast.tables import read_records, write_table
-from recast.tracing.hooks import hooked, in_eval
-
-NUM_PICTURES = 4
 
 
 @dataclass(frozen=True)
@@ -84,14 +74,14 @@ def open_run(folder: str | Path) -> Run:
     recipe = load_recipe(folder / "recipe.yaml", complete=True)
     check_trusted(recipe.model.name)
     data = load_data(recipe.data, recipe.augment)
-    classes = len(data.classes)
+    classes, task = len(data.classes), task_of(recipe)
     check_classes(folder, data)
     if recipe.is_plain:
         network = build(replace(recipe.model, checkpoint=None, pretrained=False), num_classes=classes)
-        add_embedding_(network, recipe.embedding, classes)
+        task.adapt_(network, recipe, classes)
         return Run(folder, recipe, data, {"finetuned": load(folder / "weights.safetensors", parent=network)})
     parent = build(recipe.model, num_classes=classes).eval()
-    models, trained = {"parent": parent}, add_embedding_(copy.deepcopy(parent), recipe.embedding, classes)
+    models, trained = {"parent": parent}, task.adapt_(copy.deepcopy(parent), recipe, classes)
     if (control := folder / "finetuned" / "weights.safetensors").is_file():
         models["finetuned"] = load(control, parent=trained)
     models["recast"] = load(folder / "weights.safetensors", parent=trained)
@@ -131,10 +121,10 @@ def evaluate_run(
                 read_records(folder / name, kind)
         run = open_run(folder)
         data, recipe = run.data, run.recipe
-        check_task(suites, recipe.data.task, data.name)
+        check_task(suites, data.task, data.name)
         check_same(folder, data, goes_on=False)
         if options.labels not in (None, recipe.data.labels):
-            if others := [name for name in suites if "labels" not in EVALUATORS[name].uses]:
+            if others := [name for name in suites if "labels" not in evaluator(name).uses]:
                 raise RecastError(
                     f"{folder} was trained with {recipe.data.labels} labels: {others[0]} cannot be measured with "
                     f"labels={options.labels}, only knn, retrieval, linear, separability and tsne can"
@@ -158,17 +148,13 @@ def evaluate_run(
             context.store.clear()  # what one group keeps may fill the memory
             _write(run, found, together, context, command, time.time() - begin)
             results.extend(found)
-        if MAIN[data.task][0] in suites and data.task != "classify":
-            with in_eval(*run.models.values()), replaced(run.folder / "predictions.png") as temporary:
-                draw_predictions(context).save(temporary, format="png")
-        if "recast" in run.models and gpsa_layers(run.models["recast"]) and data.task == "classify":
-            write_pictures(run)
+        data.task.draw(run, context, suites)
         return results
 
 
 def _kept_model(run: Run, path: Path) -> nn.Module:
     """The recast model with the weights that were kept of an epoch."""
-    parent = add_embedding_(copy.deepcopy(run.models["parent"]), run.recipe.embedding, len(run.data.classes))
+    parent = task_of(run.recipe).adapt_(copy.deepcopy(run.models["parent"]), run.recipe, len(run.data.classes))
     return PixelModel(load(path, parent=parent), run.data.mean, run.data.std).eval()
 
 
@@ -210,7 +196,7 @@ def _write(run: Run, found: Results, suites: Sequence[str], context: Context, co
             together_with=[other for other in suites if other != name],
             dataset=rows[0].dataset if rows else run.data.name,
             images=images,
-            options={key: options[key] for key in options if key in (*EVALUATORS[name].uses, "num_images", "seed")},
+            options={key: options[key] for key in options if key in (*evaluator(name).uses, "num_images", "seed")},
             device=str(machine["device"]),
             machine=f"{machine['platform']}, {machine['cpu_count']} CPUs",
             versions={what: str(machine[what]) for what in ("recast", "torch", "timm", "python")},
@@ -221,41 +207,3 @@ def _write(run: Run, found: Results, suites: Sequence[str], context: Context, co
     for name in found.tables.keys() & written:
         write_table(run.folder / "analysis", found.tables[name])
     write_json(run.folder / "evaluation.json", known)
-
-
-def write_pictures(run: Run) -> Path:
-    """Maps of the first validation images of a few different classes, for the report: RUN/attention.npz.
-
-    Of every GPSA layer i, for the query whose maps differ most between these images: `mix_i` (N, heads, rows, columns)
-    over the real pixels of its input, `query_i` (row, column) there, `gate_i` (heads,) that of the content,
-    `kernel_i`.
-    """
-    first: dict[int, Tensor] = {}
-    for images, labels in Loader(run.data.val, 1, bad_image="skip"):
-        first.setdefault(int(labels), images)
-        if len(first) == NUM_PICTURES:
-            break
-    model, pixels = run.models["recast"], torch.cat(list(first.values()))
-    layers = gpsa_layers(model)
-    drawn: dict[str, tuple[Tensor, tuple[int, int]]] = {}
-
-    def draw(name: str, _layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-        drawn[name] = telling_query(layers[name], inputs[0])
-
-    with in_eval(model), torch.no_grad(), hooked(layers.items(), before=draw):
-        logits = PixelModel(model, run.data.mean, run.data.std)(pixels)
-    arrays: dict[str, Any] = {
-        "images": (pixels * 255).round().byte().permute(0, 2, 3, 1).numpy(),
-        "labels": np.asarray(list(first), dtype=np.int64),
-        "predictions": logits.argmax(1).numpy(),
-        "classes": np.asarray(run.data.classes, dtype=np.str_),
-        "layers": np.asarray(list(drawn), dtype=np.str_),
-    }
-    for i, (name, (mix, query)) in enumerate(drawn.items()):
-        arrays[f"mix_{i}"], arrays[f"query_{i}"] = mix.float().numpy(), np.asarray(query)
-        arrays[f"gate_{i}"] = expand_heads(layers[name].weights()).gates.content.detach().float().numpy()
-        arrays[f"kernel_{i}"] = np.asarray(layers[name].geometry.kernel)
-    path = run.folder / "attention.npz"
-    with replaced(path) as temporary, temporary.open("wb") as file:
-        np.savez_compressed(file, **arrays)
-    return path

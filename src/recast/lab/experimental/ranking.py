@@ -23,8 +23,8 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from recast.errors import RecastError, blamed
 from recast.config import typed
+from recast.errors import RecastError, blamed
 from recast.layers.config import PoolConfig, RecastConfig
 from recast.layers.gpsa import gpsa_layers
 from recast.surgery.apply import recast_

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from recast.errors import RecastError
 from recast.config import read
+from recast.errors import RecastError
 from recast.files import read_json
 
 FILE = "neighbours.json"

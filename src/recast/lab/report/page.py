@@ -23,7 +23,6 @@ from recast.lab.report.neighbours import draw_neighbours
 from recast.lab.report.switches import switch_part
 from recast.lab.report.tables import head_table, left_by_reason, plan_table, runs_table, seeds_table
 from recast.lab.report.verdict import joint_verdict, verdict, why_no_mean
-from recast.lab.suites import METRICS
 
 MAP_BYTES = 1_600_000
 """Attention maps of one page; images beyond that are left out and counted."""
@@ -80,6 +79,10 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "missing": absent,
         "missing_command": command,
     }
+    part["is_robust"] = any(part[name] for name in ("adversarial", "relative", "heat", "sweeps"))
+    part["cost_title"] = {(True, False): "Cost", (False, True): "Robustness"}.get(
+        (bool(part["costs"]), part["is_robust"]), "Cost and robustness"
+    )
     return part | {"figures": lambda: run_figures(part)}
 
 
@@ -128,7 +131,7 @@ def group_parts(runs: Sequence[Run]) -> list[Part]:
                 "data": data,
                 "runs": together,
                 "words": words(*together),
-                "judged": METRICS[together[0].main[1]].label if together[0].is_dense else "Top-1 on clean test images",
+                "judged": f"{together[0].judged} on the test images",
                 "table": runs_table(together, list(of_data), data, any(run.is_scheduled for run in runs)),
                 "why_no_mean": why_no_mean(together) if len(together) > 1 else "",
                 "seeds": seeds_table(together),

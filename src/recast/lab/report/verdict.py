@@ -17,7 +17,6 @@ from recast.lab.report.formats import NBSP
 from recast.lab.report.labels import words
 from recast.lab.report.load import Run
 from recast.lab.statistics import mean_interval
-from recast.lab.suites import METRICS
 
 EXACT = 1e-5
 """Largest relative error of the outputs that still counts as the same function (fp32)."""
@@ -33,10 +32,10 @@ def accuracy(run: Run, model: str) -> float:
     if math.isfinite(measured):
         return measured
     if model == ("finetuned" if run.is_plain else "recast"):
-        return run.metrics[-1].main if run.metrics else math.nan
+        return run.metrics[-1].metrics.get(run.main[1], math.nan) if run.metrics else math.nan
     if model == "finetuned" and run.control and run.control[-1].epoch > 0:
-        return run.control[-1].main
-    return run.control[0].main if model == "parent" and run.control else math.nan
+        return run.control[-1].metrics.get(run.main[1], math.nan)
+    return run.control[0].metrics.get(run.main[1], math.nan) if model == "parent" and run.control else math.nan
 
 
 def test_images(run: Run) -> int:
@@ -56,7 +55,7 @@ def harmed(run: Run) -> list[str]:
     arms = []
     for arm in ("finetuned", "recast"):
         paired = run.difference("parent", *run.main) if arm == "recast" else None
-        rows = [row for one in ("parent", arm) if (row := run.row(one, *run.main)) and row.n and not run.is_dense]
+        rows = [row for one in ("parent", arm) if (row := run.row(one, *run.main)) and row.n and run.task.counts_images]
         if paired is not None:
             high = paired.high
         elif len(rows) == 2:
@@ -139,8 +138,8 @@ def _became(run: Run) -> str:
 
 
 def _reaches(run: Run, value: float) -> str:
-    label = METRICS[run.main[1]].label
-    what = f"a{'n' if label.startswith('m') else ''} {label[0].lower()}{label[1:]} of " if run.is_dense else ""
+    label = run.judged
+    what = f"a{'n' * label.startswith('m')} {label[0].lower()}{label[1:]} of " * (not run.task.counts_images)
     return f"reaches {what}{formats.percent(value)}"
 
 
@@ -165,7 +164,7 @@ def _end(run: Run) -> Verdict:
         return Verdict(f"Nothing to compare with: there is no run of {names.control}.", f"{reached}.")
     headline = f"The recast network ends {_against(recast - finetuned, names.control)}."
     behind = ""
-    if not run.is_dense and (counted := round(abs(recast - finetuned) / 100 * test_images(run))):
+    if run.task.counts_images and (counted := round(abs(recast - finetuned) / 100 * test_images(run))):
         behind = f"{counted:,}{NBSP}of{NBSP}{test_images(run):,} images; "
     paired = run.difference("finetuned", *run.main)
     if paired is not None and paired.low < paired.high:  # equal where no image of these changed sides

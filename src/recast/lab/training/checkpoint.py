@@ -21,12 +21,12 @@ from timm.utils import ModelEmaV3
 from torch import nn
 from torch.optim import Optimizer
 
-from recast.errors import RecastError, first_line, listed
 from recast.config import read
+from recast.errors import RecastError, first_line, listed
 from recast.files import free_space, replaced, row_digest
 from recast.lab.config import Recipe
 from recast.lab.recipe import MAY_CHANGE, changes, recipe_from_dict, recipe_to_dict
-from recast.lab.training.embedding import EmbeddingLoss
+from recast.lab.tasks import StatefulLoss
 from recast.lab.training.switches import Switches
 from recast.models.weights import first_nonfinite, mismatch
 
@@ -62,8 +62,8 @@ class State:
     optimizer: Optimizer
     scaler: torch.amp.GradScaler
     ema: ModelEmaV3 | None
-    embedding: EmbeddingLoss | None = None
-    """The memory and the target network of an embedding; None without one."""
+    loss: StatefulLoss | None = None
+    """The loss, where it keeps something from step to step."""
     switches: Switches | None = None
     """Which layers a schedule has recast so far; None without one."""
     position: Position = field(default_factory=Position)
@@ -72,13 +72,10 @@ class State:
 
     @property
     def evaluated(self) -> nn.Module:
-        """The weights that are measured and kept: the average where there is one, DINO's too."""
+        """The weights that are measured and kept: the average where there is one, the loss's too."""
         if self.ema is not None:
             return self.ema.module
-        if self.embedding is not None and self.embedding.is_dino:
-            assert self.embedding.target is not None
-            return self.embedding.target.module
-        return self.model
+        return self.model if self.loss is None or self.loss.evaluated is None else self.loss.evaluated
 
 
 def states(folder: Path) -> list[Path]:
@@ -119,7 +116,7 @@ def save_state(state: State, recipe: Recipe, folder: Path, images: int) -> None:
         "kept": _kept(folder),
         "model": state.model.state_dict(),
         "ema": None if state.ema is None else state.ema.module.state_dict(),
-        "embedding": None if state.embedding is None else state.embedding.state_dict(),
+        "loss": None if state.loss is None else state.loss.state_dict(),
         "optimizer": (optimizer := state.optimizer.state_dict()),
         "moments": _moments(optimizer),
         "groups": [[names[id(p)] for p in group["params"]] for group in state.optimizer.param_groups],
@@ -206,8 +203,8 @@ def _fill_(
     state.model.load_state_dict(content["model"])
     if state.ema is not None:
         state.ema.module.load_state_dict(content["ema"])
-    if state.embedding is not None:
-        state.embedding.load_state_dict(content["embedding"])
+    if state.loss is not None:
+        state.loss.load_state_dict(content["loss"])
     state.optimizer.load_state_dict(content["optimizer"])
     state.scaler.load_state_dict(content["scaler"])
     state.position = read(Position, content["position"], str(path))

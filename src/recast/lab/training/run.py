@@ -26,7 +26,7 @@ from recast.lab.data.fingerprint import FINGERPRINT, check_classes, check_same, 
 from recast.lab.data.seeding import mix_seed, seeded
 from recast.lab.device import surroundings
 from recast.lab.recipe import COARSE_FILE, PARENT_WEIGHTS, functions_of, save_recipe
-from recast.lab.tasks.embedding import without_embedding
+from recast.lab.tasks import task_of
 from recast.lab.training import distributed
 from recast.lab.training.checkpoint import newest_state, states
 from recast.lab.training.loop import fit
@@ -125,19 +125,10 @@ def _warn(prepared: Prepared) -> None:
     if bad:
         named = ", ".join(bad[:5]) + (" ..." if len(bad) > 5 else "")
         warnings.warn(f"{len(bad)} images cannot be read and are left out: {named}", stacklevel=3)
-    if prepared.recipe.embedding.is_on and prepared.recipe.embedding.knn_weight:
-        sizes = prepared.data.train.labels.bincount()
-        if alone := int((sizes == 1).sum()):
-            reason = f"{alone} of {int(sizes.sum())} training images are alone in their class"
-            warnings.warn(f"{reason}: the loss of neighbours skips them", stacklevel=3)
+    for note in task_of(prepared.recipe).notes(prepared.recipe, prepared.data):
+        warnings.warn(note, stacklevel=3)
     if prepared.plan is not None and (nothing := nothing_to_see(prepared.plan)):
         warnings.warn(f"{nothing} (--img-size, --where stage:-2)", stacklevel=3)
-    if (
-        len(prepared.data.classes) == 1
-        and prepared.recipe.data.task == "classify"
-        and prepared.recipe.embedding.projector != "dino"
-    ):
-        warnings.warn("there is one class: whatever a network says of it is right", stacklevel=3)
     if config.gate == "bias" and config.bias_init > ASLEEP:
         reason = f"C-MHSA starts at a bias of {config.bias_init:g}, where its attention hardly learns"
         warnings.warn(f"{reason}: --bias-init 10 to 15 is for training", stacklevel=3)
@@ -189,7 +180,8 @@ class _Run:
             made_by = constructor(self.recipe.model, num_classes=len(self.data.classes))
             data = self.data
             images = Images(tuple(data.classes), (data.test_size, data.test_size), data.mean, data.std)
-            write_model(without_embedding(self.parent), self.out / PARENT_WEIGHTS, made_by, images, tried=False)
+            parent = task_of(self.recipe).undone(self.parent)
+            write_model(parent, self.out / PARENT_WEIGHTS, made_by, images, tried=False)
         save_recipe(self.recipe, self.out / "recipe.yaml")  # also when resumed: where things lie may have changed
         environment = {
             **surroundings(self.device),

@@ -15,7 +15,6 @@ from torchvision.transforms.v2.functional import normalize
 from recast.lab.config import Recipe
 from recast.lab.data import Data
 from recast.lab.data.seeding import mix_seed, seed_cpu
-from recast.lab.tasks.embedding import without_probe
 from recast.lab.training.checkpoint import State
 from recast.lab.training.distributed import process_count, process_number
 from recast.lab.training.objective import AMP_DTYPES, Objective
@@ -83,7 +82,7 @@ class Update:
 
     def _backward(self, images: Tensor, targets: Tensor) -> Tensor:
         with torch.autocast(images.device.type, AMP_DTYPES.get(self.recipe.amp), enabled=self.recipe.amp != "off"):
-            outputs = self.network(*self.objective.inputs(images, targets))
+            outputs = self.network(*self.objective.task.inputs(images, targets))
         loss = self.objective(outputs, images, targets)
         self.state.scaler.scale(loss / self.recipe.accumulate).backward()
         return loss.detach()
@@ -92,7 +91,7 @@ class Update:
         state, optim = self.state, self.recipe.optim
         if optim.clip_grad is not None:
             state.scaler.unscale_(state.optimizer)
-            dispatch_clip_grad(without_probe(state.model), optim.clip_grad)
+            dispatch_clip_grad(self.objective.task.clipped(state.model), optim.clip_grad)
         scale = state.scaler.get_scale()
         state.scaler.step(state.optimizer)
         state.scaler.update()

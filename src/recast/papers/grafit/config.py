@@ -108,7 +108,7 @@ class Dino(Projector):
         return self
 
 
-class Embed(ImageTask):
+class EmbedConfig(ImageTask):
     """An embedding of images, for neighbors and retrieval, with labels or without."""
 
     kind: Literal["embed"] = "embed"

@@ -10,6 +10,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from recast.errors import RecastError
 from recast.lab.config import EmbeddingConfig
+from recast.lab.evaluation.knn import Embedder
 from recast.models.adapt import classifiers, draw_
 
 
@@ -31,7 +32,7 @@ class Prototypes(nn.Module):
         return products
 
 
-class EmbeddingHead(nn.Module):
+class EmbeddingHead(Embedder):
     """In a classifier's place: features f (B, D) → in evaluation logits, as before; in training logits, P(f), q(P(f)).
 
     P is linear or D → hidden → dim with a ReLU, q (only where there is an instance loss) dim → hidden → dim with
@@ -53,6 +54,10 @@ class EmbeddingHead(nn.Module):
             normed = nn.BatchNorm1d(config.hidden), nn.ReLU()
             self.predictor = nn.Sequential(nn.Linear(dim, config.hidden), *normed, nn.Linear(config.hidden, dim))
         self.classifier, self.teaches = classifier, config.label_weight > 0
+
+    def embedding(self, features: Tensor) -> Tensor:
+        embedded: Tensor = self.projector(features)
+        return embedded
 
     def forward(self, features: Tensor) -> Tensor | tuple[Tensor, Tensor, Tensor]:
         if not self.training:
