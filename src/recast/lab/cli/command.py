@@ -43,16 +43,16 @@ class Output(Config):
 
     as_json: bool = pydantic.Field(False, alias="json")
     """Machine-readable output; progress stays on standard error."""
-    quiet: bool = False
+    quiet: Annotated[bool, Rare()] = False
     """No progress and no notes: errors alone on standard error."""
-    verbose: bool = False
+    verbose: Annotated[bool, Rare()] = False
     """Show the traceback of an error too."""
 
 
 class Compute(Output):
     """Output"""
 
-    threads: Threads | None = None
+    threads: Annotated[Threads | None, Rare()] = None
     """Threads of the CPU. None: OMP_NUM_THREADS, else as many as are fastest beside other programs."""
 
 
@@ -284,7 +284,9 @@ class Columns(PlainFormatter):
     def render_description(self, console: Any, options: Any, description: Any) -> None:
         """Print what a command does."""
         lines = description.primary_renderable.plain.strip().splitlines()
-        text = "\n".join(textwrap.fill(line, self.width, subsequent_indent="    " * (line != lines[0])) for line in lines)
+        text = "\n".join(
+            textwrap.fill(line, self.width, subsequent_indent="    " * (line != lines[0])) for line in lines
+        )
         console.print(text + "\n", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -109,7 +109,9 @@ class Wanted:
         self.layers, self.recast, self.pool = layers.over({}), recast.over({}), pool.over({})
         Budget.parse(self.layers.budget)
         if self.layers.plan is not None:
-            check_alone([part.name(path) for part in (layers, recast, pool) for path in part.words if path != ("plan",)])
+            check_alone(
+                [part.name(path) for part in (layers, recast, pool) for path in part.words if path != ("plan",)]
+            )
 
     def plan(self, model: nn.Module, example: Example) -> Plan:
         """Return the plan of a model."""

@@ -25,9 +25,7 @@ from recast.models.trust import check_trusted, follow_up, trusting
 from recast.surgery.limits import Budget
 
 EXAMPLES = """  recast train finetune --model resnet50 --pretrained --data folder --data-dir DIR --out runs/mine
-  recast train finetune --model cifar_resnet20 --checkpoint FILE --data cifar100 --data-dir DIR --epochs 10
   recast train tcnn --data-dir IMAGENET --lr 5e-5 --out runs/tcnn
-  recast train attention_pool_quick --model resnet50 --pretrained --data folder --data-dir DIR --out runs/pool
   recast train runs/mine/recipe.yaml --seed 1 --out runs/mine-1        (replay a run, change what you like)
   recast train --resume runs/mine                                      (go on where it stopped)
   recast train tcnn --data-dir IMAGENET --out runs/tcnn --resume auto  (start, or go on: for a queue)
@@ -74,9 +72,7 @@ def train(
         wanted = wanted.replace(model=wanted.model.replace(pretrained=False))
     _check_weights(recipe, wanted)
     if plan is not None:
-        check_alone(
-            [config.name(path) for path in config.words if path[0] in ("where", "budget", "recast", "pool")]
-        )
+        check_alone([config.name(path) for path in config.words if path[0] in ("where", "budget", "recast", "pool")])
         wanted = _as_planned(wanted, plan)
     Budget.parse(wanted.budget)
     folder = Path(out or f"runs/{Path(recipe or '').stem}-{wanted.model.name.replace(':', '-')}")
