@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -18,13 +17,12 @@ from cyclopts import Parameter
 
 import recast.lab.training.run as training
 from recast.config import Count
-from recast.lab.cli import COMMANDS, main
+from recast.lab.cli import COMMANDS
 from recast.lab.cli.command import Command, Compute, Line
 from recast.lab.config import Recipe
 
 Cli = Callable[..., Any]
 Refused = Callable[..., str]
-SWITCHES = ("control", "pretrained")
 
 
 @pytest.fixture
@@ -131,7 +129,7 @@ def test_options(words: str, key: str, value: object, trained: Callable[..., Rec
 
 def test_options_lie_over_a_recipe(trained: Callable[..., Recipe], tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
-    path.write_text("recast: {gate: sigmoid, lambda_init: 2.0, head_dim: 3}\ncontrol: false\nepochs: 3\n", encoding="utf-8")
+    path.write_text("recast: {gate: sigmoid, lambda_init: 2.0, head_dim: 3}\ncontrol: false\nepochs: 3\n")
     recipe: Any = trained(path, "--lambda-init", "4", "--control")
     assert (recipe.recast.lambda_init, recipe.recast.head_dim, recipe.control, recipe.epochs) == (4.0, 3, True, 3)
     recipe = trained(path, "--gate", "linear")
@@ -256,12 +254,20 @@ def test_the_command_takes_a_number_of_threads(cli: Cli, monkeypatch: pytest.Mon
 def test_tab_completes(tmp_path: Path) -> None:
     """In a shell, with the script that the command installs."""
     env = os.environ | {"HOME": str(tmp_path), "SHELL": shutil.which("bash") or ""}
-    done = subprocess.run([sys.executable, "-m", "recast", "--install-completion"], env=env, capture_output=True, text=True)
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(words, env=env, capture_output=True, text=True)
+
+    done = run(sys.executable, "-m", "recast", "--install-completion")
     assert done.returncode == 0, done.stderr
-    (script,) = (path for path in tmp_path.rglob("*") if path.is_file() and "_recast" in path.read_text(errors="replace"))
-    completed = {"e": "evaluate", "train finetune --gate-": "--gate-l1", "plan resnet18 --query-key ": "similar"}
+    (script,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    completed = {
+        "e": "evaluate",
+        "train finetune --gate-": "--gate-l1",
+        "plan resnet18 --query-key ": "similar",
+        "train tcnn_st": "tcnn_star_100",
+    }
     for line, word in completed.items():
         *words, begun = line.split(" ")
         ask = f"COMP_WORDS=(recast {' '.join(words)} {begun!r}); COMP_CWORD={len(words) + 1}; _recast"
-        bash = f'source {script}; complete -p recast; {ask}; echo ${{COMPREPLY[*]}}'
-        assert word in subprocess.run(["bash", "-c", bash], env=env, capture_output=True, text=True).stdout.split(), line
+        assert word in run("bash", "-c", f"source {script}; {ask}; echo ${{COMPREPLY[*]}}").stdout.split(), line

@@ -51,7 +51,11 @@ start here:  recast quickstart
 
 
 def main(argv: Sequence[str] | None = None, extend: Callable[[], None] = lambda: None) -> int:
-    """Run one command and return its exit code. `extend` is called before a command is loaded, to add to its options."""
+    """Run one command and return its exit code.
+
+    argv: the words behind the command's name; None: those of the process. extend: called before a command is loaded,
+    to add to its options.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["help"]:
         words = [*words[1:2], "--help"]

@@ -106,13 +106,13 @@ def leaves(hint: Any) -> list[Any]:
 class Part:
     """The options of one config: a parameter of a function, or the plain parameters of the function.
 
-    prefix: stands before their dotted names. typed: the function gets the words, not the config. has_base: the config
-    is laid over another one, so that its switches can be turned off. words: fields with these names are no options.
+    prefix: stands before their dotted names. is_typed: the function gets the words, not the config. has_base: it is
+    laid over another one, so that its switches can be turned off. words: fields with these names are no options.
     """
 
     model: type[Config]
     prefix: str = ""
-    typed: bool = False
+    is_typed: bool = False
     has_base: bool = False
     words: Sequence[str] = ()
 
@@ -144,7 +144,7 @@ class Part:
                 negative=f"--no-{option.short[2:]}" if can_be_off else (), consume_multiple=option.takes,
             )  # fmt: skip
             wishes = [mark for mark in field.info.metadata if isinstance(mark, Parameter)]
-            hint = Annotated[option.hint | None, settings, *wishes]  # type: ignore[valid-type]
+            hint: Any = Annotated.__class_getitem__((option.hint | None, settings, *wishes))  # type: ignore[attr-defined]
             key = "__".join((name, *path))
             yield inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
 
@@ -196,7 +196,7 @@ class Command:
     ) -> None:  # fmt: skip
         self.function, self.usage, self.examples, self.describe = function, usage, examples, describe
         self.name = function.__name__
-        self.typed: Sequence[str] = ()
+        self.argv: Sequence[str] = ()
         self.base: Any = None
         self.__annotations__: dict[str, Any] = {}  # cyclopts asks for them; those of the signature count
         about, _, docs = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
@@ -208,12 +208,13 @@ class Command:
         parts: dict[str, Part] = {}
         plain: dict[str, Any] = {}
         for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
-            hint, *marks = (parameter.annotation, *getattr(parameter.annotation, "__metadata__", ()))
-            hint = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+            hint = parameter.annotation
+            hint, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
             model = get_args(hint)[0] if get_origin(hint) is Typed else hint
             if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
                 settings = Parameter(name=labels[len(self.words)], help=" ".join(help_of[name].split()).rstrip("."))
-                self.words.append(parameter.replace(annotation=Annotated[hint, settings]))
+                whole: Any = Annotated.__class_getitem__((hint, settings, *marks))  # type: ignore[attr-defined]
+                self.words.append(parameter.replace(annotation=whole))
             elif hint is Line:
                 self.line = name
             elif isinstance(model, type) and issubclass(model, Config):
@@ -230,18 +231,18 @@ class Command:
     @property
     def __signature__(self) -> inspect.Signature:
         """The words, then all options, as cyclopts reads them."""
-        everything = "--help-all" in self.typed
+        everything = "--help-all" in self.argv
         groups: dict[str, Group] = {}
         parameters = list(self.words)
         for name, part in self.parts.items():
             parameters += part.parameters(name, groups, everything, self.base if part.has_base else None)
         return inspect.Signature(parameters)
 
-    def app(self, typed: Sequence[str]) -> App:
-        """Return the command as an application of cyclopts, for the words that were typed behind its name."""
-        self.typed, self.base, about = typed, None, ""
-        if self.describe and set(HELP) & set(typed):
-            about, self.base = self.describe(typed)
+    def app(self, argv: Sequence[str]) -> App:
+        """Return the command as an application of cyclopts, for the words behind its name."""
+        self.argv, self.base, about = argv, None, ""
+        if self.describe and set(HELP) & set(argv):
+            about, self.base = self.describe(argv)
         return App(
             name=self.name, help=about or self.about, usage=f"recast {self.name} {self.usage}",
             help_epilogue=f"Examples:\n{self.examples}", default_command=self, version_flags=[], help_flags=HELP,
@@ -249,11 +250,14 @@ class Command:
 
     def __call__(self, *args: Any, **typed: Any) -> int:
         """Validate what cyclopts has read, and run."""
-        values: dict[str, Any] = {self.line: shlex.join(["recast", self.name, *self.typed])} if self.line else {}
+        values: dict[str, Any] = {self.line: shlex.join(["recast", self.name, *self.argv])} if self.line else {}
         for part_name, part in self.parts.items():
             given = {path: typed.get("__".join((part_name, *path))) for path in part.options}
             options: Typed[Any] = Typed(part, {path: word for path, word in given.items() if word is not None})
-            config = options if part.typed else options.over({})
+            if part.is_typed:
+                values[part_name] = options
+                continue
+            config = options.over({})
             values |= {part_name: config} if part_name else dict(config)
             if isinstance(config, Compute):
                 use_threads(config.threads)
@@ -283,11 +287,10 @@ class Columns(PlainFormatter):
 
     def render_description(self, console: Any, options: Any, description: Any) -> None:
         """Print what a command does."""
-        lines = description.primary_renderable.plain.strip().splitlines()
-        text = "\n".join(
-            textwrap.fill(line, self.width, subsequent_indent="    " * (line != lines[0])) for line in lines
-        )
-        console.print(text + "\n", highlight=False, markup=False, soft_wrap=True)
+        first, *lines = description.primary_renderable.plain.strip().splitlines()
+        filled = [textwrap.fill(line, self.width, subsequent_indent="    ") for line in lines]
+        text = "\n".join([textwrap.fill(first, self.width), *filled, ""])
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_json(content: Any) -> None:

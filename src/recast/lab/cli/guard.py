@@ -23,11 +23,14 @@ class Stream:
         self.is_terminal = bool(stream.isatty())
 
     def write(self, text: str) -> int:
-        """Characters that a terminal obeys are written out; on stderr, a terminal gets the escapes of progress bars."""
+        """Write text without what a terminal obeys; on stderr, a terminal gets the escapes of progress bars.
+
+        cyclopts sends a shell that completes words \\x1f, which terminals ignore.
+        """
         if self.failed is None and not self.is_muted:
             with self._failing():
                 plain = self.is_terminal and self.stream is sys.__stderr__
-                self.stream.write(text if plain else printable(text, keep="\t\n\r"))
+                self.stream.write(text if plain else printable(text, keep="\t\n\r\x1f"))
         return len(text)
 
     def flush(self) -> None:

@@ -45,7 +45,7 @@ RANDOM = "the parent has random weights: give --checkpoint or --pretrained for t
 
 
 def train(
-    recipe: str | None = None,
+    recipe: Annotated[str | None, Parameter(completer=lambda _: list(RECIPES))] = None,
     /,
     *,
     out: FilePath | None = None,
