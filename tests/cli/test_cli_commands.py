@@ -209,9 +209,8 @@ def test_a_mistake_names_what_was_typed(
 def test_a_typed_function_is_a_command() -> None:
     def count(
         where: str,
-        more: list[str] | None = None,
         /,
-        *,
+        *more: str,
         most: Count = 3,
         by: Literal["a", "b"] | None = None,
         output: Annotated[Compute, Parameter(name="*")],
@@ -237,7 +236,7 @@ def test_a_typed_function_is_a_command() -> None:
         return call(*bound.args, **bound.kwargs)
 
     assert run("x", "--most", "4", "y", "--quiet", "--", "-z") == 0
-    assert calls == [("x", ["y", "-z"], 4, None, True, "recast count x --most 4 y --quiet -- -z")]
+    assert calls == [("x", ("y", "-z"), 4, None, True, "recast count x --most 4 y --quiet -- -z")]
     with pytest.raises(ValueError, match="--most"):
         run("x", "--most", "0")
 
