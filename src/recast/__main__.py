@@ -8,11 +8,14 @@ from contextlib import suppress
 
 
 def main() -> int:
-    """Run the command line with the papers' networks and recipes."""
-    import recast.papers  # noqa: F401  their settings and recipes; the networks once one is looked up
+    """Run the command line with the papers' networks, settings and recipes."""
     from recast.lab.cli import main as run
 
-    return run()
+    return run(extend=_add_papers)
+
+
+def _add_papers() -> None:
+    import recast.papers  # noqa: F401
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class RecastConfig(OneOf):
     default: ClassVar[str] = "linear"
 
     gate: Literal["linear", "sigmoid", "bias"]
-    """linear: starts as exactly the convolution. sigmoid: the gate of the T-CNN paper (Eq. 7). bias: no gate, position
+    """Gate of a recast layer. linear: starts as exactly the convolution. sigmoid: the gate of the T-CNN paper (Eq. 7). bias: no gate, position
     is a learned bias in the content's own softmax (C-MHSA, PRS)."""
     head_dim: Width | None = None
     """Width D_h of a head's queries and keys. None: max(1, C_in // heads), with fewer content heads min(C_in, 32) //
@@ -62,7 +62,7 @@ class RecastConfig(OneOf):
     """W_val, which all heads share: the paper's, the identity at the start. Off: pixels are the values, and W_out alone
     is trained; the same functions for C² multiply-adds a pixel less."""
     query_key: Literal["zero", "random", "similar", "images"] = "zero"
-    """Queries and keys at the start; with closed gates all are exact. zero: W_key = 0, uniform content maps. random:
+    """Queries and keys at the start. With closed gates all are exact. zero: W_key = 0, uniform content maps. random:
     both random (ConViT). similar: W_qry = W_key with random orthonormal rows, pixels look at pixels like themselves.
     images: the same on the principal components of what the layer sees, from training images (`recast.wake_`)."""
     logit_std: Annotated[Positive, Rare()] = 1.5
@@ -70,7 +70,7 @@ class RecastConfig(OneOf):
     keep_parametrization: Annotated[bool, Rare()] = False
     """Keep what makes the kernel (weight standardization, weight or spectral norm) over W_out. Off: take its result."""
     stride: Literal["keep", "remove", "dilate"] = "keep"
-    """keep: exact. remove: the paper's stride 1. dilate: as remove, with the layers after it dilated to match."""
+    """Stride of a recast layer. keep: exact. remove: the paper's stride 1. dilate: as remove, with the layers after it dilated to match."""
 
     if TYPE_CHECKING:
 
@@ -94,10 +94,10 @@ class GaussianGate(RecastConfig):
     """Gates that mix content attention with a map of the position."""
 
     alpha: Positive = 1.0
-    """Locality strength α > 0 of the Gaussian heads at the start; 1/α is the attention span."""
+    """Locality α > 0 of the Gaussian heads at the start. 1/α is the attention span."""
     content_heads: ContentHeads = "all"
-    """Heads that have a content map: all (the paper), middle, a number (spread evenly, the middle one among them), or
-    positions of the kernel, row by row from 0, such as 0,4,8. The others cost nothing."""
+    """Heads with a content map: all, middle, a number, or positions (0,4,8). all: the paper's. A number is spread
+    evenly, the middle one among them; positions of the kernel count row by row from 0. The others cost nothing."""
     content: Annotated[Literal["softmax", "linear"], Rare()] = "softmax"
     """softmax: the paper's. linear: cost linear in the tokens, for early stages (efficient attention, rank D_h)."""
     attend_padding: Annotated[bool, Rare()] = False
@@ -111,12 +111,12 @@ class LinearGate(GaussianGate):
 
     gate: Literal["linear"] = "linear"
     gamma_init: Finite = 0.0
-    """Share γ of content attention at the start; 0 is exact."""
+    """Share γ of content attention at the start. 0 is exact."""
     s_init: Annotated[Finite, Rare()] = 0.0
     """Spread s (one-hot shift to Gaussian) at the start; 0 is exact."""
     gate_range: Annotated[tuple[Finite, Finite] | None, Rare()] = None
     """Clamp γ and s, e.g. (0, 1) keeps every map a convex mix. None: free reals."""
-    gaussian_heads: GaussianHeads = "all"
+    gaussian_heads: Annotated[GaussianHeads, Rare()] = "all"
     """Heads that have a Gaussian map, as content_heads; or none."""
 
     @model_validator(mode="after")
@@ -135,7 +135,7 @@ class SigmoidGate(GaussianGate):
 
     gate: Literal["sigmoid"] = "sigmoid"
     lambda_init: Finite = 1.0
-    """λ at the start; σ(λ) is the share of positional attention."""
+    """λ at the start. σ(λ) is the share of positional attention."""
 
 
 class BiasGate(RecastConfig):
@@ -143,7 +143,7 @@ class BiasGate(RecastConfig):
 
     gate: Literal["bias"] = "bias"
     bias_init: Positive = 20.0
-    """Relative bias M of a head's tap at the start; other pixels have 0, so e^-M of its weight. 20: exact to 7e-7, but
+    """Relative bias M of a head's tap at the start. Other pixels have 0, so e^-M of its weight. 20: exact to 7e-7, but
     its attention hardly learns. 10 to 15 is for training."""
 
 
@@ -158,7 +158,7 @@ class PoolConfig(OneOf):
     default: ClassVar[str] = "none"
 
     kind: Literal["none", "single", "per_class"]
-    """none: the network's own pooling. single: one learned token looks at the pixels. per_class: a token for every
+    """Attention pooling instead of the network's own. none: the network's own pooling. single: one learned token looks at the pixels. per_class: a token for every
     class."""
 
     if TYPE_CHECKING:
@@ -182,7 +182,8 @@ class AttentionPooling(PoolConfig):
 
     kind: Literal["single", "per_class"] = "single"
     start: PoolStart = "average"
-    """average: starts as exactly the mean over the pixels. paper: the paper's, from which training starts anew."""
+    """Start of the pooling. average: exactly the mean over the pixels. paper: the paper's, from which training starts
+    anew."""
     cls_in_keys: Annotated[bool | None, PythonOnly()] = None
     """Whether the token is among its own keys. None: as in the paper, yes for a single token and no for one a class;
     no with start=average."""

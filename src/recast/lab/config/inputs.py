@@ -31,11 +31,11 @@ class DataConfig(Config):
     """Images"""
 
     name: str = "digits"
-    """digits, cifar10, cifar100, imagenet, folder, zip (an ImageFolder tree, or a zip of one), torch/NAME
-    (torchvision), hfds/NAME (Hugging Face datasets), wds/SHARDS (WebDataset). Segmentation: scenes, masks (folders
+    """digits, cifar10, cifar100, imagenet, folder, zip, torch/NAME, hfds/NAME, wds/SHARDS. folder, zip: an ImageFolder
+    tree. torch: torchvision; hfds: Hugging Face datasets; wds: WebDataset. Segmentation: scenes, masks (folders of
     images and masks). Detection: scene_objects, coco (images and COCO's JSON)."""
     data_dir: FilePath | None = None
-    """Folder with train/ and val/ (or test/), with train.zip and test.zip, or a .zip. None: $RECAST_DATA/NAME."""
+    """Folder with train/ and val/, or a .zip. test/, train.zip and test.zip will do too. None: $RECAST_DATA/NAME."""
     img_size: Pixels | None = None
     """Side in pixels. None: 32 for digits and CIFAR, 96 for scenes, the files' own (at most 224) for a zip and for a
     network that states no size, 224 otherwise."""
@@ -51,9 +51,9 @@ class DataConfig(Config):
     batch_size: Count = 128
     """Images per update, over all processes and accumulated parts."""
     workers: Annotated[Workers, MayChange()] = 0
-    """Loader processes per process; 0 is fastest for small images held in memory."""
+    """Loader processes per process. 0 is fastest for small images held in memory."""
     num_train: Annotated[Count | ProperShare | None, Field(union_mode="left_to_right")] = None
-    """Train on this many images, or on this share of every class (0.1), at least one; class-balanced, seeded. None:
+    """Train on this many images, or on this share of every class (0.1). At least one; class-balanced, seeded. None:
     all."""
     num_val: Annotated[Count | None, Rare()] = None
     """Validate on this many images, class-balanced, seeded. None: all."""
@@ -88,13 +88,13 @@ class AugmentConfig(Config):
     simple: short side to S, then a random S x S window of the image padded by 4 (DeiT III). None: pad for small images,
     else random."""
     scale: tuple[Share, Share] = (0.08, 1.0)
-    """Share of the image's area that the random crop cuts out."""
+    """Share of the area that the random crop cuts out."""
     flip: bool | None = None
     """Mirror half of the images. None: yes, but for digits."""
-    color_jitter: NotNegative = 0.0
-    """Strength of brightness, contrast and saturation jitter; under RandAugment and AutoAugment off, as in timm."""
-    repeats: Count = 1
-    """Times that an image occurs in a batch; an epoch stays as long and shows 1/repeats of the images."""
+    color_jitter: Annotated[NotNegative, Rare()] = 0.0
+    """Strength of brightness, contrast and saturation jitter. Under RandAugment and AutoAugment off, as in timm."""
+    repeats: Annotated[Count, Rare()] = 1
+    """Times that an image occurs in a batch. An epoch stays as long and shows 1/repeats of the images."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

@@ -53,7 +53,7 @@ class OptimConfig(Config):
     pool_lr: Annotated[NotNegative | None, Rare()] = None
     """Peak learning rate of attention pooling, as it is (never scaled). None: that of the weights."""
     weight_decay: NotNegative = 0.05
-    """Decay of weights; never of gates, Δ, α, W_val, biases and norms."""
+    """Decay of weights. Never of gates, Δ, α, W_val, biases and norms."""
     layer_decay: Annotated[Share | None, Rare()] = None
     """Learning rate of a layer: this to the power of its distance from the head. None: 1."""
     momentum: Annotated[BelowOne, Rare()] = 0.9
@@ -76,14 +76,14 @@ class OptimConfig(Config):
     clip_grad: Positive | None = None
     """Clip the gradient's norm at this value. None: not at all, also in LAMB (whose own default is 1)."""
     gate_l1: NotNegative = 0.0
-    """L1 on γ and s by a soft threshold after each step: heads that do not earn their cost close at exactly 0."""
+    """L1 on γ and s by a soft threshold after each step. Heads that do not earn their cost close at exactly 0."""
 
 
 class RegularizationConfig(Config):
     """Regularization"""
 
     drop_path: BelowOne | None = None
-    """Stochastic depth: probability that a residual branch is left out. None: as the network was built."""
+    """Stochastic depth. Probability that a residual branch is left out. None: as the network was built."""
     freeze: Freeze = "none"
     """Weights that do not train. batch_norm: its stored statistics are used and not updated. trunk: only attention
     pooling and the classifier train (in the control arm the classifier); everything else keeps its weights and
@@ -91,7 +91,7 @@ class RegularizationConfig(Config):
     all_but_attention: attention trains too, recast layers and transformers' own; other BatchNorm keeps its statistics.
     """
     ema_decay: BelowOne | None = None
-    """Keep an exponential moving average of the weights, evaluate and save it."""
+    """Keep a moving average of the weights, evaluate and save it."""
 
 
 class PaperConfig(Config):
@@ -131,26 +131,26 @@ class Recipe(Config):
     """Training"""
 
     where: Words = ["last_stage"]  # noqa: RUF012  pydantic copies it
-    """Layers to recast: last_stage, all, stage:N, names, globs, re:REGEX; auto: what training images rank best
+    """Layers to recast: last_stage, all, stage:N, names, globs, re:REGEX. auto: what training images rank best
     within the budget. none: no convolution; with the network's own pooling (pool.kind none) the network is trained."""
     budget: str = "tokens=1024"
-    """Limits of a plan: tokens=N per layer; macs=, params=, memory=, ms= of the recast model (1.3x, 5G, 64MiB)."""
+    """Limits: tokens=N of a layer, macs=, params=, memory=, ms= of all (1.3x, 5G, 64MiB)."""
     epochs: CountOrZero = 5
     """Passes over the training images."""
-    accumulate: Annotated[Count, MayChange()] = 1
+    accumulate: Annotated[Count, Rare(), MayChange()] = 1
     """Parts that a process computes its share of a batch in, one after the other: less memory, the same gradient."""
     amp: Annotated[Literal["off", "bf16", "fp16"], Off] = "off"
     """Mixed precision."""
     channels_last: bool = False
-    """Keep maps as NHWC in memory: faster convolutions on GPUs with mixed precision."""
+    """Keep maps as NHWC in memory. Faster convolutions on GPUs with mixed precision."""
     compile: bool = False
     """Compile the network with torch.compile."""
     grad_checkpointing: Annotated[bool, MayChange()] = False
-    """Recompute activations in the backward pass: less memory, about a third slower (timm's networks)."""
+    """Recompute activations in the backward pass. Less memory, about a third slower (timm's networks)."""
     sync_bn: Annotated[bool, Rare()] = False
     """Compute BatchNorm's statistics over all GPUs."""
     control: Annotated[bool, MayChange()] = True
-    """Also train the parent itself the same way: without this arm a gain proves nothing."""
+    """Also train the parent itself the same way. Without this arm a gain proves nothing."""
     save_steps: Annotated[Count | None, Rare(), MayChange()] = None
     """Save the state every so many updates too; after every epoch it is saved anyway."""
     keep_every: Annotated[Count | None, Rare(), MayChange()] = None

@@ -108,7 +108,7 @@ class Progressive(ScheduleConfig):
 
     kind: Literal["progressive"] = "progressive"
     order: Order = "last_first"
-    """Layer that becomes attention first; PRS begins with the last. learned: at every date the one whose gates promise
+    """Layer that becomes attention first. PRS begins with the last. learned: at every date the one whose gates promise
     most."""
 
     @property
@@ -128,8 +128,8 @@ class Listed(ScheduleConfig):
 
     kind: Literal["listed"] = "listed"
     dates: Annotated[Words, MinLen(1), AfterValidator(_dates)]
-    """EPOCH:LAYER words, e.g. 58:blocks.5.* 115:blocks.4.*; the layers are attention from that epoch on, counted from
-    1."""
+    """EPOCH:LAYER words, such as 58:blocks.5.* 115:blocks.4.*. The layers are attention from that epoch on, counted
+    from 1."""
 
     @property
     def by_epoch(self) -> dict[int, list[str]]:

@@ -38,7 +38,7 @@ class TaskConfig(OneOf):
     """Fields of the shared sections that mean nothing for this task, by their dotted names."""
 
     kind: str
-    """Task: classify, segment, detect; embed (Grafit, DINO). The data set chooses it where it can."""
+    """Labels of an image. The data set chooses the task where it can. embed: Grafit, DINO."""
 
     def check(self, recipe: Recipe) -> None:
         """Raise `clash` for settings of the recipe that the task cannot use."""
@@ -53,7 +53,7 @@ class LabelLoss(OneOf):
     default: ClassVar[str] = "ce"
 
     kind: Literal["ce", "bce"]
-    """ce: softmax cross-entropy. bce: binary cross-entropy of every class (RSB, DeiT III)."""
+    """Loss of the labels. ce: softmax cross-entropy. bce: binary cross-entropy of every class (RSB, DeiT III)."""
 
 
 class CrossEntropy(LabelLoss):
@@ -76,7 +76,7 @@ class Targets(OneOf):
     default: ClassVar[str] = "soft"
 
     kind: Literal["soft", "hard"]
-    """soft: KL divergence to the teacher at a temperature. hard: cross-entropy with the class it decides on."""
+    """Term of the teacher. soft: KL divergence to the teacher at a temperature. hard: cross-entropy with the class it decides on."""
 
 
 class SoftTargets(Targets):
@@ -113,7 +113,7 @@ class Teaching(TeacherConfig):
 
     targets: Targets = SoftTargets()
     teacher_weight: Probability = 0.5
-    """Share of the teacher's term; the labels' has the rest. With a distillation token each has its own head."""
+    """Share of the teacher's term. The labels' has the rest. With a distillation token each has its own head."""
 
 
 class ParentTeacher(Teaching):
@@ -138,11 +138,11 @@ class ImageTask(TaskConfig):
     """Settings of tasks with one label for an image."""
 
     auto_augment: str | None = None
-    """Policy of timm: rand-m9-mstd0.5-inc1 (RandAugment), 3a (3-Augment), original, augmix-m3-w3, ..."""
+    """Policy of timm, such as rand-m9-mstd0.5-inc1 or 3a. original and augmix-m3-w3 too."""
     erasing: Probability = 0.0
-    """Probability of random erasing (one box of noise, pixel mode)."""
+    """Probability of random erasing. One box of noise, pixel mode."""
     label_smoothing: BelowOne = 0.0
-    """Share of a label that is spread over all classes."""
+    """Share of a label spread over all classes."""
     loss: LabelLoss = CrossEntropy()
 
 
@@ -151,9 +151,9 @@ class ClassifyConfig(ImageTask):
 
     kind: Literal["classify"] = "classify"
     mixup: NotNegative = 0.0
-    """Mixup's alpha of the Beta distribution; 0: off."""
+    """Mixup's alpha of the Beta distribution. 0: off."""
     cutmix: NotNegative = 0.0
-    """CutMix's alpha of the Beta distribution; 0: off."""
+    """CutMix's alpha of the Beta distribution. 0: off."""
     mix_prob: Annotated[Probability, Rare()] = 1.0
     """Probability that a batch is mixed at all."""
     teacher: TeacherConfig = NoTeacher()
@@ -168,8 +168,8 @@ class _Dense(TaskConfig):
     """Settings of tasks on whole scenes."""
 
     unused: ClassVar[tuple[str, ...]] = ("pool.kind",)
-    resize: Factors = (0.5, 2.0)
-    """crop=random: factor that the image is resized by before the cut. 1: the short side to S, in detection the long
+    resize: Annotated[Factors, Rare()] = (0.5, 2.0)
+    """Factors that the image is resized by before a random crop. 1: the short side to S, in detection the long
     one."""
 
     @model_validator(mode="after")
