@@ -90,6 +90,11 @@ class MayChange:
     """Marks what a run may be resumed with: how it is carried out, not what it computes."""
 
 
+@dataclass(frozen=True)
+class PythonOnly:
+    """Marks a field that no command offers; Python, plans and recipe files may set it."""
+
+
 FilePath = Annotated[
     str, BeforeValidator(lambda path: os.fspath(path) if isinstance(path, os.PathLike) else path), File()
 ]
@@ -97,7 +102,7 @@ Words = Annotated[list[str], BeforeValidator(lambda words: [words] if isinstance
 """Texts, one of which may stand alone."""
 
 
-@dataclass_transform(frozen_default=True)
+@dataclass_transform()
 class Config(BaseModel):
     """Base of all configs: immutable; unknown names, NaN and infinity are mistakes.
 
@@ -446,7 +451,7 @@ class Field(NamedTuple):
 
 
 def fields_of(model: Any, path: Keys = (), section: Any = None) -> list[Field]:
-    """Return every field of a config and of the configs in it, in their order. Fields of several kinds come once."""
+    """Return the fields of a config and of the configs in it, in their order. Fields of several kinds come once."""
     if isinstance(model, Sections):
         return [field for key, member in model.members.items() for field in fields_of(member, (*path, key), member)]
     section = section or model
@@ -456,6 +461,8 @@ def fields_of(model: Any, path: Keys = (), section: Any = None) -> list[Field]:
     nested: list[Field] = []
     for key, info in model.model_fields.items():
         part = parts_of(model, key)
+        if PythonOnly() in info.metadata:
+            continue
         if part is None:
             plain.append(Field((*path, key), info, section, (), (), ()))
         else:

@@ -62,7 +62,7 @@ class Epoch:
     def from_dict(cls, line: Mapping[str, Any], source: str) -> Epoch:
         """The inverse of `to_dict`. Raises RecastError that names `source` and the key that is wrong or missing."""
         metrics = {key[4:]: value for key, value in line.items() if key.startswith("val_") and key != "val_loss"}
-        return read_fields(cls, {**line, "metrics": metrics}, source, strict=False)
+        return read(cls, {**line, "metrics": metrics}, source)
 
     @property
     def measured(self) -> Measured:

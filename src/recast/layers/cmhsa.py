@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.layers.attention_conv import AttentionConv2d
-from recast.layers.config import RecastConfig
+from recast.layers.config import BiasGate
 from recast.layers.functional.relative_bias import BiasedMaps, BiasedWeights, biased, biased_maps, offset_ranges
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
@@ -51,10 +51,10 @@ class CMHSA(AttentionConv2d):
         torch.Size([2, 8, 6, 6])
     """
 
-    _default_config = RecastConfig(gate="bias")
+    _default_config = BiasGate()
 
     def _build(self) -> None:
-        if self.config.gate != "bias":
+        if not isinstance(self.config, BiasGate):
             raise RecastError(f"CMHSA requires gate='bias', got gate={self.config.gate!r}: use GPSA")
         if self.geometry.is_transposed:
             raise RecastError("gate='bias' does not support transposed convolutions: skip them, or use gate='linear'")

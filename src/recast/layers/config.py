@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from annotated_types import Ge, Le
 from pydantic import BeforeValidator, model_validator
 
-from recast.config import Finite, OneOf, Positive, Rare, Width, clash, problem
+from recast.config import Finite, OneOf, Positive, PythonOnly, Rare, Ratio, Width, clash, problem
 
 Backend = Literal["auto", "reference", "dense", "split", "merged"]
 PoolStart = Literal["average", "paper"]
@@ -72,6 +72,10 @@ class RecastConfig(OneOf):
     stride: Literal["keep", "remove", "dilate"] = "keep"
     """Stride of a recast layer. keep: exact. remove: the paper's stride 1. dilate: as remove, with the layers after it dilated to match."""
 
+    if TYPE_CHECKING:
+
+        def __init__(self, *values: Any, **named: Any) -> None: ...
+
     @model_validator(mode="before")
     @classmethod
     def _without_defaults_of_others(cls, values: Any) -> Any:
@@ -86,7 +90,7 @@ class RecastConfig(OneOf):
         }
 
 
-class _Gaussian(RecastConfig):
+class GaussianGate(RecastConfig):
     """Gates that mix content attention with a map of the position."""
 
     alpha: Positive = 1.0
@@ -102,7 +106,7 @@ class _Gaussian(RecastConfig):
     """Which code computes the layer: they agree to rounding."""
 
 
-class LinearGate(_Gaussian):
+class LinearGate(GaussianGate):
     """Start as exactly the convolution."""
 
     gate: Literal["linear"] = "linear"
@@ -126,7 +130,7 @@ class LinearGate(_Gaussian):
         return self
 
 
-class SigmoidGate(_Gaussian):
+class SigmoidGate(GaussianGate):
     """The gate of T-CNN (Eq. 7)."""
 
     gate: Literal["sigmoid"] = "sigmoid"
@@ -147,7 +151,7 @@ class PoolConfig(OneOf):
     """How a network's average pooling becomes attention pooling (Touvron et al. 2021, arXiv:2112.13692).
 
     Example:
-        >>> recast.PoolConfig("per_class").start
+        >>> recast.PoolConfig("per_class", num_heads=2).start
         'average'
     """
 
@@ -157,19 +161,14 @@ class PoolConfig(OneOf):
     """Attention pooling instead of the network's own. none: the network's own pooling. single: one learned token looks at the pixels. per_class: a token for every
     class."""
 
+    if TYPE_CHECKING:
+
+        def __init__(self, *values: Any, **named: Any) -> None: ...
+
     @property
     def is_on(self) -> bool:
         """True if the network's own pooling is replaced."""
         return self.kind != "none"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_old_defaults(cls, values: Any) -> Any:
-        """Drop the values that older versions wrote and that were the paper's all along."""
-        old = {"cls_in_keys": None, "num_heads": 1, "mlp_ratio": 3.0, "init_values": None}
-        if not isinstance(values, dict):
-            return values
-        return {name: value for name, value in values.items() if name not in old or value != old[name]}
 
 
 class NoPool(PoolConfig):
@@ -179,11 +178,27 @@ class NoPool(PoolConfig):
 
 
 class AttentionPooling(PoolConfig):
-    """Attention pooling, whose heads, MLP and LayerScale are the paper's."""
+    """Attention pooling."""
 
     kind: Literal["single", "per_class"] = "single"
     start: PoolStart = "average"
-    """Start of the pooling. average: exactly the mean over the pixels. paper: the paper's, from which training starts anew."""
+    """Start of the pooling. average: exactly the mean over the pixels. paper: the paper's, from which training starts
+    anew."""
+    cls_in_keys: Annotated[bool | None, PythonOnly()] = None
+    """Whether the token is among its own keys. None: as in the paper, yes for a single token and no for one a class;
+    no with start=average."""
+    num_heads: Annotated[Width, PythonOnly()] = 1
+    """Attention heads; the paper takes one."""
+    mlp_ratio: Annotated[Ratio, PythonOnly()] = 3.0
+    """Hidden width of the pooling's MLP, in widths of the map."""
+    init_values: Annotated[Finite | None, PythonOnly()] = None
+    """LayerScale γ of the pooling at the start. None: 0 for average (exact), 1e-4 for paper."""
     allow_change: Annotated[bool, Rare()] = False
     """Take start=average in a network that does not average over its last map (class token, maximum, SqueezeNet),
     although its logits change. Off: refuse."""
+
+    @model_validator(mode="after")
+    def _is_average(self) -> Self:
+        if self.start == "average" and self.cls_in_keys:
+            raise clash("`cls_in_keys` moves the average by 1/(n+1) and requires `start` paper")
+        return self

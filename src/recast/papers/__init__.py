@@ -1,6 +1,7 @@
 """What only the papers need: networks, tasks, settings and recipes. Imports no torch.
 
-`import recast.papers` adds settings and recipes; `import recast.papers.networks` registers tasks, and networks with timm.
+`import recast.papers` adds settings and recipes; `import recast.papers.networks` registers tasks, and networks with
+timm.
 """
 
 import recast.papers.deit.config

@@ -12,7 +12,7 @@ from torch import nn
 
 from recast.config import adapter, convert, read
 from recast.errors import RecastError, listed, shown
-from recast.layers.config import PoolConfig, RecastConfig
+from recast.layers.config import AttentionPooling, PoolConfig, RecastConfig
 from recast.layers.geometry import Geometry
 from recast.reading import parse_json
 from recast.surgery import table
@@ -60,7 +60,7 @@ class Plan:
     before: Cost
     after: Cost
     note: str = ""
-    pool: PoolConfig | None = None
+    pool: AttentionPooling | None = None
     """Attention in the place of the network's own pooling (`recast.surgery.pooling.swap.attention_pool_`)."""
     pool_cost: Cost | None = None
     """What it adds, a part of `after`. None: not counted apart (no image was given, or it was there already)."""

@@ -63,6 +63,23 @@ class DataConfig(Config):
     """Image that cannot be read: stop and name it, or put the next image in its place, name and count it."""
 
 
+class LabelsConfig(Config):
+    """Labels of classes, or of coarse classes that hold several of them"""
+
+    labels: Annotated[Literal["fine", "coarse"], Rare()] = "fine"
+    """coarse: train with the labels of coarse classes, each of which holds several of the data's own, the fine ones."""
+    coarse_file: Annotated[FilePath | None, Rare()] = None
+    """A CSV with the columns fine and coarse, a line a class. None: CIFAR-100's 20 superclasses, or `rank`."""
+    rank: Annotated[Literal["folder", "kingdom", "phylum", "class", "order", "family", "genus"] | None, Rare()] = None
+    """Coarse classes in the data: folder, the outer of two levels of folders; the others, of iNaturalist's names."""
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Self:
+        if None not in (self.coarse_file, self.rank):
+            raise clash("`coarse_file` and `rank` both say what the coarse classes are; drop one of them")
+        return self
+
+
 class AugmentConfig(Config):
     """Augmentation"""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, model_validator
 
@@ -22,11 +22,14 @@ from recast.config import (
     Words,
     clash,
 )
-from recast.lab.config.inputs import Augmentation, AugmentConfig, DataConfig
+from recast.lab.config.inputs import Augmentation, AugmentConfig, DataConfig, LabelsConfig
 from recast.lab.config.schedules import AtOnce, Before, Listed, Never, ScheduleConfig
-from recast.lab.config.tasks import ClassifyConfig, TaskConfig
+from recast.lab.config.tasks import ClassifyConfig, NoTeacher, TaskConfig, TeacherConfig
 from recast.layers.config import LinearGate, NoPool, PoolConfig, RecastConfig
 from recast.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Freeze = Literal["none", "batch_norm", "trunk", "all_but_attention", "all_but_batch_norm"]
 Off = BeforeValidator(lambda word: "off" if word is False else word)
@@ -107,6 +110,18 @@ class PaperConfig(Config):
     def check(self, recipe: Recipe) -> None:
         """Raise `clash` for settings of the recipe that these cannot go with."""
 
+    def check_trained(self) -> None:
+        """Raise RecastError for settings that would wipe trained weights."""
+
+    def draw_(self, model: nn.Module) -> None:
+        """Change the random weights that a network starts with."""
+
+    def prepare_(self, model: nn.Module) -> None:
+        """Change a network before it is trained, whatever its weights are."""
+
+    def drop_path_(self, model: nn.Module, rate: float) -> None:
+        """Change stochastic depth, which rises to `rate` by then."""
+
 
 PAPERS: dict[str, type[PaperConfig]] = {}
 """Settings of papers by their names."""
@@ -156,7 +171,7 @@ class Recipe(Config):
     schedule: ScheduleConfig = Before()
     optim: OptimConfig = OptimConfig()
     regularization: RegularizationConfig = RegularizationConfig()
-    papers: Annotated[dict[str, Any], Sections(PAPERS)] = {}  # noqa: RUF012
+    papers: Annotated[dict[str, PaperConfig], Sections(PAPERS)] = {}  # noqa: RUF012
 
     @property
     def has_layers(self) -> bool:
@@ -167,6 +182,16 @@ class Recipe(Config):
     def is_plain(self) -> bool:
         """True if nothing is recast, neither convolutions nor the pooling: the network itself is trained."""
         return not (self.has_layers or self.pool.is_on)
+
+    @property
+    def teacher(self) -> TeacherConfig:
+        """The teacher beside the labels; `NoTeacher` of tasks that have none."""
+        return getattr(self.task, "teacher", NoTeacher())
+
+    @property
+    def labels(self) -> LabelsConfig:
+        """The labels that images are trained with."""
+        return next((paper for paper in self.papers.values() if isinstance(paper, LabelsConfig)), LabelsConfig())
 
     @property
     def augmentation(self) -> Augmentation:

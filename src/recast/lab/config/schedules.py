@@ -45,6 +45,11 @@ class ScheduleConfig(OneOf):
         """True if gates are measured while the network trains."""
         return False
 
+    @property
+    def start(self) -> Before:
+        """What is done between a recast before training and the training."""
+        return Before()
+
     def dated(self, plan: Plan, epochs: int) -> Schedule | None:
         """Return the dates of the layers of a plan in so many epochs; None if layers are not recast during training."""
         return None
@@ -66,6 +71,11 @@ class Before(ScheduleConfig):
     def is_during(self) -> bool:
         """True if layers become attention while the network trains."""
         return False
+
+    @property
+    def start(self) -> Before:
+        """What is done between the recast and the training."""
+        return self
 
 
 class Never(ScheduleConfig):

@@ -108,19 +108,21 @@ class NoTeacher(TeacherConfig):
     kind: Literal["none"] = "none"
 
 
-class _Teaching(TeacherConfig):
+class Teaching(TeacherConfig):
+    """Settings of every teacher."""
+
     targets: Targets = SoftTargets()
     teacher_weight: Probability = 0.5
     """Share of the teacher's term. The labels' has the rest. With a distillation token each has its own head."""
 
 
-class ParentTeacher(_Teaching):
+class ParentTeacher(Teaching):
     """The network that was recast."""
 
     kind: Literal["parent"] = "parent"
 
 
-class ModelTeacher(_Teaching):
+class ModelTeacher(Teaching):
     """A network by its name."""
 
     kind: Literal["model"] = "model"
@@ -155,6 +157,11 @@ class ClassifyConfig(ImageTask):
     mix_prob: Annotated[Probability, Rare()] = 1.0
     """Probability that a batch is mixed at all."""
     teacher: TeacherConfig = NoTeacher()
+
+    @property
+    def mixes(self) -> bool:
+        """True if images of a batch are mixed."""
+        return self.mixup > 0 or self.cutmix > 0
 
 
 class _Dense(TaskConfig):

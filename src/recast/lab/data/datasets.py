@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from recast.errors import RecastError
-from recast.lab.config import AugmentConfig, Crop
+from recast.lab.config import Augmentation, Crop
 from recast.lab.data.augment import file_transform, only_shifts, resolve, shift_and_flip
 from recast.lab.data.images import PHOTO, open_image, resize_and_crop, to_bytes
 from recast.lab.data.seeding import drawing, epoch_order, mix_seed
@@ -41,7 +41,7 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
     """(N,) int64."""
     img_size: int
     """Side S in pixels."""
-    augment: AugmentConfig | None
+    augment: Augmentation | None
     """What is done to an image; None: what validation does."""
     crop_pct: float | None = None
     task: ClassVar[str] = "classify"
@@ -88,7 +88,7 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
         """The same images with these labels (N,)."""
         return replace(self, labels=labels)  # type: ignore[type-var]  # every subclass is a data class
 
-    def augmented(self, augment: AugmentConfig | None) -> Self:
+    def augmented(self, augment: Augmentation | None) -> Self:
         """The same images with this augmentation; None: without any."""
         return replace(self, augment=augment)  # type: ignore[type-var]  # every subclass is a data class
 
@@ -149,7 +149,7 @@ class ImageTensors(LabelledImages):
 
     pixels: Tensor
     labels: Tensor
-    augment: AugmentConfig | None = None
+    augment: Augmentation | None = None
     img_size: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -191,7 +191,7 @@ class ImageFiles(LabelledImages):
     """The whole RGB image; raises RecastError if it cannot be read. Loader workers get a copy of this function."""
     where: str = ""
     """How an error names the data set, before the item."""
-    augment: AugmentConfig | None = field(default=None, kw_only=True)
+    augment: Augmentation | None = field(default=None, kw_only=True)
     crop_pct: float | None = field(default=None, kw_only=True)
 
     def open(self, index: int) -> Image.Image:

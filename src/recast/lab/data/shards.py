@@ -23,7 +23,7 @@ from torch import Tensor
 
 from recast.config import CountOrZero, convert
 from recast.errors import RecastError, first_line, optional_package
-from recast.lab.config import AugmentConfig, DataConfig
+from recast.lab.config import Augmentation, DataConfig
 from recast.lab.data.datasets import Found, LabelledImages
 from recast.lab.data.folders import MAX_CLASSES, data_dir
 from recast.lab.data.images import PHOTO, open_image
@@ -60,7 +60,7 @@ class ImageStream(LabelledImages):
     label_key: str = ""
     """Field of the samples' .json that holds the label; empty: it is in .cls."""
     img_size: int = PHOTO
-    augment: AugmentConfig | None = None
+    augment: Augmentation | None = None
     crop_pct: float | None = None
 
     def __len__(self) -> int:

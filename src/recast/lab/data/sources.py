@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2.functional import normalize
 
-from recast.config import check_fields
 from recast.errors import RecastError, suggest
-from recast.lab.config import Augmentation, DataConfig
+from recast.lab.config import Augmentation, DataConfig, LabelsConfig
 from recast.lab.data import digits
 from recast.lab.data.augment import resolve
 from recast.lab.data.coarse import Coarse, coarse_classes
@@ -84,10 +83,14 @@ def class_images(
     return labelled_images(data, count, seed, bad_image, device)
 
 
-def load_data(config: DataConfig, augment: AugmentConfig | None = None) -> Data:
+FINE = LabelsConfig()
+"""The data's own labels."""
+
+
+def load_data(config: DataConfig, augment: Augmentation | None = None, labels: LabelsConfig = FINE) -> Data:
     """The data set that `config` names, with the training images augmented (None: the data set's own defaults).
 
-    Subsets (num_train, num_val, data_fraction) and splits are class-balanced and always the same. Raises RecastError
+    Subsets (num_train, num_val) and splits are class-balanced and always the same. Raises RecastError
     for an unknown name, a folder that is not there, a class without images, a label out of range, an archive or
     (decoded here) image that cannot be read, an unknown crop or policy.
     """
@@ -97,19 +100,17 @@ def load_data(config: DataConfig, augment: AugmentConfig | None = None) -> Data:
     if source is None:
         known = ", ".join([*sources, *(f"{library}/NAME" for library in _LIBRARIES)])
         raise RecastError(f"unknown data set {config.name!r}: expected one of {known}.{suggest(config.name, sources)}")
-    check_fields(config)  # again: it may have been changed since it was made
     for name, values in (("mean", config.mean), ("std", config.std)):
         if values not in (None, "data") and len(values) != 3:
             raise RecastError(f"data.{name} must be three numbers (R, G, B in [0, 1] pixels), got {values}")
-    if config.num_train is not None and config.data_fraction is not None:
-        raise RecastError("num_train and data_fraction both choose training images: give one of them")
-    found = source(config)
+    two_levels = labels.rank == "folder" and config.name == "folder"
+    found = find_folder(config, two_levels=True) if two_levels else source(config)
     for note in found.notes:
         warnings.warn(note, stacklevel=2)
-    return assemble(config, augment, found)
+    return assemble(config, augment, found, labels)
 
 
-def assemble(config: DataConfig, augment: AugmentConfig | None, found: Found) -> Data:
+def assemble(config: DataConfig, augment: Augmentation | None, found: Found, labels: LabelsConfig = FINE) -> Data:
     """`Data` of what a source found: held-out images, subsets, sizes, augmentation, and what the config leaves open.
 
     Raises RecastError naming an image with a wrong label.
@@ -122,19 +123,19 @@ def assemble(config: DataConfig, augment: AugmentConfig | None, found: Found) ->
     elif train is None:
         train = val.subset(torch.empty(0, dtype=torch.long))
     classes = found.classes or [str(n) for n in range(int(torch.cat([train.labels, val.labels]).max()) + 1)]
-    coarse = coarse_classes(config, classes)
-    if config.labels == "coarse" and isinstance(val, ImageStream):
-        raise RecastError("WebDataset shards are a stream, whose labels are as they are: data.labels must be fine")
+    coarse = coarse_classes(config.name, labels, classes)
+    if labels.labels == "coarse" and isinstance(val, ImageStream):
+        raise RecastError("the labels of WebDataset shards are as they are: papers.grafit.labels must be fine")
     for part, images in (("training", train), ("validation", val)):
         if not isinstance(images, ImageStream):  # checks each label as it comes
             _check_labels(images, classes, part)
     skip, img_size = config.bad_image == "skip", config.img_size or val.img_size
     if found.in_memory and config.img_size is None and isinstance(val, ImageFiles):
         img_size = val.own_size(skip)
-    if config.num_train is not None:
+    if isinstance(config.num_train, int):
         train = train.subset(choose_balanced(train.labels, config.num_train, "num_train"))
-    if config.data_fraction is not None:
-        train = train.subset(choose_fraction(train.labels, config.data_fraction))
+    elif config.num_train is not None:
+        train = train.subset(choose_fraction(train.labels, config.num_train))
     if config.num_val is not None:
         val = val.subset(choose_balanced(val.labels, config.num_val, "num_val"))
     bad: list[str] = []
@@ -152,7 +153,7 @@ def assemble(config: DataConfig, augment: AugmentConfig | None, found: Found) ->
         tuple(ours if given == "data" else given or theirs)
         for given, ours, theirs in zip((config.mean, config.std), measured, found.norm, strict=True)
     )
-    if config.labels == "coarse" and coarse is not None:  # parts were chosen by fine labels: both see the same images
+    if labels.labels == "coarse" and coarse is not None:  # parts were chosen by fine labels: both see the same images
         train, val = (part.relabelled(coarse.of[part.labels]) for part in (train, val))
         classes, coarse = coarse.names, None
     return Data(found.name, train, val, classes, mean, std, train.img_size, coarse, tuple(bad), found.kinds)

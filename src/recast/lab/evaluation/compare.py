@@ -36,7 +36,7 @@ def compare(files: Sequence[str], config: DataConfig, out: Path, trust: bool = F
         sides = {one.size[0] for one in stated.values() if one}
         if len(sides) > 1:
             raise RecastError(f"--compare: the networks take images of {sorted(sides)} pixels: choose one, --img-size")
-        config.img_size = sides.pop() if sides else None
+        config = config.replace(img_size=sides.pop() if sides else None)
     data = load_data(config)
     given = config.mean is not None or config.std is not None
     pixels = {

@@ -73,11 +73,11 @@ def open_run(folder: str | Path) -> Run:
     folder = Path(folder)
     recipe = load_recipe(folder / "recipe.yaml", complete=True)
     check_trusted(recipe.model.name)
-    data = load_data(recipe.data, recipe.augment)
+    data = load_data(recipe.data, recipe.augmentation, recipe.labels)
     classes, task = len(data.classes), task_of(recipe)
     check_classes(folder, data)
     if recipe.is_plain:
-        network = build(replace(recipe.model, checkpoint=None, pretrained=False), num_classes=classes)
+        network = build(recipe.model.replace(checkpoint=None, pretrained=False), num_classes=classes)
         task.adapt_(network, recipe, classes)
         return Run(folder, recipe, data, {"finetuned": load(folder / "weights.safetensors", parent=network)})
     parent = build(recipe.model, num_classes=classes).eval()
@@ -123,13 +123,13 @@ def evaluate_run(
         data, recipe = run.data, run.recipe
         check_task(suites, data.task, data.name)
         check_same(folder, data, goes_on=False)
-        if options.labels not in (None, recipe.data.labels):
+        if options.labels not in (None, recipe.labels.labels):
             if others := [name for name in suites if "labels" not in evaluator(name).uses]:
                 raise RecastError(
-                    f"{folder} was trained with {recipe.data.labels} labels: {others[0]} cannot be measured with "
+                    f"{folder} was trained with {recipe.labels.labels} labels: {others[0]} cannot be measured with "
                     f"labels={options.labels}, only knn, retrieval, linear, separability and tsne can"
                 )
-            data = load_data(replace(recipe.data, labels=options.labels), recipe.augment)
+            data = load_data(recipe.data, recipe.augmentation, recipe.labels.replace(labels=options.labels))
         context = open_context(run.models, data, batch_size, device, options, workers)
         if has_new_parent(recipe, folder):
             context = replace(context, untaught=frozenset({"parent"}))

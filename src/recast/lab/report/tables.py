@@ -151,11 +151,11 @@ def runs_table(runs: Sequence[Run], anchors: Sequence[str], data: str, scheduled
         how += f"{run.epochs} epochs, seed {run.recipe.seed}"
         row = [Cell(run.name, (run.title, how), link=f"#{anchor}")]
         if scheduled:
-            schedule = run.switching.schedule if run.switching else run.recipe.schedule
+            schedule = run.switching.schedule.name if run.switching else run.recipe.schedule.kind
             epochs = [switch.epoch for switch in run.switching.switches] if run.switching else []
             last = f" to {epochs[-1]}" if epochs and epochs[-1] != epochs[0] else ""
             switched = (f"epoch{NBSP}{epochs[0]}{last}",) if epochs else ()
-            row.append(Cell(schedule.name.replace("_", " "), switched, kind="text"))
+            row.append(Cell(schedule.replace("_", " "), switched, kind="text"))
         row += [Cell(formats.decimal(accuracy(run, arm)), kind=arm) for arm in names.arms]
         for arm in names.others:
             paired = run.difference(arm, *run.main)

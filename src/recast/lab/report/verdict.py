@@ -11,7 +11,7 @@ from typing import NamedTuple
 from recast.analysis.records import Wakefulness
 from recast.errors import listed
 from recast.files import number
-from recast.lab.recipe import HOW_IT_RUNS, PATHS, flat
+from recast.lab.recipe import flat, how_it_runs, paths
 from recast.lab.report import formats
 from recast.lab.report.formats import NBSP
 from recast.lab.report.labels import words
@@ -20,8 +20,6 @@ from recast.lab.statistics import mean_interval
 
 EXACT = 1e-5
 """Largest relative error of the outputs that still counts as the same function (fp32)."""
-MAY_DIFFER = {*HOW_IT_RUNS, "seed", "compile"}
-"""In runs that have a mean."""
 LISTED = 4
 """Differences of recipes that are named; of more, their number is told."""
 
@@ -274,11 +272,13 @@ def why_no_mean(runs: Sequence[Run]) -> str:
     if len(counts) > 1:
         found = " and ".join(f"{count:,}" for count in counts)
         return f"No mean is given: these runs were measured on different numbers of images ({found})."
-    recipes = [{key: value for key, value in flat(run.recipe).items() if key not in MAY_DIFFER} for run in runs]
-    for recipe, (section, field) in product(recipes, PATHS):
-        path = recipe[f"{section}.{field}"]
-        recipe[f"{section}.{field}"] = path and PurePath(path).name
-    differ = sorted(key for key in recipes[0] if any(recipe[key] != recipes[0][key] for recipe in recipes))
+    may_differ = {*how_it_runs(), "seed", "compile"}
+    recipes = [{key: value for key, value in flat(run.recipe).items() if key not in may_differ} for run in runs]
+    for recipe, key in product(recipes, map(".".join, paths())):
+        if path := recipe.get(key):
+            recipe[key] = PurePath(path).name
+    keys = {key for recipe in recipes for key in recipe}
+    differ = sorted(key for key in keys if any(recipe.get(key) != recipes[0].get(key) for recipe in recipes))
     if differ:
         return f"No mean is given: these runs differ in more than the seed ({listed(differ, LISTED)})."
     if len({run.epochs for run in runs}) > 1:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from recast.lab.config.tasks import TaskConfig
 from recast.lab.suites import METRICS, SUITES, Metric, Suite
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from recast.lab.config import DataConfig, Recipe, RegularizationConfig
+    from recast.lab.config import DataConfig, Recipe
     from recast.lab.data import Data
     from recast.lab.data.datasets import Found
     from recast.lab.evaluation.context import Context
@@ -75,8 +76,6 @@ class Task:
     """Of `suites`, where they are not known."""
     unasked: ClassVar[tuple[str, ...]] = ()
     """Suites for all tasks that this one is measured by only where they are asked for."""
-    data_sets: ClassVar[tuple[str, ...]] = ()
-    """Names (`data.name`) that `find` knows."""
     keeps_network: ClassVar[bool] = True
     """The network is trained as its constructor builds it: `adapt_` leaves it as it is."""
     whole: ClassVar[bool] = False
@@ -84,9 +83,11 @@ class Task:
     crop_pct: ClassVar[float | None] = None
     """Share of the short side that image files are cut to where they are explained; None: that of the data."""
 
-    def clashes(self, recipe: Recipe) -> Iterator[tuple[bool, str]]:
-        """Yield for what has no meaning here whether the recipe has it, and the message."""
-        yield from ()
+    @property
+    def data_sets(self) -> tuple[str, ...]:
+        """Names (`data.name`) that `find` knows: those of its settings, the `TaskConfig` of the same name."""
+        config = TaskConfig.members.get(self.name)
+        return config.data_sets if config else ()
 
     def find(self, config: DataConfig) -> Found:
         """Read one of `data_sets`."""
@@ -119,8 +120,8 @@ class Task:
         """Return what a `Loader` of training images is given that depends on the task."""
         return {"dataset": data.train}
 
-    def loss(self, config: RegularizationConfig, data: Data) -> Loss:
-        """Return the loss of the labels."""
+    def loss(self, config: Any, data: Data) -> Loss:
+        """Return the loss of the labels; `config` is the recipe's `task`."""
         raise NotImplementedError
 
     def stateful_loss(
@@ -179,13 +180,11 @@ def register(task: Task) -> Task:
 
 def task_of(recipe: Recipe) -> Task:
     """Return the task that a recipe trains for."""
-    if recipe.embedding.is_on:
-        if "embed" not in TASKS:
-            from recast.models.sources import plug_in
+    if recipe.task.kind not in TASKS:
+        from recast.models.sources import plug_in
 
-            plug_in()
-        return TASKS["embed"]
-    return task_of_data(recipe.data)
+        plug_in()
+    return TASKS[recipe.task.kind]
 
 
 def task_of_data(config: DataConfig) -> Task:
@@ -199,20 +198,3 @@ def suites_of(task: Task, only_default: bool = False) -> list[str]:
         name for name, suite in {**task.suites, **SUITES}.items()
         if suite.task in ("", task.name) and (not only_default or (suite.default and name not in task.unasked))
     ]  # fmt: skip
-
-
-def refused(task: Task, recipe: Recipe, more: Mapping[str, bool] = {}) -> Iterator[tuple[bool, str]]:
-    """Yield `Task.clashes` of what has a meaning for classification alone, and of `more` (field → is it set)."""
-    augment = recipe.augment
-    fields = {
-        "augment.mixup": augment.mixup > 0,
-        "augment.cutmix": augment.cutmix > 0,
-        "augment.auto_augment": augment.auto_augment is not None,
-        "regularization.loss bce": recipe.regularization.loss == "bce",
-        "data.labels coarse": recipe.data.labels == "coarse",
-        "distill.name": recipe.distill.name is not None,
-        "embedding": recipe.embedding.is_on,
-        "pool.kind": recipe.pool.is_on,
-    }
-    for field, is_set in {**fields, **more}.items():
-        yield is_set, f"{field} has no meaning for {task.title} (data.name={recipe.data.name}): leave it out"

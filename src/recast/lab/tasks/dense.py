@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from recast.errors import RecastError
-from recast.lab.config import AugmentConfig
+from recast.lab.config import Augmentation
 from recast.lab.data.augment import resolve
 from recast.lab.data.datasets import LabelledImages, drawn_seeds
 from recast.lab.data.images import open_image
@@ -24,7 +24,7 @@ class DenseImages(LabelledImages):
     items: Sequence[str] | Tensor
     """Paths that are read each time, or (N, 3, H, W) uint8."""
     _: KW_ONLY
-    augment: AugmentConfig | None = None
+    augment: Augmentation | None = None
     crop_pct: float | None = None
     labels: Tensor = field(init=False)
     """Zeros: an image has no class, so every choice of images is a plain one."""

@@ -25,12 +25,14 @@ from recast.config import read
 from recast.errors import RecastError, first_line, listed
 from recast.files import free_space, replaced, row_digest
 from recast.lab.config import Recipe
-from recast.lab.recipe import MAY_CHANGE, changes, recipe_from_dict, recipe_to_dict
+from recast.lab.recipe import changes, may_change, recipe_from_dict, recipe_to_dict
 from recast.lab.tasks import StatefulLoss
 from recast.lab.training.switches import Switches
 from recast.models.weights import first_nonfinite, mismatch
 
 VERSION = 3
+KEPT = 2
+"""How many of the newest states stay on disk."""
 
 
 @dataclass
@@ -93,7 +95,7 @@ def newest_state(folder: Path) -> str:
 
 
 def save_state(state: State, recipe: Recipe, folder: Path, images: int) -> None:
-    """Add this state to those on disk, then drop the oldest above `recipe.keep`.
+    """Add this state to those on disk, then drop the oldest above `KEPT`.
 
     `images` is the size of the training set, which a resumed run must have too. Raises RecastError for weights that are
     not finite, and when the disk refuses (full, no permission): the states before it are as they were.
@@ -135,7 +137,7 @@ def save_state(state: State, recipe: Recipe, folder: Path, images: int) -> None:
         ) from None
     found = states(folder)
     own = found.index(path) + 1
-    for old in (*found[: max(0, own - max(1, recipe.keep))], *found[own:]):  # later ones are of a future given up
+    for old in (*found[: max(0, own - KEPT)], *found[own:]):  # later ones are of a future given up
         if not old.is_dir():
             old.unlink(missing_ok=True)
 
@@ -187,7 +189,7 @@ def _fill_(
     state: State, content: dict[str, Any], recipe: Recipe, folder: Path, images: int, path: Path, start_again: str
 ) -> None:
     saved = recipe_from_dict(content["recipe"], str(path))
-    if changed := changes(saved, recipe, ignore=MAY_CHANGE):
+    if changed := changes(saved, recipe, ignore=may_change()):
         raise RecastError(f"{folder} was trained with another {', '.join(changed)}: resume it with its own recipe")
     if content["images"] != images:
         raise RecastError(f"{folder} was trained on {content['images']} images, now there are {images}: {start_again}")

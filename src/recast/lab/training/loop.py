@@ -58,7 +58,7 @@ def fit(
     `recipe.save_steps` updates and on Ctrl-C or SIGTERM, `checkpoints/epoch-0000.safetensors` and so on for every
     `recipe.keep_every` epochs, and `weights.safetensors` at the end. The model is left with the weights that were
     saved, in eval mode. With `resume` the training in `out` goes on where it stopped; one that is finished is left
-    alone. `name` is what the progress bar says; `parent` is the teacher of `distill.name=parent` (it is not changed).
+    alone. `name` is what the progress bar says; `parent` is the teacher of `task.teacher.kind=parent` (not changed).
     `plan` is what `recipe.schedule` recasts during the training: `model` is given as it is before (on resume too), its
     layers are swapped before the epochs of their dates, and `schedule.json` tells what came of it. `on_step(epoch,
     step, loss)` is called for every finished update, in every process, with the mean loss of its whole batch.

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.lab.config import Recipe
+from recast.lab.config.tasks import Teaching
 from recast.lab.data import Data
 from recast.lab.tasks import task_of
 from recast.lab.training.distill import Distillation, build_teacher, train_token_
 from recast.lab.training.features import FeatureDistillation, keep_recast_gradients_
-from recast.lab.training.regularization import set_drop_path_
+from recast.lab.training.regularization import set_recipe_drop_path_
 from recast.layers.gpsa import gpsa_layers
 
 AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -23,45 +24,44 @@ AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Objective:
     """The loss of a recipe at each of its steps: `at(step)` chooses it, a call computes it.
 
-    For `distill.feature_epochs` epochs a recast network learns its parent's features with its recast layers alone; a
+    For `schedule.feature_epochs` epochs a recast network learns its parent's features with its recast layers alone; a
     network without recast layers (the control arm) has nothing to learn there and trains on its labels all the time.
 
-    `parent` is the teacher of `distill.name=parent`, and the one whose features are learned.
+    `parent` is the teacher of `task.teacher.kind=parent`, and the one whose features are learned.
     """
 
     def __init__(
         self, recipe: Recipe, data: Data, student: nn.Module, parent: nn.Module | None, batches: int,
         device: torch.device,
     ) -> None:  # fmt: skip
-        config, classes, amp = recipe.distill, len(data.classes), AMP_DTYPES.get(recipe.amp)
+        config, amp, feature_epochs = recipe.teacher, AMP_DTYPES.get(recipe.amp), recipe.schedule.start.feature_epochs
         self.task = task_of(recipe)
-        self.labels = self.task.loss(recipe.regularization, data)
+        self.labels = self.task.loss(recipe.task, data)
         steps = recipe.epochs * batches
         self.stateful = self.task.stateful_loss(recipe, data, student, self.labels, steps, device, amp)
         self.distillation: Distillation | None = None
-        if config.name is not None:
+        if isinstance(config, Teaching):
             teacher = build_teacher(
-                config, parent, classes, student=(data.mean, data.std), img_size=data.img_size,
+                config, parent, len(data.classes), student=(data.mean, data.std), img_size=data.img_size,
                 device=device, amp=amp,
             )  # fmt: skip
             train_token_(student)
             self.distillation = Distillation(config, teacher, self.labels)
-        self.feature_steps, self.watching = round(config.feature_epochs * batches), ExitStack()
+        self.feature_steps, self.watching = round(feature_epochs * batches), ExitStack()
         """While `watching` is open, the student's features are looked at: close it to leave the student as it was."""
         self.features: FeatureDistillation | None = None
-        if not config.feature_epochs:
+        if not feature_epochs:
             return
         if parent is None:
             raise RecastError(
-                "distill.feature_epochs needs the parent whose features are learned: pass fit(parent=...)"
+                "schedule.feature_epochs needs the parent whose features are learned: pass fit(parent=...)"
             )
         if recipe.compile:
             raise RecastError("features are read by hooks, which torch.compile leaves out: set compile=false")
         if gpsa_layers(student):
             self.features = FeatureDistillation(student, parent)
-            if (rate := recipe.regularization.drop_path) is not None:
-                # the copy of the parent leaves out the branches that the student leaves out
-                set_drop_path_(self.features.parent, rate, recipe.regularization.drop_path_mode)
+            # the copy of the parent leaves out the branches that the student leaves out
+            set_recipe_drop_path_(self.features.parent, recipe)
 
     def at(self, step: int) -> None:
         """Step number `step` of the whole run (from 0) comes next."""

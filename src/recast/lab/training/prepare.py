@@ -14,7 +14,8 @@ from torch import nn
 from recast.analysis.transformers import is_attention
 from recast.errors import RecastError, first_line
 from recast.files import LOCK, as_json, is_ours, read_lines, read_names, read_text
-from recast.lab.config import Recipe
+from recast.lab.config import LabelsConfig, Recipe
+from recast.lab.config.tasks import ModelTeacher
 from recast.lab.data import Data, Loader, load_data
 from recast.lab.data.datasets import IMAGENET, ImageFiles, LabelledImages
 from recast.lab.data.fingerprint import FINGERPRINT
@@ -22,12 +23,11 @@ from recast.lab.data.seeding import mix_seed, seeded
 from recast.lab.data.sources import class_images
 from recast.lab.device import check_memory, choose_device
 from recast.lab.experimental.ranking import plan_best
-from recast.lab.recipe import COARSE_FILE, MAY_CHANGE, PARENT_WEIGHTS, SEAL, changes, functions_of, load_recipe
+from recast.lab.recipe import COARSE_FILE, PARENT_WEIGHTS, SEAL, changes, functions_of, load_recipe, may_change
 from recast.lab.tasks import task_of
 from recast.lab.training.distributed import process_count
 from recast.lab.training.optim import check_trainable
 from recast.layers.attention_pool import attention_pools
-from recast.models.adapt import draw_
 from recast.models.build import build, input_defaults
 from recast.models.config import ModelConfig
 from recast.models.names import split_name
@@ -59,7 +59,7 @@ RANKED_IMAGES = 512
 """Training images that layers are ranked on with where=auto."""
 
 NEW_HEAD = {
-    "distill.name=parent": "distill.name=parent: the parent's classifier is a new one, which knows nothing of these "
+    "parent": "task.teacher.kind=parent: the parent's classifier is a new one, which knows nothing of these "
     "classes. Train it on them first (--where none), then give its weights as --checkpoint",
     "where=auto": "layers are ranked by what a trained network's gates promise, and this classifier is new: train it "
     "on these images first (--where none), then give its weights as --checkpoint",
@@ -137,16 +137,16 @@ def refuse_used(out: Path) -> None:
 
 
 def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
-    """The recipe in the run folder with what MAY_CHANGE of `recipe`, which must agree with it otherwise."""
+    """The recipe in the run folder with what `may_change` of `recipe`, which must agree with it otherwise."""
     if not (out / "recipe.yaml").is_file():
         raise RecastError(f"{out} holds no run to resume: it has no recipe.yaml")
     stored = load_recipe(out / "recipe.yaml", complete=True)
     filled = ("model.num_classes", "model.pretrained", "model.new_head", "data.mean", "data.std")
     if _is_chosen_here(recipe):
-        recipe = replace(recipe, where=stored.where, budget=stored.budget)
+        recipe = recipe.replace(where=stored.where, budget=stored.budget)
     if recipe.data.img_size is None:
-        recipe = replace(recipe, data=replace(recipe.data, img_size=stored.data.img_size))
-    if changed := changes(stored, with_size(recipe), ignore=(*MAY_CHANGE, *filled)):
+        recipe = recipe.replace(data=recipe.data.replace(img_size=stored.data.img_size))
+    if changed := changes(stored, with_size(recipe), ignore=(*may_change(), *filled)):
         raise RecastError(
             f"{out} was started with another {', '.join(changed)}: go on with "
             f"{follow_up('train', '--resume', str(out), functions=functions_of(recipe))}, or start a new run from "
@@ -155,20 +155,21 @@ def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
     # what `recipe` leaves open is where it was; a parent that is kept in the run folder is the run's
     kept = stored.model.checkpoint is not None and Path(stored.model.checkpoint).parent == out.resolve()
     checkpoint = stored.model.checkpoint if kept else recipe.model.checkpoint or stored.model.checkpoint
-    teacher = recipe.distill.teacher_checkpoint or stored.distill.teacher_checkpoint
-    return replace(
-        recipe,
-        data=replace(stored.data, workers=recipe.data.workers, data_dir=recipe.data.data_dir or stored.data.data_dir),
-        model=replace(stored.model, checkpoint=checkpoint),
-        distill=replace(stored.distill, teacher_checkpoint=teacher),
-    )
+    data = {"workers": recipe.data.workers, "data_dir": recipe.data.data_dir or stored.data.data_dir}
+    task = recipe.task
+    if isinstance(recipe.teacher, ModelTeacher) and recipe.teacher.teacher_checkpoint is None:
+        task = stored.task
+    return recipe.replace(
+        data=stored.data.replace(**data), model=stored.model.replace(checkpoint=checkpoint), task=task,
+        papers=stored.papers,
+    )  # fmt: skip
 
 
 def with_size(recipe: Recipe) -> Recipe:
     """A network built for one size gets images of that size, where the recipe leaves their size open."""
     if recipe.data.img_size is not None or recipe.model.input_size is None:
         return recipe
-    return replace(recipe, data=replace(recipe.data, img_size=recipe.model.input_size))
+    return recipe.replace(data=recipe.data.replace(img_size=recipe.model.input_size))
 
 
 def with_pixels(data: Data, size: int, test_size: int) -> Data:
@@ -185,14 +186,14 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
     check_trainable(recipe)
     _check_start(recipe, resume)
     recipe, task = with_size(recipe), task_of(recipe)
-    data = load_data(recipe.data, recipe.augment)
+    data = load_data(recipe.data, recipe.augmentation, recipe.labels)
     _check_images(recipe, data)
     config = task.network(recipe.model, data)
     parent = _parent(recipe, config, data)
     recipe, data, pixels = _with_norm(recipe, data, parent)
     is_new = _is_new(config, parent, data)
-    if is_new and (recipe.distill.name == "parent" or _is_chosen_here(recipe)):
-        raise RecastError(NEW_HEAD["distill.name=parent" if recipe.distill.name == "parent" else "where=auto"])
+    if is_new and (recipe.teacher.kind == "parent" or _is_chosen_here(recipe)):
+        raise RecastError(NEW_HEAD["parent" if recipe.teacher.kind == "parent" else "where=auto"])
     example = torch.zeros(1, 3, data.img_size, data.img_size)
     _check_memory(parent, example, recipe)
     task.check_outputs(_outputs(parent, example, config.name), data, config.name)
@@ -204,25 +205,25 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
     _check_frozen(recipe, parent)
     planned = None if recipe.is_plain else _plan(recipe, parent, data, example)
     if planned is not None and _is_chosen_here(recipe):
-        recipe = replace(recipe, where=[step.name for step in planned.steps], budget="tokens=none")
-    config = replace(config, num_classes=config.num_classes or len(data.classes))
+        recipe = recipe.replace(where=[step.name for step in planned.steps], budget="tokens=none")
+    config = config.replace(num_classes=config.num_classes or len(data.classes))
     if keeps_parent := is_new and planned is not None and not resume:
         path = f"{(out / PARENT_WEIGHTS).resolve()}"
-        config = replace(config, checkpoint=path, checkpoint_key=None, pretrained=False, new_head=False)
-    images, coarse = replace(recipe.data, mean=data.mean, std=data.std), None
-    if images.coarse_file is not None:
-        coarse = decode(read_bytes(images.coarse_file), images.coarse_file)
-        images = replace(images, coarse_file=f"{(out / COARSE_FILE).resolve()}")
-    return Prepared(replace(recipe, model=config, data=images), data, parent, planned, keeps_parent, pixels, coarse)
+        config = config.replace(checkpoint=path, checkpoint_key=None, pretrained=False, new_head=False)
+    papers, coarse = dict(recipe.papers), None
+    for name, paper in papers.items():
+        if isinstance(paper, LabelsConfig) and paper.coarse_file is not None:
+            coarse = decode(read_bytes(paper.coarse_file), paper.coarse_file)
+            papers[name] = paper.replace(coarse_file=f"{(out / COARSE_FILE).resolve()}")
+    recipe = recipe.replace(model=config, data=recipe.data.replace(mean=data.mean, std=data.std), papers=papers)
+    return Prepared(recipe, data, parent, planned, keeps_parent, pixels, coarse)
 
 
 def _check_start(recipe: Recipe, resume: bool) -> None:
     """Raise RecastError for a start of random weights that would wipe trained ones."""
-    if resume or not (recipe.model.checkpoint or recipe.model.pretrained):
-        return
-    for name, wiped in (("layer_scale", "LayerScale"), ("init_std", "weights")):
-        if getattr(recipe.regularization, name) is not None:
-            raise RecastError(f"regularization.{name} would wipe the trained {wiped}: it is for random weights")
+    if not resume and (recipe.model.checkpoint or recipe.model.pretrained):
+        for paper in recipe.papers.values():
+            paper.check_trained()
 
 
 def _check_images(recipe: Recipe, data: Data) -> None:
@@ -239,8 +240,8 @@ def _parent(recipe: Recipe, config: ModelConfig, data: Data) -> nn.Module:
     """The network that the run starts from, in the form that its task trains."""
     with seeded(mix_seed("parent", recipe.seed)):
         parent = build(config, num_classes=len(data.classes))
-        if recipe.regularization.init_std is not None and not (config.checkpoint or config.pretrained):
-            draw_(parent, recipe.regularization.init_std)
+        for paper in () if config.checkpoint or config.pretrained else recipe.papers.values():
+            paper.draw_(parent)
     with seeded(mix_seed("embedding", recipe.seed)):
         return task_of(recipe).adapt_(parent, recipe, len(data.classes))
 
@@ -252,7 +253,7 @@ def _with_norm(recipe: Recipe, data: Data, parent: nn.Module) -> tuple[Recipe, D
     if not is_stated and recipe.data.img_size is None and isinstance(data.train, ImageFiles):
         size = data.train.own_size(recipe.data.bad_image == "skip")
         data = with_pixels(data, size, recipe.data.test_size or size)
-        recipe = replace(recipe, data=replace(recipe.data, img_size=size))
+        recipe = recipe.replace(data=recipe.data.replace(img_size=size))
         size_from = " (the files' own, as the network states none; --img-size)"
     norm_from = "the data set's"
     if defaults is not None and len(defaults.mean) == 3:  # pixels must come as the parent knows them

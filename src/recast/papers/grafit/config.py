@@ -10,7 +10,6 @@ from pydantic import model_validator
 from recast.config import (
     Classes,
     Count,
-    FilePath,
     NotNegative,
     OneOf,
     Positive,
@@ -20,6 +19,7 @@ from recast.config import (
     Width,
     clash,
 )
+from recast.lab.config.inputs import LabelsConfig
 from recast.lab.config.recipe import PaperConfig
 from recast.lab.config.tasks import ImageTask
 
@@ -27,22 +27,10 @@ if TYPE_CHECKING:
     from recast.lab.config.recipe import Recipe
 
 
-class GrafitConfig(PaperConfig):
+class GrafitConfig(PaperConfig, LabelsConfig):
     """Grafit: labels of coarse classes"""
 
     section: ClassVar[str] = "grafit"
-    labels: Annotated[Literal["fine", "coarse"], Rare()] = "fine"
-    """coarse: train with the labels of coarse classes, each of which holds several of the data's own, the fine ones."""
-    coarse_file: Annotated[FilePath | None, Rare()] = None
-    """A CSV with the columns fine and coarse, a line a class. None: CIFAR-100's 20 superclasses, or `rank`."""
-    rank: Annotated[Literal["folder", "kingdom", "phylum", "class", "order", "family", "genus"] | None, Rare()] = None
-    """Coarse classes in the data: folder, the outer of two levels of folders; the others, of iNaturalist's names."""
-
-    @model_validator(mode="after")
-    def _has_one_source(self) -> Self:
-        if None not in (self.coarse_file, self.rank):
-            raise clash("`coarse_file` and `rank` both say what the coarse classes are; drop one of them")
-        return self
 
     def check(self, recipe: Recipe) -> None:
         """Raise `clash` for coarse labels of a task whose images have no single label."""
@@ -122,3 +110,10 @@ class EmbedConfig(ImageTask):
             raise clash("`regularization.freeze` of weights does not apply to `task.kind` embed; drop it")
         if recipe.pool.kind == "per_class":
             raise clash("`pool.kind` per_class does not apply to `task.kind` embed; take single")
+
+
+def projector_of(recipe: Recipe) -> Neighbors | Dino:
+    """Return the projector of a recipe that trains an embedding."""
+    assert isinstance(recipe.task, EmbedConfig)
+    assert isinstance(recipe.task.projector, Neighbors | Dino)
+    return recipe.task.projector

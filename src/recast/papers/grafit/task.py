@@ -13,6 +13,7 @@ from recast.errors import RecastError
 from recast.lab.data.shards import ImageStream
 from recast.lab.tasks import Loss, register
 from recast.lab.tasks.classify import Classify
+from recast.papers.grafit.config import Dino, Neighbors, projector_of
 from recast.papers.grafit.head import add_embedding_, without_embedding, without_probe
 from recast.papers.grafit.loss import EmbeddingLoss
 
@@ -28,39 +29,6 @@ class Embed(Classify):
     title = "an embedding"
     keeps_network = False
 
-    def clashes(self, recipe: Recipe) -> Iterator[tuple[bool, str]]:
-        config, augment = recipe.embedding, recipe.augment
-        for used, value in (
-            ("augment.mixup", augment.mixup > 0),
-            ("augment.cutmix", augment.cutmix > 0),
-            ("augment.repeats", augment.repeats > 1),
-            ("distill.name", recipe.distill.name is not None),
-            ("distill.feature_epochs", recipe.distill.feature_epochs > 0),
-            ("schedule", recipe.schedule.name != "before"),
-            ("regularization.freeze", recipe.regularization.freeze != "none"),
-            ("pool.kind per_class", recipe.pool.kind == "per_class"),
-        ):
-            yield (
-                value,
-                f"{used} has no meaning for an embedding (embedding.projector={config.projector}): leave it out",
-            )
-        is_dino, (smallest, largest) = config.projector == "dino", config.local_scale
-        yield (
-            is_dino and (config.knn_weight or config.instance_weight or config.views < 2 or smallest > largest) > 0,
-            "embedding.projector=dino has one loss, over two views or more: set embedding.knn_weight and "
-            "embedding.instance_weight to 0, views to 2 or more, and local_scale to (smallest, largest)",
-        )
-        yield (
-            not (is_dino or config.knn_weight or config.instance_weight),
-            "an embedding learns from embedding.knn_weight or embedding.instance_weight, both are 0: raise one, or "
-            "take embedding.projector=none",
-        )
-        yield (
-            config.instance_weight > 0 and config.views < 2,
-            "embedding.instance_weight compares views of an image: set embedding.views to 2 or more, or the weight "
-            "to 0",
-        )
-
     def check_data(self, recipe: Recipe, data: Data) -> None:
         if isinstance(data.train, ImageStream):
             raise RecastError(
@@ -68,15 +36,17 @@ class Embed(Classify):
             )
 
     def notes(self, recipe: Recipe, data: Data) -> Iterator[str]:
-        if recipe.embedding.projector != "dino":
-            yield from super().notes(recipe, data)
+        projector = projector_of(recipe)
+        if isinstance(projector, Dino):
+            return
+        yield from super().notes(recipe, data)
         sizes = data.train.labels.bincount()
-        if recipe.embedding.knn_weight and (alone := int((sizes == 1).sum())):
+        if isinstance(projector, Neighbors) and projector.knn_weight and (alone := int((sizes == 1).sum())):
             reason = f"{alone} of {int(sizes.sum())} training images are alone in their class"
             yield f"{reason}: the loss of neighbours skips them"
 
     def adapt_(self, model: nn.Module, recipe: Recipe, classes: int) -> nn.Module:
-        return add_embedding_(model, recipe.embedding, classes)
+        return add_embedding_(model, projector_of(recipe), classes)
 
     def undone(self, model: nn.Module) -> nn.Module:
         return without_embedding(model)
@@ -84,9 +54,10 @@ class Embed(Classify):
     def loading(self, recipe: Recipe, data: Data) -> dict[str, Any]:
         """The memory is kept by an image's number, which leads to its label."""
         images, local = data.train.relabelled(torch.arange(len(data.train))), None
-        if recipe.embedding.projector == "dino" and images.augment is not None:
-            local = images.augmented(replace(images.augment, crop="random", scale=recipe.embedding.local_scale))
-        return {"dataset": images, "views": recipe.embedding.views, "local": local}
+        projector = projector_of(recipe)
+        if isinstance(projector, Dino) and images.augment is not None:
+            local = images.augmented(replace(images.augment, crop="random", scale=projector.local_scale))
+        return {"dataset": images, "views": projector.views, "local": local}
 
     def stateful_loss(
         self, recipe: Recipe, data: Data, student: nn.Module, loss: Loss, steps: int, device: torch.device,

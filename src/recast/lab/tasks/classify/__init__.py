@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from recast.lab.tasks.base import Loss, Meter, Task
 
 if TYPE_CHECKING:
-    from recast.lab.config import Recipe, RegularizationConfig
+    from recast.lab.config import Recipe
+    from recast.lab.config.tasks import ImageTask
     from recast.lab.data import Data
     from recast.lab.evaluation.context import Context
     from recast.lab.evaluation.run_folder import Run
@@ -32,7 +33,7 @@ class Classify(Task):
 
         check_logits(outputs, 1, len(data.classes), data.name)
 
-    def loss(self, config: RegularizationConfig, data: Data) -> Loss:
+    def loss(self, config: ImageTask, data: Data) -> Loss:
         from recast.lab.tasks.classify.training import label_loss
 
         return label_loss(config, len(data.classes))

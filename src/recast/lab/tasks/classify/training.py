@@ -6,18 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from timm.loss import BinaryCrossEntropy
+from timm.loss import BinaryCrossEntropy as BinaryLoss
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recast.errors import RecastError
-from recast.lab.config import RegularizationConfig
+from recast.lab.config.tasks import BinaryCrossEntropy, ImageTask
 from recast.lab.data import Data
 from recast.lab.training.distill import widened
 from recast.models.build import check_logits
 
 
-def label_loss(config: RegularizationConfig, num_classes: int) -> Callable[[Any, Tensor], Tensor]:
+def label_loss(config: ImageTask, num_classes: int) -> Callable[[Any, Tensor], Tensor]:
     """Return the loss that `config` names: logits z (B, C), targets → a scalar, computed in float32 at least.
 
         ce   −1/B Σ_b Σ_c t_bc · log softmax(z_b)_c
@@ -31,39 +31,35 @@ def label_loss(config: RegularizationConfig, num_classes: int) -> Callable[[Any,
     Raises RecastError for a threshold that all classes pass or none, and, when called, for logits or targets of another
     shape.
     """
-    smoothing, threshold = config.label_smoothing, config.bce_threshold
+    smoothing, is_binary = config.label_smoothing, isinstance(config.loss, BinaryCrossEntropy)
+    threshold = config.loss.bce_threshold if isinstance(config.loss, BinaryCrossEntropy) else None
     if threshold is not None:
-        _check_threshold(config, threshold, num_classes)
-    binary = BinaryCrossEntropy(smoothing=smoothing, target_threshold=threshold)
+        _check_threshold(smoothing, threshold, num_classes)
+    binary = BinaryLoss(smoothing=smoothing, target_threshold=threshold)
 
     def loss(outputs: Any, targets: Tensor) -> Tensor:
         logits = outputs if isinstance(outputs, Tensor) else outputs[0]
         are_labels = _check_shapes(logits, targets, num_classes)
         logits = widened(logits)
         targets = targets if are_labels else targets.to(logits.dtype)
-        if config.loss == "bce":
+        if is_binary:
             return binary(logits, targets)
         return F.cross_entropy(logits, targets, label_smoothing=smoothing if are_labels else 0.0)
 
     return loss
 
 
-def _check_threshold(config: RegularizationConfig, threshold: float, num_classes: int) -> None:
-    if config.loss == "ce":
-        raise RecastError(
-            f"regularization.bce_threshold={threshold} belongs to loss='bce', got loss='ce': leave it out"
-        )
-    smoothing = config.label_smoothing
+def _check_threshold(smoothing: float, threshold: float, num_classes: int) -> None:
     others, own = smoothing / num_classes, 1 - smoothing + smoothing / num_classes
     # equal counts as passed: mixing λ·t + (1 − λ)·t of equal targets may round up
     if smoothing > 0 and threshold <= others:
         raise RecastError(
-            f"regularization.bce_threshold={threshold} turns every class into 1: label_smoothing={smoothing} gives "
+            f"task.loss.bce_threshold={threshold} turns every class into 1: label_smoothing={smoothing} gives "
             f"each of the {num_classes} classes {others:.3g}; set label_smoothing=0 (DeiT III), or a higher threshold"
         )
     if threshold >= own:
         raise RecastError(
-            f"regularization.bce_threshold={threshold} turns every class into 0: a label is at most {own:.3g}; "
+            f"task.loss.bce_threshold={threshold} turns every class into 0: a label is at most {own:.3g}; "
             "set a lower threshold"
         )
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from recast.errors import RecastError
 from recast.lab.suites import METRICS, Suite
-from recast.lab.tasks.base import Loss, Meter, Task, refused
+from recast.lab.tasks.base import Loss, Meter, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from recast.lab.config import DataConfig, Recipe, RegularizationConfig
+    from recast.lab.config import DataConfig, DetectConfig, Recipe
     from recast.lab.data import Data
     from recast.lab.data.datasets import Found
     from recast.lab.evaluation.context import Context
@@ -32,7 +31,6 @@ class Detect(Task):
     validation = ("ap50", "ap")
     unasked = ("fourier",)
     whole = True
-    data_sets = ("scene_objects", "coco")
     suites: ClassVar[Mapping[str, Suite]] = {
         "detection": Suite(
             "Objects", "COCO's average precision of boxes and masks, by IoU, size and class", "accuracy",
@@ -40,11 +38,6 @@ class Detect(Task):
             missing="average precision of the objects", default=True, task="detect",
         )
     }  # fmt: skip
-
-    def clashes(self, recipe: Recipe) -> Iterator[tuple[bool, str]]:
-        smoothing = recipe.regularization.label_smoothing > 0
-        more = {"augment.erasing": recipe.augment.erasing > 0, "regularization.label_smoothing": smoothing}
-        yield from refused(self, recipe, more)
 
     def find(self, config: DataConfig) -> Found:
         from recast.lab.tasks.detect.objects import find_coco
@@ -63,7 +56,7 @@ class Detect(Task):
 
         source, name = split_name(config.name)
         if source in DETECTORS or (source == "torchvision" and not name.startswith("ssd")):
-            return replace(config, input_size=data.img_size)  # images come as large as they shall be
+            return config.replace(input_size=data.img_size)  # images come as large as they shall be
         return config
 
     def check_outputs(self, outputs: Any, data: Data, name: str) -> None:
@@ -78,7 +71,7 @@ class Detect(Task):
                 "them, or take a network of boxes such as torchvision:fasterrcnn_resnet50_fpn"
             )
 
-    def loss(self, config: RegularizationConfig, data: Data) -> Loss:
+    def loss(self, config: DetectConfig, data: Data) -> Loss:
         from recast.lab.tasks.detect.networks import total_loss
 
         return lambda outputs, _objects: total_loss(outputs)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from recast.lab.suites import Suite
-from recast.lab.tasks.base import Loss, Meter, Task, refused
+from recast.lab.tasks.base import Loss, Meter, Task
 
 if TYPE_CHECKING:
-    from recast.lab.config import DataConfig, Recipe, RegularizationConfig
+    from recast.lab.config import DataConfig, SegmentConfig
     from recast.lab.data import Data
     from recast.lab.data.datasets import Found
     from recast.lab.evaluation.context import Context
@@ -25,7 +25,6 @@ class Segment(Task):
     main = ("segmentation", "miou")
     validation = ("aacc", "miou")
     crop_pct = 1.0
-    data_sets = ("scenes", "masks")
     suites: ClassVar[Mapping[str, Suite]] = {
         "segmentation": Suite(
             "Pixels", "mIoU, mAcc, aAcc, boundary IoU, IoU of every class (data with masks)", "accuracy",
@@ -33,9 +32,6 @@ class Segment(Task):
             default=True, task="segment",
         )
     }  # fmt: skip
-
-    def clashes(self, recipe: Recipe) -> Iterator[tuple[bool, str]]:
-        yield from refused(self, recipe)
 
     def find(self, config: DataConfig) -> Found:
         from recast.lab.tasks.scenes import find_scenes
@@ -48,7 +44,7 @@ class Segment(Task):
 
         class_maps(outputs, len(data.classes), (data.img_size, data.img_size), name)
 
-    def loss(self, config: RegularizationConfig, data: Data) -> Loss:
+    def loss(self, config: SegmentConfig, data: Data) -> Loss:
         from recast.lab.tasks.segment.training import pixel_loss
 
         return pixel_loss(config, len(data.classes))

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from torchvision import transforms
 
 from recast.errors import RecastError, shown
-from recast.lab.config import AugmentConfig, DataConfig
+from recast.lab.config import Augmentation, DataConfig
 from recast.lab.data.datasets import Found
 from recast.lab.data.fingerprint import digest_of, size_of
 from recast.lab.data.folders import data_dir
@@ -115,7 +115,7 @@ class ImagePairs(DenseImages):
             size = round(height * self.img_size / short), round(width * self.img_size / short)
         return [resize_to(one, size, share, how) for one, how in zip(pair, (BICUBIC, NEAREST), strict=True)]
 
-    def _augmented(self, image: Image.Image, mask: Image.Image, augment: AugmentConfig) -> tuple[Image.Image, ...]:
+    def _augmented(self, image: Image.Image, mask: Image.Image, augment: Augmentation) -> tuple[Image.Image, ...]:
         """Scaled by a factor of `augment.resize` (1: the short side to S), cut to S x S, mirrored, coloured."""
         size = self.img_size
         if augment.crop == "none":

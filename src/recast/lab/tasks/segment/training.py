@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recast.lab.config import RegularizationConfig
+from recast.lab.config import SegmentConfig
 from recast.lab.data import Data
 from recast.lab.tasks.segment.evaluation import mean_accuracy, mean_iou, pixel_counts
 from recast.lab.tasks.segment.networks import class_maps
@@ -20,7 +20,7 @@ AUXILIARY = 0.4
 """Weight of the loss of a segmenter's auxiliary head (Zhao et al. 2017, PSPNet)."""
 
 
-def pixel_loss(config: RegularizationConfig, num_classes: int) -> Callable[[Any, Tensor], Tensor]:
+def pixel_loss(config: SegmentConfig, num_classes: int) -> Callable[[Any, Tensor], Tensor]:
     """Cross-entropy of every pixel: what a segmenter returns, masks (B, H, W) → a scalar, in float32 at least.
 
         1/(B·H·W) Σ −log softmax(z)_label over the pixels whose class is known (+ AUXILIARY times the same of `aux`)
