@@ -152,7 +152,7 @@ class OneOf(Config):
 
     by: ClassVar[str] = "kind"
     default: ClassVar[str]
-    members: ClassVar[dict[str, type[Self]]]  # type: ignore[misc]
+    members: ClassVar[dict[str, Any]]
 
     def __new__(cls, *values: Any, **named: Any) -> Self:
         if is_union(cls):
@@ -195,7 +195,10 @@ class OneOf(Config):
         """Return a validated copy with other values. Another kind drops the fields that it does not have."""
         base = union_of(type(self)) or type(self)
         member = base.members.get(changes.get(self.by, ""), type(self))
-        return base(**{name: value for name, value in dict(self).items() if name in member.model_fields} | changes)
+        config: Self = base(
+            **{name: value for name, value in dict(self).items() if name in member.model_fields} | changes
+        )  # type: ignore[assignment]
+        return config
 
 
 @dataclass(frozen=True)
@@ -214,12 +217,12 @@ class Sections:
 
 def clash(message: str) -> PydanticCustomError:
     """Return the error about fields that do not go together; an error calls names in `backticks` as the user does."""
-    return PydanticCustomError("clash", message.replace("{", "{{").replace("}", "}}"))  # type: ignore[arg-type]
+    return PydanticCustomError("clash", message.replace("{", "{{").replace("}", "}}"))
 
 
 def problem(message: str) -> PydanticCustomError:
     """Return the error about one value, "must be ...", for a validator to raise; the field is named before it."""
-    return PydanticCustomError("problem", message.replace("{", "{{").replace("}", "}}"))  # type: ignore[arg-type]
+    return PydanticCustomError("problem", message.replace("{", "{{").replace("}", "}}"))
 
 
 def parts_of(model: Any, key: str) -> Any:
@@ -269,7 +272,7 @@ def read(model: type[T], data: Any, source: str = "", name: Callable[[Keys], str
     try:
         if isinstance(model, type) and issubclass(model, BaseModel):  # which may be built anew
             return model.model_validate(data)
-        result: T = adapter(model).validate_python(data)
+        result: T = adapter(model).validate_python(data)  # type: ignore[arg-type]
         return result
     except ValidationError as error:
         raise RecastError((f"{source}: " if source else "") + explain(error, model, name)) from None
@@ -292,7 +295,7 @@ def convert(hint: Any, value: Any, name: str) -> Any:
 @dataclass_transform(frozen_default=True)
 def checked(cls: type[T]) -> type[T]:
     """Make a frozen dataclass whose fields are converted and checked as it is made. Raises RecastError."""
-    made = dataclasses.dataclass(cls, frozen=True, config=ConfigDict(allow_inf_nan=False))
+    made: Any = dataclasses.dataclass(cls, frozen=True, config=ConfigDict(allow_inf_nan=False))
     init = made.__init__
 
     def __init__(self: T, *values: Any, **named: Any) -> None:
@@ -301,8 +304,9 @@ def checked(cls: type[T]) -> type[T]:
         except ValidationError as error:
             raise RecastError(explain(error, cls)) from None
 
-    made.__init__ = __init__  # type: ignore[method-assign]
-    return made
+    made.__init__ = __init__
+    checked_class: type[T] = made
+    return checked_class
 
 
 def typed(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
@@ -340,7 +344,7 @@ def _as_instances(hint: Any) -> Any:
         return Union[tuple(map(_as_instances, get_args(hint)))]  # noqa: UP007
     is_class = origin is None and isinstance(hint, type) and hint.__module__ not in ("builtins", "pathlib")
     if origin is Iterable or is_class:
-        return InstanceOf[origin or hint]
+        return InstanceOf[origin or hint]  # type: ignore[misc]
     return hint
 
 
@@ -392,7 +396,7 @@ def explain(error: ValidationError, model: Any, name: Callable[[Keys], str] = ".
 
 def _length(holder: Any, key: str) -> int | str:
     """Return how many values a field of a fixed number of them has."""
-    hints = getattr(holder.model_fields.get(key), "annotation", None) if isinstance(holder, type) else None
+    hints = getattr(getattr(holder, "model_fields", {}).get(key), "annotation", None)
     pairs = [hint for hint in (hints, *get_args(hints)) if get_origin(hint) is tuple and ... not in get_args(hint)]
     return len(get_args(pairs[0])) if pairs else "other"
 
@@ -418,10 +422,12 @@ def _unknown(model: Any, path: Keys, holder: Any, name: Callable[[Keys], str]) -
 def _locate(model: Any, location: tuple[int | str, ...]) -> tuple[Keys, Any, Any]:
     """Return the path of an error's field, without pydantic's tags of unions; the class it is in; the config it is."""
     path: Keys = ()
-    holder, part, items = model, model, list(location)
+    holder: Any = model
+    part: Any = model
+    items = list(location)
     while items and isinstance(part, type | Sections) and (isinstance(part, Sections) or issubclass(part, Config)):
         if is_union(part):
-            holder = part = part.members[items.pop(0)]  # type: ignore[index]
+            holder = part = part.members[items.pop(0)]
         else:
             key = str(items.pop(0))
             path, holder, part = (*path, key), part, parts_of(part, key)

@@ -51,10 +51,11 @@ class CMHSA(AttentionConv2d):
         torch.Size([2, 8, 6, 6])
     """
 
+    config: BiasGate
     _default_config = BiasGate()
 
     def _build(self) -> None:
-        if not isinstance(self.config, BiasGate):
+        if self.config.gate != "bias":
             raise RecastError(f"CMHSA requires gate='bias', got gate={self.config.gate!r}: use GPSA")
         if self.geometry.is_transposed:
             raise RecastError("gate='bias' does not support transposed convolutions: skip them, or use gate='linear'")

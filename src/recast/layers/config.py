@@ -53,8 +53,8 @@ class RecastConfig(OneOf):
     default: ClassVar[str] = "linear"
 
     gate: Literal["linear", "sigmoid", "bias"]
-    """Gate of a recast layer. linear: starts as exactly the convolution. sigmoid: the gate of the T-CNN paper (Eq. 7). bias: no gate, position
-    is a learned bias in the content's own softmax (C-MHSA, PRS)."""
+    """Gate of a recast layer. linear: starts as exactly the convolution. sigmoid: the gate of the T-CNN paper (Eq. 7).
+    bias: no gate, position is a learned bias in the content's own softmax (C-MHSA, PRS)."""
     head_dim: Width | None = None
     """Width D_h of a head's queries and keys. None: max(1, C_in // heads), with fewer content heads min(C_in, 32) //
     content heads if that is more; about 8 in grouped and depthwise layers."""
@@ -70,7 +70,8 @@ class RecastConfig(OneOf):
     keep_parametrization: Annotated[bool, Rare()] = False
     """Keep what makes the kernel (weight standardization, weight or spectral norm) over W_out. Off: take its result."""
     stride: Literal["keep", "remove", "dilate"] = "keep"
-    """Stride of a recast layer. keep: exact. remove: the paper's stride 1. dilate: as remove, with the layers after it dilated to match."""
+    """Stride of a recast layer. keep: exact. remove: the paper's stride 1. dilate: as remove, with the layers after it
+    dilated to match."""
 
     if TYPE_CHECKING:
 
@@ -158,8 +159,8 @@ class PoolConfig(OneOf):
     default: ClassVar[str] = "none"
 
     kind: Literal["none", "single", "per_class"]
-    """Attention pooling instead of the network's own. none: the network's own pooling. single: one learned token looks at the pixels. per_class: a token for every
-    class."""
+    """Attention pooling instead of the network's own. none: the network's own pooling. single: one learned token looks
+    at the pixels. per_class: a token for every class."""
 
     if TYPE_CHECKING:
 

@@ -242,9 +242,9 @@ class GPSA(AttentionConv2d):
 
     def check_closes(self, tol: float) -> None:
         """Raise `RecastError` if `tol` > 0 and `gate_range` excludes 0."""
-        low, high = self.config.gate_range or (0.0, 0.0)
+        low, high = gate_range = (self.config.gate == "linear" and self.config.gate_range) or (0.0, 0.0)
         if tol > 0 and not low <= 0 <= high:
-            raise RecastError(f"gate_range {self.config.gate_range} excludes 0, so no head closes: use tol=0")
+            raise RecastError(f"gate_range {gate_range} excludes 0, so no head closes: use tol=0")
 
     @torch.no_grad()
     def close_maps_(self, tol: float) -> None:

@@ -263,7 +263,12 @@ def _noise_like(model: nn.Module, example: Example) -> Example:
 
 
 def _pool(
-    model: nn.Module, example: Example, pool: PoolConfig, edited: Observation, names: Collection[str], edits: list[Edit]
+    model: nn.Module,
+    example: Example,
+    pool: AttentionPooling,
+    edited: Observation,
+    names: Collection[str],
+    edits: list[Edit],
 ) -> tuple[Place, Cost]:
     """Return the place of attention pooling, and the parameters, MACs and activation memory that it adds.
 

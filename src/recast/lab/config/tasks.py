@@ -76,7 +76,8 @@ class Targets(OneOf):
     default: ClassVar[str] = "soft"
 
     kind: Literal["soft", "hard"]
-    """Term of the teacher. soft: KL divergence to the teacher at a temperature. hard: cross-entropy with the class it decides on."""
+    """Term of the teacher. soft: KL divergence to the teacher at a temperature. hard: cross-entropy with the class it
+    decides on."""
 
 
 class SoftTargets(Targets):
