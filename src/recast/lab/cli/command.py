@@ -69,7 +69,7 @@ class Option:
         count = len(get_args(several)) if get_origin(several) is tuple and ... not in get_args(several) else 0
         self.hint = list[kind] if several else kind
         # a word after one of a few words is more likely the command's own: --suite clean RUN
-        self.takes: int | bool = (count or is_open or not words) if several else False
+        self.takes = (1, count) if count else bool(several) and (is_open or not words)
         word = "NUM" if float in items else "N" if int in items else "FILE" if File() in items else "TEXT"
         if words:
             word = "TEXT" if is_open else f"{{{','.join(map(str, words))}}}"
@@ -184,8 +184,8 @@ class Typed(Generic[Model]):
 class Command:
     """A typed function as a command of `recast`.
 
-    function: returns the exit code. Its positional parameters are words, named by the usage; each keyword-only one is an option, a
-    config (with `Parameter(name="*")` without its name before the dotted ones), `Typed[Config]`, or the `Line`.
+    function: returns the exit code. Its positional parameters are words, named by the usage; each keyword-only one is
+    an option, a config (with `Parameter(name="*")` without its name before the dotted ones), `Typed[Config]`, or the `Line`.
     usage: what follows the command's name. examples: the end of its help.
     describe: for the words of a call for help, more of what the command does, and the config that a `Typed` parameter
     will be laid over, for the defaults.
