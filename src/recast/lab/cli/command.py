@@ -185,7 +185,8 @@ class Command:
     """A typed function as a command of `recast`.
 
     function: returns the exit code. Its positional parameters are words, named by the usage; each keyword-only one is
-    an option, a config (with `Parameter(name="*")` without its name before the dotted ones), `Typed[Config]`, or the `Line`.
+    an option, a config (with `Parameter(name="*")` its name does not stand before the dotted ones), `Typed[Config]`, or
+    the `Line`.
     usage: what follows the command's name. examples: the end of its help.
     describe: for the words of a call for help, more of what the command does, and the config that a `Typed` parameter
     will be laid over, for the defaults.
