@@ -195,10 +195,8 @@ class OneOf(Config):
         """Return a validated copy with other values. Another kind drops the fields that it does not have."""
         base = union_of(type(self)) or type(self)
         member = base.members.get(changes.get(self.by, ""), type(self))
-        config: Self = base(
-            **{name: value for name, value in dict(self).items() if name in member.model_fields} | changes
-        )  # type: ignore[assignment]
-        return config
+        values = {name: value for name, value in dict(self).items() if name in member.model_fields}
+        return base(**values | changes)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -296,11 +294,11 @@ def convert(hint: Any, value: Any, name: str) -> Any:
 def checked(cls: type[T]) -> type[T]:
     """Make a frozen dataclass whose fields are converted and checked as it is made. Raises RecastError."""
     made: Any = dataclasses.dataclass(cls, frozen=True, config=ConfigDict(allow_inf_nan=False))
-    init = made.__init__
+    init, names = made.__init__, list(made.__dataclass_fields__)
 
     def __init__(self: T, *values: Any, **named: Any) -> None:
         try:
-            init(self, *values, **named)
+            init(self, *values[len(names) :], **dict(zip(names, values, strict=False)) | named)
         except ValidationError as error:
             raise RecastError(explain(error, cls)) from None
 
@@ -352,7 +350,8 @@ SIGNS = {
     "greater than or equal to 0.000000000000000000000000000001": "> 0",
     "Input should ": "", "Value error, ": "", "greater than or equal to": ">=", "less than or equal to": "<=",
     "greater than": ">", "less than": "<", ", unable to parse string as a number": "",
-    ", unable to parse string as an integer": "", ", unable to interpret input": "", "a tuple": "a list",
+    ", unable to parse string as an integer": "", ", unable to interpret input": "",
+    ", got a number with a fractional part": "", "a tuple": "a list",
     "a valid integer": "a whole number", "a valid boolean": "true or false", "a valid tuple": "a list",
     "a valid ": "a ", "a finite number": "finite", "a dictionary or instance of": "a mapping for",
     "an instance of Module": "a network (nn.Module, as timm.create_model gives)",
@@ -429,14 +428,17 @@ def _locate(model: Any, location: tuple[int | str, ...]) -> tuple[Keys, Any, Any
     holder: Any = model
     part: Any = model
     items = list(location)
-    while items and isinstance(part, type | Sections) and (isinstance(part, Sections) or issubclass(part, Config)):
+    while items and _is_config(part):
         if is_union(part):
             holder = part = part.members[items.pop(0)]
         else:
             key = str(items.pop(0))
             path, holder, part = (*path, key), part, parts_of(part, key)
-    is_plain = (isinstance(model, type) and issubclass(model, Config)) or isinstance(model, Sections)
-    return (path, holder, part) if is_plain else (tuple(map(str, location)), holder, part)
+    return (path, holder, part) if _is_config(model) else (tuple(map(str, location)), holder, part)
+
+
+def _is_config(model: Any) -> bool:
+    return isinstance(model, Sections) or (isinstance(model, type) and issubclass(model, Config))
 
 
 class Field(NamedTuple):

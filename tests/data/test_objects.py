@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from recast.errors import RecastError
-from recast.lab.config import AugmentConfig, DataConfig
+from recast.lab.config import Augmentation, DataConfig
 from recast.lab.data import load_data
 from recast.lab.tasks.detect.coco import Annotations, drawn_masks
 from recast.lab.tasks.detect.objects import ObjectImages
@@ -74,7 +74,7 @@ def test_boxes_and_masks_move_with_the_image() -> None:
     runs = {"size": [40, 60], "counts": np.diff([0, *edges, flat.size]).tolist()}
     box = np.array([[15.0, 10, 45, 20]])
     found = Annotations(box, np.zeros(1, np.int64), np.zeros(1, bool), np.array([300.0]), (runs,))
-    images = ObjectImages(pixels, [found], 48, augment=AugmentConfig(crop="random", flip=True, resize=(0.8, 1.5)))
+    images = ObjectImages(pixels, [found], 48, augment=Augmentation(crop="random", flip=True, resize=(0.8, 1.5)))
     sizes = set()
     for seed in range(12):
         (image,), (target,) = images.batch([0], [seed])

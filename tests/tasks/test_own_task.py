@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from recast.errors import RecastError
 from recast.lab.cli import main
-from recast.lab.config import DataConfig, OptimConfig, Recipe
+from recast.lab.config import DataConfig, OptimConfig, Recipe, TaskConfig
 from recast.lab.data import Data
 from recast.lab.data.datasets import Found, ImageTensors
 from recast.lab.evaluation.context import Batch, Score
@@ -84,9 +84,13 @@ class ValueMeter:
         return (float(explained((sums[:3] / sums[3]).numpy())),)
 
 
+class RegressConfig(TaskConfig):
+    data_sets: ClassVar[tuple[str, ...]] = ("brightness",)
+    kind: Literal["regress"] = "regress"
+
+
 class Regress(Task):
     name, title, main, validation = "regress", "regression", ("values", "r2"), ("r2",)
-    data_sets = ("brightness",)
     metrics: ClassVar[Mapping[str, Metric]] = {"r2": Metric("R²", meaning="share of the variance that is explained")}
     suites: ClassVar[Mapping[str, Suite]] = {
         "values": Suite("Values", "R² of the values", "accuracy", ("r2",), default=True, task="regress")

@@ -130,6 +130,10 @@ PAPERS: dict[str, type[PaperConfig]] = {}
 class Recipe(Config):
     """Training"""
 
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    augment: AugmentConfig = AugmentConfig()
+    task: TaskConfig = ClassifyConfig()
     where: Words = ["last_stage"]  # noqa: RUF012  pydantic copies it
     """Layers to recast: last_stage, all, stage:N, names, globs, re:REGEX. auto: what training images rank best
     within the budget. none: no convolution; with the network's own pooling (pool.kind none) the network is trained."""
@@ -162,10 +166,6 @@ class Recipe(Config):
     """Seed of weights, order and augmentation."""
     device: Annotated[str, MayChange()] = "auto"
     """auto, cpu, cuda or mps."""
-    model: ModelConfig = ModelConfig()
-    data: DataConfig = DataConfig()
-    augment: AugmentConfig = AugmentConfig()
-    task: TaskConfig = ClassifyConfig()
     recast: RecastConfig = LinearGate()
     pool: PoolConfig = NoPool()
     schedule: ScheduleConfig = Before()
@@ -240,8 +240,9 @@ class Recipe(Config):
             )
         if (kind := task_of_data(self.data.name) or self.task.kind) != self.task.kind:
             raise clash(f"`data.name` {self.data.name} requires `task.kind` {kind}, got {self.task.kind}")
-        for part in (self.task, *self.papers.values()):
-            part.check(self)
+        self.task.check(self)
+        for paper in self.papers.values():
+            paper.check(self)
         return self
 
 

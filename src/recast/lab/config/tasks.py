@@ -127,7 +127,7 @@ class ModelTeacher(Teaching):
     """A network by its name."""
 
     kind: Literal["model"] = "model"
-    teacher_model: Annotated[str, Rare()]
+    teacher_model: Annotated[str, Rare()]  # type: ignore[misc]  # options have names
     """Name of the teacher, as of a model."""
     teacher_checkpoint: Annotated[FilePath | None, Rare()] = None
     """Weights of the teacher, .safetensors or .pth."""

@@ -30,7 +30,9 @@ from recast.lab.tasks import StatefulLoss
 from recast.lab.training.switches import Switches
 from recast.models.weights import first_nonfinite, mismatch
 
-VERSION = 3
+VERSION = 4
+OLDER = 3
+"""States whose recipe has another form; they are read without comparing it."""
 KEPT = 2
 """How many of the newest states stay on disk."""
 
@@ -188,8 +190,9 @@ def restore_(
 def _fill_(
     state: State, content: dict[str, Any], recipe: Recipe, folder: Path, images: int, path: Path, start_again: str
 ) -> None:
-    saved = recipe_from_dict(content["recipe"], str(path))
-    if changed := changes(saved, recipe, ignore=may_change()):
+    if content["version"] == OLDER:
+        warnings.warn(f"{path} is of an older version of recast: its recipe is not compared", stacklevel=2)
+    elif changed := changes(recipe_from_dict(content["recipe"], str(path)), recipe, ignore=may_change()):
         raise RecastError(f"{folder} was trained with another {', '.join(changed)}: resume it with its own recipe")
     if content["images"] != images:
         raise RecastError(f"{folder} was trained on {content['images']} images, now there are {images}: {start_again}")
@@ -236,7 +239,7 @@ def _newest_whole(
             version, rows = content["version"], content.get("rows", {})
             others = sum(rows.get(epoch, digest) != digest for epoch, digest in known.items())
             content["kept"] = list(map(str, content.get("kept", ())))
-            if version == VERSION:
+            if version in (OLDER, VERSION):
                 _check_whole(content, path)
         except PermissionError as error:
             raise RecastError(f"cannot read {path}: {error.strerror}. Its owner can allow it (chmod u+r)") from None
@@ -244,7 +247,7 @@ def _newest_whole(
             reason = f"{path} is truncated or damaged, or no state of a run ({first_line(error)})"
             warnings.warn(f"{reason}; skipping it", stacklevel=2)
             continue
-        if version != VERSION:
+        if version not in (OLDER, VERSION):
             raise RecastError(f"{path} has version {version}, expected {VERSION}: {start_again}")
         if others:
             warnings.warn(f"{path} belongs to another run than metrics.jsonl; skipping it", stacklevel=2)
