@@ -25,7 +25,6 @@ import argparse
 import copy
 import csv
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 

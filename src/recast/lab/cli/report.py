@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-from typing import Annotated
-=======
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
->>>>>>> tasks
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -79,18 +73,10 @@ def _compare(runs: list[str], out: str, config: DataConfig, trust: bool, output:
 
     from recast.lab.evaluation.compare import compare
 
-<<<<<<< HEAD
-    sentence = compare(runs, config, Path(out), trust)
+    say = lambda text: print(f"note: {text}", file=sys.stderr)  # noqa: E731
+    sentence = compare(runs, config, Path(out), trust, say=say)
     if output.as_json:
         print_json({"report": out, "verdict": sentence})
-=======
-    out = Path(options.out or "compare.html")
-    config = DataConfig(options.data, options.data_dir, img_size=options.img_size)
-    say = lambda text: print(f"note: {text}", file=sys.stderr)  # noqa: E731
-    sentence = compare(options.runs, config, out, options.trust, say=say)
-    if options.json:
-        print_json({"report": str(out), "verdict": sentence})
->>>>>>> tasks
     else:
         print(f"{sentence}\nreport: {out}")
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
@@ -41,30 +40,15 @@ def compare(
 
     check_place(out, "the page", "compare.html")
     check_ours(out)
-<<<<<<< HEAD
-    models = {arm: load(file, trust=trust) for arm, file in zip(ORDER[len(files)], files, strict=True)}
-    stated = {arm: input_defaults(model) for arm, model in models.items()}
-    if config.img_size is None:
-        sides = {one.size[0] for one in stated.values() if one}
-        if len(sides) > 1:
-            raise RecastError(f"--compare: the networks take images of {sorted(sides)} pixels: choose one, --img-size")
-        config = config.replace(img_size=sides.pop() if sides else None)
-    data = load_data(config)
-    given = config.mean is not None or config.std is not None
-    pixels = {
-        arm: PixelModel(model, *((own.mean, own.std) if (own := stated[arm]) and not given else (data.mean, data.std)))
-        for arm, model in models.items()
-=======
     names = dict(zip(ORDER[len(files)], files, strict=True))
     models = {arm: load(file, trust=trust) for arm, file in names.items()}
-    data = load_data(replace(config, img_size=config.img_size or _size(models)))
+    data = load_data(config.replace(img_size=config.img_size or _size(models)))
     context = open_context(_on_pixels(models, names, config, data, say), data, device=device)
     results = measure(context, (data.task.main[0],))
     gaps = {
         (line.against, line.metric): line
         for line in results.differences
         if line.model == "recast" and line.against in names
->>>>>>> tasks
     }
     others = [arm for arm in names if arm != "recast"]
     sentences = [_sentence(gaps[arm, data.task.main[1]], names[arm], names["recast"]) for arm in others]

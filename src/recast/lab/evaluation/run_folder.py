@@ -117,29 +117,6 @@ def evaluate_run(
     with locked(folder):
         _check_files(folder)
         run = open_run(folder)
-<<<<<<< HEAD
-        data, recipe = run.data, run.recipe
-        check_task(suites, data.task, data.name)
-        check_same(folder, data, goes_on=False)
-        if options.labels not in (None, recipe.labels.labels):
-            if others := [name for name in suites if "labels" not in evaluator(name).uses]:
-                raise RecastError(
-                    f"{folder} was trained with {recipe.labels.labels} labels: {others[0]} cannot be measured with "
-                    f"labels={options.labels}, only knn, retrieval, linear, separability and tsne can"
-                )
-            data = load_data(recipe.data, recipe.augmentation, recipe.labels.replace(labels=options.labels))
-        context = open_context(run.models, data, batch_size, device, options, workers)
-        if has_new_parent(recipe, folder):
-            context = replace(context, untaught=frozenset({"parent"}))
-        if "recast" in run.models:
-            epochs = [("recast", epoch, partial(_kept_model, run, path)) for epoch, path in run.kept.items()]
-            context = replace(context, epochs=epochs)
-        scores = run.folder / "scores"
-        if again:
-            for name in suites:
-                shutil.rmtree(scores / name, ignore_errors=True)
-        results = Results()
-=======
         check_task(suites, run.data.task, run.data.name)
         check_same(folder, run.data, goes_on=False)
         data = _labelled(run, suites, options)
@@ -152,7 +129,6 @@ def evaluate_run(
         scores, results = folder / "scores", Results()
         for name in suites if again else ():
             shutil.rmtree(scores / name, ignore_errors=True)
->>>>>>> tasks
         # What shares a pass is measured together, and each group is written as soon as it is there.
         for together in groups(suites):
             begin = time.time()
@@ -177,7 +153,7 @@ def _labelled(run: Run, suites: Sequence[str], options: Options) -> Data:
 
     Raises RecastError for suites of what the network says of an image, which needs the labels that it was taught.
     """
-    config = run.recipe.data
+    config = run.recipe.labels
     if options.labels in (None, config.labels):
         return run.data
     if others := [name for name in suites if "labels" not in evaluator(name).uses]:
@@ -185,7 +161,7 @@ def _labelled(run: Run, suites: Sequence[str], options: Options) -> Data:
             f"{run.folder} was trained with {config.labels} labels: {others[0]} cannot be measured with "
             f"labels={options.labels}, only knn, retrieval, linear, separability and tsne can"
         )
-    return load_data(replace(config, labels=options.labels), run.recipe.augment)
+    return load_data(run.recipe.data, run.recipe.augmentation, config.replace(labels=options.labels))
 
 
 def _kept_model(run: Run, path: Path) -> nn.Module:
