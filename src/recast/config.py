@@ -347,6 +347,7 @@ def _as_instances(hint: Any) -> Any:
 
 
 SIGNS = {
+    "greater than or equal to 0.000000000000000000000000000001": "> 0",
     "Input should ": "", "Value error, ": "", "greater than or equal to": ">=", "less than or equal to": "<=",
     "greater than": ">", "less than": "<", ", unable to parse string as a number": "",
     ", unable to parse string as an integer": "", ", unable to interpret input": "",
@@ -413,6 +414,9 @@ def _unknown(model: Any, path: Keys, holder: Any, name: Callable[[Keys], str]) -
         beside = [field for member in (base.members.values() if base else (holder,)) for field in member.model_fields]
     elsewhere = [field.path for field in fields_of(model) if field.path[-1] == key]
     near = elsewhere or [(*outer, word) for word in difflib.get_close_matches(key, beside, n=3, cutoff=0.5)]
+    if not near:  # learning_rate for lr, whose docstring says learning rate
+        docs = {field.path: (field.info.description or "").lower() for field in fields_of(holder)}
+        near = [(*outer, *field) for field, text in docs.items() if key.replace("_", " ") in text][:3]
     if not near:
         return f"unknown name {name(path)}; expected {', '.join(dict.fromkeys(beside)) or 'none'}"
     return f"unknown name {name(path)}; did you mean {', '.join(map(name, dict.fromkeys(near)))}?"

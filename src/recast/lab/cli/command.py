@@ -69,7 +69,7 @@ class Option:
         count = len(get_args(several)) if get_origin(several) is tuple and ... not in get_args(several) else 0
         self.hint = list[kind] if several else kind
         # a word after one of a few words is more likely the command's own: --suite clean RUN
-        self.takes: int | bool = (count or is_open or not words) if several else False
+        self.takes = (1, count) if count else bool(several) and (is_open or not words)
         word = "NUM" if float in items else "N" if int in items else "FILE" if File() in items else "TEXT"
         if words:
             word = "TEXT" if is_open else f"{{{','.join(map(str, words))}}}"
@@ -149,8 +149,9 @@ class Part:
             yield inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
 
     def name(self, path: Keys) -> str:
-        """Return the option of a field, as an error names it."""
-        return self.options[path].short if path in self.options else ".".join(path)
+        """Return the option of a field, or of a union's kind, as an error names it."""
+        option = self.options.get(path) or self.options.get((*path, "kind"))
+        return option.short if option else ".".join(path)
 
 
 class Typed(Generic[Model]):
@@ -183,8 +184,9 @@ class Typed(Generic[Model]):
 class Command:
     """A typed function as a command of `recast`.
 
-    function: returns the exit code. Its positional-only parameters are words; each keyword-only one is an option, a
-    config (with `Parameter(name="*")` without its name before the dotted ones), `Typed[Config]`, or the `Line`.
+    function: returns the exit code. Its positional parameters are words, named by the usage; each keyword-only one is
+    an option, a config (with `Parameter(name="*")` its name does not stand before the dotted ones), `Typed[Config]`, or
+    the `Line`.
     usage: what follows the command's name. examples: the end of its help.
     describe: for the words of a call for help, more of what the command does, and the config that a `Typed` parameter
     will be laid over, for the defaults.
@@ -203,7 +205,7 @@ class Command:
         self.about = "\n\n".join(" ".join(paragraph.split()) for paragraph in about.split("\n\n"))
         help_of = dict(re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", docs, re.MULTILINE))
         self.words: list[inspect.Parameter] = []
-        labels = [word.strip("[]") for word in usage.split() if word.strip("[]…")]
+        labels = usage.split()
         self.line = ""
         parts: dict[str, Part] = {}
         plain: dict[str, Any] = {}
@@ -211,8 +213,12 @@ class Command:
             hint = parameter.annotation
             hint, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
             model = get_args(hint)[0] if get_origin(hint) is Typed else hint
-            if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
-                settings = Parameter(name=labels[len(self.words)], help=" ".join(help_of[name].split()).rstrip("."))
+            if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+                label = labels[len(self.words)]
+                required = not label.startswith("[")
+                settings = Parameter(
+                    name=label.strip("[]"), required=required, help=" ".join(help_of[name].split()).rstrip(".")
+                )
                 whole: Any = Annotated.__class_getitem__((hint, settings, *marks))  # type: ignore[attr-defined]
                 self.words.append(parameter.replace(annotation=whole))
             elif hint is Line:

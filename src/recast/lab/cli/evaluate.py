@@ -36,9 +36,7 @@ UNITS = {"peak_memory": ", bytes", "macs": " per image", "weight_decay": ", logâ
 
 
 def evaluate(
-    runs: list[str],
-    /,
-    *,
+    *runs: str,
     suite: Annotated[list[str], Parameter(consume_multiple=False)] | None = None,
     batch_size: Count = 256,
     workers: Workers = 0,

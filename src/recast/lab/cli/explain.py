@@ -33,9 +33,8 @@ EXAMPLES = """  recast explain runs/mine cat.jpg
 
 def explain(
     subject: str,
-    images: list[str] | None = None,
     /,
-    *,
+    *images: str,
     trust: bool = False,
     options: Annotated[Typed[ExplainOptions], Parameter(name="*")],
     output: Annotated[Compute, Parameter(name="*")],
@@ -49,10 +48,10 @@ def explain(
     Args:
         subject: Run folder of recast train; or a model: timm:NAME (or NAME), torchvision:NAME,
             upernet|maskrcnn|fasterrcnn|retinanet:NAME, pkg.module:function, or a file of recast.save.
-        images: Files and folders; of a run val:N. None: four of the run's validation images.
+        images: Files and folders; of a run val:N, by default four of them.
         trust: Run the code (pkg.module:function) that the files name.
     """
-    asked = options.over({"subject": subject, "images": images or []})
+    asked = options.over({"subject": subject, "images": list(images)})
     size = None if asked.img_size is None else parse_size(asked.img_size, "--img-size")
     if asked.serve:
         _check_serve(asked, output)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -94,13 +94,13 @@ def _run(out: Path, seed: int, resume: bool, as_json: bool) -> int:
     from recast.lab.training.run import train
 
     seed = load_recipe(out / "parent" / "recipe.yaml").seed if resume else seed
-    recipe = replace(make_recipe("odd_digit"), seed=seed)
-    one, optim = replace(recipe.data, name="one_digit"), OptimConfig(lr=2e-3, min_lr=1e-5)
-    alone = replace(recipe, data=one, where=["none"], optim=optim, epochs=3, control=False)
+    recipe = make_recipe("odd_digit").replace(seed=seed)
+    one, optim = recipe.data.replace(name="one_digit"), OptimConfig(lr=2e-3, min_lr=1e-5)
+    alone = recipe.replace(data=one, where=["none"], optim=optim, epochs=3, control=False)
     train(alone, out / "parent", resume=resume, command="recast quickstart")
     weights = out / "parent" / "weights.safetensors"
     say("\n── 2/5  plan, recast, verify; 3/5  train on three digits: the recast network, then the parent the same way")
-    recipe = replace(recipe, model=replace(recipe.model, checkpoint=str(weights)))
+    recipe = recipe.replace(model=recipe.model.replace(checkpoint=str(weights)))
     train(recipe, out, resume=(out / "recipe.yaml").is_file(), command="recast quickstart", say=say)
     say("\n── 4/5  evaluate the three arms on 1,000 canvases of held-out digits")
     results = evaluate_run(out, SUITES, command="recast quickstart", progress=sys.stderr.isatty())

@@ -20,9 +20,7 @@ EXAMPLES = """  recast report runs/mine
 
 
 def report(
-    runs: list[str],
-    /,
-    *,
+    *runs: str,
     out: FilePath | None = None,
     figures: FilePath | None = None,
     compare: bool = False,
@@ -49,13 +47,13 @@ def report(
     if compare:
         if figures:
             raise RecastError("--compare draws no figures: drop --figures")
-        return _compare(runs, out or "compare.html", DataConfig(data, data_dir, img_size=img_size), trust, output)
+        return _compare(list(runs), out or "compare.html", DataConfig(data, data_dir, img_size=img_size), trust, output)
     for name, value in (("data-dir", data_dir), ("img-size", img_size)):
         if value is not None:
             raise RecastError(f"--{name} requires --compare")
     from recast.lab.report import write_report
 
-    path = write_report(runs, out, figures)
+    path = write_report(list(runs), out, figures)
     if output.as_json:
         print_json({"report": str(path)} | ({"figures": figures} if figures else {}))
     else:

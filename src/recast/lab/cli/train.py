@@ -154,7 +154,7 @@ def _describe(words: Sequence[str]) -> tuple[str, Recipe | None]:
     return "\n".join((COMMAND.about, "", more, *lines)), None
 
 
-COMMAND = Command(train, "RECIPE [options]   or   recast train --resume RUN", EXAMPLES, _describe)
+COMMAND = Command(train, "[RECIPE] [options]", EXAMPLES, _describe)
 
 
 def _arms_table(out: Path) -> str:
