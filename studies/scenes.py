@@ -25,7 +25,6 @@ import argparse
 import copy
 import csv
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +52,12 @@ Rows = list[list[Any]]
 
 def arms(options: argparse.Namespace, seed: int) -> Path:
     """The run folder of a seed, trained."""
-    recipe = replace(make_recipe(options.task), device="cpu", seed=seed, keep=1)
+    recipe = make_recipe(options.task).replace(device="cpu", seed=seed)
     out, before = (options.out / f"{options.task}-{part}{seed}" for part in ("", "parent-"))
     weights = before / "weights.safetensors"
-    model = replace(recipe.model, checkpoint=str(weights.resolve()))
-    first = replace(recipe, where=["none"], control=False, epochs=options.epochs[0])
-    for path, wanted in ((before, first), (out, replace(recipe, model=model, epochs=options.epochs[1]))):
+    model = recipe.model.replace(checkpoint=str(weights.resolve()))
+    first = recipe.replace(where=["none"], control=False, epochs=options.epochs[0])
+    for path, wanted in ((before, first), (out, recipe.replace(model=model, epochs=options.epochs[1]))):
         train(wanted, path, resume=(path / "recipe.yaml").is_file(), progress=False, say=print)
     return Path(out)
 

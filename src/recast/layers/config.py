@@ -11,6 +11,8 @@ from recast.config import Finite, OneOf, Positive, PythonOnly, Rare, Ratio, Widt
 
 Backend = Literal["auto", "reference", "dense", "split", "merged"]
 PoolStart = Literal["average", "paper"]
+PoolKind = Literal["none", "single", "per_class"]
+QueryKey = Literal["zero", "random", "similar", "images"]
 
 Position = Annotated[int, Ge(0), Le(2**14)]
 """A head: its place in the kernel, row by row from 0."""
@@ -61,7 +63,7 @@ class RecastConfig(OneOf):
     project_values: Annotated[bool, Rare()] = True
     """W_val, which all heads share: the paper's, the identity at the start. Off: pixels are the values, and W_out alone
     is trained; the same functions for C² multiply-adds a pixel less."""
-    query_key: Literal["zero", "random", "similar", "images"] = "zero"
+    query_key: QueryKey = "zero"
     """Queries and keys at the start. With closed gates all are exact. zero: W_key = 0, uniform content maps. random:
     both random (ConViT). similar: W_qry = W_key with random orthonormal rows, pixels look at pixels like themselves.
     images: the same on the principal components of what the layer sees, from training images (`recast.wake_`)."""
@@ -158,7 +160,7 @@ class PoolConfig(OneOf):
 
     default: ClassVar[str] = "none"
 
-    kind: Literal["none", "single", "per_class"]
+    kind: PoolKind
     """Attention pooling instead of the network's own. none: the network's own pooling. single: one learned token looks
     at the pixels. per_class: a token for every class."""
 

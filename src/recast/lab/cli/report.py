@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -70,7 +71,8 @@ def _compare(runs: list[str], out: str, config: DataConfig, trust: bool, output:
 
     from recast.lab.evaluation.compare import compare
 
-    sentence = compare(runs, config, Path(out), trust)
+    say = lambda text: print(f"note: {text}", file=sys.stderr)  # noqa: E731
+    sentence = compare(runs, config, Path(out), trust, say=say)
     if output.as_json:
         print_json({"report": out, "verdict": sentence})
     else:
