@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from recast.errors import RecastError
+from recast.errors import RecastError, SizeError
 from recast.layers.attention_conv import AttentionConv2d
 from recast.layers.config import RecastConfig
 from recast.layers.functional.relative_bias import BiasedMaps, BiasedWeights, biased, biased_maps, offset_ranges
@@ -111,7 +111,7 @@ class CMHSA(AttentionConv2d):
         if self.size is None:
             raise RecastError("this CMHSA layer has no relative_bias yet: call set_size_(height, width) first")
         if not torch.jit.is_tracing() and (height > self.size[0] or width > self.size[1]):
-            raise RecastError(
+            raise SizeError(
                 f"this CMHSA layer takes inputs up to {self.size[0]}×{self.size[1]} pixels, got {height}×{width}: "
                 f"plan with larger images, or call set_size_({height}, {width}) before training"
             )
