@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+import re
 import sys
 import zipfile
 from pathlib import Path
@@ -97,3 +98,26 @@ def test_the_trends_are_those_of_whole_blocks(load: Any) -> None:
     ]
     names = ("first", "last", "slope", "spearman", "within")
     assert np.array([float(written[name]) for name in names]) == pytest.approx(fourier.trend(blocks), abs=6e-4)
+
+
+CELLS = r"\| (.*) \| (sigmoid|linear|C-MHSA|–) \| (keep) \| (.*) \| (.*) \| (.*) \((.*), (.*)\) \| (.*) \| (.*) \|"
+NUMBERS = ("epochs", "train_top1", "difference", "low_95", "high_95", "detectable")
+
+
+def test_the_table_of_claims_in_the_documentation_is_that_of_the_results() -> None:
+    lines = [line for line in (ROOT / "docs/expect.md").read_text(encoding="utf-8").splitlines() if "| keep |" in line]
+    shown = [re.fullmatch(CELLS, line.replace("−", "-").replace("**", "")) for line in lines]
+    assert len(shown) > 25
+    rows = [row for row in read("evidence_claims.csv") if "*" not in row["study"]]
+    for found in shown:
+        assert found is not None
+        gate = {"C-MHSA": "none: C-MHSA", "–": ""}.get(found[2], found[2])
+        printed = [found[i] for i in (4, 5, 6, 7, 8, 10)]
+        error = [0.51 * 10.0 ** -len(cell.partition(".")[2]) for cell in printed]
+        assert any(
+            (row["gate"], row["stride"], row["verdict"].split(":")[0]) == (gate, found[3], found[9].split(":")[0])
+            and all(
+                abs(float(row[name]) - float(cell)) <= e for name, cell, e in zip(NUMBERS, printed, error, strict=True)
+            )
+            for row in rows
+        ), found[0]
