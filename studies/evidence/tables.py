@@ -123,7 +123,7 @@ def compare(name: str, pairs: Iterable[tuple[str, str]], right: Right, awake: Aw
         for metric in right[arm][shared[0]]:
             ours, theirs = (np.stack([right[name][run][metric] for run in shared]) for name in (arm, control))
             found = {name: round(value, 3) for name, value in difference(ours, theirs).items()}
-            verdict = "higher" if found["low_95"] > 0 else "lower" if found["high_95"] < 0 else "not confirmed"
+            verdict = "higher" if found["low_95"] > 0 else "lower" if found["high_95"] < 0 else "not shown"
             row = {"study": name, "arm": arm, "against": control, "metric": metric, "runs": len(shared), **found}
             rows.append({**row, "verdict": verdict, "attention": state if awake[arm] else ""})
     return rows
