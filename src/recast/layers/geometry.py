@@ -19,7 +19,7 @@ from timm.layers import Conv2dSame
 from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
-from recast.errors import RecastError
+from recast.errors import RecastError, SizeError
 from recast.fields import Checked, CountOrZero, Pixels
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
@@ -157,7 +157,7 @@ class Geometry(Checked):
             for padded, reach, stride in zip(self.padded_size(height, width), self.reach, self.stride, strict=True)
         )
         if type(rows) is int and (rows < 1 or columns < 1):  # in an exported program sizes are symbols
-            raise RecastError(f"input of {height}×{width} pixels is smaller than the kernel {self}")
+            raise SizeError(f"input of {height}×{width} pixels is smaller than the kernel {self}")
         return rows, columns
 
     def query_positions(self, height: int, width: int) -> tuple[range, range]:
