@@ -183,7 +183,7 @@ def _write(run: Run, found: Results, suites: Sequence[str], context: Context, co
 
     A look at some images (num_images) does not replace what was measured on more of them.
     """
-    known, machine, options = _provenance(run.folder), surroundings(context.device), asdict(context.options)
+    known, machine, options = _provenance(run.folder), surroundings(context.device), context.options.model_dump()
     path = run.folder / "rows.csv"
     older = read_records(path, Row) if path.is_file() else []
     written = set()
