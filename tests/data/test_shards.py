@@ -208,7 +208,7 @@ def test_shards_are_evaluated_kept_and_looked_at(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [
-    ("filenames", [5]), ("filenames", "a.tar"), ("num_samples", 10**30), ("alt_label", 5),
+    ("filenames", [5]), ("filenames", "a.tar"), ("num_samples", True), ("num_samples", 10**30), ("alt_label", 5),
 ])  # fmt: skip
 def test_info_of_wrong_types_is_one_clear_line(tmp_path: Path, key: str, value: object) -> None:
     config = make_shards(tmp_path, {"train": [3], "validation": [2]})
