@@ -11,7 +11,7 @@ import pytest
 from changed_runs import rewrite, set_values
 
 from recast.lab.cli import evaluate
-from recast.lab.cli.evaluate import DEFAULTS, _suites
+from recast.lab.cli.evaluate import _suites_of
 from recast.lab.records import Difference, Row, write_records
 from recast.lab.report import formats
 from recast.lab.report.arms_table import LABELS, arms_table, heat_tables
@@ -253,6 +253,5 @@ def test_classes_have_a_table_of_their_own(make_run: MakeRun) -> None:
     assert next(figure.name for figure in part["figures"]()) == "accuracy_macs"
     assert all(place in page for place in ('id="run1-classes"', 'href="#run1-classes"'))
     assert not any("Fourier" in name for name in part["missing"]), "of a detector only where it is asked for"
-    assert "fourier" not in _suites(DEFAULTS, path)
-    assert _suites(DEFAULTS, path)[0] == "detection"
-    assert _suites(["fourier"], path) == ["fourier"]
+    assert "fourier" not in _suites_of(path)
+    assert _suites_of(path)[0] == "detection"
