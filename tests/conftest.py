@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import recast.papers  # noqa: F401  registers the networks and recipes
+from recast.layers.config import AUTO
 from recast.layers.gpsa import GPSA
 
 # xdist already runs one worker a core; more threads only fight (and change the order of sums between runs)
@@ -25,6 +26,12 @@ torch.set_num_threads(1)
 # a shell starts what it puts behind "&" with Ctrl-C ignored, and commands that the tests interrupt would inherit it
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def papers_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Content, a Gaussian and W_val in every head, unless a test asks for less: what the papers have."""
+    monkeypatch.setitem(AUTO, "linear", ("all", "all", True))
 
 
 class Case(NamedTuple):

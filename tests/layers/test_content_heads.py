@@ -15,6 +15,8 @@ import recast
 from recast import GPSA, Geometry, RecastConfig, RecastError
 from recast.layers import functional
 
+pytestmark = pytest.mark.usefixtures("papers_layer")
+
 KERNELS = {
     "3×3": Geometry((3, 3), padding=(1, 1, 1, 1)),
     "5×3 stride 2": Geometry((5, 3), (2, 2), (2, 2, 1, 1)),
@@ -87,6 +89,7 @@ CONFIGS = [
 ]
 
 
+@pytest.mark.parametrize("size", [(7, 6), (4, 3)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize("name", [name for name in KERNELS if name != "1×1"])
@@ -94,11 +97,12 @@ def test_every_form_is_the_reference_forward_and_backward(
     name: str,
     config: dict[str, Any],
     dtype: torch.dtype,
+    size: tuple[int, int],
     open_gates: Callable[..., GPSA],
     error_of: Callable[..., float],
 ) -> None:
     layer = made(name, dtype, open_gates, **config).train()
-    x = torch.randn(2, 6, 7, 6, dtype=dtype, requires_grad=True)
+    x = torch.randn(2, 6, *size, dtype=dtype, requires_grad=True)
     inputs = [x, *(p for p in layer.parameters() if p.requires_grad)]
 
     def run(backend: str) -> list[torch.Tensor]:

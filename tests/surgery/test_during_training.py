@@ -33,6 +33,8 @@ from recast import (
 from recast.papers.prs.pixel_conv import PixelConv2d
 from recast.surgery.optimizer_state import carried_parameters
 
+pytestmark = pytest.mark.usefixtures("papers_layer")
+
 OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "sgd": lambda m: torch.optim.SGD(param_groups(m, 0.05), momentum=0.9, nesterov=True),
     "adamw": lambda m: torch.optim.AdamW(param_groups(m, 1e-2)),

@@ -116,7 +116,7 @@ class AttentionConv2d(nn.Module):
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.geometry, self.config = geometry, config
         self.num_heads = heads = geometry.num_heads
-        self.content_heads = geometry.heads(config.content_heads)
+        self.content_heads = geometry.heads(config.maps()[1])
         content = len(self.content_heads)
         self.head_dim = config.head_dim or default_head_dim(in_channels, groups, heads, content)
         kernel = (out_channels, in_channels // groups, *geometry.kernel)
@@ -150,7 +150,7 @@ class AttentionConv2d(nn.Module):
     @property
     def _projects_values(self) -> bool:
         """True if the layer has W_val. Depthwise layers have none: it would be a factor of W_out."""
-        return self.config.project_values and (self.groups < self.in_channels or self.groups == 1)
+        return self.config.maps()[2] and (self.groups < self.in_channels or self.groups == 1)
 
     def _parameter(self, *shape: int) -> nn.Parameter:
         # without elements it is frozen: optimisers divide by their number, DistributedDataParallel waits for gradients

@@ -18,6 +18,11 @@ PoolKind = Literal["none", "single", "per_class"]
 PoolStart = Literal["average", "paper"]
 Order = Literal["last_first", "first_first", "learned"]
 
+AUTO: dict[Gate, tuple[str, str, bool]] = {
+    "linear": ("none", "middle", False), "sigmoid": ("all", "all", True), "bias": ("all", "all", True),
+}  # fmt: skip
+"""Of each gate: heads with a Gaussian, heads with a content map, and if there is W_val, where it is not said."""
+
 
 @dataclass(frozen=True)
 class RecastConfig(Checked):
@@ -45,17 +50,19 @@ class RecastConfig(Checked):
     7e-7, but its attention hardly learns. 10 to 15 is for training."""
     gate_range: tuple[float, float] | None = None
     """Linear gate only: clamp γ and s, e.g. (0, 1) keeps every map a convex mix. None: free reals."""
-    content_heads: str = "all"
-    """Heads that have a content map: all (the paper), middle, a number (spread evenly, the middle one among them), or
-    positions of the kernel, row by row from 0, such as 0,4,8. The others cost nothing."""
-    gaussian_heads: str = "all"
-    """Heads that have a Gaussian map, as content_heads; or none. Linear gate only."""
+    content_heads: str = "auto"
+    """Heads that have a content map: all (the papers), middle, a number (spread evenly, the middle one among them), or
+    positions of the kernel, row by row from 0, such as 0,4,8. The others cost nothing. auto: middle with the linear
+    gate, else all."""
+    gaussian_heads: str = "auto"
+    """Heads that have a Gaussian map, as content_heads; or none. auto: none with the linear gate; the others need
+    all."""
     head_dim: Width | None = None
     """Width D_h of a head's queries and keys. None: max(1, C_in // heads), with fewer content heads min(C_in, 32) //
     content heads if that is more; about 8 in grouped and depthwise layers."""
-    project_values: bool = True
-    """W_val, which all heads share: the paper's, the identity at the start. Off: pixels are the values, and W_out alone
-    is trained; the same functions for C² multiply-adds a pixel less."""
+    project_values: bool | None = None
+    """W_val, which all heads share: the papers', the identity at the start. Off: pixels are the values, and W_out alone
+    is trained; the same functions for C² multiply-adds a pixel less. None: off with the linear gate, else on."""
     query_key: QueryKey = "zero"
     """Queries and keys at the start; with closed gates all are exact. zero: W_key = 0, uniform content maps. random:
     both random (ConViT). similar: W_qry = W_key with random orthonormal rows, pixels look at pixels like themselves.
@@ -79,7 +86,7 @@ class RecastConfig(Checked):
         super().__post_init__()
         if self.content_heads == "none":
             raise RecastError("content_heads must keep at least one head, got none")
-        if self.gate != "linear" and self.gaussian_heads != "all":
+        if self.gate != "linear" and self.gaussian_heads not in ("auto", "all"):
             raise RecastError(f"gaussian_heads={self.gaussian_heads} requires gate='linear', got gate={self.gate!r}")
         if self.gate == "sigmoid" and (self.gamma_init, self.s_init, self.gate_range) != (0.0, 0.0, None):
             raise RecastError(
@@ -100,6 +107,15 @@ class RecastConfig(Checked):
                     f"gamma_init={self.gamma_init} and s_init={self.s_init} must lie in gate_range {self.gate_range}"
                 )
 
+    def maps(self) -> tuple[str, str, bool]:
+        """Return the choices of heads with a Gaussian and with a content map, and if there is W_val, auto resolved."""
+        gaussian, content, values = AUTO[self.gate]
+        return (
+            gaussian if self.gaussian_heads == "auto" else self.gaussian_heads,
+            content if self.content_heads == "auto" else self.content_heads,
+            values if self.project_values is None else self.project_values,
+        )
+
     def _check_bias(self) -> None:
         """Raise `RecastError` for settings that C-MHSA does not have: its maps are one softmax of content and bias."""
         plain = RecastConfig()
@@ -110,11 +126,11 @@ class RecastConfig(Checked):
             "s_init",
             "gate_range",
             "content",
-            "content_heads",
             "attend_padding",
             "backend",
         )
-        if wrong := [name for name in others if getattr(self, name) != getattr(plain, name)]:
+        wrong = [name for name in others if getattr(self, name) != getattr(plain, name)]
+        if wrong := wrong + ["content_heads"] * (self.content_heads not in ("auto", "all")):
             raise RecastError(
                 f"gate='bias' does not support {wrong[0]}={getattr(self, wrong[0])!r}: its options are bias_init and "
                 "head_dim"
@@ -128,7 +144,7 @@ def head_choice(choice: object, name: str) -> str:
     """
     text = ",".join(map(str, choice)) if isinstance(choice, list | tuple) else str(choice)
     parts = [part.strip() for part in text.split(",")]
-    if len(parts) == 1 and (text in ("all", "middle", "none") or (isinstance(choice, int | str) and text.isdecimal())):
+    if len(parts) == 1 and (text in ("auto", "all", "middle", "none") or (isinstance(choice, int | str) and text.isdecimal())):
         return "none" if text.isdecimal() and int(text) == 0 else text
     if not all(part.isdecimal() and len(part) < 6 for part in parts) or len(set(map(int, parts))) < len(parts):
         raise RecastError(

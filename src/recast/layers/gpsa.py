@@ -81,7 +81,7 @@ class GPSA(AttentionConv2d):
         if self.config.gate == "bias":
             raise RecastError("GPSA requires gate='linear' or gate='sigmoid', got gate='bias': use CMHSA")
         self.backend = self.config.backend
-        self.gaussian_heads = self.geometry.heads(self.config.gaussian_heads)
+        self.gaussian_heads = self.geometry.heads(self.config.maps()[0])
         self._seen = None
         self.center = self._parameter(len(self.gaussian_heads), 2)
         self.raw_alpha = self._parameter(len(self.gaussian_heads))

@@ -23,6 +23,7 @@ from recast.surgery.wrappers import unwrapped
 from recast.tracing.cost import Cost
 
 VERSION = 5
+PAPERS_MAPS = {"content_heads": "all", "gaussian_heads": "all", "project_values": True}
 NOTHING = Cost(0, 0, 0)
 GEOMETRY = tuple(entry.name for entry in fields(Geometry))
 
@@ -178,6 +179,8 @@ def _document(text: str, source: str) -> dict[str, Any]:
         raise RecastError(f"{source} is a plan of version {shown(version)}, expected {VERSION}: plan again")
     if not isinstance(data, dict) or not isinstance(data.get("steps"), list):
         raise RecastError(f"{source} is not a plan: expected an object with a list of steps")
+    if isinstance(data.get("config"), dict):  # plans that are older than these choices have the papers' layer
+        data["config"] = PAPERS_MAPS | data["config"]
     return data
 
 
