@@ -79,7 +79,7 @@ def settings(task: str) -> list[dict[str, Any]]:
     return [
         {}, NARROW, NARROW | {"gate_ratio": 50}, short | {"gate_ratio": 10}, short | {"gate_ratio": 10, "head_dim": 64},
         short, short | {"head_dim": 64}, one, short | {"qk_ratio": 5}, short | {"project_values": False}, bare,
-        bare | {"gate_ratio": 200}, bare | {"query_key": "images"}, {"block": "non-local", "gate_ratio": 50, "epochs": 10},
+        bare | {"query_key": "images"}, {"block": "non-local", "gate_ratio": 50, "epochs": 10}, bare | {"gate_ratio": 200},
         short | {"content_heads": "3", "head_dim": 16}, bare | {"head_dim": 64}, bare | {"gaussian_heads": "middle"},
         bare | {"gate_ratio": 10},
     ]  # fmt: skip
@@ -288,13 +288,13 @@ def append(path: Path, row: dict[str, Any]) -> None:
     print(row, flush=True)
 
 
-def sweep(task: str, out: Path, seeds: list[int]) -> None:
-    """Every setting that the table lacks."""
+def sweep(task: str, out: Path, seeds: list[int], first: int | None) -> None:
+    """Every setting of the first ones that the table lacks."""
     path = out / f"price_{task}.csv"
     parent, data = load(task, "dev", out)
     size, parameters = macs_of(parent, data[0]), sum(p.numel() for p in parent.parameters())
     for seed in seeds:
-        for setting in (filled(task, setting) for setting in settings(task)):
+        for setting in (filled(task, setting) for setting in settings(task)[:first]):
             key = {"task": task} | {n: str(v) for n, v in setting.items()} | {"seed": str(seed)}
             if any(all(row[name] == value for name, value in key.items()) for row in read(path)):
                 continue
@@ -429,12 +429,13 @@ def main() -> None:
     parser.add_argument("part", choices=("sweep", "times", "compare", "table"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--first", type=int, help="of sweep: so many settings")
     parser.add_argument("--only", nargs="+", help="of compare: these arms")
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
     if options.part == "sweep":
-        sweep(options.task, options.out, options.seeds)
+        sweep(options.task, options.out, options.seeds, options.first)
     elif options.part == "times":
         times(options.task, options.out)
     elif options.part == "compare":
