@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import write_library as frozen
 
+pytestmark = pytest.mark.usefixtures("papers_layer")
+
 SAVED = sorted(frozen.read("saved")["outputs"])
 ELSEWHERE = frozen.read("saved")["platform"] != frozen.platform()
 """On another processor: what is solved or trained differs by more, and which forms have the very bits is its own."""

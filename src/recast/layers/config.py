@@ -144,7 +144,9 @@ def head_choice(choice: object, name: str) -> str:
     """
     text = ",".join(map(str, choice)) if isinstance(choice, list | tuple) else str(choice)
     parts = [part.strip() for part in text.split(",")]
-    if len(parts) == 1 and (text in ("auto", "all", "middle", "none") or (isinstance(choice, int | str) and text.isdecimal())):
+    if len(parts) == 1 and (
+        text in ("auto", "all", "middle", "none") or (isinstance(choice, int | str) and text.isdecimal())
+    ):
         return "none" if text.isdecimal() and int(text) == 0 else text
     if not all(part.isdecimal() and len(part) < 6 for part in parts) or len(set(map(int, parts))) < len(parts):
         raise RecastError(

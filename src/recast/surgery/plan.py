@@ -22,8 +22,9 @@ from recast.surgery.table import terminal_width
 from recast.surgery.wrappers import unwrapped
 from recast.tracing.cost import Cost
 
-VERSION = 5
+VERSION = 6
 PAPERS_MAPS = {"content_heads": "all", "gaussian_heads": "all", "project_values": True}
+"""What plans of version 5 mean where they do not say it."""
 NOTHING = Cost(0, 0, 0)
 GEOMETRY = tuple(entry.name for entry in fields(Geometry))
 
@@ -175,11 +176,11 @@ def _document(text: str, source: str) -> dict[str, Any]:
     except RecastError as error:
         raise RecastError(f"{source} is not a plan: {error}") from None
     version = data.pop("version", VERSION) if isinstance(data, dict) else VERSION
-    if version != VERSION:
+    if version not in (5, VERSION):
         raise RecastError(f"{source} is a plan of version {shown(version)}, expected {VERSION}: plan again")
     if not isinstance(data, dict) or not isinstance(data.get("steps"), list):
         raise RecastError(f"{source} is not a plan: expected an object with a list of steps")
-    if isinstance(data.get("config"), dict):  # plans that are older than these choices have the papers' layer
+    if version == 5 and isinstance(data.get("config"), dict):
         data["config"] = PAPERS_MAPS | data["config"]
     return data
 
