@@ -79,7 +79,8 @@ def settings(task: str) -> list[dict[str, Any]]:
     return [
         {}, NARROW, NARROW | {"gate_ratio": 50}, short | {"gate_ratio": 10}, short | {"gate_ratio": 10, "head_dim": 64},
         short, short | {"head_dim": 64}, one, short | {"qk_ratio": 5}, short | {"project_values": False}, bare,
-        bare | {"query_key": "images"}, {"block": "non-local", "gate_ratio": 50, "epochs": 10}, bare | {"gate_ratio": 200},
+        {"block": "non-local", "gate_ratio": 50, "epochs": 10}, bare | {"query_key": "images"},
+        bare | {"gate_ratio": 200},
         short | {"content_heads": "3", "head_dim": 16}, bare | {"head_dim": 64}, bare | {"gaussian_heads": "middle"},
         bare | {"gate_ratio": 10},
     ]  # fmt: skip

@@ -447,7 +447,7 @@ def test_gates_keep_their_rate_in_one_cycle_and_in_groups_with_names_of_their_ow
         optimizer.step()
         schedule.step()
     rates = {group.get("name"): group["lr"] for group in optimizer.param_groups}
-    assert rates["gates"] == pytest.approx(10 * rates[None])
+    assert rates["gates"] == pytest.approx(50 * rates[None])
 
     model = network()
     stem = model.get_submodule("stem").weight

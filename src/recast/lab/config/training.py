@@ -32,7 +32,7 @@ class OptimConfig(Checked, prefix="optim."):
     base_batch: Count | None = None
     """lr is for this many images an update and scales linearly with data.batch_size. None: lr is taken as it is."""
     gate_lr: NotNegative | None = None
-    """Peak learning rate of the gates. None: 10 x lr (as scaled) for γ and s, 0.1 for the sigmoid's λ (T-CNN), that of
+    """Peak learning rate of the gates. None: 50 x lr (as scaled) for γ and s, 0.1 for the sigmoid's λ (T-CNN), that of
     the weights for λ where a schedule recasts during training (T-CNN*)."""
     qk_lr: NotNegative | None = None
     """Peak learning rate of recast layers' queries and keys, as it is (never scaled). None: that of the weights."""
