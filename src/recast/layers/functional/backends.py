@@ -55,8 +55,10 @@ def split(x: Tensor, w: Weights) -> Tensor:
 def _is_light(x: Tensor, w: Weights) -> bool:
     """Return True for one content map that is short, and no Gaussian: written out it takes fewer calls."""
     is_plain = w.content == "softmax" and not w.attend_padding and w.groups == 1
-    is_short = x.shape[2] * x.shape[3] <= MERGE_KEYS * x.shape[1]
-    return is_plain and is_short and not w.gaussian_heads and len(w.content_heads) == 1
+    if not is_plain or w.gaussian_heads or len(w.content_heads) != 1:
+        return False
+    rows, columns = w.geometry.output_size(*x.shape[2:])
+    return rows * columns <= MERGE_KEYS * x.shape[1]  # the map is no more than twice as large as the input
 
 
 def _composed(x: Tensor, values: Tensor, w: Weights) -> Tensor:
