@@ -251,8 +251,6 @@ def expand_heads(w: Weights) -> Weights:
 
 def select_heads(w: Weights, gaussian: tuple[int, ...], content: tuple[int, ...]) -> Weights:
     """Return the same layer with the maps of the heads `gaussian` and `content` only."""
-    if (gaussian, content) == (w.gaussian_heads, w.content_heads):
-        return w
     at = [w.gaussian_heads.index(h) for h in gaussian]
     among = [w.content_heads.index(h) for h in content]
     rows = [h * w.head_dim + d for h in among for d in range(w.head_dim)]
