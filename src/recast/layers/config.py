@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from recast.errors import RecastError, shown
 from recast.fields import Checked, Count, CountOrZero, Finite, Positive, Ratio, Width
@@ -22,6 +22,9 @@ AUTO: dict[Gate, tuple[str, str, bool]] = {
     "linear": ("none", "middle", False), "sigmoid": ("all", "all", True), "bias": ("all", "all", True),
 }  # fmt: skip
 """Of each gate: heads with a Gaussian, heads with a content map, and if there is W_val, where it is not said."""
+
+PAPERS_LAYER: dict[str, Any] = {"content_heads": "all", "gaussian_heads": "all", "project_values": True}
+"""Content, a Gaussian and W_val in every head, whatever the gate: the layer of the papers."""
 
 
 @dataclass(frozen=True)

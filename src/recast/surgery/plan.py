@@ -12,7 +12,7 @@ from torch import nn
 
 from recast.errors import RecastError, listed, shown
 from recast.fields import check_value, mismatch, read_fields
-from recast.layers.config import PoolConfig, RecastConfig
+from recast.layers.config import PAPERS_LAYER, PoolConfig, RecastConfig
 from recast.layers.geometry import Geometry
 from recast.reading import parse_json
 from recast.surgery import table
@@ -23,8 +23,6 @@ from recast.surgery.wrappers import unwrapped
 from recast.tracing.cost import Cost
 
 VERSION = 6
-PAPERS_MAPS = {"content_heads": "all", "gaussian_heads": "all", "project_values": True}
-"""What plans of version 5 mean where they do not say it."""
 NOTHING = Cost(0, 0, 0)
 GEOMETRY = tuple(entry.name for entry in fields(Geometry))
 
@@ -180,8 +178,8 @@ def _document(text: str, source: str) -> dict[str, Any]:
         raise RecastError(f"{source} is a plan of version {shown(version)}, expected {VERSION}: plan again")
     if not isinstance(data, dict) or not isinstance(data.get("steps"), list):
         raise RecastError(f"{source} is not a plan: expected an object with a list of steps")
-    if version == 5 and isinstance(data.get("config"), dict):
-        data["config"] = PAPERS_MAPS | data["config"]
+    if version == 5 and isinstance(data.get("config"), dict):  # which may be older than these choices
+        data["config"] = PAPERS_LAYER | data["config"]
     return data
 
 
