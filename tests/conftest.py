@@ -31,7 +31,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 @pytest.fixture
 def papers_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Content, a Gaussian and W_val in every head, unless a test asks for less: what the papers have."""
-    monkeypatch.setitem(AUTO, "linear", ("all", "all", True))
+    monkeypatch.setitem(AUTO, "linear", AUTO["bias"])
 
 
 class Case(NamedTuple):
