@@ -28,6 +28,7 @@ import recast
 import recast.papers.networks
 from recast.exporting import SUFFIX
 from recast.layers.cmhsa import recast_layers
+from recast.layers.config import PAPERS_LAYER
 from recast.surgery.scales import randomize_scales_
 
 assert recast.papers.networks  # registers networks
@@ -66,7 +67,7 @@ def networks(name: str) -> tuple[nn.Module, nn.Module, torch.Tensor]:
     child, pool = copy.deepcopy(parent), options.pop("pool", None)
     if pool is not None:
         return parent, recast.attention_pool_(child, per_class=pool).eval(), images
-    child = recast.recast_(child, recast.plan(child, images, recast.RecastConfig(**options))).eval()
+    child = recast.recast_(child, recast.plan(child, images, recast.RecastConfig(**PAPERS_LAYER, **options))).eval()
     if "closed" in name:
         recast.fold_(child)
     else:

@@ -30,7 +30,7 @@ from timing import RESULTS, by_turns, machine, ratio, spread, write
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from recast.layers.config import RecastConfig
+from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
 from recast.tracing.cost import saved_sizes
@@ -64,7 +64,7 @@ class TimmTokens(nn.Module):
 
 def opened(channels: int, with_gaussian: int, with_content: int, fold: bool, **config: Any) -> GPSA:
     """A layer with open gates, in the first heads."""
-    layer = GPSA(channels, channels, GEOMETRY, config=RecastConfig(**config))
+    layer = GPSA(channels, channels, GEOMETRY, config=RecastConfig(**PAPERS_LAYER, **config))
     with torch.no_grad():
         layer.key.normal_(std=0.02)
         layer.gamma[:with_content] = 0.2

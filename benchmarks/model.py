@@ -32,6 +32,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import recast
 import recast.papers.networks
+from recast.layers.config import PAPERS_LAYER
 from recast.layers.gpsa import gpsa_layers
 from recast.tracing.cost import saved_sizes
 
@@ -54,7 +55,7 @@ def recast_model(name: str, size: int, gaussian: int, content: int, fold: bool) 
     """A T-CNN with open gates in the first heads of every layer."""
     torch.manual_seed(0)
     model = timm.create_model(name, num_classes=1000)
-    config = recast.RecastConfig(stride="keep" if name in SMALL else "remove")
+    config = recast.RecastConfig(stride="keep" if name in SMALL else "remove", **PAPERS_LAYER)
     model = recast.recast_(model, recast.plan(model, torch.zeros(1, channels_of(model), size, size), config))
     with torch.no_grad():
         for layer in gpsa_layers(model).values():

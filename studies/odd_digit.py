@@ -5,15 +5,17 @@ On PYTHONPATH: benchmarks/.
     for seed in 0 1 2; do recast quickstart --seed $seed --out runs/odd-$seed; done   # 3 minutes each
     python studies/odd_digit.py runs/odd-0 runs/odd-1 runs/odd-2                    # writes results/odd_digit.csv
 
-Columns: arm, metric, then the value of every seed, and mean, low_95 and high_95 over them (Student's t). Arms: parent,
+Columns: arm, metric, then the value of every seed, and mean, low_95 and high_95 over them (Student's t; of a single run
+over its images). Arms: parent,
 finetuned, recast, on clean, attacked and corrupted images; `recast − finetuned`, paired by seed; and the recast
-network, not trained again, with uniform content maps (W_key = 0: a global mean), without content (γ = 0) and without
-Gaussians (s = 0), on clean images; `heads awake` of 36.
+network, not trained again, with uniform content maps (W_key = 0: a global mean) and without content (γ = 0), on clean
+images; `heads awake` of 4. odd_digit_nine.csv is of the former default, nine heads with Gaussians and 5 epochs.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 from pathlib import Path
 
 import torch
@@ -32,7 +34,7 @@ from recast.models.build import build
 from recast.tables import read_records
 
 METRICS = (("clean", "top1"), ("fgsm", "top1@1"), ("pgd", "top1@1"), ("basic", "top1/mean"))
-WITHOUT = {"uniform maps": "key", "no content": "gamma", "no Gaussians": "spread"}
+WITHOUT = {"uniform maps": "key", "no content": "gamma"}
 
 
 @torch.no_grad()
@@ -73,6 +75,13 @@ def main() -> None:
         values.setdefault(("recast", "heads awake"), []).append(attention.awake)
     header = ["arm", "metric", *(run.name for run in runs), "mean", "low_95", "high_95"]
     rows = [[*key, *(round(value, 3) for value in (*of, *mean_interval(of)))] for key, of in values.items()]
+    if len(runs) == 1:  # the interval over the images, of the differences alone
+        with (runs[0] / "differences.csv").open(encoding="utf-8") as file:
+            pairs = [r for r in csv.DictReader(file) if (r["model"], r["against"]) == ("recast", "finetuned")]
+        over = {f"{r['suite']} {r['metric']}": (r["low"], r["high"]) for r in pairs}
+        for row in rows:
+            is_known = row[0] == "recast − finetuned" and row[1] in over
+            row[-2:] = [round(float(value), 3) for value in over[row[1]]] if is_known else ["", ""]
     write_table(RESULTS / "odd_digit.csv", header, rows)
 
 

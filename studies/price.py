@@ -1,10 +1,23 @@
-"""How much attention is enough? Content heads × width × Gaussians × W_val × gate rate × start, on held-out images.
+"""How much attention is enough, and what does it bring in equal time?
 
-    python studies/price.py odd_digit --out runs/price                          # goes on where it was stopped
-    RECAST_DATA=DIR python studies/price.py cifar --out runs/price              # CIFAR-10 ResNet-20 → CIFAR-100
+    python studies/price.py odd_digit sweep --out runs/price                    # goes on where it was stopped
+    RECAST_DATA=DIR python studies/price.py cifar sweep --out runs/price        # CIFAR-10 ResNet-20 → CIFAR-100
+    python studies/price.py odd_digit times --out runs/price                    # on an idle machine
+    python studies/price.py odd_digit compare --out runs/price --seeds 0 1 2    # after times
+    python studies/price.py odd_digit table --out runs/price                    # writes results/price_*.csv
 
-Held out: canvases of 300 digits of the training part (odd_digit), a tenth of train.zip (cifar). No test image is read.
-Writes OUT/price_TASK.csv, a row a run: the setting, seed, epochs, top-1, heads awake, multiply-adds over the parent's.
+sweep: content heads × width × Gaussians × W_val × rates × start, on held-out images: canvases of 300 digits of the
+training part (odd_digit), a tenth of train.zip (cifar). It fixes the defaults; no test image is read.
+
+times: seconds of a training step and of inference of every arm, by turns, one thread.
+
+compare, on test images, stated before they were looked at. Arms (`arms`): the parent; fine-tuned for as many updates
+as one wide head; fine-tuned for as many seconds, by the measured step times; nine heads, the former default, for as
+many seconds; one wide head, the new default; and, added after the last stage and started at zero, a 1×1 block of the
+new default's multiply-adds, timm's non-local block, its global context. One parent; seeds change the order of images
+and new parameters. A difference to one wide head is shown if 0 is outside its 95 % interval, t(seeds − 1) ·
+√(s²/seeds + v/images): s² of the seeds' differences, v of the images' mean differences. The smallest visible effect is
+what this sees with 80 % probability.
 """
 
 from __future__ import annotations
@@ -15,6 +28,7 @@ import csv
 import io
 import math
 import os
+import statistics
 import time
 import zipfile
 from pathlib import Path
@@ -25,8 +39,11 @@ import timm
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from scipy.special import stdtrit
+from timm.layers import GlobalContext, NonLocalAttn
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 import recast
 import recast.papers.networks  # registers the networks
@@ -35,64 +52,95 @@ from recast.analysis.wakefulness import wakefulness
 from recast.lab.data.digits import _canvases, _classes, _images, read_digits
 from recast.lab.data.seeding import choose_balanced, hold_out
 
-ONE = {"content_heads": "middle", "gaussian_heads": "none"}
+ONE = {"content_heads": "middle", "gaussian_heads": "none", "head_dim": 32, "gate_ratio": 50}
 NARROW = {"content_heads": "all", "gaussian_heads": "all"}
-COLUMNS = (
-    "task", "content_heads", "gaussian_heads", "head_dim", "project_values", "query_key", "lr", "gate_ratio",
-    "qk_ratio", "epochs", "seed", "top1", "awake", "content", "macs", "parameters", "cpu_seconds",
+CHOICES = (
+    "block", "content_heads", "gaussian_heads", "head_dim", "project_values", "query_key", "gate_ratio", "qk_ratio",
+    "epochs",
 )  # fmt: skip
+COLUMNS = ("task", *CHOICES, "seed", "top1", "awake", "content", "macs", "parameters", "cpu_seconds")
+START = {"odd_digit": "zero", "cifar": "images"}
+"""Queries and keys at the start, the former default of the task's recipe."""
+EPOCHS = {"odd_digit": 10, "cifar": 5}
+LR = {"odd_digit": 2e-3, "cifar": 1e-3}
 
 
 def settings(task: str) -> list[dict[str, Any]]:
     """The grid, the most telling runs first."""
-    start = {"odd_digit": "zero", "cifar": "images"}[task]
-    grid: list[dict[str, Any]] = [{"content_heads": ""}, NARROW, NARROW | {"gate_ratio": 50}]
-    epochs = {"odd_digit": (5, 10), "cifar": (10,)}[task]
-    for count in epochs:
-        for ratio in (10, 50, 200):
-            grid += [ONE | {"head_dim": width, "gate_ratio": ratio, "epochs": count} for width in (32, 64)]
-        grid.append(ONE | {"gate_ratio": 50, "epochs": count, "project_values": False})
-        grid.append(ONE | {"gate_ratio": 50, "epochs": count, "query_key": "images" if start == "zero" else "zero"})
-        grid.append({"content_heads": "middle", "gaussian_heads": "all", "gate_ratio": 50, "epochs": count})
-    grid += [ONE | {"content_heads": "3", "gate_ratio": 50, "head_dim": width} for width in (10, 16)]
-    grid.append(NARROW | {"gaussian_heads": "none", "gate_ratio": 50})
-    grid.append(ONE | {"head_dim": 16, "gate_ratio": 50})
-    grid += [ONE | {"gate_ratio": 50, "qk_ratio": 10}, ONE | {"gate_ratio": 50, "qk_ratio": 3}]
-    common = {
-        "query_key": start, "epochs": epochs[0], "gate_ratio": 10, "qk_ratio": 1, "project_values": True,
-        "head_dim": "",
-    }  # fmt: skip
-    return [common | setting for setting in grid]
+    one = ONE | {"epochs": EPOCHS[task], "query_key": "zero"}
+    bare = one | {"project_values": False}
+    if task == "cifar":
+        grid = [
+            {}, bare, bare | {"query_key": "images"}, bare | {"gate_ratio": 10}, NARROW, one,
+            {"block": "non-local", "gate_ratio": 50},
+        ]  # fmt: skip
+        return [{"epochs": EPOCHS[task]} | setting for setting in grid]
+    short = one | {"epochs": 5}
+    return [
+        {}, NARROW, NARROW | {"gate_ratio": 50}, short | {"gate_ratio": 10}, short | {"gate_ratio": 10, "head_dim": 64},
+        short, short | {"head_dim": 64}, one, short | {"qk_ratio": 5}, short | {"project_values": False}, bare,
+        {"block": "non-local", "gate_ratio": 50, "epochs": 10}, bare | {"query_key": "images"},
+        bare | {"gate_ratio": 200},
+        short | {"content_heads": "3", "head_dim": 16}, bare | {"head_dim": 64}, bare | {"gaussian_heads": "middle"},
+        bare | {"gate_ratio": 10},
+    ]  # fmt: skip
 
 
-def digits(name: str, count: int, dev: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Canvases to train on and held-out ones, of other digits: images in [0, 1] normalised, answers."""
+def arms(task: str) -> dict[str, dict[str, Any]]:
+    """The arms of the comparison: a setting, and `as_long_as`, the arm whose seconds it trains for."""
+    new = ONE | {"project_values": False, "epochs": EPOCHS[task]}
+    old = NARROW | {"query_key": START[task], "epochs": EPOCHS[task]}
+    return {
+        "one wide head": new,
+        "fine-tuned, equal updates": {"epochs": EPOCHS[task]},
+        "fine-tuned, equal seconds": {"epochs": EPOCHS[task], "as_long_as": "one wide head"},
+        "nine heads, equal seconds": old | {"as_long_as": "one wide head"},
+        "non-local": {"block": "non-local", "epochs": EPOCHS[task], "gate_ratio": 50},
+        "1×1 block": {"block": "1×1", "epochs": EPOCHS[task], "gate_ratio": 50},
+        "global context": {"block": "context", "epochs": EPOCHS[task], "gate_ratio": 50},
+    }
+
+
+def filled(task: str, setting: dict[str, Any]) -> dict[str, Any]:
+    """A setting with every choice."""
+    common = {"epochs": 5, "gate_ratio": 10, "qk_ratio": 1, "project_values": True, "query_key": START[task]}
+    return dict.fromkeys(CHOICES, "") | common | setting
+
+
+def digits(name: str, count: int, held_out: str, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Canvases to train on and others of other digits, dev or test: images normalised, answers."""
     grey, labels, is_test = read_digits()
-    grey, labels = grey[~is_test], labels[~is_test]
     is_dev = torch.zeros(len(labels), dtype=torch.bool)
-    is_dev[choose_balanced(labels, 300, "the held-out part")] = True
+    is_dev[(~is_test).nonzero().flatten()[choose_balanced(labels[~is_test], 300, "the held-out part")]] = True
     parts: list[Tensor] = []
-    for which, size in ((~is_dev, count), (is_dev, dev)):
+    for which, number in ((~is_dev & ~is_test, count), (is_dev if held_out == "dev" else is_test, size)):
         generator = torch.Generator().manual_seed(100 + len(parts))
-        classes, answers = _classes(name, size, generator)
+        classes, answers = _classes(name, number, generator)
         images = _images(_canvases(grey[which, 0], labels[which], classes, generator), answers)
-        pixels = torch.stack([torch.as_tensor(images[i][0]) for i in range(size)])
+        pixels = torch.stack([torch.as_tensor(images[i][0]) for i in range(number)])
         parts += [(pixels - 0.057) / 0.202, answers]
     return parts[0], parts[1], parts[2], parts[3]
 
 
-def cifar(root: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """CIFAR-100's training images, a tenth held out."""
-    folder = root / "cifar100"
-    classes = {name: label for label, name in enumerate((folder / "classes.txt").read_text().split())}
-    with zipfile.ZipFile(folder / "train.zip") as archive:
+def read_cifar(path: Path, classes: dict[str, int]) -> tuple[Tensor, Tensor]:
+    """Images and labels of a zip."""
+    with zipfile.ZipFile(path) as archive:
         names = sorted(name for name in archive.namelist() if name.endswith(".png"))
         pixels = np.stack([np.asarray(Image.open(io.BytesIO(archive.read(n))).convert("RGB")) for n in names])
-    labels = torch.tensor([classes[name.split("/")[0]] for name in names])
     mean, std = (torch.tensor(v)[:, None, None] for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
     images = (torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255 - mean) / std
-    keep, held_out = hold_out(labels, 0.1)
-    return images[keep], labels[keep], images[held_out], labels[held_out]
+    return images, torch.tensor([classes[name.split("/")[0]] for name in names])
+
+
+def cifar(root: Path, held_out: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """9,000 of CIFAR-100's training images, balanced, and a tenth that is held out or the test images."""
+    folder = root / "cifar100"
+    classes = {name: label for label, name in enumerate((folder / "classes.txt").read_text().split())}
+    images, labels = read_cifar(folder / "train.zip", classes)
+    keep, dev = hold_out(labels, 0.1)
+    keep = keep[choose_balanced(labels[keep], 9000, "the training part")]
+    others = (images[dev], labels[dev]) if held_out == "dev" else read_cifar(folder / "test.zip", classes)
+    return images[keep], labels[keep], *others
 
 
 def shifted(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -107,19 +155,80 @@ def shifted(images: Tensor, generator: torch.Generator) -> Tensor:
     return padded.permute(0, 2, 3, 1)[image, rows, columns[:, None]].permute(0, 3, 1, 2)
 
 
+class Residual(nn.Sequential):
+    """x + f(x)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)
+
+
+def add_block(model: nn.Module, block: str, extra: float, pixels: int) -> None:
+    """Put a block after the last stage that adds nothing at the start, of `extra` multiply-adds a pixel if it can."""
+    width = model.num_features
+    made: nn.Module
+    if block == "non-local":
+        made = NonLocalAttn(width, rd_channels=round(extra / (4 * width + 2 * pixels)))
+    elif block == "context":
+        made = GlobalContext(width, fuse_add=True, fuse_scale=False, rd_ratio=0.5)
+        nn.init.zeros_(made.mlp_add.fc2.bias)
+    else:
+        hidden = round(extra / (2 * width))
+        made = Residual(nn.Conv2d(width, hidden, 1), nn.ReLU(), nn.Conv2d(hidden, width, 1))
+        nn.init.zeros_(made[2].weight)
+        nn.init.zeros_(made[2].bias)
+    model.layer3 = nn.Sequential(model.layer3, made)
+
+
+def build(parent: nn.Module, setting: dict[str, Any], images: Tensor, seed: int) -> nn.Module:
+    """The parent, recast or with a block, by the setting."""
+    torch.manual_seed(seed)
+    model = copy.deepcopy(parent)
+    if setting["content_heads"]:
+        names = ("content_heads", "gaussian_heads", "project_values", "query_key")
+        config = recast.RecastConfig(**{n: setting[n] for n in names}, head_dim=setting["head_dim"] or None)
+        recast.recast_(model, recast.plan(parent, images[:2], config))
+        if config.query_key == "images":
+            recast.wake_(model, images[:256], seed=seed)
+    elif setting["block"]:
+        wide = copy.deepcopy(parent)
+        config = recast.RecastConfig(**{n: ONE[n] for n in ONE if n != "gate_ratio"}, project_values=False)
+        recast.recast_(wide, recast.plan(parent, images[:2], config))
+        pixels = parent.forward_features(images[:1])[0, 0].numel()  # type: ignore[operator]
+        add_block(model, setting["block"], (macs_of(wide, images) - macs_of(parent, images)) / pixels, pixels)
+    return model
+
+
+@torch.no_grad()
+def macs_of(model: nn.Module, images: Tensor) -> float:
+    """Multiply-adds of an image with every map open."""
+    with FlopCounterMode(display=False) as counter:
+        copy.deepcopy(model).train()(images[:2])
+    return counter.get_total_flops() / 4
+
+
+def groups_of(model: nn.Module, task: str, setting: dict[str, Any]) -> list[dict[str, Any]]:
+    """Parameter groups; the non-local block's normalisation, which starts at zero, learns as fast as gates."""
+    lr = LR[task]
+    ratio, qk_ratio = setting["gate_ratio"], setting["qk_ratio"]
+    groups = recast.param_groups(model, lr=lr, gate_lr=lr * ratio, qk_lr=lr * qk_ratio, weight_decay=0.05)
+    for norm in (block.norm.weight for block in model.modules() if isinstance(block, NonLocalAttn)):
+        for group in groups:
+            group["params"] = [p for p in group["params"] if p is not norm]
+        groups.append({"name": "gates", "params": [norm], "lr": lr * ratio, "weight_decay": 0.0})
+    return groups
+
+
 def train(
-    model: nn.Module, data: tuple[Tensor, ...], lr: float, gate_ratio: float, qk_ratio: float, epochs: int, seed: int,
-    augment: bool,
-) -> None:  # fmt: skip
-    """AdamW, cosine to 1e-5, batches of 64 (128 with augmentation), no warm-up but of a twentieth."""
+    model: nn.Module, data: tuple[Tensor, ...], groups: list[dict[str, Any]], epochs: float, seed: int, augment: bool
+) -> None:
+    """AdamW, cosine to 1e-5, batches of 64 (128 with augmentation), a twentieth of warm-up."""
     images, labels = data[:2]
     batch = 128 if augment else 64
     generator = torch.Generator().manual_seed(seed)
-    groups = recast.param_groups(model, lr=lr, gate_lr=lr * gate_ratio, qk_lr=lr * qk_ratio, weight_decay=0.05)
     optimizer = torch.optim.AdamW(groups)
     rates = [group["lr"] for group in optimizer.param_groups]
     per_epoch = len(images) // batch
-    total = epochs * per_epoch
+    total = round(epochs * per_epoch)
     warm = max(1, total // 20)
     model.train()
     for step in range(total):
@@ -137,76 +246,203 @@ def train(
 
 
 @torch.no_grad()
-def top1(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """In percent."""
+def right(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """True where the answer is right."""
     model.eval()
-    return 100 * float(torch.cat([model(part).argmax(1) for part in images.split(250)]).eq(labels).float().mean())
+    return torch.cat([model(part).argmax(1) for part in images.split(250)]).eq(labels)
 
 
-def main() -> None:
-    """Every setting that the table lacks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=("odd_digit", "cifar"))
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--only", type=int, help="the first so many settings")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f"price_{options.task}.csv"
-    rows = list(csv.DictReader(path.open())) if path.exists() else []
-    if not rows:
-        path.write_text(",".join(COLUMNS) + "\n")
-    if options.task == "odd_digit":
-        data, lr, augment = digits("odd_digit", 5000, 2000, 0), 2e-3, False
-        weights = options.out / "parent_odd_digit.pt"
-        torch.manual_seed(0)
+def load(task: str, held_out: str, out: Path) -> tuple[nn.Module, tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """The parent and the images."""
+    torch.manual_seed(0)
+    if task == "odd_digit":
+        data, weights = digits("odd_digit", 5000, held_out, 2000), out / "parent_odd_digit.pt"
         parent = timm.create_model("digits_resnet", num_classes=10)
-        if weights.exists():
-            parent.load_state_dict(torch.load(weights, weights_only=True))
-        else:
-            train(parent, digits("one_digit", 5000, 500, 0), 2e-3, 1, 1, 3, 0, False)
+        if not weights.exists():
+            groups = recast.param_groups(parent, lr=2e-3, weight_decay=0.05)
+            train(parent, digits("one_digit", 5000, "dev", 500), groups, 3, 0, False)
             torch.save(parent.state_dict(), weights)
+        parent.load_state_dict(torch.load(weights, weights_only=True))
     else:
         root = Path(os.environ["RECAST_DATA"])
-        data, lr, augment = cifar(root), 1e-3, True
+        data = cifar(root, held_out)
         parent = timm.create_model("cifar_resnet20_a", num_classes=10)
         parent.load_state_dict(load_file(root / "weights/cifar10_resnet20_akamaster.safetensors"))
         torch.manual_seed(0)
         parent.reset_classifier(100)
-    parent.eval()
-    for seed in options.seeds:
-        for setting in settings(options.task)[: options.only]:
-            key = {name: str(setting.get(name, "")) for name in COLUMNS[1:10]}
-            key |= {"task": options.task, "lr": str(lr), "seed": str(seed)}
-            if any(all(row[name] == value for name, value in key.items()) for row in rows):
+    return parent.eval(), data
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """Rows of a table that may not exist yet."""
+    return list(csv.DictReader(path.open())) if path.exists() else []
+
+
+def append(path: Path, row: dict[str, Any]) -> None:
+    """Add a row, with the names before the first."""
+    is_new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, list(row), lineterminator="\n")
+        if is_new:
+            writer.writeheader()
+        writer.writerow(row)
+    print(row, flush=True)
+
+
+def sweep(task: str, out: Path, seeds: list[int], first: int | None) -> None:
+    """Every setting of the first ones that the table lacks."""
+    path = out / f"price_{task}.csv"
+    parent, data = load(task, "dev", out)
+    size, parameters = macs_of(parent, data[0]), sum(p.numel() for p in parent.parameters())
+    for seed in seeds:
+        for setting in (filled(task, setting) for setting in settings(task)[:first]):
+            key = {"task": task} | {n: str(v) for n, v in setting.items()} | {"seed": str(seed)}
+            if any(all(row[name] == value for name, value in key.items()) for row in read(path)):
                 continue
-            torch.manual_seed(seed)
-            model, macs, parameters = copy.deepcopy(parent), 1.0, 1.0
             started = time.process_time()
-            if setting["content_heads"]:
-                config = recast.RecastConfig(
-                    content_heads=setting["content_heads"], gaussian_heads=setting["gaussian_heads"],
-                    head_dim=setting["head_dim"] or None, project_values=setting["project_values"],
-                    query_key=setting["query_key"],
-                )  # fmt: skip
-                plan = recast.plan(parent, data[0][:2], config)
-                macs, parameters = (getattr(plan.after, n) / getattr(plan.before, n) for n in ("macs", "parameters"))
-                recast.recast_(model, plan)
-                if config.query_key == "images":
-                    recast.wake_(model, data[0][:256], seed=seed)
-            train(model, data, lr, setting["gate_ratio"], setting["qk_ratio"], setting["epochs"], seed, augment)
+            model = build(parent, setting, data[0], seed)
+            train(model, data, groups_of(model, task, setting), setting["epochs"], seed, task == "cifar")
             seconds = time.process_time() - started
             awake = Wakefulness.of(wakefulness(model, data[2][:64]))
-            row = key | {
-                "top1": f"{top1(model, *data[2:]):.2f}", "awake": awake.awake if awake else 0,
-                "content": awake.heads if awake else 0,
-                "macs": f"{macs:.3f}", "parameters": f"{parameters:.3f}", "cpu_seconds": f"{seconds:.0f}",
+            append(path, key | {
+                "top1": f"{100 * float(right(model, *data[2:]).float().mean()):.2f}",
+                "awake": awake.awake if awake else 0, "content": awake.heads if awake else 0,
+                "macs": f"{macs_of(model, data[0]) / size:.3f}",
+                "parameters": f"{sum(p.numel() for p in model.parameters()) / parameters:.3f}",
+                "cpu_seconds": f"{seconds:.0f}",
+            })  # fmt: skip
+
+
+def times(task: str, out: Path, rounds: int = 9) -> None:
+    """Medians of a step and of inference, by turns, with random gates: closed ones would be skipped in eval."""
+    parent, data = load(task, "dev", out)
+    batch = 128 if task == "cifar" else 64
+    names, calls = [], []
+    for name, setting in ({"parent": {}} | arms(task)).items():
+        setting = filled(task, setting)
+        model = build(parent, setting, data[0], 0)
+        optimizer = torch.optim.AdamW(groups_of(model, task, setting))
+        tested = copy.deepcopy(model)
+        for parameter_name, p in tested.named_parameters():
+            if parameter_name.endswith(("gamma", "spread")):
+                nn.init.constant_(p, 0.1)
+        recast.refresh_gates_(tested.eval())
+
+        def step(model: nn.Module = model, optimizer: Any = optimizer) -> None:
+            optimizer.zero_grad()
+            F.cross_entropy(model.train()(data[0][:batch]), data[1][:batch]).backward()
+            optimizer.step()
+
+        def infer(count: int, model: nn.Module = tested) -> None:
+            with torch.no_grad():
+                model(data[0][:count])
+
+        names.append((name, macs_of(model, data[0])))
+        calls.append((step, lambda i=infer: i(1), lambda i=infer: i(batch)))
+    seconds: list[list[list[float]]] = [[[] for _ in kinds] for kinds in calls]
+    for number in range(rounds + 1):
+        for kinds, of_arm in zip(calls, seconds, strict=True):
+            for call, values in zip(kinds, of_arm, strict=True):
+                started = time.perf_counter()
+                call()
+                if number:
+                    values.append(time.perf_counter() - started)
+    (out / f"times_{task}.csv").unlink(missing_ok=True)
+    for (name, macs), of_arm in zip(names, seconds, strict=True):
+        pairs = zip(of_arm, seconds[0], strict=True)
+        ratios = [statistics.median(a / b for a, b in zip(*pair, strict=True)) for pair in pairs]
+        append(out / f"times_{task}.csv", {
+            "task": task, "arm": name, "macs": f"{macs / names[0][1]:.3f}",
+            "step_ms": f"{1000 * statistics.median(of_arm[0]):.1f}", "step": f"{ratios[0]:.3f}",
+            "inference_1": f"{ratios[1]:.3f}", "inference_batch": f"{ratios[2]:.3f}",
+        })  # fmt: skip
+
+
+def compare(task: str, out: Path, seeds: list[int], only: list[str] | None) -> None:
+    """Every run of the comparison that the table lacks; keeps which test images were right."""
+    parent, data = load(task, "test", out)
+    cost = {row["arm"]: float(row["step"]) for row in read(out / f"times_{task}.csv")}
+    path = out / f"compare_{task}.csv"
+    for seed in seeds:
+        for name, setting in arms(task).items():
+            done = any((row["arm"], row["seed"]) == (name, str(seed)) for row in read(path))
+            if done or (only and name not in only):
+                continue
+            epochs = setting["epochs"]
+            if other := setting.get("as_long_as"):
+                epochs *= cost[other] / cost[name]
+            setting = filled(task, {n: v for n, v in setting.items() if n != "as_long_as"})
+            model = build(parent, setting, data[0], seed)
+            train(model, data, groups_of(model, task, setting), epochs, seed, task == "cifar")
+            hits = right(model, *data[2:])
+            (out / "right").mkdir(exist_ok=True)
+            np.save(out / "right" / f"{task}_{name}_{seed}.npy", np.packbits(hits.numpy()))
+            awake = Wakefulness.of(wakefulness(model, data[2][:64]))
+            append(path, {
+                "task": task, "arm": name, "seed": seed, "epochs": f"{epochs:.2f}",
+                "top1": f"{100 * float(hits.float().mean()):.2f}",
+                "awake": f"{awake.awake}/{awake.heads}" if awake else "",
+            })  # fmt: skip
+
+
+def table(task: str, out: Path, results: Path) -> None:
+    """Write results/price_TASK.csv (the sweep) and results/price_compare_TASK.csv (means and differences)."""
+    for name in (f"price_{task}.csv", f"times_{task}.csv"):
+        if (out / name).exists():
+            (results / name.replace("times", "price_times")).write_text((out / name).read_text())
+    rows = read(out / f"compare_{task}.csv")
+    path = results / f"price_compare_{task}.csv"
+    path.unlink(missing_ok=True)
+
+    def hits(arm: str) -> dict[str, np.ndarray[Any, Any]]:
+        files = {row["seed"]: out / "right" / f"{task}_{arm}_{row['seed']}.npy" for row in rows if row["arm"] == arm}
+        return {seed: np.unpackbits(np.load(file)).astype(float) for seed, file in files.items()}
+
+    count = {"odd_digit": 2000, "cifar": 5000}[task]
+    ours = hits("one wide head")
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        of_arm = [row for row in rows if row["arm"] == arm]
+        theirs = hits(arm)
+        shared = [seed for seed in ours if seed in theirs]
+        difference = 100 * np.stack([(ours[seed] - theirs[seed])[:count] for seed in shared])
+        n, mean = len(shared), float(difference.mean())
+        row = {
+            "task": task, "arm": arm, "seeds": n, "epochs": of_arm[0]["epochs"],
+            "top1": f"{statistics.mean(float(r['top1']) for r in of_arm):.2f}",
+            "top1_of_seeds": " ".join(r["top1"] for r in of_arm), "awake": " ".join(r["awake"] for r in of_arm),
+        }  # fmt: skip
+        if n > 1 and arm != "one wide head":
+            spread = difference.mean(1).var(ddof=1) / n + difference.mean(0).var(ddof=1) / count
+            half, seen = (float(stdtrit(n - 1, q)) * math.sqrt(spread) for q in (0.975, 0.8))
+            row |= {
+                "one_wide_head_minus_arm": f"{mean:.2f}", "low_95": f"{mean - half:.2f}",
+                "high_95": f"{mean + half:.2f}", "smallest_visible": f"{half + seen:.2f}",
             }  # fmt: skip
-            rows.append({name: str(value) for name, value in row.items()})
-            with path.open("a", newline="") as file:
-                csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(row)
-            print(row, flush=True)
+        else:
+            row |= dict.fromkeys(("one_wide_head_minus_arm", "low_95", "high_95", "smallest_visible"), "")
+        append(path, row)
+
+
+def main() -> None:
+    """Run a part of the study."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=("odd_digit", "cifar"))
+    parser.add_argument("part", choices=("sweep", "times", "compare", "table"))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--first", type=int, help="of sweep: so many settings")
+    parser.add_argument("--only", nargs="+", help="of compare: these arms")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.part == "sweep":
+        sweep(options.task, options.out, options.seeds, options.first)
+    elif options.part == "times":
+        times(options.task, options.out)
+    elif options.part == "compare":
+        compare(options.task, options.out, options.seeds, options.only)
+    else:
+        table(options.task, options.out, Path(__file__).parents[1] / "results")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ from recast.lab.experimental.ranking import Ranking, rank
 from recast.lab.recipe import load_recipe
 from recast.lab.recipes import make_recipe
 from recast.lab.training.run import train
-from recast.layers.config import RecastConfig
+from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.models.build import build
 from recast.models.config import ModelConfig
 from recast.surgery.plan import Plan
@@ -57,8 +57,8 @@ IMAGES = 512
 def base(options: argparse.Namespace, seed: int) -> Recipe:
     """What all arms share."""
     shared = Recipe(
-        where=["none"], recast=RecastConfig(query_key="images"), epochs=options.epochs, control=False, seed=seed,
-        device=options.device, amp=options.amp,
+        where=["none"], recast=RecastConfig(query_key="images", **PAPERS_LAYER), epochs=options.epochs, control=False,
+        seed=seed, device=options.device, amp=options.amp,
     )  # fmt: skip
     if options.study == "digits":
         data = DataConfig("digits", batch_size=50, img_size=16)

@@ -30,6 +30,8 @@ from recast.surgery.planning import plan
 from recast.surgery.proof import checksum, fingerprint, proof_of
 from recast.surgery.verify import verify
 
+pytestmark = pytest.mark.usefixtures("papers_layer")
+
 CONFIG = ModelConfig("digits_resnet", num_classes=10)
 MADE_BY = constructor(CONFIG)
 X = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))

@@ -24,6 +24,8 @@ from recast.surgery.apply import recast_
 from recast.surgery.folding.model import fold_
 from recast.surgery.planning import plan
 
+pytestmark = pytest.mark.usefixtures("papers_layer")
+
 CONFIG = ModelConfig("digits_resnet", num_classes=10)
 X = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 

@@ -15,7 +15,7 @@ import copy
 import random
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import torch
@@ -26,7 +26,7 @@ from rows import Row, Unit, row
 from torch import Tensor, nn
 
 from recast.layers.cmhsa import CMHSA, RecastLayer
-from recast.layers.config import RecastConfig
+from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.functional.relative_bias import biased_reference
 from recast.layers.functional.streaming import stream
 from recast.layers.gpsa import GPSA
@@ -68,17 +68,19 @@ MODES = {
 GRADIENTS = 5
 """Times the output's limit for gradients: those of α, Δ and the gates are sums over all pixels that mostly cancel."""
 BACKENDS = ("split", "merged", "dense", "auto")
+NINE = RecastConfig(**PAPERS_LAYER)
 LAYERS: dict[str, tuple[Callable[[], nn.Module], RecastConfig]] = {
-    "3x3": (lambda: nn.Conv2d(32, 48, 3, padding=1), RecastConfig()),
-    "depthwise": (lambda: nn.Conv2d(32, 32, 3, padding=1, groups=32), RecastConfig()),
-    "strided": (lambda: nn.Conv2d(32, 48, 3, stride=2, padding=1), RecastConfig()),
-    "dilated": (lambda: nn.Conv2d(32, 32, 3, padding=2, dilation=2), RecastConfig()),
-    "grouped": (lambda: nn.Conv2d(32, 32, 3, padding=1, groups=4, bias=False), RecastConfig()),
-    "transposed": (lambda: nn.ConvTranspose2d(32, 24, 4, stride=2, padding=1), RecastConfig()),
-    "even kernel": (lambda: nn.Conv2d(32, 32, (2, 4), padding="same"), RecastConfig()),
+    "3x3": (lambda: nn.Conv2d(32, 48, 3, padding=1), NINE),
+    "one head": (lambda: nn.Conv2d(32, 48, 3, padding=1), RecastConfig()),
+    "depthwise": (lambda: nn.Conv2d(32, 32, 3, padding=1, groups=32), NINE),
+    "strided": (lambda: nn.Conv2d(32, 48, 3, stride=2, padding=1), NINE),
+    "dilated": (lambda: nn.Conv2d(32, 32, 3, padding=2, dilation=2), NINE),
+    "grouped": (lambda: nn.Conv2d(32, 32, 3, padding=1, groups=4, bias=False), NINE),
+    "transposed": (lambda: nn.ConvTranspose2d(32, 24, 4, stride=2, padding=1), NINE),
+    "even kernel": (lambda: nn.Conv2d(32, 32, (2, 4), padding="same"), NINE),
     "sigmoid": (lambda: nn.Conv2d(32, 48, 3, padding=1), RecastConfig(gate="sigmoid")),
-    "linear content": (lambda: nn.Conv2d(32, 48, 3, padding=1), RecastConfig(content="linear")),
-    "attended padding": (lambda: nn.Conv2d(32, 48, 3, padding=1), RecastConfig(attend_padding=True)),
+    "linear content": (lambda: nn.Conv2d(32, 48, 3, padding=1), RecastConfig(content="linear", **PAPERS_LAYER)),
+    "attended padding": (lambda: nn.Conv2d(32, 48, 3, padding=1), RecastConfig(attend_padding=True, **PAPERS_LAYER)),
     "C-MHSA": (lambda: nn.Conv2d(32, 48, 3, padding=1), RecastConfig(gate="bias", bias_init=4.0)),
 }
 COMPILED = ("3x3", "depthwise", "linear content", "C-MHSA")
@@ -198,7 +200,7 @@ def check_random(seeds: range, backend: str, device: torch.device) -> list[Row]:
             rng = random.Random(seed)
             tables[0]["cuda"], tables[1]["cuda"] = rng.choice((2**26, 60, 7)), rng.choice((2**26, 40))
             conv, x, case = _random_case(seed)
-            layer = _open_gates(convert(conv, RecastConfig(backend="reference")), seed)
+            layer = _open_gates(convert(conv, replace(NINE, backend="reference")), seed)
             truth = results(layer, x, parameters(layer), mode)
             layer.to(device).backend = backend  # type: ignore[assignment]
             found = results(layer, x.to(device), parameters(layer), mode)

@@ -17,7 +17,7 @@ from torchvision.transforms.v2.functional import normalize
 import recast
 from recast.lab.data.seeding import choose_balanced
 from recast.lab.training.prepare import WAKING_IMAGES
-from recast.layers.config import PoolConfig, RecastConfig
+from recast.layers.config import PAPERS_LAYER, PoolConfig, RecastConfig
 from recast.models.build import build, input_defaults
 from recast.models.config import ModelConfig
 from recast.surgery.plan import Plan
@@ -78,7 +78,9 @@ def plan_for(job: Job, model: Prepared) -> Plan | None:
             strided = [name for name, module in model.network.named_modules() if hasattr(module, "stride")]
             apply_edits_(model.network, (Edit(name, "stride_1") for name in strided if name.startswith("layer3")))
         return None
-    config = RecastConfig(gate=job.gate, query_key=job.query_key, logit_std=job.logit_std, stride=job.stride)
+    config = RecastConfig(
+        gate=job.gate, query_key=job.query_key, logit_std=job.logit_std, stride=job.stride, **PAPERS_LAYER
+    )
     if job.gate == "bias":
         config = RecastConfig(gate="bias", bias_init=10.0)
     example = torch.zeros(1, 3, job.size, job.size, device=next(model.parameters()).device)

@@ -25,6 +25,8 @@ from recast.layers.gpsa import GPSA
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 
+pytestmark = pytest.mark.usefixtures("papers_layer")
+
 PLAIN = Geometry((3, 3), padding=(1, 1, 1, 1))
 STRIDED = Geometry((2, 3), (2, 1), (1, 0, 2, 1), dilation=(1, 2))
 TRANSPOSED = Geometry.of(nn.ConvTranspose2d(1, 1, 3, stride=2, padding=1))

@@ -29,6 +29,8 @@ from recast.surgery.planning import plan
 from recast.surgery.pooling.swap import attention_pool_
 from recast.tracing.hooks import captured_inputs
 
+pytestmark = pytest.mark.usefixtures("papers_layer")
+
 TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 12, "num_heads": 3, "num_classes": 5}
 DEIT = "deit_tiny_patch16_224"
 VIT = "vit_tiny_patch16_224"

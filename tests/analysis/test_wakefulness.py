@@ -14,6 +14,8 @@ from recast.layers.cmhsa import CMHSA, recast_layers
 from recast.layers.config import RecastConfig
 from recast.surgery.wake import wake_
 
+pytestmark = pytest.mark.usefixtures("papers_layer")
+
 IMAGES = torch.randn(6, 3, 7, 9, generator=torch.Generator().manual_seed(0))
 
 

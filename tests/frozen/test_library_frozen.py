@@ -12,9 +12,21 @@ from typing import Any
 import pytest
 import write_library as frozen
 
+from recast.lab.training import optim
+from recast.surgery import during_training, parameters
+
+pytestmark = pytest.mark.usefixtures("papers_layer", "slow_gates")
+
 SAVED = sorted(frozen.read("saved")["outputs"])
 ELSEWHERE = frozen.read("saved")["platform"] != frozen.platform()
 """On another processor: what is solved or trained differs by more, and which forms have the very bits is its own."""
+
+
+@pytest.fixture
+def slow_gates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten times the base rate, as when the files were written."""
+    for module in (optim, during_training, parameters):
+        monkeypatch.setattr(module, "LINEAR_GATE_LR_RATIO", 10.0)
 
 
 def check(expected: Any, got: Any, tolerance: float = 0.0) -> None:

@@ -443,7 +443,7 @@ def _training() -> tuple[nn.Module, Any, Any]:
     from small import small_data, small_parent, small_plan, small_recipe
 
     recipe = small_recipe(
-        {"gate_l1": 0.3, "clip_grad": 1.0},
+        {"gate_l1": 0.3, "clip_grad": 1.0, "gate_lr": None},
         regularization=RegularizationConfig(ema_decay=0.9),
         task=ClassifyConfig(mixup=0.8, cutmix=1.0, erasing=0.5, label_smoothing=0.1),
         accumulate=2, save_steps=2,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import nn
 
@@ -67,6 +69,29 @@ def test_choices_that_are_refused(config: dict[str, Any]) -> None:
         RecastConfig(**config)
 
 
+@pytest.mark.parametrize(
+    ("config", "heads", "values", "width"),
+    [({}, ((), (4,)), False, 32), ({"gate": "sigmoid"}, (tuple(range(9)),) * 2, True, 7),
+     ({"content_heads": 2}, ((), (0, 4)), False, 16), ({"gaussian_heads": 1}, ((4,), (4,)), False, 32),
+     ({"project_values": True}, ((), (4,)), True, 32)],
+)  # fmt: skip
+def test_one_wide_head_unless_more_is_asked_for(config: Any, heads: Any, values: bool, width: int) -> None:
+    layer = GPSA(64, 64, KERNELS["3×3"], config=RecastConfig(**config))
+    assert (layer.gaussian_heads, layer.content_heads) == heads
+    assert (layer.value is not None, layer.head_dim) == (values, width)
+
+
+def test_what_a_default_layer_costs_and_that_older_plans_mean_the_papers_layer() -> None:
+    parent = timm.create_model("digits_resnet")
+    plan = recast.plan(parent, torch.zeros(1, 3, 32, 32))
+    assert plan.after.macs / plan.before.macs == pytest.approx(1.25, abs=0.01)
+    older = json.loads(plan.to_json()) | {"version": 5}
+    for name in ("content_heads", "gaussian_heads", "project_values"):
+        del older["config"][name]
+    config = recast.Plan.from_json(json.dumps(older)).config
+    assert (config.content_heads, config.gaussian_heads, config.project_values) == ("all", "all", True)
+
+
 def test_a_position_that_the_kernel_does_not_have_is_refused() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3))
     with pytest.raises(RecastError, match="no position 9"):
@@ -87,6 +112,7 @@ CONFIGS = [
 ]
 
 
+@pytest.mark.parametrize("size", [(7, 6), (4, 3)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize("name", [name for name in KERNELS if name != "1×1"])
@@ -94,11 +120,12 @@ def test_every_form_is_the_reference_forward_and_backward(
     name: str,
     config: dict[str, Any],
     dtype: torch.dtype,
+    size: tuple[int, int],
     open_gates: Callable[..., GPSA],
     error_of: Callable[..., float],
 ) -> None:
     layer = made(name, dtype, open_gates, **config).train()
-    x = torch.randn(2, 6, 7, 6, dtype=dtype, requires_grad=True)
+    x = torch.randn(2, 6, *size, dtype=dtype, requires_grad=True)
     inputs = [x, *(p for p in layer.parameters() if p.requires_grad)]
 
     def run(backend: str) -> list[torch.Tensor]:
@@ -109,9 +136,10 @@ def test_every_form_is_the_reference_forward_and_backward(
     assert all(bool(gradient.any()) for gradient in expected)
     for backend in ("dense", "split", "merged"):
         for ours, theirs in zip(run(backend), expected, strict=True):
-            assert error_of(ours, theirs) < (1e-10 if dtype == torch.float64 else 2e-5)
+            assert error_of(ours, theirs) < (1e-10 if dtype == torch.float64 else 5e-5)
 
 
+@pytest.mark.usefixtures("papers_layer")
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_it_is_the_whole_layer_pruned(config: dict[str, Any], open_gates: Callable[..., GPSA]) -> None:
     layer = made("3×3", torch.float64, open_gates, **config)
@@ -124,6 +152,7 @@ def test_it_is_the_whole_layer_pruned(config: dict[str, Any], open_gates: Callab
     assert torch.equal(layer(x), other(x))
 
 
+@pytest.mark.usefixtures("papers_layer")
 @pytest.mark.parametrize(
     ("channels", "config", "width"),
     [(64, {}, 7), (64, {"content_heads": "middle"}, 32), (64, {"content_heads": 2}, 16), (64, {"content_heads": 5}, 7),
@@ -135,6 +164,7 @@ def test_few_content_heads_are_wider_but_no_wider_than_the_input(channels: int, 
     assert layer.query.shape == (width * len(layer.content_heads), channels)
 
 
+@pytest.mark.usefixtures("papers_layer")
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_a_network_keeps_its_form(config: dict[str, Any], tmp_path: Path, error_of: Callable[..., float]) -> None:
     """Exact at the start; trained, saved, loaded, folded and exported as it is; what is planned is what it costs."""

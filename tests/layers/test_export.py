@@ -18,6 +18,7 @@ from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
 
 pytestmark = [
+    pytest.mark.usefixtures("papers_layer"),
     pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch's exporter, of its own code
 ]

@@ -26,7 +26,10 @@ from recast.surgery.rules import find_rule
 
 BACKENDS = ("split", "merged", "dense", "reference")
 # torch says this about its own 'same' padding of even kernels
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+pytestmark = [
+    pytest.mark.usefixtures("papers_layer"),
+    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning"),
+]
 
 
 def recast_layer(conv: nn.Conv2d, config: RecastConfig | None = None) -> GPSA:

@@ -22,7 +22,10 @@ from recast.layers.gpsa import GPSA
 from recast.tracing.cost import saved_sizes
 
 # torch says this about its own 'same' padding of even kernels
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+pytestmark = [
+    pytest.mark.usefixtures("papers_layer"),
+    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning"),
+]
 
 PAD_1 = Geometry((3, 3), padding=(1, 1, 1, 1))
 

@@ -28,6 +28,8 @@ from recast.surgery.pooling.swap import attention_pool_
 from recast.surgery.verify import verify
 from recast.surgery.wake import wake_
 
+pytestmark = pytest.mark.usefixtures("papers_layer")
+
 X = torch.zeros(2, 3, 16, 16)
 
 

@@ -18,6 +18,8 @@ from recast.surgery.folding import closing
 from recast.surgery.folding.closing import close_, closing_, heads_left
 from recast.surgery.scales import recalibrate_batch_norm_
 
+pytestmark = pytest.mark.usefixtures("papers_layer")
+
 X = torch.randn(24, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 Y = torch.arange(24) % 10
 

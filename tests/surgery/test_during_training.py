@@ -33,6 +33,8 @@ from recast import (
 from recast.papers.prs.pixel_conv import PixelConv2d
 from recast.surgery.optimizer_state import carried_parameters
 
+pytestmark = pytest.mark.usefixtures("papers_layer")
+
 OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "sgd": lambda m: torch.optim.SGD(param_groups(m, 0.05), momentum=0.9, nesterov=True),
     "adamw": lambda m: torch.optim.AdamW(param_groups(m, 1e-2)),
@@ -445,7 +447,7 @@ def test_gates_keep_their_rate_in_one_cycle_and_in_groups_with_names_of_their_ow
         optimizer.step()
         schedule.step()
     rates = {group.get("name"): group["lr"] for group in optimizer.param_groups}
-    assert rates["gates"] == pytest.approx(10 * rates[None])
+    assert rates["gates"] == pytest.approx(50 * rates[None])
 
     model = network()
     stem = model.get_submodule("stem").weight

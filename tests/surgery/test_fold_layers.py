@@ -16,7 +16,10 @@ from recast.surgery.folding.forms import fold_layer, larger_geometry, larger_ker
 from recast.surgery.rules import convert
 
 # torch says this about its own 'same' padding of even kernels
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+pytestmark = [
+    pytest.mark.usefixtures("papers_layer"),
+    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning"),
+]
 
 PAD_1 = Geometry((3, 3), padding=(1, 1, 1, 1))
 

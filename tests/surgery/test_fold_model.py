@@ -14,6 +14,8 @@ from torch import Tensor, nn
 import recast
 from recast.layers.gpsa import gpsa_layers
 
+pytestmark = pytest.mark.usefixtures("papers_layer")
+
 X = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 LABELS = torch.tensor([0, 1, 2, 3])
 

@@ -13,6 +13,8 @@ from recast.surgery.apply import recast_
 from recast.surgery.parameters import layer_numbers, param_groups
 from recast.surgery.planning import plan
 
+pytestmark = pytest.mark.usefixtures("papers_layer")
+
 
 def meta(name: str) -> nn.Module:
     with torch.device("meta"):

@@ -23,6 +23,8 @@ from recast.surgery.planning import plan, replan
 from recast.surgery.pooling.swap import attention_pool_
 from recast.surgery.table import quantity
 
+pytestmark = pytest.mark.usefixtures("papers_layer")
+
 X = torch.zeros(2, 3, 16, 16)
 
 

@@ -17,6 +17,8 @@ from recast.lab.experimental.ranking import plan_best, rank
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.surgery.limits import Budget, Limit
 
+pytestmark = pytest.mark.usefixtures("papers_layer")
+
 TWO = ["early", "late"]
 
 

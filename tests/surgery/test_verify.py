@@ -22,6 +22,8 @@ from recast.surgery.folding.model import fold_
 from recast.surgery.planning import plan
 from recast.surgery.verify import trace, verify
 
+pytestmark = pytest.mark.usefixtures("papers_layer")
+
 X = torch.zeros(2, 3, 16, 16)
 
 

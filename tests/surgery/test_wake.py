@@ -16,6 +16,8 @@ from recast.layers.cmhsa import recast_layers
 from recast.layers.config import RecastConfig
 from recast.surgery.wake import _logits, content_entropy, wake_
 
+pytestmark = pytest.mark.usefixtures("papers_layer")
+
 CONVOLUTIONS: dict[str, dict[str, Any]] = {
     "plain": {"padding": 1},
     "strided": {"padding": 1, "stride": 2},

@@ -19,6 +19,8 @@ import recast
 from recast import RecastError
 from recast.layers.gpsa import gpsa_layers
 
+pytestmark = pytest.mark.usefixtures("papers_layer")
+
 WRAPPERS: dict[str, Callable[[nn.Module], Any]] = {
     "torch.compile": lambda model: torch.compile(model, backend="eager"),
     "DataParallel": nn.DataParallel,

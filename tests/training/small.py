@@ -65,7 +65,7 @@ def small_recipe(optim: dict[str, Any] | None = None, **fields: Any) -> Recipe:
         **{
             "model": ModelConfig("tests:tiny"),
             "data": DataConfig("digits", batch_size=8),
-            "optim": OptimConfig(**{"lr": 1e-2, **(optim or {})}),
+            "optim": OptimConfig(**{"lr": 1e-2, "gate_lr": 0.1, **(optim or {})}),
             "epochs": 3,
             "device": "cpu",
             **fields,

@@ -17,6 +17,7 @@ from commands import platform
 from small import small_child, small_fit
 
 from recast.lab.config import AugmentConfig, ClassifyConfig, RegularizationConfig
+from recast.layers.config import PAPERS_LAYER
 
 FILE = Path(__file__).with_name("golden_losses.json")
 
@@ -36,7 +37,7 @@ RUNS: dict[str, dict[str, Any]] = {
 def losses(name: str) -> list[float]:
     """The loss of every update of a run, then every epoch's validation loss."""
     found: list[float] = []
-    child = small_child(gate="sigmoid" if name == "sigmoid" else "linear")
+    child = small_child(gate="sigmoid" if name == "sigmoid" else "linear", **PAPERS_LAYER)
     with tempfile.TemporaryDirectory() as folder:
         rows = small_fit(Path(folder), child, losses=found, **RUNS[name])
     return found + [row["val_loss"] for row in rows]

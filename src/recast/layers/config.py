@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from annotated_types import Ge, Le
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from recast.config import Finite, OneOf, Positive, PythonOnly, Rare, Ratio, Width, clash, problem
 
@@ -35,8 +35,29 @@ def _heads(value: Any) -> Any:
     raise problem("must be all, middle, none, a number of heads, or different positions of the kernel such as 0,4,8")
 
 
-ContentHeads = Annotated[Literal["all", "middle"] | Width | tuple[Position, ...], BeforeValidator(_heads)]
+ContentHeads = Annotated[
+    Literal["all", "middle"] | Width | tuple[Position, ...],
+    BeforeValidator(_heads),
+    Field(
+        description="Heads with a content map: all, middle, a number, or positions (0,4,8). all: the papers', and with "
+        "the sigmoid gate the default; middle: default with the linear gate. A number is spread evenly, the middle one "
+        "among them; positions of the kernel count row by row from 0. The others cost nothing."
+    ),
+]
+ProjectValues = Annotated[
+    bool,
+    Rare(),
+    Field(
+        description="W_val, which all heads share: the papers', the identity at the start. Off (default with the "
+        "linear gate): pixels are the values, and W_out alone is trained; the same functions for C² multiply-adds a "
+        "pixel less."
+    ),
+]
 GaussianHeads = Annotated[Literal["all", "middle", "none"] | Width | tuple[Position, ...], BeforeValidator(_heads)]
+
+
+PAPERS_LAYER: dict[str, Any] = {"content_heads": "all", "gaussian_heads": "all", "project_values": True}
+"""Content, a Gaussian and W_val in every head: the layer of the papers, which gates other than linear always have."""
 
 
 class RecastConfig(OneOf):
@@ -60,9 +81,7 @@ class RecastConfig(OneOf):
     head_dim: Width | None = None
     """Width D_h of a head's queries and keys. None: max(1, C_in // heads), with fewer content heads min(C_in, 32) //
     content heads if that is more; about 8 in grouped and depthwise layers."""
-    project_values: Annotated[bool, Rare()] = True
-    """W_val, which all heads share: the paper's, the identity at the start. Off: pixels are the values, and W_out alone
-    is trained; the same functions for C² multiply-adds a pixel less."""
+    project_values: ProjectValues = True
     query_key: QueryKey = "zero"
     """Queries and keys at the start. With closed gates all are exact. zero: W_key = 0, uniform content maps. random:
     both random (ConViT). similar: W_qry = W_key with random orthonormal rows, pixels look at pixels like themselves.
@@ -82,14 +101,16 @@ class RecastConfig(OneOf):
     @model_validator(mode="before")
     @classmethod
     def _without_defaults_of_others(cls, values: Any) -> Any:
-        """Drop defaults of other gates, which saved models and plans of older versions hold."""
+        """Drop what goes without saying: choices of heads that a gate makes itself, and defaults of other gates, which
+        saved models and plans of older versions hold."""
         if not isinstance(values, dict):
             return values
-        others = {name: field for member in cls.members.values() for name, field in member.model_fields.items()}
+        others = {name: field.default for member in cls.members.values() for name, field in member.model_fields.items()}
+        others |= PAPERS_LAYER
         return {
             name: value
             for name, value in values.items()
-            if name in cls.model_fields or name not in others or value != others[name].default
+            if name in cls.model_fields or name not in others or value != others[name]
         }
 
 
@@ -99,8 +120,6 @@ class GaussianGate(RecastConfig):
     alpha: Positive = 1.0
     """Locality α > 0 of the Gaussian heads at the start. 1/α is the attention span."""
     content_heads: ContentHeads = "all"
-    """Heads with a content map: all, middle, a number, or positions (0,4,8). all: the paper's. A number is spread
-    evenly, the middle one among them; positions of the kernel count row by row from 0. The others cost nothing."""
     content: Annotated[Literal["softmax", "linear"], Rare()] = "softmax"
     """softmax: the paper's. linear: cost linear in the tokens, for early stages (efficient attention, rank D_h)."""
     attend_padding: Annotated[bool, Rare()] = False
@@ -113,14 +132,16 @@ class LinearGate(GaussianGate):
     """Start as exactly the convolution."""
 
     gate: Literal["linear"] = "linear"
+    content_heads: ContentHeads = "middle"
+    project_values: ProjectValues = False
     gamma_init: Finite = 0.0
     """Share γ of content attention at the start. 0 is exact."""
     s_init: Annotated[Finite, Rare()] = 0.0
     """Spread s (one-hot shift to Gaussian) at the start; 0 is exact."""
     gate_range: Annotated[tuple[Finite, Finite] | None, Rare()] = None
     """Clamp γ and s, e.g. (0, 1) keeps every map a convex mix. None: free reals."""
-    gaussian_heads: Annotated[GaussianHeads, Rare()] = "all"
-    """Heads that have a Gaussian map, as content_heads; or none."""
+    gaussian_heads: Annotated[GaussianHeads, Rare()] = "none"
+    """Heads with a Gaussian map, as content_heads; or none."""
 
     @model_validator(mode="after")
     def _within_range(self) -> Self:

@@ -202,7 +202,7 @@ def refresh_gates_(model: nn.Module) -> nn.Module:
         >>> layer = recast.GPSA(4, 8, recast.Geometry((3, 3))).eval()
         >>> _ = layer.gamma.data.fill_(0.5)
         >>> recast.refresh_gates_(layer).open_heads
-        (0, 1, 2, 3, 4, 5, 6, 7, 8)
+        (4,)
     """
     for layer in gpsa_layers(model).values():
         layer.refresh_gates()

@@ -58,7 +58,7 @@ def recast_during_training_(
         steps: names of the steps to take. Default: all.
         averages: running averages of the weights (timm's `ModelEmaV3.module`, torch's AveragedModel). They are recast
             too, with their own kernels; new parameters start from the model's.
-        gate_lr: peak rate of the gates. Default: 10 × the kernel's for γ and s; the kernel's for λ, as in T-CNN*, "the
+        gate_lr: peak rate of the gates. Default: 50 × the kernel's for γ and s; the kernel's for λ, as in T-CNN*, "the
             same optimizer and learning rate" (d'Ascoli et al. 2021, Sec. 5).
         qk_lr: peak rate of queries and keys. Default: the kernel's.
 

@@ -18,7 +18,7 @@ from recast.surgery.plan import Plan
 from recast.surgery.wake import warn_if_frozen
 from recast.tracing.examples import check_not_lazy
 
-LINEAR_GATE_LR_RATIO = 10.0
+LINEAR_GATE_LR_RATIO = 50.0
 SIGMOID_GATE_LR = 0.1
 KINDS = ("decay", "no_decay", "queries_keys", "gates", "sigmoid_gates", "pool_decay", "pool_no_decay")
 """What groups are called, and their order."""
@@ -47,7 +47,7 @@ def param_groups(
     Args:
         model: any network, recast or not.
         lr: rate of all parameters without a rate of their own.
-        gate_lr: rate of the gates. Default: 10 × `lr` for γ and s, 0.1 for the sigmoid's λ (d'Ascoli et al. 2021).
+        gate_lr: rate of the gates. Default: 50 × `lr` for γ and s, 0.1 for the sigmoid's λ (d'Ascoli et al. 2021).
         weight_decay: decay of the weights.
         layer_decay: multiply every rate by layer_decay^d, d = the number of layers between a parameter and the head
             (BEiT, Bao et al. 2021, appendix). Layers are those of timm's `group_matcher`. Names then end in "/" and the
@@ -67,7 +67,7 @@ def param_groups(
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
         >>> model = recast.recast_(model, recast.plan(model, torch.randn(1, 3, 8, 8)))
         >>> [(group["name"], group["lr"]) for group in recast.param_groups(model, lr=0.1)]
-        [('decay', 0.1), ('no_decay', 0.1), ('gates', 1.0)]
+        [('decay', 0.1), ('no_decay', 0.1), ('gates', 5.0)]
     """
     warn_if_frozen(recast_layers(model).values())
     check_not_lazy(model)

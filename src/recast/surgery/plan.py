@@ -12,7 +12,7 @@ from torch import nn
 
 from recast.config import adapter, convert, read
 from recast.errors import RecastError, listed, shown
-from recast.layers.config import AttentionPooling, PoolConfig, RecastConfig
+from recast.layers.config import PAPERS_LAYER, AttentionPooling, PoolConfig, RecastConfig
 from recast.layers.geometry import Geometry
 from recast.reading import parse_json
 from recast.surgery import table
@@ -22,7 +22,7 @@ from recast.surgery.table import terminal_width
 from recast.surgery.wrappers import unwrapped
 from recast.tracing.cost import Cost
 
-VERSION = 5
+VERSION = 6
 NOTHING = Cost(0, 0, 0)
 GEOMETRY = tuple(entry.name for entry in fields(Geometry))
 
@@ -178,10 +178,12 @@ def _document(text: str, source: str) -> dict[str, Any]:
     except RecastError as error:
         raise RecastError(f"{source} is not a plan: {error}") from None
     version = data.pop("version", VERSION) if isinstance(data, dict) else VERSION
-    if version != VERSION:
+    if version not in (5, VERSION):
         raise RecastError(f"{source} is a plan of version {shown(version)}, expected {VERSION}: plan again")
     if not isinstance(data, dict) or not isinstance(data.get("steps"), list):
         raise RecastError(f"{source} is not a plan: expected an object with a list of steps")
+    if version == 5 and isinstance(data.get("config"), dict):  # which may be older than these choices
+        data["config"] = PAPERS_LAYER | data["config"]
     return data
 
 

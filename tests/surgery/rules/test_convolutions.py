@@ -23,7 +23,10 @@ KINDS = (
 BACKENDS = ("split", "merged", "dense", "reference")
 NUM_GEOMETRIES = int(os.environ.get("RECAST_NUM_GEOMETRIES", "500"))
 # torch says this about its own 'same' padding of even kernels
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+pytestmark = [
+    pytest.mark.usefixtures("papers_layer"),
+    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning"),
+]
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 

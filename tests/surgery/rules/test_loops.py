@@ -19,7 +19,10 @@ FUNCTIONS = {"reference": reference, "dense": dense, "split": split, "merged": m
 SEEDS = range(500, 516)
 Array = NDArray[np.float64]
 # torch says this about its own 'same' padding of even kernels
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+pytestmark = [
+    pytest.mark.usefixtures("papers_layer"),
+    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning"),
+]
 
 
 def softmax(logits: Array) -> Array:

@@ -46,7 +46,7 @@ class OptimConfig(Config):
     base_batch: Annotated[Count | None, Rare()] = None
     """lr is for this many images per update and scales linearly with data.batch_size. None: lr is taken as it is."""
     gate_lr: NotNegative | None = None
-    """Peak learning rate of the gates. None: 10 x lr (as scaled) for γ and s, 0.1 for the sigmoid's λ (T-CNN), that of
+    """Peak learning rate of the gates. None: 50 x lr (as scaled) for γ and s, 0.1 for the sigmoid's λ (T-CNN), that of
     the weights for λ where a schedule recasts during training (T-CNN*)."""
     qk_lr: Annotated[NotNegative | None, Rare()] = None
     """Peak learning rate of recast layers' queries and keys, as it is (never scaled). None: that of the weights."""

@@ -192,8 +192,8 @@ class Journal:
         values |= {f"val_{metric}": value for metric, value in row.metrics.items()}
         for layer, gates in row.layers.items():
             for gate, per_head in gates.items():
-                if isinstance(per_head, list) and per_head:
-                    values[f"gates/{layer}/{gate}"] = fmean(per_head)
+                if isinstance(per_head, list) and (of_heads := [value for value in per_head if value is not None]):
+                    values[f"gates/{layer}/{gate}"] = fmean(of_heads)
         for tracker in self.trackers:
             tracker(row.epoch, values)
         train = "before training  " if row.train_loss is None else f"train loss {row.train_loss:.3f} "

@@ -14,7 +14,7 @@ here the rate moves at every update. timm's schedulers start and end every group
 lose the gates' ratio to the base rate; and this one has no state.
 
 With `base_batch` the lr above is lr × batch_size / base_batch (Goyal et al. 2017). gate_lr, qk_lr, pool_lr, warmup_lr
-and min_lr are absolute, never scaled. Gates without a gate_lr have 10 × the scaled rate, pooling without a pool_lr has
+and min_lr are absolute, never scaled. Gates without a gate_lr have 50 × the scaled rate, pooling without a pool_lr has
 it, and so have queries and keys without a qk_lr.
 """
 
@@ -84,7 +84,7 @@ def peak_lr(config: OptimConfig, batch_size: int) -> float:
 
 
 def gate_rate(config: OptimConfig, batch_size: int) -> float:
-    """Peak rate of the linear gates: gate_lr, or 10 × that of the weights."""
+    """Peak rate of the linear gates: gate_lr, or 50 × that of the weights."""
     return peak_lr(config, batch_size) * LINEAR_GATE_LR_RATIO if config.gate_lr is None else config.gate_lr
 
 

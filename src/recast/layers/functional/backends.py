@@ -14,6 +14,7 @@ from torch import Tensor
 from recast.layers.functional.maps import gaussian_factors, query_tokens
 from recast.layers.functional.operands import Weights, finite_half, project_values, take_heads
 from recast.layers.functional.streaming import attend
+from recast.layers.functional.streaming.stream import MERGE_KEYS
 from recast.layers.geometry import Geometry, is_channels_last
 
 KEEP_COST = 0.1
@@ -48,7 +49,38 @@ def split(x: Tensor, w: Weights) -> Tensor:
     output = w.geometry.convolve(values, kernel, w.bias, w.groups)
     if not w.gaussian_heads and not w.content_heads:
         return output
-    return output + _streamed(x, values, w, None, None)
+    return output + (_composed(x, values, w) if _is_light(x, w) else _streamed(x, values, w, None, None))
+
+
+def _is_light(x: Tensor, w: Weights) -> bool:
+    """Return True for one content map that is short, and no Gaussian: written out it takes fewer calls."""
+    is_plain = w.content == "softmax" and not w.attend_padding and w.groups == 1
+    if not is_plain or w.gaussian_heads or len(w.content_heads) != 1:
+        return False
+    rows, columns = w.geometry.output_size(*x.shape[2:])
+    return rows * columns <= MERGE_KEYS * x.shape[1]  # the map is no more than twice as large as the input
+
+
+def _composed(x: Tensor, values: Tensor, w: Weights) -> Tensor:
+    """Compute what one content head adds, γ · softmax(Q Kᵀ / √D) V W_out, with its map written out: (B, O, I, J)."""
+    (head,), geometry, columns = w.content_heads, w.geometry, w.geometry.kernel[1]
+    kernel = w.gates.content.to(w.weight.dtype) * w.weight[:, :, head // columns, head % columns]
+
+    def times(matrix: Tensor, tokens: Tensor) -> Tensor:
+        return finite_half(torch.bmm(matrix.expand(len(tokens), -1, -1), tokens))
+
+    anchors, pixels = query_tokens(x, geometry), x.flatten(2)
+    sees_all = anchors.shape == x.shape and geometry.anchor == geometry.padding_at(*x.shape[2:])[::2]
+    looked: Tensor | None = None
+    if sees_all and values is x:  # one product for three: a small network is made of calls
+        sizes = [w.head_dim, w.head_dim, len(kernel)]
+        query, key, looked = times(torch.cat([w.query, w.key, kernel]), pixels).split(sizes, 1)
+    else:
+        query, key = times(w.query, anchors.flatten(2)), times(w.key, pixels)
+    maps = torch.softmax(finite_half(torch.bmm((query * w.head_dim**-0.5).mT, key)), -1).to(query.dtype).mT
+    if looked is not None:
+        return torch.bmm(looked, maps).unflatten(2, anchors.shape[2:])
+    return times(kernel, torch.bmm(values.flatten(2), maps)).unflatten(2, anchors.shape[2:])
 
 
 def merged(x: Tensor, w: Weights) -> Tensor:
