@@ -108,7 +108,7 @@ def _cells(path: Path) -> tuple[list[str], list[tuple[str, list[str]]]]:
 
 def _value(hint: Any, text: str, where: str) -> Scalar:
     """Convert a cell to the type `hint`; an empty one to None."""
-    value: Cell = convert(hint, None if get_args(hint) and not text else text, where)
+    value: Scalar = convert(hint, None if get_args(hint) and not text else text, where)
     return value
 
 
