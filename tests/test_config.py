@@ -56,6 +56,8 @@ MISTAKES: list[tuple[Any, dict[str, Any], str]] = [
     (OptimConfig, {"lr": 1e300}, "lr must be <= 1000000000, got 1e+300"),
     (OptimConfig, {"betas": (0.9,)}, "betas takes 2 values, got (0.9,)"),
     (OptimConfig, {"betas": (0.9, 1.0)}, "betas must be < 1, got 1.0"),
+    (OptimConfig, {"lr": True}, "lr must be a number, got 'True'"),
+    (Recipe, {"epochs": True}, "epochs must be a whole number, got 'True'"),
     (OptimConfig, {"lrr": 1}, "unknown name lrr; did you mean lr, qk_lr?"),
     (Recipe, {"lr": 1}, "unknown name lr; did you mean optim.lr?"),
     (Recipe, {"data": {"num_train": 0}}, "data.num_train must be >= 1 or > 0, got 0"),

@@ -52,27 +52,31 @@ P = ParamSpec("P")
 Keys = tuple[str, ...]
 """Keys from a config down to a field."""
 
-Count = Annotated[int, Ge(1), Le(10**9)]
-CountOrZero = Annotated[int, Ge(0), Le(10**9)]
-Workers = Annotated[int, Ge(0), Le(256)]
-Threads = Annotated[int, Ge(1), Le(2**10)]
-Port = Annotated[int, Ge(0), Lt(2**16)]
-Pixels = Annotated[int, Ge(1), Le(2**14)]
+NOT_A_SWITCH = BeforeValidator(lambda value: str(value) if isinstance(value, bool) else value)
+"""Keeps true from being the number 1."""
+Int = Annotated[int, NOT_A_SWITCH]
+Float = Annotated[float, NOT_A_SWITCH]
+Count = Annotated[Int, Ge(1), Le(10**9)]
+CountOrZero = Annotated[Int, Ge(0), Le(10**9)]
+Workers = Annotated[Int, Ge(0), Le(256)]
+Threads = Annotated[Int, Ge(1), Le(2**10)]
+Port = Annotated[Int, Ge(0), Lt(2**16)]
+Pixels = Annotated[Int, Ge(1), Le(2**14)]
 """A side of an image."""
-Classes = Annotated[int, Ge(1), Le(10**5)]
-Width = Annotated[int, Ge(1), Le(2**12)]
+Classes = Annotated[Int, Ge(1), Le(10**5)]
+Width = Annotated[Int, Ge(1), Le(2**12)]
 """Of a head, or heads beside one another."""
-Whole = Annotated[int, Ge(-(2**63)), Lt(2**63)]
-Seed = Annotated[int, Ge(-(2**63)), Lt(2**63)]
-NotNegative = Annotated[float, Ge(0), Le(1e9)]
-Positive = Annotated[float, Ge(1e-30), Le(1e9)]
-Ratio = Annotated[float, Ge(1e-3), Le(64)]
-Finite = Annotated[float, Ge(-1e9), Le(1e9)]
-Probability = Annotated[float, Ge(0), Le(1)]
-BelowOne = Annotated[float, Ge(0), Lt(1)]
-Share = Annotated[float, Gt(0), Le(1)]
-ProperShare = Annotated[float, Gt(0), Lt(1)]
-CropShare = Annotated[float, Ge(0.05), Le(1)]
+Whole = Annotated[Int, Ge(-(2**63)), Lt(2**63)]
+Seed = Annotated[Int, Ge(-(2**63)), Lt(2**63)]
+NotNegative = Annotated[Float, Ge(0), Le(1e9)]
+Positive = Annotated[Float, Ge(1e-30), Le(1e9)]
+Ratio = Annotated[Float, Ge(1e-3), Le(64)]
+Finite = Annotated[Float, Ge(-1e9), Le(1e9)]
+Probability = Annotated[Float, Ge(0), Le(1)]
+BelowOne = Annotated[Float, Ge(0), Lt(1)]
+Share = Annotated[Float, Gt(0), Le(1)]
+ProperShare = Annotated[Float, Gt(0), Lt(1)]
+CropShare = Annotated[Float, Ge(0.05), Le(1)]
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,9 @@ def packed(planned: Any) -> Any:
         steps.append(difference(before, step))
         before = step
     left = [layer["name"] for layer in planned["left"]]
-    config = difference(plain(RecastConfig().model_dump()), planned["config"])
+    gate = planned["config"]["gate"]
+    config = difference(plain(RecastConfig(gate).model_dump()), planned["config"])
+    config |= {} if gate == "linear" else {"gate": gate}
     return planned | {"config": config, "steps": steps, "left": [len(left), digest(left)]}
 
 

@@ -19,8 +19,8 @@ from small import assert_same, small_child, small_data, small_fit, small_parent,
 from recast.errors import RecastError
 from recast.lab import signals
 from recast.lab.config import ClassifyConfig, RegularizationConfig
-from recast.lab.signals import stop_signals, undisturbed
-from recast.lab.training import loop
+from recast.lab.signals import stop_signals, uninterrupted
+from recast.lab.training import checkpoint, loop
 from recast.lab.training.checkpoint import states
 from recast.lab.training.distributed import Interrupted
 from recast.lab.training.metrics import read_metrics
@@ -114,7 +114,7 @@ def stopped(ctrl_c: CtrlC, tmp_path: Path) -> Path:
 
 def test_a_state_of_something_else_is_refused(stopped: Path) -> None:
     parent = small_parent()
-    with pytest.raises(RecastError, match=r"trained with another optim\.lr \(0.01, now 0.5\), epochs \(3, now 9\)"):
+    with pytest.raises(RecastError, match=r"trained with another epochs \(3, now 9\), optim\.lr \(0.01, now 0.5\)"):
         small_fit(stopped, parent, optim={"lr": 0.5}, epochs=9, resume=True)
     with pytest.raises(RecastError, match="state of another model"):
         small_fit(stopped, small_child(), resume=True)
@@ -123,8 +123,11 @@ def test_a_state_of_something_else_is_refused(stopped: Path) -> None:
         small_fit(stopped, parent, data=fewer, resume=True)
 
 
-def test_damaged_and_foreign_states_are_passed_over(ctrl_c: CtrlC, tmp_path: Path) -> None:
-    fields = {"save_steps": 1, "keep": 4, "keep_every": 1}
+def test_damaged_and_foreign_states_are_passed_over(
+    ctrl_c: CtrlC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "KEPT", 4)
+    fields = {"save_steps": 1, "keep_every": 1}
     small_fit(tmp_path / "straight", **fields)
     with ctrl_c("update", 4), pytest.raises(Interrupted):
         small_fit(tmp_path / "run", **fields)
@@ -196,8 +199,11 @@ def test_a_state_that_is_a_link_to_a_device_is_refused(stopped: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*skipping it")
-def test_states_of_a_future_given_up_are_dropped_not_the_new_one(ctrl_c: CtrlC, tmp_path: Path) -> None:
-    fields = {"save_steps": 1, "keep": 3}
+def test_states_of_a_future_given_up_are_dropped_not_the_new_one(
+    ctrl_c: CtrlC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "KEPT", 3)
+    fields = {"save_steps": 1}
     with ctrl_c("update", 4), pytest.raises(Interrupted):
         small_fit(tmp_path, **fields)
     for path in states(tmp_path)[-2:]:
@@ -245,7 +251,7 @@ def test_a_second_ctrl_c_does_not_wait_and_others_do_nothing(monkeypatch: pytest
 
 def test_signals_wait_until_a_state_is_written() -> None:
     with stop_signals() as stop:
-        with undisturbed():
+        with uninterrupted():
             for _ in range(6):
                 signal.raise_signal(signal.SIGINT)
             assert not stop.is_set()

@@ -163,7 +163,7 @@ def _parts(files: Files, top: str, two_levels: bool) -> tuple[str | None, str | 
                 names = listed(sorted(inner[first]), 3)
                 raise RecastError(
                     f"{same} ({names}): call the parts train and val and move what is neither elsewhere; if they are "
-                    "classes, give data.rank=folder and data.labels=coarse"
+                    "classes, give --rank folder and --labels coarse"
                 )
     return train, val
 

@@ -17,6 +17,7 @@ from recast.lab.report.formats import NBSP
 from recast.lab.report.labels import words
 from recast.lab.report.load import Run
 from recast.lab.statistics import mean_interval
+from recast.lab.suites import METRICS
 
 EXACT = 1e-5
 """Largest relative error of the outputs that still counts as the same function (fp32)."""
@@ -65,7 +66,7 @@ def harmed(run: Run) -> list[str]:
     return arms
 
 
-def agreement(run: Run) -> tuple[int, int]:
+def kept_predictions(run: Run) -> tuple[int, int]:
     """(predictions that agree with the parent's, images) of verify.json; of a detector, whose boxes have no likeliest
     class, all where the outputs are the same to the bit."""
     assert run.verify is not None
@@ -78,7 +79,7 @@ def is_exact(run: Run) -> bool:
     """The recast model started as its parent: every prediction the same and the outputs equal to rounding."""
     if run.verify is None:
         return False
-    same, images = agreement(run)
+    same, images = kept_predictions(run)
     return same == images and number(run.verify["max_relative_error"]) <= EXACT
 
 
@@ -114,7 +115,7 @@ def _attention(run: Run) -> str:
 def _start(run: Run) -> str:
     if run.verify is None:
         return "How the recast model started was not measured (no verify.json)"
-    same, images = agreement(run)
+    same, images = kept_predictions(run)
     error = f"max relative error {formats.error(number(run.verify['max_relative_error']))}"
     counts = f"{same:,}{NBSP}of{NBSP}{images:,}"
     if not is_exact(run):
@@ -136,8 +137,8 @@ def _became(run: Run) -> str:
 
 
 def _reaches(run: Run, value: float) -> str:
-    label = run.judged
-    what = f"a{'n' * label.startswith('m')} {label[0].lower()}{label[1:]} of " * (not run.task.counts_images)
+    label = METRICS[run.main[1]].in_text
+    what = f"a{'n' * label.startswith('m')} {label} of " * (not run.task.counts_images)
     return f"reaches {what}{formats.percent(value)}"
 
 

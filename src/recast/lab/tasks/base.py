@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from recast.lab.data import Data
     from recast.lab.data.datasets import Found
     from recast.lab.evaluation.context import Context
-    from recast.lab.evaluation.run_folder import Run
+    from recast.lab.evaluation.run_folder import OpenRun
     from recast.lab.evaluation.suites import Evaluator
     from recast.models.config import ModelConfig
 
@@ -42,8 +42,10 @@ class StatefulLoss(Protocol):
 
     step: int
     """Number of the step that comes next, over the whole run from 0."""
-    evaluated: nn.Module | None
-    """The network that is measured and kept in place of the one that is trained; None: that one."""
+
+    @property
+    def evaluated(self) -> nn.Module | None:
+        """The network that is measured and kept in place of the one that is trained; None: that one."""
 
     def __call__(self, outputs: Any, images: Tensor, targets: Tensor) -> Tensor: ...
 
@@ -147,7 +149,7 @@ class Task:
         """Return how `suites` are measured, by their names."""
         return {}
 
-    def draw(self, run: Run, context: Context, suites: Sequence[str]) -> None:
+    def draw(self, run: OpenRun, context: Context, suites: Sequence[str]) -> None:
         """Write pictures for the report into the folder of a run whose arms were measured by `suites`."""
 
     def examples(self, data: Data, count: int) -> list[int]:
@@ -163,7 +165,7 @@ TASKS: dict[str, Task] = {}
 """By name."""
 
 
-def register(task: Task) -> Task:
+def register_task(task: Task) -> Task:
     """Make a task, its suites and its metrics known by their names; returns it.
 
     >>> from recast.lab.tasks import Classify

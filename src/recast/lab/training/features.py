@@ -139,7 +139,7 @@ def _relative_error(name: str, given: list[Tensor], wanted: list[Tensor]) -> Ten
         if ours.shape != theirs.shape:
             raise RecastError(
                 f"{name} gives {tuple(ours.shape)}, its convolution in the parent {tuple(theirs.shape)}: features can "
-                "only be compared where the size stayed (stride='keep'); set distill.feature_epochs=0"
+                "only be compared where the size stayed (stride='keep'); set schedule.feature_epochs=0"
             )
         if not ours.requires_grad:
             raise RecastError(
@@ -153,7 +153,7 @@ def _relative_error(name: str, given: list[Tensor], wanted: list[Tensor]) -> Ten
 
 def _check(student: nn.Module, parent: nn.Module, layers: Mapping[str, GPSA]) -> None:
     if not layers:
-        raise RecastError(f"{type(student).__name__} has no recast layers: set distill.feature_epochs=0")
+        raise RecastError(f"{type(student).__name__} has no recast layers: set schedule.feature_epochs=0")
     if any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in student.modules()):
         # hooks that come after the first compiled pass are not called
         raise RecastError("features are read by hooks, which torch.compile leaves out: set compile=false")
@@ -161,7 +161,7 @@ def _check(student: nn.Module, parent: nn.Module, layers: Mapping[str, GPSA]) ->
     if plan.config.stride != "keep":
         raise RecastError(
             f"features can only be compared where the size stayed: stride={plan.config.stride!r} changes it; "
-            "set distill.feature_epochs=0, or stride='keep'"
+            "set schedule.feature_epochs=0, or stride='keep'"
         )
     parents = dict(parent.named_modules())
     for name in layers:

@@ -11,7 +11,7 @@ from torch import nn
 
 from recast.errors import RecastError
 from recast.lab.data.shards import ImageStream
-from recast.lab.tasks import Loss, register
+from recast.lab.tasks import Loss, register_task
 from recast.lab.tasks.classify import Classify
 from recast.papers.grafit.config import Dino, Neighbors, projector_of
 from recast.papers.grafit.head import add_embedding_, without_embedding, without_probe
@@ -69,4 +69,4 @@ class Embed(Classify):
         return without_probe(model)
 
 
-register(Embed())
+register_task(Embed())

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from recast.lab.config.tasks import ImageTask
     from recast.lab.data import Data
     from recast.lab.evaluation.context import Context
-    from recast.lab.evaluation.run_folder import Run
+    from recast.lab.evaluation.run_folder import OpenRun
 
 
 class Classify(Task):
@@ -43,7 +43,7 @@ class Classify(Task):
 
         return ClassMeter(data)
 
-    def draw(self, run: Run, context: Context, suites: Sequence[str]) -> None:
+    def draw(self, run: OpenRun, context: Context, suites: Sequence[str]) -> None:
         from recast.lab.tasks.classify.pictures import write_pictures
         from recast.layers.gpsa import gpsa_layers
 
