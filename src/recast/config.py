@@ -344,6 +344,8 @@ def _as_instances(hint: Any) -> Any:
     origin = get_origin(hint)
     if origin in (types.UnionType, Union):
         return Union[tuple(map(_as_instances, get_args(hint)))]  # noqa: UP007
+    if origin is Mapping:
+        return Mapping[tuple(map(_as_instances, get_args(hint)))]  # type: ignore[misc]
     is_class = origin is None and isinstance(hint, type) and hint.__module__ not in ("builtins", "pathlib")
     if origin in (Iterable, Collection) or is_class:
         return InstanceOf[origin or hint]  # type: ignore[misc]

@@ -23,7 +23,7 @@ class RecastError(ValueError):
         ...     recast.RecastConfig(gate="bias", alpha=2.0)
         ... except recast.RecastError as error:
         ...     print(error)
-        gate='bias' does not support alpha=2.0: its options are bias_init and head_dim
+        alpha requires gate linear or sigmoid, got bias
     """
 
     def __init__(self, message: str = "") -> None:

@@ -68,7 +68,7 @@ def make_learned(make_run: Callable[..., Path]) -> Callable[..., Path]:
     """A run of a learned schedule of 6 epochs that has got to epoch 3; `promise` is what the gates promise."""
 
     def make(name: str = "learned", chosen: bool = True, promise: float = 0.05) -> Path:
-        path = make_run(name, "during", recipe={"schedule.name": "learned", "epochs": 6})
+        path = make_run(name, "during", recipe={"schedule": {"kind": "learned"}, "epochs": 6})
         layers = ["layer3.0.conv1", "layer3.0.conv2"]
         before, after = {"val_loss": 1.9, "val_top1": 40.0}, {"val_loss": 2.02, "val_top1": 38.4}
         probes = [

@@ -37,7 +37,7 @@ UNITS = {"peak_memory": ", bytes", "macs": " per image", "weight_decay": ", logâ
 
 def evaluate(
     *runs: str,
-    suite: Annotated[list[str], Parameter(consume_multiple=False)] | None = None,
+    suite: Annotated[list[str] | None, Parameter(consume_multiple=False)] = None,
     batch_size: Count = 256,
     workers: Workers = 0,
     device: str = "auto",

@@ -84,14 +84,14 @@ class RegularizationConfig(Config):
 
     drop_path: BelowOne | None = None
     """Stochastic depth. Probability that a residual branch is left out. None: as the network was built."""
+    ema_decay: BelowOne | None = None
+    """Keep a moving average of the weights, evaluate and save it."""
     freeze: Freeze = "none"
     """Weights that do not train. batch_norm: its stored statistics are used and not updated. trunk: only attention
     pooling and the classifier train (in the control arm the classifier); everything else keeps its weights and
     BatchNorm statistics and drops nothing. all_but_batch_norm: as trunk, and BatchNorm trains and measures (FixRes).
     all_but_attention: attention trains too, recast layers and transformers' own; other BatchNorm keeps its statistics.
     """
-    ema_decay: BelowOne | None = None
-    """Keep a moving average of the weights, evaluate and save it."""
 
 
 class PaperConfig(Config):
@@ -134,6 +134,7 @@ class Recipe(Config):
     data: DataConfig = DataConfig()
     augment: AugmentConfig = AugmentConfig()
     task: TaskConfig = ClassifyConfig()
+    papers: Annotated[dict[str, PaperConfig], Sections(PAPERS)] = {}  # noqa: RUF012
     where: Words = ["last_stage"]  # noqa: RUF012  pydantic copies it
     """Layers to recast: last_stage, all, stage:N, names, globs, re:REGEX. auto: what training images rank best
     within the budget. none: no convolution; with the network's own pooling (pool.kind none) the network is trained."""
@@ -171,7 +172,6 @@ class Recipe(Config):
     schedule: ScheduleConfig = Before()
     optim: OptimConfig = OptimConfig()
     regularization: RegularizationConfig = RegularizationConfig()
-    papers: Annotated[dict[str, PaperConfig], Sections(PAPERS)] = {}  # noqa: RUF012
 
     @property
     def has_layers(self) -> bool:
