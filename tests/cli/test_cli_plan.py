@@ -37,8 +37,8 @@ def test_plan_prints_a_table_and_writes_the_plan(cli: Cli, tmp_path: Path) -> No
 
 def test_a_plan_ends_with_its_cost(cli: Cli) -> None:
     last = cli("plan", "digits_resnet", "--img-size", "32").out.splitlines()[-1]
-    assert "2.1×" in last
-    assert "+26 %" in last
+    assert "+25 %" in last
+    assert "+9 %" in last
 
 
 def test_layers_are_ranked_on_images_and_the_best_are_taken(cli: Cli, refused: Refused, shared: Path) -> None:

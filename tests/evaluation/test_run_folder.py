@@ -76,7 +76,7 @@ def test_pictures_show_one_image_of_each_of_four_classes(run: Path) -> None:
     with torch.no_grad():
         expected = recast(normalize(pixels, list(opened.data.mean), list(opened.data.std))).argmax(1)
     assert arrays["predictions"].tolist() == expected.tolist()  # on normalised pixels
-    assert np.allclose(arrays["gate_0"], recast.layer3[1].conv1.gamma.detach().numpy())
+    assert np.allclose(arrays["gate_0"], recast.layer3[1].conv1.gates()["gamma"].detach().numpy())
     assert arrays["kernel_0"].tolist() == [3, 3]
 
 

@@ -25,6 +25,8 @@ from recast.layers.gpsa import GPSA
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 
+pytestmark = pytest.mark.usefixtures("papers_layer")
+
 MEAN, STD = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
 
 

@@ -25,6 +25,8 @@ from recast.papers.patchconvnet.network import PatchConvNet
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 
+pytestmark = pytest.mark.usefixtures("papers_layer")
+
 QUANTISED = 0.0041
 """Half a step of the coarsest quantisation, as a share of a map's largest value."""
 TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 12, "num_heads": 3, "num_classes": 5, "depth": 2}

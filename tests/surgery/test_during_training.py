@@ -459,4 +459,4 @@ def test_gates_keep_their_rate_in_one_cycle_and_in_groups_with_names_of_their_ow
     layer = model.get_submodule("stem")
     assert isinstance(layer, GPSA)
     assert {of[id(p)] for p in (layer.query, layer.key, layer.value)} == {1e-2}
-    assert [of[id(p)] for p in (layer.gamma, layer.spread)] == pytest.approx([1e-1, 1e-1])
+    assert [of[id(p)] for p in (layer.gamma, layer.spread)] == pytest.approx([0.5, 0.5])

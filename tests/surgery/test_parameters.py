@@ -73,7 +73,7 @@ def test_what_a_convolution_became_learns_at_the_rate_of_its_layer() -> None:
         distance = last - before[f"{name}.weight"]
         layer = model.get_submodule(name)
         for key, parameter in layer.named_parameters():
-            expected = (10.0 if key in ("gamma", "spread") else 1.0) * 0.5**distance
+            expected = (50.0 if key in ("gamma", "spread") else 1.0) * 0.5**distance
             assert own[id(parameter)]["lr"] == pytest.approx(expected), (name, key)
         assert own[id(layer.gamma)]["name"] == f"gates/{last - distance}"
     assert own[id(model.fc.weight)]["lr"] == 1.0

@@ -24,6 +24,8 @@ from recast.lab.training.loop import fit
 from recast.lab.training.metrics import validate
 from recast.layers.gpsa import gpsa_layers
 
+pytestmark = pytest.mark.usefixtures("papers_layer")
+
 CPU = torch.device("cpu")
 AVERAGED = RegularizationConfig(ema_decay=0.5)
 

@@ -18,6 +18,7 @@ from recast.lab.training.optim import (
     make_optimizer,
     shrink_gates_,
 )
+from recast.layers.config import PAPERS_LAYER
 from recast.layers.gpsa import gpsa_layers
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
@@ -66,7 +67,7 @@ def test_rates_scale_with_the_batch_but_absolute_ones_do_not() -> None:
     schedule = WarmupDecay(config, 3, 4, 1024)
     assert [1e-3 * schedule.factor(step) for step in (0, 11)] == pytest.approx([1e-6, 1e-5])
     scaled = {"lr": 1e-3, "base_batch": 4}
-    assert rates(small_child(), **scaled) == (pytest.approx(2e-3), pytest.approx(2e-2))
+    assert rates(small_child(), **scaled) == (pytest.approx(2e-3), pytest.approx(0.1))
     assert rates(small_child(), gate_lr=0.5, **scaled) == (pytest.approx(2e-3), 0.5)
     assert rates(small_child(gate="sigmoid")) == (1e-4, 0.1), "the rate of the paper"
     assert rates(small_parent(), lr=1e-3) == (1e-3, None)
@@ -83,7 +84,7 @@ def test_layer_decay_reaches_the_optimiser_and_the_gates() -> None:
     head = max(int(name.partition("/")[2]) for name in names)
     for name, rate in names.items():
         kind, _, number = name.partition("/")
-        assert rate == pytest.approx((1e-1 if kind == "gates" else 1e-2) * 0.5 ** (head - int(number))), name
+        assert rate == pytest.approx((0.5 if kind == "gates" else 1e-2) * 0.5 ** (head - int(number))), name
     (gates,) = (rate for name, rate in names.items() if name.startswith("gates/"))
     assert learning_rates(optimizer) == (pytest.approx(1e-2), pytest.approx(gates))
     (layer,) = gpsa_layers(model).values()
@@ -126,7 +127,7 @@ def test_options_reach_the_optimiser_that_takes_them() -> None:
 
 
 def test_shrinking_moves_gates_towards_zero_and_stops_there() -> None:
-    layer = gpsa_layers(small_child())["4"]
+    layer = gpsa_layers(small_child(**PAPERS_LAYER))["4"]
     optimizer = make_optimizer(nn.Sequential(layer), OptimConfig(gate_lr=0.1), 8)
     with torch.no_grad():
         layer.gamma.copy_(torch.tensor([0.5, -0.5, 0.01, -0.01, 0, 0.02, 0.3, 0.1, 0.2]))

@@ -56,7 +56,7 @@ class Ranked:
     name: str
     promised: float
     slopes: tuple[float, ...]
-    """∂L/∂γ of every head, and its standard error:"""
+    """∂L/∂γ of every head with content, and its standard error:"""
     errors: tuple[float, ...]
     macs: int
     activation_bytes: int
@@ -130,7 +130,7 @@ def rank(model: nn.Module, plan: Plan, images: Example, labels: Tensor, *, loss:
     layers = []
     for step in plan.steps:
         every = slopes[step.name][: len(answers) // size].double()
-        every = every[:, : every.shape[1] // 2].cpu()  # γ; the rest is s
+        every = every[:, : len(step.geometry.heads(plan.config.maps()[1]))].cpu()  # γ; the rest is s
         mean, error = every.mean(0), every.std(0) / len(every) ** 0.5
         promised = float((mean.abs() - 2 * error).clamp_min(0).sum())
         added = step.after - step.before
@@ -181,7 +181,7 @@ def gate_slopes(
     network: nn.Module, plan: Plan, layers: Sequence[str], batches: Sequence[Batch], loss: Loss,
     seen: Sequence[Example],
 ) -> dict[str, Tensor]:  # fmt: skip
-    """∂L/∂(γ, s) of `layers` for every batch, (batches, 2·heads) each, where the network computes what it does.
+    """∂L/∂(γ, s) of `layers` for every batch, (batches, H_c + H_g) each, where the network computes what it does.
 
     loss: mean over a batch. seen: images that queries and keys are taken from where the plan has query_key=images.
 
@@ -192,7 +192,8 @@ def gate_slopes(
     probe = copy.deepcopy(unwrapped(network))
     own = plan.config
     start = own.query_key if own.gate == "linear" else "zero"
-    kept = {name: getattr(own, name) for name in ("alpha", "content", "attend_padding") if hasattr(own, name)}
+    names = ("alpha", "content", "attend_padding", "content_heads", "gaussian_heads", "project_values")
+    kept = PAPERS_LAYER | {name: getattr(own, name) for name in names if hasattr(own, name)}
     exact = RecastConfig(head_dim=own.head_dim, query_key=start, logit_std=own.logit_std, **kept)
     if (done := plan_of(probe)) is not None:  # a plan goes on with its own settings: layers that are recast keep theirs
         set_plan_(probe, replace(done, config=exact))
