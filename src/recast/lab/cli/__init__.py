@@ -14,6 +14,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from keyword import iskeyword
 from typing import Any
 
 from recast import __version__
@@ -23,6 +24,7 @@ from recast.lab.signals import calm_ctrl_c
 
 COMMANDS = {
     "quickstart": "the whole story on embedded data: train a CNN, recast it, train on, evaluate, report",
+    "try": "will attention help on my images? an answer in minutes, before a full training",
     "plan": "what of a model would become attention, at what cost, and why the rest stays",
     "verify": "recast a model and compare it with its parent, layer by layer and end to end",
     "train": "recast a parent by a recipe and train on, beside the parent trained the same way",
@@ -92,7 +94,8 @@ def _run(arguments: list[str]) -> int:
         return complain("recast", f"error: unknown command {shown(name)}: expected {known}.{suggest(name, COMMANDS)}")
     try:
         _check_here()
-        return int(importlib.import_module(f"recast.lab.cli.{name}").run(rest))
+        module = f"{name}_" if iskeyword(name) else name
+        return int(importlib.import_module(f"recast.lab.cli.{module}").run(rest))
     except RecastError as error:
         _show_where(error, rest)
         return 2 if error.already_told else complain(f"recast {name}", f"error: {error}")
