@@ -50,6 +50,17 @@ def test_an_interrupted_trial_goes_on_to_the_same_numbers(
 ) -> None:
     for module, name, value in ((arms, "HEAD_UPDATES", 5), (run, "LEAST_UPDATES", 4), (run, "MOST_EPOCHS", 2)):
         monkeypatch.setattr(module, name, value)
+    calls: list[tuple[Any, ...]] = []
+    train_ = arms.train_
+
+    def spied(tail: Any, train: Any, test: Any, **named: Any) -> Any:
+        calls.append((len(train), len(test), named["batch"], named["seed"], named["updates"]))
+        if len(calls) == stop:
+            raise KeyboardInterrupt
+        return train_(tail, train, test, **named)
+
+    stop = 0
+    monkeypatch.setattr(arms, "train_", spied)
     whole = try_(network(7), data, plan, tmp_path / "whole", minutes=1e-3, seeds=2)
     assert [line.arm for line in whole.arms] == ["parent", *arms.TRAINED]
     assert all(line.updates >= run.LEAST_UPDATES for line in whole.arms[1:])
@@ -57,23 +68,18 @@ def test_an_interrupted_trial_goes_on_to_the_same_numbers(
     monkeypatch.setattr(run, "find_spec", lambda name: None)  # no page
     (tmp_path / "part").mkdir()  # the clock chooses the numbers of updates: take the same
     (tmp_path / "part" / run.TRIAL).write_text((tmp_path / "whole" / run.TRIAL).read_text())
-    calls, train_ = [0], arms.train_
-
-    def stopped(*given: Any, **named: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == 14:
-            raise KeyboardInterrupt
-        return train_(*given, **named)
-
-    monkeypatch.setattr(arms, "train_", stopped)
+    rates, finals = calls[2 : 2 + len(arms.RATED) * len(arms.RATES)], calls[-2 * len(arms.TRAINED) :]
+    assert len({call[:4] for call in rates}) == 1  # paired: the same images, views and order
+    assert [len({call[:4] for call in part}) for part in (finals[:4], finals[4:])] == [1, 1]
+    assert [call[3] for call in finals] == [0] * 4 + [1] * 4
+    stop = len(calls) + 14
     with pytest.raises(KeyboardInterrupt):
         try_(network(7), data, plan, tmp_path / "part", minutes=1e-3, seeds=2)
     with (tmp_path / "part" / run.RUNS).open("a") as file:
         file.write('{"kind": "final", "arm": "fine')  # killed while it wrote
-    done = calls[0]
     assert comparable(try_(network(7), data, plan, tmp_path / "part", minutes=1e-3, seeds=2)) == comparable(whole)
-    total = 2 + len(arms.RATED) * len(arms.RATES) + 2 * len(arms.TRAINED)
-    assert calls[0] - done == total - (done - 1 - 2)  # two classifiers again, and what was missing
+    missing = len(arms.RATED) * len(arms.RATES) + 2 * len(arms.TRAINED) - (14 - 2 - 1)
+    assert len(calls) == stop + 2 + missing  # two classifiers again, and what was missing
     assert comparable(try_(network(7), data, plan, tmp_path / "part", minutes=1e-3, seeds=2)) == comparable(whole)
     with pytest.raises(recast.RecastError, match="another network"):
         try_(network(6), data, plan, tmp_path / "part", minutes=1e-3, seeds=2)

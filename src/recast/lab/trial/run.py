@@ -24,10 +24,9 @@ from recast.analysis.records import Wakefulness
 from recast.errors import RecastError
 from recast.files import locked, read_json, read_lines, replaced, sealed, write_json, write_text
 from recast.lab.data import Data, Loader
-from recast.lab.data.datasets import LabelledImages
+from recast.lab.data.datasets import ImageFiles, ImageTensors, LabelledImages
 from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.data.seeding import choose_balanced, hold_out
-from recast.lab.data.shards import ImageStream
 from recast.lab.device import choose_device
 from recast.lab.trial import arms
 from recast.lab.trial.answer import Answer, ArmLine, Facts, judge
@@ -75,6 +74,12 @@ class Pace:
     image: float
     """Seconds of an image's features."""
     layout: Layout
+
+    @classmethod
+    def of(cls, stored: Mapping[str, Any]) -> Pace:
+        """Return the pace that trial.json holds."""
+        layout = Layout(tuple(stored["layout"]["shape"]), stored["layout"]["dtype"])
+        return cls(**{**stored, "layout": layout})
 
     @property
     def bytes(self) -> int:
@@ -142,7 +147,7 @@ def try_(
         >>> answer.worth, answer.gains["longer"].low  # doctest: +SKIP
         ('yes', 61.2)
     """
-    if data.task != "classify" or isinstance(data.train, ImageStream):
+    if not isinstance(data.train, ImageFiles | ImageTensors):
         raise RecastError(f"a trial takes image files with one class each, not {data.name}: use recast train")
     if not plan.steps or plan.pool is not None:
         raise RecastError("a trial is of recast layers: the plan must have some, and no attention pooling")
@@ -209,9 +214,7 @@ class _Trial:
             self.pace = self._measure_pace()
             check_space(self.out, self.pace.bytes)
         else:
-            stored = self.before["pace"]
-            layout = Layout(tuple(stored["layout"]["shape"]), stored["layout"]["dtype"])
-            self.pace = Pace(**stored | {"layout": layout})
+            self.pace = Pace.of(self.before["pace"])
         self._say_pace()
         with locked(self.out):
             if self.before is None:
@@ -242,27 +245,33 @@ class _Trial:
         """Measure the seconds of an image's features and of an update of every arm, and fill the time with them."""
         data, budget = self.data, 60 * self.minutes
         count = min(PART, len(data.train))
-        for _ in range(2):  # the first one warms up
+        views_of = []
+        for view in range(2):  # the first one warms up
             begin = time.perf_counter()
-            pixels, labels = next(iter(Loader(data.train, count)))
+            pixels, labels = next(iter(Loader(data.train, count, epoch=view)))
+            views_of.append(pixels)
             features = self.parts.features(data.normalised(pixels, self.device))
             image = (time.perf_counter() - begin) / count
         layout = Layout.of(features)
         most = min(FEATURE_SHARE * budget / image, MOST_BYTES / layout.bytes)
         val = min(len(data.val), max(FEWEST, int(most / 2)))
         train = min(len(data.train), max(FEWEST, int(most) - val))
-        views = max(1, min(MOST_VIEWS, int((most - val) / train)))
         batch = min(BATCHES[data.img_size < SMALL], train)
         few = Bank((features.cpu().numpy(),), labels, torch.arange(batch) % count)
         tails = {arm: arms.make(arm, self.parts.tail, self.plan, few, 0, self.device) for arm in RATED}
         step = arms.step_seconds(tails, few, batch, self.device)
-        left = budget - (train * views + val) * image
         third = {arm: seconds / 3 for arm, seconds in step.items()}  # of a step: without gradients
-        left -= val / batch * self.seeds * (2 * third["finetuned"] + third["added"] + third["recast"])
-        left -= HELD_OUT * train / batch * len(RATES) * sum(third.values())
+        look = val / batch * self.seeds * (2 * third["finetuned"] + third["added"] + third["recast"])
+        look += HELD_OUT * train / batch * len(RATES) * sum(third.values())
         a_seed = step["finetuned"] + step["added"] + 2 * step["recast"]  # `longer` takes as long as recast
-        updates = int(left / (self.seeds * a_seed + len(RATES) / RATE_PART * sum(step.values())))
-        updates = max(LEAST_UPDATES, min(updates, MOST_EPOCHS * train // batch))
+        an_update = self.seeds * a_seed + len(RATES) / RATE_PART * sum(step.values())
+        views = max(1, min(1 if torch.equal(*views_of) else MOST_VIEWS, int((most - val) / train)))
+        while True:
+            fits = int((budget - (train * views + val) * image - look) / an_update)
+            updates = max(LEAST_UPDATES, min(fits, MOST_EPOCHS * train // batch))
+            if views <= max(1, updates * batch / train):
+                break
+            views -= 1  # nobody would see the last one
         longer = max(1, round(updates * step["recast"] / step["finetuned"]))
         return Pace(
             train, val, views, batch, updates, longer, {str(arm): value for arm, value in step.items()}, image, layout
