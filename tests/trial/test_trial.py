@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import recast
@@ -17,6 +19,7 @@ from recast.analysis.records import Wakefulness
 from recast.lab.cli import main
 from recast.lab.config import DataConfig
 from recast.lab.data import Data, load_data
+from recast.lab.data.seeding import choose_balanced
 from recast.lab.statistics import paired_interval
 from recast.lab.trial import arms, run, try_
 from recast.lab.trial.answer import ArmLine, Facts, judge
@@ -68,6 +71,16 @@ def test_an_interrupted_trial_goes_on_to_the_same_numbers(
     monkeypatch.setattr(run, "find_spec", lambda name: None)  # no page
     (tmp_path / "part").mkdir()  # the clock chooses the numbers of updates: take the same
     (tmp_path / "part" / run.TRIAL).write_text((tmp_path / "whole" / run.TRIAL).read_text())
+    child = recast.recast_(arms.with_head(network(7), 10), plan)
+    child.load_state_dict(load_file(tmp_path / "whole" / run.WEIGHTS), strict=False)
+    rows = [json.loads(line) for line in (tmp_path / "whole" / run.RUNS).read_text().splitlines()]
+    first = next(row for row in rows if (row["kind"], row["arm"], row["seed"]) == ("final", "recast", 0))
+    chosen = choose_balanced(data.val.labels, whole.images, "")
+    with torch.no_grad():
+        logits = child.eval()(
+            data.normalised(data.val.subset(chosen).batch(range(whole.images))[0], torch.device("cpu"))
+        )
+    assert (logits.argmax(1) == data.val.labels[chosen]).tolist() == first["right"]
     rates, finals = calls[2 : 2 + len(arms.RATED) * len(arms.RATES)], calls[-2 * len(arms.TRAINED) :]
     assert len({call[:4] for call in rates}) == 1  # paired: the same images, views and order
     assert [len({call[:4] for call in part}) for part in (finals[:4], finals[4:])] == [1, 1]
@@ -194,9 +207,6 @@ def test_an_interval_over_seeds_and_images() -> None:
 def test_a_mistake_is_one_line_and_leaves_nothing(
     words: list[str], match: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import timm
-    from safetensors.torch import save_file
-
     monkeypatch.chdir(tmp_path)
     save_file(timm.create_model("digits_resnet").state_dict(), "w.safetensors")
     assert main(["try", *words]) == 2

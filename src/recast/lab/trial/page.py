@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -16,6 +15,7 @@ from recast.lab.data import Data
 from recast.lab.explain.inputs import Input
 from recast.lab.explain.make import make_scene
 from recast.lab.explain.write import write_pages
+from recast.lab.records import ARMS
 from recast.lab.report import formats
 from recast.lab.report.charts import Role
 from recast.lab.report.draw import Point, Series, series_chart
@@ -70,7 +70,9 @@ def write_heads(folder: Path, parent: nn.Module, child: nn.Module, data: Data) -
     for index in range(0, count * (len(data.val) // count), len(data.val) // count):
         pixels, labels = data.val.batch([index])
         inputs.append(Input(data.val.image_name(index), pixels[0], data.classes[int(labels[0])]))
-    networks = {"parent": copy.deepcopy(parent), "recast": child}
-    names = {"parent": "Parent", "recast": "Recast, tail trained"}
-    scene = make_scene("Where heads look", inputs, [(None, networks)], data.classes, (data.mean, data.std), names)
+    networks = {"parent": parent, "recast": child}
+    norm = data.mean, data.std
+    scene = make_scene(
+        "Where heads look", inputs, [(None, networks)], data.classes, norm, {n: ARMS[n] for n in networks}
+    )
     return write_pages(scene, folder / HEADS)[0]

@@ -28,6 +28,7 @@ from recast.lab.data.datasets import ImageFiles, ImageTensors, LabelledImages
 from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.data.seeding import choose_balanced, hold_out
 from recast.lab.device import choose_device
+from recast.lab.report.formats import plural
 from recast.lab.trial import arms
 from recast.lab.trial.answer import Answer, ArmLine, Facts, judge
 from recast.lab.trial.arms import ARMS, RATED, RATES, TRAINED, Arm
@@ -236,7 +237,7 @@ class _Trial:
                 f"{pace.val:,} fit into {self.minutes:g} minutes; a longer trial takes more"
             )
         self.say(
-            f"{pace.train:,} training images in {pace.views} views, {pace.val:,} validation images: "
+            f"{pace.train:,} training images in {plural(pace.views, 'view')}, {pace.val:,} validation images: "
             f"{pace.bytes / 2**20:,.0f} MiB of features in {self.out / FEATURES}\n{pace.updates:,} updates of "
             f"{pace.batch} images an arm, {pace.epochs:.2g} epochs; about {pace.seconds(self.seeds) / 60:.1f} minutes"
         )
@@ -338,18 +339,20 @@ class _Trial:
         _, parent = arms.measure(tail, val, self.device)
         answer = self._judge(parent, runs, rates)
         write_text(self.out / ANSWER, answer.to_json() + "\n")
-        self._write_pages(answer, runs)
+        self._write_pages(answer, runs, tail)
         return answer
 
-    def _write_pages(self, answer: Answer, runs: Mapping[Arm, Sequence[Mapping[str, Any]]]) -> None:
+    def _write_pages(self, answer: Answer, runs: Mapping[Arm, Sequence[Mapping[str, Any]]], tail: Tail) -> None:
         if missing := [name for name in ("jinja2", "matplotlib") if find_spec(name) is None]:
             self.say(f"no page is written: pip install {' '.join(missing)}")
             return
         from recast.lab.trial.page import write_heads, write_page
 
+        parent = copy.deepcopy(self.network)
+        parent.load_state_dict(tail.network.state_dict(), strict=False)  # its classifier
         child = recast_(copy.deepcopy(self.network), self.plan)
         child.load_state_dict(load_file(self.out / WEIGHTS), strict=False)
-        write_heads(self.out, self.network, child.eval(), self.data)
+        write_heads(self.out, parent, child.eval(), self.data)
         curves: dict[str, list[tuple[int, float]]] = {}
         for arm, rows in runs.items():
             points = zip(*(row["curve"] for row in rows), strict=True)
