@@ -25,12 +25,12 @@ from timing import RESULTS, machine, write
 from torch import nn
 
 import recast
-import recast.papers
+import recast.papers.networks
 from recast.exporting import SUFFIX
 from recast.layers.cmhsa import recast_layers
 from recast.surgery.scales import randomize_scales_
 
-assert recast.papers  # registers networks
+assert recast.papers.networks  # registers networks
 SIZE = 96
 NETWORKS: dict[str, dict[str, Any]] = {
     "resnet50": {},

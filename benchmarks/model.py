@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import recast
-import recast.papers
+import recast.papers.networks
 from recast.layers.gpsa import gpsa_layers
 from recast.tracing.cost import saved_sizes
 

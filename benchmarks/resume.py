@@ -33,7 +33,7 @@ from safetensors.torch import load_file
 from timing import RESULTS, write_table
 
 from recast import files
-from recast.lab.config import AugmentConfig, DataConfig, OptimConfig, Recipe, RegularizationConfig
+from recast.lab.config import AugmentConfig, ClassifyConfig, DataConfig, OptimConfig, Recipe, RegularizationConfig
 from recast.lab.data import load_data
 from recast.lab.records import Epoch
 from recast.lab.training.checkpoint import states
@@ -59,14 +59,15 @@ def recipe(task: str, workers: int) -> Recipe:
         "detect": ("scene_objects", "scenes_rcnn", 96, 2),
     }[task]
     is_dense = task != "classify"
-    seen = AugmentConfig(crop="random", resize=(0.5, 2.0), flip=True, color_jitter=0.3)
+    seen = AugmentConfig(crop="random", flip=True, color_jitter=0.3)
     return Recipe(
         model=ModelConfig(model),
         data=DataConfig(
             name, img_size=size, batch_size=batch, num_train=batches * batch, num_val=8 if is_dense else 100,
             workers=workers,
         ),
-        augment=seen if is_dense else AugmentConfig(mixup=0.8, cutmix=1.0, erasing=0.25),
+        augment=seen if is_dense else AugmentConfig(),
+        task=task if is_dense else ClassifyConfig(mixup=0.8, cutmix=1.0, erasing=0.25),
         optim=OptimConfig(lr=1e-3, gate_l1=0.01, clip_grad=1.0),
         regularization=RegularizationConfig(ema_decay=0.99, drop_path=None if is_dense else 0.1),
         epochs=epochs,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -34,34 +36,15 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def commands() -> Iterator[str]:
-    """Every command with its options, as its own parser has them."""
-    from recast.lab import cli
-    from recast.lab.cli import options
+    """Every command with all its options, as its help shows them."""
+    from recast.lab.cli import COMMANDS, main
 
-    told: list[tuple[Any, list[Any]]] = []
-    options.show_help = lambda command, known: told.append((command, list(known)))
-    yield "# Commands\n\n`recast COMMAND --help` prints the same.\n"
-    for name, text in cli.COMMANDS.items():
-        if cli.main([name, "--help"]):
-            raise RuntimeError(f"recast {name} --help failed")
-        command, known = told[-1]
-        about = text[0].upper() + text[1:]
-        yield f"## recast {name}\n\n{about}.\n\n```console\nrecast {name} {command.usage}\n```\n"
-        examples, _, notes = command.examples.partition("\n\n")
-        yield f"Examples:\n\n```console\n{re.sub('^  ', '', examples, flags=re.MULTILINE).rstrip()}\n```\n\n{notes}\n"
-        group = None
-        for option in known:
-            if option.group != group or group is None:
-                group = option.group
-                yield f"\n{'**' + group + '**' if group else 'Options:'}\n\n| option | meaning |\n|---|---|"
-            shown = (
-                option.last
-                if option.words
-                else option.shown.replace("--", "--[no-]", option.is_switch and option.last != "json")
-            )
-            value = "" if option.words or option.is_switch else f" {option.metavar}"
-            yield "| `{}` | {} |".format((shown + value).replace("|", "\\|"), option.help.replace("|", "\\|"))
-        yield ""
+    yield "# Commands\n\n`recast COMMAND --help` prints what is used most.\n"
+    for name in COMMANDS:
+        with redirect_stdout(StringIO()) as text:
+            if main([name, "--help-all"]):
+                raise RuntimeError(f"recast {name} --help-all failed")
+        yield f"## recast {name}\n\n```text\n{text.getvalue().strip()}\n```\n"
 
 
 def notebook(path: Path) -> Iterator[str]:

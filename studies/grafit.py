@@ -51,11 +51,12 @@ from recast.lab.evaluation.run_folder import open_run
 from recast.lab.recipes import make_recipe
 from recast.lab.records import Row
 from recast.lab.statistics import mean_interval
-from recast.lab.training.embedding import neighbour_loss
 from recast.lab.training.loop import fit
 from recast.lab.training.run import train
 from recast.models.build import build
 from recast.models.config import ModelConfig
+from recast.papers.grafit.config import EmbedConfig
+from recast.papers.grafit.loss import neighbour_loss
 
 CLUSTERFIT, PARENT = "ClusterFit+", "parent"
 ARMS = {
@@ -94,20 +95,22 @@ CLAIMS = (
 def recipe_of(options: argparse.Namespace, arm: str, seed: int) -> Recipe:
     """The paper's recipe of an arm for a small network and 32 pixels."""
     recipe, (mean, std) = make_recipe(ARMS[arm]), NORMS["cifar100"]
-    views = options.views if recipe.embedding.views > 1 else 1
+    task = recipe.task
+    if isinstance(task, EmbedConfig):
+        views = options.views if task.projector.views > 1 else 1
+        task = task.replace(projector=task.projector.replace(dim=128, hidden=512, views=views))
     if arm == "Grafit, recast":
-        recipe = replace(recipe, where=["last_stage"], recast=replace(recipe.recast, query_key="images"), control=False)
-    return replace(
-        recipe,
+        recipe = recipe.replace(where=["last_stage"], recast={"query_key": "images"}, control=False)
+    return recipe.replace(
         model=ModelConfig(options.model, options.checkpoint, new_head=options.checkpoint is not None),
         data=DataConfig(
-            "zip", str(Path(os.environ["RECAST_DATA"]) / "cifar100" / "train.zip"), mean=mean, std=std, labels="coarse",
+            "zip", str(Path(os.environ["RECAST_DATA"]) / "cifar100" / "train.zip"), mean=mean, std=std,
             batch_size=options.batch_size, num_train=options.num_train, workers=options.workers,
         ),
-        augment=AugmentConfig(crop="random", scale=(0.3, 1.0), auto_augment="rand-m9-mstd0.5-inc1", erasing=0.25),
-        optim=replace(recipe.optim, lr=options.lr, weight_decay=options.weight_decay),
-        embedding=replace(recipe.embedding, dim=128, hidden=512, views=views),
-        epochs=options.epochs, amp="bf16", channels_last=True, device=options.device, save_steps=100, keep=1, seed=seed,
+        augment=AugmentConfig(crop="random", scale=(0.3, 1.0)), papers={"grafit": {"labels": "coarse"}},
+        task=task.replace(auto_augment="rand-m9-mstd0.5-inc1", erasing=0.25),
+        optim=recipe.optim.replace(lr=options.lr, weight_decay=options.weight_decay),
+        epochs=options.epochs, amp="bf16", channels_last=True, device=options.device, save_steps=100, seed=seed,
     )  # fmt: skip
 
 
@@ -143,7 +146,7 @@ def learn_clusters(options: argparse.Namespace, seed: int) -> None:
 
 def queries(options: argparse.Namespace, recipe: Recipe) -> Data:
     """The training images of the arms with fine labels, and what is asked of them."""
-    data = load_data(replace(recipe.data, labels="fine"), recipe.augment)
+    data = load_data(recipe.data, recipe.augmentation, recipe.labels.replace(labels="fine"))
     if options.held_out:
         return data
     root = str(Path(os.environ["RECAST_DATA"]) / "cifar100")

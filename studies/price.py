@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import recast
-import recast.papers  # registers the networks
+import recast.papers.networks  # registers the networks
 from recast.analysis.records import Wakefulness
 from recast.analysis.wakefulness import wakefulness
 from recast.lab.data.digits import _canvases, _classes, _images, read_digits

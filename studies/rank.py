@@ -31,7 +31,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -59,18 +58,17 @@ def base(options: argparse.Namespace, seed: int) -> Recipe:
     """What all arms share."""
     shared = Recipe(
         where=["none"], recast=RecastConfig(query_key="images"), epochs=options.epochs, control=False, seed=seed,
-        keep=1, device=options.device, amp=options.amp,
+        device=options.device, amp=options.amp,
     )  # fmt: skip
     if options.study == "digits":
         data = DataConfig("digits", batch_size=50, img_size=16)
-        return replace(shared, model=ModelConfig("digits_resnet"), data=data, optim=OptimConfig(lr=1e-3, gate_lr=1e-2))
+        return shared.replace(model=ModelConfig("digits_resnet"), data=data, optim=OptimConfig(lr=1e-3, gate_lr=1e-2))
     if options.study == "odd_digit":
         own = make_recipe("odd_digit")
-        return replace(shared, model=own.model, data=own.data, optim=own.optim, recast=own.recast)
+        return shared.replace(model=own.model, data=own.data, optim=own.optim, recast=own.recast)
     root, name = Path(os.environ["RECAST_DATA"]), options.study.replace("cifar", "resnet")
     weights = str(root / "weights" / f"cifar100_{name}_chenyaofo.safetensors")
-    return replace(
-        shared,
+    return shared.replace(
         model=ModelConfig(f"cifar_{name}", weights, new_head=True, num_classes=10),
         data=DataConfig("cifar10", data_dir=str(root / "cifar10"), num_train=4000, num_val=2000, batch_size=100),
         augment=AugmentConfig(crop="pad"),
@@ -84,11 +82,11 @@ def parent_of(options: argparse.Namespace, seed: int) -> Recipe:
     if not (out / "weights.safetensors").is_file():
         first = recipe
         if options.study == "odd_digit":
-            one, optim = replace(recipe.data, name="one_digit"), OptimConfig(lr=2e-3, min_lr=1e-5)
-            first = replace(recipe, data=one, optim=optim, epochs=3)
+            one, optim = recipe.data.replace(name="one_digit"), OptimConfig(lr=2e-3, min_lr=1e-5)
+            first = recipe.replace(data=one, optim=optim, epochs=3)
         train(first, out, resume=(out / "recipe.yaml").is_file())
     weights = str(out / "weights.safetensors")
-    return replace(recipe, model=replace(recipe.model, checkpoint=weights, new_head=False, num_classes=10))
+    return recipe.replace(model=recipe.model.replace(checkpoint=weights, new_head=False, num_classes=10))
 
 
 def ranking_of(recipe: Recipe) -> tuple[Ranking, Plan, Plan, list[str]]:
@@ -160,7 +158,7 @@ def main() -> None:
             if not options.collect and (options.arms is None or arm in options.arms):
                 print(out, " ".join(layers), flush=True)
                 if not (out / "weights.safetensors").is_file():
-                    chosen = replace(recipe, where=layers, budget="tokens=none")
+                    chosen = recipe.replace(where=layers, budget="tokens=none")
                     train(chosen, out, resume=(out / "recipe.yaml").is_file())
             if not (out / "weights.safetensors").is_file():
                 continue

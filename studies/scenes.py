@@ -7,7 +7,7 @@ On PYTHONPATH: benchmarks/.
 
 Of every seed a network learns the scenes from random weights (the parent), then goes on learning as it is (fine-tuned)
 and with its last stage recast, both by the recipe `segment` or `detect`, the same images in the same order. On the 200
-held-out scenes: the metric over all classes, and over the local and the distant ones (KINDS in recast.lab.data.scenes);
+held-out scenes: the metric over all classes, and over the local and the distant ones (recast.lab.tasks.scenes);
 also of the recast network, not trained again, with uniform content maps (W_key = 0: a global mean), without content
 (γ = 0) and without Gaussians (s = 0).
 
@@ -25,7 +25,6 @@ import argparse
 import copy
 import csv
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +34,13 @@ from timing import RESULTS, machine, write_table
 
 import recast
 from recast.analysis.records import Wakefulness
-from recast.lab.data.scenes import KINDS
 from recast.lab.evaluation import evaluate
 from recast.lab.evaluation.run_folder import evaluate_run, open_run
 from recast.lab.recipes import make_recipe
 from recast.lab.records import Row
 from recast.lab.statistics import mean_interval
-from recast.lab.suites import MAIN
+from recast.lab.tasks import task_of
+from recast.lab.tasks.scenes import KINDS
 from recast.lab.training.metrics import read_metrics
 from recast.lab.training.run import train
 from recast.layers.gpsa import gpsa_layers
@@ -53,12 +52,12 @@ Rows = list[list[Any]]
 
 def arms(options: argparse.Namespace, seed: int) -> Path:
     """The run folder of a seed, trained."""
-    recipe = replace(make_recipe(options.task), device="cpu", seed=seed, keep=1)
+    recipe = make_recipe(options.task).replace(device="cpu", seed=seed)
     out, before = (options.out / f"{options.task}-{part}{seed}" for part in ("", "parent-"))
     weights = before / "weights.safetensors"
-    model = replace(recipe.model, checkpoint=str(weights.resolve()))
-    first = replace(recipe, where=["none"], control=False, epochs=options.epochs[0])
-    for path, wanted in ((before, first), (out, replace(recipe, model=model, epochs=options.epochs[1]))):
+    model = recipe.model.replace(checkpoint=str(weights.resolve()))
+    first = recipe.replace(where=["none"], control=False, epochs=options.epochs[0])
+    for path, wanted in ((before, first), (out, recipe.replace(model=model, epochs=options.epochs[1]))):
         train(wanted, path, resume=(path / "recipe.yaml").is_file(), progress=False, say=print)
     return Path(out)
 
@@ -77,7 +76,7 @@ def ablated(out: Path, suite: str) -> list[Row]:
 
 def measure(options: argparse.Namespace, seed: int) -> tuple[Rows, Rows]:
     """Rows of both tables."""
-    out, (suite, metric) = arms(options, seed), MAIN[make_recipe(options.task).data.task]
+    out, (suite, metric) = arms(options, seed), task_of(make_recipe(options.task)).main
     found, wanted = evaluate_run(out, [suite], progress=False), [metric, *(f"{metric}@{kind}" for kind in KINDS)]
     rows: Rows = [
         [options.task, row.model, seed, row.metric, row.value, row.low, row.high, row.n, machine()]

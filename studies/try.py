@@ -35,7 +35,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import recast
-import recast.papers  # registers the networks
+import recast.papers.networks  # registers them
 from recast.lab.config import DataConfig
 from recast.lab.data import Data, load_data
 from recast.lab.data.datasets import ImageTensors

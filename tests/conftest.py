@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import recast.papers  # noqa: F401  registers the networks and recipes
+import recast.papers.networks  # noqa: F401  registers the networks, tasks and recipes
 from recast.layers.gpsa import GPSA
 
 # xdist already runs one worker a core; more threads only fight (and change the order of sums between runs)

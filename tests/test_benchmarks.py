@@ -23,9 +23,9 @@ import torch
 from PIL import Image
 from safetensors.torch import save_model
 
-import recast.papers
+import recast.papers.networks
 
-assert recast.papers  # registers cifar_resnet20
+assert recast.papers.networks  # registers cifar_resnet20
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 

@@ -8,12 +8,14 @@ from contextlib import suppress
 
 
 def main() -> int:
-    """Run the command line with the papers' networks and recipes."""
+    """Run the command line with the papers' networks, settings and recipes."""
     from recast.lab.cli import main as run
-    from recast.models.names import PLUGINS
 
-    PLUGINS.append("recast.papers")  # imported once a network is looked up: torch takes seconds
-    return run()
+    return run(extend=_add_papers)
+
+
+def _add_papers() -> None:
+    import recast.papers  # noqa: F401
 
 
 if __name__ == "__main__":

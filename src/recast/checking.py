@@ -13,9 +13,9 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+from recast.config import read, typed
 from recast.errors import RecastError
 from recast.exporting import BATCHES, ExportCheck, compare, missing_packages, open_program
-from recast.fields import read_fields, typed
 from recast.io import load, local_file
 from recast.layers.gpsa import gpsa_layers
 from recast.models.build import check_constructor, input_defaults
@@ -93,7 +93,7 @@ def check(path: str | Path, parent: nn.Module | None = None, *, trust: bool = Fa
         _, name, _ = check_constructor(header["constructor"])
         with trusting(trust=trust):
             check_trusted(name)
-    proof = read_fields(Proof, header["proof"], f"{path}'s proof")
+    proof = read(Proof, header["proof"], f"{path}'s proof")
     return Checked(path, tuple(_findings(path, header, proof, parent, trust, run)))
 
 
@@ -199,7 +199,7 @@ def _export(path: Path, record: dict[str, Any], model: nn.Module, run: bool) -> 
     """Compare an exported file beside `path` with its record. Programs of torch are not opened: that may run code."""
     claim = f"export {path.name}"
     try:
-        cases = [read_fields(ExportCheck, case, "checks") for case in record.get("checks", ())]
+        cases = [read(ExportCheck, case, "checks") for case in record.get("checks", ())]
     except (RecastError, TypeError) as error:
         return Finding(claim, False, f"its record is damaged ({error})")
     sides = [side for case in cases for side in (case.height, case.width)]

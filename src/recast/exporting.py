@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_map_only
 
+from recast.config import typed
 from recast.errors import RecastError, first_line
-from recast.fields import typed
 from recast.files import check_place, free_space, replaced
 from recast.surgery.apply import refresh_gates_
 from recast.surgery.exactness import relative_error

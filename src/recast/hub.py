@@ -14,8 +14,8 @@ from timm.models import register_model
 from timm.models._pretrained import filter_pretrained_cfg
 from torch import nn
 
+from recast.config import typed
 from recast.errors import RecastError
-from recast.fields import typed
 from recast.files import write_text
 from recast.io import HUB, HUB_FILE, load, local_file, save
 from recast.models.build import build_from, check_constructor, replayed

@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from recast.config import read, typed
 from recast.errors import RecastError, shown
-from recast.fields import read_fields, typed
 from recast.files import check_place, free_space, replaced
 from recast.layers.cmhsa import RecastLayer
 from recast.models.build import KWARGS, Images, build_from, check_constructor, replayed
@@ -199,5 +199,5 @@ def load(path: str | Path, parent: nn.Module | None = None, *, trust: bool = Fal
         model = copy.deepcopy(parent, {id(tensor): tensor.detach().clone() for tensor in computed})
     model = replayed(model, header, path)
     load_weights_(model, read_safetensors(path), path)
-    read_fields(Images, header["images"] or {}, f"{path}'s images").note_(model)
+    read(Images, header["images"] or {}, f"{path}'s images").note_(model)
     return refresh_gates_(model.eval())

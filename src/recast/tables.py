@@ -9,8 +9,8 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
+from recast.config import convert
 from recast.errors import RecastError
-from recast.fields import describe, mismatch
 from recast.files import replaced
 from recast.reading import decode, read_bytes
 
@@ -108,13 +108,8 @@ def _cells(path: Path) -> tuple[list[str], list[tuple[str, list[str]]]]:
 
 def _value(hint: Any, text: str, where: str) -> Cell:
     """Convert a cell to the type `hint`; an empty one to None."""
-    kind, *optional = get_args(hint) or (hint,)
-    if optional and not text:
-        return None
-    try:
-        return {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
-    except (ValueError, KeyError):
-        raise mismatch(where, describe(kind), text) from None
+    value: Cell = convert(hint, None if get_args(hint) and not text else text, where)
+    return value
 
 
 def _short(cell: Cell) -> str:

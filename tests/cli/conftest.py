@@ -12,7 +12,7 @@ import torch
 from commands import TINY
 from safetensors.torch import save_file
 
-import recast.papers  # noqa: F401  registers digits_resnet with timm
+import recast.papers.networks  # noqa: F401  registers digits_resnet with timm
 from recast.lab.cli import main
 
 

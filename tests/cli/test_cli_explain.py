@@ -254,7 +254,7 @@ def test_mistakes_with_models_are_one_line(
         (["w.pth", image], "name the model, and add --checkpoint w.pth"),
         (["gone.safetensors", image], "no such file: gone.safetensors"),
         ([vit, image, *size, "--checkpoint", weights], "does not fit VisionTransformer"),
-        ([vit, image, *size, "--mean", "120", "110", "100"], "divide what is of 0 to 255 by 255"),
+        ([vit, image, *size, "--mean", "120", "110", "100"], "--mean must be <= 1"),
         ([vit, image, *size, "--classes", "gap.txt"], "but line 2 is empty"),
         ([vit, image, "--img-size", "48"], "cannot take an image of 48×48 pixels"),
         ([vit, image, "--img-size", "32x64", "--crop-pct", "1"], "crop_pct is of square images, and of 32×64 pixels"),

@@ -16,10 +16,7 @@ from safetensors import SafetensorError
 
 import recast
 from recast.lab.cli import main
-from recast.lab.cli.guard import asks_for
-from recast.lab.cli.help import Command
-from recast.lab.cli.options import parse
-from recast.lab.cli.report import ReportOptions
+from recast.lab.cli.command import Command
 
 COMMAND = [sys.executable, "-m", "recast"]
 ENV = os.environ | {"PYTHONPATH": str(Path(recast.__file__).parents[1])}
@@ -41,10 +38,15 @@ ENV = os.environ | {"PYTHONPATH": str(Path(recast.__file__).parents[1])}
 def test_every_error_is_one_line(
     error: BaseException, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(argv: Any) -> int:
+    def plan(model: str, /) -> int:
+        """Fail.
+
+        Args:
+            model: A name.
+        """
         raise error
 
-    monkeypatch.setitem(sys.modules, "recast.lab.cli.plan", SimpleNamespace(run=run))  # type: ignore[misc]
+    monkeypatch.setitem(sys.modules, "recast.lab.cli.plan", SimpleNamespace(COMMAND=Command(plan, "MODEL")))  # type: ignore[misc]
     assert main(["plan", "resnet18"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -92,12 +94,6 @@ def test_quiet_leaves_errors_and_verbose_tells_where(cli: Callable[..., Any], sh
     told = cli(*wrong[:2], "--verbose").err
     assert told.startswith("Traceback")
     assert told.splitlines()[-1] == cli(*wrong[:2]).err.strip()
-
-
-@pytest.mark.parametrize("word", ["", "=true", "=True", "=yes", "=on", " yes", " on", "=false", " no", " False"])
-def test_a_switch_is_heard_before_the_command_as_the_command_hears_it(word: str) -> None:
-    words = f"RUN --quiet{word}".split(" ")
-    assert asks_for("--quiet", words) == parse(Command("report", "", "", ""), ReportOptions(), words).quiet
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -161,7 +161,7 @@ def test_attention_pooling_is_planned_and_verified(cli: Cli, refused: Refused, t
     assert done.code == 1
     assert "0 convolutions recast, attention pooling (per class), 2 images" in done.out
     assert "NOT the same function" in done.out
-    assert done.err.startswith("note: pool.start=paper is a function of its own")
+    assert done.err.startswith("note: --start paper")
 
 
 def test_a_regular_expression_may_hold_a_comma(cli: Cli) -> None:

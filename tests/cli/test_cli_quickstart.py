@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     train = training.train
 
     def smaller(recipe: Recipe, *args: Any, **kwargs: Any) -> Path:
-        data = replace(recipe.data, img_size=16, num_train=40, num_val=20, batch_size=20)
-        return train(replace(recipe, data=data, epochs=1, device="cpu"), *args, **kwargs)
+        data = recipe.data.replace(img_size=16, num_train=40, num_val=20, batch_size=20)
+        return train(recipe.replace(data=data, epochs=1, device="cpu"), *args, **kwargs)
 
     monkeypatch.setattr(training, "train", smaller)
     monkeypatch.setattr(quickstart, "SUITES", ("clean",))

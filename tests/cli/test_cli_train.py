@@ -23,13 +23,13 @@ Cli = Callable[..., Any]
 Refused = Callable[..., str]
 
 
-def test_a_recipe_is_a_name_a_file_or_config_anywhere(shared: Path, cli: Cli, tmp_path: Path) -> None:
+def test_a_recipe_is_a_name_or_a_file(shared: Path, cli: Cli, tmp_path: Path) -> None:
     few = ("--epochs", "0", "--no-control", "--json")
     for number, words in enumerate(
         (
             [shared / "tiny.yaml", *few],
-            [*few, "--config", shared / "tiny.yaml"],
-            ["--where", "layer3.1.conv1", *few, shared / "tiny.yaml"],
+            [*few, shared / "tiny.yaml"],
+            [shared / "tiny.yaml", "--where", "layer3.1.conv1", *few],
         )
     ):
         out = tmp_path / str(number)

@@ -9,7 +9,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from recast.lab.config import AugmentConfig
+from recast.lab.config import Augmentation
 from recast.lab.data.augment import file_transform, shift_and_flip
 from recast.lab.data.datasets import ImageFiles, ImageTensors
 from recast.lab.data.images import to_pixels
@@ -22,7 +22,7 @@ def noise(width: int, height: int, seed: int = 0) -> Image.Image:
     return Image.fromarray(pixels)
 
 
-def draws(image: Image.Image, size: int, augment: AugmentConfig, count: int) -> Tensor:
+def draws(image: Image.Image, size: int, augment: Augmentation, count: int) -> Tensor:
     files = ImageFiles(torch.zeros(count), size, [image] * count, lambda given: given, augment=augment)
     return files.batch(range(count), range(1, count + 1))[0]
 
@@ -35,7 +35,7 @@ def spread_of(images: Tensor) -> Tensor:
 def test_three_augment_takes_each_operation_a_third_of_the_time() -> None:
     image = noise(8, 8)
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
-    data = ImageTensors(pixels.repeat(10_000, 1, 1, 1), torch.zeros(10_000), AugmentConfig(auto_augment="3a", **ALONE))
+    data = ImageTensors(pixels.repeat(10_000, 1, 1, 1), torch.zeros(10_000), Augmentation(auto_augment="3a", **ALONE))
     images, _ = data.batch(range(10_000), range(10_000))
     grey = (images[:, :1] == images).flatten(1).all(1)
     solarised = (images == to_pixels(ImageOps.solarize(image, 128))).flatten(1).all(1)
@@ -57,11 +57,11 @@ def test_simple_crop_is_a_window_of_the_reflected_image_at_its_own_aspect() -> N
         for top in range(9)
         for left in range(48 - size + 1)
     }
-    crops = (draws(image, size, AugmentConfig(crop="simple", flip=False), 300) * 255).round().to(torch.uint8)
+    crops = (draws(image, size, Augmentation(crop="simple", flip=False), 300) * 255).round().to(torch.uint8)
     places = {windows[crop.numpy().tobytes()] for crop in crops}  # a KeyError: rescaled, or another padding
     assert {top for top, _ in places} == set(range(9))
     assert {left for _, left in places} == set(range(25))
-    assert draws(noise(300, 500), 224, AugmentConfig(crop="simple"), 2).shape == (2, 3, 224, 224)
+    assert draws(noise(300, 500), 224, Augmentation(crop="simple"), 2).shape == (2, 3, 224, 224)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_simple_crop_is_a_window_of_the_reflected_image_at_its_own_aspect() -> N
 )  # fmt: skip
 def test_transforms_of_every_policy_give_pixels_and_can_be_pickled(policy: str | None) -> None:
     for crop in ("none", "pad", "random", "simple"):
-        augment = AugmentConfig(crop=crop, auto_augment=policy, color_jitter=0.3)  # type: ignore[arg-type]
+        augment = Augmentation(crop=crop, auto_augment=policy, color_jitter=0.3)  # type: ignore[arg-type]
         image = pickle.loads(pickle.dumps(file_transform(32, augment)))(noise(80, 60))
         assert (image.shape, image.dtype) == ((3, 32, 32), torch.float32)
         assert 0 <= image.min() <= image.max() <= 1
@@ -86,7 +86,7 @@ def test_shifts_are_windows_of_the_padded_image_all_equally_often(crop: str, fli
     windows = [padded[:, y : y + 16, x : x + 16] for y in range(2 * pad + 1) for x in range(2 * pad + 1)]
     windows += [window.flip(-1) for window in windows] if flip else []
     seeds = torch.randint(2**62, (200 * len(windows),))
-    augment = AugmentConfig(crop=crop, flip=flip)  # type: ignore[arg-type]
+    augment = Augmentation(crop=crop, flip=flip)  # type: ignore[arg-type]
     found = Counter(one.numpy().tobytes() for one in shift_and_flip(image.repeat(len(seeds), 1, 1, 1), seeds, augment))
     assert set(found) == {window.contiguous().numpy().tobytes() for window in windows}
     assert all(140 < count < 270 for count in found.values())

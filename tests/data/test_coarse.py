@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from recast.errors import RecastError
-from recast.lab.config import DataConfig
+from recast.lab.config import DataConfig, LabelsConfig
 from recast.lab.data import load_data
 from recast.lab.data.coarse import CIFAR100, coarse_classes, read_mapping
 
@@ -17,7 +17,7 @@ def test_the_superclasses_of_cifar100() -> None:
     fine = sorted(name for names in CIFAR100.values() for name in names.split())
     assert list(CIFAR100) == sorted(CIFAR100)
     assert len(set(fine)) == 100
-    found = coarse_classes(DataConfig("cifar100"), fine)
+    found = coarse_classes("cifar100", LabelsConfig(), fine)
     assert found is not None
     # coarse labels of the first twenty fine ones in Krizhevsky's files
     assert found.of[:20].tolist() == [4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11]
@@ -34,10 +34,8 @@ def mapping(tmp_path: Path) -> Path:
 
 
 def test_coarse_and_fine_labels_are_of_the_same_images(mapping: Path) -> None:
-    config = DataConfig("digits", img_size=8, num_train=50, num_val=20, coarse_file=str(mapping))
-    fine = load_data(config)
-    config.labels = "coarse"
-    coarse = load_data(config)
+    config = DataConfig("digits", img_size=8, num_train=50, num_val=20)
+    fine, coarse = (load_data(config, None, LabelsConfig(labels, str(mapping))) for labels in ("fine", "coarse"))
     assert (coarse.classes, coarse.coarse) == (["even", "odd"], None)
     assert fine.coarse is not None
     assert fine.coarse.of.tolist() == [0, 1] * 5
@@ -66,27 +64,27 @@ NAME = "0001_Animalia_Chordata_{}_Passeriformes_Corvidae_Corvus_corax"
 
 def test_ranks_of_inaturalist() -> None:
     other = NAME.format("Aves").replace("Corvus", "Pica")
-    found = coarse_classes(DataConfig("torch/inaturalist", rank="genus"), [NAME.format("Aves"), other])
+    found = coarse_classes("torch/inaturalist", LabelsConfig(rank="genus"), [NAME.format("Aves"), other])
     assert found is not None
     assert (found.names, found.of.tolist()) == (["Corvus", "Pica"], [0, 1])
 
 
 @pytest.mark.parametrize(
-    ("config", "classes", "message"),
+    ("data", "fields", "classes", "message"),
     [
-        (DataConfig("digits", labels="coarse"), ["0"], "digits has no coarse classes of its own: give"),
-        (DataConfig("cifar100", labels="coarse"), ["apple", "pie"], "cifar100 has no coarse classes of its own"),
-        (DataConfig("digits", coarse_file="a", rank="genus"), ["0"], "give one of them"),
-        (DataConfig("digits", coarse_file="absent.csv"), ["0"], "no such file of coarse classes: absent.csv"),
-        (DataConfig("digits", rank="folder"), ["0"], "is for folders COARSE/FINE/IMAGE"),
-        (DataConfig("digits", rank="genus"), ["7"], "reads iNaturalist's class names, .* got '7'"),
-        (DataConfig("torch/inaturalist", rank="class"), [NAME.format("")], "rank=class is empty in the class name"),
-        (DataConfig("folder", rank="folder"), ["a/x", "b/x"], "class 'x' is in 'a' and in 'b'"),
+        ("digits", {"labels": "coarse"}, ["0"], "digits has no coarse classes of its own: give"),
+        ("cifar100", {"labels": "coarse"}, ["apple", "pie"], "cifar100 has no coarse classes of its own"),
+        ("digits", {"coarse_file": "a", "rank": "genus"}, ["0"], "drop one of them"),
+        ("digits", {"coarse_file": "absent.csv"}, ["0"], "no such file of coarse classes: absent.csv"),
+        ("digits", {"rank": "folder"}, ["0"], "is for folders COARSE/FINE/IMAGE"),
+        ("digits", {"rank": "genus"}, ["7"], "reads iNaturalist's class names, .* got '7'"),
+        ("torch/inaturalist", {"rank": "class"}, [NAME.format("")], "rank=class is empty in the class name"),
+        ("folder", {"rank": "folder"}, ["a/x", "b/x"], "class 'x' is in 'a' and in 'b'"),
     ],
 )
-def test_what_has_no_coarse_classes(config: DataConfig, classes: list[str], message: str) -> None:
+def test_what_has_no_coarse_classes(data: str, fields: dict[str, str], classes: list[str], message: str) -> None:
     with pytest.raises(RecastError, match=message):
-        coarse_classes(config, classes)
+        coarse_classes(data, LabelsConfig(**fields), classes)
 
 
 def test_folders_of_two_levels(tmp_path: Path) -> None:
@@ -94,11 +92,9 @@ def test_folders_of_two_levels(tmp_path: Path) -> None:
         for number, name in enumerate(("bird/crow", "bird/kite", "fish/ray")):
             (tmp_path / part / name).mkdir(parents=True)
             Image.new("RGB", (8, 8), (60 * number, 0, 0)).save(tmp_path / part / name / "1.png")
-    config = DataConfig("folder", data_dir=str(tmp_path), img_size=8, rank="folder")
-    assert load_data(config).classes == ["bird/crow", "bird/kite", "fish/ray"]
-    config.labels = "coarse"
-    data = load_data(config)
+    config, labels = DataConfig("folder", data_dir=str(tmp_path), img_size=8), LabelsConfig(rank="folder")
+    assert load_data(config, None, labels).classes == ["bird/crow", "bird/kite", "fish/ray"]
+    data = load_data(config, None, labels.replace(labels="coarse"))
     assert (data.classes, data.train.labels.tolist()) == (["bird", "fish"], [0, 0, 1])
-    config.rank = None
     with pytest.raises(RecastError, match="folder has no coarse classes of its own"):
-        load_data(config)
+        load_data(config, None, LabelsConfig("coarse"))

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from recast.errors import RecastError
-from recast.lab.config import AugmentConfig
+from recast.lab.config import Augmentation
 from recast.lab.data.datasets import ImageFiles, ImageTensors, LabelledImages
 
 
@@ -45,12 +45,12 @@ def test_items_are_pixels_and_int_labels() -> None:
 @pytest.mark.parametrize(
     "augment",
     [
-        AugmentConfig(crop="pad", flip=True),
-        AugmentConfig(crop="simple", auto_augment="rand-m9-mstd0.5-inc1"),
-        AugmentConfig(crop="random"),
+        Augmentation(crop="pad", flip=True),
+        Augmentation(crop="simple", auto_augment="rand-m9-mstd0.5-inc1"),
+        Augmentation(crop="random"),
     ],
 )
-def test_an_image_follows_from_its_seed_alone(data: LabelledImages, augment: AugmentConfig) -> None:
+def test_an_image_follows_from_its_seed_alone(data: LabelledImages, augment: Augmentation) -> None:
     data = data.augmented(augment)
     seeds = [2**62 + 7 * index for index in range(6)]
     images, labels = data.batch(range(6), seeds)
@@ -76,9 +76,9 @@ def test_more_than_memory_allows_is_refused_before_decoding() -> None:
 
 
 @pytest.mark.parametrize(
-    "augment", [AugmentConfig(crop="random", auto_augment="rand-m9-mstd0.5-inc1", color_jitter=0.2)]
+    "augment", [Augmentation(crop="random", auto_augment="rand-m9-mstd0.5-inc1", color_jitter=0.2)]
 )
-def test_augmentation_in_threads_is_that_of_one(data: LabelledImages, augment: AugmentConfig) -> None:
+def test_augmentation_in_threads_is_that_of_one(data: LabelledImages, augment: Augmentation) -> None:
     data = data.augmented(augment)
     alone = data.batch(range(6), range(6))[0]
     with ThreadPoolExecutor(4) as pool:

@@ -15,17 +15,17 @@ from PIL import Image
 from torch import Tensor
 
 from recast.errors import RecastError
-from recast.lab.config import AugmentConfig
+from recast.lab.config import Augmentation
 from recast.lab.data import Loader
 from recast.lab.data.datasets import ImageFiles, ImageTensors
 from recast.lab.data.seeding import epoch_order
 
-SHIFTED = AugmentConfig(crop="pad", flip=True)
+SHIFTED = Augmentation(crop="pad", flip=True)
 WholeEpoch = Callable[..., tuple[Tensor, list[int]]]
-POLICY = AugmentConfig(crop="simple", auto_augment="rand-m9-mstd0.5-inc1")
+POLICY = Augmentation(crop="simple", auto_augment="rand-m9-mstd0.5-inc1")
 
 
-def make_data(count: int = 23, augment: AugmentConfig | None = SHIFTED) -> ImageTensors:
+def make_data(count: int = 23, augment: Augmentation | None = SHIFTED) -> ImageTensors:
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (count, 3, 8, 8), dtype=torch.uint8, generator=generator)
     return ImageTensors(pixels, torch.arange(count), augment)
@@ -98,7 +98,7 @@ def test_resuming_gives_the_rest_of_the_epoch_bit_for_bit(workers: int) -> None:
     ids=str,
 )
 def test_pixels_are_the_same_for_any_batch_size_workers_and_parts(
-    augment: AugmentConfig, options: dict[str, Any], epoch_of: WholeEpoch
+    augment: Augmentation, options: dict[str, Any], epoch_of: WholeEpoch
 ) -> None:
     data = make_data(augment=augment)
     images, labels = epoch_of(data, 5, shuffle_seed=1, epoch=2)

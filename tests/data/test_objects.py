@@ -14,10 +14,10 @@ import torch
 from PIL import Image
 
 from recast.errors import RecastError
-from recast.lab.config import AugmentConfig, DataConfig
+from recast.lab.config import Augmentation, DataConfig
 from recast.lab.data import load_data
-from recast.lab.data.coco import Annotations, drawn_masks
-from recast.lab.data.objects import ObjectImages
+from recast.lab.tasks.detect.coco import Annotations, drawn_masks
+from recast.lab.tasks.detect.objects import ObjectImages
 
 COCO: dict[str, Any] = {
     "images": [{"id": 7, "file_name": "a.png"}, {"id": 3, "file_name": "b.png"}, {"id": 5, "file_name": "c.png"}],
@@ -41,7 +41,7 @@ def write(folder: Path, coco: dict[str, Any]) -> DataConfig:
 
 def test_a_folder_with_gaps_crowds_grey_and_16_bits(tmp_path: Path) -> None:
     data = load_data(write(tmp_path, COCO))
-    assert (data.task, data.classes, len(data.train) + len(data.val)) == ("detect", ["cat", "dog"], 3)
+    assert (data.task.name, data.classes, len(data.train) + len(data.val)) == ("detect", ["cat", "dog"], 3)
     both = {**{data.train.image_name(i)[-5:]: data.train.plain()[i] for i in range(len(data.train))}}
     both |= {data.val.image_name(i)[-5:]: data.val[i] for i in range(len(data.val))}
     image, target = both["b.png"]
@@ -74,7 +74,7 @@ def test_boxes_and_masks_move_with_the_image() -> None:
     runs = {"size": [40, 60], "counts": np.diff([0, *edges, flat.size]).tolist()}
     box = np.array([[15.0, 10, 45, 20]])
     found = Annotations(box, np.zeros(1, np.int64), np.zeros(1, bool), np.array([300.0]), (runs,))
-    images = ObjectImages(pixels, [found], 48, augment=AugmentConfig(crop="random", flip=True, resize=(0.8, 1.5)))
+    images = ObjectImages(pixels, [found], 48, augment=Augmentation(crop="random", flip=True, resize=(0.8, 1.5)))
     sizes = set()
     for seed in range(12):
         (image,), (target,) = images.batch([0], [seed])

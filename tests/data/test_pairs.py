@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 
 from recast.errors import RecastError
-from recast.lab.config import AugmentConfig, DataConfig
+from recast.lab.config import Augmentation, DataConfig
 from recast.lab.data import Loader, load_data
-from recast.lab.data.pairs import IGNORE, ImagePairs
+from recast.lab.tasks.segment.pairs import IGNORE, ImagePairs
 
 
 def coloured(count: int = 6, height: int = 40, width: int = 56) -> tuple[torch.Tensor, torch.Tensor]:
@@ -26,7 +26,7 @@ def coloured(count: int = 6, height: int = 40, width: int = 56) -> tuple[torch.T
 
 
 def test_image_and_mask_move_together() -> None:
-    pairs = ImagePairs(*coloured(), 32, augment=AugmentConfig(crop="random", flip=True))
+    pairs = ImagePairs(*coloured(), 32, augment=Augmentation(crop="random", flip=True))
     batches = {size: list(Loader(pairs, size, shuffle_seed=1)) for size in (2, 6)}
     images, masks = (torch.cat(parts) for parts in zip(*batches[2], strict=True))
     assert torch.equal(images, batches[6][0][0])

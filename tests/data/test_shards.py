@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from recast.errors import RecastError
-from recast.lab.config import AugmentConfig, DataConfig
+from recast.lab.config import Augmentation, DataConfig
 from recast.lab.data import Loader, load_data
 
 pytest.importorskip("webdataset")
@@ -86,7 +86,7 @@ def test_an_epoch_is_the_same_for_any_workers_parts_and_start(
 ) -> None:
     monkeypatch.setattr("recast.lab.data.shards.BUFFER", 5)
     config = make_shards(tmp_path, {"train": [6, 6, 5, 6], "validation": [2]})
-    train = load_data(config, AugmentConfig(crop="pad", color_jitter=0.3)).train
+    train = load_data(config, Augmentation(crop="pad", color_jitter=0.3)).train
     order = numbers(epoch_of(train.plain(), 4, shuffle_seed=1)[0])
     assert sorted(order) == list(range(23))
     assert order != sorted(order)
@@ -108,7 +108,7 @@ def test_an_epoch_is_the_same_for_any_workers_parts_and_start(
 
 def test_what_needs_labels_beforehand_is_refused_with_the_reason(tmp_path: Path) -> None:
     config = make_shards(tmp_path, {"train": [6], "validation": [2]})
-    for name, value in (("num_train", 3), ("num_val", 2), ("data_fraction", 0.5)):
+    for name, value in (("num_train", 3), ("num_val", 2), ("num_train", 0.5)):
         changed = DataConfig("wds/set", str(tmp_path), img_size=10, **{name: value})
         with pytest.raises(RecastError, match=r"are a stream.* cannot choose from it by class"):
             load_data(changed)

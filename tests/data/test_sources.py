@@ -7,7 +7,6 @@ import shutil
 import unicodedata
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from PIL import Image
 
 from recast.errors import RecastError
-from recast.lab.config import AugmentConfig, DataConfig
+from recast.lab.config import Augmentation, DataConfig
 from recast.lab.data import load_data
 from recast.lab.data.images import EXTENSIONS, open_image
 
@@ -92,9 +91,9 @@ def test_class_folders_alone_are_split(tmp_path: Path, kind: str) -> None:
     config = folder(make_zip(path, tmp_path / "a.zip") if kind == "zip" else path, img_size=8, val_fraction=0.25)
     data: Any = load_data(config)
     assert (data.val.labels.bincount().tolist(), data.train.labels.bincount().tolist()) == ([5, 2], [15, 6])
-    fewer = load_data(replace(config, data_fraction=0.2)).train
+    fewer = load_data(config.replace(num_train=0.2)).train
     assert fewer.labels.bincount().tolist() == [3, 1]  # of every class
-    assert fewer.plain()[1][0].equal(load_data(replace(config, data_fraction=0.2)).train.plain()[1][0])
+    assert fewer.plain()[1][0].equal(load_data(config.replace(num_train=0.2)).train.plain()[1][0])
     if kind == "folder":
         assert not set(data.train.items) & set(data.val.items)
         assert data.val.items == load_data(config).val.items  # type: ignore[attr-defined]
@@ -341,11 +340,11 @@ def test_images_of_an_archive_that_cannot_be_read_can_be_left_out(tmp_path: Path
         chosen = (data.train.labels == label).nonzero().flatten().tolist()
         assert all(color_of(data.train.plain()[index][0]) == COLORS[color] for index in chosen)
     with pytest.raises(RecastError, match=r"cannot read image .*a\.zip: Bee/"):
-        load_data(replace(config, bad_image="stop"))
+        load_data(config.replace(bad_image="stop"))
     for path in tree.rglob("*.png"):
         path.write_bytes(b"broken")
     with pytest.raises(RecastError, match=r"not one image could be read"):
-        load_data(replace(config, data_dir=str(make_zip(tree, tmp_path / "b.zip"))))
+        load_data(config.replace(data_dir=str(make_zip(tree, tmp_path / "b.zip"))))
 
 
 def test_validation_has_a_size_of_its_own(tmp_path: Path) -> None:
@@ -357,7 +356,7 @@ def test_validation_has_a_size_of_its_own(tmp_path: Path) -> None:
         assert (data.img_size, data.test_size) == (16, 24)
         assert data.train[0][0].shape == data.train.plain()[0][0].shape == (3, 16, 16)
         assert data.val[0][0].shape == (3, 24, 24)
-        assert load_data(replace(config, test_size=None)).test_size == 16
+        assert load_data(config.replace(test_size=None)).test_size == 16
 
 
 def test_crop_pct_says_how_much_validation_sees(tmp_path: Path) -> None:
@@ -371,7 +370,7 @@ def test_crop_pct_says_how_much_validation_sees(tmp_path: Path) -> None:
         for crop_pct, share in ((None, 0.25), (1.0, 0.25), (0.5, 1.0)):
             data = load_data(DataConfig(name, str(where), img_size=20, crop_pct=crop_pct))
             assert data.val[0][0][2].mean().item() == pytest.approx(share, abs=0.02)
-            unshifted = data.train.augmented(AugmentConfig(crop="none", flip=False))[0][0]
+            unshifted = data.train.augmented(Augmentation(crop="none", flip=False))[0][0]
             assert unshifted.equal(data.val[0][0])  # crop=none: as in validation
     whole, part = (load_data(DataConfig(img_size=16, crop_pct=crop_pct)).val[0][0] for crop_pct in (1.0, 0.5))
     assert part.mean() > whole.mean()  # the middle of a digit is brighter than its border

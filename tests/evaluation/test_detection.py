@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from recast.errors import RecastError
 from recast.lab.config import DataConfig
 from recast.lab.data import Data, load_data
-from recast.lab.data.objects import AS_IT_IS, Annotations, ObjectImages
-from recast.lab.evaluation.detection import average_precisions, rows_of, stacked, summarised
-from recast.lab.evaluation.predictions import ENLARGED, draw_predictions
 from recast.lab.evaluation.runner import evaluate, measure, open_context
+from recast.lab.tasks.detect.evaluation import ENLARGED, average_precisions, object_panels, rows_of, stacked, summarised
+from recast.lab.tasks.detect.objects import AS_IT_IS, Annotations, ObjectImages
+from recast.lab.tasks.predictions import draw_predictions
 
 SIDE, CLASSES = 128, ["a", "b", "c"]
 Case = tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]
@@ -155,7 +155,8 @@ def test_the_suite_has_intervals_and_paired_differences() -> None:
     (gap,) = [line for line in found.differences if line.metric == "ap50"]
     assert gap.value > 0
     assert 0 <= gap.low < gap.value < gap.high
-    assert np.asarray(draw_predictions(open_context(models, data, 5), count=2)).shape == (2 * 196, 4 * 196, 3)
+    drawn = draw_predictions(open_context(models, data, 5), object_panels, count=2)
+    assert np.asarray(drawn).shape == (2 * 196, 4 * 196, 3)
     assert ENLARGED // 96 * 96 == 192
 
 

@@ -21,7 +21,7 @@ from torchvision.models import squeezenet1_1
 from torchvision.transforms.v2.functional import normalize
 
 from recast.errors import RecastError
-from recast.lab.config import AugmentConfig, DataConfig, EmbeddingConfig, Recipe
+from recast.lab.config import Augmentation, DataConfig, Recipe
 from recast.lab.config.evaluation import Options
 from recast.lab.data import Data
 from recast.lab.data.coarse import Coarse
@@ -30,9 +30,10 @@ from recast.lab.evaluation.knn import TEMPERATURE, choose_probe, features, fit_p
 from recast.lab.evaluation.retrieval import Above, choose_k, energy, halves_told, random_halves, rankings
 from recast.lab.evaluation.run_folder import evaluate_run
 from recast.lab.evaluation.runner import open_context
-from recast.lab.tasks.embedding import add_embedding_, embedding_head
 from recast.lab.training.run import train
 from recast.models.config import ModelConfig
+from recast.papers.grafit.config import EmbedConfig, Projector
+from recast.papers.grafit.head import add_embedding_, embedding_head
 
 BANK = torch.tensor([(1, 0), (0.8, 0.6), (0, 1), (-0.6, 0.8)], dtype=torch.float64)
 LABELS = torch.tensor([0, 0, 1, 1])
@@ -100,7 +101,7 @@ def unit_features(digits: Data) -> tuple[Tensor, Tensor]:
 def test_knn(
     digits: Data, unit_features: tuple[Tensor, Tensor], score: Callable[..., dict[str, Any]], spy: Any
 ) -> None:
-    augmented = replace(digits, train=digits.train.augmented(AugmentConfig()))
+    augmented = replace(digits, train=digits.train.augmented(Augmentation()))
     model = spy().eval()
     found = score("knn", model, augmented, 50, neighbours=(1, 5))
     assert model.batches == [50] * 5  # four batches of 200 training images once, one of the validation
@@ -200,7 +201,7 @@ def test_features_of_an_embedding_are_the_embedding() -> None:
     plain = nn.Sequential(nn.Flatten(), nn.Linear(48, 6), nn.ReLU(), nn.Linear(6, 3)).eval()
     images = torch.randn(2, 3, 4, 4)
     expected = features(plain, images, 3)
-    add_embedding_(plain, EmbeddingConfig("linear", dim=5), 3)
+    add_embedding_(plain, Projector("linear", dim=5), 3)
     head = embedding_head(plain)
     assert head is not None
     torch.testing.assert_close(features(plain, images, 3), head.projector(expected).detach())
@@ -209,12 +210,13 @@ def test_features_of_an_embedding_are_the_embedding() -> None:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recast network and its control, which learn an embedding of odd and even."""
-    folder, embedding = tmp_path_factory.mktemp("coarse"), EmbeddingConfig("linear", 8, 16, views=2)
+    folder, embedding = tmp_path_factory.mktemp("coarse"), Projector("linear", dim=8, hidden=16, views=2)
     lines = [f"{digit},{'odd' if digit % 2 else 'even'}" for digit in range(10)]
     (folder / "parity.csv").write_text("\n".join(["fine,coarse", *lines]), encoding="utf-8")
-    told = {"labels": "coarse", "coarse_file": f"{folder}/parity.csv"}
-    data = DataConfig("digits", img_size=16, num_train=60, num_val=30, batch_size=20, **told)  # type: ignore[arg-type]
-    how = {"where": ["layer3.1.conv1"], "epochs": 1, "device": "cpu", "embedding": embedding}
+    papers = {"grafit": {"labels": "coarse", "coarse_file": f"{folder}/parity.csv"}}
+    data = DataConfig("digits", img_size=16, num_train=60, num_val=30, batch_size=20)
+    task = EmbedConfig(projector=embedding)
+    how = {"where": ["layer3.1.conv1"], "epochs": 1, "device": "cpu", "task": task, "papers": papers}
     recipe = Recipe(ModelConfig("digits_resnet"), data, **how)  # type: ignore[arg-type]
     return train(recipe, folder / "run")
 

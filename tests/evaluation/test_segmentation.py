@@ -16,11 +16,11 @@ from torch import nn
 
 from recast.lab.config.evaluation import Options
 from recast.lab.data import Data
-from recast.lab.data.pairs import IGNORE, ImagePairs
-from recast.lab.evaluation.predictions import draw_predictions
 from recast.lab.evaluation.runner import measure, open_context
-from recast.lab.evaluation.segmentation import inner_boundary, mean_iou, over_views, pixel_counts, slide
-from recast.lab.tasks.segment import SceneFCN
+from recast.lab.tasks.predictions import draw_predictions
+from recast.lab.tasks.segment.evaluation import inner_boundary, mask_panels, mean_iou, over_views, pixel_counts, slide
+from recast.lab.tasks.segment.networks import SceneFCN
+from recast.lab.tasks.segment.pairs import IGNORE, ImagePairs
 
 CLASSES = ["a", "b", "c", "nowhere"]
 
@@ -163,7 +163,9 @@ def test_images_of_other_shapes(mode: Literal["square", "whole", "slide"], tmp_p
 
 def test_predictions_are_drawn() -> None:
     data = dense_data()
-    drawn = np.asarray(draw_predictions(open_context({"recast": Reads(), "finetuned": Reads(1)}, data, 5), count=3))
+    drawn = np.asarray(
+        draw_predictions(open_context({"recast": Reads(), "finetuned": Reads(1)}, data, 5), mask_panels, count=3)
+    )
     assert drawn.shape == (3 * 12, 4 * 12, 3)
     image, mask, recast, finetuned = (panel[2:10, 2:10] for panel in np.split(drawn[:12], 4, axis=1))
     (index,) = [i for i, (pixels, _) in enumerate(data.val) if np.array_equal(pixels.permute(1, 2, 0) * 255, image)]

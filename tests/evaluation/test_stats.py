@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from recast.lab.evaluation.segmentation import STATISTICS
 from recast.lab.evaluation.stats import Resampled, plain_mean, resampled_means
+from recast.lab.tasks.segment.evaluation import STATISTICS
 
 RANDOM = np.random.default_rng(3)
 

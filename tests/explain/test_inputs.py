@@ -11,14 +11,14 @@ import torch
 from PIL import Image
 
 from recast.errors import RecastError
-from recast.lab.config import AugmentConfig
+from recast.lab.config import Augmentation
 from recast.lab.data import Data
-from recast.lab.data.coco import Annotations
 from recast.lab.data.datasets import ImageTensors
 from recast.lab.data.images import open_image, resize_and_crop, to_pixels
-from recast.lab.data.objects import ObjectImages
-from recast.lab.data.pairs import ImagePairs
 from recast.lab.explain.inputs import Input, find_inputs, read_image, read_inputs, some_of_validation
+from recast.lab.tasks.detect.coco import Annotations
+from recast.lab.tasks.detect.objects import ObjectImages
+from recast.lab.tasks.segment.pairs import ImagePairs
 
 SIZE = (16, 16)
 
@@ -164,7 +164,7 @@ def test_a_file_is_seen_as_its_task_sees_it(tmp_path: Path, task: str) -> None:
     nothing = Annotations(np.zeros((0, 4)), np.zeros(0, np.int64), np.zeros(0, bool), np.zeros(0))
     pairs = ImagePairs([str(file)], [str(mask)], 24, num_classes=2)
     part = pairs if task == "segment" else ObjectImages([str(file)], [nothing], 24)
-    data = Data("dense", part, part, ["a", "b"], (0.5,) * 3, (0.5,) * 3, 24, AugmentConfig())
+    data = Data("dense", part, part, ["a", "b"], (0.5,) * 3, (0.5,) * 3, 24, Augmentation())
     (of_file, of_data), _ = read_inputs([file, 0], (24, 24), 16, crop_pct=0.5, data=data)
     assert torch.equal(of_file.pixels, of_data.pixels)
     assert ("all of it" in of_file.notes[0]) == (task == "detect")

@@ -58,11 +58,10 @@ def test_a_run_trained_with_coarse_labels(tmp_path: Path, capsys: pytest.Capture
     """Its pictures have the fine classes, and the report has the pictures."""
     lines = [f"{digit},{'odd' if digit % 2 else 'even'}" for digit in range(10)]
     (tmp_path / "parity.csv").write_text("\n".join(["fine,coarse", *lines]), encoding="utf-8")
-    data = DataConfig(
-        "digits", img_size=8, num_train=40, num_val=20, batch_size=20, labels="coarse",
-        coarse_file=f"{tmp_path}/parity.csv",
-    )  # fmt: skip
-    run = train(Recipe(ModelConfig("digits_resnet"), data, where=["none"], epochs=1, device="cpu"), tmp_path / "run")
+    data = DataConfig("digits", img_size=8, num_train=40, num_val=20, batch_size=20)
+    papers = {"grafit": {"labels": "coarse", "coarse_file": tmp_path / "parity.csv"}}
+    how = {"where": ["none"], "epochs": 1, "device": "cpu", "papers": papers}
+    run = train(Recipe(ModelConfig("digits_resnet"), data, **how), tmp_path / "run")
     target = run
     for out in ("", tmp_path / "n.html"):
         for code in (0, 0, 2):  # its own page is replaced, anybody else's is not

@@ -72,7 +72,7 @@ def prepare(folder: Path) -> None:
     from PIL import Image
     from safetensors.torch import save_file
 
-    import recast.papers  # noqa: F401  registers digits_resnet with timm
+    import recast.papers.networks  # noqa: F401  registers digits_resnet with timm
 
     torch.manual_seed(0)
     save_file(timm.create_model("digits_resnet", num_classes=10).state_dict(), folder / "weights.safetensors")

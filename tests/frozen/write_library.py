@@ -7,7 +7,6 @@ A file holds what a function here returns, or what one returns for each name of 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import math
@@ -25,9 +24,9 @@ from commands import call, platform
 from torch import Tensor, nn
 
 import recast
-import recast.papers  # registers the networks of our own
+import recast.papers.networks  # registers the networks of our own
 from recast import CMHSA, GPSA, Geometry, PoolConfig, RecastConfig
-from recast.lab.config import AugmentConfig, DataConfig, Recipe, RegularizationConfig
+from recast.lab.config import ClassifyConfig, DataConfig, Recipe, RegularizationConfig
 from recast.lab.recipe import recipe_to_dict
 from recast.lab.recipes import RECIPES
 from recast.lab.training.distributed import Interrupted
@@ -177,7 +176,7 @@ def packed(planned: Any) -> Any:
         steps.append(difference(before, step))
         before = step
     left = [layer["name"] for layer in planned["left"]]
-    config = difference(plain(dataclasses.asdict(RecastConfig())), planned["config"])
+    config = difference(plain(RecastConfig().model_dump()), planned["config"])
     return planned | {"config": config, "steps": steps, "left": [len(left), digest(left)]}
 
 
@@ -445,9 +444,9 @@ def _training() -> tuple[nn.Module, Any, Any]:
 
     recipe = small_recipe(
         {"gate_l1": 0.3, "clip_grad": 1.0},
-        regularization=RegularizationConfig(label_smoothing=0.1, ema_decay=0.9),
-        augment=AugmentConfig(mixup=0.8, cutmix=1.0, erasing=0.5),
-        accumulate=2, save_steps=2, keep=1,
+        regularization=RegularizationConfig(ema_decay=0.9),
+        task=ClassifyConfig(mixup=0.8, cutmix=1.0, erasing=0.5, label_smoothing=0.1),
+        accumulate=2, save_steps=2,
     )  # fmt: skip
     model = small_parent()
     return recast.recast_(model, small_plan(model, "4")), small_data(), recipe

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +184,7 @@ def test_a_checkpoint_is_built_for_another_size(saved: Callable[..., str], tmp_p
     assert torch.equal(loaded(x), child(x))
     # what was saved is of this size already: nothing is resampled again
     config = ModelConfig("test_vit", checkpoint=str(tmp_path / "child.safetensors"), num_classes=4)
-    assert torch.equal(build(replace(config, input_size=64)).pos_embed, child.pos_embed)
+    assert torch.equal(build(config.replace(input_size=64)).pos_embed, child.pos_embed)
     with pytest.raises(RecastError, match=r"pos_embed is \(1, 17, 64\).*set model.input_size to resample"):
         build(config)
 

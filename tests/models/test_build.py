@@ -118,7 +118,7 @@ def test_code_that_a_file_names_is_not_looked_for_in_the_current_folder(
 def test_timm_knows_the_papers_networks_once_they_are_imported() -> None:
     code = (
         "import sys, recast; assert not {'torch', 'timm'} & set(sys.modules); import timm, recast.io\n"
-        "assert not timm.is_model('patchconvnet_s60'); import recast.papers\n"
+        "assert not timm.is_model('patchconvnet_s60'); import recast.papers.networks\n"
         "assert 'patchconvnet_s60' in timm.list_models('patchconvnet*')\n"
         "print(type(timm.create_model('digits_resnet')).__module__)\n"
     )

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from recast.errors import RecastError
 from recast.lab.tasks.neck import Neck
-from recast.lab.tasks.segment import UperHead, fcn_head
+from recast.lab.tasks.segment.networks import UperHead, fcn_head
 
 CLASSES = 150
 

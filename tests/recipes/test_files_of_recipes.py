@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from recast.lab.config import AugmentConfig, DataConfig, DistillConfig, OptimConfig, Recipe, RegularizationConfig
+from recast.lab.config import AugmentConfig, ClassifyConfig, DataConfig, OptimConfig, Recipe, RegularizationConfig
 from recast.lab.recipe import changes, functions_of, load_recipe, recipe_from_dict, recipe_to_dict, save_recipe
 from recast.layers.config import RecastConfig
 from recast.models.config import ModelConfig
@@ -16,15 +15,16 @@ def unusual() -> Recipe:
     return Recipe(
         model=ModelConfig("torchvision:resnet50", pretrained=True, num_classes=7),
         data=DataConfig("cifar10", img_size=40, mean=(0.1, 0.2, 0.3), num_val=5),
-        augment=AugmentConfig(crop="none", scale=(0.3, 1.0), mixup=0.2),
+        augment=AugmentConfig(crop="none", scale=(0.3, 1.0)),
         recast=RecastConfig(gamma_init=0.1, gate_range=(0.0, 1.0), head_dim=4, backend="dense"),
         where=["layer4.*", "layer3.0.conv1"],
         budget="memory=64MiB",
         optim=OptimConfig(opt="lamb", lr=1e-5, betas=(0.9, 0.98), gate_lr=0.1, clip_grad=1.0, min_lr=0.0),
         epochs=12,
         amp="bf16",
-        regularization=RegularizationConfig(ema_decay=0.999, drop_path=0.1, drop_path_mode="uniform"),
-        distill=DistillConfig("parent", targets="hard"),
+        regularization=RegularizationConfig(ema_decay=0.999, drop_path=0.1),
+        papers={"deit": {"drop_path_mode": "uniform"}},
+        task=ClassifyConfig(mixup=0.2, teacher={"kind": "parent", "targets": "hard"}),
         trackers=["tensorboard"],
         control=False,
     )
@@ -39,7 +39,7 @@ def test_a_written_recipe_reads_back_the_same(recipe: Recipe, tmp_path: Path) ->
 
 
 def test_what_is_left_out_has_its_default(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text("epochs: 3\noptim: {lr: 1e-3}\nmodel:\nwhere: all\namp: off\n", encoding="utf-8")
+    (tmp_path / "r.yaml").write_text("epochs: 3\noptim: {lr: 1e-3}\nwhere: all\namp: off\n", encoding="utf-8")
     recipe = load_recipe(tmp_path / "r.yaml")
     assert recipe == Recipe(epochs=3, optim=OptimConfig(lr=1e-3), where=["all"])
 
@@ -63,13 +63,16 @@ def test_paths_below_the_recipe_move_with_it_and_others_are_absolute(
 
 def test_changes_are_dotted_names_with_both_values() -> None:
     assert changes(Recipe(), Recipe()) == []
-    assert changes(Recipe(), Recipe(seed=1, optim=OptimConfig(lr=1))) == ["optim.lr (0.0001, now 1)", "seed (0, now 1)"]
+    assert changes(Recipe(), Recipe(seed=1, optim=OptimConfig(lr=1))) == [
+        "seed (0, now 1)",
+        "optim.lr (0.0001, now 1.0)",
+    ]
     assert changes(Recipe(), Recipe(seed=1, device="cpu"), ignore=("device",)) == ["seed (0, now 1)"]
 
 
 def test_a_command_to_type_next_says_what_a_function_needs() -> None:
     """Of a run whose network is the user's own: code that a file names, from a folder of theirs."""
-    own = replace(Recipe(), model=replace(Recipe().model, name="mynet:build"))
+    own = Recipe(ModelConfig("mynet:build"))
     said = follow_up("evaluate", "my run", functions=functions_of(own))
     assert said == "PYTHONPATH=. recast evaluate 'my run' --trust"
     assert follow_up("evaluate", "runs/a", functions=functions_of(Recipe())) == "recast evaluate runs/a"

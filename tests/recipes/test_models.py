@@ -77,11 +77,11 @@ def test_a_recipe_asks_for_what_its_network_has() -> None:
         assert getattr(embedding, "img_size", None) in (None, (size, size)), name
         has_token = hasattr(model, "set_distilled_training")
         assert has_token == name.startswith(("deit_tiny_distilled", "deit_small_distilled", "deit_base_distilled"))
-        assert recipe.distill.targets == "hard" or not has_token, name
-        if recipe.regularization.layer_scale is not None:
+        assert not has_token or recipe.teacher.targets.kind == "hard", name
+        if (deit := recipe.papers.get("deit")) and deit.layer_scale is not None:
             assert any(key.endswith(("gamma", "gamma_1", ".ls1")) for key in model.state_dict()), name
         if recipe.model.pretrained:
             assert timm.models.is_model_pretrained(recipe.model.name), name
-        if recipe.distill.name is not None:
-            assert recipe.distill.teacher_pretrained, name
-            assert timm.models.is_model_pretrained(recipe.distill.name), name
+        if recipe.teacher.kind == "model":
+            assert recipe.teacher.teacher_pretrained, name
+            assert timm.models.is_model_pretrained(recipe.teacher.teacher_model), name

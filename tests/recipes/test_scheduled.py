@@ -15,7 +15,6 @@ import recast.papers.prs.network
 from recast.lab.recipes import RECIPES, make_recipe
 from recast.layers.config import RecastConfig
 from recast.surgery.plan import Plan
-from recast.surgery.schedule import Schedule
 
 
 def planned(name: str) -> Plan:
@@ -36,7 +35,7 @@ def _planned(model: str, classes: int, side: int, config: RecastConfig, where: t
 def dates(name: str) -> list[int]:
     """Of the layers in the network's order."""
     recipe = make_recipe(name)
-    schedule = Schedule.of(recipe.schedule, planned(name), recipe.epochs)
+    schedule = recipe.schedule.dated(planned(name), recipe.epochs)
     assert schedule is not None
     return [schedule.dates[layer] for layer in schedule.layers]
 

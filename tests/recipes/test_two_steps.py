@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from stand_ins import SIZE, stand_in
 
-from recast.lab.config import AugmentConfig, DataConfig, Recipe
+from recast.lab.config import Augmentation, ClassifyConfig, DataConfig, LabelsConfig, Recipe
+from recast.lab.config.schedules import AtOnce, Before
+from recast.lab.config.tasks import ImageTask
 from recast.lab.data import Data
 from recast.lab.data.augment import resolve
 from recast.lab.data.datasets import ImageTensors
@@ -22,7 +23,7 @@ from recast.models.config import ModelConfig
 CLASSES = 4
 
 
-def tiny_data(config: DataConfig, augment: AugmentConfig) -> Data:
+def tiny_data(config: DataConfig, augment: Augmentation, labels: LabelsConfig) -> Data:
     """Noise of the size of the stand-ins, with the recipe's augmentation."""
     augment, parts = resolve(augment, SIZE), []
     for count in (10, 4):
@@ -34,21 +35,27 @@ def tiny_data(config: DataConfig, augment: AugmentConfig) -> Data:
 
 def tiny(recipe: Recipe) -> Recipe:
     """The recipe for a small network, on few images, for one epoch of two updates of four images."""
-    teacher = recipe.distill
-    if teacher.name not in (None, "parent"):
-        teacher = replace(teacher, name="stand_ins:resnet", teacher_pretrained=False, teacher_size=None)
-    return replace(
-        recipe,
+    schedule, task = recipe.schedule, recipe.task
+    if not isinstance(task, ImageTask):
+        task = ClassifyConfig(erasing=recipe.augmentation.erasing, label_smoothing=getattr(task, "label_smoothing", 0))
+    if recipe.teacher.kind == "model":
+        task = task.replace(teacher=recipe.teacher.replace(teacher_model="stand_ins:resnet", teacher_pretrained=False))
+    if task.kind == "embed":
+        task = task.replace(projector=task.projector.replace(dim=8, hidden=8))
+    if isinstance(schedule, AtOnce):
+        schedule = AtOnce()
+    if isinstance(schedule, Before):
+        few = {name: min(getattr(schedule, name), 8) for name in ("calibrate", "recalibrate_bn")}
+        schedule = schedule.replace(**few)
+    return recipe.replace(
         model=ModelConfig(stand_in(recipe.model.name)),
         data=DataConfig(batch_size=4, img_size=SIZE),
-        schedule=replace(recipe.schedule, conv_epochs=0),
-        distill=teacher,
-        embedding=replace(recipe.embedding, dim=8, hidden=8),
+        schedule=schedule,
+        task=task,
         epochs=1,
         accumulate=min(recipe.accumulate, 2),
         device="cpu",
-        calibrate=min(recipe.calibrate, 8),
-        recalibrate_bn=min(recipe.recalibrate_bn, 8),
+        papers={name: paper for name, paper in recipe.papers.items() if name != "grafit"},
     )
 
 
@@ -57,13 +64,13 @@ def one_of_a_kind() -> list[str]:
     are the same here."""
 
     def kind(recipe: Recipe) -> str:
-        optim = replace(recipe.optim, lr=1e-4, base_batch=None, warmup_lr=1e-6, min_lr=1e-6, weight_decay=0.05)
-        regularization = replace(
-            recipe.regularization,
-            drop_path=recipe.regularization.drop_path and 0.1,
-            layer_scale=recipe.regularization.layer_scale and 1e-4,
-        )
-        return repr(replace(recipe, optim=optim, regularization=regularization))
+        optim = recipe.optim.replace(lr=1e-4, base_batch=None, warmup_lr=1e-6, min_lr=1e-6, weight_decay=0.05)
+        rate = recipe.regularization.drop_path and 0.1
+        papers = dict(recipe.papers)
+        if deit := papers.get("deit"):
+            papers["deit"] = deit.replace(layer_scale=deit.layer_scale and 1e-4)
+        regularization = recipe.regularization.replace(drop_path=rate)
+        return repr(recipe.replace(optim=optim, regularization=regularization, papers=papers))
 
     kinds = {kind(tiny(entry.make())): name for name, entry in reversed(RECIPES.items())}
     return list(kinds.values())[::-1]

@@ -32,7 +32,7 @@ def test_reads_a_schedule(make_run: MakeRun, make_learned: MakeRun) -> None:
     run = read_run(make_run("during", "during"))
     assert run.switching is not None
     assert run.switching.switched[0] == "layer3.1.conv2"
-    assert run.switching.switches[1].before.val_top1 == run.metrics[1].val_top1
+    assert run.switching.switches[1].before == run.metrics[1].measured
     learned = read_run(make_learned()).switching
     assert learned is not None
     assert (learned.probes[0].delivered, learned.probes[1].chosen) == (None, ["layer3.0.conv1"])
@@ -88,7 +88,7 @@ def test_a_needed_file_of_another_format(make_run: MakeRun, name: str, content: 
 @pytest.mark.parametrize(
     ("name", "content", "named"),
     [
-        ("metrics.jsonl", '{"epoch": 0}\n', "line 1: val_loss, val_top1"),
+        ("metrics.jsonl", '{"epoch": 0}\n', "line 1: val_loss"),
         ("verify.json", "[]", "verify.json"),
         ("rows.csv", "run,model,suite,dataset,metric,value,n,low,high\nrun,parent\n", r"rows\.csv line 2"),
         ("analysis/agreement.csv", "index,image\nx,a\n", r"agreement\.csv .* label"),
@@ -120,4 +120,4 @@ def test_a_repeated_epoch_counts_once(make_run: MakeRun) -> None:
     path = make_run(epochs=2)
     with (path / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps({"epoch": 1, "val_loss": 1.0, "val_top1": 12.5}) + "\n")
-    assert [row.val_top1 for row in read_run(path).metrics if row.epoch == 1] == [12.5]
+    assert [row.metrics for row in read_run(path).metrics if row.epoch == 1] == [{"top1": 12.5}]

@@ -11,7 +11,7 @@ import pytest
 from changed_runs import rewrite, set_values
 
 from recast.lab.cli import evaluate
-from recast.lab.cli.evaluate import _suites
+from recast.lab.cli.evaluate import DEFAULTS, _suites
 from recast.lab.records import Difference, Row, write_records
 from recast.lab.report import formats
 from recast.lab.report.arms_table import LABELS, arms_table, heat_tables
@@ -21,7 +21,6 @@ from recast.lab.report.summary import missing, provenance, tiles, won_and_lost
 from recast.lab.report.table import Cell
 from recast.lab.report.tables import head_table, left_by_reason, seeds_table
 from recast.lab.report.verdict import why_no_mean
-from recast.lab.suites import DEFAULTS
 
 MakeRun = Callable[..., Path]
 TOP1 = {"parent": 95.6, "finetuned": 96.8, "recast": 96.0}
@@ -254,6 +253,6 @@ def test_classes_have_a_table_of_their_own(make_run: MakeRun) -> None:
     assert next(figure.name for figure in part["figures"]()) == "accuracy_macs"
     assert all(place in page for place in ('id="run1-classes"', 'href="#run1-classes"'))
     assert not any("Fourier" in name for name in part["missing"]), "of a detector only where it is asked for"
-    assert "fourier" not in _suites(list(DEFAULTS), path)
-    assert _suites(list(DEFAULTS), path)[0] == "detection"
+    assert "fourier" not in _suites(DEFAULTS, path)
+    assert _suites(DEFAULTS, path)[0] == "detection"
     assert _suites(["fourier"], path) == ["fourier"]

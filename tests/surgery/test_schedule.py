@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from recast import RecastError, Schedule
-from recast.layers.config import ScheduleConfig, parse_dates
+from recast.lab.config import ScheduleConfig
 
 
 def plan_of(*names: str) -> Any:
@@ -74,21 +74,18 @@ def test_dates_that_cannot_be(dates: dict[int, list[str]], message: str) -> None
 
 def test_schedules_of_recipes() -> None:
     plan = blocks(4)
-    assert Schedule.of(ScheduleConfig(), plan, 10) is None
-    assert Schedule.of(ScheduleConfig("at_once", conv_epochs=3), plan, 10) == Schedule.at_once(plan, 4)
-    assert Schedule.of(ScheduleConfig("progressive"), plan, 50) == Schedule.progressive(plan, 50)
-    found = Schedule.of(ScheduleConfig("listed", dates=["2:blocks.3.mixer", "2:blocks.1.mixer"]), plan, 10)
-    assert found is not None
-    assert found.due(2) == ("blocks.1.mixer", "blocks.3.mixer")
-    learned = Schedule.of(ScheduleConfig("learned"), plan, 10)
-    assert learned is not None
-    assert learned.dates == {}
+    assert ScheduleConfig().dated(plan, 10) is None
+    assert ScheduleConfig("never").dated(plan, 10) is None
+    assert ScheduleConfig("at_once", conv_epochs=3).dated(plan, 10) == Schedule.at_once(plan, 4)
+    assert ScheduleConfig("progressive").dated(plan, 50) == Schedule.progressive(plan, 50)
+    listed = ScheduleConfig("listed", dates=["2:blocks.3.mixer", "2:blocks.1.mixer"]).dated(plan, 10)
+    assert listed.due(2) == ("blocks.1.mixer", "blocks.3.mixer")
+    assert ScheduleConfig("learned").dated(plan, 10).dates == {}
 
 
 @pytest.mark.parametrize("word", ["5", "five:blocks.0", "5:", "-1:x", "1.5:x", "9" * 5000 + ":x"])
 def test_dates_as_words(word: str) -> None:
-    assert parse_dates(["5:re:a", "5:b", "6:c"]) == {5: ["re:a", "b"], 6: ["c"]}
-    with pytest.raises(RecastError, match="EPOCH:LAYER"):
-        parse_dates([word])
-    with pytest.raises(RecastError, match=r"schedule\.dates"):
-        parse_dates([])
+    assert ScheduleConfig("listed", dates=["5:re:a", "5:b", "6:c"]).by_epoch == {5: ["re:a", "b"], 6: ["c"]}
+    for dates in ([word], []):
+        with pytest.raises(RecastError, match="dates must"):
+            ScheduleConfig("listed", dates=dates)

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from recast.lab.config import AugmentConfig, DataConfig, OptimConfig, Recipe
+from recast.lab.config import Augmentation, DataConfig, OptimConfig, Recipe
 from recast.lab.data import Data
 from recast.lab.data.datasets import ImageTensors
 from recast.lab.training.loop import fit
@@ -33,7 +33,7 @@ def small_images(count: int, seed: int) -> ImageTensors:
 
 def small_data(num_val: int = 18) -> Data:
     """40 training images, shifted at random."""
-    crop = AugmentConfig(crop="pad", flip=False)
+    crop = Augmentation(crop="pad", flip=False)
     train, val = small_images(40, seed=1).augmented(crop), small_images(num_val, seed=2)
     return Data("noise", train, val, ["red", "green", "blue"], (0.3,) * 3, (0.2,) * 3, 8)
 

@@ -18,7 +18,7 @@ from small import assert_same, small_child, small_data, small_fit, small_parent,
 
 from recast.errors import RecastError
 from recast.lab import signals
-from recast.lab.config import AugmentConfig, RegularizationConfig
+from recast.lab.config import ClassifyConfig, RegularizationConfig
 from recast.lab.signals import stop_signals, undisturbed
 from recast.lab.training import loop
 from recast.lab.training.checkpoint import states
@@ -32,8 +32,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "everything": {
         "optim": {"gate_l1": 0.3, "clip_grad": 1.0},
-        "regularization": RegularizationConfig(label_smoothing=0.1, ema_decay=0.9),
-        "augment": AugmentConfig(mixup=0.8, cutmix=1.0, erasing=0.5),
+        "regularization": RegularizationConfig(ema_decay=0.9),
+        "task": ClassifyConfig(mixup=0.8, cutmix=1.0, erasing=0.5, label_smoothing=0.1),
         "accumulate": 2,
         "save_steps": 2,
     },

@@ -15,10 +15,10 @@ from torch import nn
 
 from recast.errors import RecastError
 from recast.io import save
-from recast.lab.config import AugmentConfig, DataConfig, OptimConfig, Recipe
+from recast.lab.config import DataConfig, OptimConfig, Recipe
 from recast.lab.data import Data, load_data
 from recast.lab.evaluation.run_folder import open_run
-from recast.lab.tasks.detect import SceneRCNN, losing
+from recast.lab.tasks.detect.networks import SceneRCNN, losing
 from recast.lab.training import prepare
 from recast.lab.training.loop import fit
 from recast.lab.training.metrics import read_metrics
@@ -65,7 +65,7 @@ def test_it_goes_on_bit_for_bit(tmp_path: Path, kill: Any, goes_on: Callable[...
 
 def test_three_arms(tmp_path: Path) -> None:
     told: list[str] = []
-    out = train(recipe(epochs=1, data=replace(SMALL, num_train=4, num_val=2)), tmp_path / "run", say=told.append)
+    out = train(recipe(epochs=1, data=SMALL.replace(num_train=4, num_val=2)), tmp_path / "run", say=told.append)
     assert "bitwise equal" in "".join(told)
     assert (out / "finetuned" / "weights.safetensors").is_file()
 
@@ -80,8 +80,8 @@ def test_losses_in_eval_mode_move_no_statistics(data: Data) -> None:
 
 
 def test_what_is_refused(tmp_path: Path, data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RecastError, match=r"augment.mixup has no meaning for detection .data.name=scene_objects"):
-        fit(child(), data, recipe(augment=AugmentConfig(mixup=0.2)), tmp_path, progress=False)
+    with pytest.raises(RecastError, match=r"task.erasing requires task.kind classify or segment"):
+        recipe(task={"kind": "detect", "erasing": 0.2})
     with pytest.raises(RecastError, match="resnet20 must give losses in training"):
         train(recipe(model=ModelConfig("cifar_resnet20")), tmp_path / "run", progress=False)
     boxes = replace(data.val, objects=[replace(one, masks=None) for one in data.val.objects])  # type: ignore[arg-type]
@@ -129,9 +129,9 @@ def test_a_detector_by_its_name(tmp_path: Path) -> None:
     model = ModelConfig("fasterrcnn:resnet10t", str(tmp_path / "net.safetensors"))
     with pytest.raises(RecastError, match=r"has no head of FasterRCNN, only its body: set model.new_head"):
         build(model, num_classes=8)
-    small = replace(SMALL, num_train=4, num_val=2)
+    small = SMALL.replace(num_train=4, num_val=2)
     config = recipe(
-        model=replace(model, new_head=True), data=small, epochs=1, where=["backbone.body.layer4.*"], control=False
+        model=model.replace(new_head=True), data=small, epochs=1, where=["backbone.body.layer4.*"], control=False
     )
     run = open_run(train(config, tmp_path / "run", progress=False))
     parent, own = run.models["parent"].backbone.body.state_dict(), classifier.state_dict()

@@ -16,10 +16,11 @@ from torchvision.transforms.v2.functional import normalize
 
 from recast.errors import RecastError
 from recast.io import save
-from recast.lab.config import DistillConfig, RegularizationConfig
+from recast.lab.config import ClassifyConfig
+from recast.lab.config.tasks import TeacherConfig
+from recast.lab.tasks.classify.training import label_loss
 from recast.lab.training import distill
 from recast.lab.training.distill import Distillation, Teacher, build_teacher, soft_loss, train_token_
-from recast.lab.training.objective import label_loss
 from recast.models.build import build
 from recast.models.config import ModelConfig
 
@@ -29,7 +30,7 @@ TAUGHT = torch.tensor([[3.0, 1.0, 0.0, -1.0], [1.0, 2.5, 2.0, 0.0]])
 LABELS = torch.tensor([0, 2])
 IMAGES = torch.zeros(2, 3, 2, 2)
 PLAIN = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-CE = label_loss(RegularizationConfig(), 4)
+CE = label_loss(ClassifyConfig(), 4)
 
 
 class Says(nn.Module):
@@ -46,7 +47,7 @@ class Says(nn.Module):
 
 
 def distillation(labels: Any = CE, logits: Tensor = TAUGHT, **fields: Any) -> Distillation:
-    return Distillation(DistillConfig(name="parent", **fields), Teacher(Says(logits), student=PLAIN), labels)
+    return Distillation(TeacherConfig("parent", **fields), Teacher(Says(logits), student=PLAIN), labels)
 
 
 @pytest.fixture
@@ -74,16 +75,14 @@ def two_heads() -> nn.Module:
 def test_published_numbers() -> None:
     """Made in float32, so they are good to 1e-6."""
     assert soft_loss(Z_DIST, TAUGHT, 3.0).item() == pytest.approx(0.5045899153, rel=1e-6)
-    assert soft_loss(Z_DIST, TAUGHT, 3.0, "numel").item() == pytest.approx(0.1261474788, rel=1e-6)
     assert soft_loss(TAUGHT, Z_DIST, 3.0).item() == pytest.approx(0.5132530928, rel=1e-6)  # the other direction
     pair, soft = (Z_CLS, Z_DIST), {"targets": "soft", "teacher_weight": 0.1}
     for fields, expected in (
-        ({**soft, "reduction": "numel"}, 0.2456539571),  # DeiT's published code
         (soft, 0.2834981978),
         ({"targets": "hard"}, 0.8688333631),
     ):
         assert distillation(**fields)(pair, IMAGES, LABELS).item() == pytest.approx(expected, rel=1e-6)
-    smooth = label_loss(RegularizationConfig(label_smoothing=0.1), 4)  # which the teacher's class is not
+    smooth = label_loss(ClassifyConfig(label_smoothing=0.1), 4)  # which the teacher's class is not
     both = distillation(smooth, targets="hard", teacher_weight=0.25)(Z_CLS, IMAGES, LABELS)
     torch.testing.assert_close(
         both, 0.75 * smooth(Z_CLS, LABELS) + 0.25 * nn.functional.cross_entropy(Z_CLS, TAUGHT.argmax(1))
@@ -101,7 +100,7 @@ def test_a_teacher_never_moves(network: nn.Module) -> None:
     student.teacher = teacher  # type: ignore[assignment]
     student.train()
     images = torch.randn(8, 3, 8, 8)
-    loss = Distillation(DistillConfig(name="parent"), teacher, CE)
+    loss = Distillation(TeacherConfig("parent"), teacher, CE)
     for _ in range(3):
         network(images)  # moves the statistics of the original
         loss(student(images), images, torch.arange(8) % 4).backward()
@@ -142,7 +141,9 @@ def test_a_teacher_of_another_size_sees_what_pil_resizes_to(size: int) -> None:
 
 
 def named(parent: nn.Module | None = None, num_classes: int = 4, img_size: int = 8, **fields: Any) -> Teacher:
-    return build_teacher(DistillConfig(**fields), parent, num_classes, student=PLAIN, img_size=img_size)
+    given = {f"teacher_{name}": value for name, value in fields.items()}
+    config = TeacherConfig("model", **given) if fields else TeacherConfig("parent")
+    return build_teacher(config, parent, num_classes, student=PLAIN, img_size=img_size)
 
 
 def test_a_teacher_from_a_file_knows_its_normalisation(tmp_path: Path) -> None:
@@ -150,12 +151,10 @@ def test_a_teacher_from_a_file_knows_its_normalisation(tmp_path: Path) -> None:
     save(model, tmp_path / "teacher.safetensors")
     file = str(tmp_path / "teacher.safetensors")
     pixels = torch.rand(2, 3, 8, 8)
-    teacher = named(name="digits_resnet", teacher_checkpoint=file)
+    teacher = named(model="digits_resnet", checkpoint=file)
     torch.testing.assert_close(teacher(pixels), model((pixels - 0.5) / 0.5))
-    larger = named(name="digits_resnet", teacher_checkpoint=file, teacher_size=12)
-    assert not torch.allclose(larger(pixels), teacher(pixels))
     with pytest.raises(RecastError, match=r"the teacher digits_resnet: .*missing\.safetensors"):
-        named(name="digits_resnet", teacher_checkpoint=str(tmp_path / "missing.safetensors"))
+        named(model="digits_resnet", checkpoint=str(tmp_path / "missing.safetensors"))
 
 
 @pytest.mark.parametrize(
@@ -167,18 +166,21 @@ def test_fetched_weights_keep_their_own_head(
     """timm would put a random head in its place if asked for the data's classes."""
     monkeypatch.setattr(distill, "build", build := mock.Mock(return_value=network))
     fetched = name.startswith("torchvision")
-    teacher = named(name=name, teacher_pretrained=fetched)
+    teacher = named(model=name, pretrained=fetched)
     build.assert_called_once_with(ModelConfig(name, pretrained=fetched), num_classes=None)
     pixels = torch.rand(2, 3, 8, 8)
     torch.testing.assert_close(teacher(pixels), network.eval()(normalize(pixels, *own)))
     with pytest.raises(RecastError, match=f"the teacher {name} has 4 classes, the data have 7"):
-        named(name=name, teacher_pretrained=fetched, num_classes=7)
+        named(model=name, pretrained=fetched, num_classes=7)
 
 
-def test_a_teacher_built_for_one_size_needs_teacher_size(two_heads: nn.Module) -> None:
-    with pytest.raises(RecastError, match=r"images of side 8 .*set distill.teacher_size"):
-        named(two_heads, name="parent")
-    assert named(two_heads, name="parent", teacher_size=16)(torch.zeros(2, 3, 8, 8)).shape == (2, 4)
+def test_a_teacher_built_for_one_size_gets_it(two_heads: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RecastError, match=r"images of side 8 "):
+        named(two_heads)
+    monkeypatch.setattr(distill, "build", mock.Mock(return_value=two_heads))
+    assert two_heads.pretrained_cfg["fixed_input_size"]
+    two_heads.pretrained_cfg = {**two_heads.pretrained_cfg, "input_size": (3, 16, 16)}
+    assert named(model="vit", pretrained=True)(torch.zeros(2, 3, 8, 8)).shape == (2, 4)
 
 
 # the distillation token

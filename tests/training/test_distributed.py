@@ -17,13 +17,12 @@ from torch import nn
 from two_processes import EMBEDDING, ODD, embedded, recipe, run, run_scheduled
 
 from recast.errors import RecastError
-from recast.lab.config import AugmentConfig, DataConfig
+from recast.lab.config import ClassifyConfig, DataConfig, ScheduleConfig
 from recast.lab.training import distributed
 from recast.lab.training.checkpoint import states
 from recast.lab.training.distributed import Interrupted, check_shares
 from recast.lab.training.loop import fit
 from recast.lab.training.metrics import read_metrics
-from recast.layers.config import ScheduleConfig
 
 SCRIPT = Path(__file__).with_name("two_processes.py")
 
@@ -147,18 +146,18 @@ except RecastError as error:
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "augment", "message"),
+    ("batch_size", "task", "message"),
     [
-        (9, AugmentConfig(), "data.batch_size 9, 2 processes and accumulate 1: .* use a multiple of 2"),
-        (6, AugmentConfig(mixup=0.5), "parts of 3 images, but Mixup and CutMix pair them"),
+        (9, ClassifyConfig(), "data.batch_size 9, 2 processes and accumulate 1: .* use a multiple of 2"),
+        (6, ClassifyConfig(mixup=0.5), "parts of 3 images, but Mixup and CutMix pair them"),
     ],
 )
 def test_batches_that_cannot_be_shared(
-    batch_size: int, augment: AugmentConfig, message: str, monkeypatch: pytest.MonkeyPatch
+    batch_size: int, task: ClassifyConfig, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(distributed, "process_count", lambda: 2)
     with pytest.raises(RecastError, match=message):
-        check_shares(recipe(data=DataConfig(batch_size=batch_size), augment=augment))
+        check_shares(recipe(data=DataConfig(batch_size=batch_size), task=task))
 
 
 class NormRelu(nn.BatchNorm2d):

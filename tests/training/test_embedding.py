@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -13,15 +14,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recast.errors import RecastError
-from recast.lab.config import AugmentConfig, DataConfig, EmbeddingConfig, Recipe, check_recipe
-from recast.lab.tasks.embedding import EmbeddingHead, add_embedding_, embedding_head, without_embedding
+from recast.lab.config import AugmentConfig, DataConfig, Recipe, ScheduleConfig
 from recast.lab.training.checkpoint import states
-from recast.lab.training.embedding import EmbeddingLoss, dino_loss, neighbour_loss, remember_
 from recast.lab.training.metrics import read_metrics
 from recast.lab.training.run import train
-from recast.layers.config import ScheduleConfig
+from recast.papers.grafit.config import EmbedConfig, Projector
+from recast.papers.grafit.head import EmbeddingHead, add_embedding_, embedding_head, without_embedding
+from recast.papers.grafit.loss import EmbeddingLoss, dino_loss, neighbour_loss, remember_
 
-SMALL = EmbeddingConfig("mlp", dim=5, hidden=7, views=3)
+SMALL = Projector("mlp", dim=5, hidden=7, views=3)
 
 
 def slow_neighbour_loss(z: Tensor, indices: Tensor, memory: Tensor, labels: Tensor, sigma: float) -> Tensor:
@@ -79,9 +80,9 @@ def test_the_memory_is_the_mean_of_what_was_and_what_is_of_length_1() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "millions"), [(EmbeddingConfig("linear", dim=128), 23_770_304), (EmbeddingConfig("mlp"), 32_949_568)]
+    ("config", "millions"), [(Projector("linear", dim=128), 23_770_304), (Projector("mlp"), 32_949_568)]
 )
-def test_parameters_are_those_of_the_paper(config: EmbeddingConfig, millions: int) -> None:
+def test_parameters_are_those_of_the_paper(config: Any, millions: int) -> None:
     """Table 8.2: 23.8 M and 32.9 M, trunk and projector, what is kept for the test."""
     with torch.device("meta"):
         model = add_embedding_(timm.create_model("resnet50", num_classes=20), config, 20)
@@ -103,7 +104,7 @@ def test_a_head_leaves_the_logits_alone_and_probes_without_a_gradient() -> None:
     assert head is not None
     logits, projected, predicted = head(torch.randn(4, 512, requires_grad=True))
     assert (logits.shape, projected.shape, predicted.shape) == ((4, 7), (4, 5), (4, 5))
-    for config, has in ((SMALL, False), (EmbeddingConfig("linear", label_weight=0.5), True)):
+    for config, has in ((SMALL, False), (Projector("linear", label_weight=0.5), True)):
         features = torch.randn(4, 8, requires_grad=True)
         EmbeddingHead(nn.Linear(8, 3), config)(features)[0].sum().backward()
         assert (features.grad is not None) == has
@@ -111,36 +112,34 @@ def test_a_head_leaves_the_logits_alone_and_probes_without_a_gradient() -> None:
         add_embedding_(timm.create_model("deit_tiny_distilled_patch16_224", num_classes=7), SMALL, 7)
 
 
-def headed(config: EmbeddingConfig = SMALL, recast: bool = True) -> nn.Module:
+def headed(config: Any = SMALL, recast: bool = True) -> nn.Module:
     torch.manual_seed(3)
     return add_embedding_(small_child() if recast else small_parent(), config, CLASSES)
 
 
-@pytest.mark.parametrize("config", [SMALL, EmbeddingConfig("linear", dim=4, instance_weight=0, views=1)])
-def test_training_goes_on_bit_for_bit(
-    goes_on: Callable[..., nn.Module], tmp_path: Path, config: EmbeddingConfig
-) -> None:
+@pytest.mark.parametrize("config", [SMALL, Projector("linear", dim=4, instance_weight=0, views=1)])
+def test_training_goes_on_bit_for_bit(goes_on: Callable[..., nn.Module], tmp_path: Path, config: Any) -> None:
     """Memory and target network are part of the state."""
-    recipe = small_recipe(embedding=config, save_steps=1)
+    recipe = small_recipe(task=EmbedConfig(projector=config), save_steps=1)
     goes_on(small_fit, lambda: headed(config), "update", 8, recipe=recipe)
     one, other = (
-        torch.load(states(tmp_path / folder)[-1], weights_only=True)["embedding"] for folder in ("run", "straight")
+        torch.load(states(tmp_path / folder)[-1], weights_only=True)["loss"] for folder in ("run", "straight")
     )
     assert one["memory"].equal(other["memory"])
     torch.testing.assert_close(one["memory"].norm(dim=1), torch.ones(40))
     assert any("target" in name for name in one) == (config.instance_weight > 0)
 
 
-DINO = EmbeddingConfig("dino", dim=6, hidden=5, knn_weight=0, instance_weight=0, views=3)
+DINO = Projector("dino", dim=6, hidden=5, views=3)
 
 
 def test_dino_learns_without_labels_and_goes_on_bit_for_bit(goes_on: Callable[..., nn.Module], tmp_path: Path) -> None:
-    recipe = small_recipe(embedding=DINO, save_steps=1)
+    recipe = small_recipe(task=EmbedConfig(projector=DINO), save_steps=1)
     model = goes_on(small_fit, lambda: headed(DINO), "update", 8, recipe=recipe)
     head = embedding_head(model)
     assert head is not None
     torch.testing.assert_close(head.predictor.last.weight.norm(dim=1), torch.ones(6))  # type: ignore[union-attr]
-    state = torch.load(states(tmp_path / "run")[-1], weights_only=True)["embedding"]
+    state = torch.load(states(tmp_path / "run")[-1], weights_only=True)["loss"]
     assert (len(state["memory"]), state["center"].shape) == (0, (6,))
     assert state["center"].any()
     data = small_data()
@@ -155,7 +154,7 @@ def test_dino_learns_without_labels_and_goes_on_bit_for_bit(goes_on: Callable[..
 
 
 def test_the_target_follows_without_a_gradient() -> None:
-    model, recipe, device = headed(), small_recipe(embedding=SMALL), torch.device("cpu")
+    model, recipe, device = headed(), small_recipe(task=EmbedConfig(projector=SMALL)), torch.device("cpu")
     loss = EmbeddingLoss(recipe, small_data(), model, nn.CrossEntropyLoss(), 10, device, None)
     assert loss.target is not None
     before = [p.clone() for p in loss.target.parameters()]
@@ -171,7 +170,7 @@ def test_the_target_follows_without_a_gradient() -> None:
     update()
     assert all(p.grad is None for p in loss.target.parameters())
     assert all(p.equal(q) for p, q in zip(before, loss.target.parameters(), strict=True))
-    loss.step, loss.config.target_decay = 0, 0.0
+    loss.step, loss.config = 0, loss.config.replace(target_decay=0.0)
     update()
     assert all(p.equal(q) for p, q in zip(model.parameters(), loss.target.parameters(), strict=True))
     assert loss.memory.norm(dim=1).nonzero().flatten().tolist() == [4, 9]
@@ -179,8 +178,8 @@ def test_the_target_follows_without_a_gradient() -> None:
 
 def test_the_loss_is_the_weighted_sum_of_its_parts() -> None:
     torch.manual_seed(0)
-    config = EmbeddingConfig("linear", 5, 6, label_weight=2, knn_weight=3, instance_weight=4, views=2)
-    model, data, recipe = headed(config), small_data(), small_recipe(embedding=config)
+    config = Projector("linear", dim=5, hidden=6, label_weight=2, knn_weight=3, instance_weight=4, views=2)
+    model, data, recipe = headed(config), small_data(), small_recipe(task=EmbedConfig(projector=config))
     loss = EmbeddingLoss(recipe, data, model, nn.CrossEntropyLoss(), 1, torch.device("cpu"), None)
     loss.memory.copy_(F.normalize(torch.randn(40, 5), dim=1))
     images, indices = torch.randn(6, 3, 8, 8), torch.tensor([4, 9, 11])
@@ -200,22 +199,39 @@ def test_the_loss_is_the_weighted_sum_of_its_parts() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"augment": AugmentConfig(mixup=0.8)}, "augment.mixup has no meaning for an embedding"),
-        ({"schedule": ScheduleConfig("progressive")}, "schedule has no meaning"),
-        ({"embedding": EmbeddingConfig("mlp", views=1)}, "embedding.views to 2 or more"),
-        ({"embedding": EmbeddingConfig("dino")}, "dino has one loss, over two views or more"),
-        ({"embedding": EmbeddingConfig("mlp", knn_weight=0, instance_weight=0)}, "both are 0"),
+        ({"task": {"kind": "embed", "mixup": 0.8}}, "task.mixup requires task.kind classify, got embed"),
+        ({"augment": AugmentConfig(repeats=2)}, "augment.repeats does not apply to task.kind embed"),
+        ({"schedule": ScheduleConfig("progressive")}, "schedule.kind does not apply"),
+        ({"schedule": {"feature_epochs": 1}}, "schedule.feature_epochs does not apply"),
+        ({"regularization": {"freeze": "trunk"}, "where": ["none"]}, "regularization.freeze"),
+        ({"pool": "per_class"}, "pool.kind per_class does not apply"),
     ],
 )
 def test_what_cannot_be_is_refused(fields: dict[str, object], message: str) -> None:
     with pytest.raises(RecastError, match=message):
-        check_recipe(Recipe(**{"embedding": SMALL, **fields}))  # type: ignore[arg-type]
+        Recipe(**{"task": EmbedConfig(projector=SMALL), **fields})
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        ("mlp", {"views": 1}, "instance_weight compares views of an image and requires views of 2 or more"),
+        ("mlp", {"knn_weight": 0, "instance_weight": 0}, "both 0"),
+        ("mlp", {"local_scale": (0.1, 0.2)}, "local_scale requires kind dino"),
+        ("dino", {"knn_weight": 1}, "knn_weight requires kind linear or mlp"),
+        ("dino", {"views": 1}, "views must be >= 2"),
+        ("dino", {"local_scale": (0.4, 0.1)}, "local_scale must be .smallest, largest"),
+    ],
+)
+def test_what_a_projector_has_not_is_refused(kind: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecastError, match=message):
+        Projector(kind, **fields)
 
 
 def test_images_alone_in_their_class_are_counted_and_skipped(tmp_path: Path) -> None:
     data = DataConfig("digits", img_size=8, num_train=10, num_val=10, batch_size=10)
-    config = EmbeddingConfig("linear", 4, views=1, instance_weight=0)
-    recipe = digits_recipe(data=data, embedding=config, where=["none"])
+    config = Projector("linear", dim=4, views=1, instance_weight=0)
+    recipe = digits_recipe(data=data, task=EmbedConfig(projector=config), where=["none"])
     with pytest.warns(UserWarning, match="10 of 10 training images are alone in their class: the loss of neighbours"):
         train(recipe, tmp_path / "run", progress=False)
     assert [row["train_loss"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [None, 0.0, 0.0]

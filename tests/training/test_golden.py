@@ -16,19 +16,20 @@ import torch
 from commands import platform
 from small import small_child, small_fit
 
-from recast.lab.config import AugmentConfig, RegularizationConfig
+from recast.lab.config import AugmentConfig, ClassifyConfig, RegularizationConfig
 
 FILE = Path(__file__).with_name("golden_losses.json")
 
 RUNS: dict[str, dict[str, Any]] = {
     "linear": {},
     "mixed": {
-        "augment": AugmentConfig(mixup=0.8, cutmix=1.0, erasing=0.25, repeats=2),
-        "regularization": RegularizationConfig(loss="bce", ema_decay=0.9),
+        "augment": AugmentConfig(repeats=2),
+        "task": ClassifyConfig(mixup=0.8, cutmix=1.0, erasing=0.25, loss="bce"),
+        "regularization": RegularizationConfig(ema_decay=0.9),
         "optim": {"opt": "lamb", "clip_grad": 1.0, "gate_l1": 0.1},
         "accumulate": 2,
     },
-    "sigmoid": {"regularization": RegularizationConfig(label_smoothing=0.1)},
+    "sigmoid": {"task": ClassifyConfig(label_smoothing=0.1)},
 }
 
 

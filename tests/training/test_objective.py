@@ -9,16 +9,16 @@ import torch
 from timm.data.mixup import mixup_target
 from torch import Tensor
 
-from recast.lab.config import RegularizationConfig
-from recast.lab.training.objective import label_loss
+from recast.lab.config import ClassifyConfig
+from recast.lab.tasks.classify.training import label_loss
 
 LOGITS = torch.tensor([[2.0, 0.0, -1.0, 0.5], [0.0, 1.0, 3.0, -2.0]])
 LABELS = torch.tensor([0, 2])
 MIXED = torch.tensor([[0.7, 0.3, 0.0, 0.0], [0.0, 0.0, 0.4, 0.6]])
 
 
-def make(classes: int = 4, **fields: Any) -> Callable[[Tensor, Tensor], Tensor]:
-    return label_loss(RegularizationConfig(**fields), classes)
+def make(loss: str = "ce", label_smoothing: float = 0.0, **fields: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    return label_loss(ClassifyConfig(label_smoothing=label_smoothing, loss={"kind": loss, **fields}), 4)
 
 
 def by_hand(targets: list[list[float]], binary: bool) -> float:

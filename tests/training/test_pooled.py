@@ -14,12 +14,12 @@ from small import digits_recipe, small_fit, small_parent
 from torch import nn
 
 from recast.io import load
-from recast.lab.config import OptimConfig, RegularizationConfig
+from recast.lab.config import OptimConfig, RegularizationConfig, ScheduleConfig
 from recast.lab.training.metrics import read_metrics
 from recast.lab.training.optim import learning_rates, make_optimizer
 from recast.lab.training.run import train
 from recast.layers.attention_pool import attention_pools
-from recast.layers.config import PoolConfig, ScheduleConfig
+from recast.layers.config import PoolConfig
 from recast.layers.gpsa import gpsa_layers
 from recast.surgery.plan import applied_plan
 from recast.surgery.pooling.swap import attention_pool_

@@ -9,7 +9,6 @@ import shutil
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,7 +24,14 @@ from torchvision.transforms.v2.functional import normalize
 from recast.analysis.records import Wakefulness
 from recast.errors import RecastError
 from recast.io import load
-from recast.lab.config import AugmentConfig, DataConfig, DistillConfig, OptimConfig, RegularizationConfig
+from recast.lab.config import (
+    AugmentConfig,
+    ClassifyConfig,
+    DataConfig,
+    OptimConfig,
+    RegularizationConfig,
+    ScheduleConfig,
+)
 from recast.lab.data import load_data
 from recast.lab.evaluation.run_folder import evaluate_run, open_run
 from recast.lab.recipe import load_recipe
@@ -35,7 +41,7 @@ from recast.lab.training.checkpoint import states
 from recast.lab.training.distributed import Interrupted
 from recast.lab.training.metrics import measure, read_metrics
 from recast.lab.training.run import train
-from recast.layers.config import RecastConfig, ScheduleConfig
+from recast.layers.config import RecastConfig
 from recast.layers.gpsa import gpsa_layers
 from recast.models.build import build
 from recast.models.config import ModelConfig
@@ -171,7 +177,7 @@ def test_the_stride_goes_and_no_attention_comes(run: Path, tmp_path: Path) -> No
     sizes = [tuple(network.forward_features(x).shape[2:]) for network in (child, parent)]
     assert sizes[0] == (2 * sizes[1][0], 2 * sizes[1][1])
     assert evaluate_run(out, ["clean"], progress=False).rows
-    with pytest.raises(RecastError, match="schedule=never is for the stride alone"):
+    with pytest.raises(RecastError, match=r"schedule\.kind never requires recast\.stride"):
         quick(tmp_path / "no", model=trained(run), schedule=ScheduleConfig("never"))
 
 
@@ -182,7 +188,7 @@ def test_a_recast_network_goes_on_with_a_new_classifier(run: Path, tmp_path: Pat
     frozen = RegularizationConfig(freeze="all_but_attention")
     data = DataConfig("digits", img_size=8, batch_size=20, num_train=40, num_val=20)
     recipe = digits_recipe(model=parent, where=["none"], epochs=1, data=data)
-    train(replace(recipe, regularization=frozen), tmp_path / "run", progress=False)
+    train(recipe.replace(regularization=frozen), tmp_path / "run", progress=False)
     before, after = load_file(saved), load_file(tmp_path / "run" / "weights.safetensors")
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     layers = gpsa_layers(load(tmp_path / "run" / "weights.safetensors"))
@@ -213,7 +219,7 @@ def test_mistakes_leave_no_folder(run: Path, tmp_path: Path) -> None:
     weights = load_file(run / "parent" / "weights.safetensors")
     weights["fc.weight"], weights["fc.bias"] = torch.zeros(5, 64), torch.zeros(5)
     save_file(weights, five := tmp_path / "five.safetensors")
-    scaled, drawn = RegularizationConfig(layer_scale=1e-4), RegularizationConfig(init_std=0.02)
+    scaled, drawn = {"deit": {"layer_scale": 1e-4}}, {"deit": {"init_std": 0.02}}
     mistakes: tuple[tuple[dict[str, Any], str], ...] = (
         ({"where": ["layer9.*"]}, "layer9"),
         ({"budget": "tokens=1"}, "budget"),
@@ -228,9 +234,9 @@ def test_mistakes_leave_no_folder(run: Path, tmp_path: Path) -> None:
         ({"optim": OptimConfig(pool_lr=1e-3), "where": ["none"]}, "optim.pool_lr"),
         ({"grad_checkpointing": True, "epochs": 0}, "leave grad_checkpointing out"),
         ({"model": ModelConfig("digits_resnet", checkpoint=str(five))}, "5 classes"),
-        ({"model": trained(run), "regularization": scaled}, "would wipe the trained LayerScale"),
-        ({"model": trained(run), "regularization": drawn}, "init_std would wipe the trained weights"),
-        ({"model": trained(run, new_head=True), "distill": DistillConfig("parent")}, "classifier is a new one"),
+        ({"model": trained(run), "papers": scaled}, "would wipe the trained LayerScale"),
+        ({"model": trained(run), "papers": drawn}, "init_std would wipe the trained weights"),
+        ({"model": trained(run, new_head=True), "task": ClassifyConfig(teacher="parent")}, "classifier is a new one"),
     )
     for fields, message in mistakes:
         with pytest.raises(RecastError, match=message):
@@ -339,7 +345,7 @@ def test_a_refused_resume_writes_nothing(ctrl_c: CtrlC, run: Path, tmp_path: Pat
 
 def test_what_the_folder_filled_in_is_no_difference_when_a_run_goes_on(run: Path, tmp_path: Path) -> None:
     sized = digits_recipe(model=ModelConfig("test_vit", input_size=32), where=["none"], epochs=0)
-    sized = replace(sized, data=replace(sized.data, img_size=None))
+    sized = sized.replace(data=sized.data.replace(img_size=None))
     kept = digits_recipe(data=photographs(tmp_path / "data"), model=trained(run, new_head=True), epochs=0)
     auto = digits_recipe(model=trained(run), where=["auto"], budget="macs=99x", epochs=0)
     for name, recipe in (("sized", sized), ("kept", kept), ("auto", auto)):
@@ -355,7 +361,8 @@ def test_what_the_folder_filled_in_is_no_difference_when_a_run_goes_on(run: Path
 
 def test_a_calibrated_run_resumes_with_the_biases_it_was_given(ctrl_c: CtrlC, run: Path, tmp_path: Path) -> None:
     recipe = load_recipe(run / "recipe.yaml")
-    recipe = replace(recipe, recast=RecastConfig(gate="sigmoid"), calibrate=30, epochs=1, control=False)
+    calibrated = {"recast": RecastConfig(gate="sigmoid"), "schedule": {"calibrate": 30}}
+    recipe = recipe.replace(**calibrated, epochs=1, control=False)
     seen: list[torch.Tensor] = []
     calibrate = run_module.calibrate_
 
@@ -384,19 +391,20 @@ def test_a_calibrated_run_resumes_with_the_biases_it_was_given(ctrl_c: CtrlC, ru
 
 def test_the_parent_teaches_its_child_and_the_control(run: Path, tmp_path: Path) -> None:
     alone = quick(tmp_path / "alone", model=trained(run), control=True)
-    taught = quick(tmp_path / "taught", model=trained(run), control=True, distill=DistillConfig("parent"))
+    taught = quick(tmp_path / "taught", model=trained(run), control=True, task=ClassifyConfig(teacher="parent"))
     for arm in ("", "finetuned"):
         one, other = (load_file(folder / arm / "weights.safetensors") for folder in (alone, taught))
         assert any(not torch.equal(value, other[name]) for name, value in one.items())
     # all of the loss the teacher's: the exact start has nothing to learn, up to augmentation and BatchNorm's batches
-    only, frozen = DistillConfig("parent", teacher_weight=1.0), RegularizationConfig(freeze_bn=True)
-    out = quick(tmp_path / "only", model=trained(run), distill=only, regularization=frozen)
+    only = ClassifyConfig(teacher={"kind": "parent", "teacher_weight": 1.0})
+    frozen = RegularizationConfig(freeze="batch_norm")
+    out = quick(tmp_path / "only", model=trained(run), task=only, regularization=frozen)
     assert last_row(out)["train_loss"] < 1e-2
 
 
 def test_features_come_first_and_move_the_recast_layers_only(run: Path, tmp_path: Path) -> None:
-    distill = DistillConfig("parent", feature_epochs=1.0)
-    out = quick(tmp_path / "run", model=trained(run), recast=RecastConfig(gate="sigmoid"), distill=distill)
+    fields = {"recast": RecastConfig(gate="sigmoid"), "schedule": {"feature_epochs": 1.0}}
+    out = quick(tmp_path / "run", model=trained(run), task=ClassifyConfig(teacher="parent"), **fields)
     child, parent = load(out / "weights.safetensors"), load(run / "parent" / "weights.safetensors")
     recast = tuple(f"{name}." for name in gpsa_layers(child))
     before, after = dict(parent.named_parameters()), dict(child.named_parameters())
@@ -406,7 +414,7 @@ def test_features_come_first_and_move_the_recast_layers_only(run: Path, tmp_path
 
 def test_batch_norm_is_measured_again_after_the_recast(run: Path, tmp_path: Path) -> None:
     fields = {"model": trained(run), "recast": RecastConfig(gate="sigmoid"), "epochs": 0}
-    runs = (quick(tmp_path / str(count), recalibrate_bn=count, **fields) for count in (0, 60))
+    runs = (quick(tmp_path / str(count), schedule={"recalibrate_bn": count}, **fields) for count in (0, 60))
     one, other = (load_file(folder / "weights.safetensors") for folder in runs)
     assert (changed := [name for name in one if not torch.equal(one[name], other[name])])
     assert all("running" in name for name in changed)
@@ -422,26 +430,28 @@ def photographs(root: Path) -> DataConfig:
 
 def test_size_and_norm_of_files_where_the_network_states_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "input_defaults", lambda network: None)
-    data = replace(photographs(tmp_path / "data"), img_size=None)
+    data = photographs(tmp_path / "data").replace(img_size=None)
     prepared = prepare.prepare(digits_recipe(data=data), tmp_path / "run", False)
     assert (prepared.recipe.data.img_size, prepared.data.train[0][0].shape[-1], prepared.data.test_size) == (16, 16, 16)
-    assert prepared.data.train.augment == load_data(replace(data, img_size=16), digits_recipe().augment).train.augment
+    assert (
+        prepared.data.train.augment == load_data(data.replace(img_size=16), digits_recipe().augmentation).train.augment
+    )
     assert "16x16 pixels (the files' own" in prepared.pixels
     assert "ImageNet's" in prepared.pixels
-    measured = prepare.prepare(digits_recipe(data=replace(data, mean="data", std="data")), tmp_path / "run", False)
+    measured = prepare.prepare(digits_recipe(data=data.replace(mean="data", std="data")), tmp_path / "run", False)
     assert "measured" in measured.pixels
     assert measured.recipe.data.mean == pytest.approx((0.42, 0.35, 0.57), abs=0.05)
 
 
 def test_unreadable_images_are_skipped_named_and_counted(run: Path, tmp_path: Path) -> None:
-    config = replace(photographs(tmp_path / "data"), bad_image="skip")
+    config = photographs(tmp_path / "data").replace(bad_image="skip")
     found = load_data(config)
     for name in (found.train.image_name(0), found.train.image_name(1), found.val.image_name(0)):
         Path(name).write_bytes(b"no image")
     fields = {"model": trained(run, new_head=True), "augment": AugmentConfig(crop="none", flip=False)}
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        out = quick(tmp_path / "run", data=config, recalibrate_bn=12, **fields)
+        out = quick(tmp_path / "run", data=config, schedule={"recalibrate_bn": 12}, **fields)
     said = [str(warning.message) for warning in told]
     assert any("another image took its place" in text for text in said)
     assert any("it is left out of the validation" in text for text in said)
@@ -449,4 +459,4 @@ def test_unreadable_images_are_skipped_named_and_counted(run: Path, tmp_path: Pa
     assert (row["bad_images"], row["bad_val_images"]) == (2, 1)
     assert math.isfinite(row["train_loss"])
     with pytest.raises(RecastError, match=r"cannot read image .*\.png"):
-        quick(tmp_path / "stops", data=replace(config, bad_image="stop"), **fields)
+        quick(tmp_path / "stops", data=config.replace(bad_image="stop"), **fields)

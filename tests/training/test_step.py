@@ -13,7 +13,7 @@ from torch import nn
 
 from recast.lab.config import RegularizationConfig
 
-FROZEN = RegularizationConfig(freeze_bn=True)
+FROZEN = RegularizationConfig(freeze="batch_norm")
 
 
 def test_accumulated_parts_give_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:

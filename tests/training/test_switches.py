@@ -16,16 +16,15 @@ from torch import nn
 
 from recast import CMHSA, GPSA, Plan, load
 from recast.errors import RecastError
-from recast.lab.config import RegularizationConfig
+from recast.lab.config import RegularizationConfig, ScheduleConfig
 from recast.lab.evaluation.run_folder import open_run
 from recast.lab.training.checkpoint import states
 from recast.lab.training.distributed import Interrupted
 from recast.lab.training.run import train
-from recast.layers.config import ScheduleConfig
 from recast.models.weights import read_header
 
 CtrlC = Callable[[str, int], AbstractContextManager[None]]
-LEARNED = {"schedule": ScheduleConfig("learned", probe_images=16), "optim": {"lr": 1e-5, "gate_lr": 1.0}}
+LEARNED = {"schedule": ScheduleConfig("learned"), "optim": {"lr": 1e-5, "gate_lr": 1.0}}
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "adamw": {},

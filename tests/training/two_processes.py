@@ -14,16 +14,16 @@ import torch
 from small import CLASSES, small_child, small_data, small_fit, small_parent, small_plan, small_recipe
 from torch import nn
 
-from recast.lab.config import EmbeddingConfig, Recipe, RegularizationConfig
-from recast.lab.tasks.embedding import add_embedding_
+from recast.lab.config import Recipe, RegularizationConfig, ScheduleConfig
 from recast.lab.training.distributed import Interrupted, is_first, process_group
 from recast.lab.training.loop import fit
 from recast.lab.training.metrics import measure
-from recast.layers.config import ScheduleConfig
+from recast.papers.grafit.config import EmbedConfig, Projector
+from recast.papers.grafit.head import add_embedding_
 
-BATCH_NORM_FROZEN = RegularizationConfig(freeze_bn=True, ema_decay=0.9)
+BATCH_NORM_FROZEN = RegularizationConfig(freeze="batch_norm", ema_decay=0.9)
 ODD = 19
-EMBEDDING = EmbeddingConfig("mlp", dim=5, hidden=7, views=2)
+EMBEDDING = Projector("mlp", dim=5, hidden=7, views=2)
 
 
 def embedded() -> nn.Module:
@@ -61,7 +61,7 @@ def main(folder: Path) -> None:
         found["undivided"] = run(folder / "undivided", recipe(), dropout=False)[0]
         found["counted"] = _count_images()
         run_scheduled(folder / "scheduled", recipe(schedule=ScheduleConfig("progressive")))
-        small_fit(folder / "embedding", embedded(), recipe(embedding=EMBEDDING), data=small_data(ODD))
+        small_fit(folder / "embedding", embedded(), recipe(task=EmbedConfig(projector=EMBEDDING)), data=small_data(ODD))
         _stop_in_the_second_process(folder / "stopped")
         run(folder / "begun_by_one", recipe(), resume=True)
         if is_first():

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from recast.analysis.transformers import SILENT, Grids, watched_grids, watched_tokens
+from recast.config import typed
 from recast.errors import RecastError
-from recast.fields import typed
 from recast.layers.attention_pool import AttentionPool, attention_pools
 from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
 from recast.surgery.limits import DEFAULT_TOKENS

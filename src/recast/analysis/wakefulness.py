@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from recast.analysis.blocks import Images, device_of, each_batch
 from recast.analysis.queries import content_of, logits_and_bias
 from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
+from recast.layers.config import GaussianGate
 from recast.layers.functional import expand_heads
 from recast.layers.functional.maps import real_keys, relative_entropy
 from recast.layers.functional.operands import block_diagonal
@@ -78,7 +79,8 @@ def _of_batch(layer: RecastLayer, x: Tensor, output: Tensor, queries: int) -> tu
     geometry, (height, width) = layer.geometry, x.shape[-2:]
     made = output.flatten(2).transpose(1, 2)
     at = torch.arange(0, made.shape[1], math.ceil(made.shape[1] / queries), device=x.device)
-    visible = real_keys(geometry, height, width, x.device) | bool(layer.config.attend_padding)
+    attends = isinstance(layer.config, GaussianGate) and layer.config.attend_padding
+    visible = real_keys(geometry, height, width, x.device) | attends
     uniform = visible / visible.sum()
     if isinstance(layer, CMHSA):
         logits, bias = (part(at) for part in logits_and_bias(layer, x))

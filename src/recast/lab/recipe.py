@@ -5,32 +5,22 @@ Paths in a recipe file are relative to the file, so that a run folder can be mov
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-import json
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from recast.config import File, Keys, MayChange, fields_of, merge, read
 from recast.errors import RecastError
-from recast.fields import read_fields
 from recast.files import write_text
 from recast.lab.config import Recipe
+from recast.lab.config.recipe import task_of_data
 from recast.lab.records import Row
 from recast.reading import SETTINGS, decode, parse_yaml, read_bytes
 
-PATHS = (("model", "checkpoint"), ("data", "data_dir"), ("data", "coarse_file"), ("distill", "teacher_checkpoint"))
-"""The fields that name a file or a folder."""
-HOW_IT_RUNS = (
-    "device", "control", "data.workers", "accumulate", "grad_checkpointing", "save_steps", "keep", "keep_every",
-    "trackers",
-)  # fmt: skip
-"""The fields that say how a run is carried out, not what it computes."""
-MAY_CHANGE = (*HOW_IT_RUNS, *(f"{section}.{field}" for section, field in PATHS))
-"""What may differ when a run goes on: how it runs and where things lie, not what it computes."""
 SEAL = "# sha256 of the lines above: "
 """The last line of a run's recipe: what has it was not touched, or it is told. Who means to edit it deletes it."""
 PARENT_WEIGHTS = "parent.safetensors"
@@ -39,17 +29,61 @@ COARSE_FILE = "coarse.csv"
 """In a run folder: a copy of the file of coarse classes that it was trained with, whatever becomes of that file."""
 
 
+def paths() -> list[Keys]:
+    """Return the fields that name a file or a folder."""
+    return [field.path for field in fields_of(Recipe) if File in field.marks]
+
+
+def how_it_runs() -> list[str]:
+    """Return the fields that say how a run is carried out, not what it computes, by their dotted names."""
+    return [".".join(field.path) for field in fields_of(Recipe) if MayChange in field.marks]
+
+
+def may_change() -> list[str]:
+    """Return what may differ when a run goes on: how it runs and where things lie."""
+    return [*how_it_runs(), *map(".".join, paths())]
+
+
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
-    """Every field as nested plain data."""
-    return json.loads(json.dumps(dataclasses.asdict(recipe)))  # tuples become lists
+    """Return every field as nested plain data."""
+    return recipe.model_dump(mode="json")
 
 
-def recipe_from_dict(found: Mapping[str, Any], source: str = "the recipe") -> Recipe:
-    """The inverse of `recipe_to_dict`; what is left out has its default.
+def recipe_from_dict(data: Mapping[str, Any], source: str = "the recipe") -> Recipe:
+    """Read the data of `recipe_to_dict`; missing fields have their defaults.
 
-    Raises RecastError naming the key for an unknown one or a value of the wrong type. `source` names the recipe there.
+    Raises RecastError naming `source` and the key for an unknown one or a value that is not allowed.
     """
-    return read_fields(Recipe, found, source)
+    return read(Recipe, data, source)
+
+
+def override(
+    base: Recipe, changes: Mapping[str, Any], name: Callable[[Keys], str] = ".".join, source: str = ""
+) -> Recipe:
+    """Return a recipe with other values.
+
+        Where a union changes its kind, `base`'s fields that the new kind does not have are dropped.
+
+        Args:
+            base: the recipe to change.
+            changes: nested plain data, such as `{"optim": {"lr": "1e-3"}}`.
+            name: how an error calls a field.
+            source: what an error begins with.
+
+        Raises:
+            RecastError: for an unknown field, and a value that is not allowed.
+
+        Example:
+            >>> from recast.lab.config import Recipe
+    from recast.lab.config.recipe import task_of_data
+            >>> from recast.lab.recipe import override
+            >>> override(Recipe(recast={"gate": "sigmoid", "alpha": 2.0}), {"recast": {"gate": "bias"}}).recast.gate
+            'bias'
+    """
+    task, name_of_data = changes.get("task", {}), changes.get("data", {}).get("name", base.data.name)
+    if (kind := task_of_data(name_of_data)) and isinstance(task, Mapping) and "kind" not in task:
+        changes = {**changes, "task": {"kind": kind, **task}}
+    return read(Recipe, merge(Recipe, base.model_dump(), changes), source, name)
 
 
 def load_recipe(path: str | Path, *, complete: bool = False) -> Recipe:
@@ -61,75 +95,84 @@ def load_recipe(path: str | Path, *, complete: bool = False) -> Recipe:
     """
     path = Path(path)
     try:
-        found = parse_yaml(text := decode(read_bytes(path, SETTINGS), path))
+        data = parse_yaml(text := decode(read_bytes(path, SETTINGS), path))
     except FileNotFoundError:
         raise RecastError(f"no such recipe: {path}") from None
     except RecastError:
         raise
     except ValueError as error:
         raise RecastError(f"cannot read recipe {path}: {error}") from None
-    if not isinstance(found, Mapping):
-        raise RecastError(f"recipe {path} must hold a mapping of keys to values, got {type(found).__name__}")
-    recipe = recipe_from_dict(found, str(path))
-    given = _flat(found)
+    if not isinstance(data, dict):
+        raise RecastError(f"recipe {path} must hold a mapping of keys to values, got {type(data).__name__}")
+    given = _flat(data)
+    for keys in paths():
+        value = given.get(".".join(keys))
+        if isinstance(value, str) and (beside := path.parent / value).exists():
+            _section(data, keys)[keys[-1]] = str(beside.resolve())
+    recipe = recipe_from_dict(data, str(path))
     # null is the default: what is missing may be younger than the file
     if complete and (missing := [key for key, value in flat(recipe).items() if value is not None and key not in given]):
         raise RecastError(
             f"{path} lacks {', '.join(missing[:3])}{', …' * (len(missing) > 3)}: it was cut short, or is of another "
             "version of recast"
         )
-    body, seal, told = text.rpartition(SEAL)
-    if seal and told.strip() != _digest(body):
+    body, seal, digest = text.rpartition(SEAL)
+    if seal and digest.strip() != _digest(body):
         touched = f"{path} is not as the run wrote it: it was edited or damaged"
         if complete:
             raise RecastError(f"{touched}. Undo that; or, if the change is meant, delete its last line, the checksum")
         warnings.warn(f"{touched}; it is taken as it stands", stacklevel=2)
-    for section, field in PATHS:
-        value = getattr(getattr(recipe, section), field)
-        if value is not None and (beside := path.parent / value).exists():
-            setattr(getattr(recipe, section), field, str(beside.resolve()))
     return recipe
 
 
 def save_recipe(recipe: Recipe, path: str | Path) -> None:
     """Write the complete recipe. Paths become absolute, or relative to the file where they lie below its folder."""
     path = Path(path)
-    found = recipe_to_dict(recipe)
+    data = recipe_to_dict(recipe)
     folder = path.parent.resolve()
-    for section, field in PATHS:
-        if found[section][field] is not None:
-            target = Path(found[section][field]).expanduser().resolve()
+    for keys in paths():
+        section = _section(data, keys)
+        if section.get(keys[-1]) is not None:
+            target = Path(section[keys[-1]]).expanduser().resolve()
             inside = target.is_relative_to(folder) and target != folder
-            found[section][field] = target.relative_to(folder).as_posix() if inside else str(target)
-    text = yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
+            section[keys[-1]] = target.relative_to(folder).as_posix() if inside else str(target)
+    text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
     write_text(path, f"{text}{SEAL}{_digest(text)}\n")
+
+
+def _section(data: Any, keys: Keys) -> Any:
+    """Return the mapping that a field is in; an empty one if it has no place."""
+    for key in keys[:-1]:
+        data = data.get(key, {}) if isinstance(data, dict) else {}
+    return data if isinstance(data, dict) else {}
 
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
-def changes(one: Recipe, other: Recipe, ignore: tuple[str, ...] = ()) -> list[str]:
+def changes(one: Recipe, other: Recipe, ignore: Iterable[str] = ()) -> list[str]:
     """The fields in which two recipes differ, "optim.lr (0.1, now 0.2)" each, without those named in `ignore`."""
     a, b = flat(one), flat(other)
-    return [f"{key} ({a[key]}, now {b[key]})" for key in a if a[key] != b[key] and key not in ignore]
+    names = [name for name in dict.fromkeys((*a, *b)) if a.get(name) != b.get(name) and name not in ignore]
+    return [f"{name} ({a.get(name)}, now {b.get(name)})" for name in names]
 
 
 def flat(recipe: Recipe) -> dict[str, Any]:
-    """Every field by its dotted name; all sections are one deep."""
+    """Return every field by its dotted name."""
     return _flat(recipe_to_dict(recipe))
 
 
-def _flat(nested: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    fields: dict[str, Any] = {}
     for key, value in nested.items():
-        found |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, Mapping) else {key: value}
-    return found
+        fields |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return fields
 
 
 def functions_of(recipe: Recipe) -> tuple[str | None, str | None]:
     """What in a recipe may name a function of the user's: the model and the teacher."""
-    return recipe.model.name, recipe.distill.name
+    return recipe.model.name, getattr(getattr(recipe.task, "teacher", None), "teacher_model", None)
 
 
 def has_new_parent(recipe: Recipe, folder: Path) -> bool:

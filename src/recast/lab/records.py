@@ -11,13 +11,14 @@ analysis/frontier.csv   FrontierLine            analysis/tsne.csv       PlaneLin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from recast.config import convert, read
 from recast.errors import RecastError
-from recast.fields import check_value, read_fields
 from recast.surgery.schedule import Schedule
 from recast.tables import columns_of, read_records, write_rows
 
@@ -32,12 +33,8 @@ class Epoch:
     epoch: int
     train_loss: float | None = None
     val_loss: float
-    val_top1: float
-    """In percent; of segmentation, of the pixels (aAcc); of detection, AP of the boxes at IoU 0.5."""
-    val_miou: float | None = None
-    """Of segmentation, in percent."""
-    val_ap: float | None = None
-    """Of detection, box AP in percent."""
+    metrics: dict[str, float]
+    """Those of `Task.validation`; in its line they are val_METRIC."""
     lr: float | None = None
     gate_lr: float | None = None
     seconds: float | None = None
@@ -52,16 +49,25 @@ class Epoch:
     the gates of every head and their spans 1/α."""
 
     def __post_init__(self) -> None:
-        check_value(dict[str, dict[str, str | list[float | None]]], self.layers, "layers (texts and lists of numbers)")
+        convert(dict[str, dict[str, str | list[float | None]]], self.layers, "layers (texts and lists of numbers)")
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of its line: without mIoU and AP where there is none."""
-        return {name: x for name, x in asdict(self).items() if x is not None or name not in ("val_miou", "val_ap")}
+        """The content of its line."""
+        found: dict[str, Any] = {}
+        for name, value in asdict(self).items():
+            found |= {f"val_{metric}": x for metric, x in value.items()} if name == "metrics" else {name: value}
+        return found
+
+    @classmethod
+    def from_dict(cls, line: Mapping[str, Any], source: str) -> Epoch:
+        """The inverse of `to_dict`. Raises RecastError that names `source` and the key that is wrong or missing."""
+        metrics = {key[4:]: value for key, value in line.items() if key.startswith("val_") and key != "val_loss"}
+        return read(cls, {**line, "metrics": metrics}, source)
 
     @property
-    def main(self) -> float:
-        """What the run is judged by."""
-        return next((value for value in (self.val_miou, self.val_ap) if value is not None), self.val_top1)
+    def measured(self) -> Measured:
+        """Loss and first metric."""
+        return Measured(self.val_loss, next(iter(self.metrics.values()), math.nan))
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ class Measured:
 
     val_loss: float
     val_top1: float
-    """In percent."""
+    """The first metric of `Task.validation`, in percent."""
 
 
 @dataclass
@@ -127,8 +133,8 @@ class Switching:
             raise RecastError(
                 f"{source} is of version {found['version']}: this recast reads version {SWITCHING_VERSION}"
             )
-        read_fields(Schedule, found, source, strict=False)  # names its keys as the file does
-        return read_fields(cls, {**found, "schedule": found}, source, strict=False)
+        read(Schedule, found, source)  # names its keys as the file does
+        return read(cls, {**found, "schedule": found}, source)
 
     @property
     def switched(self) -> list[str]:

@@ -1,6 +1,7 @@
 """The suites of `recast evaluate`, in one table: command line, evaluation and report read names and metrics here.
 
-How a suite is measured is registered under its name in `recast.lab.evaluation.suites`. Imports no torch.
+Those of classification and of every task are here, a task registers its own (`recast.lab.tasks`). How a suite is
+measured says `recast.lab.evaluation.suites`, or its task. Imports no torch.
 """
 
 from __future__ import annotations
@@ -8,8 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Literal
-
-from recast.lab.config import Task
 
 Kind = Literal["accuracy", "attack", "corruption", "test set", "sweep", "cost", "table"]
 
@@ -105,10 +104,10 @@ class Suite:
     """What a report lacks without the suite; empty: a report does not ask for it."""
     needs: str = ""
     """The data set it looks at and where that is from; empty: the run's own images."""
-    default: tuple[Task, ...] = ()
-    """For which data it is measured where no suites are asked for."""
-    tasks: tuple[Task, ...] = ("classify",)
-    """What data must be for."""
+    default: bool = False
+    """It is measured where no suites are asked for."""
+    task: str = "classify"
+    """Name of the task that data must be for; empty: it looks at any."""
 
     @property
     def title(self) -> str:
@@ -117,44 +116,27 @@ class Suite:
 
 
 TOP = ("top1", "top5")
-ALL: tuple[Task, ...] = ("classify", "segment", "detect")
-MAIN: dict[Task, tuple[str, str]] = {
-    "classify": ("clean", "top1"), "segment": ("segmentation", "miou"), "detect": ("detection", "ap"),
-}  # fmt: skip
-"""What a run is judged by: suite and metric."""
-VALIDATED: dict[Task, str] = {"classify": "Top-1", "segment": "aAcc", "detect": "Box AP at IoU 0.5"}
-"""What `val_top1` of a run's records is."""
 EPS = "ε = {}/255"
 SUITES = {
     "clean": Suite(
         "Clean images", "top-1, top-5, loss, expected calibration error", "accuracy", (*TOP, "loss", "ece"),
-        missing="accuracy, loss and calibration on clean images", default=("classify",),
-    ),
-    "segmentation": Suite(
-        "Pixels", "mIoU, mAcc, aAcc, boundary IoU, IoU of every class (data with masks)", "accuracy",
-        ("miou", "macc", "aacc", "boundary_iou", "iou"), "{} classes", missing="mIoU and accuracy of the pixels",
-        default=("segment",), tasks=("segment",),
-    ),
-    "detection": Suite(
-        "Objects", "COCO's average precision of boxes and masks, by IoU, size and class", "accuracy",
-        tuple(name for name in METRICS if name.removeprefix("mask_").startswith("ap")), "{} classes",
-        missing="average precision of the objects", default=("detect",), tasks=("detect",),
+        missing="accuracy, loss and calibration on clean images", default=True,
     ),
     "fgsm": Suite(
         "FGSM, one gradient step", "white-box L∞ attack of one step, ε in 1/255 of a [0, 1] pixel", "attack",
-        ("top1", "no_gradient"), EPS, short="FGSM", missing="accuracy under FGSM", default=("classify",),
+        ("top1", "no_gradient"), EPS, short="FGSM", missing="accuracy under FGSM", default=True,
     ),
     "pgd": Suite(
         "PGD, iterated in an L∞ ball", "white-box L∞ attack of several steps, ε in 1/255 of a [0, 1] pixel", "attack",
         setting=EPS,
-        short="PGD", missing="accuracy under PGD", default=("classify",),
+        short="PGD", missing="accuracy under PGD", default=True,
     ),
     "autoattack": Suite(
         "AutoAttack", "the standard L∞ AutoAttack: slow, use --num-images", "attack", setting=EPS,
     ),
     "basic": Suite(
         "Corrupted images, five kinds", "five corruptions of our own × 5 severities, from 8×8 pixels on", "corruption",
-        short="Five corruptions", missing="accuracy on corrupted images", default=("classify",),
+        short="Five corruptions", missing="accuracy on corrupted images", default=True,
     ),
     "corruptions": Suite(
         "Corruptions, made on the fly (not the released ImageNet-C)",
@@ -212,23 +194,23 @@ SUITES = {
     ),
     "cost": Suite(
         "Cost", "parameters, MACs, images/s (models take turns), peak memory", "cost",
-        ("parameters", "macs", "images_per_second", "peak_memory"), default=ALL,
-        missing="images per second, memory, MACs and parameters", tasks=ALL,
+        ("parameters", "macs", "images_per_second", "peak_memory"), default=True,
+        missing="images per second, memory, MACs and parameters", task="",
     ),
     "fourier": Suite(
         "Fourier curves", "table: Δ log amplitude of the features by block and frequency", "table", (),
-        default=("classify", "segment"), missing="Fourier curves of the blocks (PRS, Fig. 2)", tasks=ALL,
+        default=True, missing="Fourier curves of the blocks (PRS, Fig. 2)", task="",
     ),
     "heads": Suite(
         "Heads", "table: gates, spans, attention distance, entropy; over epochs with --keep-every", "table", (),
-        missing="attention distance, non-locality and entropy of the heads", default=ALL, tasks=ALL,
+        missing="attention distance, non-locality and entropy of the heads", default=True, task="",
     ),
     "cka": Suite(
         "Similarity (CKA)", "table: similarity of the layers of parent and recast model", "table", (),
-        missing="similarity of the layers before and after (CKA)", tasks=ALL,
+        missing="similarity of the layers before and after (CKA)", task="",
     ),
     "agreement": Suite(
-        "Agreement", "table: every model's prediction for every image", "table", (), default=("classify",),
+        "Agreement", "table: every model's prediction for every image", "table", (), default=True,
         missing="images won and lost against the parent",
     ),
     "tsne": Suite(
@@ -240,7 +222,6 @@ SUITES = {
     ),
 }  # fmt: skip
 
-DEFAULTS = [name for name, suite in SUITES.items() if suite.default]
 CATEGORIES = {
     "noise": ("gaussian_noise", "shot_noise", "impulse_noise"),
     "blur": ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),

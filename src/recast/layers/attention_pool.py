@@ -7,14 +7,12 @@ section 3.1. The start that equals average pooling is ours.
 
 from __future__ import annotations
 
-from typing import get_args
-
 import torch
 from timm.layers import LayerScale, Mlp, trunc_normal_
 from torch import Tensor, nn
 
+from recast.config import convert
 from recast.errors import RecastError
-from recast.fields import mismatch
 from recast.layers.config import PoolStart
 from recast.layers.functional.operands import finite_half
 
@@ -99,8 +97,7 @@ class AttentionPool(nn.Module):
         eps: float = 1e-6,
     ) -> None:
         super().__init__()
-        if start not in (starts := get_args(PoolStart)):
-            raise mismatch("start", " or ".join(starts), start, starts)
+        convert(PoolStart, start, "start")
         averages = start == "average"
         if averages and cls_in_keys:
             raise RecastError(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.layers.attention_conv import AttentionConv2d
-from recast.layers.config import RecastConfig
+from recast.layers.config import BiasGate
 from recast.layers.functional.relative_bias import BiasedMaps, BiasedWeights, biased, biased_maps, offset_ranges
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
@@ -51,7 +51,8 @@ class CMHSA(AttentionConv2d):
         torch.Size([2, 8, 6, 6])
     """
 
-    _default_config = RecastConfig(gate="bias")
+    config: BiasGate
+    _default_config = BiasGate()
 
     def _build(self) -> None:
         if self.config.gate != "bias":

@@ -1,177 +1,172 @@
-"""What becomes attention, how and when, as plain data: convolutions, the pooling, and their schedule."""
+"""How a convolution becomes attention, and how the pooling does, as plain data."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from recast.errors import RecastError, shown
-from recast.fields import Checked, Count, CountOrZero, Finite, Positive, Ratio, Width
+from annotated_types import Ge, Le
+from pydantic import BeforeValidator, model_validator
 
-Gate = Literal["linear", "sigmoid", "bias"]
+from recast.config import Finite, OneOf, Positive, PythonOnly, Rare, Ratio, Width, clash, problem
+
 Backend = Literal["auto", "reference", "dense", "split", "merged"]
-Content = Literal["softmax", "linear"]
-StrideMode = Literal["keep", "remove", "dilate"]
-QueryKey = Literal["zero", "random", "similar", "images"]
-PoolKind = Literal["none", "single", "per_class"]
 PoolStart = Literal["average", "paper"]
-Order = Literal["last_first", "first_first", "learned"]
+PoolKind = Literal["none", "single", "per_class"]
+QueryKey = Literal["zero", "random", "similar", "images"]
+
+Position = Annotated[int, Ge(0), Le(2**14)]
+"""A head: its place in the kernel, row by row from 0."""
 
 
-@dataclass(frozen=True)
-class RecastConfig(Checked):
+def _heads(value: Any) -> Any:
+    """Read a choice of heads as YAML, JSON, Python or words of a command line give it."""
+    words = value.split(",") if isinstance(value, str) else value
+    if isinstance(words, list | tuple):
+        parts = [word.strip() if isinstance(word, str) else word for word in words]
+        value = parts[0] if len(parts) == 1 and isinstance(parts[0], str) else [part for part in parts if part != ""]
+        if isinstance(value, list) and all(str(part).isdecimal() for part in value):
+            positions = sorted(int(part) for part in value)
+            if len(set(positions)) == len(positions) > 0:
+                return tuple(positions)
+    if value == 0 or value == "0":
+        return "none"
+    if value in ("all", "middle", "none") or (type(value) is int and value > 0) or str(value).isdecimal():
+        return int(value) if str(value).isdecimal() else value
+    raise problem("must be all, middle, none, a number of heads, or different positions of the kernel such as 0,4,8")
+
+
+ContentHeads = Annotated[Literal["all", "middle"] | Width | tuple[Position, ...], BeforeValidator(_heads)]
+GaussianHeads = Annotated[Literal["all", "middle", "none"] | Width | tuple[Position, ...], BeforeValidator(_heads)]
+
+
+class RecastConfig(OneOf):
     """How a convolution becomes gated positional self-attention (GPSA).
 
+    The gate decides which other fields there are: `LinearGate`, `SigmoidGate`, `BiasGate`.
+
     Example:
-        >>> config = recast.RecastConfig(gate="sigmoid", content_heads=(0, 4, 8))
-        >>> config.content_heads
-        '0,4,8'
+        >>> recast.RecastConfig(gate="sigmoid", lambda_init=2.0).lambda_init
+        2.0
+        >>> recast.RecastConfig(content_heads="0,4,8").content_heads
+        (0, 4, 8)
     """
 
-    gate: Gate = "linear"
-    """linear: starts as exactly the convolution. sigmoid: the gate of the T-CNN paper (Eq. 7). bias: no gate, position
-    is a learned bias in the content's own softmax (C-MHSA, PRS)."""
-    alpha: Positive = 1.0
-    """Locality strength α > 0 of the Gaussian heads at the start; 1/α is the attention span."""
-    lambda_init: Finite = 1.0
-    """Sigmoid gate only: λ at the start; σ(λ) is the share of positional attention."""
-    gamma_init: Finite = 0.0
-    """Linear gate only: share γ of content attention at the start; 0 is exact."""
-    s_init: Finite = 0.0
-    """Linear gate only: spread s (one-hot shift to Gaussian) at the start; 0 is exact."""
-    bias_init: Positive = 20.0
-    """bias only: relative bias M of a head's tap at the start; other pixels have 0, so e^-M of its weight. 20: exact to
-    7e-7, but its attention hardly learns. 10 to 15 is for training."""
-    gate_range: tuple[float, float] | None = None
-    """Linear gate only: clamp γ and s, e.g. (0, 1) keeps every map a convex mix. None: free reals."""
-    content_heads: str = "all"
-    """Heads that have a content map: all (the paper), middle, a number (spread evenly, the middle one among them), or
-    positions of the kernel, row by row from 0, such as 0,4,8. The others cost nothing."""
-    gaussian_heads: str = "all"
-    """Heads that have a Gaussian map, as content_heads; or none. Linear gate only."""
+    by: ClassVar[str] = "gate"
+    default: ClassVar[str] = "linear"
+
+    gate: Literal["linear", "sigmoid", "bias"]
+    """Gate of a recast layer. linear: starts as exactly the convolution. sigmoid: the gate of the T-CNN paper (Eq. 7).
+    bias: no gate, position is a learned bias in the content's own softmax (C-MHSA, PRS)."""
     head_dim: Width | None = None
     """Width D_h of a head's queries and keys. None: max(1, C_in // heads), with fewer content heads min(C_in, 32) //
     content heads if that is more; about 8 in grouped and depthwise layers."""
-    project_values: bool = True
+    project_values: Annotated[bool, Rare()] = True
     """W_val, which all heads share: the paper's, the identity at the start. Off: pixels are the values, and W_out alone
     is trained; the same functions for C² multiply-adds a pixel less."""
     query_key: QueryKey = "zero"
-    """Queries and keys at the start; with closed gates all are exact. zero: W_key = 0, uniform content maps. random:
+    """Queries and keys at the start. With closed gates all are exact. zero: W_key = 0, uniform content maps. random:
     both random (ConViT). similar: W_qry = W_key with random orthonormal rows, pixels look at pixels like themselves.
     images: the same on the principal components of what the layer sees, from training images (`recast.wake_`)."""
-    logit_std: Positive = 1.5
+    logit_std: Annotated[Positive, Rare()] = 1.5
     """similar and images: standard deviation of a query's logits over its keys at the start."""
-    content: Content = "softmax"
+    keep_parametrization: Annotated[bool, Rare()] = False
+    """Keep what makes the kernel (weight standardization, weight or spectral norm) over W_out. Off: take its result."""
+    stride: Literal["keep", "remove", "dilate"] = "keep"
+    """Stride of a recast layer. keep: exact. remove: the paper's stride 1. dilate: as remove, with the layers after it
+    dilated to match."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *values: Any, **named: Any) -> None: ...
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_defaults_of_others(cls, values: Any) -> Any:
+        """Drop defaults of other gates, which saved models and plans of older versions hold."""
+        if not isinstance(values, dict):
+            return values
+        others = {name: field for member in cls.members.values() for name, field in member.model_fields.items()}
+        return {
+            name: value
+            for name, value in values.items()
+            if name in cls.model_fields or name not in others or value != others[name].default
+        }
+
+
+class GaussianGate(RecastConfig):
+    """Gates that mix content attention with a map of the position."""
+
+    alpha: Positive = 1.0
+    """Locality α > 0 of the Gaussian heads at the start. 1/α is the attention span."""
+    content_heads: ContentHeads = "all"
+    """Heads with a content map: all, middle, a number, or positions (0,4,8). all: the paper's. A number is spread
+    evenly, the middle one among them; positions of the kernel count row by row from 0. The others cost nothing."""
+    content: Annotated[Literal["softmax", "linear"], Rare()] = "softmax"
     """softmax: the paper's. linear: cost linear in the tokens, for early stages (efficient attention, rank D_h)."""
-    keep_parametrization: bool = False
-    """Keep what makes the kernel (weight standardisation, weight or spectral norm) over W_out. Off: take its result."""
-    stride: StrideMode = "keep"
-    """keep: exact. remove: the paper's stride 1. dilate: as remove, with the layers after it dilated to match."""
-    attend_padding: bool = False
+    attend_padding: Annotated[bool, Rare()] = False
     """Let content attention see the padding tokens (the paper's literal reading)."""
-    backend: Backend = "auto"
+    backend: Annotated[Backend, Rare()] = "auto"
     """Which code computes the layer: they agree to rounding."""
 
-    def __post_init__(self) -> None:
-        for name in ("content_heads", "gaussian_heads"):
-            object.__setattr__(self, name, head_choice(getattr(self, name), name))
-        super().__post_init__()
-        if self.content_heads == "none":
-            raise RecastError("content_heads must keep at least one head, got none")
-        if self.gate != "linear" and self.gaussian_heads != "all":
-            raise RecastError(f"gaussian_heads={self.gaussian_heads} requires gate='linear', got gate={self.gate!r}")
-        if self.gate == "sigmoid" and (self.gamma_init, self.s_init, self.gate_range) != (0.0, 0.0, None):
-            raise RecastError(
-                "gamma_init, s_init and gate_range require gate='linear'; use lambda_init with gate='sigmoid'"
-            )
-        if self.gate == "bias":
-            self._check_bias()
-        elif self.bias_init != 20.0:
-            raise RecastError(f"bias_init requires gate='bias', got gate={self.gate!r}")
-        if self.gate == "linear" and self.lambda_init != 1.0:
-            raise RecastError("lambda_init requires gate='sigmoid'; use gamma_init and s_init with gate='linear'")
+
+class LinearGate(GaussianGate):
+    """Start as exactly the convolution."""
+
+    gate: Literal["linear"] = "linear"
+    gamma_init: Finite = 0.0
+    """Share γ of content attention at the start. 0 is exact."""
+    s_init: Annotated[Finite, Rare()] = 0.0
+    """Spread s (one-hot shift to Gaussian) at the start; 0 is exact."""
+    gate_range: Annotated[tuple[Finite, Finite] | None, Rare()] = None
+    """Clamp γ and s, e.g. (0, 1) keeps every map a convex mix. None: free reals."""
+    gaussian_heads: Annotated[GaussianHeads, Rare()] = "all"
+    """Heads that have a Gaussian map, as content_heads; or none."""
+
+    @model_validator(mode="after")
+    def _within_range(self) -> Self:
         if self.gate_range is not None:
             low, high = self.gate_range
             if not low < high:
-                raise RecastError(f"gate_range must be (low, high) with low < high, got {self.gate_range}")
+                raise clash(f"`gate_range` must be (low, high) with low < high, got {self.gate_range}")
             if not (low <= self.gamma_init <= high and low <= self.s_init <= high):
-                raise RecastError(
-                    f"gamma_init={self.gamma_init} and s_init={self.s_init} must lie in gate_range {self.gate_range}"
-                )
-
-    def _check_bias(self) -> None:
-        """Raise `RecastError` for settings that C-MHSA does not have: its maps are one softmax of content and bias."""
-        plain = RecastConfig()
-        others = (
-            "alpha",
-            "lambda_init",
-            "gamma_init",
-            "s_init",
-            "gate_range",
-            "content",
-            "content_heads",
-            "attend_padding",
-            "backend",
-        )
-        if wrong := [name for name in others if getattr(self, name) != getattr(plain, name)]:
-            raise RecastError(
-                f"gate='bias' does not support {wrong[0]}={getattr(self, wrong[0])!r}: its options are bias_init and "
-                "head_dim"
-            )
+                raise clash(f"`gamma_init` and `s_init` must lie in `gate_range` {self.gate_range}")
+        return self
 
 
-def head_choice(choice: object, name: str) -> str:
-    """Return the canonical text of a choice of heads: a word, a number, or positions such as "0,4,8".
+class SigmoidGate(GaussianGate):
+    """The gate of T-CNN (Eq. 7)."""
 
-    choice: that text, a whole number, or a sequence of positions. Raises RecastError for anything else.
-    """
-    text = ",".join(map(str, choice)) if isinstance(choice, list | tuple) else str(choice)
-    parts = [part.strip() for part in text.split(",")]
-    if len(parts) == 1 and (text in ("all", "middle", "none") or (isinstance(choice, int | str) and text.isdecimal())):
-        return "none" if text.isdecimal() and int(text) == 0 else text
-    if not all(part.isdecimal() and len(part) < 6 for part in parts) or len(set(map(int, parts))) < len(parts):
-        raise RecastError(
-            f"{name} must be all, middle, none, a number of heads, or different positions of the kernel such as "
-            f"0,4,8, got {shown(choice)}"
-        )
-    return ",".join(str(number) for number in sorted(map(int, parts))) + "," * (len(parts) == 1)
+    gate: Literal["sigmoid"] = "sigmoid"
+    lambda_init: Finite = 1.0
+    """λ at the start. σ(λ) is the share of positional attention."""
 
 
-@dataclass(frozen=True)
-class PoolConfig(Checked, prefix="pool."):
+class BiasGate(RecastConfig):
+    """C-MHSA (PRS): one softmax of content and a learned bias of position."""
+
+    gate: Literal["bias"] = "bias"
+    bias_init: Positive = 20.0
+    """Relative bias M of a head's tap at the start. Other pixels have 0, so e^-M of its weight. 20: exact to 7e-7, but
+    its attention hardly learns. 10 to 15 is for training."""
+
+
+class PoolConfig(OneOf):
     """How a network's average pooling becomes attention pooling (Touvron et al. 2021, arXiv:2112.13692).
 
     Example:
-        >>> recast.PoolConfig("per_class", num_heads=2).is_on
-        True
+        >>> recast.PoolConfig("per_class", num_heads=2).start
+        'average'
     """
 
-    kind: PoolKind = "none"
-    """none: the network's own pooling. single: one learned token looks at the pixels. per_class: a token for every
-    class."""
-    start: PoolStart = "average"
-    """average: starts as exactly the mean over the pixels. paper: the paper's, from which training starts anew."""
-    cls_in_keys: bool | None = None
-    """Whether the token is among its own keys. None: as in the paper, yes for a single token and no for one a class;
-    no with start=average."""
-    num_heads: Width = 1
-    """Attention heads; the paper takes one."""
-    mlp_ratio: Ratio = 3.0
-    """Hidden width of the pooling's MLP, in widths of the map."""
-    init_values: Finite | None = None
-    """LayerScale γ of the pooling at the start. None: 0 for average (exact), 1e-4 for paper."""
-    allow_change: bool = False
-    """Take start=average in a network that does not average over its last map (class token, maximum, SqueezeNet),
-    although its logits change. False: refuse."""
+    default: ClassVar[str] = "none"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.start == "average" and self.cls_in_keys:
-            raise RecastError(
-                "pool.start=average does not allow pool.cls_in_keys, which moves the average by 1/(n+1): drop "
-                "cls_in_keys, or use pool.start=paper"
-            )
+    kind: PoolKind
+    """Attention pooling instead of the network's own. none: the network's own pooling. single: one learned token looks
+    at the pixels. per_class: a token for every class."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *values: Any, **named: Any) -> None: ...
 
     @property
     def is_on(self) -> bool:
@@ -179,40 +174,34 @@ class PoolConfig(Checked, prefix="pool."):
         return self.kind != "none"
 
 
-@dataclass
-class ScheduleConfig(Checked, prefix="schedule."):
-    """When convolutions become attention: before training, or during it with the same optimiser."""
+class NoPool(PoolConfig):
+    """The network's own pooling."""
 
-    name: Literal["before", "never", "at_once", "progressive", "listed", "learned"] = "before"
-    """before: before training (T-CNN). never: the layers stay convolutions, only recast.stride acts on them (a control
-    whose maps are as large as the hybrid's). at_once: all layers after conv_epochs epochs (T-CNN*). progressive: one
-    layer after the other at equal distances, all through training (PRS). listed: on given dates. learned: when the
-    gates promise more than the convolutions gain."""
-    conv_epochs: CountOrZero = 0
-    """at_once: epochs trained as convolutions; 0: attention from the start, with the whole learning-rate schedule."""
-    order: Order = "last_first"
-    """progressive: which layer is the first to become attention; PRS begins with the last. learned: at every date the
-    one whose gates promise most."""
-    dates: list[str] = field(default_factory=list)
-    """listed: EPOCH:LAYER words, e.g. 58:blocks.5.* 115:blocks.4.*; the layers are attention from that epoch on,
-    counted from 1."""
-    probe_images: Count = 256
-    """learned: training images that the gradients of a linear gate are measured on, whatever the layers' own gate."""
-
-    @property
-    def is_during(self) -> bool:
-        """True if layers become attention while the network trains."""
-        return self.name not in ("before", "never")
+    kind: Literal["none"] = "none"
 
 
-def parse_dates(words: Sequence[str]) -> dict[int, list[str]]:
-    """Return epoch → names for `["58:blocks.5.*", "115:blocks.4.*"]`. Raises RecastError for other words."""
-    dates: dict[int, list[str]] = {}
-    for word in words:
-        epoch, colon, layer = word.partition(":")
-        if not (colon and layer and epoch.strip().isdecimal() and len(epoch) < 10):
-            raise RecastError(f"schedule.dates must be EPOCH:LAYER, such as 58:blocks.5.*, got {shown(word)}")
-        dates.setdefault(int(epoch), []).append(layer.strip())
-    if not dates:
-        raise RecastError("schedule=listed requires schedule.dates: EPOCH:LAYER for every layer, such as 58:blocks.5.*")
-    return dates
+class AttentionPooling(PoolConfig):
+    """Attention pooling."""
+
+    kind: Literal["single", "per_class"] = "single"
+    start: PoolStart = "average"
+    """Start of the pooling. average: exactly the mean over the pixels. paper: the paper's, from which training starts
+    anew."""
+    cls_in_keys: Annotated[bool | None, PythonOnly()] = None
+    """Whether the token is among its own keys. None: as in the paper, yes for a single token and no for one a class;
+    no with start=average."""
+    num_heads: Annotated[Width, PythonOnly()] = 1
+    """Attention heads; the paper takes one."""
+    mlp_ratio: Annotated[Ratio, PythonOnly()] = 3.0
+    """Hidden width of the pooling's MLP, in widths of the map."""
+    init_values: Annotated[Finite | None, PythonOnly()] = None
+    """LayerScale γ of the pooling at the start. None: 0 for average (exact), 1e-4 for paper."""
+    allow_change: Annotated[bool, Rare()] = False
+    """Take start=average in a network that does not average over its last map (class token, maximum, SqueezeNet),
+    although its logits change. Off: refuse."""
+
+    @model_validator(mode="after")
+    def _is_average(self) -> Self:
+        if self.start == "average" and self.cls_in_keys:
+            raise clash("`cls_in_keys` moves the average by 1/(n+1) and requires `start` paper")
+        return self

@@ -10,7 +10,7 @@ flipped. The zeros are tokens as padding is: seen by the shift and the Gaussian,
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Literal
 
 import torch
@@ -19,14 +19,14 @@ from timm.layers import Conv2dSame
 from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
+from recast.config import CountOrZero, Pixels, checked
 from recast.errors import RecastError
-from recast.fields import Checked, CountOrZero, Pixels
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
 
-@dataclass(frozen=True)
-class Geometry(Checked):
+@checked
+class Geometry:
     """The shape of a 2-D convolution without its weights. Pairs are (rows, columns).
 
     A cross-correlation with this geometry computes, for output pixel (i, j) on the padded input x_p,
@@ -55,10 +55,6 @@ class Geometry(Checked):
     """The kernel is that of a transposed convolution, flipped; its `stride` is 1."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, value in vars(self).items():
-            if isinstance(value, list):  # as JSON has them
-                object.__setattr__(self, name, tuple(value))
         if self.padding_mode != "zeros" and (self.same or self.is_transposed):
             raise RecastError(
                 f"padding_mode must be 'zeros' for SAME and transposed convolutions, got {self.padding_mode!r}"
@@ -107,7 +103,7 @@ class Geometry(Checked):
         (rows, columns), (d0, d1), (c0, c1) = self.kernel, self.dilation, self.anchor
         return [(a * d0 - c0, c * d1 - c1) for a in range(rows) for c in range(columns)]
 
-    def heads(self, choice: str) -> tuple[int, ...]:
+    def heads(self, choice: str | int | tuple[int, ...]) -> tuple[int, ...]:
         """Return the heads that a `RecastConfig.content_heads` or `gaussian_heads` names, in order.
 
         A number n takes the middle head and n − 1 of the others, spread evenly; a smaller kernel takes all.
@@ -116,11 +112,10 @@ class Geometry(Checked):
         every = tuple(range(self.num_heads))
         if choice in ("all", "none"):
             return every if choice == "all" else ()
-        if "," in choice:
-            heads = tuple(int(part) for part in choice.split(",") if part)
-            if heads[-1] >= self.num_heads:
-                raise RecastError(f"a kernel of {self.kernel[0]}×{self.kernel[1]} has no position {heads[-1]}")
-            return heads
+        if isinstance(choice, tuple):
+            if choice[-1] >= self.num_heads:
+                raise RecastError(f"a kernel of {self.kernel[0]}×{self.kernel[1]} has no position {choice[-1]}")
+            return choice
         count = 1 if choice == "middle" else min(int(choice), self.num_heads)
         offsets = self.offsets()
         middle = min(every, key=lambda head: sum(offset**2 for offset in offsets[head]))

@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 from recast.errors import RecastError
 from recast.layers import functional
 from recast.layers.attention_conv import AttentionConv2d, in_transform, is_exported
+from recast.layers.config import BiasGate, LinearGate, SigmoidGate
 from recast.layers.functional import operands
 from recast.layers.functional.maps import AttentionMaps
 from recast.layers.functional.operands import Gates, OpenMaps, SeenGates, Weights, nonzero, scatter_heads, take_heads
@@ -68,6 +69,7 @@ class GPSA(AttentionConv2d):
         True
     """
 
+    config: LinearGate | SigmoidGate
     gaussian_heads: tuple[int, ...]
     """Heads that have a Gaussian map: those that `config.gaussian_heads` names, less those that were pruned."""
     _seen: SeenGates | None
@@ -78,10 +80,10 @@ class GPSA(AttentionConv2d):
     lam: nn.Parameter
 
     def _build(self) -> None:
-        if self.config.gate == "bias":
+        if isinstance(self.config, BiasGate):
             raise RecastError("GPSA requires gate='linear' or gate='sigmoid', got gate='bias': use CMHSA")
         self.backend = self.config.backend
-        self.gaussian_heads = self.geometry.heads(self.config.gaussian_heads)
+        self.gaussian_heads = self.geometry.heads(self.config.gaussian_heads if self.config.gate == "linear" else "all")
         self._seen = None
         self.center = self._parameter(len(self.gaussian_heads), 2)
         self.raw_alpha = self._parameter(len(self.gaussian_heads))
@@ -240,9 +242,9 @@ class GPSA(AttentionConv2d):
 
     def check_closes(self, tol: float) -> None:
         """Raise `RecastError` if `tol` > 0 and `gate_range` excludes 0."""
-        low, high = self.config.gate_range or (0.0, 0.0)
+        low, high = gate_range = (self.config.gate == "linear" and self.config.gate_range) or (0.0, 0.0)
         if tol > 0 and not low <= 0 <= high:
-            raise RecastError(f"gate_range {self.config.gate_range} excludes 0, so no head closes: use tol=0")
+            raise RecastError(f"gate_range {gate_range} excludes 0, so no head closes: use tol=0")
 
     @torch.no_grad()
     def close_maps_(self, tol: float) -> None:

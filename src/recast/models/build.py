@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from recast.config import Classes, Finite, Pixels, Positive, checked, convert, read
 from recast.errors import RecastError, shown
-from recast.fields import Checked, Classes, Finite, Pixels, Positive, check_value, read_fields
 from recast.models.adapt import other_classes, resampled, with_own_classifier
 from recast.models.config import ModelConfig
 from recast.models.names import split_name
@@ -110,7 +109,7 @@ def replayed(model: nn.Module, header: Mapping[str, Any], path: str | Path) -> n
     """Recast `model` by the plan in the header of a saved file, and note the proof; returns the model."""
     if header["plan"] is None:
         return model
-    note_(model, read_fields(Proof, header["proof"], f"{path}'s proof"))
+    note_(model, read(Proof, header["proof"], f"{path}'s proof"))
     return recast_(model, Plan.from_json(header["plan"], f"{path}'s plan"))
 
 
@@ -150,12 +149,12 @@ def check_constructor(constructor: Mapping[str, Any]) -> tuple[str, str, dict[st
     for key, value in kwargs.items():
         if type(value) is not int or value < 1:
             raise RecastError(f"the constructor of {name} must set {key} to a whole number from 1, got {shown(kwargs)}")
-        check_value(Classes if key == "num_classes" else Pixels, value, f"{key} of the constructor of {name}")
+        convert(Classes if key == "num_classes" else Pixels, value, f"{key} of the constructor of {name}")
     return (*split_name(name), dict(kwargs))
 
 
-@dataclass(frozen=True)
-class Images(Checked):
+@checked
+class Images:
     """Images and classes of a saved network."""
 
     classes: tuple[str, ...] | None = None
@@ -167,7 +166,6 @@ class Images(Checked):
     std: tuple[Positive, ...] | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         together = (self.img_size, self.mean, self.std)
         if None in together and together != (None,) * 3:
             raise RecastError("img_size, mean and std belong together, and the network states none: give all three")

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated
 
-from recast.fields import Checked, Classes, Pixels
+from recast.config import Classes, Config, FilePath, Pixels, Rare
 
 
-@dataclass
-class ModelConfig(Checked, prefix="model."):
-    """The parent: a trained convolutional network (or any network, where nothing is recast)."""
+class ModelConfig(Config):
+    """Network"""
 
     name: str = "resnet18"
-    """timm:NAME (or NAME), torchvision:NAME, upernet|maskrcnn|fasterrcnn|retinanet:NAME (on timm's NAME), or
-    pkg.module:function."""
-    checkpoint: str | None = None
-    """Weights of the parent, .safetensors or .pth (never unpickled)."""
+    """Network: NAME of timm, torchvision:NAME, or pkg.module:function. On a NAME of timm too:
+    upernet|maskrcnn|fasterrcnn|retinanet:NAME."""
+    checkpoint: FilePath | None = None
+    """Weights of the parent, .safetensors or .pth. They are never unpickled."""
     pretrained: bool = False
     """Let timm or torchvision fetch its pretrained weights."""
-    num_classes: Classes | None = None
-    """Classes of the head; None: the model's own, or the data set's when training."""
+    num_classes: Annotated[Classes | None, Rare()] = None
+    """Classes of the head. None: the model's own, or the data set's when training."""
     new_head: bool = False
-    """Load the checkpoint without its classifier and draw a new one: for data with other classes."""
-    input_size: Pixels | None = None
+    """Load the checkpoint without its classifier and draw a new one. For data with other classes."""
+    input_size: Annotated[Pixels | None, Rare()] = None
     """Side in pixels for networks built for one size (ViT, CaiT, ResMLP); positions of a checkpoint are resampled."""
-    checkpoint_key: str | None = None
+    checkpoint_key: Annotated[str | None, Rare()] = None
     """Which weights of a checkpoint with several, e.g. state_dict. None: as timm, a moving average (EMA) first."""

@@ -59,7 +59,7 @@ def check_registered(source: str, name: str) -> None:
 
     if source == "timm":
         error = unknown_model("timm", architecture, timm.list_models(), models.list_models())
-        plugins = "" if "recast.papers" in sys.modules else " (networks of the papers: import recast.papers)"
+        plugins = "" if "recast.papers.networks" in sys.modules else " (those of papers: import recast.papers.networks)"
         raise RecastError(f"{error}{plugins}")
     if name not in models.list_models():
         raise unknown_model("torchvision", name, models.list_models())
@@ -87,7 +87,7 @@ def _timm(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
 def _on_timm(kind: str, name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
     check_registered(kind, name)
     if kind not in ON_TIMM_BUILDERS:
-        raise RecastError(f"{kind}:{name} is built by recast.lab.tasks: import recast.papers first")
+        raise RecastError(f"{kind}:{name} is built by recast.lab.tasks: import recast.papers.networks first")
     make = partial(ON_TIMM_BUILDERS[kind], name, **kwargs)
     if pretrained:
         _check_published(name)

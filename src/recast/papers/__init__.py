@@ -1,12 +1,12 @@
-"""What only the papers need: networks, which `import recast.papers` registers with timm, and recipes."""
+"""What only the papers need: networks, tasks, settings and recipes. Imports no torch.
 
-import recast.lab.networks
-import recast.lab.tasks.detect
-import recast.lab.tasks.segment
-import recast.papers.deit.variants
-import recast.papers.patchconvnet.network
-import recast.papers.prs.network  # noqa: F401
+`import recast.papers` adds settings and recipes; `import recast.papers.networks` registers tasks, and networks with
+timm.
+"""
+
+import recast.papers.deit.config
+import recast.papers.grafit.config  # noqa: F401
 from recast.models.names import PLUGINS
 
-if __name__ not in PLUGINS:
-    PLUGINS.append(__name__)
+if "recast.papers.networks" not in PLUGINS:
+    PLUGINS.append("recast.papers.networks")

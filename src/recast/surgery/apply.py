@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from recast.config import typed
 from recast.errors import RecastError, suggest
-from recast.fields import typed
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.gpsa import gpsa_layers
 from recast.surgery.folding.forms import as_folded, guard_merging_, is_batch_norm, what_remains

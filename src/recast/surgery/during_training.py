@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from recast.config import typed
 from recast.errors import RecastError, shown
-from recast.fields import typed
 from recast.layers.attention_pool import attention_pools
 from recast.surgery.apply import check_recast, recast_
 from recast.surgery.optimizer_state import carried_parameters, forget_, hand_over_

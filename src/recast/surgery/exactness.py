@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -46,6 +46,8 @@ class Exactness:
     outputs."""
     worst: str = ""
     """Which output, and which channel (class) of it, has the largest error; empty where all are equal."""
+    control: Exactness | None = None
+    """The same comparison of a child with a known difference, which must show (`recast.verify(control=True)`)."""
 
     def ok(self, tol: float = TOLERANCE) -> bool:
         """Return True if child and parent are shown to be the same function.
@@ -63,13 +65,22 @@ class Exactness:
         return [name for name, share in self.signal.items() if not share > SIGNAL]
 
     @property
+    def telling(self) -> Literal["outputs", "layers", ""]:
+        """Where the control showed: in the outputs, in the layers alone, or nowhere, so that nothing is proved."""
+        if self.control is None:
+            return ""
+        if self.control.max_relative_error > SIGNAL:
+            return "outputs"
+        return "layers" if max(self.control.layers.values(), default=0.0) > SIGNAL else ""
+
+    @property
     def differing(self) -> int:
         """Images or pixels with another argmax."""
         return 0 if not math.isfinite(self.argmax_agreement) else round((1 - self.argmax_agreement) * self.predictions)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able fields."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "control" or value is not None}
 
     def __add__(self, other: Exactness) -> Exactness:
         """Both batches together."""
@@ -86,6 +97,7 @@ class Exactness:
             predictions,
             {n: max(shares.get(n, 0.0) for shares in (self.signal, other.signal)) for n in self.signal | other.signal},
             other.worst if self.max_relative_error < other.max_relative_error else self.worst,
+            self.control + other.control if self.control and other.control else None,
         )
 
     def __str__(self) -> str:

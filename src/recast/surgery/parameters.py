@@ -9,8 +9,8 @@ from timm.models import group_parameters
 from timm.models.mlp_mixer import Affine
 from torch import nn
 
+from recast.config import NotNegative, Positive, typed
 from recast.errors import RecastError
-from recast.fields import NotNegative, Positive, typed
 from recast.layers.attention_pool import attention_pools
 from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
 from recast.layers.gpsa import GPSA

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from torch import nn
 
+from recast.config import adapter, convert, read
 from recast.errors import RecastError, listed, shown
-from recast.fields import check_value, mismatch, read_fields
-from recast.layers.config import PoolConfig, RecastConfig
+from recast.layers.config import AttentionPooling, PoolConfig, RecastConfig
 from recast.layers.geometry import Geometry
 from recast.reading import parse_json
 from recast.surgery import table
@@ -35,7 +35,7 @@ NO_NAMES = ("all", "auto", "last_stage", "none")
 class Edited:
     """A plan as someone left it: the settings, and what the file says of every step. The rest is worked out again."""
 
-    config: RecastConfig = field(default_factory=RecastConfig)
+    config: RecastConfig = RecastConfig()
     pool: PoolConfig | None = None
     steps: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -60,7 +60,7 @@ class Plan:
     before: Cost
     after: Cost
     note: str = ""
-    pool: PoolConfig | None = None
+    pool: AttentionPooling | None = None
     """Attention in the place of the network's own pooling (`recast.surgery.pooling.swap.attention_pool_`)."""
     pool_cost: Cost | None = None
     """What it adds, a part of `after`. None: not counted apart (no image was given, or it was there already)."""
@@ -74,7 +74,11 @@ class Plan:
 
     def to_json(self) -> str:
         """Return everything needed to replay the plan, as indented JSON."""
-        document = {"version": VERSION} | asdict(self) | {"steps": [step.to_dict() for step in self.steps]}
+        document = (
+            {"version": VERSION}
+            | adapter(Plan).dump_python(self, mode="json")
+            | {"steps": [step.to_dict() for step in self.steps]}
+        )
         document["totals"] = {"before": document.pop("before"), "after": document.pop("after")}
         return json.dumps(document, indent=1)
 
@@ -84,7 +88,7 @@ class Plan:
         data = _document(text, source)
         try:
             totals, steps = data.pop("totals"), [_step_fields(step) for step in data.pop("steps")]
-            return read_fields(cls, data | totals | {"steps": steps}, source)
+            return read(cls, data | totals | {"steps": steps}, source)
         except RecastError:
             raise
         except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
@@ -111,13 +115,13 @@ class Plan:
                 raise RecastError(f"{source} names {shown(step['name'])} twice")
             steps[step["name"]] = step
         asked: dict[str, Any] = {key: data[key] for key in ("config", "pool") if key in data}
-        return replace(read_fields(Edited, asked, source), steps=steps)
+        return replace(read(Edited, asked, source), steps=steps)
 
     def only(self, names: Sequence[str]) -> Plan:
         """The same plan with some of its steps. Raises `RecastError` for a name that is no step."""
         if isinstance(names, str):
             raise RecastError(f"steps must be a list of names, got {names!r}: pass [{names!r}]")
-        check_value(list[str], names, "steps")
+        convert(list[str], names, "steps")
         if len(set(names)) < len(names):
             raise RecastError(f"steps names a layer twice: {', '.join(names)}")
         all_names = [step.name for step in self.steps]
@@ -168,7 +172,7 @@ def plan_table(plan: Plan, width: int) -> str:
 def _document(text: str, source: str) -> dict[str, Any]:
     """A plan's JSON as it stands, written by `to_json` or by hand; what it may lack is its version."""
     if not isinstance(text, str):
-        raise mismatch("a plan", "text in JSON, as its to_json gives", text)
+        raise RecastError(f"a plan must be text in JSON, as its to_json gives, got {shown(text)}")
     try:
         data = parse_json(text, "it")
     except RecastError as error:

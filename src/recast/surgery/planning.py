@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from recast.config import typed
 from recast.errors import RecastError
-from recast.fields import typed
 from recast.layers.cmhsa import CMHSA, RecastLayer
-from recast.layers.config import PoolConfig, RecastConfig
+from recast.layers.config import AttentionPooling, LinearGate, PoolConfig, RecastConfig
 from recast.layers.geometry import Geometry
 from recast.surgery.budget import keep_within
 from recast.surgery.limits import Budget
@@ -68,9 +68,9 @@ def plan(
         >>> [step.name for step in plan.steps], plan.steps[0].exact
         (['2'], True)
     """
-    pool, model = pool if pool is not None and pool.is_on else None, unwrapped(model)
+    attention, model = pool if isinstance(pool, AttentionPooling) else None, unwrapped(model)
     with torch.inference_mode(False), undisturbed(model):
-        return _plan(model, example, config or RecastConfig(), where, Budget.parse(budget), pool)
+        return _plan(model, example, config or RecastConfig(), where, Budget.parse(budget), attention)
 
 
 def _plan(
@@ -79,7 +79,7 @@ def _plan(
     config: RecastConfig,
     where: Where | None,
     limits: Budget,
-    pool: PoolConfig | None,
+    pool: AttentionPooling | None,
 ) -> Plan:
     if is_none(where) and pool is None:
         raise RecastError("where='none' without pool leaves nothing to plan: select layers, or pass a pool")
@@ -238,7 +238,7 @@ def _step(
     if isinstance(layer, CMHSA):
         layer.set_size_(*size)
     after = _cost(layer, calls, edited.batch)
-    starts_closed = config.gate == "linear" and (config.gamma_init, config.s_init) == (0.0, 0.0)
+    starts_closed = isinstance(config, LinearGate) and (config.gamma_init, config.s_init) == (0.0, 0.0)
     step = Step(
         name, rule[0].__name__, geometry, layer.geometry, layer.groups,
         (layer.in_channels, *size), (layer.out_channels, *layer.geometry.output_size(*size)),
@@ -263,7 +263,12 @@ def _noise_like(model: nn.Module, example: Example) -> Example:
 
 
 def _pool(
-    model: nn.Module, example: Example, pool: PoolConfig, edited: Observation, names: Collection[str], edits: list[Edit]
+    model: nn.Module,
+    example: Example,
+    pool: AttentionPooling,
+    edited: Observation,
+    names: Collection[str],
+    edits: list[Edit],
 ) -> tuple[Place, Cost]:
     """Return the place of attention pooling, and the parameters, MACs and activation memory that it adds.
 

@@ -30,7 +30,8 @@ class Proof:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able fields, without those of which nothing is known."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        values = asdict(self) | {"verified": self.verified and self.verified.to_dict()}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def checksum(*content: str | Mapping[str, Tensor] | None) -> str:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from recast.config import typed
 from recast.errors import RecastError
-from recast.fields import typed
 from recast.layers.cmhsa import RecastLayer
 from recast.tracing.examples import Example, batch_of, read_batches, run_example
 from recast.tracing.hooks import hooked, in_eval

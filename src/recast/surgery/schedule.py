@@ -7,20 +7,22 @@ Epochs count from 1. A layer's date is the first epoch that it is attention in; 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from recast.errors import RecastError, suggest
-from recast.fields import Checked, check_value, mismatch, read_fields
-from recast.layers.config import Order, ScheduleConfig, parse_dates
+from recast.config import Count, checked, convert, read
+from recast.errors import RecastError, shown, suggest
 
 if TYPE_CHECKING:
     from recast.surgery.plan import Plan
 
 
-@dataclass(frozen=True)
-class Schedule(Checked):
+Order = Literal["last_first", "first_first", "learned"]
+
+
+@checked
+class Schedule:
     """Dates at which the steps of a plan become attention. Immutable.
 
     Made by `at_once`, `progressive`, `listed` and `learned`, each from a plan.
@@ -47,7 +49,7 @@ class Schedule(Checked):
 
         T-CNN* (d'Ascoli et al. 2021, Sec. 5) trains t₁ epochs as a CNN: epoch = t₁ + 1.
         """
-        check_value(int, epoch, "epoch")
+        convert(int, epoch, "epoch")
         return cls.listed(plan, {epoch: ["*"]}, name="at_once")
 
     @classmethod
@@ -59,10 +61,8 @@ class Schedule(Checked):
         depends on rounding. `order="first_first"` begins with the first layer instead; with "learned" training decides
         at each of these dates which layer it is (`decided`).
         """
-        check_value(Order, order, "order")
-        check_value(int, epochs, "epochs")
-        if epochs < 1:
-            raise RecastError(f"epochs must be at least 1, got {epochs}")
+        convert(Order, order, "order")
+        convert(Count, epochs, "epochs")
         layers = _layers(plan)
         last = len(layers) + 1
         dates = [epochs * (last - number) // last + 1 for number in range(1, last)]
@@ -79,7 +79,7 @@ class Schedule(Checked):
         Raises RecastError for an epoch below 1, a name that matches no step, and a layer with two dates.
         """
         layers, epochs = _layers(plan), dict[str, int]()
-        check_value(Mapping[int, list[str]], dates, "dates (epoch → list of layers)")
+        convert(Mapping[int, list[str]], dates, "dates (epoch → list of layers)")
         for epoch, patterns in dates.items():
             if epoch < 1:
                 raise RecastError(f"epochs count from 1, got {epoch} for {', '.join(patterns)}")
@@ -99,19 +99,6 @@ class Schedule(Checked):
     def learned(cls, plan: Plan) -> Schedule:
         """Start without dates: training adds them (`decided`) from measurements (`recast.lab.training.switches`)."""
         return cls("learned", _layers(plan))
-
-    @classmethod
-    def of(cls, config: ScheduleConfig, plan: Plan, epochs: int) -> Schedule | None:
-        """Return the schedule of a recipe; None if layers are recast before training."""
-        if not config.is_during:
-            return None
-        if config.name == "at_once":
-            return cls.at_once(plan, config.conv_epochs + 1)
-        if config.name == "progressive":
-            return cls.progressive(plan, epochs, config.order)
-        if config.name == "learned":
-            return cls.learned(plan)
-        return cls.listed(plan, parse_dates(config.dates))
 
     def due(self, epoch: int) -> tuple[str, ...]:
         """Return the layers that become attention before `epoch` (from 1), in the network's order."""
@@ -137,7 +124,7 @@ class Schedule(Checked):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Schedule:
         """Read the data of `to_dict`."""
-        return read_fields(cls, data, "the schedule")
+        return read(cls, data, "the schedule")
 
     def __str__(self) -> str:
         """Every layer with its date, in the order of the dates."""
@@ -157,7 +144,7 @@ class Schedule(Checked):
 
 def _layers(plan: Plan) -> tuple[str, ...]:
     if not isinstance(getattr(plan, "steps", None), tuple):
-        raise mismatch("plan", "a Plan, as recast.plan gives", plan)
+        raise RecastError(f"plan must be a Plan, as recast.plan gives, got {shown(plan)}")
     layers = tuple(step.name for step in plan.steps)
     if "" in layers:
         raise RecastError("the model itself is the convolution: put it into a module to recast it during training")

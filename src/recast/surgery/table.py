@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recast.errors import listed
-from recast.layers.config import PoolConfig
+from recast.layers.config import AttentionPooling
 from recast.surgery.records import Left, Step
 from recast.tracing.cost import Cost
 
@@ -110,7 +110,7 @@ def left(convolutions: Sequence[Left], width: int) -> str:
     return f"\n{len(convolutions)} left as they are\n{render(table, width)}\n"
 
 
-def pooling(config: PoolConfig, cost: Cost | None, width: int) -> str:
+def pooling(config: AttentionPooling, cost: Cost | None, width: int) -> str:
     """Describe the attention pooling and its cost."""
     tokens = "a single token" if config.kind == "single" else "a token for every class"
     start = "starts as the average" if config.start == "average" else "starts as in the paper: another function"

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from recast.config import typed
 from recast.errors import RecastError
-from recast.fields import typed
 from recast.layers.attention_pool import attention_pools
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.config import Backend
@@ -189,7 +189,14 @@ def _is_layer(module: nn.Module | None, plan: Plan, step: Step) -> bool:
 
 
 @typed("parent", "child", "backend")
-def verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, *, backend: Backend | None = None) -> Exactness:
+def verify(
+    parent: nn.Module | Trace,
+    child: nn.Module,
+    batch: Example,
+    *,
+    backend: Backend | None = None,
+    control: bool = False,
+) -> Exactness:
     """Compare `child` with its parent on `batch`: outputs, and the outputs of every recast layer.
 
     Runs in eval mode without TF32, and restores modes, buffers and torch's random state. With `stride="dilate"` layers
@@ -202,9 +209,12 @@ def verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, *, backe
         batch: images (B, C, H, W), or another example as `plan` takes it. Outputs may be any nest of tensors: mappings,
             lists, objects with tensors in their attributes.
         backend: compute every layer with this backend.
+        control: compare once more with two heads of one layer swapped (without recast layers, with the pooling's
+            queries moved). A comparison that cannot show that proves nothing.
 
     Returns:
-        `Exactness`. Its `ok()` is True only if a signal reached every layer.
+        `Exactness`. Its `ok()` is True only if a signal reached every layer; its `telling` says where the control
+        showed.
 
     Raises:
         RecastError: if the outputs cannot be compared, if parent and child are the same object, or if the parent is
@@ -216,9 +226,15 @@ def verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, *, backe
         >>> child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, images))
         >>> recast.verify(parent, child, images).ok()
         True
+        >>> recast.verify(parent, child, images, control=True).telling
+        'outputs'
     """
     with _ALONE:
-        return _verify(parent, child, batch, backend)
+        result = _verify(parent, child, batch, backend)
+        if control:
+            with swapped_heads(child) if applied_plan(child).steps else shifted_queries(child):
+                result = replace(result, control=_verify(parent, child, batch, backend))
+    return result
 
 
 def _verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, backend: Backend | None) -> Exactness:

@@ -25,10 +25,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recast.config import Positive, Seed, typed
 from recast.errors import RecastError, suggest
-from recast.fields import Positive, Seed, typed
 from recast.layers.cmhsa import RecastLayer, recast_layers
-from recast.layers.config import RecastConfig
+from recast.layers.config import GaussianGate
 from recast.layers.functional.maps import query_tokens, relative_entropy
 from recast.surgery.wrappers import unwrapped
 from recast.tracing.examples import read_batches, run_example
@@ -93,7 +93,7 @@ def told(woken: Sequence[Woken]) -> str:
 @typed("model", "batches", "logit_std", "seed", "layers")
 @torch.no_grad()
 def wake_(
-    model: nn.Module, batches: Tensor | Iterable[Any], logit_std: Positive = RecastConfig.logit_std, seed: Seed = 0,
+    model: nn.Module, batches: Tensor | Iterable[Any], logit_std: Positive = 1.5, seed: Seed = 0,
     layers: Collection[str] | None = None,
 ) -> list[Woken]:  # fmt: skip
     """Set queries and keys of recast layers from images, in place.
@@ -181,7 +181,9 @@ def _set_queries_and_keys(
     rows = torch.cat([rotation(len(components), depth, generator) @ components for _ in range(heads)]).to(layer.query)
     for weight in (layer.query, layer.key):
         weight.copy_(rows)
-    if layer.config.content == "linear":  # softmax over a head's width for queries, over the tokens for keys
+    if (
+        isinstance(layer.config, GaussianGate) and layer.config.content == "linear"
+    ):  # softmax over a head's width for queries, over the tokens for keys
         projections = [_projections(layer, x) for x in inputs]
         for at, (weight, axis) in enumerate(((layer.query, -1), (layer.key, -2))):
             variances = [pair[at].var(axis, correction=0) for pair in projections]
@@ -231,7 +233,7 @@ def content_entropy(layer: RecastLayer, inputs: Sequence[Tensor]) -> float:
     """`relative_entropy` of the content maps, in the mean over all heads."""
     entropy, images = 0.0, sum(map(len, inputs))
     for x in inputs:
-        if layer.config.content == "linear":
+        if isinstance(layer.config, GaussianGate) and layer.config.content == "linear":
             q, k = _projections(layer, x)
             maps = q.softmax(-1) @ k.softmax(-2).transpose(-1, -2)
         else:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from recast.fields import Checked, Whole
+from recast.config import Whole, checked
 
 
-@dataclass(frozen=True)
-class Cost(Checked):
+@checked
+class Cost:
     """Parameters; multiply-accumulates of one image; bytes kept for the backward pass.
 
     A training step on B images keeps `fixed_bytes` + B · `activation_bytes`: kernels that are computed in the forward

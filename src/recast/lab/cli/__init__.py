@@ -8,62 +8,64 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from keyword import iskeyword
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from cyclopts import App, CycloptsError, MissingArgumentError, UnusedCliTokensError
 
 from recast import __version__
-from recast.errors import RecastError, one_line, shown, suggest
-from recast.lab.cli.guard import COMPLETE, HelpShown, asks_for, complain, describe, guarded_streams, later_process
+from recast.errors import RecastError, one_line, shown
+from recast.lab.cli.command import HELP, Columns, Output
+from recast.lab.cli.guard import complain, describe, guarded_streams, later_process
 from recast.lab.signals import calm_ctrl_c
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 COMMANDS = {
-    "quickstart": "the whole story on embedded data: train a CNN, recast it, train on, evaluate, report",
-    "try": "will attention help on my images? an answer in minutes, before a full training",
-    "plan": "what of a model would become attention, at what cost, and why the rest stays",
-    "verify": "recast a model and compare it with its parent, layer by layer and end to end",
-    "train": "recast a parent by a recipe and train on, beside the parent trained the same way",
-    "evaluate": "measure the arms of a run: accuracy, attacks, corruptions, cost",
-    "explain": "see where a run, or any network, looks in an image: a page to click, maps of classes, a PNG",
-    "fold": "a trained network in its smallest form; heads closed one by one, accuracy against milliseconds",
-    "check": "verify again what a saved file says of itself: weights, plan, parent, folds, exports",
-    "export": "write a run or a saved network as ONNX or a program of torch.export, and check the file",
-    "report": "one HTML page of one or several runs",
+    "quickstart": "The whole story on embedded data, in minutes",
+    "try": "Say whether attention helps on your images, in minutes",
+    "plan": "What of a model becomes attention, and at what cost",
+    "verify": "Recast a model and compare it with its parent",
+    "train": "Recast a parent and train on, beside the parent trained the same way",
+    "evaluate": "Measure the arms of a run: accuracy, attacks, corruptions, cost",
+    "explain": "Show where a network looks in an image",
+    "fold": "Give a trained network its smallest form, close heads one by one",
+    "check": "Verify what a saved file says of itself",
+    "export": "Write ONNX or a program of torch.export, and check the file",
+    "report": "Make one HTML page of one or several runs",
 }
+ABOUT = """Recast the convolutions of a trained network as gated positional self-attention,
+without changing what it computes; then train on."""
+END = """
+  recast COMMAND --help   options and examples of a command; --help-all: the rare options too
 
-USAGE = (
-    "usage: recast COMMAND [options]\n\n"
-    "Recast the convolutions of a trained network as gated positional self-attention,\n"
-    "without changing what it computes; then train on.\n\ncommands:\n"
-    + "".join(f"  {name:<12}{text}\n" for name, text in COMMANDS.items())
-    + "\n  recast COMMAND --help   options and examples of a command\n"
-    "  recast --version        version\n"
-    '  eval "$(recast --completion)"   TAB completes commands, options and their words: bash, zsh\n'
-    "\nstart here:  recast quickstart\n"
-)
-COMPLETION = f"""_recast() {{
-  local IFS=$'\\n'
-  COMPREPLY=($({COMPLETE}="${{COMP_WORDS[COMP_CWORD]}}" "${{COMP_WORDS[@]:0:COMP_CWORD}}" 2>/dev/null))
-}}
-[ -n "${{ZSH_VERSION-}}" ] && autoload -U +X compinit bashcompinit && compinit && bashcompinit
-complete -o default -F _recast recast
+start here:  recast quickstart
 """
-"""The shell asks the command itself, with the words so far; it takes a file's name where nothing fits."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    json, quiet = (asks_for(option, arguments) for option in ("--json", "--quiet"))
-    with guarded_streams(json, quiet) as out, _one_line_warnings(), calm_ctrl_c():
-        code = _run(arguments)
+def main(argv: Sequence[str] | None = None, extend: Callable[[], None] = lambda: None) -> int:
+    """Run one command and return its exit code.
+
+    argv: the words behind the command's name; None: those of the process. extend: called before a command is loaded,
+    to add to its options.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["help"]:
+        words = [*words[1:2], "--help"]
+    call, output = _parse(words, extend)
+    with guarded_streams(output.as_json, output.quiet) as out, _one_line_warnings(), calm_ctrl_c():
+        code = _run(call, words[0] if words[:1] and words[0] in COMMANDS else "", output.verbose)
         out.flush()  # a pipe whose reader has gone says so here, not at the interpreter's exit
-        trains = arguments[:1] in (["train"], ["quickstart"])  # and left its results in files
+        trains = words[:1] in (["train"], ["quickstart"])  # and left its results in files
         if not (code or trains or out.failed is None or isinstance(out.failed, BrokenPipeError)):
             code = complain("recast", f"error: standard output: {out.failed.strerror}")
     if argv is None:  # what a user's module does at the interpreter's exit is neither interrupted nor a result
@@ -73,46 +75,78 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _run(arguments: list[str]) -> int:
-    if not arguments and (begun := os.environ.get(COMPLETE)) is not None:
-        print("\n".join(name for name in COMMANDS if name.startswith(begun)))
-        return 0
-    if arguments[:1] == ["help"] and len(arguments) > 1:
-        arguments = [arguments[1], "--help"]
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(USAGE, end="")
-        return 0
-    if arguments[0] == "--version":
-        print(f"recast {__version__}")
-        return 0
-    if arguments[0] == "--completion":
-        print(COMPLETION, end="")
-        return 0
-    name, *rest = arguments
-    if name not in COMMANDS:
-        known = ", ".join(COMMANDS)
-        return complain("recast", f"error: unknown command {shown(name)}: expected {known}.{suggest(name, COMMANDS)}")
+def _parse(words: list[str], extend: Callable[[], None]) -> tuple[Callable[[], Any], Output]:
+    """Return the call that the words ask for, which raises where they are wrong, and where its output goes."""
+    try:
+        if set(words) - {*HELP, "--version"}:
+            extend()
+        command, bound, _ = _app(words).parse_args(words, exit_on_error=False, print_error=False)
+        typed = {name: bool(bound.kwargs.get(f"output__{name}")) for name in ("as_json", "quiet", "verbose")}
+        return partial(command, *bound.args, **bound.kwargs), Output(**typed)
+    except CycloptsError as error:
+        return partial(_refuse, RecastError(_message(error))), Output()
+    except BaseException as error:  # a module of a command cannot be imported
+        return partial(_refuse, error), Output()
+
+
+def _message(error: CycloptsError) -> str:
+    """Return a mistake of a command line in one line."""
+    if isinstance(error, UnusedCliTokensError):
+        return f"unexpected argument {shown((error.unused_tokens or [''])[0])}"
+    if isinstance(error, MissingArgumentError) and error.argument:
+        name = error.argument.name
+        return f"{name} requires a value" if name.startswith("-") else f"{name} is missing"
+    message = " ".join(str(error).split())
+    return message[:1].lower() + message[1:]
+
+
+def _refuse(error: BaseException) -> None:
+    raise error
+
+
+def _app(words: Sequence[str]) -> App:
+    """Return the application. Only the module of the command that is called is imported."""
+    width = min(110, shutil.get_terminal_size((100, 24)).columns)
+    shows_help = not words or set(HELP) & set(words)
+    app = App(
+        name="recast", help=ABOUT, usage="recast COMMAND [options]", help_format="plaintext", help_epilogue=END,
+        help_formatter=Columns(width), help_flags=HELP, version=f"recast {__version__}",
+        console=_console(width) if shows_help else None,
+    )  # fmt: skip
+    for name, text in COMMANDS.items():
+        path = f"recast.lab.cli.{name}{'_' * iskeyword(name)}"
+        if words[:1] == [name]:
+            app.command(importlib.import_module(path).COMMAND.app(words[1:]), name=name)
+        else:
+            app.command(f"{path}:COMMAND", name=name, help=text, sort_key=len(app._commands))
+    app.register_install_completion_command(add_to_startup=False, help="complete with TAB in this shell")
+    return app
+
+
+def _console(width: int) -> Console:
+    from rich.console import Console  # takes longer than a plain option is read
+
+    return Console(width=2 * width)  # examples are not wrapped
+
+
+def _run(call: Callable[[], Any], name: str, verbose: bool) -> int:
     try:
         _check_here()
-        module = f"{name}_" if iskeyword(name) else name
-        return int(importlib.import_module(f"recast.lab.cli.{module}").run(rest))
+        return int(call() or 0)
     except RecastError as error:
-        _show_where(error, rest)
-        return 2 if error.already_told else complain(f"recast {name}", f"error: {error}")
+        return 2 if error.already_told else _complain(name, f"error: {error}", error, verbose)
     except KeyboardInterrupt as error:
         if later_process():  # the first one says it
             return 130
-        return complain(f"recast {name}", str(error) or "interrupted", 130)
-    except HelpShown:
-        return 0
+        return complain(f"recast {name}".strip(), str(error) or "interrupted", 130)
     except BaseException as error:  # a user's module may raise SystemExit, GeneratorExit or a kind of its own
-        _show_where(error, rest)
-        return complain(f"recast {name}", f"error: {describe(error)}")
+        return _complain(name, f"error: {describe(error)}", error, verbose)
 
 
-def _show_where(error: BaseException, arguments: list[str]) -> None:
-    if asks_for("--verbose", arguments):
+def _complain(name: str, message: str, error: BaseException, verbose: bool) -> int:
+    if verbose:
         traceback.print_exception(error)
+    return complain(f"recast {name}".strip(), message)
 
 
 def _check_here() -> None:

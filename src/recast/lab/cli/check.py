@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
+from cyclopts import Parameter
+
+from recast.config import FilePath
 from recast.errors import RecastError
-from recast.lab.cli.help import Command
-from recast.lab.cli.options import ComputeOptions, TrustOption, Words, parse, print_json
+from recast.lab.cli.command import Command, Compute, print_json
 from recast.models.config import ModelConfig
 from recast.models.trust import trusting
 
@@ -23,53 +23,59 @@ EXAMPLES = """  recast check child.safetensors
   recast check child.safetensors --run                        (and its model.onnx)
   recast check runs/mine --json                               (with the run's own parent)
 """
-ABOUT = """Open a file of recast.save, rebuild its network and verify what the file says: checksum, plan, folded layers,
-exported files that lie beside it. With the parent: that it is the one that was recast, that the plan computes the
-same function, and whether training has moved the weights since. What cannot be verified is named, with the reason.
-Exit code 1: something is not as the file says."""
 
 
-@dataclass
-class Options(TrustOption, ComputeOptions):
-    """Options of the command."""
+def check(
+    saved: str,
+    /,
+    *,
+    parent: str | None = None,
+    checkpoint: FilePath | None = None,
+    checkpoint_key: str | None = None,
+    run: bool = False,
+    trust: bool = False,
+    output: Annotated[Compute, Parameter(name="*")],
+) -> int:
+    """Open a file of recast.save, rebuild its network and verify what the file says: checksum, plan, folded layers,
+    exported files that lie beside it. With the parent: that it is the one that was recast, that the plan computes the
+    same function, and whether training has moved the weights since. What cannot be verified is named, with the reason.
+    Exit code 1: something is not as the file says.
 
-    WORDS: ClassVar[Words] = {"saved": "1"}
-    saved: str = ""
-    """a file of recast.save, a run folder, or hf-hub:user/name"""
-    parent: str | None = None
-    """a model's name (published weights), or a file of weights; None: a run's own"""
-    checkpoint: str | None = None
-    """weights for the name of --parent, .safetensors or .pth"""
-    checkpoint_key: str | None = None
-    """which weights of a checkpoint with several, e.g. state_dict; None: as timm, a moving average (EMA) first"""
-    run: bool = False
-    """run the exported ONNX files beside it again: only the file itself vouches for them"""
-
-
-def run(argv: Sequence[str]) -> int:
-    """Print what holds, what fails and what cannot be checked."""
-    options = parse(Command("check", "FILE|RUN [options]", ABOUT, EXAMPLES), Options(), argv)
-    if options.checkpoint is not None and (options.parent is None or Path(options.parent).is_file()):
+    Args:
+        saved: A file of recast.save, a run folder, or hf-hub:user/name.
+        parent: A model's name (published weights), or a file of weights. None: a run's own.
+        checkpoint: Weights for the name of --parent, .safetensors or .pth.
+        checkpoint_key: Which weights of a checkpoint with several, e.g. state_dict. None: as timm, EMA first.
+        run: Run the exported ONNX files beside it again: only the file itself vouches for them.
+        trust: Run the code (pkg.module:function) that the files name.
+    """
+    if checkpoint is not None and (parent is None or Path(parent).is_file()):
         raise RecastError("--checkpoint holds the weights of --parent: add --parent with the name of a network")
-    path = Path(options.saved)
+    path = Path(saved)
     folder = path if path.is_dir() else None
 
-    from recast.checking import check
+    from recast import checking
     from recast.io import local_file
     from recast.models.weights import read_header
 
-    path = path / "weights.safetensors" if folder else local_file(options.saved)
+    path = path / "weights.safetensors" if folder else local_file(saved)
     header = read_header(path)
-    with trusting(options.parent, trust=options.trust):
-        parent = None if options.parent is None else _named(options, header["constructor"]).eval()
-        if parent is None and folder is not None:
-            parent = _of_run(folder)
-        found = check(path, parent, trust=options.trust, run=options.run)
-    print_json(found.to_dict()) if options.json else print(found)
-    return 0 if found.ok else 1
+    with trusting(parent, trust=trust):
+        if parent is not None:
+            model: nn.Module | None = _named(parent, checkpoint, checkpoint_key, header["constructor"]).eval()
+        else:
+            model = None if folder is None else _of_run(folder)
+        result = checking.check(path, model, trust=trust, run=run)
+    print_json(result.to_dict()) if output.as_json else print(result)
+    return 0 if result.ok else 1
 
 
-def _named(options: Options, constructor: dict[str, Any] | None) -> nn.Module:
+COMMAND = Command(check, "FILE|RUN [options]", EXAMPLES)
+
+
+def _named(
+    name: str, checkpoint: str | None, checkpoint_key: str | None, constructor: dict[str, Any] | None
+) -> nn.Module:
     """The parent that was typed: a file of `save`, weights for the file's own constructor, or a name."""
     from recast.lab.explain.open import open_model
     from recast.models.build import build, build_from, check_constructor
@@ -77,12 +83,10 @@ def _named(options: Options, constructor: dict[str, Any] | None) -> nn.Module:
     from recast.models.trust import is_function
     from recast.models.weights import load_weights_, read_header, read_weights, select_weights
 
-    name = str(options.parent)
     if not Path(name).is_file():
         made = None if constructor is None else check_constructor(constructor)
         config = ModelConfig(
-            name, options.checkpoint, pretrained=options.checkpoint is None and not is_function(name),
-            checkpoint_key=options.checkpoint_key,
+            name, checkpoint, pretrained=checkpoint is None and not is_function(name), checkpoint_key=checkpoint_key,
         )  # fmt: skip
         return build(config, num_classes=made[2].get("num_classes") if made and made[:2] == split_name(name) else None)
     try:
@@ -94,20 +98,21 @@ def _named(options: Options, constructor: dict[str, Any] | None) -> nn.Module:
     if constructor is None:
         raise RecastError(f"neither file says how to build the parent: add --parent NETWORK --checkpoint {name}")
     model = build_from(constructor)
-    load_weights_(model, select_weights(model, read_weights(name), name, options.checkpoint_key), name)
+    load_weights_(model, select_weights(model, read_weights(name), name, checkpoint_key), name)
     return model
 
 
 def _of_run(folder: Path) -> nn.Module | None:
-    """The parent of a run; None of one that recast nothing, and where an embedding's head was part of it."""
+    """The parent of a run; None of one that recast nothing, and where its task changed the network."""
     from recast.lab.evaluation.run_folder import check_run
     from recast.lab.recipe import load_recipe
+    from recast.lab.tasks import task_of
     from recast.models.build import build
     from recast.models.trust import check_trusted
 
     check_run(folder)
     recipe = load_recipe(folder / "recipe.yaml", complete=True)
-    if recipe.is_plain or recipe.embedding.is_on:
+    if recipe.is_plain or not task_of(recipe).keeps_network:
         return None
     check_trusted(recipe.model.name)
     return build(recipe.model).eval()

@@ -5,21 +5,26 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, Annotated
 
+from cyclopts import Parameter
+
+from recast.config import Count, Workers
 from recast.errors import RecastError
-from recast.fields import Count, Workers
 from recast.files import read_names
+from recast.lab.cli.command import Command, Compute, Line, print_json
 from recast.lab.cli.guard import complain
-from recast.lab.cli.help import Command
-from recast.lab.cli.options import ComputeOptions, TrustOption, Words, parse, print_json
 from recast.lab.config.evaluation import Options
 from recast.lab.recipe import functions_of, load_recipe, why_untaught
 from recast.lab.records import Difference, Row
-from recast.lab.suites import DEFAULTS, METRICS, PER_CLASS, SUITES, base
+from recast.lab.suites import METRICS, PER_CLASS, SUITES, base
+from recast.lab.tasks import suites_of, task_of
 from recast.models.trust import follow_up, trusting
+
+if TYPE_CHECKING:
+    from recast.lab.evaluation.runner import Results
 
 EXAMPLES = """  recast evaluate runs/mine
   recast evaluate runs/mine --suite clean,pgd --eps 0.5,1,2 --steps 20 --restarts 3 --num-images 1000
@@ -27,94 +32,86 @@ EXAMPLES = """  recast evaluate runs/mine
   recast evaluate runs/mine --suite resolution --sizes 160 224 192x256
 """
 LEGEND = "\nin brackets the 95 % interval of the paired difference over the images, where any changed; × the ratio"
-ABOUT = """Measure parent, fine-tuned parent and recast model of each run on the same images, with 95 % intervals.
-What was measured is kept in RUN/scores by weights, images and options: the same command goes on where it
-stopped. Suites:
-
-"""
 UNITS = {"peak_memory": ", bytes", "macs": " per image", "weight_decay": ", log₁₀", "no_gradient": ", of images"}
 
 
-@dataclass
-class EvaluateOptions(TrustOption, ComputeOptions):
-    """What `recast evaluate` is asked for."""
+def evaluate(
+    *runs: str,
+    suite: Annotated[list[str], Parameter(consume_multiple=False)] | None = None,
+    batch_size: Count = 256,
+    workers: Workers = 0,
+    device: str = "auto",
+    again: bool = False,
+    trust: bool = False,
+    options: Annotated[Options, Parameter(name="*")],
+    output: Annotated[Compute, Parameter(name="*")],
+    line: Line,
+) -> int:
+    """Measure parent, fine-tuned parent and recast model of each run on the same images, with 95 % intervals.
+    What was measured is kept in RUN/scores by weights, images and options: the same command goes on where it stopped.
 
-    WORDS: ClassVar[Words] = {"runs": "+"}
-    runs: list[str] = field(default_factory=list)
-    """run folders of recast train"""
-    suite: list[str] = field(default_factory=lambda: list(DEFAULTS))
-    """which suites, with commas"""
-    batch_size: Count = 256
-    """images at a time"""
-    workers: Workers = 0
-    """processes that load images"""
-    device: str = "auto"
-    """auto, cpu, cuda or mps"""
-    again: bool = False
-    """measure anew what is in RUN/scores"""
-    options: Options = field(default_factory=Options)
-
-
-def run(argv: Sequence[str]) -> int:
-    """Measure runs, write their rows.csv, print the three-arm tables."""
-    about = ABOUT + "\n".join(f"  {name:16} {suite.help}" for name, suite in SUITES.items())
-    options = parse(Command("evaluate", "RUN… [options]", about, EXAMPLES), EvaluateOptions(), argv)
-    try:
-        with trusting(trust=options.trust):
-            return _evaluate(options, shlex.join(["recast", "evaluate", *argv]))
-    except KeyboardInterrupt:
-        kept = "what was scored is kept, and the same command goes on from there"
-        raise KeyboardInterrupt(f"interrupted: {kept}") from None
-
-
-def _evaluate(options: EvaluateOptions, command: str) -> int:
+    Args:
+        runs: Run folders of recast train.
+        suite: What to measure, with commas. None: all of the default ones that fit the run.
+        batch_size: Images at a time.
+        workers: Processes that load images.
+        device: auto, cpu, cuda or mps.
+        again: Measure anew what is in RUN/scores.
+        trust: Run the code (pkg.module:function) that the files name.
+    """
+    if options.sizes is not None and "resolution" not in (suite or ()):
+        raise RecastError("--sizes requires --suite resolution")
     from recast.lab.evaluation.context import NotMeasured
     from recast.lab.evaluation.run_folder import check_run, evaluate_run
 
-    if options.options.sizes is not None and "resolution" not in options.suite:
-        raise RecastError("--sizes are those of the suite resolution, which is not asked for: add --suite resolution")
-    for folder in options.runs:  # all of them before the first is measured
-        check_run(folder)
     rows: list[Row] = []
     missing: dict[str, NotMeasured] = {}
-    for folder in options.runs:
-        found = evaluate_run(
-            folder,
-            _suites(options.suite, Path(folder)),
-            batch_size=options.batch_size,
-            device=options.device,
-            options=options.options,
-            workers=options.workers,
-            again=options.again,
-            command=command,
-            progress=sys.stderr.isatty(),
-        )
-        rows += found.rows
-        missing |= {str(error): error for error in found.not_measured}
-        if not options.json:
-            table = arms_table(found.rows, found.differences, compared_with(Path(folder), found.rows))
-            print(f"{folder}\n{table}{LEGEND}" if found.rows else str(folder))
-            for kept in found.tables.values():
-                print(f"  {Path(folder) / 'analysis' / kept.name}.csv: {len(kept.rows)} rows")
-        if {row.model for row in found.rows} == {"parent", "recast"}:
-            print(f"note: {_why_two_arms(Path(folder))}", file=sys.stderr)
-    if options.json:
+    try:
+        with trusting(trust=trust):
+            for folder in runs:  # all of them before the first is measured
+                check_run(folder)
+            for folder in runs:
+                results = evaluate_run(
+                    folder, suite or _suites_of(Path(folder)), batch_size=batch_size, device=device, options=options,
+                    workers=workers, again=again, command=line, progress=sys.stderr.isatty(),
+                )  # fmt: skip
+                rows += results.rows
+                missing |= {str(error): error for error in results.not_measured}
+                if not output.as_json:
+                    _print(Path(folder), results)
+                if {row.model for row in results.rows} == {"parent", "recast"}:
+                    print(f"note: {_why_two_arms(Path(folder))}", file=sys.stderr)
+    except KeyboardInterrupt:
+        note = "what was scored is kept, and the same command goes on from there"
+        raise KeyboardInterrupt(f"interrupted: {note}") from None
+    if output.as_json:
         print_json([asdict(row) for row in rows])
-    for error in missing.values():
+    for error in missing:
         complain("recast evaluate", f"error: {error}")
-    if rows and not options.json:
-        print(f"next: recast report {shlex.join(options.runs)}" + (" --out FILE.html" if options.runs[1:] else ""))
+    if rows and not output.as_json:
+        print(f"next: recast report {shlex.join(runs)}" + (" --out FILE.html" if runs[1:] else ""))
     return 2 if missing else 0
 
 
-def _suites(asked: list[str], folder: Path) -> list[str]:
-    """What is asked for, or the defaults that make sense for the run."""
-    if asked != list(DEFAULTS):
-        return asked
+COMMAND = Command(
+    evaluate, "RUN… [options]",
+    EXAMPLES + "\nSuites:\n" + "\n".join(f"  {name:16} {suite.help}" for name, suite in SUITES.items()),
+)  # fmt: skip
+
+
+def _print(folder: Path, results: Results) -> None:
+    table = arms_table(results.rows, results.differences, compared_with(folder, results.rows))
+    print(f"{folder}\n{table}{LEGEND}" if results.rows else str(folder))
+    for saved in results.tables.values():
+        print(f"  {folder / 'analysis' / saved.name}.csv: {len(saved.rows)} rows")
+
+
+def _suites_of(folder: Path) -> list[str]:
+    """Return the default suites that make sense for a run."""
     recipe = load_recipe(folder / "recipe.yaml", complete=True)
     has_arms, has_heads = not recipe.is_plain, recipe.has_layers
-    fits = {name: recipe.data.task in SUITES[name].default for name in DEFAULTS}
-    return [name for name in DEFAULTS if fits[name] and {"agreement": has_arms, "heads": has_heads}.get(name, True)]
+    fits = suites_of(task_of(recipe), only_default=True)
+    return [name for name in fits if {"agreement": has_arms, "heads": has_heads}.get(name, True)]
 
 
 def compared_with(folder: Path, rows: Sequence[Row]) -> tuple[str, ...]:

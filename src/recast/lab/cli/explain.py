@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
 
 from recast.errors import RecastError
-from recast.lab.cli.help import Command
-from recast.lab.cli.options import ComputeOptions, TrustOption, Words, parse, parse_size, print_json
+from recast.lab.cli.command import Command, Compute, Output, Typed, print_json
+from recast.lab.config.evaluation import parse_size
 from recast.lab.config.explain import ExplainOptions
 from recast.models.trust import trusting
 
@@ -29,39 +29,45 @@ EXAMPLES = """  recast explain runs/mine cat.jpg
   recast explain torchvision:resnet50 cat.jpg --checkpoint FILE --classes names.txt --num-classes 37
   recast explain child.safetensors cat.jpg        (a file of recast.save that says how to build its network)
 """
-ABOUT = """One self-contained HTML page: where a network looks in an image. Of attention pooling and class tokens it
-shows a map for each likely class or head; in layers with a query, click a pixel and every head shows where
-it looks. Of a run, the predictions of the arms stand beside each other, and a slider goes over the epochs
-whose weights were kept (recast train … --keep-every N). Images that do not fit into one page get one each,
-and a page that lists them. --out FILE.png draws one layer's maps as a contact sheet, a row an image."""
 
 
-@dataclass
-class Options(ExplainOptions, TrustOption, ComputeOptions):
-    """Options of the command."""
+def explain(
+    subject: str,
+    /,
+    *images: str,
+    trust: bool = False,
+    options: Annotated[Typed[ExplainOptions], Parameter(name="*")],
+    output: Annotated[Compute, Parameter(name="*")],
+) -> int:
+    """One self-contained HTML page: where a network looks in an image. Of attention pooling and class tokens it
+    shows a map for each likely class or head; in layers with a query, click a pixel and every head shows where
+    it looks. Of a run, the predictions of the arms stand beside each other, and a slider goes over the epochs
+    whose weights were kept (recast train … --keep-every N). Images that do not fit into one page get one each,
+    and a page that lists them. --out FILE.png draws one layer's maps as a contact sheet, a row an image.
 
-    WORDS: ClassVar[Words] = {"subject": "1", "images": "*"}
-
-
-def run(argv: Sequence[str]) -> int:
-    """Write the pages and say where they are."""
-    usage = "RUN|MODEL [IMAGE …] [options]"
-    options = parse(Command("explain", usage, ABOUT, EXAMPLES), Options(), argv)
-    size = None if options.img_size is None else parse_size(options.img_size, 0)
-    if options.serve:
-        return _serve(options, size)
-    if options.port is not None:
-        raise RecastError("--port is of --serve: add it, or leave --port away")
-    if options.neighbours:
-        return _neighbours(options, size)
+    Args:
+        subject: Run folder of recast train; or a model: timm:NAME (or NAME), torchvision:NAME,
+            upernet|maskrcnn|fasterrcnn|retinanet:NAME, pkg.module:function, or a file of recast.save.
+        images: Files and folders; of a run val:N, by default four of them.
+        trust: Run the code (pkg.module:function) that the files name.
+    """
+    asked = options.over({"subject": subject, "images": list(images)})
+    size = None if asked.img_size is None else parse_size(asked.img_size, "--img-size")
+    if asked.serve:
+        _check_serve(asked, output)
+        return _serve(asked, size, trust)
+    if asked.port is not None:
+        raise RecastError("--port requires --serve")
+    if asked.neighbours:
+        return _neighbours(asked, size, trust, output)
     from recast.lab.explain.pages import explain_pages  # needs torch, which the help does without
 
-    with trusting(options.subject, trust=options.trust):
-        pages, scene, notes = explain_pages(options, size)
+    with trusting(subject, trust=trust):
+        pages, scene, notes = explain_pages(asked, size)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-    if options.json:
-        print_json(_summary(pages, scene, options.layer))
+    if output.as_json:
+        print_json(_summary(pages, scene, asked.layer))
     else:
         first, *others = pages
         kind = "picture" if first.suffix.lower() == ".png" else "page"
@@ -69,10 +75,16 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _serve(options: Options, size: tuple[int, int] | None) -> int:
-    given = [f"--{name}" for name in ("out", "json", "neighbours") if getattr(options, name)] + options.images
-    if given:
-        raise RecastError(f"--serve takes its images in the browser and writes no file: leave {given[0]} away")
+COMMAND = Command(explain, "RUN|MODEL [IMAGE…] [options]", EXAMPLES)
+
+
+def _check_serve(options: ExplainOptions, output: Output) -> None:
+    used = {"--out": options.out, "--json": output.as_json, "--neighbours": options.neighbours}
+    if excess := [name for name, value in used.items() if value] + options.images:
+        raise RecastError(f"--serve takes its images in the browser and writes no file: drop {excess[0]}")
+
+
+def _serve(options: ExplainOptions, size: tuple[int, int] | None, trust: bool) -> int:
     from recast.lab.explain.pages import check_subject, open_subject
     from recast.lab.explain.serve import PORT, Server, serve
 
@@ -81,7 +93,7 @@ def _serve(options: Options, size: tuple[int, int] | None) -> int:
     for name in ("SIGTERM", "SIGHUP"):  # end as Ctrl-C does: uploads are temporary files
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.default_int_handler)
-    with trusting(options.subject, trust=options.trust), Server(port) as server:
+    with trusting(options.subject, trust=trust), Server(port) as server:
         server.subject, server.layer = open_subject(options, size, kept=False), options.layer
         server.name = Path(options.subject).resolve().name if Path(options.subject).exists() else options.subject
         print(f"page: {server.address} (Ctrl-C ends it)", flush=True)
@@ -92,14 +104,14 @@ def _serve(options: Options, size: tuple[int, int] | None) -> int:
     return 0
 
 
-def _neighbours(options: Options, size: tuple[int, int] | None) -> int:
+def _neighbours(options: ExplainOptions, size: tuple[int, int] | None, trust: bool, output: Output) -> int:
     if not (Path(options.subject) / "recipe.yaml").is_file():
-        raise RecastError(f"--neighbours looks among a run's training images, and {options.subject} is no run folder")
+        raise RecastError(f"--neighbours looks among a run's training images, but {options.subject} is no run folder")
     from recast.lab.explain.neighbours import neighbours_page
 
-    with trusting(options.subject, trust=options.trust):
+    with trusting(options.subject, trust=trust):
         page = neighbours_page(options, size)
-    if options.json:
+    if output.as_json:
         print_json({"pages": [str(page)]})
     else:
         print(f"page: {page}")

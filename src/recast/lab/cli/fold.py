@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated
 
+from cyclopts import Parameter
+
+from recast.config import CountOrZero, FilePath, NotNegative
 from recast.errors import RecastError
-from recast.fields import CountOrZero, NotNegative
 from recast.files import check_place
-from recast.lab.cli.help import Command
-from recast.lab.cli.options import ComputeOptions, TrustOption, Words, parse, print_json
+from recast.lab.cli.command import Command, Compute, Line, print_json
 from recast.lab.records import FrontierLine
 from recast.models.config import ModelConfig
 from recast.models.trust import trusting
@@ -25,48 +25,52 @@ EXAMPLES = """  recast fold runs/mine                  (exact: heads that stayed
   recast fold runs/mine --heads 12       (the point of that curve with 12 open heads)
   recast fold child.safetensors --out small.safetensors
 """
-ABOUT = """Give every layer of a trained recast network its smallest form, and save it: layers whose heads are all
-closed become convolutions again. --frontier closes heads one by one, each time the one that the loss on training
-images misses least, and measures accuracy, accuracy under noise and milliseconds on the way."""
 
 
-@dataclass
-class Options(TrustOption, ComputeOptions):
-    """Options of the command."""
+def fold(
+    subject: str,
+    /,
+    *,
+    tol: NotNegative = 0.0,
+    frontier: bool = False,
+    heads: CountOrZero | None = None,
+    out: FilePath | None = None,
+    trust: bool = False,
+    output: Annotated[Compute, Parameter(name="*")],
+    line: Line,
+) -> int:
+    """Give every layer of a trained recast network its smallest form, and save it: layers whose heads are all
+    closed become convolutions again. --frontier closes heads one by one, each time the one that the loss on training
+    images misses least, and measures accuracy, accuracy under noise and milliseconds on the way.
 
-    WORDS: ClassVar[Words] = {"subject": "1"}
-    subject: str = ""
-    """a run folder, or a file of recast.save"""
-    tol: NotNegative = 0.0
-    """close maps whose gate is at most this far open"""
-    frontier: bool = False
-    """of a run: measure the curve, RUN/analysis/frontier.csv"""
-    heads: CountOrZero | None = None
-    """of a run: close heads along the curve until this many are open"""
-    out: str | None = None
-    """the file, .safetensors; None: folded.safetensors beside the subject"""
-
-
-def run(argv: Sequence[str]) -> int:
-    """Fold and save, or measure the curve."""
-    options = parse(Command("fold", "RUN|FILE [options]", ABOUT, EXAMPLES), Options(), argv)
-    if sum((options.tol > 0, options.frontier, options.heads is not None)) > 1:
+    Args:
+        subject: A run folder, or a file of recast.save.
+        tol: Close maps whose gate is at most this far open.
+        frontier: Measure the curve of a run, RUN/analysis/frontier.csv.
+        heads: Close heads of a run along the curve until this many are open.
+        out: The file, .safetensors. None: folded.safetensors beside the subject.
+        trust: Run the code (pkg.module:function) that the files name.
+    """
+    if sum((tol > 0, frontier, heads is not None)) > 1:
         raise RecastError("--tol, --frontier and --heads are three ways to close heads: choose one")
-    if options.frontier and options.out:
+    if frontier and out:
         raise RecastError("--frontier writes a table into the run's folder: leave --out away, and add it to --heads N")
-    subject = Path(options.subject)
-    out = Path(options.out or (subject if subject.is_dir() else subject.parent) / "folded.safetensors")
-    if out.resolve() in (subject.resolve(), (subject / "weights.safetensors").resolve()):
-        raise RecastError(f"{out} is what is folded: choose another file with --out")
-    check_place(out, "--out", "folded.safetensors")
-    if out.exists() and not _is_folded(out):
-        raise RecastError(f"{out} exists and is no file of recast fold: choose another file with --out")
-    if options.frontier and not Path(options.subject).is_dir():
-        raise RecastError(f"--frontier measures the networks of a run, and {options.subject} is no run folder")
-    with trusting(options.subject, trust=options.trust):
-        if options.frontier:
-            return _measure(options, shlex.join(["recast", "fold", *argv]))
-        return _save(options, out)
+    source = Path(subject)
+    path = Path(out or (source if source.is_dir() else source.parent) / "folded.safetensors")
+    if path.resolve() in (source.resolve(), (source / "weights.safetensors").resolve()):
+        raise RecastError(f"{path} is what is folded: choose another file with --out")
+    check_place(path, "--out", "folded.safetensors")
+    if path.exists() and not _is_folded(path):
+        raise RecastError(f"{path} exists and is no file of recast fold: choose another file with --out")
+    if frontier and not source.is_dir():
+        raise RecastError(f"--frontier measures the networks of a run, and {subject} is no run folder")
+    with trusting(subject, trust=trust):
+        if frontier:
+            return _measure(subject, line, output.as_json)
+        return _save(subject, path, tol, heads, output.as_json)
+
+
+COMMAND = Command(fold, "RUN|FILE [options]", EXAMPLES)
 
 
 def _is_folded(out: Path) -> bool:
@@ -78,7 +82,7 @@ def _is_folded(out: Path) -> bool:
         return False
 
 
-def _save(options: Options, out: Path) -> int:
+def _save(subject: str, out: Path, tol: float, heads: int | None, as_json: bool) -> int:
     from recast.io import write_model
     from recast.lab.evaluation.frontier import close_to
     from recast.lab.evaluation.run_folder import open_run
@@ -90,50 +94,49 @@ def _save(options: Options, out: Path) -> int:
     from recast.surgery.folding.closing import heads_left
     from recast.surgery.folding.model import fold_
 
-    run = open_run(options.subject) if names_a_run(options.subject) else None
-    if run is None and options.heads is not None:
-        raise RecastError(f"--heads follows the curve of a run, and {options.subject} is no run folder")
-    source = Path(options.subject) if run is None else run.folder / "weights.safetensors"
-    model = open_model(ModelConfig(options.subject)) if run is None else run.models.get("recast")
+    run = open_run(subject) if names_a_run(subject) else None
+    if run is None and heads is not None:
+        raise RecastError(f"--heads follows the curve of a run, and {subject} is no run folder")
+    source = Path(subject) if run is None else run.folder / "weights.safetensors"
+    model = open_model(ModelConfig(subject)) if run is None else run.models.get("recast")
     if model is None or not gpsa_layers(model):
-        raise RecastError(f"{options.subject} has no GPSA layer: there is nothing to fold")
+        raise RecastError(f"{subject} has no GPSA layer: there is nothing to fold")
     before = len(heads_left(model))
-    if run is not None and options.heads is not None:
-        check_task(["frontier"], run.recipe.data.task, run.data.name)
-        close_to(run, options.heads)
-    layers = fold_(model, options.tol)
+    if run is not None and heads is not None:
+        check_task(["frontier"], run.data.task, run.data.name)
+        close_to(run, heads)
+    layers = fold_(model, tol)
     write_model(model, out, read_header(source)["constructor"], Images.of(model), tried=False)
-    left = len(heads_left(model))
-    if options.json:
-        print_json({"file": str(out), "heads": before, "open": left, "layers": [asdict(layer) for layer in layers]})
+    after = len(heads_left(model))
+    if as_json:
+        print_json({"file": str(out), "heads": before, "open": after, "layers": [asdict(layer) for layer in layers]})
         return 0
     for layer in layers:
         form = "a convolution" if layer.convolution else f"{layer.heads - layer.closed} of {layer.heads} heads open"
         print(f"  {layer.name}: {form}")
-    print(f"{out}: {left} of {before} heads open; recast.load({str(out)!r})")
+    print(f"{out}: {after} of {before} heads open; recast.load({str(out)!r})")
     return 0
 
 
-def _measure(options: Options, command: str) -> int:
+def _measure(run: str, command: str, as_json: bool) -> int:
     from recast.files import read_json
     from recast.lab.evaluation.run_folder import evaluate_run
     from recast.lab.report.maps import head_labels
     from recast.tables import read_records
 
-    found = evaluate_run(options.subject, ["frontier"], command=command, progress=sys.stderr.isatty())
-    for error in found.not_measured:
+    for error in evaluate_run(run, ["frontier"], command=command, progress=sys.stderr.isatty()).not_measured:
         raise error
-    path = Path(options.subject) / "analysis" / "frontier.csv"
+    path = Path(run) / "analysis" / "frontier.csv"
     lines = read_records(path, FrontierLine)
-    if options.json:
+    if as_json:
         print_json([asdict(line) for line in lines])
         return 0
-    steps = read_json(Path(options.subject) / "plan.json")["steps"]
+    steps = read_json(Path(run) / "plan.json")["steps"]
     labels = {step["name"]: head_labels(math.prod(step["kernel"]), step["kernel"]) for step in steps}
     print(f"{'':<11}{'open heads':>10}{'top-1':>9}{'noise':>9}{'ms':>9}   closed")
     for line in lines:
         closed = "" if line.head is None else f"{line.layer} {labels[line.layer][line.head]}"
         numbers = f"{line.heads:>10}{line.top1:>9.1f}{line.noise:>9.1f}{line.ms:>9.3g}"
         print(f"{line.model:<11}{numbers}   {closed}".rstrip())
-    print(f"{path}; next: recast fold {shlex.quote(options.subject)} --heads N, recast report …")
+    print(f"{path}; next: recast fold {shlex.quote(run)} --heads N, recast report …")
     return 0

@@ -5,19 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import pairwise
 from typing import Any, TextIO
 
 from recast.errors import first_line, one_line, printable
-
-COMPLETE = "RECAST_COMPLETE"
-"""A shell sets it to the begun word that it asks the ends of; nothing is run then."""
-
-
-class HelpShown(Exception):
-    """The help was asked for and printed: nothing is left to do."""
 
 
 class Stream:
@@ -31,11 +23,14 @@ class Stream:
         self.is_terminal = bool(stream.isatty())
 
     def write(self, text: str) -> int:
-        """Characters that a terminal obeys are written out; on stderr, a terminal gets the escapes of progress bars."""
+        """Write text without what a terminal obeys; on stderr, a terminal gets the escapes of progress bars.
+
+        cyclopts sends a shell that completes words \\x1f, which terminals ignore.
+        """
         if self.failed is None and not self.is_muted:
             with self._failing():
                 plain = self.is_terminal and self.stream is sys.__stderr__
-                self.stream.write(text if plain else printable(text, keep="\t\n\r"))
+                self.stream.write(text if plain else printable(text, keep="\t\n\r\x1f"))
         return len(text)
 
     def flush(self) -> None:
@@ -117,14 +112,6 @@ def _moved(out: TextIO, error: TextIO) -> TextIO | None:
     kept = open(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
     os.dup2(2, 1)
     return kept
-
-
-def asks_for(option: str, arguments: Sequence[str]) -> bool:
-    """Whether a switch such as `--json` stands among the options."""
-    words = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    words = [part for word in words for part in (word.split("=", 1) if word.startswith(f"{option}=") else [word])]
-    said = [after for word, after in pairwise([*words, ""]) if word == option]
-    return any(after.lower() not in ("false", "no", "off", "null") for after in said)
 
 
 def describe(error: BaseException) -> str:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from cyclopts import Parameter
+from pydantic import Field
+
+from recast.config import Classes, Config, Count, FilePath
 from recast.errors import RecastError
-from recast.fields import Count
 from recast.files import check_place, write_text
-from recast.lab.cli.help import Command
-from recast.lab.cli.options import ModelOptions, parse, parse_size, print_json
-from recast.lab.config import DataConfig, Recipe
+from recast.lab.cli.command import Command, Compute, Typed, print_json
+from recast.lab.config import DataConfig
+from recast.lab.config.evaluation import parse_size
+from recast.layers.config import PoolConfig, RecastConfig
 from recast.models.config import ModelConfig
 from recast.models.trust import trusting
 from recast.reading import decode, read_bytes
@@ -44,41 +47,93 @@ the end of the network.
 Ranking (--rank data): layers by the fall of the loss that their gates promise, from gradients on training images, for
 each millisecond, multiply-add and MiB that they add. Queries and keys start from half of the images.
 """
-ABOUT = "What of a model becomes attention, at what cost, and why the rest stays. Nothing is changed."
 
 
-@dataclass
-class PlanOptions(ModelOptions):
-    """What `recast plan` is asked for."""
+class Network(Config):
+    """A network by its name, and its weights."""
 
-    where: list[str] = field(default_factory=lambda: ["last_stage"])
-    """last_stage, all, auto, stage:N, names, globs or re:REGEX; none: the pooling alone"""
-    out: str | None = None
-    """also write the plan to this .json file"""
-    rank: Literal["data"] | None = None
-    """rank the planned layers by what attention promises there, on the images of --data; --where auto: all layers"""
-    data: str | None = None
-    """a data set's name, for the ranking"""
-    data_dir: str | None = None
-    """where it lies"""
-    num_images: Count = 256
-    """training images that layers are ranked on"""
+    checkpoint: FilePath | None = None
+    """Weights, .safetensors or .pth."""
+    checkpoint_key: str | None = None
+    """Which weights of a checkpoint with several, e.g. state_dict. None: as timm, EMA first."""
+    pretrained: bool = False
+    """Let timm or torchvision fetch its weights."""
+    num_classes: Classes | None = None
+    """Classes of the head."""
+    img_size: str | None = None
+    """Pixels, 224 or 224x160 (height x width)."""
+
+    def open(self, name: str, data: Data | None) -> tuple[nn.Module, Data | None]:
+        """Return the network of a name, and the data set normalized as the network knows it."""
+        from recast.models.build import build, input_defaults
+
+        config = ModelConfig(
+            name, self.checkpoint, self.pretrained, self.num_classes, checkpoint_key=self.checkpoint_key
+        )  # fmt: skip
+        with trusting(name):
+            model = build(config, num_classes=len(data.classes) if data else None)
+        if data is not None:
+            defaults = input_defaults(model) or data
+            data = replace(data, mean=defaults.mean, std=defaults.std)
+        return model, data
+
+    def load(self, name: str | None, data_dir: str | None) -> Data | None:
+        """Return the data set of a name, with images of the network's size."""
+        if name is None:
+            if data_dir is not None:
+                raise RecastError("--data-dir requires --data: folder, cifar100, …")
+            return None
+        from recast.lab.data import load_data
+
+        side, width = parse_size(self.img_size, "--img-size") if self.img_size else (0, 0)
+        if side != width:
+            raise RecastError(f"images of a data set are square: --img-size {side}, got {self.img_size!r}")
+        return load_data(DataConfig(name, data_dir, img_size=side or None))
 
 
-def open_parent(options: ModelOptions, data: Data | None) -> tuple[nn.Module, Data | None]:
-    """The parent that the options name, and the data set normalised as the parent knows it."""
-    from recast.models.build import build, input_defaults
+class Layers(Config):
+    """Layers that become attention, by selection and limits or by a plan."""
 
-    config = ModelConfig(
-        options.model, options.checkpoint, options.pretrained, options.num_classes,
-        checkpoint_key=options.checkpoint_key,
-    )  # fmt: skip
-    with trusting(options.model):
-        model = build(config, num_classes=len(data.classes) if data else None)
-    if data is not None:
-        known = input_defaults(model) or data
-        data = replace(data, mean=known.mean, std=known.std)
-    return model, data
+    where: list[str] = Field(["last_stage"])
+    """Layers to recast: last_stage, all, stage:N, names, globs, re:REGEX; none: the pooling alone."""
+    budget: str = "tokens=1024"
+    """Limits: tokens=N per layer; macs=, params=, memory= (1.3x, 5G, 64MiB)."""
+    plan: FilePath | None = None
+    """A plan.json, edited or not: layers and settings."""
+
+
+class Wanted:
+    """What becomes attention: layers and how, or a plan file that says both."""
+
+    def __init__(self, layers: Typed[Layers], recast: Typed[RecastConfig], pool: Typed[PoolConfig]) -> None:
+        self.layers, self.recast, self.pool = layers.over({}), recast.over({}), pool.over({})
+        Budget.parse(self.layers.budget)
+        if self.layers.plan is not None:
+            check_alone(
+                [part.name(path) for part in (layers, recast, pool) for path in part.words if path != ("plan",)]
+            )
+
+    def plan(self, model: nn.Module, example: Example) -> Plan:
+        """Return the plan of a model."""
+        from recast.surgery.planning import plan, replan
+
+        if self.layers.plan is not None:
+            return replan(model, example, read_edited(self.layers.plan))
+        where, budget = self.layers.where, self.layers.budget
+        return plan(model, example, self.recast, where=where, budget=budget, pool=self.pool)
+
+
+def check_alone(options: list[str]) -> None:
+    """Raise RecastError for options beside --plan that say what the plan says."""
+    if options:
+        raise RecastError(f"--plan names the layers and holds their settings: drop {options[0]}, or change the file")
+
+
+def read_edited(path: str) -> Edited:
+    """Read a plan file as someone left it. Raises RecastError for another file."""
+    from recast.surgery.plan import Plan
+
+    return Plan.read_edited(decode(read_bytes(path), path), path)
 
 
 def example_shape(model: nn.Module, img_size: str | None) -> tuple[int, int, int]:
@@ -89,101 +144,91 @@ def example_shape(model: nn.Module, img_size: str | None) -> tuple[int, int, int
     defaults = input_defaults(model)
     convolutions = [module for module in model.modules() if is_convolution(module)]
     channels = int(getattr(convolutions[0], "in_channels", 3)) if convolutions else 3
-    return channels, *(defaults.size if defaults and img_size is None else parse_size(img_size, 224))
+    return channels, *(defaults.size if defaults and img_size is None else parse_size(img_size or "224", "--img-size"))
 
 
-def load_named(name: str | None, data_dir: str | None, img_size: str | None) -> Data | None:
-    """The data set that options name, with images of their size."""
-    if name is None:
-        if data_dir is not None:
-            raise RecastError("--data-dir needs the data set's name: --data folder, cifar100, …")
-        return None
-    from recast.lab.data import load_data
+def plan(
+    model: str,
+    /,
+    *,
+    out: FilePath | None = None,
+    rank: Literal["data"] | None = None,
+    data: str | None = None,
+    data_dir: FilePath | None = None,
+    num_images: Count = 256,
+    network: Annotated[Network, Parameter(name="*")],
+    layers: Annotated[Typed[Layers], Parameter(name="*")],
+    recast: Typed[RecastConfig],
+    pool: Typed[PoolConfig],
+    output: Annotated[Compute, Parameter(name="*")],
+) -> int:
+    """What of a model becomes attention, at what cost, and why the rest stays. Nothing is changed.
 
-    side, width = parse_size(img_size, 0)
-    if side != width:
-        raise RecastError(f"images of a data set are square: --img-size {side}, got {img_size!r}")
-    return load_data(DataConfig(name, data_dir, img_size=side or None))
-
-
-def make_plan(model: nn.Module, example: Example, options: ModelOptions) -> Plan:
-    """The plan that the options ask for: by selection and budget, or by a plan file."""
-    from recast.surgery.planning import plan, replan
-
-    if options.plan is None:
-        return plan(model, example, options.recast, where=options.where, budget=options.budget, pool=options.pool)
-    return replan(model, example, read_edited(options.plan, options, ModelOptions()))
-
-
-def read_edited(path: str, asked: ModelOptions | Recipe, before: ModelOptions | Recipe) -> Edited:
-    """A plan file as someone left it. Raises `RecastError` for a file that is none, and where the options that `before`
-    has otherwise say what the plan says."""
-    from recast.surgery.plan import Plan
-
-    if any(getattr(asked, name) != getattr(before, name) for name in ("where", "budget", "recast", "pool")):
-        raise RecastError(
-            "--plan names the layers and holds their settings: leave --where, --budget and the options of recast and "
-            "pool away, or change them in the file"
-        )
-    return Plan.read_edited(decode(read_bytes(path), path), path)
-
-
-def run(argv: Sequence[str]) -> int:
-    """Print a plan, or write it to a file."""
-    options = parse(Command("plan", "MODEL [options]", ABOUT, EXAMPLES), PlanOptions(), argv)
-    Budget.parse(options.budget)
-    out = Path(options.out) if options.out else None
-    if out is not None:
-        _check_plan_file(out)
-
-    if ranked := options.rank is not None or "auto" in options.where:
-        if options.data is None:
+    Args:
+        model: timm:NAME (or NAME), torchvision:NAME, upernet|maskrcnn|fasterrcnn|retinanet:NAME, or
+            pkg.module:function.
+        out: Also write the plan to this .json file.
+        rank: Rank the planned layers by what attention promises there, on the images of --data. With --where auto: all
+            layers.
+        data: Data set for the ranking.
+        data_dir: Folder of the data set.
+        num_images: Training images that layers are ranked on.
+    """
+    wanted = Wanted(layers, recast, pool)
+    path = Path(out) if out else None
+    if path is not None:
+        _check_plan_file(path)
+    if ranked := rank is not None or "auto" in wanted.layers.where:
+        if data is None:
             raise RecastError("a ranking is made on images: give --data NAME, and --data-dir where they lie")
-    elif options.data or options.data_dir:
+    elif data or data_dir:
         raise RecastError("--data is what layers are ranked on: add --rank data or --where auto, or leave it out")
 
     import torch
 
-    model, data = open_parent(options, load_named(options.data, options.data_dir, options.img_size))
-    if data is not None and ranked:
-        planned, ranking = _rank(model, data, options)
+    parent, images = network.open(model, network.load(data, data_dir))
+    ranking = None
+    if images is not None and ranked:
+        planned, ranking = _rank(model, parent, images, wanted, num_images)
     else:
-        planned, ranking = make_plan(model, torch.zeros(1, *example_shape(model, options.img_size)), options), None
-    if out is not None:
-        write_text(out, planned.to_json() + "\n")
-    if options.json:
+        planned = wanted.plan(parent, torch.zeros(1, *example_shape(parent, network.img_size)))
+    if path is not None:
+        write_text(path, planned.to_json() + "\n")
+    if output.as_json:
         print_json((ranking or planned).to_json())
     else:
         print(planned if ranking is None else f"{ranking}\n{planned}")
     return 0
 
 
-def _rank(model: nn.Module, data: Data, options: PlanOptions) -> tuple[Plan, Ranking]:
+COMMAND = Command(plan, "MODEL [options]", EXAMPLES)
+
+
+def _rank(name: str, model: nn.Module, data: Data, wanted: Wanted, num_images: int) -> tuple[Plan, Ranking]:
     """The plan, and a ranking of its layers; with --where auto the plan is what a ranking of all layers finds best."""
     import torch
 
-    from recast.lab.data.sources import labelled_images
+    from recast.lab.data.sources import class_images
     from recast.lab.experimental.ranking import plan_best, rank
     from recast.models.build import check_logits
     from recast.tracing.hooks import in_eval
 
-    if data.task != "classify":
-        raise RecastError(f"layers are ranked on images with one class each, {data.name} is for another task")
-    images, labels = labelled_images(data, options.num_images, 0, "stop", next(model.parameters()).device)
+    images, labels = class_images(data, num_images, 0, "stop", next(model.parameters()).device)
     with torch.inference_mode(), in_eval(model):
-        check_logits(model(images[:1]), 1, len(data.classes), data.name, options.model)
-    if options.where == ["auto"] and options.plan is None:
-        found = plan_best(model, images, labels, options.recast, Budget.parse(options.budget), options.pool)
+        check_logits(model(images[:1]), 1, len(data.classes), data.name, name)
+    if wanted.layers.where == ["auto"] and wanted.layers.plan is None:
+        budget = Budget.parse(wanted.layers.budget)
+        planned, ranking = plan_best(model, images, labels, wanted.recast, budget, wanted.pool)
     else:
-        planned = make_plan(model, images[:1], options)
-        found = planned, rank(model, planned, images, labels)
+        planned = wanted.plan(model, images[:1])
+        ranking = rank(model, planned, images, labels)
     with torch.inference_mode(), in_eval(model):
         right = torch.cat([model(part).argmax(1) for part in images.split(64)]).eq(labels).double().mean().item()
     chance, n = 1 / len(data.classes), len(images)
     if right < chance + 3 * (chance * (1 - chance) / n) ** 0.5:  # random weights, a new head, classes in another order
-        seen = f"{right:.1%} of {n} images right, chance is {chance:.1%}"
-        print(f"note: {options.model}: {seen}; train it on these classes before its layers are ranked", file=sys.stderr)
-    return found
+        accuracy = f"{right:.1%} of {n} images right, chance is {chance:.1%}"
+        print(f"note: {name}: {accuracy}; train it on these classes before its layers are ranked", file=sys.stderr)
+    return planned, ranking
 
 
 def _check_plan_file(out: Path) -> None:

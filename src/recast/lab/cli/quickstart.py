@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from cyclopts import Parameter
+
+from recast.config import FilePath, Seed
 from recast.errors import RecastError
 from recast.files import locked
+from recast.lab.cli.command import Command, Compute, print_json
 from recast.lab.cli.evaluate import arms_table, compared_with
-from recast.lab.cli.help import Command
-from recast.lab.cli.options import ComputeOptions, parse, print_json
 from recast.lab.config import OptimConfig
 from recast.lab.recipe import load_recipe
 from recast.models.trust import follow_up
@@ -26,43 +27,43 @@ EXAMPLES = """  recast quickstart
   recast quickstart --resume                 (go on where it stopped)
 """
 
-
-ABOUT = """Which of three digits is the odd one out? A small ResNet learns to read one of scikit-learn's handwritten
-digits; its last stage is recast without changing one prediction; the recast network and the ResNet itself are then
-trained on the question in the same way, measured, and compared in the report. A few minutes on a laptop's CPU,
-nothing is downloaded."""
+DEFAULT = "runs/quickstart"
 
 
-@dataclass
-class QuickstartOptions(ComputeOptions):
-    """What `recast quickstart` is asked for."""
+def quickstart(
+    *,
+    out: FilePath = DEFAULT,
+    seed: Seed = 0,
+    resume: bool = False,
+    output: Annotated[Compute, Parameter(name="*")],
+) -> int:
+    """Which of three digits is the odd one out? A small ResNet learns to read one of scikit-learn's handwritten
+    digits; its last stage is recast without changing one prediction; the recast network and the ResNet itself are then
+    trained on the question in the same way, measured, and compared in the report. A few minutes on a laptop's CPU,
+    nothing is downloaded.
 
-    out: str = "runs/quickstart"
-    """new run folder"""
-    seed: int = 0
-    """seed of everything"""
-    resume: bool = False
-    """go on with an interrupted quickstart in --out"""
-
-
-def run(argv: Sequence[str]) -> int:
-    """Train a small CNN on handwritten digits, recast it, verify, train on, evaluate, report."""
-    options = parse(Command("quickstart", "[options]", ABOUT, EXAMPLES), QuickstartOptions(), argv)
-    out = Path(options.out)
+    Args:
+        out: New run folder.
+        seed: Seed of everything.
+        resume: Go on with an interrupted quickstart in --out.
+    """
     if missing := [package for module, package in EXTRAS.items() if find_spec(module) is None]:
         raise RecastError(f"quickstart needs {', '.join(missing)}: pip install {' '.join(missing)}")
-    named = ["--out", str(out)] if options.out != QuickstartOptions().out else []
-    again = follow_up("quickstart", "--resume", *named)
-    if not options.resume and _is_interrupted(out, options.seed):
+    folder = Path(out)
+    again = follow_up("quickstart", "--resume", *([] if out == DEFAULT else ["--out", out]))
+    if not resume and _is_interrupted(folder, seed):
         print(f"note: goes on with the quickstart in {out}, which was interrupted", file=sys.stderr)
-        options.resume = True
-    _check_folder(out, options.resume, again)
+        resume = True
+    _check_folder(folder, resume, again)
     try:
-        with locked(out):
-            return _run(out, options)
+        with locked(folder):
+            return _run(folder, seed, resume, output.as_json)
     except KeyboardInterrupt:
-        kept = (out / "parent" / "recipe.yaml").is_file()
-        raise KeyboardInterrupt(f"interrupted: state saved; continue with: {again}" if kept else "") from None
+        is_saved = (folder / "parent" / "recipe.yaml").is_file()
+        raise KeyboardInterrupt(f"interrupted: state saved; continue with: {again}" if is_saved else "") from None
+
+
+COMMAND = Command(quickstart, "[options]", EXAMPLES)
 
 
 def _is_interrupted(out: Path, seed: int) -> bool:
@@ -80,11 +81,11 @@ def _check_folder(out: Path, resume: bool, again: str) -> None:
         raise RecastError(f"run folder {out} exists: {hint}delete it, or choose another one with --out")
 
 
-def _run(out: Path, options: QuickstartOptions) -> int:
+def _run(out: Path, seed: int, resume: bool, as_json: bool) -> int:
     started = time.time()
 
     def say(text: Any) -> None:
-        print(text, file=sys.stderr if options.json else None, flush=True)
+        print(text, file=sys.stderr if as_json else None, flush=True)
 
     say("── 1/5  a parent: a small ResNet learns to read one digit")
     from recast.lab.evaluation.run_folder import evaluate_run
@@ -92,14 +93,14 @@ def _run(out: Path, options: QuickstartOptions) -> int:
     from recast.lab.report import write_report
     from recast.lab.training.run import train
 
-    seed = load_recipe(out / "parent" / "recipe.yaml").seed if options.resume else options.seed
-    recipe = replace(make_recipe("odd_digit"), seed=seed)
-    one, optim = replace(recipe.data, name="one_digit"), OptimConfig(lr=2e-3, min_lr=1e-5)
-    alone = replace(recipe, data=one, where=["none"], optim=optim, epochs=3, control=False)
-    train(alone, out / "parent", resume=options.resume, command="recast quickstart")
+    seed = load_recipe(out / "parent" / "recipe.yaml").seed if resume else seed
+    recipe = make_recipe("odd_digit").replace(seed=seed)
+    one, optim = recipe.data.replace(name="one_digit"), OptimConfig(lr=2e-3, min_lr=1e-5)
+    alone = recipe.replace(data=one, where=["none"], optim=optim, epochs=3, control=False)
+    train(alone, out / "parent", resume=resume, command="recast quickstart")
     weights = out / "parent" / "weights.safetensors"
     say("\n── 2/5  plan, recast, verify; 3/5  train on three digits: the recast network, then the parent the same way")
-    recipe = replace(recipe, model=replace(recipe.model, checkpoint=str(weights)))
+    recipe = recipe.replace(model=recipe.model.replace(checkpoint=str(weights)))
     train(recipe, out, resume=(out / "recipe.yaml").is_file(), command="recast quickstart", say=say)
     say("\n── 4/5  evaluate the three arms on 1,000 canvases of held-out digits")
     results = evaluate_run(out, SUITES, command="recast quickstart", progress=sys.stderr.isatty())
@@ -108,7 +109,7 @@ def _run(out: Path, options: QuickstartOptions) -> int:
     report = write_report([out]).resolve()
     seconds = time.time() - started
     say(f"{seconds:.0f} s in all. The report: {report}")
-    if options.json:
-        found = [asdict(row) for row in results.rows]
-        print_json({"run": str(out), "report": str(report), "seconds": round(seconds, 1), "rows": found})
+    if as_json:
+        rows = [asdict(row) for row in results.rows]
+        print_json({"run": str(out), "report": str(report), "seconds": round(seconds, 1), "rows": rows})
     return 0

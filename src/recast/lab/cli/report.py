@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+import sys
+from typing import Annotated
 
+from cyclopts import Parameter
+
+from recast.config import FilePath, Pixels
 from recast.errors import RecastError
-from recast.fields import Pixels
-from recast.lab.cli.help import Command
-from recast.lab.cli.options import OutputOptions, TrustOption, Words, parse, print_json
+from recast.lab.cli.command import Command, Output, print_json
 from recast.lab.config import DataConfig
 
 EXAMPLES = """  recast report runs/mine
@@ -19,64 +19,62 @@ EXAMPLES = """  recast report runs/mine
 """
 
 
-ABOUT = """One self-contained HTML page: verdict, three-arm tables with intervals, robustness against cost, curves,
-gates, attention maps, frequencies, and how each number was made; --figures writes them for a paper too.
-Reads the files of run folders only; evaluate them first."""
+def report(
+    *runs: str,
+    out: FilePath | None = None,
+    figures: FilePath | None = None,
+    compare: bool = False,
+    data: str = "folder",
+    data_dir: FilePath | None = None,
+    img_size: Pixels | None = None,
+    trust: bool = False,
+    output: Annotated[Output, Parameter(name="*")],
+) -> int:
+    """One self-contained HTML page: verdict, three-arm tables with intervals, robustness against cost, curves,
+    gates, attention maps, frequencies, and how each number was made; --figures writes them for a paper too.
+    Reads the files of run folders only; evaluate them first.
 
-
-@dataclass
-class ReportOptions(TrustOption, OutputOptions):
-    """What `recast report` is asked for."""
-
-    WORDS: ClassVar[Words] = {"runs": "+"}
-    runs: list[str] = field(default_factory=list)
-    """run folders of recast train, or with --compare saved networks"""
-    out: str | None = None
-    """the HTML file; of one run: RUN/report.html"""
-    figures: str | None = None
-    """a folder for every figure as SVG, PNG and CSV, and tables"""
-    compare: bool = False
-    """the words are two or three files of recast.save, the one to judge last; writes --out, default compare.html"""
-    data: str = "folder"
-    """of --compare: the data set whose validation images are measured"""
-    data_dir: str | None = None
-    """of --compare: where they lie"""
-    img_size: Pixels | None = None
-    """of --compare: side in pixels; default the networks' own"""
-
-
-def run(argv: Sequence[str]) -> int:
-    """Write the report and say where it is."""
-    options = parse(Command("report", "RUN… [options]", ABOUT, EXAMPLES), ReportOptions(), argv)
-    if options.compare:
-        return _compare(options)
-    for name in ("data_dir", "img_size"):
-        if getattr(options, name) is not None:
-            raise RecastError(f"--{name.replace('_', '-')} requires --compare")
+    Args:
+        runs: Run folders of recast train; with --compare saved networks.
+        out: The HTML file. None: RUN/report.html of one run, compare.html.
+        figures: A folder for every figure as SVG, PNG and CSV, and tables.
+        compare: The words are two or three files of recast.save, the one to judge last.
+        data: With --compare: data set whose validation images are measured.
+        data_dir: With --compare: folder of the data set.
+        img_size: With --compare: side in pixels. None: the networks' own.
+        trust: Run the code (pkg.module:function) that the files name.
+    """
+    if compare:
+        if figures:
+            raise RecastError("--compare draws no figures: drop --figures")
+        return _compare(list(runs), out or "compare.html", DataConfig(data, data_dir, img_size=img_size), trust, output)
+    for name, value in (("data-dir", data_dir), ("img-size", img_size)):
+        if value is not None:
+            raise RecastError(f"--{name} requires --compare")
     from recast.lab.report import write_report
 
-    path = write_report(options.runs, options.out, options.figures)
-    if options.json:
-        print_json({"report": str(path)} | ({"figures": options.figures} if options.figures else {}))
+    path = write_report(list(runs), out, figures)
+    if output.as_json:
+        print_json({"report": str(path)} | ({"figures": figures} if figures else {}))
     else:
         print(f"report: {path}")
-        if options.figures:
-            print(f"figures: {options.figures}")
+        if figures:
+            print(f"figures: {figures}")
     return 0
 
 
-def _compare(options: ReportOptions) -> int:
-    if options.figures:
-        raise RecastError("--compare draws no figures: drop --figures")
+COMMAND = Command(report, "RUN… [options]", EXAMPLES)
+
+
+def _compare(runs: list[str], out: str, config: DataConfig, trust: bool, output: Output) -> int:
     from pathlib import Path
 
     from recast.lab.evaluation.compare import compare
 
-    out = Path(options.out or "compare.html")
-    config = DataConfig(options.data, options.data_dir, img_size=options.img_size)
-    sentence = compare(options.runs, config, out, options.trust)
-    if options.json:
-        print_json({"report": str(out), "verdict": sentence})
+    say = lambda text: print(f"note: {text}", file=sys.stderr)  # noqa: E731
+    sentence = compare(runs, config, Path(out), trust, say=say)
+    if output.as_json:
+        print_json({"report": out, "verdict": sentence})
     else:
         print(f"{sentence}\nreport: {out}")
     return 0

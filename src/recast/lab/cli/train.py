@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import shlex
 import sys
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
+from cyclopts import Parameter
+
+from recast.config import FilePath
 from recast.errors import RecastError
+from recast.lab.cli.command import Command, Compute, Line, Typed, print_json
 from recast.lab.cli.guard import later_process
-from recast.lab.cli.help import Command
-from recast.lab.cli.options import ComputeOptions, TrustOption, Words, as_typed, parse, print_json
-from recast.lab.cli.plan import read_edited
+from recast.lab.cli.plan import check_alone, read_edited
 from recast.lab.config import Recipe
-from recast.lab.recipe import functions_of, has_new_parent, load_recipe
+from recast.lab.recipe import functions_of, has_new_parent, load_recipe, override
 from recast.lab.recipes import RECIPES, make_recipe, recipes_by_paper
 from recast.lab.records import ARMS
 from recast.lab.report.formats import duration
-from recast.lab.suites import MAIN, METRICS
 from recast.layers.config import PoolConfig
 from recast.models.trust import check_trusted, follow_up, trusting
 from recast.surgery.limits import Budget
 
 EXAMPLES = """  recast train finetune --model resnet50 --pretrained --data folder --data-dir DIR --out runs/mine
-  recast train finetune --model cifar_resnet20 --checkpoint FILE --data cifar100 --data-dir DIR --epochs 10
   recast train tcnn --data-dir IMAGENET --lr 5e-5 --out runs/tcnn
-  recast train attention_pool_quick --model resnet50 --pretrained --data folder --data-dir DIR --out runs/pool
   recast train runs/mine/recipe.yaml --seed 1 --out runs/mine-1        (replay a run, change what you like)
   recast train --resume runs/mine                                      (go on where it stopped)
   recast train tcnn --data-dir IMAGENET --out runs/tcnn --resume auto  (start, or go on: for a queue)
@@ -43,76 +39,67 @@ NAMED = 4
 AUTO = "auto"
 """`--resume auto`: go on with the run in --out where there is one, else start it."""
 
+FUNCTIONS = (("model", "name"), ("task", "teacher", "teacher_model"))
+"""Options that may name a function of the user's."""
 RANDOM = "the parent has random weights: give --checkpoint or --pretrained for trained ones"
 
 
-@dataclasses.dataclass
-class TrainOptions(TrustOption, ComputeOptions):
-    """What `recast train` is asked for: every field of the recipe too."""
+def train(
+    recipe: Annotated[str | None, Parameter(completer=lambda _: list(RECIPES))] = None,
+    /,
+    *,
+    out: FilePath | None = None,
+    plan: FilePath | None = None,
+    resume: str | None = None,
+    trust: bool = False,
+    config: Annotated[Typed[Recipe], Parameter(name="*")],
+    output: Annotated[Compute, Parameter(name="*")],
+    line: Line,
+) -> int:
+    """Recast a trained network and train on, beside the parent trained the same way.
 
-    WORDS: ClassVar[Words] = {"recipe": "?"}
-    recipe: str | None = None
-    """a recipe's name or a recipe.yaml"""
-    config: str | None = None
-    """a recipe.yaml, as RECIPE"""
-    out: str | None = None
-    """new run folder; default runs/RECIPE-MODEL"""
-    plan: str | None = None
-    """a plan.json, edited or not: layers, settings"""
-    resume: str | None = None
-    """run folder to go on with, or auto: --out if it is one"""
-    run: Recipe = dataclasses.field(default_factory=Recipe)
-
-
-def run(argv: Sequence[str]) -> int:
-    """Train the arms of a recipe into a run folder; prints where it lies."""
-    try:
-        return _train(argv)
-    except RecastError as error:
-        error.args = (as_typed(str(error), TrainOptions()),)
-        raise
-
-
-def _train(argv: Sequence[str]) -> int:
-    # twice: which recipe is named decides whose values the other options have by default
-    arguments = [word for word in argv if word not in ("-h", "--help")]
-    named = parse(_command(None), TrainOptions(), arguments)
-    base = _base(named)
-    options = parse(_command(named.recipe), TrainOptions(run=base or Recipe()), argv)
-    if base is None:
-        raise RecastError("which recipe? recast train --help lists them; or a recipe.yaml, or --resume RUN")
-    recipe = options.run
-    if recipe.model.checkpoint and base.model.pretrained and not base.model.checkpoint:
-        recipe.model.pretrained = False  # weights that were given stand for those the recipe would fetch
-    _check_weights(options.recipe, recipe)
-    if options.plan is not None:
-        recipe = _as_planned(recipe, base, options.plan)
-    name = Path(options.recipe or options.config or "").stem
-    resume, folder = options.resume, options.out or f"runs/{name}-{recipe.model.name.replace(':', '-')}"
+    Args:
+        recipe: Name of a recipe, or a recipe.yaml.
+        out: New run folder. None: runs/RECIPE-MODEL.
+        plan: A plan.json, edited or not: layers and settings.
+        resume: Run folder to go on with; auto: --out if it is one.
+        trust: Run the code (pkg.module:function) that the files name.
+    """
+    base = _base(recipe, resume, out)
+    wanted = override(base, config.changes, config.name)
+    if wanted.model.checkpoint and base.model.pretrained and not base.model.checkpoint:
+        # weights that were given stand for those the recipe would fetch
+        wanted = wanted.replace(model=wanted.model.replace(pretrained=False))
+    _check_weights(recipe, wanted)
+    if plan is not None:
+        check_alone([config.name(path) for path in config.words if path[0] in ("where", "budget", "recast", "pool")])
+        wanted = _as_planned(wanted, plan)
+    Budget.parse(wanted.budget)
+    folder = Path(out or f"runs/{Path(recipe or '').stem}-{wanted.model.name.replace(':', '-')}")
     if resume == AUTO:
-        resume = folder if (Path(folder) / "recipe.yaml").is_file() else None
-    out = Path(resume or folder)
-    Budget.parse(recipe.budget)
+        resume = str(folder) if (folder / "recipe.yaml").is_file() else None
+    elif resume:
+        folder = Path(resume)
 
-    from recast.lab.training.run import train
+    from recast.lab.training.run import train as run
 
     def say(text: str) -> None:
-        if not (recipe.model.checkpoint or recipe.model.pretrained):
+        if not (wanted.model.checkpoint or wanted.model.pretrained):
             print(f"note: {RANDOM}", file=sys.stderr)
-        print(text, file=sys.stderr if options.json else None)
+        print(text, file=sys.stderr if output.as_json else None)
 
-    functions = functions_of(recipe)
-    with trusting(named.run.model.name, named.run.distill.name, trust=options.trust):
+    functions = functions_of(wanted)
+    with trusting(*(config.words.get(path) for path in FUNCTIONS), trust=trust):
         check_trusted(*functions)
-        train(recipe, out, resume=resume is not None, command=shlex.join(["recast", "train", *argv]), say=say)
+        run(wanted, folder, resume=resume is not None, command=line, say=say)
     if later_process():
         return 0
-    if options.json:
-        print_json(_summary(out))
+    if output.as_json:
+        print_json(_summary(folder))
     else:
-        evaluate = follow_up("evaluate", str(out), functions=functions)
-        report = "" if recipe.is_plain else f" && {follow_up('report', str(out))}"
-        print(f"{_arms_table(out)}\nrun: {out}\nnext: {evaluate}{report}")
+        evaluate = follow_up("evaluate", str(folder), functions=functions)
+        report = "" if wanted.is_plain else f" && {follow_up('report', str(folder))}"
+        print(f"{_arms_table(folder)}\nrun: {folder}\nnext: {evaluate}{report}")
     return 0
 
 
@@ -125,66 +112,57 @@ def _check_weights(name: str | None, recipe: Recipe) -> None:
     raise RecastError(f"recipe {name} starts from trained weights{whose or ': give --checkpoint FILE or --pretrained'}")
 
 
-def _as_planned(recipe: Recipe, base: Recipe, path: str) -> Recipe:
-    """The recipe with the layers and settings of a plan file: recipe.yaml replays the run without it."""
-    edited = read_edited(path, recipe, base)
-    return dataclasses.replace(
-        recipe, where=list(edited.steps) or ["none"], budget="tokens=none", recast=edited.config,
+def _as_planned(recipe: Recipe, path: str) -> Recipe:
+    """Return the recipe with the layers and settings of a plan file: recipe.yaml replays the run without it."""
+    edited = read_edited(path)
+    return recipe.replace(
+        where=list(edited.steps) or ["none"], budget="tokens=none", recast=edited.config,
         pool=edited.pool or PoolConfig(),
     )  # fmt: skip
 
 
-def _base(named: TrainOptions) -> Recipe | None:
-    """The recipe that the command names in one of three ways, or None."""
-    resumed = None if named.resume == AUTO else named.resume
-    given = {"RECIPE": named.recipe, "--config": named.config, "--resume": resumed}
-    used = [how for how, value in given.items() if value is not None]
-    if len(used) > 1:
-        raise RecastError(f"{used[0]} and {used[1]} both name the recipe: leave one away")
-    if resumed is not None:
-        if named.out is not None:
-            raise RecastError("--resume goes on in its own folder: leave --out away")
-        path = Path(resumed) / "recipe.yaml"
-        if not path.is_file():
-            never = "one that never came to its first state starts again with its own command"
-            raise RecastError(f"{resumed} holds no run to resume: it has no recipe.yaml ({never})")
-        return load_recipe(path, complete=True)
-    if named.config is not None:
-        return load_recipe(named.config)
-    if named.recipe is None:
-        return None
-    is_file = named.recipe.endswith((".yaml", ".yml"))
-    return load_recipe(named.recipe) if is_file else make_recipe(named.recipe)
+def _base(name: str | None, resume: str | None, out: str | None) -> Recipe:
+    """Return the recipe of a name or file, or that of the run to go on with."""
+    if resume in (None, AUTO):
+        if name is None:
+            raise RecastError("which recipe? recast train --help lists them; or a recipe.yaml, or --resume RUN")
+        return load_recipe(name) if name.endswith((".yaml", ".yml")) else make_recipe(name)
+    for other, value in (("RECIPE", name), ("--out", out)):
+        if value is not None:
+            raise RecastError(f"--resume goes on in its own folder with its own recipe: drop {other}")
+    path = Path(str(resume)) / "recipe.yaml"
+    if not path.is_file():
+        never = "one that never came to its first state starts again with its own command"
+        raise RecastError(f"{resume} holds no run to resume: it has no recipe.yaml ({never})")
+    return load_recipe(path, complete=True)
 
 
-def _description(named: str | None) -> str:
-    """What a recipe's own help begins with: its text; without one, our own recipes, and how the papers' are called."""
-    if named in RECIPES:
-        title, empty, paper, command, *rest = f"{named}: {RECIPES[named].text}".splitlines()
-        wrapped = [textwrap.fill(line, 100, subsequent_indent="    ") for line in (paper, *rest)]
-        return "\n".join((title, empty, wrapped[0], command, *wrapped[1:]))  # a command can be copied
+def _describe(words: Sequence[str]) -> tuple[str, Recipe | None]:
+    """Return the text and values of the recipe whose help is asked for; without one, the names of recipes."""
+    if not words[0].startswith("-"):
+        base = _base(words[0], None, None)
+        return f"{words[0]}: {RECIPES[words[0]].text}" if words[0] in RECIPES else COMMAND.about, base
     own, *papers = recipes_by_paper().items()
+    everything = "--help-all" in words
     width = max(map(len, own[1])) + 2
-    lines = [f"  {name:<{width}}{RECIPES[name].title}" for name in own[1]]
+    lines = [f"  {name:<{width}}{RECIPES[name].title}" for name in own[1]] if everything else [f"  {', '.join(own[1])}"]
     for paper, names in papers:
         few = ", ".join(names[:NAMED]) + (f", … ({len(names)})" if len(names) > NAMED else "")
-        lines.append(f"{paper}:\n  {few}")
-    return (
-        "Recast a trained network and train on, beside the parent trained the same way.\n\nrecipes:\n"
-        + "\n".join(lines)
-        + f"\n  or the recipe.yaml of a run; all {len(RECIPES)} names: docs/recipes.md, or TAB\n\n"
-        "recast train RECIPE --help tells its paper, command, numbers and values"
-    )
+        lines += [f"  {paper}:", f"    {few}"] if everything else []
+    rest = "" if everything else f" ({len(RECIPES) - len(own[1])} more, of papers, by --help-all)"
+    more = f"Recipes{rest}; their papers, commands and values by recast train RECIPE --help:"
+    return "\n".join((COMMAND.about, "", more, *lines)), None
 
 
-def _command(named: str | None) -> Command:
-    return Command("train", "RECIPE [options]   or   recast train --resume RUN", _description(named), EXAMPLES)
+COMMAND = Command(train, "[RECIPE] [options]", EXAMPLES, _describe)
 
 
 def _arms_table(out: Path) -> str:
     """What every arm reached on the validation images; the parent as it was is epoch 0 of its own training."""
     from rich.table import Table
 
+    from recast.lab.suites import METRICS
+    from recast.lab.tasks import task_of
     from recast.lab.training.metrics import read_metrics
     from recast.surgery.table import render
 
@@ -194,15 +172,14 @@ def _arms_table(out: Path) -> str:
     arms = [(before, (control or trained)[:1]), (ARMS["finetuned"], control), (ARMS["recast"], trained)]
     if recipe.is_plain:
         arms = [("Before training", trained[:1]), ("Trained", trained)]
-    table, label = Table(), METRICS[MAIN[recipe.data.task][1]].label
+    table, metric = Table(), task_of(recipe).main[1]
     table.add_column("network")
-    for title in (label, "val loss", "epochs", "time"):
+    for title in (METRICS[metric].label, "val loss", "epochs", "time"):
         table.add_column(title, justify="right")
     for name, rows in arms:
         if rows:
             last, seconds = rows[-1], sum(row["seconds"] or 0.0 for row in rows)
-            reached = next(last[key] for key in ("val_miou", "val_ap", "val_top1") if last.get(key) is not None)
-            cells = f"{reached:.2f} %", f"{last['val_loss']:.3f}", str(last["epoch"]), duration(seconds)
+            cells = f"{last[f'val_{metric}']:.2f} %", f"{last['val_loss']:.3f}", str(last["epoch"]), duration(seconds)
             table.add_row(name, *cells)
     return render(table)
 

@@ -5,20 +5,25 @@ A `Recipe` is complete: written to `recipe.yaml`, it replays the run.
 
 from __future__ import annotations
 
-from recast.lab.config.inputs import AugmentConfig, Crop, DataConfig, Task
-from recast.lab.config.recipe import Recipe, check_recipe
-from recast.lab.config.training import DistillConfig, EmbeddingConfig, Freeze, OptimConfig, RegularizationConfig
+from recast.lab.config.inputs import Augmentation, AugmentConfig, Crop, DataConfig, LabelsConfig
+from recast.lab.config.recipe import Freeze, OptimConfig, PaperConfig, Recipe, RegularizationConfig
+from recast.lab.config.schedules import ScheduleConfig
+from recast.lab.config.tasks import ClassifyConfig, DetectConfig, SegmentConfig, TaskConfig
 
 __all__ = [
     "AugmentConfig",
+    "Augmentation",
+    "ClassifyConfig",
     "Crop",
     "DataConfig",
-    "DistillConfig",
-    "EmbeddingConfig",
+    "DetectConfig",
     "Freeze",
+    "LabelsConfig",
     "OptimConfig",
+    "PaperConfig",
     "Recipe",
     "RegularizationConfig",
-    "Task",
-    "check_recipe",
+    "ScheduleConfig",
+    "SegmentConfig",
+    "TaskConfig",
 ]

@@ -1,210 +1,254 @@
-"""One run, as plain data, and what its fields ask of one another; what a field asks by itself is in its type."""
+"""One run, complete: what is shared by all tasks and papers. Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from recast.errors import RecastError
-from recast.fields import Checked, Count, CountOrZero, Seed, check_fields
-from recast.lab.config.inputs import AugmentConfig, DataConfig
-from recast.lab.config.training import DistillConfig, EmbeddingConfig, OptimConfig, RegularizationConfig
-from recast.layers.config import PoolConfig, RecastConfig, ScheduleConfig, parse_dates
+from pydantic import BeforeValidator, model_validator
+
+from recast.config import (
+    EXTENDED,
+    BelowOne,
+    Config,
+    Count,
+    CountOrZero,
+    MayChange,
+    NotNegative,
+    Positive,
+    Rare,
+    Sections,
+    Seed,
+    Share,
+    Words,
+    clash,
+)
+from recast.lab.config.inputs import Augmentation, AugmentConfig, DataConfig, LabelsConfig
+from recast.lab.config.schedules import AtOnce, Before, Listed, Never, ScheduleConfig
+from recast.lab.config.tasks import ClassifyConfig, NoTeacher, TaskConfig, TeacherConfig
+from recast.layers.config import LinearGate, NoPool, PoolConfig, RecastConfig
 from recast.models.config import ModelConfig
 
+if TYPE_CHECKING:
+    from torch import nn
 
-@dataclass
-class Recipe(Checked):
-    """One run, complete: which parent, which data, what becomes attention, how it is trained."""
+Freeze = Literal["none", "batch_norm", "trunk", "all_but_attention", "all_but_batch_norm"]
+Off = BeforeValidator(lambda word: "off" if word is False else word)
+"""YAML 1.1 reads a bare `off` as false."""
 
-    model: ModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    augment: AugmentConfig = field(default_factory=AugmentConfig)
-    recast: RecastConfig = field(default_factory=RecastConfig)
-    where: list[str] = field(default_factory=lambda: ["last_stage"])
-    """Layers to recast: last_stage, all, stage:N, names, globs, re:REGEX; auto: what training images rank best
+
+class OptimConfig(Config):
+    """Optimizer"""
+
+    opt: str = "adamw"
+    """Any optimizer of timm."""
+    lr: NotNegative = 1e-4
+    """Peak learning rate."""
+    base_batch: Annotated[Count | None, Rare()] = None
+    """lr is for this many images per update and scales linearly with data.batch_size. None: lr is taken as it is."""
+    gate_lr: NotNegative | None = None
+    """Peak learning rate of the gates. None: 10 x lr (as scaled) for γ and s, 0.1 for the sigmoid's λ (T-CNN), that of
+    the weights for λ where a schedule recasts during training (T-CNN*)."""
+    qk_lr: Annotated[NotNegative | None, Rare()] = None
+    """Peak learning rate of recast layers' queries and keys, as it is (never scaled). None: that of the weights."""
+    pool_lr: Annotated[NotNegative | None, Rare()] = None
+    """Peak learning rate of attention pooling, as it is (never scaled). None: that of the weights."""
+    weight_decay: NotNegative = 0.05
+    """Decay of weights. Never of gates, Δ, α, W_val, biases and norms."""
+    layer_decay: Annotated[Share | None, Rare()] = None
+    """Learning rate of a layer: this to the power of its distance from the head. None: 1."""
+    momentum: Annotated[BelowOne, Rare()] = 0.9
+    """Momentum, for optimizers that have one."""
+    betas: Annotated[tuple[BelowOne, BelowOne] | None, Rare()] = None
+    """Adam's and LAMB's decay rates of the moments. None: the optimizer's own."""
+    eps: Annotated[Positive | None, Rare()] = None
+    """Adam's and LAMB's ε. None: the optimizer's own."""
+    warmup_epochs: NotNegative = 1.0
+    """Epochs of linear warm-up."""
+    warmup_lr: Annotated[NotNegative, Rare()] = 1e-6
+    """Learning rate at step 0."""
+    min_lr: NotNegative = 1e-6
+    """Learning rate at the end."""
+    warmup_prefix: Annotated[bool, Rare()] = True
+    """The decay begins after the warm-up. Off: at step 0, the warm-up covers its first part (DeiT's schedule)."""
+    decay: Literal["cosine", "poly", "linear", "steps"] = "cosine"
+    """Fall of the learning rate after the warm-up. poly: by what is left of the updates, to the power of 0.9 (DeepLab).
+    linear: of 1 (Swin). steps: to a tenth at 3/4 of them and again at 11/12 (COCO's 3x schedule)."""
+    clip_grad: Positive | None = None
+    """Clip the gradient's norm at this value. None: not at all, also in LAMB (whose own default is 1)."""
+    gate_l1: NotNegative = 0.0
+    """L1 on γ and s by a soft threshold after each step. Heads that do not earn their cost close at exactly 0."""
+
+
+class RegularizationConfig(Config):
+    """Regularization"""
+
+    drop_path: BelowOne | None = None
+    """Stochastic depth. Probability that a residual branch is left out. None: as the network was built."""
+    freeze: Freeze = "none"
+    """Weights that do not train. batch_norm: its stored statistics are used and not updated. trunk: only attention
+    pooling and the classifier train (in the control arm the classifier); everything else keeps its weights and
+    BatchNorm statistics and drops nothing. all_but_batch_norm: as trunk, and BatchNorm trains and measures (FixRes).
+    all_but_attention: attention trains too, recast layers and transformers' own; other BatchNorm keeps its statistics.
+    """
+    ema_decay: BelowOne | None = None
+    """Keep a moving average of the weights, evaluate and save it."""
+
+
+class PaperConfig(Config):
+    """Base of the settings that only one paper needs; `papers.NAME` of a recipe, NAME the class attribute `section`.
+
+    Defining a subclass adds it. The methods are where training asks it.
+    """
+
+    section: ClassVar[str]
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        PAPERS[cls.section] = cls
+        Recipe.model_rebuild(force=True)
+
+    def check(self, recipe: Recipe) -> None:
+        """Raise `clash` for settings of the recipe that these cannot go with."""
+
+    def check_trained(self) -> None:
+        """Raise RecastError for settings that would wipe trained weights."""
+
+    def draw_(self, model: nn.Module) -> None:
+        """Change the random weights that a network starts with."""
+
+    def prepare_(self, model: nn.Module) -> None:
+        """Change a network before it is trained, whatever its weights are."""
+
+    def drop_path_(self, model: nn.Module, rate: float) -> None:
+        """Change stochastic depth, which rises to `rate` by then."""
+
+
+PAPERS: dict[str, type[PaperConfig]] = {}
+"""Settings of papers by their names."""
+
+
+class Recipe(Config):
+    """Training"""
+
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    augment: AugmentConfig = AugmentConfig()
+    task: TaskConfig = ClassifyConfig()
+    where: Words = ["last_stage"]  # noqa: RUF012  pydantic copies it
+    """Layers to recast: last_stage, all, stage:N, names, globs, re:REGEX. auto: what training images rank best
     within the budget. none: no convolution; with the network's own pooling (pool.kind none) the network is trained."""
     budget: str = "tokens=1024"
-    """Limits of a plan: tokens=N per layer; macs=, params=, memory=, ms= of the recast model (1.3x, 5G, 64MiB)."""
-    pool: PoolConfig = field(default_factory=PoolConfig)
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    calibrate: CountOrZero = 0
-    """Sigmoid gate: solve W_out on this many training images right after the recast; 0: the paper's start."""
-    recalibrate_bn: CountOrZero = 0
-    """Measure BatchNorm's statistics again on this many training images right after the recast; 0: the parent's."""
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    regularization: RegularizationConfig = field(default_factory=RegularizationConfig)
-    distill: DistillConfig = field(default_factory=DistillConfig)
-    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+    """Limits: tokens=N of a layer, macs=, params=, memory=, ms= of all (1.3x, 5G, 64MiB)."""
     epochs: CountOrZero = 5
     """Passes over the training images."""
-    accumulate: Count = 1
+    accumulate: Annotated[Count, Rare(), MayChange()] = 1
     """Parts that a process computes its share of a batch in, one after the other: less memory, the same gradient."""
-    amp: Literal["off", "bf16", "fp16"] = "off"
+    amp: Annotated[Literal["off", "bf16", "fp16"], Off] = "off"
     """Mixed precision."""
     channels_last: bool = False
-    """Keep maps as NHWC in memory: faster convolutions on GPUs with mixed precision."""
+    """Keep maps as NHWC in memory. Faster convolutions on GPUs with mixed precision."""
     compile: bool = False
-    """torch.compile the network."""
-    grad_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third slower (timm's networks)."""
-    sync_bn: bool = False
-    """Several GPUs: BatchNorm's statistics over all of them."""
-    control: bool = True
-    """Also train the parent itself the same way: without this arm a gain proves nothing."""
-    save_steps: Count | None = None
+    """Compile the network with torch.compile."""
+    grad_checkpointing: Annotated[bool, MayChange()] = False
+    """Recompute activations in the backward pass. Less memory, about a third slower (timm's networks)."""
+    sync_bn: Annotated[bool, Rare()] = False
+    """Compute BatchNorm's statistics over all GPUs."""
+    control: Annotated[bool, MayChange()] = True
+    """Also train the parent itself the same way. Without this arm a gain proves nothing."""
+    save_steps: Annotated[Count | None, Rare(), MayChange()] = None
     """Save the state every so many updates too; after every epoch it is saved anyway."""
-    keep: Count = 2
-    """How many of the newest states are kept."""
-    keep_every: Count | None = None
+    keep_every: Annotated[Count | None, Rare(), MayChange()] = None
     """Keep the weights of every so many epochs too, and those of epoch 0, before training: `checkpoints/` in the run
     folder, for `recast explain` and analyses over epochs. None: only the last weights."""
-    trackers: list[Literal["tensorboard", "wandb"]] = field(default_factory=list)
+    trackers: Annotated[list[Literal["tensorboard", "wandb"]], Rare(), MayChange()] = []  # noqa: RUF012
     """Where metrics go besides metrics.jsonl."""
     seed: Seed = 0
     """Seed of weights, order and augmentation."""
-    device: str = "auto"
+    device: Annotated[str, MayChange()] = "auto"
     """auto, cpu, cuda or mps."""
+    recast: RecastConfig = LinearGate()
+    pool: PoolConfig = NoPool()
+    schedule: ScheduleConfig = Before()
+    optim: OptimConfig = OptimConfig()
+    regularization: RegularizationConfig = RegularizationConfig()
+    papers: Annotated[dict[str, PaperConfig], Sections(PAPERS)] = {}  # noqa: RUF012
 
     @property
     def has_layers(self) -> bool:
-        """Convolutions become attention."""
+        """True if convolutions become attention."""
         return self.where != ["none"]
 
     @property
     def is_plain(self) -> bool:
-        """Nothing is recast, neither convolutions nor the pooling: the network itself is trained."""
+        """True if nothing is recast, neither convolutions nor the pooling: the network itself is trained."""
         return not (self.has_layers or self.pool.is_on)
 
+    @property
+    def teacher(self) -> TeacherConfig:
+        """The teacher beside the labels; `NoTeacher` of tasks that have none."""
+        return getattr(self.task, "teacher", NoTeacher())
 
-def check_recipe(recipe: Recipe) -> None:
-    """Raise RecastError for what no training can use: the first number out of its range, the first two that clash."""
-    for config in (recipe, *vars(recipe).values()):  # again: recipes may have been changed since they were made
-        if isinstance(config, Checked):
-            check_fields(config)
-    for clashes, message in _clashes(recipe):
-        if clashes:
-            raise RecastError(message)
+    @property
+    def labels(self) -> LabelsConfig:
+        """The labels that images are trained with."""
+        return next((paper for paper in self.papers.values() if isinstance(paper, LabelsConfig)), LabelsConfig())
 
+    @property
+    def augmentation(self) -> Augmentation:
+        """What is done to a training image."""
+        fields = vars(self.task) | vars(self.augment)
+        return Augmentation(**{name: fields[name] for name in Augmentation.__dataclass_fields__ if name in fields})
 
-def _clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:
-    """What fields ask of one another, and what is wrong where they do not get it."""
-    gate, scale, feature_epochs = recipe.recast.gate, recipe.augment.scale, recipe.distill.feature_epochs
-    freeze = recipe.regularization.freeze
-    yield scale[0] > scale[1], f"augment.scale must be (smallest, largest) share of the area, got {scale}"
-    yield (
-        recipe.calibrate > 0 and gate != "sigmoid",
-        "calibrate is for gate='sigmoid': the linear gate already starts as the parent itself",
-    )
-    yield (
-        recipe.optim.gate_l1 > 0 and gate != "linear",
-        f"optim.gate_l1 closes the heads of gate='linear', got gate={gate!r}: leave it out",
-    )
-    yield from _schedule_clashes(recipe)
-    yield from _embedding_clashes(recipe)
-    yield from _dense_clashes(recipe)
-    yield (
-        freeze in ("trunk", "all_but_batch_norm") and recipe.has_layers,
-        f"regularization.freeze={freeze} leaves the recast layers (where {' '.join(recipe.where)}) as they are: they "
-        "would never train; add --where none, or take freeze=all_but_attention",
-    )
-    yield (
-        feature_epochs > recipe.epochs,
-        f"distill.feature_epochs must be at most epochs ({recipe.epochs}), got {feature_epochs}: it is the first part "
-        "of the training",
-    )
+    @model_validator(mode="before")
+    @classmethod
+    def _with_task(cls, values: Any) -> Any:
+        """Let the data set choose the task where the recipe does not."""
+        if not isinstance(values, dict):
+            return values
+        data, task = values.get("data", {}), values.get("task", {})
+        name = data.get("name") if isinstance(data, dict) else getattr(data, "name", None)
+        if isinstance(task, dict) and "kind" not in task and (kind := task_of_data(name)):
+            return {**values, "task": {"kind": kind, **task}}
+        return values
 
-
-def _embedding_clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:
-    """What an embedding cannot be learnt with, and what it cannot be learnt from."""
-    config, augment = recipe.embedding, recipe.augment
-    if not config.is_on:
-        return
-    for used, value in (
-        ("augment.mixup", augment.mixup > 0),
-        ("augment.cutmix", augment.cutmix > 0),
-        ("augment.repeats", augment.repeats > 1),
-        ("distill.name", recipe.distill.name is not None),
-        ("distill.feature_epochs", recipe.distill.feature_epochs > 0),
-        ("schedule", recipe.schedule.name != "before"),
-        ("regularization.freeze", recipe.regularization.freeze != "none"),
-        ("pool.kind per_class", recipe.pool.kind == "per_class"),
-    ):
-        yield value, f"{used} has no meaning for an embedding (embedding.projector={config.projector}): leave it out"
-    is_dino, (smallest, largest) = config.projector == "dino", config.local_scale
-    yield (
-        is_dino and (config.knn_weight or config.instance_weight or config.views < 2 or smallest > largest) > 0,
-        "embedding.projector=dino has one loss, over two views or more: set embedding.knn_weight and "
-        "embedding.instance_weight to 0, views to 2 or more, and local_scale to (smallest, largest)",
-    )
-    yield (
-        not (is_dino or config.knn_weight or config.instance_weight),
-        "an embedding learns from embedding.knn_weight or embedding.instance_weight, both are 0: raise one, or take "
-        "embedding.projector=none",
-    )
-    yield (
-        config.instance_weight > 0 and config.views < 2,
-        "embedding.instance_weight compares views of an image: set embedding.views to 2 or more, or the weight to 0",
-    )
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        """Check the few rules between sections that no union can express."""
+        schedule, gate = self.schedule, self.recast.gate
+        if isinstance(schedule, Before):
+            if schedule.calibrate and gate != "sigmoid":
+                raise clash("`schedule.calibrate` requires `recast.gate` sigmoid: other gates start as the parent")
+            if schedule.feature_epochs > self.epochs:
+                raise clash(f"`schedule.feature_epochs` must be at most `epochs` ({self.epochs})")
+        elif isinstance(schedule, Never):
+            if self.recast.stride == "keep" or gate != "linear":
+                raise clash("`schedule.kind` never requires `recast.stride` remove or dilate, and `recast.gate` linear")
+        elif not self.has_layers:
+            raise clash(f"`schedule.kind` {schedule.kind} requires layers, but `where` is none")
+        if isinstance(schedule, AtOnce) and schedule.conv_epochs >= self.epochs:
+            raise clash(f"`schedule.conv_epochs` must be below `epochs` ({self.epochs}), got {schedule.conv_epochs}")
+        if isinstance(schedule, Listed) and not all(1 <= date <= self.epochs for date in schedule.by_epoch):
+            raise clash(f"`schedule.dates` must lie in epochs 1 to {self.epochs}")
+        if schedule.is_learned and self.recast.stride != "keep":
+            raise clash("a learned `schedule.kind` requires `recast.stride` keep, where the recast is exact")
+        if self.optim.gate_l1 and gate != "linear":
+            raise clash(f"`optim.gate_l1` requires `recast.gate` linear, got {gate}")
+        if (freeze := self.regularization.freeze) in ("trunk", "all_but_batch_norm") and self.has_layers:
+            raise clash(
+                f"`regularization.freeze` {freeze} requires `where` none, as recast layers would never train; or take "
+                "all_but_attention"
+            )
+        if (kind := task_of_data(self.data.name) or self.task.kind) != self.task.kind:
+            raise clash(f"`data.name` {self.data.name} requires `task.kind` {kind}, got {self.task.kind}")
+        self.task.check(self)
+        for paper in self.papers.values():
+            paper.check(self)
+        return self
 
 
-def _dense_clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:
-    """What has no meaning where every pixel has a class, or objects are to be found."""
-    if recipe.data.task == "classify":
-        return
-    task = {"segment": "segmentation", "detect": "detection"}[recipe.data.task]
-    for used, value in (
-        ("augment.mixup", recipe.augment.mixup > 0),
-        ("augment.cutmix", recipe.augment.cutmix > 0),
-        ("augment.auto_augment", recipe.augment.auto_augment is not None),
-        ("regularization.loss bce", recipe.regularization.loss == "bce"),
-        ("data.labels coarse", recipe.data.labels == "coarse"),
-        ("distill.name", recipe.distill.name is not None),
-        ("embedding", recipe.embedding.is_on),
-        ("pool.kind", recipe.pool.is_on),
-        ("augment.erasing", recipe.data.task == "detect" and recipe.augment.erasing > 0),
-        ("regularization.label_smoothing", recipe.data.task == "detect" and recipe.regularization.label_smoothing > 0),
-    ):
-        yield value, f"{used} has no meaning for {task} (data.name={recipe.data.name}): leave it out"
+EXTENDED.append(Recipe)
 
 
-def _schedule_clashes(recipe: Recipe) -> Iterator[tuple[bool, str]]:
-    """Options that the schedule has no use for, and a schedule without anything to do."""
-    config, name = recipe.schedule, recipe.schedule.name
-    for field_name, belongs in (("conv_epochs", "at_once"), ("dates", "listed"), ("order", "progressive")):
-        yield (
-            name != belongs and getattr(config, field_name) != getattr(ScheduleConfig(), field_name),
-            f"schedule.{field_name} belongs to schedule={belongs}, got schedule={name}: leave it out",
-        )
-    yield (
-        name == "at_once" and config.conv_epochs >= recipe.epochs,
-        f"schedule.conv_epochs is {config.conv_epochs} of {recipe.epochs} epochs: no epoch of attention is left; "
-        "take fewer, or --where none for the convolutional network alone",
-    )
-    for date in parse_dates(config.dates) if name == "listed" else ():
-        yield (
-            not 1 <= date <= recipe.epochs,
-            f"schedule.dates must lie in the training, epochs 1 to {recipe.epochs}, got {date}",
-        )
-    yield (
-        name == "never" and (recipe.recast.stride == "keep" or recipe.recast.gate != "linear"),
-        "schedule=never is for the stride alone: it goes with recast.stride=remove and recast.gate=linear, got "
-        f"stride={recipe.recast.stride}, gate={recipe.recast.gate}",
-    )
-    if not config.is_during:
-        return
-    yield (
-        "learned" in (name, config.order) and recipe.recast.stride != "keep",
-        f"a learned schedule measures gates where the recast is exact, got stride={recipe.recast.stride}: take keep",
-    )
-    yield (
-        not recipe.has_layers,
-        f"where none recasts no convolution, so schedule={name} has no layers: leave one of them out",
-    )
-    for used, value in (
-        ("calibrate", recipe.calibrate),
-        ("recalibrate_bn", recipe.recalibrate_bn),
-        ("distill.feature_epochs", recipe.distill.feature_epochs),
-    ):
-        yield value > 0, f"{used} prepares a network that is recast before training, got schedule={name}: leave it out"
+def task_of_data(name: Any) -> str | None:
+    """Return the task that a data set is for alone; None where several can use it."""
+    return next((kind for kind, task in TaskConfig.members.items() if name in task.data_sets), None)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torchvision import transforms
 
 from recast.errors import RecastError, suggest
-from recast.lab.config import AugmentConfig, Crop
+from recast.lab.config import Augmentation, Crop
 from recast.lab.data.images import SMALL, resize_and_crop, to_pixels
 
 Transform = Callable[[Image.Image], Tensor]
@@ -39,19 +39,15 @@ _POLICIES = {
 
 
 def resolve(
-    augment: AugmentConfig | None, img_size: int, *, crop: Crop | None = None, flip: bool = True
-) -> AugmentConfig:
+    augment: Augmentation | None, img_size: int, *, crop: Crop | None = None, flip: bool = True
+) -> Augmentation:
     """`augment` with nothing left open: `crop` (None: pad below 96 pixels, else random) and `flip` are the data set's.
 
     Raises RecastError for an unknown policy.
     """
-    augment = augment or AugmentConfig()
+    augment = augment or Augmentation()
     chosen = augment.crop or crop or ("pad" if img_size < SMALL else "random")
     augment = replace(augment, crop=chosen, flip=flip if augment.flip is None else augment.flip)
-    if augment.scale[0] > augment.scale[1]:
-        raise RecastError(f"augment.scale must be (smallest, largest) share of the area, got {augment.scale}")
-    if augment.resize[0] > augment.resize[1]:
-        raise RecastError(f"augment.resize must be (smallest, largest) factor, got {augment.resize}")
     if augment.auto_augment is not None:
         _check_policy(augment.auto_augment)
     return augment
@@ -72,7 +68,7 @@ def _check_policy(policy: str) -> None:
             )
 
 
-def file_transform(img_size: int, augment: AugmentConfig | None = None, crop_pct: float | None = None) -> Transform:
+def file_transform(img_size: int, augment: Augmentation | None = None, crop_pct: float | None = None) -> Transform:
     """The transform of one image; `augment` None: that of validation. Draws from the global generators.
 
     random: timm's random resized crop, bicubic, aspect 3/4 to 4/3. simple: short side to S (bicubic), then an S x S
@@ -126,12 +122,12 @@ def pad_width(img_size: int) -> int:
     return max(1, img_size // 8)
 
 
-def only_shifts(augment: AugmentConfig) -> bool:
+def only_shifts(augment: Augmentation) -> bool:
     """Whether `shift_and_flip` does all that `augment` (resolved) asks for."""
     return augment.crop in ("none", "pad") and augment.auto_augment is None and not augment.color_jitter
 
 
-def shift_and_flip(images: Tensor, seeds: Tensor, augment: AugmentConfig) -> Tensor:
+def shift_and_flip(images: Tensor, seeds: Tensor, augment: Augmentation) -> Tensor:
     """Padded crop and flip of (B, C, S, S) bytes, without a random generator: both are digits of the seeds (B,) int64.
 
     With n = 2p + 1 places an axis: top = seed mod n, left = seed div n mod n, mirrored where seed div n² is odd.

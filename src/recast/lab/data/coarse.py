@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from recast.errors import RecastError, shown
-from recast.lab.config import DataConfig
+from recast.lab.config import LabelsConfig
 from recast.lab.data.trees import composed
 from recast.reading import decode, read_bytes
 
@@ -50,18 +50,16 @@ class Coarse(NamedTuple):
     names: list[str]
 
 
-def coarse_classes(config: DataConfig, classes: list[str]) -> Coarse | None:
-    """The coarse classes that `config` names, sorted; None where it names none and labels are to be fine.
+def coarse_classes(data: str, config: LabelsConfig, classes: list[str]) -> Coarse | None:
+    """The coarse classes that `config` names of a data set, sorted; None where it names none and labels are to be fine.
 
     Raises RecastError for a source that does not fit the data, and for a class that is in no coarse class or in two.
     """
-    where = f"data.rank={config.rank}"
-    if None not in (config.coarse_file, config.rank):
-        raise RecastError("data.coarse_file and data.rank both say what the coarse classes are: give one of them")
+    where = f"rank={config.rank}"
     if config.coarse_file is not None:
         where, found = config.coarse_file, read_mapping(config.coarse_file)
     elif config.rank == "folder":
-        found = _outer_folders(config, classes)
+        found = _outer_folders(data, classes)
     elif config.rank is not None:
         found = dict(zip(classes, _ranks(classes, config.rank), strict=True))
     else:
@@ -70,8 +68,8 @@ def coarse_classes(config: DataConfig, classes: list[str]) -> Coarse | None:
             if config.labels == "fine":
                 return None
             raise RecastError(
-                f"{config.name} has no coarse classes of its own: give data.coarse_file, a CSV with the columns fine "
-                "and coarse, or data.rank"
+                f"{data} has no coarse classes of its own: give papers.grafit.coarse_file, a CSV with the columns fine "
+                "and coarse, or rank"
             )
     if missing := [name for name in classes if name not in found]:
         named = f"{', '.join(map(shown, missing[:3]))}{', …' * (len(missing) > 3)}"
@@ -111,9 +109,9 @@ def _in_two(where: str, fine: str, both: Iterable[str]) -> RecastError:
     return RecastError(f"{where}: class {shown(fine)} is in {' and in '.join(map(shown, both))}, expected one of them")
 
 
-def _outer_folders(config: DataConfig, classes: list[str]) -> dict[str, str]:
-    if config.name != "folder":
-        raise RecastError(f"data.rank=folder is for folders COARSE/FINE/IMAGE (data.name=folder), got {config.name}")
+def _outer_folders(data: str, classes: list[str]) -> dict[str, str]:
+    if data != "folder":
+        raise RecastError(f"rank=folder is for folders COARSE/FINE/IMAGE (data.name=folder), got {data}")
     outer: dict[str, str] = {}
     for name in classes:
         coarse, _, fine = name.partition("/")
@@ -132,9 +130,9 @@ def _ranks(classes: list[str], rank: str) -> list[str]:
         parts = name.split("_")
         if len(parts) != len(RANKS) + 2:
             wanted = "NUMBER_KINGDOM_PHYLUM_CLASS_ORDER_FAMILY_GENUS_SPECIES"
-            raise RecastError(f"data.rank={rank} reads iNaturalist's class names, {wanted}, got {shown(name)}")
+            raise RecastError(f"rank={rank} reads iNaturalist's class names, {wanted}, got {shown(name)}")
         if not (own := parts[1 + RANKS.index(rank)]):
-            raise RecastError(f"data.rank={rank} is empty in the class name {shown(name)}: choose another rank")
+            raise RecastError(f"rank={rank} is empty in the class name {shown(name)}: choose another rank")
         found.append((own, "_".join(parts[1 : 2 + RANKS.index(rank)])))
     alike = Counter(own for own, _ in set(found))
     return [own if alike[own] == 1 else path for own, path in found]

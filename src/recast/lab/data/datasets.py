@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from recast.errors import RecastError
-from recast.lab.config import AugmentConfig, Crop, Task
+from recast.lab.config import Augmentation, Crop
 from recast.lab.data.augment import file_transform, only_shifts, resolve, shift_and_flip
 from recast.lab.data.images import PHOTO, open_image, resize_and_crop, to_bytes
 from recast.lab.data.seeding import drawing, epoch_order, mix_seed
@@ -41,11 +41,11 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
     """(N,) int64."""
     img_size: int
     """Side S in pixels."""
-    augment: AugmentConfig | None
+    augment: Augmentation | None
     """What is done to an image; None: what validation does."""
     crop_pct: float | None = None
-    task: ClassVar[Task] = "classify"
-    """What is asked of an image."""
+    task: ClassVar[str] = "classify"
+    """Name of the task that the labels are for (`recast.lab.tasks.TASKS`)."""
 
     def __post_init__(self) -> None:
         if self.augment is not None:
@@ -88,9 +88,26 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
         """The same images with these labels (N,)."""
         return replace(self, labels=labels)  # type: ignore[type-var]  # every subclass is a data class
 
-    def augmented(self, augment: AugmentConfig | None) -> Self:
+    def augmented(self, augment: Augmentation | None) -> Self:
         """The same images with this augmentation; None: without any."""
         return replace(self, augment=augment)  # type: ignore[type-var]  # every subclass is a data class
+
+    def resized(self, img_size: int, crop_pct: float | None) -> Self:
+        """The same images on `img_size` pixels, cut to that share."""
+        return replace(self, img_size=img_size, crop_pct=crop_pct)  # type: ignore[type-var]  # as above
+
+    def targets(self) -> list[str]:
+        """What each image is labelled, as texts, so that other labels are noticed; none where they are not known."""
+        return list(map(str, self.labels.tolist()))
+
+    def label_source(self, index: int) -> Any:
+        """A file or a tensor that holds the labels of an image; None: its text among `targets` says them all."""
+        return None
+
+    @staticmethod
+    def joined(labels: Sequence[Any]) -> Any:
+        """The labels of several batches as those of one."""
+        return torch.cat(labels)  # type: ignore[arg-type]
 
     def plain(self) -> Self:
         """The same images without augmentation."""
@@ -132,7 +149,7 @@ class ImageTensors(LabelledImages):
 
     pixels: Tensor
     labels: Tensor
-    augment: AugmentConfig | None = None
+    augment: Augmentation | None = None
     img_size: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -157,6 +174,10 @@ class ImageTensors(LabelledImages):
     def subset(self, indices: Tensor) -> Self:
         return replace(self, pixels=self.pixels[indices], labels=self.labels[indices])
 
+    def resized(self, img_size: int, crop_pct: float | None) -> Self:
+        """As they are: they were brought to their size when they were decoded."""
+        return self
+
 
 @dataclass(eq=False)
 class ImageFiles(LabelledImages):
@@ -170,7 +191,7 @@ class ImageFiles(LabelledImages):
     """The whole RGB image; raises RecastError if it cannot be read. Loader workers get a copy of this function."""
     where: str = ""
     """How an error names the data set, before the item."""
-    augment: AugmentConfig | None = field(default=None, kw_only=True)
+    augment: Augmentation | None = field(default=None, kw_only=True)
     crop_pct: float | None = field(default=None, kw_only=True)
 
     def open(self, index: int) -> Image.Image:

@@ -17,7 +17,6 @@ from torch import Tensor
 from recast.errors import RecastError
 from recast.files import read_json, read_names
 from recast.lab.data.datasets import LabelledImages
-from recast.lab.data.shards import ImageStream
 from recast.lab.data.sources import Data
 from recast.reading import MIB, open_now
 
@@ -115,29 +114,18 @@ def _of_part(images: LabelledImages) -> dict[str, Any]:
     order = list(range(len(items)))
     if is_files:  # the same images whatever is added beside them, and in whichever folder they lie
         order.sort(key=lambda index: (zlib.crc32(os.fsencode(os.path.basename(names[index]))), index))
-    masks, targets = held.get("masks"), _targets(images, len(items))
+    targets = images.targets() or [""] * len(items)  # of a stream they are known as the images come
     sample = []
     for index in order[:CONTENTS]:
-        label = targets[index] if masks is None else _digest([_content(images, masks[index], index)])
-        content = _digest([_content(images, items[index], index)])
+        source = images.label_source(index)
+        label = targets[index] if source is None else digest_of([_content(images, source, index)])
+        content = digest_of([_content(images, items[index], index)])
         sample.append([names[index] if is_files else "", label, content])
-    sizes = [items.contiguous().numpy()] if isinstance(items, Tensor) else [_size(items[i]) for i in order[:SIZES]]
+    sizes = [items.contiguous().numpy()] if isinstance(items, Tensor) else [size_of(items[i]) for i in order[:SIZES]]
     return {
-        "count": count, "names": _digest(names or [str(count)]), "labels": _digest(targets), "sizes": _digest(sizes),
-        "sample": sample,
+        "count": count, "names": digest_of(names or [str(count)]), "labels": digest_of(targets),
+        "sizes": digest_of(sizes), "sample": sample,
     }  # fmt: skip
-
-
-def _targets(images: LabelledImages, count: int) -> list[str]:
-    """What each image is labelled, as texts: its class, a digest of its objects, or the size of its mask."""
-    held = vars(images)
-    if isinstance(images, ImageStream):  # labels are known as the images come
-        return [""] * count
-    if (objects := held.get("objects")) is not None:
-        return [_digest([one.boxes.tobytes(), one.classes.tobytes()]) for one in objects]
-    if (masks := held.get("masks")) is not None:
-        return [_digest([mask.numpy()]) if isinstance(mask, Tensor) else _size(mask) for mask in masks]
-    return list(map(str, images.labels.tolist()))
 
 
 def _content(images: LabelledImages, item: Any, index: int) -> bytes | np.ndarray:
@@ -153,14 +141,16 @@ def _content(images: LabelledImages, item: Any, index: int) -> bytes | np.ndarra
         return b""
 
 
-def _size(item: Any) -> str:
+def size_of(item: Any) -> str:
+    """Return the bytes of a file as a text; empty for what is no path."""
     try:
         return str(os.stat(item).st_size) if isinstance(item, str) else ""
     except OSError:
         return "missing"
 
 
-def _digest(content: Iterable[str | bytes | np.ndarray]) -> str:
+def digest_of(content: Iterable[str | bytes | np.ndarray]) -> str:
+    """Return 16 characters that follow from texts, bytes and arrays."""
     digest = hashlib.sha256()
     for part in content:
         digest.update(os.fsencode(part) if isinstance(part, str) else part)  # type: ignore[arg-type]

@@ -101,8 +101,8 @@ def _found(name: str, parts: Sequence[tuple[Files, str] | None], two_levels: boo
     return Found(name, train, val, sorted(present[0][2]), notes=[*defaults.pop("notes", ()), *notes], **defaults)
 
 
-def find_folder(config: DataConfig) -> Found:
-    """An image folder: `index.csv`, or a training and a held-out part, or class folders; with `rank=folder` these lie
+def find_folder(config: DataConfig, two_levels: bool = False) -> Found:
+    """An image folder: `index.csv`, or a training and a held-out part, or class folders; with `two_levels` these lie
     in folders of their coarse classes.
 
     Raises RecastError when there is no image, a class has none, or the parts have different classes.
@@ -113,12 +113,11 @@ def find_folder(config: DataConfig) -> Found:
     name = config.name if config.name == "imagenet" else root.resolve().name
     if (root / "index.csv").is_file():
         return Found(name, None, *_read_index(root), crop="random")
-    return _find_in(Disk(root), name, config, crop="random")
+    return _find_in(Disk(root), name, two_levels, crop="random")
 
 
-def _find_in(files: Files, name: str, config: DataConfig, **defaults: Any) -> Found:
+def _find_in(files: Files, name: str, two_levels: bool, **defaults: Any) -> Found:
     top = _unwrapped(files, "", False)
-    two_levels = config.rank == "folder"
     train, val = _parts(files, top, two_levels)
     if train is None and val is None:
         return _found(name, [(files, top), None], two_levels, **defaults)
@@ -210,7 +209,7 @@ def find_archives(config: DataConfig, **defaults: Any) -> Found | None:
     path = data_dir(config)
     name = config.name if config.name != "zip" else path.resolve().stem
     if path.is_file() and path.suffix.lower() == ".zip":
-        return _find_in(Archive(path), name, config, in_memory=True, **defaults)
+        return _find_in(Archive(path), name, False, in_memory=True, **defaults)
     there = {file.stem: file for file in path.glob("*.[zZ][iI][pP]") if not is_hidden(file.name)}
     chosen = choose_parts(there, str(path))
     if None in chosen:
@@ -218,4 +217,4 @@ def find_archives(config: DataConfig, **defaults: Any) -> Found | None:
     archives = [Archive(there[part]) for part in chosen if part]
     parts = [(files, _unwrapped(files, "", True)) for files in archives]
     notes = parts_note(str(path), *chosen, there)
-    return _found(name, parts, config.rank == "folder", in_memory=True, notes=notes, **defaults)
+    return _found(name, parts, False, in_memory=True, notes=notes, **defaults)

@@ -47,6 +47,10 @@ _DECODE_ERRORS = (
 SIXTEEN_BIT = ("PNG", "PPM")
 """Formats of which Pillow may give 16-bit pixels as 32-bit ones."""
 
+NEAREST, BICUBIC = Image.Resampling.NEAREST, Image.Resampling.BICUBIC
+PADDING = (124, 116, 104)
+"""Colour around an image that does not fill its square: ImageNet's mean."""
+
 LONGEST = 20
 """Long side over short side of what is resized."""
 
@@ -130,9 +134,7 @@ def resize_and_crop(image: Image.Image, img_size: int, crop_pct: float | None = 
     return resize_to(image, (img_size, img_size), crop_pct or crop_fraction(img_size))
 
 
-def resize_to(
-    image: Image.Image, size: tuple[int, int], share: float, how: Image.Resampling = Image.Resampling.BICUBIC
-) -> Image.Image:
+def resize_to(image: Image.Image, size: tuple[int, int], share: float, how: Image.Resampling = BICUBIC) -> Image.Image:
     """The centre (height, width) of the image after the smallest resizing that covers (height, width)/share."""
     image = middle(image)
     height, width = size

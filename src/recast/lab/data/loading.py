@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +22,6 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from recast.errors import RecastError
 from recast.lab.data.datasets import MAX_BAD, LabelledImages
-from recast.lab.data.objects import Objects
 from recast.lab.data.seeding import mix_seed
 
 WHOLE_VIEWS = 2
@@ -34,7 +33,7 @@ class Loaded(NamedTuple):
 
     images: Tensor
     labels: Any
-    """A tensor, or `Objects`."""
+    """A tensor, or what the images' task takes."""
     bad: Sequence[str] = ()
 
 
@@ -165,8 +164,7 @@ class Loader:
                 if self.shuffle_seed is not None:
                     raise RecastError(f"{len(candidates)} images in a row cannot be read; the last: {reason}")
         images, labels = zip(*(found or [NOTHING[:2]]), strict=True)
-        joined = Objects(chain(*labels)) if isinstance(labels[0], Objects) else torch.cat(labels)
-        return Loaded(torch.cat(images), joined, bad)
+        return Loaded(torch.cat(images), self.dataset.joined(labels) if found else labels[0], bad)
 
     def _load(self, items: Sequence[Any], seeds: Sequence[int]) -> Loaded:
         """Images and labels of items; every view has seeds of its own, the first those of a single one."""

@@ -21,9 +21,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from recast.config import CountOrZero, convert
 from recast.errors import RecastError, first_line, optional_package
-from recast.fields import CountOrZero, check_value
-from recast.lab.config import AugmentConfig, DataConfig
+from recast.lab.config import Augmentation, DataConfig
 from recast.lab.data.datasets import Found, LabelledImages
 from recast.lab.data.folders import MAX_CLASSES, data_dir
 from recast.lab.data.images import PHOTO, open_image
@@ -60,7 +60,7 @@ class ImageStream(LabelledImages):
     label_key: str = ""
     """Field of the samples' .json that holds the label; empty: it is in .cls."""
     img_size: int = PHOTO
-    augment: AugmentConfig | None = None
+    augment: Augmentation | None = None
     crop_pct: float | None = None
 
     def __len__(self) -> int:
@@ -78,6 +78,9 @@ class ImageStream(LabelledImages):
 
     def subset(self, indices: Tensor) -> ImageStream:
         raise RecastError("WebDataset shards are a stream: no part of it can be chosen beforehand")
+
+    def targets(self) -> list[str]:
+        return []
 
     def image_name(self, index: int | Sample) -> str:
         return index.name if isinstance(index, Sample) else super().image_name(index)
@@ -200,9 +203,9 @@ def _info(root: Path) -> Mapping[str, Any]:
     try:
         info: Mapping[str, Any] = parse_json(decode(read_bytes(path), path), path)
         for split in info["splits"].values():
-            check_value(CountOrZero, split["num_samples"], "num_samples")
-            check_value(list[str], split["filenames"], "filenames")
-            check_value(str, split.get("alt_label", ""), "alt_label")
+            convert(CountOrZero, split["num_samples"], "num_samples")
+            convert(list[str], split["filenames"], "filenames")
+            convert(str, split.get("alt_label", ""), "alt_label")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f" ({error})" if isinstance(error, RecastError) else ""
         raise RecastError(f"cannot make sense of {path}{reason}: {expected}") from None

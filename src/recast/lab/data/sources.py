@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal
 
@@ -13,21 +13,17 @@ from torch import Tensor
 from torchvision.transforms.v2.functional import normalize
 
 from recast.errors import RecastError, suggest
-from recast.fields import check_fields
-from recast.lab.config import AugmentConfig, DataConfig, Task
+from recast.lab.config import Augmentation, DataConfig, LabelsConfig
 from recast.lab.data import digits
 from recast.lab.data.augment import resolve
 from recast.lab.data.coarse import Coarse, coarse_classes
 from recast.lab.data.datasets import Found, ImageFiles, LabelledImages
 from recast.lab.data.folders import data_dir, find_archives, find_folder
-from recast.lab.data.images import PHOTO
 from recast.lab.data.libraries import NORMS, find_in_torchvision, find_on_hub, read_vision
 from recast.lab.data.loading import Loader
-from recast.lab.data.objects import find_coco
-from recast.lab.data.pairs import DenseImages, find_masks
-from recast.lab.data.scenes import find_scene_objects, find_scenes
 from recast.lab.data.seeding import choose_balanced, choose_fraction, hold_out
 from recast.lab.data.shards import ImageStream, find_shards
+from recast.lab.tasks import TASKS, Task
 
 MEASURED = 2048
 """Images that a mean of the data is taken of."""
@@ -55,8 +51,8 @@ class Data:
 
     @property
     def task(self) -> Task:
-        """segment: labels are masks (S, S) of numbers, `IGNORE` where nobody knows; detect: they are `Objects`."""
-        return self.val.task
+        """What the labels are for."""
+        return TASKS[self.val.task]
 
     @property
     def test_size(self) -> int:
@@ -78,31 +74,43 @@ def labelled_images(
     return data.normalised(images, device), labels.to(device)
 
 
-def load_data(config: DataConfig, augment: AugmentConfig | None = None) -> Data:
+def class_images(
+    data: Data, count: int, seed: int, bad_image: Literal["stop", "skip"], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """`labelled_images` with one class each. Raises RecastError for data of another task."""
+    if not data.task.counts_images:
+        raise RecastError(f"layers are ranked on images with one class each, {data.name} is for {data.task.title}")
+    return labelled_images(data, count, seed, bad_image, device)
+
+
+FINE = LabelsConfig()
+"""The data's own labels."""
+
+
+def load_data(config: DataConfig, augment: Augmentation | None = None, labels: LabelsConfig = FINE) -> Data:
     """The data set that `config` names, with the training images augmented (None: the data set's own defaults).
 
-    Subsets (num_train, num_val, data_fraction) and splits are class-balanced and always the same. Raises RecastError
+    Subsets (num_train, num_val) and splits are class-balanced and always the same. Raises RecastError
     for an unknown name, a folder that is not there, a class without images, a label out of range, an archive or
     (decoded here) image that cannot be read, an unknown crop or policy.
     """
     prefix, slash, rest = config.name.partition("/")
-    source = _LIBRARIES.get(prefix) if slash and rest else _SOURCES.get(config.name)
+    sources = _SOURCES | {name: task.find for task in TASKS.values() for name in task.data_sets}
+    source = _LIBRARIES.get(prefix) if slash and rest else sources.get(config.name)
     if source is None:
-        known = ", ".join([*_SOURCES, *(f"{library}/NAME" for library in _LIBRARIES)])
-        raise RecastError(f"unknown data set {config.name!r}: expected one of {known}.{suggest(config.name, _SOURCES)}")
-    check_fields(config)  # again: it may have been changed since it was made
+        known = ", ".join([*sources, *(f"{library}/NAME" for library in _LIBRARIES)])
+        raise RecastError(f"unknown data set {config.name!r}: expected one of {known}.{suggest(config.name, sources)}")
     for name, values in (("mean", config.mean), ("std", config.std)):
         if values not in (None, "data") and len(values) != 3:
             raise RecastError(f"data.{name} must be three numbers (R, G, B in [0, 1] pixels), got {values}")
-    if config.num_train is not None and config.data_fraction is not None:
-        raise RecastError("num_train and data_fraction both choose training images: give one of them")
-    found = source(config)
+    two_levels = labels.rank == "folder" and config.name == "folder"
+    found = find_folder(config, two_levels=True) if two_levels else source(config)
     for note in found.notes:
         warnings.warn(note, stacklevel=2)
-    return assemble(config, augment, found)
+    return assemble(config, augment, found, labels)
 
 
-def assemble(config: DataConfig, augment: AugmentConfig | None, found: Found) -> Data:
+def assemble(config: DataConfig, augment: Augmentation | None, found: Found, labels: LabelsConfig = FINE) -> Data:
     """`Data` of what a source found: held-out images, subsets, sizes, augmentation, and what the config leaves open.
 
     Raises RecastError naming an image with a wrong label.
@@ -115,28 +123,25 @@ def assemble(config: DataConfig, augment: AugmentConfig | None, found: Found) ->
     elif train is None:
         train = val.subset(torch.empty(0, dtype=torch.long))
     classes = found.classes or [str(n) for n in range(int(torch.cat([train.labels, val.labels]).max()) + 1)]
-    coarse = coarse_classes(config, classes)
-    if config.labels == "coarse" and isinstance(val, ImageStream):
-        raise RecastError("WebDataset shards are a stream, whose labels are as they are: data.labels must be fine")
+    coarse = coarse_classes(config.name, labels, classes)
+    if labels.labels == "coarse" and isinstance(val, ImageStream):
+        raise RecastError("the labels of WebDataset shards are as they are: papers.grafit.labels must be fine")
     for part, images in (("training", train), ("validation", val)):
         if not isinstance(images, ImageStream):  # checks each label as it comes
             _check_labels(images, classes, part)
-    skip, own = config.bad_image == "skip", val.img_size if isinstance(val, DenseImages) else PHOTO
-    img_size = config.img_size or own
+    skip, img_size = config.bad_image == "skip", config.img_size or val.img_size
     if found.in_memory and config.img_size is None and isinstance(val, ImageFiles):
         img_size = val.own_size(skip)
-    if config.num_train is not None:
+    if isinstance(config.num_train, int):
         train = train.subset(choose_balanced(train.labels, config.num_train, "num_train"))
-    if config.data_fraction is not None:
-        train = train.subset(choose_fraction(train.labels, config.data_fraction))
+    elif config.num_train is not None:
+        train = train.subset(choose_fraction(train.labels, config.num_train))
     if config.num_val is not None:
         val = val.subset(choose_balanced(val.labels, config.num_val, "num_val"))
     bad: list[str] = []
     parts: list[LabelledImages] = []
     for images, side in ((train, img_size), (val, config.test_size or img_size)):
-        # the digits are enlarged in a way of their own
-        if isinstance(images, ImageFiles | DenseImages | ImageStream):
-            images = replace(images, img_size=side, crop_pct=config.crop_pct)  # type: ignore[arg-type]
+        images = images.resized(side, config.crop_pct)
         if found.in_memory and isinstance(images, ImageFiles):
             images, names = images.decoded(skip)
             bad += names
@@ -148,7 +153,7 @@ def assemble(config: DataConfig, augment: AugmentConfig | None, found: Found) ->
         tuple(ours if given == "data" else given or theirs)
         for given, ours, theirs in zip((config.mean, config.std), measured, found.norm, strict=True)
     )
-    if config.labels == "coarse" and coarse is not None:  # parts were chosen by fine labels: both see the same images
+    if labels.labels == "coarse" and coarse is not None:  # parts were chosen by fine labels: both see the same images
         train, val = (part.relabelled(coarse.of[part.labels]) for part in (train, val))
         classes, coarse = coarse.names, None
     return Data(found.name, train, val, classes, mean, std, train.img_size, coarse, tuple(bad), found.kinds)
@@ -191,10 +196,6 @@ def _cifar(config: DataConfig) -> Found:
 
 _SOURCES: dict[str, Callable[[DataConfig], Found]] = {
     **digits.SOURCES,
-    "scenes": find_scenes,
-    "masks": find_masks,
-    "scene_objects": find_scene_objects,
-    "coco": find_coco,
     "folder": find_folder,
     "zip": _zip,
     "cifar10": _cifar,

@@ -35,7 +35,7 @@ def pgd(
     labels: Tensor,
     eps: float,
     *,
-    steps: int = Options.steps,
+    steps: int = 5,
     step_size: float | None = None,
     noise: Tensor | None = None,
     gradient: Tensor | None = None,

@@ -10,7 +10,7 @@ import inspect
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from itertools import chain
@@ -96,9 +96,8 @@ class Cache:
         digest.update(checksum(tensors).encode())
         if isinstance(base := held.get("base"), LabelledImages):
             digest.update(self._images(base).encode())
-        lists = [name for name in ("items", "masks", "objects", "shards") if name in held.keys() - tensors.keys()]
-        listed = (held[name] for name in lists)
-        for path in map(str, chain.from_iterable(listed)):
+        lists = (value for value in held.values() if isinstance(value, Sequence) and not _is_plain(value))
+        for path in map(str, chain.from_iterable(lists)):
             digest.update(b"\n" + os.fsencode(path))
             with suppress(OSError):  # another library's number
                 found = os.stat(path)

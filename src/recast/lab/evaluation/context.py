@@ -17,8 +17,6 @@ from recast.lab.data import Data, Loader
 from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.seeding import choose_balanced
 from recast.lab.suites import SUITES
-from recast.lab.tasks.detect import check_detections
-from recast.lab.tasks.segment import class_maps
 from recast.models.build import check_logits
 from recast.tracing.outputs import answer_of
 
@@ -125,25 +123,6 @@ class Context:
             raise RecastError(
                 f"model {name!r} gives NaN or infinite logits on images of {self.data.name}: its accuracy means nothing"
             )
-        return logits.float()
-
-    def objects(self, name: str, images: Tensor) -> list[dict[str, Tensor]]:
-        """Boxes, labels and scores of each image, without gradient; RecastError if they are not."""
-        with torch.no_grad():
-            outputs = self.models[name](images)
-        check_detections(outputs, len(images), f"model {name!r}")
-        if not all(one[key].isfinite().all() for one in outputs for key in ("boxes", "scores")):
-            raise RecastError(f"model {name!r} gives NaN or infinite boxes on images of {self.data.name}")
-        return list(outputs)
-
-    def maps(self, name: str, images: Tensor) -> Tensor:
-        """Logits (B, classes, H, W) without gradient, for every pixel of the images; RecastError if they are not."""
-        with torch.no_grad():
-            outputs = self.models[name](images)
-        size = images.shape[2], images.shape[3]
-        logits = class_maps(outputs, len(self.data.classes), size, f"model {name!r}")["out"]
-        if not logits.isfinite().all():
-            raise RecastError(f"model {name!r} gives NaN or infinite logits on images of {self.data.name}")
         return logits.float()
 
 

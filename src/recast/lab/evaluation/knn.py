@@ -25,7 +25,6 @@ from recast.lab.data.datasets import ImageFiles, ImageTensors, LabelledImages
 from recast.lab.data.seeding import hold_out
 from recast.lab.evaluation.context import Batch, Context, NotMeasured, PixelModel, Score, Source
 from recast.lab.evaluation.derived_images import ResizedImages
-from recast.lab.tasks.embedding import embedding_head
 from recast.models.adapt import classifiers
 from recast.tracing.hooks import captured_inputs, named
 
@@ -34,6 +33,19 @@ DECAYS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 """What λ is chosen among."""
 CHUNK = 65_536
 """Images of the bank that are compared at a time."""
+
+
+class Embedder(nn.Module):
+    """In a classifier's place: a head that also makes an embedding of the features, which is compared instead."""
+
+    def embedding(self, features: Tensor) -> Tensor:
+        """Return the embeddings (B, D) of features (B, width), not yet of length 1."""
+        raise NotImplementedError
+
+
+def embedder(model: nn.Module) -> Embedder | None:
+    """Return the head of a network that makes an embedding, where it has one."""
+    return next((module for module in model.modules() if isinstance(module, Embedder)), None)
 
 
 def features(model: nn.Module, images: Tensor, num_classes: int | None = None) -> Tensor:
@@ -54,11 +66,10 @@ def features(model: nn.Module, images: Tensor, num_classes: int | None = None) -
             f"no features of {type(network).__name__}: its forward pass must call the classifier once with all images"
         )
     found = torch.stack(entered).mean(0)
-    if (head := embedding_head(network)) is None:
+    if (head := embedder(network)) is None:
         return found
     with torch.no_grad():
-        embedded: Tensor = head.projector(found)
-    return embedded
+        return head.embedding(found)
 
 
 def _vectors(x: Tensor, channels_first: bool) -> Tensor:

@@ -32,7 +32,6 @@ from recast.lab.data.seeding import choose_balanced, shuffled_classes
 from recast.lab.evaluation import knn
 from recast.lab.evaluation.context import Batch, Context, NotMeasured, Score, Source, sampled
 from recast.lab.records import PlaneLine
-from recast.lab.tasks.embedding import embedding_head
 from recast.tables import Table
 from recast.tracing.hooks import in_eval
 
@@ -140,7 +139,7 @@ def coarse_logits(batch: Batch, name: str, classes: int) -> Tensor | None:
     """(B, coarse classes) of a classifier that was trained on coarse labels; None of an embedding, a new classifier or
     another network, whose neighbours tell the coarse class."""
     model = batch.models[name]
-    if name in batch.context.untaught or embedding_head(model) is not None:
+    if name in batch.context.untaught or knn.embedder(model) is not None:
         return None
     with torch.no_grad():
         logits = model(batch.images)

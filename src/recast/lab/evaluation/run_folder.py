@@ -13,35 +13,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from recast.analysis.queries import telling_query
 from recast.errors import RecastError
-from recast.files import locked, read_json, replaced, require, write_json
+from recast.files import locked, read_json, require, write_json
 from recast.io import load
 from recast.lab.config import Recipe
 from recast.lab.config.evaluation import Options
-from recast.lab.data import Data, Loader, load_data
+from recast.lab.data import Data, load_data
 from recast.lab.data.fingerprint import check_classes, check_same
 from recast.lab.device import surroundings
 from recast.lab.evaluation.context import Context, PixelModel
-from recast.lab.evaluation.predictions import draw_predictions
 from recast.lab.evaluation.runner import Results, measure, open_context
-from recast.lab.evaluation.suites import EVALUATORS, check_suites, check_task, groups
+from recast.lab.evaluation.suites import check_suites, check_task, evaluator, groups
 from recast.lab.recipe import functions_of, has_new_parent, load_recipe
 from recast.lab.records import Difference, Provenance, Row, write_records
-from recast.lab.suites import MAIN
-from recast.lab.tasks.embedding import add_embedding_
-from recast.layers.functional import expand_heads
-from recast.layers.gpsa import gpsa_layers
+from recast.lab.tasks import task_of
 from recast.models.build import build
 from recast.models.trust import check_trusted, follow_up
 from recast.tables import read_records, write_table
-from recast.tracing.hooks import hooked, in_eval
-
-NUM_PICTURES = 4
 
 
 @dataclass(frozen=True)
@@ -83,15 +73,15 @@ def open_run(folder: str | Path) -> Run:
     folder = Path(folder)
     recipe = load_recipe(folder / "recipe.yaml", complete=True)
     check_trusted(recipe.model.name)
-    data = load_data(recipe.data, recipe.augment)
-    classes = len(data.classes)
+    data = load_data(recipe.data, recipe.augmentation, recipe.labels)
+    classes, task = len(data.classes), task_of(recipe)
     check_classes(folder, data)
     if recipe.is_plain:
-        network = build(replace(recipe.model, checkpoint=None, pretrained=False), num_classes=classes)
-        add_embedding_(network, recipe.embedding, classes)
+        network = build(recipe.model.replace(checkpoint=None, pretrained=False), num_classes=classes)
+        task.adapt_(network, recipe, classes)
         return Run(folder, recipe, data, {"finetuned": load(folder / "weights.safetensors", parent=network)})
     parent = build(recipe.model, num_classes=classes).eval()
-    models, trained = {"parent": parent}, add_embedding_(copy.deepcopy(parent), recipe.embedding, classes)
+    models, trained = {"parent": parent}, task.adapt_(copy.deepcopy(parent), recipe, classes)
     if (control := folder / "finetuned" / "weights.safetensors").is_file():
         models["finetuned"] = load(control, parent=trained)
     models["recast"] = load(folder / "weights.safetensors", parent=trained)
@@ -125,50 +115,58 @@ def evaluate_run(
     check_suites(suites)
     folder = Path(folder)
     with locked(folder):
-        _provenance(folder)  # what cannot be added to is found before anything is measured
-        for name, kind in (("rows.csv", Row), ("differences.csv", Difference)):
-            if (folder / name).is_file():
-                read_records(folder / name, kind)
+        _check_files(folder)
         run = open_run(folder)
-        data, recipe = run.data, run.recipe
-        check_task(suites, recipe.data.task, data.name)
-        check_same(folder, data, goes_on=False)
-        if options.labels not in (None, recipe.data.labels):
-            if others := [name for name in suites if "labels" not in EVALUATORS[name].uses]:
-                raise RecastError(
-                    f"{folder} was trained with {recipe.data.labels} labels: {others[0]} cannot be measured with "
-                    f"labels={options.labels}, only knn, retrieval, linear, separability and tsne can"
-                )
-            data = load_data(replace(recipe.data, labels=options.labels), recipe.augment)
-        context = open_context(run.models, data, batch_size, device, options, workers)
-        if has_new_parent(recipe, folder):
-            context = replace(context, untaught=frozenset({"parent"}))
-        if "recast" in run.models:
-            epochs = [("recast", epoch, partial(_kept_model, run, path)) for epoch, path in run.kept.items()]
-            context = replace(context, epochs=epochs)
-        scores = run.folder / "scores"
-        if again:
-            for name in suites:
-                shutil.rmtree(scores / name, ignore_errors=True)
-        results = Results()
+        check_task(suites, run.data.task, run.data.name)
+        check_same(folder, run.data, goes_on=False)
+        data = _labelled(run, suites, options)
+        kept = run.kept.items() if "recast" in run.models else ()
+        context = replace(
+            open_context(run.models, data, batch_size, device, options, workers),
+            untaught=frozenset({"parent"} if has_new_parent(run.recipe, folder) else ()),
+            epochs=[("recast", epoch, partial(_kept_model, run, path)) for epoch, path in kept],
+        )
+        scores, results = folder / "scores", Results()
+        for name in suites if again else ():
+            shutil.rmtree(scores / name, ignore_errors=True)
         # What shares a pass is measured together, and each group is written as soon as it is there.
         for together in groups(suites):
             begin = time.time()
-            found = measure(context, together, run=run.folder.resolve().name, cache=scores, progress=progress)
+            measured = measure(context, together, run=folder.resolve().name, cache=scores, progress=progress)
             context.store.clear()  # what one group keeps may fill the memory
-            _write(run, found, together, context, command, time.time() - begin)
-            results.extend(found)
-        if MAIN[data.task][0] in suites and data.task != "classify":
-            with in_eval(*run.models.values()), replaced(run.folder / "predictions.png") as temporary:
-                draw_predictions(context).save(temporary, format="png")
-        if "recast" in run.models and gpsa_layers(run.models["recast"]) and data.task == "classify":
-            write_pictures(run)
+            _write(run, measured, together, context, command, time.time() - begin)
+            results.extend(measured)
+        data.task.draw(run, context, suites)
         return results
+
+
+def _check_files(folder: Path) -> None:
+    """Raise RecastError for files that results cannot be added to, before anything is measured."""
+    _provenance(folder)
+    for name, kind in (("rows.csv", Row), ("differences.csv", Difference)):
+        if (folder / name).is_file():
+            read_records(folder / name, kind)
+
+
+def _labelled(run: Run, suites: Sequence[str], options: Options) -> Data:
+    """The data of a run, with the labels that the options ask for.
+
+    Raises RecastError for suites of what the network says of an image, which needs the labels that it was taught.
+    """
+    config = run.recipe.labels
+    if options.labels in (None, config.labels):
+        return run.data
+    if others := [name for name in suites if "labels" not in evaluator(name).uses]:
+        raise RecastError(
+            f"{run.folder} was trained with {config.labels} labels: {others[0]} cannot be measured with "
+            f"labels={options.labels}, only knn, retrieval, linear, separability and tsne can"
+        )
+    return load_data(run.recipe.data, run.recipe.augmentation, config.replace(labels=options.labels))
 
 
 def _kept_model(run: Run, path: Path) -> nn.Module:
     """The recast model with the weights that were kept of an epoch."""
-    parent = add_embedding_(copy.deepcopy(run.models["parent"]), run.recipe.embedding, len(run.data.classes))
+    parent = task_of(run.recipe).adapt_(copy.deepcopy(run.models["parent"]), run.recipe, len(run.data.classes))
     return PixelModel(load(path, parent=parent), run.data.mean, run.data.std).eval()
 
 
@@ -185,7 +183,7 @@ def _write(run: Run, found: Results, suites: Sequence[str], context: Context, co
 
     A look at some images (num_images) does not replace what was measured on more of them.
     """
-    known, machine, options = _provenance(run.folder), surroundings(context.device), asdict(context.options)
+    known, machine, options = _provenance(run.folder), surroundings(context.device), context.options.model_dump()
     path = run.folder / "rows.csv"
     older = read_records(path, Row) if path.is_file() else []
     written = set()
@@ -210,7 +208,7 @@ def _write(run: Run, found: Results, suites: Sequence[str], context: Context, co
             together_with=[other for other in suites if other != name],
             dataset=rows[0].dataset if rows else run.data.name,
             images=images,
-            options={key: options[key] for key in options if key in (*EVALUATORS[name].uses, "num_images", "seed")},
+            options={key: options[key] for key in options if key in (*evaluator(name).uses, "num_images", "seed")},
             device=str(machine["device"]),
             machine=f"{machine['platform']}, {machine['cpu_count']} CPUs",
             versions={what: str(machine[what]) for what in ("recast", "torch", "timm", "python")},
@@ -221,41 +219,3 @@ def _write(run: Run, found: Results, suites: Sequence[str], context: Context, co
     for name in found.tables.keys() & written:
         write_table(run.folder / "analysis", found.tables[name])
     write_json(run.folder / "evaluation.json", known)
-
-
-def write_pictures(run: Run) -> Path:
-    """Maps of the first validation images of a few different classes, for the report: RUN/attention.npz.
-
-    Of every GPSA layer i, for the query whose maps differ most between these images: `mix_i` (N, heads, rows, columns)
-    over the real pixels of its input, `query_i` (row, column) there, `gate_i` (heads,) that of the content,
-    `kernel_i`.
-    """
-    first: dict[int, Tensor] = {}
-    for images, labels in Loader(run.data.val, 1, bad_image="skip"):
-        first.setdefault(int(labels), images)
-        if len(first) == NUM_PICTURES:
-            break
-    model, pixels = run.models["recast"], torch.cat(list(first.values()))
-    layers = gpsa_layers(model)
-    drawn: dict[str, tuple[Tensor, tuple[int, int]]] = {}
-
-    def draw(name: str, _layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-        drawn[name] = telling_query(layers[name], inputs[0])
-
-    with in_eval(model), torch.no_grad(), hooked(layers.items(), before=draw):
-        logits = PixelModel(model, run.data.mean, run.data.std)(pixels)
-    arrays: dict[str, Any] = {
-        "images": (pixels * 255).round().byte().permute(0, 2, 3, 1).numpy(),
-        "labels": np.asarray(list(first), dtype=np.int64),
-        "predictions": logits.argmax(1).numpy(),
-        "classes": np.asarray(run.data.classes, dtype=np.str_),
-        "layers": np.asarray(list(drawn), dtype=np.str_),
-    }
-    for i, (name, (mix, query)) in enumerate(drawn.items()):
-        arrays[f"mix_{i}"], arrays[f"query_{i}"] = mix.float().numpy(), np.asarray(query)
-        arrays[f"gate_{i}"] = expand_heads(layers[name].weights()).gates.content.detach().float().numpy()
-        arrays[f"kernel_{i}"] = np.asarray(layers[name].geometry.kernel)
-    path = run.folder / "attention.npz"
-    with replaced(path) as temporary, temporary.open("wb") as file:
-        np.savez_compressed(file, **arrays)
-    return path

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import nn
 
+from recast.config import typed
 from recast.errors import RecastError
-from recast.fields import typed
 from recast.lab.config.evaluation import Options
 from recast.lab.data import Data
 from recast.lab.data.seeding import choose_balanced
@@ -25,7 +25,7 @@ from recast.lab.device import choose_device
 from recast.lab.evaluation.cache import Cache, Scores
 from recast.lab.evaluation.context import Batch, Context, NotMeasured, PixelModel, Score, Source
 from recast.lab.evaluation.stats import Resampled
-from recast.lab.evaluation.suites import EVALUATORS, check_suites, check_task
+from recast.lab.evaluation.suites import check_suites, check_task, evaluator
 from recast.lab.records import Difference, Row
 from recast.lab.threads import stepped
 from recast.tables import Table
@@ -131,23 +131,23 @@ def measure(
             model.to(context.device)
         scored, results.not_measured = score_suites(context, suites, cache, bar)
         for name in dict.fromkeys(suites):
-            evaluator, dataset = EVALUATORS[name], context.dataset(name)
+            how, dataset = evaluator(name), context.dataset(name)
             if scores := scored.get(name):
-                pool = evaluator.pool and partial(evaluator.pool, context)
-                found = Resampled(scores, evaluator.statistics, context.options.seed, pool)
+                pool = how.pool and partial(how.pool, context)
+                found = Resampled(scores, how.statistics, context.options.seed, pool)
                 results.rows += found.rows(run, name, dataset)
                 results.differences += found.differences(run, name, dataset)
-            elif evaluator.measure is not None:
+            elif how.measure is not None:
                 try:
-                    for model_name, metric, value, n in evaluator.measure(context):
+                    for model_name, metric, value, n in how.measure(context):
                         results.rows.append(Row(run, model_name, name, dataset, metric, float(value), n))
                 except NotMeasured as error:
                     results.not_measured.append(error)
-            elif evaluator.tabulate is not None:
+            elif how.tabulate is not None:
                 task = bar.add_task(name, total=1)
                 try:
                     told = lambda share, task=task: bar.update(task, completed=share)  # noqa: E731
-                    results.tables[name] = evaluator.tabulate(replace(context, told=told))
+                    results.tables[name] = how.tabulate(replace(context, told=told))
                 except NotMeasured as error:
                     results.not_measured.append(error)
                 bar.update(task, completed=1)
@@ -177,16 +177,16 @@ def score_suites(
     """
     cache, jobs, missing = Cache(folder, context), list[Job](), list[NotMeasured]()
     for name in dict.fromkeys(suites):
-        evaluator = EVALUATORS[name]
-        if evaluator.score is None:
+        how = evaluator(name)
+        if how.score is None:
             continue
         try:
-            sources = [context.validation] if evaluator.sources is None else evaluator.sources(context)
+            sources = [context.validation] if how.sources is None else how.sources(context)
         except NotMeasured as error:
             missing.append(error)
             continue
-        opened = partial(cache.open, name, evaluator.score, evaluator.uses)
-        jobs += [Job(name, evaluator.score, source, opened(source)) for source in sources]
+        opened = partial(cache.open, name, how.score, how.uses)
+        jobs += [Job(name, how.score, source, opened(source)) for source in sources]
     shared: dict[tuple[int, int], list[Job]] = {}
     for job in jobs:
         shared.setdefault((id(job.source.images), id(job.source.columns)), []).append(job)
@@ -198,7 +198,7 @@ def score_suites(
     found: dict[str, dict[tuple[str, str], np.ndarray]] = {job.suite: {} for job in jobs}
     for name, model in product(found, context.models):
         arrays = {metric: a for job in jobs if job.suite == name for metric, a in job.scores[model].arrays.items()}
-        if derive := EVALUATORS[name].derive:
+        if derive := evaluator(name).derive:
             arrays |= derive(arrays)
         found[name] |= {(model, metric): array for metric, array in arrays.items()}
     return found, missing

@@ -14,22 +14,20 @@ from recast.analysis.cka import tabulate_cka
 from recast.analysis.fourier import tabulate_fourier
 from recast.analysis.head_statistics import tabulate_heads
 from recast.errors import RecastError, suggest
-from recast.lab.config import Task
 from recast.lab.data.shards import ImageStream
 from recast.lab.evaluation import accuracy, attacks
 from recast.lab.evaluation.agreement import tabulate_agreement
 from recast.lab.evaluation.basic_corruptions import mean_over_corruptions, score_basic
 from recast.lab.evaluation.context import Batch, Context, NotMeasured, Score, Source, sampled
 from recast.lab.evaluation.cost import measure_cost
-from recast.lab.evaluation.detection import pool_detection, score_detection
 from recast.lab.evaluation.frontier import tabulate_frontier
 from recast.lab.evaluation.imagenet_corruptions import means_over_corruptions, sources_corruptions
 from recast.lab.evaluation.imagenet_sets import sources_imagenet_c, sources_of_set, sources_real
 from recast.lab.evaluation.knn import score_knn, score_linear, sources_knn
 from recast.lab.evaluation.retrieval import measure_separability, score_retrieval, tabulate_tsne
-from recast.lab.evaluation.segmentation import STATISTICS, score_segmentation, sources_segmentation
 from recast.lab.evaluation.stats import Statistic, plain_mean
 from recast.lab.suites import SUITES
+from recast.lab.tasks import TASKS, Task, suites_of
 from recast.layers.cmhsa import recast_layers
 from recast.tables import Table
 
@@ -97,13 +95,6 @@ EVALUATORS = {
     "clean": Evaluator(
         accuracy.score_clean, statistics={"loss": plain_mean, "ece": accuracy.expected_calibration_error}
     ),
-    "segmentation": Evaluator(
-        score_segmentation,
-        sources=sources_segmentation,
-        statistics=STATISTICS,
-        uses=("test_mode", "test_scales", "test_flip"),
-    ),
-    "detection": Evaluator(score_detection, pool=pool_detection),
     "fgsm": Evaluator(attacks.score_fgsm, uses=("eps",)),
     "pgd": Evaluator(attacks.score_pgd, uses=("eps", "steps", "step_size", "restarts", "random_start", "seed")),
     "autoattack": Evaluator(attacks.score_autoattack, sources=attacks.sources_autoattack, uses=("eps", "seed")),
@@ -135,7 +126,12 @@ EVALUATORS = {
     "tsne": Evaluator(tabulate=tabulate_tsne, uses=("labels", "seed")),
     "frontier": Evaluator(tabulate=tabulate_frontier),
 }
-"""By the names of `recast.lab.suites`."""
+"""By the names of `recast.lab.suites`, but for those of other tasks."""
+
+
+def evaluator(suite: str) -> Evaluator:
+    """Return how a suite is measured."""
+    return EVALUATORS[suite] if suite in EVALUATORS else TASKS[SUITES[suite].task].evaluators()[suite]
 
 
 def check_suites(suites: Sequence[str]) -> None:
@@ -149,10 +145,10 @@ def check_suites(suites: Sequence[str]) -> None:
 
 def check_task(suites: Sequence[str], task: Task, dataset: str) -> None:
     """Raise RecastError for a suite that is of another task than the data."""
-    if others := [name for name in suites if task not in SUITES[name].tasks]:
+    fitting = suites_of(task)
+    if others := [name for name in suites if name not in fitting]:
         raise RecastError(
-            f"{others[0]} cannot be measured on {dataset}, which is for {task}: expected "
-            f"{', '.join(name for name, suite in SUITES.items() if task in suite.tasks)}"
+            f"{others[0]} cannot be measured on {dataset}, which is for {task.title}: expected {', '.join(fitting)}"
         )
 
 
@@ -160,5 +156,6 @@ def groups(suites: Sequence[str]) -> list[list[str]]:
     """The suites in groups that are measured in one go: those that score the same images share one pass."""
     found: dict[object, list[str]] = {None: []}  # first those of the validation images, whatever was asked first
     for name in dict.fromkeys(suites):
-        found.setdefault(EVALUATORS[name].sources if EVALUATORS[name].score else name, []).append(name)
+        how = evaluator(name)
+        found.setdefault(how.sources if how.score else name, []).append(name)
     return [together for together in found.values() if together]

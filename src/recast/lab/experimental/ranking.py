@@ -23,8 +23,8 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from recast.config import typed
 from recast.errors import RecastError, blamed
-from recast.fields import typed
 from recast.layers.config import PoolConfig, RecastConfig
 from recast.layers.gpsa import gpsa_layers
 from recast.surgery.apply import recast_
@@ -124,7 +124,7 @@ def rank(model: nn.Module, plan: Plan, images: Example, labels: Tensor, *, loss:
     batches = [(part_of(pixels, slice(i, i + size)), answers[i : i + size]) for i in range(0, len(answers), size)]
     other = part_of(images, slice(0, None, 2))
     seen = [part_of(other, slice(i, i + PART)) for i in range(0, batch_of(other), PART)]
-    awake = replace(plan, config=replace(plan.config, query_key="images"))
+    awake = replace(plan, config=plan.config.replace(query_key="images"))
     with torch.inference_mode(False), undisturbed(model):
         slopes = gate_slopes(model, awake, names, batches, loss or _cross_entropy, seen)
     layers = []
@@ -192,10 +192,8 @@ def gate_slopes(
     probe = copy.deepcopy(unwrapped(network))
     own = plan.config
     start = own.query_key if own.gate == "linear" else "zero"
-    exact = RecastConfig(
-        alpha=own.alpha, head_dim=own.head_dim, query_key=start, logit_std=own.logit_std, content=own.content,
-        attend_padding=own.attend_padding,
-    )  # fmt: skip
+    kept = {name: getattr(own, name) for name in ("alpha", "content", "attend_padding") if hasattr(own, name)}
+    exact = RecastConfig(head_dim=own.head_dim, query_key=start, logit_std=own.logit_std, **kept)
     if (done := plan_of(probe)) is not None:  # a plan goes on with its own settings: layers that are recast keep theirs
         set_plan_(probe, replace(done, config=exact))
     with undisturbed(probe):  # every call for the same network sees the same queries and keys

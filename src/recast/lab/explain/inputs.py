@@ -17,6 +17,8 @@ from torch import Tensor
 from recast.errors import RecastError, listed
 from recast.lab.data import Data
 from recast.lab.data.images import (
+    BICUBIC,
+    PADDING,
     crop_fraction,
     is_hidden,
     is_image_name,
@@ -26,9 +28,9 @@ from recast.lab.data.images import (
     to_pixels,
     to_rgb,
 )
-from recast.lab.data.pairs import BICUBIC, PADDING
 from recast.lab.explain.scene import Outputs, Prediction
 from recast.lab.explain.write import safe_stem
+from recast.lab.tasks import TASKS
 from recast.reading import decode, read_bytes
 
 VALIDATION = re.compile(r"val:(\d+)")
@@ -138,12 +140,7 @@ def images_below(folder: Path) -> list[Path]:
 
 def some_of_validation(data: Data) -> list[int | Path]:
     """The first validation image of each of `DIFFERENT` classes; where images have none, the first ones."""
-    if data.task != "classify":
-        return list(range(min(DIFFERENT, len(data.val))))
-    first: dict[int, int | Path] = {}
-    for index, label in enumerate(data.val.labels.tolist()):
-        first.setdefault(int(label), index)
-    return list(first.values())[:DIFFERENT]
+    return [*data.task.examples(data, DIFFERENT)]
 
 
 def read_inputs(
@@ -160,8 +157,8 @@ def read_inputs(
     file that is no image is left out as long as another one is left. Raises `RecastError` where none is, and for a
     number that there is not.
     """
-    task = "classify" if data is None else data.task
-    crop_pct, whole = 1.0 if task == "segment" else crop_pct, task == "detect"
+    task = TASKS["classify"] if data is None else data.task
+    crop_pct = task.crop_pct or crop_pct
     found: list[Input] = []
     broken: list[tuple[Path, RecastError]] = []
     for one in wanted:
@@ -172,7 +169,7 @@ def read_inputs(
             found.append(_of_validation(data, one, size))
             continue
         try:
-            found.append(read_image(one, size, labels, crop_pct, whole))
+            found.append(read_image(one, size, labels, crop_pct, task.whole))
         except RecastError as error:
             if len(wanted) == 1:
                 raise
@@ -197,8 +194,7 @@ def _of_validation(data: Data, index: int, size: tuple[int, int]) -> Input:
             f"val:{index} is an image of {pixels.shape[-2]}×{pixels.shape[-1]} pixels: leave --img-size away, or name "
             "a file"
         )
-    label = data.classes[int(labels[0])] if data.task == "classify" else None  # else a mask, or objects
-    return Input(f"val:{index}", pixels[0], label)
+    return Input(f"val:{index}", pixels[0], data.task.answer(data, labels[0]))
 
 
 def imagenet_names() -> tuple[list[str], dict[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from html import escape
 from pathlib import Path
 
@@ -92,8 +92,8 @@ def neighbours_page(asked: ExplainOptions, size: tuple[int, int] | None) -> Path
     wanted = find_inputs(asked.images)
     run = open_run(folder)
     data, trained = run.data, run.recipe.data
-    if fine := trained.labels == "coarse":
-        data = load_data(replace(trained, labels="fine"), run.recipe.augment)
+    if fine := run.recipe.labels.labels == "coarse":
+        data = load_data(trained, run.recipe.augmentation, run.recipe.labels.replace(labels="fine"))
     side = data.test_size
     names = {name: name for name in data.classes}
     inputs, notes = read_inputs(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import timm
@@ -54,7 +53,7 @@ def open_model(config: ModelConfig) -> nn.Module:
     if Path(name).is_file() and name.endswith(PICKLED):
         raise RecastError(f"{name} holds weights alone: name the model, and add --checkpoint {name}")
     if config.checkpoint is not None and not config.pretrained and _has_plan(config.checkpoint):
-        return load(config.checkpoint, parent=build(replace(config, checkpoint=None)))
+        return load(config.checkpoint, parent=build(config.replace(checkpoint=None)))
     try:
         return build(config).eval()
     except RecastError as error:

@@ -32,6 +32,7 @@ from recast.lab.explain.scene import Scene
 from recast.lab.explain.write import check_target, safe_stem, write_pages
 from recast.lab.recipe import why_untaught
 from recast.lab.records import ARMS, Row
+from recast.layers.config import AttentionPooling
 from recast.models.adapt import classifiers
 from recast.models.build import class_names, input_defaults
 from recast.models.config import ModelConfig
@@ -252,8 +253,8 @@ def _changed(recipe: Recipe) -> list[tuple[str, str]]:
     found = []
     if recipe.has_layers:
         kind = "C-MHSA" if recipe.recast.gate == "bias" else f"{recipe.recast.gate} gate"
-        found += [("Recast", f"{', '.join(recipe.where)}; {kind}"), ("Schedule", recipe.schedule.name)]
-    if recipe.pool.is_on:
+        found += [("Recast", f"{', '.join(recipe.where)}; {kind}"), ("Schedule", recipe.schedule.kind)]
+    if isinstance(recipe.pool, AttentionPooling):
         token = "one token" if recipe.pool.kind == "single" else "one token a class"
         start = "the average" if recipe.pool.start == "average" else "the paper's start"
         found.append(("Pooling", f"attention, {token}, from {start}"))

@@ -64,8 +64,11 @@ class Entry:
         """A fresh recipe."""
         nested: dict[str, Any] = {}
         for key, value in self.settings.items():
-            section, _, field = key.rpartition(".")
-            (nested.setdefault(section, {}) if section else nested)[field] = value
+            *sections, field = key.split(".")
+            inner = nested
+            for section in sections:
+                inner = inner.setdefault(section, {})
+            inner[field] = value
         return recipe_from_dict(nested, f"recipe {self.name}")
 
     @property
@@ -94,19 +97,17 @@ def compute(
     Two operations a multiply-add, a backward pass twice the forward pass, a teacher runs forward only. `gmacs`:
     billions of multiply-adds of one image, forward; where they change, [gmac, epochs] each.
     """
-    images = DATA[data or settings["data.name"]][0] * float(settings.get("data.data_fraction", 1.0))
+    images = DATA[data or settings["data.name"]][0] * float(settings.get("data.num_train", 1.0))
     parts = gmacs if isinstance(gmacs, list) else [[gmacs, settings["epochs"]]]
     exa = images * sum(epochs * 2 * (3 * gmac + teacher_gmac) for gmac, epochs in parts) * 1e9 / 1e18
     return f"{exa:,.0f} EFLOP" if exa >= 100 else f"{exa:.3g} EFLOP"
 
 
 def recipe_files() -> list[Path]:
-    """Return the YAML files of this folder and of the plugins (`models.names.PLUGINS`), without importing those."""
-    folders = [Path(__file__).parent]
-    for name in PLUGINS:
-        if (spec := find_spec(name)) is not None and spec.submodule_search_locations:
-            folders += map(Path, spec.submodule_search_locations)
-    return [path for folder in dict.fromkeys(folders) for path in sorted(folder.rglob("*.yaml"))]
+    """Return the YAML files in the folders of the plugins (`models.names.PLUGINS`), without importing those."""
+    specs = [spec for name in PLUGINS if (spec := find_spec(name)) is not None and spec.origin is not None]
+    folders = dict.fromkeys(Path(spec.origin).parent for spec in specs if spec.origin is not None)
+    return [path for folder in folders for path in sorted(folder.rglob("*.yaml"))]
 
 
 def read_papers(paths: Sequence[Path]) -> dict[str, list[Entry]]:
@@ -115,11 +116,19 @@ def read_papers(paths: Sequence[Path]) -> dict[str, list[Entry]]:
     bases = {name: base for paper in papers for name, base in paper.get("bases", {}).items()}
 
     def settings(table: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of a table and of the bases that it names in `from`, the later ones before the earlier."""
-        found: dict[str, Any] = {}
-        for base in table.get("from", []):
-            found |= settings(bases[base])
-        return found | {key: value for key, value in table.items() if key != "from"}
+        """Those of a table and of the bases that it names in `from`, the later ones before the earlier.
+
+        Another `kind` drops what was set for the one before.
+        """
+        merged: dict[str, Any] = {}
+        for part in (*(settings(bases[base]) for base in table.get("from", [])), dict(table)):
+            part.pop("from", None)
+            for key, value in part.items():
+                if key.endswith(".kind") and merged.get(key, value) != value:
+                    old = key.removesuffix("kind")
+                    merged = {name: setting for name, setting in merged.items() if not name.startswith(old)}
+            merged |= part
+        return merged
 
     found: dict[str, list[Entry]] = {paper["paper"]: [] for paper in papers}
     for paper in papers:

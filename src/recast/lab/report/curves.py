@@ -18,7 +18,7 @@ from recast.lab.report.draw import Point, Series, series_chart
 from recast.lab.report.labels import CORRUPTIONS, suite_title, words
 from recast.lab.report.load import Run
 from recast.lab.report.verdict import accuracy
-from recast.lab.suites import CATEGORIES, METRICS, of_kind
+from recast.lab.suites import CATEGORIES, of_kind
 
 MOST_SWITCHES = 24
 """With more dates than this the lines that mark them would hide the curves."""
@@ -30,11 +30,13 @@ Keyed = dict[float, tuple[str, str]]
 
 
 def training_series(run: Run, quantity: str, look: str = "line") -> list[Series]:
-    """The arms by epoch; `quantity` is a field of `Epoch`."""
+    """The arms by epoch; `quantity` is a field of `Epoch`, or the name of a metric."""
     arms = {"finetuned": run.metrics} if run.is_plain else {"finetuned": run.control, "recast": run.metrics}
     found = []
     for arm, rows in arms.items():
-        points = [Point(float(row.epoch), number(getattr(row, quantity))) for row in rows]
+        points = [
+            Point(float(row.epoch), number(row.metrics.get(quantity, getattr(row, quantity, None)))) for row in rows
+        ]
         found += [Series(words(run).arms[arm], points, arm, look)] if points else []
     return found
 
@@ -46,15 +48,14 @@ def training(run: Run) -> list[Chart]:
     switches = [switch.epoch - 1 for switch in run.switching.switches] if run.switching else []
     marked = switches if len(switches) <= MOST_SWITCHES else []
     axis: dict[str, Any] = {"xlabel": "epoch", "whole_x": True, "switches": marked}
-    top1 = training_series(run, "main")
-    label = METRICS[run.main[1]].label if run.is_dense else "Top-1 accuracy"
+    reached, label = training_series(run, run.main[1]), run.judged
     losses = {"validation": training_series(run, "val_loss"), "training": training_series(run, "train_loss", "dotted")}
     rows = [(one.role, part, *point[:2]) for part, found in losses.items() for one in found for point in one.points]
     parent = accuracy(run, "parent") if "parent" in words(run).drawn else math.nan
     before = f"{words(run).arms['parent']}: {formats.percent(parent, 2)}. " if math.isfinite(parent) else ""
     return [
         series_chart(
-            "training_accuracy", f"{label}, %", top1, "epoch", subject=f"{before}{label} by epoch",
+            "training_accuracy", f"{label}, %", reached, "epoch", subject=f"{before}{label} by epoch",
             level=(parent, "parent"), unit=" %", **axis,
         ),
         series_chart(

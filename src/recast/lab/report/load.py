@@ -21,15 +21,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from recast.analysis.records import FourierLine, HeadLine, SimilarityLine
+from recast.config import read
 from recast.errors import RecastError, shown
-from recast.fields import read_fields
 from recast.files import number, read_json, read_lines, read_names, read_text, require
 from recast.lab.config import Recipe
 from recast.lab.recipe import SEAL, load_recipe, why_untaught
 from recast.lab.records import Difference, Epoch, Evaluation, FrontierLine, PlaneLine, Provenance, Row, Switching
 from recast.lab.report.maps import Attention, read_attention
 from recast.lab.report.neighbours import FILE, Neighbours, read_neighbours
-from recast.lab.suites import MAIN, PER_CORRUPTION
+from recast.lab.suites import METRICS, PER_CORRUPTION
+from recast.lab.tasks import Task, task_of_data
 from recast.tables import read_records, read_table
 
 T = TypeVar("T")
@@ -105,12 +106,17 @@ class Run:
     @property
     def main(self) -> tuple[str, str]:
         """Suite and metric that the run is judged by."""
-        return MAIN[self.recipe.data.task]
+        return self.task.main
 
     @property
-    def is_dense(self) -> bool:
-        """It is judged by pixels or objects: one image is no fixed share of the number."""
-        return self.recipe.data.task != "classify"
+    def judged(self) -> str:
+        """What that metric is called."""
+        return METRICS[self.main[1]].label
+
+    @property
+    def task(self) -> Task:
+        """What is asked of its images."""
+        return task_of_data(self.recipe.data)
 
     @property
     def epochs(self) -> int:
@@ -213,7 +219,7 @@ def _verify(path: Path) -> dict[str, Any]:
 
 
 def _provenance(path: Path) -> dict[str, Provenance]:
-    return read_fields(Evaluation, read_json(path), str(path), strict=False).suites
+    return read(Evaluation, read_json(path), str(path)).suites
 
 
 def _schedule(path: Path) -> Switching:
@@ -252,7 +258,7 @@ def _metrics(path: Path) -> list[Epoch]:
     wrong = [f"{path} line {at} is truncated or not JSON, or damaged" for at in damaged]
     for at, line in lines:
         try:
-            row = read_fields(Epoch, line, f"{path} line {at}", strict=False)
+            row = Epoch.from_dict(line, f"{path} line {at}")
             by_epoch[row.epoch] = row  # a resumed run may repeat an epoch: the later row counts
         except RecastError as error:
             wrong.append(str(error))

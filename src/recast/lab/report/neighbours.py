@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from recast.config import read
 from recast.errors import RecastError
-from recast.fields import read_fields
 from recast.files import read_json
 
 FILE = "neighbours.json"
@@ -76,7 +76,7 @@ class Neighbours:
 
 def read_neighbours(path: Path) -> Neighbours:
     """Raises RecastError for another file."""
-    return read_fields(Neighbours, read_json(path), str(path))
+    return read(Neighbours, read_json(path), str(path))
 
 
 def draw_neighbours(found: Neighbours) -> str:

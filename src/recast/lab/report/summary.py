@@ -16,7 +16,8 @@ from recast.lab.report.labels import CORRUPTIONS, in_suite, is_accuracy, suite_t
 from recast.lab.report.load import Run
 from recast.lab.report.verdict import accuracy, agreement, harmed, test_images
 from recast.lab.statistics import Agreement, net_interval
-from recast.lab.suites import METRICS, SUITES
+from recast.lab.suites import SUITES
+from recast.lab.tasks import suites_of
 from recast.models.trust import follow_up
 
 MANY = 20
@@ -27,7 +28,7 @@ def tiles(run: Run) -> list[dict[str, str]]:
     """The few numbers a reader wants first."""
     if run.is_plain:
         reached = formats.percent(accuracy(run, "finetuned"))
-        return [{"label": f"{_judged(run)} at the end", "value": reached, "detail": "nothing was recast"}]
+        return [{"label": f"{run.judged} at the end", "value": reached, "detail": "nothing was recast"}]
     found = []
     if run.verify is not None:
         same, images = agreement(run)
@@ -37,7 +38,7 @@ def tiles(run: Run) -> list[dict[str, str]]:
             detail = f"all layers at once, before training; {detail}"
         same_of_all = f"{same:,} of{NBSP}{images:,}"
         found.append({"label": "Predictions kept by the recast", "value": same_of_all, "detail": detail})
-    end = f"{_judged(run)} at the end" if run.epochs else f"{_judged(run)}, untrained"
+    end = f"{run.judged} at the end" if run.epochs else f"{run.judged}, untrained"
     found.append(_compared(run, end, {arm: accuracy(run, arm) for arm in ARMS}))
     for suite in CORRUPTIONS:
         corrupted = {arm: run.value(arm, suite, "top1/mean") for arm in ARMS}
@@ -62,10 +63,6 @@ def tiles(run: Run) -> list[dict[str, str]]:
         detail = "they do what a global mean would not" if not attention.slept else attention.remedy
         found.append({"label": "Heads whose attention is awake", "value": value, "detail": detail})
     return found
-
-
-def _judged(run: Run) -> str:
-    return METRICS[run.main[1]].label
 
 
 def _extremes(run: Run) -> list[dict[str, str]]:
@@ -104,7 +101,7 @@ def chance(run: Run) -> dict[str, Any]:
     """How far the accuracies of the table are due to chance, and how much fine-tuning cost the parent itself."""
     images, reached = test_images(run), accuracy(run, "recast")
     cost = accuracy(run, "parent") - accuracy(run, "finetuned")
-    is_measured = images > 0 and math.isfinite(reached) and not run.is_dense
+    is_measured = images > 0 and math.isfinite(reached) and run.task.counts_images
     return {
         "cost": formats.points(cost) if cost > 0.5 else "",
         "images": formats.plural(images, "test image") if is_measured else "",
@@ -172,8 +169,8 @@ def missing(run: Run) -> tuple[list[str], str]:
         have |= {"cka", "agreement"}  # there is nothing to compare
     if not run.recipe.has_layers:
         have.add("heads")
-    have |= {name for name, suite in SUITES.items() if run.recipe.data.task not in (suite.default or suite.tasks)}
-    absent = [name for name, suite in SUITES.items() if suite.missing and name not in have]
+    have |= set(run.task.unasked)
+    absent = [name for name in suites_of(run.task) if SUITES[name].missing and name not in have]
     command = follow_up("evaluate", str(run.path), "--suite", ",".join(absent), functions=functions_of(run.recipe))
     return [SUITES[name].missing for name in absent], command if absent else ""
 

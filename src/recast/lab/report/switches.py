@@ -21,7 +21,7 @@ from recast.lab.report.formats import NBSP
 from recast.lab.report.labels import arm_keys
 from recast.lab.report.load import Run
 from recast.lab.report.tables import switch_table
-from recast.lab.suites import VALIDATED
+from recast.lab.suites import METRICS
 
 RULES = {
     "at_once": "All layers at one date (at once).",
@@ -95,7 +95,8 @@ def _timeline(run: Run, switching: Switching) -> Chart:
     The epochs to come are drawn pale. An epoch is the stretch that ends at its number, as its row in metrics.jsonl is
     measured there; a layer of date d is attention from d − 1 on.
     """
-    quantities = {"Validation loss": "val_loss", f"{VALIDATED[run.recipe.data.task]}, %": "val_top1"}
+    metric = run.task.validation[0]
+    quantities = {"Validation loss": "val_loss", f"{METRICS[metric].label}, %": metric}
     curves = {title: found for title, quantity in quantities.items() if (found := arm_curves(run, quantity))}
     rows = bars(switching)
     heights = [*(PANEL for _ in curves), (ROW if len(rows) <= MANY_ROWS else CLOSE_ROW) * len(rows)]

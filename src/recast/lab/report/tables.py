@@ -20,7 +20,7 @@ from recast.lab.report.maps import head_labels
 from recast.lab.report.table import Cell, Group, Table
 from recast.lab.report.verdict import accuracy, is_exact, why_no_mean
 from recast.lab.statistics import mean_interval
-from recast.lab.suites import PER_CORRUPTION, VALIDATED, base
+from recast.lab.suites import METRICS, PER_CORRUPTION, base
 
 COSTS = {"parameters": formats.compact, "macs": formats.compact, "activation_bytes": formats.memory}
 NAMED = 3
@@ -123,7 +123,7 @@ def switch_table(run: Run) -> Table | None:
     """Loss and accuracy before every switch, right after it, and at the end of the epoch that follows."""
     rows = []
     for switch in run.switching.switches if run.switching else ():
-        end = next((row for row in run.metrics if row.epoch == switch.epoch), None)
+        end = next((row.measured for row in run.metrics if row.epoch == switch.epoch), None)
         names = ", ".join(switch.layers)
         some = f"{len(switch.layers)} layers: {switch.layers[0]} … {switch.layers[-1]}"
         row = [Cell(f"epoch {switch.epoch}", (names if len(switch.layers) <= NAMED else some,), names)]
@@ -134,7 +134,7 @@ def switch_table(run: Run) -> Table | None:
             row.append(Cell(text, (f"{at_switch}, then {in_epoch}",)))
         rows.append(row)
     steps = ("before → after → end",)
-    heads = [Cell("Switch"), Cell("Validation loss", steps), Cell(f"{VALIDATED[run.recipe.data.task]}, %", steps)]
+    heads = [Cell("Switch"), Cell("Validation loss", steps), Cell(f"{METRICS[run.task.validation[0]].label}, %", steps)]
     return Table("Every switch", heads, [Group("", rows)], kind="stack switches") if rows else None
 
 
@@ -151,11 +151,11 @@ def runs_table(runs: Sequence[Run], anchors: Sequence[str], data: str, scheduled
         how += f"{run.epochs} epochs, seed {run.recipe.seed}"
         row = [Cell(run.name, (run.title, how), link=f"#{anchor}")]
         if scheduled:
-            schedule = run.switching.schedule if run.switching else run.recipe.schedule
+            schedule = run.switching.schedule.name if run.switching else run.recipe.schedule.kind
             epochs = [switch.epoch for switch in run.switching.switches] if run.switching else []
             last = f" to {epochs[-1]}" if epochs and epochs[-1] != epochs[0] else ""
             switched = (f"epoch{NBSP}{epochs[0]}{last}",) if epochs else ()
-            row.append(Cell(schedule.name.replace("_", " "), switched, kind="text"))
+            row.append(Cell(schedule.replace("_", " "), switched, kind="text"))
         row += [Cell(formats.decimal(accuracy(run, arm)), kind=arm) for arm in names.arms]
         for arm in names.others:
             paired = run.difference(arm, *run.main)

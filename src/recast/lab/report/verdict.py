@@ -11,18 +11,15 @@ from typing import NamedTuple
 from recast.analysis.records import Wakefulness
 from recast.errors import listed
 from recast.files import number
-from recast.lab.recipe import HOW_IT_RUNS, PATHS, flat
+from recast.lab.recipe import flat, how_it_runs, paths
 from recast.lab.report import formats
 from recast.lab.report.formats import NBSP
 from recast.lab.report.labels import words
 from recast.lab.report.load import Run
 from recast.lab.statistics import mean_interval
-from recast.lab.suites import METRICS
 
 EXACT = 1e-5
 """Largest relative error of the outputs that still counts as the same function (fp32)."""
-MAY_DIFFER = {*HOW_IT_RUNS, "seed", "compile"}
-"""In runs that have a mean."""
 LISTED = 4
 """Differences of recipes that are named; of more, their number is told."""
 
@@ -33,10 +30,10 @@ def accuracy(run: Run, model: str) -> float:
     if math.isfinite(measured):
         return measured
     if model == ("finetuned" if run.is_plain else "recast"):
-        return run.metrics[-1].main if run.metrics else math.nan
+        return run.metrics[-1].metrics.get(run.main[1], math.nan) if run.metrics else math.nan
     if model == "finetuned" and run.control and run.control[-1].epoch > 0:
-        return run.control[-1].main
-    return run.control[0].main if model == "parent" and run.control else math.nan
+        return run.control[-1].metrics.get(run.main[1], math.nan)
+    return run.control[0].metrics.get(run.main[1], math.nan) if model == "parent" and run.control else math.nan
 
 
 def test_images(run: Run) -> int:
@@ -56,7 +53,7 @@ def harmed(run: Run) -> list[str]:
     arms = []
     for arm in ("finetuned", "recast"):
         paired = run.difference("parent", *run.main) if arm == "recast" else None
-        rows = [row for one in ("parent", arm) if (row := run.row(one, *run.main)) and row.n and not run.is_dense]
+        rows = [row for one in ("parent", arm) if (row := run.row(one, *run.main)) and row.n and run.task.counts_images]
         if paired is not None:
             high = paired.high
         elif len(rows) == 2:
@@ -139,8 +136,8 @@ def _became(run: Run) -> str:
 
 
 def _reaches(run: Run, value: float) -> str:
-    label = METRICS[run.main[1]].label
-    what = f"a{'n' if label.startswith('m') else ''} {label[0].lower()}{label[1:]} of " if run.is_dense else ""
+    label = run.judged
+    what = f"a{'n' * label.startswith('m')} {label[0].lower()}{label[1:]} of " * (not run.task.counts_images)
     return f"reaches {what}{formats.percent(value)}"
 
 
@@ -165,7 +162,7 @@ def _end(run: Run) -> Verdict:
         return Verdict(f"Nothing to compare with: there is no run of {names.control}.", f"{reached}.")
     headline = f"The recast network ends {_against(recast - finetuned, names.control)}."
     behind = ""
-    if not run.is_dense and (counted := round(abs(recast - finetuned) / 100 * test_images(run))):
+    if run.task.counts_images and (counted := round(abs(recast - finetuned) / 100 * test_images(run))):
         behind = f"{counted:,}{NBSP}of{NBSP}{test_images(run):,} images; "
     paired = run.difference("finetuned", *run.main)
     if paired is not None and paired.low < paired.high:  # equal where no image of these changed sides
@@ -275,11 +272,13 @@ def why_no_mean(runs: Sequence[Run]) -> str:
     if len(counts) > 1:
         found = " and ".join(f"{count:,}" for count in counts)
         return f"No mean is given: these runs were measured on different numbers of images ({found})."
-    recipes = [{key: value for key, value in flat(run.recipe).items() if key not in MAY_DIFFER} for run in runs]
-    for recipe, (section, field) in product(recipes, PATHS):
-        path = recipe[f"{section}.{field}"]
-        recipe[f"{section}.{field}"] = path and PurePath(path).name
-    differ = sorted(key for key in recipes[0] if any(recipe[key] != recipes[0][key] for recipe in recipes))
+    may_differ = {*how_it_runs(), "seed", "compile"}
+    recipes = [{key: value for key, value in flat(run.recipe).items() if key not in may_differ} for run in runs]
+    for recipe, key in product(recipes, map(".".join, paths())):
+        if path := recipe.get(key):
+            recipe[key] = PurePath(path).name
+    keys = {key for recipe in recipes for key in recipe}
+    differ = sorted(key for key in keys if any(recipe.get(key) != recipes[0].get(key) for recipe in recipes))
     if differ:
         return f"No mean is given: these runs differ in more than the seed ({listed(differ, LISTED)})."
     if len({run.epochs for run in runs}) > 1:

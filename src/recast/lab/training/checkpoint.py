@@ -21,16 +21,20 @@ from timm.utils import ModelEmaV3
 from torch import nn
 from torch.optim import Optimizer
 
+from recast.config import read
 from recast.errors import RecastError, first_line, listed
-from recast.fields import read_fields
 from recast.files import free_space, replaced, row_digest
 from recast.lab.config import Recipe
-from recast.lab.recipe import MAY_CHANGE, changes, recipe_from_dict, recipe_to_dict
-from recast.lab.training.embedding import EmbeddingLoss
+from recast.lab.recipe import changes, may_change, recipe_from_dict, recipe_to_dict
+from recast.lab.tasks import StatefulLoss
 from recast.lab.training.switches import Switches
 from recast.models.weights import first_nonfinite, mismatch
 
-VERSION = 3
+VERSION = 4
+OLDER = 3
+"""States whose recipe has another form; they are read without comparing it."""
+KEPT = 2
+"""How many of the newest states stay on disk."""
 
 
 @dataclass
@@ -62,8 +66,8 @@ class State:
     optimizer: Optimizer
     scaler: torch.amp.GradScaler
     ema: ModelEmaV3 | None
-    embedding: EmbeddingLoss | None = None
-    """The memory and the target network of an embedding; None without one."""
+    loss: StatefulLoss | None = None
+    """The loss, where it keeps something from step to step."""
     switches: Switches | None = None
     """Which layers a schedule has recast so far; None without one."""
     position: Position = field(default_factory=Position)
@@ -72,13 +76,10 @@ class State:
 
     @property
     def evaluated(self) -> nn.Module:
-        """The weights that are measured and kept: the average where there is one, DINO's too."""
+        """The weights that are measured and kept: the average where there is one, the loss's too."""
         if self.ema is not None:
             return self.ema.module
-        if self.embedding is not None and self.embedding.is_dino:
-            assert self.embedding.target is not None
-            return self.embedding.target.module
-        return self.model
+        return self.model if self.loss is None or self.loss.evaluated is None else self.loss.evaluated
 
 
 def states(folder: Path) -> list[Path]:
@@ -96,7 +97,7 @@ def newest_state(folder: Path) -> str:
 
 
 def save_state(state: State, recipe: Recipe, folder: Path, images: int) -> None:
-    """Add this state to those on disk, then drop the oldest above `recipe.keep`.
+    """Add this state to those on disk, then drop the oldest above `KEPT`.
 
     `images` is the size of the training set, which a resumed run must have too. Raises RecastError for weights that are
     not finite, and when the disk refuses (full, no permission): the states before it are as they were.
@@ -119,7 +120,7 @@ def save_state(state: State, recipe: Recipe, folder: Path, images: int) -> None:
         "kept": _kept(folder),
         "model": state.model.state_dict(),
         "ema": None if state.ema is None else state.ema.module.state_dict(),
-        "embedding": None if state.embedding is None else state.embedding.state_dict(),
+        "loss": None if state.loss is None else state.loss.state_dict(),
         "optimizer": (optimizer := state.optimizer.state_dict()),
         "moments": _moments(optimizer),
         "groups": [[names[id(p)] for p in group["params"]] for group in state.optimizer.param_groups],
@@ -138,7 +139,7 @@ def save_state(state: State, recipe: Recipe, folder: Path, images: int) -> None:
         ) from None
     found = states(folder)
     own = found.index(path) + 1
-    for old in (*found[: max(0, own - max(1, recipe.keep))], *found[own:]):  # later ones are of a future given up
+    for old in (*found[: max(0, own - KEPT)], *found[own:]):  # later ones are of a future given up
         if not old.is_dir():
             old.unlink(missing_ok=True)
 
@@ -189,8 +190,9 @@ def restore_(
 def _fill_(
     state: State, content: dict[str, Any], recipe: Recipe, folder: Path, images: int, path: Path, start_again: str
 ) -> None:
-    saved = recipe_from_dict(content["recipe"], str(path))
-    if changed := changes(saved, recipe, ignore=MAY_CHANGE):
+    if content["version"] == OLDER:
+        warnings.warn(f"{path} is of an older version of recast: its recipe is not compared", stacklevel=2)
+    elif changed := changes(recipe_from_dict(content["recipe"], str(path)), recipe, ignore=may_change()):
         raise RecastError(f"{folder} was trained with another {', '.join(changed)}: resume it with its own recipe")
     if content["images"] != images:
         raise RecastError(f"{folder} was trained on {content['images']} images, now there are {images}: {start_again}")
@@ -206,11 +208,11 @@ def _fill_(
     state.model.load_state_dict(content["model"])
     if state.ema is not None:
         state.ema.module.load_state_dict(content["ema"])
-    if state.embedding is not None:
-        state.embedding.load_state_dict(content["embedding"])
+    if state.loss is not None:
+        state.loss.load_state_dict(content["loss"])
     state.optimizer.load_state_dict(content["optimizer"])
     state.scaler.load_state_dict(content["scaler"])
-    state.position = read_fields(Position, content["position"], str(path))
+    state.position = read(Position, content["position"], str(path))
     state.rows = dict(content.get("rows", {}))
 
 
@@ -237,7 +239,7 @@ def _newest_whole(
             version, rows = content["version"], content.get("rows", {})
             others = sum(rows.get(epoch, digest) != digest for epoch, digest in known.items())
             content["kept"] = list(map(str, content.get("kept", ())))
-            if version == VERSION:
+            if version in (OLDER, VERSION):
                 _check_whole(content, path)
         except PermissionError as error:
             raise RecastError(f"cannot read {path}: {error.strerror}. Its owner can allow it (chmod u+r)") from None
@@ -245,7 +247,7 @@ def _newest_whole(
             reason = f"{path} is truncated or damaged, or no state of a run ({first_line(error)})"
             warnings.warn(f"{reason}; skipping it", stacklevel=2)
             continue
-        if version != VERSION:
+        if version not in (OLDER, VERSION):
             raise RecastError(f"{path} has version {version}, expected {VERSION}: {start_again}")
         if others:
             warnings.warn(f"{path} belongs to another run than metrics.jsonl; skipping it", stacklevel=2)

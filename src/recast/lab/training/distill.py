@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Literal
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recast.errors import RecastError, first_line
-from recast.lab.config import DistillConfig
+from recast.lab.config.tasks import ModelTeacher, SoftTargets, Teaching
 from recast.models.build import build, input_defaults
 from recast.models.config import ModelConfig
 from recast.models.trust import is_function
@@ -72,42 +71,38 @@ class Teacher:
 
 
 def build_teacher(
-    config: DistillConfig, parent: nn.Module | None, num_classes: int, *, student: Normalisation, img_size: int,
+    config: Teaching, parent: nn.Module | None, num_classes: int, *, student: Normalisation, img_size: int,
     device: torch.device | str = "cpu", amp: torch.dtype | None = None,
 ) -> Teacher:  # fmt: skip
     """The teacher that `config` names, on `device`, tried on one black image of the student's `img_size`.
 
-    "parent" is a copy of `parent` as it is now, normalised as the student is: call it before the parent is trained. A
-    name is built as a model is, and normalised as timm's configuration of it says; torchvision's fetched weights: as
-    for ImageNet; a network that does not say: as the student.
+    A `ParentTeacher` is a copy of `parent` as it is now, normalised as the student is: call it before the parent is
+    trained. A name is built as a model is, gets images of its own size where timm says that it takes no other, and is
+    normalised as timm's configuration of it says; torchvision's fetched weights: as for ImageNet; a network that does
+    not say: as the student.
 
     Raises RecastError for a teacher without weights, with another number of classes, or that cannot take the images.
     """
-    name, own = config.name, student
-    if name is None:
-        raise RecastError("there is no teacher: set distill.name to parent, or to a model's name")
-    if name == "parent":
-        if config.teacher_checkpoint is not None or config.teacher_pretrained:
-            raise RecastError(
-                "distill.name=parent is the network that was recast: leave teacher_checkpoint and teacher_pretrained "
-                "out, or name a model"
-            )
+    name, own, size = "parent", student, None
+    if not isinstance(config, ModelTeacher):
         if parent is None:
-            raise RecastError("distill.name=parent needs the network that was recast, got none: name a model")
+            raise RecastError("task.teacher.kind=parent needs the network that was recast, got none: name a model")
         model = parent
     else:
-        model = _named(name, config, num_classes)
+        name, model = config.teacher_model, _named(config, num_classes)
+        cfg = getattr(model, "pretrained_cfg", None) or {}
+        if cfg.get("fixed_input_size"):
+            size = cfg["input_size"][-1]
         if (defaults := input_defaults(model)) is not None:
             own = defaults.mean, defaults.std
         elif name.startswith("torchvision:") and config.teacher_pretrained:
             own = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-    teacher = Teacher(model, student=student, own=own, size=config.teacher_size, amp=amp, device=device)
+    teacher = Teacher(model, student=student, own=own, size=size, amp=amp, device=device)
     side = teacher.size or img_size
     try:
         logits = teacher(torch.zeros(1, teacher.channels, img_size, img_size, device=device))
     except Exception as error:  # every network has its own way to refuse a size
-        reason = f"the teacher {name} cannot take images of side {side} ({first_line(error)})"
-        raise RecastError(f"{reason}: set distill.teacher_size to its own") from error
+        raise RecastError(f"the teacher {name} cannot take images of side {side} ({first_line(error)})") from error
     if logits.shape != (1, num_classes):
         got = f"{logits.shape[1]} classes" if logits.dim() == 2 else f"outputs of shape {tuple(logits.shape[1:])}"
         raise RecastError(
@@ -116,10 +111,11 @@ def build_teacher(
     return teacher
 
 
-def _named(name: str, config: DistillConfig, num_classes: int) -> nn.Module:
+def _named(config: ModelTeacher, num_classes: int) -> nn.Module:
+    name = config.teacher_model
     if config.teacher_checkpoint is None and not config.teacher_pretrained and not is_function(name):
         raise RecastError(
-            f"the teacher {name} would have random weights: set distill.teacher_checkpoint or teacher_pretrained"
+            f"the teacher {name} would have random weights: set task.teacher.teacher_checkpoint or teacher_pretrained"
         )
     # fetched weights keep their own head: asked for another number of classes, timm would put a random one in its place
     classes = num_classes if config.teacher_checkpoint is not None else None
@@ -130,17 +126,15 @@ def _named(name: str, config: DistillConfig, num_classes: int) -> nn.Module:
         raise RecastError(f"the teacher {name}: {error}") from None
 
 
-def soft_loss(
-    logits: Tensor, teacher_logits: Tensor, temperature: float, reduction: Literal["batchmean", "numel"] = "batchmean"
-) -> Tensor:
+def soft_loss(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
     """τ²/B Σ_b KL(p_t ‖ p_s), p = softmax(z/τ), for logits (B, C).
 
-    reduction="numel" divides by C too, as DeiT's published code does. KL is Σ_c p_t (log p_t − log p_s), as there;
-    DeiT's equation prints the arguments the other way round.
+    DeiT's published code divides by C too, which a `teacher_weight` of w/C does here. KL is
+    Σ_c p_t (log p_t − log p_s), as there; DeiT's equation prints the arguments the other way round.
     """
     given, wanted = (F.log_softmax(widened(z) / temperature, dim=-1) for z in (logits, teacher_logits))
     total = F.kl_div(given, wanted, reduction="sum", log_target=True) * temperature**2
-    return total / (len(logits) if reduction == "batchmean" else logits.numel())
+    return total / len(logits)
 
 
 def hard_loss(logits: Tensor, teacher_logits: Tensor) -> Tensor:
@@ -158,7 +152,7 @@ class Distillation:
     Raises RecastError for a teacher with another number of classes.
     """
 
-    def __init__(self, config: DistillConfig, teacher: Teacher, label_loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def __init__(self, config: Teaching, teacher: Teacher, label_loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         self.config, self.teacher, self.label_loss = config, teacher, label_loss
 
     def __call__(self, outputs: Outputs, images: Tensor, targets: Tensor) -> Tensor:
@@ -170,10 +164,10 @@ class Distillation:
                 f"the teacher gives {tuple(teacher_logits.shape)} (images, classes), the student "
                 f"{tuple(token_logits.shape)}: choose a teacher trained on the same classes"
             )
-        if config.targets == "hard":
-            taught = hard_loss(token_logits, teacher_logits)
+        if isinstance(config.targets, SoftTargets):
+            taught = soft_loss(token_logits, teacher_logits, config.targets.temperature)
         else:
-            taught = soft_loss(token_logits, teacher_logits, config.temperature, config.reduction)
+            taught = hard_loss(token_logits, teacher_logits)
         return (1 - config.teacher_weight) * self.label_loss(class_logits, targets) + config.teacher_weight * taught
 
 

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from recast.errors import RecastError
 from recast.files import locked
-from recast.lab.config import Recipe
+from recast.lab.config import ClassifyConfig, Recipe
 from recast.lab.device import choose_device
 from recast.surgery.stride import replace_module_
 from recast.tracing.hooks import computes_as
@@ -118,7 +118,7 @@ def check_shares(recipe: Recipe) -> None:
     how = f"data.batch_size {recipe.data.batch_size}, {process_count()} processes and accumulate {recipe.accumulate}"
     if left or not size:
         raise RecastError(f"{how}: every part must have the same number of images, use a multiple of {parts}")
-    if (recipe.augment.mixup or recipe.augment.cutmix) and size % 2:
+    if isinstance(recipe.task, ClassifyConfig) and recipe.task.mixes and size % 2:
         raise RecastError(f"{how} make parts of {size} images, but Mixup and CutMix pair them: use an even number")
 
 

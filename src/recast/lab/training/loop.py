@@ -7,7 +7,6 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -21,11 +20,11 @@ from recast.files import row_digest, write_json
 from recast.io import write_model
 from recast.lab.config import Recipe
 from recast.lab.data import Data, Loader
-from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.loading import worker_errors
 from recast.lab.data.seeding import seeded
 from recast.lab.records import Epoch, Measured
 from recast.lab.signals import stop_signals, undisturbed
+from recast.lab.tasks import task_of
 from recast.lab.threads import stepped
 from recast.lab.training import distributed
 from recast.lab.training.checkpoint import Position, State, newest_state, restore_, save_state, states
@@ -59,7 +58,7 @@ def fit(
     `recipe.save_steps` updates and on Ctrl-C or SIGTERM, `checkpoints/epoch-0000.safetensors` and so on for every
     `recipe.keep_every` epochs, and `weights.safetensors` at the end. The model is left with the weights that were
     saved, in eval mode. With `resume` the training in `out` goes on where it stopped; one that is finished is left
-    alone. `name` is what the progress bar says; `parent` is the teacher of `distill.name=parent` (it is not changed).
+    alone. `name` is what the progress bar says; `parent` is the teacher of `task.teacher.kind=parent` (not changed).
     `plan` is what `recipe.schedule` recasts during the training: `model` is given as it is before (on resume too), its
     layers are swapped before the epochs of their dates, and `schedule.json` tells what came of it. `on_step(epoch,
     step, loss)` is called for every finished update, in every process, with the mean loss of its whole batch.
@@ -118,7 +117,7 @@ class _Loop:
             None if decay is None else ModelEmaV3(model, decay=decay), switches=switches,
         )  # fmt: skip
         self.objective = Objective(recipe, data, model, parent, self.batches, device)
-        self.state.embedding = self.objective.embedding
+        self.state.loss = self.objective.stateful
         self.compiled: nn.Module = torch.compile(model) if recipe.compile else model  # type: ignore[assignment]
         network = distributed.wrapped(self.compiled, device)
         self.update = Update(self.state, network, recipe, data, self.objective, device)
@@ -228,7 +227,8 @@ class _Loop:
 
     def _measured_after(self, epoch: int) -> tuple[float, float]:
         rows = (row for row in read_metrics(self.journal.path) if row["epoch"] == epoch)
-        return next(((row["val_loss"], row["val_top1"]) for row in rows), (math.nan, math.nan))
+        metric = f"val_{self.objective.task.validation[0]}"
+        return next(((row["val_loss"], row[metric]) for row in rows), (math.nan, math.nan))
 
     def _write_schedule(self) -> None:
         switches = self.state.switches
@@ -236,7 +236,7 @@ class _Loop:
             write_json(self.out / "schedule.json", switches.record.to_dict())
 
     def _measure(self, left_out: list[str]) -> tuple[float, ...]:
-        """Validation loss, top-1 and, of segmentation, mIoU, of detection AP, of the weights that count."""
+        """Validation loss and the task's metrics, of the weights that count."""
         refresh_gates_(self.state.evaluated.eval())
         distributed.share_(self.state.evaluated, weights=False)
         return measure(self.state.evaluated, self.data, self.recipe, self.device, left_out, self.stop)
@@ -274,7 +274,7 @@ class _Loop:
         state, recipe, started = self.state, self.recipe, time.perf_counter()
         position, trained = state.position, state.position.epoch > 0
         left_out: list[str] = []
-        loss, top1, *main = self._measure(left_out)
+        loss, *values = self._measure(left_out)
         if not math.isfinite(loss):
             self._diverged(f"validation loss is {loss} after epoch {position.epoch}")
         lr, gate_lr = learning_rates(state.optimizer)
@@ -283,9 +283,7 @@ class _Loop:
             epoch=position.epoch,
             train_loss=train_loss,
             val_loss=loss,
-            val_top1=top1,
-            val_miou=main[0] if self.data.task == "segment" else None,
-            val_ap=main[0] if self.data.task == "detect" else None,
+            metrics=dict(zip(self.objective.task.validation, values, strict=True)),
             lr=lr if trained else None,
             gate_lr=gate_lr if trained else None,
             seconds=position.seconds + time.perf_counter() - started,
@@ -325,18 +323,14 @@ class _Loop:
             made_by = constructor(self.recipe.model, num_classes=len(self.data.classes))
             data = self.data
             images = Images(tuple(data.classes), (data.test_size, data.test_size), data.mean, data.std)
-            write_model(model, self.out / name, None if self.recipe.embedding.is_on else made_by, images, tried=False)
+            whole = self.objective.task.keeps_network
+            write_model(model, self.out / name, made_by if whole else None, images, tried=False)
 
     def _loader(self, epoch: int, start: int) -> Loader:
-        recipe, config, images, views = self.recipe, self.recipe.data, self.data.train, 1
-        local: LabelledImages | None = None
-        if recipe.embedding.is_on:  # a memory is kept by an image's number, which leads to its label
-            images, views = images.relabelled(torch.arange(len(images))), recipe.embedding.views
-            if recipe.embedding.projector == "dino" and images.augment is not None:
-                local = images.augmented(replace(images.augment, crop="random", scale=recipe.embedding.local_scale))
+        recipe, config = self.recipe, self.recipe.data
         return Loader(
-            images, config.batch_size, views=views, local=local, shuffle_seed=recipe.seed, epoch=epoch, start=start,
-            workers=config.workers, repeats=recipe.augment.repeats, drop_last=True,
+            **task_of(recipe).loading(recipe, self.data), batch_size=config.batch_size, shuffle_seed=recipe.seed,
+            epoch=epoch, start=start, workers=config.workers, repeats=recipe.augment.repeats, drop_last=True,
             part=distributed.process_number(), parts=process_count(), pin_memory=self.device.type == "cuda",
             bad_image=config.bad_image,
         )  # fmt: skip

@@ -12,12 +12,10 @@ from statistics import fmean
 from threading import Event
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from recast.analysis.records import Wakefulness
 from recast.analysis.wakefulness import wakefulness
@@ -25,22 +23,16 @@ from recast.errors import RecastError, optional_package
 from recast.files import read_lines, sealed, write_text
 from recast.lab.config import Recipe
 from recast.lab.data import Data, Loader
-from recast.lab.data.pairs import IGNORE
-from recast.lab.data.seeding import seeded
 from recast.lab.device import peak_bytes
-from recast.lab.evaluation.detection import average_precisions, rows_of, stacked, summarised
-from recast.lab.evaluation.segmentation import mean_accuracy, mean_iou, pixel_counts
 from recast.lab.recipe import recipe_to_dict
 from recast.lab.records import Epoch
 from recast.lab.report.formats import duration, memory
-from recast.lab.suites import MAIN, METRICS
-from recast.lab.tasks.detect import check_detections, losing, total_loss
-from recast.lab.tasks.segment import class_maps
+from recast.lab.suites import METRICS
+from recast.lab.tasks import task_of
 from recast.lab.training.checkpoint import Position
 from recast.lab.training.distributed import Stopped, is_first, process_count, process_number, sum_over_processes_
 from recast.layers.cmhsa import recast_layers
 from recast.layers.gpsa import GPSA
-from recast.models.build import check_logits
 
 MUCH_WAITING = 0.2
 """Share of an epoch's time, spent waiting for data, from which on it is worth a word."""
@@ -51,10 +43,9 @@ TIMED_STEPS = 20
 LONG = 300.0
 """Seconds: of a shorter training they are not."""
 SCALARS = (
-    "train_loss", "val_loss", "val_top1", "val_miou", "val_ap", "lr", "gate_lr", "seconds", "images_per_second",
-    "data_wait", "bad_images",
+    "train_loss", "val_loss", "lr", "gate_lr", "seconds", "images_per_second", "data_wait", "bad_images",
 )  # fmt: skip
-"""What of a row trackers are sent."""
+"""What of a row trackers are sent, with the metrics."""
 
 Tracker = Callable[[int, dict[str, float]], object]
 """(epoch, numbers of that epoch)."""
@@ -65,21 +56,16 @@ def measure(
     model: nn.Module, data: Data, recipe: Recipe, device: torch.device, left_out: list[str] | None = None,
     stop: Event | None = None,
 ) -> tuple[float, ...]:  # fmt: skip
-    """Mean cross-entropy and top-1 in percent over `data.val`, in full precision; leaves the model in eval mode.
-
-    Where every pixel has a class, it is the top-1 of the pixels (aAcc), and after it comes the mIoU in percent; of a
-    detector the sum of its losses, AP at IoU 0.5 and AP.
+    """Mean loss over `data.val` and the metrics of `Task.validation`, in full precision; leaves the model in eval mode.
 
     `recipe.data` says in which batches, with how many workers, and what becomes of images that cannot be read; the
     names of those that are left out go to `left_out`. Several processes share the images, each is counted once.
-    Raises RecastError if the model does not give one number per class, or there is nothing to measure on; Stopped where
-    `stop` is set, but for a validation that several processes share.
+    Raises RecastError if the model does not give what the task asks for, or there is nothing to measure on; Stopped
+    where `stop` is set, but for a validation that several processes share.
     """
     model.eval()
-    config, classes = recipe.data, len(data.classes)
-    totals = torch.zeros(3, dtype=torch.float64)  # loss, correct, images
-    counts = torch.zeros(3, classes, dtype=torch.float64)
-    rows = list[np.ndarray]()
+    config, meter = recipe.data, data.task.meter(data)
+    totals = torch.zeros(2, dtype=torch.float64)  # loss, images
     source = Loader(
         data.val, config.batch_size, workers=config.workers, part=process_number(), parts=process_count(),
         bad_image=config.bad_image,
@@ -87,39 +73,16 @@ def measure(
     for pixels, labels in source:
         if stop is not None and stop.is_set() and process_count() == 1:
             raise Stopped
-        images = data.normalised(pixels, device)
-        logits = model(images)
-        if data.task == "detect":
-            check_detections(logits, len(labels))
-            rows += rows_of(logits, labels, classes, "boxes")
-            with losing(model), seeded(0):
-                loss = total_loss(model(images, labels.to(device).taught())).item()
-            totals += torch.tensor([loss * len(labels), 0, len(labels)], dtype=torch.float64)
-            continue
-        if data.task == "segment":
-            logits = class_maps(logits, classes, (labels.shape[1], labels.shape[2]))["out"].cpu().double()
-            counts += pixel_counts(logits.argmax(1).masked_fill(labels == IGNORE, IGNORE), labels, classes).sum(0)
-            totals[0] += F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum") / labels[0].numel()
-            totals[2] += len(labels)
-            continue
-        check_logits(logits, len(labels), classes, data.name)
-        loss = F.cross_entropy(logits.cpu().double(), labels, reduction="sum").item()
-        totals += torch.tensor([loss, int((logits.argmax(1).cpu() == labels).sum()), len(labels)], dtype=torch.float64)
+        loss = meter.add(model, data.normalised(pixels, device), labels)
+        totals += torch.tensor([loss, len(labels)], dtype=torch.float64)
     for name in source.bad_images:
         warnings.warn(f"{name} cannot be read: it is left out of the validation", stacklevel=2)
     if left_out is not None:
         left_out += source.bad_images
-    loss, correct, images = sum_over_processes_(totals, device).tolist()
+    loss, images = sum_over_processes_(totals, device).tolist()
     if images == 0:
         raise RecastError(f"{data.name} has no validation images: nothing could be measured")
-    if data.task == "detect":
-        found = average_precisions(stacked(rows), np.ones((1, len(rows))), classes)
-        aps = summarised(found, data.classes, {})
-        return loss / images, *(float(np.nan_to_num(aps[name][0])) for name in ("ap50", "ap"))
-    if data.task == "segment":
-        means = sum_over_processes_(counts, device).numpy()
-        return loss / images, float(mean_accuracy(means[::2].sum(1))), float(mean_iou(means.ravel()))
-    return loss / images, 100 * correct / images
+    return loss / images, *meter.values(sum_over_processes_(meter.sums, device))
 
 
 @torch.no_grad()
@@ -165,7 +128,7 @@ class Journal:
         self.bar = Progress(
             *columns, TextColumn("{task.fields[note]}"), console=self.console, transient=True, disable=disable
         )
-        self.task = self.bar.add_task(name, total=batches, note="", visible=False)
+        self.progress = self.bar.add_task(name, total=batches, note="", visible=False)
 
     def open(self, position: Position) -> ExitStack:
         """Begin: drop the row of its epoch and later ones, which a resumed run writes again; close with the result."""
@@ -186,7 +149,7 @@ class Journal:
         """Empty the bar for a new epoch, some batches of which may have been trained before."""
         self.resumed = replace(position)
         description = f"{self.name} epoch {position.epoch}/{self.recipe.epochs}"
-        self.bar.reset(self.task, description=description, completed=position.step, visible=True)
+        self.bar.reset(self.progress, description=description, completed=position.step, visible=True)
 
     def step(self, loss: float, lr: float, position: Position) -> None:
         """One more batch."""
@@ -195,7 +158,7 @@ class Journal:
         self.steps += 1
         if self.steps == min(TIMED_STEPS, self.batches):
             self._tell_cost(position)
-        self.bar.update(self.task, advance=1, note=f"loss {loss:.3f}  lr {lr:.1e}  {speed:,.0f} images/s{waiting}")
+        self.bar.update(self.progress, advance=1, note=f"loss {loss:.3f}  lr {lr:.1e}  {speed:,.0f} images/s{waiting}")
 
     def _step_seconds(self, position: Position) -> float:
         """Of a step of this epoch since this start; 0 where there was none."""
@@ -226,6 +189,7 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
         values = {name: float(value) for name in SCALARS if (value := getattr(row, name)) is not None}
+        values |= {f"val_{metric}": value for metric, value in row.metrics.items()}
         for layer, gates in row.layers.items():
             for gate, per_head in gates.items():
                 if isinstance(per_head, list) and per_head:
@@ -234,8 +198,9 @@ class Journal:
             tracker(row.epoch, values)
         train = "before training  " if row.train_loss is None else f"train loss {row.train_loss:.3f} "
         text = f"{self.name:>9}  epoch {row.epoch:>3}/{self.recipe.epochs}  {train} "
-        label = METRICS[MAIN[self.recipe.data.task][1]].label
-        reached = f"{label[0].lower()}{label[1:]} {row.main:.2f} %"
+        metric = task_of(self.recipe).main[1]
+        label = METRICS[metric].label
+        reached = f"{label[0].lower()}{label[1:]} {row.metrics[metric]:.2f} %"
         text += f"val loss {row.val_loss:.3f}  {reached}  {row.seconds:.1f} s"
         if row.train_loss is not None:
             text += f"  {row.images_per_second:,.0f} images/s  data {row.data_wait:.0%}"

@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from recast.errors import RecastError, first_line, suggest
-from recast.lab.config import OptimConfig, Recipe, check_recipe
+from recast.lab.config import OptimConfig, Recipe
 from recast.lab.device import choose_device
 from recast.layers.gpsa import gpsa_layers
 from recast.surgery.parameters import LINEAR_GATE_LR_RATIO, param_groups
@@ -46,7 +46,6 @@ STEPS = 27 / 36, 33 / 36
 
 def check_trainable(recipe: Recipe) -> None:
     """Raise RecastError for an optimiser that timm has not, or a number that no training can use."""
-    check_recipe(recipe)
     optimizer_options(recipe.optim)
     if recipe.amp == "fp16" and choose_device(recipe.device).type != "cuda":
         raise RecastError(f"amp='fp16' needs a CUDA device, got {recipe.device}: use amp='bf16' or amp='off'")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,26 +14,23 @@ from torch import nn
 from recast.analysis.transformers import is_attention
 from recast.errors import RecastError, first_line
 from recast.files import LOCK, as_json, is_ours, read_lines, read_names, read_text
-from recast.lab.config import Recipe
+from recast.lab.config import LabelsConfig, Recipe
+from recast.lab.config.tasks import ModelTeacher
 from recast.lab.data import Data, Loader, load_data
 from recast.lab.data.datasets import IMAGENET, ImageFiles, LabelledImages
 from recast.lab.data.fingerprint import FINGERPRINT
-from recast.lab.data.objects import ObjectImages
 from recast.lab.data.seeding import mix_seed, seeded
-from recast.lab.data.shards import ImageStream
-from recast.lab.data.sources import labelled_images
+from recast.lab.data.sources import class_images
 from recast.lab.device import check_memory, choose_device
 from recast.lab.experimental.ranking import plan_best
-from recast.lab.recipe import COARSE_FILE, MAY_CHANGE, PARENT_WEIGHTS, SEAL, changes, functions_of, load_recipe
-from recast.lab.tasks.detect import check_detections
-from recast.lab.tasks.embedding import add_embedding_
-from recast.lab.tasks.segment import class_maps
+from recast.lab.recipe import COARSE_FILE, PARENT_WEIGHTS, SEAL, changes, functions_of, load_recipe, may_change
+from recast.lab.tasks import task_of
 from recast.lab.training.distributed import process_count
 from recast.lab.training.optim import check_trainable
 from recast.layers.attention_pool import attention_pools
-from recast.models.adapt import draw_
-from recast.models.build import build, check_logits, input_defaults
-from recast.models.names import DETECTORS, split_name
+from recast.models.build import build, input_defaults
+from recast.models.config import ModelConfig
+from recast.models.names import split_name
 from recast.models.trust import follow_up
 from recast.reading import decode, read_bytes
 from recast.surgery.limits import Budget
@@ -59,6 +57,13 @@ WAKING_IMAGES = 512
 
 RANKED_IMAGES = 512
 """Training images that layers are ranked on with where=auto."""
+
+NEW_HEAD = {
+    "parent": "task.teacher.kind=parent: the parent's classifier is a new one, which knows nothing of these "
+    "classes. Train it on them first (--where none), then give its weights as --checkpoint",
+    "where=auto": "layers are ranked by what a trained network's gates promise, and this classifier is new: train it "
+    "on these images first (--where none), then give its weights as --checkpoint",
+}
 
 SMALL = 2**25
 """Bytes of a batch of images below which memory is not looked at."""
@@ -132,16 +137,16 @@ def refuse_used(out: Path) -> None:
 
 
 def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
-    """The recipe in the run folder with what MAY_CHANGE of `recipe`, which must agree with it otherwise."""
+    """The recipe in the run folder with what `may_change` of `recipe`, which must agree with it otherwise."""
     if not (out / "recipe.yaml").is_file():
         raise RecastError(f"{out} holds no run to resume: it has no recipe.yaml")
     stored = load_recipe(out / "recipe.yaml", complete=True)
     filled = ("model.num_classes", "model.pretrained", "model.new_head", "data.mean", "data.std")
     if _is_chosen_here(recipe):
-        recipe = replace(recipe, where=stored.where, budget=stored.budget)
+        recipe = recipe.replace(where=stored.where, budget=stored.budget)
     if recipe.data.img_size is None:
-        recipe = replace(recipe, data=replace(recipe.data, img_size=stored.data.img_size))
-    if changed := changes(stored, with_size(recipe), ignore=(*MAY_CHANGE, *filled)):
+        recipe = recipe.replace(data=recipe.data.replace(img_size=stored.data.img_size))
+    if changed := changes(stored, with_size(recipe), ignore=(*may_change(), *filled)):
         raise RecastError(
             f"{out} was started with another {', '.join(changed)}: go on with "
             f"{follow_up('train', '--resume', str(out), functions=functions_of(recipe))}, or start a new run from "
@@ -150,20 +155,21 @@ def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
     # what `recipe` leaves open is where it was; a parent that is kept in the run folder is the run's
     kept = stored.model.checkpoint is not None and Path(stored.model.checkpoint).parent == out.resolve()
     checkpoint = stored.model.checkpoint if kept else recipe.model.checkpoint or stored.model.checkpoint
-    teacher = recipe.distill.teacher_checkpoint or stored.distill.teacher_checkpoint
-    return replace(
-        recipe,
-        data=replace(stored.data, workers=recipe.data.workers, data_dir=recipe.data.data_dir or stored.data.data_dir),
-        model=replace(stored.model, checkpoint=checkpoint),
-        distill=replace(stored.distill, teacher_checkpoint=teacher),
-    )
+    data = {"workers": recipe.data.workers, "data_dir": recipe.data.data_dir or stored.data.data_dir}
+    task = recipe.task
+    if isinstance(recipe.teacher, ModelTeacher) and recipe.teacher.teacher_checkpoint is None:
+        task = stored.task
+    return recipe.replace(
+        data=stored.data.replace(**data), model=stored.model.replace(checkpoint=checkpoint), task=task,
+        papers=stored.papers,
+    )  # fmt: skip
 
 
 def with_size(recipe: Recipe) -> Recipe:
     """A network built for one size gets images of that size, where the recipe leaves their size open."""
     if recipe.data.img_size is not None or recipe.model.input_size is None:
         return recipe
-    return replace(recipe, data=replace(recipe.data, img_size=recipe.model.input_size))
+    return recipe.replace(data=recipe.data.replace(img_size=recipe.model.input_size))
 
 
 def with_pixels(data: Data, size: int, test_size: int) -> Data:
@@ -178,39 +184,76 @@ def with_pixels(data: Data, size: int, test_size: int) -> Data:
 def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
     """Load data and parent, and plan. Raises RecastError for whatever is wrong, before anything is written."""
     check_trainable(recipe)
-    config = recipe.model
-    is_trained = bool(config.checkpoint or config.pretrained)
-    if is_trained and not resume:
-        for name, wiped in (("layer_scale", "LayerScale"), ("init_std", "weights")):
-            if getattr(recipe.regularization, name) is not None:
-                raise RecastError(f"regularization.{name} would wipe the trained {wiped}: it is for random weights")
-    recipe = with_size(recipe)
-    data = load_data(recipe.data, recipe.augment)
+    _check_start(recipe, resume)
+    recipe, task = with_size(recipe), task_of(recipe)
+    data = load_data(recipe.data, recipe.augmentation, recipe.labels)
+    _check_images(recipe, data)
+    config = task.network(recipe.model, data)
+    parent = _parent(recipe, config, data)
+    recipe, data, pixels = _with_norm(recipe, data, parent)
+    is_new = _is_new(config, parent, data)
+    if is_new and (recipe.teacher.kind == "parent" or _is_chosen_here(recipe)):
+        raise RecastError(NEW_HEAD["parent" if recipe.teacher.kind == "parent" else "where=auto"])
+    example = torch.zeros(1, 3, data.img_size, data.img_size)
+    _check_memory(parent, example, recipe)
+    task.check_outputs(_outputs(parent, example, config.name), data, config.name)
+    if recipe.optim.pool_lr is not None and recipe.is_plain and not attention_pools(parent):
+        raise RecastError(
+            f"optim.pool_lr is the rate of attention pooling, which {config.name} has not: leave it out, or take "
+            "pool.kind=single"
+        )
+    _check_frozen(recipe, parent)
+    planned = None if recipe.is_plain else _plan(recipe, parent, data, example)
+    if planned is not None and _is_chosen_here(recipe):
+        recipe = recipe.replace(where=[step.name for step in planned.steps], budget="tokens=none")
+    config = config.replace(num_classes=config.num_classes or len(data.classes))
+    if keeps_parent := is_new and planned is not None and not resume:
+        path = f"{(out / PARENT_WEIGHTS).resolve()}"
+        config = config.replace(checkpoint=path, checkpoint_key=None, pretrained=False, new_head=False)
+    papers, coarse = dict(recipe.papers), None
+    for name, paper in papers.items():
+        if isinstance(paper, LabelsConfig) and paper.coarse_file is not None:
+            coarse = decode(read_bytes(paper.coarse_file), paper.coarse_file)
+            papers[name] = paper.replace(coarse_file=f"{(out / COARSE_FILE).resolve()}")
+    recipe = recipe.replace(model=config, data=recipe.data.replace(mean=data.mean, std=data.std), papers=papers)
+    return Prepared(recipe, data, parent, planned, keeps_parent, pixels, coarse)
+
+
+def _check_start(recipe: Recipe, resume: bool) -> None:
+    """Raise RecastError for a start of random weights that would wipe trained ones."""
+    if not resume and (recipe.model.checkpoint or recipe.model.pretrained):
+        for paper in recipe.papers.values():
+            paper.check_trained()
+
+
+def _check_images(recipe: Recipe, data: Data) -> None:
+    """Raise RecastError for images that this recipe cannot train on."""
     if missing := [name for name, part in (("training", data.train), ("validation", data.val)) if len(part) == 0]:
         raise RecastError(f"{data.name} has no {missing[0]} images: training needs both parts")
-    if recipe.embedding.is_on and isinstance(data.train, ImageStream):
-        raise RecastError("an embedding is remembered by an image's number, and shards are a stream: use image files")
     Loader(  # a batch that the data cannot fill is found now, not after the recast
         data.train, recipe.data.batch_size, shuffle_seed=recipe.seed, repeats=recipe.augment.repeats, drop_last=True
     )
-    if data.task == "detect":
-        if process_count() > 1:
-            raise RecastError(f"detection is trained by one process, got {process_count()}: start it without torchrun")
-        source, name = split_name(config.name)
-        if source in DETECTORS or (source == "torchvision" and not name.startswith("ssd")):
-            config = replace(config, input_size=data.img_size)  # images come as large as they shall be
+    task_of(recipe).check_data(recipe, data)
+
+
+def _parent(recipe: Recipe, config: ModelConfig, data: Data) -> nn.Module:
+    """The network that the run starts from, in the form that its task trains."""
     with seeded(mix_seed("parent", recipe.seed)):
         parent = build(config, num_classes=len(data.classes))
-        if recipe.regularization.init_std is not None and not is_trained:
-            draw_(parent, recipe.regularization.init_std)
+        for paper in () if config.checkpoint or config.pretrained else recipe.papers.values():
+            paper.draw_(parent)
     with seeded(mix_seed("embedding", recipe.seed)):
-        add_embedding_(parent, recipe.embedding, len(data.classes))
+        return task_of(recipe).adapt_(parent, recipe, len(data.classes))
+
+
+def _with_norm(recipe: Recipe, data: Data, parent: nn.Module) -> tuple[Recipe, Data, str]:
+    """Recipe and data with the size and normalisation that the parent knows, and `Prepared.pixels`."""
     defaults, size_from = input_defaults(parent), ""
-    is_stated = defaults is not None or split_name(config.name)[0] == "torchvision"
+    is_stated = defaults is not None or split_name(recipe.model.name)[0] == "torchvision"
     if not is_stated and recipe.data.img_size is None and isinstance(data.train, ImageFiles):
         size = data.train.own_size(recipe.data.bad_image == "skip")
         data = with_pixels(data, size, recipe.data.test_size or size)
-        recipe = replace(recipe, data=replace(recipe.data, img_size=size))
+        recipe = recipe.replace(data=recipe.data.replace(img_size=size))
         size_from = " (the files' own, as the network states none; --img-size)"
     norm_from = "the data set's"
     if defaults is not None and len(defaults.mean) == 3:  # pixels must come as the parent knows them
@@ -221,64 +264,30 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
         norm_from = "ImageNet's, as the network states none; --mean data --std data measures the images"
     if recipe.data.mean or recipe.data.std:
         norm_from = "measured on training images" if "data" in (recipe.data.mean, recipe.data.std) else "as given"
+    norm = (" ".join(f"{value:.3g}" for value in values) for values in (data.mean, data.std))
+    text = "images: {0}x{0} pixels{1}, mean {2}, std {3} ({4})".format(data.img_size, size_from, *norm, norm_from)
+    return recipe, data, text
+
+
+def _is_new(config: ModelConfig, parent: nn.Module, data: Data) -> bool:
+    """Whether the parent's classifier has weights that nobody trained."""
     cfg = getattr(parent, "pretrained_cfg", None)
     own_classes = cfg.get("num_classes") if isinstance(cfg, Mapping) else None
     own_head = config.name.startswith("torchvision:") or own_classes == len(data.classes)
-    is_new = config.new_head or (config.checkpoint is None and not (config.pretrained and own_head))
-    if recipe.distill.name == "parent" and is_new:
-        raise RecastError(
-            "distill.name=parent: the parent's classifier is a new one, which knows nothing of these classes. Train it "
-            "on them first (--where none), then give its weights as --checkpoint"
-        )
-    size, example = data.img_size, torch.zeros(1, 3, data.img_size, data.img_size)
-    _check_memory(parent, example, recipe)
+    return config.new_head or (config.checkpoint is None and not (config.pretrained and own_head))
+
+
+def _outputs(parent: nn.Module, example: torch.Tensor, name: str) -> Any:
+    """What the parent gives for an image. Raises RecastError where it cannot take one of this size."""
     try:
         with torch.no_grad(), in_eval(parent):
-            logits = parent(example)
+            return parent(example)
     except (AssertionError, RuntimeError, ValueError) as error:
+        size = example.shape[-1]
         raise RecastError(
-            f"{config.name} cannot take images of {size}x{size} ({first_line(error)}): set data.img_size, or "
+            f"{name} cannot take images of {size}x{size} ({first_line(error)}): set data.img_size, or "
             f"model.input_size={size} for a network built for one size"
         ) from None
-    if data.task == "segment":
-        class_maps(logits, len(data.classes), (size, size), config.name)
-    elif data.task == "detect":
-        check_detections(logits, 1, config.name)
-        parts = [part for part in (data.train, data.val) if isinstance(part, ObjectImages)]
-        if "masks" in logits[0] and any(one.masks is None for part in parts for one in part.objects):
-            raise RecastError(
-                f"{config.name} learns masks, and objects of {data.name} have none: add COCO's segmentation to all of "
-                "them, or take a network of boxes such as torchvision:fasterrcnn_resnet50_fpn"
-            )
-    else:
-        check_logits(logits, 1, len(data.classes), data.name)
-    if recipe.optim.pool_lr is not None and recipe.is_plain and not attention_pools(parent):
-        raise RecastError(
-            f"optim.pool_lr is the rate of attention pooling, which {config.name} has not: leave it out, or take "
-            "pool.kind=single"
-        )
-    _check_frozen(recipe, parent)
-    planned = None
-    if not recipe.is_plain:
-        if _is_chosen_here(recipe) and is_new:
-            raise RecastError(
-                "layers are ranked by what a trained network's gates promise, and this classifier is new: train it on "
-                "these images first (--where none), then give its weights as --checkpoint"
-            )
-        planned = _plan(recipe, parent, data, example)
-        if _is_chosen_here(recipe):
-            recipe = replace(recipe, where=[step.name for step in planned.steps], budget="tokens=none")
-    config = replace(config, num_classes=config.num_classes or len(data.classes))
-    if keeps_parent := is_new and planned is not None and not resume:
-        kept_weights = f"{(out / PARENT_WEIGHTS).resolve()}"
-        config = replace(config, checkpoint=kept_weights, checkpoint_key=None, pretrained=False, new_head=False)
-    norm = (" ".join(f"{value:.3g}" for value in values) for values in (data.mean, data.std))
-    pixels = "images: {0}x{0} pixels{1}, mean {2}, std {3} ({4})".format(size, size_from, *norm, norm_from)
-    kept, coarse = replace(recipe.data, mean=data.mean, std=data.std), None
-    if kept.coarse_file is not None:
-        coarse = decode(read_bytes(kept.coarse_file), kept.coarse_file)
-        kept = replace(kept, coarse_file=f"{(out / COARSE_FILE).resolve()}")
-    return Prepared(replace(recipe, model=config, data=kept), data, parent, planned, keeps_parent, pixels, coarse)
 
 
 def _is_chosen_here(recipe: Recipe) -> bool:
@@ -296,9 +305,7 @@ def _plan(recipe: Recipe, parent: nn.Module, data: Data, example: torch.Tensor) 
     if not _is_chosen_here(recipe):
         where = recipe.where[0] if len(recipe.where) == 1 else recipe.where
         return plan(parent, example, recipe.recast, where=where, budget=limits, pool=recipe.pool)
-    if data.task != "classify":
-        raise RecastError(f"where=auto ranks layers on images with one class each, {data.name} is for another task")
-    images, labels = labelled_images(data, RANKED_IMAGES, recipe.seed, recipe.data.bad_image, torch.device("cpu"))
+    images, labels = class_images(data, RANKED_IMAGES, recipe.seed, recipe.data.bad_image, torch.device("cpu"))
     return plan_best(parent, images, labels, recipe.recast, limits, recipe.pool)[0]
 
 

@@ -22,7 +22,7 @@ from recast.errors import RecastError
 from recast.lab.config import Freeze, Recipe
 from recast.layers.attention_pool import attention_pools
 from recast.models.adapt import classifiers
-from recast.surgery.scales import batch_norms, layer_scales
+from recast.surgery.scales import batch_norms
 from recast.tracing.hooks import computes_as
 
 DROP_PATH = re.compile(r"drop_path\d*|stochastic_depth|stochastic_dropout")
@@ -69,7 +69,7 @@ def set_drop_path_(model: nn.Module, rate: float, mode: Literal["linear", "unifo
     if not 0 <= rate < 1:
         raise RecastError(f"drop_path must be at least 0 and below 1, got {rate}")
     if mode not in ("linear", "uniform"):
-        raise RecastError(f"drop_path_mode must be linear or uniform, got {mode!r}")
+        raise RecastError(f"mode must be linear or uniform, got {mode!r}")
     blocks = drop_path_places(model)
     if rate and not blocks:
         raise RecastError(
@@ -83,6 +83,14 @@ def set_drop_path_(model: nn.Module, rate: float, mode: Literal["linear", "unifo
             dropped = DropPath(rate * share) if rate * share else nn.Identity()
             setattr(holder, attribute, dropped.train(holder.training))
     return model
+
+
+def set_recipe_drop_path_(model: nn.Module, recipe: Recipe) -> None:
+    """Set the stochastic depth of a recipe."""
+    if (rate := recipe.regularization.drop_path) is not None:
+        set_drop_path_(model, rate)
+        for paper in recipe.papers.values():
+            paper.drop_path_(model, rate)
 
 
 def trained_parts(model: nn.Module, freeze: Freeze, num_classes: int | None = None) -> list[nn.Module]:
@@ -100,24 +108,18 @@ def trained_parts(model: nn.Module, freeze: Freeze, num_classes: int | None = No
 
 
 def prepare_(model: nn.Module, recipe: Recipe) -> nn.Module:
-    """What a recipe changes in the network before training: stochastic depth, LayerScale, checkpointing, what is
-    frozen, memory format.
+    """What a recipe changes in the network before training: stochastic depth, what its papers ask for, checkpointing,
+    what is frozen, memory format.
 
-    LayerScale, y = x + γ·F(x) with γ one number a channel (Touvron et al. 2021, CaiT), is set in class-attention blocks
-    too, as in the published code, and whatever weights the network has: weights to go on from are loaded after this.
-    Checkpointing recomputes activations in the backward pass, block by block (Chen et al. 2016). Where something is
-    frozen, nothing but `trained_parts` asks for a gradient, so that no optimiser is given it. Raises RecastError for
-    what the network has not.
+    Weights to go on from are loaded after this. Checkpointing recomputes activations in the backward pass, block by
+    block (Chen et al. 2016). Where something is frozen, nothing but `trained_parts` asks for a gradient, so that no
+    optimiser is given it. Raises RecastError for what the network has not.
     """
     config = recipe.regularization
-    if config.drop_path is not None:
-        set_drop_path_(model, config.drop_path, config.drop_path_mode)
-    if config.layer_scale is not None:
-        if not (scales := layer_scales(model)):
-            raise RecastError(f"{type(model).__name__} has no LayerScale: leave layer_scale out")
-        for scale in scales.values():
-            nn.init.constant_(scale, config.layer_scale)
-    if config.freeze != "none":
+    set_recipe_drop_path_(model, recipe)
+    for paper in recipe.papers.values():
+        paper.prepare_(model)
+    if config.freeze not in ("none", "batch_norm"):
         parts = trained_parts(model, config.freeze, recipe.model.num_classes)
         trained = {id(p) for part in parts for p in part.parameters()}
         for parameter in model.parameters():
@@ -140,7 +142,7 @@ def train_mode(model: nn.Module, recipe: Recipe) -> None:
 
     A frozen trunk is in eval mode: BatchNorm uses its stored statistics and does not update them, dropout and
     stochastic depth let everything through; so it is with all_but_batch_norm, but for BatchNorm itself. Beside
-    attention that trains the rest drops what it drops, on stored statistics. With `freeze_bn` statistics rest wherever
+    attention that trains the rest drops what it drops, on stored statistics. With batch_norm statistics rest wherever
     they are, and BatchNorm's weight and bias train.
     """
     config = recipe.regularization
@@ -148,6 +150,6 @@ def train_mode(model: nn.Module, recipe: Recipe) -> None:
     model.train(not rests)
     for part in trained_parts(model, config.freeze, recipe.model.num_classes) if rests else ():
         part.train()
-    if config.freeze_bn or config.freeze == "all_but_attention":
+    if config.freeze in ("batch_norm", "all_but_attention"):
         for norm in batch_norms(model):
             norm.training = False  # not eval(): timm's BatchNormAct2d holds an activation and a dropout

@@ -26,7 +26,7 @@ from recast.lab.data.fingerprint import FINGERPRINT, check_classes, check_same, 
 from recast.lab.data.seeding import mix_seed, seeded
 from recast.lab.device import surroundings
 from recast.lab.recipe import COARSE_FILE, PARENT_WEIGHTS, functions_of, save_recipe
-from recast.lab.tasks.embedding import without_embedding
+from recast.lab.tasks import task_of
 from recast.lab.training import distributed
 from recast.lab.training.checkpoint import newest_state, states
 from recast.lab.training.loop import fit
@@ -41,7 +41,7 @@ from recast.lab.training.prepare import (
     withdraw,
 )
 from recast.layers.cmhsa import recast_layers
-from recast.layers.config import ScheduleConfig
+from recast.layers.config import BiasGate
 from recast.models.build import Images, constructor
 from recast.models.trust import follow_up, trusting
 from recast.surgery.apply import recast_
@@ -125,20 +125,11 @@ def _warn(prepared: Prepared) -> None:
     if bad:
         named = ", ".join(bad[:5]) + (" ..." if len(bad) > 5 else "")
         warnings.warn(f"{len(bad)} images cannot be read and are left out: {named}", stacklevel=3)
-    if prepared.recipe.embedding.is_on and prepared.recipe.embedding.knn_weight:
-        sizes = prepared.data.train.labels.bincount()
-        if alone := int((sizes == 1).sum()):
-            reason = f"{alone} of {int(sizes.sum())} training images are alone in their class"
-            warnings.warn(f"{reason}: the loss of neighbours skips them", stacklevel=3)
+    for note in task_of(prepared.recipe).notes(prepared.recipe, prepared.data):
+        warnings.warn(note, stacklevel=3)
     if prepared.plan is not None and (nothing := nothing_to_see(prepared.plan)):
         warnings.warn(f"{nothing} (--img-size, --where stage:-2)", stacklevel=3)
-    if (
-        len(prepared.data.classes) == 1
-        and prepared.recipe.data.task == "classify"
-        and prepared.recipe.embedding.projector != "dino"
-    ):
-        warnings.warn("there is one class: whatever a network says of it is right", stacklevel=3)
-    if config.gate == "bias" and config.bias_init > ASLEEP:
+    if isinstance(config, BiasGate) and config.bias_init > ASLEEP:
         reason = f"C-MHSA starts at a bias of {config.bias_init:g}, where its attention hardly learns"
         warnings.warn(f"{reason}: --bias-init 10 to 15 is for training", stacklevel=3)
 
@@ -189,7 +180,8 @@ class _Run:
             made_by = constructor(self.recipe.model, num_classes=len(self.data.classes))
             data = self.data
             images = Images(tuple(data.classes), (data.test_size, data.test_size), data.mean, data.std)
-            write_model(without_embedding(self.parent), self.out / PARENT_WEIGHTS, made_by, images, tried=False)
+            parent = task_of(self.recipe).undone(self.parent)
+            write_model(parent, self.out / PARENT_WEIGHTS, made_by, images, tried=False)
         save_recipe(self.recipe, self.out / "recipe.yaml")  # also when resumed: where things lie may have changed
         environment = {
             **surroundings(self.device),
@@ -203,8 +195,9 @@ class _Run:
 
     def _train(self) -> None:
         """The recast arm and the control arm, or the parent alone where nothing is recast."""
-        recipe, distill = self.recipe, self.recipe.distill
-        teacher = copy.deepcopy(self.parent) if distill.name == "parent" or distill.feature_epochs > 0 else None
+        recipe = self.recipe
+        teaches = recipe.teacher.kind == "parent" or recipe.schedule.start.feature_epochs > 0
+        teacher = copy.deepcopy(self.parent) if teaches else None
         arm = partial(
             fit, data=self.data, resume=self.resume, progress=self.progress, parent=teacher, on_start=self.open
         )
@@ -217,7 +210,7 @@ class _Run:
         if later:
             distributed.on_first(lambda: write_text(self.out / "plan.json", as_it_ended(planned, child).to_json()))
         if recipe.control:  # the control arm stays the network that it is
-            unscheduled = replace(recipe, schedule=ScheduleConfig())
+            unscheduled = recipe.replace(schedule=recipe.schedule.start)
             arm(self.parent, recipe=unscheduled, out=self.out / "finetuned", name="finetuned")
 
     def _start(self, planned: Plan) -> tuple[nn.Module, Plan]:
@@ -236,21 +229,22 @@ class _Run:
             self.parent.to(self.device)
             with seeded(mix_seed("recast", recipe.seed)):
                 child = recast_(copy.deepcopy(self.parent), planned)
-                if recipe.schedule.name == "never":
+                if recipe.schedule.kind == "never":
                     fold_(child)  # every head is closed
             if recipe.recast.query_key == "images" and recast_layers(child):
                 batches = images(self.data.train.plain(), WAKING_IMAGES)
                 woken = wake_(child, batches, recipe.recast.logit_std, recipe.seed)
                 distributed.on_first(lambda: self.say(told(woken)))
-            schedule = Schedule.of(recipe.schedule, planned, recipe.epochs)
+            schedule = recipe.schedule.dated(planned, recipe.epochs)
             distributed.on_first(lambda: self._announce(planned, child, schedule))
             if later:
                 child = copy.deepcopy(self.parent)
             else:
-                if recipe.calibrate:
-                    calibrate_(child, self.parent, images(self.data.train.plain(), recipe.calibrate))
-                if recipe.recalibrate_bn:
-                    recalibrate_batch_norm_(child, images(self.data.train.plain(), recipe.recalibrate_bn))
+                start = recipe.schedule.start
+                if start.calibrate:
+                    calibrate_(child, self.parent, images(self.data.train.plain(), start.calibrate))
+                if start.recalibrate_bn:
+                    recalibrate_batch_norm_(child, images(self.data.train.plain(), start.recalibrate_bn))
                 planned = applied_plan(child)
             distributed.on_first(lambda: write_text(file, planned.to_json()))
         if later and planned.pool is not None:

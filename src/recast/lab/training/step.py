@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torchvision.transforms.v2.functional import normalize
 
-from recast.lab.config import Recipe
+from recast.lab.config import ClassifyConfig, Recipe
 from recast.lab.data import Data
 from recast.lab.data.seeding import mix_seed, seed_cpu
-from recast.lab.tasks.embedding import without_probe
 from recast.lab.training.checkpoint import State
 from recast.lab.training.distributed import process_count, process_number
 from recast.lab.training.objective import AMP_DTYPES, Objective
@@ -37,13 +36,12 @@ class Update:
         # tensors on the device: copying them there at every step would make the processor wait for it
         self.mean, self.std = (torch.tensor(values, device=device) for values in (data.mean, data.std))
         self.memory_format = torch.channels_last if recipe.channels_last else torch.contiguous_format
-        augment = recipe.augment
-        self.erase = RandomErasing(augment.erasing, mode="pixel", device=device) if augment.erasing else None
+        task, erasing = recipe.task, recipe.augmentation.erasing
+        self.erase = RandomErasing(erasing, mode="pixel", device=device) if erasing else None
         self.mix: Mixup | None = None
-        if augment.mixup or augment.cutmix:
+        if isinstance(task, ClassifyConfig) and task.mixes:
             self.mix = Mixup(
-                augment.mixup, augment.cutmix, prob=augment.mix_prob, switch_prob=augment.mix_switch_prob,
-                mode=augment.mix_mode, label_smoothing=recipe.regularization.label_smoothing,
+                task.mixup, task.cutmix, prob=task.mix_prob, label_smoothing=task.label_smoothing,
                 num_classes=len(data.classes),
             )  # fmt: skip
 
@@ -83,7 +81,7 @@ class Update:
 
     def _backward(self, images: Tensor, targets: Tensor) -> Tensor:
         with torch.autocast(images.device.type, AMP_DTYPES.get(self.recipe.amp), enabled=self.recipe.amp != "off"):
-            outputs = self.network(*self.objective.inputs(images, targets))
+            outputs = self.network(*self.objective.task.inputs(images, targets))
         loss = self.objective(outputs, images, targets)
         self.state.scaler.scale(loss / self.recipe.accumulate).backward()
         return loss.detach()
@@ -92,7 +90,7 @@ class Update:
         state, optim = self.state, self.recipe.optim
         if optim.clip_grad is not None:
             state.scaler.unscale_(state.optimizer)
-            dispatch_clip_grad(without_probe(state.model), optim.clip_grad)
+            dispatch_clip_grad(self.objective.task.clipped(state.model), optim.clip_grad)
         scale = state.scaler.get_scale()
         state.scaler.step(state.optimizer)
         state.scaler.update()

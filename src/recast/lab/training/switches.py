@@ -42,9 +42,11 @@ from recast.lab.training.prepare import WAKING_IMAGES, some_images
 from recast.surgery.apply import recast_
 from recast.surgery.during_training import recast_during_training_
 from recast.surgery.plan import Plan
-from recast.surgery.schedule import Schedule
 from recast.surgery.wake import wake_
 from recast.tracing.examples import Example
+
+PROBED = 256
+"""Training images that the gradients of gates are measured on."""
 
 
 @dataclass
@@ -60,12 +62,12 @@ class Switches:
 
         Raises RecastError for a schedule without a plan, a plan without a schedule, and dates outside of the training.
         """
-        name = recipe.schedule.name
+        name = recipe.schedule.kind
         if plan is None:
             if recipe.schedule.is_during:
                 raise RecastError(f"schedule={name} recasts during training: pass fit(plan=plan(model, …))")
             return None
-        if (schedule := Schedule.of(recipe.schedule, plan, recipe.epochs)) is None:
+        if (schedule := recipe.schedule.dated(plan, recipe.epochs)) is None:
             raise RecastError("fit(plan=...) is for layers that are recast during training: set recipe.schedule")
         return cls(plan, Switching(schedule=schedule, epochs=recipe.epochs, switches=[], probes=[]))
 
@@ -148,8 +150,8 @@ def _mean_slopes(
 
 
 def probe_halves(data: Data, recipe: Recipe, device: torch.device) -> list[list[Batch]]:
-    """`recipe.schedule.probe_images` training images without augmentation, in two halves."""
-    size = min(recipe.schedule.probe_images, len(data.train)) // 2
+    """`PROBED` training images without augmentation, in two halves."""
+    size = min(PROBED, len(data.train)) // 2
     if size < 1:
         raise RecastError(f"a learned schedule needs at least 2 training images, {data.name} has {len(data.train)}")
     images, labels = labelled_images(data, 2 * size, recipe.seed, recipe.data.bad_image, device)

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from timm.layers import DropPath, LayerNorm2d, LayerScale2d, SelectAdaptivePool2d, SqueezeExcite
 from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
+from recast.config import convert
 from recast.errors import RecastError
-from recast.fields import mismatch
 from recast.layers.attention_pool import AttentionPool, ClassHead
 from recast.models.register import IMAGENET, pretrained_cfg, register
 from recast.papers.patchconvnet.weights import checkpoint_filter_fn
@@ -98,8 +98,7 @@ class PatchConvNet(Trunk):
     ) -> None:
         if embed_dim < 8 or embed_dim % 8:
             raise RecastError(f"embed_dim of a PatchConvNet must be a multiple of 8, got {embed_dim}")
-        if norm_layer not in NORMS:
-            raise mismatch("norm_layer", " or ".join(NORMS), norm_layer, tuple(NORMS))
+        convert(Literal[tuple(NORMS)], norm_layer, "norm_layer")
         blocks = (Block(embed_dim, norm_layer, init_values, drop_path_rate) for _ in range(depth))
         stem = nn.Conv2d(in_chans, embed_dim, 16, stride=16) if linear_stem else _stem(in_chans, embed_dim)
         super().__init__(embed_dim, in_chans, 16, stem, blocks)

@@ -20,15 +20,15 @@ four times as wide, GELU, dropout nowhere, and the widths of the networks for 32
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from timm.layers import DropPath, LayerNorm2d, Mlp
 from timm.models import PretrainedCfg, generate_default_cfgs
 from torch import Tensor, nn
 
+from recast.config import convert
 from recast.errors import RecastError
-from recast.fields import mismatch
 from recast.models.register import CIFAR100, IMAGENET, pretrained_cfg, register
 from recast.papers.prs.pixel_conv import PixelConv2d
 from recast.papers.trunk import FEATURES, Trunk, start_small_
@@ -93,8 +93,7 @@ class CMHSAViT(Trunk):
         final_norm: bool = True,
         global_pool: str = "avg",
     ) -> None:
-        if mixer not in MIXERS:
-            raise mismatch("mixer", " or ".join(MIXERS), mixer, tuple(MIXERS))
+        convert(Literal[tuple(MIXERS)], mixer, "mixer")
         if kernel < 1 or kernel % 2 == 0:
             raise RecastError(f"kernel of a mixer must be odd, got {kernel}")
 

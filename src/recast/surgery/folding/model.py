@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recast.config import typed
 from recast.errors import RecastError
-from recast.fields import typed
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.surgery.exactness import relative_error
 from recast.surgery.folding.forms import (

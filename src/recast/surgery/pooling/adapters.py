@@ -8,7 +8,6 @@ So whatever lies between pooling and classifier (norms, dropout, a convolution) 
 from __future__ import annotations
 
 import weakref
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.layers.attention_pool import AttentionPool, ClassHead
-from recast.layers.config import PoolConfig
+from recast.layers.config import AttentionPooling
 from recast.surgery.records import Place
 from recast.surgery.stride import replace_module_
 from recast.tracing.hooks import computes_as
@@ -32,10 +31,8 @@ class PooledLayer(AttentionPool):
     tokens as many as there were before the patches, and one: whichever of them the head reads is the pooled one.
     """
 
-    def __init__(self, place: Place, num_classes: int | None, config: PoolConfig) -> None:
-        options = asdict(config)
-        del options["kind"], options["allow_change"]
-        super().__init__(place.dim, num_classes, **options)
+    def __init__(self, place: Place, num_classes: int | None, config: AttentionPooling) -> None:
+        super().__init__(place.dim, num_classes, **config.model_dump(exclude={"kind", "allow_change"}))
         self.replaced: tuple[nn.Module, ...] = ()  # a tuple: no part of this module
         self.takes, self.gives, self.prefix_tokens = place.takes, place.gives, place.prefix_tokens
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recast.config import typed
 from recast.errors import RecastError, shown
-from recast.fields import typed
 from recast.layers.attention_pool import attention_pools
-from recast.layers.config import PoolConfig, RecastConfig
+from recast.layers.config import AttentionPooling, PoolConfig, RecastConfig
 from recast.surgery.plan import NOTHING, Plan, plan_of, set_plan_
 from recast.surgery.pooling.adapters import PooledLayer, class_head, hold_pool_
 from recast.surgery.pooling.find import find_place, single
@@ -71,9 +71,9 @@ def attention_pool_(
         attention_pool_(network, per_class, config=config, example=example, allow_change=allow_change)
         return model
     config = config or PoolConfig("per_class" if per_class else "single")
-    config = replace(config, allow_change=config.allow_change or allow_change)
-    if not config.is_on:
+    if not isinstance(config, AttentionPooling):
         raise RecastError("pool.kind is none: use single or per_class")
+    config = config.replace(allow_change=config.allow_change or allow_change)
     _check_own_pool(model)
     check_not_lazy(model)
     place = find_place(model, noise(model) if example is None else example)
@@ -92,7 +92,7 @@ def attention_pool_(
     return model
 
 
-def check_change(model: nn.Module, config: PoolConfig, place: Place) -> None:
+def check_change(model: nn.Module, config: AttentionPooling, place: Place) -> None:
     """Raise RecastError where a pooling that starts as the average would change the logits, and may not."""
     if config.start == "average" and not (place.averages or config.allow_change):
         raise RecastError(
@@ -102,7 +102,7 @@ def check_change(model: nn.Module, config: PoolConfig, place: Place) -> None:
         )
 
 
-def put_pool_(model: nn.Module, config: PoolConfig, place: Place) -> None:
+def put_pool_(model: nn.Module, config: AttentionPooling, place: Place) -> None:
     """Put attention pooling into a place that is known: the network does not run.
 
     Raises RecastError, and changes nothing, where it has been put in already, the place is that of another network, or

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,14 +20,15 @@ from torchvision import transforms
 
 from recast.errors import RecastError, listed, shown
 from recast.lab.config import DataConfig
-from recast.lab.data.coco import Annotations, drawn_masks, read_coco
 from recast.lab.data.datasets import Found
+from recast.lab.data.fingerprint import digest_of
 from recast.lab.data.folders import data_dir
-from recast.lab.data.images import PHOTO, to_pixels
-from recast.lab.data.pairs import BICUBIC, PADDING, DenseImages, chosen
+from recast.lab.data.images import BICUBIC, PADDING, PHOTO, to_pixels
 from recast.lab.data.parts import HELD_OUT, TRAINING, best_part, part_word
 from recast.lab.data.seeding import drawing
 from recast.lab.data.trees import find_file
+from recast.lab.tasks.dense import DenseImages, chosen
+from recast.lab.tasks.detect.coco import Annotations, drawn_masks, read_coco
 
 AS_IT_IS = (0.0,) * 3, (1.0,) * 3
 """Detectors normalise by themselves."""
@@ -63,6 +65,18 @@ class ObjectImages(DenseImages):
     img_size: int
     task = "detect"
     have = "objects"
+
+    @property
+    def has_masks(self) -> bool:
+        """Every object has one."""
+        return all(one.masks is not None for one in self.objects)
+
+    def targets(self) -> list[str]:
+        return [digest_of([one.boxes.tobytes(), one.classes.tobytes()]) for one in self.objects]
+
+    @staticmethod
+    def joined(labels: Sequence[Any]) -> Any:
+        return Objects(chain(*labels))
 
     def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Any]:
         if not (found := self.drawn(indices, seeds)):

@@ -6,10 +6,10 @@ Shapes: B images (B, 3, S, S) in [0, 1], masks (B, S, S) int64.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -19,22 +19,21 @@ from torch.nn.functional import pad
 from torchvision import transforms
 
 from recast.errors import RecastError, shown
-from recast.lab.config import AugmentConfig, DataConfig
-from recast.lab.data.augment import resolve
-from recast.lab.data.datasets import Found, LabelledImages, drawn_seeds
+from recast.lab.config import Augmentation, DataConfig
+from recast.lab.data.datasets import Found
+from recast.lab.data.fingerprint import digest_of, size_of
 from recast.lab.data.folders import data_dir
-from recast.lab.data.images import PHOTO, middle, open_image, opened, resize_to, to_pixels
+from recast.lab.data.images import BICUBIC, NEAREST, PADDING, PHOTO, middle, opened, resize_to, to_pixels
 from recast.lab.data.parts import choose_parts, part_word, parts_note
 from recast.lab.data.seeding import drawing
 from recast.lab.data.trees import Disk, composed
+from recast.lab.tasks.dense import DenseImages, chosen
 from recast.reading import decode, read_bytes
 
 IGNORE = 255
 """In a mask: nobody knows the class of this pixel; it counts neither in the loss nor in a metric."""
 OUTSIDE = 256
 """In the masks of a batch: what fills an image up to the size of the largest."""
-PADDING = (124, 116, 104)
-"""What surrounds an image that is smaller than its crop: ImageNet's mean."""
 ADE = "ADEChallengeData2016"
 VOC = (
     "background aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike person "
@@ -42,55 +41,6 @@ VOC = (
 ).split()
 LOSSY = ("JPEG", "MPO", "JPEG2000")
 """Formats of one channel that do not keep the numbers they are given."""
-NEAREST, BICUBIC = Image.Resampling.NEAREST, Image.Resampling.BICUBIC
-
-
-@dataclass(eq=False)
-class DenseImages(LabelledImages):
-    """Images with more on them than one class, which is cut, scaled and mirrored with them."""
-
-    items: Sequence[str] | Tensor
-    """Paths that are read each time, or (N, 3, H, W) uint8."""
-    _: KW_ONLY
-    augment: AugmentConfig | None = None
-    crop_pct: float | None = None
-    labels: Tensor = field(init=False)
-    """Zeros: an image has no class, so every choice of images is a plain one."""
-    have: ClassVar[str]
-    """What is on them, for messages."""
-
-    def __post_init__(self) -> None:
-        self.labels = torch.zeros(len(self.items), dtype=torch.long)
-        if self.augment is not None:
-            self.augment = resolve(self.augment, self.img_size)
-            if self.augment.crop not in ("none", "random") or self.augment.auto_augment is not None:
-                got = f"crop={self.augment.crop}, auto_augment={self.augment.auto_augment or 'none'}"
-                raise RecastError(
-                    f"images with {self.have} take augment.crop none or random (scaled by augment.resize, then cut), "
-                    f"flip and color_jitter, got {got}"
-                )
-
-    def open(self, index: int) -> Image.Image:
-        """The RGB image, as large as it is."""
-        item = self.items[index]
-        return Image.fromarray(item.permute(1, 2, 0).numpy()) if isinstance(item, Tensor) else open_image(item)
-
-    def draw(self, index: int, seed: int) -> tuple[Tensor, Any]:
-        """The pixels of an image and what is on them, as `batch` gives them."""
-        raise NotImplementedError
-
-    def drawn(self, indices: Sequence[int], seeds: Sequence[int] | None) -> list[tuple[Tensor, Any]]:
-        """`draw` of each, by the seeds of `batch`."""
-        if seeds is None:
-            seeds = drawn_seeds(len(indices)) if self.augment is not None else [0] * len(indices)
-        return [self.draw(index, seed) for index, seed in zip(indices, seeds, strict=True)]
-
-    def image_name(self, index: int) -> str:
-        item = self.items[index]
-        return f"image {index}" if isinstance(item, Tensor) else item
-
-    def relabelled(self, labels: Tensor) -> Self:
-        raise RecastError(f"images with {self.have} have no labels to change")
 
 
 @dataclass(eq=False)
@@ -127,6 +77,12 @@ class ImagePairs(DenseImages):
             )
         return Image.fromarray(np.where(known, classes, IGNORE).astype(np.uint8))
 
+    def targets(self) -> list[str]:
+        return [digest_of([mask.numpy()]) if isinstance(mask, Tensor) else size_of(mask) for mask in self.masks]
+
+    def label_source(self, index: int) -> str | Tensor:
+        return self.masks[index]
+
     def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         if not (found := self.drawn(indices, seeds)):
             return torch.empty(0, 3, self.img_size, self.img_size), torch.empty(0, *[self.img_size] * 2).long()
@@ -159,7 +115,7 @@ class ImagePairs(DenseImages):
             size = round(height * self.img_size / short), round(width * self.img_size / short)
         return [resize_to(one, size, share, how) for one, how in zip(pair, (BICUBIC, NEAREST), strict=True)]
 
-    def _augmented(self, image: Image.Image, mask: Image.Image, augment: AugmentConfig) -> tuple[Image.Image, ...]:
+    def _augmented(self, image: Image.Image, mask: Image.Image, augment: Augmentation) -> tuple[Image.Image, ...]:
         """Scaled by a factor of `augment.resize` (1: the short side to S), cut to S x S, mirrored, coloured."""
         size = self.img_size
         if augment.crop == "none":
@@ -183,11 +139,6 @@ class ImagePairs(DenseImages):
 
     def subset(self, indices: Tensor) -> Self:
         return replace(self, items=chosen(self.items, indices), masks=chosen(self.masks, indices))
-
-
-def chosen(items: Any, indices: Tensor) -> Any:
-    """Some of a list or of a tensor, as what it is."""
-    return items[indices] if isinstance(items, Tensor) else [items[index] for index in indices.tolist()]
 
 
 def read_mask(path: str) -> np.ndarray:

@@ -9,8 +9,9 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 from recast.errors import RecastError
-from recast.lab.config import EmbeddingConfig
+from recast.lab.evaluation.knn import Embedder
 from recast.models.adapt import classifiers, draw_
+from recast.papers.grafit.config import Dino, Neighbors
 
 
 class Prototypes(nn.Module):
@@ -31,7 +32,7 @@ class Prototypes(nn.Module):
         return products
 
 
-class EmbeddingHead(nn.Module):
+class EmbeddingHead(Embedder):
     """In a classifier's place: features f (B, D) → in evaluation logits, as before; in training logits, P(f), q(P(f)).
 
     P is linear or D → hidden → dim with a ReLU, q (only where there is an instance loss) dim → hidden → dim with
@@ -40,19 +41,23 @@ class EmbeddingHead(nn.Module):
     gradient: it is a probe that moves nothing else.
     """
 
-    def __init__(self, classifier: nn.Linear, config: EmbeddingConfig) -> None:
+    def __init__(self, classifier: nn.Linear, config: Neighbors | Dino) -> None:
         super().__init__()
         width, dim = classifier.in_features, config.dim
         self.projector: nn.Module = nn.Linear(width, dim)
-        if config.projector == "mlp":
+        if config.kind == "mlp":
             self.projector = nn.Sequential(nn.Linear(width, config.hidden), nn.ReLU(), nn.Linear(config.hidden, dim))
         self.predictor: nn.Module | None = None
-        if config.projector == "dino":
+        if isinstance(config, Dino):
             self.projector, self.predictor = nn.Identity(), Prototypes(width, config.hidden, dim)
-        if config.instance_weight:
+        elif config.instance_weight:
             normed = nn.BatchNorm1d(config.hidden), nn.ReLU()
             self.predictor = nn.Sequential(nn.Linear(dim, config.hidden), *normed, nn.Linear(config.hidden, dim))
         self.classifier, self.teaches = classifier, config.label_weight > 0
+
+    def embedding(self, features: Tensor) -> Tensor:
+        embedded: Tensor = self.projector(features)
+        return embedded
 
     def forward(self, features: Tensor) -> Tensor | tuple[Tensor, Tensor, Tensor]:
         if not self.training:
@@ -63,10 +68,8 @@ class EmbeddingHead(nn.Module):
         return self.classifier(features if self.teaches else features.detach()), projected, predicted
 
 
-def add_embedding_(model: nn.Module, config: EmbeddingConfig, num_classes: int) -> nn.Module:
+def add_embedding_(model: nn.Module, config: Neighbors | Dino, num_classes: int) -> nn.Module:
     """Put an `EmbeddingHead` in the place of the classifier, in place. RecastError unless that is one nn.Linear."""
-    if not config.is_on:
-        return model
     names = classifiers(model, num_classes)
     found = model.get_submodule(names[0])
     if len(names) > 1 or not isinstance(found, nn.Linear):

@@ -32,6 +32,7 @@ from recast.lab.data.loading import WHOLE_VIEWS
 from recast.lab.training.distill import widened
 from recast.lab.training.distributed import gathered
 from recast.lab.training.regularization import set_drop_path_, train_mode
+from recast.papers.grafit.config import Dino, projector_of
 
 STUDENT_TEMPERATURE, CENTER_MOMENTUM = 0.1, 0.9
 """DINO's."""
@@ -137,16 +138,17 @@ class EmbeddingLoss(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.recipe = recipe
-        self.config, self.label_loss, self.steps, self.step, self.amp = recipe.embedding, label_loss, steps, 0, amp
-        self.is_dino = self.config.projector == "dino"
+        self.config, self.label_loss, self.steps, self.step, self.amp = projector_of(recipe), label_loss, steps, 0, amp
+        self.is_dino = isinstance(self.config, Dino)
         remembered = 0 if self.is_dino else len(data.train)
         self.register_buffer("memory", torch.zeros(remembered, self.config.dim, device=device))
         self.register_buffer("center", torch.zeros(self.config.dim if self.is_dino else 0, device=device))
         self.register_buffer("classes", data.train.labels.to(device), persistent=False)
         self.target: ModelEmaV3 | None = None
-        if self.config.instance_weight or self.is_dino:
+        if isinstance(self.config, Dino) or self.config.instance_weight:
             self.target = ModelEmaV3(student, decay=self.config.target_decay).requires_grad_(False)
             train_mode(set_drop_path_(self.target.module, 0.0), recipe)
+        self.evaluated = self.target.module if self.is_dino and self.target is not None else None
         self._seen: list[tuple[Tensor, Tensor]] = []
         self._centers: list[Tensor] = []
 
@@ -159,8 +161,8 @@ class EmbeddingLoss(nn.Module):
         told = self.label_loss(logits[::views], self.classes[indices])
         # without a weight the classifier learns as a probe, and its loss is not counted
         loss = config.label_weight * told if config.label_weight else told - told.detach()
-        if self.is_dino:
-            return loss + self._dino(predicted, images)
+        if isinstance(config, Dino):
+            return loss + self._dino(config, predicted, images)
         first = F.normalize(widened(projected[::views]), dim=1)
         if config.knn_weight:
             found = neighbour_loss(first, indices, self.memory, self.classes, config.sigma)
@@ -173,9 +175,9 @@ class EmbeddingLoss(nn.Module):
         self._seen.append((indices, first.detach()))
         return loss
 
-    def _dino(self, predicted: Tensor, images: Tensor) -> Tensor:
+    def _dino(self, config: Dino, predicted: Tensor, images: Tensor) -> Tensor:
         """The mean of L_dino over a part; the moving average sees the first two views of each image."""
-        views = self.config.views
+        views = config.views
         assert self.target is not None
         whole = images.unflatten(0, (-1, views))[:, :WHOLE_VIEWS].flatten(0, 1)
         with torch.no_grad(), torch.autocast(images.device.type, self.amp, enabled=self.amp is not None):
@@ -183,7 +185,7 @@ class EmbeddingLoss(nn.Module):
         self._centers.append(wanted.mean(0))
         theirs = wanted.unflatten(0, (-1, WHOLE_VIEWS))
         ours = predicted.unflatten(0, (-1, views))
-        return dino_loss(ours, theirs, self.center, self.config.teacher_temperature).mean()
+        return dino_loss(ours, theirs, self.center, config.teacher_temperature).mean()
 
     def after_step(self, model: nn.Module) -> None:
         """The weights have moved: remember the embeddings of the whole batch, let the target follow."""

@@ -13,12 +13,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image, ImageDraw
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torchvision.ops import box_area, box_iou
 
+from recast.errors import RecastError
 from recast.lab.evaluation.context import Batch, Context, Score
 from recast.lab.evaluation.stats import known_mean
+from recast.lab.tasks.detect.networks import check_detections
+from recast.lab.tasks.predictions import class_colours
 
 MOST = 100
 IOUS = np.linspace(0.5, 0.95, 10)
@@ -29,6 +33,18 @@ PREFIXES = {"boxes": "", "masks": "mask_"}
 _BITS = 2 ** np.arange(len(IOUS))
 WIDTH = 2 + 2 * len(AREAS)
 """Numbers that are kept of a detection."""
+SURE, ENLARGED = 0.5, 256
+"""Score from which on a detection is drawn; side in pixels up to which small images are enlarged for boxes."""
+
+
+def found_objects(context: Context, name: str, images: Tensor) -> list[dict[str, Tensor]]:
+    """Return boxes, labels and scores of each image, without gradient; RecastError if they are not."""
+    with torch.no_grad():
+        outputs = context.models[name](images)
+    check_detections(outputs, len(images), f"model {name!r}")
+    if not all(one[key].isfinite().all() for one in outputs for key in ("boxes", "scores")):
+        raise RecastError(f"model {name!r} gives NaN or infinite boxes on images of {context.data.name}")
+    return list(outputs)
 
 
 def image_scores(found: Mapping[str, Tensor], objects: Mapping[str, Tensor], classes: int, what: str) -> np.ndarray:
@@ -145,7 +161,7 @@ def score_detection(batch: Batch) -> Iterator[Score]:
     """`boxes` and, of networks that give masks, `masks`: `image_scores`."""
     context = batch.context
     for name in batch.models:
-        found = context.objects(name, batch.images)
+        found = found_objects(context, name, batch.images)
         for what in PREFIXES:
             if rows := rows_of(found, batch.labels, len(context.data.classes), what):
                 yield Score(name, what, torch.from_numpy(stacked(rows)))
@@ -168,3 +184,43 @@ def pool_detection(context: Context, metric: str, scores: np.ndarray, images: np
     found = average_precisions(scores.astype(np.float64), images, len(context.data.classes))
     named = summarised(found, context.data.classes, context.data.kinds)
     return {f"{PREFIXES[metric]}{name}": values for name, values in named.items()}
+
+
+def object_panels(batch: Batch) -> Iterator[tuple[float, list[np.ndarray]]]:
+    """`Panels` of boxes and the masks in them; models differ by the pixels of classes that one alone sees."""
+    classes = len(batch.context.data.classes)
+    said = [found_objects(batch.context, name, batch.images) for name in batch.models]
+    for image, truth, *predicted in zip(batch.images.cpu(), batch.labels, *said, strict=True):
+        seen = []
+        for one in predicted:
+            covered = torch.zeros(classes + 1, *image.shape[1:], dtype=torch.bool)
+            for box, label, _ in _sure(one):
+                left, top, right, bottom = (round(side) for side in box)
+                covered[label, top:bottom, left:right] = True
+            seen.append(covered)
+        differ = float(torch.stack([(one != seen[-1]).any(0) for one in seen[-2:]]).any(0).double().mean())
+        yield differ, [_drawn(image, one, classes) for one in ({}, truth, *predicted)]
+
+
+def _sure(found: Mapping[str, Tensor]) -> Iterator[tuple[list[float], int, Tensor | None]]:
+    if not found:
+        return
+    masks = found.get("masks")
+    for index, label in enumerate(found["labels"].tolist()):
+        if "scores" not in found or found["scores"][index] >= SURE:
+            mask = None if masks is None else masks[index].reshape(masks.shape[-2:]).cpu()
+            yield found["boxes"][index].tolist(), label, mask
+
+
+def _drawn(image: Tensor, found: Mapping[str, Tensor], classes: int) -> np.ndarray:
+    """The image with boxes in the colours of their classes, and masks below them."""
+    colours, pixels = class_colours(classes + 1), image.permute(1, 2, 0).double().numpy().copy()
+    for _, label, mask in _sure(found):
+        if mask is not None:
+            pixels[mask.numpy() > 0.5] = 0.5 * pixels[mask.numpy() > 0.5] + 0.5 * colours[label]
+    factor = max(1, ENLARGED // len(pixels))
+    picture = Image.fromarray((pixels.repeat(factor, 0).repeat(factor, 1) * 255).round().astype(np.uint8))
+    brush = ImageDraw.Draw(picture)
+    for box, label, _ in _sure(found):
+        brush.rectangle([side * factor for side in box], outline=tuple((colours[label] * 255).astype(int)), width=2)
+    return np.asarray(picture) / 255

@@ -20,14 +20,28 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from recast.lab.data.pairs import IGNORE, OUTSIDE, ImagePairs
+from recast.errors import RecastError
 from recast.lab.evaluation.context import Batch, Context, Score, Source
 from recast.lab.evaluation.stats import Statistic, known_mean
+from recast.lab.tasks.predictions import class_colours
+from recast.lab.tasks.segment.networks import class_maps
+from recast.lab.tasks.segment.pairs import IGNORE, OUTSIDE, ImagePairs
 
 Forward = Callable[[Tensor], Tensor]
 """Images → logits for every pixel."""
 WIDTH = 0.02
 """Of the inner boundary of a class, in diagonals of the image."""
+
+
+def class_logits(context: Context, name: str, images: Tensor) -> Tensor:
+    """Return logits (B, classes, H, W) without gradient, for every pixel of the images; RecastError if they are not."""
+    with torch.no_grad():
+        outputs = context.models[name](images)
+    size = images.shape[2], images.shape[3]
+    logits = class_maps(outputs, len(context.data.classes), size, f"model {name!r}")["out"]
+    if not logits.isfinite().all():
+        raise RecastError(f"model {name!r} gives NaN or infinite logits on images of {context.data.name}")
+    return logits.float()
 
 
 def pixel_counts(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -108,7 +122,7 @@ def score_segmentation(batch: Batch) -> Iterator[Score]:
     context, options = batch.context, batch.options
     classes, side = context.data.classes, context.data.val.img_size
     for name in batch.models:
-        forward: Forward = partial(context.maps, name)
+        forward: Forward = partial(class_logits, context, name)
         if options.test_mode == "slide":
             forward = partial(slide, forward, window=side)
         parts = []
@@ -153,3 +167,14 @@ def _mean_ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 STATISTICS: dict[str, Statistic] = {
     "miou": mean_iou, "boundary_iou": mean_iou, "iou": mean_iou, "macc": mean_accuracy, "aacc": mean_accuracy,
 }  # fmt: skip
+
+
+def mask_panels(batch: Batch) -> Iterator[tuple[float, list[np.ndarray]]]:
+    """`Panels` of masks. What is ignored is white."""
+    colours = class_colours(len(batch.context.data.classes))
+    palette = np.concatenate([np.zeros((1, 3)), colours[1:], np.ones((IGNORE + 1 - len(colours), 3))])
+    said = torch.stack([class_logits(batch.context, name, batch.images).argmax(1) for name in batch.models], 1).cpu()
+    for image, mask, predicted in zip(batch.images.cpu(), batch.labels.cpu(), said, strict=True):
+        differ = float((predicted[-1] != predicted[-2:]).any(0).double().mean())
+        maps = [palette[values.numpy()] for values in (mask, *predicted)]
+        yield differ, [image.permute(1, 2, 0).numpy(), *maps]

@@ -17,11 +17,11 @@ import torch
 from torch.nn import functional as F
 
 from recast.lab.config import DataConfig
-from recast.lab.data.coco import parsed
 from recast.lab.data.datasets import Found
 from recast.lab.data.digits import read_digits
-from recast.lab.data.objects import AS_IT_IS, ObjectImages
-from recast.lab.data.pairs import ImagePairs
+from recast.lab.tasks.detect.coco import parsed
+from recast.lab.tasks.detect.objects import AS_IT_IS, ObjectImages
+from recast.lab.tasks.segment.pairs import ImagePairs
 
 SIDE, FAR = 96, 38
 """Pixels: of a scene; between a ring and the bar, in rows or in columns."""

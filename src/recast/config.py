@@ -1,0 +1,497 @@
+"""Building blocks of configs: ranges as types, unions by kind, and one line for each mistake. Imports no torch.
+
+A config is a `Config`, a pydantic model: `OptimConfig(lr=1e-3)`. Fields that only some kinds have are fields of those
+kinds: a `OneOf` such as `PoolConfig` is made by its kind, `PoolConfig("per_class", start="paper")`, and is none, single
+or per_class. So a combination that means nothing cannot be written.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+import re
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, wraps
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    NamedTuple,
+    ParamSpec,
+    Self,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    InstanceOf,
+    TypeAdapter,
+    ValidationError,
+    dataclasses,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from recast.errors import RecastError, shown
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+Keys = tuple[str, ...]
+"""Keys from a config down to a field."""
+
+Count = Annotated[int, Ge(1), Le(10**9)]
+CountOrZero = Annotated[int, Ge(0), Le(10**9)]
+Workers = Annotated[int, Ge(0), Le(256)]
+Threads = Annotated[int, Ge(1), Le(2**10)]
+Port = Annotated[int, Ge(0), Lt(2**16)]
+Pixels = Annotated[int, Ge(1), Le(2**14)]
+"""A side of an image."""
+Classes = Annotated[int, Ge(1), Le(10**5)]
+Width = Annotated[int, Ge(1), Le(2**12)]
+"""Of a head, or heads beside one another."""
+Whole = Annotated[int, Ge(-(2**63)), Lt(2**63)]
+Seed = Annotated[int, Ge(-(2**63)), Lt(2**63)]
+NotNegative = Annotated[float, Ge(0), Le(1e9)]
+Positive = Annotated[float, Ge(1e-30), Le(1e9)]
+Ratio = Annotated[float, Ge(1e-3), Le(64)]
+Finite = Annotated[float, Ge(-1e9), Le(1e9)]
+Probability = Annotated[float, Ge(0), Le(1)]
+BelowOne = Annotated[float, Ge(0), Lt(1)]
+Share = Annotated[float, Gt(0), Le(1)]
+ProperShare = Annotated[float, Gt(0), Lt(1)]
+CropShare = Annotated[float, Ge(0.05), Le(1)]
+
+
+@dataclass(frozen=True)
+class File:
+    """Marks a text that names a file or folder; in a recipe file it is relative to that file."""
+
+
+@dataclass(frozen=True)
+class Rare:
+    """Marks an option that only `--help-all` shows."""
+
+
+@dataclass(frozen=True)
+class MayChange:
+    """Marks what a run may be resumed with: how it is carried out, not what it computes."""
+
+
+@dataclass(frozen=True)
+class PythonOnly:
+    """Marks a field that no command offers; Python, plans and recipe files may set it."""
+
+
+FilePath = Annotated[
+    str, BeforeValidator(lambda path: os.fspath(path) if isinstance(path, os.PathLike) else path), File()
+]
+Words = Annotated[list[str], BeforeValidator(lambda words: [words] if isinstance(words, str) else words)]
+"""Texts, one of which may stand alone."""
+
+
+@dataclass_transform()
+class Config(BaseModel):
+    """Base of all configs: immutable; unknown names, NaN and infinity are mistakes.
+
+    Raises:
+        RecastError: for a value that a field does not allow, and for an unknown name.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    def __init__(self, /, *values: Any, **named: Any) -> None:
+        try:
+            super().__init__(**dict(zip(type(self).model_fields, values, strict=False)) | named)  # as in a dataclass
+        except ValidationError as error:
+            raise RecastError(explain(error, type(self))) from None
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # nested configs are validated with their parent
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a validated copy with other values. Another kind drops the fields that it does not have."""
+        return type(self)(**dict(self) | changes)
+
+
+EXTENDED: list[type[Config]] = []
+"""Configs that are built anew when something in them gets another kind or section."""
+
+
+def is_union(model: Any) -> bool:
+    """Return True for the base of the kinds, False for each of them."""
+    return isinstance(model, type) and "default" in vars(model) and issubclass(model, OneOf)
+
+
+def kinds_of(member: type[OneOf]) -> tuple[str, ...]:
+    """Return the kinds that a member of a union stands for."""
+    return get_args(member.model_fields[member.by].annotation)
+
+
+def union_of(member: Any) -> type[OneOf] | None:
+    """Return the union that a class is a kind of, or the class itself if it is one; None for others."""
+    return next((base for base in member.__mro__ if is_union(base)), None) if isinstance(member, type) else None
+
+
+class OneOf(Config):
+    """Base of a config that is one of several kinds, each a subclass that declares its kind in the field `by`.
+
+    Calling the base makes the right one; in a recipe file a text or a missing kind will do.
+    """
+
+    by: ClassVar[str] = "kind"
+    default: ClassVar[str]
+    members: ClassVar[dict[str, Any]]
+
+    def __new__(cls, *values: Any, **named: Any) -> Self:
+        if is_union(cls):
+            kind = values[0] if values else named.get(cls.by, cls.default)
+            cls = cls.members.get(kind, cls) if isinstance(kind, str) else cls
+        return super().__new__(cls)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if is_union(cls):
+            cls.members = {}
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        base = union_of(cls)
+        if base and cls is not base and cls.by in cls.__annotations__:
+            base.members |= dict.fromkeys(kinds_of(cls), cls)
+            for model in (base, *EXTENDED):
+                model.model_rebuild(force=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        if not is_union(cls) or not cls.members:
+            return handler(source)
+        choices = {kind: handler.generate_schema(member) for kind, member in cls.members.items()}
+        tagged = core_schema.tagged_union_schema(choices, discriminator=cls._kind_of)
+        return core_schema.no_info_before_validator_function(cls._with_kind, tagged)
+
+    @classmethod
+    def _kind_of(cls, value: Any) -> Any:
+        return value.get(cls.by) if isinstance(value, Mapping) else getattr(value, cls.by, None)
+
+    @classmethod
+    def _with_kind(cls, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {cls.by: cls.default, **value}
+        return {cls.by: value} if isinstance(value, str) else value
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a validated copy with other values. Another kind drops the fields that it does not have."""
+        base = union_of(type(self)) or type(self)
+        member = base.members.get(changes.get(self.by, ""), type(self))
+        values = {name: value for name, value in dict(self).items() if name in member.model_fields}
+        return base(**values | changes)  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Sections:
+    """Marks a mapping of names to configs that other packages add to, each validated by the class in the table."""
+
+    members: Mapping[str, type[Config]]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        fields = {
+            name: core_schema.typed_dict_field(handler.generate_schema(member), required=False)
+            for name, member in self.members.items()
+        }
+        return core_schema.typed_dict_schema(fields, extra_behavior="forbid")
+
+
+def clash(message: str) -> PydanticCustomError:
+    """Return the error about fields that do not go together; an error calls names in `backticks` as the user does."""
+    return PydanticCustomError("clash", message.replace("{", "{{").replace("}", "}}"))
+
+
+def problem(message: str) -> PydanticCustomError:
+    """Return the error about one value, "must be ...", for a validator to raise; the field is named before it."""
+    return PydanticCustomError("problem", message.replace("{", "{{").replace("}", "}}"))
+
+
+def parts_of(model: Any, key: str) -> Any:
+    """Return the config of a field of a config: a class, a union, or `Sections`; None for plain values."""
+    if isinstance(model, Sections):
+        return model.members.get(key)
+    field = getattr(model, "model_fields", {}).get(key)
+    for hint in (*field.metadata, field.annotation, *get_args(field.annotation)) if field else ():
+        if isinstance(hint, Sections) or (isinstance(hint, type) and issubclass(hint, Config)):
+            return hint
+    return None
+
+
+def merge(model: Any, base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested data of `model` with `changes`. Another kind of a union drops the fields that it does not have."""
+    base = dict(base)
+    if is_union(model):
+        kind = changes.get(model.by, base.get(model.by, model.default))
+        known = model.members[kind].model_fields if kind in model.members else base
+        base = {key: value for key, value in base.items() if key in known or key == model.by}
+        model = model.members.get(kind)
+    for key, value in changes.items():
+        part, old = parts_of(model, key), base.get(key)
+        if is_union(part):
+            value, old = ({part.by: item} if isinstance(item, str) else item for item in (value, old))
+        base[key] = merge(part, old or {}, value) if part is not None and isinstance(value, Mapping) else value
+    return base
+
+
+def read(model: type[T], data: Any, source: str = "", name: Callable[[Keys], str] = ".".join) -> T:
+    """Validate plain data as a config or dataclass.
+
+    Args:
+        model: a `Config`, or a dataclass.
+        data: nested mappings and lists, as a YAML or JSON file holds them.
+        source: name of that file; errors begin with it.
+        name: how an error calls a field. Default: its keys with dots between, `optim.lr`.
+
+    Raises:
+        RecastError: of one line for the first value that is not allowed.
+
+    Example:
+        >>> from recast.config import read
+        >>> read(recast.PoolConfig, {"kind": "single"}, "mine.yaml").start
+        'average'
+    """
+    try:
+        if isinstance(model, type) and issubclass(model, BaseModel):  # which may be built anew
+            return model.model_validate(data)
+        result: T = adapter(model).validate_python(data)  # type: ignore[arg-type]
+        return result
+    except ValidationError as error:
+        raise RecastError((f"{source}: " if source else "") + explain(error, model, name)) from None
+
+
+@cache
+def adapter(model: Any) -> TypeAdapter[Any]:
+    """Return pydantic's validator of a type; it is slow to make."""
+    return TypeAdapter(model)
+
+
+def convert(hint: Any, value: Any, name: str) -> Any:
+    """Return a value as a type has it, or raise RecastError that says what `name` must be."""
+    try:
+        return adapter(hint).validate_python(value)
+    except ValidationError as error:
+        raise RecastError(explain(error, hint, lambda path: name)) from None
+
+
+@dataclass_transform(frozen_default=True)
+def checked(cls: type[T]) -> type[T]:
+    """Make a frozen dataclass whose fields are converted and checked as it is made. Raises RecastError."""
+    made: Any = dataclasses.dataclass(cls, frozen=True, config=ConfigDict(allow_inf_nan=False))
+    init, names = made.__init__, list(made.__dataclass_fields__)
+
+    def __init__(self: T, *values: Any, **named: Any) -> None:
+        try:
+            init(self, *values[len(names) :], **dict(zip(names, values, strict=False)) | named)
+        except ValidationError as error:
+            raise RecastError(explain(error, cls)) from None
+
+    made.__init__ = __init__
+    checked_class: type[T] = made
+    return checked_class
+
+
+def typed(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorate a function to check and convert these arguments by their type hints before it runs.
+
+    Unlike `pydantic.validate_call` it makes no copies, starts no iterator and reads no type hint before the first call.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(function)
+
+        @cache
+        def hints() -> Mapping[str, Any]:  # at the first call: modules name one another
+            return {name: _as_instances(hint) for name, hint in get_type_hints(function, include_extras=True).items()}
+
+        @wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError:
+                return function(*args, **kwargs)  # Python's own words name the function
+            for name in bound.arguments.keys() & set(names):
+                bound.arguments[name] = convert(hints()[name], bound.arguments[name], name)
+            return function(*bound.args, **bound.kwargs)
+
+        return run
+
+    return decorate
+
+
+def _as_instances(hint: Any) -> Any:
+    """Return a type hint whose classes stand for their instances, without what they may be made of."""
+    origin = get_origin(hint)
+    if origin in (types.UnionType, Union):
+        return Union[tuple(map(_as_instances, get_args(hint)))]  # noqa: UP007
+    is_class = origin is None and isinstance(hint, type) and hint.__module__ not in ("builtins", "pathlib")
+    if origin is Iterable or is_class:
+        return InstanceOf[origin or hint]  # type: ignore[misc]
+    return hint
+
+
+SIGNS = {
+    "greater than or equal to 0.000000000000000000000000000001": "> 0",
+    "Input should ": "", "Value error, ": "", "greater than or equal to": ">=", "less than or equal to": "<=",
+    "greater than": ">", "less than": "<", ", unable to parse string as a number": "",
+    ", unable to parse string as an integer": "", ", unable to interpret input": "",
+    ", got a number with a fractional part": "", "a tuple": "a list",
+    "a valid integer": "a whole number", "a valid boolean": "true or false", "a valid tuple": "a list",
+    "a valid ": "a ", "a finite number": "finite", "a dictionary or instance of": "a mapping for",
+    "an instance of Module": "a network (nn.Module, as timm.create_model gives)",
+}  # fmt: skip
+"""Pydantic's words, and ours."""
+
+
+def explain(error: ValidationError, model: Any, name: Callable[[Keys], str] = ".".join) -> str:
+    """Return the first mistake in one line. `name` gives the words for a field."""
+    errors = error.errors(include_url=False)
+    first = errors[0]
+    path, holder, part = _locate(model, first["loc"])
+    kind, got, context = first["type"], first["input"], first.get("ctx", {})
+    if kind == "clash":
+        return re.sub(r"`([\w.]+)`", lambda key: name((*path, *key[1].split("."))), first["msg"])
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        return _unknown(model, path, holder, name)
+    if kind == "too_long" or (kind == "missing" and isinstance(first["loc"][-1], int)):
+        return f"{name(path)} takes {_length(holder, path[-1])} values, got {shown(got)}"
+    if kind in ("missing", "missing_argument"):
+        base = union_of(holder)
+        why = f"; {name((*path[:-1], base.by))} {' or '.join(kinds_of(holder))} requires it" if base else ""
+        return f"{name(path)} is missing{why}"
+    if kind == "union_tag_not_found":
+        return f"{name(path)} must be a mapping or one of {', '.join(part.members)}, got {shown(got)}"
+    if kind == "union_tag_invalid":
+        path, got = (*path, part.by), context["tag"]
+    if kind in ("union_tag_invalid", "literal_error") and len(errors) == 1:
+        words = re.findall(r"'([^']*)'", context.get("expected_tags") or context["expected"])
+        near = difflib.get_close_matches(str(got), words, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return f"{name(path)} must be one of {', '.join(words)}, got {shown(got)}{hint}"
+    if kind == "too_short":
+        return f"{name(path)} must have at least {context['min_length']} value, got {shown(got)}"
+    alike = [e["msg"] for e in errors if e["input"] is got and _locate(model, e["loc"])[0] == path]  # of `A | B`
+    message = " or ".join(dict.fromkeys(alike))
+    for long, short in SIGNS.items():
+        message = message.replace(long, short)
+    message = "must be " + message.removeprefix("must ").removeprefix("be ").replace(" or be ", " or ")
+    return f"{name(path)} {message}, got {shown(got)}".strip()
+
+
+def _length(holder: Any, key: str) -> int | str:
+    """Return how many values a field of a fixed number of them has."""
+    hints = getattr(getattr(holder, "model_fields", {}).get(key), "annotation", None)
+    pairs = [hint for hint in (hints, *get_args(hints)) if get_origin(hint) is tuple and ... not in get_args(hint)]
+    return len(get_args(pairs[0])) if pairs else "other"
+
+
+def _unknown(model: Any, path: Keys, holder: Any, name: Callable[[Keys], str]) -> str:
+    """Return the error for a name that is no field: of another kind, of another place, misspelt."""
+    *outer, key = path
+    base = union_of(holder)
+    if base and (kinds := [kind for kind, member in base.members.items() if key in member.model_fields]):
+        got = " or ".join(kinds_of(holder))
+        return f"{name(path)} requires {name((*outer, base.by))} {' or '.join(kinds)}, got {got}"
+    if isinstance(holder, Sections):
+        beside = list(holder.members)
+    else:
+        beside = [field for member in (base.members.values() if base else (holder,)) for field in member.model_fields]
+    elsewhere = [field.path for field in fields_of(model) if field.path[-1] == key]
+    near = elsewhere or [(*outer, word) for word in difflib.get_close_matches(key, beside, n=3, cutoff=0.5)]
+    if not near:  # learning_rate for lr, whose docstring says learning rate
+        docs = {field.path: (field.info.description or "").lower() for field in fields_of(holder)}
+        near = [(*outer, *field) for field, text in docs.items() if key.replace("_", " ") in text][:3]
+    if not near:
+        return f"unknown name {name(path)}; expected {', '.join(dict.fromkeys(beside)) or 'none'}"
+    return f"unknown name {name(path)}; did you mean {', '.join(map(name, dict.fromkeys(near)))}?"
+
+
+def _locate(model: Any, location: tuple[int | str, ...]) -> tuple[Keys, Any, Any]:
+    """Return the path of an error's field, without pydantic's tags of unions; the class it is in; the config it is."""
+    path: Keys = ()
+    holder: Any = model
+    part: Any = model
+    items = list(location)
+    while items and _is_config(part):
+        if is_union(part):
+            holder = part = part.members[items.pop(0)]
+        else:
+            key = str(items.pop(0))
+            path, holder, part = (*path, key), part, parts_of(part, key)
+    return (path, holder, part) if _is_config(model) else (tuple(map(str, location)), holder, part)
+
+
+def _is_config(model: Any) -> bool:
+    return isinstance(model, Sections) or (isinstance(model, type) and issubclass(model, Config))
+
+
+class Field(NamedTuple):
+    """A field of a config and where it is."""
+
+    path: Keys
+    info: FieldInfo
+    section: Any
+    """The config right below the root that it is in, for a heading: `OptimConfig`, or the root itself."""
+    union: Keys
+    """The field with the kind, if only some kinds have it."""
+    kinds: tuple[str, ...]
+    """Those kinds."""
+    choices: tuple[str, ...]
+    """Kinds of a union, where the field chooses it."""
+
+    @property
+    def marks(self) -> set[type]:
+        """Classes of what `Annotated` says of it: `File`, `Rare`, `MayChange`."""
+        inner = (mark for hint in get_args(self.info.annotation) for mark in getattr(hint, "__metadata__", ()))
+        return {type(mark) for mark in (*self.info.metadata, *inner)}
+
+
+def fields_of(model: Any, path: Keys = (), section: Any = None) -> list[Field]:
+    """Return the fields of a config and of the configs in it, in their order. Fields of several kinds come once."""
+    if isinstance(model, Sections):
+        return [field for key, member in model.members.items() for field in fields_of(member, (*path, key), member)]
+    section = section or model
+    if is_union(model):
+        return list(_fields_of_union(model, path, section).values())
+    plain: list[Field] = []
+    nested: list[Field] = []
+    for key, info in model.model_fields.items():
+        part = parts_of(model, key)
+        if PythonOnly() in info.metadata:
+            continue
+        if part is None:
+            plain.append(Field((*path, key), info, section, (), (), ()))
+        else:
+            nested += fields_of(part, (*path, key), section if path else part)
+    return plain + nested
+
+
+def _fields_of_union(model: type[OneOf], path: Keys, section: Any) -> dict[Keys, Field]:
+    chooser = (*path, model.by)
+    fields = {chooser: Field(chooser, model.model_fields[model.by], section, (), (), tuple(model.members))}
+    for member in dict.fromkeys(model.members.values()):
+        for field in fields_of(member, path, section):
+            if (before := fields.get(field.path)) is not None:
+                more = kinds_of(member) if before.union == chooser else ()
+                fields[field.path] = before._replace(kinds=(*before.kinds, *more))
+            elif field.path[len(path)] in model.model_fields or field.union:
+                fields[field.path] = field
+            else:
+                fields[field.path] = field._replace(union=chooser, kinds=kinds_of(member))
+    return fields

@@ -1,0 +1,305 @@
+"""A command is a typed function: cyclopts reads the words, pydantic decides what they mean.
+
+Keyword-only parameters are options, and so are the fields of configs among them: every field has its dotted name
+(`--optim.lr`) and a short one (`--lr`). Fields of the kinds of a union are options beside one another.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import shlex
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import NoneType
+from typing import Annotated, Any, Generic, Literal, NewType, TypeVar, get_args, get_origin
+
+import pydantic
+from cyclopts import App, Group, Parameter
+from cyclopts.help import PlainFormatter
+from pydantic_core import PydanticUndefined
+
+from recast.config import Config, Field, File, Keys, Rare, Threads, fields_of, merge, read
+from recast.lab.threads import use_threads
+
+Model = TypeVar("Model", bound=Config)
+Line = NewType("Line", str)
+"""Annotates a parameter that gets the command as it was typed; it is no option."""
+HELP = ("--help", "-h", "--help-all")
+COLUMN = 34
+"""Where the text of the help begins."""
+SENTENCE = re.compile(r"(?<!\.\w)\. ")
+"""What separates sentences; not the full stops of e.g. this."""
+
+
+class Output(Config):
+    """Output"""
+
+    model_config = pydantic.ConfigDict(validate_by_name=True)
+
+    as_json: bool = pydantic.Field(False, alias="json")
+    """Machine-readable output; progress stays on standard error."""
+    quiet: Annotated[bool, Rare()] = False
+    """No progress and no notes: errors alone on standard error."""
+    verbose: Annotated[bool, Rare()] = False
+    """Show the traceback of an error too."""
+
+
+class Compute(Output):
+    """Output"""
+
+    threads: Annotated[Threads | None, Rare()] = None
+    """Threads of the CPU. None: OMP_NUM_THREADS, else as many as are fastest beside other programs."""
+
+
+class Option:
+    """A field as an option of cyclopts: its names, what it takes, and its help."""
+
+    def __init__(self, field: Field, dotted: str, short: str) -> None:
+        self.field, self.dotted, self.short = field, dotted, short
+        items = leaves(field.info.annotation)
+        words = field.choices or next((get_args(item) for item in items if get_origin(item) is Literal), ())
+        is_open = not field.choices and bool({str, int, float} & set(items))
+        kind: Any = bool if bool in items else str if is_open or not words else Literal[words]
+        several = next((item for item in items if get_origin(item) in (list, tuple)), None)
+        count = len(get_args(several)) if get_origin(several) is tuple and ... not in get_args(several) else 0
+        self.hint = list[kind] if several else kind
+        # a word after one of a few words is more likely the command's own: --suite clean RUN
+        self.takes = (1, count) if count else bool(several) and (is_open or not words)
+        word = "NUM" if float in items else "N" if int in items else "FILE" if File() in items else "TEXT"
+        if words:
+            word = "TEXT" if is_open else f"{{{','.join(map(str, words))}}}"
+        word = f"{word} {word}" if count == 2 else word
+        self.metavar = None if kind is bool else word + " ..." * (several is not None and count != 2)
+
+    def value(self, config: Any) -> Any:
+        """Return the field's value in a config; where that is of another kind, the field's own default."""
+        for key in self.field.path:
+            config = config.get(key) if isinstance(config, Mapping) else getattr(config, key, None)
+        default = self.field.info.get_default()
+        return default if config is None and default is not PydanticUndefined else config
+
+    def help(self, everything: bool, config: Any) -> str:
+        """Return the field's docstring, or its first sentence, and its value in a config or by default."""
+        text, value = " ".join((self.field.info.description or "").split()), self.value(config)
+        value = "on" * value if isinstance(value, bool) else value
+        value = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
+        text = (text.replace("None: ", "Default: ") if everything else SENTENCE.split(text)[0]).rstrip(".")
+        text += f" [{value}]" * (value not in (None, ""))
+        return f"{', '.join(self.field.kinds)}: {text}" if self.field.kinds else text
+
+
+def leaves(hint: Any) -> list[Any]:
+    """Return the types and Annotated's marks that a type is made of; lists, tuples and Literals also as they are."""
+    if get_origin(hint) in (None, Literal):
+        return [hint]
+    parts = [hint.__origin__, *hint.__metadata__] if get_origin(hint) is Annotated else get_args(hint)
+    itself = [hint] if get_origin(hint) in (list, tuple) else []
+    return itself + [leaf for part in parts for leaf in leaves(part) if leaf is not NoneType]
+
+
+@dataclass
+class Part:
+    """The options of one config: a parameter of a function, or the plain parameters of the function.
+
+    prefix: stands before their dotted names. is_typed: the function gets the words, not the config. has_base: it is
+    laid over another one, so that its switches can be turned off. words: fields with these names are no options.
+    """
+
+    model: type[Config]
+    prefix: str = ""
+    is_typed: bool = False
+    has_base: bool = False
+    words: Sequence[str] = ()
+
+    @cached_property
+    def options(self) -> dict[Keys, Option]:
+        """The options by the path of their field; of two fields of one name the deeper has a longer option."""
+        options: dict[Keys, Option] = {}
+        taken: set[str] = set()
+        fields = [field for field in fields_of(self.model) if field.path[0] not in self.words]
+        for field in sorted(fields, key=lambda field: len(field.path)):
+            full = (*filter(None, [self.prefix]), *field.path[:-1], field.info.alias or field.path[-1])
+            named = full[:-1] if full[-1] in ("name", "kind") and full[1:] else full
+            short = named[-1] if named[-1] not in taken else "-".join(named[-2:])
+            taken.add(named[-1])
+            options[field.path] = Option(field, *(f"--{name.replace('_', '-')}" for name in (".".join(full), short)))
+        return {field.path: options[field.path] for field in fields}
+
+    def parameters(self, name: str, groups: dict[str, Group], everything: bool, base: Any) -> Iterator[Any]:
+        """Yield a keyword-only parameter for each option. Rare ones show on request."""
+        base = base or self.model()
+        for path, option in self.options.items():
+            field, names = option.field, dict.fromkeys((option.short, option.dotted))
+            can_be_off = option.hint is bool and (self.has_base or option.value(base) is True)
+            heading = field.section.__name__.removesuffix("Config").removesuffix("Options") or "Options"
+            settings = Parameter(
+                name=tuple(names), metavar=option.metavar, help=option.help(everything or not name, base),
+                group=groups.setdefault(heading, Group(heading, sort_key=len(groups))), show_default=False,
+                show=everything or Rare not in field.marks, show_choices=False,
+                negative=f"--no-{option.short[2:]}" if can_be_off else (), consume_multiple=option.takes,
+            )  # fmt: skip
+            wishes = [mark for mark in field.info.metadata if isinstance(mark, Parameter)]
+            hint: Any = Annotated.__class_getitem__((option.hint | None, settings, *wishes))  # type: ignore[attr-defined]
+            key = "__".join((name, *path))
+            yield inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+
+    def name(self, path: Keys) -> str:
+        """Return the option of a field, or of a union's kind, as an error names it."""
+        option = self.options.get(path) or self.options.get((*path, "kind"))
+        return option.short if option else ".".join(path)
+
+
+class Typed(Generic[Model]):
+    """The options of a config that were typed, to be laid over another one. Annotates a parameter."""
+
+    def __init__(self, part: Part, words: Mapping[Keys, Any]) -> None:
+        self.name, self.model, self.words = part.name, part.model, words
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The words as nested data: with commas separated, but for a regular expression's, and null as None."""
+        changes: dict[str, Any] = {}
+        for path, words in self.words.items():
+            target = changes
+            for key in path[:-1]:
+                target = target.setdefault(key, {})
+            if isinstance(words, list) and not any(word.startswith("re:") for word in words):
+                words = [part for word in words for part in word.split(",") if part]
+            target[path[-1]] = None if words in ("null", ["null"]) else words
+        return changes
+
+    def over(self, base: Mapping[str, Any]) -> Model:
+        """Return the config with the values of `base` and those that were typed.
+
+        Raises RecastError that names the option.
+        """
+        return read(self.model, merge(self.model, base, self.changes), name=self.name)  # type: ignore[return-value]
+
+
+class Command:
+    """A typed function as a command of `recast`.
+
+    function: returns the exit code. Its positional parameters are words, named by the usage; each keyword-only one is
+    an option, a config (with `Parameter(name="*")` its name does not stand before the dotted ones), `Typed[Config]`, or
+    the `Line`.
+    usage: what follows the command's name. examples: the end of its help.
+    describe: for the words of a call for help, more of what the command does, and the config that a `Typed` parameter
+    will be laid over, for the defaults.
+    """
+
+    def __init__(
+        self, function: Callable[..., int], usage: str, examples: str = "",
+        describe: Callable[[Sequence[str]], tuple[str, Any]] | None = None,
+    ) -> None:  # fmt: skip
+        self.function, self.usage, self.examples, self.describe = function, usage, examples, describe
+        self.name = function.__name__.rstrip("_")  # try is a word of Python
+        self.argv: Sequence[str] = ()
+        self.base: Any = None
+        self.__annotations__: dict[str, Any] = {}  # cyclopts asks for them; those of the signature count
+        about, _, docs = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
+        self.about = "\n\n".join(" ".join(paragraph.split()) for paragraph in about.split("\n\n"))
+        help_of = dict(re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", docs, re.MULTILINE))
+        self.words: list[inspect.Parameter] = []
+        labels = usage.split()
+        self.line = ""
+        parts: dict[str, Part] = {}
+        plain: dict[str, Any] = {}
+        for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+            hint = parameter.annotation
+            hint, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+            model = get_args(hint)[0] if get_origin(hint) is Typed else hint
+            if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+                label = labels[len(self.words)]
+                required = not label.startswith("[")
+                settings = Parameter(
+                    name=label.strip("[]"), required=required, help=" ".join(help_of[name].split()).rstrip(".")
+                )
+                whole: Any = Annotated.__class_getitem__((hint, settings, *marks))  # type: ignore[attr-defined]
+                self.words.append(parameter.replace(annotation=whole))
+            elif hint is Line:
+                self.line = name
+            elif isinstance(model, type) and issubclass(model, Config):
+                flat = any(isinstance(mark, Parameter) for mark in marks)
+                words = [word.name for word in self.words]
+                is_typed = get_origin(hint) is Typed
+                has_base = is_typed and describe is not None
+                parts[name] = Part(model, "" if flat else name, is_typed, has_base, words)
+            else:
+                plain[name] = (parameter.annotation, pydantic.Field(parameter.default, description=help_of[name]))
+        own = pydantic.create_model("Options", __base__=Config, __doc__="Options", **plain)
+        self.parts = {"": Part(own), **parts}
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The words, then all options, as cyclopts reads them."""
+        everything = "--help-all" in self.argv
+        groups: dict[str, Group] = {}
+        parameters = list(self.words)
+        for name, part in self.parts.items():
+            parameters += part.parameters(name, groups, everything, self.base if part.has_base else None)
+        return inspect.Signature(parameters)
+
+    def app(self, argv: Sequence[str]) -> App:
+        """Return the command as an application of cyclopts, for the words behind its name."""
+        self.argv, self.base, about = argv, None, ""
+        if self.describe and set(HELP) & set(argv):
+            about, self.base = self.describe(argv)
+        return App(
+            name=self.name, help=about or self.about, usage=f"recast {self.name} {self.usage}",
+            help_epilogue=f"Examples:\n{self.examples}", default_command=self, version_flags=[], help_flags=HELP,
+        )  # fmt: skip
+
+    def __call__(self, *args: Any, **typed: Any) -> int:
+        """Validate what cyclopts has read, and run."""
+        values: dict[str, Any] = {self.line: shlex.join(["recast", self.name, *self.argv])} if self.line else {}
+        for part_name, part in self.parts.items():
+            given = {path: typed.get("__".join((part_name, *path))) for path in part.options}
+            options: Typed[Any] = Typed(part, {path: word for path, word in given.items() if word is not None})
+            if part.is_typed:
+                values[part_name] = options
+                continue
+            config = options.over({})
+            values |= {part_name: config} if part_name else dict(config)
+            if isinstance(config, Compute):
+                use_threads(config.threads)
+        return self.function(*args, **values)
+
+
+class Columns(PlainFormatter):
+    """Help in two columns: the name of an option or command, and what it is for."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(max_width=width)
+        self.width = width
+
+    def __call__(self, console: Any, options: Any, panel: Any) -> None:
+        """Print one group of options or commands."""
+        if not panel.entries:
+            return
+        lines = [f"{panel.title}:"]
+        for entry in panel.entries:
+            name = next(iter(entry.positive_names), entry.positional_label)
+            name = f"--[no-]{name[2:]}" if entry.negative_names else name
+            left = f"  {name} {entry.metavar if entry.positive_names and entry.metavar else ''}".rstrip()
+            text = textwrap.wrap(entry.description.primary_renderable.plain, self.width - COLUMN) or [""]
+            first = f"{left:<{COLUMN - 1}} {text.pop(0)}" if len(left) < COLUMN else left
+            lines += [first, *(" " * COLUMN + line for line in text)]
+        console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+    def render_description(self, console: Any, options: Any, description: Any) -> None:
+        """Print what a command does."""
+        first, *lines = description.primary_renderable.plain.strip().splitlines()
+        filled = [textwrap.fill(line, self.width, subsequent_indent="    ") for line in lines]
+        text = "\n".join([textwrap.fill(first, self.width), *filled, ""])
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def print_json(content: Any) -> None:
+    """Print machine-readable output to standard output, where nothing else goes then (`recast.lab.cli.guard`)."""
+    text = content if isinstance(content, str) else json.dumps(content, indent=1)
+    print(text, file=getattr(sys.stdout, "result", sys.stdout))

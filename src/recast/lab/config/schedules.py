@@ -1,0 +1,164 @@
+"""When convolutions become attention: before training, or during it with the same optimizer."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from annotated_types import MinLen
+from pydantic import AfterValidator
+
+from recast.config import CountOrZero, NotNegative, OneOf, Rare, Words, problem
+
+if TYPE_CHECKING:
+    from recast.surgery.plan import Plan
+    from recast.surgery.schedule import Schedule
+
+Order = Literal["last_first", "first_first", "learned"]
+
+
+def _dates(words: list[str]) -> list[str]:
+    for word in words:
+        if not re.fullmatch(r"\s*\d{1,9}\s*:.+", word):
+            raise problem("must be EPOCH:LAYER words, such as 58:blocks.5.*")
+    return words
+
+
+class ScheduleConfig(OneOf):
+    """Schedule"""
+
+    default: ClassVar[str] = "before"
+
+    kind: Literal["before", "never", "at_once", "progressive", "listed", "learned"]
+    """When convolutions become attention. before: before training (T-CNN). never: the layers stay convolutions, only
+    recast.stride acts on them. at_once: all layers after conv_epochs epochs (T-CNN*). progressive: one layer after the
+    other at equal distances (PRS). listed: on given dates. learned: when the gates promise more than the convolutions
+    gain."""
+
+    @property
+    def is_during(self) -> bool:
+        """True if layers become attention while the network trains."""
+        return True
+
+    @property
+    def is_learned(self) -> bool:
+        """True if gates are measured while the network trains."""
+        return False
+
+    @property
+    def start(self) -> Before:
+        """What is done between a recast before training and the training."""
+        return Before()
+
+    def dated(self, plan: Plan, epochs: int) -> Schedule | None:
+        """Return the dates of the layers of a plan in so many epochs; None if layers are not recast during training."""
+        return None
+
+
+class Before(ScheduleConfig):
+    """Before training (T-CNN)."""
+
+    kind: Literal["before"] = "before"
+    calibrate: Annotated[CountOrZero, Rare()] = 0
+    """Sigmoid gate: solve W_out on this many training images right after the recast. 0: the paper's start."""
+    recalibrate_bn: Annotated[CountOrZero, Rare()] = 0
+    """Measure BatchNorm's statistics again on this many training images right after the recast. 0: the parent's."""
+    feature_epochs: Annotated[NotNegative, Rare()] = 0.0
+    """Warm-up with the parent as teacher: for so long only the recast layers train, each to give what its convolution
+    gives in the parent. The labels come after it."""
+
+    @property
+    def is_during(self) -> bool:
+        """True if layers become attention while the network trains."""
+        return False
+
+    @property
+    def start(self) -> Before:
+        """What is done between the recast and the training."""
+        return self
+
+
+class Never(ScheduleConfig):
+    """A control whose maps are as large as the hybrid's, without attention."""
+
+    kind: Literal["never"] = "never"
+
+    @property
+    def is_during(self) -> bool:
+        """True if layers become attention while the network trains."""
+        return False
+
+
+class AtOnce(ScheduleConfig):
+    """All layers after some epochs (T-CNN*)."""
+
+    kind: Literal["at_once"] = "at_once"
+    conv_epochs: CountOrZero = 0
+    """Epochs trained as convolutions. 0: attention from the start, with the whole learning-rate schedule."""
+
+    def dated(self, plan: Plan, epochs: int) -> Schedule:
+        """Return the dates of the layers of a plan."""
+        from recast.surgery.schedule import Schedule
+
+        return Schedule.at_once(plan, self.conv_epochs + 1)
+
+
+class Progressive(ScheduleConfig):
+    """One layer after the other at equal distances (PRS)."""
+
+    kind: Literal["progressive"] = "progressive"
+    order: Order = "last_first"
+    """Layer that becomes attention first. PRS begins with the last. learned: at every date the one whose gates promise
+    most."""
+
+    @property
+    def is_learned(self) -> bool:
+        """True if gates are measured while the network trains."""
+        return self.order == "learned"
+
+    def dated(self, plan: Plan, epochs: int) -> Schedule:
+        """Return the dates of the layers of a plan in so many epochs."""
+        from recast.surgery.schedule import Schedule
+
+        return Schedule.progressive(plan, epochs, self.order)
+
+
+class Listed(ScheduleConfig):
+    """On given dates."""
+
+    kind: Literal["listed"] = "listed"
+    dates: Annotated[Words, MinLen(1), AfterValidator(_dates)]  # type: ignore[misc]  # options have names
+    """EPOCH:LAYER words, such as 58:blocks.5.* 115:blocks.4.*. The layers are attention from that epoch on, counted
+    from 1."""
+
+    @property
+    def by_epoch(self) -> dict[int, list[str]]:
+        """Names or globs of layers by the epoch from which they are attention."""
+        dates: dict[int, list[str]] = {}
+        for word in self.dates:
+            epoch, _, layer = word.partition(":")
+            dates.setdefault(int(epoch), []).append(layer.strip())
+        return dates
+
+    def dated(self, plan: Plan, epochs: int) -> Schedule:
+        """Return the dates of the layers of a plan."""
+        from recast.surgery.schedule import Schedule
+
+        return Schedule.listed(plan, self.by_epoch)
+
+
+class Learned(ScheduleConfig):
+    """When the gates promise more than the convolutions gain (experimental)."""
+
+    kind: Literal["learned"] = "learned"
+
+    @property
+    def is_learned(self) -> bool:
+        """True if gates are measured while the network trains."""
+        return True
+
+    def dated(self, plan: Plan, epochs: int) -> Schedule:
+        """Return a schedule without dates."""
+        from recast.surgery.schedule import Schedule
+
+        return Schedule.learned(plan)

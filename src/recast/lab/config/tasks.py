@@ -1,0 +1,198 @@
+"""What is asked of an image, and the settings that only one task has."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from recast.config import (
+    BelowOne,
+    FilePath,
+    NotNegative,
+    OneOf,
+    Positive,
+    Probability,
+    Rare,
+    Ratio,
+    clash,
+)
+
+if TYPE_CHECKING:
+    from recast.lab.config.recipe import Recipe
+
+Factors = tuple[Ratio, Ratio]
+
+
+class TaskConfig(OneOf):
+    """Task
+
+    A subclass with a kind of its own is a task that recipes can name.
+    """
+
+    default: ClassVar[str] = "classify"
+    data_sets: ClassVar[tuple[str, ...]] = ()
+    """Data sets that are for this task alone: they choose it where a recipe does not."""
+    unused: ClassVar[tuple[str, ...]] = ()
+    """Fields of the shared sections that mean nothing for this task, by their dotted names."""
+
+    kind: str
+    """Labels of an image. The data set chooses the task where it can. embed: Grafit, DINO."""
+
+    def check(self, recipe: Recipe) -> None:
+        """Raise `clash` for settings of the recipe that the task cannot use."""
+        for name in self.unused:
+            if attrgetter(name)(recipe) != attrgetter(name)(type(recipe)()):
+                raise clash(f"`{name}` does not apply to `task.kind` {self.kind}; drop it")
+
+
+class LabelLoss(OneOf):
+    """Loss of labels"""
+
+    default: ClassVar[str] = "ce"
+
+    kind: Literal["ce", "bce"]
+    """Loss of the labels. ce: softmax cross-entropy. bce: binary cross-entropy of every class (RSB, DeiT III)."""
+
+
+class CrossEntropy(LabelLoss):
+    """Softmax cross-entropy."""
+
+    kind: Literal["ce"] = "ce"
+
+
+class BinaryCrossEntropy(LabelLoss):
+    """Binary cross-entropy of every class (RSB, DeiT III)."""
+
+    kind: Literal["bce"] = "bce"
+    bce_threshold: Annotated[BelowOne | None, Rare()] = None
+    """Targets above it become 1, others 0 (DeiT III: 0, so that both mixed classes count fully)."""
+
+
+class Targets(OneOf):
+    """Distillation term"""
+
+    default: ClassVar[str] = "soft"
+
+    kind: Literal["soft", "hard"]
+    """Term of the teacher. soft: KL divergence to the teacher at a temperature. hard: cross-entropy with the class it
+    decides on."""
+
+
+class SoftTargets(Targets):
+    """KL divergence to the teacher."""
+
+    kind: Literal["soft"] = "soft"
+    temperature: Annotated[Positive, Rare()] = 3.0
+    """Temperature τ of both distributions; the term is scaled by τ²."""
+
+
+class HardTargets(Targets):
+    """Cross-entropy with the class that the teacher decides on."""
+
+    kind: Literal["hard"] = "hard"
+
+
+class TeacherConfig(OneOf):
+    """A teacher beside the labels (DeiT, Touvron et al. 2021); it sees the images as the student does."""
+
+    default: ClassVar[str] = "none"
+
+    kind: Literal["none", "parent", "model"]
+    """Teacher beside the labels. parent: the network that was recast. model: the one that teacher_model names."""
+
+
+class NoTeacher(TeacherConfig):
+    """Labels alone."""
+
+    kind: Literal["none"] = "none"
+
+
+class Teaching(TeacherConfig):
+    """Settings of every teacher."""
+
+    targets: Targets = SoftTargets()
+    teacher_weight: Probability = 0.5
+    """Share of the teacher's term. The labels' has the rest. With a distillation token each has its own head."""
+
+
+class ParentTeacher(Teaching):
+    """The network that was recast."""
+
+    kind: Literal["parent"] = "parent"
+
+
+class ModelTeacher(Teaching):
+    """A network by its name."""
+
+    kind: Literal["model"] = "model"
+    teacher_model: Annotated[str, Rare()]  # type: ignore[misc]  # options have names
+    """Name of the teacher, as of a model."""
+    teacher_checkpoint: Annotated[FilePath | None, Rare()] = None
+    """Weights of the teacher, .safetensors or .pth."""
+    teacher_pretrained: Annotated[bool, Rare()] = False
+    """Let timm or torchvision fetch the teacher's weights."""
+
+
+class ImageTask(TaskConfig):
+    """Settings of tasks with one label for an image."""
+
+    auto_augment: str | None = None
+    """Policy of timm, such as rand-m9-mstd0.5-inc1 or 3a. original and augmix-m3-w3 too."""
+    erasing: Probability = 0.0
+    """Probability of random erasing. One box of noise, pixel mode."""
+    label_smoothing: BelowOne = 0.0
+    """Share of a label spread over all classes."""
+    loss: LabelLoss = CrossEntropy()
+
+
+class ClassifyConfig(ImageTask):
+    """One class for each image."""
+
+    kind: Literal["classify"] = "classify"
+    mixup: NotNegative = 0.0
+    """Mixup's alpha of the Beta distribution. 0: off."""
+    cutmix: NotNegative = 0.0
+    """CutMix's alpha of the Beta distribution. 0: off."""
+    mix_prob: Annotated[Probability, Rare()] = 1.0
+    """Probability that a batch is mixed at all."""
+    teacher: TeacherConfig = NoTeacher()
+
+    @property
+    def mixes(self) -> bool:
+        """True if images of a batch are mixed."""
+        return self.mixup > 0 or self.cutmix > 0
+
+
+class _Dense(TaskConfig):
+    """Settings of tasks on whole scenes."""
+
+    unused: ClassVar[tuple[str, ...]] = ("pool.kind",)
+    resize: Annotated[Factors, Rare()] = (0.5, 2.0)
+    """Factors that the image is resized by before a random crop. 1: the short side to S, in detection the long
+    one."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.resize[0] > self.resize[1]:
+            raise clash(f"`resize` must be (smallest, largest) factor, got {self.resize}")
+        return self
+
+
+class SegmentConfig(_Dense):
+    """One class for each pixel."""
+
+    data_sets: ClassVar[tuple[str, ...]] = ("scenes", "masks")
+    kind: Literal["segment"] = "segment"
+    erasing: Probability = 0.0
+    """Probability of random erasing (one box of noise, pixel mode)."""
+    label_smoothing: BelowOne = 0.0
+    """Share of a label that is spread over all classes."""
+
+
+class DetectConfig(_Dense):
+    """Boxes and masks of objects."""
+
+    data_sets: ClassVar[tuple[str, ...]] = ("scene_objects", "coco")
+    kind: Literal["detect"] = "detect"

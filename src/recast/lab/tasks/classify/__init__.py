@@ -1,0 +1,60 @@
+"""Classification: every image has one class. Its data and suites are the rest of `recast.lab`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from recast.lab.tasks.base import Loss, Meter, Task
+
+if TYPE_CHECKING:
+    from recast.lab.config import Recipe
+    from recast.lab.config.tasks import ImageTask
+    from recast.lab.data import Data
+    from recast.lab.evaluation.context import Context
+    from recast.lab.evaluation.run_folder import Run
+
+
+class Classify(Task):
+    """A class for every image."""
+
+    name = "classify"
+    title = "classification"
+    main = ("clean", "top1")
+    validation = ("top1",)
+    counts_images = True
+
+    def notes(self, recipe: Recipe, data: Data) -> Iterator[str]:
+        if len(data.classes) == 1:
+            yield "there is one class: whatever a network says of it is right"
+
+    def check_outputs(self, outputs: Any, data: Data, name: str) -> None:
+        from recast.models.build import check_logits
+
+        check_logits(outputs, 1, len(data.classes), data.name)
+
+    def loss(self, config: ImageTask, data: Data) -> Loss:
+        from recast.lab.tasks.classify.training import label_loss
+
+        return label_loss(config, len(data.classes))
+
+    def meter(self, data: Data) -> Meter:
+        from recast.lab.tasks.classify.training import ClassMeter
+
+        return ClassMeter(data)
+
+    def draw(self, run: Run, context: Context, suites: Sequence[str]) -> None:
+        from recast.lab.tasks.classify.pictures import write_pictures
+        from recast.layers.gpsa import gpsa_layers
+
+        if "recast" in run.models and gpsa_layers(run.models["recast"]):
+            write_pictures(run)
+
+    def examples(self, data: Data, count: int) -> list[int]:
+        first: dict[int, int] = {}
+        for index, label in enumerate(data.val.labels.tolist()):
+            first.setdefault(int(label), index)
+        return list(first.values())[:count]
+
+    def answer(self, data: Data, label: Any) -> str | None:
+        return data.classes[int(label)]

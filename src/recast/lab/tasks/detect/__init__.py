@@ -1,0 +1,98 @@
+"""Detection: boxes of objects, and their masks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from recast.errors import RecastError
+from recast.lab.suites import METRICS, Suite
+from recast.lab.tasks.base import Loss, Meter, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from recast.lab.config import DataConfig, DetectConfig, Recipe
+    from recast.lab.data import Data
+    from recast.lab.data.datasets import Found
+    from recast.lab.evaluation.context import Context
+    from recast.lab.evaluation.run_folder import Run
+    from recast.lab.evaluation.suites import Evaluator
+    from recast.lab.tasks.detect.objects import ObjectImages
+    from recast.models.config import ModelConfig
+
+
+class Detect(Task):
+    """Boxes and masks of objects; labels are `Objects`, and networks those of torchvision."""
+
+    name = "detect"
+    title = "detection"
+    main = ("detection", "ap")
+    validation = ("ap50", "ap")
+    unasked = ("fourier",)
+    whole = True
+    suites: ClassVar[Mapping[str, Suite]] = {
+        "detection": Suite(
+            "Objects", "COCO's average precision of boxes and masks, by IoU, size and class", "accuracy",
+            tuple(name for name in METRICS if name.removeprefix("mask_").startswith("ap")), "{} classes",
+            missing="average precision of the objects", default=True, task="detect",
+        )
+    }  # fmt: skip
+
+    def find(self, config: DataConfig) -> Found:
+        from recast.lab.tasks.detect.objects import find_coco
+        from recast.lab.tasks.scenes import find_scene_objects
+
+        return {"scene_objects": find_scene_objects, "coco": find_coco}[config.name](config)
+
+    def check_data(self, recipe: Recipe, data: Data) -> None:
+        from recast.lab.training.distributed import process_count
+
+        if process_count() > 1:
+            raise RecastError(f"detection is trained by one process, got {process_count()}: start it without torchrun")
+
+    def network(self, config: ModelConfig, data: Data) -> ModelConfig:
+        from recast.models.names import DETECTORS, split_name
+
+        source, name = split_name(config.name)
+        if source in DETECTORS or (source == "torchvision" and not name.startswith("ssd")):
+            return config.replace(input_size=data.img_size)  # images come as large as they shall be
+        return config
+
+    def check_outputs(self, outputs: Any, data: Data, name: str) -> None:
+        from recast.lab.tasks.detect.networks import check_detections
+
+        check_detections(outputs, 1, name)
+        if "masks" in outputs[0] and not all(
+            part.has_masks for part in cast("list[ObjectImages]", [data.train, data.val])
+        ):
+            raise RecastError(
+                f"{name} learns masks, and objects of {data.name} have none: add COCO's segmentation to all of "
+                "them, or take a network of boxes such as torchvision:fasterrcnn_resnet50_fpn"
+            )
+
+    def loss(self, config: DetectConfig, data: Data) -> Loss:
+        from recast.lab.tasks.detect.networks import total_loss
+
+        return lambda outputs, _objects: total_loss(outputs)
+
+    def inputs(self, images: Tensor, targets: Any) -> tuple[Any, ...]:
+        return images, targets.taught()
+
+    def meter(self, data: Data) -> Meter:
+        from recast.lab.tasks.detect.training import ObjectMeter
+
+        return ObjectMeter(data)
+
+    def evaluators(self) -> Mapping[str, Evaluator]:
+        from recast.lab.evaluation.suites import Evaluator
+        from recast.lab.tasks.detect.evaluation import pool_detection, score_detection
+
+        return {"detection": Evaluator(score_detection, pool=pool_detection)}
+
+    def draw(self, run: Run, context: Context, suites: Sequence[str]) -> None:
+        from recast.lab.tasks.detect.evaluation import object_panels
+        from recast.lab.tasks.predictions import write_predictions
+
+        if self.main[0] in suites:
+            write_predictions(run.folder, context, object_panels)

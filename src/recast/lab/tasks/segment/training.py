@@ -1,0 +1,62 @@
+"""What a segmenter learns, and how it is validated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from recast.lab.config import SegmentConfig
+from recast.lab.data import Data
+from recast.lab.tasks.segment.evaluation import mean_accuracy, mean_iou, pixel_counts
+from recast.lab.tasks.segment.networks import class_maps
+from recast.lab.tasks.segment.pairs import IGNORE
+from recast.lab.training.distill import widened
+
+AUXILIARY = 0.4
+"""Weight of the loss of a segmenter's auxiliary head (Zhao et al. 2017, PSPNet)."""
+
+
+def pixel_loss(config: SegmentConfig, num_classes: int) -> Callable[[Any, Tensor], Tensor]:
+    """Cross-entropy of every pixel: what a segmenter returns, masks (B, H, W) → a scalar, in float32 at least.
+
+        1/(B·H·W) Σ −log softmax(z)_label over the pixels whose class is known (+ AUXILIARY times the same of `aux`)
+
+    A pixel that is ignored counts in the divisor: the mean over parts and processes is that of the whole batch.
+    """
+
+    def loss(outputs: Any, masks: Tensor) -> Tensor:
+        maps = class_maps(outputs, num_classes, (masks.shape[1], masks.shape[2]))
+        total = torch.zeros((), device=masks.device)
+        for name, logits in maps.items():
+            found = F.cross_entropy(
+                widened(logits), masks, ignore_index=IGNORE, label_smoothing=config.label_smoothing, reduction="sum"
+            )
+            total = total + (found if name == "out" else AUXILIARY * found)
+        return total / masks.numel()
+
+    return loss
+
+
+class PixelMeter:
+    """Mean cross-entropy of the pixels, their top-1 (aAcc) and mIoU in percent."""
+
+    def __init__(self, data: Data) -> None:
+        self.classes = len(data.classes)
+        self.sums = torch.zeros(3 * self.classes, dtype=torch.float64)
+
+    def add(self, model: nn.Module, images: Tensor, labels: Tensor) -> float:
+        """Count images, as `Meter.add` does."""
+        logits = class_maps(model(images), self.classes, (labels.shape[1], labels.shape[2]))["out"].cpu().double()
+        predicted = logits.argmax(1).masked_fill(labels == IGNORE, IGNORE)
+        self.sums += pixel_counts(predicted, labels, self.classes).sum(0).flatten()
+        loss = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
+        return loss.item() / labels[0].numel()
+
+    def values(self, sums: Tensor) -> tuple[float, ...]:
+        """Return aAcc and mIoU."""
+        counts = sums.reshape(3, self.classes).numpy()
+        return float(mean_accuracy(counts[::2].sum(1))), float(mean_iou(counts.ravel()))

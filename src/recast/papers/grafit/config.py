@@ -1,0 +1,119 @@
+"""Settings that only Grafit and DINO need: labels of coarse classes, and the task of an embedding."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+
+from annotated_types import Ge
+from pydantic import model_validator
+
+from recast.config import (
+    Classes,
+    Count,
+    NotNegative,
+    OneOf,
+    Positive,
+    Probability,
+    Rare,
+    Share,
+    Width,
+    clash,
+)
+from recast.lab.config.inputs import LabelsConfig
+from recast.lab.config.recipe import PaperConfig
+from recast.lab.config.tasks import ImageTask
+
+if TYPE_CHECKING:
+    from recast.lab.config.recipe import Recipe
+
+
+class GrafitConfig(PaperConfig, LabelsConfig):
+    """Grafit: labels of coarse classes"""
+
+    section: ClassVar[str] = "grafit"
+
+    def check(self, recipe: Recipe) -> None:
+        """Raise `clash` for coarse labels of a task whose images have no single label."""
+        if self.labels == "coarse" and not isinstance(recipe.task, ImageTask):
+            raise clash(f"`papers.grafit.labels` coarse does not apply to `task.kind` {recipe.task.kind}; drop it")
+
+
+class Projector(OneOf):
+    """Head of an embedding, and what it learns from."""
+
+    default: ClassVar[str] = "mlp"
+
+    kind: Annotated[Literal["linear", "mlp", "dino"], Rare()]
+    """Head of the embedding. linear: one layer (Grafit FC). mlp: two with a ReLU between (Grafit). dino: the features
+    themselves, which learn without labels by DINO's loss over dim prototypes."""
+    dim: Annotated[Classes, Rare()] = 256
+    """Width of the embedding; dino: prototypes."""
+    hidden: Annotated[Width, Rare()] = 4096
+    """Width between the layers of the mlp, and of the predictor that the loss of instances needs."""
+    label_weight: Annotated[NotNegative, Rare()] = 0.0
+    """Weight of the loss of labels. 0: the classifier learns beside, as a probe that moves nothing else."""
+    target_decay: Annotated[Probability, Rare()] = 0.996
+    """Decay of the moving average at the start; it rises to 1 by a cosine."""
+
+
+class Neighbors(Projector):
+    """Grafit (Touvron et al. 2021): losses of labels, neighbors (SNCA) and instances (BYOL)."""
+
+    kind: Annotated[Literal["linear", "mlp"], Rare()] = "mlp"
+    knn_weight: Annotated[NotNegative, Rare()] = 1.0
+    """Weight of the loss of neighbors: softmax over all training images, those of the class are right (SNCA)."""
+    instance_weight: Annotated[NotNegative, Rare()] = 1.0
+    """Weight of the loss of instances: views of an image agree with those of a moving average of the network (BYOL)."""
+    views: Annotated[Count, Rare()] = 4
+    """Views of each image in an update; the losses of labels and of neighbors see the first."""
+    sigma: Annotated[Positive, Rare()] = 0.05
+    """Temperature of the loss of neighbors."""
+
+    @model_validator(mode="after")
+    def _learns(self) -> Self:
+        if not (self.knn_weight or self.instance_weight):
+            raise clash("`knn_weight` and `instance_weight` are both 0, and an embedding learns from them; raise one")
+        if self.instance_weight and self.views < 2:
+            raise clash("`instance_weight` compares views of an image and requires `views` of 2 or more")
+        return self
+
+
+class Dino(Projector):
+    """DINO (Caron et al. 2021): no labels, views agree over prototypes."""
+
+    kind: Annotated[Literal["dino"], Rare()] = "dino"
+    views: Annotated[int, Ge(2), Rare()] = 4
+    """Views of each image in an update; the losses of labels and of neighbors see the first."""
+    local_scale: Annotated[tuple[Share, Share], Rare()] = (0.05, 0.4)
+    """dino: share of the image's area that the views after the second show, enlarged to the size of the others."""
+    teacher_temperature: Annotated[Positive, Rare()] = 0.04
+    """dino: temperature of the moving average's outputs; that of the network's is 0.1."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.local_scale[0] > self.local_scale[1]:
+            raise clash(f"`local_scale` must be (smallest, largest) share of the area, got {self.local_scale}")
+        return self
+
+
+class EmbedConfig(ImageTask):
+    """An embedding of images, for neighbors and retrieval, with labels or without."""
+
+    kind: Literal["embed"] = "embed"
+    unused: ClassVar[tuple[str, ...]] = ("augment.repeats", "schedule.kind", "schedule.feature_epochs")
+    projector: Projector = Neighbors()
+
+    def check(self, recipe: Recipe) -> None:
+        """Raise `clash` for what an embedding cannot be learned with."""
+        super().check(recipe)
+        if recipe.regularization.freeze not in ("none", "batch_norm"):
+            raise clash("`regularization.freeze` of weights does not apply to `task.kind` embed; drop it")
+        if recipe.pool.kind == "per_class":
+            raise clash("`pool.kind` per_class does not apply to `task.kind` embed; take single")
+
+
+def projector_of(recipe: Recipe) -> Neighbors | Dino:
+    """Return the projector of a recipe that trains an embedding."""
+    assert isinstance(recipe.task, EmbedConfig)
+    assert isinstance(recipe.task.projector, Neighbors | Dino)
+    return recipe.task.projector

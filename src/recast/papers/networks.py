@@ -1,0 +1,9 @@
+"""The networks and tasks of the papers: importing this registers them, networks with timm."""
+
+import recast.lab.networks
+import recast.lab.tasks.detect.networks
+import recast.lab.tasks.segment.networks
+import recast.papers.deit.variants
+import recast.papers.grafit.task
+import recast.papers.patchconvnet.network
+import recast.papers.prs.network  # noqa: F401

@@ -1,0 +1,276 @@
+"""What words become: options, defaults, refusals, help and completion."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from operator import attrgetter
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+from cyclopts import Parameter
+
+import recast.lab.training.run as training
+from recast.config import Count
+from recast.lab.cli import COMMANDS
+from recast.lab.cli.command import Command, Compute, Line
+from recast.lab.config import Recipe
+
+Cli = Callable[..., Any]
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def trained(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recipe]:
+    """Return the recipe that a command would train by."""
+    recipes: list[Recipe] = []
+    monkeypatch.setattr(training, "train", lambda recipe, *_, **__: recipes.append(recipe))
+
+    def call(*words: str | Path) -> Recipe:
+        done = cli("train", *words, "--json")
+        assert done.code == 0, done.err
+        return recipes[-1]
+
+    return call
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help(command: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "110")
+    short, everything = cli(command, "--help"), cli(command, "--help-all")
+    for done in (short, everything):
+        assert (done.code, done.err) == (0, "")
+        assert done.out.startswith(f"Usage: recast {command} ")
+        names = re.findall(r"^  (--\S+)", done.out, flags=re.MULTILINE)
+        assert len(names) == len(set(names))
+        assert "--json" in names
+        assert not [name for name in names if "_" in name]
+    assert short.out.count("\n") <= 110
+    assert short.out.count("\n  --") <= 70
+    assert everything.out.count("\n  --") >= short.out.count("\n  --")
+    assert "--verbose" in everything.out
+    assert f"recast {command}" in short.out[short.out.index("Examples:") :]
+    assert cli("help", command).out == short.out
+
+
+def test_the_usage_names_every_command(cli: Cli) -> None:
+    for words in ([], ["--help"], ["help"]):
+        done = cli(*words)
+        assert done.code == 0
+        assert all(f"  {name} " in done.out for name in COMMANDS)
+    assert re.fullmatch(r"recast \d+\.\d+\S*\n", cli("--version").out)
+
+
+def test_a_recipe_s_help_has_its_values(cli: Cli) -> None:
+    assert re.search(r"--stride .*\[remove\]", " ".join(cli("train", "tcnn", "--help").out.split()))
+    assert "d'Ascoli" in cli("train", "tcnn", "--help").out
+    assert cli("train", "no_recipe", "--help").code == 2
+
+
+def test_help_imports_no_torch() -> None:
+    code = (
+        "import sys, recast.papers; from recast.lab.cli import main\n"
+        f"for name in {list(COMMANDS)}: main([name, '--help'])\n"
+        "print([m for m in ('torch', 'timm', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, encoding="utf-8")
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_every_option_of_a_command_has_one_short_name() -> None:
+    from recast.lab.cli.explain import COMMAND as EXPLAIN
+    from recast.lab.cli.plan import COMMAND as PLAN
+    from recast.lab.cli.train import COMMAND as TRAIN
+
+    for command in (TRAIN, PLAN, EXPLAIN):
+        names = [option.short for part in command.parts.values() for option in part.options.values()]
+        assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value"),
+    [
+        ("--batch-size 8", "data.batch_size", 8),
+        ("--data.batch-size 8", "data.batch_size", 8),
+        ("--weight_decay 0.1", "optim.weight_decay", 0.1),
+        ("--optim.lr=1e-3", "optim.lr", 1e-3),
+        ("--model x", "model.name", "x"),
+        ("--pretrained", "model.pretrained", True),
+        ("--no-control", "control", False),
+        ("--where a b --seed 1", "where", ["a", "b"]),
+        ("--where a,b", "where", ["a", "b"]),
+        ("--where re:a{1,2}", "where", ["re:a{1,2}"]),
+        ("--schedule listed --dates 3:a.* 5:b", "schedule.dates", ["3:a.*", "5:b"]),
+        ("--gate-range -0.5 1", "recast.gate_range", (-0.5, 1.0)),
+        ("--content-heads 0,4,8", "recast.content_heads", (0, 4, 8)),
+        ("--clip-grad null", "optim.clip_grad", None),
+        ("--num-train 0.1", "data.num_train", 0.1),
+        ("--betas 0.9 0.999", "optim.betas", (0.9, 0.999)),
+        ("--betas 0.9,0.999", "optim.betas", (0.9, 0.999)),
+        ("--gate sigmoid --lambda-init 2", "recast.lambda_init", 2.0),
+        ("--teacher parent --temperature 2", "task.teacher.targets.temperature", 2.0),
+        ("--data scenes --resize 0.7 1.5", "task.resize", (0.7, 1.5)),
+        ("--task embed --projector dino --dim 100", "task.projector.dim", 100),
+        ("--init-std 0.02", "papers.deit.init_std", 0.02),
+        ("--trackers tensorboard", "trackers", ["tensorboard"]),
+    ],
+)
+def test_options(words: str, key: str, value: object, trained: Callable[..., Recipe]) -> None:
+    recipe: Any = trained("digits", *words.split())
+    if key.startswith("papers"):
+        recipe, key = recipe.papers["deit"], key.rpartition(".")[2]
+    assert attrgetter(key)(recipe) == value
+
+
+def test_options_lie_over_a_recipe(trained: Callable[..., Recipe], tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text("recast: {gate: sigmoid, lambda_init: 2.0, head_dim: 3}\ncontrol: false\nepochs: 3\n")
+    recipe: Any = trained(path, "--lambda-init", "4", "--control")
+    assert (recipe.recast.lambda_init, recipe.recast.head_dim, recipe.control, recipe.epochs) == (4.0, 3, True, 3)
+    recipe = trained(path, "--gate", "linear")
+    assert (recipe.recast.gate, recipe.recast.head_dim) == ("linear", 3)  # another gate has no lambda
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("plam", "plam, plan"),
+        ("--verison", "--verison"),
+        ("plan", "MODEL"),
+        ("plan digits_resnet more", "more"),
+        ("plan digits_resnet --num-images 0", "--num-images, 1"),
+        ("plan digits_resnet --num-imges 3", "--num-imges, --num-images"),
+        ("plan digits_resnet --img-size", "--img-size"),
+        ("plan digits_resnet --img-size 0", "--img-size"),
+        ("plan digits_resnet --plan x.json --gate bias", "--plan, --gate"),
+        ("plan digits_resnet --gate linear --lambda-init 2", "--lambda-init, --gate, sigmoid"),
+        ("plan digits_resnet --content-heads 4,4", "--content-heads"),
+        ("verify digits_resnet --seed 1.5", "--seed, 1.5"),
+        ("export x --to onx", "--to, onnx, torch"),
+        ("report", "RUN"),
+        ("report x --img-size 3", "--img-size, --compare"),
+        ("fold x --tol -1", "--tol, 0"),
+        ("evaluate x --sizes 16", "--sizes, --suite resolution"),
+        ("evaluate x --suite resolution --sizes 16y", "--sizes"),
+        ("evaluate x --eps -1", "--eps, 0"),
+        ("evaluate x --threads 0", "--threads, 1"),
+        ("explain x --port 3", "--port, --serve"),
+        ("explain x --serve --port 65536", "--port, 65536"),
+        ("explain x --mean 1 0.5", "--mean, 3"),
+        ("quickstart --seed x", "--seed, x"),
+        ("train", "--resume"),
+        ("train nope", "nope"),
+        ("train nowhere.yaml", "nowhere.yaml"),
+        ("train bad.yaml", "bad.yaml, optim.learning_rate, optim.lr"),
+        ("train wrong.yaml", "wrong.yaml, optim.lr, fast"),
+        ("train digits --lr -1", "--lr, 0, -1"),
+        ("train digits --lr abc", "--lr, abc"),
+        ("train digits --lr nan", "--lr"),
+        ("train digits --leer 1", "--leer, --lr"),
+        ("train digits --optim.leer 1", "--optim.leer, --optim.lr"),
+        ("train digits --amp bf61", "--amp, bf61, bf16"),
+        ("train digits --epochs 5.5", "--epochs, 5.5"),
+        ("train digits --betas 0.9", "--betas, 2"),
+        ("train digits --betas 0.9 1.5", "--betas, 1, 1.5"),
+        ("train digits --num-train 0", "--num-train, 1"),
+        ("train digits --gate linear --lambda-init 2", "--lambda-init, --gate, sigmoid, linear"),
+        ("train digits --gate sigmoid --gate-l1 1", "--gate-l1, --gate"),
+        ("train digits --schedule listed", "--dates, --schedule"),
+        ("train digits --schedule listed --dates 3:a 9:b --epochs 5", "--dates, 5"),
+        ("train digits --schedule at_once --conv-epochs 9 --epochs 5", "--conv-epochs, --epochs, 5"),
+        ("train digits --task segment --mixup 0.1", "--mixup, --task, classify, segment"),
+        ("train digits --data scenes --task classify", "scenes, --task, segment"),
+        ("train digits --data scenes --pool single", "--pool, segment"),
+        ("train digits --task embed --repeats 3", "--repeats, --task, embed"),
+        ("train digits --teacher parent --targets hard --temperature 2", "--temperature, --targets, soft, hard"),
+        ("train digits --calibrate 100", "--calibrate, --gate, sigmoid"),
+        ("train digits --plan x.json --where all", "--plan, --where"),
+        ("train digits --resume runs/x", "--resume, RECIPE"),
+        ("train --resume runs/x", "runs/x, recipe.yaml"),
+        ("train digits --resume x --out y", "--resume"),
+    ],
+)
+def test_a_mistake_names_what_was_typed(
+    words: str, names: str, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.yaml").write_text("optim: {learning_rate: 1}\n", encoding="utf-8")
+    (tmp_path / "wrong.yaml").write_text("optim: {lr: fast}\n", encoding="utf-8")
+    message = refused(*words.split())
+    assert not [name for name in names.split(", ") if name not in message], message
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.yaml", "wrong.yaml"]
+
+
+def test_a_typed_function_is_a_command() -> None:
+    def count(
+        where: str,
+        /,
+        *more: str,
+        most: Count = 3,
+        by: Literal["a", "b"] | None = None,
+        output: Annotated[Compute, Parameter(name="*")],
+        line: Line,
+    ) -> int:
+        """Count.
+
+        Args:
+            where: A place.
+            more: Other
+                places.
+            most: Largest number.
+            by: Order.
+        """
+        calls.append((where, more, most, by, output.quiet, line))
+        return 0
+
+    calls: list[Any] = []
+    command = Command(count, "WHERE [MORE…] [options]")
+
+    def run(*words: str) -> Any:
+        call, bound, _ = command.app(words).parse_args(words, exit_on_error=False, print_error=False)
+        return call(*bound.args, **bound.kwargs)
+
+    assert run("x", "--most", "4", "y", "--quiet", "--", "-z") == 0
+    assert calls == [("x", ("y", "-z"), 4, None, True, "recast count x --most 4 y --quiet -- -z")]
+    with pytest.raises(ValueError, match="--most"):
+        run("x", "--most", "0")
+
+
+def test_the_command_takes_a_number_of_threads(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers: list[int | None] = []
+    monkeypatch.setattr("recast.lab.cli.command.use_threads", numbers.append)
+    cli("plan", "digits_resnet", "--num-classes", "10", "--img-size", "16", "--threads", "3")
+    cli("report", "nowhere")
+    assert numbers == [3]
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed")
+def test_tab_completes(tmp_path: Path) -> None:
+    """In a shell, with the script that the command installs."""
+    command = tmp_path / "recast"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m recast "$@"\n')
+    command.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    env = os.environ | {"HOME": str(tmp_path), "SHELL": shutil.which("bash") or "", "PATH": path}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(words, env=env, capture_output=True, text=True)
+
+    done = run("recast", "--install-completion")
+    assert done.returncode == 0, done.stderr
+    (script,) = (tmp_path / ".local").rglob("recast")
+    completed = {
+        "e": "evaluate",
+        "train finetune --gate-": "--gate-l1",
+        "plan resnet18 --query-key ": "similar",
+        "train tcnn_st": "tcnn_star_100",
+    }
+    for line, word in completed.items():
+        *words, begun = line.split(" ")
+        ask = f"COMP_WORDS=(recast {' '.join(words)} {begun!r}); COMP_CWORD={len(words) + 1}; _recast"
+        assert word in run("bash", "-c", f"source {script}; {ask}; echo ${{COMPREPLY[*]}}").stdout.split(), line

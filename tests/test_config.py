@@ -1,0 +1,249 @@
+"""Unions by kind, ranges, and the one line that names a mistake: in Python, in a recipe file, on the command line."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any, ClassVar, Literal
+
+import pytest
+from torch import nn
+
+import recast
+from recast import PoolConfig, RecastConfig, RecastError
+from recast.config import Count, Keys, OneOf, checked, convert, fields_of, merge, read, typed
+from recast.lab.config import OptimConfig, Recipe, ScheduleConfig, TaskConfig
+from recast.lab.config.recipe import PaperConfig
+from recast.lab.recipe import override
+from recast.layers.config import AttentionPooling, BiasGate, SigmoidGate
+
+
+def test_a_union_makes_the_kind_that_is_named() -> None:
+    assert RecastConfig("sigmoid", lambda_init=2) == SigmoidGate(lambda_init=2.0)
+    assert RecastConfig(gate="bias").bias_init == 20
+    assert RecastConfig(lambda_init=1.0).gate == "linear"  # as files of older versions have it
+    assert isinstance(PoolConfig("per_class"), AttentionPooling)
+    assert not PoolConfig().is_on
+    assert PoolConfig("single", start="paper").replace(kind="per_class").start == "paper"
+    assert RecastConfig("sigmoid", alpha=2, head_dim=3).replace(gate="bias") == BiasGate(head_dim=3)
+    for config in (RecastConfig("sigmoid"), Recipe(pool="single", recast="bias")):
+        assert pickle.loads(pickle.dumps(config)) == copy.deepcopy(config) == config
+
+
+@pytest.mark.parametrize(
+    ("given", "heads"),
+    [
+        ("middle", "middle"),
+        (3, 3),
+        ("3", 3),
+        (["3"], 3),
+        ("0,4,8", (0, 4, 8)),
+        ([8, 0], (0, 8)),
+        (["4", "0"], (0, 4)),
+        ("4,", (4,)),
+        ((4,), (4,)),
+    ],
+)
+def test_a_choice_of_heads(given: Any, heads: Any) -> None:
+    assert RecastConfig(content_heads=given).content_heads == heads
+    assert RecastConfig(gaussian_heads=0).gaussian_heads == "none"
+
+
+MISTAKES: list[tuple[Any, dict[str, Any], str]] = [
+    (OptimConfig, {"lr": -1}, "lr must be >= 0, got -1"),
+    (OptimConfig, {"lr": float("nan")}, "lr must be finite, got nan"),
+    (OptimConfig, {"lr": "fast"}, "lr must be a number, got 'fast'"),
+    (OptimConfig, {"lr": 1e300}, "lr must be <= 1000000000, got 1e+300"),
+    (OptimConfig, {"betas": (0.9,)}, "betas takes 2 values, got (0.9,)"),
+    (OptimConfig, {"betas": (0.9, 1.0)}, "betas must be < 1, got 1.0"),
+    (OptimConfig, {"lrr": 1}, "unknown name lrr; did you mean lr, qk_lr?"),
+    (Recipe, {"lr": 1}, "unknown name lr; did you mean optim.lr?"),
+    (Recipe, {"data": {"num_train": 0}}, "data.num_train must be >= 1 or > 0, got 0"),
+    (Recipe, {"trackers": ["mlflow"]}, "trackers must be one of tensorboard, wandb, got 'mlflow'"),
+    (Recipe, {"recast": None}, "recast must be a mapping or one of linear, sigmoid, bias, got None"),
+    (Recipe, {"recast": {"gate": "sigmoids"}}, "recast.gate must be one of linear, sigmoid, bias, got 'sigmoids'; "
+     "did you mean sigmoid?"),
+    (Recipe, {"papers": {"deit": {"init_st": 1}}}, "unknown name papers.deit.init_st; did you mean papers.deit.init_s"),
+    (RecastConfig, {"gate": "sigmoids"}, "gate must be one of linear, sigmoid, bias, got 'sigmoids'; did you mean"),
+    (RecastConfig, {"gate": "sigmoid", "gamma_init": 0.1}, "gamma_init requires gate linear, got sigmoid"),
+    (RecastConfig, {"gate": "bias", "content": "linear"}, "content requires gate linear or sigmoid, got bias"),
+    (RecastConfig, {"lambda_init": 2}, "lambda_init requires gate sigmoid, got linear"),
+    (RecastConfig, {"lamda_init": 2}, "unknown name lamda_init; did you mean lambda_init, gamma_init, bias_init?"),
+    (RecastConfig, {"head_dim": 2.5}, "head_dim must be a whole number, got 2.5"),
+    (RecastConfig, {"gate_range": (1, 0)}, "gate_range must be (low, high) with low < high, got (1.0, 0.0)"),
+    (RecastConfig, {"gate_range": (0.5, 1)}, "gamma_init and s_init must lie in gate_range (0.5, 1.0)"),
+    (RecastConfig, {"content_heads": "none"}, "content_heads must be"),
+    (RecastConfig, {"content_heads": "0,0"}, "content_heads must be all, middle"),
+    (PoolConfig, {"kind": "max"}, "kind must be one of none, single, per_class, got 'max'"),
+    (PoolConfig, {"start": "paper"}, "start requires kind single or per_class, got none"),
+    (PoolConfig, {"kind": "single", "cls_in_keys": True}, "cls_in_keys moves the average by 1/(n+1) and requires"),
+    (ScheduleConfig, {"kind": "listed"}, "dates is missing; kind listed requires it"),
+    (TaskConfig, {"teacher": "model"}, "teacher.teacher_model is missing; teacher.kind model requires it"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "values", "message"), MISTAKES)
+def test_a_mistake_is_one_line(kind: Any, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecastError) as error:
+        kind(**values)
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+    with pytest.raises(RecastError) as error:
+        read(kind, values, "mine.yaml")
+    assert str(error.value).startswith("mine.yaml: ")
+
+
+def option(keys: Keys) -> str:
+    return "--" + keys[-2 if keys[-1] in ("kind", "name") else -1]
+
+
+def nested(words: str) -> dict[str, Any]:
+    """`"optim.lr=1 recast.gate=bias"` as nested data."""
+    data: dict[str, Any] = {}
+    for word in words.split():
+        name, _, value = word.partition("=")
+        *sections, field = name.split(".")
+        inner = data
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[field] = value.split(",") if "," in value else value
+    return data
+
+
+CLASHES = """
+augment.scale=0.5,0.2 | --scale must be (smallest, largest)
+schedule.calibrate=10 | --calibrate requires --gate sigmoid
+optim.gate_l1=1 recast.gate=sigmoid | --gate_l1 requires --gate linear, got sigmoid
+regularization.freeze=trunk | --freeze trunk requires --where none
+regularization.freeze=all_but_batch_norm | --freeze all_but_batch_norm requires --where none
+schedule.feature_epochs=6 | --feature_epochs must be at most --epochs (5)
+schedule.conv_epochs=1 | --conv_epochs requires --schedule at_once, got before
+schedule.order=learned | --order requires --schedule progressive, got before
+schedule.dates=1:a | --dates requires --schedule listed, got before
+schedule.kind=at_once schedule.conv_epochs=5 | --conv_epochs must be below --epochs (5), got 5
+schedule.kind=listed schedule.dates=6:a | --dates must lie in epochs 1 to 5
+schedule.kind=never | --schedule never requires --stride remove or dilate, and --gate linear
+schedule.kind=learned recast.stride=remove | a learned --schedule requires --stride keep
+schedule.kind=at_once where=none | --schedule at_once requires layers, but --where is none
+schedule.kind=at_once schedule.calibrate=9 | --calibrate requires --schedule before, got at_once
+data.name=scenes task.mixup=1 | --mixup requires --task classify, got segment
+data.name=coco task.erasing=1 | --erasing requires --task classify or segment or embed, got detect
+data.name=coco task.resize=2,1 | --resize must be (smallest, largest)
+data.name=masks pool.kind=single | --pool does not apply to --task segment
+data.name=scenes task.kind=classify | --data scenes requires --task segment, got classify
+data.name=coco papers.grafit.labels=coarse | --labels coarse does not apply to --task detect
+papers.grafit.rank=folder papers.grafit.coarse_file=x | --coarse_file and --rank both say
+task.loss.bce_threshold=0 | --bce_threshold requires --loss bce, got ce
+task.teacher.kind=parent task.teacher.targets.kind=hard task.teacher.targets.temperature=2 | --temperature requires
+"""
+FINE = """
+recast.gate=sigmoid schedule.calibrate=10 | optim.gate_l1=1 | regularization.freeze=trunk where=none | data.name=scenes
+data.name=scenes task.resize=1,1 | schedule.kind=never recast.stride=remove | schedule.kind=learned
+pool.kind=per_class | data.mean=data | recast.content_heads=0,4
+recast.gate=bias recast.bias_init=10 schedule.kind=progressive | task.loss.kind=bce task.loss.bce_threshold=0
+task.kind=embed pool.kind=single task.projector.kind=dino task.auto_augment=3a | data.num_train=0.1 | data.num_train=10
+task.teacher.kind=model task.teacher.teacher_model=resnet18 task.teacher.targets.kind=hard
+"""
+
+
+@pytest.mark.parametrize("line", CLASHES.strip().splitlines())
+def test_what_does_not_go_together_is_named_as_it_was_typed(line: str) -> None:
+    words, _, message = line.partition(" | ")
+    with pytest.raises(RecastError) as error:
+        override(Recipe(), nested(words), option)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("words", [words.strip() for line in FINE.strip().splitlines() for words in line.split(" | ")])
+def test_what_goes_together(words: str) -> None:
+    recipe = override(Recipe(), nested(words))
+    assert recipe != Recipe()
+    assert read(Recipe, recipe.model_dump(mode="json")) == recipe
+
+
+def test_another_kind_drops_what_it_has_not() -> None:
+    base = Recipe(recast=RecastConfig("sigmoid", alpha=2, lambda_init=3), task={"mixup": 0.8, "label_smoothing": 0.1})
+    assert override(base, {"recast": {"gate": "linear"}}).recast == RecastConfig(alpha=2)
+    segment = override(base, {"data": {"name": "scenes"}}).task
+    assert (segment.kind, segment.label_smoothing) == ("segment", 0.1)
+    assert merge(Recipe, {"pool": "single"}, {"pool": {"start": "paper"}})["pool"] == {
+        "kind": "single",
+        "start": "paper",
+    }
+    with pytest.raises(RecastError, match="lambda_init requires"):
+        override(base, {"recast": {"gate": "linear", "lambda_init": 3}})
+
+
+def test_fields_are_few_and_those_of_a_paper_are_its_own() -> None:
+    def place(keys: Keys) -> str:
+        if keys[0] == "papers":
+            return keys[1]
+        return "shared" if keys[0] != "task" or keys[1] == "kind" else "embed" if keys[1] == "projector" else "tasks"
+
+    places = [place(field.path) for field in fields_of(Recipe)]
+    assert {name: places.count(name) for name in places} == {
+        "shared": 90, "tasks": 16, "embed": 11, "grafit": 3, "deit": 3,
+    }  # fmt: skip
+    every = {field.path: field for field in fields_of(Recipe)}
+    assert every["recast", "lambda_init"].kinds == ("sigmoid",)
+    assert every["recast", "gate"].choices == ("linear", "sigmoid", "bias")
+    assert all(field.info.description for field in every.values())
+
+
+def test_tasks_and_papers_add_their_own() -> None:
+    class CountConfig(TaskConfig):
+        kind: Literal["count"] = "count"
+        huber: float = 1.0
+
+    class TestPaper(PaperConfig):
+        section: ClassVar[str] = "test"
+        share: float = 0.5
+
+    recipe = Recipe(task={"kind": "count", "huber": 2}, papers={"test": {"share": 1}})
+    assert (recipe.task.huber, recipe.papers["test"].share) == (2.0, 1.0)
+    with pytest.raises(RecastError, match=r"task\.mixup requires task\.kind classify, got count"):
+        Recipe(task={"kind": "count", "mixup": 1})
+
+
+def test_arguments_and_dataclasses_are_checked() -> None:
+    @typed("model", "steps", "names")
+    def call(model: nn.Module, steps: Count = 1, names: list[str] | None = None) -> Any:
+        return steps
+
+    assert call(nn.Identity(), "3") == 3
+    for arguments, message in (
+        ((3,), "model must be a network"),
+        ((nn.Identity(), 0), "steps must be >= 1, got 0"),
+        ((nn.Identity(), 1, "ab"), "names must be a list, got 'ab'"),
+    ):
+        with pytest.raises(RecastError, match=message):
+            call(*arguments)
+    with pytest.raises(RecastError, match=r"kernel\.0 must be >= 1, got 0"):
+        recast.Geometry((0, 3))
+
+    @checked
+    class Point:
+        x: int
+
+    assert Point("3").x == 3
+    with pytest.raises(RecastError, match="x must be a whole number"):
+        Point("a")
+    with pytest.raises(RecastError, match="y must be"):
+        convert(tuple[int, int], "12", "y")
+
+
+def test_a_union_needs_no_table() -> None:
+    class Shape(OneOf):
+        default: ClassVar[str] = "disc"
+        kind: Literal["disc", "box"]
+
+    class Disc(Shape):
+        kind: Literal["disc"] = "disc"
+
+    class Box(Shape):
+        kind: Literal["box"] = "box"
+        sides: int = 4
+
+    assert Shape("box").sides == 4
+    assert read(Shape, "box") == Box()
+    assert read(Shape, {}) == Shape() == Disc()
