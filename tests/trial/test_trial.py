@@ -165,6 +165,8 @@ def test_the_answer_says_what_the_table_holds(
     assert f"Worth a full run: {worth}." in answer.sentence
     assert json.loads(answer.to_json())["gains"]["longer"]["mean"] == answer.gains["longer"].mean
     assert ("--minutes 40" in str(answer)) == (worth != "yes")
+    asleep = judge(table(rights, images), lines, Wakefulness(36, 1, 0.99), FACTS)
+    assert asleep.worth == {"no": "unclear"}.get(worth, worth)
 
 
 def test_an_interval_over_seeds_and_images() -> None:
@@ -185,7 +187,6 @@ def test_an_interval_over_seeds_and_images() -> None:
         ([], "--model"),
         (["--model", "resnet18", "--data-dir", "nowhere"], "--pretrained"),
         (["--model", "digits_resnet", "--checkpoint", "no.pt", "--data", "digits"], "no.pt"),
-        (["--model", "digits_resnet", "--checkpoint", "w.safetensors", "--data", "scenes"], "scenes"),
         (
             ["--model", "digits_resnet", "--checkpoint", "w.safetensors", "--data", "digits", "--num-val", "10"],
             "20 validation",
@@ -220,6 +221,8 @@ def test_another_folder_is_left_alone(data: Data, plan: recast.Plan, tmp_path: P
     (tmp_path / "mine.txt").touch()
     with pytest.raises(recast.RecastError, match="--out"):
         try_(network(), data, plan, tmp_path)
+    with pytest.raises(recast.RecastError, match="one class each"):
+        try_(network(), replace(data, train=[0] * 60), plan, tmp_path / "new")  # type: ignore[arg-type]
     with pytest.raises(recast.RecastError, match="GiB"):
         run.check_space(tmp_path, 2**60)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

@@ -72,11 +72,14 @@ def try_(
     images = load_data(DataConfig(data, data_dir, img_size=side, num_train=num_train, num_val=num_val))
     parent, _ = network.open(model, None)
     planned = wanted.plan(parent, torch.zeros(1, 3, images.img_size, images.img_size))
-    answer = run(
-        parent, images, planned, Path(out), minutes=minutes, seeds=seeds, device=device,
-        progress=not output.quiet and sys.stderr.isatty(),
-        say=lambda line: None if output.quiet else print(line, file=sys.stderr),
-    )  # fmt: skip
+    try:
+        answer = run(
+            parent, images, planned, Path(out), minutes=minutes, seeds=seeds, device=device,
+            progress=not output.quiet and sys.stderr.isatty(),
+            say=lambda line: None if output.quiet else print(line, file=sys.stderr),
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted: the same command goes on") from None
     if output.as_json:
         print_json(answer.to_json())
     else:

@@ -13,12 +13,12 @@ from rich.table import Table
 from recast.analysis.records import Wakefulness
 from recast.lab.report.formats import decimal, plural, signed
 from recast.lab.statistics import paired_interval
-from recast.surgery.table import render, terminal_width
+from recast.surgery.table import render
 
 Worth = Literal["yes", "no", "unclear"]
 HIDDEN = 2.0
 """Points: a full run is not worth it where its gain is shown to be smaller than this."""
-COLUMNS = ("arm", "top-1", "recast is better by", "updates", "seconds", "ms a step", "rate")
+COLUMNS = ("arm", "top-1", "recast gains", "updates", "ms/step", "rate")
 Right = Sequence[Sequence[bool]]
 """Of an arm: for each seed, which validation images are right."""
 
@@ -96,7 +96,7 @@ class Answer:
         rows = []
         for line in self.arms:
             gain = self.gains.get(line.arm)
-            trained = [f"{line.updates:,}", f"{line.seconds:.0f}", f"{line.step_ms:.3g}", f"{line.rate:.0e}"]
+            trained = [f"{line.updates:,}", f"{line.step_ms:.3g}", f"{line.rate:.0e}"]
             rows.append(
                 [line.label, f"{line.top1:.1f}", str(gain or ""), *(trained if line.updates else [""] * len(trained))]
             )
@@ -112,7 +112,7 @@ class Answer:
             f"{facts.train:,} training images in {plural(facts.views, 'view')}, {self.images:,} validation images, "
             f"{plural(self.seeds, 'seed')}, {facts.epochs:.2g} epochs"
         )
-        lines = [self.sentence, "", render(table, terminal_width()), about, *facts.notes]
+        lines = [self.sentence, "", render(table), about, *facts.notes]
         if self.changes:
             lines += ["", "What would change the answer:", *(f"- {change}" for change in self.changes)]
         return "\n".join(lines) + "\n"
@@ -128,13 +128,15 @@ def judge(right: Mapping[str, Right], arms: Sequence[ArmLine], attention: Wakefu
         facts: of the trial.
 
     Returns:
-        An `Answer`: yes where the gain at equal time is shown, no where it is shown to be below `HIDDEN` points.
+        An `Answer`: yes where the gain at equal time is shown, no where it is shown to be below `HIDDEN` points and
+        heads attend, else unclear.
     """
     gains = {over: _gain(over, right) for over in ("finetuned", "longer", "added") if over in right}
     updates, time = gains["finetuned"], gains["longer"]
     seeds, images = len(right["recast"]), len(right["recast"][0])
     heads, awake = (attention.heads, attention.awake) if attention else (0, 0)
-    worth: Worth = "yes" if time.low > 0 else "no" if time.high < HIDDEN else "unclear"
+    is_asleep = attention is not None and attention.slept
+    worth: Worth = "yes" if time.low > 0 else "no" if time.high < HIDDEN and not is_asleep else "unclear"
     parts = [
         f"{updates} over fine-tuning at equal updates, {time} at equal time; {awake} of {heads} heads attend.",
         f"With {images:,} validation images nothing below {time.half:.1f} points could be seen at equal time.",
@@ -146,7 +148,7 @@ def judge(right: Mapping[str, Right], arms: Sequence[ArmLine], attention: Wakefu
             f"over added convolutions of like cost recast gains {gains['added']}: compute, rather than attention, may "
             "be what helps"
         )
-    if attention is not None and attention.slept and worth != "yes":
+    if is_asleep and worth != "yes":
         changes.append(
             f"{attention}: this is no evidence about attention; --query-key images starts its maps elsewhere"
         )

@@ -33,8 +33,8 @@ Arm = Literal["parent", "finetuned", "longer", "added", "recast"]
 ARMS: dict[Arm, str] = {
     "parent": "as it is",
     "finetuned": "trained on",
-    "longer": "trained on for as long as recast",
-    "added": "convolutions of like cost added",
+    "longer": "trained on for as long",
+    "added": "convolutions added",
     "recast": "recast",
 }
 """Arms and what they are called."""
