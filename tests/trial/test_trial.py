@@ -133,7 +133,7 @@ def test_a_fitted_classifier_learns_what_features_hold() -> None:
     assert torch.equal(tail.network.get_parameter("0.weight"), model.get_parameter("0.weight"))
 
 
-FACTS = Facts(10, 100, 5.0, 20.0, 10.0, "layer4.0", 4)
+FACTS = Facts(100, 5.0, 20.0, 10.0, "layer4.0", 4)
 
 
 def table(rights: dict[str, float], images: int, seeds: int = 3) -> dict[str, list[list[bool]]]:

@@ -58,7 +58,6 @@ class Gain:
 class Facts:
     """What the sentence depends on besides the images."""
 
-    classes: int
     train: int
     epochs: float
     """How often an arm saw every training image."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
@@ -47,6 +47,8 @@ WEIGHT_DECAY, WARM_UP, LOWEST = 0.05, 20, 1e-2
 """Of AdamW; a twentieth of the updates warms up; the cosine ends at a hundredth of the rate."""
 WAKING, WATCHED = 256, 64
 """Images that queries and keys start from, and whose attention is looked at."""
+HEAD_UPDATES, HEAD_BATCH, HEAD_RATE = 300, 256, 1e-2
+"""Training of a new classifier on what enters it."""
 POINTS, DIVERGED = 20, 1e9
 """Points of a loss curve; a loss that is no number, which JSON does not have."""
 
@@ -172,38 +174,14 @@ def with_head(model: nn.Module, classes: int) -> nn.Module:
     return model
 
 
-def step_seconds(
-    tails: dict[Arm, Tail], train: Bank, batch: int, device: torch.device, rounds: int = 3
-) -> dict[Arm, float]:
-    """Return the median seconds of a training step of every arm, measured in turns; the tails are trained on."""
-    times: dict[Arm, list[float]] = {arm: [] for arm in tails}
-    for turn in range(rounds + 1):
+def step_seconds(tails: Mapping[Arm, Tail], train: Bank, batch: int, device: torch.device) -> dict[str, float]:
+    """Return the median seconds of an update of every arm, of three in turns; the tails are trained on."""
+    times: dict[str, list[float]] = {arm: [] for arm in tails}
+    for _ in range(4):
         for arm, tail in tails.items():
-            begin = time.perf_counter()
-            train_steps_(tail, train, batch, device)
-            if turn:  # the first one warms up
-                times[arm].append(time.perf_counter() - begin)
-    return {arm: median(values) for arm, values in times.items()}
-
-
-def train_steps_(tail: Tail, train: Bank, batch: int, device: torch.device) -> None:
-    """Make one update."""
-    optimizer = torch.optim.AdamW(param_groups(tail, lr=1e-6))
-    tail.train()
-    for features, labels in train.training(batch, 1, 0, device):
-        F.cross_entropy(tail(features), labels).backward()
-        optimizer.step()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def best_rate(losses: Sequence[float]) -> float:
-    """Return the rate of `RATES` with the lowest of the losses, the lower rate of equal ones."""
-    return RATES[min(range(len(losses)), key=lambda place: losses[place])]
-
-
-HEAD_UPDATES, HEAD_BATCH, HEAD_RATE = 300, 256, 1e-2
-"""Training of a new classifier on what enters it."""
+            trained = train_(tail, train, train.spread(1), rate=1e-6, updates=1, batch=batch, seed=0, device=device)
+            times[arm].append(trained.seconds)
+    return {arm: median(values[1:]) for arm, values in times.items()}  # the first one warms up
 
 
 def with_fitted_head(tail: Tail, trains: Sequence[Bank], device: torch.device) -> list[Tail]:
@@ -225,7 +203,7 @@ def with_fitted_head(tail: Tail, trains: Sequence[Bank], device: torch.device) -
             head.network.get_submodule(name).requires_grad_(True)
         inputs = replace(train, views=tuple(views))
         train_(
-            head, inputs, inputs.subset(torch.arange(1)), rate=HEAD_RATE, updates=HEAD_UPDATES, batch=HEAD_BATCH,
+            head, inputs, inputs.spread(1), rate=HEAD_RATE, updates=HEAD_UPDATES, batch=HEAD_BATCH,
             seed=0, device=device, follows=False,
         )  # fmt: skip
         copied = copy.deepcopy(tail)

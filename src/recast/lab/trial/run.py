@@ -39,13 +39,8 @@ from recast.surgery.apply import recast_
 from recast.surgery.plan import Plan
 from recast.tracing.examples import run_example
 
-TRIAL, RUNS, FEATURES, ANSWER, WEIGHTS = (
-    "trial.json",
-    "runs.jsonl",
-    "features",
-    "answer.json",
-    "recast_tail.safetensors",
-)
+TRIAL, RUNS, FEATURES, ANSWER = "trial.json", "runs.jsonl", "features", "answer.json"
+WEIGHTS = "recast_tail.safetensors"
 FEWEST = 20
 """Training and validation images."""
 MOST_VIEWS, MOST_EPOCHS, LEAST_UPDATES = 4, 20, 20
@@ -157,6 +152,7 @@ def try_(
     for part, images in (("training", data.train), ("validation", data.val)):
         if len(images) < FEWEST:
             raise RecastError(f"a trial takes {FEWEST} {part} images or more, {data.name} has {len(images)}")
+    hold_out(data.train.labels, HELD_OUT)  # raises where no class can spare an image
     if (known := input_defaults(model)) is not None and len(known.mean) == 3:
         data = replace(data, mean=known.mean, std=known.std)
     return _Trial(model, data, plan, Path(out), minutes, seeds, choose_device(device), say).run(progress)
@@ -274,9 +270,7 @@ class _Trial:
                 break
             views -= 1  # nobody would see the last one
         longer = max(1, round(updates * step["recast"] / step["finetuned"]))
-        return Pace(
-            train, val, views, batch, updates, longer, {str(arm): value for arm, value in step.items()}, image, layout
-        )
+        return Pace(train, val, views, batch, updates, longer, step, image, layout)
 
     def _bank(self, images: LabelledImages, count: int, views: int, name: str, bar: Progress, task: TaskID) -> Bank:
         if count < len(images):
@@ -329,8 +323,8 @@ class _Trial:
 
         rates: dict[Arm, float] = {}
         for arm in RATED:
-            losses = [train_arm("rate", kept_tail, arm, 0, rate, kept, held)["loss"] for rate in RATES]
-            rates[arm] = arms.best_rate(losses)
+            losses = {rate: train_arm("rate", kept_tail, arm, 0, rate, kept, held)["loss"] for rate in RATES}
+            rates[arm] = min(RATES, key=losses.__getitem__)
         rates["longer"] = rates["finetuned"]
         runs: dict[Arm, list[dict[str, Any]]] = {arm: [] for arm in TRAINED}
         for seed in range(self.seeds):  # a trial that is stopped has whole pairs
@@ -386,7 +380,7 @@ class _Trial:
         attention = sorted(awake, key=lambda each: each.awake)[len(awake) // 2] if awake else None
         most = MOST_EPOCHS * pace.train // pace.batch * pace.batch / pace.train
         facts = Facts(
-            len(self.data.classes), pace.train, pace.epochs, most, self.minutes, self.parts.tail.entry, pace.views,
+            pace.train, pace.epochs, most, self.minutes, self.parts.tail.entry, pace.views,
             tuple(self.notes),
         )  # fmt: skip
         right: dict[str, Any] = {arm: [row["right"] for row in rows] for arm, rows in runs.items()}
