@@ -2,19 +2,23 @@
 
     python studies/fourier.py                   # random timm networks on smooth random images
     RECAST_DATA=DIR python studies/fourier.py   # and on photographs; trained CIFAR ResNets beside random ones
+    python studies/fourier.py --trends          # the second table again, from the first
 
 Writes results/fourier.csv: a row per network, weights and block with Δ log amplitude at π/3, 2π/3 and π (true
 frequencies), and results/fourier_trends.csv: a row per network with Δ(π) of the first and the last block, the slope of
 its regression on depth (0 to 1), its rank correlation with depth, and `within`, the mean change from one block to the
-next where both have maps of one size: a smaller map has another π. PRS (Lee et al. 2022, Fig. 2) reports a sharp
-change with depth for ResNet-50, a smaller one for Swin, none for DeiT and ConViT.
+next where both have maps of one size: a smaller map has another π. The patch embedding (`stem`) is no block, and of a
+transformer's layer the map after both residuals counts. PRS (Lee et al. 2022, Fig. 2) reports a sharp change with
+depth for ResNet-50, a smaller one for Swin, none for DeiT and ConViT.
 """
 
 from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -109,35 +113,52 @@ def spearman(values: np.ndarray) -> float:
     return float(np.corrcoef(ranks(values), np.arange(len(values)))[0, 1])
 
 
-def trend(found: FourierCurves) -> tuple[float, ...]:
+Row = dict[str, str]
+
+
+def blocks_of(rows: Sequence[Row]) -> list[Row]:
+    """Those of a network's rows that stand for a whole block."""
+    names = {row["block"] for row in rows}
+    return [row for row in rows if row["block"] != "stem" and row["block"].rpartition(".")[0] not in names]
+
+
+def trend(rows: Sequence[Row]) -> list[float]:
     """First and last Δ(π), its slope over depth, its rank correlation, and the mean step within a size."""
-    at_pi = np.array([curve.delta[-1] for curve in found.curves])
+    at_pi = np.array([float(row["pi"]) for row in rows])
     depth = np.linspace(0, 1, len(at_pi))
-    sizes = [curve.size for curve in found.curves]
-    steps = [at_pi[i + 1] - at_pi[i] for i in range(len(at_pi) - 1) if sizes[i] == sizes[i + 1]]
-    return at_pi[0], at_pi[-1], np.polyfit(depth, at_pi, 1)[0], spearman(at_pi), float(np.mean(steps))
+    steps = [at_pi[i + 1] - at_pi[i] for i in range(len(at_pi) - 1) if rows[i]["size"] == rows[i + 1]["size"]]
+    return [at_pi[0], at_pi[-1], np.polyfit(depth, at_pi, 1)[0], spearman(at_pi), float(np.mean(steps))]
 
 
-def main() -> None:
-    """Write both files."""
-    with (
-        (RESULTS / "fourier.csv").open("w", encoding="utf-8", newline="") as curves_file,
-        (RESULTS / "fourier_trends.csv").open("w", encoding="utf-8", newline="") as trends_file,
-    ):
-        curves, trends = (csv.writer(file, lineterminator="\n") for file in (curves_file, trends_file))
-        curves.writerow(
+def measure() -> None:
+    """Write fourier.csv."""
+    with (RESULTS / "fourier.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(
             ("network", "weights", "images", "n", "block", "size", "depth", "third_pi", "two_thirds_pi", "pi")
         )
-        trends.writerow(("network", "weights", "images", "n", "blocks", "first", "last", "slope", "spearman", "within"))
         for network, weights, images, found in networks(os.environ.get("RECAST_DATA")):
             for number, curve in enumerate(found.curves):
                 size = f"{curve.size[0]}x{curve.size[1]}"
                 depth = number / (len(found.curves) - 1)
                 values = [f"{curve.delta[i]:.3f}" for i in AT]
-                curves.writerow((network, weights, images, found.n, curve.block, size, f"{depth:.3f}", *values))
-            row = (network, weights, images, found.n, len(found.curves), *(f"{v:.3f}" for v in trend(found)))
-            trends.writerow(row)
-            print(*row, flush=True)
+                writer.writerow((network, weights, images, found.n, curve.block, size, f"{depth:.3f}", *values))
+            print(network, weights, images, flush=True)
+
+
+def main() -> None:
+    """Write both files, the second from the first."""
+    if "--trends" not in sys.argv[1:]:
+        measure()
+    with (RESULTS / "fourier.csv").open(encoding="utf-8", newline="") as file:
+        found = list(csv.DictReader(file))
+    about = ("network", "weights", "images", "n")
+    with (RESULTS / "fourier_trends.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow((*about, "blocks", "first", "last", "slope", "spearman", "within"))
+        for network, rows in groupby(found, key=lambda row: [row[name] for name in about]):
+            blocks = blocks_of(list(rows))
+            writer.writerow((*network, len(blocks), *(f"{value:.3f}" for value in trend(blocks))))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import inspect
 import os
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, wraps
 from typing import (
@@ -341,7 +341,7 @@ def _as_instances(hint: Any) -> Any:
     if origin in (types.UnionType, Union):
         return Union[tuple(map(_as_instances, get_args(hint)))]  # noqa: UP007
     is_class = origin is None and isinstance(hint, type) and hint.__module__ not in ("builtins", "pathlib")
-    if origin is Iterable or is_class:
+    if origin in (Iterable, Collection) or is_class:
         return InstanceOf[origin or hint]  # type: ignore[misc]
     return hint
 

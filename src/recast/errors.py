@@ -33,6 +33,10 @@ class RecastError(ValueError):
     """True if another process of the same run prints it."""
 
 
+class SizeError(RecastError):
+    """An image, or a map, of a size that a layer does not take."""
+
+
 LONGEST, LONGEST_VALUE = 1000, 100
 """Characters of a message, and of a value in one."""
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from claims import judged
 from job import Job
-from kept import pack, unpack, update
+from kept import pack, read, unpack, update, write
 from studies import Study, studies
 from tables import RESULTS, differences
 from workers import carry_out, images
@@ -99,10 +99,13 @@ def main() -> None:
                 go(batch)
     for name in every:
         pack(options.results, name, options.out)
-    rows, found = differences(options.out, [every[name] for name in options.study])
-    for file, table in (("", rows), ("_differences", found), ("_claims", judged(found))):
+    tables = differences(options.out, [every[name] for name in options.study])
+    paths = [options.results / f"evidence{part}.csv" for part in ("", "_differences", "_claims")]
+    for path, table in zip(paths, tables, strict=False):
         if table:
-            print(update(options.results / f"evidence{file}.csv", table))
+            print(update(path, table))
+    if claims := judged(*(read(path) for path in paths[:2]), every):
+        print(write(paths[2], claims))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,17 @@
-"""The papers' claims, each as a difference of two arms: confirmed, refuted, or not decidable here."""
+"""The papers' claims, each as a difference of two arms, and whether it holds here.
+
+No study has the gate, layer, stride, optimizer and length of a paper's table together, so none confirms or refutes one:
+a claim holds here, does not hold here, or is not decidable. Each row names the setting that it was tried in.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from studies import FINE_TUNED, LATEST, LONGER, MORE_ATTENTION, PLAIN_VIT, SAME_COMPUTE
+from studies import FINE_TUNED, LATEST, LONGER, MORE_ATTENTION, PLAIN_VIT, SAME_COMPUTE, Study
 
 
 @dataclass(frozen=True)
@@ -15,6 +19,7 @@ class Claim:
     """`arm` − `against` of a metric lies above `threshold`, or below it."""
 
     source: str
+    """The paper's table or figure, or "ours" for what no paper claims."""
     says: str
     study: str
     """Name or glob: a claim is judged in every study of that name."""
@@ -25,11 +30,26 @@ class Claim:
     below: bool = False
     attends: bool = True
     """About attention: not decidable from runs whose attention slept."""
+    unfit: str = ""
+    """Why these runs cannot judge the claim, whatever they measured."""
+
+    def verdict(self, found: Mapping[str, Any]) -> str:
+        """What a row of evidence_differences.csv says about the claim."""
+        if self.unfit:
+            return f"not decidable: {self.unfit}"
+        if self.attends and found["attention"] == "asleep":
+            return "not decidable: attention slept"
+        if float(found["low_95"]) > self.threshold:
+            return "does not hold here" if self.below else "holds here"
+        if float(found["high_95"]) < self.threshold:
+            return "holds here" if self.below else "does not hold here"
+        return "not decidable"
 
 
 ROBUST = ("noise", "corruptions", "fgsm@1", "fgsm@2", "pgd@1")
 T_CNN, PRS = "T-CNN (d'Ascoli et al. 2021)", "PRS (Lee et al. 2022)"
 AWAKE = ("recast, images", "recast, images, rates as fine-tuned")
+TOO_SHORT = "8 epochs of a three-stage ResNet, a LayerScale start for 60 blocks"
 CLAIMS = (
     *(
         Claim("ours", says, "a-*", arm, against, metrics, threshold)
@@ -42,95 +62,97 @@ CLAIMS = (
         )
     ),
     *(
-        claim
+        Claim(source, says, "b-controls", arm, against, metrics)
         for arm in ("recast, sigmoid", "recast, images")
-        for claim in (
-            Claim(
-                f"{T_CNN}, Table 1", "fine-tuning with attention beats fine-tuning", "b-controls", arm, FINE_TUNED,
-            ),
-            Claim(
-                f"{T_CNN}, Table 3", "attention makes more robust than fine-tuning", "b-controls", arm, FINE_TUNED,
-                ROBUST,
-            ),
-            Claim(
-                f"{T_CNN}, Table 3", "… and than the same compute without it", "b-controls", arm,
-                SAME_COMPUTE, ROBUST,
-            ),
+        for source, says, against, metrics in (
+            (f"{T_CNN}, Table 1", "fine-tuning with attention beats fine-tuning", FINE_TUNED, ("clean",)),
+            (f"{T_CNN}, Table 3", "attention makes more robust (here: than fine-tuning)", FINE_TUNED, ROBUST),
+            ("ours", "attention makes more robust than the same compute without it", SAME_COMPUTE, ROBUST),
         )
     ),
     *(
-        Claim(
-            f"{T_CNN}, Table 2", "recasting in the middle beats recasting at the start", "c-when",
-            f"{kind}, after {share}", f"{kind}, after 0%",
+        Claim(f"{T_CNN}, Table 2", says, "c-when", f"{kind}, after {share}", against.format(kind))
+        for says, against in (
+            ("recasting in the middle beats recasting at the start", "{}, after 0%"),
+            ("… and never recasting", "convolution"),
         )
         for kind in ("exact", "sigmoid") for share in ("25%", "50%")
     ),
     *(
-        Claim(f"{T_CNN}, Table 2", "… and never recasting", "c-when", f"{kind}, after {share}", "convolution")
-        for kind in ("exact", "sigmoid") for share in ("25%", "50%")
+        Claim(f"{PRS}, Table 3", says, "d-prs", f"PRS{layer}", against.format(layer))
+        for says, against in (
+            ("layer by layer beats all at once", "two-stage{}"),
+            ("layer by layer beats a plain ViT", PLAIN_VIT),
+        )
+        for layer in ("", ", C-MHSA")
     ),
-    Claim(f"{PRS}, Table 3", "layer by layer beats all at once", "d-prs", "PRS", "two-stage"),
-    Claim(
-        f"{PRS}, Table 3", "layer by layer beats all at once, with C-MHSA", "d-prs", "PRS, C-MHSA",
-        "two-stage, C-MHSA",
-    ),
-    Claim(f"{PRS}, Table 3", "layers that leave the convolution later beat a plain ViT", "d-prs", "PRS", PLAIN_VIT),
     Claim("ours", "attention that starts as convolutions beats a plain ViT", "d-prs", "from the start", PLAIN_VIT),
     Claim("ours", "… and convolutions", "d-prs", "from the start", "convolution"),
-    Claim(f"{PRS}, Sec. 5", "the last layer first beats the first layer first", "d-prs", "PRS", "reversed"),
+    Claim("ours", "the last layer first (PRS's choice, Sec. 6) beats the first first", "d-prs", "PRS", "reversed"),
     *(
         Claim(
-            f"{PRS}, Fig. 3", f"more attention: {says}", "d-prs", arm, LATEST, (f"delta(pi), {block} block",),
-            below=block == "last",
+            f"{PRS}, Fig. 3", f"more attention: Δ log amplitude {says}", "d-prs", arm, against,
+            (f"delta(pi), {block} block",), below=block == "last",
         )
-        for arm in MORE_ATTENTION
-        for block, says in (("first", "less low-pass the first block"), ("last", "more low-pass the last"))
+        for arm, against in (*((arm, LATEST) for arm in MORE_ATTENTION), ("two-stage, C-MHSA", "convolution"))
+        for block, says in (("first", "rises in the first block"), ("last", "falls in the last"))
     ),
     *(
-        Claim(
-            f"{PRS}, Fig. 1", "a convolutional start beats a plain ViT where images are few", study,
-            "exact, after 0%", PLAIN_VIT,
-        )
+        Claim("ours", "a recast ResNet beats a plain ViT of few images", study, "exact, after 0%", PLAIN_VIT)
         for study in ("f-scale-*", "c-when")
     ),
     Claim(
         "PatchConvNet (Touvron et al. 2021), Table 5", "attention pooling beats the average", "g-pooling", "one map",
-        "average", attends=False,
+        "average", attends=False, unfit=TOO_SHORT,
+    ),
+    Claim(
+        "PatchConvNet (Touvron et al. 2021), Table 5", "a token for every class costs accuracy", "g-pooling",
+        "a map a class", "one map", below=True, attends=False, unfit=TOO_SHORT,
     ),
     Claim(
         "ours", "attention pooling that starts as the average beats the average", "g-pooling",
         "one map, as the average", "average", ("clean", *ROBUST), attends=False,
     ),
-    Claim(
-        "PatchConvNet (Touvron et al. 2021), Table 5", "a map a class costs no accuracy", "g-pooling",
-        "a map a class", "one map", threshold=-0.3, attends=False,
-    ),
 )  # fmt: skip
 
 
-def judged(differences: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row for every claim, study and metric that was measured."""
+def setting(arm: str, members: Iterable[Study], scores: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Gate, stride and epochs of an arm in its studies, and its top-1 on training images, mean over the runs."""
+    jobs = [(study, study.job(arm)) for study in members]
+    gate = {(job.gate if job.gate != "bias" else "none: C-MHSA") if job.where else "" for _, job in jobs}
+    epochs = [round(job.num_updates * job.batch_size / job.num_train, 1) for _, job in jobs]
+    names = {study.name for study, _ in jobs}
+    trained = [
+        float(row["train_top1"])
+        for row in scores
+        if row["study"] in names and (row["arm"], row["metric"]) == (arm, "clean")
+    ]
+    return {
+        "gate": ", ".join(sorted(gate)), "stride": ", ".join(sorted({job.stride for _, job in jobs})),
+        "epochs": " to ".join(f"{value:g}" for value in sorted({min(epochs), max(epochs)})),
+        "train_top1": round(sum(trained) / len(trained), 1),
+    }  # fmt: skip
+
+
+def judged(
+    scores: list[dict[str, Any]], differences: Iterable[Mapping[str, Any]], studies: Mapping[str, Study]
+) -> list[dict[str, Any]]:
+    """A row for every claim, study and metric that was measured, from the rows of the other two tables."""
     rows = []
     for found in differences:
         for claim in CLAIMS:
             same = (claim.arm, claim.against) == (found["arm"], found["against"])
             if not (same and fnmatchcase(found["study"], claim.study) and found["metric"] in claim.metrics):
                 continue
-            if claim.attends and found["attention"] == "asleep":
-                verdict = "not decidable: attention slept"
-            elif found["low_95"] > claim.threshold:
-                verdict = "refuted" if claim.below else "confirmed"
-            elif found["high_95"] < claim.threshold:
-                verdict = "confirmed" if claim.below else "refuted"
-            else:
-                verdict = "not decidable"
+            # a name that ends in * stands for the studies whose runs were compared together
+            members = [s for s in studies.values() if fnmatchcase(s.name, found["study"]) and claim.arm in s.arms]
             numbers = {name: found[name] for name in ("runs", "difference", "low_95", "high_95", "detectable")}
             rows.append(
                 {
                     "source": claim.source, "claim": claim.says, "study": found["study"], "arm": claim.arm,
                     "against": claim.against, "metric": found["metric"], "is": "below" if claim.below else "above",
-                    "threshold": claim.threshold, **numbers,
-                    "verdict": verdict,
+                    "threshold": claim.threshold, **setting(claim.arm, members, scores), **numbers,
+                    "verdict": claim.verdict(found),
                 }
             )  # fmt: skip
-    return rows
+    return sorted(rows, key=lambda row: str(row["study"]))

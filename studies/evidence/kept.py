@@ -52,24 +52,33 @@ def is_finished(out: Path, job: Job) -> bool:
     return path.is_file() and json.loads(path.read_text(encoding="utf-8"))["job"] == asdict(job)
 
 
-LABELS = ("study", "arm", "seed", "against", "claim", "metric")
+LABELS = ("study", "arm", "seed", "against", "metric")
 """What a row is about; its other columns are what was found."""
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The rows of a tidy CSV; [] where there is none."""
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """A tidy CSV of the rows."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
 
 
 def update(path: Path, rows: list[dict[str, Any]]) -> Path:
     """A tidy CSV in which rows take the place of those about the same, and the rest stays, ordered by study."""
-    old: list[dict[str, Any]] = []
-    if path.is_file():
-        with path.open(encoding="utf-8", newline="") as file:
-            old = list(csv.DictReader(file))
 
     def about(row: dict[str, Any]) -> tuple[str, ...]:
         return tuple(str(row.get(label, "")) for label in LABELS)
 
     new = {about(row) for row in rows}
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        kept = [row for row in old if about(row) not in new]
-        writer.writerows(sorted(kept + rows, key=lambda row: str(row["study"])))
-    return path
+    rows = [row for row in read(path) if about(row) not in new] + rows
+    return write(path, sorted(rows, key=lambda row: str(row["study"])))

@@ -125,7 +125,8 @@ def recipe() -> Study:
 
 
 def controls(scale: Scale) -> list[Study]:
-    """b. T-CNN with the controls that its Tables 1 and 3 lack: own parents, then a larger size, the stride removed."""
+    """b. T-CNN's Table 1 with its control, the parent fine-tuned as long, and Table 3 with that control; and
+    the same compute without attention. Own parents; on a GPU a larger size and the stride removed, as in the paper."""
     large = scale == "gpu"
     base = Job(
         "b-parents", "", 0, "cifar100" if large else "cifar10", 18000 if large else 14400, 28000 if large else 4500,
@@ -220,7 +221,8 @@ def progressive(scale: Scale) -> Study:
     rates_of["two-stage, C-MHSA"] = "PRS, C-MHSA"
     pairs = (
         *against("convolution", arms), ("PRS", "two-stage"), ("PRS", "reversed"), ("PRS", "from the start"),
-        ("PRS, C-MHSA", "two-stage, C-MHSA"), ("PRS", PLAIN_VIT), ("from the start", PLAIN_VIT),
+        ("PRS, C-MHSA", "two-stage, C-MHSA"), ("PRS", PLAIN_VIT), ("PRS, C-MHSA", PLAIN_VIT),
+        ("from the start", PLAIN_VIT),
         *((arm, LATEST) for arm in MORE_ATTENTION),
     )  # fmt: skip
     return Study("d-prs", base, arms, pairs, rates_of=rates_of, num_trials=4)

@@ -14,6 +14,7 @@ this study would have told from 0 with a probability of 80 %: (t_0.975 + t_0.8)�
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -73,6 +74,17 @@ Right = dict[str, dict[tuple[str, int], dict[str, np.ndarray]]]
 Awake = dict[str, list[Wakefulness]]
 
 
+def of_blocks(curves: Iterable[tuple[str, float, float]]) -> dict[str, np.ndarray]:
+    """Δ log amplitude at π of the first and of the last block, from a run's rows (name, depth, Δ).
+
+    The patch embedding (`stem`) and the maps within a block (`blocks.0.mixer`, `blocks.0.attn`) have rows too.
+    """
+    of = {int(name.removeprefix("blocks.")): delta for name, _, delta in curves if re.fullmatch(r"blocks\.\d+", name)}
+    return (
+        {f"delta(pi), {at} block": np.array([of[n]]) for at, n in (("first", min(of)), ("last", max(of)))} if of else {}
+    )
+
+
 def collect(out: Path, study: Study) -> tuple[list[dict[str, Any]], Right, Awake]:
     """Rows of evidence.csv, and what `compare` takes."""
     rows: list[dict[str, Any]] = []
@@ -83,8 +95,8 @@ def collect(out: Path, study: Study) -> tuple[list[dict[str, Any]], Right, Awake
         for seed, folder in sorted(seeds.items()):
             result = json.loads((folder / "result.json").read_text())
             found = {name: 100.0 * values for name, values in np.load(folder / FILES[is_folded]).items()}
-            if curves := () if is_folded else result.get("fourier", ()):
-                found |= {f"delta(pi), {at} block": np.array([curves[i][2]]) for at, i in (("first", 0), ("last", -1))}
+            if not is_folded:
+                found |= of_blocks(result.get("fourier", ()))
             right[arm][study.name, seed] = found
             attention = None if is_folded else Wakefulness.of(result["wakefulness"])
             job = Job(**result["job"])
@@ -111,7 +123,7 @@ def compare(name: str, pairs: Iterable[tuple[str, str]], right: Right, awake: Aw
         for metric in right[arm][shared[0]]:
             ours, theirs = (np.stack([right[name][run][metric] for run in shared]) for name in (arm, control))
             found = {name: round(value, 3) for name, value in difference(ours, theirs).items()}
-            verdict = "higher" if found["low_95"] > 0 else "lower" if found["high_95"] < 0 else "not confirmed"
+            verdict = "higher" if found["low_95"] > 0 else "lower" if found["high_95"] < 0 else "not shown"
             row = {"study": name, "arm": arm, "against": control, "metric": metric, "runs": len(shared), **found}
             rows.append({**row, "verdict": verdict, "attention": state if awake[arm] else ""})
     return rows

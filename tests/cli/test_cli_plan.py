@@ -54,7 +54,7 @@ def test_layers_are_ranked_on_images_and_the_best_are_taken(cli: Cli, refused: R
         ((*MODEL, "--data", "digits"), "add --rank data or --where auto"),
         ((*seven, "--rank", "data"), "(1, 10)"),
         ((*trained, "--where", "auto", "layer3.1.conv1"), "'auto'"),
-        ((*trained, "--rank", "data", "--num-images", "16"), "32 images or more"),
+        ((*trained[:-1], "16", "--rank", "data"), "32 images or more"),
     ):
         assert message in refused("plan", *words)
     assert "'auto'" in refused("verify", *MODEL, "--where", "auto")

@@ -143,7 +143,7 @@ def test_evaluate_refuses_what_is_not_finished_or_not_there(
     assert "without its control arm" in cli("evaluate", run, "--suite", "clean").err
     (run / "weights.safetensors").unlink()
     assert f"recast train --resume {run}" in refused("evaluate", run)
-    assert "add --suite resolution" in refused("evaluate", shared / "run", "--sizes", "16")
+    assert "--suite resolution" in refused("evaluate", shared / "run", "--sizes", "16")
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])

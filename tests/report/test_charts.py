@@ -61,6 +61,15 @@ def test_robustness_against_every_cost(full: Run) -> None:
     assert {row["parameters"] for row in rows_where(found["parameters"][0])} == {152026, 191438}  # of the plan
 
 
+def test_accuracy_against_training_time(full: Run) -> None:
+    """Of the parent's own training nothing is known."""
+    rows = {"metrics": 3.0, "control": 2.0}
+    timed = {name: [replace(row, seconds=each) for row in getattr(full, name)] for name, each in rows.items()}
+    chart, *_ = costs.cost_charts([replace(full, **timed)])["seconds"]
+    expected = {"recast": 3.0 * len(full.metrics), "finetuned": 2.0 * len(full.control)}
+    assert {row["arm"]: row["seconds"] for row in rows_where(chart)} == expected
+
+
 def test_relative_improvement(full: Run) -> None:
     found = by_name(curves.relative(full))
     assert set(found) == {
@@ -95,12 +104,27 @@ def test_sweeps(full: Run) -> None:
 
 
 def test_fourier_of_several_runs(run: Run, make_run: MakeRun) -> None:
-    joint = layers.joint_fourier([run, read_run(make_run("other"))])
-    assert joint is not None
-    assert {row["run"] for row in rows_where(joint)} == {"run", "other"}
+    found = layers.joint_fourier([run, read_run(make_run("other"))])
+    for joint, frequency in zip(found, (1 / 3, 2 / 3, 1), strict=True):
+        assert {row["run"] for row in rows_where(joint)} == {"run", "other"}
+        assert {round(row["frequency"], 6) for row in rows_where(joint)} == {round(frequency, 6)}
     assert ">other</text>" in joint.svg
     assert {"var(--depth0)", f"var(--depth{DEPTHS - 1})"} <= set(re.findall(r"var\(--\w+\)", joint.svg))
-    assert layers.joint_fourier([run]) is None
+    assert layers.joint_fourier([run]) == []
+    assert [chart.name for chart in layers.depth_charts(run)] == [
+        "fourier_depth_third_pi", "fourier_depth_two_thirds_pi", "fourier_depth",
+    ]  # fmt: skip
+
+
+def test_several_runs_in_one_figure(make_measured: MakeRun) -> None:
+    runs = [read_run(make_measured(name, gain=gain)) for name, gain in (("a", 1.0), ("b", 3.0))]
+    training, resolution = curves.of_runs(runs)
+    assert [row["percent"] for row in rows_where(training, run="b")] == [row.main for row in runs[1].metrics]
+    assert [(row["run"], row["side"]) for row in rows_where(resolution)] == [
+        (name, s) for name in "ab" for s in (128, 224)
+    ]
+    assert ">b</text>" in training.svg
+    assert curves.of_runs(runs[:1]) == []
 
 
 def test_every_head_is_drawn(run: Run, make_run: MakeRun) -> None:

@@ -76,6 +76,12 @@ def test_totals_are_those_of_the_real_models(gate: Any, stride: Any, parametrise
     assert p.after.activation_bytes > p.before.activation_bytes
 
 
+def test_costs_do_not_depend_on_the_mode() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1))
+    costs = [plan(model.train(mode), torch.randn(2, 3, 8, 8)).after for mode in (True, False)]
+    assert costs[0] == costs[1]
+
+
 def test_costs_do_not_depend_on_the_batch_or_on_what_is_frozen() -> None:
     expected = plan(small(), X[:1])  # a slice: the storage behind it holds more than one image
     assert plan(small(), torch.zeros(5, 3, 16, 16)) == expected

@@ -66,7 +66,7 @@ class FourierLine:
     block: str
     index: int
     depth: float
-    """0 for the first block, 1 for the last."""
+    """0 for the first map, before any block; 1 for the last."""
     frequency: float
     """In units of π: 1 is the fastest change that the feature map can hold."""
     delta_log_amplitude: float

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from recast.errors import RecastError
+from recast.errors import RecastError, SizeError
 from recast.layers.attention_conv import AttentionConv2d
 from recast.layers.config import BiasGate
 from recast.layers.functional.relative_bias import BiasedMaps, BiasedWeights, biased, biased_maps, offset_ranges
@@ -18,10 +18,11 @@ from recast.layers.gpsa import GPSA
 class CMHSA(AttentionConv2d):
     """Self-attention over the pixels with a relative bias, one head for each kernel position of the convolution it was.
 
-        y = b + Σ_h softmax(Q_h K_hᵀ / √D + B_h) X W_val W_out^h      B_h(δ) = M at δ = Δ_h, else 0, at the start
+        y = b + Σ_h softmax(Q_h K_hᵀ / √D_h + B_h) X W_val W_out^h      B_h(δ) = M at δ = Δ_h, else 0, at the start
 
     (Lee et al. 2022, Progressive Reparameterization Scheduling, Eq. 3-5, after Li et al. 2021, Can Vision Transformers
-    Perform Convolution?). δ is the way from a query to a key, Δ_h the head's kernel position, M = `config.bias_init`.
+    Perform Convolution?; Eq. 3 divides by the root of the token's width, Eq. 5 has a W_val for every head). δ is the
+    way from a query to a key, Δ_h the head's kernel position, M = `config.bias_init`.
     There is no gate: position and content share one softmax. At the start a head gives its pixel 1 / (1 + (L−1)·e^−M)
     of its attention, L the number of keys: the convolution, but for a share (L−1)·e^−M that leaks to other pixels.
 
@@ -112,7 +113,7 @@ class CMHSA(AttentionConv2d):
         if self.size is None:
             raise RecastError("this CMHSA layer has no relative_bias yet: call set_size_(height, width) first")
         if not torch.jit.is_tracing() and (height > self.size[0] or width > self.size[1]):
-            raise RecastError(
+            raise SizeError(
                 f"this CMHSA layer takes inputs up to {self.size[0]}×{self.size[1]} pixels, got {height}×{width}: "
                 f"plan with larger images, or call set_size_({height}, {width}) before training"
             )

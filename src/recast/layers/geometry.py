@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
 from recast.config import CountOrZero, Pixels, checked
-from recast.errors import RecastError
+from recast.errors import RecastError, SizeError
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
@@ -152,7 +152,7 @@ class Geometry:
             for padded, reach, stride in zip(self.padded_size(height, width), self.reach, self.stride, strict=True)
         )
         if type(rows) is int and (rows < 1 or columns < 1):  # in an exported program sizes are symbols
-            raise RecastError(f"input of {height}×{width} pixels is smaller than the kernel {self}")
+            raise SizeError(f"input of {height}×{width} pixels is smaller than the kernel {self}")
         return rows, columns
 
     def query_positions(self, height: int, width: int) -> tuple[range, range]:

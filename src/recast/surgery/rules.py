@@ -25,7 +25,7 @@ from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.config import RecastConfig
 from recast.layers.geometry import Geometry, flip_transpose
 from recast.layers.gpsa import GPSA
-from recast.tracing.hooks import FORWARD, hooks_of, in_eval
+from recast.tracing.hooks import FORWARD, hooks_of, in_eval, inherits_forward
 
 Rule = Callable[[nn.Module, RecastConfig], RecastLayer]
 
@@ -52,12 +52,8 @@ def find_rule(module: nn.Module) -> tuple[type[nn.Module], Rule] | None:
     A base's rule holds only for subclasses that compute what the base computes: one that overrides `forward` (a weight
     standardised on the fly, padding that depends on the input) needs a rule of its own.
     """
-    kind = type(module)
-    for base in kind.__mro__:
-        if base in _RULES:
-            same = all(getattr(kind, name, None) is getattr(base, name, None) for name in FORWARD)
-            return (base, _RULES[base]) if same else None
-    return None
+    base = next((base for base in type(module).__mro__ if base in _RULES), None)
+    return (base, _RULES[base]) if base is not None and inherits_forward(type(module), base) else None
 
 
 def convert(module: nn.Module, config: RecastConfig) -> RecastLayer:

@@ -78,6 +78,7 @@ def layer_cost(layer: nn.Module, *size: int) -> Cost:
     """
     totals: list[int] = []
     macs = 0
+    layer.train()  # in eval mode a closed layer runs as `split`, whose count is not that of the open layer
     dtype = next((p.dtype for p in layer.parameters() if p.is_floating_point()), torch.float32)
     for batch in (1, 2):
         counted, saved = FlopCounterMode(display=False), saved_sizes(layer)

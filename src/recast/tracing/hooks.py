@@ -24,16 +24,16 @@ FORWARD = ("forward", "_conv_forward", "__call__")
 """What a subclass, or somebody on an instance, replaces to compute something else."""
 
 
+def inherits_forward(kind: type, base: type) -> bool:
+    """Return True if a class overrides nothing of the forward pass of its base."""
+    return issubclass(kind, base) and all(getattr(kind, name, None) is getattr(base, name, None) for name in FORWARD)
+
+
 def computes_as(module: nn.Module, *kinds: type[nn.Module]) -> bool:
-    """True if `module` computes what one of `kinds` does: its forward pass is inherited, not replaced on the instance,
-    and no hook could change what goes in or comes out. `isinstance` promises none of that."""
-    kind = type(module)
-    inherits = (
-        all(getattr(kind, name, None) is getattr(base, name, None) for name in FORWARD)
-        for base in kinds
-        if isinstance(module, base)
-    )
-    return any(inherits) and vars(module).keys().isdisjoint(FORWARD) and not any(map(len, hooks_of(module)))
+    """Return True if `module` computes what one of `kinds` does: its forward pass is inherited, not replaced on the
+    instance, and no hook could change what goes in or comes out. `isinstance` promises none of that."""
+    inherits = any(inherits_forward(type(module), base) for base in kinds)
+    return inherits and vars(module).keys().isdisjoint(FORWARD) and not any(map(len, hooks_of(module)))
 
 
 def hooks_of(module: nn.Module) -> tuple[dict[int, Any], ...]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from recast.errors import RecastError, first_line
+from recast.errors import RecastError, SizeError, first_line
 from recast.lab.config.evaluation import parse_size
 from recast.lab.data.datasets import ImageFiles, ImageTensors
 from recast.lab.evaluation.context import Batch, Context, NotMeasured, Score, Source
@@ -101,11 +101,12 @@ def score_resolution(batch: Batch) -> Iterator[Score]:
             continue
         try:
             correct = batch.is_correct(name)
-        except (RecastError, torch.OutOfMemoryError):
+        except torch.OutOfMemoryError:
             raise
         except (AssertionError, RuntimeError, ValueError, IndexError) as error:  # each network refuses in its own way
-            if batch.first > 0:
-                raise  # it could, for the images before these
+            is_another_mistake = isinstance(error, RecastError) and not isinstance(error, SizeError)
+            if is_another_mistake or batch.first > 0:  # it could take the images before these
+                raise
             refused.add((name, size))
             said = f"{name} cannot take images of {size} and is left out there: {first_line(error)}"
             warnings.warn(said, stacklevel=2)

@@ -23,6 +23,7 @@ COSTS = {
     "parameters": ("parameters", formats.compact),
     "images_per_second": ("images per second", formats.compact),
     "peak_memory": ("peak memory, bytes", formats.memory),
+    "seconds": ("training time", formats.duration),
 }
 DENSE = {"segmentation": ("miou", "boundary_iou"), "detection": ("ap", "mask_ap")}
 MOST_NAMED = 6
@@ -61,7 +62,10 @@ def _accuracies(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
 
 
 def _cost(run: Run, arm: str, cost: str) -> float:
-    """As measured; parameters and MACs else from the plan."""
+    """As measured; parameters and MACs else from the plan. Of a parent's own training nothing is known."""
+    if cost == "seconds":
+        rows = run.control if arm == "finetuned" and not run.is_plain else [] if arm == "parent" else run.metrics
+        return sum(row.seconds or 0.0 for row in rows)
     found = run.value(arm, "cost", cost)
     if math.isfinite(found) or cost not in {"macs", "parameters"}:
         return found

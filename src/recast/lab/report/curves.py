@@ -18,7 +18,7 @@ from recast.lab.report.draw import Point, Series, series_chart
 from recast.lab.report.labels import CORRUPTIONS, suite_title, words
 from recast.lab.report.load import Run
 from recast.lab.report.verdict import accuracy
-from recast.lab.suites import CATEGORIES, of_kind
+from recast.lab.suites import CATEGORIES, METRICS, of_kind
 
 MOST_SWITCHES = 24
 """With more dates than this the lines that mark them would hide the curves."""
@@ -133,18 +133,52 @@ def sweeps(run: Run) -> list[Chart]:
 
 def resolution(run: Run) -> list[Chart]:
     """Over the side of square test sizes (T-CNN, Fig. 7); sizes that are not square are told below the chart."""
-    sizes = {tuple(map(int, size.split("x"))): name for size, name in metrics(run, "resolution").items()}
+    sizes = _sizes(run)
     note = f"Trained at {run.recipe.data.img_size} pixels." if run.recipe.data.img_size else ""
     for size, metric in sizes.items():
         if size[0] != size[-1]:
             found = {words(run).arms[arm]: run.value(arm, "resolution", metric) for arm in words(run).drawn}
             values = ", ".join(f"{name} {formats.decimal(value)} %" for name, value in found.items() if value == value)
             note += f" {size[0]}×{size[1]} (height × width): {values}."
-    square: Keyed = {size[0]: ("resolution", metric) for size, metric in sizes.items() if size[0] == size[-1]}
     return arms_chart(
-        run, "resolution", "Top-1, % by test resolution", square, "side", "{:g} pixels", apart,
+        run, "resolution", "Top-1, % by test resolution", _squares(run), "side", "{:g} pixels", apart,
         xlabel="test size, pixels", note=note.strip(),
     )  # fmt: skip
+
+
+def _sizes(run: Run) -> dict[tuple[int, ...], str]:
+    """(height, width) of the test sizes → metric."""
+    return {tuple(map(int, size.split("x"))): name for size, name in metrics(run, "resolution").items()}
+
+
+def _squares(run: Run) -> Keyed:
+    return {size[0]: ("resolution", metric) for size, metric in _sizes(run).items() if size[0] == size[-1]}
+
+
+def of_runs(runs: Sequence[Run]) -> list[Chart]:
+    """What each of several runs trained, by epoch (T-CNN, Fig. 6) and by test size (Fig. 7)."""
+    by_epoch, by_size = list[Series](), list[Series]()
+    for place, run in enumerate(runs):
+        arm, role = "finetuned" if run.is_plain else "recast", place / max(len(runs) - 1, 1)
+        epochs = [Point(float(row.epoch), number(row.metrics.get(run.main[1]))) for row in run.metrics]
+        sizes = [
+            Point(s, row.value, row.low, row.high)
+            for s, key in sorted(_squares(run).items())
+            if (row := run.row(arm, *key))
+        ]
+        by_epoch += [Series(run.name, epochs, role, end=run.name)] if len(epochs) > 1 else []
+        by_size += [Series(run.name, sizes, role, end=run.name)] if len(sizes) > 1 else []
+    charts = []
+    label = METRICS[runs[0].main[1]].label
+    for name, series, x, xlabel in (
+        ("training_runs", by_epoch, "epoch", "epoch"), ("resolution_runs", by_size, "side", "test size, pixels"),
+    ):  # fmt: skip
+        if len(series) > 1:
+            rows = [(one.label, *point[:4]) for one in series for point in one.points]
+            table = (("run", x, "percent", "low", "high"), rows)
+            title = f"{label}, %, by {xlabel.partition(',')[0]}"
+            charts.append(series_chart(name, title, series, table, xlabel=xlabel, unit=" %", right=0.8, whole_x=True))
+    return charts
 
 
 def apart(ticks: Sequence[float]) -> list[float]:

@@ -23,11 +23,9 @@ from recast.lab.report.tables import last_heads
 
 SMALL = (3.5, 2.5)
 YLABEL = "Δ log amplitude"
-BY_DEPTH: dict[str, Any] = {
-    "title": f"{YLABEL} at the highest frequency, by depth",
-    "xlabel": "depth (0: first block, 1: last)",
-    "size": SMALL,
-}
+AT = {"_third_pi": (1 / 3, "π/3"), "_two_thirds_pi": (2 / 3, "2π/3"), "": (1.0, "π")}
+"""End of a chart's name → the frequency that it shows by depth, in units of π, and its name (PRS, Figs. 2 and 3)."""
+BY_DEPTH: dict[str, Any] = {"xlabel": "depth (0: before the first block, 1: the last)", "size": SMALL}
 PI = {0.0: "0", 0.25: "π/4", 0.5: "π/2", 0.75: "3π/4", 1.0: "π"}
 Blocks = Mapping[str, Sequence[FourierLine]]
 
@@ -42,7 +40,7 @@ def _blocks(run: Run, arm: str) -> Blocks:
 
 
 def fourier_charts(run: Run) -> list[Chart]:
-    """A chart of curves per arm, on one scale (PRS, Fig. 2 left), then the arms by depth (right)."""
+    """A chart of curves per arm, on one scale."""
     arms = {arm: blocks for arm in ARMS if (blocks := _blocks(run, arm))}
     deltas = [line.delta_log_amplitude for blocks in arms.values() for curve in blocks.values() for line in curve]
     if not deltas:
@@ -60,15 +58,21 @@ def fourier_charts(run: Run) -> list[Chart]:
         keys = [Key(series[0].label, 0.0), Key(series[-1].label, 1.0)]
         title = f"{names[arm]}: {YLABEL} by frequency"
         charts.append(series_chart(f"fourier_{arm}", title, series, table, size=SMALL, keys=keys, **axis))
-    deep = {arm: blocks for arm, blocks in arms.items() if len(blocks) > 1}
-    if deep:
-        table = lines_table([curve[-1] for blocks in deep.values() for curve in blocks.values()])
-        series = [_by_depth(names[arm], blocks, arm) for arm, blocks in deep.items()]
-        charts.append(series_chart("fourier_depth", series=series, table=table, **BY_DEPTH))
     return charts
 
 
-def joint_fourier(runs: Sequence[Run]) -> Chart | None:
+def depth_charts(run: Run) -> list[Chart]:
+    """The arms by depth, a chart for each frequency of `AT` (PRS, Fig. 2)."""
+    deep = {arm: blocks for arm in ARMS if len(blocks := _blocks(run, arm)) > 1}
+    charts = []
+    for end, (frequency, at) in AT.items() if deep else ():
+        table = lines_table([line for blocks in deep.values() for line in _lines(blocks, frequency)])
+        series = [_by_depth(words(run).arms[arm], blocks, frequency, arm) for arm, blocks in deep.items()]
+        charts.append(series_chart(f"fourier_depth{end}", f"{YLABEL} at {at}, by depth", series, table, **BY_DEPTH))
+    return charts
+
+
+def joint_fourier(runs: Sequence[Run]) -> list[Chart]:
     """The recast networks of several runs by depth, in order of how early they were recast (PRS, Fig. 3)."""
     found = []
     for run in runs:
@@ -76,23 +80,29 @@ def joint_fourier(runs: Sequence[Run]) -> Chart | None:
         first = switches[0].epoch if switches else math.inf if run.is_scheduled else 0
         if len(blocks := _blocks(run, "recast")) > 1:
             found.append((run, first, blocks))
-    if len(found) < 2:
-        return None
     found.sort(key=lambda one: -one[1])
-    series, rows = [], list[tuple[Any, ...]]()
-    for place, (run, first, blocks) in enumerate(found):
-        when = "before training" if first == 0 else "never" if math.isinf(first) else f"from epoch {first}"
-        recast_when = when if when == "never" else f"recast {when}"
-        series.append(_by_depth(f"{run.name}, {recast_when}", blocks, place / (len(found) - 1), run.name))
-        rows += [(run.name, when, *astuple(curve[-1])) for curve in blocks.values()]
-    columns = ("run", "when_recast", *(column.name for column in fields(FourierLine)))
-    return series_chart("fourier_runs", series=series, table=(columns, rows), right=0.8, **BY_DEPTH)
+    charts = []
+    for name, (frequency, at) in AT.items() if len(found) > 1 else ():
+        series, rows = [], list[tuple[Any, ...]]()
+        for place, (run, first, blocks) in enumerate(found):
+            when = "before training" if first == 0 else "never" if math.isinf(first) else f"from epoch {first}"
+            label = f"{run.name}, {when if when == 'never' else f'recast {when}'}"
+            series.append(_by_depth(label, blocks, frequency, place / (len(found) - 1), run.name))
+            rows += [(run.name, when, *astuple(line)) for line in _lines(blocks, frequency)]
+        columns = ("run", "when_recast", *(column.name for column in fields(FourierLine)))
+        title = f"{YLABEL} at {at}, by depth"
+        charts.append(series_chart(f"fourier_runs{name}", title, series, (columns, rows), right=0.8, **BY_DEPTH))
+    return charts
 
 
-def _by_depth(label: str, blocks: Blocks, role: str | float, end: str = "") -> Series:
-    """The blocks at their highest frequency."""
-    ends = [curve[-1] for curve in blocks.values()]
-    return Series(label, [Point(one.depth, one.delta_log_amplitude, place=one.block) for one in ends], role, end=end)
+def _lines(blocks: Blocks, frequency: float) -> list[FourierLine]:
+    """The point of every block's curve that is nearest to a frequency."""
+    return [min(curve, key=lambda line: abs(line.frequency - frequency)) for curve in blocks.values()]
+
+
+def _by_depth(label: str, blocks: Blocks, frequency: float, role: str | float, end: str = "") -> Series:
+    points = [Point(line.depth, line.delta_log_amplitude, place=line.block) for line in _lines(blocks, frequency)]
+    return Series(label, points, role, end=end)
 
 
 def distance_charts(run: Run) -> list[Chart]:

@@ -70,6 +70,7 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "left_out_layers": len(run.attention.layers) - len(run.attention.shown) if run.attention else 0,
         "neighbours": Markup(draw_neighbours(run.neighbours)) if run.neighbours else "",
         "fourier": layers.fourier_charts(run),
+        "fourier_depth": layers.depth_charts(run),
         "similarity": layers.similarity_charts(run),
         "planes": curves.planes(run),
         "agreement": summary.won_and_lost(run),
@@ -110,6 +111,7 @@ def run_figures(part: Part) -> list[Chart]:
         *of_heads,
         *part["distances"],
         *part["fourier"],
+        *part["fourier_depth"],
         *part["similarity"],
         *part["planes"],
         *(map_charts(run.attention, part["symbol"]) if run.attention else ()),
@@ -124,8 +126,8 @@ def group_parts(runs: Sequence[Run]) -> list[Part]:
         of_data = {f"run{number}": run for number, run in enumerate(runs, start=1) if run.data_key == key}
         together, data = list(of_data.values()), " ".join(part for part in key[:2] if part)
         costs = cost_charts(together) if len(together) > 1 else {}
-        fourier = layers.joint_fourier(together)
-        figures = [*cost_figures(costs), *([fourier] if fourier else [])]
+        fourier, by_run = layers.joint_fourier(together), curves.of_runs(together)
+        figures = [*cost_figures(costs), *fourier, *by_run]
         parts.append(
             {
                 "anchor": f"data{place + 1}",
@@ -138,6 +140,7 @@ def group_parts(runs: Sequence[Run]) -> list[Part]:
                 "seeds": seeds_table(together),
                 "costs": costs,
                 "fourier": fourier,
+                "curves": by_run,
                 "figures": lambda figures=figures: figures,
             }
         )

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recast.layers.functional.maps import gaussian_factors, query_tokens
-from recast.layers.functional.operands import Weights, finite_half, project_values
+from recast.layers.functional.operands import Weights, finite_half, project_values, take_heads
 from recast.layers.functional.streaming import attend
 from recast.layers.geometry import Geometry, is_channels_last
 
@@ -71,7 +71,7 @@ def _streamed(x: Tensor, values: Tensor, w: Weights, shift: Tensor | None, bias:
     kernel = w.weight.flatten(2).permute(2, 0, 1)  # (h, O, C/g)
     if shift is None:
         heads = sorted({*with_gaussian, *with_content})
-        kernel = kernel if len(heads) == geometry.num_heads else kernel[heads]
+        kernel = take_heads(kernel, heads, geometry.num_heads)
     if kernel.stride(2) != 1:  # it is in a kernel that is channels_last
         kernel = kernel.contiguous()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -214,20 +215,35 @@ def finite_half(x: Tensor) -> Tensor:
 # --- choices of heads -------------------------------------------------------------------------------------------------
 
 
+# By slices: an index would be copied to the device in every forward pass, which then waits.
+
+
 def scatter_heads(values: Tensor, heads: tuple[int, ...], num_heads: int, fill: Any = 0.0) -> Tensor:
-    """Put the entries of some heads (h, …) among `fill`, one number or (H, …), for the others: (H, …)."""
+    """Put the entries of some heads (h, …), ascending, among `fill`, one number or (H, …), for the others: (H, …)."""
     if len(heads) == num_heads:
         return values
     if isinstance(fill, float):
         others = values.new_full((num_heads, *values.shape[1:]), fill)
     else:
         others = torch.tensor(fill, dtype=values.dtype, device=values.device)
-    return torch.cat([values, others])[[heads.index(h) if h in heads else len(heads) + h for h in range(num_heads)]]
+    pieces, first = [] if heads else [values], 0  # an output without any head stays in the graph of its parameters
+    for is_given, run in groupby(range(num_heads), key=heads.__contains__):
+        start, *rest = run
+        count = 1 + len(rest)
+        pieces.append(values[first : first + count] if is_given else others[start : start + count])
+        first += count * is_given
+    return torch.cat(pieces)
 
 
-def take_heads(values: Tensor, heads: tuple[int, ...], num_heads: int) -> Tensor:
-    """Select the entries of some heads: (H, …) → (h, …)."""
-    return values if len(heads) == num_heads else values[list(heads)]
+def take_heads(values: Tensor, heads: Sequence[int], num_heads: int) -> Tensor:
+    """Select the entries of some heads, ascending: (H, …) → (h, …)."""
+    if len(heads) == num_heads:
+        return values
+    pieces = []
+    for _, run in groupby(enumerate(heads), key=lambda pair: pair[1] - pair[0]):
+        (_, start), *rest = run
+        pieces.append(values[start : start + 1 + len(rest)])
+    return torch.cat(pieces) if len(pieces) > 1 else pieces[0] if pieces else values[:0]
 
 
 def expand_heads(w: Weights) -> Weights:
@@ -251,13 +267,16 @@ def expand_heads(w: Weights) -> Weights:
 
 def select_heads(w: Weights, gaussian: tuple[int, ...], content: tuple[int, ...]) -> Weights:
     """Return the same layer with the maps of the heads `gaussian` and `content` only."""
-    at = [w.gaussian_heads.index(h) for h in gaussian]
-    among = [w.content_heads.index(h) for h in content]
-    rows = [h * w.head_dim + d for h in among for d in range(w.head_dim)]
-    gates = Gates(w.gates.shift, w.gates.gaussian[at], w.gates.content[among])
+    at, present = [w.gaussian_heads.index(h) for h in gaussian], len(w.gaussian_heads)
+    among, with_content = [w.content_heads.index(h) for h in content], len(w.content_heads)
+    shares = take_heads(w.gates.gaussian, at, present), take_heads(w.gates.content, among, with_content)
+    query, key = (
+        take_heads(matrix.unflatten(0, (with_content, w.head_dim)), among, with_content).flatten(0, 1)
+        for matrix in (w.query, w.key)
+    )
     return w._replace(
-        query=w.query[rows], key=w.key[rows], center=w.center[at], alpha=w.alpha[at], gates=gates,
-        gaussian_heads=gaussian, content_heads=content,
+        query=query, key=key, center=take_heads(w.center, at, present), alpha=take_heads(w.alpha, at, present),
+        gates=Gates(w.gates.shift, *shares), gaussian_heads=gaussian, content_heads=content,
     )  # fmt: skip
 
 

@@ -1,0 +1,122 @@
+"""docs/papers.md: every table and figure of a paper has a row, and every command of the page is one.
+
+With RECAST_SLOW=1 the trainings make two updates each on tiny data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+from test_two_steps import tiny, tiny_data
+
+import recast.papers
+from recast.errors import RecastError
+from recast.lab.cli import main
+from recast.lab.config import Recipe
+from recast.lab.recipes import RECIPES
+from recast.lab.suites import SUITES
+from recast.lab.training import prepare, run
+
+assert recast.papers  # registers the papers' networks with timm
+PAGE = (Path(__file__).parents[2] / "docs" / "papers.md").read_text(encoding="utf-8")
+
+
+def expanded(text: str) -> Iterator[str]:
+    """`a_{b,c}` → a_b, a_c."""
+    braces = re.search(r"\{([^{}]*)\}", text)
+    if braces is None:
+        yield text
+        return
+    for word in braces[1].split(","):
+        yield from expanded(text[: braces.start()] + word + text[braces.end() :])
+
+
+COMMANDS = [shlex.split(text)[1:] for found in re.findall(r"`(recast [^`]+)`", PAGE) for text in expanded(found)]
+TRAININGS = [words[1:] for words in COMMANDS if words[0] == "train"]
+
+
+def captured(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    """The recipe that `recast train WORDS` would carry out."""
+    recipes: list[Recipe] = []
+
+    def catch(recipe: Recipe, *_: Any, **__: Any) -> None:
+        recipes.append(recipe)
+        raise RecastError("caught")
+
+    monkeypatch.setattr(run, "train", catch)
+    weights = ["--checkpoint", "weights.safetensors"] if RECIPES[words[0]].needs_weights else []
+    assert main(["train", *words, *weights, "--data-dir", "data", "--out", "runs/none"]) == 2
+    assert len(recipes) == 1, words
+    return recipes[0]
+
+
+ITEM = r"(?:[A-D]\.)?\d+(?:\.\d+)?"
+
+
+def mentioned(section: str, kind: str) -> set[str]:
+    """Numbers of the tables or figures of a section: `Tables B.1, B.2`, `Figs. 6.7–6.10`."""
+    found: set[str] = set()
+    for text in re.findall(rf"{kind}s?\.? ({ITEM}(?:(?:–|, | and ){ITEM})*)", section):
+        for first, last in re.findall(rf"({ITEM})(?:–({ITEM}))?", text):
+            chapter, _, number = first.rpartition(".")
+            numbers = range(int(number), int((last or first).rpartition(".")[2]) + 1)
+            found |= {f"{chapter}.{n}" if chapter else str(n) for n in numbers}
+    return found
+
+
+def test_every_table_and_figure_has_a_row() -> None:
+    sections = re.split(r"^## .*$", PAGE, flags=re.MULTILINE)[1:]
+    tables = ["1-5", "1-3", "1-5 B.1-3 C.1-1 D.1-2", "2.1-16", "3.1-22 4.1-6 6.1-15"]
+    figures = ["1-7", "1-4", "1-8", "2.1-9", "3.1-10 4.1-4 6.1-11"]
+    for section, *ranges in zip(sections, tables, figures, strict=True):
+        for kind, words in zip(("Table", "Fig"), ranges, strict=True):
+            for chapter, first, last in re.findall(r"(\w\.)?(\d+)-(\d+)", words):
+                expected = {f"{chapter}{number}" for number in range(int(first), int(last) + 1)}
+                assert expected <= mentioned(section, kind)
+
+
+@cache
+def options_of(command: str) -> set[str]:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main([command, "--help"]) == 0
+    return set(re.findall(r"--[a-z][a-z-]*", out.getvalue().replace("--[no-]", "--")))
+
+
+def test_every_command_parses_and_its_recipe_resolves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert len(TRAININGS) > 200
+    for words in TRAININGS:
+        recipe = captured(words, monkeypatch)
+        assert recipe.model.name.partition(":")[2] or timm.is_model(recipe.model.name), words
+    for command, *words in COMMANDS:
+        assert {word for word in words if word.startswith("--")} <= options_of(command) | {"--no-pretrained"}, words
+        if "--suite" in words:
+            assert set(words[words.index("--suite") + 1].split(",")) <= SUITES.keys(), words
+        if command in ("verify", "explain") and words[0] != "RUN":
+            assert timm.is_model(words[0]), words
+
+
+def one_of_a_kind() -> list[list[str]]:
+    """Trainings that differ in more than their names: those of a recipe as it is are in test_two_steps."""
+    return [words for words in TRAININGS if len(words) > 1]
+
+
+@pytest.mark.skipif(not os.environ.get("RECAST_SLOW"), reason="minutes: RECAST_SLOW=1, as make sweeps does")
+@pytest.mark.parametrize("words", one_of_a_kind(), ids=" ".join)
+def test_two_updates(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    train = run.train
+    recipe = captured(words, monkeypatch)
+    monkeypatch.setattr(prepare, "load_data", tiny_data)
+    train(tiny(recipe), tmp_path / "run", progress=False, trust=True)
+    assert (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").count("\n") == 2

@@ -1,0 +1,123 @@
+"""The evidence tables: blocks by name, verdicts, and that each table follows from the one before it."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import re
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import recast.papers
+
+assert recast.papers  # registers the networks of the studies
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module of studies/ by name, out of the way of others of that name."""
+    modules = ("claims", "job", "kept", "studies", "tables", "fourier")
+
+    def forget() -> None:
+        for name in modules:
+            sys.modules.pop(name, None)
+
+    monkeypatch.setattr(sys, "path", [str(ROOT / "studies/evidence"), str(ROOT / "studies"), *sys.path])
+    forget()
+    yield importlib.import_module
+    forget()
+
+
+def read(name: str) -> list[dict[str, str]]:
+    with (RESULTS / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_first_and_last_block_are_taken_by_name(load: Any) -> None:
+    """PRS's Fig. 3 was once judged at the patch embedding."""
+    of_blocks = load("tables").of_blocks
+    curves = [("stem", 0.0, 1.0), ("blocks.0.mixer", 0.1, 2.0), ("blocks.0", 0.2, 3.0)]
+    curves += [("blocks.2", 0.4, 5.0), ("blocks.10.mixer", 0.9, 6.0), ("blocks.10", 1.0, 7.0)]
+    assert {name: float(value[0]) for name, value in of_blocks(curves).items()} == {
+        "delta(pi), first block": 3.0, "delta(pi), last block": 7.0,
+    }  # fmt: skip
+    assert of_blocks([]) == of_blocks(curves[:2]) == {}
+
+
+def test_the_blocks_of_the_table_are_those_of_the_stored_runs() -> None:
+    with zipfile.ZipFile(RESULTS / "evidence_runs/d-prs.zip") as packed:
+        runs = [json.loads(packed.read(name)) for name in packed.namelist() if name.endswith("result.json")]
+    stored = {
+        (run["job"]["arm"], str(run["job"]["seed"])): dict((n, d) for n, _, d in run.get("fourier", ())) for run in runs
+    }
+    rows = [row for row in read("evidence.csv") if row["metric"] == "delta(pi), first block"]
+    assert len(rows) == 30
+    for row in rows:
+        assert float(row["value"]) == pytest.approx(stored[row["arm"], row["seed"]]["blocks.0"], abs=6e-4)
+
+
+def test_the_claims_follow_from_the_other_tables(load: Any) -> None:
+    claims, every = load("claims"), load("studies").studies("cpu")
+    judged = claims.judged(read("evidence.csv"), read("evidence_differences.csv"), every)
+    assert [{name: str(value) for name, value in row.items()} for row in judged] == read("evidence_claims.csv")
+    assert {row["verdict"].split(":")[0] for row in judged} == {"holds here", "does not hold here", "not decidable"}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "below", "attention", "expected"),
+    [
+        (0.1, 0.3, False, "awake", "holds here"),
+        (0.1, 0.3, True, "", "does not hold here"),
+        (-0.3, -0.1, False, "", "does not hold here"),
+        (-0.3, -0.1, True, "awake", "holds here"),
+        (-0.1, 0.3, False, "awake", "not decidable"),
+        (0.1, 0.3, False, "asleep", "not decidable: attention slept"),
+    ],
+)
+def test_verdict(load: Any, low: float, high: float, below: bool, attention: str, expected: str) -> None:
+    claim = load("claims").Claim("paper", "says", "study", "a", "b", below=below)
+    assert claim.verdict({"low_95": low, "high_95": high, "attention": attention}) == expected
+
+
+def test_the_trends_are_those_of_whole_blocks(load: Any) -> None:
+    fourier: ModuleType = load("fourier")
+    rows = [row for row in read("fourier.csv") if (row["network"], row["images"]) == ("deit_tiny_patch16_224", "1/f")]
+    blocks = fourier.blocks_of(rows)
+    assert [row["block"] for row in blocks] == [f"blocks.{number}" for number in range(12)]
+    (written,) = [
+        row for row in read("fourier_trends.csv") if (row["network"], row["images"]) == ("deit_tiny_patch16_224", "1/f")
+    ]
+    names = ("first", "last", "slope", "spearman", "within")
+    assert np.array([float(written[name]) for name in names]) == pytest.approx(fourier.trend(blocks), abs=6e-4)
+
+
+CELLS = r"\| (.*) \| (sigmoid|linear|C-MHSA|–) \| (keep) \| (.*) \| (.*) \| (.*) \((.*), (.*)\) \| (.*) \| (.*) \|"
+NUMBERS = ("epochs", "train_top1", "difference", "low_95", "high_95", "detectable")
+
+
+def test_the_table_of_claims_in_the_documentation_is_that_of_the_results() -> None:
+    lines = [line for line in (ROOT / "docs/expect.md").read_text(encoding="utf-8").splitlines() if "| keep |" in line]
+    shown = [re.fullmatch(CELLS, line.replace("−", "-").replace("**", "")) for line in lines]
+    assert len(shown) > 25
+    rows = [row for row in read("evidence_claims.csv") if "*" not in row["study"]]
+    for found in shown:
+        assert found is not None
+        gate = {"C-MHSA": "none: C-MHSA", "–": ""}.get(found[2], found[2])
+        printed = [found[i] for i in (4, 5, 6, 7, 8, 10)]
+        error = [0.51 * 10.0 ** -len(cell.partition(".")[2]) for cell in printed]
+        assert any(
+            (row["gate"], row["stride"], row["verdict"].split(":")[0]) == (gate, found[3], found[9].split(":")[0])
+            and all(
+                abs(float(row[name]) - float(cell)) <= e for name, cell, e in zip(NUMBERS, printed, error, strict=True)
+            )
+            for row in rows
+        ), found[0]
