@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from recast.analysis.records import Wakefulness
 from recast.analysis.wakefulness import wakefulness
-from recast.lab.data.seeding import mix_seed, seeded_on
+from recast.lab.data.seeding import mix_seed, seeded, seeded_on
 from recast.lab.trial.features import Bank
 from recast.lab.trial.split import Tail, split
 from recast.models.adapt import classifiers
@@ -160,17 +160,18 @@ def attention(tail: Tail, test: Bank, device: torch.device) -> Wakefulness | Non
 
 
 def with_head(model: nn.Module, classes: int) -> nn.Module:
-    """Return the model with another classifier of `classes` outputs, at zero, in the place of its own (in place)."""
+    """Return the model with a new classifier of `classes` outputs in the place of its own (in place)."""
     for name in classifiers(model):
-        old = model.get_submodule(name)
-        bias = getattr(old, "bias", None) is not None
-        new: nn.Linear | nn.Conv2d
-        if isinstance(old, nn.Conv2d):
-            new = nn.Conv2d(old.in_channels, classes, old.kernel_size, old.stride, old.padding, bias=bias)  # type: ignore[arg-type]
-        else:
-            new = nn.Linear(old.in_features, classes, bias)  # type: ignore[arg-type]
-        nn.init.zeros_(new.weight)
-        replace_module_(model, old, new)
+        old: Any = model.get_submodule(name)
+        has_bias = getattr(old, "bias", None) is not None
+        with seeded(mix_seed("classifier")):
+            if hasattr(old, "kernel_size"):  # SqueezeNet
+                new: nn.Module = nn.Conv2d(
+                    old.in_channels, classes, old.kernel_size, old.stride, old.padding, bias=has_bias
+                )
+            else:
+                new = nn.Linear(old.in_features, classes, has_bias)
+        replace_module_(model, old, new.to(old.weight))
     return model
 
 

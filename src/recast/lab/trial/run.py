@@ -374,8 +374,8 @@ class _Trial:
         for arm in TRAINED:
             top1 = 100 * mean(mean(row["right"]) for row in runs[arm])
             seconds = mean(row["seconds"] for row in runs[arm])
-            step = 1000 * seconds / pace.updates_of(arm)
-            lines.append(ArmLine(arm, ARMS[arm], top1, pace.updates_of(arm), seconds, step, rates[arm]))
+            step_ms = 1000 * pace.step_of(arm)
+            lines.append(ArmLine(arm, ARMS[arm], top1, pace.updates_of(arm), seconds, step_ms, rates[arm]))
         awake = [Wakefulness(**row["attention"]) for row in runs["recast"] if row.get("attention")]
         attention = sorted(awake, key=lambda each: each.awake)[len(awake) // 2] if awake else None
         most = MOST_EPOCHS * pace.train // pace.batch * pace.batch / pace.train
