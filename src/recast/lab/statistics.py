@@ -34,6 +34,31 @@ def net_interval(won: int, lost: int, images: int) -> tuple[float, float]:
     return 100 * (centre - half), 100 * (centre + half)
 
 
+def paired_interval(differences: Sequence[Sequence[float]]) -> tuple[float, float, float]:
+    """(mean, low, high) of a 95 % interval over seeds and images: mean ± t·SE of paired differences (seeds, images).
+
+    An image's difference is −100, 0 or 100 points.
+
+        SE² = s²_seeds / S + s²_images / N      s²_seeds: variance over seeds of the means over images
+                                                s²_images: variance over images of the means over seeds
+
+    The second term holds part of the first: the interval errs on the wide side. It is never narrower than one image.
+    t is of Student's distribution with the degrees of freedom of Welch and Satterthwaite. One seed gives an interval
+    over images alone.
+    """
+    from scipy.special import stdtrit
+
+    seeds, images = len(differences), len(differences[0])
+    of_images = [statistics.mean(values) for values in zip(*differences, strict=True)]
+    of_seeds = [statistics.mean(values) for values in differences]
+    from_images = max(statistics.variance(of_images) / images, (100 / images) ** 2)
+    from_seeds = statistics.variance(of_seeds) / seeds if seeds > 1 else 0.0
+    error = from_images + from_seeds
+    freedom = error**2 / (from_images**2 / (images - 1) + from_seeds**2 / max(1, seeds - 1))
+    mean, half = statistics.mean(of_seeds), float(stdtrit(freedom, 0.975)) * math.sqrt(error)
+    return mean, mean - half, mean + half
+
+
 @dataclass(frozen=True)
 class Agreement:
     """A model against another, image by image. `won` and `lost` are positions of images."""

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
 from cyclopts import App, CycloptsError, MissingArgumentError, UnusedCliTokensError
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "quickstart": "The whole story on embedded data, in minutes",
+    "try": "Say whether attention helps on your images, in minutes",
     "plan": "What of a model becomes attention, and at what cost",
     "verify": "Recast a model and compare it with its parent",
     "train": "Recast a parent and train on, beside the parent trained the same way",
@@ -112,7 +114,7 @@ def _app(words: Sequence[str]) -> App:
         console=_console(width) if shows_help else None,
     )  # fmt: skip
     for name, text in COMMANDS.items():
-        path = f"recast.lab.cli.{name}"
+        path = f"recast.lab.cli.{name}{'_' * iskeyword(name)}"
         if words[:1] == [name]:
             app.command(importlib.import_module(path).COMMAND.app(words[1:]), name=name)
         else:

@@ -197,7 +197,7 @@ class Command:
         describe: Callable[[Sequence[str]], tuple[str, Any]] | None = None,
     ) -> None:  # fmt: skip
         self.function, self.usage, self.examples, self.describe = function, usage, examples, describe
-        self.name = function.__name__
+        self.name = function.__name__.rstrip("_")  # try is a word of Python
         self.argv: Sequence[str] = ()
         self.base: Any = None
         self.__annotations__: dict[str, Any] = {}  # cyclopts asks for them; those of the signature count

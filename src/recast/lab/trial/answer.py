@@ -1,0 +1,183 @@
+"""What a trial says: one sentence with intervals and a recommendation, then a table. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from rich.table import Table
+
+from recast.analysis.records import Wakefulness
+from recast.lab.report.formats import decimal, plural, signed
+from recast.lab.statistics import paired_interval
+from recast.surgery.table import render
+
+Worth = Literal["yes", "no", "unclear"]
+HIDDEN = 2.0
+"""Points: a full run is not worth it where its gain is shown to be smaller than this."""
+COLUMNS = ("arm", "top-1", "recast gains", "updates", "ms/step", "rate")
+Right = Sequence[Sequence[bool]]
+"""Of an arm: for each seed, which validation images are right."""
+
+
+@dataclass(frozen=True)
+class ArmLine:
+    """What an arm reached, in the mean over seeds; the parent is not trained."""
+
+    arm: str
+    label: str
+    top1: float
+    updates: int = 0
+    seconds: float = 0.0
+    step_ms: float = 0.0
+    rate: float = 0.0
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Points of top-1 of the recast arm over another, with a 95 % interval over seeds and images."""
+
+    over: str
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def half(self) -> float:
+        """Half the width of the interval: a smaller gain could not be told from 0."""
+        return (self.high - self.low) / 2
+
+    def __str__(self) -> str:
+        return f"{signed(self.mean)} ({decimal(self.low)}, {decimal(self.high)})"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the sentence depends on besides the images."""
+
+    train: int
+    epochs: float
+    """How often an arm saw every training image."""
+    most_epochs: float
+    minutes: float
+    entry: str
+    """Where the network was split; empty: it was not."""
+    views: int
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer of a trial; `str` gives it as text, `to_json` as data."""
+
+    worth: Worth
+    sentence: str
+    changes: tuple[str, ...]
+    """What would change the answer."""
+    arms: tuple[ArmLine, ...]
+    gains: Mapping[str, Gain]
+    """By the arm that recast is compared with: finetuned (equal updates), longer (equal time), added."""
+    heads: int
+    awake: int
+    seeds: int
+    images: int
+    facts: Facts
+
+    def to_json(self) -> str:
+        """Return the answer as indented JSON."""
+        return json.dumps(asdict(self), indent=1, ensure_ascii=False)
+
+    def rows(self) -> list[list[str]]:
+        """Return the table of the arms under `COLUMNS`, as text."""
+        rows = []
+        for line in self.arms:
+            gain = self.gains.get(line.arm)
+            trained = [f"{line.updates:,}", f"{line.step_ms:.3g}", f"{line.rate:.0e}"]
+            rows.append(
+                [line.label, f"{line.top1:.1f}", str(gain or ""), *(trained if line.updates else [""] * len(trained))]
+            )
+        return rows
+
+    def __str__(self) -> str:
+        table, facts = Table(box=None, padding=(0, 2, 0, 0)), self.facts
+        for column in COLUMNS:
+            table.add_column(column, justify="left" if column == "arm" else "right", no_wrap=True)
+        for row in self.rows():
+            table.add_row(*row)
+        about = (
+            f"{facts.train:,} training images in {plural(facts.views, 'view')}, {self.images:,} validation images, "
+            f"{plural(self.seeds, 'seed')}, {facts.epochs:.2g} epochs"
+        )
+        lines = [self.sentence, "", render(table), about, *facts.notes]
+        if self.changes:
+            lines += ["", "What would change the answer:", *(f"- {change}" for change in self.changes)]
+        return "\n".join(lines) + "\n"
+
+
+def judge(right: Mapping[str, Right], arms: Sequence[ArmLine], attention: Wakefulness | None, facts: Facts) -> Answer:
+    """Judge the arms of a trial.
+
+    Args:
+        right: arm → seed → which validation images are right; the same seeds and images for every arm.
+        arms: what each reached, in the order of the table.
+        attention: heads of the recast arm that attend.
+        facts: of the trial.
+
+    Returns:
+        An `Answer`: yes where the gain at equal time is shown, no where it is shown to be below `HIDDEN` points and
+        heads attend, else unclear.
+    """
+    gains = {over: _gain(over, right) for over in ("finetuned", "longer", "added") if over in right}
+    updates, time = gains["finetuned"], gains["longer"]
+    seeds, images = len(right["recast"]), len(right["recast"][0])
+    heads, awake = (attention.heads, attention.awake) if attention else (0, 0)
+    is_asleep = attention is not None and attention.slept
+    worth: Worth = "yes" if time.low > 0 else "no" if time.high < HIDDEN and not is_asleep else "unclear"
+    parts = [
+        f"{updates} over fine-tuning at equal updates, {time} at equal time; {awake} of {heads} heads attend.",
+        f"With {images:,} validation images nothing below {time.half:.1f} points could be seen at equal time.",
+        f"Worth a full run: {worth}.",
+    ]
+    changes = list[str]()
+    if "added" in gains and worth == "yes" and gains["added"].low <= 0:
+        changes.append(
+            f"over added convolutions of like cost recast gains {gains['added']}: compute, rather than attention, may "
+            "be what helps"
+        )
+    if is_asleep and worth != "yes":
+        changes.append(
+            f"{attention}: this is no evidence about attention; --query-key images starts its maps elsewhere"
+        )
+    if worth != "yes":
+        changes += _remedies(updates, time, right, facts)
+    return Answer(worth, " ".join(parts), tuple(changes), tuple(arms), gains, heads, awake, seeds, images, facts)
+
+
+def _gain(over: str, right: Mapping[str, Right]) -> Gain:
+    pairs = zip(right["recast"], right[over], strict=True)
+    return Gain(
+        over, *paired_interval([[100.0 * (a - b) for a, b in zip(ours, theirs, strict=True)] for ours, theirs in pairs])
+    )
+
+
+def _remedies(updates: Gain, time: Gain, right: Mapping[str, Right], facts: Facts) -> list[str]:
+    """What could turn a no or an unclear answer."""
+    images, seeds = len(right["recast"][0]), len(right["recast"])
+    remedies = []
+    if updates.low > 0:
+        remedies.append("hours: at equal updates the gain is shown; it is the time of a step that takes it away")
+    if facts.epochs < facts.most_epochs:
+        minutes = math.ceil(facts.minutes * facts.most_epochs / facts.epochs)
+        remedies.append(
+            f"a longer trial: every arm saw the images {facts.epochs:.2g} times; --minutes {minutes:,} makes that "
+            f"{facts.most_epochs:.0f}"
+        )
+    if time.mean > 0.1 and time.low <= 0 and (needed := math.ceil(images * (time.half / time.mean) ** 2)) < 100_000:
+        remedies.append(f"more validation images: about {needed:,} would show a gain of {time.mean:.1f} points")
+    if seeds < 5:
+        remedies.append(f"more seeds: --seeds 5 instead of {seeds}")
+    remedies.append("another stage: --where stage:-2, where maps are larger")
+    return remedies

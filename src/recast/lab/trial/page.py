@@ -1,0 +1,78 @@
+"""The answer of a trial as a page, with the curves of the arms, and a page of what heads see on five images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from torch import nn
+
+from recast.files import write_text
+from recast.lab.data import Data
+from recast.lab.explain.inputs import Input
+from recast.lab.explain.make import make_scene
+from recast.lab.explain.write import write_pages
+from recast.lab.records import ARMS
+from recast.lab.report import formats
+from recast.lab.report.charts import Role
+from recast.lab.report.draw import Point, Series, series_chart
+from recast.lab.report.table import Cell, Group, Table
+from recast.lab.trial.answer import COLUMNS, Answer
+
+PAGE, HEADS = "trial.html", "heads.html"
+IMAGES = 5
+ROLES: dict[str, Role] = {"finetuned": "finetuned", "longer": 0.3, "added": 0.7, "recast": "recast"}
+"""Colours of the arms."""
+Curve = Sequence[tuple[int, float]]
+
+
+def write_page(folder: Path, answer: Answer, curves: Mapping[str, Curve], title: str) -> Path:
+    """Write FOLDER/trial.html: the sentence, arms, training curves and costs; returns its path.
+
+    curves: arm → (update, training loss), in the mean over seeds.
+    """
+    labels = {line.arm: line.label for line in answer.arms}
+    series = [Series(labels[arm], [Point(*point) for point in curve], ROLES[arm]) for arm, curve in curves.items()]
+    columns = ("arm", "update", "loss")
+    rows = [(arm, *point) for arm, curve in curves.items() for point in curve]
+    chart = series_chart(
+        "training", "Training loss by update", series, (columns, rows), size=(8.0, 3.0), xlabel="update", whole_x=True
+    )
+    tiles = [
+        (title, f"{formats.signed(gain.mean)} points", f"95 %: {formats.interval(gain.low, gain.high)}")
+        for title, gain in zip(("at equal updates", "at equal time"), answer.gains.values(), strict=False)
+    ]
+    tiles.append(("heads that attend", f"{answer.awake} of {answer.heads}", "in the recast arm"))
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        loader=PackageLoader("recast.lab.report"),
+    )  # fmt: skip
+    style = Markup(files("recast.lab.report").joinpath("templates", "page.css").read_text(encoding="utf-8"))
+    text = environment.get_template("trial.html.j2").render(
+        title=title, style=style, answer=answer, tiles=tiles, table=_table(answer), chart=chart, heads=HEADS
+    )
+    write_text(folder / PAGE, text)
+    return folder / PAGE
+
+
+def _table(answer: Answer) -> Table:
+    rows = [[Cell(text) for text in row] for row in answer.rows()]
+    return Table("arms", [Cell(text) for text in COLUMNS], [Group("", rows)])
+
+
+def write_heads(folder: Path, parent: nn.Module, child: nn.Module, data: Data) -> Path:
+    """Write FOLDER/heads.html: maps of the recast network on validation images, evenly spread; returns its path."""
+    count = min(IMAGES, len(data.val))
+    inputs = []
+    for index in range(0, count * (len(data.val) // count), len(data.val) // count):
+        pixels, labels = data.val.batch([index])
+        inputs.append(Input(data.val.image_name(index), pixels[0], data.classes[int(labels[0])]))
+    networks = {"parent": parent, "recast": child}
+    norm = data.mean, data.std
+    scene = make_scene(
+        "Where heads look", inputs, [(None, networks)], data.classes, norm, {n: ARMS[n] for n in networks}
+    )
+    return write_pages(scene, folder / HEADS)[0]

@@ -1,0 +1,193 @@
+"""Does `recast try` predict? What it says of a task beside what a full training of all arms gives.
+
+    RECAST_DATA=DIR python studies/try.py --out runs/try                  # every task; goes on where it was stopped
+    RECAST_DATA=DIR python studies/try.py odd_digit --out runs/try
+    RECAST_DATA=DIR python studies/try.py halves --full --out runs/try    # the whole network too, for ten times as long
+
+Writes results/try.csv, a row for each task that was run: the answer of the trial, its minutes by the rates measured at
+its start, and the full training. That is the published one where there is one (`PUBLISHED`, with that study's layer),
+else the one of --full: the same arms, rates and seeds, with nothing computed beforehand. Segmentation (scenes) is
+nothing that a trial takes.
+
+odd_digit        the quickstart's question, from a network that reads one digit
+cifar10-N        CIFAR-10 from a network of CIFAR-100, N images
+cifar100         CIFAR-100 from a network of CIFAR-10
+textures         CIFAR-10 cut into 4×4 patches, shuffled: where a patch lies says nothing, attention must not help
+halves           two CIFAR-10 images in opposite corners: of one class? Distant parts are compared, attention must help
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import csv
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import recast
+import recast.papers.networks  # registers them
+from recast.lab.config import DataConfig
+from recast.lab.data import Data, load_data
+from recast.lab.data.datasets import ImageTensors
+from recast.lab.trial import arms, run, try_
+from recast.lab.trial.features import Bank
+from recast.lab.trial.split import Split, Tail
+
+RESULTS = Path(__file__).parents[1] / "results"
+WEIGHTS = {
+    "cifar10": ("cifar_resnet20_a", 10, "cifar10_resnet20_akamaster"),
+    "cifar100": ("cifar_resnet20", 100, "cifar100_resnet20_chenyaofo"),
+}
+Task = tuple[nn.Module, Data]
+COLUMNS = (
+    "task", "train", "val", "content_heads", "worth", "updates", "over_finetuned", "low_95", "high_95", "over_longer",
+    "longer_low_95", "longer_high_95", "awake", "heads", "minutes", "full", "full_gain", "full_low_95", "full_high_95",
+    "full_minutes",
+)  # fmt: skip
+
+
+def transfer(source: str, target: str, num_train: int | None = None) -> Task:
+    """Return a network trained on one CIFAR, and the images of the other."""
+    name, classes, file = WEIGHTS[source]
+    root = Path(os.environ["RECAST_DATA"])
+    model = timm.create_model(name, num_classes=classes)
+    model.load_state_dict(load_file(root / "weights" / f"{file}.safetensors"))
+    return model.eval(), load_data(DataConfig(target, str(root / target), num_train=num_train))
+
+
+def odd_digit() -> Task:
+    """Return a network that was trained to read one digit, and canvases with three."""
+    torch.manual_seed(0)
+    model, data = timm.create_model("digits_resnet", num_classes=10), load_data(DataConfig("one_digit"))
+    pixels, labels = data.train.plain().batch(range(len(data.train)))
+    images = data.normalised(pixels, torch.device("cpu"))
+    bank, tail = Bank((images.numpy(),), labels, torch.arange(len(labels))), Tail(model, "", images.shape[1:])
+    cpu = torch.device("cpu")
+    arms.train_(tail, bank, bank.spread(100), rate=2e-3, updates=3 * 78, batch=64, seed=0, device=cpu)
+    cfg = {"mean": data.mean, "std": data.std}
+    model.pretrained_cfg = {**model.pretrained_cfg, **cfg}  # type: ignore[dict-item]
+    return model.eval(), load_data(DataConfig("odd_digit"))
+
+
+def made(change: Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]], classes: list[str]) -> Task:
+    """Return a network of CIFAR-10, and images made of CIFAR-10's."""
+    model, data = transfer("cifar10", "cifar10", 4000)
+    parts = []
+    for seed, part in enumerate((data.train, data.val.subset(torch.arange(0, len(data.val), 5)))):
+        assert isinstance(part, ImageTensors)
+        pixels, labels = change(part.pixels, part.labels, torch.Generator().manual_seed(seed))
+        parts.append(ImageTensors(pixels, labels, part.augment))
+    return model, replace(data, train=parts[0], val=parts[1], classes=classes, img_size=parts[0].img_size)
+
+
+def shuffled(pixels: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Each image's 4×4 patches in an order of its own."""
+    count, side = len(pixels), pixels.shape[-1]
+    patches = nn.functional.unfold(pixels.float(), 4, stride=4).transpose(1, 2)
+    order = torch.rand(count, patches.shape[1], generator=generator).argsort(1)
+    patches = patches[torch.arange(count)[:, None], order].transpose(1, 2)
+    return nn.functional.fold(patches, (side, side), 4, stride=4).byte(), labels
+
+
+def halves(pixels: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Two images in opposite corners of a grey one; half of the pairs are of one class."""
+    count = len(pixels)
+    same = torch.arange(count) % 2 == 0
+    fits = (labels[:, None] == labels) == same[:, None]
+    other = (fits.float() * torch.rand(count, count, generator=generator)).argmax(1)
+    canvas = torch.full((count, 3, 64, 64), 124, dtype=torch.uint8)
+    canvas[:, :, :32, :32], canvas[:, :, 32:, 32:] = pixels, pixels[other]
+    return canvas, same.long()
+
+
+TASKS: dict[str, Callable[[], Task]] = {
+    "odd_digit": odd_digit,
+    "cifar10-1000": partial(transfer, "cifar100", "cifar10", 1000),
+    "cifar10-4000": partial(transfer, "cifar100", "cifar10", 4000),
+    "cifar100": partial(transfer, "cifar10", "cifar100"),
+    "textures": partial(made, shuffled, [str(number) for number in range(10)]),
+    "halves": partial(made, halves, ["different", "same"]),
+}
+PUBLISHED = {
+    "odd_digit": ("odd_digit.csv", {"arm": "recast − finetuned", "metric": "clean top1"}, "mean", 8),
+    **{
+        name: (
+            "evidence_differences.csv",
+            {"study": study, "arm": arm, "against": "fine-tuned", "metric": "clean"}, "difference", minutes,
+        )
+        for name, study, arm, minutes in (
+            ("cifar10-1000", "a-cifar100-cifar10-1000", "recast, images", 22),
+            ("cifar10-4000", "a-cifar100-cifar10-4000", "recast, images", 46),
+            ("cifar100", "a-cifar10-cifar100-18000", "recast, images, rates as fine-tuned", 90),
+        )
+    },
+}  # fmt: skip
+"""Table of a full training, its row, the column of the gain, and minutes of machine time (both arms, three seeds)."""
+
+
+def published(name: str) -> list[Any]:
+    """Return what a table says: its name, gain, low, high, minutes; empty where there is none."""
+    if name not in PUBLISHED:
+        return [""] * 5
+    file, wanted, column, minutes = PUBLISHED[name]
+    with (RESULTS / file).open(encoding="utf-8") as lines:
+        row = next(row for row in csv.DictReader(lines) if wanted.items() <= row.items())
+    return [file, row[column], row["low_95"], row["high_95"], minutes]
+
+
+def whole(network: nn.Module, _layers: Any, images: Tensor) -> Split:
+    """In the place of `split`: everything is trained."""
+    return Split(network, Tail(copy.deepcopy(network), "", images.shape[1:]), 0.0)
+
+
+def main() -> None:
+    """Run the tasks that the table lacks."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", nargs="*", choices=(*TASKS, []), default=list(TASKS))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--full", action="store_true")
+    options = parser.parse_args()
+    path = RESULTS / "try.csv"
+    rows = {row["task"]: row for row in csv.DictReader(path.open(encoding="utf-8"))} if path.exists() else {}
+    for name in options.tasks:
+        model, data = TASKS[name]()
+        plan = recast.plan(model, torch.zeros(1, 3, data.img_size, data.img_size))
+        settings: dict[str, Any] = {"seeds": options.seeds, "progress": True, "say": print}
+        answer = try_(model, data, plan, options.out / name, minutes=options.minutes, **settings)
+        print(answer)
+        stored = json.loads((options.out / name / run.TRIAL).read_text(encoding="utf-8"))
+        minutes = run.Pace.of(stored["pace"]).seconds(options.seeds) / 60
+        updates, longer = answer.gains["finetuned"], answer.gains["longer"]
+        gains = [f"{value:.2f}" for gain in (updates, longer) for value in (gain.mean, gain.low, gain.high)]
+        row = [
+            name, answer.facts.train, answer.images, plan.config.content_heads, answer.worth, answer.arms[-1].updates,
+            *gains, answer.awake, answer.heads, f"{minutes:.1f}",
+        ]  # fmt: skip
+        if options.full:
+            run.split = whole  # type: ignore[assignment]
+            settings["minutes"] = 10 * options.minutes
+            gain = try_(model, data, plan, options.out / f"{name}-full", **settings).gains["finetuned"]
+            row += ["--full", *(f"{value:.2f}" for value in (gain.mean, gain.low, gain.high)), settings["minutes"]]
+        else:
+            row += published(name)
+        rows[name] = dict(zip(COLUMNS, map(str, row), strict=True))
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows[task] for task in TASKS if task in rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""A trial: paired arms, an answer of known numbers, the same numbers after an interruption, refusals without traces."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import recast
+from recast.analysis.records import Wakefulness
+from recast.lab.cli import main
+from recast.lab.config import DataConfig
+from recast.lab.data import Data, load_data
+from recast.lab.data.seeding import choose_balanced
+from recast.lab.statistics import paired_interval
+from recast.lab.trial import arms, run, try_
+from recast.lab.trial.answer import ArmLine, Facts, judge
+from recast.lab.trial.features import Bank
+
+
+@pytest.fixture(scope="module")
+def data() -> Data:
+    return load_data(DataConfig("digits", img_size=16, num_train=60, num_val=40))
+
+
+def network(classes: int = 10, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    layers = [nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes)).eval()
+
+
+@pytest.fixture(scope="module")
+def plan() -> recast.Plan:
+    return recast.plan(network(), torch.randn(1, 3, 16, 16), where="3")
+
+
+def comparable(answer: Any) -> Any:
+    """What does not depend on a clock."""
+    lines = [replace(line, seconds=0.0, step_ms=0.0) for line in answer.arms]
+    return replace(answer, arms=tuple(lines), facts=replace(answer.facts, notes=()))
+
+
+def test_an_interrupted_trial_goes_on_to_the_same_numbers(
+    data: Data, plan: recast.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name, value in ((arms, "HEAD_UPDATES", 5), (run, "LEAST_UPDATES", 4), (run, "MOST_EPOCHS", 2)):
+        monkeypatch.setattr(module, name, value)
+    calls: list[tuple[Any, ...]] = []
+    train_ = arms.train_
+
+    def spied(tail: Any, train: Any, test: Any, **named: Any) -> Any:
+        calls.append((len(train), len(test), named["batch"], named["seed"], named["updates"]))
+        if len(calls) == stop:
+            raise KeyboardInterrupt
+        return train_(tail, train, test, **named)
+
+    stop = 0
+    monkeypatch.setattr(arms, "train_", spied)
+    whole = try_(network(7), data, plan, tmp_path / "whole", minutes=1e-3, seeds=2)
+    assert [line.arm for line in whole.arms] == ["parent", *arms.TRAINED]
+    assert all(line.updates >= run.LEAST_UPDATES for line in whole.arms[1:])
+    assert {path.name for path in (tmp_path / "whole").iterdir()} >= {"answer.json", "trial.html", "heads.html"}
+    monkeypatch.setattr(run, "find_spec", lambda name: None)  # no page
+    (tmp_path / "part").mkdir()  # the clock chooses the numbers of updates: take the same
+    (tmp_path / "part" / run.TRIAL).write_text((tmp_path / "whole" / run.TRIAL).read_text())
+    child = recast.recast_(arms.with_head(network(7), 10), plan)
+    child.load_state_dict(load_file(tmp_path / "whole" / run.WEIGHTS), strict=False)
+    rows = [json.loads(line) for line in (tmp_path / "whole" / run.RUNS).read_text().splitlines()]
+    first = next(row for row in rows if (row["kind"], row["arm"], row["seed"]) == ("final", "recast", 0))
+    chosen = choose_balanced(data.val.labels, whole.images, "")
+    with torch.no_grad():
+        logits = child.eval()(
+            data.normalised(data.val.subset(chosen).batch(range(whole.images))[0], torch.device("cpu"))
+        )
+    assert (logits.argmax(1) == data.val.labels[chosen]).tolist() == first["right"]
+    rates, finals = calls[2 : 2 + len(arms.RATED) * len(arms.RATES)], calls[-2 * len(arms.TRAINED) :]
+    assert len({call[:4] for call in rates}) == 1  # paired: the same images, views and order
+    assert [len({call[:4] for call in part}) for part in (finals[:4], finals[4:])] == [1, 1]
+    assert [call[3] for call in finals] == [0] * 4 + [1] * 4
+    stop = len(calls) + 14
+    with pytest.raises(KeyboardInterrupt):
+        try_(network(7), data, plan, tmp_path / "part", minutes=1e-3, seeds=2)
+    with (tmp_path / "part" / run.RUNS).open("a") as file:
+        file.write('{"kind": "final", "arm": "fine')  # killed while it wrote
+    assert comparable(try_(network(7), data, plan, tmp_path / "part", minutes=1e-3, seeds=2)) == comparable(whole)
+    missing = len(arms.RATED) * len(arms.RATES) + 2 * len(arms.TRAINED) - (14 - 2 - 1)
+    assert len(calls) == stop + 2 + missing  # two classifiers again, and what was missing
+    assert comparable(try_(network(7), data, plan, tmp_path / "part", minutes=1e-3, seeds=2)) == comparable(whole)
+    with pytest.raises(recast.RecastError, match="another network"):
+        try_(network(7, seed=1), data, plan, tmp_path / "part", minutes=1e-3, seeds=2)
+
+
+def bank(images: int = 10, views: int = 3) -> Bank:
+    arrays = tuple(np.full((images, 1), 100.0 * view, np.float16) + np.arange(images)[:, None] for view in range(views))
+    return Bank(arrays, torch.arange(images), torch.arange(images))
+
+
+def test_batches_follow_from_the_seed_and_every_view_comes() -> None:
+    cpu = torch.device("cpu")
+    few, many = ([x for x, _ in bank().training(5, updates, 3, cpu)] for updates in (4, 6))
+    assert all(map(torch.equal, few, many))
+    assert not torch.equal(few[0], next(bank().training(5, 1, 4, cpu))[0])
+    assert torch.cat(many).flatten().sort().values.tolist() == [100.0 * v + i for v in range(3) for i in range(10)]
+    assert bank().subset(torch.tensor([7, 2])).spread(1).images.tolist() == [7]
+
+
+def test_the_other_path_starts_at_zero_and_costs_what_attention_adds(plan: recast.Plan) -> None:
+    conv, images = nn.Conv2d(8, 8, 3, padding=1), torch.randn(2, 8, 8, 8)
+    step = plan.steps[0]
+    beside = arms.Beside(conv, step)
+    assert torch.equal(beside(images), conv(images))
+    added = sum(p.numel() for p in (beside.narrow.weight, beside.wide.weight)) * 64  # a multiply-add at each of 8 × 8
+    assert abs(added - (step.after.macs - step.before.macs)) <= 64 * (9 * 8 + 8) / 2
+
+
+def test_a_fitted_classifier_learns_what_features_hold() -> None:
+    torch.manual_seed(0)
+    labels = torch.arange(40) % 4
+    images = torch.nn.functional.one_hot(labels, 4).float()[:, :, None, None].expand(-1, -1, 4, 4).clone()
+    model = arms.with_head(nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 9)), 4).eval()
+    parts = arms.split(model, ["0"], images)
+    train, cpu = Bank((images.numpy(),), labels, torch.arange(40)), torch.device("cpu")
+    (tail,) = arms.with_fitted_head(parts.tail, [train], cpu)
+    assert all(arms.measure(tail, train, cpu)[1])
+    assert torch.equal(tail.network.get_parameter("0.weight"), model.get_parameter("0.weight"))
+
+
+FACTS = Facts(100, 5.0, 20.0, 10.0, "layer4.0", 4)
+
+
+def table(rights: dict[str, float], images: int, seeds: int = 3) -> dict[str, list[list[bool]]]:
+    """Arm → seed → images: the first share of them, and in every seed one more, right."""
+    return {
+        arm: [[place < share * images + seed for place in range(images)] for seed in range(seeds)]
+        for arm, share in rights.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("rights", "images", "worth", "gains"),
+    [
+        ({"recast": 0.8, "finetuned": 0.7, "longer": 0.75, "added": 0.7}, 400, "yes", (10.0, 5.0)),
+        ({"recast": 0.704, "finetuned": 0.7, "longer": 0.7, "added": 0.7}, 400, "no", (0.5, 0.5)),
+        ({"recast": 0.6, "finetuned": 0.7, "longer": 0.7, "added": 0.7}, 400, "no", (-10.0, -10.0)),
+        ({"recast": 0.71, "finetuned": 0.7, "longer": 0.7, "added": 0.7}, 100, "unclear", (1.0, 1.0)),
+    ],
+)
+def test_the_answer_says_what_the_table_holds(
+    rights: dict[str, float], images: int, worth: str, gains: tuple[float, float]
+) -> None:
+    lines = [ArmLine(arm, arm, 100 * share) for arm, share in rights.items()]
+    answer = judge(table(rights, images), lines, Wakefulness(36, 31, 0.5), FACTS)
+    assert answer.worth == worth
+    assert (answer.gains["finetuned"].mean, answer.gains["longer"].mean) == pytest.approx(gains, abs=0.13)
+    assert (answer.awake, answer.heads, answer.images, answer.seeds) == (31, 36, images, 3)
+    assert "31 of 36" in answer.sentence
+    assert f"Worth a full run: {worth}." in answer.sentence
+    assert json.loads(answer.to_json())["gains"]["longer"]["mean"] == answer.gains["longer"].mean
+    assert ("--minutes 40" in str(answer)) == (worth != "yes")
+    asleep = judge(table(rights, images), lines, Wakefulness(36, 1, 0.99), FACTS)
+    assert asleep.worth == {"no": "unclear"}.get(worth, worth)
+
+
+def test_an_interval_over_seeds_and_images() -> None:
+    values = [[100.0, 0.0, 0.0, 0.0], [100.0, 0.0, -100.0, 100.0]]
+    # images: means 100, 0, −50, 50, variance 12500/3; seeds: 25, 25, variance 0
+    mean, low, high = paired_interval(values)
+    assert mean == 25
+    assert high - 25 == pytest.approx(3.182446 * (4166.667 / 4) ** 0.5, rel=1e-5)
+    assert 25 - low == pytest.approx(high - 25)
+    assert paired_interval([[0.0] * 50])[2] > 0  # no image changed: one might have
+    spread = paired_interval([[100.0] * 10, [-100.0] * 10])
+    assert spread[2] > 500  # two seeds that disagree
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        ([], "--model"),
+        (["--model", "resnet18", "--data-dir", "nowhere"], "--pretrained"),
+        (["--model", "digits_resnet", "--checkpoint", "no.pt", "--data", "digits"], "no.pt"),
+        (
+            ["--model", "digits_resnet", "--checkpoint", "w.safetensors", "--data", "digits", "--num-val", "10"],
+            "20 validation",
+        ),
+        (
+            ["--model", "digits_resnet", "--checkpoint", "w.safetensors", "--data", "digits", "--where", "none"],
+            "layers",
+        ),
+        (
+            ["--model", "digits_resnet", "--checkpoint", "w.safetensors", "--data", "digits", "--minutes", "0"],
+            "minutes",
+        ),
+        (
+            ["--model", "digits_resnet", "--checkpoint", "w.safetensors", "--data", "digits", "--img-size", "32x16"],
+            "32x16",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(
+    words: list[str], match: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_file(timm.create_model("digits_resnet").state_dict(), "w.safetensors")
+    assert main(["try", *words]) == 2
+    lines = [line for line in capfd.readouterr().err.splitlines() if not line.startswith("note:")]
+    assert len(lines) == 1
+    assert match in lines[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["w.safetensors"]
+
+
+def test_another_folder_is_left_alone(data: Data, plan: recast.Plan, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").touch()
+    with pytest.raises(recast.RecastError, match="--out"):
+        try_(network(), data, plan, tmp_path)
+    with pytest.raises(recast.RecastError, match="one class each"):
+        try_(network(), replace(data, train=[0] * 60), plan, tmp_path / "new")  # type: ignore[arg-type]
+    with pytest.raises(recast.RecastError, match="GiB"):
+        run.check_space(tmp_path, 2**60)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
