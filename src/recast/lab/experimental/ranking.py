@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map_only
 
 from recast.config import typed
 from recast.errors import RecastError, blamed
-from recast.layers.config import PoolConfig, RecastConfig
+from recast.layers.config import PAPERS_LAYER, PoolConfig, RecastConfig
 from recast.layers.gpsa import gpsa_layers
 from recast.surgery.apply import recast_
 from recast.surgery.limits import Budget
@@ -130,7 +130,9 @@ def rank(model: nn.Module, plan: Plan, images: Example, labels: Tensor, *, loss:
     layers = []
     for step in plan.steps:
         every = slopes[step.name][: len(answers) // size].double()
-        every = every[:, : len(step.geometry.heads(plan.config.maps()[1]))].cpu()  # γ; the rest is s
+        every = every[
+            :, : len(step.geometry.heads(getattr(plan.config, "content_heads", "all")))
+        ].cpu()  # γ; the rest is s
         mean, error = every.mean(0), every.std(0) / len(every) ** 0.5
         promised = float((mean.abs() - 2 * error).clamp_min(0).sum())
         added = step.after - step.before
