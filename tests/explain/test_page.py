@@ -141,7 +141,7 @@ def test_nowhere_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         (tmp_path, "got the folder"),
         (tmp_path / "no" / "page.html", "does not exist"),
         (tmp_path / "page.pdf", r"page\.pdf: use the ending \.html"),
-        (tmp_path / "page.JPG", r"JPEG .*page\.JPG: use the ending \.png"),
+        (tmp_path / "page.JPG", r"page\.JPG: use the ending .* \.png"),
     ):
         with pytest.raises(RecastError, match=message):
             write_pages(a_scene(), out)

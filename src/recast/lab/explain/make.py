@@ -114,7 +114,6 @@ def make_scene(
     """
     done: list[State] = []
     pictures = [Picture(image.name, _bytes(image.pixels), image.label, image.notes) for image in inputs]
-    order: list[str] = []
     left_out: dict[str, None] = {}
     mean, std = (list(values) for values in normalization)
     for epoch, networks in states:
@@ -148,7 +147,8 @@ def make_scene(
                 layers = (*layers, cam[0])
                 picture.maps[-1][cam[0].name] = cam[1]
         done.append(State(epoch, layers))
-        order = _merged(order, [layer.name for layer in layers])
+    # layers that become attention stay so: the last state has all of them, in the order of the network
+    order = dict.fromkeys(layer.name for state in reversed(done) for layer in state.layers)
     return Scene(title, dict(arms), tuple(done), tuple(pictures), (*notes, *left_out), tuple(about), tuple(order))
 
 
@@ -177,13 +177,3 @@ def _grad_cam(
 
 def _bytes(pixels: Tensor) -> Any:
     return (pixels.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
-
-
-def _merged(order: list[str], names: list[str]) -> list[str]:
-    """Insert into `order` the names it lacks, each before the next name it has: layers that become attention later."""
-    merged = list(order)
-    for index, name in enumerate(names):
-        if name not in merged:
-            after = next((merged.index(later) for later in names[index + 1 :] if later in merged), len(merged))
-            merged.insert(after, name)
-    return merged

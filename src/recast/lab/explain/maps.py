@@ -42,7 +42,7 @@ def record_maps(
         outputs: how the outputs are read, see `recast.lab.explain.inputs.read_outputs`.
 
     Returns:
-        The output, (layer, maps) in the order of the calls, and notes on layers without maps.
+        The output, (layer, maps) in the order of the first calls, and notes on layers without maps.
 
     Raises:
         RecastError: gates, positions or attention are not finite.
@@ -51,12 +51,8 @@ def record_maps(
     pools = attention_pools(model)
     left_out: dict[str, str] = {}
 
-    def put(name: str, described: list[Described] | Attention) -> None:
-        layers.pop(name, None)  # a second call moves the layer to the end
-        layers[name] = described
-
     def record_recast(name: str, layer: RecastLayer, x: Tensor) -> None:
-        put(name, [recast_layer(name, layer, x)])
+        layers[name] = [recast_layer(name, layer, x)]
 
     def record_tokens(name: str, attention: Attention) -> None:
         if attention.grid is None:
@@ -64,9 +60,9 @@ def record_maps(
         elif not attention.mix.isfinite().all():
             raise RecastError(f"{name} has attention that is not finite: nothing can be drawn")
         elif name in pools:
-            put(name, attention)  # its maps depend on the likeliest classes, known at the end
+            layers[name] = attention  # its maps depend on the likeliest classes, known at the end
         else:
-            put(name, token_layers(name, attention, token_names(model, attention.num_prefix)))
+            layers[name] = token_layers(name, attention, token_names(model, attention.num_prefix))
 
     with watched(model, record_recast, record_tokens, left_out.__setitem__), in_eval(model), torch.no_grad():
         output = model(image)
@@ -207,12 +203,7 @@ def _stored(
 
 
 def _class_maps(
-    name: str,
-    text: str,
-    maps: Tensor,
-    names: tuple[str, ...],
-    image_names: tuple[str, ...] = (),
-    signed: bool = False,
+    name: str, text: str, maps: Tensor, names: tuple[str, ...], image_names: tuple[str, ...] = (), signed: bool = False
 ) -> Described:
     """Store maps (K, h, w) without a query; `image_names` are their names for this image.
 

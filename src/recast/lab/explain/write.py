@@ -85,8 +85,6 @@ def check_target(out: Path) -> None:
     """Raise `RecastError` unless `out` can be written as a page, or as a PNG."""
     check_place(out, "the page", "explain.html")
     ending = out.suffix.lower()
-    if ending in (".jpg", ".jpeg"):
-        raise RecastError(f"JPEG would blur the maps of {out}: use the ending .png")
     if ending not in (*PAGES, PICTURE):
         raise RecastError(f"unknown format of {out}: use the ending .html for a page or .png for a picture")
     check_ours(out)

@@ -149,11 +149,11 @@ def read_attention(path: Path) -> Attention:
         )
         if not len(labels) == len(predictions) == len(images):
             raise RecastError(f"{path}: {len(images)} images, {len(labels)} labels, {len(predictions)} predictions")
+    except RecastError:
+        raise
     except KeyError as error:
         raise RecastError(f"{path} lacks the array {error.args[0]}") from None
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        if isinstance(error, RecastError):
-            raise
         raise RecastError(f"{path} is truncated or not an .npz of attention maps") from error
     return Attention(images, labels, predictions, layers)
 

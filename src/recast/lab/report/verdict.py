@@ -51,12 +51,10 @@ def harmed(run: Run) -> list[str]:
     arms = []
     for arm in ("finetuned", "recast"):
         paired = run.difference("parent", *run.main) if arm == "recast" else None
-        rows = [
-            row for name in ("parent", arm) if (row := run.row(name, *run.main)) and row.n and run.task.counts_images
-        ]
+        rows = [row for name in ("parent", arm) if (row := run.row(name, *run.main)) and row.n]
         if paired is not None:
             high = paired.high
-        elif len(rows) == 2:
+        elif len(rows) == 2 and run.task.counts_images:
             error = 1.96 * math.sqrt(sum(max(row.value * (100 - row.value), 0) / row.n for row in rows))
             high = rows[1].value - rows[0].value + error
         else:
@@ -108,7 +106,7 @@ def _attention(run: Run) -> str:
     if state is None:
         return ""
     text = str(state)
-    return f" {text[0].upper()}{text[1:]}{': no evidence about attention' if state.slept else ''}."
+    return f"{text[0].upper()}{text[1:]}{': no evidence about attention' if state.slept else ''}."
 
 
 def _start(run: Run) -> str:
@@ -235,9 +233,7 @@ def joint_verdict(runs: Sequence[Run]) -> Verdict:
     above, below, none = (signs.count(sign) for sign in (1, -1, 0))
     headline = f"The recast network ends significantly above {names.control} in {above} of {compared} runs."
     if worse := sum("recast" in harmed(run) for run in runs):
-        headline = (
-            f"In {worse} of {len(runs)} runs training made the recast network worse than the parent before fine-tuning."
-        )
+        headline = f"In {worse} of {len(runs)} runs training made the recast network worse than {names.parent}."
     behind = f"It ends significantly below in {below}; in {none} there is no significant difference."
     if unknown := sum(run.difference("finetuned", *run.main) is None for run in runs):
         behind += f" {unknown} have no interval (run recast evaluate)."
