@@ -17,6 +17,7 @@ from recast.lab.report.formats import NBSP
 from recast.lab.report.labels import words
 from recast.lab.report.load import Run
 from recast.lab.statistics import mean_interval
+from recast.lab.suites import METRICS
 
 EXACT = 1e-5  # largest relative error of the outputs of the same function (fp32)
 MAY_DIFFER = {*HOW_IT_RUNS, "seed", "compile"}  # between runs that are averaged
@@ -134,8 +135,8 @@ def _became(run: Run) -> str:
 
 
 def _reaches(run: Run, value: float) -> str:
-    label = run.judged
-    metric = f"a{'n' * label.startswith('m')} {label[0].lower()}{label[1:]} of " * (not run.task.counts_images)
+    label = METRICS[run.main[1]].in_text
+    metric = f"a{'n' * label.startswith('m')} {label} of " * (not run.task.counts_images)
     return f"reaches {metric}{formats.percent(value)}"
 
 
