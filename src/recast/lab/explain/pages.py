@@ -176,7 +176,8 @@ def _open_run(options: ExplainOptions, size: tuple[int, int] | None, kept: bool)
     data, recipe = run.data, run.recipe
     states, notes = kept_states(run) if kept else ({recipe.epochs: None}, [])
     arms = {"recast": "Network"} if recipe.is_plain else {arm: ARMS[arm] for arm in ARMS if arm in run.models}
-    if "parent" in arms and (reason := _why_untaught(run)):
+    rows = read_records(path, Row) if (path := run.folder / "rows.csv").is_file() else []
+    if "parent" in arms and (reason := why_untaught(recipe, run.folder, len(data.classes), rows)):
         del arms["parent"]
         notes.append(f"Predictions of the untrained parent are not shown: {reason}.")
     device, shape = choose_device(options.device), size or (data.test_size, data.test_size)
@@ -199,12 +200,6 @@ def _open_run(options: ExplainOptions, size: tuple[int, int] | None, kept: bool)
         return make_scene(title, inputs, networks, data.classes, normalization, arms, remarks, about, options.outputs)
 
     return Subject(read, show)
-
-
-def _why_untaught(run: Run) -> str:
-    path = run.folder / "rows.csv"
-    rows = read_records(path, Row) if path.is_file() else []
-    return why_untaught(run.recipe, run.folder, len(run.data.classes), rows)
 
 
 def kept_states(run: Run) -> tuple[dict[int, Path | None], list[str]]:

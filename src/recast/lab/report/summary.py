@@ -58,7 +58,7 @@ def tiles(run: Run) -> list[dict[str, str]]:
         cards.append(_tile(label, formats.share(after, before), detail))
     if run.metrics and (attention := Wakefulness.of(run.metrics[-1].layers)) is not None and run.epochs:
         detail = attention.remedy if attention.slept else "beyond the effect of a global mean"
-        cards.append(_tile("Heads with active attention", f"{attention.awake} of{NBSP}{attention.heads}", detail))
+        cards.append(_tile("Heads that are awake", f"{attention.awake} of{NBSP}{attention.heads}", detail))
     return cards
 
 

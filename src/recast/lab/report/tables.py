@@ -22,7 +22,7 @@ from recast.lab.report.verdict import accuracy, is_exact, why_no_mean
 from recast.lab.statistics import mean_interval
 from recast.lab.suites import METRICS, PER_CORRUPTION, base
 
-COSTS = {"parameters": formats.compact, "macs": formats.compact, "activation_bytes": formats.memory}
+PLAN_COSTS = {"parameters": formats.compact, "macs": formats.compact, "activation_bytes": formats.memory}
 NAMED = 3  # layers of a switch that are all named; of more, the first and the last
 
 
@@ -56,7 +56,7 @@ def _kernel(step: Step) -> str:
 def _costs(before: Costs, after: Costs) -> list[Cell]:
     """Return every cost before → after with its relative change."""
     cells = []
-    for key, as_text in COSTS.items():
+    for key, as_text in PLAN_COSTS.items():
         old, new = getattr(before, key), getattr(after, key)
         cells.append(Cell(f"{as_text(old)} → {as_text(new)}", (formats.share(new, old),), f"{old:,} → {new:,}"))
     return cells
