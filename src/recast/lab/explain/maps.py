@@ -14,7 +14,6 @@ from recast.analysis.transformers import NO_GRID
 from recast.errors import RecastError, listed
 from recast.lab.explain.inputs import ranked
 from recast.lab.explain.scene import GRAD_CAM, Floats, Layer, Maps, Outputs, Prediction, percent
-from recast.lab.report.formats import plural
 from recast.layers.attention_pool import attention_pools
 from recast.layers.cmhsa import RecastLayer
 from recast.layers.functional import expand_heads
@@ -132,8 +131,8 @@ def token_layers(name: str, attention: Attention, names: Sequence[str]) -> list[
         heads = ("weights",)
     else:
         height, width = attention.tokens.shape[-2:]
-        text = f"{plural(len(heads), 'head')} over {height}×{width} patches"
-        text += f" and {plural(attention.num_prefix, 'token')} before them" if attention.num_prefix else ""
+        text = f"{_count(len(heads), 'head')} over {height}×{width} patches"
+        text += f" and {_count(attention.num_prefix, 'token')} before them" if attention.num_prefix else ""
     text += ", weights of either sign" if signed else ""
     if attention.patches is not None:
         maps = attention.patches[0].float()
@@ -237,6 +236,10 @@ def map_name(prediction: Prediction) -> str:
 
 def _heads(count: int) -> tuple[str, ...]:
     return tuple(f"head {i + 1}" for i in range(count))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _step(grid: Sequence[int], most: int) -> int:
