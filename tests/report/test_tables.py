@@ -15,8 +15,8 @@ from recast.lab.cli.evaluate import DEFAULTS, _suites
 from recast.lab.records import Difference, Row, write_records
 from recast.lab.report import formats
 from recast.lab.report.arms_table import LABELS, arms_table, heat_tables
-from recast.lab.report.load import Run, Unchanged, read_run
-from recast.lab.report.page import group_parts, render, run_part
+from recast.lab.report.load import Run, UnchangedLayer, read_run
+from recast.lab.report.page import group_parts, render_page, run_part
 from recast.lab.report.summary import missing, provenance, tiles, won_and_lost
 from recast.lab.report.table import Cell
 from recast.lab.report.tables import head_table, left_by_reason, seeds_table
@@ -134,7 +134,7 @@ def test_heads_and_what_was_left(make_run: MakeRun) -> None:
     assert (heads := head_table(run)) is not None
     assert heads.groups[0].rows[0][1].text == "1 of 8 (5)"
     reasons = {"a": "too many tokens: 90 (9× of 10)", "b": "1×1", "c": "too many tokens: 80 (8× of 10)", "d": "1×1"}
-    run.plan.left[:] = [Unchanged(*item) for item in (reasons | {"e": "1×1"}).items()]
+    run.plan.left[:] = [UnchangedLayer(*item) for item in (reasons | {"e": "1×1"}).items()]
     found = left_by_reason(run)
     assert found == [("1×1", 3, "b, d, e"), ("too many tokens", 2, "a: 90 (9× of 10)\nc: 80 (8× of 10)")]
 
@@ -247,7 +247,7 @@ def test_classes_have_a_table_of_their_own(make_run: MakeRun) -> None:
     text = evaluate.arms_table(run.rows)
     assert "detection ap@local" in text
     assert not any(name in text for name in ("disc", "ring"))
-    page = render([part := run_part(run, "run1", 1)], [])
+    page = render_page([part := run_part(run, "run1", 1)], [])
     assert [chart.title for chart in part["costs"]["macs"]] == ["Box AP", "Mask AP"]
     assert part["costs"]["macs"][0].rows[0][4:] == (5.0, 3.0, 8.0)
     assert next(figure.name for figure in part["figures"]()) == "accuracy_macs"

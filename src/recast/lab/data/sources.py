@@ -147,7 +147,7 @@ def assemble(config: DataConfig, augment: AugmentConfig | None, found: Found) ->
         parts.append(images)
     train, val = parts
     train = train.augmented(resolve(augment, train.img_size, crop=found.crop, flip=found.flip))
-    measured = measure(train, config.bad_image) if "data" in (config.mean, config.std) else found.norm
+    measured = measured_norm(train, config.bad_image) if "data" in (config.mean, config.std) else found.norm
     mean, std = (
         tuple(ours if given == "data" else given or theirs)
         for given, ours, theirs in zip((config.mean, config.std), measured, found.norm, strict=True)
@@ -158,7 +158,9 @@ def assemble(config: DataConfig, augment: AugmentConfig | None, found: Found) ->
     return Data(found.name, train, val, classes, mean, std, train.img_size, coarse, tuple(bad), found.kinds)
 
 
-def measure(images: LabelledImages, bad_image: Literal["stop", "skip"]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def measured_norm(
+    images: LabelledImages, bad_image: Literal["stop", "skip"]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel, over the pixels of MEASURED images as validation sees them."""
     sums, count = torch.zeros(2, 3, dtype=torch.float64), 0
     for pixels, _ in islice(Loader(images.plain(), 64, shuffle_seed=0, bad_image=bad_image), MEASURED // 64):

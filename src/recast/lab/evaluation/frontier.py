@@ -23,7 +23,7 @@ from recast.tables import Table, read_records
 from recast.tracing.timing import time_models
 
 if TYPE_CHECKING:
-    from recast.lab.evaluation.run_folder import Run
+    from recast.lab.evaluation.run_folder import OpenRun
 
 CHOSEN_ON = 512
 """Training images: heads are chosen by half of them, BatchNorm's statistics are of all."""
@@ -83,7 +83,7 @@ def fold_exactly(model: PixelModel) -> PixelModel:
     return folded
 
 
-def close_to(run: Run, heads: int) -> None:
+def close_to(run: OpenRun, heads: int) -> None:
     """Close heads of a run's recast network, in place, as RUN/analysis/frontier.csv has it with `heads` heads open.
 
     Raises RecastError where the table is missing, of another network, or has no such point.

@@ -20,7 +20,7 @@ from timm.data import ImageNetInfo, RealLabelsImagenet
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from recast.errors import RecastError
+from recast.errors import RecastError, listed
 from recast.lab.data.datasets import ImageFiles
 from recast.lab.data.images import is_image_name, open_image, opened
 from recast.lab.data.shards import ImageStream
@@ -66,7 +66,7 @@ def outputs_of(context: Context, wnids: Sequence[str], dataset: str) -> Tensor:
     place = {name: index for index, name in enumerate(classes)}
     if missing := [wnid for wnid in wnids if wnid not in place]:
         raise NotMeasured(
-            f"{dataset} has classes that are none of the {len(classes)} of {data}: {listed(missing)}; {todo}"
+            f"{dataset} has classes that are none of the {len(classes)} of {data}: {listed(missing, 5)}; {todo}"
         )
     return torch.tensor([place[wnid] for wnid in wnids])
 
@@ -92,11 +92,6 @@ def _words(name: str) -> set[str]:
     return {word.strip().lower().replace("_", " ") for word in name.split(",")}
 
 
-def listed(names: Sequence[str]) -> str:
-    """The first five names, and how many there are."""
-    return f"{', '.join(names[:5])}{f' ... ({len(names)} in all)' if len(names) > 5 else ''}"
-
-
 def find_set(context: Context, suite: str) -> Path:
     """The folder of a test set, in any case, in options.sets or $RECAST_DATA; NotMeasured with where to get it."""
     where = SUITES[suite].needs
@@ -117,7 +112,7 @@ def list_images(root: Path, folders: Sequence[str]) -> tuple[list[str], Tensor]:
     """Names FOLDER/IMAGE in `root`, and the place of their folder in `folders`; NotMeasured where one is empty."""
     by_class = [sorted(e.name for e in os.scandir(root / folder) if is_image_name(e.name)) for folder in folders]
     if empty := [folder for folder, names in zip(folders, by_class, strict=True) if not names]:
-        raise NotMeasured(f"{root} has class folders without an image: {listed(empty)}. Unpack it again")
+        raise NotMeasured(f"{root} has class folders without an image: {listed(empty, 5)}. Unpack it again")
     names = [f"{folder}/{name}" for folder, names in zip(folders, by_class, strict=True) for name in names]
     return names, torch.arange(len(folders)).repeat_interleave(torch.tensor([len(names) for names in by_class]))
 
@@ -132,8 +127,8 @@ def sources_of_set(context: Context, suite: str) -> list[Source]:
         folders = [str(imagenet_wnids().index(wnid)) for wnid in wnids]
     missing, unknown = sorted(set(folders) - found), sorted(found - set(folders))
     if missing or unknown:
-        lacks = [f"without the class folders {listed(missing)}"] if missing else []
-        lacks += [f"with folders that are none of its classes: {listed(unknown)}"] if unknown else []
+        lacks = [f"without the class folders {listed(missing, 5)}"] if missing else []
+        lacks += [f"with folders that are none of its classes: {listed(unknown, 5)}"] if unknown else []
         raise NotMeasured(f"{root} must have {len(folders)} class folders, but it is {' and '.join(lacks)}")
     names, labels = list_images(root, folders)
     val = context.data.val
@@ -201,7 +196,7 @@ def sources_imagenet_c(context: Context) -> list[Source]:
                 continue
             folders[f"{kind}/{severity}"] = folder
             if classes := sorted(set(wnids) - set(os.listdir(folder))):
-                lacking.append(f"{kind}/{severity} (classes {listed(classes)})")
+                lacking.append(f"{kind}/{severity} (classes {listed(classes, 5)})")
         if absent:
             missing.append(kind if len(absent) == len(SEVERITIES) else f"{kind} (severity {', '.join(absent)})")
     if missing or lacking:

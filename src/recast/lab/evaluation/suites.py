@@ -152,7 +152,7 @@ def check_task(suites: Sequence[str], task: Task, dataset: str) -> None:
         )
 
 
-def groups(suites: Sequence[str]) -> list[list[str]]:
+def passes(suites: Sequence[str]) -> list[list[str]]:
     """The suites in groups that are measured in one go: those that score the same images share one pass."""
     found: dict[object, list[str]] = {None: []}  # first those of the validation images, whatever was asked first
     for name in dict.fromkeys(suites):

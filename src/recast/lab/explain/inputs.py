@@ -235,7 +235,7 @@ def read_outputs(logits: Tensor, outputs: Outputs | None = None) -> tuple[Tensor
     return values[scale], scale
 
 
-def ranked(
+def likeliest(
     output: Any, classes: Sequence[str] | None, most: int, outputs: Outputs | None = None
 ) -> tuple[Prediction, ...]:
     """Return the `most` largest outputs, converted by `read_outputs`; empty unless all are finite numbers.

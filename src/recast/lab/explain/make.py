@@ -14,7 +14,7 @@ from torchvision.transforms.v2.functional import normalize
 
 from recast.analysis.grad_cam import grad_cam
 from recast.errors import RecastError, first_line
-from recast.lab.explain.inputs import Input, ranked, read_image, read_outputs
+from recast.lab.explain.inputs import Input, likeliest, read_image, read_outputs
 from recast.lab.explain.maps import TOP_CLASSES, Described, cam_layer, map_name, record_maps
 from recast.lab.explain.scene import Layer, Outputs, Picture, Prediction, Scene, State
 from recast.lab.explain.write import check_target, write_pages
@@ -141,7 +141,7 @@ def make_scene(
                         f"{name} cannot take an image of {height}×{width} pixels: {first_line(error)}"
                     ) from None
                 results[arm] = x, output
-            best = {arm: ranked(output, classes, TOP, outputs) for arm, (_, output) in results.items()}
+            best = {arm: likeliest(output, classes, TOP, outputs) for arm, (_, output) in results.items()}
             picture.predictions.append({arm: ranking for arm, ranking in best.items() if ranking})
             if cam := _grad_cam(networks, results, best, arms, outputs):
                 layers = (*layers, cam[0])

@@ -12,8 +12,8 @@ from recast.analysis.queries import MAX_NUMBERS, content_of, rows_of
 from recast.analysis.record import Attention, token_names, watched
 from recast.analysis.transformers import NO_GRID
 from recast.errors import RecastError, listed
-from recast.lab.explain.inputs import ranked
-from recast.lab.explain.scene import GRAD_CAM, Floats, Layer, Maps, Outputs, Prediction, percent
+from recast.lab.explain.inputs import likeliest
+from recast.lab.explain.scene import GRAD_CAM, Floats, Layer, Maps, Outputs, Prediction, share_text
 from recast.layers.attention_pool import attention_pools
 from recast.layers.cmhsa import RecastLayer
 from recast.layers.functional import expand_heads
@@ -66,7 +66,7 @@ def record_maps(
 
     with watched(model, record_recast, record_tokens, left_out.__setitem__), in_eval(model), torch.no_grad():
         output = model(image)
-    best = ranked(output, classes, TOP_CLASSES, outputs)
+    best = likeliest(output, classes, TOP_CLASSES, outputs)
     described = []
     for name, layer in layers.items():
         described += [pool_layer(name, layer, pools[name].num_classes, best)] if isinstance(layer, Attention) else layer
@@ -169,7 +169,7 @@ def pool_layer(name: str, attention: Attention, num_classes: int | None, best: S
         image_names = tuple(map(map_name, top))
     if attention.num_prefix:
         shares = zip(image_names, on_token.tolist(), strict=True)
-        image_names = tuple(f"{name} ({percent(share)} on the token itself)" for name, share in shares)
+        image_names = tuple(f"{name} ({share_text(share)} on the token itself)" for name, share in shares)
     return _class_maps(name, text, maps, names, image_names)
 
 

@@ -21,7 +21,7 @@ from recast.lab.evaluation.knn import banks, nearest, sources_knn, unit_features
 from recast.lab.evaluation.run_folder import open_run
 from recast.lab.evaluation.runner import open_context
 from recast.lab.explain.inputs import Input, find_inputs, page_stem, read_inputs, some_of_validation
-from recast.lab.explain.write import PAGES, check_target, filled
+from recast.lab.explain.write import PAGES, check_target, fill_page
 from recast.lab.records import ARMS
 from recast.lab.report.neighbours import FILE, Neighbours, Query, Shown, draw_neighbours, png
 from recast.tracing.hooks import in_eval
@@ -111,5 +111,5 @@ def neighbours_page(options: ExplainOptions, size: tuple[int, int] | None) -> Pa
     target.parent.mkdir(parents=True, exist_ok=True)
     title = f"Nearest training images: {run.recipe.model.name} on {data.name}"
     note = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
-    write_text(target, filled("neighbours.html", title, notes=note, neighbours=draw_neighbours(neighbours)))
+    write_text(target, fill_page("neighbours.html", title, notes=note, neighbours=draw_neighbours(neighbours)))
     return target

@@ -16,7 +16,7 @@ from recast.lab.report.neighbours import png
 
 LIMIT = 7_600_000
 """Bytes of a page's data; a page stays below 8 MB."""
-Key = tuple[int, int]
+PictureState = tuple[int, int]
 """Index of the picture, index of the state."""
 
 
@@ -108,9 +108,9 @@ def pack(scene: Scene, limit: int | None = LIMIT, layer: str | None = None) -> d
     }
 
 
-def _packed_maps(scene: Scene, budget: float) -> tuple[dict[str, dict[Key, dict[str, Any]]], list[str]]:
+def _packed_maps(scene: Scene, budget: float) -> tuple[dict[str, dict[PictureState, dict[str, Any]]], list[str]]:
     """Return the packed maps by layer, picture and state, the largest layers coarser until all fit, and notes."""
-    layers: dict[str, dict[Key, Maps]] = {}
+    layers: dict[str, dict[PictureState, Maps]] = {}
     for index, picture in enumerate(scene.pictures):
         for state, maps_by_layer in enumerate(picture.maps):
             for name, maps in maps_by_layer.items():

@@ -15,7 +15,7 @@ from recast.lab.config import Recipe
 from recast.lab.config.explain import ExplainOptions
 from recast.lab.data.seeding import seeded
 from recast.lab.device import choose_device
-from recast.lab.evaluation.run_folder import Run, open_run
+from recast.lab.evaluation.run_folder import OpenRun, open_run
 from recast.lab.explain.inputs import (
     Input,
     find_inputs,
@@ -202,7 +202,7 @@ def _open_run(options: ExplainOptions, size: tuple[int, int] | None, kept: bool)
     return Subject(read, show)
 
 
-def kept_states(run: Run) -> tuple[dict[int, Path | None], list[str]]:
+def kept_states(run: OpenRun) -> tuple[dict[int, Path | None], list[str]]:
     """Return the epochs to show with their weights (None: weights.safetensors), and notes."""
     last = run.recipe.epochs
     paths = {epoch: path for epoch, path in run.kept.items() if epoch < last}
@@ -216,7 +216,7 @@ def kept_states(run: Run) -> tuple[dict[int, Path | None], list[str]]:
 
 
 def _networks(
-    run: Run, arms: Iterable[str], states: Mapping[int, Path | None], device: torch.device
+    run: OpenRun, arms: Iterable[str], states: Mapping[int, Path | None], device: torch.device
 ) -> Iterator[tuple[int | None, dict[str, nn.Module]]]:
     """Yield the arms at every epoch, loaded one epoch at a time; the control arm of that epoch too, if it was saved."""
     for epoch, path in states.items():

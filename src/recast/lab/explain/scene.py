@@ -28,7 +28,7 @@ GRAD_CAM = "Grad-CAM"
 """Name under which Grad-CAM is listed, after all layers; it is opened first only if there is no layer."""
 
 
-def percent(share: float) -> str:
+def share_text(share: float) -> str:
     """Format a share as "61 %" or "3.2 %", like `Words.percent` of the page's script."""
     return f"{100 * share:.{0 if share >= 0.0995 else 1}f} %"
 
@@ -183,7 +183,7 @@ class Prediction(NamedTuple):
         """The probability as "61 %", or the logit as "−3.2"."""
         if self.scale == "logits":
             return f"{self.probability:.3g}".replace("-", "−")
-        return percent(self.probability)
+        return share_text(self.probability)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from recast.errors import RecastError, first_line, one_line
 from recast.lab.explain.pages import Subject
-from recast.lab.explain.write import filled, one_page, safe_stem
+from recast.lab.explain.write import fill_page, one_page, safe_stem
 
 HOST, PORT = "127.0.0.1", 8765
 LARGEST = 32 * 2**20  # bytes of an image file
@@ -91,7 +91,7 @@ class Handler(BaseHTTPRequestHandler):
         if request[0] != "/":
             return self._answer(HTTPStatus.NOT_FOUND, "not found: the only page is /")
         title = f"Where does {self.server.name} look?"
-        page = filled("serve.html", title, ("page.css", "serve.css"), largest=str(LARGEST))
+        page = fill_page("serve.html", title, ("page.css", "serve.css"), largest=str(LARGEST))
         return self._answer(HTTPStatus.OK, page, "text/html")
 
     def do_POST(self) -> None:

@@ -77,7 +77,7 @@ def _write_several(scene: Scene, out: Path, limit: int, layer: str | None) -> li
         _item(scene, picture, f"{folder.name}/{page.name}") for picture, page in zip(scene.pictures, pages, strict=True)
     )
     notes = "\n".join(f'<p class="note">{html.escape(note)}</p>' for note in scene.notes)
-    write_text(out, filled("index.html", scene.title, items="\n".join(items), notes=notes, count=str(len(pages))))
+    write_text(out, fill_page("index.html", scene.title, items="\n".join(items), notes=notes, count=str(len(pages))))
     return [out, *pages]
 
 
@@ -110,7 +110,7 @@ def safe_stem(name: str) -> str:
 
 def _page(packed: dict[str, Any]) -> str:
     data = _json(packed).replace("<", "\\u003c")  # "</script>" in a name must not end the script
-    return filled("page.html", packed["title"], data=data, script="\n".join(map(_read, SCRIPTS)))
+    return fill_page("page.html", packed["title"], data=data, script="\n".join(map(_read, SCRIPTS)))
 
 
 def _json(packed: dict[str, Any]) -> str:
@@ -132,7 +132,7 @@ def _item(scene: Scene, picture: Picture, link: str) -> str:
     )
 
 
-def filled(template: str, title: str, styles: tuple[str, ...] = ("page.css",), **parts: str) -> str:
+def fill_page(template: str, title: str, styles: tuple[str, ...] = ("page.css",), **parts: str) -> str:
     """Return an HTML page: a template of assets/ inside shell.html. Placeholders in `parts` are not replaced."""
     title, style = html.escape(title), "".join(map(_read, styles))
     body = Template(_read(template)).substitute(title=title, **parts)

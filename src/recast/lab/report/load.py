@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Costs:
+class StepCosts:
     """Costs of a layer or network per image."""
 
     parameters: int
@@ -46,15 +46,15 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class BeforeAfter:
+class CostChange:
     """Costs before and after the recast."""
 
-    before: Costs
-    after: Costs
+    before: StepCosts
+    after: StepCosts
 
 
 @dataclass(frozen=True)
-class Step(BeforeAfter):
+class PlanRow(CostChange):
     """A recast layer of plan.json."""
 
     name: str
@@ -71,7 +71,7 @@ class Step(BeforeAfter):
 
 
 @dataclass(frozen=True)
-class Unchanged:
+class UnchangedLayer:
     """A layer of plan.json that is not recast."""
 
     name: str
@@ -79,13 +79,13 @@ class Unchanged:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlanTable:
     """The content of plan.json; without totals for a run that recasts nothing."""
 
-    steps: list[Step]
-    left: list[Unchanged]
+    steps: list[PlanRow]
+    left: list[UnchangedLayer]
     edits: list[dict[str, Any]]
-    totals: BeforeAfter | None
+    totals: CostChange | None
     note: str = ""
 
 
@@ -96,7 +96,7 @@ class Run:
     path: Path
     recipe: Recipe
     recipe_text: str
-    plan: Plan
+    plan: PlanTable
     metrics: list[Epoch]  # of the recast arm; empty if every line is damaged
     control: list[Epoch]  # of the parent trained the same way; empty without a control arm
     verify: dict[str, Any] | None
@@ -230,7 +230,7 @@ def read_run(path: Path) -> Run:
         path=path,
         recipe=recipe,
         recipe_text=recipe_text,
-        plan=Plan([], [], [], None) if recipe.is_plain else _plan(path / "plan.json"),
+        plan=PlanTable([], [], [], None) if recipe.is_plain else _plan(path / "plan.json"),
         metrics=_metrics(path / "metrics.jsonl"),
         control=optional("finetuned/metrics.jsonl", _metrics) or [],
         verify=optional("verify.json", _verify),
@@ -266,8 +266,8 @@ def _schedule(path: Path) -> Switching:
     return Switching.from_dict(read_json(path, "version", "name", "layers", "dates"), str(path))
 
 
-def _plan(path: Path) -> Plan:
-    return read_fields(Plan, read_json(path), str(path), strict=False)
+def _plan(path: Path) -> PlanTable:
+    return read_fields(PlanTable, read_json(path), str(path), strict=False)
 
 
 def _metrics(path: Path) -> list[Epoch]:

@@ -50,7 +50,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """A table of the page."""
 
     label: str  # for screen readers
@@ -61,7 +61,7 @@ class Table:
     scale: float = 0.0  # percent of a bar's track per point
 
 
-def cited(tables: Sequence[Table]) -> tuple[list[str], list[list[str]]]:
+def cited(tables: Sequence[PageTable]) -> tuple[list[str], list[list[str]]]:
     """Return heads and rows of tables with the same columns as text; the title of a group is a row of one cell."""
     heads = ["", *(cell.text.replace("\n", " ") for cell in tables[0].heads[1:])]
     rows = []
@@ -70,7 +70,7 @@ def cited(tables: Sequence[Table]) -> tuple[list[str], list[list[str]]]:
     return heads, rows
 
 
-def markdown(tables: Sequence[Table]) -> str:
+def markdown(tables: Sequence[PageTable]) -> str:
     """Return tables with the same columns as one Markdown table."""
     heads, rows = cited(tables)
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
@@ -79,7 +79,7 @@ def markdown(tables: Sequence[Table]) -> str:
     return "\n".join(f"| {text} |" for text in texts).replace(NBSP, " ")
 
 
-def latex(tables: Sequence[Table]) -> str:
+def latex(tables: Sequence[PageTable]) -> str:
     """Return tables with the same columns as one LaTeX tabular, which needs no package."""
     heads, rows = cited(tables)
     lines = [[cell.translate(SYMBOLS) for cell in row] for row in (heads, *rows)]

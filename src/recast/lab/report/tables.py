@@ -15,9 +15,9 @@ from recast.lab.report import formats
 from recast.lab.report.arms_table import arm_heads, write
 from recast.lab.report.formats import NBSP
 from recast.lab.report.labels import CORRUPTIONS, in_suite, is_accuracy, words
-from recast.lab.report.load import Costs, Run, Step, Unchanged
+from recast.lab.report.load import PlanRow, Run, StepCosts, UnchangedLayer
 from recast.lab.report.maps import head_labels
-from recast.lab.report.table import Cell, Group, Table
+from recast.lab.report.table import Cell, Group, PageTable
 from recast.lab.report.verdict import accuracy, is_exact, why_no_mean
 from recast.lab.statistics import mean_interval
 from recast.lab.suites import METRICS, PER_CORRUPTION, base
@@ -26,7 +26,7 @@ PLAN_COSTS = {"parameters": formats.compact, "macs": formats.compact, "activatio
 NAMED = 3  # layers of a switch that are all named; of more, the first and the last
 
 
-def plan_table(run: Run) -> Table | None:
+def steps_table(run: Run) -> PageTable | None:
     """Return a row per recast convolution; None if there is none."""
     if not run.plan.steps or run.plan.totals is None:
         return None
@@ -38,14 +38,14 @@ def plan_table(run: Run) -> Table | None:
         rows.append([name, *counts, *_costs(step.before, step.after), start])
     heads = ["Layer", "Heads", "Tokens,\nquery × key", "Parameters", "MACs", "Activation memory"]
     foot = [Cell("Whole model"), Cell("", span=2), *_costs(run.plan.totals.before, run.plan.totals.after), Cell("")]
-    return Table("The plan", [*map(Cell, heads), Cell("Start", kind="text")], [Group("", rows)], foot, "stack")
+    return PageTable("The plan", [*map(Cell, heads), Cell("Start", kind="text")], [Group("", rows)], foot, "stack")
 
 
 def _times(sizes: Sequence[int]) -> str:
     return "×".join(map(str, sizes))
 
 
-def _kernel(step: Step) -> str:
+def _kernel(step: PlanRow) -> str:
     parts = [_times(step.kernel)]
     for name, sizes in (("stride", step.stride), ("dilation", step.dilation)):
         if set(sizes) != {1}:
@@ -53,7 +53,7 @@ def _kernel(step: Step) -> str:
     return ", ".join([*parts, f"{step.groups} groups"] if step.groups != 1 else parts)
 
 
-def _costs(before: Costs, after: Costs) -> list[Cell]:
+def _costs(before: StepCosts, after: StepCosts) -> list[Cell]:
     """Return every cost before → after with its relative change."""
     cells = []
     for key, as_text in PLAN_COSTS.items():
@@ -68,7 +68,7 @@ def left_by_reason(run: Run) -> list[tuple[str, int, str]]:
     Reasons that only differ in numbers are merged: the common words become the reason, the rest follows the names.
     """
 
-    def pattern(layer: Unchanged) -> str:
+    def pattern(layer: UnchangedLayer) -> str:
         return re.sub(r"\d+(?:[.,]\d+)*", "…", layer.reason)
 
     groups = []
@@ -97,7 +97,7 @@ def last_heads(run: Run) -> dict[str, list[HeadLine]]:
     return layers
 
 
-def head_table(run: Run) -> Table | None:
+def head_table(run: Run) -> PageTable | None:
     """Return mean and range over the heads of each layer at the end; None if nothing was measured."""
     kernels = {step.name: step.kernel for step in run.plan.steps}
     rows = []
@@ -111,10 +111,10 @@ def head_table(run: Run) -> Table | None:
         texts = f"{len(convolutional)} of {len(heads)}{suffix}", *ranges, f"{max(head.n for head in heads):,}"
         rows.append([Cell(layer, code=True), *map(Cell, texts)])
     columns = ("Layer", "Still\nconvolutional", "Attention distance", "Non-locality", "Entropy", "Span 1/α", "Images")
-    return Table("Heads by layer", list(map(Cell, columns)), [Group("", rows)], kind="stack") if rows else None
+    return PageTable("Heads by layer", list(map(Cell, columns)), [Group("", rows)], kind="stack") if rows else None
 
 
-def switch_table(run: Run) -> Table | None:
+def switch_table(run: Run) -> PageTable | None:
     """Return loss and accuracy right before and after every switch, and at the end of its epoch."""
     rows = []
     for switch in run.switching.switches if run.switching else ():
@@ -130,10 +130,10 @@ def switch_table(run: Run) -> Table | None:
         rows.append(row)
     steps = ("before → after → end",)
     heads = [Cell("Switch"), Cell("Validation loss", steps), Cell(f"{METRICS[run.task.validation[0]].label}, %", steps)]
-    return Table("Every switch", heads, [Group("", rows)], kind="stack switches") if rows else None
+    return PageTable("Every switch", heads, [Group("", rows)], kind="stack switches") if rows else None
 
 
-def runs_table(runs: Sequence[Run], anchors: Sequence[str], data: str, scheduled: bool) -> Table:
+def runs_table(runs: Sequence[Run], anchors: Sequence[str], data: str, scheduled: bool) -> PageTable:
     """Return a row per run; at its foot, mean and 95 % interval if the runs differ in the seed only.
 
     `scheduled` adds a column for the schedules.
@@ -163,7 +163,7 @@ def runs_table(runs: Sequence[Run], anchors: Sequence[str], data: str, scheduled
         foot += [_mean([accuracy(run, arm) for run in runs], formats.decimal) for arm in names.arms]
         foot += [_mean([accuracy(run, "recast") - accuracy(run, arm) for run in runs]) for arm in names.others]
     heads = [Cell("Run"), *([Cell("Schedule", kind="text")] if scheduled else []), *arm_heads(*runs)]
-    return Table(f"Runs on {data}", heads, [Group("", rows)], foot, "stack")
+    return PageTable(f"Runs on {data}", heads, [Group("", rows)], foot, "stack")
 
 
 def _mean(
@@ -177,7 +177,7 @@ def _mean(
     return Cell(as_text(mean, digits), (formats.interval(low, high, digits),), kind=f"by-{arm}" if arm else "")
 
 
-def seeds_table(runs: Sequence[Run]) -> Table | None:
+def seeds_table(runs: Sequence[Run]) -> PageTable | None:
     """Return every metric that all runs have, paired over the seeds; None if the runs cannot be averaged."""
     if why_no_mean(runs):
         return None
@@ -199,4 +199,4 @@ def seeds_table(runs: Sequence[Run]) -> Table | None:
             cells.append(_mean(gaps, digits=digits, better=("recast", arm) if is_accuracy(metric) else ("", "")))
         rows.append(cells)
     heads = [Cell("Measured"), *arm_heads(*runs)]
-    return Table("All metrics over the seeds", heads, [Group("", rows)], kind="stack") if rows else None
+    return PageTable("All metrics over the seeds", heads, [Group("", rows)], kind="stack") if rows else None

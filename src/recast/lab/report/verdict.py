@@ -64,7 +64,7 @@ def harmed(run: Run) -> list[str]:
     return arms
 
 
-def agreement(run: Run) -> tuple[int, int]:
+def kept_predictions(run: Run) -> tuple[int, int]:
     """Return (predictions equal to the parent's, images) of verify.json.
 
     Detectors have no likeliest class: all predictions count as equal if the outputs are bitwise equal.
@@ -79,7 +79,7 @@ def is_exact(run: Run) -> bool:
     """Return True if the recast model started as its parent: equal predictions, and outputs equal up to rounding."""
     if run.verify is None:
         return False
-    same, images = agreement(run)
+    same, images = kept_predictions(run)
     return same == images and number(run.verify["max_relative_error"]) <= EXACT
 
 
@@ -113,7 +113,7 @@ def _attention(run: Run) -> str:
 def _start(run: Run) -> str:
     if run.verify is None:
         return "Whether the recast model started as its parent was not measured (no verify.json)"
-    same, images = agreement(run)
+    same, images = kept_predictions(run)
     error = f"max relative error {formats.error(number(run.verify['max_relative_error']))}"
     counts = f"{same:,}{NBSP}of{NBSP}{images:,}"
     if not is_exact(run):
