@@ -172,7 +172,7 @@ def test_a_model_by_name(cli: Cli, vit: str, photos: Path, tmp_path: Path) -> No
     assert state["layers"][data["first"]]["kind"] == "classes"
     assert "maps" in {layer["kind"] for layer in state["layers"].values()}
     assert sorted(name for name, _ in data["pictures"][0]["predictions"][0]["recast"]) == ["0", "1", "2"]
-    assert data["title"] == "own_vit:net (weights as it returns them)"  # which a PNG shows too
+    assert data["title"] == "own_vit:net (weights as returned)"  # which a PNG shows too
     # weights, names of the classes, another layer first
     torch.manual_seed(1)
     small = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
@@ -208,7 +208,7 @@ def test_a_picture_of_a_folder_with_a_file_that_is_no_image(cli: Cli, vit: str, 
     (photos / "3" / "a.png").write_text("no image", encoding="utf-8")
     done = cli("explain", vit, photos, "--img-size", "32", "--out", "maps.png")
     assert (done.code, done.out) == (0, "picture: maps.png\n")
-    assert f"note: Left out, because it is no image that can be read: {photos / '3' / 'a.png'}.\n" in done.err
+    assert f"note: Skipped unreadable images: {photos / '3' / 'a.png'}.\n" in done.err
     with Image.open(tmp_path / "maps.png") as drawn:
         width, height = drawn.size
     assert width == 2 * sheet.MARGIN + 5 * sheet.SIDE + 4 * sheet.GAP  # the image, the mean, three heads
@@ -235,11 +235,11 @@ def test_a_saved_network_says_what_it_is(cli: Cli, page: Cli, refused: Refused, 
     assert bare["order"] == data["order"]
     # a file must not have code run that it names
     recast.save(child, tmp_path / "code.safetensors", {"name": "own_vit:net", "kwargs": {}})
-    assert "asks to run own_vit:net, and code may do anything: add --trust" in refused(
+    assert "asks to run own_vit:net, which may do anything: add --trust" in refused(
         "explain", "code.safetensors", image
     )
     assert "own_vit" not in sys.modules
-    assert "leave --checkpoint" in refused("explain", "child.safetensors", image, "--num-classes", "10")
+    assert "drop --checkpoint" in refused("explain", "child.safetensors", image, "--num-classes", "10")
 
 
 def test_mistakes_with_models_are_one_line(
@@ -250,14 +250,14 @@ def test_mistakes_with_models_are_one_line(
     (tmp_path / "gap.txt").write_text("cat\n\ndog\n", encoding="utf-8")
     size = ["--img-size", "32"]
     for words, message in (
-        ([image, image], "is an image, and the network comes first"),
+        ([image, image], "is an image; give the network first"),
         (["w.pth", image], "name the model, and add --checkpoint w.pth"),
         (["gone.safetensors", image], "no such file: gone.safetensors"),
         ([vit, image, *size, "--checkpoint", weights], "does not fit VisionTransformer"),
         ([vit, image, *size, "--mean", "120", "110", "100"], "--mean must be <= 1"),
         ([vit, image, *size, "--classes", "gap.txt"], "but line 2 is empty"),
         ([vit, image, "--img-size", "48"], "cannot take an image of 48×48 pixels"),
-        ([vit, image, "--img-size", "32x64", "--crop-pct", "1"], "crop_pct is of square images, and of 32×64 pixels"),
+        ([vit, image, "--img-size", "32x64", "--crop-pct", "1"], "--crop-pct requires a square --img-size, got 32x64"),
         (["own_vit:no_map", image, *size, "--out", "x.png"], "recast train attention_pool_quick"),
     ):
         assert message in refused("explain", *words)

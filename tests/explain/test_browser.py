@@ -154,7 +154,7 @@ def test_mouse_keys_and_touch(look: Callable[..., Any], open_gates: Callable[...
     # another image
     page.locator("#thumbs button").nth(1).click()
     assert "dog.png" in page.inner_text("#about")
-    assert page.get_attribute("#image", "alt").startswith("dog.png, labelled dog")
+    assert page.get_attribute("#image", "alt").startswith("dog.png, label dog")
     for label in page.locator(".head").all():
         assert "largest weight" in label.get_attribute("aria-label")
     assert (
@@ -268,7 +268,7 @@ def test_maps_of_classes_need_no_query(look: Callable[..., Any], tmp_path: Path)
     assert "(min–max)" in page.inner_text("#chosen")
     assert page.locator(".head").nth(1).get_attribute("aria-label").startswith("Map 2, dog 20 %: largest weight")
     page.locator(".head").nth(2).click()
-    assert page.inner_text("#chosen") == "Cow 3 %: an even map, every weight is 0.04."
+    assert page.inner_text("#chosen") == "Cow 3 %: a uniform map, every weight is 0.04."
     assert not page.is_visible("#legend")
     page.keyboard.press("Escape")
     assert not page.is_visible("#overlay")

@@ -113,7 +113,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         (child(), torch.rand(1, 8, 8), {}, "got a tensor"),
         (child(), torch.rand(1, 3, 8, 8), {}, "got a tensor"),
         (child(), torch.zeros(3, 8, 8, dtype=torch.uint8), {}, "got a tensor"),
-        (child(), image, {"classes": ["a", "b", "c"]}, "3 names of classes for a network with 7 outputs"),
+        (child(), image, {"classes": ["a", "b", "c"]}, "3 class names for a network with 7 outputs"),
         (nn.Sequential(nn.Flatten(), nn.Linear(5, 2)), image, {}, "cannot take an image of 8×8 pixels: "),
         (broken, image, {}, "2 has gates or positions that are not finite"),
     ):
@@ -149,6 +149,6 @@ def test_many_kept_epochs_are_thinned_evenly(tmp_path: Path) -> None:
     states, notes = kept_states(run)
     assert list(states) == [0, 10, 20, 30, 40, 50, 59, 69, 79, 89, 99, 100]
     assert states[100] is None  # the end is weights.safetensors itself
-    assert notes == ["Of 101 epochs whose weights were kept, 12 are shown."]
+    assert notes == ["12 of the 101 epochs with saved weights are shown."]
     recipe.epochs = 4
     assert [*map(list, kept_states(run))] == [[0, 1, 2, 3, 4], []]

@@ -127,7 +127,7 @@ def test_the_likeliest_classes() -> None:
     layers, stored = recorded(model, x, [f"animal {i}" for i in range(7)])
     layer = layers[-1]
     assert (layer.kind, layer.offsets, layer.padded) == ("classes", (), (4, 3))
-    assert "one token a class, 2 heads (their mean)" in layer.description
+    assert "one token per class, 2 heads (their mean)" in layer.description
     best = model(x).detach().softmax(1)[0].topk(3)
     names = [f"animal {i} {share_text(p)}" for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
     assert list(stored["pool"].names) == names
@@ -172,7 +172,7 @@ def test_outputs_that_rank_nothing_show_the_first_classes() -> None:
     best = [Prediction("four", 0.995, 4), Prediction("1", 0.004, 1)]
     assert pool_layer("pool", pool(maps), 5, best)[1].names == ("four 100 %", "class 1 0.4 %")
     assert likeliest(torch.zeros(1, 3, 2), None, 3) == ()
-    with pytest.raises(RecastError, match="2 names of classes for a network with 3 outputs"):
+    with pytest.raises(RecastError, match="2 class names for a network with 3 outputs"):
         likeliest(torch.zeros(1, 3), ["a", "b"], 3)
     with pytest.raises(RecastError, match="softmax of one output"):
         likeliest(torch.zeros(1, 1), None, 3, "softmax")

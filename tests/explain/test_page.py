@@ -83,7 +83,7 @@ def test_a_page_too_large_gets_coarser_maps_and_says_so() -> None:
     assert notes == []
     half, notes = maps(len(full["data"]) // 2)
     assert len(half["data"]) < len(full["data"]) / 2
-    coarse = "layer4: stored maps are kept for every second query in each direction (others show the nearest)"
+    coarse = "layer4: maps are stored for every second query in each direction (others show the nearest)"
     assert notes == [f"{coarse} to keep the page small."]
     assert maps(0)[0]["blocks"] == (2, 2)  # as coarse as it goes, never for ever
 
@@ -140,8 +140,8 @@ def test_nowhere_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for out, message in (
         (tmp_path, "got the folder"),
         (tmp_path / "no" / "page.html", "does not exist"),
-        (tmp_path / "page.pdf", r"give it the ending \.html or \.png"),
-        (tmp_path / "page.JPG", r"JPEG would blur them, got .*page\.JPG: give it the ending \.png"),
+        (tmp_path / "page.pdf", r"page\.pdf: use the ending \.html"),
+        (tmp_path / "page.JPG", r"page\.JPG: use the ending .* \.png"),
     ):
         with pytest.raises(RecastError, match=message):
             write_pages(a_scene(), out)

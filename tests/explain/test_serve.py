@@ -191,7 +191,7 @@ def test_a_browser_drops_an_image_and_clicks_a_pixel(server: Server, tmp_path: P
           window.dispatchEvent(new DragEvent("drop", { dataTransfer: held, cancelable: true, bubbles: true }));
         }"""
         page.frames[1].evaluate(drop, list(photo("WEBP")))
-        page.locator("#said", has_text=re.compile(r"^dropped\.webp$")).wait_for()
+        page.locator("#status", has_text=re.compile(r"^dropped\.webp$")).wait_for()
         inner.locator("#about", has_text="dropped.webp").wait_for()
         server.shutdown()
         server.socket.close()

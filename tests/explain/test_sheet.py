@@ -92,12 +92,12 @@ def test_a_layer_with_queries_shows_the_middle_one(tmp_path: Path) -> None:
 def test_what_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "map.png"
     empty = replace(a_scene(), states=(State(None, ()),), layer_order=())
-    with pytest.raises(RecastError, match=r"nothing in net has maps that could be drawn: write an \.html page"):
+    with pytest.raises(RecastError, match=r"net has no maps to draw: write an \.html page"):
         write_pages(empty, target)
     with pytest.raises(RecastError, match=r"no layer 'lsat' has maps. Did you mean last\?"):
         write_pages(a_scene(), target, layer="lsat")
     gone = replace(a_scene(), states=(a_scene().states[0], State(5, a_scene().states[0].layers[:1])))
-    with pytest.raises(RecastError, match="last has no maps at the last epoch: choose another --layer of pool"):
+    with pytest.raises(RecastError, match="last has no maps at the last epoch: choose --layer from pool"):
         write_pages(gone, target, layer="last")
     monkeypatch.setattr("recast.lab.explain.write.find_spec", lambda name: None)
     with pytest.raises(RecastError, match="needs matplotlib: pip install matplotlib"):

@@ -132,7 +132,7 @@ def test_sections_without_data_are_left_out(make_run: MakeRun, make_plain: MakeR
     rewrite(pooled / "plan.json", steps=[])
     text = text_of(pooled)
     assert "Compute with attention pooling" in text
-    assert "The networks compared" in text
+    assert "Comparison" in text
     assert "Gates and spans" not in text
 
 

@@ -15,7 +15,7 @@ from recast.lab.cli.evaluate import _suites_of
 from recast.lab.records import Difference, Row, write_records
 from recast.lab.report import formats
 from recast.lab.report.arms_table import LABELS, arms_table, heat_tables
-from recast.lab.report.load import Run, read_run
+from recast.lab.report.load import Run, UnchangedLayer, read_run
 from recast.lab.report.page import group_parts, render_page, run_part
 from recast.lab.report.summary import missing, provenance, tiles, won_and_lost
 from recast.lab.report.table import Cell
@@ -134,7 +134,7 @@ def test_heads_and_what_was_left(make_run: MakeRun) -> None:
     assert (heads := head_table(run)) is not None
     assert heads.groups[0].rows[0][1].text == "1 of 8 (5)"
     reasons = {"a": "too many tokens: 90 (9× of 10)", "b": "1×1", "c": "too many tokens: 80 (8× of 10)", "d": "1×1"}
-    run.plan["left"][:] = [{"name": name, "reason": reason} for name, reason in (reasons | {"e": "1×1"}).items()]
+    run.plan.left[:] = [UnchangedLayer(*item) for item in (reasons | {"e": "1×1"}).items()]
     found = left_by_reason(run)
     assert found == [("1×1", 3, "b, d, e"), ("too many tokens", 2, "a: 90 (9× of 10)\nc: 80 (8× of 10)")]
 
@@ -196,7 +196,7 @@ def test_won_and_lost(make_run: MakeRun) -> None:
     assert [image["index"] for image in pair["changed"]["won"]] == ["1", "4"]
     assert [image["image"] for image in pair["changed"]["lost"]] == ["c.png"]
     assert pair["counts"] == {"right": 1, "won": 2, "lost": 1, "wrong": 1}
-    assert pair["found"].same == 2
+    assert pair["agreed"].same == 2
     assert all(part in pair["sentence"] for part in ("+20.00", "p = 1.00"))
 
 

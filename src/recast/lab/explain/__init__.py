@@ -1,5 +1,6 @@
-"""The page of `recast explain`: click a pixel, and every head shows where it looks; or the maps of the classes.
+"""Pages of `recast explain`: click a pixel and every head shows where it looks, or see the map of each likely class.
 
-inputs: images and names of classes. maps: network and image → maps. scene: what a page shows, as plain data. make: a
-scene of any network; open, pages: of a network by its name, of a run. pack, write: a scene → HTML; sheet: → PNG.
+`inputs` reads images and class names, `maps` turns a network and an image into maps, `scene` describes a page as plain
+data, `make` builds the scene of any network. `open` and `pages` accept networks by name and run folders. `pack` and
+`write` turn a scene into HTML, `sheet` into a PNG.
 """

@@ -1,4 +1,4 @@
-"""From a network and an image to the layers of a page and what they store: what attends to what, of some queries."""
+"""Record the attention maps of a network for an image, in the form that a page stores."""
 
 from __future__ import annotations
 
@@ -20,14 +20,10 @@ from recast.layers.functional import expand_heads
 from recast.layers.gpsa import GPSA
 from recast.tracing.hooks import in_eval
 
-MAX_QUERIES, MAX_KEYS = 400, 1024
-"""Queries and blocks of keys of a layer whose maps are stored: early layers have thousands of each."""
-MAX_PIXELS = 128 * 128
-"""Pixels of a map without a query: there are few of them, so they may be larger than others."""
-TOP_CLASSES = 3
-"""Classes of which a page shows the maps, the likeliest of each image."""
-NAMED = 6
-"""Modules that a note names, of many."""
+MAX_QUERIES, MAX_KEYS = 400, 1024  # stored queries and blocks of keys of a layer; early layers have thousands of each
+MAX_PIXELS = 128 * 128  # of a map without a query; there are few of them, so they may be larger
+TOP_CLASSES = 3  # classes whose maps are shown, the likeliest of each image
+NAMED = 6  # modules named in a note
 
 Described = tuple[Layer, Maps]
 
@@ -35,197 +31,219 @@ Described = tuple[Layer, Maps]
 def record_maps(
     model: nn.Module, image: Tensor, classes: Sequence[str] | None = None, outputs: Outputs | None = None
 ) -> tuple[Any, list[Described], list[str]]:
-    """What `model` gives for one image (1, C, height, width), its layers that attend, each with what it stores, and
-    notes on those without maps.
+    """Run `model` on an image and record its attention: recast layers, transformers' attention, attention pools.
 
-    Recast layers, transformers' attention over tokens, attention pools (with one token a class: the likeliest classes,
-    by the names in `classes`, as `outputs` reads them), in the order of their calls. Of a layer that is called twice it
-    is the latest call. The model is run in eval mode, without gradients, and left as it was. Maps of many tokens are
-    never held in full, but for transformers' own. Raises `RecastError` for gates, positions or attention that are not
-    finite.
+    The model runs in eval mode, without gradients, and is left unchanged. If a layer is called twice, the latest call
+    counts. Maps over many tokens are never held in full, except those that transformers compute themselves.
+
+    Args:
+        image: (1, C, height, width).
+        classes: names of the outputs, used for the maps of attention pools with one token per class.
+        outputs: how the outputs are read, see `recast.lab.explain.inputs.read_outputs`.
+
+    Returns:
+        The output, (layer, maps) in the order of the first calls, and notes on layers without maps.
+
+    Raises:
+        RecastError: gates, positions or attention are not finite.
     """
-    found: dict[str, list[Described] | Attention] = {}
+    layers: dict[str, list[Described] | Attention] = {}
     pools = attention_pools(model)
     left_out: dict[str, str] = {}
 
-    def put(name: str, seen: list[Described] | Attention) -> None:
-        found.pop(name, None)
-        found[name] = seen
+    def record_recast(name: str, layer: RecastLayer, x: Tensor) -> None:
+        layers[name] = [recast_layer(name, layer, x)]
 
-    def see_recast(name: str, layer: RecastLayer, x: Tensor) -> None:
-        put(name, [recast_layer(name, layer, x)])
-
-    def keep(name: str, attention: Attention) -> None:
+    def record_tokens(name: str, attention: Attention) -> None:
         if attention.grid is None:
             left_out[name] = NO_GRID
         elif not attention.mix.isfinite().all():
-            raise RecastError(f"{name} has attention that is not finite: there is nothing to draw")
+            raise RecastError(f"{name} has attention that is not finite: nothing can be drawn")
         elif name in pools:
-            put(name, attention)  # which classes are the likeliest is known at the end
+            layers[name] = attention  # its maps depend on the likeliest classes, known at the end
         else:
-            put(name, token_layers(name, attention, token_names(model, attention.num_prefix)))
+            layers[name] = token_layers(name, attention, token_names(model, attention.num_prefix))
 
-    with watched(model, see_recast, keep, left_out.__setitem__), in_eval(model), torch.no_grad():
+    with watched(model, record_recast, record_tokens, left_out.__setitem__), in_eval(model), torch.no_grad():
         output = model(image)
     best = likeliest(output, classes, TOP_CLASSES, outputs)
     described = []
-    for name, seen in found.items():
-        described += [pool_layer(name, seen, pools[name].num_classes, best)] if isinstance(seen, Attention) else seen
+    for name, layer in layers.items():
+        described += [pool_layer(name, layer, pools[name].num_classes, best)] if isinstance(layer, Attention) else layer
     notes = []
     for reason in dict.fromkeys(left_out.values()):
         names = [name for name, why in left_out.items() if why == reason]
-        notes.append(f"Without maps: {listed(names, NAMED)} ({reason}).")
+        notes.append(f"No maps of {listed(names, NAMED)}: {reason}.")
     return output, described, notes
 
 
 @torch.no_grad()
 def recast_layer(name: str, layer: RecastLayer, x: Tensor) -> Described:
-    """A recast layer for an input (1, C, height, width), with the content maps of GPSA, the whole ones of C-MHSA."""
+    """Return a recast layer for an input (1, C, height, width): the content maps of GPSA, or the maps of C-MHSA."""
     geometry, (height, width) = layer.geometry, x.shape[-2:]
     padded, (at_rows, at_columns) = geometry.padded_size(height, width), geometry.pixels(height, width)
     queries = geometry.query_positions(height, width)
     if isinstance(layer, GPSA):
-        kind, words, mixed, maps_of = "gpsa", f"{layer.config.gate} gate", _mix_of(name, layer), content_of(layer, x)
+        kind, name_of_gate, mix, maps_of = (
+            "gpsa",
+            f"{layer.config.gate} gate",
+            _mix_of(name, layer),
+            content_of(layer, x),
+        )
     else:
-        kind, words, mixed, maps_of = "maps", "C-MHSA", {}, rows_of(layer, x)
+        kind, name_of_gate, mix, maps_of = "maps", "C-MHSA", {}, rows_of(layer, x)
     keys = range(padded[0])[at_rows], range(padded[1])[at_columns]
-    described = Layer(
-        name, kind, f"{geometry}, {words}", geometry.kernel, tuple(geometry.offsets()), padded, keys, queries, **mixed
-    )
+    offsets = tuple(geometry.offsets())
+    described = Layer(name, kind, f"{geometry}, {name_of_gate}", geometry.kernel, offsets, padded, keys, queries, **mix)
 
-    def on_pixels(at: Tensor) -> Tensor:
-        return maps_of(at.to(x.device))[0].float().unflatten(-1, padded)[..., at_rows, at_columns]
+    def on_pixels(indices: Tensor) -> Tensor:
+        return maps_of(indices.to(x.device))[0].float().unflatten(-1, padded)[..., at_rows, at_columns]
 
-    most = MAX_NUMBERS // (layer.num_heads * padded[0] * padded[1])
-    return described, _stored(on_pixels, (len(queries[0]), len(queries[1])), (height, width), most)
+    chunk = MAX_NUMBERS // (layer.num_heads * padded[0] * padded[1])
+    return described, _stored(on_pixels, (len(queries[0]), len(queries[1])), (height, width), chunk)
 
 
 def _mix_of(name: str, layer: GPSA) -> dict[str, Any]:
-    """The fields of `Layer` that say how a GPSA layer mixes its maps."""
+    """Return the fields of `Layer` that determine how a GPSA layer mixes its maps."""
     w, gates = expand_heads(layer.weights()), layer.gates()
-    numbers = {**w.gates._asdict(), "center": w.center, "alpha": w.alpha}
-    if not all(bool(values.isfinite().all()) for values in numbers.values() if values is not None):
-        raise RecastError(f"{name} has gates or positions that are not finite: there is nothing to draw")
+    values = {**w.gates._asdict(), "center": w.center, "alpha": w.alpha}
+    if not all(bool(value.isfinite().all()) for value in values.values() if value is not None):
+        raise RecastError(f"{name} has gates or positions that are not finite: nothing can be drawn")
     # the share of content first, then what else shapes the map
     if layer.config.gate == "sigmoid":
-        under = {"1−σ(λ)": 1 - gates["sigma"], "1/α": layer.spans()}
+        symbols = {"1−σ(λ)": 1 - gates["sigma"], "1/α": layer.spans()}
     else:
-        under = {"γ": gates["gamma"], "s": gates["s"], "1/α": layer.spans()}
-    shown = tuple((symbol, _array(values)) for symbol, values in under.items())
-    return {"gates": shown} | {part: None if values is None else _array(values) for part, values in numbers.items()}
+        symbols = {"γ": gates["gamma"], "s": gates["s"], "1/α": layer.spans()}
+    shown = tuple((symbol, _array(value)) for symbol, value in symbols.items())
+    return {"gates": shown} | {part: None if value is None else _array(value) for part, value in values.items()}
 
 
 def token_layers(name: str, attention: Attention, names: Sequence[str]) -> list[Described]:
-    """What a page shows of attention over tokens: the patches' maps, with a query, and those of the tokens before them,
-    as "NAME (class token)", the mean over heads first. Registers are left out: the network reads nothing from them."""
-    found: list[Described] = []
+    """Return attention over tokens as layers of a page.
+
+    The maps of the patches have a query. The maps of the tokens before them have none: "NAME (class token)", the mean
+    over heads first. Registers are left out because the network reads nothing from them.
+    """
+    layers: list[Described] = []
     signed = bool((attention.mix < 0).any())
-    heads, told = _heads(attention.mix.shape[1]), "a linear layer over patches, the same for every image"
+    heads, text = _heads(attention.mix.shape[1]), "a linear layer over patches, the same for every image"
     if attention.is_linear:
         heads = ("weights",)
     else:
-        told = f"{_count(len(heads), 'head')} over {attention.tokens.shape[-2]}×{attention.tokens.shape[-1]} patches"
-        told += f" and {_count(attention.num_prefix, 'token')} before them" if attention.num_prefix else ""
-    told += ", weights of either sign" if signed else ""
+        height, width = attention.tokens.shape[-2:]
+        text = f"{_count(len(heads), 'head')} over {height}×{width} patches"
+        text += f" and {_count(attention.num_prefix, 'token')} before them" if attention.num_prefix else ""
+    text += ", weights of either sign" if signed else ""
     if attention.patches is not None:
         maps = attention.patches[0].float()
         height, width = maps.shape[-2:]
-        stored = _stored(lambda at: maps[:, at], (height, width), (height, width), len(maps[0]), signed)
-        found.append((_layer(name, "maps", told, maps, heads), stored))
-    for token, maps_of in zip(names, attention.tokens[0].float().unbind(1), strict=False):
+        stored = _stored(lambda indices: maps[:, indices], (height, width), (height, width), len(maps[0]), signed)
+        layers.append((_layer(name, "maps", text, maps, heads), stored))
+    for token, maps in zip(names, attention.tokens[0].float().unbind(1), strict=False):
         if not token.startswith("register"):
-            shown = (token,) if len(maps_of) == 1 else ("mean", *heads)
-            about = f"what the {token} attends to: {told}"
-            found.append(_of_classes(f"{name} ({token})", about, _mean_first(maps_of), shown, signed=signed))
-    return found
+            shown = (token,) if len(maps) == 1 else ("mean", *heads)
+            description = f"attention of the {token}: {text}"
+            layers.append(_class_maps(f"{name} ({token})", description, _mean_first(maps), shown, signed=signed))
+    return layers
 
 
 def pool_layer(name: str, attention: Attention, num_classes: int | None, best: Sequence[Prediction]) -> Described:
-    """What a page shows of an attention pool: where its token looks, a map per head; with one token a class the maps of
-    the likeliest classes, heads averaged. What the tokens kept for themselves is said in the maps' names."""
-    maps, kept = attention.tokens[0].float(), attention.kept[0].float()  # (H, T, h, w), (H, T)
-    told = f"attention pooling, {'one token' if num_classes is None else 'one token a class'}"
-    told += ", among its own keys" if attention.num_prefix else ""
-    told += "" if len(maps) == 1 else f", {len(maps)} heads{'' if num_classes is None else ' (their mean)'}"
+    """Return an attention pool as a layer of a page: a map per head, or per likely class if it has a token per class.
+
+    Maps of classes are means over heads. Attention that a token gives to itself is stated in the name of its map.
+    """
+    maps, on_token = attention.tokens[0].float(), attention.kept[0].float()  # (H, T, h, w), (H, T)
+    text = f"attention pooling, {'one token' if num_classes is None else 'one token per class'}"
+    text += ", which is among its own keys" if attention.num_prefix else ""
+    text += "" if len(maps) == 1 else f", {len(maps)} heads{'' if num_classes is None else ' (their mean)'}"
     if num_classes is None:
-        maps, kept = _mean_first(maps[:, 0]), _mean_first(kept[:, 0])
-        names = here = ("what is pooled",) if len(maps) == 1 else ("mean", *_heads(len(maps) - 1))
+        maps, on_token = _mean_first(maps[:, 0]), _mean_first(on_token[:, 0])
+        names = image_names = ("pooled",) if len(maps) == 1 else ("mean", *_heads(len(maps) - 1))
     else:
-        # outputs that are not one number per class rank nothing: the first classes are as good as any
-        known = best if best and maps.shape[1] == num_classes else [Prediction("", 0, i) for i in range(num_classes)]
-        chosen = [one.number for one in known[:TOP_CLASSES]]
-        maps, kept = maps.mean(0)[chosen], kept.mean(0)[chosen]
-        names = tuple(f"likeliest class, {i + 1}" for i in range(len(chosen)))
-        here = tuple(called(one) for one in known[:TOP_CLASSES])
+        # outputs that are not one number per class have no ranking: show the first classes
+        ranking = best if best and maps.shape[1] == num_classes else [Prediction("", 0, i) for i in range(num_classes)]
+        top = ranking[:TOP_CLASSES]
+        numbers = [prediction.number for prediction in top]
+        maps, on_token = maps.mean(0)[numbers], on_token.mean(0)[numbers]
+        names = tuple(f"likeliest class, {i + 1}" for i in range(len(top)))
+        image_names = tuple(map(map_name, top))
     if attention.num_prefix:
-        here = tuple(f"{n} ({share_text(p)} on the token itself)" for n, p in zip(here, kept.tolist(), strict=True))
-    return _of_classes(name, told, maps, names, here)
+        shares = zip(image_names, on_token.tolist(), strict=True)
+        image_names = tuple(f"{name} ({share_text(share)} on the token itself)" for name, share in shares)
+    return _class_maps(name, text, maps, names, image_names)
 
 
 def cam_layer(maps: Mapping[str, Tensor], names: Mapping[str, Sequence[str]]) -> Described:
-    """Grad-CAM (1, T, h, w) of the same classes in every arm, side by side; names: those of its maps, by arm."""
-    size = [max(of.shape[axis] for of in maps.values()) for axis in (-2, -1)]
-    large = [nn.functional.interpolate(of.float(), size, mode="bilinear")[0] for of in maps.values()]
-    here = tuple(name for arm in maps for name in names[arm])
-    told = f"of the last map, {' and '.join(dict.fromkeys('{}×{}'.format(*of.shape[-2:]) for of in maps.values()))}"
-    return _of_classes(GRAD_CAM, f"{told}: what raises a class's logit, not attention", torch.cat(large), here, here)
+    """Return Grad-CAM (1, T, h, w) of the same classes in every arm, side by side; `names` of the maps by arm."""
+    size = [max(cam.shape[axis] for cam in maps.values()) for axis in (-2, -1)]
+    large = [nn.functional.interpolate(cam.float(), size, mode="bilinear")[0] for cam in maps.values()]
+    labels = tuple(name for arm in maps for name in names[arm])
+    sizes = " and ".join(dict.fromkeys("{}×{}".format(*cam.shape[-2:]) for cam in maps.values()))
+    text = f"of the last map, {sizes}: evidence for a class, not attention"
+    return _class_maps(GRAD_CAM, text, torch.cat(large), labels, labels)
 
 
 def _stored(
-    maps_of: Callable[[Tensor], Tensor], queries: tuple[int, int], keys: tuple[int, int], most: int,
+    maps_of: Callable[[Tensor], Tensor],
+    queries: tuple[int, int],
+    keys: tuple[int, int],
+    chunk: int,
     signed: bool = False,
-) -> Maps:  # fmt: skip
-    """What is kept of maps that have a query: `maps_of` gives those of queries (n,) as (H, n, h, w), `most` at a time.
+) -> Maps:
+    """Store maps with a query: every n-th query above `MAX_QUERIES`, sums over blocks of keys above `MAX_KEYS`.
 
-    Above `MAX_QUERIES` and `MAX_KEYS`, of every n-th query in each direction, and summed over blocks of keys.
+    `maps_of` takes indices of queries (n,), at most `chunk`, and returns (H, n, h, w).
     """
     step, pool = _step(queries, MAX_QUERIES), _step(keys, MAX_KEYS)
-    # from the middle of the first group on
-    rows, columns = (tuple(range(min(step // 2, count - 1), count, step)) for count in queries)
-    chosen = torch.tensor([i * queries[1] + j for i in rows for j in columns])
-    values = torch.cat([_pooled(maps_of(at), pool) for at in chosen.split(max(1, most))], dim=1)
+    # start in the middle of the first group
+    rows, columns = (tuple(range(min(step // 2, size - 1), size, step)) for size in queries)
+    indices = torch.tensor([i * queries[1] + j for i in rows for j in columns])
+    values = torch.cat([_pooled(maps_of(part), pool) for part in indices.split(max(1, chunk))], dim=1)
     return Maps.of(_array(values.unflatten(1, (len(rows), len(columns)))), rows, columns, pool, signed=signed)
 
 
-def _of_classes(
-    name: str, told: str, maps: Tensor, names: tuple[str, ...], here: tuple[str, ...] = (), signed: bool = False
+def _class_maps(
+    name: str, text: str, maps: Tensor, names: tuple[str, ...], image_names: tuple[str, ...] = (), signed: bool = False
 ) -> Described:
-    """Maps (K, h, w) without a query; `here`: what they are called for this image. Blocks at the border hold fewer
-    pixels: their mean counts for all, or an even map would have an edge."""
+    """Store maps (K, h, w) without a query; `image_names` are their names for this image.
+
+    Blocks at the border hold fewer pixels. They are scaled up to full blocks, or a uniform map would have an edge.
+    """
     pool = _step(maps.shape[-2:], MAX_PIXELS)
     blocks = (_pooled(maps, pool) / _pooled(torch.ones_like(maps), pool) * pool**2)[:, None, None]
-    stored = Maps.of(_array(blocks), (0,), (0,), pool, names=here, signed=signed, from_least=True)
-    return _layer(name, "classes", told, maps, names), stored
+    stored = Maps.of(_array(blocks), (0,), (0,), pool, names=image_names, signed=signed, from_least=True)
+    return _layer(name, "classes", text, maps, names), stored
 
 
-def _layer(name: str, kind: str, told: str, maps: Tensor, names: tuple[str, ...]) -> Layer:
+def _layer(name: str, kind: str, text: str, maps: Tensor, names: tuple[str, ...]) -> Layer:
     height, width = maps.shape[-2:]
     grid = range(height), range(width)
-    return Layer(name, kind, told, (1, 1), (), (height, width), grid, grid, names)
+    return Layer(name, kind, text, (1, 1), (), (height, width), grid, grid, names)
 
 
-def _mean_first(of_heads: Tensor) -> Tensor:
-    """The mean over heads, then each; of one head alone itself."""
-    return of_heads if len(of_heads) == 1 else torch.cat((of_heads.mean(0, keepdim=True), of_heads))
+def _mean_first(maps: Tensor) -> Tensor:
+    """Return the mean over heads, then each head; a single head as it is."""
+    return maps if len(maps) == 1 else torch.cat((maps.mean(0, keepdim=True), maps))
 
 
-def called(one: Prediction) -> str:
-    """ "tabby 61 %"; classes without a name are called by their number."""
-    if not one.name:
-        return f"class {one.number}"
-    return f"{'class ' if one.name == str(one.number) else ''}{one.name} {one.value}"
+def map_name(prediction: Prediction) -> str:
+    """Return the name of the map of a class: "tabby 61 %"; a class without a name is given by its number."""
+    if not prediction.name:
+        return f"class {prediction.number}"
+    prefix = "class " if prediction.name == str(prediction.number) else ""
+    return f"{prefix}{prediction.name} {prediction.value}"
 
 
 def _heads(count: int) -> tuple[str, ...]:
     return tuple(f"head {i + 1}" for i in range(count))
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _step(grid: Sequence[int], most: int) -> int:
-    """The smallest power of two that leaves at most `most` of a grid's rows × columns."""
+    """Return the smallest power of two that leaves at most `most` cells of a grid (rows, columns)."""
     step = 1
     while -(-grid[0] // step) * -(-grid[1] // step) > most:
         step *= 2
@@ -233,7 +251,7 @@ def _step(grid: Sequence[int], most: int) -> int:
 
 
 def _pooled(maps: Tensor, pool: int) -> Tensor:
-    """Sums over blocks of keys: (…, Y, X) → (…, ⌈Y/pool⌉, ⌈X/pool⌉)."""
+    """Sum over blocks of keys: (…, Y, X) → (…, ⌈Y/pool⌉, ⌈X/pool⌉)."""
     down, right = (-size % pool for size in maps.shape[-2:])
     padded = nn.functional.pad(maps, (0, right, 0, down))
     return padded.unflatten(-1, (-1, pool)).unflatten(-3, (-1, pool)).sum((-3, -1))

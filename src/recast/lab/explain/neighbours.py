@@ -1,4 +1,4 @@
-"""`recast explain RUN --neighbours`: the training images that are nearest to some images, of every arm of a run."""
+"""`recast explain RUN --neighbours`: the training images nearest to some images, for every arm of a run."""
 
 from __future__ import annotations
 
@@ -21,39 +21,43 @@ from recast.lab.evaluation.knn import banks, nearest, sources_knn, unit_features
 from recast.lab.evaluation.run_folder import open_run
 from recast.lab.evaluation.runner import open_context
 from recast.lab.explain.inputs import Input, find_inputs, page_stem, read_inputs, some_of_validation
-from recast.lab.explain.write import PAGES, check_target
+from recast.lab.explain.write import PAGES, check_target, fill_page
 from recast.lab.records import ARMS
 from recast.lab.report.neighbours import FILE, Neighbours, Query, Shown, draw_neighbours, png
 from recast.tracing.hooks import in_eval
 
 NEAREST = 10
-SIDE = 112
-"""Of a picture on the page, at most."""
+SIDE = 112  # longest side of a picture on the page
 
 
 def find_neighbours(
     models: Mapping[str, nn.Module], data: Data, inputs: Sequence[Input], device: str = "cpu", fine: bool = False
 ) -> Neighbours:
-    """The training images nearest to each input, by the features that suite `knn` compares.
+    """Return the training images nearest to each input, by the features that the suite `knn` compares.
 
-    fine: the networks were trained with other labels than those of `data`. Raises RecastError where there are no
-    training images, and where one cannot tell the features of a network.
+    Args:
+        fine: True if the networks were trained with other labels than those of `data`.
+
+    Raises:
+        RecastError: there are no training images, or the features of a network cannot be determined.
     """
     context = open_context(models, data, device=device, options=Options(labels="fine" if fine else None))
     (source,) = sources_knn(context)
-    images = torch.stack([one.pixels for one in inputs]).to(context.device)
+    images = torch.stack([image.pixels for image in inputs]).to(context.device)
     batch = Batch(context, source, 0, images, torch.zeros(len(inputs), dtype=torch.long))
-    asked = [Shown(_png(one.pixels), one.name, one.label or "", _coarse(data, one.label)) for one in inputs]
-    queries = [Query(one, {}) for one in asked]
+    queries = [
+        Query(Shown(_png(image.pixels), image.name, image.label or "", _coarse(data, image.label)), {})
+        for image in inputs
+    ]
     with in_eval(*context.models.values()):
         for model in context.models.values():
             model.to(context.device)
-        found = banks(batch)
+        features = banks(batch)
         for name, model in context.models.items():
-            bank, _ = found[name]
-            values, indices = nearest(unit_features(context, model, images), bank, NEAREST)
-            for query, row, which in zip(queries, values.tolist(), indices.tolist(), strict=True):
-                query.nearest[name] = _shown(data, source.depends[0], which, row)
+            bank, _ = features[name]
+            similarities, indices = nearest(unit_features(context, model, images), bank, NEAREST)
+            for query, row, columns in zip(queries, similarities.tolist(), indices.tolist(), strict=True):
+                query.nearest[name] = _shown(data, source.depends[0], columns, row)
     return Neighbours(queries)
 
 
@@ -61,8 +65,8 @@ def _shown(data: Data, database: LabelledImages, indices: list[int], similaritie
     pixels, labels = database.batch(indices)
     names = [data.classes[label] for label in labels.tolist()]
     return [
-        Shown(_png(one), database.image_name(index), name, _coarse(data, name), round(similarity, 4))
-        for one, index, name, similarity in zip(pixels, indices, names, similarities, strict=True)
+        Shown(_png(image), database.image_name(index), name, _coarse(data, name), round(similarity, 4))
+        for image, index, name, similarity in zip(pixels, indices, names, similarities, strict=True)
     ]
 
 
@@ -76,20 +80,22 @@ def _coarse(data: Data, name: str | None) -> str:
     return data.coarse.names[int(data.coarse.of[data.classes.index(name)])]
 
 
-def neighbours_page(asked: ExplainOptions, size: tuple[int, int] | None) -> Path:
-    """Write RUN/neighbours.json, which the report shows too, and a page of it. Fine classes are shown whatever labels
-    the run was trained with, and the coarse ones beside them where they are known."""
-    folder = Path(asked.subject)
-    target = Path(asked.out) if asked.out else folder / "explain" / f"neighbours-{page_stem(asked.images)}.html"
+def neighbours_page(options: ExplainOptions, size: tuple[int, int] | None) -> Path:
+    """Write RUN/neighbours.json, which the report shows too, and its page; return the path of the page.
+
+    Fine classes are shown even if the run was trained with coarse labels; coarse classes stand beside them.
+    """
+    folder = Path(options.subject)
+    target = Path(options.out) if options.out else folder / "explain" / f"neighbours-{page_stem(options.images)}.html"
     if target.suffix.lower() not in PAGES:
-        raise RecastError(f"--neighbours writes an HTML page, got --out {target}: name it .html")
+        raise RecastError(f"--neighbours writes an HTML page: use the ending .html for --out {target}")
     for name in ("layer", "outputs"):
-        if getattr(asked, name) is not None:
-            raise RecastError(f"--neighbours shows features alone: drop --{name}")
-    if asked.out:
+        if getattr(options, name) is not None:
+            raise RecastError(f"--neighbours compares features only: drop --{name}")
+    if options.out:
         check_target(target)
     check_ours(target)
-    wanted = find_inputs(asked.images)
+    words = find_inputs(options.images)
     run = open_run(folder)
     data, trained = run.data, run.recipe.data
     if fine := run.recipe.labels.labels == "coarse":
@@ -97,19 +103,13 @@ def neighbours_page(asked: ExplainOptions, size: tuple[int, int] | None) -> Path
     side = data.test_size
     names = {name: name for name in data.classes}
     inputs, notes = read_inputs(
-        wanted or some_of_validation(data), size or (side, side), asked.num_images, names, trained.crop_pct, data
+        words or some_of_validation(data), size or (side, side), options.num_images, names, trained.crop_pct, data
     )
     models = {"Network" if run.recipe.is_plain else ARMS[arm]: model for arm, model in run.models.items()}
-    found = find_neighbours(models, data, inputs, asked.device, fine)
-    write_json(folder / FILE, asdict(found))
+    neighbours = find_neighbours(models, data, inputs, options.device, fine)
+    write_json(folder / FILE, asdict(neighbours))
     target.parent.mkdir(parents=True, exist_ok=True)
-    title = escape(f"Nearest training images: {run.recipe.model.name} on {data.name}")
-    said = "".join(f"<p>{escape(note)}</p>" for note in notes)
-    write_text(
-        target,
-        f"<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
-        '<meta name="generator" content="recast">'
-        f"<title>{title}</title><body style='font-family:system-ui,sans-serif;max-width:1280px;margin:24px auto;"
-        f"padding:0 16px;color:#1d2126'><h1>{title}</h1>{said}{draw_neighbours(found)}</body></html>\n",
-    )
+    title = f"Nearest training images: {run.recipe.model.name} on {data.name}"
+    note = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
+    write_text(target, fill_page("neighbours.html", title, notes=note, neighbours=draw_neighbours(neighbours)))
     return target

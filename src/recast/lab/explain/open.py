@@ -1,4 +1,4 @@
-"""The network that the first word of `recast explain` means."""
+"""Open the network named by the first argument of `recast explain`."""
 
 from __future__ import annotations
 
@@ -21,37 +21,39 @@ SAVED = ".safetensors"
 
 
 def weights_of(config: ModelConfig) -> tuple[str, str, list[str]]:
-    """Where the weights that `open_model` gives come from; what a title adds and notes say where they may be chance."""
+    """Return the source of the weights that `open_model` loads, a suffix for titles, and notes on random weights."""
     name = config.name
     if config.checkpoint or name.endswith(SAVED):
         return config.checkpoint or name, "", []
     if config.pretrained:
         return "published", "", []
     if is_function(name):
-        note = f"The weights are those that {name} returns: if they are random, predictions and maps are chance; "
-        return f"as {name} returns them", " (weights as it returns them)", [f"{note}--checkpoint gives others."]
-    note = "Random weights: predictions and maps are chance; --checkpoint or --pretrained gives trained ones."
-    return "random", " (random weights: chance)", [note]
+        note = f"The weights are those that {name} returns. If they are random, predictions and maps mean nothing; "
+        return f"as returned by {name}", " (weights as returned)", [f"{note}--checkpoint loads others."]
+    note = "Random weights: predictions and maps mean nothing. --checkpoint or --pretrained loads trained weights."
+    return "random", " (random weights)", [note]
 
 
 def names_a_run(word: str) -> bool:
-    """Whether a word means a run folder: a folder, unless it holds no run and a model has its name too."""
+    """Return True if `word` means a run folder: a folder with a recipe, or one that is not also a timm model's name."""
     return Path(word).is_dir() and ((Path(word) / "recipe.yaml").is_file() or not timm.is_model(word))
 
 
 def open_model(config: ModelConfig) -> nn.Module:
-    """The network in eval mode: of a file that `recast.save` wrote, or of a name, with or without weights.
+    """Return the network in eval mode: from a file that `recast.save` wrote, or by name with or without weights.
 
-    A checkpoint that `recast.save` wrote of a recast network is loaded into the recast network of that name. Raises
-    `RecastError` for a name that means nothing, and as `build` and `load` do.
+    A checkpoint that `recast.save` wrote for a recast network is loaded into the recast network of that name.
+
+    Raises:
+        RecastError: the name is unknown, or an error of `build` or `load`.
     """
     name = config.name
     if name.endswith(SAVED):
-        return _saved(config)
+        return _open_saved(config)
     if Path(name).is_file() and is_image_name(name):
-        raise RecastError(f"{name} is an image, and the network comes first: recast explain RUN|MODEL {name}")
+        raise RecastError(f"{name} is an image; give the network first: recast explain RUN|MODEL {name}")
     if Path(name).is_file() and name.endswith(PICKLED):
-        raise RecastError(f"{name} holds weights alone: name the model, and add --checkpoint {name}")
+        raise RecastError(f"{name} holds only weights: name the model, and add --checkpoint {name}")
     if config.checkpoint is not None and not config.pretrained and _has_plan(config.checkpoint):
         return load(config.checkpoint, parent=build(config.replace(checkpoint=None)))
     try:
@@ -60,31 +62,31 @@ def open_model(config: ModelConfig) -> nn.Module:
         raise error if timm.is_model(name.partition(".")[0]) else no_subject(name, error) from None
 
 
-def _saved(config: ModelConfig) -> nn.Module:
+def _open_saved(config: ModelConfig) -> nn.Module:
     path = config.name
     if config.checkpoint or config.pretrained or config.num_classes is not None:
         raise RecastError(
-            f"{path} says its network and its weights: leave --checkpoint, --pretrained, --num-classes away"
+            f"{path} holds its own network and weights: drop --checkpoint, --pretrained and --num-classes"
         )
     if not Path(path).is_file():
         raise RecastError(f"no such file: {path}")
     try:
         constructor = read_header(path)["constructor"]
     except RecastError as error:
-        raise RecastError(f"{error}. Weights alone: name the model, and add --checkpoint {path}") from None
-    name = constructor.get("name") if isinstance(constructor, Mapping) else None
+        raise RecastError(f"{error}. If it holds only weights, name the model, and add --checkpoint {path}") from None
     if constructor is None:
         raise RecastError(
             f"{path} does not say how to build its network: name the model, and add --checkpoint {path}. "
             f"A model is named {FORMS}"
         )
+    name = constructor.get("name") if isinstance(constructor, Mapping) else None
     if isinstance(name, str) and is_function(name) and not may_run(name):
-        raise RecastError(f"{path} asks to run {name}, and code may do anything: add --trust if you trust it")
+        raise RecastError(f"{path} asks to run {name}, which may do anything: add --trust if you trust the file")
     return load(path)
 
 
 def _has_plan(path: str) -> bool:
-    """Whether `recast.save` wrote the file, of a network that was changed."""
+    """Return True for a file of `recast.save` that holds a changed network."""
     try:
         return path.endswith(SAVED) and read_header(path)["plan"] is not None
     except RecastError:

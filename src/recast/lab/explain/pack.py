@@ -1,4 +1,4 @@
-"""A `Scene` as JSON for the page: its maps deflated, and coarser where the page would be too large."""
+"""Convert a `Scene` to the JSON of a page: maps are deflated, and made coarser if the page would be too large."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from recast.lab.explain.scene import GRAD_CAM, Maps, Scene
 from recast.lab.report.neighbours import png
 
 LIMIT = 7_600_000
-"""Bytes of a page's data; the page promises to stay below 8 MB."""
-
+"""Bytes of a page's data; a page stays below 8 MB."""
 PictureState = tuple[int, int]
-"""Number of the picture, number of the state."""
+"""Index of the picture, index of the state."""
 
 
 def pack_maps(maps: Maps) -> dict[str, Any]:
-    """Scales, least values where maps are stored from there (float32, little-endian), then bytes; deflated (raw), in
-    base64."""
+    """Return maps as JSON-able data.
+
+    The bytes are scales, then least values if present (float32, little-endian), then the stored values; raw deflate in
+    base64.
+    """
     low = b"" if maps.low is None else maps.low.astype("<f4").tobytes()
     content = maps.scale.astype("<f4").tobytes() + low + maps.stored.tobytes()
     data = zlib.compress(content, 6, wbits=-15)  # level 9 takes up to 15 times as long for 4 % fewer bytes
@@ -39,30 +41,28 @@ def pack_maps(maps: Maps) -> dict[str, Any]:
     }
 
 
-def first_layer(scene: Scene, wanted: str | None = None) -> str | None:
-    """The layer that is shown first: the wanted one, else the last that has a map for each class, else the first.
+def first_layer(scene: Scene, layer: str | None = None) -> str | None:
+    """Return the layer to open first: `layer`, else the last with a map per class, else the first; None if no maps.
 
-    Grad-CAM is no layer: it comes first where there is nothing else.
-
-    None where nothing has maps. Raises `RecastError` for a wanted layer that the scene does not have.
+    Grad-CAM comes first only if the scene has no layer. Raises `RecastError` if `layer` has no maps.
     """
-    if wanted is not None:
-        if wanted not in scene.layer_order:
-            known = ", ".join(scene.layer_order) or "none"
+    if layer is not None:
+        if layer not in scene.layer_order:
+            names = ", ".join(scene.layer_order) or "none"
             raise RecastError(
-                f"no layer {wanted!r} has maps.{suggest(wanted, scene.layer_order)} Those that do: {known}"
+                f"no layer {layer!r} has maps.{suggest(layer, scene.layer_order)} Layers with maps: {names}"
             )
-        return wanted
+        return layer
     kinds = {layer.name: layer.kind for state in scene.states for layer in state.layers if layer.name != GRAD_CAM}
-    of_classes = [name for name in scene.layer_order if kinds.get(name) == "classes"]
-    return of_classes[-1] if of_classes else next(iter(scene.layer_order), None)
+    class_maps = [name for name in scene.layer_order if kinds.get(name) == "classes"]
+    return class_maps[-1] if class_maps else next(iter(scene.layer_order), None)
 
 
 def pack(scene: Scene, limit: int | None = LIMIT, layer: str | None = None) -> dict[str, Any]:
-    """The scene as JSON-able data, with notes on what is not stored in full; `layer` is open first.
+    """Return the scene as JSON-able data that opens with `layer`, and notes on maps that are not stored in full.
 
-    Above `limit` bytes the largest layer becomes coarser, again and again, until all fit (None: as large as it is).
-    Raises `RecastError` as `first_layer` does.
+    While the data exceed `limit` bytes, the largest layer is made coarser; with None it is stored as it is. Raises
+    `RecastError` as `first_layer` does.
     """
     first = first_layer(scene, layer)
     sources = [png(picture.pixels) for picture in scene.pictures]
@@ -93,7 +93,10 @@ def pack(scene: Scene, limit: int | None = LIMIT, layer: str | None = None) -> d
                 "size": picture.pixels.shape[:2],
                 "src": source,
                 "predictions": [
-                    {arm: [(one.name, round(one.probability, 5)) for one in best] for arm, best in state.items()}
+                    {
+                        arm: [(best.name, round(best.probability, 5)) for best in ranking]
+                        for arm, ranking in state.items()
+                    }
                     for state in picture.predictions
                 ],
                 "maps": [
@@ -106,46 +109,45 @@ def pack(scene: Scene, limit: int | None = LIMIT, layer: str | None = None) -> d
 
 
 def _packed_maps(scene: Scene, budget: float) -> tuple[dict[str, dict[PictureState, dict[str, Any]]], list[str]]:
-    """Every layer's maps of every picture in every state, the largest layers coarser until all fit; and what is not
-    stored in full."""
-    found: dict[str, dict[PictureState, Maps]] = {}
+    """Return the packed maps by layer, picture and state, the largest layers coarser until all fit, and notes."""
+    layers: dict[str, dict[PictureState, Maps]] = {}
     for index, picture in enumerate(scene.pictures):
-        for state, layers in enumerate(picture.maps):
-            for name, maps in layers.items():
-                found.setdefault(name, {})[index, state] = maps
-    packed = {name: {key: pack_maps(maps) for key, maps in of.items()} for name, of in found.items()}
-    sizes = {name: sum(len(one["data"]) for one in of.values()) for name, of in packed.items()}
+        for state, maps_by_layer in enumerate(picture.maps):
+            for name, maps in maps_by_layer.items():
+                layers.setdefault(name, {})[index, state] = maps
+    packed = {name: {key: pack_maps(maps) for key, maps in layer.items()} for name, layer in layers.items()}
+    sizes = {name: sum(len(maps["data"]) for maps in layer.values()) for name, layer in packed.items()}
     ending = "."
     while sizes and sum(sizes.values()) > budget:
         name = max(sizes, key=sizes.__getitem__)
-        first = next(iter(found[name].values()))
+        first = next(iter(layers[name].values()))
         queries, blocks = len(first.rows) * len(first.columns), first.stored.shape[-1] * first.stored.shape[-2]
-        if max(queries, blocks) <= 4:  # as coarse as it goes
+        if max(queries, blocks) <= 4:  # cannot be made coarser
             break
-        coarser = Maps.fewer_queries if queries >= blocks else Maps.coarser_keys  # whichever there are more of
-        found[name] = {key: coarser(maps) for key, maps in found[name].items()}
-        packed[name] = {key: pack_maps(maps) for key, maps in found[name].items()}
-        sizes[name] = sum(len(one["data"]) for one in packed[name].values())
+        coarser = Maps.fewer_queries if queries >= blocks else Maps.coarser_keys
+        layers[name] = {key: coarser(maps) for key, maps in layers[name].items()}
+        packed[name] = {key: pack_maps(maps) for key, maps in layers[name].items()}
+        sizes[name] = sum(len(maps["data"]) for maps in packed[name].values())
         ending = " to keep the page small."
-    notes = [_coarseness(name, next(iter(of.values()))) for name, of in found.items()]
+    notes = [_coarseness(name, next(iter(layer.values()))) for name, layer in layers.items()]
     return packed, [note + ending for note in notes if note]
 
 
 def _coarseness(name: str, maps: Maps) -> str:
-    said = []
-    step = max((b - a for line in (maps.rows, maps.columns) for a, b in pairwise(line)), default=1)
+    parts = []
+    step = max((b - a for indices in (maps.rows, maps.columns) for a, b in pairwise(indices)), default=1)
     if step > 1:
         ordinal = {2: "second", 3: "third"}.get(step, f"{step}th")
-        said.append(f"for every {ordinal} query in each direction (others show the nearest)")
+        parts.append(f"for every {ordinal} query in each direction (others show the nearest)")
     if maps.pool > 1:
-        said.append(f"over blocks of {maps.pool}×{maps.pool} pixels")
-    return f"{name}: stored maps are kept {' and '.join(said)}" if said else ""
+        parts.append(f"over blocks of {maps.pool}×{maps.pool} pixels")
+    return f"{name}: maps are stored {' and '.join(parts)}" if parts else ""
 
 
 def _plain(value: Any) -> Any:
-    """A field of a layer as what JSON knows; a range as [start, step, length]."""
+    """Convert a field of a layer to JSON types; a range becomes [start, step, length]."""
     if isinstance(value, np.ndarray):
         return np.round(value.astype(float), 7).tolist()
     if isinstance(value, range):
         return [value.start, value.step, len(value)]
-    return [_plain(one) for one in value] if isinstance(value, tuple) else value
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -1,4 +1,4 @@
-"""`explain_pages`: pages of a network by its name, and of a run folder's arms over their epochs."""
+"""`explain_pages`: pages of a network given by name, or of the arms of a run folder over their epochs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from recast.lab.explain.inputs import (
 )  # fmt: skip
 from recast.lab.explain.make import ASSUMED, make_scene
 from recast.lab.explain.open import SAVED, names_a_run, open_model, weights_of
-from recast.lab.explain.pack import first_layer
 from recast.lab.explain.scene import Scene
 from recast.lab.explain.write import check_target, safe_stem, write_pages
 from recast.lab.recipe import why_untaught
@@ -38,200 +37,189 @@ from recast.models.build import class_names, input_defaults
 from recast.models.config import ModelConfig
 from recast.tables import read_records
 
-SEED = 0
-"""Of random weights: the same command draws the same picture."""
-OF_MODELS = ("checkpoint", "checkpoint_key", "pretrained", "num_classes", "classes", "mean", "std", "crop_pct")
-MAX_STATES = 12
-"""Epochs on the slider; of more that were kept, as many at equal distances."""
-
+SEED = 0  # of random weights: the same command draws the same page
+MODEL_OPTIONS = ("checkpoint", "checkpoint_key", "pretrained", "num_classes", "classes", "mean", "std", "crop_pct")
+MAX_STATES = 12  # epochs on the slider; more are thinned out evenly
 
 Explained = tuple[list[Path], Scene, list[str]]
-"""The files written, the one to open first; what they show; what to say of network and images."""
+"""The files written (the one to open first), their scene, and notes on the network and the images."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is explained, opened once for any number of images."""
+    """A network or run, opened once for any number of images."""
 
     read: Callable[[Sequence[int | Path]], tuple[list[Input], list[str]]]
-    """Files, and numbers of validation images, as its networks see them, and what to say of them (`read_inputs`)."""
+    """Read files and validation images by number, as the networks see them, with notes (`read_inputs`)."""
     show: Callable[[Sequence[Input], Sequence[str]], Scene]
-    """Images, and notes on them, run through its networks."""
-    notes: Sequence[str] = ()
-    """What to say of the network."""
+    """Run images through the networks; the notes are added to the scene."""
+    notes: Sequence[str] = ()  # on the network
 
 
-def explain_pages(asked: ExplainOptions, size: tuple[int, int] | None = None) -> Explained:
-    """Write pages of what a run's networks, or one network, attend to in images, or a PNG.
+def explain_pages(options: ExplainOptions, size: tuple[int, int] | None = None) -> Explained:
+    """Write pages, or a PNG, of where the networks of a run, or one network, look in images.
 
-    A run's page is RUN/explain/NAME.html, a network's MODEL-IMAGE.html in the current folder. size: (height, width) of
-    the images instead of the network's own. Raises `RecastError` for a network, images, names, a normalisation or a
-    place to write that cannot be, and nothing is written then.
+    By default the page of a run is RUN/explain/NAME.html, that of a network MODEL-IMAGE.html in the current folder.
+
+    Args:
+        size: (height, width) of the images; default the network's own.
+
+    Raises:
+        RecastError: an option, image, name or path is invalid. Nothing is written then.
     """
-    is_run = check_subject(asked, size)
-    stem = page_stem(asked.images)
-    default = f"{asked.subject}/explain/{stem}.html" if is_run else f"{safe_stem(_known(asked.subject))}-{stem}.html"
-    target = Path(asked.out or default)
-    if asked.out or not is_run:
+    is_run = check_subject(options, size)
+    stem = page_stem(options.images)
+    default = f"{options.subject}/explain/{stem}.html" if is_run else f"{safe_stem(_name(options.subject))}-{stem}.html"
+    target = Path(options.out or default)
+    if options.out or not is_run:
         check_target(target)
-    wanted = find_inputs(asked.images)  # a mistyped path is told before the network is made
-    if not is_run and (numbers := [one for one in wanted if isinstance(one, int)]):
-        raise RecastError(
-            f"val:{numbers[0]} is of a run's data, and {asked.subject} is no run: name image files or folders"
-        )
-    if not is_run and not wanted:
-        raise RecastError(f"which images? recast explain {asked.subject} IMAGE …: files or folders")
-    subject = open_subject(asked, size)
-    inputs, notes = subject.read(wanted)
+    images = find_inputs(options.images)  # reports a mistyped path before the network is built
+    if not is_run and (numbers := [image for image in images if isinstance(image, int)]):
+        raise RecastError(f"val:{numbers[0]} requires a run folder: name image files or folders for {options.subject}")
+    if not is_run and not images:
+        raise RecastError(f"no images given: recast explain {options.subject} IMAGE …, files or folders")
+    subject = open_subject(options, size)
+    inputs, notes = subject.read(images)
     scene = subject.show(inputs, notes)
-    if not asked.out:
-        first_layer(scene, asked.layer)  # a layer without maps is refused before a folder is made
-        target.parent.mkdir(exist_ok=True)
-    return write_pages(scene, target, layer=asked.layer), scene, [*notes, *subject.notes]
+    pages = write_pages(scene, target, layer=options.layer, make_folder=not options.out)
+    return pages, scene, [*notes, *subject.notes]
 
 
-def check_subject(asked: ExplainOptions, size: tuple[int, int] | None) -> bool:
-    """Whether a run is explained. Raises `RecastError` for options that are not of what is."""
-    if not names_a_run(asked.subject):
-        if asked.crop_pct is not None and size is not None and size[0] != size[1]:
-            raise RecastError(
-                f"crop_pct is of square images, and of {size[0]}×{size[1]} pixels the largest middle part is taken: "
-                "leave it out"
-            )
+def check_subject(options: ExplainOptions, size: tuple[int, int] | None) -> bool:
+    """Return True if a run is explained. Raises `RecastError` for options that do not apply to the subject."""
+    if not names_a_run(options.subject):
+        if options.crop_pct is not None and size is not None and size[0] != size[1]:
+            raise RecastError(f"--crop-pct requires a square --img-size, got {size[0]}x{size[1]}: drop --crop-pct")
         return False
-    for name in OF_MODELS:
-        if getattr(asked, name) != getattr(ExplainOptions(), name):
+    for name in MODEL_OPTIONS:
+        if getattr(options, name) != getattr(ExplainOptions(), name):
             option = name.replace("_", "-")
-            raise RecastError(f"{asked.subject} is a run folder, which knows its own: leave --{option} away")
+            raise RecastError(
+                f"--{option} only applies to models, and {options.subject} is a run folder: drop --{option}"
+            )
     return True
 
 
-def open_subject(asked: ExplainOptions, size: tuple[int, int] | None, *, kept: bool = True) -> Subject:
-    """The run or network of `asked`, loaded. kept: a run's earlier epochs too, each loaded when it is shown."""
-    return _run(asked, size, kept) if names_a_run(asked.subject) else _model(asked, size)
+def open_subject(options: ExplainOptions, size: tuple[int, int] | None, *, kept: bool = True) -> Subject:
+    """Open the run or network of `options`. `kept`: show earlier epochs of a run too, each loaded when needed."""
+    return _open_run(options, size, kept) if names_a_run(options.subject) else _open_model(options, size)
 
 
-def _known(name: str) -> str:
-    return Path(name).stem if name.endswith(SAVED) else name
+def _name(subject: str) -> str:
+    return Path(subject).stem if subject.endswith(SAVED) else subject
 
 
-def _model(asked: ExplainOptions, size: tuple[int, int] | None) -> Subject:
-    """A network as `open_model` reads it.
+def _open_model(options: ExplainOptions, size: tuple[int, int] | None) -> Subject:
+    """Open a network with `open_model`.
 
-    Without options size, normalisation and crop are the network's own (timm's say so), else 224, ImageNet's and
-    `crop_fraction`, and a note says what was assumed; names of classes ImageNet's for 1,000. Random weights are drawn
-    with one seed.
+    Size, normalization and crop default to the network's own, else to 224, ImageNet's and `crop_fraction`, which a note
+    states. Class names default to ImageNet's for 1,000 outputs. Random weights are drawn with a fixed seed.
     """
     config = ModelConfig(
-        asked.subject, asked.checkpoint, asked.pretrained, asked.num_classes, checkpoint_key=asked.checkpoint_key
-    )
-    names = None if asked.classes is None else read_class_names(Path(asked.classes))
-    device = choose_device(asked.device)
+        options.subject, options.checkpoint, options.pretrained, options.num_classes,
+        checkpoint_key=options.checkpoint_key,
+    )  # fmt: skip
+    names = None if options.classes is None else read_class_names(Path(options.classes))
+    device = choose_device(options.device)
     with seeded(SEED):
         model = open_model(config).to(device)
     names = names or list(class_names(model) or ()) or None
     labels, outputs = {name: name for name in names or ()}, num_outputs(model)
     if names is not None and outputs not in (None, len(names)):
         raise RecastError(
-            f"{asked.classes or config.name} has {len(names)} names of classes for a network with {outputs} outputs: "
-            "--classes FILE must have one a line, in their order"
+            f"{options.classes or config.name} has {len(names)} class names, but the network has {outputs} outputs: "
+            "give --classes a file with one name per line, in the order of the outputs"
         )
     if names is None and outputs == 1000:
         names, labels = imagenet_names()
-    own = input_defaults(model) or ASSUMED
-    seen, normalisation = size or own.size, (asked.mean or own.mean, asked.std or own.std)
+    defaults = input_defaults(model) or ASSUMED
+    shape, normalization = size or defaults.size, (options.mean or defaults.mean, options.std or defaults.std)
     assumed = {} if size else {"--img-size": "{}×{} pixels".format(*ASSUMED.size)}
-    assumed |= {f"--{what}": f"ImageNet's {what}" for what in ("mean", "std") if not getattr(asked, what)}
-    weights, in_title, notes = weights_of(config)
-    if own is ASSUMED and assumed:
-        said = f"{', '.join(assumed.values())} ({', '.join(assumed)})"
-        notes = [f"{config.name} does not say what images it takes; assumed: {said}.", *notes]
+    assumed |= {f"--{name}": f"ImageNet's {name}" for name in ("mean", "std") if not getattr(options, name)}
+    weights, suffix, notes = weights_of(config)
+    if defaults is ASSUMED and assumed:
+        values = f"{', '.join(assumed.values())} ({', '.join(assumed)})"
+        notes = [f"{config.name} does not state its input; assumed: {values}.", *notes]
     about = [
         ("Network", config.name),
         ("Weights", weights),
-        ("Images", f"{seen[0]}×{seen[1]} pixels (height × width)"),
-        ("Normalisation", "; ".join(", ".join(f"{value:.4g}" for value in values) for values in normalisation)),
+        ("Images", f"{shape[0]}×{shape[1]} pixels (height × width)"),
+        ("Normalisation", "; ".join(", ".join(f"{value:.4g}" for value in values) for values in normalization)),
     ]
 
-    def read(wanted: Sequence[int | Path]) -> tuple[list[Input], list[str]]:
-        return read_inputs(wanted, seen, asked.num_images, labels, asked.crop_pct or own.crop_pct)
+    def read(images: Sequence[int | Path]) -> tuple[list[Input], list[str]]:
+        return read_inputs(images, shape, options.num_images, labels, options.crop_pct or defaults.crop_pct)
 
-    def show(inputs: Sequence[Input], said: Sequence[str]) -> Scene:
+    def show(inputs: Sequence[Input], remarks: Sequence[str]) -> Scene:
         states, arms = [(None, {"recast": model})], {"recast": "Network"}
-        title = _known(config.name) + in_title
-        return make_scene(title, inputs, states, names, normalisation, arms, [*said, *notes], about, asked.outputs)
+        title, remarks = _name(config.name) + suffix, [*remarks, *notes]
+        return make_scene(title, inputs, states, names, normalization, arms, remarks, about, options.outputs)
 
     return Subject(read, show, notes)
 
 
 def num_outputs(model: nn.Module) -> int | None:
-    """How many classes the network tells apart; None where one cannot tell without running it."""
-    told = getattr(model, "num_classes", None)
-    if isinstance(told, int):
-        return told or None
+    """Return the number of classes of a network; None if it cannot be determined without running it."""
+    outputs = getattr(model, "num_classes", None)
+    if isinstance(outputs, int):
+        return outputs or None
     try:
         layer = model.get_submodule(classifiers(model)[0])
     except RecastError:
         return None
-    found = getattr(layer, "out_features", getattr(layer, "out_channels", None))
-    return found if isinstance(found, int) else None
+    outputs = getattr(layer, "out_features", getattr(layer, "out_channels", None))
+    return outputs if isinstance(outputs, int) else None
 
 
-def _run(asked: ExplainOptions, size: tuple[int, int] | None, kept: bool) -> Subject:
-    """A run's arms, their predictions side by side; without images four of validation, of different classes."""
-    run = open_run(Path(asked.subject))
+def _open_run(options: ExplainOptions, size: tuple[int, int] | None, kept: bool) -> Subject:
+    """Open the arms of a run. The default images are four validation images of different classes."""
+    run = open_run(Path(options.subject))
     data, recipe = run.data, run.recipe
     states, notes = kept_states(run) if kept else ({recipe.epochs: None}, [])
     arms = {"recast": "Network"} if recipe.is_plain else {arm: ARMS[arm] for arm in ARMS if arm in run.models}
-    if "parent" in arms and (why := _why_untaught(run)):
+    rows = read_records(path, Row) if (path := run.folder / "rows.csv").is_file() else []
+    if "parent" in arms and (reason := why_untaught(recipe, run.folder, len(data.classes), rows)):
         del arms["parent"]
-        notes.append(f"The predictions of the parent as it was are left out: {why}.")
-    device, seen = choose_device(asked.device), size or (data.test_size, data.test_size)
+        notes.append(f"Predictions of the untrained parent are not shown: {reason}.")
+    device, shape = choose_device(options.device), size or (data.test_size, data.test_size)
     about = [
         ("Run", run.folder.resolve().name),
         ("Network", recipe.model.name),
         ("Data", f"{data.name}, {len(data.classes)} classes"),
-        *_changed(recipe),
+        *_changes(recipe),
         ("Epochs shown", ", ".join(map(str, states))),
     ]
 
-    def read(wanted: Sequence[int | Path]) -> tuple[list[Input], list[str]]:
-        wanted = wanted or some_of_validation(data)
+    def read(images: Sequence[int | Path]) -> tuple[list[Input], list[str]]:
         labels = {name: name for name in data.classes}
-        return read_inputs(wanted, seen, asked.num_images, labels, recipe.data.crop_pct, data)
+        images = images or some_of_validation(data)
+        return read_inputs(images, shape, options.num_images, labels, recipe.data.crop_pct, data)
 
-    def show(inputs: Sequence[Input], said: Sequence[str]) -> Scene:
+    def show(inputs: Sequence[Input], remarks: Sequence[str]) -> Scene:
         title, networks = f"{recipe.model.name} on {data.name}", _networks(run, arms, states, device)
-        return make_scene(
-            title, inputs, networks, data.classes, (data.mean, data.std), arms, [*notes, *said], about, asked.outputs
-        )
+        normalization, remarks = (data.mean, data.std), [*notes, *remarks]
+        return make_scene(title, inputs, networks, data.classes, normalization, arms, remarks, about, options.outputs)
 
     return Subject(read, show)
 
 
-def _why_untaught(run: OpenRun) -> str:
-    rows = run.folder / "rows.csv"
-    measured = read_records(rows, Row) if rows.is_file() else []
-    return why_untaught(run.recipe, run.folder, len(run.data.classes), measured)
-
-
 def kept_states(run: OpenRun) -> tuple[dict[int, Path | None], list[str]]:
-    """Epochs to show, where the weights of each lie (None: weights.safetensors), and what to say of them."""
+    """Return the epochs to show with their weights (None: weights.safetensors), and notes."""
     last = run.recipe.epochs
-    kept = {epoch: path for epoch, path in run.kept.items() if epoch < last}
-    epochs = list(kept)
+    paths = {epoch: path for epoch, path in run.kept.items() if epoch < last}
+    epochs = list(paths)
     notes = []
     if len(epochs) > MAX_STATES - 1:
-        chosen = sorted({epochs[round(i * (len(epochs) - 1) / (MAX_STATES - 2))] for i in range(MAX_STATES - 1)})
-        notes.append(f"Of {len(epochs) + 1} epochs whose weights were kept, {len(chosen) + 1} are shown.")
-        epochs = chosen
-    return {**{epoch: kept[epoch] for epoch in epochs}, last: None}, notes
+        shown = sorted({epochs[round(i * (len(epochs) - 1) / (MAX_STATES - 2))] for i in range(MAX_STATES - 1)})
+        notes.append(f"{len(shown) + 1} of the {len(epochs) + 1} epochs with saved weights are shown.")
+        epochs = shown
+    return {**{epoch: paths[epoch] for epoch in epochs}, last: None}, notes
 
 
 def _networks(
     run: OpenRun, arms: Iterable[str], states: Mapping[int, Path | None], device: torch.device
 ) -> Iterator[tuple[int | None, dict[str, nn.Module]]]:
-    """The arms at every epoch, loaded one epoch at a time; the control arm's of that epoch too, where it was kept."""
+    """Yield the arms at every epoch, loaded one epoch at a time; the control arm of that epoch too, if it was saved."""
     for epoch, path in states.items():
         if run.recipe.is_plain:
             (trained,) = run.models.values()
@@ -246,16 +234,16 @@ def _networks(
         yield epoch if len(states) > 1 else None, {arm: networks[arm].to(device) for arm in arms}
 
 
-def _changed(recipe: Recipe) -> list[tuple[str, str]]:
-    """What of the parent became attention."""
+def _changes(recipe: Recipe) -> list[tuple[str, str]]:
+    """Return the facts on what became attention."""
     if recipe.is_plain:
         return [("Recast", "nothing")]
-    found = []
+    facts = []
     if recipe.has_layers:
         kind = "C-MHSA" if recipe.recast.gate == "bias" else f"{recipe.recast.gate} gate"
-        found += [("Recast", f"{', '.join(recipe.where)}; {kind}"), ("Schedule", recipe.schedule.kind)]
+        facts += [("Recast", f"{', '.join(recipe.where)}; {kind}"), ("Schedule", recipe.schedule.kind)]
     if isinstance(recipe.pool, AttentionPooling):
-        token = "one token" if recipe.pool.kind == "single" else "one token a class"
+        token = "one token" if recipe.pool.kind == "single" else "one token per class"
         start = "the average" if recipe.pool.start == "average" else "the paper's start"
-        found.append(("Pooling", f"attention, {token}, from {start}"))
-    return found
+        facts.append(("Pooling", f"attention, {token}, from {start}"))
+    return facts

@@ -1,7 +1,4 @@
-"""A `Scene` as HTML files: one page, or a page for every image and one that leads to them; or as a PNG.
-
-No torch is needed.
-"""
+"""Write a `Scene` as HTML (one page, or a page per image and a list of them) or as a PNG. Does not import torch."""
 
 from __future__ import annotations
 
@@ -23,86 +20,91 @@ from recast.lab.explain.scene import Picture, Scene
 from recast.lab.report.neighbours import png
 
 THUMBNAIL = 240
-"""Sides of the pictures of a list, at most."""
+"""Longest side of a picture in the list of pages."""
 PAGES, PICTURE = (".html", ".htm"), ".png"
 SCRIPTS = ("maps.js", "colors.js", "words.js", "page.js")
 
 
-def write_pages(scene: Scene, out: Path, *, limit: int = LIMIT, layer: str | None = None) -> list[Path]:
-    """Write the scene to the file `out`, HTML or PNG; returns the files written, the one to open first.
+def write_pages(
+    scene: Scene, out: Path, *, limit: int = LIMIT, layer: str | None = None, make_folder: bool = False
+) -> list[Path]:
+    """Write the scene to `out`, HTML or PNG, and return the files written, the one to open first.
 
-    Several images share one page while its data stay below `limit` bytes. Otherwise every image has a page of its own
-    in the folder OUT_files/ beside `out`, which lists them. `layer` is open first (default: `first_layer`), and the one
-    that a PNG draws (`write_sheet`). Written under temporary names and renamed. Raises `RecastError` where nothing can
-    be written, and for a layer without maps.
+    Images share one page while their data stay below `limit` bytes. Otherwise each has its own page in the folder
+    OUT_files/, and `out` lists them. Files are written under temporary names and renamed.
+
+    Args:
+        layer: layer to open first (default: `first_layer`), or to draw in a PNG (`write_sheet`).
+        make_folder: create the folder of `out` once the maps are packed.
+
+    Raises:
+        RecastError: the layer has no maps, or the file cannot be written.
     """
-    check_target(out)
-    is_picture = out.suffix.lower() == PICTURE
+    kind = "picture" if out.suffix.lower() == PICTURE else "page"
     try:
-        if is_picture:
-            from recast.lab.explain.sheet import write_sheet  # which needs matplotlib
+        packed = {} if kind == "picture" else pack(scene, limit if len(scene.pictures) == 1 else None, layer)
+        if make_folder:
+            out.parent.mkdir(exist_ok=True)
+        check_target(out)
+        if kind == "picture":
+            from recast.lab.explain.sheet import write_sheet  # needs matplotlib
 
             return write_sheet(scene, out, layer)
-        return _write_html(scene, out, limit, layer)
+        if len(scene.pictures) == 1 or len(_json(packed).encode()) <= limit:
+            write_text(out, _page(packed))
+            return [out]
+        return _write_several(scene, out, limit, layer)
     except OSError as error:
-        kind = "picture" if is_picture else "page"
         raise RecastError(f"cannot write the {kind} {out}: {error.strerror}") from error
 
 
 def one_page(scene: Scene, layer: str | None = None) -> str:
-    """The page of a scene of one image, as text."""
+    """Return the HTML of a scene with one image."""
     return _page(pack(scene, LIMIT, layer))
 
 
-def _write_html(scene: Scene, out: Path, limit: int, layer: str | None) -> list[Path]:
-    alone = len(scene.pictures) == 1
-    packed = pack(scene, limit if alone else None, layer)
-    if alone or len(_json(packed).encode()) <= limit:
-        write_text(out, _page(packed))
-        return [out]
+def _write_several(scene: Scene, out: Path, limit: int, layer: str | None) -> list[Path]:
+    """Write a page for every image, and the list of them."""
     folder = out.with_name(f"{out.stem}_files")
     folder.mkdir(exist_ok=True)
-    names = page_names([picture.name for picture in scene.pictures])
-    items = []
-    for name in names:
-        check_ours(folder / name)
-    for picture, name in zip(scene.pictures, names, strict=True):
-        one = pack(replace(scene, pictures=(picture,)), limit, layer)
-        one |= {"title": f"{picture.name}: {scene.title}", "home": f"../{out.name}"}
-        write_text(folder / name, _page(one))
-        items.append(_item(scene, picture, f"{folder.name}/{name}"))
+    pages = [folder / name for name in page_names([picture.name for picture in scene.pictures])]
+    for page in pages:
+        check_ours(page)
+    for picture, page in zip(scene.pictures, pages, strict=True):
+        packed = pack(replace(scene, pictures=(picture,)), limit, layer)
+        write_text(page, _page(packed | {"title": f"{picture.name}: {scene.title}", "home": f"../{out.name}"}))
+    items = (
+        _item(scene, picture, f"{folder.name}/{page.name}") for picture, page in zip(scene.pictures, pages, strict=True)
+    )
     notes = "\n".join(f'<p class="note">{html.escape(note)}</p>' for note in scene.notes)
-    count = str(len(scene.pictures))
-    write_text(out, fill_page("index.html", scene.title, items="\n".join(items), notes=notes, count=count))
-    return [out, *(folder / name for name in names)]
+    write_text(out, fill_page("index.html", scene.title, items="\n".join(items), notes=notes, count=str(len(pages))))
+    return [out, *pages]
 
 
 def check_target(out: Path) -> None:
-    """Raise `RecastError` unless `out` can be the name of a page, or of a picture that can be drawn here."""
+    """Raise `RecastError` unless `out` can be written as a page, or as a PNG."""
     check_place(out, "the page", "explain.html")
     ending = out.suffix.lower()
-    if ending in (".jpg", ".jpeg"):
-        raise RecastError(f"maps are drawn as PNG, JPEG would blur them, got {out}: give it the ending .png")
     if ending not in (*PAGES, PICTURE):
-        raise RecastError(f"maps are written as an HTML page or a PNG, got {out}: give it the ending .html or .png")
+        raise RecastError(f"unknown format of {out}: use the ending .html for a page or .png for a picture")
     check_ours(out)
     if ending == PICTURE and find_spec("matplotlib") is None:
         raise RecastError("a PNG of maps needs matplotlib: pip install matplotlib, or write an .html page")
 
 
 def page_names(names: list[str]) -> list[str]:
-    """A file name for every image, safe and no two alike: cat.html, cat-2.html."""
-    found: list[str] = []
+    """Return a safe, unique file name for every image: cat.html, cat-2.html."""
+    pages: dict[str, str] = {}
     for name in names:
         stem = safe_stem(Path(name).stem) or "image"
-        tries = (stem if number == 1 else f"{stem}-{number}" for number in count(1))
-        taken = {other.lower() for other in found}
-        found.append(next(f"{chosen}.html" for chosen in tries if f"{chosen}.html".lower() not in taken))
-    return found
+        candidates = (f"{stem}.html" if number == 1 else f"{stem}-{number}.html" for number in count(1))
+        page = next(page for page in candidates if page.lower() not in pages)  # some file systems ignore the case
+        pages[page.lower()] = page
+    return list(pages.values())
 
 
 def safe_stem(name: str) -> str:
-    """A name with nothing in it that a file's name should not have."""
+    """Replace characters that are unsafe in a file name by "-"."""
     return re.sub(r"[^\w.-]+", "-", name).strip(".-")
 
 
@@ -116,22 +118,25 @@ def _json(packed: dict[str, Any]) -> str:
 
 
 def _item(scene: Scene, picture: Picture, link: str) -> str:
-    """A card of the page that leads to the images' own."""
-    said = []
+    """Return the card of an image in the list of pages."""
+    lines = []
     for arm, (best, *_) in picture.predictions[-1].items():
-        label, share = html.escape(scene.arms.get(arm, arm)), best.value.replace(" ", "\u00a0")
+        label, value = html.escape(scene.arms.get(arm, arm)), best.value.replace(" ", "\u00a0")
         chip = f'<span class="chip {html.escape(arm)}" aria-hidden="true"></span>'
-        said.append(f"{chip}{label}: <b>{html.escape(best.name)}</b> {share}")
-    labelled = f"<br>labelled <b>{html.escape(picture.label)}</b>" if picture.label else ""
+        lines.append(f"{chip}{label}: <b>{html.escape(best.name)}</b> {value}")
+    if picture.label:
+        lines.append(f"label: <b>{html.escape(picture.label)}</b>")
     return (
         f'<li class="card"><a href="{html.escape(link)}"><img src="{png(picture.pixels, THUMBNAIL)}" alt="">'
-        f"<span>{html.escape(picture.name)}</span></a><p>{'<br>'.join(said)}{labelled}</p></li>"
+        f"<span>{html.escape(picture.name)}</span></a><p>{'<br>'.join(lines)}</p></li>"
     )
 
 
-def fill_page(template: str, title: str, **parts: str) -> str:
-    """A template with its parts in their places: what a part says is never looked at again."""
-    return Template(_read(template)).substitute(title=html.escape(title), style=_read("page.css"), **parts)
+def fill_page(template: str, title: str, styles: tuple[str, ...] = ("page.css",), **parts: str) -> str:
+    """Return an HTML page: a template of assets/ inside shell.html. Placeholders in `parts` are not replaced."""
+    title, style = html.escape(title), "".join(map(_read, styles))
+    body = Template(_read(template)).substitute(title=title, **parts)
+    return Template(_read("shell.html")).substitute(title=title, style=style, body=body)
 
 
 def _read(name: str) -> str:

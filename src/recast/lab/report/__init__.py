@@ -1,7 +1,4 @@
-"""Run folders in, one self-contained HTML page and a folder of figures out.
-
-Reads files only: torch is never imported here.
-"""
+"""Write a self-contained HTML report and a folder of figures from run folders. Does not import torch."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ __all__ = ["results_of", "write_report"]
 
 
 def check_packages() -> None:
-    """Raise RecastError unless the packages that draw a page are there."""
+    """Raise RecastError unless matplotlib and jinja2 are installed."""
     for name in ("matplotlib", "jinja2"):
         try:
             import_module(name)
@@ -26,25 +23,24 @@ def check_packages() -> None:
 
 
 def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figures: Path | str | None = None) -> Path:
-    """Write the report of one or several run folders and return where it lies.
+    """Write the report of one or several run folders and return its path.
 
     Args:
         runs: run folders, see `recast.lab.report.load`.
-        out: the HTML file; for one run the default is RUN/report.html.
-        figures: a folder for every figure as SVG and PNG, the numbers behind it as CSV, and tables to cite; see
+        out: the HTML file; default RUN/report.html for one run.
+        figures: a folder for every figure as SVG and PNG, its numbers as CSV, and tables; see
             `recast.lab.report.export`. It must be new, empty, or hold the figures of an earlier report.
 
-    Page and folder are written under temporary names and renamed: a failure leaves older ones alone.
+    Page and folder are written under temporary names and renamed, so a failure keeps older ones.
 
     Raises:
-        RecastError: no run, a missing or truncated file in a run, nowhere to write, a folder of figures that holds
-            anything else, or no matplotlib or jinja2.
+        RecastError: no run, a missing or truncated file in a run, an invalid `out` or `figures`, or a missing package.
     """
     folders = [Path(run) for run in runs]
     if not folders:
         raise RecastError("a report needs at least one run folder, got none")
     if out is None and len(folders) > 1:
-        raise RecastError(f"a report of {len(folders)} runs belongs to none of them: say where (--out FILE.html)")
+        raise RecastError(f"a report of {len(folders)} runs has no default file: add --out report.html")
     target = Path(out) if out is not None else folders[0] / "report.html"
     if out is not None:
         check_place(target, "the report", "report.html")
@@ -56,11 +52,11 @@ def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figu
 
     if figures is not None:
         check_folder(Path(figures))
-    read, different = [read_run(folder) for folder in folders], len({folder.resolve() for folder in folders})
-    while len({run.name for run in read}) < different:
-        read = [replace(run, named_by=run.named_by + 1) for run in read]
-    parts = [run_part(run, f"run{place}", len(read)) for place, run in enumerate(read, start=1)]
-    groups = group_parts(read)
+    loaded, different = [read_run(folder) for folder in folders], len({folder.resolve() for folder in folders})
+    while len({run.name for run in loaded}) < different:
+        loaded = [replace(run, named_by=run.named_by + 1) for run in loaded]
+    parts = [run_part(run, f"run{number}", len(loaded)) for number, run in enumerate(loaded, start=1)]
+    groups = group_parts(loaded)
     html = render_page(parts, groups)
     try:
         write_text(target, html)
@@ -72,12 +68,12 @@ def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figu
 
 
 def results_of(run: Path | str) -> str:
-    """Return the arms of an evaluated run side by side, as Markdown; empty where nothing was measured."""
+    """Return the results of all arms of an evaluated run as Markdown; empty if nothing was measured."""
     from recast.lab.report.arms_table import arms_table
     from recast.lab.report.load import read_run
     from recast.lab.report.table import NOTE, markdown
 
-    read = read_run(Path(run))
-    if not read.rows:
+    loaded = read_run(Path(run))
+    if not loaded.rows:
         return ""
-    return "\n".join([f"## Measured on {read.recipe.data.name}\n", markdown([arms_table(read)]), "", NOTE, ""])
+    return "\n".join([f"## Results on {loaded.recipe.data.name}\n", markdown([arms_table(loaded)]), "", NOTE, ""])

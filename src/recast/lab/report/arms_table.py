@@ -1,4 +1,4 @@
-"""The three arms side by side: every measured number, what the recast network has more, and how sure that is."""
+"""Compare the arms: every measured number, the differences to the recast network, and their intervals."""
 
 from __future__ import annotations
 
@@ -14,40 +14,36 @@ from recast.lab.report.table import Bar, Cell, Group, PageTable
 from recast.lab.suites import METRICS, PER_CLASS, PER_CORRUPTION, SUITES, base, of_kind
 
 SWEPT = of_kind("sweep")
-LABELS = {
-    "arms": "The networks compared, every measurement", "swept": "What is varied at test time",
-    "classes": "Class by class",
-}  # fmt: skip
-"""The tables of a run: suites that vary one thing at test time, whose charts say most, have one of their own, and so
-have classes, of which there may be many."""
+LABELS = {"arms": "All measurements of all networks", "swept": "Test-time sweeps", "classes": "Results by class"}
+"""Tables of a run. Sweeps, which are better read from charts, and classes, which may be many, have their own."""
 
 
 def arm_heads(*runs: Run) -> list[Cell]:
-    """The heads of the columns of the arms and, where there is something to compare, of the differences."""
+    """Return the heads of the columns of the arms and of their differences."""
     names = words(*runs)
     gaps = [f"Recast − {names.arms[arm].rpartition(', ')[2].lower()}" for arm in names.others]
     heads = [*names.arms.items(), *(("", gap) for gap in gaps)]
-    return [Cell(name.replace(" ", "\n"), kind=arm) for arm, name in heads]  # a word to a line
+    return [Cell(name.replace(" ", "\n"), kind=arm) for arm, name in heads]  # one word per line
 
 
-def arms_table(run: Run, which: str = "arms") -> PageTable:
-    """One of `LABELS`; corruption by corruption is left to `heat_tables`."""
-    rows = [row for row in run.rows if _table_of(row) == which]
+def arms_table(run: Run, name: str = "arms") -> PageTable:
+    """Return a table of `LABELS`; single corruptions are in `heat_tables`."""
+    rows = [row for row in run.rows if _table_of(row) == name]
     against = _against(run, any(row.model == "finetuned" for row in rows))
     groups, bars = [], list[Bar]()
-    for (title, _), found in _grouped(rows).items():
-        metrics = [metric for _, metric in found]
+    for (title, _), lines in _grouped(rows).items():
+        metrics = [metric for _, metric in lines]
         bases = {base(metric) for metric in metrics}
         shared = bases.pop() if len(bases) == 1 and not set(metrics) & set(METRICS) else ""
         if shared in METRICS:
             word, space, rest = metric_label(shared).partition(" ")
             title = f"{title}: {word.lower() if word == word.capitalize() else word}{space}{rest}"  # IoU stays IoU
-        groups.append(Group(title, [_cells(run, suite, metric, shared, against) for suite, metric in found]))
+        groups.append(Group(title, [_cells(run, suite, metric, shared, against) for suite, metric in lines]))
         bars += [cell.bar for row in groups[-1].rows for cell in row if cell.bar]
     ends = [abs(end) for bar in bars for end in (bar.value, *((bar.low, bar.high) if bar.paired else ()))]
     scale = 50 / max(ends) if ends and max(ends) > 0 else 0.0
     kind = "arms both" if len(words(run).others) > 1 else "arms"
-    return PageTable(LABELS[which], [Cell("Measured"), *arm_heads(run), Cell("Images")], groups, kind=kind, scale=scale)
+    return PageTable(LABELS[name], [Cell("Measured"), *arm_heads(run), Cell("Images")], groups, kind=kind, scale=scale)
 
 
 def _table_of(row: Row) -> str:
@@ -55,23 +51,23 @@ def _table_of(row: Row) -> str:
 
 
 def _against(run: Run, has_control: bool) -> str:
-    """The arm that colours and bars compare with."""
+    """Return the baseline of colors and bars."""
     return "finetuned" if has_control or "parent" not in words(run).others else "parent"
 
 
 def _grouped(rows: Sequence[Row]) -> dict[tuple[str, str], dict[tuple[str, str], None]]:
-    """(title, metric of classes) → (suite, metric) of its lines: a group for every suite and of classes for every
-    metric, the other test sets in one.
+    """Return (title, metric of classes) → (suite, metric) of its lines.
 
-    Suites that are not known come before the costs; metrics stand as they were measured.
+    There is a group per suite, per metric of classes, and one for all other test sets. Unknown suites precede costs;
+    metrics keep the order of rows.csv.
     """
     groups: dict[tuple[str, str], dict[tuple[str, str], None]] = {}
-    place = {suite: place for place, suite in enumerate(SUITES)}
-    for row in sorted(worth_a_line(rows), key=lambda row: place.get(row.suite, place["cost"] - 0.5)):
+    order = {suite: index for index, suite in enumerate(SUITES)}
+    for row in sorted(worth_a_line(rows), key=lambda row: order.get(row.suite, order["cost"] - 0.5)):
         if not PER_CORRUPTION.match(row.metric):
             title = f"Other test sets: top-1,{NBSP}%" if row.suite in TEST_SETS else suite_title(row.suite)
-            of_classes = base(row.metric) if PER_CLASS.match(row.metric) else ""
-            groups.setdefault((title, of_classes), {})[row.suite, row.metric] = None
+            class_metric = base(row.metric) if PER_CLASS.match(row.metric) else ""
+            groups.setdefault((title, class_metric), {})[row.suite, row.metric] = None
     return groups
 
 
@@ -85,7 +81,7 @@ def _cells(run: Run, suite: str, metric: str, shared: str, against: str) -> list
         row, value = rows.get(arm), run.value(arm, suite, metric)
         small: tuple[str, ...] = ()
         if row and row.low is not None and row.high is not None and math.isfinite(row.low + row.high):
-            small = (" to ".join(write(name, end, min(digits, 3)) for end in (row.low, row.high)),)  # 3: of a loss
+            small = (" to ".join(write(name, end, min(digits, 3)) for end in (row.low, row.high)),)  # 3 for a loss
         exact = f"{value:,.10g}" if math.isfinite(value) else "not measured"
         cells.append(Cell(write(name, value, digits), small, exact, arm))
     cells += [_difference(run, suite, metric, other, digits, other == against) for other in names.others]
@@ -93,7 +89,7 @@ def _cells(run: Run, suite: str, metric: str, shared: str, against: str) -> list
 
 
 def write(name: str, value: float, digits: int) -> str:
-    """A value of the metric `name`."""
+    """Format a value of the metric `name`."""
     if name == "images_per_second":
         return formats.decimal(value, 0 if value >= 100 else 1)
     if name == "peak_memory":
@@ -102,21 +98,21 @@ def write(name: str, value: float, digits: int) -> str:
 
 
 def _difference(run: Run, suite: str, metric: str, other: str, digits: int, with_bar: bool) -> Cell:
-    """Coloured by the arm that does better; by none for a tie, and where the interval holds 0."""
+    """Return a difference, colored by the better arm unless it is a tie or its interval includes 0."""
     recast, value = (run.value(arm, suite, metric) for arm in ("recast", other))
-    gain, known, paired = recast - value, METRICS.get(base(metric)), run.difference(other, suite, metric)
+    gain, entry, paired = recast - value, METRICS.get(base(metric)), run.difference(other, suite, metric)
     if not math.isfinite(gain):
         return Cell(formats.MISSING)
-    if known and known.is_cost:
+    if entry and entry.is_cost:
         text = formats.share(recast, value, 1) or formats.signed(gain, 0)
     else:
         text = formats.signed(gain, max(digits, 2) if 0 < abs(gain) < 0.05 else digits)
-    lower = known is not None and known.lower_is_better
+    lower = entry is not None and entry.lower_is_better
     better = "" if gain == 0 else "recast" if (gain > 0) != lower else other
     bar: Bar | None = None
     small: tuple[str, ...] = ()
     if with_bar and is_accuracy(metric):
-        # Unpaired: one standard error, as if the arms had seen different images.
+        # without a paired interval: one standard error, as for different images
         rows = [row for arm in ("recast", other) if (row := run.row(arm, suite, metric))]
         variance = sum(row.value * (100 - row.value) / row.n if row.n else 0 for row in rows)
         error = math.sqrt(max(variance, 0))
@@ -130,11 +126,11 @@ def _difference(run: Run, suite: str, metric: str, other: str, digits: int, with
 
 
 def heat_tables(run: Run) -> list[tuple[str, str, PageTable]]:
-    """(suite, arm compared with, top-1 of the recast model and the difference by kind and severity of corruption)."""
+    """Return (suite, baseline, table of top-1 and difference by kind and severity of corruption)."""
     tables = []
     for suite, kinds in run.corruptions.items():
-        metrics = [metric for one in kinds.values() for metric in one.values()]
-        severities = sorted({severity for one in kinds.values() for severity in one}, key=int)
+        metrics = [metric for by_severity in kinds.values() for metric in by_severity.values()]
+        severities = sorted({severity for by_severity in kinds.values() for severity in by_severity}, key=int)
         against = _against(run, any(run.row("finetuned", suite, metric) for metric in metrics))
         gaps = {metric: run.value("recast", suite, metric) - run.value(against, suite, metric) for metric in metrics}
         largest = max((abs(gap) for gap in gaps.values() if math.isfinite(gap)), default=0.0) or 1.0
@@ -144,14 +140,14 @@ def heat_tables(run: Run) -> list[tuple[str, str, PageTable]]:
             for severity in severities:
                 metric = kinds[kind].get(severity, "")
                 gap, paired = gaps.get(metric, math.nan), run.difference(against, suite, metric)
-                known = math.isfinite(gap) and gap != 0
-                known = known and (paired is None or formats.leaves_out_zero(paired.low, paired.high))
+                differs = math.isfinite(gap) and gap != 0
+                differs = differs and (paired is None or formats.leaves_out_zero(paired.low, paired.high))
                 title = f"95 % interval: {formats.interval(paired.low, paired.high)}" if paired else ""
-                by = f"b-{('recast' if gap > 0 else against) if known else ''}"
-                strength = round(55 * abs(gap) / largest) if known else 0
+                kind_of_cell = f"b-{('recast' if gap > 0 else against) if differs else ''}"
+                strength = round(55 * abs(gap) / largest) if differs else 0
                 value = formats.decimal(run.value("recast", suite, metric))
-                rows[-1].append(Cell(value, (formats.signed(gap),), title, by, strength=strength))
+                rows[-1].append(Cell(value, (formats.signed(gap),), title, kind_of_cell, strength=strength))
         name = suite_title(suite, short=True)
-        label, heads = f"Corruption by corruption, {name}", [Cell("Severity"), *map(Cell, severities)]
+        label, heads = f"Results by corruption, {name}", [Cell("Severity"), *map(Cell, severities)]
         tables.append((name, against, PageTable(label, heads, [Group("", rows)], kind="heat")))
     return tables

@@ -1,7 +1,7 @@
-"""A chart: its words, the numbers that it shows, and its picture, for the page or for paper.
+"""Charts: their text, their numbers, and their picture, for the page or for paper.
 
-On the page, place-holder colours become CSS variables, text stays text in the page's font and ids are the picture's
-own: one picture serves light and dark mode, and many share a page. On paper it is dark ink on white.
+On the page, placeholder colors become CSS variables, text keeps the font of the page, and ids are unique: one picture
+serves light and dark mode, and many share a page. On paper a chart is dark ink on white.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ from matplotlib.figure import Figure
 from recast.analysis.records import FourierLine, HeadLine, SimilarityLine
 from recast.lab.records import FrontierLine, PlaneLine
 
-DEPTHS = 9
-"""Steps of the ordered colours, from the first block (or the earliest run) to the last."""
+DEPTHS = 9  # steps of the ordered colors, from the first block (or the earliest run) to the last
 Role = str | float
-"""What is coloured: an arm, "ink", "muted" or "rule"; or a place in an order, from 0 to 1."""
+"""Key of a color: an arm, "ink", "muted" or "rule", or a position in an order, from 0 to 1."""
 
 
 class Palette(dict[str, str]):
-    """The colours of a figure: of the arms, of ink, muted and rule, and of depth0 to depth8."""
+    """The colors of a figure: of the arms, of ink, muted and rule, and of depth0 to depth8."""
 
     def color(self, role: Role) -> str:
         return self[role if isinstance(role, str) else f"depth{min(max(round(role * (DEPTHS - 1)), 0), DEPTHS - 1)}"]
 
 
-# Okabe and Ito's blue and vermilion; the ordered ones are cividis without its lightest end, which paper swallows.
+# Okabe and Ito's blue and vermilion; ordered colors are cividis without its light end, which is invisible on paper
 DEPTH_COLORS = [mpl.colors.to_hex(mpl.colormaps["cividis"](0.88 * place / (DEPTHS - 1))) for place in range(DEPTHS)]
 PAPER = Palette(
     ink="#1d2126",
@@ -47,7 +46,7 @@ PAPER = Palette(
     recast="#d55e00",
     **{f"depth{place}": color for place, color in enumerate(DEPTH_COLORS)},
 )
-# Place-holders for CSS variables: no two alike, none a colour anybody would choose.
+# placeholders for CSS variables: distinct colors that no chart uses
 PAGE = Palette({name: f"#0102{place:02x}" for place, name in enumerate(PAPER, start=3)})
 VARIABLES = {color: f"var(--{name})" for name, color in PAGE.items()}
 
@@ -57,7 +56,7 @@ ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
 
 
 class Hit(NamedTuple):
-    """A point that says its value where the reader points at it."""
+    """A point with a tooltip."""
 
     axes: Axes
     x: float
@@ -66,7 +65,7 @@ class Hit(NamedTuple):
 
 
 Panel = Callable[[Axes, Palette], list[Hit]]
-"""Draws into axes that stand; gives what can be pointed at."""
+"""Draws into existing axes and returns the tooltips."""
 Cells = Sequence[Sequence[Any]]
 Line = FourierLine | FrontierLine | HeadLine | PlaneLine | SimilarityLine
 
@@ -81,30 +80,25 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture of one panel; of several where it has a `layout` of its own."""
+    """A picture of one panel, or of several with a `layout`."""
 
-    name: str
-    """Stem of its files: letters, digits, `-` and `_`."""
+    name: str  # stem of its files: letters, digits, `-` and `_`
     title: str
-    story: str
-    """What is seen, for readers who do not see it."""
+    story: str  # description for screen readers
     columns: Sequence[str]
-    rows: Cells
-    """The numbers behind it, one observation a row."""
+    rows: Cells  # the numbers behind it, one observation per row
     panel: Panel = lambda axes, palette: []
-    size: tuple[float, float] = (4.0, 2.4)
-    """Inches."""
-    right: float = 0.97
-    """Where the panel ends, as a share of the width."""
+    size: tuple[float, float] = (4.0, 2.4)  # inches
+    right: float = 0.97  # right end of the panel as a share of the width
     keys: Sequence[Key] = ()
     note: str = ""
     layout: Callable[[Palette], Figure] | None = None
 
     def draw(self, palette: Palette) -> tuple[Figure, list[Hit]]:
-        """The picture, drawn in the same way for page and paper; called inside `styled`."""
+        """Draw the picture, for page or paper; call inside `styled`."""
         if self.layout is not None:
             return self.layout(palette), []
-        # Fixed margins: a layout engine costs more time than the whole drawing.
+        # fixed margins: a layout engine takes longer than the drawing
         left, bottom = 0.5 / self.size[0], 34 / 72 / self.size[1]
         figure = Figure(self.size)
         axes = figure.add_axes((left, bottom, self.right - left, 0.96 - bottom))
@@ -113,18 +107,18 @@ class Chart:
 
     @cached_property
     def svg(self) -> Markup:
-        """The picture for the page, an <svg> element."""
+        """The picture as an <svg> element of the page."""
         with styled(PAGE, salt=f"{self.story} {self.rows}"):
             return _inline_svg(*self.draw(PAGE), self.story)
 
 
 def lines_table(lines: Sequence[Line]) -> tuple[Sequence[str], Cells]:
-    """The numbers behind a chart of lines of a table, as that table has them."""
+    """Return (columns, rows) of records."""
     return [column.name for column in fields(lines[0])], [astuple(line) for line in lines]
 
 
 def joined(name: str, title: str, charts: Sequence[Chart]) -> Chart:
-    """Several charts of one kind as the panels of one figure, each under its own title."""
+    """Return charts of one kind as the panels of one figure, each with its title."""
     across = min(3, len(charts))
     down = math.ceil(len(charts) / across)
 
@@ -146,10 +140,8 @@ def joined(name: str, title: str, charts: Sequence[Chart]) -> Chart:
 
 @contextmanager
 def styled(palette: Palette, salt: str = "recast") -> Iterator[None]:
-    """Our settings on matplotlib's defaults: a user's own matplotlibrc does not reach the report.
-
-    Charts of different `salt` share no id.
-    """
+    """Apply our settings to matplotlib's defaults, ignoring the user's matplotlibrc. Charts of different `salt` share
+    no id."""
     settings: dict[str, Any] = {
         "svg.fonttype": "none" if palette is PAGE else "path",
         "svg.hashsalt": salt,
@@ -182,15 +174,14 @@ def styled(palette: Palette, salt: str = "recast") -> Iterator[None]:
 
 
 def _inline_svg(figure: Figure, hits: Sequence[Hit], description: str) -> Markup:
-    """The figure as an <svg> element, with an invisible circle for each hit: even without a script the browser shows
-    its text where the reader points."""
+    """Return the figure as an <svg> element with an invisible circle per hit, whose tooltip works without a script."""
     buffer = io.BytesIO()
     figure.savefig(
         buffer, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
     )
     root = ElementTree.fromstring(buffer.getvalue())
     for group in root.iter(f"{SVG}g"):
-        group.attrib.pop("id", None)  # the same in every figure, and nothing refers to it
+        group.attrib.pop("id", None)  # repeated in every figure, and not referenced
     width, height = (72 * side for side in figure.get_size_inches())
     root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": description}
     for hit in hits:

@@ -1,4 +1,4 @@
-"""Charts of accuracy against what it costs: of the arms, and as heads are closed one by one."""
+"""Charts of accuracy against cost: of the arms, and as heads are closed one by one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from recast.files import number
 from recast.lab.records import FrontierLine
 from recast.lab.report import formats
 from recast.lab.report.charts import Chart, joined, lines_table
@@ -26,12 +25,11 @@ COSTS = {
     "seconds": ("training time", formats.duration),
 }
 DENSE = {"segmentation": ("miou", "boundary_iou"), "detection": ("ap", "mask_ap")}
-MOST_NAMED = 6
-"""With more runs than this their names would hide the points."""
+MOST_NAMED = 6  # names of more runs would hide the points
 
 
 def cost_charts(runs: Sequence[Run]) -> dict[str, list[Chart]]:
-    """For each cost that is known, accuracy and robustness against it (T-CNN, Figs. 1 and 2); runs of one data set."""
+    """Return charts of accuracy and robustness by cost (T-CNN, Figs. 1 and 2), for runs of one data set."""
     charts: dict[str, list[Chart]] = {}
     for cost, (suite, metric, title) in product(COSTS, _accuracies(runs)):
         if chart := _cost_chart(runs, cost, suite, metric, title):
@@ -40,63 +38,63 @@ def cost_charts(runs: Sequence[Run]) -> dict[str, list[Chart]]:
 
 
 def cost_figures(charts: Mapping[str, Sequence[Chart]]) -> list[Chart]:
-    """The charts of each cost as one figure."""
+    """Return the charts of each cost as one figure."""
     figures = []
-    for cost, found in charts.items():
-        what = "Top-1" if "top1" in found[0].columns else ", ".join(chart.title for chart in found)
-        figures.append(joined(f"accuracy_{cost}", f"{what}, %, against {COSTS[cost][0]}", found))
+    for cost, panels in charts.items():
+        metrics = "Top-1" if "top1" in panels[0].columns else ", ".join(chart.title for chart in panels)
+        figures.append(joined(f"accuracy_{cost}", f"{metrics}, %, against {COSTS[cost][0]}", panels))
     return figures
 
 
 def _accuracies(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
-    """(suite, metric, title): one number per suite; of an attack at ε = 1/255 as in the paper, or its strongest."""
-    found = [("clean", "top1", "Clean images")]
+    """Return (suite, metric, title), one per suite; attacks at ε = 1/255 as in the paper, else their strongest."""
+    metrics = [("clean", "top1", "Clean images")]
     for suite in of_kind("attack"):
         if strengths := {eps: key for run in runs for eps, key in settings(run, suite).items()}:
             eps = 1.0 if 1.0 in strengths else max(strengths)
-            found.append((*strengths[eps], f"{suite_title(suite, short=True)}, ε = {eps:g}/255"))
-    found += [(suite, "top1/mean", suite_title(suite, short=True)) for suite in CORRUPTIONS]
-    found += [(suite, "top1", suite_title(suite)) for suite in of_kind("test set")]
-    found += [(suite, metric, METRICS[metric].label) for suite, metrics in DENSE.items() for metric in metrics]
-    return [one for one in found if any(row.suite == one[0] for run in runs for row in run.rows)]
+            metrics.append((*strengths[eps], f"{suite_title(suite, short=True)}, ε = {eps:g}/255"))
+    metrics += [(suite, "top1/mean", suite_title(suite, short=True)) for suite in CORRUPTIONS]
+    metrics += [(suite, "top1", suite_title(suite)) for suite in of_kind("test set")]
+    metrics += [(suite, metric, METRICS[metric].label) for suite, names in DENSE.items() for metric in names]
+    measured = {row.suite for run in runs for row in run.rows}
+    return [entry for entry in metrics if entry[0] in measured]
 
 
 def _cost(run: Run, arm: str, cost: str) -> float:
-    """As measured; parameters and MACs else from the plan. Of a parent's own training nothing is known."""
+    """Return the measured cost. Parameters and MACs default to the plan's; a parent's training time is unknown."""
     if cost == "seconds":
         rows = run.control if arm == "finetuned" and not run.is_plain else [] if arm == "parent" else run.metrics
         return sum(row.seconds or 0.0 for row in rows)
-    found = run.value(arm, "cost", cost)
-    if math.isfinite(found) or cost not in {"macs", "parameters"}:
-        return found
-    totals = run.plan.get("totals") or {}
-    return number(totals.get("after" if arm == "recast" else "before", {}).get(cost))
+    value = run.value(arm, "cost", cost)
+    if math.isfinite(value) or cost not in {"macs", "parameters"} or run.plan.totals is None:
+        return value
+    return float(getattr(run.plan.totals.after if arm == "recast" else run.plan.totals.before, cost))
 
 
 def _cost_chart(runs: Sequence[Run], cost: str, suite: str, metric: str, title: str) -> Chart | None:
     label, as_text = COSTS[cost]
     rows, dots, lines = list[tuple[Any, ...]](), list[Series](), list[Series]()
     for run in runs:
-        dots_of_run = []
+        points = []
         for arm in words(run).drawn:
-            row, across = run.row(arm, suite, metric), _cost(run, arm, cost)
-            if row is not None and math.isfinite(row.value) and across > 0:
+            row, x = run.row(arm, suite, metric), _cost(run, arm, cost)
+            if row is not None and math.isfinite(row.value) and x > 0:
                 name = f"{run.name + ', ' if len(runs) > 1 else ''}{words(run).arms.get(arm, arm)}"
-                where = f"{label.partition(',')[0]} {as_text(across)}"
-                dots_of_run.append(Series(name, [Point(across, row.value, row.low, row.high, where)], arm, "points"))
-        if dots_of_run:
-            rows += [(run.name, one.role, suite, *one.points[0][:4]) for one in dots_of_run]
+                place = f"{label.partition(',')[0]} {as_text(x)}"
+                points.append(Series(name, [Point(x, row.value, row.low, row.high, place)], arm, "points"))
+        if points:
+            rows += [(run.name, point.role, suite, *point.points[0][:4]) for point in points]
             end = run.name if 1 < len(runs) <= MOST_NAMED else ""
-            lines.append(Series("", [one.points[0] for one in dots_of_run], "muted", "thin", end))
-            dots += dots_of_run
-    costs = [one.points[0].x for one in dots]
+            lines.append(Series("", [point.points[0] for point in points], "muted", "thin", end))
+            dots += points
+    costs = [dot.points[0].x for dot in dots]
     if len(set(costs)) < 2:
         return None
-    name, column, what = (suite, "top1", ": top-1") if base(metric) == "top1" else (metric, "percent", "")
+    name, column, suffix = (suite, "top1", ": top-1") if base(metric) == "top1" else (metric, "percent", "")
     columns = ("run", "arm", "suite", cost, column, "low", "high")
-    ticks = partial(formats.compact, digits=4) if as_text is formats.compact else as_text  # near ones differ
+    ticks = partial(formats.compact, digits=4) if as_text is formats.compact else as_text  # close values differ
     axis: dict[str, Any] = {"xlabel": label, "xformat": ticks, "log_x": max(costs) > 8 * min(costs), "size": SMALL}
-    subject, keys = f"{title}{what} against {label}", arm_keys(runs[0], [one.role for one in dots])
+    subject, keys = f"{title}{suffix} against {label}", arm_keys(runs[0], [dot.role for dot in dots])
     return series_chart(
         f"cost_{cost}_{name}", title, [*lines, *dots], (columns, rows), subject=subject, unit=" %", keys=keys, **axis
     )
@@ -122,12 +120,12 @@ def frontier(run: Run) -> list[Chart]:
 
 
 def _best(points: Sequence[Point]) -> list[Point]:
-    """Those that no faster one reaches."""
-    found: list[Point] = []
+    """Return the points that no faster one reaches."""
+    front: list[Point] = []
     for point in sorted(points, key=lambda point: (point.x, -point.y)):
-        if not found or point.y > found[-1].y:
-            found.append(point)
-    return found
+        if not front or point.y > front[-1].y:
+            front.append(point)
+    return front
 
 
 def _point(line: FrontierLine, metric: str) -> Point:

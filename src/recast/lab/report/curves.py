@@ -1,4 +1,4 @@
-"""Charts of a run's arms: training, attacks, corruptions, and what is varied at test time."""
+"""Charts of the arms of a run: training, attacks, corruptions, and test-time sweeps."""
 
 from __future__ import annotations
 
@@ -20,42 +20,41 @@ from recast.lab.report.load import Run
 from recast.lab.report.verdict import accuracy
 from recast.lab.suites import CATEGORIES, METRICS, of_kind
 
-MOST_SWITCHES = 24
-"""With more dates than this the lines that mark them would hide the curves."""
+MOST_SWITCHES = 24  # more vertical lines would hide the curves
 MOST_CLASSES = 20
 PERCENT = (0, 102)
 SMALL = (3.5, 2.4)
 Keyed = dict[float, tuple[str, str]]
-"""Place on the horizontal axis → (suite, metric) of rows.csv."""
+"""Position on the horizontal axis → (suite, metric) of rows.csv."""
 
 
 def training_series(run: Run, quantity: str, look: str = "line") -> list[Series]:
-    """The arms by epoch; `quantity` is a field of `Epoch`, or the name of a metric."""
+    """Return the arms by epoch; `quantity` is a field of `Epoch` or the name of a metric."""
     arms = {"finetuned": run.metrics} if run.is_plain else {"finetuned": run.control, "recast": run.metrics}
-    found = []
+    series = []
     for arm, rows in arms.items():
         points = [
             Point(float(row.epoch), number(row.metrics.get(quantity, getattr(row, quantity, None)))) for row in rows
         ]
-        found += [Series(words(run).arms[arm], points, arm, look)] if points else []
-    return found
+        series += [Series(words(run).arms[arm], points, arm, look)] if points else []
+    return series
 
 
 def training(run: Run) -> list[Chart]:
-    """Accuracy and loss by epoch, with a line at every switch: a date's switch comes right after the row before it."""
+    """Return accuracy and loss by epoch, with a vertical line at every switch, which precedes its epoch."""
     if run.epochs == 0:
         return []
     switches = [switch.epoch - 1 for switch in run.switching.switches] if run.switching else []
     marked = switches if len(switches) <= MOST_SWITCHES else []
     axis: dict[str, Any] = {"xlabel": "epoch", "whole_x": True, "switches": marked}
-    reached, label = training_series(run, run.main[1]), run.judged
+    main, label = training_series(run, run.main[1]), run.judged
     losses = {"validation": training_series(run, "val_loss"), "training": training_series(run, "train_loss", "dotted")}
-    rows = [(one.role, part, *point[:2]) for part, found in losses.items() for one in found for point in one.points]
+    rows = [(line.role, part, *p[:2]) for part, series in losses.items() for line in series for p in line.points]
     parent = accuracy(run, "parent") if "parent" in words(run).drawn else math.nan
     before = f"{words(run).arms['parent']}: {formats.percent(parent, 2)}. " if math.isfinite(parent) else ""
     return [
         series_chart(
-            "training_accuracy", f"{label}, %", reached, "epoch", subject=f"{before}{label} by epoch",
+            "training_accuracy", f"{label}, %", main, "epoch", subject=f"{before}{label} by epoch",
             level=(parent, "parent"), unit=" %", **axis,
         ),
         series_chart(
@@ -66,18 +65,18 @@ def training(run: Run) -> list[Chart]:
 
 
 def metrics(run: Run, suite: str, metric: str = "top1") -> dict[str, str]:
-    """Setting → metric, `0.5` → `top1@0.5`, of a suite as far as it was measured, in the file's order."""
+    """Return setting → metric, `0.5` → `top1@0.5`, of the measured rows of a suite, in the order of the file."""
     names = dict.fromkeys(row.metric for row in run.rows if row.suite == suite)
     return {name.partition("@")[2]: name for name in names if name.startswith(f"{metric}@")}
 
 
 def settings(run: Run, suite: str, metric: str = "top1") -> Keyed:
-    """The settings as numbers."""
+    """Return setting → (suite, metric) with settings as numbers."""
     return {float(text): (suite, name) for text, name in metrics(run, suite, metric).items()}
 
 
 def clean_point(run: Run, suite: str) -> Keyed:
-    """Strength 0 of a suite: the clean images, where they were as many."""
+    """Return strength 0 of a suite: the clean images, if their number is the same."""
     counts = [{row.n for row in run.rows if row.suite == name} for name in ("clean", suite)]
     return {0.0: ("clean", "top1")} if counts[0] == counts[1] else {}
 
@@ -86,28 +85,32 @@ def arms_chart(
     run: Run, name: str, title: str, points: Keyed, x: str, place: str = "",
     ticks: Callable[[list[float]], Sequence[float]] | None = None, **options: Any,
 ) -> list[Chart]:  # fmt: skip
-    """The arms over what was measured, with their intervals; no chart where none has two finite values.
+    """Return a chart of the arms with their intervals; none if no arm has two finite values.
 
-    `place` names `x`, as in "{:g} pixels"; `ticks` chooses from the places.
+    Args:
+        points: position → (suite, metric).
+        x: name of the column of positions.
+        place: format of a position in tooltips, as in "{:g} pixels".
+        ticks: choose the ticks from the positions.
     """
     series = []
     for arm in words(run).drawn:
-        known = [
-            Point(at, row.value, row.low, row.high, place.format(at))
-            for at, key in sorted(points.items())
+        line = [
+            Point(position, row.value, row.low, row.high, place.format(position))
+            for position, key in sorted(points.items())
             if (row := run.row(arm, *key)) and math.isfinite(row.value)
         ]
-        if len(known) > 1:
-            series.append(Series(words(run).arms[arm], known, arm))
+        if len(line) > 1:
+            series.append(Series(words(run).arms[arm], line, arm))
     if not series:
         return []
     if ticks is not None:
-        options["xticks"] = {at: f"{at:g}" for at in ticks(sorted({point.x for one in series for point in one.points}))}
+        options["xticks"] = {x: f"{x:g}" for x in ticks(sorted({point.x for line in series for point in line.points}))}
     return [series_chart(name, title, series, x, unit=" %", **options)]
 
 
 def attacks(run: Run) -> list[Chart]:
-    """By the strength of every attack, from the clean images on."""
+    """Return a chart per attack, by its strength."""
     charts = []
     for suite in of_kind("attack"):
         charts += arms_chart(
@@ -119,27 +122,27 @@ def attacks(run: Run) -> list[Chart]:
 
 
 def sweeps(run: Run) -> list[Chart]:
-    """By what is varied at test time."""
+    """Return charts of test resolution, frequencies and neighbors."""
     charts = resolution(run)
     for metric, side in (("low", "below"), ("high", "above")):
         charts += arms_chart(
-            run, f"frequency_{metric}", f"{metric.capitalize()} frequencies alone: top-1, %",
+            run, f"frequency_{metric}", f"{metric.capitalize()} frequencies only: top-1, %",
             settings(run, "frequency", metric), "frequency_pi",
-            xlabel=f"what is {side} this frequency is kept, ×π", ylim=PERCENT,
+            xlabel=f"frequencies {side} this are kept, ×π", ylim=PERCENT,
         )  # fmt: skip
     title, by_k = "k nearest neighbours: top-1, %", settings(run, "knn")
     return charts + arms_chart(run, "knn", title, by_k, "k", ticks=list, xlabel="k", whole_x=True)
 
 
 def resolution(run: Run) -> list[Chart]:
-    """Over the side of square test sizes (T-CNN, Fig. 7); sizes that are not square are told below the chart."""
+    """Return a chart by the side of square test sizes (T-CNN, Fig. 7); other sizes are listed in a note."""
     sizes = _sizes(run)
     note = f"Trained at {run.recipe.data.img_size} pixels." if run.recipe.data.img_size else ""
     for size, metric in sizes.items():
         if size[0] != size[-1]:
-            found = {words(run).arms[arm]: run.value(arm, "resolution", metric) for arm in words(run).drawn}
-            values = ", ".join(f"{name} {formats.decimal(value)} %" for name, value in found.items() if value == value)
-            note += f" {size[0]}×{size[1]} (height × width): {values}."
+            values = {words(run).arms[arm]: run.value(arm, "resolution", metric) for arm in words(run).drawn}
+            text = ", ".join(f"{name} {formats.decimal(value)} %" for name, value in values.items() if value == value)
+            note += f" {size[0]}×{size[1]} (height × width): {text}."
     return arms_chart(
         run, "resolution", "Top-1, % by test resolution", _squares(run), "side", "{:g} pixels", apart,
         xlabel="test size, pixels", note=note.strip(),
@@ -182,7 +185,7 @@ def of_runs(runs: Sequence[Run]) -> list[Chart]:
 
 
 def apart(ticks: Sequence[float]) -> list[float]:
-    """The ticks whose names do not run into each other, the ends among them."""
+    """Return the ticks whose labels do not overlap, including both ends."""
     least, shown = 0.13 * (ticks[-1] - ticks[0]), [ticks[0]]
     for tick in ticks[1:-1]:
         if tick - shown[-1] >= least and ticks[-1] - tick >= least:
@@ -191,22 +194,22 @@ def apart(ticks: Sequence[float]) -> list[float]:
 
 
 def corruptions(run: Run) -> list[Chart]:
-    """Accuracy by severity, a small chart per kind of corruption; severity 0 being the clean images."""
+    """Return accuracy by severity, a small chart per kind of corruption; severity 0 is the clean images."""
     charts = []
     for suite, kind in ((suite, kind) for suite, kinds in run.corruptions.items() for kind in kinds if kind != "mean"):
         points = {float(severity): (suite, metric) for severity, metric in run.corruptions[suite][kind].items()}
-        where = f" · {suite_title(suite, short=True)}" if len(run.corruptions) > 1 else ""
+        suffix = f" · {suite_title(suite, short=True)}" if len(run.corruptions) > 1 else ""
         charts += arms_chart(
-            run, f"severity_{suite}_{kind}", kind.replace("_", " ") + where, clean_point(run, suite) | points,
+            run, f"severity_{suite}_{kind}", kind.replace("_", " ") + suffix, clean_point(run, suite) | points,
             "severity", xlabel="severity (0: clean)", whole_x=True, ylim=PERCENT, size=SMALL,
         )  # fmt: skip
     return charts
 
 
 def relative(run: Run) -> list[Chart]:
-    """100·(recast − other)/other under corruptions by category and by severity (T-CNN, Fig. 3), for each suite.
+    """Return 100·(recast − other)/other by category and by severity of corruptions (T-CNN, Fig. 3), for each suite.
 
-    Intervals are those of the paired difference over the other's accuracy.
+    Intervals are those of the paired difference divided by the accuracy of the other arm.
     """
     charts = []
     for suite in CORRUPTIONS:
@@ -215,19 +218,21 @@ def relative(run: Run) -> list[Chart]:
         if not kinds:
             continue
         parts = {name: [f"top1/{name}"] for name in CATEGORIES if run.row("recast", suite, f"top1/{name}")}
-        what = "category" if parts else "kind"
+        group_by = "category" if parts else "kind"
         parts = parts or {kind: [f"top1/{kind}/{severity}" for severity in severities] for kind in kinds}
         means = {severity: [f"top1/mean/{severity}"] for severity in severities}
         if any(run.row("recast", suite, metrics[0]) is None for metrics in means.values()):
             means = {severity: [f"top1/{kind}/{severity}" for kind in kinds] for severity in severities}
-        for name, groups in ((what, parts), ("severity", means)):
+        for name, groups in ((group_by, parts), ("severity", means)):
             gains = {arm: _gains(run, suite, arm, groups) for arm in reversed(words(run).others)}
-            gains = {arm: one for arm, one in gains.items() if one.points}
+            gains = {arm: bars for arm, bars in gains.items() if bars.points}
             if not gains:
                 continue
             long = max(map(len, groups)) > 9
             ticks = {place: group.replace("_", "\n") if long else group for place, group in enumerate(groups)}
-            rows = [(list(groups)[int(p.x)], arm, p.y, p.low, p.high) for arm, one in gains.items() for p in one.points]
+            rows = [
+                (list(groups)[int(p.x)], arm, p.y, p.low, p.high) for arm, bars in gains.items() for p in bars.points
+            ]
             columns = (name, "against", "relative_improvement_percent", "low", "high")
             title = f"{suite_title(suite, short=True)}: relative improvement, %, by {name}"
             axis: dict[str, Any] = {"xlabel": "" if long else name, "unit": " %", "xticks": ticks}
@@ -250,21 +255,23 @@ def _gains(run: Run, suite: str, against: str, groups: Mapping[str, Sequence[str
 
 
 def planes(run: Run) -> list[Chart]:
-    """Where t-SNE puts the features of the same images in every network."""
+    """Return t-SNE of the features of the same images in every network."""
     charts = []
     for arm in dict.fromkeys(line.model for line in run.plane):
         lines = [line for line in run.plane if line.model == arm]
         title, classes = f"Features: {words(run).arms.get(arm, arm)}", len({line.label for line in lines})
-        story = f"{title}. {len(lines)} images of {classes} classes on a plane by t-SNE."
+        story = f"{title}. t-SNE of {len(lines)} images of {classes} classes."
         panel = partial(_draw_plane, lines=lines, classes=run.classes)
         charts.append(Chart(f"tsne_{arm}", title, story, *lines_table(lines), panel, (3.5, 3.5)))
     return charts
 
 
 def _draw_plane(axes: Axes, palette: Palette, lines: Sequence[PlaneLine], classes: Sequence[str]) -> list[Hit]:
-    """A dot an image, coloured by its class; few classes bear their names, if they are those of the run."""
+    """Draw a dot per image, colored by its class; a few classes are named if they are those of the run."""
     labels = sorted({line.label for line in lines})
-    is_named = len(labels) <= MOST_CLASSES and labels[-1] == len(classes) - 1  # else fine or coarse: others' numbers
+    is_named = (
+        len(labels) <= MOST_CLASSES and labels[-1] == len(classes) - 1
+    )  # else fine or coarse classes with other numbers
     for place, label in enumerate(labels):
         x, y = ([getattr(line, axis) for line in lines if line.label == label] for axis in "xy")
         axes.scatter(x, y, s=7, color=f"C{place}", linewidth=0)

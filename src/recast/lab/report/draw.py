@@ -1,4 +1,4 @@
-"""The two kinds of charts: series as lines, points or bars with intervals, and a heat map."""
+"""Draw charts of series (lines, points or bars with intervals) and heat maps."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from scipy.optimize import isotonic_regression
 from recast.lab.report import formats
 from recast.lab.report.charts import Cells, Chart, Hit, Key, Palette, Role
 
-MARKERS = {"parent": "D", "finetuned": "s", "ink": "s"}
-"""Of a role; others have circles."""
+MARKERS = {"parent": "D", "finetuned": "s", "ink": "s"}  # by role; default circles
 LOOKS: dict[str, dict[str, Any]] = {
     "line": {"linewidth": 2.0, "markersize": 4.2},
     "bare": {"linewidth": 1.5},
@@ -27,33 +26,24 @@ LOOKS: dict[str, dict[str, Any]] = {
     "points": {"linestyle": "none", "markersize": 5.5, "zorder": 3},
     "rings": {"linestyle": "none", "markersize": 7, "markerfacecolor": "none", "markeredgewidth": 1.3, "zorder": 4},
 }
-BARS = {"bars": 1.0, "pale bars": 0.4}
-"""Looks of bars and their opacity."""
-SINGLE = ("points", "rings")
-"""Looks without a line."""
-MOST_MARKED = 30
-"""Longer lines have neither markers nor values to point at."""
-MOST_TICKS = 8
-"""With more than this a chart chooses its own."""
-ALL_LABELLED = 12
-"""With more ends than this only the three highest and the three lowest are named."""
-MOST_NAMED = 16
-"""With more layers than this only every few are named on an axis of a heat map."""
-LETTERS = 48
-"""That have room side by side under an axis."""
-MOST_HITS = 400
-"""Larger heat maps have no values to point at: they are in the table of the folder of figures."""
+BARS = {"bars": 1.0, "pale bars": 0.4}  # looks of bars and their opacity
+SINGLE = ("points", "rings")  # looks without a line
+MOST_MARKED = 30  # longer lines have neither markers nor tooltips
+MOST_TICKS = 8  # with more, matplotlib chooses the ticks
+ALL_LABELLED = 12  # of more ends, only the three highest and the three lowest are labeled
+MOST_NAMED = 16  # of more layers, only every n-th is named on an axis of a heat map
+LETTERS = 48  # that fit side by side under an axis
+MOST_HITS = 400  # larger heat maps have no tooltips; their values are in the folder of figures
 
 
 class Point(NamedTuple):
-    """A value with its interval, drawn as whiskers; None where there is none."""
+    """A value and its interval, drawn as whiskers."""
 
     x: float
     y: float
     low: float | None = None
     high: float | None = None
-    place: str = ""
-    """What `x` is called, where the number does not say it."""
+    place: str = ""  # text for `x`, if not the number
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -64,14 +54,11 @@ class Point(NamedTuple):
 class Series:
     """Points of one kind: a line, single points, or bars."""
 
-    label: str
-    """What it is called where a point says its value; "" where nothing is said."""
+    label: str  # in tooltips and legends; "" for none
     points: Sequence[Point]
     role: Role = "recast"
-    look: str = "line"
-    """One of `LOOKS` or `BARS`."""
-    end: str = ""
-    """A name at its end."""
+    look: str = "line"  # one of `LOOKS` or `BARS`
+    end: str = ""  # label at the last point
 
 
 def series_chart(
@@ -79,39 +66,42 @@ def series_chart(
     note: str = "", size: tuple[float, float] = (4.0, 2.4), right: float = 0.97, keys: Sequence[Key] | None = None,
     **settings: Any,
 ) -> Chart:  # fmt: skip
-    """A chart of series, whose labels are its legend unless `keys` are.
+    """Return a chart of series.
 
-    `table` is (columns, rows) or, of arms, what x is called there; `settings` are those of `draw_series`.
+    Args:
+        table: (columns, rows) of the CSV file; for arms, the name of the column of x.
+        keys: the legend; default the labels of the series.
+        settings: arguments of `draw_series`.
     """
     rows: Cells
     if isinstance(table, str):
         columns: Sequence[str] = ("arm", "label", table, "top1", "low", "high")
-        rows = [(one.role, one.label, *point[:4]) for one in series for point in one.points]
+        rows = [(line.role, line.label, *point[:4]) for line in series for point in line.points]
     else:
         columns, rows = table
     if keys is None:
-        keys = list(dict.fromkeys(Key(one.label, one.role, BARS.get(one.look, 1.0)) for one in series if one.label))
+        keys = list(dict.fromkeys(Key(s.label, s.role, BARS.get(s.look, 1.0)) for s in series if s.label))
     story = in_words(subject or title, series, settings.get("unit", ""), note, settings.get("xlabel", ""))
     panel = partial(draw_series, series=series, **settings)
     return Chart(name, title, story, columns, rows, panel, size, right, keys, note)
 
 
 def in_words(title: str, series: Sequence[Series], unit: str = "", note: str = "", xlabel: str = "epoch") -> str:
-    """A chart in words: where its lines begin and end, and its bars; of curves of one kind the first and the last."""
+    """Describe a chart: the ends of its lines, and its bars; of unlabeled curves the first and the last."""
 
     def value(point: Point) -> str:
         place = point.place or f"{'epoch ' if xlabel == 'epoch' else ''}{point.x:g}"
         return f"{formats.significant(point.y, 4)}{unit} at {place}"
 
-    named = [one for one in series if one.label and one.points]
-    shown = [one for one in named if one.look in ("line", "thick", *BARS) or len(one.points) == 1]
-    each = []
-    for one in shown or [*named[:1], *named[1:][-1:]]:
-        if one.look in ("line", "bare") and len(one.points) > 1:
-            each.append(f"{one.label} from {value(one.points[0])} to {value(one.points[-1])}")
+    labeled = [line for line in series if line.label and line.points]
+    shown = [line for line in labeled if line.look in ("line", "thick", *BARS) or len(line.points) == 1]
+    parts = []
+    for line in shown or [*labeled[:1], *labeled[1:][-1:]]:
+        if line.look in ("line", "bare") and len(line.points) > 1:
+            parts.append(f"{line.label} from {value(line.points[0])} to {value(line.points[-1])}")
         else:
-            each.append(f"{one.label} {', '.join(map(value, one.points))}")
-    return " ".join(part for part in (f"{title}.", f"{'; '.join(each)}." if each else "", note) if part)
+            parts.append(f"{line.label} {', '.join(map(value, line.points))}")
+    return " ".join(part for part in (f"{title}.", f"{'; '.join(parts)}." if parts else "", note) if part)
 
 
 def draw_series(
@@ -131,18 +121,20 @@ def draw_series(
     level: tuple[float, Role] = (math.nan, "muted"),
     switches: Sequence[float] = (),
 ) -> list[Hit]:
-    """Series on one pair of axes.
+    """Draw series on a pair of axes and return their tooltips.
 
-    At `level` lies a dashed line of that role; at each of `switches`, where layers became attention, a light vertical
-    one. `unit` follows the values that a reader points at.
+    Args:
+        unit: appended to values in tooltips.
+        level: (value, role) of a dashed horizontal line.
+        switches: positions of light vertical lines, where layers became attention.
     """
     for edge in switches:
         axes.axvline(edge, color=palette["muted"], linewidth=0.7, alpha=0.55, dashes=(2, 2), zorder=1)
     if math.isfinite(level[0]):
         axes.axhline(level[0], color=palette.color(level[1]), linewidth=1.2, dashes=(4, 3))
-    bars = [one for one in series if one.look in BARS]
-    hits = [hit for one in series if one not in bars for hit in _line(axes, one, palette, xlabel, unit)]
-    hits += [hit for place in range(len(bars)) for hit in _bars(axes, bars, place, palette, unit)]
+    bars = [line for line in series if line.look in BARS]
+    hits = [hit for line in series if line not in bars for hit in _line(axes, line, palette, xlabel, unit)]
+    hits += [hit for index in range(len(bars)) for hit in _bars(axes, bars, index, palette, unit)]
     axes.set_xlabel(xlabel)
     if log_x:
         axes.set_xscale("log")
@@ -156,64 +148,70 @@ def draw_series(
     if xticks is not None and len(xticks) <= MOST_TICKS:
         axes.set_xticks(list(xticks), list(xticks.values()))
     axes.set(xlim=xlim, ylim=ylim)
-    _name_ends(axes, [one for one in series if one.end and math.isfinite(one.points[-1].y)], palette)
+    _label_ends(axes, [line for line in series if line.end and math.isfinite(line.points[-1].y)], palette)
     return hits
 
 
-def _line(axes: Axes, one: Series, palette: Palette, xlabel: str, unit: str) -> list[Hit]:
-    marked = one.look in SINGLE or (one.look == "line" and len(one.points) <= MOST_MARKED)
-    marker = "o" if one.look == "rings" else MARKERS.get(str(one.role), "o") if marked else None
-    color = palette.color(one.role)
-    look = {"zorder": 2.7 if one.role == "recast" else 2.5} | LOOKS[one.look]
-    axes.plot([point.x for point in one.points], [point.y for point in one.points], color=color, marker=marker, **look)
-    for point in one.points if marked else ():
+def _line(axes: Axes, line: Series, palette: Palette, xlabel: str, unit: str) -> list[Hit]:
+    marked = line.look in SINGLE or (line.look == "line" and len(line.points) <= MOST_MARKED)
+    marker = "o" if line.look == "rings" else MARKERS.get(str(line.role), "o") if marked else None
+    color = palette.color(line.role)
+    look = {"zorder": 2.7 if line.role == "recast" else 2.5} | LOOKS[line.look]
+    axes.plot(
+        [point.x for point in line.points], [point.y for point in line.points], color=color, marker=marker, **look
+    )
+    for point in line.points if marked else ():
         if point.interval is not None:
             axes.vlines(point.x, *point.interval, color=color, linewidth=1.2, alpha=0.7, zorder=2.4)
-    pointed_at = one.points if marked else one.points[-1:] if one.look == "bare" else ()
-    return [hit for point in pointed_at for hit in _hit(axes, one, point, point.place or f"{xlabel} {point.x:g}", unit)]
+    pointed_at = line.points if marked else line.points[-1:] if line.look == "bare" else ()
+    return [
+        hit for point in pointed_at for hit in _hit(axes, line, point, point.place or f"{xlabel} {point.x:g}", unit)
+    ]
 
 
-def _hit(axes: Axes, one: Series, point: Point, where: str, unit: str, x: float | None = None) -> list[Hit]:
-    if not one.label or not math.isfinite(point.y):
+def _hit(axes: Axes, line: Series, point: Point, where: str, unit: str, x: float | None = None) -> list[Hit]:
+    if not line.label or not math.isfinite(point.y):
         return []
-    text = f"{one.label}, {where}: {formats.significant(point.y, 4)}{unit}"
+    text = f"{line.label}, {where}: {formats.significant(point.y, 4)}{unit}"
     text += f" ({formats.interval(*point.interval)})" if point.interval else ""
     return [Hit(axes, float(point.x if x is None else x), float(point.y), text)]
 
 
-def _bars(axes: Axes, bars: Sequence[Series], number: int, palette: Palette, unit: str) -> list[Hit]:
-    one, width, hits = bars[number], 0.72 / len(bars), list[Hit]()
-    for point in one.points:
-        x = point.x + (number - (len(bars) - 1) / 2) * width
-        alpha = BARS[one.look]
-        axes.bar(x, point.y, 0.9 * width, color=palette.color(one.role), alpha=alpha, linewidth=0)
+def _bars(axes: Axes, bars: Sequence[Series], index: int, palette: Palette, unit: str) -> list[Hit]:
+    line, width, hits = bars[index], 0.72 / len(bars), list[Hit]()
+    for point in line.points:
+        x = point.x + (index - (len(bars) - 1) / 2) * width
+        alpha = BARS[line.look]
+        axes.bar(x, point.y, 0.9 * width, color=palette.color(line.role), alpha=alpha, linewidth=0)
         if point.interval is not None:
             axes.vlines(x, *point.interval, color=palette["ink"], linewidth=1.1)
-        hits += _hit(axes, one, point, point.place, unit, x)
+        hits += _hit(axes, line, point, point.place, unit, x)
     axes.axhline(0, color=palette["ink"], linewidth=0.9)
     axes.tick_params(axis="x", length=0)
     return hits
 
 
-def _name_ends(axes: Axes, series: Sequence[Series], palette: Palette) -> None:
-    """The name of each series right of its end, moved apart where they would overlap; the outermost six of many."""
+def _label_ends(axes: Axes, series: Sequence[Series], palette: Palette) -> None:
+    """Write the label of each series at its end, moved apart to avoid overlap; the outermost six of many."""
     low, high = axes.get_ylim()
-    order = sorted(series, key=lambda one: one.points[-1].y)
+    order = sorted(series, key=lambda line: line.points[-1].y)
     if len(order) > ALL_LABELLED:
         order = order[:3] + order[-3:]
     height = axes.bbox.height / axes.get_figure(root=True).dpi * 72  # type: ignore[union-attr]
-    places = spread([(one.points[-1].y - low) / (high - low) for one in order], 8.6 / height)
-    for one, place in zip(order, places, strict=True):
-        line = {"arrowstyle": "-", "color": palette.color(one.role), "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
+    places = spread([(line.points[-1].y - low) / (high - low) for line in order], 8.6 / height)
+    for line, place in zip(order, places, strict=True):
+        arrow = {"arrowstyle": "-", "color": palette.color(line.role), "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
         axes.annotate(
-            one.end, one.points[-1][:2], xytext=(13, place), textcoords=("offset points", "axes fraction"),
-            va="center_baseline", fontsize=7.2, color=palette["muted"], annotation_clip=False, arrowprops=line,
+            line.end, line.points[-1][:2], xytext=(13, place), textcoords=("offset points", "axes fraction"),
+            va="center_baseline", fontsize=7.2, color=palette["muted"], annotation_clip=False, arrowprops=arrow,
         )  # fmt: skip
 
 
 def spread(positions: Sequence[float], gap: float) -> list[float]:
-    """Ascending positions, moved as little as can be (least squares) so that neighbours are `gap` apart, within 0..1:
-    isotonic regression of what is left of them less `gap` per place."""
+    """Move ascending positions in 0..1 as little as possible (least squares) so that neighbors are `gap` apart.
+
+    This is an isotonic regression of the positions minus `gap` times their index.
+    """
     if not positions:
         return []
     flat = isotonic_regression([position - place * gap for place, position in enumerate(positions)]).x
@@ -224,8 +222,7 @@ def spread(positions: Sequence[float], gap: float) -> list[float]:
 def draw_heat_map(
     axes: Axes, palette: Palette, values: np.ndarray, columns: Sequence[str], rows: Sequence[str], a: str, b: str
 ) -> list[Hit]:
-    """Values from 0 to 1, the first row at the bottom, with a scale of colours beside it."""
-    # Colours of its own: a map is read by its scale, which goes with it, on light and dark pages alike.
+    """Draw values from 0 to 1, the first row at the bottom, with a color bar; the colors are the same in dark mode."""
     image = axes.imshow(values, cmap="cividis", vmin=0, vmax=1, origin="lower", interpolation="none", aspect="auto")
     axes.set_position((0.25, 0.25, 0.62, 0.68))
     for set_ticks, names, turn in ((axes.set_xticks, columns, 90), (axes.set_yticks, rows, 0)):
@@ -245,18 +242,17 @@ def draw_heat_map(
 
 
 def layer_ticks(names: Sequence[str]) -> dict[float, str]:
-    """Names of layers under an axis, the last part on a line of its own but for a number; only every few, so that none
-    run together."""
+    """Return names of layers for an axis, the last component on its own line; only every n-th, to avoid overlap."""
 
     def lines(name: str) -> list[str]:
         first, _, last = name.rpartition(".")
         return [shortened(part, 12) for part in ((name,) if last.isdecimal() else (first, last)) if part]
 
     parts = list(map(lines, names))
-    step = math.ceil(len(names) * (max(len(part) for found in parts for part in found) + 1) / LETTERS)
+    step = math.ceil(len(names) * (max(len(part) for texts in parts for part in texts) + 1) / LETTERS)
     return {float(place): "\n".join(parts[place]) for place in range(0, len(names), step)}
 
 
 def shortened(name: str, most: int) -> str:
-    """The end of a layer's name, which tells layers apart."""
+    """Shorten the name of a layer to its end, which distinguishes layers."""
     return name if len(name) <= most else f"…{name[1 - most :]}"

@@ -1,8 +1,8 @@
-"""The folder of figures: every chart as SVG and PNG for paper, the numbers behind it as CSV, and tables to cite.
+"""Write a folder of figures: every chart as SVG and PNG for paper, its numbers as CSV, and tables.
 
-DIR/index.csv                     file, run, title and description of every figure; it marks the folder as ours
-DIR/NAME.svg .png .csv            figures of all runs together, and of a single run
-DIR/runN-RUN/NAME.svg .png .csv   figures of one of several runs; dataN-DATA/ of the runs of one of several data sets
+DIR/index.csv                     file, run, title and description of every figure; identifies the folder
+DIR/NAME.svg .png .csv            figures of all runs together, or of a single run
+DIR/runN-RUN/NAME.svg .png .csv   figures of one of several runs; dataN-DATA/ for one of several data sets
 DIR/tables.csv tables.md tables.tex    every number of the arms, with intervals
 """
 
@@ -29,30 +29,26 @@ from recast.tables import write_csv
 
 INDEX = "index.csv"
 HEADER = ("file", "run", "title", "description")
-COLUMNS = ("run", "suite", "dataset", "metric", "quantity", "value", "low", "high", "n")
-"""quantity: an arm, or a difference such as recast-finetuned."""
+COLUMNS = ("run", "suite", "dataset", "metric", "quantity", "value", "low", "high", "n")  # quantity: arm or recast-ARM
 DPI = 200
 
 
 def check_folder(folder: Path) -> None:
-    """Raise RecastError unless figures may be written to `folder`: it is new, empty, or holds figures of ours."""
+    """Raise RecastError unless `folder` is new, empty, or holds figures of an earlier report."""
     if not folder.exists():
         if not folder.resolve().parent.is_dir():
-            raise RecastError(f"the folder for the figures' folder does not exist: {folder.resolve().parent}")
+            raise RecastError(f"cannot create {folder}: {folder.resolve().parent} does not exist")
         return
     if not folder.is_dir():
-        raise RecastError(f"figures need a folder, got the file {folder}: choose another name")
+        raise RecastError(f"--figures must be a folder, got the file {folder}")
     index = folder / INDEX
     is_ours = index.is_file() and index.read_bytes().startswith(",".join(HEADER).encode())
     if any(folder.iterdir()) and not is_ours:
-        raise RecastError(f"{folder} holds other files than figures of recast report: choose a new or an empty folder")
+        raise RecastError(f"{folder} holds files that recast report did not write: choose a new or empty folder")
 
 
 def write_figures(folder: Path, runs: Sequence[Part], groups: Sequence[Part]) -> None:
-    """Write every figure and table.
-
-    All is written beside the folder first, then takes its name: a failure leaves older figures alone.
-    """
+    """Write every figure and table to a temporary folder and rename it, so that a failure keeps older figures."""
     target = folder.resolve()
     try:
         with TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
@@ -79,7 +75,7 @@ def write_figures(folder: Path, runs: Sequence[Part], groups: Sequence[Part]) ->
 
 
 def _placed(runs: Sequence[Part], groups: Sequence[Part]) -> Iterator[tuple[str, Part]]:
-    """The groups and the runs with their folders, which are numbered as on the page."""
+    """Yield groups and runs with their folders, numbered as on the page."""
     for parts in (groups, runs):
         for part in parts:
             name = part["run"].name if "run" in part else part["data"]
@@ -87,7 +83,7 @@ def _placed(runs: Sequence[Part], groups: Sequence[Part]) -> Iterator[tuple[str,
 
 
 def write_chart(path: Path, chart: Chart) -> None:
-    """Write `path` with .svg, .png and .csv: dark ink on white, the title and the legend above."""
+    """Write a chart as .svg, .png and .csv: dark ink on white, title and legend on top."""
     path.parent.mkdir(exist_ok=True)
     with styled(PAPER):
         figure, _ = chart.draw(PAPER)
@@ -111,7 +107,7 @@ def write_chart(path: Path, chart: Chart) -> None:
 
 
 def _write_tables(folder: Path, runs: Sequence[Run]) -> None:
-    """Every row of rows.csv and differences.csv as tidy CSV, and the tables of the page as Markdown and LaTeX."""
+    """Write rows.csv and differences.csv as tidy CSV, and the tables of the page as Markdown and LaTeX."""
     write_csv(folder / "tables.csv", COLUMNS, _written(tidy(runs)))
     texts: dict[str, list[str]] = {"tables.md": [], "tables.tex": []}
     for run in runs:
@@ -124,7 +120,7 @@ def _write_tables(folder: Path, runs: Sequence[Run]) -> None:
 
 
 def tidy(runs: Sequence[Run]) -> Cells:
-    """Every row of rows.csv and differences.csv; a difference that was not measured as one has no interval."""
+    """Return all rows and differences; a difference that was not measured in pairs has no interval."""
     rows = []
     for run in runs:
         for row in run.rows:
@@ -144,6 +140,6 @@ def _stem(name: str) -> str:
 
 
 def _written(rows: Cells) -> Iterator[list[object]]:
-    """As in every CSV file of a run: "true" and "false"; nothing where there is no number."""
+    """Convert cells as in the CSV files of a run: "true", "false", and an empty cell for NaN."""
     for row in rows:
         yield [str(cell).lower() if isinstance(cell, bool) else "" if cell != cell else cell for cell in row]

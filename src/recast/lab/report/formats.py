@@ -1,4 +1,4 @@
-"""How numbers are written: a true minus sign, thin grouping, NaN as an en dash."""
+"""Format numbers as text: a true minus sign, grouped thousands, NaN as an en dash."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from itertools import product
 
 MISSING = "–"
-NBSP = "\u00a0"
-"""Keeps a number and its unit on one line."""
+NBSP = "\u00a0"  # keeps a number and its unit on one line
 
 
 def decimal(value: float, digits: int = 1) -> str:
@@ -19,13 +18,13 @@ def decimal(value: float, digits: int = 1) -> str:
 
 
 def signed(value: float, digits: int = 1) -> str:
-    """A difference: always with its sign, zero without one."""
+    """Format a difference with its sign; zero has none."""
     text = decimal(value, digits)
     return f"+{text}" if value > 0 and text.strip("0.") else text
 
 
 def points(value: float) -> str:
-    """A difference in percentage points: one digit, two where one would hide it."""
+    """Format a difference in percentage points with one digit, or two if one would hide it."""
     return decimal(value, 2 if 0 < abs(value) < 0.095 else 1)
 
 
@@ -34,13 +33,13 @@ def percent(value: float, digits: int = 1) -> str:
 
 
 def share(new: float, old: float, digits: int = 0) -> str:
-    """By how much of `old` it is more, in percent; "" where that is not known."""
-    known = math.isfinite(new) and math.isfinite(old) and old != 0
-    return f"{signed(100 * (new - old) / old, digits)}{NBSP}%" if known else ""
+    """Format the relative change from `old` to `new` in percent; "" if it is undefined."""
+    defined = math.isfinite(new) and math.isfinite(old) and old != 0
+    return f"{signed(100 * (new - old) / old, digits)}{NBSP}%" if defined else ""
 
 
 def significant(value: float, digits: int = 2) -> str:
-    """A number of any size: 0.19, 0.00014, 9.1e−6."""
+    """Format a number of any magnitude: 0.19, 0.00014, 9.1e−6."""
     if not math.isfinite(value):
         return MISSING
     mantissa, e, exponent = f"{abs(value):.{digits}g}".partition("e")
@@ -48,7 +47,7 @@ def significant(value: float, digits: int = 2) -> str:
 
 
 def compact(value: float, digits: int | None = None) -> str:
-    """12,345,678 as 12.3 M, or with so many significant digits."""
+    """Format 12,345,678 as 12.3 M, or with `digits` significant digits."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if math.isfinite(value) and float(f"{abs(value):.{digits or 4}g}") >= size:  # 999,960 is 1.00 M
             places = 1 + (abs(value) < 9.995 * size)
@@ -58,7 +57,7 @@ def compact(value: float, digits: int | None = None) -> str:
 
 
 def memory(value: float) -> str:
-    """Bytes in binary units."""
+    """Format bytes in binary units."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if math.isfinite(value) and abs(value) >= size:
             return f"{decimal(value / size)}{NBSP}{unit}"
@@ -66,7 +65,7 @@ def memory(value: float) -> str:
 
 
 def error(value: float) -> str:
-    """A relative error: 0, 3e−7, 0.79."""
+    """Format a relative error: 0, 3e−7, 0.79."""
     return significant(value, 2 if value >= 0.001 else 1) if math.isfinite(value) else "not finite"
 
 
@@ -81,7 +80,7 @@ def duration(seconds: float) -> str:
 
 
 def interval(low: float, high: float, digits: int = 1) -> str:
-    """`93.1 to 97.4`."""
+    """Format an interval as `93.1 to 97.4`."""
     return f"{decimal(low, digits)} to {decimal(high, digits)}"
 
 
@@ -89,23 +88,25 @@ ARROWS = dict(zip(product((-1, 0, 1), repeat=2), "↖↑↗←•→↙↓↘", 
 
 
 def tap(down: int, right: int) -> str:
-    """The name of the head whose kernel tap lies `down` rows and `right` columns from the query: an arrow, the middle's
-    dot, or both numbers. The pages of `recast explain` say it alike (`assets/words.js`)."""
+    """Return the name of the tap `down` rows and `right` columns from the query: an arrow, a dot, or both numbers.
+
+    The pages of `recast explain` use the same names (`assets/words.js`).
+    """
     return ARROWS.get((down, right)) or f"{down},{right}".replace("-", "−")
 
 
 def leaves_out_zero(low: float, high: float, digits: int = 1) -> bool:
-    """The interval as it is written: one that ends at `0.0` does not leave out 0."""
+    """Return True if the interval excludes 0 as printed: one that ends at `0.0` does not."""
     return round(low, digits) > 0 or round(high, digits) < 0
 
 
 def mean_range(values: Sequence[float]) -> str:
-    """`1.38 (0.54 to 1.80)`: the mean, the smallest and the largest of those that are finite."""
-    known = [value for value in values if math.isfinite(value)]
-    if not known:
+    """Format mean, smallest and largest of the finite values as `1.38 (0.54 to 1.80)`."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
         return MISSING
-    mean = decimal(sum(known) / len(known), 2)
-    return f"{mean} ({interval(min(known), max(known), 2)})" if min(known) < max(known) else mean
+    mean = decimal(sum(finite) / len(finite), 2)
+    return f"{mean} ({interval(min(finite), max(finite), 2)})" if min(finite) < max(finite) else mean
 
 
 def plural(count: int, noun: str) -> str:

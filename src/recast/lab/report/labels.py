@@ -1,4 +1,4 @@
-"""What things are called: the arms of a run, suites and metrics (`recast.lab.suites` has their names)."""
+"""Labels of the arms of a run, of suites and of metrics (from `recast.lab.suites`)."""
 
 from __future__ import annotations
 
@@ -15,92 +15,86 @@ from recast.lab.suites import METRICS, PER_CORRUPTION, SUITES, base, of_kind
 
 @dataclass(frozen=True)
 class Words:
-    """A trained parent that is recast and a network that is recast while it learns have different names."""
+    """Names of the arms, which depend on whether a trained parent or a network in training is recast."""
 
-    arms: dict[str, str]
-    """Of legends and the heads of columns."""
-    control: str
-    """The arm `finetuned` in a sentence."""
-    parent: str
-    """The arm `parent` in a sentence."""
-    comparison: str
-    """The three arms, for the reader of the table."""
-    others: tuple[str, ...] = ("parent", "finetuned")
-    """The arms that the recast one is compared with."""
+    arms: dict[str, str]  # in legends and heads of columns
+    control: str  # the arm `finetuned` in a sentence
+    parent: str  # the arm `parent` in a sentence
+    comparison: str  # description of the arms above the table
+    others: tuple[str, ...] = ("parent", "finetuned")  # baselines of the recast arm
 
     @property
     def drawn(self) -> list[str]:
-        """The arms of charts: a parent that is nothing to compare with is left out."""
+        """The arms shown in charts; the parent only if it is a baseline."""
         return [arm for arm in self.arms if arm != "parent" or arm in self.others]
 
 
 PARENT = Words(
     arms=ARMS,
     control="the parent fine-tuned the same way",
-    parent="the parent as it was",
-    comparison="The network as it was, the same network trained on in the same way, and the recast one. Only the "
-    "comparison with the fine-tuned one shows what attention adds: training on alone changes a network too.",
+    parent="the parent before fine-tuning",
+    comparison="The original network, the same network fine-tuned, and the recast network fine-tuned in the same way. "
+    "Only the comparison with the fine-tuned parent shows what attention adds: fine-tuning alone has an effect too.",
 )
 UNTAUGHT = (
-    "The network as it was, the same network trained on in the same way, and the recast one. The parent as it was is "
-    "nothing to compare with here: {}. The difference to the fine-tuned one shows what attention adds."
+    "The original network, the same network fine-tuned, and the recast network fine-tuned in the same way. The "
+    "original is no baseline here: {}. The difference to the fine-tuned parent shows the effect of attention."
 )
 FROM_START = Words(
     arms={"parent": "Before training", "finetuned": "Convolution only", "recast": "Recast"},
     control="the same network trained the same way as a convolution",
     parent="the network before training",
-    comparison="The network before training, the same one trained the same way as a convolution from the first epoch "
-    "to the last, and the one recast on the way: the difference between the last two is what attention adds.",
+    comparison="The network before training, the same network trained as a convolution throughout, and the network "
+    "recast during training. The difference between the last two is the effect of attention.",
     others=("finetuned",),
 )
 PLAIN = replace(
     PARENT,
     arms={"finetuned": "Network"},
-    comparison="This run recast nothing: there is one arm, the network as it was trained.",
+    comparison="This run recast nothing: its only arm is the trained network.",
     others=(),
 )
 
 
 def words(*runs: Run) -> Words:
-    """The words for a run, or for a table over several: those of a trained parent unless no run has one."""
+    """Return the words for one or several runs: those for a trained parent if any run has one."""
     recast = [run for run in runs if not run.is_plain]
     if not recast:
         return PLAIN
     if all(map(learns_from_start, recast)):
         return FROM_START
-    why = next((run.untaught for run in recast if run.untaught), "")
-    return replace(PARENT, others=("finetuned",), comparison=UNTAUGHT.format(why)) if why else PARENT
+    reason = next((run.untaught for run in recast if run.untaught), "")
+    return replace(PARENT, others=("finetuned",), comparison=UNTAUGHT.format(reason)) if reason else PARENT
 
 
 def learns_from_start(run: Run) -> bool:
-    """The run is recast during the training that it starts with: its parent holds nobody's weights but its own."""
+    """Return True if a run trains from scratch and is recast during training."""
     return run.is_scheduled and has_new_parent(run.recipe, run.path)
 
 
 def arm_keys(run: Run, arms: Collection[object] = ARMS) -> list[Key]:
-    """The legend of a chart of arms."""
+    """Return the legend of a chart of arms."""
     return [Key(name, arm) for arm, name in words(run).arms.items() if arm in arms]
 
 
 TEST_SETS = of_kind("test set")
-CORRUPTIONS = tuple(reversed(of_kind("corruption")))
-"""What is shown first where several were measured comes first."""
+CORRUPTIONS = tuple(reversed(of_kind("corruption")))  # the first one measured is shown first
 
 
 def suite_title(suite: str, short: bool = False) -> str:
-    """The name of a suite; of one that is not known, its own."""
-    known = SUITES.get(suite)
-    return suite if known is None else known.title if short else known.label
+    """Return the label of a suite, or its short title; an unknown suite is its own label."""
+    entry = SUITES.get(suite)
+    return suite if entry is None else entry.title if short else entry.label
 
 
 def metric_label(metric: str) -> str:
-    """`Top-1, %`."""
-    known = METRICS.get(metric)
-    return metric if known is None else f"{known.label},{NBSP}%" if known.unit == "%" else known.label
+    """Return the label of a metric with its unit: `Top-1, %`."""
+    entry = METRICS.get(metric)
+    return metric if entry is None else f"{entry.label},{NBSP}%" if entry.unit == "%" else entry.label
 
 
 def measured(suite: str, metric: str, shared: str = "") -> str:
-    """What a number of a suite is of: `Top-1, %, ε = 1/255`; where a heading has the metric's name, it is `shared`."""
+    """Return the label of a row: `Top-1, %, ε = 1/255`; without the metric if the heading has it (`shared`)."""
     name, _, setting = metric.partition("@")
     first, _, detail = name.partition("/")
     if suite in TEST_SETS:
@@ -112,21 +106,21 @@ def measured(suite: str, metric: str, shared: str = "") -> str:
         setting = SUITES[suite].setting.format(setting)
     if suite == "frequency":
         return f"{'below' if first == 'low' else 'above'} {setting}"
-    if found := PER_CORRUPTION.match(metric):
-        detail = f"{found['kind'].replace('_', ' ')} at severity {found['severity']}"
+    if match := PER_CORRUPTION.match(metric):
+        detail = f"{match['kind'].replace('_', ' ')} at severity {match['severity']}"
     label = "" if first == shared else metric_label(first)
     parts = [label, "mean of all" if detail == "mean" else detail, setting.replace(" ", NBSP)]
     return ", ".join(part for part in parts if part)
 
 
 def in_suite(suite: str, metric: str) -> str:
-    """The same with the name of the suite."""
-    found = measured(suite, metric)
-    return found if suite in TEST_SETS else f"{suite_title(suite)}: {found}"
+    """Return the label of a row with its suite."""
+    label = measured(suite, metric)
+    return label if suite in TEST_SETS else f"{suite_title(suite)}: {label}"
 
 
 def glossary(runs: Sequence[Run]) -> dict[str, str]:
-    """The meaning of every metric and suite that was measured."""
+    """Return the meaning of every metric and suite that was measured."""
     rows = [row for run in runs for row in worth_a_line(run.rows)]
     suites = dict.fromkeys(row.suite for row in rows if row.suite in SUITES)
     metrics = dict.fromkeys(name for row in rows if (name := base(row.metric)) in METRICS)
@@ -135,10 +129,10 @@ def glossary(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def worth_a_line(rows: Sequence[Row]) -> list[Row]:
-    """Without the share of images that gave an attack no gradient, where it is none."""
+    """Return the rows without the share of images that gave an attack no gradient, if it is 0."""
     masked = any(row.metric == "no_gradient" and row.value > 0 for row in rows)
     return [row for row in rows if masked or row.metric != "no_gradient"]
 
 
 def is_accuracy(metric: str) -> bool:
-    return (known := METRICS.get(base(metric))) is not None and known.is_accuracy
+    return (entry := METRICS.get(base(metric))) is not None and entry.is_accuracy

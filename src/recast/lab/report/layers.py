@@ -1,4 +1,4 @@
-"""Charts of a network's layers: frequencies, attention distances, similarity, and the gates of every head."""
+"""Charts of the layers of a network: frequencies, attention distances, similarity, and gates of every head."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Blocks = Mapping[str, Sequence[FourierLine]]
 
 
 def _blocks(run: Run, arm: str) -> Blocks:
-    """Block → its curve, in the network's order."""
+    """Return the curve of every block, in the order of the network."""
     blocks: dict[str, list[FourierLine]] = {}
     for line in sorted(run.fourier, key=lambda line: (line.index, line.frequency)):
         if line.model == arm and math.isfinite(line.delta_log_amplitude):
@@ -40,7 +40,7 @@ def _blocks(run: Run, arm: str) -> Blocks:
 
 
 def fourier_charts(run: Run) -> list[Chart]:
-    """A chart of curves per arm, on one scale."""
+    """Return a chart of curves per arm, on one scale."""
     arms = {arm: blocks for arm in ARMS if (blocks := _blocks(run, arm))}
     deltas = [line.delta_log_amplitude for blocks in arms.values() for curve in blocks.values() for line in curve]
     if not deltas:
@@ -51,7 +51,7 @@ def fourier_charts(run: Run) -> list[Chart]:
     charts = []
     for arm, blocks in arms.items():
         series = [
-            Series(name, [Point(one.frequency, one.delta_log_amplitude) for one in curve], curve[0].depth, "bare")
+            Series(name, [Point(p.frequency, p.delta_log_amplitude) for p in curve], curve[0].depth, "bare")
             for name, curve in blocks.items()
         ]
         table = lines_table([line for curve in blocks.values() for line in curve])
@@ -62,7 +62,7 @@ def fourier_charts(run: Run) -> list[Chart]:
 
 
 def depth_charts(run: Run) -> list[Chart]:
-    """The arms by depth, a chart for each frequency of `AT` (PRS, Fig. 2)."""
+    """Return a chart of the arms by depth for each frequency of `AT` (PRS, Fig. 2)."""
     deep = {arm: blocks for arm in ARMS if len(blocks := _blocks(run, arm)) > 1}
     charts = []
     for end, (frequency, at) in AT.items() if deep else ():
@@ -73,21 +73,21 @@ def depth_charts(run: Run) -> list[Chart]:
 
 
 def joint_fourier(runs: Sequence[Run]) -> list[Chart]:
-    """The recast networks of several runs by depth, in order of how early they were recast (PRS, Fig. 3)."""
-    found = []
+    """Return the recast networks of several runs by depth, ordered by when they were recast (PRS, Fig. 3)."""
+    curves = []
     for run in runs:
         switches = run.switching.switches if run.switching else []
         first = switches[0].epoch if switches else math.inf if run.is_scheduled else 0
         if len(blocks := _blocks(run, "recast")) > 1:
-            found.append((run, first, blocks))
-    found.sort(key=lambda one: -one[1])
+            curves.append((run, first, blocks))
+    curves.sort(key=lambda entry: -entry[1])
     charts = []
-    for name, (frequency, at) in AT.items() if len(found) > 1 else ():
+    for name, (frequency, at) in AT.items() if len(curves) > 1 else ():
         series, rows = [], list[tuple[Any, ...]]()
-        for place, (run, first, blocks) in enumerate(found):
+        for place, (run, first, blocks) in enumerate(curves):
             when = "before training" if first == 0 else "never" if math.isinf(first) else f"from epoch {first}"
             label = f"{run.name}, {when if when == 'never' else f'recast {when}'}"
-            series.append(_by_depth(label, blocks, frequency, place / (len(found) - 1), run.name))
+            series.append(_by_depth(label, blocks, frequency, place / (len(curves) - 1), run.name))
             rows += [(run.name, when, *astuple(line)) for line in _lines(blocks, frequency)]
         columns = ("run", "when_recast", *(column.name for column in fields(FourierLine)))
         title = f"{YLABEL} at {at}, by depth"
@@ -96,7 +96,7 @@ def joint_fourier(runs: Sequence[Run]) -> list[Chart]:
 
 
 def _lines(blocks: Blocks, frequency: float) -> list[FourierLine]:
-    """The point of every block's curve that is nearest to a frequency."""
+    """Return the point of every block's curve that is nearest to a frequency."""
     return [min(curve, key=lambda line: abs(line.frequency - frequency)) for curve in blocks.values()]
 
 
@@ -106,7 +106,7 @@ def _by_depth(label: str, blocks: Blocks, frequency: float, role: str | float, e
 
 
 def distance_charts(run: Run) -> list[Chart]:
-    """Mean attention distance of every head by depth at the end; by epoch too where kept checkpoints were measured."""
+    """Return the mean attention distance of every head by depth, and by epoch if saved checkpoints were measured."""
     layers = last_heads(run)
     if not layers:
         return []
@@ -121,11 +121,11 @@ def distance_charts(run: Run) -> list[Chart]:
         Series("Attention", dots[False], look="points"),
         Series("Still its convolution", dots[True], look="rings"),
     ]
-    highest = max((point.y for found in dots.values() for point in found if math.isfinite(point.y)), default=0.0)
+    highest = max((dot.y for points in dots.values() for dot in points if math.isfinite(dot.y)), default=0.0)
     by_depth = series_chart(
         "distance_depth", "Mean attention distance, pixels, by layer, input at the left", series,
         lines_table([head for heads in layers.values() for head in heads]),
-        note="A ring is a head that is still its convolution; the dark line is the mean of a layer.",
+        note="Rings are heads that still equal their convolution; the dark line is the mean of each layer.",
         unit=" pixels", keys=[Key("a head", "recast")], xticks=layer_ticks(list(layers)),
         xlim=(-0.5, len(layers) - 0.5), ylim=(0, 1.08 * highest or 1),
     )  # fmt: skip
@@ -133,8 +133,8 @@ def distance_charts(run: Run) -> list[Chart]:
 
 
 def _mean(heads: Sequence[HeadLine]) -> float:
-    known = [head.distance for head in heads if head.distance is not None]
-    return sum(known) / len(known) if known else math.nan
+    distances = [head.distance for head in heads if head.distance is not None]
+    return sum(distances) / len(distances) if distances else math.nan
 
 
 def _distance_by_epoch(run: Run) -> list[Chart]:
@@ -143,11 +143,11 @@ def _distance_by_epoch(run: Run) -> list[Chart]:
     for head in heads:
         epoch = run.epochs if head.epoch is None else head.epoch
         by_layer.setdefault(head.layer, {}).setdefault(epoch, []).append(head)
-    if len({epoch for found in by_layer.values() for epoch in found}) < 2:
+    if len({epoch for epochs in by_layer.values() for epoch in epochs}) < 2:
         return []
     series = [
-        Series(layer, [Point(epoch, _mean(found[epoch])) for epoch in sorted(found)], place / max(len(by_layer) - 1, 1))
-        for place, (layer, found) in enumerate(by_layer.items())
+        Series(layer, [Point(epoch, _mean(epochs[epoch])) for epoch in sorted(epochs)], i / max(len(by_layer) - 1, 1))
+        for i, (layer, epochs) in enumerate(by_layer.items())
     ]
     return [
         series_chart(
@@ -158,27 +158,27 @@ def _distance_by_epoch(run: Run) -> list[Chart]:
 
 
 def similarity_charts(run: Run) -> list[Chart]:
-    """How alike the layers of two arms are, linear CKA: a map for each pair of arms that was compared."""
+    """Return the linear CKA of the layers of two arms: a heat map for each pair of arms."""
     pairs = list(dict.fromkeys((line.model_a, line.model_b) for line in run.cka))
-    pairs.sort(key=lambda pair: (pair[0] == pair[1], "recast" not in pair))  # what was asked for first
+    pairs.sort(key=lambda pair: (pair[0] == pair[1], "recast" not in pair))  # pairs with the recast arm first
     charts = []
     for first, second in pairs:
-        found = [line for line in run.cka if (line.model_a, line.model_b) == (first, second)]
+        lines = [line for line in run.cka if (line.model_a, line.model_b) == (first, second)]
         a, b = (words(run).arms.get(arm, arm) for arm in (first, second))
-        columns = list(dict.fromkeys(line.layer_a for line in found))
-        rows = list(dict.fromkeys(line.layer_b for line in found))
+        columns = list(dict.fromkeys(line.layer_a for line in lines))
+        rows = list(dict.fromkeys(line.layer_b for line in lines))
         values = np.full((len(rows), len(columns)), np.nan)
-        for line in found:
+        for line in lines:
             values[rows.index(line.layer_b), columns.index(line.layer_a)] = number(line.cka)
-        same = {line.layer_a: line.cka for line in found if line.layer_a == line.layer_b and line.cka is not None}
+        same = {line.layer_a: line.cka for line in lines if line.layer_a == line.layer_b and line.cka is not None}
         note = ""
         if same and first != second:
             least = min(same, key=same.__getitem__)
-            note = f"Of the same layer in both: at least {formats.decimal(same[least], 2)}, in {least}."
+            note = f"The same layer in both networks: at least {formats.decimal(same[least], 2)} ({least})."
         title = f"CKA: {a} (across) and {b if first != second else 'itself'} (up)"
-        story = f"Similarity of {len(columns)} layers of {a} with {len(rows)} of {b}. {note}".strip()
+        story = f"Similarity of {len(columns)} layers of {a} and {len(rows)} layers of {b}. {note}".strip()
         panel = partial(draw_heat_map, values=values, columns=columns, rows=rows, a=a, b=b)
-        charts.append(Chart(f"cka_{first}_{second}", title, story, *lines_table(found), panel, (4.0, 3.6), note=note))
+        charts.append(Chart(f"cka_{first}_{second}", title, story, *lines_table(lines), panel, (4.0, 3.6), note=note))
     return charts
 
 
@@ -188,11 +188,11 @@ QUANTITIES = {
     "sigma": ("σ(λ)", "share of the positional map", math.nan),
     "span": ("1/α", "attention span of the Gaussian", math.nan),
 }
-"""Name in metrics.jsonl → symbol, meaning, and the value of a head that is still its convolution."""
+"""Name in metrics.jsonl → symbol, meaning, and the value of a head that equals its convolution."""
 
 
 class HeadPanel(NamedTuple):
-    """One quantity of one layer; `chart` is None where one epoch is no curve and the reading says it all."""
+    """A quantity of a layer; `chart` is None if there is only one epoch."""
 
     symbol: str
     meaning: str
@@ -201,22 +201,22 @@ class HeadPanel(NamedTuple):
 
 
 def head_charts(run: Run, budget: int) -> tuple[dict[str, list[HeadPanel]], int]:
-    """Charts of every head's gates and span, by layer, and how many layers were left out for their weight."""
-    kernels = {str(step["name"]): tuple(step.get("kernel") or ()) for step in run.plan["steps"]}
+    """Return charts of the gates and spans of every head by layer, and the number of layers beyond `budget` bytes."""
+    kernels = {step.name: step.kernel for step in run.plan.steps}
     recorded = [row for row in run.metrics if row.layers]
     values = {
-        (name, quantity): found
+        (name, quantity): epochs
         for name in (recorded[-1].layers if recorded else ())
         for quantity in QUANTITIES
-        if (found := _values(run, name, quantity))
+        if (epochs := _values(run, name, quantity))
     }
     limits: dict[str, tuple[float, float]] = {}
     for quantity, (_, _, start) in QUANTITIES.items():  # one scale for all layers, so that they can be compared
-        known = [x for (_, of), found in values.items() if of == quantity for heads in found.values() for x in heads]
-        known = [x for x in (start, *known) if math.isfinite(x)] or [0.0, 1.0]
-        room = 0.08 * (max(known) - min(known)) or max(0.1 * abs(max(known)), 0.01)
-        limits[quantity] = (min(known) - room, max(known) + room)
-    # Layers that became attention at different times share an axis too.
+        numbers = [x for (_, q), epochs in values.items() if q == quantity for heads in epochs.values() for x in heads]
+        numbers = [x for x in (start, *numbers) if math.isfinite(x)] or [0.0, 1.0]
+        room = 0.08 * (max(numbers) - min(numbers)) or max(0.1 * abs(max(numbers)), 0.01)
+        limits[quantity] = (min(numbers) - room, max(numbers) + room)
+    # layers that became attention at different epochs share an axis
     xlim = (-0.02 * run.epochs, 1.02 * run.epochs) if run.is_scheduled and run.epochs else None
     layers: dict[str, list[HeadPanel]] = {}
     spent, names = 0, dict.fromkeys(name for name, _ in values)
@@ -226,7 +226,7 @@ def head_charts(run: Run, budget: int) -> tuple[dict[str, list[HeadPanel]], int]
             for quantity in QUANTITIES
             if (name, quantity) in values
         ]
-        spent += sum(len(one.chart.svg) for one in panels if one.chart)
+        spent += sum(len(panel.chart.svg) for panel in panels if panel.chart)
         if layers and spent > budget:
             break
         layers[name] = panels
@@ -234,17 +234,17 @@ def head_charts(run: Run, budget: int) -> tuple[dict[str, list[HeadPanel]], int]
 
 
 def _values(run: Run, name: str, quantity: str) -> dict[float, list[float]]:
-    """Epoch → a quantity of the heads of one layer; epochs before its switch are absent."""
-    found = {float(row.epoch): list(map(number, row.layers.get(name, {}).get(quantity) or ())) for row in run.metrics}
-    heads = max(map(len, found.values()))
-    return {epoch: values for epoch, values in found.items() if heads and len(values) == heads}
+    """Return epoch → a quantity of the heads of a layer, without the epochs before its switch."""
+    rows = {float(row.epoch): list(map(number, row.layers.get(name, {}).get(quantity) or ())) for row in run.metrics}
+    heads = max(map(len, rows.values()))
+    return {epoch: values for epoch, values in rows.items() if heads and len(values) == heads}
 
 
 def _head_panel(
-    name: str, quantity: str, values: dict[float, list[float]], kernel: tuple[int, ...], ylim: tuple[float, float],
+    name: str, quantity: str, values: dict[float, list[float]], kernel: Sequence[int], ylim: tuple[float, float],
     xlim: tuple[float, float] | None,
 ) -> HeadPanel:  # fmt: skip
-    """Thin lines for the heads, a thick one for their mean (after T-CNN, Fig. 4 B and C)."""
+    """Draw thin lines for the heads and a thick one for their mean (after T-CNN, Fig. 4 B and C)."""
     symbol, meaning, start = QUANTITIES[quantity]
     epochs, heads = list(values), np.array(list(values.values()))
     labels = head_labels(heads.shape[1], kernel)
@@ -264,10 +264,10 @@ def _head_panel(
 
 
 def _reading(last: np.ndarray, labels: Sequence[str]) -> str:
-    known = np.flatnonzero(np.isfinite(last))
-    if not known.size:
+    finite = np.flatnonzero(np.isfinite(last))
+    if not finite.size:
         return "not finite"
-    low, high = known[np.argmin(last[known])], known[np.argmax(last[known])]
-    mean = f"mean {formats.decimal(float(last[known].mean()), 3)}"
+    low, high = finite[np.argmin(last[finite])], finite[np.argmax(last[finite])]
+    mean = f"mean {formats.decimal(float(last[finite].mean()), 3)}"
     ends = [f"{formats.decimal(float(last[place]), 3)} (head {labels[place]})" for place in (low, high)]
     return mean if last[low] == last[high] else f"{mean}, from {ends[0]} to {ends[1]}"

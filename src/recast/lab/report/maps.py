@@ -1,4 +1,4 @@
-"""attention.npz, and its maps: for the page small PNG pictures, one pixel per token, for paper one figure per image."""
+"""Read attention.npz and draw its maps: small PNG pictures for the page, one figure per image for paper."""
 
 from __future__ import annotations
 
@@ -22,29 +22,20 @@ from recast.lab.report import formats
 from recast.lab.report.charts import Chart, Palette
 from recast.lab.report.neighbours import png
 
-ADDS, SUBTRACTS = "#d95f02", "#5e3c99"
-"""Orange and purple, safe for colour-blind readers: the larger a weight, the less can be seen through it."""
-WEIGHTS = LinearSegmentedColormap.from_list("weights", [SUBTRACTS, "#ffffff", ADDS])
-"""The same on white."""
-LEVELS = 128
-"""Of a map on the page, on either side of 0."""
-IMAGE_SIDE = 160
-"""Larger images are shrunk to this side."""
-MOST_IMAGES = 2
-"""On paper."""
-MOST_LAYERS = 4
-"""On the page: those whose maps differ most between the images."""
-ALIKE = 0.02
-"""Maps of which no more than this share of the weight differs between the images are called the same."""
+ADDS, SUBTRACTS = "#d95f02", "#5e3c99"  # orange and purple, color-blind safe; larger weights are more opaque
+WEIGHTS = LinearSegmentedColormap.from_list("weights", [SUBTRACTS, "#ffffff", ADDS])  # the same on white
+LEVELS = 128  # of a map on the page, on either side of 0
+IMAGE_SIDE = 160  # longest side of an image on the page
+MOST_IMAGES = 2  # on paper
+MOST_LAYERS = 4  # on the page: those whose maps differ most between the images
+ALIKE = 0.02  # maps are the same if at most this share of the weight differs between the images
 GATES = {"linear": ("γ", "the gate of its content map"), "sigmoid": ("1−σ(λ)", "the share of its content map")}
-"""Gate → symbol and meaning of what stands under a map."""
-CELL = 0.62
-"""Inches a map on paper."""
+"""Gate → symbol and meaning of the number under a map."""
+CELL = 0.62  # inches per map on paper
 
 
 def head_labels(heads: int, kernel: Sequence[int]) -> list[str]:
-    """Where each head's kernel tap lies from the query (`formats.tap`) where there is a head per tap, otherwise its
-    number, from 0."""
+    """Return the names of heads: the direction of the tap (`formats.tap`) if there is one per tap, else the index."""
     if len(kernel) == 2 and kernel[0] * kernel[1] == heads:
         rows, columns = (range(-((k - 1) // 2), k - (k - 1) // 2) for k in kernel)
         return [formats.tap(down, right) for down in rows for right in columns]
@@ -53,15 +44,12 @@ def head_labels(heads: int, kernel: Sequence[int]) -> list[str]:
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """The mixed attention maps of one layer for one query pixel, laid out and coloured alike for all images."""
+    """The mixed attention maps of a layer for one query pixel, with one layout and color scale for all images."""
 
     name: str
-    mix: np.ndarray
-    """(N, heads, h, w) over the layer's input grid; negative values are possible with the linear gate."""
-    query: tuple[int, int]
-    """Row and column of the query in that grid."""
-    gate: np.ndarray
-    """(heads,) of the content map."""
+    mix: np.ndarray  # (N, heads, h, w) over the input grid; may be negative with the linear gate
+    query: tuple[int, int]  # row and column in that grid
+    gate: np.ndarray  # (heads,) of the content map
     kernel: tuple[int, int]
 
     @cached_property
@@ -79,10 +67,10 @@ class AttentionLayer:
 
     @cached_property
     def limit(self) -> float:
-        """Value of the strongest colour.
+        """Value of the strongest color.
 
-        A head that is still nearly the convolution has one weight near 1 and the rest a thousand times smaller: the
-        largest weight of each map is left out of the scale, so that the rest can be seen, and saturates.
+        A head that is nearly the convolution has one weight near 1 and others a thousand times smaller. The largest
+        weight of each map is excluded from the scale and saturates, so that the others stay visible.
         """
         rest = np.sort(np.abs(np.nan_to_num(self.mix)).reshape(-1, math.prod(self.mix.shape[2:])), axis=1)[:, :-1]
         limit = float(np.quantile(rest, 0.995)) if rest.size else 0.0
@@ -94,54 +82,53 @@ class AttentionLayer:
 
     @cached_property
     def differs(self) -> float:
-        """Share of the weight that is not the same in all images."""
-        known = np.nan_to_num(self.mix)
-        total = float(np.abs(known).sum())
-        return float(np.abs(known - known.mean(axis=0)).sum()) / total if total else 0.0
+        """Share of the weight that differs between the images."""
+        mix = np.nan_to_num(self.mix)
+        total = float(np.abs(mix).sum())
+        return float(np.abs(mix - mix.mean(axis=0)).sum()) / total if total else 0.0
 
     @property
     def box(self) -> str:
-        """The query as CSS, in percent of a picture."""
+        """Position of the query as CSS, in percent of the picture."""
         (row, column), (height, width) = self.query, self.mix.shape[2:]
         places = {"left": column / width, "top": row / height, "width": 1 / width, "height": 1 / height}
         return ";".join(f"{side}:{round(100 * share, 3)}%" for side, share in places.items())
 
     def under(self, head: int, symbol: str) -> str:
-        """What stands under a map: the gate of content, where it has a symbol, or the tap."""
+        """Return the text under a map: the gate of content if it has a symbol, else the tap."""
         return formats.decimal(float(self.gate[head]), 2) if symbol else self.labels[head]
 
 
 @dataclass(frozen=True)
 class Attention:
-    """What a few images look like to every head."""
+    """The content of attention.npz: maps of every head for a few images."""
 
-    images: np.ndarray
-    """(N, H, W, 3) uint8."""
+    images: np.ndarray  # (N, H, W, 3) uint8
     labels: list[str]
     predictions: list[str]
     layers: list[AttentionLayer]
 
     @cached_property
     def shown(self) -> list[AttentionLayer]:
-        """The layers on the page, in the network's order."""
+        """The layers on the page, in the order of the network."""
         most = sorted(self.layers, key=lambda layer: -layer.differs)[:MOST_LAYERS]
         return [layer for layer in self.layers if layer in most]
 
     @property
     def reading(self) -> str:
-        """Whether the heads see other things in other images, in one sentence."""
+        """A sentence on how much the maps differ between images."""
         most = max(self.layers, key=lambda layer: layer.differs)
         if len(self.images) < 2:
             return ""
         if most.differs <= ALIKE:
             share = formats.percent(100 * most.differs, 2)
-            return f"The maps are the same in all these images, to {share} of their weight: the heads look at places."
+            return f"The maps of these images are the same up to {share} of their weight: the heads attend by position."
         share = formats.percent(100 * most.differs, 0)
-        return f"Between these images they differ most in {most.name}, by {share} of the weight of that layer’s maps."
+        return f"They differ most between these images in {most.name}, by {share} of the weight of its maps."
 
 
 def read_attention(path: Path) -> Attention:
-    """Raises RecastError for a truncated file, a missing array, or one of another shape."""
+    """Read attention.npz. Raises RecastError for a truncated file, or a missing or misshapen array."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
@@ -162,19 +149,19 @@ def read_attention(path: Path) -> Attention:
         )
         if not len(labels) == len(predictions) == len(images):
             raise RecastError(f"{path}: {len(images)} images, {len(labels)} labels, {len(predictions)} predictions")
+    except RecastError:
+        raise
     except KeyError as error:
         raise RecastError(f"{path} lacks the array {error.args[0]}") from None
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        if isinstance(error, RecastError):
-            raise
         raise RecastError(f"{path} is truncated or not an .npz of attention maps") from error
     return Attention(images, labels, predictions, layers)
 
 
 def image_maps(attention: Attention, symbol: str, budget: int) -> list[dict[str, Any]]:
-    """The panels of as many images as fit in `budget` bytes of HTML (at least one).
+    """Return the panels of as many images as fit in `budget` bytes of HTML, at least one.
 
-    `symbol` is that of the gate of content, which stands under each map; without one the tap does.
+    `symbol` is that of the content gate printed under each map; if empty, the tap is printed.
     """
     panels: list[dict[str, Any]] = []
     spent = 0
@@ -182,7 +169,7 @@ def image_maps(attention: Attention, symbol: str, budget: int) -> list[dict[str,
         label, prediction = attention.labels[index], attention.predictions[index]
         image: dict[str, Any] = {
             "picture": png(pixels, IMAGE_SIDE),
-            "alt": f"Input image {index + 1}, labelled {label}, predicted {prediction}; the query pixel is outlined",
+            "alt": f"Input image {index + 1}, label {label}, predicted {prediction}; the query pixel is outlined",
             "label": label,
             "prediction": prediction,
             "aspect": f"{pixels.shape[1]} / {pixels.shape[0]}",
@@ -198,8 +185,11 @@ def image_maps(attention: Attention, symbol: str, budget: int) -> list[dict[str,
 
 
 def first_map(attention: Attention, symbol: str) -> dict[str, Any]:
-    """The one map that the page begins with: of an image that is told rightly, in the layer with the most pixels, the
-    head that gives most weight to pixels beside its largest."""
+    """Return the map at the top of the page.
+
+    It belongs to a correctly predicted image, the layer with the most pixels, and the head with the most weight outside
+    its largest pixel.
+    """
     right = [a == b for a, b in zip(attention.labels, attention.predictions, strict=True)]
     index = right.index(True) if True in right else 0
     layer = max(attention.shown, key=lambda layer: (layer.mix[0, 0].size, layer.differs))
@@ -236,7 +226,7 @@ def _panel(layer: AttentionLayer, index: int, symbol: str) -> dict[str, Any]:
 
 
 def _picture(layer: AttentionLayer, values: np.ndarray) -> str:
-    """One map as a data: URI, transparent at 0; what is not a number is 0."""
+    """Return a map as a data: URI, transparent at 0 and at NaN."""
     scaled = np.nan_to_num(np.clip(values / layer.limit, -1, 1))[..., None]
     hues = np.where(scaled < 0, *(np.array(mpl.colors.to_rgb(hue)) * 255 for hue in (SUBTRACTS, ADDS)))
     alpha = np.round(np.abs(scaled) * LEVELS) * (255 / LEVELS)
@@ -244,7 +234,7 @@ def _picture(layer: AttentionLayer, values: np.ndarray) -> str:
 
 
 def map_charts(attention: Attention, symbol: str) -> list[Chart]:
-    """The first images, the layers of each from left to right (T-CNN, Fig. 5)."""
+    """Return a figure per image with its layers from left to right (T-CNN, Fig. 5)."""
     charts = []
     for index in range(min(len(attention.images), MOST_IMAGES)):
         rows = [
@@ -254,9 +244,9 @@ def map_charts(attention: Attention, symbol: str) -> list[Chart]:
             for (row, column), weight in np.ndenumerate(layer.mix[index, head])
         ]
         label, prediction = attention.labels[index], attention.predictions[index]
-        title = f"What the heads look at: image {index + 1}, labelled {label}, predicted {prediction}"
+        title = f"Attention of the heads: image {index + 1}, label {label}, predicted {prediction}"
         below = f"{symbol}, {dict(GATES.values())[symbol]}" if symbol else "its tap"
-        story = f"Attention maps of {len(attention.layers)} layers for the outlined query; below each map {below}."
+        story = f"Attention maps of {len(attention.layers)} layers for the outlined query; below each map: {below}."
         columns = ("layer", "head", "gate", "row", "column", "weight")
 
         def layout(palette: Palette, index: int = index) -> Figure:

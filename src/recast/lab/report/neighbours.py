@@ -1,5 +1,4 @@
-"""RUN/neighbours.json, which `recast explain RUN --neighbours` writes: images, the training images nearest to them, and
-the two as HTML, for the page of that command and for the report."""
+"""Nearest training images: RUN/neighbours.json of `recast explain RUN --neighbours`, and its HTML."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ MARKS = {"right": "✓", "coarse class right": "~", "wrong": "✗", "": ""}
 
 
 def png(pixels: NDArray[np.uint8], most: int | None = None) -> str:
-    """(height, width, 3 or 4) as a data: URI; shrunk to sides of `most` pixels where they are longer."""
+    """Return pixels (height, width, 3 or 4) as the data: URI of a PNG, shrunk to sides of at most `most`."""
     buffer = io.BytesIO()
     picture = Image.fromarray(pixels)
     if most is not None:
@@ -36,22 +35,20 @@ def png(pixels: NDArray[np.uint8], most: int | None = None) -> str:
 
 @dataclass(frozen=True)
 class Shown:
-    """An image and its class; the coarse class is empty where the data have none."""
+    """An image and its class; the coarse class is empty if the data have none."""
 
-    picture: str
-    """A data: URI of a PNG."""
+    picture: str  # data: URI of a PNG
     name: str
     label: str
     coarse: str = ""
-    similarity: float = 1.0
-    """Cosine with the query."""
+    similarity: float = 1.0  # cosine with the query
 
     def __post_init__(self) -> None:
         if not PNG.fullmatch(self.picture):
             raise RecastError("a picture must be a data: URI of a PNG")
 
     def beside(self, query: Shown) -> str:
-        """What this neighbour says of the query's class; empty where nobody knows that."""
+        """Compare the class with that of the query: a key of `MARKS`, empty if the query has no label."""
         if not query.label:
             return ""
         if self.label == query.label:
@@ -61,7 +58,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Query:
-    """An image and its nearest by arm, nearest first."""
+    """An image and its neighbours by arm, the nearest first."""
 
     image: Shown
     nearest: dict[str, list[Shown]]
@@ -69,25 +66,25 @@ class Query:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """What the file holds."""
+    """The content of neighbours.json."""
 
     queries: list[Query]
 
 
 def read_neighbours(path: Path) -> Neighbours:
-    """Raises RecastError for another file."""
+    """Read neighbours.json. Raises RecastError for another file."""
     return read(Neighbours, read_json(path), str(path))
 
 
-def draw_neighbours(found: Neighbours) -> str:
-    """HTML: a row of pictures for every query and arm, each with its class, framed and marked right or wrong."""
+def draw_neighbours(neighbours: Neighbours) -> str:
+    """Return HTML: a row of pictures for every query and arm, each with its class, marked right or wrong."""
     parts = []
-    for query in found.queries:
+    for query in neighbours.queries:
         rows = []
         for arm, images in query.nearest.items():
-            right = sum(one.beside(query.image) == "right" for one in images)
+            right = sum(image.beside(query.image) == "right" for image in images)
             count = f", {right} of {len(images)} right" if query.image.label else ""
-            figures = "".join(_figure(one, one.beside(query.image)) for one in images)
+            figures = "".join(_figure(image, image.beside(query.image)) for image in images)
             rows.append(f"<p>{escape(arm)}{count}</p><div style='display:flex;flex-wrap:wrap;gap:4px'>{figures}</div>")
         parts.append(
             f"<article class='card' style='margin:0 0 20px'><div style='display:flex;gap:20px;flex-wrap:wrap'>"
@@ -95,20 +92,20 @@ def draw_neighbours(found: Neighbours) -> str:
             "</article>"
         )
     lead = (
-        "The training images whose features are nearest to those of the image on the left (cosine), nearest first. "
-        "Green and ✓: of its class; amber and ~: only its coarse class is right; red and ✗: another class."
+        "Training images with the highest cosine similarity of features to the image on the left, the nearest first. "
+        "Green ✓: same class; amber ~: same coarse class only; red ✗: another class."
     )
     return f"<p class='lead'>{lead}</p>{''.join(parts)}"
 
 
-def _figure(one: Shown, verdict: str, is_query: bool = False) -> str:
-    side, under = 112 if is_query else 74, escape((one.label or "class unknown").replace("_", " "))
-    coarse = f"{escape(one.coarse.replace('_', ' '))}<br>" if one.coarse else ""
-    last = escape(one.name) if is_query else f"{one.similarity:.2f}"
+def _figure(image: Shown, verdict: str, is_query: bool = False) -> str:
+    side, under = 112 if is_query else 74, escape((image.label or "class unknown").replace("_", " "))
+    coarse = f"{escape(image.coarse.replace('_', ' '))}<br>" if image.coarse else ""
+    last = escape(image.name) if is_query else f"{image.similarity:.2f}"
     alt = f"{under}{', ' + verdict if verdict else ''}"
     return (
         f"<figure style='margin:0;width:{side + 8}px;font-size:11px;line-height:1.3;overflow-wrap:anywhere'>"
-        f"<img src='{one.picture}' alt='{alt}' title='{escape(one.name)}' style='width:{side}px;height:{side}px;"
+        f"<img src='{image.picture}' alt='{alt}' title='{escape(image.name)}' style='width:{side}px;height:{side}px;"
         f"object-fit:contain;image-rendering:pixelated;border:4px solid {COLOURS[verdict]}'>"
         f"<figcaption style='font:inherit'><b>{MARKS[verdict]} {under}</b><br>{coarse}{last}</figcaption></figure>"
     )

@@ -1,4 +1,4 @@
-"""Runs → one HTML page: style, script and pictures inside, nothing fetched."""
+"""Render runs as one HTML page with style, script and pictures inside."""
 
 from __future__ import annotations
 
@@ -25,16 +25,14 @@ from recast.lab.report.table import PageTable
 from recast.lab.report.tables import head_table, left_by_reason, runs_table, seeds_table, steps_table
 from recast.lab.report.verdict import joint_verdict, verdict, why_no_mean
 
-MAP_BYTES = 1_600_000
-"""Attention maps of one page; images beyond that are left out and counted."""
-HEAD_BYTES = 1_200_000
-"""Charts of gates and spans of one page."""
+MAP_BYTES = 1_600_000  # of attention maps per page; the page counts the images beyond it
+HEAD_BYTES = 1_200_000  # of charts of gates and spans per page
 Part = dict[str, Any]
-"""What the template shows of one run, or of the runs of one data set; `figures` gives those for paper."""
+"""Template variables of one run, or of the runs of one data set; `figures()` returns the charts for paper."""
 
 
 def run_part(run: Run, anchor: str, count: int) -> Part:
-    """One of `count` runs of a page; what was not measured is empty."""
+    """Return the variables of one of `count` runs of a page; empty for what was not measured."""
     symbol, meaning = GATES.get(run.recipe.recast.gate, ("", ""))
     maps = image_maps(run.attention, symbol, MAP_BYTES // count) if run.attention else []
     head_layers, hidden = layers.head_charts(run, HEAD_BYTES // count)
@@ -46,7 +44,7 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "hero": first_map(run.attention, symbol) if run.attention and count == 1 else None,
         "verdict": verdict(run),
         "tiles": summary.tiles(run),
-        **{which: arms_table(run, which) for which in LABELS},
+        **{name: arms_table(run, name) for name in LABELS},
         "chance": summary.chance(run),
         "has_control": run.is_plain or bool(run.control) or any(row.model == "finetuned" for row in run.rows),
         "costs": cost_charts([run]) if count == 1 else {},
@@ -89,17 +87,16 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
 
 
 def _picture(path: Path) -> str:
-    """A PNG of the run folder as a data: URI; empty where it is not there, or is none."""
+    """Return a PNG of the run folder as a data: URI; empty if the file is missing or not a PNG."""
     content = path.read_bytes() if path.is_file() else b""
     is_png = content.startswith(b"\x89PNG")
     return "data:image/png;base64," + base64.b64encode(content).decode("ascii") if is_png else ""
 
 
 def run_figures(part: Part) -> list[Chart]:
-    """Every figure of the run for paper: small charts of one kind are the panels of one."""
+    """Return every figure of the run for paper; small charts of one kind are the panels of one figure."""
     run, corruptions = part["run"], part["corruptions"]
-    of_heads = [panel.chart for panels in part["head_layers"].values() for panel in panels]
-    found = [
+    figures = [
         *cost_figures(part["costs"]),
         *part["frontier"],
         *part["adversarial"],
@@ -108,7 +105,7 @@ def run_figures(part: Part) -> list[Chart]:
         *part["sweeps"],
         *part["training"],
         *(part["switches"].get(name) for name in ("chart", "probes")),
-        *of_heads,
+        *(panel.chart for panels in part["head_layers"].values() for panel in panels),
         *part["distances"],
         *part["fourier"],
         *part["fourier_depth"],
@@ -116,28 +113,28 @@ def run_figures(part: Part) -> list[Chart]:
         *part["planes"],
         *(map_charts(run.attention, part["symbol"]) if run.attention else ()),
     ]
-    return [chart for chart in found if chart]
+    return [chart for chart in figures if chart]
 
 
 def group_parts(runs: Sequence[Run]) -> list[Part]:
-    """Runs of the same data side by side: those of different data share neither a figure nor a mean."""
+    """Return the variables of runs by data set; runs on different data share neither a figure nor a mean."""
     parts = []
     for place, key in enumerate(dict.fromkeys(run.data_key for run in runs)):
-        of_data = {f"run{number}": run for number, run in enumerate(runs, start=1) if run.data_key == key}
-        together, data = list(of_data.values()), " ".join(part for part in key[:2] if part)
-        costs = cost_charts(together) if len(together) > 1 else {}
-        fourier, by_run = layers.joint_fourier(together), curves.of_runs(together)
+        anchors = {f"run{number}": run for number, run in enumerate(runs, start=1) if run.data_key == key}
+        group, data = list(anchors.values()), " ".join(part for part in key[:2] if part)
+        costs = cost_charts(group) if len(group) > 1 else {}
+        fourier, by_run = layers.joint_fourier(group), curves.of_runs(group)
         figures = [*cost_figures(costs), *fourier, *by_run]
         parts.append(
             {
                 "anchor": f"data{place + 1}",
                 "data": data,
-                "runs": together,
-                "words": words(*together),
-                "judged": f"{together[0].judged} on the test images",
-                "table": runs_table(together, list(of_data), data, any(run.is_scheduled for run in runs)),
-                "why_no_mean": why_no_mean(together) if len(together) > 1 else "",
-                "seeds": seeds_table(together),
+                "runs": group,
+                "words": words(*group),
+                "judged": f"{group[0].judged} on the test images",
+                "table": runs_table(group, list(anchors), data, any(run.is_scheduled for run in runs)),
+                "why_no_mean": why_no_mean(group) if len(group) > 1 else "",
+                "seeds": seeds_table(group),
                 "costs": costs,
                 "fourier": fourier,
                 "curves": by_run,
@@ -148,16 +145,12 @@ def group_parts(runs: Sequence[Run]) -> list[Part]:
 
 
 def render_page(parts: Sequence[Part], groups: Sequence[Part]) -> str:
-    """The page of parts that were read."""
+    """Return the page of runs."""
     runs = [part["run"] for part in parts]
     first, several = runs[0], len(runs) > 1
-    script = _source("page.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     return _filled(
         "page.html.j2",
-        title=f"Recast report: {len(runs)} runs" if several else f"Recast report: {first.title.partition(',')[0]}",
-        script=Markup(script),
-        script_digest=digest,
+        f"Recast report: {len(runs)} runs" if several else f"Recast report: {first.title.partition(',')[0]}",
         several=several,
         verdict=joint_verdict(runs) if several else verdict(first),
         groups=groups,
@@ -168,16 +161,19 @@ def render_page(parts: Sequence[Part], groups: Sequence[Part]) -> str:
 
 
 def render_comparison(sentences: Sequence[str], table: PageTable, note: str) -> str:
-    """The page of networks that belong to no run: what may be said of them, and what was measured."""
-    return _filled("compare.html.j2", sentences=sentences, table=table, note=note)
+    """Return the page of networks that do not belong to a run: sentences and the table of their results."""
+    return _filled("compare.html.j2", "Recast: networks compared", sentences=sentences, table=table, note=note)
 
 
-def _filled(template: str, **values: Any) -> str:
-    """A page of a template, with the style of all of them."""
+def _filled(template: str, title: str, **values: Any) -> str:
+    """Render a template that extends base.html.j2."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=FunctionLoader(_source)
     )
-    return environment.get_template(template).render(style=Markup(_source("page.css")), **values)
+    style, script = Markup(_source("page.css")), Markup(_source("page.js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+    page = environment.get_template(template)
+    return page.render(title=title, style=style, script=script, script_digest=digest, **values)
 
 
 def _source(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The section "When layers became attention": its sentences and pictures."""
+"""The section "When layers became attention": its text and charts."""
 
 from __future__ import annotations
 
@@ -24,38 +24,32 @@ from recast.lab.report.tables import switch_table
 from recast.lab.suites import METRICS
 
 RULES = {
-    "at_once": "All layers at one date (at once).",
-    "progressive": "One layer after the other, at equal distances (progressive).",
-    "progressive, learned": "One layer after the other, at equal distances (progressive); at each date the one whose "
-    "gates promise the largest fall of the training loss per added multiply-add.",
-    "listed": "On dates that the recipe lists (listed).",
-    "learned": "When a layer’s gates promise a larger fall of the training loss than the last epoch delivered; of "
-    "several such layers the one that promises most per added multiply-add (learned).",
+    "at_once": "All layers at the same epoch (at_once).",
+    "progressive": "One layer after the other, at equal intervals (progressive).",
+    "progressive, learned": "One layer after the other, at equal intervals (progressive). Each time, the layer whose "
+    "gates promise the largest decrease of the training loss per added multiply-add is chosen.",
+    "listed": "At the epochs listed in the recipe (listed).",
+    "learned": "As soon as the gates of a layer promise a larger decrease of the training loss than the last epoch "
+    "delivered. Among several such layers, the largest promise per added multiply-add wins (learned).",
 }
-WIDTH, TOP, PANEL, GAP, AXIS = 4.0, 0.2, 1.05, 0.3, 0.42
-"""Inches: the width; from the top down the room for a title, the height of a panel, the gap, the room for an axis."""
-ROW, CLOSE_ROW, MANY_ROWS = 0.2, 0.15, 16
-"""Inches a layer; closer together where there are many."""
-MOST_ROWS = 40
-"""With more layers than this, neighbours of the same date share a bar."""
-LONGEST = 22
-"""Letters of a layer's name that are shown."""
-FAR = 15
-"""Where the largest delivered is this many times the largest promised, a linear scale would show the promises as 0."""
-MOST_READ = 8
-"""Promises that are told."""
+WIDTH, TOP, PANEL, GAP, AXIS = 4.0, 0.2, 1.05, 0.3, 0.42  # inches: width, then heights of title, panel, gap and axis
+ROW, CLOSE_ROW, MANY_ROWS = 0.2, 0.15, 16  # inches per layer, and if there are more than MANY_ROWS
+MOST_ROWS = 40  # of more layers, neighbors with the same date share a bar
+LONGEST = 22  # letters shown of the name of a layer
+FAR = 15  # ratio of the largest delivered to the largest promised above which a linear scale would show promises as 0
+MOST_READ = 8  # promises listed in the text
 DateBar = tuple[str, int | None]
-"""A layer, or neighbours of the same date, and the first epoch as attention; None: never, or not decided."""
+"""A layer, or neighbors with the same date, and its first epoch as attention; None: never, or undecided."""
 
 
 def switch_part(run: Run) -> dict[str, Any]:
-    """What the page says of a run's schedule; empty without schedule.json."""
+    """Return the content of the section; empty without schedule.json."""
     switching = run.switching
     if switching is None:
         return {}
     schedule, probes = switching.schedule, switching.probes
     rule = f"{schedule.name}, learned" if probes and schedule.name != "learned" else schedule.name
-    unfinished = f"The run has got to epoch {run.epochs} of {switching.epochs}: what is to come is pale."
+    unfinished = f"The run has reached epoch {run.epochs} of {switching.epochs}; later epochs are pale."
     return {
         "rule": RULES.get(rule, f"Schedule: {schedule.name}."),
         "unfinished": unfinished if run.epochs < switching.epochs else "",
@@ -68,20 +62,20 @@ def switch_part(run: Run) -> dict[str, Any]:
 
 
 def arm_curves(run: Run, quantity: str) -> list[Series]:
-    """The arms by epoch; the recast one holds what was measured right after a switch too, at the same x."""
-    found = []
-    for one in training_series(run, quantity):
-        points = list(one.points)
-        if one.role == "recast" and run.switching is not None:
+    """Return the arms by epoch; the recast arm includes the measurement right after each switch, at the same x."""
+    curves = []
+    for line in training_series(run, quantity):
+        points = list(line.points)
+        if line.role == "recast" and run.switching is not None:
             points += [Point(s.epoch - 1, number(getattr(s.after, quantity, None))) for s in run.switching.switches]
-        known = sorted((point for point in points if math.isfinite(point.y)), key=lambda point: point.x)
-        if len(known) > 1:
-            found.append(replace(one, points=known))
-    return found
+        finite = sorted((point for point in points if math.isfinite(point.y)), key=lambda point: point.x)
+        if len(finite) > 1:
+            curves.append(replace(line, points=finite))
+    return curves
 
 
 def bars(switching: Switching) -> list[DateBar]:
-    """The layers in the network's order."""
+    """Return the bars in the order of the network."""
     single: list[DateBar] = [(layer, switching.schedule.dates.get(layer)) for layer in switching.schedule.layers]
     if len(single) <= MOST_ROWS:
         return single
@@ -90,14 +84,14 @@ def bars(switching: Switching) -> list[DateBar]:
 
 
 def _timeline(run: Run, switching: Switching) -> Chart:
-    """Curves, below them a bar per layer: thin while it is a convolution, thick as attention.
+    """Draw curves and, below them, a bar per layer: thin as a convolution, thick as attention; future epochs are pale.
 
-    The epochs to come are drawn pale. An epoch is the stretch that ends at its number, as its row in metrics.jsonl is
-    measured there; a layer of date d is attention from d − 1 on.
+    Epoch e spans e − 1 to e, because its row in metrics.jsonl is measured at its end: a layer with date d is attention
+    from d − 1 on.
     """
     metric = run.task.validation[0]
     quantities = {"Validation loss": "val_loss", f"{METRICS[metric].label}, %": metric}
-    curves = {title: found for title, quantity in quantities.items() if (found := arm_curves(run, quantity))}
+    curves = {title: lines for title, quantity in quantities.items() if (lines := arm_curves(run, quantity))}
     rows = bars(switching)
     heights = [*(PANEL for _ in curves), (ROW if len(rows) <= MANY_ROWS else CLOSE_ROW) * len(rows)]
     height = sum(heights) + GAP * len(curves) + TOP + AXIS
@@ -113,8 +107,8 @@ def _timeline(run: Run, switching: Switching) -> Chart:
     def layout(palette: Palette) -> Figure:
         figure = Figure((WIDTH, height))
         grid = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
-        apart = GAP * len(heights) / sum(heights)
-        figure.subplots_adjust(left, AXIS / height, 0.84, 1 - TOP / height, hspace=apart)
+        space = GAP * len(heights) / sum(heights)
+        figure.subplots_adjust(left, AXIS / height, 0.84, 1 - TOP / height, hspace=space)
         for axes, (title, series) in zip(grid, [*curves.items(), ("Layers, input at the top", [])], strict=True):
             draw_series(axes, palette, series, **settings)
             axes.patch.set_visible(False)
@@ -129,14 +123,14 @@ def _timeline(run: Run, switching: Switching) -> Chart:
     dates = "; ".join(f"{name} {'without a date' if date is None else f'from epoch {date}'}" for name, date in rows)
     ends = " ".join(in_words(title, series) for title, series in curves.items())
     story = f"Time line of {switching.epochs} epochs. Layers as attention: {dates}. {ends}"
-    cells = [(title, one.role, p.x, p.y) for title, series in curves.items() for one in series for p in one.points]
-    keys = arm_keys(run, [one.role for series in list(curves.values())[:1] for one in series])
+    cells = [(title, line.role, p.x, p.y) for title, series in curves.items() for line in series for p in line.points]
+    keys = arm_keys(run, [line.role for series in list(curves.values())[:1] for line in series])
     columns = ("quantity", "arm", "epoch", "value")
     return Chart("switches", "Layers, loss and accuracy by epoch", story, columns, cells, keys=keys, layout=layout)
 
 
 def draw_bars(axes: Axes, rows: Sequence[DateBar], epochs: int, trained: int, undated: str, palette: Palette) -> None:
-    """A bar per row over `epochs`, of which `trained` have been."""
+    """Draw a bar per row over `epochs`, of which `trained` are done."""
     for place, (_, date) in enumerate(rows):
         switch = epochs if date is None else min(date - 1, epochs)
         as_attention = (switch, epochs, palette.color("recast"), 0.64)
@@ -153,9 +147,9 @@ def draw_bars(axes: Axes, rows: Sequence[DateBar], epochs: int, trained: int, un
 
 
 def _probe_chart(switching: Switching) -> Chart:
-    """What each epoch delivered (dark) against what the gates of every convolution promised, the largest thick.
+    """Draw the loss decrease delivered by each epoch (dark) and promised by each convolution, the largest thick.
 
-    A ring marks a promise that was taken: that layer is attention from the next epoch on.
+    A ring marks a promise that was taken: the layer is attention from the next epoch on.
     """
     probes = switching.probes
     layers = dict.fromkeys(layer for probe in probes for layer in probe.promised)
@@ -172,31 +166,31 @@ def _probe_chart(switching: Switching) -> Chart:
         Series("Delivered", delivered, "ink"),
         Series("", taken, "ink", "rings"),
     ]
-    hopes, gains = [point.y for point in largest if point.y > 0], [abs(point.y) for point in delivered]
+    promises, gains = [point.y for point in largest if point.y > 0], [abs(point.y) for point in delivered]
 
     def draw(axes: Axes, palette: Palette) -> list[Hit]:
         hits = draw_series(axes, palette, series, xlabel="epoch", whole_x=True, level=(0.0, "muted"))
-        if hopes and max(gains) > FAR * max(hopes):  # a loss that rose is below the zero line either way
-            axes.set_yscale("symlog", linthresh=10 ** math.floor(math.log10(min(hopes))))
+        if promises and max(gains) > FAR * max(promises):  # symlog: a loss that rose is below zero
+            axes.set_yscale("symlog", linthresh=10 ** math.floor(math.log10(min(promises))))
             axes.yaxis.set_major_formatter(lambda value, _: formats.significant(value))
             axes.minorticks_off()
             axes.set_title("logarithmic scale", loc="left", fontsize=7.6, color=palette["muted"])
         return hits
 
     rows = [(probe.epoch, layer, value, probe.delivered) for probe in probes for layer, value in probe.promised.items()]
-    title = "Fall of the training loss in an epoch"
+    title = "Decrease of the training loss per epoch"
     story = in_words(title, series, note=_reading(switching))
     return Chart("promises", title, story, ("epoch", "layer", "promised", "delivered"), rows, draw, (WIDTH, 2.7))
 
 
 def _largest_promise(probe: GateProbe) -> str:
-    """The layer whose gates promise the most; "" where no convolution is left."""
-    known = {layer: value for layer, value in probe.promised.items() if math.isfinite(value)}
-    return max(known, key=known.__getitem__, default="")
+    """Return the layer whose gates promise the most; "" if no convolution is left."""
+    finite = {layer: value for layer, value in probe.promised.items() if math.isfinite(value)}
+    return max(finite, key=finite.__getitem__, default="")
 
 
 def _largest(switching: Switching) -> str:
-    """The switch that changed the loss most."""
+    """Return a sentence on the switch that changed the loss most."""
     changes = [
         (switch.after.val_loss - switch.before.val_loss, switch.after.val_top1 - switch.before.val_top1, switch.epoch)
         for switch in switching.switches
@@ -205,12 +199,12 @@ def _largest(switching: Switching) -> str:
     loss, top1, epoch = max(changes, key=lambda change: abs(change[0]), default=(0.0, 0.0, 0))
     if abs(loss) < 0.0005:
         return ""
-    moved = f"validation loss {formats.signed(loss, 3)}, top-1 {formats.signed(top1, 2)} points"
-    return f"Of all switches that of epoch{NBSP}{epoch} changed the loss most: {moved}."
+    changes_text = f"validation loss {formats.signed(loss, 3)}, top-1 {formats.signed(top1, 2)} points"
+    return f"The switch at epoch{NBSP}{epoch} changed the loss most: {changes_text}."
 
 
 def _reading(switching: Switching) -> str:
-    """Every promise that was taken; where none was, the latest."""
+    """Return a sentence on the promises taken, or on the latest one if none was."""
     if not switching.probes:
         return ""
 
@@ -219,11 +213,11 @@ def _reading(switching: Switching) -> str:
         return "promised {}, delivered {}".format(*map(formats.significant, values))
 
     probes = switching.probes
-    taken = [f"after epoch {one.epoch} {layer} ({both(one, layer)})" for one in probes for layer in one.chosen]
+    taken = [f"after epoch {p.epoch} {layer} ({both(p, layer)})" for p in probes for layer in p.chosen]
     if taken:
         more = f"; and {len(taken) - MOST_READ} more" if len(taken) > MOST_READ else ""
         return f"Taken: {'; '.join(taken[:MOST_READ])}{more}."
     latest = probes[-1]
     layer = _largest_promise(latest)
-    after = f"; after epoch {latest.epoch} the largest is that of {layer} ({both(latest, layer)})" if layer else ""
+    after = f"; the largest after epoch {latest.epoch} is of {layer} ({both(latest, layer)})" if layer else ""
     return f"No promise was taken{after}."

@@ -1,4 +1,4 @@
-"""A table as cells of text, which the page's templates print, and how it is cited: Markdown and LaTeX."""
+"""Tables as cells of text, printed by the templates of the page, or as Markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -7,50 +7,43 @@ from dataclasses import dataclass
 
 from recast.lab.report.formats import NBSP
 
-NOTE = "In brackets: 95 % intervals over the images, of differences paired; where they were measured."
-"""Below a table that is cited."""
+NOTE = "Brackets: 95 % confidence intervals over the images (paired for differences), where measured."
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A difference of accuracies in points, from the middle of a track."""
+    """A difference of accuracies in points, drawn from the middle of a track."""
 
     better: str
     value: float
-    low: float
+    low: float  # 95 % interval of the paired difference, else ± one standard error around 0
     high: float
-    """The 95 % interval of the paired difference where there is one, otherwise ± one standard error around 0."""
     paired: bool
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in one place of a table."""
+    """A cell of a table."""
 
     text: str
-    small: tuple[str, ...] = ()
-    """Below it in smaller letters: an interval, or what else there is to say."""
-    title: str = ""
-    """Shown on hover."""
-    kind: str = ""
-    """"text" is aligned at the left; an arm has its mark in a head; by-ARM is coloured by the arm that does better."""
+    small: tuple[str, ...] = ()  # lines below it in smaller letters, such as an interval
+    title: str = ""  # shown on hover
+    kind: str = ""  # "text": left-aligned; an arm: its mark, in a head; by-ARM: colored by the better arm
     code: bool = False
     link: str = ""
-    span: int = 1
-    """Columns that it takes."""
+    span: int = 1  # columns
     bar: Bar | None = None
-    strength: int = 0
-    """0..100: how strongly a cell of a heat map is coloured."""
+    strength: int = 0  # 0..100, saturation of a cell of a heat map
 
     @property
     def cited(self) -> str:
-        """In one line."""
+        """The cell in one line."""
         return f"{self.text} [{self.small[0]}]" if self.small else self.text
 
 
 @dataclass(frozen=True)
 class Group:
-    """Rows under a title of their own; "" where there is none."""
+    """Rows below a title; "" for none."""
 
     title: str
     rows: list[list[Cell]]
@@ -58,28 +51,27 @@ class Group:
 
 @dataclass(frozen=True)
 class PageTable:
-    label: str
-    """What it is, for readers who do not see it."""
-    heads: list[Cell]
-    """Breaks of their lines are \\n."""
+    """A table of the page."""
+
+    label: str  # for screen readers
+    heads: list[Cell]  # with \n between lines
     groups: list[Group]
     foot: Sequence[Cell] = ()
     kind: str = ""
-    scale: float = 0.0
-    """Percent of a bar's track that a point takes."""
+    scale: float = 0.0  # percent of a bar's track per point
 
 
 def cited(tables: Sequence[PageTable]) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of tables with the same columns, as text; a group's title is a row of one cell."""
+    """Return heads and rows of tables with the same columns as text; the title of a group is a row of one cell."""
     heads = ["", *(cell.text.replace("\n", " ") for cell in tables[0].heads[1:])]
     rows = []
     for group in (group for table in tables for group in table.groups):
-        rows.append([group.title])
-        rows += [[cell.cited for cell in row] for row in group.rows]
+        rows += [[group.title], *([cell.cited for cell in row] for row in group.rows)]
     return heads, rows
 
 
 def markdown(tables: Sequence[PageTable]) -> str:
+    """Return tables with the same columns as one Markdown table."""
     heads, rows = cited(tables)
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
     lines += [row if len(row) > 1 else [f"**{row[0]}**", *[""] * (len(heads) - 1)] for row in rows]
@@ -88,7 +80,7 @@ def markdown(tables: Sequence[PageTable]) -> str:
 
 
 def latex(tables: Sequence[PageTable]) -> str:
-    """A tabular that needs no package."""
+    """Return tables with the same columns as one LaTeX tabular, which needs no package."""
     heads, rows = cited(tables)
     lines = [[cell.translate(SYMBOLS) for cell in row] for row in (heads, *rows)]
     title = rf"\multicolumn{{{len(heads)}}}{{l}}{{\textbf{{%s}}}}"

@@ -1,10 +1,10 @@
-"""The other tables: what was recast, what its heads do, what every switch did, and several runs side by side."""
+"""Tables of the plan, the heads, the switches to attention, and of several runs side by side."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -15,32 +15,29 @@ from recast.lab.report import formats
 from recast.lab.report.arms_table import arm_heads, write
 from recast.lab.report.formats import NBSP
 from recast.lab.report.labels import CORRUPTIONS, in_suite, is_accuracy, words
-from recast.lab.report.load import Run
+from recast.lab.report.load import PlanRow, Run, StepCosts, UnchangedLayer
 from recast.lab.report.maps import head_labels
 from recast.lab.report.table import Cell, Group, PageTable
 from recast.lab.report.verdict import accuracy, is_exact, why_no_mean
 from recast.lab.statistics import mean_interval
 from recast.lab.suites import METRICS, PER_CORRUPTION, base
 
-COSTS = {"parameters": formats.compact, "macs": formats.compact, "activation_bytes": formats.memory}
-NAMED = 3
-"""Of a switch of more layers than this the first and the last are named; the time line shows them all."""
+PLAN_COSTS = {"parameters": formats.compact, "macs": formats.compact, "activation_bytes": formats.memory}
+NAMED = 3  # layers of a switch that are all named; of more, the first and the last
 
 
 def steps_table(run: Run) -> PageTable | None:
-    """A row per recast convolution; None where there is none."""
-    if not run.plan["steps"]:
+    """Return a row per recast convolution; None if there is none."""
+    if not run.plan.steps or run.plan.totals is None:
         return None
     rows = []
-    for step in run.plan["steps"]:
-        sizes = " → ".join(map(_times, (step["input"], step["output"])))
-        name = Cell(str(step["name"]), (_kernel(step), sizes), code=True)
-        counts = Cell(str(step["heads"])), Cell(f"{step['queries']:,} × {step['keys']:,}")
-        start = Cell("exact" if step["exact"] else "not exact", kind="text")
-        rows.append([name, *counts, *_costs(step["before"], step["after"]), start])
+    for step in run.plan.steps:
+        name = Cell(step.name, (_kernel(step), f"{_times(step.input)} → {_times(step.output)}"), code=True)
+        counts = Cell(str(step.heads)), Cell(f"{step.queries:,} × {step.keys:,}")
+        start = Cell("exact" if step.exact else "not exact", kind="text")
+        rows.append([name, *counts, *_costs(step.before, step.after), start])
     heads = ["Layer", "Heads", "Tokens,\nquery × key", "Parameters", "MACs", "Activation memory"]
-    totals = run.plan["totals"]
-    foot = [Cell("Whole model"), Cell("", span=2), *_costs(totals["before"], totals["after"]), Cell("")]
+    foot = [Cell("Whole model"), Cell("", span=2), *_costs(run.plan.totals.before, run.plan.totals.after), Cell("")]
     return PageTable("The plan", [*map(Cell, heads), Cell("Start", kind="text")], [Group("", rows)], foot, "stack")
 
 
@@ -48,50 +45,48 @@ def _times(sizes: Sequence[int]) -> str:
     return "×".join(map(str, sizes))
 
 
-def _kernel(step: Mapping[str, Any]) -> str:
-    parts = [_times(step["kernel"])]
-    for key in ("stride", "dilation"):
-        sizes = set(step[key])
-        if sizes != {1}:
-            parts.append(f"{key} {_times(step[key] if len(sizes) > 1 else step[key][:1])}")
-    return ", ".join([*parts, f"{step['groups']} groups"] if step["groups"] != 1 else parts)
+def _kernel(step: PlanRow) -> str:
+    parts = [_times(step.kernel)]
+    for name, sizes in (("stride", step.stride), ("dilation", step.dilation)):
+        if set(sizes) != {1}:
+            parts.append(f"{name} {_times(sizes if len(set(sizes)) > 1 else sizes[:1])}")
+    return ", ".join([*parts, f"{step.groups} groups"] if step.groups != 1 else parts)
 
 
-def _costs(before: Mapping[str, int], after: Mapping[str, int]) -> list[Cell]:
-    """Every cost before → after, and by how much of it that is more."""
+def _costs(before: StepCosts, after: StepCosts) -> list[Cell]:
+    """Return every cost before → after with its relative change."""
     cells = []
-    for key, as_text in COSTS.items():
-        old, new = before[key], after[key]
+    for key, as_text in PLAN_COSTS.items():
+        old, new = getattr(before, key), getattr(after, key)
         cells.append(Cell(f"{as_text(old)} → {as_text(new)}", (formats.share(new, old),), f"{old:,} → {new:,}"))
     return cells
 
 
 def left_by_reason(run: Run) -> list[tuple[str, int, str]]:
-    """(reason, how many layers, which) of what was left, the most frequent first.
+    """Return (reason, number of layers, their names) of unchanged layers, the most frequent first.
 
-    Reasons that differ in their numbers only are one: its words stand above, the numbers beside the layers.
+    Reasons that only differ in numbers are merged: the common words become the reason, the rest follows the names.
     """
 
-    def pattern(left: dict[str, Any]) -> str:
-        return re.sub(r"\d+(?:[.,]\d+)*", "…", str(left["reason"]))
+    def pattern(layer: UnchangedLayer) -> str:
+        return re.sub(r"\d+(?:[.,]\d+)*", "…", layer.reason)
 
     groups = []
-    for common, members in groupby(sorted(run.plan["left"], key=pattern), pattern):
+    for common, members in groupby(sorted(run.plan.left, key=pattern), pattern):
         layers: dict[str, list[str]] = {}
-        for left in members:
-            layers.setdefault(str(left["reason"]), []).append(str(left["name"]))
-        heading, which = next(iter(layers)), ", ".join(next(iter(layers.values())))
+        for layer in members:
+            layers.setdefault(layer.reason, []).append(layer.name)
+        heading, text = next(iter(layers)), ", ".join(next(iter(layers.values())))
         if len(layers) > 1:
             heading = common.partition("…")[0].rstrip(" (:,") or common
-            rest = {reason.removeprefix(heading).lstrip(" :,"): names for reason, names in layers.items()}
-            which = "\n".join(f"{', '.join(names)}: {reason}" for reason, names in rest.items())
-        groups.append((heading, sum(map(len, layers.values())), which))
+            details = {reason.removeprefix(heading).lstrip(" :,"): names for reason, names in layers.items()}
+            text = "\n".join(f"{', '.join(names)}: {reason}" for reason, names in details.items())
+        groups.append((heading, sum(map(len, layers.values())), text))
     return sorted(groups, key=lambda group: -group[1])
 
 
 def last_heads(run: Run) -> dict[str, list[HeadLine]]:
-    """Layer → its heads as they are at the end, in the network's order."""
-
+    """Return the heads of every layer at the end, in the order of the network."""
     layers: dict[str, list[HeadLine]] = {}
     for line in run.heads:
         if line.model == "recast":
@@ -103,30 +98,30 @@ def last_heads(run: Run) -> dict[str, list[HeadLine]]:
 
 
 def head_table(run: Run) -> PageTable | None:
-    """Mean and range over the heads of each layer, as they are at the end; None where nothing was measured."""
-    kernels = {step["name"]: step["kernel"] for step in run.plan["steps"]}
+    """Return mean and range over the heads of each layer at the end; None if nothing was measured."""
+    kernels = {step.name: step.kernel for step in run.plan.steps}
     rows = []
     for layer, heads in last_heads(run).items():
-        stayed = [one for one in heads if one.is_convolution]
+        convolutional = [head for head in heads if head.is_convolution]
         labels = dict(enumerate(head_labels(len(heads), kernels.get(layer, ()))))
-        names = ", ".join(labels.get(one.head, str(one.head)) for one in stayed)  # a row may be missing
-        which = f" ({names})" if 0 < len(stayed) < len(heads) and len(stayed) <= 9 else ""
-        measured = ("distance", "nonlocality", "entropy", "span")
-        ranges = [formats.mean_range([number(getattr(one, name)) for one in heads]) for name in measured]
-        counts = f"{len(stayed)} of {len(heads)}{which}", *ranges, f"{max(one.n for one in heads):,}"
-        rows.append([Cell(layer, code=True), *map(Cell, counts)])
-    heads_of = ("Layer", "Stayed\nconvolutional", "Attention distance", "Non-locality", "Entropy", "Span 1/α", "Images")
-    return PageTable("Heads by layer", list(map(Cell, heads_of)), [Group("", rows)], kind="stack") if rows else None
+        names = ", ".join(labels.get(head.head, str(head.head)) for head in convolutional)  # a row may be missing
+        suffix = f" ({names})" if 0 < len(convolutional) < len(heads) and len(convolutional) <= 9 else ""
+        metrics = ("distance", "nonlocality", "entropy", "span")
+        ranges = [formats.mean_range([number(getattr(head, metric)) for head in heads]) for metric in metrics]
+        texts = f"{len(convolutional)} of {len(heads)}{suffix}", *ranges, f"{max(head.n for head in heads):,}"
+        rows.append([Cell(layer, code=True), *map(Cell, texts)])
+    columns = ("Layer", "Still\nconvolutional", "Attention distance", "Non-locality", "Entropy", "Span 1/α", "Images")
+    return PageTable("Heads by layer", list(map(Cell, columns)), [Group("", rows)], kind="stack") if rows else None
 
 
 def switch_table(run: Run) -> PageTable | None:
-    """Loss and accuracy before every switch, right after it, and at the end of the epoch that follows."""
+    """Return loss and accuracy right before and after every switch, and at the end of its epoch."""
     rows = []
     for switch in run.switching.switches if run.switching else ():
         end = next((row.measured for row in run.metrics if row.epoch == switch.epoch), None)
         names = ", ".join(switch.layers)
-        some = f"{len(switch.layers)} layers: {switch.layers[0]} … {switch.layers[-1]}"
-        row = [Cell(f"epoch {switch.epoch}", (names if len(switch.layers) <= NAMED else some,), names)]
+        short = f"{len(switch.layers)} layers: {switch.layers[0]} … {switch.layers[-1]}"
+        row = [Cell(f"epoch {switch.epoch}", (names if len(switch.layers) <= NAMED else short,), names)]
         for key, digits in (("val_loss", 3), ("val_top1", 2)):
             values = [number(getattr(moment, key, None)) for moment in (switch.before, switch.after, end)]
             at_switch, in_epoch = (formats.signed(new - old, digits) for old, new in pairwise(values))
@@ -139,17 +134,17 @@ def switch_table(run: Run) -> PageTable | None:
 
 
 def runs_table(runs: Sequence[Run], anchors: Sequence[str], data: str, scheduled: bool) -> PageTable:
-    """A row per run, and at its foot mean and 95 % interval where the runs differ in nothing but the seed.
+    """Return a row per run; at its foot, mean and 95 % interval if the runs differ in the seed only.
 
-    `scheduled`: with a column for the schedules.
+    `scheduled` adds a column for the schedules.
     """
     names = words(*runs)
     rows = []
     for run, anchor in zip(runs, anchors, strict=True):
         start = "unmeasured" if run.verify is None else "exact" if is_exact(run) else "inexact"
-        how = "" if run.is_plain else f"{start} {'recast' if run.is_scheduled else 'start'}, "
-        how += f"{run.epochs} epochs, seed {run.recipe.seed}"
-        row = [Cell(run.name, (run.title, how), link=f"#{anchor}")]
+        detail = "" if run.is_plain else f"{start} {'recast' if run.is_scheduled else 'start'}, "
+        detail += f"{run.epochs} epochs, seed {run.recipe.seed}"
+        row = [Cell(run.name, (run.title, detail), link=f"#{anchor}")]
         if scheduled:
             schedule = run.switching.schedule.name if run.switching else run.recipe.schedule.kind
             epochs = [switch.epoch for switch in run.switching.switches] if run.switching else []
@@ -174,7 +169,7 @@ def runs_table(runs: Sequence[Run], anchors: Sequence[str], data: str, scheduled
 def _mean(
     values: Sequence[float], as_text: Any = formats.signed, digits: int = 1, better: tuple[str, str] = ("", "")
 ) -> Cell:
-    """Mean and interval; coloured by the better of (above 0, below 0) where the interval leaves out 0."""
+    """Return mean and interval, colored by the better arm of (above 0, below 0) if the interval excludes 0."""
     if not all(map(math.isfinite, values)):
         return Cell(formats.MISSING)
     mean, low, high = mean_interval(values)
@@ -183,7 +178,7 @@ def _mean(
 
 
 def seeds_table(runs: Sequence[Run]) -> PageTable | None:
-    """Every measure that all runs have, paired over the seeds; None where the runs differ in more than that."""
+    """Return every metric that all runs have, paired over the seeds; None if the runs cannot be averaged."""
     if why_no_mean(runs):
         return None
     rows = []
@@ -191,8 +186,8 @@ def seeds_table(runs: Sequence[Run]) -> PageTable | None:
     for suite, metric in dict.fromkeys((row.suite, row.metric) for row in runs[0].rows):
         arms = {arm: [run.value(arm, suite, metric) for run in runs] for arm in ARMS}
         images = {row.n for run in runs if (row := run.row("recast", suite, metric))}
-        name, of_one = base(metric), suite in CORRUPTIONS and not metric.endswith(("mean", "mce"))
-        if of_one or PER_CORRUPTION.match(metric) or name in {"parameters", "macs"}:
+        name, single = base(metric), suite in CORRUPTIONS and not metric.endswith(("mean", "mce"))
+        if single or PER_CORRUPTION.match(metric) or name in {"parameters", "macs"}:
             continue
         if len(images) > 1 or not all(map(math.isfinite, arms["recast"])):
             continue
@@ -204,4 +199,4 @@ def seeds_table(runs: Sequence[Run]) -> PageTable | None:
             cells.append(_mean(gaps, digits=digits, better=("recast", arm) if is_accuracy(metric) else ("", "")))
         rows.append(cells)
     heads = [Cell("Measured"), *arm_heads(*runs)]
-    return PageTable("Every measure over the seeds", heads, [Group("", rows)], kind="stack") if rows else None
+    return PageTable("All metrics over the seeds", heads, [Group("", rows)], kind="stack") if rows else None

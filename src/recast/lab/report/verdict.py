@@ -1,4 +1,4 @@
-"""What the numbers of a run allow to say: one sentence, what is behind it, and no more than that."""
+"""State what the numbers of a run support: a headline, and the numbers behind it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ from recast.lab.report.load import Run
 from recast.lab.statistics import mean_interval
 from recast.lab.suites import METRICS
 
-EXACT = 1e-5
-"""Largest relative error of the outputs that still counts as the same function (fp32)."""
-LISTED = 4
-"""Differences of recipes that are named; of more, their number is told."""
+EXACT = 1e-5  # largest relative error of the outputs of the same function (fp32)
+LISTED = 4  # differences between recipes that are named
 
 
 def accuracy(run: Run, model: str) -> float:
-    """Top-1 (mIoU, box AP) of an arm in percent: from rows.csv, otherwise the last validation of its training."""
+    """Return top-1 (mIoU, box AP) of an arm in percent, from rows.csv, else from its last validation."""
     measured = run.value(model, *run.main)
     if math.isfinite(measured):
         return measured
@@ -38,26 +36,25 @@ def accuracy(run: Run, model: str) -> float:
 
 
 def test_images(run: Run) -> int:
-    """How many images the clean accuracy was measured on, 0 if unknown."""
+    """Return the number of images behind the clean accuracy; 0 if unknown."""
     row = run.row("recast", *run.main)
     return row.n if row else 0
 
 
 def harmed(run: Run) -> list[str]:
-    """The trained arms that are shown to end below the parent as it was.
+    """Return the trained arms that end significantly below the parent before fine-tuning.
 
-    By the paired interval; where there is none by that of a difference as if the arms had seen different images,
-    1.96 √(Σ p (100 − p) / n), which is wider.
+    The test is the paired 95 % interval, else the wider unpaired one, ± 1.96 √(Σ p (100 − p) / n).
     """
     if "parent" not in words(run).others or run.epochs == 0:
         return []
     arms = []
     for arm in ("finetuned", "recast"):
         paired = run.difference("parent", *run.main) if arm == "recast" else None
-        rows = [row for one in ("parent", arm) if (row := run.row(one, *run.main)) and row.n and run.task.counts_images]
+        rows = [row for name in ("parent", arm) if (row := run.row(name, *run.main)) and row.n]
         if paired is not None:
             high = paired.high
-        elif len(rows) == 2:
+        elif len(rows) == 2 and run.task.counts_images:
             error = 1.96 * math.sqrt(sum(max(row.value * (100 - row.value), 0) / row.n for row in rows))
             high = rows[1].value - rows[0].value + error
         else:
@@ -67,8 +64,10 @@ def harmed(run: Run) -> list[str]:
 
 
 def kept_predictions(run: Run) -> tuple[int, int]:
-    """(predictions that agree with the parent's, images) of verify.json; of a detector, whose boxes have no likeliest
-    class, all where the outputs are the same to the bit."""
+    """Return (predictions equal to the parent's, images) of verify.json.
+
+    Detectors have no likeliest class: all predictions count as equal if the outputs are bitwise equal.
+    """
     assert run.verify is not None
     images, share = int(number(run.verify["images"])), number(run.verify["argmax_agreement"])
     share = 1.0 if math.isnan(share) and run.verify["bitwise"] is True else share
@@ -76,7 +75,7 @@ def kept_predictions(run: Run) -> tuple[int, int]:
 
 
 def is_exact(run: Run) -> bool:
-    """The recast model started as its parent: every prediction the same and the outputs equal to rounding."""
+    """Return True if the recast model started as its parent: equal predictions, and outputs equal up to rounding."""
     if run.verify is None:
         return False
     same, images = kept_predictions(run)
@@ -84,37 +83,35 @@ def is_exact(run: Run) -> bool:
 
 
 class Verdict(NamedTuple):
-    """What stands at the top of the page."""
+    """The headline of a page and the sentences with its numbers."""
 
     headline: str
-    """One short sentence."""
     numbers: str
-    """The sentences behind it."""
 
 
 def verdict(run: Run) -> Verdict:
-    """What a run allows to say."""
+    """Return the verdict on a run."""
     if run.is_plain:
         trained = f"trained for {formats.plural(run.epochs, 'epoch')}" if run.epochs else "not trained"
         reached = _reaches(run, accuracy(run, "finetuned"))
-        return Verdict("Nothing was recast.", f"The network alone, {trained}, {reached}.")
+        return Verdict("Nothing was recast.", f"The network, {trained}, {reached}.")
     headline, reached = _end(run)
     began = _became(run) if run.is_scheduled else _start(run)
     return Verdict(headline, " ".join(part for part in (reached, _attention(run), f"{began}.") if part))
 
 
 def _attention(run: Run) -> str:
-    """Whether attention was at work, as a sentence of its own: where it slept, nothing here is evidence about it."""
-    found = Wakefulness.of(run.metrics[-1].layers) if run.epochs and run.metrics else None
-    if found is None:
+    """Return a sentence on how many heads attend; if none does, the run is no evidence about attention."""
+    state = Wakefulness.of(run.metrics[-1].layers) if run.epochs and run.metrics else None
+    if state is None:
         return ""
-    text = str(found)
-    return f" {text[0].upper()}{text[1:]}{': no evidence about attention' if found.slept else ''}."
+    text = str(state)
+    return f"{text[0].upper()}{text[1:]}{': no evidence about attention' if state.slept else ''}."
 
 
 def _start(run: Run) -> str:
     if run.verify is None:
-        return "How the recast model started was not measured (no verify.json)"
+        return "Whether the recast model started as its parent was not measured (no verify.json)"
     same, images = kept_predictions(run)
     error = f"max relative error {formats.error(number(run.verify['max_relative_error']))}"
     counts = f"{same:,}{NBSP}of{NBSP}{images:,}"
@@ -125,9 +122,9 @@ def _start(run: Run) -> str:
 
 
 def _became(run: Run) -> str:
-    """How many layers became attention, and when: verify.json only describes the network before training."""
+    """Return how many layers became attention, and when; verify.json only covers the network before training."""
     if run.switching is None:
-        return "When layers became attention was not written down (no schedule.json)"
+        return "When layers became attention is unknown (no schedule.json)"
     epochs = [switch.epoch for switch in run.switching.switches]
     when = f" from epoch{NBSP}{epochs[0]} to epoch{NBSP}{epochs[-1]}" if epochs else ""
     if len(set(epochs)) == 1:
@@ -138,15 +135,15 @@ def _became(run: Run) -> str:
 
 def _reaches(run: Run, value: float) -> str:
     label = METRICS[run.main[1]].in_text
-    what = f"a{'n' * label.startswith('m')} {label} of " * (not run.task.counts_images)
-    return f"reaches {what}{formats.percent(value)}"
+    metric = f"a{'n' * label.startswith('m')} {label} of " * (not run.task.counts_images)
+    return f"reaches {metric}{formats.percent(value)}"
 
 
 def _end(run: Run) -> Verdict:
     recast, finetuned, parent = (accuracy(run, arm) for arm in ("recast", "finetuned", "parent"))
     if run.epochs == 0:
-        standing = f"As it stands it {_reaches(run, recast)}." if math.isfinite(recast) else ""
-        return Verdict("The recast network has not been trained.", standing)
+        numbers = f"Untrained, it {_reaches(run, recast)}." if math.isfinite(recast) else ""
+        return Verdict("The recast network has not been trained.", numbers)
     planned = run.recipe.epochs
     count = f"{run.epochs} of {planned} epochs" if planned > run.epochs else formats.plural(run.epochs, "epoch")
     if not math.isfinite(recast):
@@ -158,7 +155,7 @@ def _end(run: Run) -> Verdict:
         if "recast" in worse:
             return Verdict(_fallen(parent, recast), f"{reached}.{advice}")
         if math.isfinite(parent) and "parent" in names.others:
-            caution = "more training alone may explain that" if recast > parent else "that is no fair comparison"
+            caution = "more training alone may explain that" if recast > parent else "this is no fair comparison"
             reached += f", {_against(recast - parent, 'its parent')}; {caution}"
         return Verdict(f"Nothing to compare with: there is no run of {names.control}.", f"{reached}.")
     headline = f"The recast network ends {_against(recast - finetuned, names.control)}."
@@ -166,7 +163,7 @@ def _end(run: Run) -> Verdict:
     if run.task.counts_images and (counted := round(abs(recast - finetuned) / 100 * test_images(run))):
         behind = f"{counted:,}{NBSP}of{NBSP}{test_images(run):,} images; "
     paired = run.difference("finetuned", *run.main)
-    if paired is not None and paired.low < paired.high:  # equal where no image of these changed sides
+    if paired is not None and paired.low < paired.high:  # equal if no prediction changed
         behind = f"95 % interval {formats.interval(paired.low, paired.high)}, over the images; "
         if not formats.leaves_out_zero(paired.low, paired.high):
             headline = f"The recast network is not shown to differ from {names.control}."
@@ -174,27 +171,28 @@ def _end(run: Run) -> Verdict:
     if "recast" in worse and (by_training or _shown(run) >= 0):
         headline = _fallen(parent, recast, finetuned if "finetuned" in worse else math.nan)
     elif worse == ["finetuned"]:
-        headline = f"{headline[:-1]}, which training made worse."
+        headline = f"{headline[:-1]}, which fine-tuning made worse."
     difference = formats.signed(recast - finetuned, 2 if abs(recast - finetuned) < 0.095 else 1)
     reached += f", against {formats.percent(finetuned)}: {difference} points"
-    return Verdict(headline, f"{reached} ({behind}one seed: a first look, not evidence).{advice}")
+    return Verdict(headline, f"{reached} ({behind}one seed: preliminary).{advice}")
 
 
 def _advice(run: Run) -> str:
-    """What to try where an arm ends below the parent as it was."""
+    """Return what to try if an arm ends below the parent before fine-tuning."""
     paired = run.difference("parent", *run.main) if "recast" in harmed(run) else None
     gap = f" ({formats.signed(paired.value)}, {formats.interval(paired.low, paired.high)})" if paired else ""
     return (
-        f" The parent as it was has {formats.percent(accuracy(run, 'parent'))}{gap}. Try a lower --lr (here "
-        f"{run.recipe.optim.lr:g}), the augmentation that the parent was trained with, or more --epochs."
+        f" Before fine-tuning, the parent has {formats.percent(accuracy(run, 'parent'))}{gap}. Try a lower --lr (here "
+        f"{run.recipe.optim.lr:g}), the augmentation of the parent's training, or more --epochs."
     )
 
 
 def _fallen(parent: float, recast: float, finetuned: float = math.nan) -> str:
     both = math.isfinite(finetuned)
-    fell = f"{formats.percent(parent)} fell to {formats.percent(recast)}"
-    fell += f", and to {formats.percent(finetuned)} without attention" if both else ""
-    return f"Training made the {'networks' if both else 'recast network'} worse than the parent as it was: {fell}."
+    fall = f"{formats.percent(parent)} fell to {formats.percent(recast)}"
+    fall += f", and to {formats.percent(finetuned)} without attention" if both else ""
+    networks = "networks" if both else "recast network"
+    return f"Training made the {networks} worse than the parent before fine-tuning: {fall}."
 
 
 def _against(difference: float, other: str) -> str:
@@ -204,7 +202,7 @@ def _against(difference: float, other: str) -> str:
 
 
 def joint_verdict(runs: Sequence[Run]) -> Verdict:
-    """What several runs allow to say."""
+    """Return the verdict on several runs."""
     rest = [run for run in runs if not run.is_plain]
     if not rest:
         return Verdict(f"None of these {len(runs)} runs recast anything.", "")
@@ -228,20 +226,22 @@ def joint_verdict(runs: Sequence[Run]) -> Verdict:
                 ends = f"ends below {names.parent}: training made it worse"
                 spread += f" against {names.control}, {formats.signed(mean)} ({formats.interval(low, high)}) against "
                 spread += names.parent
-        return Verdict(f"Over {len(runs)} seeds the recast network {ends}.", f"In the mean {spread}. {start}")
+        return Verdict(
+            f"Over {len(runs)} seeds the recast network {ends}.", f"The mean difference is {spread}. {start}"
+        )
     signs = [_shown(run) for run, gap in zip(runs, gaps["finetuned"], strict=True) if math.isfinite(gap)]
     above, below, none = (signs.count(sign) for sign in (1, -1, 0))
-    headline = f"The recast network is shown to end above {names.control} in {above} of {compared} runs."
+    headline = f"The recast network ends significantly above {names.control} in {above} of {compared} runs."
     if worse := sum("recast" in harmed(run) for run in runs):
-        headline = f"In {worse} of {len(runs)} runs training made the recast network worse than the parent as it was."
-    behind = f"It is shown to end below in {below}; in {none} no difference is shown."
+        headline = f"In {worse} of {len(runs)} runs training made the recast network worse than {names.parent}."
+    behind = f"It ends significantly below in {below}; in {none} there is no significant difference."
     if unknown := sum(run.difference("finetuned", *run.main) is None for run in runs):
-        behind += f" Intervals are missing of {unknown} (recast evaluate)."
+        behind += f" {unknown} have no interval (run recast evaluate)."
     return Verdict(headline, f"{behind} {start}")
 
 
 def _shown(run: Run) -> int:
-    """1 where the recast network ends above the fine-tuned one and the interval of that leaves out 0, −1 below."""
+    """Return 1 or −1 if the recast network ends significantly above or below the fine-tuned one, else 0."""
     paired = run.difference("finetuned", *run.main)
     if paired is None or not formats.leaves_out_zero(paired.low, paired.high):
         return 0
@@ -249,7 +249,7 @@ def _shown(run: Run) -> int:
 
 
 def _joint_start(runs: Sequence[Run]) -> str:
-    """How many began as their parents, and how many were recast during training."""
+    """Return how many runs started as their parents, and how many were recast during training."""
     before = [run for run in runs if not run.is_scheduled]
     parts = []
     if before:
@@ -261,18 +261,18 @@ def _joint_start(runs: Sequence[Run]) -> str:
 
 
 def why_no_mean(runs: Sequence[Run]) -> str:
-    """Why the runs have no mean, in one sentence; empty where they are one recipe with different seeds.
+    """Return why the runs cannot be averaged; empty if they are one recipe with different seeds.
 
-    Paths count by their last name only: the same file may lie anywhere.
+    Paths are compared by their last component.
     """
     if len(runs) < 2:
         return "A mean needs at least two runs."
     if len({run.data_key for run in runs}) > 1:
-        return "No mean is given: these runs are of different data."
+        return "No mean: the runs use different data."
     counts = sorted({row.n for run in runs for row in run.rows if row.suite == run.main[0]})
     if len(counts) > 1:
-        found = " and ".join(f"{count:,}" for count in counts)
-        return f"No mean is given: these runs were measured on different numbers of images ({found})."
+        numbers = " and ".join(f"{count:,}" for count in counts)
+        return f"No mean: the runs were measured on different numbers of images ({numbers})."
     may_differ = {*how_it_runs(), "seed", "compile"}
     recipes = [{key: value for key, value in flat(run.recipe).items() if key not in may_differ} for run in runs]
     for recipe, key in product(recipes, map(".".join, paths())):
@@ -281,10 +281,10 @@ def why_no_mean(runs: Sequence[Run]) -> str:
     keys = {key for recipe in recipes for key in recipe}
     differ = sorted(key for key in keys if any(recipe.get(key) != recipes[0].get(key) for recipe in recipes))
     if differ:
-        return f"No mean is given: these runs differ in more than the seed ({listed(differ, LISTED)})."
+        return f"No mean: the runs differ in more than the seed ({listed(differ, LISTED)})."
     if len({run.epochs for run in runs}) > 1:
-        return "No mean is given: these runs have not been trained for the same number of epochs."
+        return "No mean: the runs were trained for different numbers of epochs."
     seeds = [run.recipe.seed for run in runs]
     if len(set(seeds)) < len(seeds):
-        return "No mean is given: some of these runs have the same seed, so a mean would count one result twice."
+        return "No mean: some runs have the same seed, so a mean would count a result twice."
     return ""

@@ -1,6 +1,6 @@
 "use strict";
-/* Colours that colour-blind readers can tell apart: cividis for weights from 0 up; for signed ones blue to orange,
-   through the page's own background, so that 0 is quiet in light and dark. */
+/* Colour-blind safe palettes: cividis for weights from 0 up; blue to orange for signed weights, through the background
+   of the page, so that 0 is quiet in light and dark mode. */
 const Colors = (() => {
   const POSITIVE = ["#00224d", "#002d69", "#1a386f", "#31436c", "#434e6b", "#52596c", "#61646f", "#6e7073", "#7c7b78",
     "#8b8778", "#9b9376", "#aba072", "#bbad6c", "#ccbb63", "#dec957", "#efd846", "#fde737"];
@@ -32,8 +32,8 @@ const Colors = (() => {
     draw(canvas, values, rows, columns, (value) => Math.max(-1, Math.min(1, value / limit)), signed, see, false);
   }
 
-  // Draws a map from its smallest to its largest weight, signed ones as far as the larger of both; over the photo with
-  // an opacity of its own: where little weight lies, the photo is as bright as it is.
+  // Draws a map from its smallest to its largest weight, a signed one symmetrically around 0. Over the photo, the opacity
+  // grows with the weight, so that the photo keeps its brightness where there is little weight.
   function lay(canvas, values, rows, columns, signed, photo) {
     const { least, most, even } = Maps.range(values);
     const size = Math.max(-least, most) || 1;
@@ -61,7 +61,7 @@ const Colors = (() => {
      near 1 and the rest a thousand times smaller: each map's largest is left out, and saturates. */
   function limitOf(maps) {
     const rest = [];
-    const stride = Math.ceil(maps.length * maps[0].length / 50000); // of very many weights a part tells enough
+    const stride = Math.ceil(maps.length * maps[0].length / 50000); // a sample of very many weights is enough
     let largest = 0;
     for (const values of maps) {
       let [top, at] = [-1, -1];
@@ -74,7 +74,7 @@ const Colors = (() => {
     return (limit > 1e-5 * largest ? limit : largest) || 1;
   }
 
-  // Whether most maps would be blank on a scale they share: nothing but their largest weight reaches a tenth of it.
+  // True if most maps would be blank on a shared scale: only their largest weight reaches a tenth of it.
   function mostBlank(maps, limit) {
     const isBlank = (values) => values.reduce((count, value) => count + (Math.abs(value) > 0.1 * limit), 0) < 2;
     return maps.filter(isBlank).length > maps.length / 2;

@@ -1,5 +1,5 @@
 "use strict";
-/* Attention maps from what the page stores (recast.explain.scene): a query's weights over the pixels of a layer's input.
+/* Attention maps from what the page stores (recast.lab.explain.scene): a query's weights over the pixels of a layer's input.
 
    gpsa:  A = c_S·S + c_G·G + c_C·C   S one-hot at the tap, G a Gaussian around Δ over the padded grid, C stored
    maps, classes:  stored as they are
@@ -23,9 +23,9 @@ const Maps = (() => {
     return { ...packed, data: null, scale, low, shares, bytes: new Uint8Array(all, head * maps) };
   }
 
-  function nearest(values, wanted) {
+  function nearest(values, target) {
     let best = 0;
-    for (let i = 1; i < values.length; i++) if (Math.abs(values[i] - wanted) < Math.abs(values[best] - wanted)) best = i;
+    for (let i = 1; i < values.length; i++) if (Math.abs(values[i] - target) < Math.abs(values[best] - target)) best = i;
     return best;
   }
 
@@ -79,11 +79,11 @@ const Maps = (() => {
 
   const views = (layer) => (layer.kind === "gpsa" ? ["mix", "position", "content"] : ["mix"]);
 
-  // what the maps are called: those of a picture where they depend on it; none where they are taps
+  // names of the maps: of the picture if they depend on it; empty if they are taps
   const names = (layer, stored) => (stored.names.length ? stored.names : layer.names);
   const heads = (layer, stored) => names(layer, stored).length || layer.offsets.length;
 
-  // the smallest and the largest weight; even: all one weight, as far as a byte tells
+  // smallest and largest weight; even: all equal to the precision of a byte
   function range(values) {
     let [least, most] = [Infinity, -Infinity];
     for (const value of values) [least, most] = [Math.min(least, value), Math.max(most, value)];
@@ -109,7 +109,7 @@ const Maps = (() => {
     return out;
   }
 
-  // Whether weights below zero can occur: the linear gate's shares may leave [0, 1]; of other layers the maps say so.
+  // True if weights may be negative: shares of the linear gate may leave [0, 1]; other layers store it with their maps.
   function isSigned(layer, view, stored) {
     if (layer.kind !== "gpsa") return stored.signed;
     if (view === "content") return false;

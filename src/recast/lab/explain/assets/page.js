@@ -1,5 +1,5 @@
 "use strict";
-/* The page: what is chosen (picture, state, layer, view, query, head), and drawing it. */
+/* The page: the selection (picture, state, layer, view, query, head), and drawing it. */
 const page = (() => {
   const scene = JSON.parse(document.getElementById("data").textContent);
   const by = (id) => document.getElementById(id);
@@ -10,9 +10,9 @@ const page = (() => {
   let drawing = Promise.resolve();
 
   const VIEWS = {
-    mix: ["Whole", "what the layer uses"],
-    position: ["Position", "the tap and its Gaussian alone"],
-    content: ["Content", "what pixels look like, alone"],
+    mix: ["Whole", "the map that the layer uses"],
+    position: ["Position", "only the tap and its Gaussian"],
+    content: ["Content", "only the similarity of pixels"],
   };
   const element = (tag, properties = {}, ...children) => {
     const made = Object.assign(document.createElement(tag), properties);
@@ -124,8 +124,8 @@ const page = (() => {
     for (const input of by("scales").querySelectorAll("input")) input.checked = String(each) === input.value;
     const names = Maps.names(of, from);
     const laid = of.kind === "classes";
-    const told = from.names.length > 0; // names of this image's own say too what fell on the token
-    shown = { of, maps, names, told, query, view, each, limits, limit: common, signed: Maps.isSigned(of, view, from) };
+    const namesState = from.names.length > 0; // names of this image already state the attention on the token
+    shown = { of, maps, names, namesState, query, view, each, limits, limit: common, signed: Maps.isSigned(of, view, from) };
     const gridKey = `${chosen.state}/${name()}${laid || from.names.length ? `/${chosen.picture}/${chosen.photo}` : ""}`;
     if (grid.dataset.key !== gridKey) makeGrid(of, from);
     grid.dataset.key = gridKey;
@@ -151,7 +151,7 @@ const page = (() => {
     by("chosen").textContent = Words.head(shown, chosen.head);
   }
 
-  // whether the image takes a query, and how it says so
+  // the image accepts a query, or shows the chosen map
   function drawStage(of) {
     const takes = Boolean(of) && of.kind !== "classes";
     const stage = by("stage");
@@ -174,19 +174,19 @@ const page = (() => {
       return;
     }
     bar.style.background = Colors.gradient(shown.signed);
-    const end = shown.each ? "each head’s own" : number(shown.limit);
+    const end = shown.each ? "per head" : number(shown.limit);
     low.textContent = shown.signed ? (shown.each ? "−" : `≤ −${end}`) : "0";
     high.textContent = shown.each ? end : `≥ ${end}`;
   }
 
   function drawPredictions() {
     const at = picture();
-    const found = at.predictions[chosen.state];
-    const arms = Object.keys(scene.arms).filter((arm) => found[arm]);
+    const predictions = at.predictions[chosen.state];
+    const arms = Object.keys(scene.arms).filter((arm) => predictions[arm]);
     by("predictions").hidden = !arms.length;
     by("predictions").replaceChildren(element("h2", {}, "Predictions", element("span", { textContent: Words.SCALES[scene.scale] })), ...arms.map((arm) => {
       const chip = element("span", { className: `chip ${arm}`, ariaHidden: "true" });
-      const list = element("ol", { className: `top ${arm}` }, ...found[arm].map(([label, p]) => {
+      const list = element("ol", { className: `top ${arm}` }, ...predictions[arm].map(([label, p]) => {
         const bar = element("i", { ariaHidden: "true" });
         bar.style.width = scene.scale === "logits" ? "0" : `${100 * p}%`;
         const right = label === at.label ? element("em", { textContent: " ✓", title: "the image’s label" }) : "";
@@ -194,16 +194,16 @@ const page = (() => {
       }));
       return element("div", { className: "arm" }, element("h3", {}, chip, scene.arms[arm]), list);
     }));
-    by("verdict").textContent = Words.verdict(scene, arms, found, at);
+    by("verdict").textContent = Words.verdict(scene, arms, predictions, at);
   }
 
   function drawPicture() {
     const at = picture();
     by("image").src = at.src;
-    by("image").alt = `${at.name}${at.label === null ? "" : `, labelled ${at.label}`}: what the network sees, ${at.size[0]}×${at.size[1]} pixels`;
+    by("image").alt = `${at.name}${at.label === null ? "" : `, label ${at.label}`}: network input, ${at.size[0]}×${at.size[1]} pixels`;
     by("stage").style.aspectRatio = `${at.size[1]} / ${at.size[0]}`;
     by("stage").classList.toggle("small", Math.max(...at.size) < 128);
-    const facts = [`${at.name}, ${at.size[0]}×${at.size[1]} as the network sees it`, ...(at.label === null ? [] : [`labelled ${at.label}`])];
+    const facts = [`${at.name}, network input ${at.size[0]}×${at.size[1]}`, ...(at.label === null ? [] : [`label ${at.label}`])];
     by("about").textContent = `${facts.join(", ")}.`;
     by("notes").replaceChildren(...[...at.notes, ...scene.notes].map((note) => element("p", { className: "note", textContent: note })));
   }
@@ -227,7 +227,7 @@ const page = (() => {
   function choose(change) {
     const had = hasClasses();
     Object.assign(chosen, change);
-    // over the image lies the first map of a layer without a query, unless it was taken off; of others none at first
+    // the first map of a layer without a query lies over the image until it is removed; other layers start with none
     if (!("head" in change) && (had !== hasClasses() || ("layer" in change && hasClasses() && chosen.head > 0))) chosen.head = hasClasses() ? 0 : -1;
     if ("picture" in change) drawPicture();
     if ("picture" in change || "state" in change) drawPredictions();
@@ -291,8 +291,8 @@ const page = (() => {
     if (scene.home) Object.assign(by("home"), { href: scene.home, hidden: false });
     choices("layers", "layer", scene.order.map((layer, i) => [String(i), layer]));
     choices("views", "view", Object.entries(VIEWS).map(([view, [text, title]]) => [view, text, title]));
-    choices("scales", "each", [["false", "All heads", "one scale for all heads of the layer"], ["true", "Each head", "every head has its own"]]);
-    choices("photos", "photo", [["true", "Over the photo", "the larger a weight, the less of the grey photo shows"], ["false", "Alone", "the map without the photo"]]);
+    choices("scales", "each", [["false", "All heads", "one scale for all heads of the layer"], ["true", "Each head", "one scale per head"]]);
+    choices("photos", "photo", [["true", "Over the photo", "larger weights hide more of the grey photo"], ["false", "Alone", "the map without the photo"]]);
     by("layers").hidden = scene.order.length < 1;
     const kinds = scene.states.flatMap((state) => Object.values(state.layers)).map((of) => of.kind);
     for (const part of document.querySelectorAll(".of-queries")) part.hidden = kinds.every((kind) => kind === "classes");
@@ -301,12 +301,12 @@ const page = (() => {
     by("epoch").max = scene.states.length - 1;
     by("thumbs").hidden = scene.pictures.length < 2;
     by("thumbs").append(...scene.pictures.map((at, i) => {
-      const button = element("button", { type: "button", title: at.name }, element("img", { src: at.src, alt: at.label === null ? at.name : `${at.name}, labelled ${at.label}` }));
+      const button = element("button", { type: "button", title: at.name }, element("img", { src: at.src, alt: at.label === null ? at.name : `${at.name}, label ${at.label}` }));
       button.addEventListener("click", () => choose({ picture: i }));
       return button;
     }));
     by("made").hidden = !scene.facts.length;
-    by("made").querySelector("dl").append(...scene.facts.flatMap(([what, said]) => [element("dt", { textContent: what }), element("dd", { textContent: said })]));
+    by("made").querySelector("dl").append(...scene.facts.flatMap(([term, value]) => [element("dt", { textContent: term }), element("dd", { textContent: value })]));
     by("formula").textContent = Words.formula(scene);
     listen();
     Colors.whenSchemeChanges(() => choose({}));
@@ -326,7 +326,7 @@ const page = (() => {
   }
 
   // for tests and measurements: `ready` when the first maps are drawn, at `readyAt` milliseconds after the navigation
-  const told = { scene, chosen, choose, drawn: () => drawing, maps: () => shown, readyAt: null };
-  told.ready = start().then(() => { told.readyAt = performance.now(); });
-  return told;
+  const state = { scene, chosen, choose, drawn: () => drawing, maps: () => shown, readyAt: null };
+  state.ready = start().then(() => { state.readyAt = performance.now(); });
+  return state;
 })();

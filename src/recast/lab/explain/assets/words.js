@@ -1,5 +1,5 @@
 "use strict";
-/* What the page says: numbers, places of taps, sentences. */
+/* Text of the page: numbers, names of taps, sentences. */
 const Words = (() => {
   const ARROWS = { "-1,-1": "↖", "-1,0": "↑", "-1,1": "↗", "0,-1": "←", "0,0": "•", "0,1": "→", "1,-1": "↙", "1,0": "↓", "1,1": "↘" };
 
@@ -11,10 +11,10 @@ const Words = (() => {
     return (x < 0 && Number(text) ? "−" : "") + text.replace("e-", "e−").replace("e+", "e");
   };
 
-  const SCALES = { softmax: "softmax: one class is right", sigmoid: "sigmoid: each on its own", logits: "logits, as they are" };
+  const SCALES = { softmax: "softmax over exclusive classes", sigmoid: "sigmoid per class", logits: "logits" };
   const value = (scene, p) => (scene.scale === "logits" ? precise(p, 3) : percent(p));
 
-  // two numbers, with as many digits as tell them apart
+  // two numbers with enough digits to differ
   const precise = (x, digits) => (x !== 0 && Math.abs(x) < 1e-3 ? x.toExponential(digits - 1) : String(Number(x.toPrecision(digits)))).replaceAll("-", "−");
   const pair = (least, most) => {
     const digits = [2, 3, 4, 5].find((digits) => digits === 5 || least.toPrecision(digits) !== most.toPrecision(digits));
@@ -38,27 +38,27 @@ const Words = (() => {
     return { value: values[at], row: Math.floor(at / columns), column: at % columns };
   }
 
-  // of the chosen map: where its colours begin and end, its largest weight
-  function range({ of, maps, names, signed, told }, chosen) {
+  // the chosen map: range of its colours, largest weight
+  function range({ of, maps, names, signed, namesState }, chosen) {
     const { least, most, even } = Maps.range(maps[chosen]);
     const top = largest(maps[chosen], of.keys[1][2]);
     const name = capital(names[chosen] || "");
-    if (even) return `${name}: an even map, every weight is ${precise(most, 2)}.`;
+    if (even) return `${name}: a uniform map, every weight is ${precise(most, 2)}.`;
     const drawn = signed ? "colours end at the largest, of either sign" : "drawn from its smallest to its largest (min–max)";
     const outside = 1 - maps[chosen].reduce((sum, value) => sum + value, 0);
-    const spread = (most - least) / (Math.abs(most + least) || 1); // half the range, of the middle
-    const flat = !signed && spread < 0.05 ? ` Nearly even: no weight is further than ${percent(spread)} from the middle of them; the colours make small differences large.` : "";
-    const rest = !signed && !told && outside > 0.01 ? ` ${percent(outside)} falls on tokens, not on the image.` : "";
+    const spread = (most - least) / (Math.abs(most + least) || 1); // half the range, relative to the middle
+    const flat = !signed && spread < 0.05 ? ` Nearly uniform: all weights are within ${percent(spread)} of their middle; the colours exaggerate the differences.` : "";
+    const rest = !signed && !namesState && outside > 0.01 ? ` ${percent(outside)} falls on tokens, not on the image.` : "";
     return `${name}: weights from ${pair(least, most).join(" to ")}, ${drawn}.${flat}${rest} Largest at row ${top.row + 1}, column ${top.column + 1} of ${of.keys[0][2]}×${of.keys[1][2]}.`;
   }
   const capital = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}`;
 
-  // of the chosen head: gates, largest weight, what falls on the padding
+  // the chosen head: gates, largest weight, weight on the padding
   function head(shown, chosen) {
     const { of, maps, names } = shown;
     const isClasses = of.kind === "classes";
     if (chosen < 0 || chosen >= maps.length) {
-      return isClasses ? "Choose a map to lay it over the image. Each is drawn from its own smallest weight to its own largest." : "Choose a head to lay its map over the image.";
+      return isClasses ? "Choose a map to lay it over the image. Each map is drawn from its smallest weight to its largest." : "Choose a head to lay its map over the image.";
     }
     if (isClasses) return range(shown, chosen);
     const values = maps[chosen];
@@ -71,43 +71,43 @@ const Words = (() => {
       `${(of.kind === "gpsa" || !shown.signed) && outside > 0.01 ? `; ${percent(outside)} falls on ${of.offsets.length ? "the padding around the image" : "the tokens before the patches"}` : ""}.`;
   }
 
-  // why a layer has no maps at a state
+  // reason why a layer has no maps in a state
   function absent(scene, at, name) {
-    if (!scene.order.length) return "This network has no recast layer, no attention pooling and no attention over tokens whose maps could be drawn: only its predictions are shown. recast.attention_pool_(model), or recast train attention_pool_quick, gives it a pooling that can be looked at.";
+    if (!scene.order.length) return "This network has no recast layer, no attention pooling and no attention over tokens, so only its predictions are shown. To add attention pooling, use recast.attention_pool_(model) or recast train attention_pool_quick.";
     const epoch = scene.states[at].epoch;
     const later = scene.states.find((state, i) => i > at && state.layers[name]);
     const convolution = later && later.layers[name].offsets.length;
     return `At epoch ${epoch}, ${name} ${convolution ? "is still a convolution: it " : ""}has no attention maps.` + (later ? ` It has them at epoch ${later.epoch}.` : "");
   }
 
-  // who says what, in one sentence
-  function verdict(scene, arms, found, at) {
+  // predictions of all networks in one sentence
+  function verdict(scene, arms, predictions, at) {
     if (!arms.length) return `Where the network looks in ${at.name}`;
     const yes = (of) => of.filter(([, p]) => p >= 0.5).map(([label]) => label).join(", ") || (of.length === 1 ? `not ${of[0][0]}` : "none of its classes");
     const top = ([[label, p]]) => (scene.scale === "logits" ? `${label} ${value(scene, p)}` : label);
-    const best = arms.map((arm) => (scene.scale === "sigmoid" ? yes : top)(found[arm]));
-    const own = arms.indexOf("recast") < 0 ? arms.length - 1 : arms.indexOf("recast");
+    const best = arms.map((arm) => (scene.scale === "sigmoid" ? yes : top)(predictions[arm]));
+    const main = arms.indexOf("recast") < 0 ? arms.length - 1 : arms.indexOf("recast");
     const label = at.label === null ? "" : ` The label is ${at.label}.`;
-    const many = { 2: "Both networks say", 3: "All three networks say" }[arms.length];
-    if (many && new Set(best).size === 1) return `${many} ${best[0]}${best[0] === at.label ? ", as it is labelled." : `.${label}`}`;
-    const others = arms.map((arm, i) => [arm, i]).filter(([, i]) => i !== own).map(([arm, i]) => {
-      const who = { parent: "the parent", finetuned: "the fine-tuned parent" }[arm] || scene.arms[arm];
-      return `${who} ${best[i]}`;
+    const many = { 2: "Both networks predict", 3: "All three networks predict" }[arms.length];
+    if (many && new Set(best).size === 1) return `${many} ${best[0]}${best[0] === at.label ? ", which is the label." : `.${label}`}`;
+    const others = arms.map((arm, i) => [arm, i]).filter(([, i]) => i !== main).map(([arm, i]) => {
+      const name = { parent: "the parent", finetuned: "the fine-tuned parent" }[arm] || scene.arms[arm];
+      return `${name} ${best[i]}`;
     });
-    return `${arms.length > 1 ? scene.arms[arms[own]] : "The network"} says ${[best[own], ...others].join(", ")}.${label}`;
+    return `${arms.length > 1 ? scene.arms[arms[main]] : "The network"} predicts ${[best[main], ...others].join(", ")}.${label}`;
   }
 
   function formula(scene) {
     const all = scene.states.flatMap((state) => Object.values(state.layers));
-    const said = [];
-    if (all.some((of) => of.shift)) said.push("A = (1−γ)·[(1−s)·S + s·G] + γ·C: γ is the gate of the content map C, s how far the tap has spread to a Gaussian of span 1/α. At γ = s = 0 a head is its tap of the convolution. Both are free: below 0 a gate subtracts its map, and what a head gives to its maps sums to one, so that single weights may be negative or above 1.");
-    if (all.some((of) => of.kind === "gpsa" && !of.shift)) said.push("A = σ(λ)·G + (1−σ(λ))·C: 1−σ(λ) is the share of content, 1/α the span of the Gaussian.");
-    if (all.some((of) => of.kind === "maps" && of.offsets.length)) said.push("C-MHSA: position is a learned bias inside the softmax of the content, so only the whole can be shown.");
-    if (all.some((of) => of.kind !== "classes")) said.push("With a query, a map shows how a head weighs the pixels (or patches) of its layer’s input for the outlined one. Colours end before the largest weights do, so that small ones can be seen.");
-    if (Object.values(scene.states).some((state) => Object.entries(state.layers).some(([name, of]) => of.kind === "classes" && name !== "Grad-CAM"))) said.push("Without a query, a map shows how a token of the network weighs the places of the image: one that everything is pooled into, one for each class, or the class token in each head. It is drawn from its own smallest weight to its own largest, over the grey image, so that colours of two maps cannot be compared; the numbers below can. What falls on the token itself is left out.");
-    if (scene.order.includes("Grad-CAM")) said.push("Grad-CAM is no attention: the last map’s channels are added up by how much they raise the logit of the class named, and what lowers it is 0. The classes are the likeliest of the network whose heads are shown, in every network the same.");
-    if (all.length) said.push("A place of an inner layer has seen its surroundings: a map tells where the network looks there, and proves nothing about what its answer depends on.");
-    return said.join(" ");
+    const parts = [];
+    if (all.some((of) => of.shift)) parts.push("A = (1−γ)·[(1−s)·S + s·G] + γ·C: γ is the gate of the content map C, and s is how far the tap has spread to a Gaussian of span 1/α. At γ = s = 0 a head equals its tap of the convolution. Both are unbounded: a negative gate subtracts its map. The weights of a head sum to one, but single weights may be negative or above 1.");
+    if (all.some((of) => of.kind === "gpsa" && !of.shift)) parts.push("A = σ(λ)·G + (1−σ(λ))·C: 1−σ(λ) is the share of content, and 1/α is the span of the Gaussian.");
+    if (all.some((of) => of.kind === "maps" && of.offsets.length)) parts.push("C-MHSA: position is a learned bias inside the softmax of the content, so only the whole map can be shown.");
+    if (all.some((of) => of.kind !== "classes")) parts.push("With a query, a map shows how a head weighs the pixels (or patches) of its layer’s input for the outlined one. The largest weights saturate the colour scale, so that small weights stay visible.");
+    if (Object.values(scene.states).some((state) => Object.entries(state.layers).some(([name, of]) => of.kind === "classes" && name !== "Grad-CAM"))) parts.push("Without a query, a map shows how a token weighs the places of the image: a single pooling token, a token per class, or the class token in each head. It is drawn over the grey image from its smallest weight to its largest. Colours of two maps cannot be compared; the numbers below them can. Attention on the token itself is not drawn.");
+    if (scene.order.includes("Grad-CAM")) parts.push("Grad-CAM is not attention: it sums the channels of the last map, weighted by how much they raise the logit of the class, and clips negative values to 0. All networks show the same classes, the likeliest of the network whose heads are shown.");
+    if (all.length) parts.push("A position in an inner layer already contains information from its surroundings: a map shows where a layer looks, not what the prediction depends on.");
+    return parts.join(" ");
   }
 
   return { SCALES, number, value, pair, percent, tap, range, tapInWords, largest, head, absent, verdict, formula };

@@ -1,5 +1,5 @@
 "use strict";
-// Values where the reader points, taps or walks with the arrow keys, and figures in large. The page is complete without.
+// Tooltips by pointer, touch and arrow keys, and enlarged figures. The page also works without this script.
 (() => {
   const tip = document.createElement("div");
   tip.className = "tip";
@@ -39,13 +39,13 @@
   function enliven(svg) {
     const hits = [...svg.querySelectorAll(".hit")];
     if (!hits.length) return;
-    // The browser's own tooltip would stand over ours, and a second late.
+    // replace the browser's own tooltip, which would cover ours
     for (const hit of hits) {
       const title = hit.querySelector("title");
       if (title) hit.dataset.tip = title.textContent, title.remove();
     }
     svg.tabIndex = 0;
-    svg.setAttribute("aria-description", "Arrow keys go from value to value.");
+    svg.setAttribute("aria-description", "Use the arrow keys to move between values.");
     const point = event => show(nearest(svg, event.clientX, event.clientY));
     svg.addEventListener("pointermove", point);
     svg.addEventListener("pointerdown", point);
@@ -96,7 +96,7 @@
     });
     figure.append(button);
   }
-  // A link into a fold opens it; what is printed is open.
+  // links open the fold they point into; printing opens all folds
   function reveal(link) {
     const target = document.getElementById(decodeURIComponent(new URL(link).hash.slice(1)));
     if (!target) return;
@@ -107,8 +107,8 @@
   document.addEventListener("click", event => { const link = event.target.closest?.('a[href^="#"]'); if (link) reveal(link.href); });
   reveal(location.href);
   let shut = [];
-  addEventListener("beforeprint", () => { shut = [...document.querySelectorAll("details:not([open])")]; for (const one of shut) one.open = true; });
-  addEventListener("afterprint", () => { for (const one of shut) one.open = false; });
+  addEventListener("beforeprint", () => { shut = [...document.querySelectorAll("details:not([open])")]; for (const fold of shut) fold.open = true; });
+  addEventListener("afterprint", () => { for (const fold of shut) fold.open = false; });
 
   addEventListener("pointerdown", event => { if (!event.target.closest?.("svg")) show(null); });
 })();
