@@ -32,7 +32,7 @@ import recast
 import recast.papers  # registers the networks
 from recast.analysis.records import Wakefulness
 from recast.analysis.wakefulness import wakefulness
-from recast.lab.data.digits import _canvases, _classes, _images, read_digits
+from recast.lab.data.digits import as_rgb, draw_canvases, draw_classes, read_digits
 from recast.lab.data.seeding import choose_balanced, hold_out
 
 ONE = {"content_heads": "middle", "gaussian_heads": "none"}
@@ -74,8 +74,8 @@ def digits(name: str, count: int, dev: int, seed: int) -> tuple[Tensor, Tensor, 
     parts: list[Tensor] = []
     for which, size in ((~is_dev, count), (is_dev, dev)):
         generator = torch.Generator().manual_seed(100 + len(parts))
-        classes, answers = _classes(name, size, generator)
-        images = _images(_canvases(grey[which, 0], labels[which], classes, generator), answers)
+        classes, answers = draw_classes(name, size, generator)
+        images = as_rgb(draw_canvases(grey[which, 0], labels[which], classes, generator), answers)
         pixels = torch.stack([torch.as_tensor(images[i][0]) for i in range(size)])
         parts += [(pixels - 0.057) / 0.202, answers]
     return parts[0], parts[1], parts[2], parts[3]

@@ -49,10 +49,10 @@ def test_coarse_and_fine_labels_are_of_the_same_images(mapping: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("fine,coarse\na,x\nb,x\na,y\n", "line 4: class 'a' is in 'x' and in 'y', expected one"),
-        ("fine,coarse\na,\n", "line 2: fine or coarse is empty"),
-        ("", "missing: fine, coarse"),
-        ("fine,coarse\na,x,y\n", "line 2: more cells than columns"),
+        ("fine,coarse\na,x\nb,x\na,y\n", "class 'a' is in 'x' and in 'y', expected one"),
+        ("fine,coarse\na,\n", "class 'a' has no coarse name"),
+        ("fine,fine,coarse\na,b,x\n", "columns fine and coarse"),
+        ("fine,coarse\na,x,y\n", "line 2: expected 2 cells"),
     ],
 )
 def test_bad_files_of_coarse_classes(text: str, message: str, tmp_path: Path) -> None:
@@ -74,12 +74,12 @@ def test_ranks_of_inaturalist() -> None:
 @pytest.mark.parametrize(
     ("config", "classes", "message"),
     [
-        (DataConfig("digits", labels="coarse"), ["0"], "digits has no coarse classes of its own: give"),
-        (DataConfig("cifar100", labels="coarse"), ["apple", "pie"], "cifar100 has no coarse classes of its own"),
-        (DataConfig("digits", coarse_file="a", rank="genus"), ["0"], "give one of them"),
-        (DataConfig("digits", coarse_file="absent.csv"), ["0"], "no such file of coarse classes: absent.csv"),
-        (DataConfig("digits", rank="folder"), ["0"], "is for folders COARSE/FINE/IMAGE"),
-        (DataConfig("digits", rank="genus"), ["7"], "reads iNaturalist's class names, .* got '7'"),
+        (DataConfig("digits", labels="coarse"), ["0"], "digits has no coarse classes"),
+        (DataConfig("cifar100", labels="coarse"), ["apple", "pie"], "cifar100 has no coarse classes"),
+        (DataConfig("digits", coarse_file="a", rank="genus"), ["0"], "set one of them"),
+        (DataConfig("digits", coarse_file="absent.csv"), ["0"], "no such file: absent.csv"),
+        (DataConfig("digits", rank="folder"), ["0"], "requires folders COARSE/FINE/IMAGE"),
+        (DataConfig("digits", rank="genus"), ["7"], "requires iNaturalist's class names, .* got '7'"),
         (DataConfig("torch/inaturalist", rank="class"), [NAME.format("")], "rank=class is empty in the class name"),
         (DataConfig("folder", rank="folder"), ["a/x", "b/x"], "class 'x' is in 'a' and in 'b'"),
     ],
@@ -100,5 +100,5 @@ def test_folders_of_two_levels(tmp_path: Path) -> None:
     data = load_data(config)
     assert (data.classes, data.train.labels.tolist()) == (["bird", "fish"], [0, 0, 1])
     config.rank = None
-    with pytest.raises(RecastError, match="folder has no coarse classes of its own"):
+    with pytest.raises(RecastError, match="folder has no coarse classes"):
         load_data(config)
