@@ -94,7 +94,7 @@ def test_a_damaged_file_is_measured_anew(digits: Data, tmp_path: Path, spy: Any)
     for damaged in (whole[: len(whole) // 2], b"not a zip", bytes(listed)):
         path.write_bytes(damaged)
         model = spy()
-        with pytest.warns(UserWarning, match=rf"{path.name} is damaged .*: measured anew"):
+        with pytest.warns(UserWarning, match=rf"{path.name} is damaged .*: measuring again"):
             assert run(model, digits, tmp_path) == expected
         assert model.seen == 50
 

@@ -163,8 +163,7 @@ class ImageTensors(LabelledImages):
         seeds = drawn_seeds(len(pixels)) if seeds is None else seeds
         if only_shifts(self.augment):
             return shift_and_flip(pixels, torch.as_tensor(seeds), self.augment).float().div_(255), labels
-        images = (Image.fromarray(image.numpy()) for image in pixels.permute(0, 2, 3, 1).contiguous())
-        return self.prepared(images, seeds), labels
+        return self.prepared(map(self.open, indices), seeds), labels
 
     def open(self, index: int) -> Image.Image:
         """Return the stored RGB image."""

@@ -116,7 +116,9 @@ def resize_and_crop(image: Image.Image, img_size: int, crop_pct: float | None = 
     return resize_to(image, (img_size, img_size), crop_pct or crop_fraction(img_size))
 
 
-def resize_to(image: Image.Image, size: tuple[int, int], share: float, how: Image.Resampling = BICUBIC) -> Image.Image:
+def resize_to(
+    image: Image.Image, size: tuple[int, int], share: float, resample: Image.Resampling = BICUBIC
+) -> Image.Image:
     """Resize to the smallest image that covers (height, width)/share, and cut the centre (height, width)."""
     image = middle(image)
     height, width = size
@@ -126,7 +128,7 @@ def resize_to(image: Image.Image, size: tuple[int, int], share: float, how: Imag
     else:
         resized = wide, int(wide * image.height / image.width)
     if resized != image.size:
-        image = image.resize(resized, how)
+        image = image.resize(resized, resample)
     left, top = round((image.width - width) / 2), round((image.height - height) / 2)
     return image.crop((left, top, left + width, top + height))
 

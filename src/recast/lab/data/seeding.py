@@ -119,8 +119,8 @@ def choose_fraction(labels: Tensor, fraction: float) -> Tensor:
     The images of a smaller fraction are among those of a larger one.
     """
     _, classes = shuffled_classes(labels, 0)
-    chosen = [of_class[: max(1, round(fraction * len(of_class)))] for of_class in classes]
-    return torch.cat([torch.empty(0, dtype=torch.long), *chosen]).sort().values
+    parts = [of_class[: max(1, round(fraction * len(of_class)))] for of_class in classes]
+    return torch.cat([torch.empty(0, dtype=torch.long), *parts]).sort().values
 
 
 def hold_out(labels: Tensor, fraction: float) -> tuple[Tensor, Tensor]:

@@ -85,11 +85,25 @@ def class_images(
 
 
 def load_data(config: DataConfig, augment: AugmentConfig | None = None) -> Data:
-    """Load a data set by name, with augmented training images (`augment` None: the defaults of the data set).
+    """Load a data set by name.
 
-    Subsets (num_train, num_val, data_fraction) and splits are class-balanced and always the same. Raises RecastError
-    for an unknown name, a missing folder, a class without images, a label out of range, an unreadable archive or
-    image (of those decoded here), or an unknown policy.
+    Subsets (num_train, num_val, data_fraction) and splits are class-balanced and always the same.
+
+    Args:
+        config: name, folder, sizes and subsets.
+        augment: of the training images; None: the defaults of the data set.
+
+    Returns:
+        Training and validation images, class names and normalisation.
+
+    Raises:
+        RecastError: for an unknown name, a missing folder, a class without images, a label out of range, an unreadable
+            archive or image (of those decoded here), or an unknown policy.
+
+    Example:
+        >>> data = recast.lab.data.load_data(recast.lab.config.DataConfig("digits"))
+        >>> len(data.train), len(data.val), data.val[0][0].shape
+        (1297, 500, torch.Size([3, 32, 32]))
     """
     prefix, slash, rest = config.name.partition("/")
     sources = _SOURCES | {name: task.find for task in TASKS.values() for name in task.data_sets}

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from recast.errors import RecastError, first_line, listed, printable
-from recast.lab.data.images import is_hidden, is_image_name, open_image
+from recast.errors import RecastError, listed, printable
+from recast.lab.data.images import decode_errors, is_hidden, is_image_name, open_image
 
 
 class Listing(NamedTuple):
@@ -170,10 +170,8 @@ class Archive(Files):
 
     def __call__(self, name: str) -> Image.Image:
         where = f"{self.top}: {name}"
-        try:
+        with decode_errors(where):
             content = self.file.read(name)
-        except Exception as error:  # damaged data can raise anything in the decompressor
-            raise RecastError(f"cannot read image {where}: {first_line(error)}") from None
         return open_image(io.BytesIO(content), where)
 
 
