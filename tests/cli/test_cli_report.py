@@ -40,3 +40,21 @@ def test_two_saved_networks_are_compared_on_the_same_images(
     assert "mine.html" in refused(
         "report", "--compare", "a.safetensors", "b.safetensors", *DIGITS, "--out", "mine.html"
     )
+
+
+def test_a_network_that_states_no_normalisation_gets_that_of_the_data(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    network = "nn.Sequential(nn.Conv2d(3, 10, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())"
+    (tmp_path / "mine.py").write_text(f"from torch import nn\ndef build():\n    return {network}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import mine  # type: ignore[import-not-found]
+
+    recast.save(mine.build(), tmp_path / "own.safetensors", {"name": "mine:build"})
+    how = {"name": "timm:digits_resnet", "kwargs": {"num_classes": 10}}
+    recast.save(timm.create_model("digits_resnet", num_classes=10), tmp_path / "a.safetensors", how)
+    done = cli("report", "--compare", "a.safetensors", "own.safetensors", *DIGITS, "--trust")
+    assert done.code == 0, done.err
+    assert "own.safetensors states no normalisation" in done.err
+    assert "a.safetensors states" not in done.err

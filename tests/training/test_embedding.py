@@ -124,7 +124,7 @@ def test_training_goes_on_bit_for_bit(
     recipe = small_recipe(embedding=config, save_steps=1)
     goes_on(small_fit, lambda: headed(config), "update", 8, recipe=recipe)
     one, other = (
-        torch.load(states(tmp_path / folder)[-1], weights_only=True)["embedding"] for folder in ("run", "straight")
+        torch.load(states(tmp_path / folder)[-1], weights_only=True)["loss"] for folder in ("run", "straight")
     )
     assert one["memory"].equal(other["memory"])
     torch.testing.assert_close(one["memory"].norm(dim=1), torch.ones(40))
@@ -140,7 +140,7 @@ def test_dino_learns_without_labels_and_goes_on_bit_for_bit(goes_on: Callable[..
     head = embedding_head(model)
     assert head is not None
     torch.testing.assert_close(head.predictor.last.weight.norm(dim=1), torch.ones(6))  # type: ignore[union-attr]
-    state = torch.load(states(tmp_path / "run")[-1], weights_only=True)["embedding"]
+    state = torch.load(states(tmp_path / "run")[-1], weights_only=True)["loss"]
     assert (len(state["memory"]), state["center"].shape) == (0, (6,))
     assert state["center"].any()
     data = small_data()

@@ -16,7 +16,15 @@ from torch.nn import functional as F
 
 from recast.errors import RecastError
 from recast.io import save
-from recast.lab.config import AugmentConfig, DataConfig, DistillConfig, OptimConfig, Recipe, RegularizationConfig
+from recast.lab.config import (
+    AugmentConfig,
+    DataConfig,
+    DistillConfig,
+    EmbeddingConfig,
+    OptimConfig,
+    Recipe,
+    RegularizationConfig,
+)
 from recast.lab.data import Data
 from recast.lab.evaluation.run_folder import open_run
 from recast.lab.tasks import scenes
@@ -139,6 +147,7 @@ REFUSED = {
     "mixup": {"augment": AugmentConfig(mixup=0.2)},
     "bce": {"regularization": RegularizationConfig(loss="bce")},
     "distill": {"distill": DistillConfig("parent")},
+    "embedding": {"embedding": EmbeddingConfig("mlp")},
 }
 
 

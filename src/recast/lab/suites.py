@@ -27,6 +27,11 @@ class Metric:
     """For who meets the word for the first time."""
 
     @property
+    def in_text(self) -> str:
+        """The label inside a sentence: `box AP`, `mIoU`."""
+        return self.label[0].lower() + self.label[1:] if self.label[1:2].islower() else self.label
+
+    @property
     def is_accuracy(self) -> bool:
         """A share of right answers, in percent."""
         return self.unit == "%" and not self.lower_is_better

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -74,7 +75,8 @@ def _compare(options: ReportOptions) -> int:
 
     out = Path(options.out or "compare.html")
     config = DataConfig(options.data, options.data_dir, img_size=options.img_size)
-    sentence = compare(options.runs, config, out, options.trust)
+    say = lambda text: print(f"note: {text}", file=sys.stderr)  # noqa: E731
+    sentence = compare(options.runs, config, out, options.trust, say=say)
     if options.json:
         print_json({"report": str(out), "verdict": sentence})
     else:

@@ -115,41 +115,53 @@ def evaluate_run(
     check_suites(suites)
     folder = Path(folder)
     with locked(folder):
-        _provenance(folder)  # what cannot be added to is found before anything is measured
-        for name, kind in (("rows.csv", Row), ("differences.csv", Difference)):
-            if (folder / name).is_file():
-                read_records(folder / name, kind)
+        _check_files(folder)
         run = open_run(folder)
-        data, recipe = run.data, run.recipe
-        check_task(suites, data.task, data.name)
-        check_same(folder, data, goes_on=False)
-        if options.labels not in (None, recipe.data.labels):
-            if others := [name for name in suites if "labels" not in evaluator(name).uses]:
-                raise RecastError(
-                    f"{folder} was trained with {recipe.data.labels} labels: {others[0]} cannot be measured with "
-                    f"labels={options.labels}, only knn, retrieval, linear, separability and tsne can"
-                )
-            data = load_data(replace(recipe.data, labels=options.labels), recipe.augment)
-        context = open_context(run.models, data, batch_size, device, options, workers)
-        if has_new_parent(recipe, folder):
-            context = replace(context, untaught=frozenset({"parent"}))
-        if "recast" in run.models:
-            epochs = [("recast", epoch, partial(_kept_model, run, path)) for epoch, path in run.kept.items()]
-            context = replace(context, epochs=epochs)
-        scores = run.folder / "scores"
-        if again:
-            for name in suites:
-                shutil.rmtree(scores / name, ignore_errors=True)
-        results = Results()
+        check_task(suites, run.data.task, run.data.name)
+        check_same(folder, run.data, goes_on=False)
+        data = _labelled(run, suites, options)
+        kept = run.kept.items() if "recast" in run.models else ()
+        context = replace(
+            open_context(run.models, data, batch_size, device, options, workers),
+            untaught=frozenset({"parent"} if has_new_parent(run.recipe, folder) else ()),
+            epochs=[("recast", epoch, partial(_kept_model, run, path)) for epoch, path in kept],
+        )
+        scores, results = folder / "scores", Results()
+        for name in suites if again else ():
+            shutil.rmtree(scores / name, ignore_errors=True)
         # What shares a pass is measured together, and each group is written as soon as it is there.
         for together in groups(suites):
             begin = time.time()
-            found = measure(context, together, run=run.folder.resolve().name, cache=scores, progress=progress)
+            measured = measure(context, together, run=folder.resolve().name, cache=scores, progress=progress)
             context.store.clear()  # what one group keeps may fill the memory
-            _write(run, found, together, context, command, time.time() - begin)
-            results.extend(found)
+            _write(run, measured, together, context, command, time.time() - begin)
+            results.extend(measured)
         data.task.draw(run, context, suites)
         return results
+
+
+def _check_files(folder: Path) -> None:
+    """Raise RecastError for files that results cannot be added to, before anything is measured."""
+    _provenance(folder)
+    for name, kind in (("rows.csv", Row), ("differences.csv", Difference)):
+        if (folder / name).is_file():
+            read_records(folder / name, kind)
+
+
+def _labelled(run: Run, suites: Sequence[str], options: Options) -> Data:
+    """The data of a run, with the labels that the options ask for.
+
+    Raises RecastError for suites of what the network says of an image, which needs the labels that it was taught.
+    """
+    config = run.recipe.data
+    if options.labels in (None, config.labels):
+        return run.data
+    if others := [name for name in suites if "labels" not in evaluator(name).uses]:
+        raise RecastError(
+            f"{run.folder} was trained with {config.labels} labels: {others[0]} cannot be measured with "
+            f"labels={options.labels}, only knn, retrieval, linear, separability and tsne can"
+        )
+    return load_data(replace(config, labels=options.labels), run.recipe.augment)
 
 
 def _kept_model(run: Run, path: Path) -> nn.Module:

@@ -7,12 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 from recast.errors import RecastError
 from recast.files import check_ours, check_place, write_text
 
 __all__ = ["results_of", "write_report"]
+
+
+def check_packages() -> None:
+    """Raise RecastError unless the packages that draw a page are there."""
+    for name in ("matplotlib", "jinja2"):
+        try:
+            import_module(name)
+        except ModuleNotFoundError:
+            raise RecastError(f"a report needs {name}: pip install {name}") from None
 
 
 def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figures: Path | str | None = None) -> Path:
@@ -39,14 +49,10 @@ def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figu
     if out is not None:
         check_place(target, "the report", "report.html")
     check_ours(target)
-    try:
-        from recast.lab.report.export import check_folder, write_figures
-        from recast.lab.report.load import read_run
-        from recast.lab.report.page import group_parts, render, run_part
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] not in {"matplotlib", "jinja2"}:
-            raise
-        raise RecastError(f"a report needs {error.name}: pip install {error.name}") from None
+    check_packages()
+    from recast.lab.report.export import check_folder, write_figures
+    from recast.lab.report.load import read_run
+    from recast.lab.report.page import group_parts, render, run_part
 
     if figures is not None:
         check_folder(Path(figures))

@@ -21,6 +21,7 @@ from recast.lab.report.load import Run
 from recast.lab.report.maps import GATES, first_map, image_maps, map_charts
 from recast.lab.report.neighbours import draw_neighbours
 from recast.lab.report.switches import switch_part
+from recast.lab.report.table import Table
 from recast.lab.report.tables import head_table, left_by_reason, plan_table, runs_table, seeds_table
 from recast.lab.report.verdict import joint_verdict, verdict, why_no_mean
 
@@ -145,16 +146,13 @@ def group_parts(runs: Sequence[Run]) -> list[Part]:
 
 def render(parts: Sequence[Part], groups: Sequence[Part]) -> str:
     """The page of parts that were read."""
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=FunctionLoader(_source)
-    )
     runs = [part["run"] for part in parts]
     first, several = runs[0], len(runs) > 1
     script = _source("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
-    return environment.get_template("page.html.j2").render(
+    return _filled(
+        "page.html.j2",
         title=f"Recast report: {len(runs)} runs" if several else f"Recast report: {first.title.partition(',')[0]}",
-        style=Markup(_source("page.css")),
         script=Markup(script),
         script_digest=digest,
         several=several,
@@ -164,6 +162,19 @@ def render(parts: Sequence[Part], groups: Sequence[Part]) -> str:
         glossary=glossary(runs),
         costs={cost: label.partition(",")[0] for cost, (label, _) in COSTS.items()},
     )
+
+
+def render_comparison(sentences: Sequence[str], table: Table, note: str) -> str:
+    """The page of networks that belong to no run: what may be said of them, and what was measured."""
+    return _filled("compare.html.j2", sentences=sentences, table=table, note=note)
+
+
+def _filled(template: str, **values: Any) -> str:
+    """A page of a template, with the style of all of them."""
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=FunctionLoader(_source)
+    )
+    return environment.get_template(template).render(style=Markup(_source("page.css")), **values)
 
 
 def _source(name: str) -> str:

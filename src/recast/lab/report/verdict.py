@@ -17,6 +17,7 @@ from recast.lab.report.formats import NBSP
 from recast.lab.report.labels import words
 from recast.lab.report.load import Run
 from recast.lab.statistics import mean_interval
+from recast.lab.suites import METRICS
 
 EXACT = 1e-5
 """Largest relative error of the outputs that still counts as the same function (fp32)."""
@@ -138,8 +139,8 @@ def _became(run: Run) -> str:
 
 
 def _reaches(run: Run, value: float) -> str:
-    label = run.judged
-    what = f"a{'n' * label.startswith('m')} {label[0].lower()}{label[1:]} of " * (not run.task.counts_images)
+    label = METRICS[run.main[1]].in_text
+    what = f"a{'n' * label.startswith('m')} {label} of " * (not run.task.counts_images)
     return f"reaches {what}{formats.percent(value)}"
 
 

@@ -41,8 +41,10 @@ class StatefulLoss(Protocol):
 
     step: int
     """Number of the step that comes next, over the whole run from 0."""
-    evaluated: nn.Module | None
-    """The network that is measured and kept in place of the one that is trained; None: that one."""
+
+    @property
+    def evaluated(self) -> nn.Module | None:
+        """The network that is measured and kept in place of the one that is trained; None: that one."""
 
     def __call__(self, outputs: Any, images: Tensor, targets: Tensor) -> Tensor: ...
 

@@ -199,8 +199,7 @@ class Journal:
         train = "before training  " if row.train_loss is None else f"train loss {row.train_loss:.3f} "
         text = f"{self.name:>9}  epoch {row.epoch:>3}/{self.recipe.epochs}  {train} "
         metric = task_of(self.recipe).main[1]
-        label = METRICS[metric].label
-        reached = f"{label[0].lower()}{label[1:]} {row.metrics[metric]:.2f} %"
+        reached = f"{METRICS[metric].in_text} {row.metrics[metric]:.2f} %"
         text += f"val loss {row.val_loss:.3f}  {reached}  {row.seconds:.1f} s"
         if row.train_loss is not None:
             text += f"  {row.images_per_second:,.0f} images/s  data {row.data_wait:.0%}"

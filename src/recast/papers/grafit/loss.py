@@ -147,9 +147,13 @@ class EmbeddingLoss(nn.Module):
         if self.config.instance_weight or self.is_dino:
             self.target = ModelEmaV3(student, decay=self.config.target_decay).requires_grad_(False)
             train_mode(set_drop_path_(self.target.module, 0.0), recipe)
-        self.evaluated = self.target.module if self.is_dino and self.target is not None else None
         self._seen: list[tuple[Tensor, Tensor]] = []
         self._centers: list[Tensor] = []
+
+    @property
+    def evaluated(self) -> nn.Module | None:
+        """DINO's moving average."""
+        return self.target.module if self.is_dino and self.target is not None else None
 
     def forward(self, outputs: tuple[Tensor, Tensor, Tensor], images: Tensor, indices: Tensor) -> Tensor:
         """The mean of L over a part: T views (B·T, …) side by side of the training images number `indices` (B,)."""

@@ -11,7 +11,7 @@ from torch import nn
 
 from recast.errors import RecastError
 from recast.lab.data.shards import ImageStream
-from recast.lab.tasks import Loss, register
+from recast.lab.tasks import Loss, register, task_of_data
 from recast.lab.tasks.classify import Classify
 from recast.papers.grafit.head import add_embedding_, without_embedding, without_probe
 from recast.papers.grafit.loss import EmbeddingLoss
@@ -29,6 +29,7 @@ class Embed(Classify):
     keeps_network = False
 
     def clashes(self, recipe: Recipe) -> Iterator[tuple[bool, str]]:
+        yield from task_of_data(recipe.data).clashes(recipe)
         config, augment = recipe.embedding, recipe.augment
         for used, value in (
             ("augment.mixup", augment.mixup > 0),
