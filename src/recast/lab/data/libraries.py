@@ -52,8 +52,8 @@ def _read(dataset: Any, where: str, index: int) -> Image.Image:
         image = dataset[index][0]
         if isinstance(image, Image.Image):
             return to_rgb(image)
-        with image:
-            return open_image(image, name)
+    with image:
+        return open_image(image, name)
 
 
 def _images(dataset: Any, labels: Tensor, where: str) -> ImageFiles:
