@@ -41,10 +41,10 @@ from timing import RESULTS, write_table
 from recast.analysis.records import Wakefulness
 from recast.lab.config import AugmentConfig, DataConfig, OptimConfig, Recipe
 from recast.lab.data import load_data
+from recast.lab.data.sources import labelled_images
 from recast.lab.experimental.ranking import Ranking, rank
 from recast.lab.recipe import load_recipe
 from recast.lab.recipes import make_recipe
-from recast.lab.training.prepare import labelled_images
 from recast.lab.training.run import train
 from recast.layers.config import RecastConfig
 from recast.models.build import build

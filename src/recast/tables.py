@@ -15,7 +15,7 @@ from recast.files import replaced
 from recast.reading import decode, read_bytes
 
 T = TypeVar("T")
-Cell = str | int | float | bool | None
+Scalar = str | int | float | bool | None
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Table:
 
     name: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[Scalar, ...], ...]
 
     @classmethod
     def of(cls, name: str, kind: type[Any], lines: Iterable[Any]) -> Table:
@@ -77,7 +77,7 @@ def columns_of(kind: type[Any]) -> tuple[str, ...]:
     return tuple(column.name for column in fields(kind))
 
 
-def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
+def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Scalar]]) -> None:
     with replaced(path) as temporary:
         write_csv(temporary, columns, rows)
 
@@ -106,7 +106,7 @@ def _cells(path: Path) -> tuple[list[str], list[tuple[str, list[str]]]]:
     return columns, lines[1:]
 
 
-def _value(hint: Any, text: str, where: str) -> Cell:
+def _value(hint: Any, text: str, where: str) -> Scalar:
     """Convert a cell to the type `hint`; an empty one to None."""
     kind, *optional = get_args(hint) or (hint,)
     if optional and not text:
@@ -117,7 +117,7 @@ def _value(hint: Any, text: str, where: str) -> Cell:
         raise mismatch(where, describe(kind), text) from None
 
 
-def _short(cell: Cell) -> str:
+def _short(cell: Scalar) -> str:
     if isinstance(cell, bool):
         return "true" if cell else "false"
     return "" if cell is None else f"{cell:.6g}" if isinstance(cell, float) else str(cell)

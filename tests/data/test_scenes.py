@@ -9,16 +9,16 @@ import torch
 from recast.lab.config import DataConfig
 from recast.lab.data import Loader, load_data
 from recast.lab.data.digits import read_digits
-from recast.lab.tasks.scenes import CLASSES, DISTANT, FAR, SIDE, Scene, as_coco, draw_scene
+from recast.lab.tasks.scenes import CLASSES, DISTANT, FAR, SIDE, DrawnScene, as_coco, draw_scene
 
 
 @pytest.fixture(scope="module")
-def scenes() -> list[Scene]:
+def scenes() -> list[DrawnScene]:
     grey, labels, _ = (found.numpy() for found in read_digits())
     return [draw_scene(seed, grey[:, 0], labels) for seed in range(60)]
 
 
-def test_a_ring_is_what_the_far_bar_says(scenes: list[Scene]) -> None:
+def test_a_ring_is_what_the_far_bar_says(scenes: list[DrawnScene]) -> None:
     seen = set()
     for scene in scenes:
         kinds = ([CLASSES.index(name) for name in names] for names in (["bar"], DISTANT))
@@ -34,7 +34,7 @@ def test_a_ring_is_what_the_far_bar_says(scenes: list[Scene]) -> None:
     assert {CLASSES[i] for i in np.unique([scene.mask for scene in scenes])} == set(CLASSES)
 
 
-def test_objects_as_coco(scenes: list[Scene]) -> None:
+def test_objects_as_coco(scenes: list[DrawnScene]) -> None:
     coco = as_coco(scenes[:5])
     assert [one["name"] for one in coco["categories"]] == list(CLASSES[1:])
     for one in coco["annotations"]:

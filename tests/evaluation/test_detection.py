@@ -13,7 +13,14 @@ from recast.errors import RecastError
 from recast.lab.config import DataConfig
 from recast.lab.data import Data, load_data
 from recast.lab.evaluation.runner import evaluate, measure, open_context
-from recast.lab.tasks.detect.evaluation import ENLARGED, average_precisions, object_panels, rows_of, stacked, summarised
+from recast.lab.tasks.detect.evaluation import (
+    ENLARGED,
+    average_precisions,
+    object_panels,
+    scores_of,
+    stacked,
+    summarised,
+)
 from recast.lab.tasks.detect.objects import AS_IT_IS, Annotations, ObjectImages
 from recast.lab.tasks.predictions import draw_predictions
 
@@ -95,7 +102,7 @@ def of_coco(found: list[dict[str, Tensor]], objects: list[dict[str, Tensor]], wh
 
 def ours(found: list[dict[str, Tensor]], objects: list[dict[str, Tensor]], what: str) -> dict[str, float]:
     objects = [one | {"area": one[f"area_{what}"]} for one in objects]
-    rows = stacked(rows_of(found, objects, 3, what)).astype(np.float32).astype(np.float64)
+    rows = stacked(scores_of(found, objects, 3, what)).astype(np.float32).astype(np.float64)
     precisions = average_precisions(rows, np.ones((1, len(rows))), 3)
     return {name: float(value[0]) for name, value in summarised(precisions, CLASSES, {}).items()}
 

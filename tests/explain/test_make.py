@@ -16,11 +16,11 @@ from torch import nn
 
 from recast.analysis.grad_cam import grad_cam
 from recast.errors import RecastError
-from recast.lab.evaluation.run_folder import Run
+from recast.lab.evaluation.run_folder import OpenRun
 from recast.lab.explain.inputs import Input
 from recast.lab.explain.make import explain, make_scene
 from recast.lab.explain.pages import kept_states
-from recast.lab.explain.scene import percent
+from recast.lab.explain.scene import share_text
 from recast.layers.gpsa import GPSA
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
@@ -90,7 +90,7 @@ def test_grad_cam_of_every_arm_side_by_side() -> None:
         shares = {arm: one.eval()(image[None]).softmax(1)[0] for arm, one in arms.items()}
     best = shares["recast"].topk(3).indices
     assert stored.names == tuple(
-        f"{said[arm]}: {names[i]} {percent(float(shares[arm][i]))}" for arm in arms for i in best.tolist()
+        f"{said[arm]}: {names[i]} {share_text(float(shares[arm][i]))}" for arm in arms for i in best.tolist()
     )
     wanted = [grad_cam(one, image[None], best[None]) for one in arms.values()]
     assert [maps.shape[-2:] for maps in wanted if maps is not None] == [(4, 4), (8, 8)]
@@ -143,7 +143,7 @@ def test_many_kept_epochs_are_thinned_evenly(tmp_path: Path) -> None:
         (tmp_path / "checkpoints" / f"epoch-{epoch:04d}.safetensors").touch()
     (tmp_path / "checkpoints" / "epoch-x.safetensors").touch()
     recipe: Any = SimpleNamespace(epochs=100)
-    run = Run(tmp_path, recipe, cast(Any, None), {})
+    run = OpenRun(tmp_path, recipe, cast(Any, None), {})
     states, notes = kept_states(run)
     assert list(states) == [0, 10, 20, 30, 40, 50, 59, 69, 79, 89, 99, 100]
     assert states[100] is None  # the end is weights.safetensors itself

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from recast.analysis.record import Attention, class_maps, record
 from recast.errors import RecastError
 from recast.lab.explain import maps as module
-from recast.lab.explain.inputs import ranked
+from recast.lab.explain.inputs import likeliest
 from recast.lab.explain.maps import pool_layer, recast_layer, record_maps
-from recast.lab.explain.scene import Layer, Maps, Outputs, Prediction, percent
+from recast.lab.explain.scene import Layer, Maps, Outputs, Prediction, share_text
 from recast.layers.cmhsa import recast_layers
 from recast.layers.config import RecastConfig
 from recast.layers.gpsa import GPSA
@@ -127,7 +127,7 @@ def test_the_likeliest_classes() -> None:
     assert (layer.kind, layer.offsets, layer.padded) == ("classes", (), (4, 3))
     assert "one token a class, 2 heads (their mean)" in layer.description
     best = model(x).detach().softmax(1)[0].topk(3)
-    names = [f"animal {i} {percent(p)}" for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+    names = [f"animal {i} {share_text(p)}" for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
     assert list(stored["pool"].names) == names
     assert_stored(stored["pool"].values[:, 0, 0], class_maps(model, x)[0, best.indices].numpy())
     unnamed = recorded(model, x)[1]["pool"].names
@@ -148,11 +148,11 @@ def test_the_likeliest_classes() -> None:
 def test_one_output_is_a_sigmoid_and_more_are_what_is_asked(
     logits: list[float], outputs: Outputs | None, probabilities: list[float], values: list[str]
 ) -> None:
-    rows = ranked(torch.tensor([logits]), None, 5, outputs)
+    rows = likeliest(torch.tensor([logits]), None, 5, outputs)
     assert [row.probability for row in rows] == pytest.approx(probabilities, abs=1e-6)
     assert [row.value for row in rows] == values
     assert rows[0].number == logits.index(max(logits))  # also where both sigmoids are 1
-    assert ranked(torch.tensor([-8.0]), ["defect"], 5)[0].value == "0.0 %"  # its dimension squeezed
+    assert likeliest(torch.tensor([-8.0]), ["defect"], 5)[0].value == "0.0 %"  # its dimension squeezed
 
 
 def pool(maps: Tensor, own: float | None = None) -> Attention:
@@ -169,13 +169,13 @@ def test_outputs_that_rank_nothing_show_the_first_classes() -> None:
     assert len(stored.names) == len(layer.names) == 3
     best = [Prediction("four", 0.995, 4), Prediction("1", 0.004, 1)]
     assert pool_layer("pool", pool(maps), 5, best)[1].names == ("four 100 %", "class 1 0.4 %")
-    assert ranked(torch.zeros(1, 3, 2), None, 3) == ()
+    assert likeliest(torch.zeros(1, 3, 2), None, 3) == ()
     with pytest.raises(RecastError, match="2 names of classes for a network with 3 outputs"):
-        ranked(torch.zeros(1, 3), ["a", "b"], 3)
+        likeliest(torch.zeros(1, 3), ["a", "b"], 3)
     with pytest.raises(RecastError, match="softmax of one output"):
-        ranked(torch.zeros(1, 1), None, 3, "softmax")
+        likeliest(torch.zeros(1, 1), None, 3, "softmax")
     with pytest.raises(RecastError, match="softmax, sigmoid, logits, got 'tanh'"):
-        ranked(torch.zeros(1, 3), None, 3, "tanh")  # type: ignore[arg-type]
+        likeliest(torch.zeros(1, 3), None, 3, "tanh")  # type: ignore[arg-type]
     broken = PatchConvNet(16, 1, 7)
     torch.nn.init.constant_(broken.stem[0].weight, torch.nan)
     with pytest.raises(RecastError, match="pool has attention that is not finite"):

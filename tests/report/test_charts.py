@@ -22,7 +22,7 @@ from recast.lab.report.charts import DEPTHS, Chart
 from recast.lab.report.draw import Point, Series, series_chart
 from recast.lab.report.load import Run, read_run
 from recast.lab.report.maps import Attention, AttentionLayer
-from recast.lab.report.page import render, run_part
+from recast.lab.report.page import render_page, run_part
 from recast.tables import Table, write_table
 
 MakeRun = Callable[..., Path]
@@ -255,4 +255,4 @@ def test_the_plane_of_features(make_run: MakeRun) -> None:
         axes = Figure().add_subplot()
         curves.planes(replace(run, classes=classes))[0].panel(axes, {"ink": "black"})  # type: ignore[arg-type]
         assert [text.get_text() for text in axes.texts] == named
-    assert "Features on a plane" in render([run_part(run, "run1", 1)], [])
+    assert "Features on a plane" in render_page([run_part(run, "run1", 1)], [])

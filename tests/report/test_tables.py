@@ -16,7 +16,7 @@ from recast.lab.records import Difference, Row, write_records
 from recast.lab.report import formats
 from recast.lab.report.arms_table import LABELS, arms_table, heat_tables
 from recast.lab.report.load import Run, read_run
-from recast.lab.report.page import group_parts, render, run_part
+from recast.lab.report.page import group_parts, render_page, run_part
 from recast.lab.report.summary import missing, provenance, tiles, won_and_lost
 from recast.lab.report.table import Cell
 from recast.lab.report.tables import head_table, left_by_reason, seeds_table
@@ -247,7 +247,7 @@ def test_classes_have_a_table_of_their_own(make_run: MakeRun) -> None:
     text = evaluate.arms_table(run.rows)
     assert "detection ap@local" in text
     assert not any(name in text for name in ("disc", "ring"))
-    page = render([part := run_part(run, "run1", 1)], [])
+    page = render_page([part := run_part(run, "run1", 1)], [])
     assert [chart.title for chart in part["costs"]["macs"]] == ["Box AP", "Mask AP"]
     assert part["costs"]["macs"][0].rows[0][4:] == (5.0, 3.0, 8.0)
     assert next(figure.name for figure in part["figures"]()) == "accuracy_macs"

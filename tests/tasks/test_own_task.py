@@ -26,7 +26,7 @@ from recast.lab.evaluation.context import Batch, Score
 from recast.lab.evaluation.run_folder import evaluate_run
 from recast.lab.evaluation.suites import Evaluator
 from recast.lab.suites import METRICS, SUITES, Metric, Suite
-from recast.lab.tasks import TASKS, Loss, Meter, Task, register
+from recast.lab.tasks import TASKS, Loss, Meter, Task, register_task
 from recast.lab.training.run import train
 from recast.models.config import ModelConfig
 
@@ -114,7 +114,7 @@ class Regress(Task):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    task = register(Regress())
+    task = register_task(Regress())
     data = DataConfig("brightness", batch_size=20)
     optim = OptimConfig(lr=1e-2, warmup_epochs=0)
     recipe = Recipe(ModelConfig("digits_resnet"), data, optim=optim, where=["layer3.1.conv1"], epochs=4, device="cpu")

@@ -19,7 +19,7 @@ from small import assert_same, small_child, small_data, small_fit, small_parent,
 from recast.errors import RecastError
 from recast.lab import signals
 from recast.lab.config import AugmentConfig, RegularizationConfig
-from recast.lab.signals import stop_signals, undisturbed
+from recast.lab.signals import stop_signals, uninterrupted
 from recast.lab.training import loop
 from recast.lab.training.checkpoint import states
 from recast.lab.training.distributed import Interrupted
@@ -245,7 +245,7 @@ def test_a_second_ctrl_c_does_not_wait_and_others_do_nothing(monkeypatch: pytest
 
 def test_signals_wait_until_a_state_is_written() -> None:
     with stop_signals() as stop:
-        with undisturbed():
+        with uninterrupted():
             for _ in range(6):
                 signal.raise_signal(signal.SIGINT)
             assert not stop.is_set()

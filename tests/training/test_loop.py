@@ -21,7 +21,7 @@ from recast.lab.training import loop
 from recast.lab.training.checkpoint import states
 from recast.lab.training.distributed import Interrupted
 from recast.lab.training.loop import fit
-from recast.lab.training.metrics import measure
+from recast.lab.training.metrics import validate
 from recast.layers.gpsa import gpsa_layers
 
 CPU = torch.device("cpu")
@@ -29,7 +29,7 @@ AVERAGED = RegularizationConfig(ema_decay=0.5)
 
 
 def measured(model: nn.Module) -> tuple[float, float]:
-    return measure(model, small_data(), small_recipe(), CPU)
+    return validate(model, small_data(), small_recipe(), CPU)
 
 
 def test_a_recast_arm_has_every_row_and_every_file(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from recast.lab.training import prepare
 from recast.lab.training import run as run_module
 from recast.lab.training.checkpoint import states
 from recast.lab.training.distributed import Interrupted
-from recast.lab.training.metrics import measure, read_metrics
+from recast.lab.training.metrics import read_metrics, validate
 from recast.lab.training.run import train
 from recast.layers.config import RecastConfig, ScheduleConfig
 from recast.layers.gpsa import gpsa_layers
@@ -113,7 +113,7 @@ def test_the_recipe_is_complete_and_replays_from_anywhere(
     data = load_data(recipe.data)
     first, last = (read_metrics(moved / "metrics.jsonl")[i] for i in (0, -1))
     for model, row in ((build(recipe.model), first), (load(moved / "weights.safetensors"), last)):
-        assert measure(model, data, recipe, CPU)[0] == pytest.approx(row["val_loss"], rel=1e-6)
+        assert validate(model, data, recipe, CPU)[0] == pytest.approx(row["val_loss"], rel=1e-6)
     assert not hasattr(load(moved / "finetuned" / "weights.safetensors"), "recast_plan")
     train(recipe, tmp_path / "again", progress=False)
     for arm in (".", "finetuned"):

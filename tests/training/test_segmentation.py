@@ -30,7 +30,7 @@ from recast.lab.evaluation.run_folder import open_run
 from recast.lab.tasks import scenes
 from recast.lab.tasks.segment.networks import SceneFCN, UperNet
 from recast.lab.tasks.segment.pairs import IGNORE, ImagePairs
-from recast.lab.tasks.segment.training import AUXILIARY, pixel_loss
+from recast.lab.tasks.segment.training import AUXILIARY_WEIGHT, pixel_loss
 from recast.lab.training.loop import fit
 from recast.lab.training.metrics import read_metrics
 from recast.lab.training.optim import WarmupDecay
@@ -81,7 +81,7 @@ def test_the_loss_of_pixels(form: str) -> None:
 
     loss = pixel_loss(RegularizationConfig(), 3)
     if form == "dictionary":
-        wanted, outputs = by_hand(logits) + AUXILIARY * by_hand(aux), {"out": logits, "aux": aux}
+        wanted, outputs = by_hand(logits) + AUXILIARY_WEIGHT * by_hand(aux), {"out": logits, "aux": aux}
     elif form == "small":
         outputs = logits[:, :, ::2, ::2]
         wanted = by_hand(F.interpolate(outputs, (6, 8), mode="bilinear"))

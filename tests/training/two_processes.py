@@ -17,7 +17,7 @@ from torch import nn
 from recast.lab.config import EmbeddingConfig, Recipe, RegularizationConfig
 from recast.lab.training.distributed import Interrupted, is_first, process_group
 from recast.lab.training.loop import fit
-from recast.lab.training.metrics import measure
+from recast.lab.training.metrics import validate
 from recast.layers.config import ScheduleConfig
 from recast.papers.grafit.head import add_embedding_
 
@@ -74,7 +74,7 @@ def _count_images() -> float:
     nn.init.zeros_(always[1].weight)
     with torch.no_grad():
         always[1].bias.copy_(torch.tensor([50.0, 0.0, 0.0]))
-    return measure(always, small_data(ODD), small_recipe(), torch.device("cpu"))[1]
+    return validate(always, small_data(ODD), small_recipe(), torch.device("cpu"))[1]
 
 
 def _stop_in_the_second_process(folder: Path) -> None:

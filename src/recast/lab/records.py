@@ -91,7 +91,7 @@ class Switch:
 
 
 @dataclass
-class Probe:
+class GateProbe:
     """What a learned schedule compared after an epoch, as falls of the training loss in one epoch."""
 
     epoch: int
@@ -118,7 +118,7 @@ class Switching:
     """Of the whole training."""
     switches: list[Switch]
     """Those that have happened."""
-    probes: list[Probe]
+    probes: list[GateProbe]
 
     def to_dict(self) -> dict[str, Any]:
         """The content of schedule.json: the schedule's fields stand beside the others."""

@@ -61,7 +61,7 @@ def stop_signals() -> Iterator[Event]:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
     """Put signals off until the block ends, each kind once: an exception in torch's writer aborts the process."""
     late: set[int] = set()
     with _heard_by(lambda number, _frame: late.add(number), *_ending()):

@@ -161,7 +161,7 @@ def assemble(config: DataConfig, augment: AugmentConfig | None, source: Found) -
         parts.append(images)
     train, val = parts
     train = train.augmented(resolve(augment, train.img_size, crop=source.crop, flip=source.flip))
-    measured = measure(train, config.bad_image) if "data" in (config.mean, config.std) else source.norm
+    measured = measured_norm(train, config.bad_image) if "data" in (config.mean, config.std) else source.norm
     mean, std = (
         tuple(value if given == "data" else given or default)
         for given, value, default in zip((config.mean, config.std), measured, source.norm, strict=True)
@@ -172,7 +172,9 @@ def assemble(config: DataConfig, augment: AugmentConfig | None, source: Found) -
     return Data(source.name, train, val, classes, mean, std, train.img_size, coarse, tuple(bad), source.kinds)
 
 
-def measure(images: LabelledImages, bad_image: Literal["stop", "skip"]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def measured_norm(
+    images: LabelledImages, bad_image: Literal["stop", "skip"]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation of each channel over MEASURED images as validation sees them."""
     sums, count = torch.zeros(2, 3, dtype=torch.float64), 0
     for pixels, _ in islice(Loader(images.plain(), 64, shuffle_seed=0, bad_image=bad_image), MEASURED // 64):

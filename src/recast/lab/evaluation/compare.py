@@ -17,7 +17,7 @@ from recast.lab.evaluation.context import PixelModel
 from recast.lab.evaluation.runner import Results, measure, open_context
 from recast.lab.records import Difference
 from recast.lab.report import check_packages, formats
-from recast.lab.report.table import Cell, Group, Table
+from recast.lab.report.table import Cell, Group, PageTable
 from recast.lab.suites import METRICS
 from recast.models.build import input_defaults
 
@@ -91,7 +91,7 @@ def _sentence(gap: Difference, other: str, judged: str) -> str:
     return f"{judged} is {way if is_shown else 'not shown to differ from'} {other} ({interval})."
 
 
-def _table(results: Results, names: Mapping[str, str], gaps: Mapping[tuple[str, str], Difference]) -> Table:
+def _table(results: Results, names: Mapping[str, str], gaps: Mapping[tuple[str, str], Difference]) -> PageTable:
     """A row for every metric: the networks, and what the last one has more than the others."""
     values = {(row.model, row.metric): row.value for row in results.rows}
     others = [arm for arm in names if arm != "recast"]
@@ -103,4 +103,4 @@ def _table(results: Results, names: Mapping[str, str], gaps: Mapping[tuple[str, 
         for gap in (gaps[arm, metric] for arm in others):
             cells.append(Cell(formats.signed(gap.value, 2), (formats.interval(gap.low, gap.high, 2),)))
         rows.append(cells)
-    return Table("The networks compared", heads, [Group("", rows)])
+    return PageTable("The networks compared", heads, [Group("", rows)])

@@ -23,7 +23,7 @@ from recast.tables import Table, read_records
 from recast.tracing.timing import time_models
 
 if TYPE_CHECKING:
-    from recast.lab.evaluation.run_folder import Run
+    from recast.lab.evaluation.run_folder import OpenRun
 
 CHOSEN_ON = 512
 """Number of training images: half of them choose heads, all give BatchNorm's statistics."""
@@ -83,7 +83,7 @@ def fold_exactly(model: PixelModel) -> PixelModel:
     return folded
 
 
-def close_to(run: Run, heads: int) -> None:
+def close_to(run: OpenRun, heads: int) -> None:
     """Close heads of a run's recast network in place until `heads` are open, in the order of its frontier.csv.
 
     Raises RecastError if RUN/analysis/frontier.csv is missing, belongs to another network, or has no such point.

@@ -25,7 +25,7 @@ from recast.lab.data.fingerprint import check_classes, check_same
 from recast.lab.device import surroundings
 from recast.lab.evaluation.context import Context, PixelModel
 from recast.lab.evaluation.runner import Results, measure, open_context
-from recast.lab.evaluation.suites import check_suites, check_task, evaluator, groups
+from recast.lab.evaluation.suites import check_suites, check_task, evaluator, passes
 from recast.lab.recipe import functions_of, has_new_parent, load_recipe
 from recast.lab.records import Difference, Provenance, Row, write_records
 from recast.lab.tasks import task_of
@@ -35,7 +35,7 @@ from recast.tables import read_records, write_table
 
 
 @dataclass(frozen=True)
-class Run:
+class OpenRun:
     """A run folder read back: `models` holds parent, finetuned (where that arm was trained) and recast.
 
     Of a run that recast nothing it holds the trained network alone, as finetuned.
@@ -64,7 +64,7 @@ def check_run(folder: str | Path) -> None:
         raise RecastError(f"{folder} is not trained to its end: finish it with {again}")
 
 
-def open_run(folder: str | Path) -> Run:
+def open_run(folder: str | Path) -> OpenRun:
     """Rebuild the three arms of a run folder, on the CPU.
 
     Raises `RecastError` as `check_run` does, and for data or weights that are not there or not the run's.
@@ -79,13 +79,13 @@ def open_run(folder: str | Path) -> Run:
     if recipe.is_plain:
         network = build(replace(recipe.model, checkpoint=None, pretrained=False), num_classes=classes)
         task.adapt_(network, recipe, classes)
-        return Run(folder, recipe, data, {"finetuned": load(folder / "weights.safetensors", parent=network)})
+        return OpenRun(folder, recipe, data, {"finetuned": load(folder / "weights.safetensors", parent=network)})
     parent = build(recipe.model, num_classes=classes).eval()
     models, trained = {"parent": parent}, task.adapt_(copy.deepcopy(parent), recipe, classes)
     if (control := folder / "finetuned" / "weights.safetensors").is_file():
         models["finetuned"] = load(control, parent=trained)
     models["recast"] = load(folder / "weights.safetensors", parent=trained)
-    return Run(folder, recipe, data, models)
+    return OpenRun(folder, recipe, data, models)
 
 
 def evaluate_run(
@@ -130,7 +130,7 @@ def evaluate_run(
         for name in suites if again else ():
             shutil.rmtree(scores / name, ignore_errors=True)
         # What shares a pass is measured together, and each group is written as soon as it is there.
-        for together in groups(suites):
+        for together in passes(suites):
             begin = time.time()
             measured = measure(context, together, run=folder.resolve().name, cache=scores, progress=progress)
             context.store.clear()  # what one group keeps may fill the memory
@@ -148,7 +148,7 @@ def _check_files(folder: Path) -> None:
             read_records(folder / name, kind)
 
 
-def _labelled(run: Run, suites: Sequence[str], options: Options) -> Data:
+def _labelled(run: OpenRun, suites: Sequence[str], options: Options) -> Data:
     """The data of a run, with the labels that the options ask for.
 
     Raises RecastError for suites of what the network says of an image, which needs the labels that it was taught.
@@ -164,7 +164,7 @@ def _labelled(run: Run, suites: Sequence[str], options: Options) -> Data:
     return load_data(replace(config, labels=options.labels), run.recipe.augment)
 
 
-def _kept_model(run: Run, path: Path) -> nn.Module:
+def _kept_model(run: OpenRun, path: Path) -> nn.Module:
     """The recast model with the weights that were kept of an epoch."""
     parent = task_of(run.recipe).adapt_(copy.deepcopy(run.models["parent"]), run.recipe, len(run.data.classes))
     return PixelModel(load(path, parent=parent), run.data.mean, run.data.std).eval()
@@ -178,7 +178,7 @@ def _provenance(folder: Path) -> dict[str, Any]:
     return known
 
 
-def _write(run: Run, found: Results, suites: Sequence[str], context: Context, command: str, seconds: float) -> None:
+def _write(run: OpenRun, found: Results, suites: Sequence[str], context: Context, command: str, seconds: float) -> None:
     """Put results into the run's files; a suite's new ones replace all its older ones.
 
     A look at some images (num_images) does not replace what was measured on more of them.

@@ -62,7 +62,7 @@ def resampled_means(scores: np.ndarray, seed: int = 0) -> np.ndarray:
     return np.concatenate([counts @ scores / len(scores) for counts in draws(len(scores), seed)])
 
 
-def interval(values: np.ndarray) -> tuple[float, float]:
+def percentile_interval(values: np.ndarray) -> tuple[float, float]:
     """Return the middle 95 % of resampled values."""
     low, high = np.nanquantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
@@ -109,12 +109,12 @@ class Resampled:
     def interval(self, model: str, metric: str) -> tuple[float, float] | tuple[None, None]:
         """Return the interval; None if all images have the same score: 0 of 300 does not exclude 1 of 300."""
         values = self.resamples[model, metric]
-        return interval(values) if np.nanmax(values) > np.nanmin(values) else (None, None)
+        return percentile_interval(values) if np.nanmax(values) > np.nanmin(values) else (None, None)
 
     def difference(self, model: str, against: str, metric: str) -> tuple[float, float, float]:
         """Return (value, low, high) of `model` − `against`."""
         a, b = (model, metric), (against, metric)
-        return self.values[a] - self.values[b], *interval(self.resamples[a] - self.resamples[b])
+        return self.values[a] - self.values[b], *percentile_interval(self.resamples[a] - self.resamples[b])
 
     def rows(self, run: str, suite: str, dataset: str) -> list[Row]:
         """Return the values as rows."""

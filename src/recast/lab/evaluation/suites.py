@@ -152,7 +152,7 @@ def check_task(suites: Sequence[str], task: Task, dataset: str) -> None:
         )
 
 
-def groups(suites: Sequence[str]) -> list[list[str]]:
+def passes(suites: Sequence[str]) -> list[list[str]]:
     """Return the suites in groups: those that score the same images share a pass; the validation images come first."""
     by_images: dict[object, list[str]] = {None: []}
     for name in dict.fromkeys(suites):

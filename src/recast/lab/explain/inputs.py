@@ -237,7 +237,7 @@ def read_outputs(logits: Tensor, outputs: Outputs | None = None) -> tuple[Tensor
     return read[scale], scale
 
 
-def ranked(
+def likeliest(
     output: Any, classes: Sequence[str] | None, most: int, outputs: Outputs | None = None
 ) -> tuple[Prediction, ...]:
     """The largest outputs, at most `most`, as `read_outputs` reads them; none if there is not one finite number each.

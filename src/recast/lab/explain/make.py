@@ -15,7 +15,7 @@ from torchvision.transforms.v2.functional import normalize
 
 from recast.analysis.grad_cam import grad_cam
 from recast.errors import RecastError, first_line
-from recast.lab.explain.inputs import Input, ranked, read_image, read_outputs
+from recast.lab.explain.inputs import Input, likeliest, read_image, read_outputs
 from recast.lab.explain.maps import TOP_CLASSES, Described, called, cam_layer, record_maps
 from recast.lab.explain.scene import Layer, Outputs, Picture, Prediction, Scene, State
 from recast.lab.explain.write import check_target, write_pages
@@ -128,7 +128,7 @@ def make_scene(
                         f"{which} cannot take an image of {height}×{width} pixels: {first_line(error)}"
                     ) from None
                 seen[arm] = x, output
-            best = {arm: ranked(output, classes, TOP, outputs) for arm, (_, output) in seen.items()}
+            best = {arm: likeliest(output, classes, TOP, outputs) for arm, (_, output) in seen.items()}
             picture.predictions.append({arm: found for arm, found in best.items() if found})
             if cams := _grad_cam(networks, seen, best, arms, outputs):
                 layers = (*layers, cams[0])

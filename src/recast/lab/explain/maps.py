@@ -12,8 +12,8 @@ from recast.analysis.queries import MAX_NUMBERS, content_of, rows_of
 from recast.analysis.record import Attention, token_names, watched
 from recast.analysis.transformers import NO_GRID
 from recast.errors import RecastError, listed
-from recast.lab.explain.inputs import ranked
-from recast.lab.explain.scene import GRAD_CAM, Floats, Layer, Maps, Outputs, Prediction, percent
+from recast.lab.explain.inputs import likeliest
+from recast.lab.explain.scene import GRAD_CAM, Floats, Layer, Maps, Outputs, Prediction, share_text
 from recast.layers.attention_pool import attention_pools
 from recast.layers.cmhsa import RecastLayer
 from recast.layers.functional import expand_heads
@@ -67,7 +67,7 @@ def record_maps(
 
     with watched(model, see_recast, keep, left_out.__setitem__), in_eval(model), torch.no_grad():
         output = model(image)
-    best = ranked(output, classes, TOP_CLASSES, outputs)
+    best = likeliest(output, classes, TOP_CLASSES, outputs)
     described = []
     for name, seen in found.items():
         described += [pool_layer(name, seen, pools[name].num_classes, best)] if isinstance(seen, Attention) else seen
@@ -158,7 +158,7 @@ def pool_layer(name: str, attention: Attention, num_classes: int | None, best: S
         names = tuple(f"likeliest class, {i + 1}" for i in range(len(chosen)))
         here = tuple(called(one) for one in known[:TOP_CLASSES])
     if attention.num_prefix:
-        here = tuple(f"{n} ({percent(p)} on the token itself)" for n, p in zip(here, kept.tolist(), strict=True))
+        here = tuple(f"{n} ({share_text(p)} on the token itself)" for n, p in zip(here, kept.tolist(), strict=True))
     return _of_classes(name, told, maps, names, here)
 
 

@@ -17,7 +17,7 @@ from recast.lab.report.neighbours import png
 LIMIT = 7_600_000
 """Bytes of a page's data; the page promises to stay below 8 MB."""
 
-Key = tuple[int, int]
+PictureState = tuple[int, int]
 """Number of the picture, number of the state."""
 
 
@@ -105,10 +105,10 @@ def pack(scene: Scene, limit: int | None = LIMIT, layer: str | None = None) -> d
     }
 
 
-def _packed_maps(scene: Scene, budget: float) -> tuple[dict[str, dict[Key, dict[str, Any]]], list[str]]:
+def _packed_maps(scene: Scene, budget: float) -> tuple[dict[str, dict[PictureState, dict[str, Any]]], list[str]]:
     """Every layer's maps of every picture in every state, the largest layers coarser until all fit; and what is not
     stored in full."""
-    found: dict[str, dict[Key, Maps]] = {}
+    found: dict[str, dict[PictureState, Maps]] = {}
     for index, picture in enumerate(scene.pictures):
         for state, layers in enumerate(picture.maps):
             for name, maps in layers.items():

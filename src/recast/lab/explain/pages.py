@@ -15,7 +15,7 @@ from recast.lab.config import Recipe
 from recast.lab.config.explain import ExplainOptions
 from recast.lab.data.seeding import seeded
 from recast.lab.device import choose_device
-from recast.lab.evaluation.run_folder import Run, open_run
+from recast.lab.evaluation.run_folder import OpenRun, open_run
 from recast.lab.explain.inputs import (
     Input,
     find_inputs,
@@ -208,13 +208,13 @@ def _run(asked: ExplainOptions, size: tuple[int, int] | None, kept: bool) -> Sub
     return Subject(read, show)
 
 
-def _why_untaught(run: Run) -> str:
+def _why_untaught(run: OpenRun) -> str:
     rows = run.folder / "rows.csv"
     measured = read_records(rows, Row) if rows.is_file() else []
     return why_untaught(run.recipe, run.folder, len(run.data.classes), measured)
 
 
-def kept_states(run: Run) -> tuple[dict[int, Path | None], list[str]]:
+def kept_states(run: OpenRun) -> tuple[dict[int, Path | None], list[str]]:
     """Epochs to show, where the weights of each lie (None: weights.safetensors), and what to say of them."""
     last = run.recipe.epochs
     kept = {epoch: path for epoch, path in run.kept.items() if epoch < last}
@@ -228,7 +228,7 @@ def kept_states(run: Run) -> tuple[dict[int, Path | None], list[str]]:
 
 
 def _networks(
-    run: Run, arms: Iterable[str], states: Mapping[int, Path | None], device: torch.device
+    run: OpenRun, arms: Iterable[str], states: Mapping[int, Path | None], device: torch.device
 ) -> Iterator[tuple[int | None, dict[str, nn.Module]]]:
     """The arms at every epoch, loaded one epoch at a time; the control arm's of that epoch too, where it was kept."""
     for epoch, path in states.items():

@@ -28,7 +28,7 @@ GRAD_CAM = "Grad-CAM"
 """Stands for a layer, after all others; it opens only where there is no other."""
 
 
-def percent(share: float) -> str:
+def share_text(share: float) -> str:
     """ "61 %", "3.2 %"; the page's script does the same."""
     return f"{100 * share:.{0 if share >= 0.0995 else 1}f} %"
 
@@ -198,7 +198,7 @@ class Prediction(NamedTuple):
         """ "61 %", of a logit "−3.2"."""
         if self.scale == "logits":
             return f"{self.probability:.3g}".replace("-", "−")
-        return percent(self.probability)
+        return share_text(self.probability)
 
 
 @dataclass(frozen=True)

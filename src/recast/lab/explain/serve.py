@@ -23,7 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from recast.errors import RecastError, first_line, one_line
 from recast.lab.explain.pages import Subject
-from recast.lab.explain.write import filled, one_page, safe_stem
+from recast.lab.explain.write import fill_page, one_page, safe_stem
 
 HOST, PORT = "127.0.0.1", 8765
 LARGEST = 32 * 2**20
@@ -95,7 +95,7 @@ class Handler(BaseHTTPRequestHandler):
             if asked[0] != "/":
                 return self._answer(HTTPStatus.NOT_FOUND, "there is one page: /")
             title = f"Where does {self.server.name} look?"
-            self._answer(HTTPStatus.OK, filled("serve.html", title, largest=str(LARGEST)), "text/html")
+            self._answer(HTTPStatus.OK, fill_page("serve.html", title, largest=str(LARGEST)), "text/html")
 
     def do_POST(self) -> None:
         if (asked := self._asked()) is None:

@@ -73,7 +73,7 @@ def _write_html(scene: Scene, out: Path, limit: int, layer: str | None) -> list[
         items.append(_item(scene, picture, f"{folder.name}/{name}"))
     notes = "\n".join(f'<p class="note">{html.escape(note)}</p>' for note in scene.notes)
     count = str(len(scene.pictures))
-    write_text(out, filled("index.html", scene.title, items="\n".join(items), notes=notes, count=count))
+    write_text(out, fill_page("index.html", scene.title, items="\n".join(items), notes=notes, count=count))
     return [out, *(folder / name for name in names)]
 
 
@@ -108,7 +108,7 @@ def safe_stem(name: str) -> str:
 
 def _page(packed: dict[str, Any]) -> str:
     data = _json(packed).replace("<", "\\u003c")  # "</script>" in a name must not end the script
-    return filled("page.html", packed["title"], data=data, script="\n".join(map(_read, SCRIPTS)))
+    return fill_page("page.html", packed["title"], data=data, script="\n".join(map(_read, SCRIPTS)))
 
 
 def _json(packed: dict[str, Any]) -> str:
@@ -129,7 +129,7 @@ def _item(scene: Scene, picture: Picture, link: str) -> str:
     )
 
 
-def filled(template: str, title: str, **parts: str) -> str:
+def fill_page(template: str, title: str, **parts: str) -> str:
     """A template with its parts in their places: what a part says is never looked at again."""
     return Template(_read(template)).substitute(title=html.escape(title), style=_read("page.css"), **parts)
 

@@ -52,7 +52,7 @@ def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figu
     check_packages()
     from recast.lab.report.export import check_folder, write_figures
     from recast.lab.report.load import read_run
-    from recast.lab.report.page import group_parts, render, run_part
+    from recast.lab.report.page import group_parts, render_page, run_part
 
     if figures is not None:
         check_folder(Path(figures))
@@ -61,7 +61,7 @@ def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figu
         read = [replace(run, named_by=run.named_by + 1) for run in read]
     parts = [run_part(run, f"run{place}", len(read)) for place, run in enumerate(read, start=1)]
     groups = group_parts(read)
-    html = render(parts, groups)
+    html = render_page(parts, groups)
     try:
         write_text(target, html)
     except OSError as error:

@@ -10,7 +10,7 @@ from recast.lab.report import formats
 from recast.lab.report.formats import NBSP
 from recast.lab.report.labels import TEST_SETS, is_accuracy, measured, metric_label, suite_title, words, worth_a_line
 from recast.lab.report.load import Run
-from recast.lab.report.table import Bar, Cell, Group, Table
+from recast.lab.report.table import Bar, Cell, Group, PageTable
 from recast.lab.suites import METRICS, PER_CLASS, PER_CORRUPTION, SUITES, base, of_kind
 
 SWEPT = of_kind("sweep")
@@ -30,7 +30,7 @@ def arm_heads(*runs: Run) -> list[Cell]:
     return [Cell(name.replace(" ", "\n"), kind=arm) for arm, name in heads]  # a word to a line
 
 
-def arms_table(run: Run, which: str = "arms") -> Table:
+def arms_table(run: Run, which: str = "arms") -> PageTable:
     """One of `LABELS`; corruption by corruption is left to `heat_tables`."""
     rows = [row for row in run.rows if _table_of(row) == which]
     against = _against(run, any(row.model == "finetuned" for row in rows))
@@ -47,7 +47,7 @@ def arms_table(run: Run, which: str = "arms") -> Table:
     ends = [abs(end) for bar in bars for end in (bar.value, *((bar.low, bar.high) if bar.paired else ()))]
     scale = 50 / max(ends) if ends and max(ends) > 0 else 0.0
     kind = "arms both" if len(words(run).others) > 1 else "arms"
-    return Table(LABELS[which], [Cell("Measured"), *arm_heads(run), Cell("Images")], groups, kind=kind, scale=scale)
+    return PageTable(LABELS[which], [Cell("Measured"), *arm_heads(run), Cell("Images")], groups, kind=kind, scale=scale)
 
 
 def _table_of(row: Row) -> str:
@@ -129,7 +129,7 @@ def _difference(run: Run, suite: str, metric: str, other: str, digits: int, with
     return Cell(text, small, kind=f"by-{better}", bar=bar)
 
 
-def heat_tables(run: Run) -> list[tuple[str, str, Table]]:
+def heat_tables(run: Run) -> list[tuple[str, str, PageTable]]:
     """(suite, arm compared with, top-1 of the recast model and the difference by kind and severity of corruption)."""
     tables = []
     for suite, kinds in run.corruptions.items():
@@ -153,5 +153,5 @@ def heat_tables(run: Run) -> list[tuple[str, str, Table]]:
                 rows[-1].append(Cell(value, (formats.signed(gap),), title, by, strength=strength))
         name = suite_title(suite, short=True)
         label, heads = f"Corruption by corruption, {name}", [Cell("Severity"), *map(Cell, severities)]
-        tables.append((name, against, Table(label, heads, [Group("", rows)], kind="heat")))
+        tables.append((name, against, PageTable(label, heads, [Group("", rows)], kind="heat")))
     return tables

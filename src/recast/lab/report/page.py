@@ -21,8 +21,8 @@ from recast.lab.report.load import Run
 from recast.lab.report.maps import GATES, first_map, image_maps, map_charts
 from recast.lab.report.neighbours import draw_neighbours
 from recast.lab.report.switches import switch_part
-from recast.lab.report.table import Table
-from recast.lab.report.tables import head_table, left_by_reason, plan_table, runs_table, seeds_table
+from recast.lab.report.table import PageTable
+from recast.lab.report.tables import head_table, left_by_reason, runs_table, seeds_table, steps_table
 from recast.lab.report.verdict import joint_verdict, verdict, why_no_mean
 
 MAP_BYTES = 1_600_000
@@ -73,7 +73,7 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "similarity": layers.similarity_charts(run),
         "planes": curves.planes(run),
         "agreement": summary.won_and_lost(run),
-        "plan": plan_table(run),
+        "plan": steps_table(run),
         "left": left_by_reason(run),
         "facts": summary.facts(run),
         "provenance": summary.provenance(run),
@@ -144,7 +144,7 @@ def group_parts(runs: Sequence[Run]) -> list[Part]:
     return parts
 
 
-def render(parts: Sequence[Part], groups: Sequence[Part]) -> str:
+def render_page(parts: Sequence[Part], groups: Sequence[Part]) -> str:
     """The page of parts that were read."""
     runs = [part["run"] for part in parts]
     first, several = runs[0], len(runs) > 1
@@ -164,7 +164,7 @@ def render(parts: Sequence[Part], groups: Sequence[Part]) -> str:
     )
 
 
-def render_comparison(sentences: Sequence[str], table: Table, note: str) -> str:
+def render_comparison(sentences: Sequence[str], table: PageTable, note: str) -> str:
     """The page of networks that belong to no run: what may be said of them, and what was measured."""
     return _filled("compare.html.j2", sentences=sentences, table=table, note=note)
 

@@ -14,7 +14,7 @@ from recast.lab.report import formats
 from recast.lab.report.formats import NBSP
 from recast.lab.report.labels import CORRUPTIONS, in_suite, is_accuracy, suite_title, words
 from recast.lab.report.load import Run
-from recast.lab.report.verdict import accuracy, agreement, harmed, test_images
+from recast.lab.report.verdict import accuracy, harmed, kept_predictions, test_images
 from recast.lab.statistics import Agreement, net_interval
 from recast.lab.suites import SUITES
 from recast.lab.tasks import suites_of
@@ -31,7 +31,7 @@ def tiles(run: Run) -> list[dict[str, str]]:
         return [{"label": f"{run.judged} at the end", "value": reached, "detail": "nothing was recast"}]
     found = []
     if run.verify is not None:
-        same, images = agreement(run)
+        same, images = kept_predictions(run)
         relative = formats.error(number(run.verify["max_relative_error"]))
         detail = "outputs equal bit for bit" if run.verify["bitwise"] is True else f"max relative error {relative}"
         if run.is_scheduled:

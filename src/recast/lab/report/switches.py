@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from recast.files import number
-from recast.lab.records import Probe, Switching
+from recast.lab.records import GateProbe, Switching
 from recast.lab.report import formats
 from recast.lab.report.charts import Chart, Hit, Palette
 from recast.lab.report.curves import training_series
@@ -44,7 +44,7 @@ FAR = 15
 """Where the largest delivered is this many times the largest promised, a linear scale would show the promises as 0."""
 MOST_READ = 8
 """Promises that are told."""
-Bar = tuple[str, int | None]
+DateBar = tuple[str, int | None]
 """A layer, or neighbours of the same date, and the first epoch as attention; None: never, or not decided."""
 
 
@@ -80,9 +80,9 @@ def arm_curves(run: Run, quantity: str) -> list[Series]:
     return found
 
 
-def bars(switching: Switching) -> list[Bar]:
+def bars(switching: Switching) -> list[DateBar]:
     """The layers in the network's order."""
-    single: list[Bar] = [(layer, switching.schedule.dates.get(layer)) for layer in switching.schedule.layers]
+    single: list[DateBar] = [(layer, switching.schedule.dates.get(layer)) for layer in switching.schedule.layers]
     if len(single) <= MOST_ROWS:
         return single
     groups = [([name for name, _ in group], date) for date, group in groupby(single, key=lambda bar: bar[1])]
@@ -135,7 +135,7 @@ def _timeline(run: Run, switching: Switching) -> Chart:
     return Chart("switches", "Layers, loss and accuracy by epoch", story, columns, cells, keys=keys, layout=layout)
 
 
-def draw_bars(axes: Axes, rows: Sequence[Bar], epochs: int, trained: int, undated: str, palette: Palette) -> None:
+def draw_bars(axes: Axes, rows: Sequence[DateBar], epochs: int, trained: int, undated: str, palette: Palette) -> None:
     """A bar per row over `epochs`, of which `trained` have been."""
     for place, (_, date) in enumerate(rows):
         switch = epochs if date is None else min(date - 1, epochs)
@@ -160,7 +160,7 @@ def _probe_chart(switching: Switching) -> Chart:
     probes = switching.probes
     layers = dict.fromkeys(layer for probe in probes for layer in probe.promised)
 
-    def promise(probe: Probe, layer: str) -> Point:
+    def promise(probe: GateProbe, layer: str) -> Point:
         return Point(probe.epoch, probe.promised.get(layer, math.nan))
 
     largest = [promise(probe, _largest_promise(probe)) for probe in probes]
@@ -189,7 +189,7 @@ def _probe_chart(switching: Switching) -> Chart:
     return Chart("promises", title, story, ("epoch", "layer", "promised", "delivered"), rows, draw, (WIDTH, 2.7))
 
 
-def _largest_promise(probe: Probe) -> str:
+def _largest_promise(probe: GateProbe) -> str:
     """The layer whose gates promise the most; "" where no convolution is left."""
     known = {layer: value for layer, value in probe.promised.items() if math.isfinite(value)}
     return max(known, key=known.__getitem__, default="")
@@ -214,7 +214,7 @@ def _reading(switching: Switching) -> str:
     if not switching.probes:
         return ""
 
-    def both(probe: Probe, layer: str) -> str:
+    def both(probe: GateProbe, layer: str) -> str:
         values = (probe.promised.get(layer, math.nan), number(probe.delivered))
         return "promised {}, delivered {}".format(*map(formats.significant, values))
 

@@ -57,7 +57,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     label: str
     """What it is, for readers who do not see it."""
     heads: list[Cell]
@@ -69,7 +69,7 @@ class Table:
     """Percent of a bar's track that a point takes."""
 
 
-def cited(tables: Sequence[Table]) -> tuple[list[str], list[list[str]]]:
+def cited(tables: Sequence[PageTable]) -> tuple[list[str], list[list[str]]]:
     """Heads and rows of tables with the same columns, as text; a group's title is a row of one cell."""
     heads = ["", *(cell.text.replace("\n", " ") for cell in tables[0].heads[1:])]
     rows = []
@@ -79,7 +79,7 @@ def cited(tables: Sequence[Table]) -> tuple[list[str], list[list[str]]]:
     return heads, rows
 
 
-def markdown(tables: Sequence[Table]) -> str:
+def markdown(tables: Sequence[PageTable]) -> str:
     heads, rows = cited(tables)
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
     lines += [row if len(row) > 1 else [f"**{row[0]}**", *[""] * (len(heads) - 1)] for row in rows]
@@ -87,7 +87,7 @@ def markdown(tables: Sequence[Table]) -> str:
     return "\n".join(f"| {text} |" for text in texts).replace(NBSP, " ")
 
 
-def latex(tables: Sequence[Table]) -> str:
+def latex(tables: Sequence[PageTable]) -> str:
     """A tabular that needs no package."""
     heads, rows = cited(tables)
     lines = [[cell.translate(SYMBOLS) for cell in row] for row in (heads, *rows)]

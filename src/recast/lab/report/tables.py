@@ -17,7 +17,7 @@ from recast.lab.report.formats import NBSP
 from recast.lab.report.labels import CORRUPTIONS, in_suite, is_accuracy, words
 from recast.lab.report.load import Run
 from recast.lab.report.maps import head_labels
-from recast.lab.report.table import Cell, Group, Table
+from recast.lab.report.table import Cell, Group, PageTable
 from recast.lab.report.verdict import accuracy, is_exact, why_no_mean
 from recast.lab.statistics import mean_interval
 from recast.lab.suites import METRICS, PER_CORRUPTION, base
@@ -27,7 +27,7 @@ NAMED = 3
 """Of a switch of more layers than this the first and the last are named; the time line shows them all."""
 
 
-def plan_table(run: Run) -> Table | None:
+def steps_table(run: Run) -> PageTable | None:
     """A row per recast convolution; None where there is none."""
     if not run.plan["steps"]:
         return None
@@ -41,7 +41,7 @@ def plan_table(run: Run) -> Table | None:
     heads = ["Layer", "Heads", "Tokens,\nquery × key", "Parameters", "MACs", "Activation memory"]
     totals = run.plan["totals"]
     foot = [Cell("Whole model"), Cell("", span=2), *_costs(totals["before"], totals["after"]), Cell("")]
-    return Table("The plan", [*map(Cell, heads), Cell("Start", kind="text")], [Group("", rows)], foot, "stack")
+    return PageTable("The plan", [*map(Cell, heads), Cell("Start", kind="text")], [Group("", rows)], foot, "stack")
 
 
 def _times(sizes: Sequence[int]) -> str:
@@ -102,7 +102,7 @@ def last_heads(run: Run) -> dict[str, list[HeadLine]]:
     return layers
 
 
-def head_table(run: Run) -> Table | None:
+def head_table(run: Run) -> PageTable | None:
     """Mean and range over the heads of each layer, as they are at the end; None where nothing was measured."""
     kernels = {step["name"]: step["kernel"] for step in run.plan["steps"]}
     rows = []
@@ -116,10 +116,10 @@ def head_table(run: Run) -> Table | None:
         counts = f"{len(stayed)} of {len(heads)}{which}", *ranges, f"{max(one.n for one in heads):,}"
         rows.append([Cell(layer, code=True), *map(Cell, counts)])
     heads_of = ("Layer", "Stayed\nconvolutional", "Attention distance", "Non-locality", "Entropy", "Span 1/α", "Images")
-    return Table("Heads by layer", list(map(Cell, heads_of)), [Group("", rows)], kind="stack") if rows else None
+    return PageTable("Heads by layer", list(map(Cell, heads_of)), [Group("", rows)], kind="stack") if rows else None
 
 
-def switch_table(run: Run) -> Table | None:
+def switch_table(run: Run) -> PageTable | None:
     """Loss and accuracy before every switch, right after it, and at the end of the epoch that follows."""
     rows = []
     for switch in run.switching.switches if run.switching else ():
@@ -135,10 +135,10 @@ def switch_table(run: Run) -> Table | None:
         rows.append(row)
     steps = ("before → after → end",)
     heads = [Cell("Switch"), Cell("Validation loss", steps), Cell(f"{METRICS[run.task.validation[0]].label}, %", steps)]
-    return Table("Every switch", heads, [Group("", rows)], kind="stack switches") if rows else None
+    return PageTable("Every switch", heads, [Group("", rows)], kind="stack switches") if rows else None
 
 
-def runs_table(runs: Sequence[Run], anchors: Sequence[str], data: str, scheduled: bool) -> Table:
+def runs_table(runs: Sequence[Run], anchors: Sequence[str], data: str, scheduled: bool) -> PageTable:
     """A row per run, and at its foot mean and 95 % interval where the runs differ in nothing but the seed.
 
     `scheduled`: with a column for the schedules.
@@ -168,7 +168,7 @@ def runs_table(runs: Sequence[Run], anchors: Sequence[str], data: str, scheduled
         foot += [_mean([accuracy(run, arm) for run in runs], formats.decimal) for arm in names.arms]
         foot += [_mean([accuracy(run, "recast") - accuracy(run, arm) for run in runs]) for arm in names.others]
     heads = [Cell("Run"), *([Cell("Schedule", kind="text")] if scheduled else []), *arm_heads(*runs)]
-    return Table(f"Runs on {data}", heads, [Group("", rows)], foot, "stack")
+    return PageTable(f"Runs on {data}", heads, [Group("", rows)], foot, "stack")
 
 
 def _mean(
@@ -182,7 +182,7 @@ def _mean(
     return Cell(as_text(mean, digits), (formats.interval(low, high, digits),), kind=f"by-{arm}" if arm else "")
 
 
-def seeds_table(runs: Sequence[Run]) -> Table | None:
+def seeds_table(runs: Sequence[Run]) -> PageTable | None:
     """Every measure that all runs have, paired over the seeds; None where the runs differ in more than that."""
     if why_no_mean(runs):
         return None
@@ -204,4 +204,4 @@ def seeds_table(runs: Sequence[Run]) -> Table | None:
             cells.append(_mean(gaps, digits=digits, better=("recast", arm) if is_accuracy(metric) else ("", "")))
         rows.append(cells)
     heads = [Cell("Measured"), *arm_heads(*runs)]
-    return Table("Every measure over the seeds", heads, [Group("", rows)], kind="stack") if rows else None
+    return PageTable("Every measure over the seeds", heads, [Group("", rows)], kind="stack") if rows else None

@@ -68,7 +68,7 @@ def harmed(run: Run) -> list[str]:
     return arms
 
 
-def agreement(run: Run) -> tuple[int, int]:
+def kept_predictions(run: Run) -> tuple[int, int]:
     """(predictions that agree with the parent's, images) of verify.json; of a detector, whose boxes have no likeliest
     class, all where the outputs are the same to the bit."""
     assert run.verify is not None
@@ -81,7 +81,7 @@ def is_exact(run: Run) -> bool:
     """The recast model started as its parent: every prediction the same and the outputs equal to rounding."""
     if run.verify is None:
         return False
-    same, images = agreement(run)
+    same, images = kept_predictions(run)
     return same == images and number(run.verify["max_relative_error"]) <= EXACT
 
 
@@ -117,7 +117,7 @@ def _attention(run: Run) -> str:
 def _start(run: Run) -> str:
     if run.verify is None:
         return "How the recast model started was not measured (no verify.json)"
-    same, images = agreement(run)
+    same, images = kept_predictions(run)
     error = f"max relative error {formats.error(number(run.verify['max_relative_error']))}"
     counts = f"{same:,}{NBSP}of{NBSP}{images:,}"
     if not is_exact(run):

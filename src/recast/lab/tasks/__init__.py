@@ -7,7 +7,17 @@ imports no torch before one of its methods is called: the command line and repor
 
 from __future__ import annotations
 
-from recast.lab.tasks.base import TASKS, Loss, Meter, StatefulLoss, Task, register, suites_of, task_of, task_of_data
+from recast.lab.tasks.base import (
+    TASKS,
+    Loss,
+    Meter,
+    StatefulLoss,
+    Task,
+    register_task,
+    suites_of,
+    task_of,
+    task_of_data,
+)
 from recast.lab.tasks.classify import Classify
 from recast.lab.tasks.detect import Detect
 from recast.lab.tasks.segment import Segment
@@ -15,4 +25,4 @@ from recast.lab.tasks.segment import Segment
 __all__ = ["TASKS", "Loss", "Meter", "StatefulLoss", "Task", "register", "suites_of", "task_of", "task_of_data"]
 
 for _task in (Classify(), Segment(), Detect()):
-    register(_task)
+    register_task(_task)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from recast.lab.data import Data
     from recast.lab.data.datasets import Found
     from recast.lab.evaluation.context import Context
-    from recast.lab.evaluation.run_folder import Run
+    from recast.lab.evaluation.run_folder import OpenRun
     from recast.lab.evaluation.suites import Evaluator
     from recast.models.config import ModelConfig
 
@@ -148,7 +148,7 @@ class Task:
         """Return how `suites` are measured, by their names."""
         return {}
 
-    def draw(self, run: Run, context: Context, suites: Sequence[str]) -> None:
+    def draw(self, run: OpenRun, context: Context, suites: Sequence[str]) -> None:
         """Write pictures for the report into the folder of a run whose arms were measured by `suites`."""
 
     def examples(self, data: Data, count: int) -> list[int]:
@@ -164,7 +164,7 @@ TASKS: dict[str, Task] = {}
 """By name."""
 
 
-def register(task: Task) -> Task:
+def register_task(task: Task) -> Task:
     """Make a task, its suites and its metrics known by their names; returns it.
 
     >>> from recast.lab.tasks import Classify

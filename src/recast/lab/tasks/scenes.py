@@ -40,7 +40,7 @@ _ROWS, _COLUMNS = np.mgrid[:SIDE, :SIDE]
 
 
 @dataclass(frozen=True)
-class Scene:
+class DrawnScene:
     """One image with the class of every pixel, and its objects."""
 
     image: np.ndarray
@@ -51,7 +51,7 @@ class Scene:
     """(SIDE, SIDE) uint8: which object a pixel is of, from 1; 0 is the background."""
 
 
-def draw_scene(seed: object, digits: np.ndarray, labels: np.ndarray) -> Scene:
+def draw_scene(seed: object, digits: np.ndarray, labels: np.ndarray) -> DrawnScene:
     """A scene that follows from the seed; digits (n, 8, 8) in [0, 1] with their labels (n,)."""
     random = np.random.default_rng(seed)  # type: ignore[arg-type]
     colours = random.uniform(0.15, 0.85, (2, 3))
@@ -97,7 +97,7 @@ def draw_scene(seed: object, digits: np.ndarray, labels: np.ndarray) -> Scene:
         radius = np.hypot(_ROWS - row, _COLUMNS - column)
         paint((radius < RING) & (radius > RING - 4), DISTANT[not lies])
     paint(bar, "bar")  # last: it is never covered
-    return Scene((canvas.clip(0, 1) * 255).round().astype(np.uint8), mask, objects)
+    return DrawnScene((canvas.clip(0, 1) * 255).round().astype(np.uint8), mask, objects)
 
 
 def _digit(grey: np.ndarray, row: int, column: int) -> np.ndarray:
@@ -108,7 +108,7 @@ def _digit(grey: np.ndarray, row: int, column: int) -> np.ndarray:
     return share
 
 
-def draw_scenes(part: str) -> list[Scene]:
+def draw_scenes(part: str) -> list[DrawnScene]:
     """The scenes of a part, train or val; held-out ones show held-out digits."""
     grey, labels, is_val = (found.numpy() for found in read_digits())
     which = is_val if part == "val" else ~is_val
@@ -130,11 +130,11 @@ def find_scene_objects(_config: DataConfig) -> Found:
     return Found("scene_objects", train, val, list(CLASSES[1:]), AS_IT_IS, crop="none", flip=False, kinds=KINDS)
 
 
-def _pixels(scenes: list[Scene]) -> torch.Tensor:
+def _pixels(scenes: list[DrawnScene]) -> torch.Tensor:
     return torch.from_numpy(np.stack([scene.image for scene in scenes])).permute(0, 3, 1, 2).contiguous()
 
 
-def as_coco(scenes: Iterable[Scene]) -> dict[str, Any]:
+def as_coco(scenes: Iterable[DrawnScene]) -> dict[str, Any]:
     """The objects of scenes as COCO's JSON: what is visible of each, its box [left, top, width, height], its class
     (`category_id`, from 1), area and run lengths, column by column from a run of zeros."""
     images, annotations = [], list[dict[str, Any]]()

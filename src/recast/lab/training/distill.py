@@ -23,7 +23,7 @@ from recast.models.build import build, input_defaults
 from recast.models.config import ModelConfig
 from recast.models.trust import is_function
 
-Outputs = Tensor | tuple[Tensor, Tensor]
+StudentOutputs = Tensor | tuple[Tensor, Tensor]
 """Logits (B, C), or with a distillation token (class logits, distillation logits), both (B, C)."""
 
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
@@ -161,7 +161,7 @@ class Distillation:
     def __init__(self, config: DistillConfig, teacher: Teacher, label_loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         self.config, self.teacher, self.label_loss = config, teacher, label_loss
 
-    def __call__(self, outputs: Outputs, images: Tensor, targets: Tensor) -> Tensor:
+    def __call__(self, outputs: StudentOutputs, images: Tensor, targets: Tensor) -> Tensor:
         config = self.config
         class_logits, token_logits = outputs if isinstance(outputs, tuple) else (outputs, outputs)
         teacher_logits = self.teacher(images)

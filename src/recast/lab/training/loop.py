@@ -23,13 +23,13 @@ from recast.lab.data import Data, Loader
 from recast.lab.data.loading import worker_errors
 from recast.lab.data.seeding import seeded
 from recast.lab.records import Epoch, Measured
-from recast.lab.signals import stop_signals, undisturbed
+from recast.lab.signals import stop_signals, uninterrupted
 from recast.lab.tasks import task_of
 from recast.lab.threads import stepped
 from recast.lab.training import distributed
 from recast.lab.training.checkpoint import Position, State, newest_state, restore_, save_state, states
 from recast.lab.training.distributed import Interrupted, Stopped, is_first, on_first, process_count
-from recast.lab.training.metrics import Journal, heads_of, measure, read_metrics
+from recast.lab.training.metrics import Journal, heads_of, read_metrics, validate
 from recast.lab.training.objective import Objective
 from recast.lab.training.optim import WarmupDecay, check_trainable, gate_rate, learning_rates, make_optimizer
 from recast.lab.training.prepare import some_images
@@ -239,7 +239,7 @@ class _Loop:
         """Validation loss and the task's metrics, of the weights that count."""
         refresh_gates_(self.state.evaluated.eval())
         distributed.share_(self.state.evaluated, weights=False)
-        return measure(self.state.evaluated, self.data, self.recipe, self.device, left_out, self.stop)
+        return validate(self.state.evaluated, self.data, self.recipe, self.device, left_out, self.stop)
 
     def _probe(self) -> list[Tensor]:
         """The few validation images on which attention is looked at after every epoch, always the same."""
@@ -315,7 +315,7 @@ class _Loop:
     def _save(self) -> None:
         """Wait for the device, look at every loss, then write: what is on disk is known to be finite."""
         self._look_at(self._finished())
-        with undisturbed():
+        with uninterrupted():
             on_first(lambda: save_state(self.state, self.recipe, self.out, len(self.data.train)))
 
     def _write_weights(self, model: nn.Module, name: str) -> None:

@@ -52,7 +52,7 @@ Tracker = Callable[[int, dict[str, float]], object]
 
 
 @torch.no_grad()
-def measure(
+def validate(
     model: nn.Module, data: Data, recipe: Recipe, device: torch.device, left_out: list[str] | None = None,
     stop: Event | None = None,
 ) -> tuple[float, ...]:  # fmt: skip

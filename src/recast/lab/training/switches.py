@@ -37,7 +37,7 @@ from recast.lab.data import Data
 from recast.lab.data.seeding import mix_seed, seeded_on
 from recast.lab.data.sources import labelled_images
 from recast.lab.experimental.ranking import PART, Batch, Loss, gate_slopes
-from recast.lab.records import Measured, Probe, Switch, Switching
+from recast.lab.records import GateProbe, Measured, Switch, Switching
 from recast.lab.training.prepare import WAKING_IMAGES, some_images
 from recast.surgery.apply import recast_
 from recast.surgery.during_training import recast_during_training_
@@ -122,18 +122,18 @@ class Switches:
         halves = probe_halves(data, recipe, next(network.parameters()).device)
         seen = [images for images, _ in halves[0]]
         slopes = [_mean_slopes(network, self.plan, waiting, half, loss, seen) for half in halves]
-        promised = {layer: min(1.0, reach) * agreement(slopes[0][layer], slopes[1][layer]) for layer in waiting}
+        promised = {layer: min(1.0, reach) * agreed_slope(slopes[0][layer], slopes[1][layer]) for layer in waiting}
         before = next((probe.train_loss for probe in probes if probe.epoch == epoch - 1), None)
         delivered = None if before is None or train_loss is None else before - train_loss
         cost = {step.name: step.after.macs - step.before.macs for step in self.plan.steps}
         if open_slots := schedule.slots.count(epoch + 1):
-            chosen = ranked(promised, cost)[:open_slots]
+            chosen = by_promise(promised, cost)[:open_slots]
         else:
             better = {} if delivered is None else {k: value for k, value in promised.items() if value > delivered}
-            chosen = ranked(better, cost)[:1]
+            chosen = by_promise(better, cost)[:1]
         for layer in chosen:
             schedule = schedule.decided(layer, epoch + 1)
-        probe = Probe(epoch, train_loss, delivered, promised, chosen)
+        probe = GateProbe(epoch, train_loss, delivered, promised, chosen)
         return replace(self, record=replace(self.record, schedule=schedule, probes=[*probes, probe]))
 
 
@@ -157,12 +157,12 @@ def probe_halves(data: Data, recipe: Recipe, device: torch.device) -> list[list[
     return [list(zip(part.split(PART), theirs.split(PART), strict=True)) for part, theirs in halves]
 
 
-def ranked(promised: dict[str, float], cost: dict[str, int]) -> list[str]:
+def by_promise(promised: dict[str, float], cost: dict[str, int]) -> list[str]:
     """The layers, those first that promise most per added multiply-add."""
     return sorted(promised, key=lambda layer: promised[layer] / max(1, cost[layer]), reverse=True)
 
 
-def agreement(one: Tensor, other: Tensor) -> float:
+def agreed_slope(one: Tensor, other: Tensor) -> float:
     """Σ min(|a|, |b|) over the entries whose signs agree."""
     same = one * other > 0
     return float((torch.minimum(one.abs(), other.abs()) * same).sum())

@@ -11,7 +11,7 @@ from torch import nn
 
 from recast.errors import RecastError
 from recast.lab.data.shards import ImageStream
-from recast.lab.tasks import Loss, register, task_of_data
+from recast.lab.tasks import Loss, register_task, task_of_data
 from recast.lab.tasks.classify import Classify
 from recast.papers.grafit.head import add_embedding_, without_embedding, without_probe
 from recast.papers.grafit.loss import EmbeddingLoss
@@ -99,4 +99,4 @@ class Embed(Classify):
         return without_probe(model)
 
 
-register(Embed())
+register_task(Embed())

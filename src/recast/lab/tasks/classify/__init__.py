@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from recast.lab.config import Recipe, RegularizationConfig
     from recast.lab.data import Data
     from recast.lab.evaluation.context import Context
-    from recast.lab.evaluation.run_folder import Run
+    from recast.lab.evaluation.run_folder import OpenRun
 
 
 class Classify(Task):
@@ -42,7 +42,7 @@ class Classify(Task):
 
         return ClassMeter(data)
 
-    def draw(self, run: Run, context: Context, suites: Sequence[str]) -> None:
+    def draw(self, run: OpenRun, context: Context, suites: Sequence[str]) -> None:
         from recast.lab.tasks.classify.pictures import write_pictures
         from recast.layers.gpsa import gpsa_layers
 

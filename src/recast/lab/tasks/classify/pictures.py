@@ -13,7 +13,7 @@ from recast.analysis.queries import telling_query
 from recast.files import replaced
 from recast.lab.data import Loader
 from recast.lab.evaluation.context import PixelModel
-from recast.lab.evaluation.run_folder import Run
+from recast.lab.evaluation.run_folder import OpenRun
 from recast.layers.functional import expand_heads
 from recast.layers.gpsa import gpsa_layers
 from recast.tracing.hooks import hooked, in_eval
@@ -21,7 +21,7 @@ from recast.tracing.hooks import hooked, in_eval
 NUM_PICTURES = 4
 
 
-def write_pictures(run: Run) -> Path:
+def write_pictures(run: OpenRun) -> Path:
     """Maps of the first validation images of a few different classes, for the report: RUN/attention.npz.
 
     Of every GPSA layer i, for the query whose maps differ most between these images: `mix_i` (N, heads, rows, columns)

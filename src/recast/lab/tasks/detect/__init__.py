@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from recast.lab.data import Data
     from recast.lab.data.datasets import Found
     from recast.lab.evaluation.context import Context
-    from recast.lab.evaluation.run_folder import Run
+    from recast.lab.evaluation.run_folder import OpenRun
     from recast.lab.evaluation.suites import Evaluator
     from recast.lab.tasks.detect.objects import ObjectImages
     from recast.models.config import ModelConfig
@@ -97,7 +97,7 @@ class Detect(Task):
 
         return {"detection": Evaluator(score_detection, pool=pool_detection)}
 
-    def draw(self, run: Run, context: Context, suites: Sequence[str]) -> None:
+    def draw(self, run: OpenRun, context: Context, suites: Sequence[str]) -> None:
         from recast.lab.tasks.detect.evaluation import object_panels
         from recast.lab.tasks.predictions import write_predictions
 

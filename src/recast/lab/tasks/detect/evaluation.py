@@ -163,11 +163,11 @@ def score_detection(batch: Batch) -> Iterator[Score]:
     for name in batch.models:
         found = found_objects(context, name, batch.images)
         for what in PREFIXES:
-            if rows := rows_of(found, batch.labels, len(context.data.classes), what):
+            if rows := scores_of(found, batch.labels, len(context.data.classes), what):
                 yield Score(name, what, torch.from_numpy(stacked(rows)))
 
 
-def rows_of(found: Sequence[Mapping[str, Tensor]], objects: Any, classes: int, what: str) -> list[np.ndarray]:
+def scores_of(found: Sequence[Mapping[str, Tensor]], objects: Any, classes: int, what: str) -> list[np.ndarray]:
     """`image_scores` of every image; empty where there are no masks."""
     if not all(what in one for one in (*found, *objects)):
         return []

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from recast.lab.data import Data
 from recast.lab.data.seeding import seeded
-from recast.lab.tasks.detect.evaluation import average_precisions, rows_of, stacked, summarised
+from recast.lab.tasks.detect.evaluation import average_precisions, scores_of, stacked, summarised
 from recast.lab.tasks.detect.networks import check_detections, losing, total_loss
 from recast.lab.tasks.detect.objects import Objects
 
@@ -24,7 +24,7 @@ class ObjectMeter:
         """Count images, as `Meter.add` does."""
         outputs = model(images)
         check_detections(outputs, len(labels))
-        self.rows += rows_of(outputs, labels, len(self.data.classes), "boxes")
+        self.rows += scores_of(outputs, labels, len(self.data.classes), "boxes")
         with losing(model), seeded(0):
             return total_loss(model(images, labels.to(images.device).taught())).item() * len(labels)
 

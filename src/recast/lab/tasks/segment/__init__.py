@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from recast.lab.data import Data
     from recast.lab.data.datasets import Found
     from recast.lab.evaluation.context import Context
-    from recast.lab.evaluation.run_folder import Run
+    from recast.lab.evaluation.run_folder import OpenRun
     from recast.lab.evaluation.suites import Evaluator
 
 
@@ -44,9 +44,9 @@ class Segment(Task):
         return {"scenes": find_scenes, "masks": find_masks}[config.name](config)
 
     def check_outputs(self, outputs: Any, data: Data, name: str) -> None:
-        from recast.lab.tasks.segment.networks import class_maps
+        from recast.lab.tasks.segment.networks import pixel_logits
 
-        class_maps(outputs, len(data.classes), (data.img_size, data.img_size), name)
+        pixel_logits(outputs, len(data.classes), (data.img_size, data.img_size), name)
 
     def loss(self, config: RegularizationConfig, data: Data) -> Loss:
         from recast.lab.tasks.segment.training import pixel_loss
@@ -68,7 +68,7 @@ class Segment(Task):
         )  # fmt: skip
         return {"segmentation": how}
 
-    def draw(self, run: Run, context: Context, suites: Sequence[str]) -> None:
+    def draw(self, run: OpenRun, context: Context, suites: Sequence[str]) -> None:
         from recast.lab.tasks.predictions import write_predictions
         from recast.lab.tasks.segment.evaluation import mask_panels
 

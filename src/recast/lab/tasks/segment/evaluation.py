@@ -24,7 +24,7 @@ from recast.errors import RecastError
 from recast.lab.evaluation.context import Batch, Context, Score, Source
 from recast.lab.evaluation.stats import Statistic, known_mean
 from recast.lab.tasks.predictions import class_colours
-from recast.lab.tasks.segment.networks import class_maps
+from recast.lab.tasks.segment.networks import pixel_logits
 from recast.lab.tasks.segment.pairs import IGNORE, OUTSIDE, ImagePairs
 
 Forward = Callable[[Tensor], Tensor]
@@ -38,7 +38,7 @@ def class_logits(context: Context, name: str, images: Tensor) -> Tensor:
     with torch.no_grad():
         outputs = context.models[name](images)
     size = images.shape[2], images.shape[3]
-    logits = class_maps(outputs, len(context.data.classes), size, f"model {name!r}")["out"]
+    logits = pixel_logits(outputs, len(context.data.classes), size, f"model {name!r}")["out"]
     if not logits.isfinite().all():
         raise RecastError(f"model {name!r} gives NaN or infinite logits on images of {context.data.name}")
     return logits.float()

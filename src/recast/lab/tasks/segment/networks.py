@@ -19,10 +19,10 @@ from recast.lab.tasks.neck import Stages
 from recast.models.register import pretrained_cfg, register
 from recast.models.sources import ON_TIMM_BUILDERS
 
-__all__ = ["SceneFCN", "UperHead", "UperNet", "class_maps"]
+__all__ = ["SceneFCN", "UperHead", "UperNet", "pixel_logits"]
 
 
-def class_maps(outputs: Any, classes: int, size: tuple[int, int], of: str = "the model") -> dict[str, Tensor]:
+def pixel_logits(outputs: Any, classes: int, size: tuple[int, int], of: str = "the model") -> dict[str, Tensor]:
     """The logits (B, classes, H, W) of a segmenter, `out` and, where it has an auxiliary head, `aux`.
 
     `outputs` is a tensor, or torchvision's {"out": ..., "aux": ...}; smaller maps are enlarged to `size` (bilinear, as

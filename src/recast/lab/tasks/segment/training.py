@@ -12,11 +12,11 @@ from torch.nn import functional as F
 from recast.lab.config import RegularizationConfig
 from recast.lab.data import Data
 from recast.lab.tasks.segment.evaluation import mean_accuracy, mean_iou, pixel_counts
-from recast.lab.tasks.segment.networks import class_maps
+from recast.lab.tasks.segment.networks import pixel_logits
 from recast.lab.tasks.segment.pairs import IGNORE
 from recast.lab.training.distill import widened
 
-AUXILIARY = 0.4
+AUXILIARY_WEIGHT = 0.4
 """Weight of the loss of a segmenter's auxiliary head (Zhao et al. 2017, PSPNet)."""
 
 
@@ -29,13 +29,13 @@ def pixel_loss(config: RegularizationConfig, num_classes: int) -> Callable[[Any,
     """
 
     def loss(outputs: Any, masks: Tensor) -> Tensor:
-        maps = class_maps(outputs, num_classes, (masks.shape[1], masks.shape[2]))
+        maps = pixel_logits(outputs, num_classes, (masks.shape[1], masks.shape[2]))
         total = torch.zeros((), device=masks.device)
         for name, logits in maps.items():
             found = F.cross_entropy(
                 widened(logits), masks, ignore_index=IGNORE, label_smoothing=config.label_smoothing, reduction="sum"
             )
-            total = total + (found if name == "out" else AUXILIARY * found)
+            total = total + (found if name == "out" else AUXILIARY_WEIGHT * found)
         return total / masks.numel()
 
     return loss
@@ -50,7 +50,7 @@ class PixelMeter:
 
     def add(self, model: nn.Module, images: Tensor, labels: Tensor) -> float:
         """Count images, as `Meter.add` does."""
-        logits = class_maps(model(images), self.classes, (labels.shape[1], labels.shape[2]))["out"].cpu().double()
+        logits = pixel_logits(model(images), self.classes, (labels.shape[1], labels.shape[2]))["out"].cpu().double()
         predicted = logits.argmax(1).masked_fill(labels == IGNORE, IGNORE)
         self.sums += pixel_counts(predicted, labels, self.classes).sum(0).flatten()
         loss = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
