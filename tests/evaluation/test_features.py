@@ -127,7 +127,7 @@ def test_weight_decay_is_chosen_on_held_out_images(digits: Data, score: Callable
     assert choose_probe(noise, torch.zeros_like(labels), 2)[1] == 0.1
     probe, _ = choose_probe(F.normalize(noise + 3 * torch.eye(5)[labels], dim=1), labels, 2)
     assert (probe(F.normalize(torch.eye(5)[:2], dim=1)).argmax(1) == torch.arange(2)).all()
-    with pytest.raises(RecastError, match="weight decay on held-out training images, and every class has a single one"):
+    with pytest.raises(RecastError, match=r"weight decay on held-out .*every class has a single one"):
         choose_probe(noise[:3], torch.arange(3), 3)
     found = score("linear", spy().eval(), digits, 50)
     assert list(found) == ["top1", "weight_decay"]
