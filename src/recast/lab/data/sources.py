@@ -102,8 +102,8 @@ def load_data(config: DataConfig, augment: AugmentConfig | None = None) -> Data:
 
     Example:
         >>> data = recast.lab.data.load_data(recast.lab.config.DataConfig("digits"))
-        >>> len(data.train), len(data.val), data.val[0][0].shape
-        (1297, 500, torch.Size([3, 32, 32]))
+        >>> len(data.train), len(data.val), data.img_size
+        (1297, 500, 32)
     """
     prefix, slash, rest = config.name.partition("/")
     sources = _SOURCES | {name: task.find for task in TASKS.values() for name in task.data_sets}
