@@ -92,7 +92,7 @@ class Loader:
                 raise RecastError("the data set has no training images; it can only be evaluated on")
             if self.batches == 0:
                 raise RecastError(
-                    f"batch_size {self.batch_size} is larger than the training set ({size} images), and incomplete "
+                    f"batch_size {self.batch_size} is larger than the training set of {size} images, and incomplete "
                     f"batches are dropped: set data.batch_size to {size} or less"
                 )
             if self.batch_size < self.parts:
