@@ -37,7 +37,7 @@ def after() -> Callable[[str, int, Callable[[], object]], AbstractContextManager
 
     @contextmanager
     def watching(where: str, calls: int, act: Callable[[], object]) -> Iterator[None]:
-        owner, name = (loop.Update, "__call__") if where == "update" else (loop, "measure")
+        owner, name = (loop.Update, "__call__") if where == "update" else (loop, "validate")
         function, seen = getattr(owner, name), []
 
         def watched(*args: Any, **kwargs: Any) -> Any:
