@@ -49,7 +49,7 @@ import recast
 import recast.papers.networks  # registers the networks
 from recast.analysis.records import Wakefulness
 from recast.analysis.wakefulness import wakefulness
-from recast.lab.data.digits import _canvases, _classes, _images, read_digits
+from recast.lab.data.digits import as_rgb, draw_canvases, draw_classes, read_digits
 from recast.lab.data.seeding import choose_balanced, hold_out
 
 ONE = {"content_heads": "middle", "gaussian_heads": "none", "head_dim": 32, "gate_ratio": 50}
@@ -115,8 +115,8 @@ def digits(name: str, count: int, held_out: str, size: int) -> tuple[Tensor, Ten
     parts: list[Tensor] = []
     for which, number in ((~is_dev & ~is_test, count), (is_dev if held_out == "dev" else is_test, size)):
         generator = torch.Generator().manual_seed(100 + len(parts))
-        classes, answers = _classes(name, number, generator)
-        images = _images(_canvases(grey[which, 0], labels[which], classes, generator), answers)
+        classes, answers = draw_classes(name, number, generator)
+        images = as_rgb(draw_canvases(grey[which, 0], labels[which], classes, generator), answers)
         pixels = torch.stack([torch.as_tensor(images[i][0]) for i in range(number)])
         parts += [(pixels - 0.057) / 0.202, answers]
     return parts[0], parts[1], parts[2], parts[3]

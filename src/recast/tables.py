@@ -96,7 +96,7 @@ def _cells(path: Path) -> tuple[list[str], list[tuple[str, list[str]]]]:
         reader = csv.reader(io.StringIO(decode(read_bytes(path), path), newline=""))
         lines = [(f"{path} line {reader.line_num}", cells) for cells in reader if cells]
     except FileNotFoundError:
-        raise RecastError(f"no such file of results: {path}. Write one with `recast evaluate`") from None
+        raise RecastError(f"no such file: {path}") from None
     except csv.Error as error:
         raise RecastError(f"cannot read {path}: {error}") from None
     columns = lines[0][1] if lines else []

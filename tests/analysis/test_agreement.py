@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.lab.evaluation.agreement import Agreement, agreement, predict, tabulate_agreement
+from recast.lab.evaluation.agreement import predict, tabulate_agreement
+from recast.lab.statistics import Agreement
 from recast.tables import read_table, write_table
 
 
@@ -34,11 +35,11 @@ def batches() -> list[tuple[Tensor, Tensor]]:
 def test_predictions_and_who_wins() -> None:
     found = predict({"parent": Says(0), "recast": Says(1)}, batches)
     assert found == {"label": [0, 2, 2, 1, 0], "parent": [0, 1, 2, 0, 1], "recast": [1, 2, 0, 1, 2]}
-    against = agreement(found, "recast", "parent")
+    against = Agreement.of(found["label"], found["recast"], found["parent"])
     assert against == Agreement(n=5, same=0, both_right=0, both_wrong=1, won=(1, 3), lost=(0, 2))
-    alike = agreement({"label": [0, 0, 0], "a": [1, 1, 0], "b": [1, 2, 0]}, "a", "b")
+    alike = Agreement.of([0, 0, 0], [1, 1, 0], [1, 2, 0])
     assert (alike.same, alike.both_wrong, alike.both_right) == (2, 2, 1)  # alike and wrong is the same prediction
-    itself = agreement(found, "recast", "recast")
+    itself = Agreement.of(found["label"], found["recast"], found["recast"])
     assert (itself.same, itself.both_right, itself.won, itself.lost, itself.p_value) == (5, 2, (), (), 1.0)
 
 
@@ -57,7 +58,6 @@ def test_the_table(tmp_path: Path) -> None:
         (lambda: predict({"a": Says(0)}, list), "no images"),
         (lambda: predict({"a": nn.Identity()}, batches), r"logits \(2, classes\), got \(2, 3, 2, 2\)"),
         (lambda: predict({"a": nn.Sequential(nn.Flatten(), nn.LayerNorm(12, eps=0.0))}, batches), "NaN"),
-        (lambda: agreement(predict({"a": Says(0)}, batches), "b", "a"), "none of 'b'"),
         (lambda: tabulate_agreement({"a": Says(0)}, batches, ["ant", "bee"], "vwxyz"), "class 2 has no name"),
         (lambda: tabulate_agreement({"a": Says(0)}, batches, "abc", ["v", "w"]), "got 2"),
     ],

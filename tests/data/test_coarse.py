@@ -47,10 +47,10 @@ def test_coarse_and_fine_labels_are_of_the_same_images(mapping: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("fine,coarse\na,x\nb,x\na,y\n", "line 4: class 'a' is in 'x' and in 'y', expected one"),
-        ("fine,coarse\na,\n", "line 2: fine or coarse is empty"),
-        ("", "missing: fine, coarse"),
-        ("fine,coarse\na,x,y\n", "line 2: more cells than columns"),
+        ("fine,coarse\na,x\nb,x\na,y\n", "class 'a' is in 'x' and in 'y', expected one"),
+        ("fine,coarse\na,\n", "class 'a' has no coarse name"),
+        ("fine,fine,coarse\na,b,x\n", "columns fine and coarse"),
+        ("fine,coarse\na,x,y\n", "line 2: expected 2 cells"),
     ],
 )
 def test_bad_files_of_coarse_classes(text: str, message: str, tmp_path: Path) -> None:
@@ -72,12 +72,12 @@ def test_ranks_of_inaturalist() -> None:
 @pytest.mark.parametrize(
     ("data", "fields", "classes", "message"),
     [
-        ("digits", {"labels": "coarse"}, ["0"], "digits has no coarse classes of its own: give"),
-        ("cifar100", {"labels": "coarse"}, ["apple", "pie"], "cifar100 has no coarse classes of its own"),
+        ("digits", {"labels": "coarse"}, ["0"], "digits has no coarse classes"),
+        ("cifar100", {"labels": "coarse"}, ["apple", "pie"], "cifar100 has no coarse classes"),
         ("digits", {"coarse_file": "a", "rank": "genus"}, ["0"], "drop one of them"),
-        ("digits", {"coarse_file": "absent.csv"}, ["0"], "no such file of coarse classes: absent.csv"),
-        ("digits", {"rank": "folder"}, ["0"], "is for folders COARSE/FINE/IMAGE"),
-        ("digits", {"rank": "genus"}, ["7"], "reads iNaturalist's class names, .* got '7'"),
+        ("digits", {"coarse_file": "absent.csv"}, ["0"], "no such file: absent.csv"),
+        ("digits", {"rank": "folder"}, ["0"], "requires folders COARSE/FINE/IMAGE"),
+        ("digits", {"rank": "genus"}, ["7"], "requires iNaturalist's class names, .* got '7'"),
         ("torch/inaturalist", {"rank": "class"}, [NAME.format("")], "rank=class is empty in the class name"),
         ("folder", {"rank": "folder"}, ["a/x", "b/x"], "class 'x' is in 'a' and in 'b'"),
     ],
@@ -96,5 +96,5 @@ def test_folders_of_two_levels(tmp_path: Path) -> None:
     assert load_data(config, None, labels).classes == ["bird/crow", "bird/kite", "fish/ray"]
     data = load_data(config, None, labels.replace(labels="coarse"))
     assert (data.classes, data.train.labels.tolist()) == (["bird", "fish"], [0, 0, 1])
-    with pytest.raises(RecastError, match="folder has no coarse classes of its own"):
+    with pytest.raises(RecastError, match="folder has no coarse classes"):
         load_data(config, None, LabelsConfig("coarse"))

@@ -50,13 +50,13 @@ def test_sixteen_bit_grey_is_scaled_not_clipped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [np.float32, np.int32])
 def test_pixels_without_a_known_white_are_refused_not_black(tmp_path: Path, kind: type) -> None:
     Image.fromarray(np.full((8, 8), 1, dtype=kind)).save(tmp_path / "a.tif")
-    with pytest.raises(RecastError, match=r"cannot read image .*a\.tif: pixels of 32 bits .*save it with 8"):
+    with pytest.raises(RecastError, match=r"cannot read image .*a\.tif: 32-bit pixels .*convert to 8 bits"):
         pixels_of(tmp_path / "a.tif", 8)
 
 
 def test_a_pipe_is_no_image_and_nobody_waits_for_it(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.png")
-    for path in (tmp_path / "a.png", Path("/dev/zero"), Path("/proc/kmsg")):
+    for path in (tmp_path / "a.png", Path("/dev/zero")):
         with pytest.raises(RecastError, match="cannot read image"):
             open_image(path)
 

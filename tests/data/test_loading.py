@@ -157,7 +157,7 @@ def test_a_disk_that_is_gone_is_not_skipped(tmp_path: Path) -> None:
     data = make_files(tmp_path, 3, broken=(0, 1, 2))
     with pytest.raises(RecastError, match=r"3 images in a row cannot be read; the last: .*\.png"):
         list(Loader(data, 3, shuffle_seed=0, bad_image="skip"))
-    with pytest.raises(RecastError, match=r"not one image could be read; the first is .*0\.png"):
+    with pytest.raises(RecastError, match=r"no image could be read; the first is .*0\.png"):
         list(Loader(data, 2, bad_image="skip"))
 
 
@@ -181,16 +181,15 @@ class Dying(ImageTensors):
 @pytest.mark.parametrize(
     ("end", "how"),
     [
-        (lambda: os._exit(3), "exit code (3|unknown)"),
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed by SIGKILL|exit code unknown"),
+        (lambda: os._exit(3), "exit code 3"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "signal: Killed"),
     ],
     ids=["exit", "kill"],
 )
 def test_a_dead_loader_process_is_explained(end: Callable[[], object], how: str) -> None:
     for _ in range(3):  # who sees it first, torch's signal handler or its queue, is a race
-        with pytest.raises(
-            RecastError, match=rf"loader process died \(pid \d+: ({how})\).* memory .*--workers 0"
-        ) as caught:
+        message = rf"process died \(.*({how}|exited unexpectedly|Connection).* memory.*--workers 0"
+        with pytest.raises(RecastError, match=message) as caught:
             list(Loader(Dying(end), 1, workers=1))
         assert "\n" not in str(caught.value)
         del caught

@@ -176,7 +176,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "one class": (lambda f: write(f, mask=np.zeros((40, 56), np.uint8), count=1), "has 1 classes, expected 2 to 255"),
     "twice": (lambda f: ((f / "classes.txt").write_text("a\na"), write(f)), "names 'a' twice"),
-    "one image": (lambda f: write(f, count=1), "validation part cannot be held out"),
+    "one image": (lambda f: write(f, count=1), "cannot hold out a validation part"),
     "damaged": (lambda f: (write(f) / "masks" / "0.png").write_bytes(b"x"), "cannot read image .*masks/0.png"),
 }
 

@@ -110,7 +110,7 @@ def test_what_needs_labels_beforehand_is_refused_with_the_reason(tmp_path: Path)
     config = make_shards(tmp_path, {"train": [6], "validation": [2]})
     for name, value in (("num_train", 3), ("num_val", 2), ("num_train", 0.5)):
         changed = DataConfig("wds/set", str(tmp_path), img_size=10, **{name: value})
-        with pytest.raises(RecastError, match=r"are a stream.* cannot choose from it by class"):
+        with pytest.raises(RecastError, match=r"are a stream.* cannot choose by class"):
             load_data(changed)
     with pytest.raises(RecastError, match="not by index"):
         load_data(config).train[0]
@@ -174,7 +174,7 @@ def test_broken_folders_are_one_clear_line(tmp_path: Path, monkeypatch: pytest.M
     shard.unlink()
     refused(r"validation-0\.tar")
     make_shards(tmp_path, {"train": [2], "validation": []})
-    refused("validation has no image")
+    refused("no image in the split validation")
     make_shards(tmp_path, {"extra": [2]})
     refused("extra: expected train, validation")
     make_shards(tmp_path, {"validation": [2]})
@@ -215,12 +215,5 @@ def test_info_of_wrong_types_is_one_clear_line(tmp_path: Path, key: str, value: 
     info = json.loads((tmp_path / "_info.json").read_text())
     info["splits"]["train"][key] = value
     (tmp_path / "_info.json").write_text(json.dumps(info))
-    with pytest.raises(RecastError, match=rf"cannot make sense of .*_info\.json \({key}"):
+    with pytest.raises(RecastError, match=rf"cannot read .*_info\.json \({key}"):
         load_data(config)
-
-
-def test_a_file_in_a_shard_is_no_larger_than_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = load_data(make_shards(tmp_path, {"train": [3], "validation": [2]}))
-    monkeypatch.setattr("recast.lab.data.shards.LARGEST", 20)
-    with pytest.raises(RecastError, match=r"cannot read shard .*validation-0\.tar: .*is larger than"):
-        list(Loader(data.val, 2))

@@ -27,7 +27,7 @@ from recast.lab.data import Data
 from recast.lab.data.coarse import Coarse
 from recast.lab.evaluation import PixelModel, evaluate, retrieval
 from recast.lab.evaluation.knn import TEMPERATURE, choose_probe, features, fit_probe, nearest, vote
-from recast.lab.evaluation.retrieval import Above, choose_k, energy, halves_told, random_halves, rankings
+from recast.lab.evaluation.retrieval import Above, choose_k, energy, halves_accuracy, random_halves, rankings
 from recast.lab.evaluation.run_folder import evaluate_run
 from recast.lab.evaluation.runner import open_context
 from recast.lab.training.run import train
@@ -128,7 +128,7 @@ def test_weight_decay_is_chosen_on_held_out_images(digits: Data, score: Callable
     assert choose_probe(noise, torch.zeros_like(labels), 2)[1] == 0.1
     probe, _ = choose_probe(F.normalize(noise + 3 * torch.eye(5)[labels], dim=1), labels, 2)
     assert (probe(F.normalize(torch.eye(5)[:2], dim=1)).argmax(1) == torch.arange(2)).all()
-    with pytest.raises(RecastError, match="weight decay on held-out training images, and every class has a single one"):
+    with pytest.raises(RecastError, match=r"weight decay on held-out .*every class has a single one"):
         choose_probe(noise[:3], torch.arange(3), 3)
     found = score("linear", spy().eval(), digits, 50)
     assert list(found) == ["top1", "weight_decay"]
@@ -152,7 +152,7 @@ def test_k_is_the_one_that_classifies_held_out_images_best() -> None:
     bank, labels = torch.stack([angle.cos(), angle.sin()], 1), torch.tensor([0] * 40 + [1] * 12)
     assert choose_k(bank, labels, 2, (3, 40)) == 3
     assert choose_k(bank, torch.zeros(52, dtype=torch.long), 2, (40, 3)) == 40  # the first of equals
-    with pytest.raises(RecastError, match=r"k from 60, 70 nearest images, .* has 47: give it more"):
+    with pytest.raises(RecastError, match=r"k from 60, 70 nearest images, .* has 47; use more"):
         choose_k(bank, labels, 2, (60, 70))
 
 
@@ -241,7 +241,7 @@ def test_conditioning_multiplies_what_is_said_of_half_and_class() -> None:
     of_half, of_class = (fit_probe(2 * x, y, n, 1e-4)(2 * x).softmax(1) for y, n in ((halves, 6), (labels, 3)))
     said = [max(range(6), key=lambda k: float(of_half[i, k] * of_class[i, k // 2])) for i in range(60)]
     right = (torch.tensor(said) == halves).float().mean()
-    assert halves_told(x, labels, 0) == pytest.approx(
+    assert halves_accuracy(x, labels, 0) == pytest.approx(
         (float((of_half.argmax(1) == halves).float().mean()), float(right))
     )
     assert 1 / 6 < right < 1

@@ -94,7 +94,7 @@ def test_a_damaged_file_is_measured_anew(digits: Data, tmp_path: Path, spy: Any)
     for damaged in (whole[: len(whole) // 2], b"not a zip", bytes(listed)):
         path.write_bytes(damaged)
         model = spy()
-        with pytest.warns(UserWarning, match=rf"{path.name} is damaged .*: measured anew"):
+        with pytest.warns(UserWarning, match=rf"{path.name} is damaged .*: measuring again"):
             assert run(model, digits, tmp_path) == expected
         assert model.seen == 50
 
@@ -111,7 +111,7 @@ def test_a_model_that_a_suite_leaves_out_is_asked_again(digits: Data, tmp_path: 
             return super().forward(x)
 
     model = Moody()
-    with pytest.warns(UserWarning, match="cannot take images of 16x16"):
+    with pytest.warns(UserWarning, match="does not support images of 16x16"):
         assert run(model, digits, tmp_path, "resolution", sizes=("16",)) == []
     Moody.fails_at = 20
     with pytest.raises(RuntimeError, match="not now"):

@@ -1,4 +1,4 @@
-"""Map-style data sets of (image, label) pairs: kept in memory as bytes, or decoded each time they are asked for.
+"""Map-style data sets of (image, label) pairs, in memory as bytes or decoded at each access.
 
 Shapes: B images of C = 3 channels and S x S pixels, float32 in [0, 1].
 """
@@ -22,30 +22,30 @@ from recast.lab.data.images import PHOTO, open_image, resize_and_crop, to_bytes
 from recast.lab.data.seeding import drawing, epoch_order, mix_seed
 
 MAX_BYTES = 4 * 2**30
-"""What decoded images may take in memory."""
+"""Largest size of decoded images in memory."""
 
 SIZED = 15
-"""Images among which the usual size is looked for."""
+"""Number of images whose sizes are read to choose `img_size`."""
 
 MAX_BAD = 100
-"""So many unreadable images in a row are not a few bad files but a disk that is gone."""
+"""Number of unreadable images in a row that stops a run: the disk is missing, not a few files broken."""
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Mean and standard deviation of R, G, B in [0, 1] pixels."""
 
 
 class LabelledImages(Dataset[tuple[Tensor, int]]):
-    """What every data set here can do."""
+    """Base class of all data sets here."""
 
     labels: Tensor
     """(N,) int64."""
     img_size: int
     """Side S in pixels."""
     augment: Augmentation | None
-    """What is done to an image; None: what validation does."""
+    """Augmentation of an image; None: that of validation."""
     crop_pct: float | None = None
     task: ClassVar[str] = "classify"
-    """Name of the task that the labels are for (`recast.lab.tasks.TASKS`)."""
+    """Name of the task of the labels (`recast.lab.tasks.TASKS`)."""
 
     def __post_init__(self) -> None:
         if self.augment is not None:
@@ -56,65 +56,64 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
         return len(self.labels)
 
     def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
-        """Images (B, C, S, S) and labels (B,) of the indices, stacked.
+        """Return images (B, C, S, S) and labels (B,) of the indices.
 
-        seeds: a number below 2^63 for each image, from which all of its augmentation follows, whatever else is in the
-        batch. None: they are drawn from torch's global generator where there is augmentation. Raises RecastError
-        naming an image that cannot be read.
+        seeds: a number below 2^63 for each image, which alone decides its augmentation. None: drawn from torch's global
+        generator if there is augmentation. Raises RecastError with the name of an image that cannot be read.
         """
         raise NotImplementedError
 
     def image_name(self, index: int) -> str:
-        """How an error names an image."""
+        """Return the name of an image for messages."""
         return f"image {index}"
 
     def order(self, seed: int | None, epoch: int, repeats: int) -> Iterable[Any]:
-        """The items of an epoch in their order, as `epoch_order` has it: here indices."""
+        """Return the items of an epoch in the order of `epoch_order`; here these are indices."""
         return epoch_order(len(self), seed, epoch, repeats).tolist()
 
     def load(self, items: Sequence[Any], seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """As `batch`, of items of `order`."""
+        """Return images and labels of items of `order`, as `batch` does."""
         return self.batch(items, seeds)
 
     def candidates(self, items: Sequence[Any], slot: int) -> Sequence[Any]:
-        """The item in a slot of a batch, and what may take its place if it cannot be read, the nearest first."""
+        """Return the item of a slot in a batch and its replacements if it cannot be read, nearest first."""
         return [(items[slot] + step) % len(self) for step in range(min(len(self), MAX_BAD))]
 
     def subset(self, indices: Tensor) -> Self:
-        """The same data set with these items only, in this order."""
+        """Return the data set of these images, in this order."""
         raise NotImplementedError
 
     def relabelled(self, labels: Tensor) -> Self:
-        """The same images with these labels (N,)."""
+        """Return the same images with labels (N,)."""
         return replace(self, labels=labels)  # type: ignore[type-var]  # every subclass is a data class
 
     def augmented(self, augment: Augmentation | None) -> Self:
-        """The same images with this augmentation; None: without any."""
-        return replace(self, augment=augment)  # type: ignore[type-var]  # every subclass is a data class
+        """Return the same images with this augmentation (None: without)."""
+        return replace(self, augment=augment)  # type: ignore[type-var]  # as above
 
     def resized(self, img_size: int, crop_pct: float | None) -> Self:
-        """The same images on `img_size` pixels, cut to that share."""
+        """Return the same images at `img_size` pixels with the crop `crop_pct`."""
         return replace(self, img_size=img_size, crop_pct=crop_pct)  # type: ignore[type-var]  # as above
 
     def targets(self) -> list[str]:
-        """What each image is labelled, as texts, so that other labels are noticed; none where they are not known."""
+        """Return the label of each image as text, for fingerprints; empty if labels are not known beforehand."""
         return list(map(str, self.labels.tolist()))
 
     def label_source(self, index: int) -> Any:
-        """A file or a tensor that holds the labels of an image; None: its text among `targets` says them all."""
+        """Return a file or tensor with the labels of an image; None if `targets` holds them completely."""
         return None
 
     @staticmethod
     def joined(labels: Sequence[Any]) -> Any:
-        """The labels of several batches as those of one."""
+        """Concatenate the labels of several batches."""
         return torch.cat(labels)  # type: ignore[arg-type]
 
     def plain(self) -> Self:
-        """The same images without augmentation."""
+        """Return the same images without augmentation."""
         return self.augmented(None)
 
     def prepared(self, images: Iterable[Image.Image], seeds: Sequence[int] | None) -> Tensor:
-        """Images → (B, 3, S, S) pixels, each transformed with the global generators seeded for it alone."""
+        """Transform images to (B, 3, S, S) pixels, each with the global generators seeded for it alone."""
         if self.augment is None:
             results = [self.transform(image) for image in images]
         else:
@@ -138,7 +137,7 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
 
 
 def drawn_seeds(count: int) -> list[int]:
-    """Seeds that follow torch's global generator."""
+    """Return seeds that follow from torch's global generator."""
     base = int(torch.randint(2**62, ()))
     return [mix_seed("drawn", base, position) for position in range(count)]
 
@@ -157,45 +156,44 @@ class ImageTensors(LabelledImages):
         super().__post_init__()
 
     def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
-        chosen = torch.as_tensor(indices, dtype=torch.long)
-        pixels, labels = self.pixels.index_select(0, chosen), self.labels[chosen]  # 20 times faster than [chosen]
+        index = torch.as_tensor(indices, dtype=torch.long)
+        pixels, labels = self.pixels.index_select(0, index), self.labels[index]  # 20 times faster than [index]
         if self.augment is None or len(pixels) == 0:
             return pixels.float().div_(255), labels
         seeds = drawn_seeds(len(pixels)) if seeds is None else seeds
         if only_shifts(self.augment):
             return shift_and_flip(pixels, torch.as_tensor(seeds), self.augment).float().div_(255), labels
-        images = (Image.fromarray(image.numpy()) for image in pixels.permute(0, 2, 3, 1).contiguous())
-        return self.prepared(images, seeds), labels
+        return self.prepared(map(self.open, indices), seeds), labels
 
     def open(self, index: int) -> Image.Image:
-        """The RGB image as it is kept."""
+        """Return the stored RGB image."""
         return Image.fromarray(self.pixels[index].permute(1, 2, 0).contiguous().numpy())
 
     def subset(self, indices: Tensor) -> Self:
         return replace(self, pixels=self.pixels[indices], labels=self.labels[indices])
 
     def resized(self, img_size: int, crop_pct: float | None) -> Self:
-        """As they are: they were brought to their size when they were decoded."""
+        """Return the images unchanged: they were resized when they were decoded."""
         return self
 
 
 @dataclass(eq=False)
 class ImageFiles(LabelledImages):
-    """Images that are decoded each time they are asked for: of files, or of another library's data set."""
+    """Images that are decoded at each access: files, or items of another library's data set."""
 
     labels: Tensor
     img_size: int
     items: Sequence[Any]
-    """What `read` takes, one for each image: paths, or the library's own numbers."""
+    """Arguments of `read`, one for each image: paths, or indices of the other library."""
     read: Callable[[Any], Image.Image] = open_image
-    """The whole RGB image; raises RecastError if it cannot be read. Loader workers get a copy of this function."""
+    """Return the whole RGB image; raises RecastError if it cannot be read. Loader workers get a copy of it."""
     where: str = ""
-    """How an error names the data set, before the item."""
+    """Name of the data set for messages, before the item."""
     augment: Augmentation | None = field(default=None, kw_only=True)
     crop_pct: float | None = field(default=None, kw_only=True)
 
     def open(self, index: int) -> Image.Image:
-        """The RGB image, as large as it is."""
+        """Return the RGB image at its full size."""
         return self.read(self.items[index])
 
     def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
@@ -210,7 +208,7 @@ class ImageFiles(LabelledImages):
         return replace(self, items=[self.items[index] for index in indices.tolist()], labels=self.labels[indices])
 
     def own_size(self, skip: bool) -> int:
-        """Median short side of a few images (`skip`: of those that can be read), at most 224."""
+        """Return the median short side of a few images (`skip`: of the readable ones), at most 224."""
         sides = []
         for index in range(0, len(self), max(1, len(self) // SIZED)):
             try:
@@ -221,52 +219,51 @@ class ImageFiles(LabelledImages):
         return min(median_low(sides or [PHOTO]), PHOTO)
 
     def decoded(self, skip: bool) -> tuple[ImageTensors, list[str]]:
-        """All images in memory as validation sees them, and the names of those that cannot be read.
+        """Decode all images as validation sees them; return them and the names of unreadable ones.
 
-        Raises RecastError naming the first of these; with `skip` they are left out instead, unless none is left. Raises
-        it too for more than is kept in memory.
+        Raises RecastError for the first unreadable image (`skip`: only if all are unreadable), and if the images need
+        more than MAX_BYTES.
         """
         count, side = len(self), self.img_size
         if (needed := count * 3 * side**2) > MAX_BYTES:
             raise RecastError(
-                f"{self.where.rstrip(':')}: {count} images at img_size={side} are {needed / 2**30:.1f} GiB; at most "
-                f"{MAX_BYTES / 2**30:.0f} GiB are kept in memory. Use fewer (num_train), a smaller img_size, or unpack "
-                "archives and use name=folder"
+                f"{self.where.rstrip(':')}: {count} images at img_size={side} are {needed / 2**30:.1f} GiB, the limit "
+                f"is {MAX_BYTES / 2**30:.0f} GiB; set num_train or a smaller img_size, or unpack them and use folder"
             )
         pixels = torch.empty(count, 3, side, side, dtype=torch.uint8)
-        kept: list[int] = []
+        readable: list[int] = []
         bad: list[str] = []
         for index in range(count):
             try:
-                pixels[len(kept)] = to_bytes(resize_and_crop(self.open(index), side, self.crop_pct))
-                kept.append(index)
+                pixels[len(readable)] = to_bytes(resize_and_crop(self.open(index), side, self.crop_pct))
+                readable.append(index)
             except RecastError:
                 if not skip:
                     raise
                 bad.append(self.image_name(index))
-        if bad and not kept:
-            raise RecastError(f"not one image could be read; the first is {bad[0]}")
-        return ImageTensors(pixels[: len(kept)], self.labels[kept], self.augment), bad
+        if bad and not readable:
+            raise RecastError(f"no image could be read; the first is {bad[0]}")
+        return ImageTensors(pixels[: len(readable)], self.labels[readable], self.augment), bad
 
 
 @dataclass
 class Found:
-    """What a source gives: both parts without augmentation, and the data set's own defaults."""
+    """Images and defaults that a source returns: both parts without augmentation."""
 
     name: str
     train: LabelledImages | None
-    """None: there is only something to evaluate on."""
+    """None: the data can only be evaluated on."""
     val: LabelledImages | None
     """None: a share of the training images is held out."""
     classes: list[str] | None
-    """None: they have numbers only."""
+    """None: the labels are their only names."""
     norm: tuple[tuple[float, ...], tuple[float, ...]] = IMAGENET
     crop: Crop | None = None
     """None: by size."""
     flip: bool = True
     in_memory: bool = False
-    """Small images: what is chosen of them is decoded once; their own size is that of the first one."""
+    """True for small images: they are decoded once, by default at the size of the files."""
     kinds: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Kinds of classes that are measured by themselves too: name → classes."""
+    """Groups of classes that are measured separately too: name → classes."""
     notes: Sequence[str] = ()
-    """What was chosen, and what was left out, a line each."""
+    """Lines about what was chosen and what was skipped."""

@@ -1,9 +1,9 @@
-"""scikit-learn's handwritten digits: as they are, and on canvases that ask for comparing far-apart places.
+"""scikit-learn's handwritten digits, and canvases of them that require comparing distant places.
 
-`one_digit`: a digit somewhere on an empty canvas; which? `odd_digit`: three digits far apart, two of one class and one
-of another; which is the odd one? Both have ten classes, so what learned the first can go on with the second. To answer
-the second, what stands at one place must be compared with what stands at others: the mean over a map says which digits
-are there and how much of each, and the odd one is the one of which there is *less*.
+`one_digit`: a digit somewhere on an empty canvas; the label is its class. `odd_digit`: three digits far apart, two of
+one class and one of another; the label is the class of the odd one. Both have ten classes, so that a network of the
+first can be trained on the second, which requires comparing places: the mean over a map only tells how much of each
+digit there is, and the odd digit is the one with *less*.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from recast.lab.data.seeding import choose_balanced
 from recast.lab.device import check_memory
 
 NUM_VAL = 500
-"""Digits that are held out, stratified; the rest, 1,297, is for training."""
+"""Number of held-out digits, stratified; the other 1,297 are for training."""
 SIDE, DIGIT = 32, 8
-"""Pixels of a canvas and of a digit."""
+"""Sides of a canvas and of a digit in pixels."""
 APART = 10
-"""Digits of a canvas differ by this many pixels or more in rows or in columns."""
+"""Smallest distance of the digits of a canvas in rows or columns, in pixels."""
 NUM_CANVASES = {"train": 5000, "val": 1000}
 NORM = {
-    "digits": ((0.313,) * 3, (0.356,) * 3),  # of the 1,297 training images at 32 x 32
-    "canvases": ((0.057,) * 3, (0.202,) * 3),  # of odd_digit's training images
+    "digits": ((0.313,) * 3, (0.356,) * 3),  # the 1,297 training images at 32 x 32
+    "canvases": ((0.057,) * 3, (0.202,) * 3),  # the training images of odd_digit
 }
 
 
 def find_digits(config: DataConfig) -> Found:
-    """The 1,797 digits, 8 x 8 grey levels 0..16, enlarged (bicubic)."""
+    """Return the 1,797 digits, 8 x 8 grey levels 0..16, enlarged (bicubic)."""
     grey, labels, is_val = read_digits()
 
     def enlarged(which: Tensor, img_size: int) -> ImageTensors:
         side = int(img_size / (config.crop_pct or 1))
         pixels = _enlarged(grey[which], side)
         edge = (side - img_size) // 2
-        return _images(pixels[:, :, edge : edge + img_size, edge : edge + img_size], labels[which])
+        return as_rgb(pixels[:, :, edge : edge + img_size, edge : edge + img_size], labels[which])
 
     img_size = config.img_size or 32
     train, val = enlarged(~is_val, img_size), enlarged(is_val, config.test_size or img_size)
@@ -50,17 +50,17 @@ def find_digits(config: DataConfig) -> Found:
 
 
 def find_canvases(config: DataConfig, name: str) -> Found:
-    """Canvases of `SIDE` pixels, enlarged where another size is asked for. Held-out ones show held-out digits."""
+    """Return canvases of `SIDE` pixels, enlarged to another img_size. Held-out canvases show held-out digits."""
     grey, labels, is_val = read_digits()
     parts: list[ImageTensors] = []
     sizes = {"train": config.img_size, "val": config.test_size or config.img_size}
     for part, which in (("train", ~is_val), ("val", is_val)):
         generator = torch.Generator().manual_seed(len(parts))
-        classes, answers = _classes(name, NUM_CANVASES[part], generator)
-        canvases = _canvases(grey[which, 0], labels[which], classes, generator)
+        classes, answers = draw_classes(name, NUM_CANVASES[part], generator)
+        canvases = draw_canvases(grey[which, 0], labels[which], classes, generator)
         if (side := sizes[part]) not in (None, SIDE):
             canvases = _enlarged(canvases, side)
-        parts.append(_images(canvases, answers))
+        parts.append(as_rgb(canvases, answers))
     train, val = parts
     return Found(name, train, val, None, NORM["canvases"], crop="none", flip=False)
 
@@ -78,20 +78,21 @@ def _enlarged(images: Tensor, side: int) -> Tensor:
 
 
 def read_digits() -> tuple[Tensor, Tensor, Tensor]:
-    """Grey levels (1797, 1, 8, 8) in [0, 1], classes, and which are held out."""
-    digits = optional_package("sklearn.datasets", "scikit-learn", "the digits come with scikit-learn").load_digits()
+    """Return grey levels (1797, 1, 8, 8) in [0, 1], classes, and True for held-out digits."""
+    digits = optional_package("sklearn.datasets", "scikit-learn", "the digits are part of scikit-learn").load_digits()
     labels = torch.tensor(digits.target, dtype=torch.long)
     is_val = torch.zeros(len(labels), dtype=torch.bool)
     is_val[choose_balanced(labels, NUM_VAL, "the validation part")] = True
     return torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16, labels, is_val
 
 
-def _images(pixels: Tensor, labels: Tensor) -> ImageTensors:
+def as_rgb(pixels: Tensor, labels: Tensor) -> ImageTensors:
+    """Return grey pixels (N, 1, S, S) in [0, 1] as RGB images."""
     return ImageTensors((pixels * 255).round().to(torch.uint8).repeat(1, 3, 1, 1), labels)
 
 
-def _classes(name: str, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """The classes of every canvas' digits (N, 1 or 3), and its answer (N,), as many of each."""
+def draw_classes(name: str, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw the classes of the digits of every canvas (N, 1 or 3) and its label (N,), balanced."""
     answers = torch.arange(count) % 10
     if name == "one_digit":
         return answers[:, None], answers
@@ -99,8 +100,8 @@ def _classes(name: str, count: int, generator: torch.Generator) -> tuple[Tensor,
     return torch.stack([answers, pair, pair], 1), answers
 
 
-def _canvases(grey: Tensor, labels: Tensor, classes: Tensor, generator: torch.Generator) -> Tensor:
-    """(N, 1, 32, 32): digits of these classes (N, K), drawn from `grey` (n, 8, 8), at random places far apart."""
+def draw_canvases(grey: Tensor, labels: Tensor, classes: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw canvases (N, 1, 32, 32) with digits of classes (N, K) from `grey` (n, 8, 8), at random places far apart."""
     count, digits = classes.shape
     corners = torch.zeros(count, digits, 2, dtype=torch.long)
     todo = torch.arange(count)

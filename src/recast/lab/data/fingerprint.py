@@ -1,4 +1,4 @@
-"""What tells a run's data from other data: names, labels, sizes and contents of its images, in RUN/data.json."""
+"""Fingerprint of a run's data in RUN/data.json: names, labels, sizes and contents of its images."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from recast.errors import RecastError
 from recast.files import read_json, read_names
 from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.sources import Data
-from recast.reading import MIB, open_now
+from recast.reading import MIB
 
 FINGERPRINT = "data.json"
-"""In a run folder: `fingerprint_of` its data."""
+"""File of `fingerprint_of` the data in a run folder."""
 SIZES, CONTENTS = 100_000, 512
-"""Files of a part whose sizes are looked at, and images whose contents are: chosen by name, whatever else is there."""
+"""Largest numbers of files whose sizes, and of images whose contents are read; chosen by name."""
 
 
 def fingerprint_of(data: Data, *parts: str) -> dict[str, Any]:
-    """Of the parts, `train` and `val` by default: number, names, labels and sizes of all, and of up to CONTENTS images
-    name, label and content."""
+    """Return the fingerprint of parts (default: `train` and `val`).
+
+    It holds the number of images, digests of names, labels and sizes, and name, label and content of up to CONTENTS
+    images.
+    """
     return {part: _of_part(getattr(data, part)) for part in parts or ("train", "val")}
 
 
 def check_classes(run: Path, data: Data) -> None:
-    """Raise RecastError unless the classes are those of the run: logits and labels are in their order."""
+    """Raise RecastError unless the classes are those of the run, in the same order."""
     names = read_names(run / "classes.json")
-    remedy = f"set data.data_dir in {run / 'recipe.yaml'} to the run's own data"
+    remedy = f"set data.data_dir in {run / 'recipe.yaml'} to the run's data"
     if len(names) != len(data.classes):
         raise RecastError(f"{run} was trained on {len(names)} classes, {data.name} has {len(data.classes)}: {remedy}")
-    for number, (then, now) in enumerate(zip(names, data.classes, strict=True)):
-        if then != now:
-            raise RecastError(
-                f"class {number} was {then!r} when {run} was trained, now it is {now!r}: other classes, or in another "
-                f"order; {remedy}"
-            )
+    for number, (before, now) in enumerate(zip(names, data.classes, strict=True)):
+        if before != now:
+            raise RecastError(f"class {number} was {before!r} when {run} was trained, now it is {now!r}: {remedy}")
 
 
 def check_same(run: Path, data: Data, *, goes_on: bool) -> None:
-    """Warn of what changed since the run began: of the validation images, and, where the training `goes_on`, of all.
+    """Warn of changes since the run began: of the validation images, and, if training `goes_on`, of all images.
 
-    Raises RecastError for a training that would go on with other labels or another number of training images.
+    Raises RecastError if training would go on with other labels or another number of training images.
     """
     if not (run / FINGERPRINT).is_file():  # of an earlier version
         return
@@ -58,42 +58,40 @@ def check_same(run: Path, data: Data, *, goes_on: bool) -> None:
     try:
         changes = [change for part in parts for change in _changes(part, before[part], now[part])]
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise RecastError(f"{run / FINGERPRINT} is damaged: delete it to go on without a look at the data") from None
+        raise RecastError(f"{run / FINGERPRINT} is damaged: delete it to continue without this check") from None
     if goes_on and (refused := [change for change, is_refused in changes if is_refused]):
         raise RecastError(
-            f"{run} cannot go on, its data changed: {'; '.join(refused)}. Restore them, or start a new run with --out"
+            f"cannot resume {run}, its data changed: {'; '.join(refused)}. Restore them, or start a new run with --out"
         )
     if changes:
         text = "; ".join(change for change, _ in changes)
         warnings.warn(f"the data of {run} changed since it began: {text}", stacklevel=2)
 
 
-def _changes(part: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterable[tuple[str, bool]]:
-    """What changed of a part, and whether a training may not go on with it."""
+def _changes(part: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterable[tuple[str, bool]]:
+    """Yield the changes of a part, each with True if training must not go on."""
     part = {"train": "training", "val": "validation"}[part]
-    if then == now:
+    if before == now:
         return
-    same_names = then["names"] == now["names"]
-    before, after = ({name: row for name, *row in side["sample"] if name} for side in (then, now))
-    both = before.keys() & after.keys()
-    labels, labels_now = (_labels_of_contents(side["sample"]) for side in (then, now))
-    moved = sum(before[name][0] != after[name][0] for name in both) or sum(
-        labels[content].isdisjoint(labels_now[content]) for content in labels.keys() & labels_now.keys()
+    same_names = before["names"] == now["names"]
+    old, new = ({name: row for name, *row in side["sample"] if name} for side in (before, now))
+    both = old.keys() & new.keys()
+    old_labels, new_labels = (_labels_of_contents(side["sample"]) for side in (before, now))
+    moved = sum(old[name][0] != new[name][0] for name in both) or sum(
+        old_labels[content].isdisjoint(new_labels[content]) for content in old_labels.keys() & new_labels.keys()
     )
-    if moved or (same_names and then["labels"] != now["labels"]):
+    if moved or (same_names and before["labels"] != now["labels"]):
         yield f"labels of {_some(moved)} {part} images", True
-    if then["count"] != now["count"]:
-        yield f"there were {then['count']} {part} images, now there are {now['count']}", part == "training"
+    if before["count"] != now["count"]:
+        yield f"there were {before['count']} {part} images, now there are {now['count']}", part == "training"
     elif not same_names:
         yield f"names of {part} images", False
-    if others := sum(before[name][1] != after[name][1] for name in both):
+    others = sum(old[name][1] != new[name][1] for name in both)
+    if others or (same_names and before["sizes"] != now["sizes"]):
         yield f"contents of {_some(others)} {part} images", False
-    elif same_names and then["sizes"] != now["sizes"]:
-        yield f"contents of {_some(0)} {part} images", False
 
 
 def _some(count: int) -> str:
-    """A number of images among those that were looked at, or that there are others."""
     return f"at least {count}" if count else "some"
 
 
@@ -105,36 +103,34 @@ def _labels_of_contents(sample: Iterable[tuple[str, str, str]]) -> Mapping[str, 
 
 
 def _of_part(images: LabelledImages) -> dict[str, Any]:
-    held, count = vars(images), len(images)
-    items = held.get("shards", held.get("items", held.get("pixels", range(count))))
+    fields, count = vars(images), len(images)
+    items = fields.get("shards", fields.get("items", fields.get("pixels", range(count))))
     is_files = len(items) > 0 and isinstance(items[0], str)
-    ends = [os.path.dirname(end) for end in (min(items), max(items))] if is_files else []
-    top = len(os.path.commonpath(ends)) if is_files else 0  # the data may lie elsewhere
-    names = [item[top:] for item in items] if is_files else []
-    order = list(range(len(items)))
-    if is_files:  # the same images whatever is added beside them, and in whichever folder they lie
+    names, order = [""] * len(items), list(range(len(items)))
+    if is_files:  # the same for the same images in another folder, and beside other files
+        top = len(os.path.commonpath([os.path.dirname(path) for path in (min(items), max(items))]))
+        names = [path[top:] for path in items]
         order.sort(key=lambda index: (zlib.crc32(os.fsencode(os.path.basename(names[index]))), index))
-    targets = images.targets() or [""] * len(items)  # of a stream they are known as the images come
+    targets = images.targets() or [""] * len(items)  # labels of a stream are not known beforehand
     sample = []
     for index in order[:CONTENTS]:
         source = images.label_source(index)
         label = targets[index] if source is None else digest_of([_content(images, source, index)])
-        content = digest_of([_content(images, items[index], index)])
-        sample.append([names[index] if is_files else "", label, content])
+        sample.append([names[index], label, digest_of([_content(images, items[index], index)])])
     sizes = [items.contiguous().numpy()] if isinstance(items, Tensor) else [size_of(items[i]) for i in order[:SIZES]]
     return {
-        "count": count, "names": digest_of(names or [str(count)]), "labels": digest_of(targets),
+        "count": count, "names": digest_of(names if is_files else [str(count)]), "labels": digest_of(targets),
         "sizes": digest_of(sizes), "sample": sample,
     }  # fmt: skip
 
 
 def _content(images: LabelledImages, item: Any, index: int) -> bytes | np.ndarray:
-    """Of a file its beginning; empty for one that cannot be read."""
+    """Return the bytes of an image, of a file its beginning; empty if it cannot be read."""
     try:
         if isinstance(item, Tensor):
             return item.contiguous().numpy()
         if isinstance(item, str):
-            with open_now(item) as file:
+            with open(item, "rb") as file:
                 return file.read(MIB)
         return images.open(index).tobytes()  # type: ignore[attr-defined]
     except (OSError, RecastError):
@@ -142,7 +138,7 @@ def _content(images: LabelledImages, item: Any, index: int) -> bytes | np.ndarra
 
 
 def size_of(item: Any) -> str:
-    """Return the bytes of a file as a text; empty for what is no path."""
+    """Return the size of a file in bytes as text; empty for other items."""
     try:
         return str(os.stat(item).st_size) if isinstance(item, str) else ""
     except OSError:
@@ -150,7 +146,7 @@ def size_of(item: Any) -> str:
 
 
 def digest_of(content: Iterable[str | bytes | np.ndarray]) -> str:
-    """Return 16 characters that follow from texts, bytes and arrays."""
+    """Return a digest of 16 characters of texts, bytes and arrays."""
     digest = hashlib.sha256()
     for part in content:
         digest.update(os.fsencode(part) if isinstance(part, str) else part)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The usual names of a data set's parts: of folders, archives, files and splits."""
+"""Usual names of the parts of a data set: folders, archives, files and splits."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from recast.errors import RecastError, listed
 
 TRAINING = ("train", "training", "trainval")
 HELD_OUT = ("val", "valid", "validation", "dev", "eval", "evaluation", "test", "testing")
-"""Words for the held-out part, best first."""
+"""Words for the held-out part, preferred first."""
 
 _THINGS = "(?:set|data|images?|imgs?|folder|split|mini)?"
 _WORD = re.compile(f"{_THINGS}({'|'.join(TRAINING + HELD_OUT)}){_THINGS}")
 
 
 def part_word(name: str) -> str | None:
-    """The word for a part in a name: "train" of "Train", "seg_train", "train2017", "TrainImages"; None: no part."""
+    """Return the word for a part in a name: "train" for "Train", "seg_train", "train2017", "TrainImages"; else None."""
     words = {match[1] for word in re.findall("[a-z]+", name.lower()) if (match := _WORD.fullmatch(word))}
     return words.pop() if len(words) == 1 else None
 
 
 def choose_parts(names: Iterable[str], where: str) -> tuple[str | None, str | None]:
-    """The names of the training and of the held-out part; either may be missing.
+    """Return the names of the training and of the held-out part; either may be None.
 
-    A name that is the word alone comes first, then HELD_OUT's order. Raises RecastError where two are equally good.
+    Exact words come first, then HELD_OUT's order. Raises RecastError if two names are equally good.
     """
     rows = sorted((name.lower() != word, word, name) for name in names if (word := part_word(name)))
     chosen: list[str | None] = []
     for words, title in ((TRAINING, "training"), (HELD_OUT, "validation")):
         ranked = sorted((is_longer, words.index(word), name) for is_longer, word, name in rows if word in words)
         if len(ranked) > 1 and ranked[0][:2] == ranked[1][:2]:
-            both = f"{ranked[0][2]} and {ranked[1][2]}"
-            raise RecastError(f"{where} has {both}: which one is the {title} part? Move the other elsewhere")
+            first, second = ranked[0][2], ranked[1][2]
+            raise RecastError(f"ambiguous {title} part in {where}: {first} and {second}; move one of them elsewhere")
         chosen.append(ranked[0][2] if ranked else None)
     return chosen[0], chosen[1]
 
 
 def parts_note(where: str, train: str | None, val: str | None, names: Iterable[str]) -> list[str]:
-    """A line on which parts were chosen; none where they are train and val and nothing else is there."""
+    """Return a line about the chosen parts; none if they have the usual names and nothing else is there."""
     unused = sorted(set(names) - {train, val})
     if not unused and train in (None, "train") and val in (None, "val", "valid", "validation", "test"):
         return []
@@ -47,5 +47,5 @@ def parts_note(where: str, train: str | None, val: str | None, names: Iterable[s
 
 
 def best_part(names: Sequence[str], words: Sequence[str]) -> list[str]:
-    """Those of the names that have the first of the words that any has."""
-    return next((same for word in words if (same := [name for name in names if part_word(name) == word])), [])
+    """Return the names with the first of the words that any name has."""
+    return next((matches for word in words if (matches := [name for name in names if part_word(name) == word])), [])

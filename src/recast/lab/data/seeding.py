@@ -1,6 +1,6 @@
-"""Chance that follows from what it is for, never from what was drawn before: seeds, generators, choices of images.
+"""Seeds, generators and choices of images that depend on their purpose, never on earlier draws.
 
-Choices are balanced over the classes and always the same for the same labels: runs stay comparable.
+Choices are balanced over the classes and the same for the same labels, so that runs stay comparable.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from recast.errors import RecastError
 
 
 def mix_seed(*parts: object) -> int:
-    """A seed below 2^63 for any mix of numbers and words; neighbouring numbers give unrelated seeds."""
+    """Return a seed below 2^63 for any numbers and words; neighbouring numbers give unrelated seeds."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def seed_cpu(seed: int) -> None:
-    """Seed the global CPU generators of torch, numpy and random: timm's and torchvision's transforms draw from all.
+    """Seed the global CPU generators of torch, numpy and random, from which transforms draw.
 
-    torch and numpy both take 32 bits, and from the same bits both would give the same numbers (mt19937): they get
-    different halves of the seed.
+    torch and numpy (both mt19937) get different halves of the seed: from the same 32 bits both give the same numbers.
     """
     torch.default_generator.manual_seed(seed)
     np.random.seed((seed >> 31) % 2**32)
@@ -38,7 +37,7 @@ def seed_cpu(seed: int) -> None:
 
 @contextmanager
 def seeded(seed: int | None = None) -> Iterator[None]:
-    """A block that starts with `seed_cpu(seed)` (None: it seeds for itself); after it the generators are as before."""
+    """Start a block with `seed_cpu(seed)` (None: unseeded) and restore the global CPU generators after it."""
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         if seed is not None:
@@ -51,15 +50,15 @@ def seeded(seed: int | None = None) -> Iterator[None]:
 
 
 _DRAWING = threading.RLock()
-if hasattr(os, "register_at_fork"):  # a loader process must not start with the lock of a thread that it does not have
+if hasattr(os, "register_at_fork"):  # a forked loader process must not inherit the lock of another thread
     os.register_at_fork(before=_DRAWING.acquire, after_in_parent=_DRAWING.release, after_in_child=_DRAWING.release)
 
 
 @contextmanager
 def drawing(seed: int) -> Iterator[None]:
-    """A block that draws from the global generators, seeded for it; one thread at a time is in such a block.
+    """Run a block with the global generators seeded for it, one thread at a time.
 
-    Its numbers are those of the seed unless another thread draws from the global generators outside such a block.
+    The numbers follow from the seed unless another thread draws from the global generators outside such a block.
     """
     with _DRAWING, seeded(seed):
         yield
@@ -67,14 +66,14 @@ def drawing(seed: int) -> Iterator[None]:
 
 @contextmanager
 def seeded_on(device: torch.device, seed: int) -> Iterator[None]:
-    """As `seeded`, and the generator of `device` too: layers that are made on a GPU draw there."""
+    """Apply `seeded` and seed the generator of `device` too: layers created on a GPU draw there."""
     with seeded(seed), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
 
 
 def epoch_order(size: int, seed: int | None, epoch: int, repeats: int = 1) -> Tensor:
-    """Indices of an epoch in their order, (size,) int64: shuffled by (seed, epoch), each `repeats` times side by side.
+    """Return the indices of an epoch (size,) int64, shuffled by (seed, epoch), each `repeats` times in a row.
 
     seed None: 0, 1, 2, ... As in DeiT's sampler (repeated augmentation) the order is cut to `size`: an epoch shows
     ⌈size / repeats⌉ images.
@@ -87,48 +86,48 @@ def epoch_order(size: int, seed: int | None, epoch: int, repeats: int = 1) -> Te
 
 
 def shuffled_classes(labels: Tensor, seed: int) -> tuple[Tensor, list[Tensor]]:
-    """All indices in a random order, and in that order those of each class."""
+    """Return all indices in a random order, and the indices of each class in that order."""
     shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     return shuffled, [shuffled[labels[shuffled] == label] for label in labels.unique()]
 
 
 def balanced_order(labels: Tensor, seed: int = 0) -> Tensor:
-    """A permutation of the images whose every prefix is class-balanced, as far as the classes go.
+    """Return a permutation of the images whose prefixes are class-balanced, as far as the classes go.
 
-    The images of each class are shuffled; then come the first of every class, the second of every class, ...
+    The images of each class are shuffled; the first of every class come first, then the second of every class, ...
     """
     shuffled, classes = shuffled_classes(labels, seed)
     turn = torch.empty_like(shuffled)
     for of_class in classes:
         turn[of_class] = torch.arange(len(of_class))
-    # Stable: within a turn the classes keep their shuffled order, so a remainder does not always fall to the first.
+    # Stable: within a turn classes keep their shuffled order, so that a remainder does not always go to the first.
     return shuffled[torch.argsort(turn[shuffled], stable=True)]
 
 
 def choose_balanced(labels: Tensor, count: int, option: str, seed: int = 0) -> Tensor:
-    """Indices (ascending) of `count` class-balanced images. Raises RecastError naming `option` if there are too few."""
+    """Return ascending indices of `count` class-balanced images. Raises RecastError if there are fewer."""
     if len(labels) == 0:
-        raise RecastError(f"{option}={count}, but the data set has no such images")
+        raise RecastError(f"{option}={count}, but this part of the data set has no images")
     if not 1 <= count <= len(labels):
-        raise RecastError(f"{option} must be between 1 and {len(labels)} (the images there are), got {count}")
+        raise RecastError(f"{option} must be between 1 and {len(labels)} (the number of images), got {count}")
     return balanced_order(labels, seed)[:count].sort().values
 
 
 def choose_fraction(labels: Tensor, fraction: float) -> Tensor:
-    """Indices (ascending) of max(1, round(fraction · n)) of the n images of every class, 0 < fraction <= 1.
+    """Return ascending indices of max(1, round(fraction · n)) of the n images of every class, 0 < fraction <= 1.
 
     The images of a smaller fraction are among those of a larger one.
     """
     _, classes = shuffled_classes(labels, 0)
-    chosen = [of_class[: max(1, round(fraction * len(of_class)))] for of_class in classes]
-    return torch.cat([torch.empty(0, dtype=torch.long), *chosen]).sort().values
+    parts = [of_class[: max(1, round(fraction * len(of_class)))] for of_class in classes]
+    return torch.cat([torch.empty(0, dtype=torch.long), *parts]).sort().values
 
 
 def hold_out(labels: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
-    """Indices (ascending) of a training and a validation part: `fraction` of every class goes to validation.
+    """Return ascending indices of a training and a validation part, `fraction` of every class for validation.
 
-    A class with two images or more has at least one on each side; a single image goes to training. Raises RecastError
-    when no class can spare an image.
+    A class of two or more images has at least one on each side; a single image goes to training. Raises RecastError if
+    every class has a single image.
     """
     generator = torch.Generator().manual_seed(0)
     train, val = [], []
@@ -139,6 +138,5 @@ def hold_out(labels: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
         val.append(of_class[:held_out])
         train.append(of_class[held_out:])
     if not any(map(len, val)):
-        few = "every class has a single image" if len(labels) > 1 else "there is a single image"
-        raise RecastError(f"a validation part cannot be held out: {few}. Add a val/ part")
+        raise RecastError("cannot hold out a validation part: every class has a single image; add images")
     return torch.cat(train).sort().values, torch.cat(val).sort().values

@@ -1,8 +1,8 @@
-"""wds/NAME: WebDataset shards with timm's `_info.json`: tar files that are read from front to back, never by index.
+"""wds/NAME: WebDataset shards with timm's `_info.json`, tar files that are read from front to back, never by index.
 
-The order of an epoch is one stream: shards shuffled by (seed, epoch), then a shuffle buffer. Every process and every
-loader worker reads that whole stream but decodes only its own share, so that the batches are the same for any number
-of them. Reading is cheap beside decoding; with dozens of readers on one disk, image folders are the better choice.
+An epoch is one stream: shards shuffled by (seed, epoch), then a shuffle buffer. Every process and every loader worker
+reads the whole stream but decodes only its own share, so that batches are the same for any number of them. Reading is
+cheap compared with decoding; with dozens of readers on one disk, use image folders.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from recast.lab.data.libraries import pick_splits
 from recast.lab.data.parts import parts_note
 from recast.lab.data.seeding import mix_seed
 from recast.lab.data.trees import composed
-from recast.reading import LARGEST, decode, open_now, parse_json, read_bytes
+from recast.reading import decode, parse_json, read_bytes
 
 INFO = "_info.json"
 
 BUFFER = 2048
-"""Undecoded images among which the next one is drawn; each reader holds so many in memory."""
+"""Size of the shuffle buffer in undecoded images, for each reader."""
 
 IMAGE_KEYS = ("jpg", "jpeg", "png", "webp")
 
@@ -51,14 +51,14 @@ class Sample(NamedTuple):
 
 @dataclass(eq=False)
 class ImageStream(LabelledImages):
-    """Images of shards, in the order in which they come; what needs labels beforehand is refused with the reason."""
+    """Images of shards in stream order. Whatever needs labels or indices beforehand raises RecastError."""
 
     shards: list[str]
     size: int
-    """Images in the shards, as `_info.json` counts them."""
+    """Number of images according to `_info.json`."""
     num_classes: int
     label_key: str = ""
-    """Field of the samples' .json that holds the label; empty: it is in .cls."""
+    """Field of the samples' .json that holds the label; empty: the label is in .cls."""
     img_size: int = PHOTO
     augment: Augmentation | None = None
     crop_pct: float | None = None
@@ -69,15 +69,15 @@ class ImageStream(LabelledImages):
     @property
     def labels(self) -> Tensor:  # type: ignore[override]
         raise RecastError(
-            "WebDataset shards are a stream, in which a label is known once its image is read: num_train, num_val "
-            "and data_fraction cannot choose from it by class. Use an image folder, a zip or hfds/NAME for that"
+            "WebDataset shards are a stream without labels beforehand: num_train, num_val and data_fraction cannot "
+            "choose by class; use an image folder, a zip or hfds/NAME"
         )
 
     def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
-        raise RecastError("WebDataset shards are a stream: images come in its order (Loader), not by index")
+        raise RecastError("WebDataset shards are a stream: read images in order (Loader), not by index")
 
     def subset(self, indices: Tensor) -> ImageStream:
-        raise RecastError("WebDataset shards are a stream: no part of it can be chosen beforehand")
+        raise RecastError("WebDataset shards are a stream: no subset can be chosen")
 
     def targets(self) -> list[str]:
         return []
@@ -86,10 +86,10 @@ class ImageStream(LabelledImages):
         return index.name if isinstance(index, Sample) else super().image_name(index)
 
     def order(self, seed: int | None, epoch: int, repeats: int) -> Iterator[Sample]:
-        """Undecoded samples, each `repeats` times; seed None: as they lie in the shards.
+        """Yield undecoded samples, each `repeats` times; seed None: in the order of the shards.
 
-        Raises RecastError for a shard that is not whole, a label that is missing or out of range, and another number of
-        images than `_info.json` says.
+        Raises RecastError for a damaged shard, a missing or wrong label, and another number of images than in
+        `_info.json`.
         """
         if seed is None:
             samples = self._read(self.shards)
@@ -106,31 +106,29 @@ class ImageStream(LabelledImages):
             yield from repeat(sample, repeats)
 
     def load(self, items: Sequence[Sample], seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
-        return self.prepared(map(_decoded, items), seeds), torch.tensor([sample.label for sample in items])
+        return self.prepared(map(_decode, items), seeds), torch.tensor([sample.label for sample in items])
 
     def candidates(self, items: Sequence[Sample], slot: int) -> Sequence[Sample]:
-        """What comes after it in the batch takes its place: a stream has no other images at hand."""
+        """Return the sample of the slot and those after it in the batch: a stream has no others at hand."""
         return [*items[slot:], *items[:slot]]
 
     def _read(self, shards: Sequence[str]) -> Iterator[Sample]:
-        from webdataset.tariterators import group_by_keys
+        from webdataset.tariterators import group_by_keys, tar_file_iterator
 
         for shard in shards:
             try:
-                for fields in group_by_keys(_members(shard)):
-                    yield self._sample(fields)
+                with open(shard, "rb") as file:
+                    for fields in group_by_keys({**member, "__url__": shard} for member in tar_file_iterator(file)):
+                        yield self._sample(fields)
             except RecastError:
                 raise
             except (OSError, EOFError, ValueError, tarfile.TarError) as error:
-                raise RecastError(f"cannot read shard {shard}: {first_line(error)}. Is it complete?") from None
+                raise RecastError(f"cannot read shard {shard}: {first_line(error)}; is it complete?") from None
 
     def _sample(self, fields: Mapping[str, Any]) -> Sample:
         name = f"{fields['__url__']}: {fields['__key__']}"
         try:
-            value = json.loads(fields["json"])[self.label_key] if self.label_key else fields["cls"]
-            label = int(value)
-            if isinstance(value, float) and value != label:
-                raise ValueError
+            label = int(json.loads(fields["json"])[self.label_key] if self.label_key else fields["cls"])
         except (KeyError, ValueError, TypeError, OverflowError, RecursionError):
             where = f"{self.label_key} of .json" if self.label_key else ".cls"
             raise RecastError(f"no label in {name}: expected a number in {where}") from None
@@ -139,19 +137,7 @@ class ImageStream(LabelledImages):
         return Sample(name, next((fields[key] for key in IMAGE_KEYS if key in fields), None), label)
 
 
-def _members(shard: str) -> Iterator[dict[str, Any]]:
-    """The files in a shard, as webdataset groups them; its own reader takes whatever size a file has into memory."""
-    with open_now(shard) as stream, tarfile.open(fileobj=stream, mode="r|*") as archive:
-        for member in archive:
-            if member.isreg() and not member.name.startswith("__"):  # webdataset's metadata
-                if member.size > LARGEST:
-                    raise OSError(f"{member.name} is larger than {LARGEST // 2**20} MiB")
-                content = archive.extractfile(member)
-                yield {"fname": member.name, "data": content.read() if content else b"", "__url__": shard}
-            archive.members = []  # type: ignore[attr-defined]  # of a stream nothing is found again, and the list would grow
-
-
-def _decoded(sample: Sample) -> Image.Image:
+def _decode(sample: Sample) -> Image.Image:
     if sample.content is None:
         raise RecastError(f"no image in {sample.name}: expected one of {', '.join(IMAGE_KEYS)}")
     return open_image(io.BytesIO(sample.content), sample.name)
@@ -168,13 +154,12 @@ def _shuffled(samples: Iterator[Sample], draws: random.Random) -> Iterator[Sampl
 
 
 def find_shards(config: DataConfig) -> Found:
-    """wds/NAME in data_dir: shards that `_info.json` lists, as timm's reader takes it, with a line a class in
-    classes.txt (or `class_names` or `num_classes` in `_info.json`).
+    """Read wds/NAME from data_dir: the shards listed in `_info.json`, in the format of timm's reader.
 
-    Raises RecastError for what is missing, for a split without an image, and for subsets: a stream cannot be chosen
-    from.
+    Class names are the lines of classes.txt, else `class_names` or numbers below `num_classes` of `_info.json`. Raises
+    RecastError for missing files and empty splits.
     """
-    optional_package("webdataset", "webdataset", "wds/NAME needs another package")
+    optional_package("webdataset", "webdataset", "wds/NAME requires webdataset")
     root = data_dir(config)
     info = _info(root)
     classes = _classes(root, info)
@@ -182,13 +167,13 @@ def find_shards(config: DataConfig) -> Found:
     def stream(split: str | None) -> ImageStream:
         if split is None:
             return ImageStream([], 0, len(classes))
-        described = info["splits"][split]
-        shards = [str(root / name) for name in described["filenames"]]
+        entry = info["splits"][split]
+        shards = [str(root / name) for name in entry["filenames"]]
         if missing := [shard for shard in shards if not Path(shard).is_file()]:
             raise RecastError(f"{root / INFO} lists a shard that does not exist: {missing[0]}")
-        if not described["num_samples"]:
-            raise RecastError(f"{root / INFO} says that the split {split} has no image")
-        return ImageStream(shards, described["num_samples"], len(classes), described.get("alt_label", ""))
+        if not entry["num_samples"]:
+            raise RecastError(f"{root / INFO} lists no image in the split {split}")
+        return ImageStream(shards, entry["num_samples"], len(classes), entry.get("alt_label", ""))
 
     train, val = pick_splits(str(root / INFO), info["splits"])
     notes = parts_note(str(root / INFO), train, val, info["splits"])
@@ -197,7 +182,7 @@ def find_shards(config: DataConfig) -> Found:
 
 def _info(root: Path) -> Mapping[str, Any]:
     path = root / INFO
-    expected = "expected timm's, with num_samples and filenames of every split"
+    expected = "expected timm's format, with num_samples and filenames of every split"
     if not path.is_file():
         raise RecastError(f"{root} has no {INFO}: {expected}")
     try:
@@ -208,7 +193,7 @@ def _info(root: Path) -> Mapping[str, Any]:
             convert(str, split.get("alt_label", ""), "alt_label")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f" ({error})" if isinstance(error, RecastError) else ""
-        raise RecastError(f"cannot make sense of {path}{reason}: {expected}") from None
+        raise RecastError(f"cannot read {path}{reason}: {expected}") from None
     return info
 
 
@@ -221,4 +206,4 @@ def _classes(root: Path, info: Mapping[str, Any]) -> list[str]:
         return list(map(str, names))
     if type(count) is int and 0 < count <= MAX_CLASSES:
         return list(map(str, range(count)))
-    raise RecastError(f"how many classes have the shards in {root}? Write their names into classes.txt, one a line")
+    raise RecastError(f"no number of classes in {root / INFO}: write the class names into classes.txt, one per line")

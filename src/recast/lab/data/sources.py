@@ -1,4 +1,4 @@
-"""Which data sets there are: a name → training and validation images, class names, normalisation, own size."""
+"""Data sets by name: training and validation images, class names, normalisation and sizes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from recast.lab.data.shards import ImageStream, find_shards
 from recast.lab.tasks import TASKS, Task
 
 MEASURED = 2048
-"""Images that a mean of the data is taken of."""
+"""Number of images that mean and deviation are measured on."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Data:
 
     name: str
     train: LabelledImages
-    """With augmentation; `train.plain()` is without. Empty where there is only something to evaluate on."""
+    """With augmentation; `train.plain()` has none. Empty if the data can only be evaluated on."""
     val: LabelledImages
     classes: list[str]
     mean: tuple[float, ...]
@@ -43,32 +43,32 @@ class Data:
     img_size: int
     """Side of the training images in pixels."""
     coarse: Coarse | None = None
-    """The coarse classes above `classes`, where they are known; None where the labels are those."""
+    """The coarse classes of `classes`; None if there are none, or the labels are coarse."""
     bad_images: tuple[str, ...] = ()
-    """Images of an archive that could not be decoded and were left out (`bad_image: skip`)."""
+    """Skipped images of an archive that could not be decoded (`bad_image: skip`)."""
     kinds: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Kinds of classes that are measured by themselves too."""
+    """Groups of classes that are measured separately too: name → classes."""
 
     @property
     def task(self) -> Task:
-        """What the labels are for."""
+        """Return the task of the labels."""
         return TASKS[self.val.task]
 
     @property
     def test_size(self) -> int:
-        """Side of the validation images in pixels."""
+        """Return the side of the validation images in pixels."""
         return self.val.img_size
 
     def normalised(self, pixels: Tensor, device: torch.device) -> Tensor:
-        """Pixels (B, 3, H, W) as the network takes them, on its device."""
+        """Normalise pixels (B, 3, H, W) on a device."""
         return normalize(pixels.to(device), list(self.mean), list(self.std))
 
 
 def labelled_images(
     data: Data, count: int, seed: int, bad_image: Literal["stop", "skip"], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """At most `count` training images in the order of a seed, without augmentation, normalised; and their labels."""
-    # a batch of 1 where there is no image: the loader then says that, instead of that 0 is no batch size
+    """Return at most `count` training images in the order of a seed, normalised, not augmented, and their labels."""
+    # at least 1: without images the loader reports that, not a batch size of 0
     source = Loader(data.train.plain(), max(1, min(count, len(data.train))), shuffle_seed=seed, bad_image=bad_image)
     images, labels = next(iter(source))
     return data.normalised(images, device), labels.to(device)
@@ -77,60 +77,75 @@ def labelled_images(
 def class_images(
     data: Data, count: int, seed: int, bad_image: Literal["stop", "skip"], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """`labelled_images` with one class each. Raises RecastError for data of another task."""
+    """Return `labelled_images` with one class each. Raises RecastError for data of another task."""
     if not data.task.counts_images:
-        raise RecastError(f"layers are ranked on images with one class each, {data.name} is for {data.task.title}")
+        raise RecastError(f"ranking requires images with one class each, but {data.name} is for {data.task.title}")
     return labelled_images(data, count, seed, bad_image, device)
 
 
 FINE = LabelsConfig()
-"""The data's own labels."""
+"""The labels of the data set itself."""
 
 
 def load_data(config: DataConfig, augment: Augmentation | None = None, labels: LabelsConfig = FINE) -> Data:
-    """The data set that `config` names, with the training images augmented (None: the data set's own defaults).
+    """Load a data set by name.
 
-    Subsets (num_train, num_val) and splits are class-balanced and always the same. Raises RecastError
-    for an unknown name, a folder that is not there, a class without images, a label out of range, an archive or
-    (decoded here) image that cannot be read, an unknown crop or policy.
+    Subsets (num_train, num_val) and splits are class-balanced and always the same.
+
+    Args:
+        config: name, folder, sizes and subsets.
+        augment: of the training images; None: the defaults of the data set.
+        labels: the data set's own (fine) labels, or coarse ones.
+
+    Returns:
+        Training and validation images, class names and normalisation.
+
+    Raises:
+        RecastError: for an unknown name, a missing folder, a class without images, a label out of range, an unreadable
+            archive or image (of those decoded here), or an unknown policy.
+
+    Example:
+        >>> data = recast.lab.data.load_data(recast.lab.config.DataConfig("digits"))
+        >>> len(data.train), len(data.val), data.img_size
+        (1297, 500, 32)
     """
     prefix, slash, rest = config.name.partition("/")
     sources = _SOURCES | {name: task.find for task in TASKS.values() for name in task.data_sets}
     source = _LIBRARIES.get(prefix) if slash and rest else sources.get(config.name)
     if source is None:
-        known = ", ".join([*sources, *(f"{library}/NAME" for library in _LIBRARIES)])
-        raise RecastError(f"unknown data set {config.name!r}: expected one of {known}.{suggest(config.name, sources)}")
+        names = ", ".join([*sources, *(f"{library}/NAME" for library in _LIBRARIES)])
+        raise RecastError(f"unknown data set {config.name!r}: expected one of {names}.{suggest(config.name, sources)}")
     for name, values in (("mean", config.mean), ("std", config.std)):
         if values not in (None, "data") and len(values) != 3:
-            raise RecastError(f"data.{name} must be three numbers (R, G, B in [0, 1] pixels), got {values}")
+            raise RecastError(f"data.{name} must be three numbers (of R, G, B in [0, 1]), got {values}")
     two_levels = labels.rank == "folder" and config.name == "folder"
-    found = find_folder(config, two_levels=True) if two_levels else source(config)
-    for note in found.notes:
+    images = find_folder(config, two_levels=True) if two_levels else source(config)
+    for note in images.notes:
         warnings.warn(note, stacklevel=2)
-    return assemble(config, augment, found, labels)
+    return assemble(config, augment, images, labels)
 
 
-def assemble(config: DataConfig, augment: Augmentation | None, found: Found, labels: LabelsConfig = FINE) -> Data:
-    """`Data` of what a source found: held-out images, subsets, sizes, augmentation, and what the config leaves open.
+def assemble(config: DataConfig, augment: Augmentation | None, source: Found, labels: LabelsConfig = FINE) -> Data:
+    """Return the `Data` of a source: hold out images, choose subsets, set sizes and augmentation.
 
-    Raises RecastError naming an image with a wrong label.
+    Raises RecastError for an image with a wrong label.
     """
-    train, val = found.train, found.val
+    train, val = source.train, source.val
     if val is None:
         assert train is not None
-        kept, held_out = hold_out(train.labels, config.val_fraction)
-        train, val = train.subset(kept), train.subset(held_out)
+        indices, held_out = hold_out(train.labels, config.val_fraction)
+        train, val = train.subset(indices), train.subset(held_out)
     elif train is None:
         train = val.subset(torch.empty(0, dtype=torch.long))
-    classes = found.classes or [str(n) for n in range(int(torch.cat([train.labels, val.labels]).max()) + 1)]
+    classes = source.classes or [str(n) for n in range(int(torch.cat([train.labels, val.labels]).max()) + 1)]
     coarse = coarse_classes(config.name, labels, classes)
     if labels.labels == "coarse" and isinstance(val, ImageStream):
-        raise RecastError("the labels of WebDataset shards are as they are: papers.grafit.labels must be fine")
+        raise RecastError("WebDataset shards only have fine labels: set papers.grafit.labels to fine")
     for part, images in (("training", train), ("validation", val)):
-        if not isinstance(images, ImageStream):  # checks each label as it comes
+        if not isinstance(images, ImageStream):  # a stream checks each label as it comes
             _check_labels(images, classes, part)
     skip, img_size = config.bad_image == "skip", config.img_size or val.img_size
-    if found.in_memory and config.img_size is None and isinstance(val, ImageFiles):
+    if source.in_memory and config.img_size is None and isinstance(val, ImageFiles):
         img_size = val.own_size(skip)
     if isinstance(config.num_train, int):
         train = train.subset(choose_balanced(train.labels, config.num_train, "num_train"))
@@ -142,33 +157,33 @@ def assemble(config: DataConfig, augment: Augmentation | None, found: Found, lab
     parts: list[LabelledImages] = []
     for images, side in ((train, img_size), (val, config.test_size or img_size)):
         images = images.resized(side, config.crop_pct)
-        if found.in_memory and isinstance(images, ImageFiles):
+        if source.in_memory and isinstance(images, ImageFiles):
             images, names = images.decoded(skip)
             bad += names
         parts.append(images)
     train, val = parts
-    train = train.augmented(resolve(augment, train.img_size, crop=found.crop, flip=found.flip))
-    measured = measured_norm(train, config.bad_image) if "data" in (config.mean, config.std) else found.norm
+    train = train.augmented(resolve(augment, train.img_size, crop=source.crop, flip=source.flip))
+    measured = measured_norm(train, config.bad_image) if "data" in (config.mean, config.std) else source.norm
     mean, std = (
-        tuple(ours if given == "data" else given or theirs)
-        for given, ours, theirs in zip((config.mean, config.std), measured, found.norm, strict=True)
+        tuple(value if given == "data" else given or default)
+        for given, value, default in zip((config.mean, config.std), measured, source.norm, strict=True)
     )
-    if labels.labels == "coarse" and coarse is not None:  # parts were chosen by fine labels: both see the same images
+    if labels.labels == "coarse" and coarse is not None:  # after the subsets, which are chosen by fine labels
         train, val = (part.relabelled(coarse.of[part.labels]) for part in (train, val))
         classes, coarse = coarse.names, None
-    return Data(found.name, train, val, classes, mean, std, train.img_size, coarse, tuple(bad), found.kinds)
+    return Data(source.name, train, val, classes, mean, std, train.img_size, coarse, tuple(bad), source.kinds)
 
 
 def measured_norm(
     images: LabelledImages, bad_image: Literal["stop", "skip"]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, over the pixels of MEASURED images as validation sees them."""
+    """Return mean and standard deviation of each channel over MEASURED images as validation sees them."""
     sums, count = torch.zeros(2, 3, dtype=torch.float64), 0
     for pixels, _ in islice(Loader(images.plain(), 64, shuffle_seed=0, bad_image=bad_image), MEASURED // 64):
         sums += torch.stack([(pixels.double() ** power).sum((0, 2, 3)) for power in (1, 2)])
         count += pixels[:, 0].numel()
     mean, square = sums / count
-    std = (square - mean**2).clamp(min=1 / 255**2).sqrt()  # of one grey all over: a step of 8 bits
+    std = (square - mean**2).clamp(min=1 / 255**2).sqrt()  # at least one step of 8 bits: images may be of one grey
     return tuple(round(x, 4) for x in mean.tolist()), tuple(round(x, 4) for x in std.tolist())
 
 
@@ -183,16 +198,16 @@ def _check_labels(images: LabelledImages, classes: list[str], part: str) -> None
 
 
 def _zip(config: DataConfig) -> Found:
-    found = find_archives(config)
-    if found is None:
+    if (images := find_archives(config)) is None:
         raise RecastError(
-            f"name=zip needs a .zip file, or a folder with train.zip and test.zip or val.zip, got {data_dir(config)}"
+            f"name=zip requires a .zip file, or a folder with train.zip and val.zip (or test.zip), got "
+            f"{data_dir(config)}"
         )
-    return found
+    return images
 
 
 def _cifar(config: DataConfig) -> Found:
-    """train.zip and test.zip of PNG files if the folder has them, else the files of torchvision; nothing is fetched."""
+    """Read train.zip and test.zip if the folder has them, else the files of torchvision; download nothing."""
     return find_archives(config, norm=NORMS[config.name]) or read_vision(config.name, data_dir(config))
 
 

@@ -1,6 +1,6 @@
-"""Folders of images, on disk or in a zip: which of the files count, in which classes. Nothing is decoded here.
+"""Folders of images, on disk or in a zip: class folders and their files. Nothing is decoded here.
 
-Places are paths below the top with `/` between their folders; the top itself is the empty one.
+Places are paths below the top with `/` between folders; the top itself is the empty place.
 """
 
 from __future__ import annotations
@@ -12,53 +12,59 @@ import unicodedata
 import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from pathlib import Path, PurePath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, NamedTuple
 
 from PIL import Image
 
-from recast.errors import RecastError, first_line, listed, printable
-from recast.lab.data.images import is_hidden, is_image_name, open_image
-from recast.reading import LARGEST
+from recast.errors import RecastError, listed, printable
+from recast.lab.data.images import decode_errors, is_hidden, is_image_name, open_image
 
 
 class Listing(NamedTuple):
-    """What lies in a folder itself."""
+    """Contents of one folder, without those of its folders."""
 
     folders: dict[str, None]
-    """Their names."""
     images: list[str]
-    """As `Files.read` takes them."""
+    """Arguments of `Files.read`."""
     skipped: dict[str, None]
-    """Names of files that are no images, and of hidden and tool folders, with a `/`."""
+    """Files that are not images, and hidden and tool folders with a trailing `/`."""
+
+    def add_folder(self, name: str) -> bool:
+        """Add a folder; return False if it is hidden and skipped."""
+        if is_hidden(name):
+            self.skipped[f"{name}/"] = None
+        else:
+            self.folders[name] = None
+        return name in self.folders
 
 
 class Files:
     """The images below a folder; `read` decodes one."""
 
     prefix = ""
-    """How an error names what holds the images."""
+    """Name of the whole for messages, before an image."""
     read: Callable[[Any], Image.Image]
 
     def __init__(self, top: Path) -> None:
         self.top = top
         self.listings: dict[str, Listing] = {}
         self.skipped: list[str] = []
-        """Places of what was left out so far."""
+        """Places skipped so far."""
 
     def inside(self, place: str) -> Listing:
-        """What lies in a folder itself."""
+        """Return the contents of a folder."""
         return self.listings[place]
 
     def where(self, place: str) -> str:
-        """How a message names a folder."""
+        """Return the name of a folder for messages."""
         return str(self.top / place)
 
     def check(self, place: str) -> None:
-        """Refuse a folder whose images would count twice."""
+        """Raise RecastError if images of a folder would count twice."""
 
     def images(self, place: str) -> Iterator[str]:
-        """The images in a folder and below it."""
+        """Yield the images in a folder and below it."""
         self.check(place)
         listing = self.inside(place)
         self.skip(place, *listing.skipped)
@@ -67,20 +73,20 @@ class Files:
             yield from self.images(join(place, name))
 
     def skip(self, place: str, *names: str) -> None:
-        """Remember what is left out, of a folder."""
+        """Record what is skipped in a folder."""
         self.skipped += (join(place, name) for name in names)
 
     def skip_beside(self, place: str) -> None:
-        """Remember hidden folders and images beside class folders; a README is no loss."""
+        """Record the hidden folders and images beside class folders, but not other files such as a README."""
         listing = self.inside(place)
-        names = [name for name in listing.skipped if name.endswith("/")]
-        self.skip(place, *names, *(PurePath(item).name for item in listing.images))
+        hidden = (name for name in listing.skipped if name.endswith("/"))
+        self.skip(place, *hidden, *(PurePath(item).name for item in listing.images))
 
     def notes(self) -> list[str]:
-        """A line that counts and names what was left out."""
+        """Return a line with number and names of what was skipped; none if nothing was."""
         counts = []
         for title, is_folder in (
-            ("file{} without an image's ending, hidden or in no class folder", False),
+            ("file{} without an image's ending, hidden or outside class folders", False),
             ("hidden or tool folder{}", True),
         ):
             names = sorted(printable(name).rstrip("/") for name in self.skipped if name.endswith("/") == is_folder)
@@ -94,14 +100,12 @@ def join(place: str, name: str) -> str:
 
 
 class Disk(Files):
-    """A folder. RecastError for a link through which images would count twice, perhaps under a wrong label, or in both
-    parts."""
+    """A folder on disk. Raises RecastError for links that would count images twice."""
 
     read = staticmethod(open_image)
 
     def __init__(self, top: Path) -> None:
         super().__init__(top)
-        self.real = top.resolve()
         self.targets, self.links = set[Path](), set[str]()
 
     def inside(self, place: str) -> Listing:
@@ -109,9 +113,9 @@ class Disk(Files):
             listing = self.listings[place] = Listing({}, [], {})
             with os.scandir(self.top / place) as entries:
                 for entry in entries:
-                    is_link = entry.is_symlink()  # known without asking the disk, unlike where a link leads
+                    is_link = entry.is_symlink()
                     if os.path.isdir(entry.path) if is_link else entry.is_dir():
-                        _add_folder(listing, entry.name)
+                        listing.add_folder(entry.name)
                     elif not is_image_name(entry.name):
                         listing.skipped[entry.name] = None
                     else:
@@ -121,22 +125,14 @@ class Disk(Files):
         return self.listings[place]
 
     def check(self, place: str) -> None:
-        links = [path for path in self.inside(place).images if path in self.links]
-        for path in (self.top / place, *map(Path, links)):
-            target = Path(os.path.realpath(path))
-            around = self.real.is_relative_to(target) or target.is_relative_to(self.real)
-            if target in self.targets or (around and path.is_symlink()):
-                raise RecastError(f"{path} is a link to {target}, whose images would count twice: remove it")
+        top = self.top.resolve()
+        links = (Path(path) for path in self.inside(place).images if path in self.links)
+        for path in (self.top / place, *links):
+            target = path.resolve()
+            is_around = top.is_relative_to(target) or target.is_relative_to(top)
+            if target in self.targets or (is_around and path.is_symlink()):
+                raise RecastError(f"{path} is a link to {target}, whose images would count twice; remove the link")
             self.targets.add(target)
-
-
-def _add_folder(listing: Listing, name: str) -> bool:
-    """Whether it counts."""
-    if is_hidden(name):
-        listing.skipped[f"{name}/"] = None
-        return False
-    listing.folders[name] = None
-    return True
 
 
 class Archive(Files):
@@ -149,49 +145,42 @@ class Archive(Files):
         try:
             self.file = zipfile.ZipFile(path)
         except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, struct.error) as error:
-            raise RecastError(f"cannot read archive {path}: {error}. Is it complete?") from None
-        listings = defaultdict[str, Listing](lambda: Listing({}, [], {}))
-        places = set[str]()
+            raise RecastError(f"cannot read archive {path}: {error}; is it complete?") from None
+        self.listings = listings = defaultdict[str, Listing](lambda: Listing({}, [], {}))
+        files = set[str]()
         for name in self.file.namelist():
-            parts = [part for part in name.split("/") if part not in ("", ".")]
-            *folders, last = [*parts, ""] if name.endswith("/") else parts or [""]
-            place = ""
+            path_of, place = PurePosixPath(name.lstrip("/")), ""
+            folders, last = (path_of.parts, "") if name.endswith("/") else (path_of.parts[:-1], path_of.name)
             for folder in folders:
-                if not _add_folder(listings[place], folder):
+                if not listings[place].add_folder(folder):
                     break
                 place = join(place, folder)
             else:
-                if last and not is_image_name(last):
-                    listings[place].skipped[last] = None
+                listing, file = listings[place], join(place, last)
+                if is_image_name(last):
+                    if file in files:
+                        raise RecastError(f"{path} holds {file} twice; pack every image once")
+                    files.add(file)
+                    listing.images.append(name)
                 elif last:
-                    if join(place, last) in places:
-                        raise RecastError(f"{path} holds {join(place, last)} twice: pack it anew, each image once")
-                    places.add(join(place, last))
-                    listings[place].images.append(name)
-                listings[place]
-        self.listings = {"": listings[""], **listings}
+                    listing.skipped[last] = None
 
     def where(self, place: str) -> str:
         return f"{self.top}: {place}" if place else str(self.top)
 
     def __call__(self, name: str) -> Image.Image:
         where = f"{self.top}: {name}"
-        if self.file.getinfo(name).file_size > LARGEST:
-            raise RecastError(f"cannot read image {where}: unpacked it is larger than {LARGEST // 2**20} MiB")
-        try:
+        with decode_errors(where):
             content = self.file.read(name)
-        except Exception as error:  # of whatever compression it is, damage can break its reader in any way
-            raise RecastError(f"cannot read image {where}: {first_line(error)}") from None
         return open_image(io.BytesIO(content), where)
 
 
 def composed(name: str) -> str:
-    """A name in the Unicode form that all names of classes are compared in: macOS and its zips keep another (é as e and
-    an accent)."""
+    """Return a name in Unicode's composed form (NFC), in which class names are compared; macOS decomposes them."""
     return unicodedata.normalize("NFC", name)
 
 
 def find_file(folder: Path, name: str) -> Path | None:
-    """The file of a name, in whichever Unicode form the disk has it."""
+    """Return the file with this name in either Unicode form; None if there is none."""
     forms = dict.fromkeys((name, composed(name), unicodedata.normalize("NFD", name)))
     return next((folder / form for form in forms if os.path.isfile(folder / form)), None)

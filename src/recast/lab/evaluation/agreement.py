@@ -1,4 +1,4 @@
-"""Which images two networks see alike, and which one wins or loses against the other."""
+"""Predictions of several networks for every image."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from recast.analysis.blocks import Batches, device_of
 from recast.errors import RecastError
-from recast.lab.statistics import Agreement
 from recast.models.build import check_logits
 from recast.tables import Table
 from recast.tracing.hooks import in_eval
@@ -17,47 +16,46 @@ from recast.tracing.hooks import in_eval
 
 @torch.no_grad()
 def predict(models: Mapping[str, nn.Module], batches: Batches) -> dict[str, list[int]]:
-    """Of every image its "label" and, by the name of each model, the class with the largest logit, in one pass.
+    """Return the "label" of every image and, under each model's name, its class with the largest logit.
 
-    models: take images, give logits (B, classes). Raises `RecastError` for other outputs, NaN, and no images.
+    models: map images to logits (B, classes). Raises `RecastError` for other outputs, NaN, and no images.
+
+    Example:
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(48, 3))
+        >>> batches = lambda: [(torch.zeros(2, 3, 4, 4), torch.tensor([0, 2]))]
+        >>> recast.lab.evaluation.agreement.predict({"model": model}, batches)["label"]
+        [0, 2]
     """
-    found: dict[str, list[Tensor]] = {name: [] for name in ("label", *models)}
+    columns: dict[str, list[Tensor]] = {name: [] for name in ("label", *models)}
     with in_eval(*models.values()):
         for images, labels in batches():
-            found["label"].append(labels.cpu())
+            columns["label"].append(labels.cpu())
             for name, model in models.items():
                 logits = model(images.to(device_of(model)))
                 check_logits(logits, len(images), of=f"model {name!r}")
                 if bool(logits.isnan().any()):
-                    raise RecastError(f"model {name!r} gives NaN: its predictions mean nothing")
-                found[name].append(logits.argmax(1).cpu())
-    if not found["label"]:
-        raise RecastError("there are no images to predict")
-    return {name: torch.cat(parts).tolist() for name, parts in found.items()}
-
-
-def agreement(predictions: Mapping[str, list[int]], model: str, against: str) -> Agreement:
-    """Compare `model` with `against`, as `predict` gives them. Raises `RecastError` for a model without predictions."""
-    for name in (model, against):
-        if name not in predictions:
-            raise RecastError(f"there are predictions of {', '.join(predictions)}, none of {name!r}")
-    return Agreement.of(predictions["label"], predictions[model], predictions[against])
+                    raise RecastError(f"model {name!r} outputs NaN: its predictions are meaningless")
+                columns[name].append(logits.argmax(1).cpu())
+    if not columns["label"]:
+        raise RecastError("no images to predict")
+    return {name: torch.cat(parts).tolist() for name, parts in columns.items()}
 
 
 def tabulate_agreement(
     models: Mapping[str, nn.Module], batches: Batches, classes: Sequence[str], names: Sequence[str]
 ) -> Table:
-    """Every image's label and predictions as RUN/analysis/agreement.csv: index, image, label and a column a model.
+    """Return label and predictions of every image: columns index, image, label and one for each model.
 
     classes: names in the order of the logits; names: of the images, in the order of the batches.
     Raises `RecastError` as `predict` does, and for labels, logits or names that do not fit.
     """
-    found = predict(models, batches)
-    count = len(found["label"])
+    columns = predict(models, batches)
+    count = len(columns["label"])
     if len(names) != count:
-        raise RecastError(f"a name for each of {count} images is needed, got {len(names)}")
-    largest = max(max(values) for values in found.values())
+        raise RecastError(f"expected a name for each of {count} images, got {len(names)}")
+    largest = max(max(values) for values in columns.values())
     if largest >= len(classes):
-        raise RecastError(f"class {largest} has no name: {len(classes)} were given")
-    said = [[classes[one] for one in values] for values in found.values()]
-    return Table("agreement", ("index", "image", *found), tuple(zip(range(count), names, *said, strict=True)))
+        raise RecastError(f"class {largest} has no name: only {len(classes)} names are given")
+    predictions = [[classes[value] for value in values] for values in columns.values()]
+    rows = tuple(zip(range(count), names, *predictions, strict=True))
+    return Table("agreement", ("index", "image", *columns), rows)

@@ -1,9 +1,9 @@
 """Suites `fgsm`, `pgd` and `autoattack`: white-box L∞ attacks on pixels in [0, 1], the normalisation inside the model.
 
-ε is in 1/255. FGSM: x' = clip(x + ε·sign ∇ₓL). PGD: that step with size η, `steps` times, each time projected on the
-ε-ball around x and on [0, 1]. At ε = 0 both return x itself: the accuracy is the clean one.
+ε is in 1/255. FGSM: x' = clip(x + ε·sign ∇ₓL). PGD: `steps` such steps of size η, each projected on the ε-ball around x
+and on [0, 1]. At ε = 0 both return x: the accuracy is the clean one.
 Goodfellow et al. 2015 (arXiv:1412.6572); Madry et al. 2018 (arXiv:1706.06083). Defaults: T-CNN (d'Ascoli et al. 2021),
-5 steps of 0.5 at ε = 1, no random start. AutoAttack: Croce & Hein 2020 (arXiv:2003.01690), of the package pyautoattack.
+5 steps of 0.5 at ε = 1, no random start. AutoAttack: Croce & Hein 2020 (arXiv:2003.01690), package pyautoattack.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from recast.lab.data.seeding import mix_seed, seeded_on
 from recast.lab.evaluation.context import Batch, Context, NotMeasured, Score, Source, is_correct, loss_gradient
 
 TARGETS = 9
-"""Classes that AutoAttack's targeted attacks aim at."""
+"""Number of target classes of AutoAttack's targeted attacks."""
 MIN_CLASSES = 4
-"""AutoAttack's targeted DLR loss compares with the fourth largest logit."""
+"""Smallest number of classes: AutoAttack's targeted DLR loss uses the fourth largest logit."""
 
 
 def pgd(
@@ -40,35 +40,50 @@ def pgd(
     noise: Tensor | None = None,
     gradient: Tensor | None = None,
 ) -> Tensor:
-    """Projected gradient ascent in the ε-ball; ε and `step_size` are in 1/255, step_size None is 2.5·ε/steps.
+    """Return images after projected gradient ascent in the ε-ball. One step of size ε is FGSM.
 
-    `model` takes pixels (B, C, H, W) in [0, 1] and should be in eval mode. One step of size ε is FGSM.
-    noise: (B, C, H, W) in [-1, 1], the start in the ball in units of ε; None starts at the images, where `gradient` is
-    ∇ₓ if it is known already.
+    Args:
+        model: maps pixels (B, C, H, W) in [0, 1] to logits; should be in eval mode.
+        images: (B, C, H, W) in [0, 1].
+        labels: (B,).
+        eps: radius in 1/255.
+        steps: number of steps.
+        step_size: in 1/255; None: 2.5·ε/steps.
+        noise: (B, C, H, W) in [-1, 1], the start in units of ε; None: the images.
+        gradient: ∇ₓ at the images, if computed before.
+
+    Raises:
+        RecastError: if steps < 1.
+
+    Example:
+        >>> model, images = nn.Sequential(nn.Flatten(), nn.Linear(48, 3)), torch.rand(2, 3, 4, 4)
+        >>> attacked = recast.lab.evaluation.attacks.pgd(model, images, torch.tensor([0, 2]), eps=4.0)
+        >>> bool(((attacked - images).abs() <= 4 / 255 + 1e-6).all())
+        True
     """
     if steps < 1:
-        raise RecastError(f"pgd needs at least 1 step, got steps={steps}")
+        raise RecastError(f"pgd requires at least 1 step, got steps={steps}")
     if eps == 0:
         return images
     radius, step = eps / 255, (2.5 * eps / steps if step_size is None else step_size) / 255
     low, high = (images - radius).clamp(min=0), (images + radius).clamp(max=1)
     attacked = images if noise is None else torch.clamp(images + radius * noise, low, high)
     for number in range(steps):
-        known = gradient if number == 0 and noise is None else None
-        uphill = loss_gradient(model, attacked, labels) if known is None else known
-        attacked = torch.clamp(attacked + step * uphill.sign(), low, high)
+        if gradient is None or number > 0 or noise is not None:
+            gradient = loss_gradient(model, attacked, labels)
+        attacked = torch.clamp(attacked + step * gradient.sign(), low, high)
     return attacked
 
 
 def score_fgsm(batch: Batch) -> Iterator[Score]:
-    """top1@ε for every ε; no_gradient: where ∇ₓ is zero, an attack finds no way and robustness is not shown."""
+    """Score top1@ε for every ε, and no_gradient: where ∇ₓ is zero, a failed attack does not show robustness."""
     yield from score_pgd(batch, Options(eps=batch.options.eps, steps=1))
     for name in batch.models:
         yield Score(name, "no_gradient", (batch.gradient(name).flatten(1) == 0).all(1).float())
 
 
 def score_pgd(batch: Batch, options: Options | None = None) -> Iterator[Score]:
-    """top1@ε for every ε: correct under every restart; options: others than the batch's."""
+    """Score top1@ε for every ε: correct under every restart. options: None takes those of the batch."""
     options = options or batch.options
     for name, model in batch.models.items():
         attack = partial(pgd, model, batch.images, batch.labels, steps=options.steps, step_size=options.step_size)
@@ -84,20 +99,20 @@ def score_pgd(batch: Batch, options: Options | None = None) -> Iterator[Score]:
 
 
 def _noise(batch: Batch, start: int) -> Tensor:
-    """Uniform in [-1, 1], the same for an image whatever else is in its batch."""
+    """Draw uniform noise in [-1, 1] that depends on the index of an image, not on its batch."""
     seeds = (mix_seed("pgd", batch.options.seed, start, index) for index in batch.indices)
     drawn = [torch.rand(batch.images.shape[1:], generator=torch.Generator().manual_seed(seed)) for seed in seeds]
     return (2 * torch.stack(drawn) - 1).to(batch.images)
 
 
 def auto_attack(model: nn.Module, images: Tensor, labels: Tensor, eps: float, classes: int, *, seed: int = 0) -> Tensor:
-    """Attacked pixels (B, C, H, W) within ε (in 1/255) of `images` and in [0, 1]; unchanged where no attack succeeded.
+    """Return attacked pixels (B, C, H, W) within ε (in 1/255) of `images`; unchanged where no attack succeeds.
 
     The standard ensemble: APGD on the cross-entropy, targeted APGD on the DLR loss, targeted FAB (nine target classes
     each) and Square (5,000 queries), one after the other: thousands of passes for each image.
 
-    `model` takes pixels and should be in eval mode; its parameters get no gradient, the global random generators are
-    restored. The random numbers follow from `seed` and from the other images of the batch.
+    `model` takes pixels in [0, 1] and should be in eval mode; its parameters get no gradient, the global random
+    generators are restored. Random numbers depend on `seed` and on the other images of the batch.
     """
     tracer = sys.gettrace()
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -113,36 +128,35 @@ def auto_attack(model: nn.Module, images: Tensor, labels: Tensor, eps: float, cl
         finally:
             for parameter in trainable:
                 parameter.requires_grad_(True)
-            sys.settrace(tracer)  # one of its checks ends a debugger's or a coverage tool's
+            sys.settrace(tracer)  # pyautoattack replaces the trace function of debuggers and coverage tools
     return attacked.detach()
 
 
 def _package() -> Any:
-    what = "AutoAttack comes with pyautoattack"
-    return optional_package("pyautoattack", "pyautoattack", what, NotMeasured).AutoAttack
+    return optional_package("pyautoattack", "pyautoattack", "autoattack requires pyautoattack", NotMeasured).AutoAttack
 
 
 def sources_autoattack(context: Context) -> list[Source]:
-    """The validation images; NotMeasured without the package."""
+    """Return the validation images. Raises NotMeasured without the package."""
     _package()
     if len(context.data.classes) < MIN_CLASSES:
         raise RecastError(
-            f"autoattack needs data with at least {MIN_CLASSES} classes, {context.data.name} has "
-            f"{len(context.data.classes)}: use pgd"
+            f"autoattack requires at least {MIN_CLASSES} classes, {context.data.name} has {len(context.data.classes)}; "
+            "use pgd"
         )
     return [context.validation]
 
 
 def score_autoattack(batch: Batch) -> Iterator[Score]:
-    """top1@ε for every ε."""
+    """Score top1@ε for every ε."""
     classes = len(batch.context.data.classes)
     for name, model in batch.models.items():
         survived = batch.is_correct(name)
-        left = survived.bool()
+        correct = survived.bool()
         for eps in batch.options.eps:
             score = survived.clone()
-            if eps > 0 and left.any():
+            if eps > 0 and correct.any():
                 seed = mix_seed("autoattack", batch.options.seed, batch.first)
-                attacked = auto_attack(model, batch.images[left], batch.labels[left], eps, classes, seed=seed)
-                score[left] = is_correct(batch.logits(name, attacked), batch.labels[left])
+                attacked = auto_attack(model, batch.images[correct], batch.labels[correct], eps, classes, seed=seed)
+                score[correct] = is_correct(batch.logits(name, attacked), batch.labels[correct])
             yield Score(name, f"top1@{eps:g}", score)

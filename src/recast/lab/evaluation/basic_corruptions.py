@@ -1,7 +1,7 @@
-"""Suite `basic`: five corruptions of our own at five severities, for images of any size from 8 x 8 on.
+"""Suite `basic`: five corruptions at five severities, for images of any size from 8 x 8 on.
 
-Every image has its own random numbers, seeded by its index: all models, batch sizes and severities share them, so a
-severity differs from the next by its strength alone. Not comparable with ImageNet-C.
+Random numbers are seeded by the index of an image: all models, batch sizes and severities share them, and severities
+differ by their strength alone. Not comparable with ImageNet-C.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from recast.lab.suites import SEVERITIES
 
 
 def corrupt(images: Tensor, kind: str, severity: int, first_index: int = 0) -> Tensor:
-    """Corrupted pixels (B, C, H, W) in [0, 1]; image i of the batch is image `first_index` + i of its data set."""
-    # On the CPU whatever the device: the same pixels everywhere, and MPS has no uneven adaptive pooling.
+    """Return corrupted pixels (B, C, H, W) in [0, 1]; image i of the batch is image `first_index` + i of the data."""
+    # On the CPU: the same pixels on every device, and MPS has no uneven adaptive pooling.
     change, strengths = CORRUPTIONS[kind]
     indices = range(first_index, first_index + len(images))
     return change(images.cpu(), strengths[severity - 1], indices).clamp(0, 1).to(images.device)
 
 
 def _random(draw: Callable[..., Tensor], shape: tuple[int, ...], kind: str, indices: range) -> Tensor:
-    """(B, *shape): for each index what `draw` gives with a generator seeded by (kind, index)."""
+    """Draw (B, *shape) with a generator seeded by (kind, index) for each index."""
     return torch.stack(
         [draw(shape, generator=torch.Generator().manual_seed(mix_seed(kind, index))) for index in indices]
     )
 
 
 def _gaussian_noise(images: Tensor, strength: float, indices: range) -> Tensor:
-    """x + σ·z, σ ∝ √side: 0.08 to 0.38 at 224 (as in ImageNet-C), 0.03 to 0.14 at 32, where less averages out."""
+    """Add σ·z, σ ∝ √side: 0.08 to 0.38 at 224 (as in ImageNet-C), 0.03 to 0.14 at 32, where less averages out."""
     sigma = strength * math.sqrt(min(images.shape[-2:]) / 224)
     return images + sigma * _random(torch.randn, tuple(images.shape[1:]), "gaussian_noise", indices)
 
 
 def _gaussian_blur(images: Tensor, strength: float, indices: range) -> Tensor:
-    """Gaussian of σ ∝ √side pixels: 1.8 to 6 at 224 (about ImageNet-C), 0.7 to 2.3 at 32."""
+    """Blur by a Gaussian of σ ∝ √side pixels: 1.8 to 6 at 224 (about ImageNet-C), 0.7 to 2.3 at 32."""
     sigma = strength * math.sqrt(min(images.shape[-2:]))
     radius = math.ceil(3 * sigma)
     weights = torch.exp(-(torch.arange(-radius, radius + 1) ** 2) / (2 * sigma**2))
@@ -53,22 +53,22 @@ def _gaussian_blur(images: Tensor, strength: float, indices: range) -> Tensor:
 
 
 def _contrast(images: Tensor, strength: float, indices: range) -> Tensor:
-    """m + c·(x - m), m the mean of each channel; c from 0.75 to 0.2, milder than ImageNet-C (0.4 to 0.05)."""
+    """Return m + c·(x - m), m the mean of each channel; c from 0.75 to 0.2, milder than ImageNet-C (0.4 to 0.05)."""
     mean = images.mean(dim=(-2, -1), keepdim=True)
     return mean + strength * (images - mean)
 
 
 def _pixelate(images: Tensor, strength: float, indices: range) -> Tensor:
-    """P_H X P_W: every pixel becomes the mean of its cell of a coarser grid; cells are unions of milder cells."""
+    """Return P_H X P_W: each pixel becomes the mean of its cell of a coarser grid; cells are unions of milder cells."""
     height, width = images.shape[-2:]
     return cell_means(height, round(height * strength)) @ images @ cell_means(width, round(width * strength))
 
 
 def cell_means(side: int, cells: int) -> Tensor:
-    """The symmetric projection P (side, side) that replaces a value by the mean of its cell.
+    """Return the symmetric projection P (side, side) that replaces a value by the mean of its cell.
 
-    The borders between cells are the first ones of a van der Corput sequence (1/2, 1/4, 3/4, 1/8, ...): nearly even for
-    any number of cells, even for powers of two, and nested. So the distance to the image grows for every image.
+    Borders of cells are the first numbers of a van der Corput sequence (1/2, 1/4, 3/4, 1/8, ...): nearly even for any
+    number of cells, even for powers of two, and nested, so that the distance to the image grows with the severity.
     """
     borders: list[int] = []
     number = 0
@@ -84,9 +84,9 @@ def cell_means(side: int, cells: int) -> Tensor:
 
 
 def _occlusion(images: Tensor, strength: float, indices: range) -> Tensor:
-    """A grey rectangle of a share of each side; it lies inside that of the next severity."""
+    """Cover a share of each side by a grey rectangle, which lies inside that of the next severity."""
     sizes = [round(strength * side) for side in images.shape[-2:]]
-    place = _random(torch.rand, (2,), "occlusion", indices)  # share of the way
+    place = _random(torch.rand, (2,), "occlusion", indices)
     inside = []
     for size, side, position in zip(sizes, images.shape[-2:], place.unbind(1), strict=True):
         begin = (position * (side - size)).floor()[:, None]
@@ -103,18 +103,18 @@ CORRUPTIONS: dict[str, tuple[Callable[[Tensor, float, range], Tensor], tuple[flo
     "pixelate": (_pixelate, (0.8, 0.65, 0.5, 0.35, 0.25)),
     "occlusion": (_occlusion, (0.125, 0.25, 0.375, 0.5, 0.625)),
 }
-"""Function of (images, strength, their indices), and its strength by severity."""
+"""Function of (images, strength, indices), and its strengths by severity."""
 
 
 def score_basic(batch: Batch) -> Iterator[Score]:
-    """top1/KIND/SEVERITY."""
+    """Score top1/KIND/SEVERITY."""
     for kind in CORRUPTIONS:
         for severity in SEVERITIES:
             yield from batch.top1(f"top1/{kind}/{severity}", corrupt(batch.images, kind, severity, batch.first))
 
 
 def mean_over_corruptions(scores: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """top1/mean over all kinds and severities, top1/mean/SEVERITY over the kinds at one."""
+    """Return top1/mean over all kinds and severities, and top1/mean/SEVERITY over the kinds."""
     by_severity: dict[str, list[np.ndarray]] = {}
     for metric, values in scores.items():
         by_severity.setdefault(metric.rpartition("/")[2], []).append(values)

@@ -1,4 +1,4 @@
-"""What a suite works with: the models as functions of pixels, the images batch by batch, and the options."""
+"""Input of a suite: models as functions of pixels, images batch by batch, and options."""
 
 from __future__ import annotations
 
@@ -24,10 +24,15 @@ Images = TypeVar("Images", bound=LabelledImages)
 
 
 class PixelModel(nn.Module):
-    """x ↦ model((x - mean) / std) for pixels x (B, C, H, W) in [0, 1]: attacks and corruptions work on pixels.
+    """Module x ↦ model((x - mean) / std) of pixels x (B, C, H, W) in [0, 1], for attacks and corruptions.
 
-    The normalisation is computed in the dtype of the pixels and handed on in that of the model's parameters. Of an
-    output that holds logits (`answer_of`) it returns these.
+    Normalisation is computed in the dtype of the pixels and cast to that of the model's parameters. If an output holds
+    logits (`answer_of`), these are returned.
+
+    Example:
+        >>> model = recast.lab.evaluation.PixelModel(nn.Identity(), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+        >>> model(torch.ones(1, 3, 1, 1)).flatten().tolist()
+        [1.0, 1.0, 1.0]
     """
 
     def __init__(self, model: nn.Module, mean: Iterable[float], std: Iterable[float]) -> None:
@@ -41,14 +46,14 @@ class PixelModel(nn.Module):
 
 
 class NotMeasured(RecastError):
-    """A suite cannot be measured here, as its data set is not there or has other classes; the other suites go on.
+    """Raised if a suite cannot be measured, for lack of its data set or package, or for other classes.
 
-    The message says how to get the data, or what to do.
+    Other suites are still measured. The message says how to get the data, or what to do.
     """
 
 
 def sampled(images: Images, most: int | None) -> Images:
-    """`most` images, class-balanced, or all there are."""
+    """Return `most` class-balanced images, or all if there are fewer."""
     if most is None or most >= len(images):
         return images
     return images.subset(choose_balanced(images.labels, most, "num_images"))
@@ -56,21 +61,21 @@ def sampled(images: Images, most: int | None) -> Images:
 
 @dataclass(frozen=True)
 class Source:
-    """Images that a suite goes over."""
+    """Images that a suite measures."""
 
     images: LabelledImages
     part: str = ""
-    """Which part of the suite, such as gaussian_noise/1 or 160x160; empty where there is one only."""
+    """Part of the suite, such as gaussian_noise/1 or 160x160; empty if there is only one."""
     columns: Tensor | None = None
-    """The classes that count, of a set that has some of them only: labels are positions in `columns`."""
+    """Classes of a set that has only some of them: labels are positions in `columns`."""
     answers: Tensor | None = None
-    """(N, A) int64: the labels that are right for each image, filled up with -1; None: the one of the data set."""
+    """(N, A) int64: all right labels of each image, padded with -1; None: the label of the data set."""
     depends: tuple[LabelledImages, ...] = ()
     """Other images that the scores depend on."""
 
 
 class Score(NamedTuple):
-    """A number, or k numbers, for each image of a batch: what a metric is the mean of."""
+    """One or k numbers for each image of a batch, whose mean gives a metric."""
 
     model: str
     metric: str
@@ -80,7 +85,7 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class Context:
-    """What is measured, and on what. All models see the same pixels, batch by batch."""
+    """Models and data of an evaluation. All models see the same pixels, batch by batch."""
 
     models: dict[str, PixelModel]
     data: Data
@@ -89,25 +94,25 @@ class Context:
     options: Options = Options()
     workers: int = 0
     epochs: Sequence[tuple[str, int, Callable[[], nn.Module]]] = ()
-    """Kept weights: name of a model, epoch, function that loads the model of that epoch."""
+    """Weights of earlier epochs: name of a model, epoch, function that loads that model."""
     untaught: frozenset[str] = frozenset()
-    """Models whose classifier is new: what it says of an image means nothing."""
+    """Models with a new, untrained classifier, whose predictions are meaningless."""
     store: dict[Any, Any] = field(default_factory=dict)
-    """What a suite keeps from one batch to the next, such as the features of the training images."""
-    told: Callable[[float], object] = lambda share: None
-    """What a table calls with the share of it that is done."""
+    """Results that a suite stores between batches, such as features of the training images."""
+    progress: Callable[[float], object] = lambda share: None
+    """Callback of a table with its finished share."""
 
     @property
     def validation(self) -> Source:
-        """The validation images of the data."""
+        """Return the validation images of the data."""
         return Source(self.data.val)
 
     def dataset(self, suite: str) -> str:
-        """The name of the data set that a suite looks at."""
+        """Return the name of the data set that a suite measures."""
         return suite if SUITES[suite].needs else self.data.name
 
     def batches(self, source: Source | None = None, start: int = 0) -> Iterator[Batch]:
-        """The batches of a source (None: the validation images) in order, from batch number `start` on."""
+        """Yield the batches of a source (None: the validation images) in order, from batch number `start` on."""
         source = source or self.validation
         first = start * self.batch_size
         for images, labels in Loader(source.images, self.batch_size, start=start, workers=self.workers):
@@ -115,19 +120,20 @@ class Context:
             first += len(labels)
 
     def logits(self, name: str, images: Tensor) -> Tensor:
-        """Outputs (B, classes) without gradient; RecastError if they are not one finite number per class."""
+        """Return outputs (B, classes) without gradient. Raises RecastError for other shapes and numbers not finite."""
         with torch.no_grad():
             logits = self.models[name](images)
         check_logits(logits, len(images), len(self.data.classes), self.data.name, f"model {name!r}")
         if not logits.isfinite().all():
             raise RecastError(
-                f"model {name!r} gives NaN or infinite logits on images of {self.data.name}: its accuracy means nothing"
+                f"model {name!r} outputs NaN or infinite logits for images of {self.data.name}: its accuracy is "
+                "meaningless"
             )
         return logits.float()
 
 
 class Batch:
-    """Images of a source, and the models to score on them. What several suites need is computed once for each model."""
+    """Images of a source and the models to score on them. Suites share the logits and gradients of each model."""
 
     def __init__(self, context: Context, source: Source, first: int, images: Tensor, labels: Tensor) -> None:
         self.context, self.source = context, source
@@ -147,37 +153,36 @@ class Batch:
         return range(self.first, self.first + len(self))
 
     def logits(self, name: str, images: Tensor | None = None) -> Tensor:
-        """(B, classes that count) of the images as they are, or of these in their place."""
-        is_own = images is None or images is self.images
-        if is_own and name in self._logits:
+        """Return logits (B, classes of the source) of the batch, or of these images in its place."""
+        if images is None or images is self.images:
+            if name not in self._logits:
+                self._logits[name] = self._of_source(self.context.logits(name, self.images))
             return self._logits[name]
-        logits = self.context.logits(name, self.images if images is None else images)
-        if self.source.columns is not None:
-            logits = logits[:, self.source.columns]
-        if is_own:
-            self._logits[name] = logits
-        return logits
+        return self._of_source(self.context.logits(name, images))
+
+    def _of_source(self, logits: Tensor) -> Tensor:
+        return logits if self.source.columns is None else logits[:, self.source.columns]
 
     def is_correct(self, name: str, images: Tensor | None = None, k: int = 1) -> Tensor:
-        """(B,) float: 1 where the label, or one of the source's answers, is among the k largest logits."""
+        """Return (B,) float: 1 if the label, or an answer of the source, is among the k largest logits."""
         answers = self.source.answers
-        right = self.labels if answers is None else answers[self.indices].to(self.labels.device)
-        return is_correct(self.logits(name, images), right, k)
+        labels = self.labels if answers is None else answers[self.indices].to(self.labels.device)
+        return is_correct(self.logits(name, images), labels, k)
 
     def top1(self, metric: str, images: Tensor | None = None) -> Iterator[Score]:
-        """Which of the images, or of these in their place, each model has right."""
+        """Score 1 for every image of the batch (or of these in its place) that a model classifies correctly."""
         for name in self.models:
             yield Score(name, metric, self.is_correct(name, images))
 
     def gradient(self, name: str) -> Tensor:
-        """∇ₓ of the cross-entropy at the images as they are, (B, C, H, W)."""
+        """Return ∇ₓ of the cross-entropy at the images, (B, C, H, W)."""
         if name not in self._gradients:
             self._gradients[name] = loss_gradient(self.models[name], self.images, self.labels)
         return self._gradients[name]
 
 
 def loss_gradient(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    """∇ₓ of the summed cross-entropy: no image's gradient depends on its batch, none is left in the parameters."""
+    """Return ∇ₓ of the summed cross-entropy, independent of the batch; parameters get no gradient."""
     with torch.enable_grad():
         pixels = images.detach().clone().requires_grad_()
         loss = F.cross_entropy(model(pixels).float(), labels, reduction="sum")
@@ -185,6 +190,6 @@ def loss_gradient(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
 
 
 def is_correct(logits: Tensor, answers: Tensor, k: int = 1) -> Tensor:
-    """(B,) float: 1 where the label (B,), or one of several (B, A), is among the k largest logits."""
+    """Return (B,) float: 1 if the label (B,), or one of several (B, A), is among the k largest logits."""
     best = logits.topk(k, dim=1).indices
     return (best[:, :, None] == answers.reshape(len(best), 1, -1)).flatten(1).any(1).float()

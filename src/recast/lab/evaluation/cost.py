@@ -1,4 +1,4 @@
-"""Suite `cost`: what a model weighs and how fast it runs here."""
+"""Suite `cost`: parameters, multiply-accumulates, speed and memory of a model on this machine."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ BATCH_SIZE = 32
 
 
 def count_macs(model: nn.Module, image: Tensor) -> int:
-    """Multiply-accumulates of matrix products and convolutions for one batch `image` (1, C, H, W).
+    """Return the multiply-accumulates of matrix products and convolutions for one `image` (1, C, H, W).
 
-    Half of what `torch.utils.flop_counter` counts (2 per multiply-add); softmax, norms and sums are not in it.
+    This is half of the count of `torch.utils.flop_counter` (2 per multiply-add), without softmax, norms and sums.
     """
-    # The counter does not know the fused attention kernels of every device; the plain one is two products it counts.
+    # MATH: the counter does not know the fused attention kernels of every device
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(image)
     return counter.get_total_flops() // 2
 
 
 def measure_cost(context: Context) -> Iterator[tuple[str, str, float, int]]:
-    """parameters, macs (of one image), images_per_second (median) and peak_memory in batches of at most 32."""
+    """Measure parameters, macs (of one image), images_per_second (median) and peak_memory for at most 32 images."""
     images = next(context.batches()).images[:BATCH_SIZE]
     times = time_models(context.models, images)
     for name, model in context.models.items():
@@ -44,10 +44,9 @@ def measure_cost(context: Context) -> Iterator[tuple[str, str, float, int]]:
 
 
 def peak_memory(model: nn.Module, images: Tensor) -> int:
-    """Bytes that a forward pass holds at its peak, above weights and input.
+    """Return the peak memory of a forward pass in bytes, without weights and input.
 
-    CUDA: what torch's allocator gave out. Elsewhere: the tensors that are alive at the same time, without the scratch
-    memory inside a kernel.
+    On CUDA that of torch's allocator, elsewhere the tensors alive at the same time, without scratch memory of kernels.
     """
     with torch.no_grad():
         if images.device.type != "cuda":
@@ -61,30 +60,30 @@ def peak_memory(model: nn.Module, images: Tensor) -> int:
 
 
 class _Alive(TorchDispatchMode):
-    """Adds up the storages that operations make, until they are freed."""
+    """Sum of the storages created by operations and not yet freed, and its peak."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.held = self.peak = 0
-        self.known: set[int] = set()
+        self.total = self.peak = 0
+        self.alive: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = set(_storages((args, kwargs)))
-        found = func(*args, **(kwargs or {}))
-        for identity, storage in _storages(found).items():
-            if identity not in self.known | given:
-                self.known.add(identity)
-                self.held += storage.nbytes()
+        inputs = set(_storages((args, kwargs)))
+        outputs = func(*args, **(kwargs or {}))
+        for identity, storage in _storages(outputs).items():
+            if identity not in self.alive | inputs:
+                self.alive.add(identity)
+                self.total += storage.nbytes()
                 weakref.finalize(storage, self._freed, identity, storage.nbytes())
-        self.peak = max(self.peak, self.held)
-        return found
+        self.peak = max(self.peak, self.total)
+        return outputs
 
     def _freed(self, identity: int, size: int) -> None:
-        self.known.discard(identity)
-        self.held -= size
+        self.alive.discard(identity)
+        self.total -= size
 
 
 def _storages(values: Any) -> dict[int, torch.UntypedStorage]:
-    """The storages of all tensors in nested tuples, by their address."""
+    """Return the storages of all tensors in nested tuples by address."""
     storages = (leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, Tensor))
     return {storage._cdata: storage for storage in storages}

@@ -1,4 +1,4 @@
-"""Data sets that are made from another one's images: at another size, or corrupted."""
+"""Data sets derived from the images of another: at another size, or corrupted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recast.lab.data.images import crop_fraction, resize_to, to_pixels
 
 @dataclass(eq=False)
 class DerivedImages(LabelledImages):
-    """The images of `base`, changed: what a change draws follows from the image's index alone."""
+    """Changed images of `base`; random numbers of a change depend on the index of an image alone."""
 
     base: LabelledImages
 
@@ -22,7 +22,7 @@ class DerivedImages(LabelledImages):
         self.labels, self.img_size, self.augment = self.base.labels, self.base.img_size, None
 
     def changed(self, index: int) -> Tensor:
-        """(3, height, width) of an image of `base`."""
+        """Return the changed image (3, height, width)."""
         raise NotImplementedError
 
     def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
@@ -34,15 +34,15 @@ class DerivedImages(LabelledImages):
 
 @dataclass(eq=False)
 class ResizedImages(DerivedImages):
-    """The images of `base` as (3, height, width); at the base's own size they are the same pixels."""
+    """Images of `base` resized to (3, height, width); at the size of `base` the pixels are equal."""
 
     base: ImageFiles | ImageTensors
     size: tuple[int, int]
 
     def changed(self, index: int) -> Tensor:
-        own, crop_pct = self.base.img_size, self.base.crop_pct
-        if self.size == (own, own):
+        side, crop_pct = self.base.img_size, self.base.crop_pct
+        if self.size == (side, side):
             return self.base.batch([index])[0][0]
         image = self.base.open(index)
-        is_whole = crop_pct is None and image.size == (own, own)  # which is left as it is at its own size
-        return to_pixels(resize_to(image, self.size, 1.0 if is_whole else crop_pct or crop_fraction(own)))
+        is_whole = crop_pct is None and image.size == (side, side)  # `resize_and_crop` does not crop it either
+        return to_pixels(resize_to(image, self.size, 1.0 if is_whole else crop_pct or crop_fraction(side)))

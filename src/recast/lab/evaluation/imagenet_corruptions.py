@@ -1,8 +1,8 @@
-"""The 15 corruptions of ImageNet-C: suite `corruptions`, which makes them, and what `imagenet-c` shares with it.
+"""The 15 corruptions of ImageNet-C: suite `corruptions`, which computes them, and means shared with `imagenet-c`.
 
 The code is the package `imagecorruptions-imaug` (Hendrycks & Dietterich 2019, arXiv:1903.12261; Michaelis et al. 2019,
-arXiv:1907.07484). The released ImageNet-C was made with other library versions and stored as JPEG files: its numbers
-are the suite `imagenet-c`, these are others. Below 224 pixels a corruption of the same name is stronger or weaker.
+arXiv:1907.07484). The released ImageNet-C, suite `imagenet-c`, was made with other library versions and stored as JPEG
+files: its numbers differ. Below 224 pixels corruptions of the same name are stronger or weaker.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ from recast.lab.suites import CATEGORIES, SEVERITIES
 
 KINDS = tuple(kind for kinds in CATEGORIES.values() for kind in kinds)
 MIN_SIDE = 32
-"""Smaller images are refused by the package."""
+"""Smallest side that the package supports."""
 ALEXNET_ERRORS = {
     "gaussian_noise": 0.886428, "shot_noise": 0.894468, "impulse_noise": 0.922640, "defocus_blur": 0.819880,
     "glass_blur": 0.826268, "motion_blur": 0.785948, "zoom_blur": 0.798360, "snow": 0.866816, "frost": 0.826572,
     "fog": 0.819324, "brightness": 0.564592, "contrast": 0.853204, "elastic_transform": 0.646056,
     "pixelate": 0.717840, "jpeg_compression": 0.606500,
 }  # fmt: skip
-"""Top-1 error of AlexNet, mean over the severities, as the authors published it (github.com/hendrycks/robustness)."""
+"""Top-1 error of AlexNet, mean over severities, published by the authors (github.com/hendrycks/robustness)."""
 
 
 def corrupt_bytes(image: np.ndarray, kind: str, severity: int, seed: int = 0) -> np.ndarray:
-    """The corrupted image (H, W, 3) uint8 of an image (H, W, 3) uint8; H, W ≥ 32.
+    """Corrupt an image (H, W, 3) uint8; H, W ≥ 32.
 
-    The same arguments give the same bytes; no global random generator is moved. The severities of a kind share their
+    The same arguments give the same bytes; global random generators are restored. The severities of a kind share their
     random numbers, as far as they draw as many. Raises NotMeasured without the package.
     """
     corrupt = _package()
-    # Two corruptions draw from generators of their own, which np.random.seed does not reach.
-    own: dict[str, dict[str, Any]] = {
+    # np.random.seed does not reach the generators of these two
+    seeds: dict[str, dict[str, Any]] = {
         "impulse_noise": {"seed": np.random.default_rng(seed)},
         "glass_blur": {"seed": seed % 2**32},
     }
-    with seeded(seed), contextlib.redirect_stdout(io.StringIO()):  # it prints what it works around
-        corrupted: np.ndarray = corrupt(image, severity=severity, corruption_name=kind, **own.get(kind, {}))
+    with seeded(seed), contextlib.redirect_stdout(io.StringIO()):  # it prints warnings
+        corrupted: np.ndarray = corrupt(image, severity=severity, corruption_name=kind, **seeds.get(kind, {}))
     return corrupted
 
 
 def _package() -> Any:
     package = "imagecorruptions-imaug"
-    return optional_package("imagecorruptions", package, f"corruptions come with {package}", NotMeasured).corrupt
+    return optional_package("imagecorruptions", package, f"corruptions requires {package}", NotMeasured).corrupt
 
 
 @dataclass(eq=False)
 class CorruptedImages(DerivedImages):
-    """Images with one corruption: the bytes of an image follow from (seed, kind, its index in `base`) alone."""
+    """Images with one corruption; the bytes of an image depend on (seed, kind, index in `base`) alone."""
 
     kind: str
     severity: int
@@ -74,16 +74,16 @@ class CorruptedImages(DerivedImages):
 
 
 def sources_corruptions(context: Context) -> list[Source]:
-    """The validation images, corrupted in 15 ways at five severities."""
+    """Return the validation images with 15 corruptions at five severities."""
     data = context.data
     if isinstance(data.val, ImageStream):
         raise NotMeasured(
-            f"corruptions follow from an image's index, which the shards of {data.name} do not have: use an "
-            "image folder, a zip or hfds/NAME, or the suite basic"
+            f"corruptions depend on the index of an image, but the shards of {data.name} do not have one; use an image "
+            "folder, a zip or hfds/NAME, or the suite basic"
         )
     if data.test_size < MIN_SIDE:
         raise NotMeasured(
-            f"corruptions need images of at least {MIN_SIDE}x{MIN_SIDE} pixels, {data.name} has "
+            f"corruptions requires images of at least {MIN_SIDE}x{MIN_SIDE} pixels, {data.name} has "
             f"{data.test_size}x{data.test_size}: set data.test_size, or use the suite basic"
         )
     _package()
@@ -94,9 +94,9 @@ def sources_corruptions(context: Context) -> list[Source]:
 
 
 def means_over_corruptions(scores: Mapping[str, np.ndarray], with_mce: bool = False) -> dict[str, np.ndarray]:
-    """top1/CATEGORY (noise, blur, weather, digital), top1/mean/SEVERITY, top1/mean and mce from top1/KIND/SEVERITY.
+    """Return top1/CATEGORY (noise, blur, weather, digital), top1/mean/SEVERITY, top1/mean and mce.
 
-    T-CNN (d'Ascoli et al. 2021, Fig. 3) shows these means of accuracies; they are no mCE.
+    scores: top1/KIND/SEVERITY. T-CNN (d'Ascoli et al. 2021, Fig. 3) shows these means of accuracies, not the mCE.
     """
     single = np.array([[scores[f"top1/{kind}/{severity}"] for severity in SEVERITIES] for kind in KINDS])
     by_kind = dict(zip(KINDS, single.mean(1), strict=True))
@@ -109,10 +109,10 @@ def means_over_corruptions(scores: Mapping[str, np.ndarray], with_mce: bool = Fa
 
 
 def mean_corruption_error(errors: Mapping[str, np.ndarray]) -> np.ndarray:
-    """mCE = 1/15 Σ_c CE_c, CE_c = Σ_s E_{s,c} / Σ_s E^AlexNet_{s,c} (Hendrycks & Dietterich 2019, Sec. 4.1).
+    """Return mCE = 1/15 Σ_c CE_c, CE_c = Σ_s E_{s,c} / Σ_s E^AlexNet_{s,c} (Hendrycks & Dietterich 2019, Sec. 4.1).
 
-    errors: {corruption: mean error over the severities} of all 15; in percent the result is in percent. It is linear in
-    the errors: arrays of errors per image give each image's share.
+    errors: {corruption: mean error over the severities} of all 15; the result has the same unit. It is linear in the
+    errors: arrays of errors per image give the share of each image.
     """
     ratios = [errors[kind] / alexnet for kind, alexnet in ALEXNET_ERRORS.items()]
     return sum(ratios[1:], ratios[0]) / len(ratios)

@@ -1,22 +1,21 @@
-"""What the features of the training images hold (Grafit, sections 2.3 and 2.6): suites `retrieval` and `separability`.
+"""Suites `retrieval` and `separability` on the features of training images (Grafit, sections 2.3 and 2.6), and t-SNE.
 
-`retrieval`: images of the same class among all training images, by cosine similarity.
+`retrieval` ranks all training images by cosine similarity to a query.
 
-mAP: a query ranks the whole database; its average precision is the mean, over all images of its class, of the share of
-that class down to each. Where the coarse class c of every class is known, two further rankings:
+map     mean average precision: a query's average precision is the mean, over the images of its class, of the share of
+        that class among the images ranked up to each. If classes have coarse classes c, two further rankings:
 
-    conditioned   ψ(x', x) = cos(g(x'), g(x)) + log(p(c_x | x') / (1 − p(c_x | x')))
-    oracle        the images of the query's own coarse class first, by cosine within
+            conditioned   ψ(x', x) = cos(g(x'), g(x)) + log(p(c_x | x') / (1 − p(c_x | x')))
+            oracle        images of the query's coarse class first, by cosine within
 
-top1: nearest neighbours vote with exp(cos/σ), σ = 0.05, k of them; k is chosen on held-out images of the database.
+top1    k nearest neighbours vote with exp(cos/σ), σ = 0.05; k is chosen on held-out images of the database
 
-`separability`: what they hold beside their classes.
+`separability` measures what features hold beside classes.
 
-halves    every class is split into two random halves, and a linear classifier has to tell all halves apart: its
-          accuracy on the very images it was fitted to, a mean over ten draws, 50 % and a little more where images of a
-          class have collapsed to a point; `conditioned` on the class, what it says of a half is multiplied by what a
-          linear classifier of the classes says of the half's class
-energy    share of the variance of the features in their first K principal components
+halves  training accuracy of a linear classifier of random halves of every class, mean over ten draws: little above
+        50 % if the images of a class have collapsed to a point. `conditioned` multiplies its probabilities by those of
+        a linear classifier of classes
+energy  share of the variance of the features in their first K principal components
 """
 
 from __future__ import annotations
@@ -37,24 +36,25 @@ from recast.tracing.hooks import in_eval
 
 SIGMA = 0.05
 NEIGHBOURS = (10, 15, 20, 25, 30)
-"""What k is chosen among."""
+"""Values of k to choose from."""
 HELD_OUT = 5000
-"""At most so many images of the database choose k."""
+"""Largest number of images of the database that choose k."""
 LEAST = 1e-6
-"""Probabilities lie between this and 1 minus this."""
+"""Probabilities are clamped to [LEAST, 1 − LEAST]."""
 PAIRS = 2**22
-"""Similarities that are ranked at a time."""
+"""Number of similarities ranked at a time."""
 ON_PLANE = 1000
+"""Default number of images of t-SNE."""
 DRAWS = 10
-"""Of halves."""
+"""Number of draws of halves."""
 DECAY = 1e-4
-"""Of the linear classifier of halves, on features of length √D."""
+"""Weight decay of the linear classifiers of halves, on features of length √D."""
 
 
 def average_precision(relevant: Tensor) -> Tensor:
-    """AP (B,) = mean over the relevant ranks r of (relevant among the first r)/r, of (B, N) bool in ranked order.
+    """Return AP (B,) = mean over relevant ranks r of (relevant among the first r)/r.
 
-    All relevant images count, and there is at least one in every row.
+    relevant: (B, N) bool in ranked order, at least one in every row.
     """
     ranks = torch.arange(1, relevant.shape[1] + 1, device=relevant.device)
     precision = relevant.cumsum(1).double() / ranks
@@ -62,82 +62,82 @@ def average_precision(relevant: Tensor) -> Tensor:
 
 
 def choose_k(bank: Tensor, labels: Tensor, num_classes: int, ks: Sequence[int] = NEIGHBOURS) -> int:
-    """The k with which held-out rows of the bank (N, D) are best classified by the others; the smallest of equals."""
-    kept, held = knn.to_choose_on(labels, "retrieval chooses k")
-    held = held[choose_balanced(labels.cpu()[held], min(HELD_OUT, len(held)), "held-out images")]
-    if not (possible := [k for k in ks if k <= len(kept)]):
+    """Return the k that best classifies held-out rows of the bank (N, D) by the others; the first of equals."""
+    database, held_out = knn.to_choose_on(labels, "retrieval chooses k")
+    held_out = held_out[choose_balanced(labels.cpu()[held_out], min(HELD_OUT, len(held_out)), "held-out images")]
+    if not (possible := [k for k in ks if k <= len(database)]):
         raise RecastError(
-            f"retrieval chooses k from {', '.join(map(str, ks))} nearest images, and the database without its held-out "
-            f"part has {len(kept)}: give it more training images"
+            f"retrieval chooses k from {', '.join(map(str, ks))} nearest images, but the database without its held-out "
+            f"part has {len(database)}; use more training images"
         )
-    right = dict.fromkeys(possible, 0)
-    others, theirs = bank[kept], labels[kept]
-    for queries, own in zip(bank[held].split(256), labels[held].split(256), strict=True):
-        similarities, indices = knn.nearest(queries, others, max(possible))
-        for k, classes in knn.vote(similarities, theirs[indices], possible, num_classes, SIGMA).items():
-            right[k] += int((classes == own).sum())
-    return max(possible, key=lambda k: right[k])
+    correct = dict.fromkeys(possible, 0)
+    for queries, targets in zip(bank[held_out].split(256), labels[held_out].split(256), strict=True):
+        similarities, indices = knn.nearest(queries, bank[database], max(possible))
+        for k, classes in knn.vote(similarities, labels[database][indices], possible, num_classes, SIGMA).items():
+            correct[k] += int((classes == targets).sum())
+    return max(possible, key=lambda k: correct[k])
 
 
 class Above(NamedTuple):
     """The coarse classes of a batch and of the database."""
 
-    own: Tensor
-    """(B,): those of the queries, which the oracle is told."""
+    queries: Tensor
+    """(B,), known to the oracle."""
     bank: Tensor
     """(N,)"""
     posterior: Tensor
-    """(B, coarse classes): what the network makes of the queries."""
+    """(B, coarse classes): probabilities of the queries according to the network."""
 
 
 def rankings(cosines: Tensor, above: Above | None) -> Iterator[tuple[str, Tensor]]:
-    """Metric and scores (B, N) by which the database is ranked, of cosines (B, N)."""
+    """Yield metrics and the scores (B, N) that rank the database, from cosines (B, N)."""
     yield "map", cosines
     if above is not None:
         odds = above.posterior.clamp(LEAST, 1 - LEAST).logit()
         yield "map/conditioned", cosines + odds[:, above.bank]
-        yield "map/oracle", cosines + 4.0 * (above.own[:, None] == above.bank)  # cosines differ by 2 at most
+        yield "map/oracle", cosines + 4.0 * (above.queries[:, None] == above.bank)  # cosines differ by 2 at most
 
 
 def score_retrieval(batch: Batch) -> Iterator[Score]:
-    """map and top1; map/conditioned and map/oracle where the coarse classes are known; the k that was chosen."""
-    context, found = batch.context, knn.banks(batch)
-    data, chosen = context.data, context.store.setdefault("k", {})
+    """Score top1, neighbours (the chosen k) and map; with coarse classes map/conditioned and map/oracle too."""
+    context, bank_of = batch.context, knn.banks(batch)
+    data, best_k = context.data, context.store.setdefault("k", {})
     for name, model in batch.models.items():
-        bank, labels = found[name]
+        bank, labels = bank_of[name]
         absent = batch.labels[~torch.isin(batch.labels, labels)]
         if len(absent):
             raise RecastError(
-                f"class {data.classes[int(absent[0])]} has validation images but no training image: retrieval finds "
-                "images of a query's class, so every class must be in the database"
+                f"class {data.classes[int(absent[0])]} has validation images but no training image: retrieval requires "
+                "every class in the database"
             )
-        if name not in chosen:
-            chosen[name] = choose_k(bank, labels, len(data.classes))
-        k, queries = chosen[name], knn.unit_features(context, model, batch.images)
+        if name not in best_k:
+            best_k[name] = choose_k(bank, labels, len(data.classes))
+        k, queries = best_k[name], knn.unit_features(context, model, batch.images)
         similarities, indices = knn.nearest(queries, bank, k)
-        near = labels[indices]
-        voted = knn.vote(similarities, near, (k,), len(data.classes), SIGMA)[k]
-        yield Score(name, "top1", (voted == batch.labels).float())
+        neighbours = labels[indices]
+        votes = knn.vote(similarities, neighbours, (k,), len(data.classes), SIGMA)[k]
+        yield Score(name, "top1", (votes == batch.labels).float())
         yield Score(name, "neighbours", torch.full((len(batch),), float(k)))
         above = None
         if data.coarse is not None:
             of, classes = data.coarse.of.to(labels.device), len(data.coarse.names)
-            given = coarse_logits(batch, name, classes)
-            told = knn.posterior(similarities, of[near], classes, SIGMA) if given is None else given.softmax(1)
-            above = Above(of[batch.labels], of[labels], told)
+            logits = coarse_logits(batch, name, classes)
+            posterior = (
+                knn.posterior(similarities, of[neighbours], classes, SIGMA) if logits is None else logits.softmax(1)
+            )
+            above = Above(of[batch.labels], of[labels], posterior)
         precisions: dict[str, list[Tensor]] = {}
         for part in torch.arange(len(batch), device=labels.device).split(max(1, PAIRS // len(bank))):
-            some = None if above is None else Above(above.own[part], above.bank, above.posterior[part])
+            coarse = None if above is None else Above(above.queries[part], above.bank, above.posterior[part])
             same = batch.labels[part, None] == labels
-            for metric, scores in rankings(queries[part] @ bank.T, some):
+            for metric, scores in rankings(queries[part] @ bank.T, coarse):
                 order = scores.argsort(dim=1, descending=True, stable=True)
                 precisions.setdefault(metric, []).append(average_precision(same.gather(1, order)))
         yield from (Score(name, metric, torch.cat(values)) for metric, values in precisions.items())
 
 
 def coarse_logits(batch: Batch, name: str, classes: int) -> Tensor | None:
-    """(B, coarse classes) of a classifier that was trained on coarse labels; None of an embedding, a new classifier or
-    another network, whose neighbours tell the coarse class."""
+    """Return logits (B, coarse classes) of a classifier trained on coarse labels; None for other networks."""
     model = batch.models[name]
     if name in batch.context.untaught or knn.embedder(model) is not None:
         return None
@@ -147,12 +147,12 @@ def coarse_logits(batch: Batch, name: str, classes: int) -> Tensor | None:
 
 
 def measure_separability(context: Context) -> Iterator[tuple[str, str, float, int]]:
-    """halves, halves/conditioned and energy@K, in percent, K a power of two."""
+    """Measure halves, halves/conditioned and energy@K in percent, K a power of two."""
     (source,) = knn.sources_knn(context)
     with in_eval(*context.models.values()):
-        found = knn.banks(Batch(context, source, 0, torch.empty(0), torch.empty(0)))
-    for name, (bank, labels) in found.items():
-        draws = [halves_told(bank, labels, context.options.seed + draw) for draw in range(DRAWS)]
+        bank_of = knn.banks(Batch(context, source, 0, torch.empty(0), torch.empty(0)))
+    for name, (bank, labels) in bank_of.items():
+        draws = [halves_accuracy(bank, labels, context.options.seed + draw) for draw in range(DRAWS)]
         for metric, values in zip(("halves", "halves/conditioned"), zip(*draws, strict=True), strict=True):
             yield name, metric, 100 * sum(values) / DRAWS, len(bank)
         energies = energy(bank)
@@ -161,28 +161,27 @@ def measure_separability(context: Context) -> Iterator[tuple[str, str, float, in
 
 
 def tabulate_tsne(context: Context) -> Table:
-    """t-SNE (van der Maaten and Hinton 2008) of the features of at most `ON_PLANE` validation images, by cosine.
+    """Return the t-SNE (van der Maaten and Hinton 2008) of features of at most `ON_PLANE` validation images, by cosine.
 
-    scikit-learn's, from the principal components, with a perplexity of 30 or a third of the images.
+    It starts from the principal components, with a perplexity of 30 or a third of the images.
     """
-    manifold = optional_package("sklearn.manifold", "scikit-learn", "tsne needs scikit-learn", NotMeasured)
+    manifold = optional_package("sklearn.manifold", "scikit-learn", "tsne requires scikit-learn", NotMeasured)
     images = sampled(context.data.val, context.options.num_images or ON_PLANE)
     if len(images) < 10:
-        raise NotMeasured(f"tsne lays out 10 images or more, {context.data.name} has {len(images)}")
+        raise NotMeasured(f"tsne requires 10 images or more, {context.data.name} has {len(images)}")
     lines = []
     for name, model in context.models.items():
         batches = context.batches(Source(images))
-        found = torch.cat([knn.unit_features(context, model, batch.images) for batch in batches])
-        tsne = manifold.TSNE(
-            init="pca", metric="cosine", perplexity=min(30.0, (len(found) - 1) / 3), random_state=context.options.seed
-        )
-        places = tsne.fit_transform(found.cpu().double().numpy())
+        features = torch.cat([knn.unit_features(context, model, batch.images) for batch in batches])
+        perplexity = min(30.0, (len(features) - 1) / 3)
+        tsne = manifold.TSNE(init="pca", metric="cosine", perplexity=perplexity, random_state=context.options.seed)
+        places = tsne.fit_transform(features.cpu().double().numpy())
         lines += [PlaneLine(name, i, int(images.labels[i]), *map(float, place)) for i, place in enumerate(places)]
     return Table.of("tsne", PlaneLine, lines)
 
 
-def halves_told(bank: Tensor, labels: Tensor, seed: int) -> tuple[float, float]:
-    """Shares of the rows (N, D) of a bank whose half is told among all halves: alone, and conditioned on the class."""
+def halves_accuracy(bank: Tensor, labels: Tensor, seed: int) -> tuple[float, float]:
+    """Return the share of rows (N, D) of a bank whose half is classified correctly: alone, and given the class."""
     classes = int(labels.max()) + 1
     halves = 2 * labels + random_halves(labels.cpu(), seed).to(labels.device)
     x = bank * bank.shape[1] ** 0.5
@@ -193,14 +192,14 @@ def halves_told(bank: Tensor, labels: Tensor, seed: int) -> tuple[float, float]:
 
 
 def random_halves(labels: Tensor, seed: int) -> Tensor:
-    """(N,) 0 or 1: of every class a random half, the larger one 0 where the number is odd."""
-    found = torch.zeros_like(labels)
-    for own in shuffled_classes(labels, seed)[1]:
-        found[own[(len(own) + 1) // 2 :]] = 1
-    return found
+    """Return (N,) 0 or 1, a random half of every class each; 0 is larger if the number is odd."""
+    halves = torch.zeros_like(labels)
+    for members in shuffled_classes(labels, seed)[1]:
+        halves[members[(len(members) + 1) // 2 :]] = 1
+    return halves
 
 
 def energy(x: Tensor) -> Tensor:
-    """(D,) cumulative shares of the variance of x (N, D) in its principal components, largest first."""
+    """Return (D,) cumulative shares of the variance of x (N, D) in its principal components, largest first."""
     variances = torch.linalg.eigvalsh(x.double().T.cov()).flip(0).clamp(min=0)
     return variances.cumsum(0) / variances.sum()

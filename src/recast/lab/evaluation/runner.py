@@ -1,4 +1,4 @@
-"""`evaluate`: suites that look at the same images share a pass over them, and it goes on where it was stopped."""
+"""`evaluate`: suites of the same images share one pass over them; an interrupted pass continues."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from recast.tracing.examples import check_weights
 from recast.tracing.hooks import in_eval
 
 SAVE_EVERY = 30.0
-"""Seconds between two savings of what was scored so far."""
+"""Seconds between two saves of the scores."""
 
 
 @typed("models", "data")
@@ -52,12 +52,27 @@ def evaluate(
 ) -> list[Row]:
     """Measure a model, or several by name, with every suite; all models see the same pixels.
 
-    models: take normalised images (B, 3, H, W) and give logits (B, classes), also as `output.logits` or the first of a
-    tuple; `data` says how images are normalised (a `PixelModel` brings its own normalisation). Their training flags and
-    devices are restored; threads that evaluate one network at once use one device.
-    cache: a folder that keeps per-image scores, by weights, images and options. What is there is not measured again.
-    Raises RecastError before anything is measured for an unknown suite, no images, a bad option or an absent device;
-    `NotMeasured` where a suite's data set is missing, after the others are measured (with a cache nothing is lost).
+    Args:
+        models: map normalised images (B, 3, H, W) to logits (B, classes), also as `output.logits` or the first of a
+            tuple. A `PixelModel` has its own normalisation, other models that of `data`. Training flags and devices are
+            restored; threads that evaluate one network at once must use one device.
+        suites: names of `recast.lab.suites.SUITES`.
+        data: its validation images are measured.
+        run: name in the rows.
+        cache: folder of per-image scores by weights, images and options, which are not computed again.
+
+    Returns:
+        One row for each model and metric.
+
+    Raises:
+        RecastError: before anything is measured, for an unknown suite, no images, a bad option or a missing device.
+        NotMeasured: if a suite's data set is missing, after the other suites (with a cache nothing is lost).
+
+    Example:
+        >>> data = recast.lab.data.load_data(recast.lab.config.DataConfig("digits", num_val=20, img_size=16))
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 10))
+        >>> [row.metric for row in recast.lab.evaluation.evaluate(model, "clean", data, progress=False)]
+        ['top1', 'top5', 'loss', 'ece']
     """
     suites = [suites] if isinstance(suites, str) else suites
     check_suites(suites)
@@ -78,9 +93,9 @@ def open_context(
     options: Options = Options(),
     workers: int = 0,
 ) -> Context:
-    """Models and images as suites take them. Raises RecastError as `evaluate` does."""
+    """Return models and images as suites take them. Raises RecastError as `evaluate` does."""
     if not models:
-        raise RecastError("nothing to evaluate: expected at least one model, got none")
+        raise RecastError("no model to evaluate")
     if batch_size < 1:
         raise RecastError(f"batch_size must be at least 1, got {batch_size}")
     if len(data.val) == 0:
@@ -92,23 +107,24 @@ def open_context(
     for model in models.values():
         check_weights(model)
     if options.num_images is not None:
-        kept = choose_balanced(data.val.labels, options.num_images, "num_images")
-        data = replace(data, val=data.val.subset(kept))
+        indices = choose_balanced(data.val.labels, options.num_images, "num_images")
+        data = replace(data, val=data.val.subset(indices))
     return Context(wrapped, data, batch_size, choose_device(device), options, workers)
 
 
 @dataclass
 class Results:
-    """What an evaluation found."""
+    """Results of an evaluation."""
 
     rows: list[Row] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     tables: dict[str, Table] = field(default_factory=dict)
     """By suite."""
     not_measured: list[NotMeasured] = field(default_factory=list)
-    """Why suites that were asked for could not be measured."""
+    """Reasons of suites that could not be measured."""
 
     def extend(self, other: Results) -> None:
+        """Add the results of another evaluation."""
         self.rows += other.rows
         self.differences += other.differences
         self.tables |= other.tables
@@ -118,39 +134,36 @@ class Results:
 def measure(
     context: Context, suites: Iterable[str], *, run: str = "", cache: Path | None = None, progress: bool = True
 ) -> Results:
-    """`evaluate` with tables and paired differences; what could not be measured is named in the results."""
-    suites = list(suites)
+    """Evaluate as `evaluate`, with tables and paired differences; suites that cannot be measured do not raise."""
+    suites = list(dict.fromkeys(suites))
     check_task(suites, context.data.task, context.data.name)
     results = Results()
     models = context.models.values()
-    # batches of attacks take minutes: Rich forgets the speed after 30 seconds, and shows no time that is left
+    # batches of attacks take minutes: Rich forgets the speed after 30 seconds, and shows no remaining time
     bar = Progress(console=Console(stderr=True), transient=True, disable=not progress, speed_estimate_period=3600.0)
     with in_eval(*models), ExitStack() as devices, bar:
         for model in models:
             devices.callback(model.to, next(model.parameters(), torch.empty(0)).device)
             model.to(context.device)
         scored, results.not_measured = score_suites(context, suites, cache, bar)
-        for name in dict.fromkeys(suites):
-            how, dataset = evaluator(name), context.dataset(name)
-            if scores := scored.get(name):
-                pool = how.pool and partial(how.pool, context)
-                found = Resampled(scores, how.statistics, context.options.seed, pool)
-                results.rows += found.rows(run, name, dataset)
-                results.differences += found.differences(run, name, dataset)
-            elif how.measure is not None:
-                try:
-                    for model_name, metric, value, n in how.measure(context):
+        for name in suites:
+            suite, dataset = evaluator(name), context.dataset(name)
+            try:
+                if scores := scored.get(name):
+                    pool = suite.pool and partial(suite.pool, context)
+                    resampled = Resampled(scores, suite.statistics, context.options.seed, pool)
+                    results.rows += resampled.rows(run, name, dataset)
+                    results.differences += resampled.differences(run, name, dataset)
+                elif suite.measure is not None:
+                    for model_name, metric, value, n in suite.measure(context):
                         results.rows.append(Row(run, model_name, name, dataset, metric, float(value), n))
-                except NotMeasured as error:
-                    results.not_measured.append(error)
-            elif how.tabulate is not None:
-                task = bar.add_task(name, total=1)
-                try:
-                    told = lambda share, task=task: bar.update(task, completed=share)  # noqa: E731
-                    results.tables[name] = how.tabulate(replace(context, told=told))
-                except NotMeasured as error:
-                    results.not_measured.append(error)
-                bar.update(task, completed=1)
+                elif suite.tabulate is not None:
+                    task = bar.add_task(name, total=1)
+                    advance = lambda share, task=task: bar.update(task, completed=share)  # noqa: E731
+                    results.tables[name] = suite.tabulate(replace(context, progress=advance))
+                    advance(1)
+            except NotMeasured as error:
+                results.not_measured.append(error)
     return results
 
 
@@ -165,47 +178,47 @@ class Job:
 
     @property
     def done(self) -> int:
+        """Return the number of images that all models have scores for."""
         return min(scores.done for scores in self.scores.values())
 
 
 def score_suites(
     context: Context, suites: Iterable[str], folder: Path | None = None, bar: Progress | None = None
 ) -> tuple[dict[str, dict[tuple[str, str], np.ndarray]], list[NotMeasured]]:
-    """Per-image scores {suite: {(model, metric): (n, k)}} of the suites that have them, and what was missing.
+    """Return per-image scores {suite: {(model, metric): (n, k)}} of the suites that have them, and what was missing.
 
-    folder: where scores are kept. None: in memory only. What was scored is kept even if a pass is interrupted.
+    folder: of the scores; None: in memory. Scores of an interrupted pass are saved.
     """
     cache, jobs, missing = Cache(folder, context), list[Job](), list[NotMeasured]()
     for name in dict.fromkeys(suites):
-        how = evaluator(name)
-        if how.score is None:
+        suite = evaluator(name)
+        if suite.score is None:
             continue
         try:
-            sources = [context.validation] if how.sources is None else how.sources(context)
+            sources = [context.validation] if suite.sources is None else suite.sources(context)
         except NotMeasured as error:
             missing.append(error)
             continue
-        opened = partial(cache.open, name, how.score, how.uses)
-        jobs += [Job(name, how.score, source, opened(source)) for source in sources]
+        jobs += [Job(name, suite.score, s, cache.open(name, suite.score, suite.uses, s)) for s in sources]
     shared: dict[tuple[int, int], list[Job]] = {}
     for job in jobs:
         shared.setdefault((id(job.source.images), id(job.source.columns)), []).append(job)
-    bar, total = bar or Progress(disable=True), sum(len(together[0].source.images) for together in shared.values())
+    bar, total = bar or Progress(disable=True), sum(len(group[0].source.images) for group in shared.values())
     task = bar.add_task("", total=total, visible=bool(jobs))
-    for together in shared.values():
-        bar.update(task, description=", ".join(f"{job.suite} {job.source.part}".strip() for job in together))
-        _pass(context, together, partial(bar.advance, task))
-    found: dict[str, dict[tuple[str, str], np.ndarray]] = {job.suite: {} for job in jobs}
-    for name, model in product(found, context.models):
+    for group in shared.values():
+        bar.update(task, description=", ".join(f"{job.suite} {job.source.part}".strip() for job in group))
+        _pass(context, group, partial(bar.advance, task))
+    scores: dict[str, dict[tuple[str, str], np.ndarray]] = {job.suite: {} for job in jobs}
+    for name, model in product(scores, context.models):
         arrays = {metric: a for job in jobs if job.suite == name for metric, a in job.scores[model].arrays.items()}
         if derive := evaluator(name).derive:
             arrays |= derive(arrays)
-        found[name] |= {(model, metric): array for metric, array in arrays.items()}
-    return found, missing
+        scores[name] |= {(model, metric): array for metric, array in arrays.items()}
+    return scores, missing
 
 
 def _pass(context: Context, jobs: Sequence[Job], advance: Callable[[float], None]) -> None:
-    """Go over the images of one source once, for all suites and models that are not done with them."""
+    """Score the images of one source once, for all unfinished suites and models."""
     images = jobs[0].source.images
     todo = [job for job in jobs if job.done < len(images)]
     start = min((job.done for job in todo), default=len(images)) // context.batch_size
@@ -215,7 +228,7 @@ def _pass(context: Context, jobs: Sequence[Job], advance: Callable[[float], None
         for batch in context.batches(jobs[0].source, start) if todo else ():
             end, started = batch.first + len(batch), time.perf_counter()
             for job in todo:
-                batch.models = {name: context.models[name] for name, kept in job.scores.items() if kept.done < end}
+                batch.models = {name: context.models[name] for name, scores in job.scores.items() if scores.done < end}
                 if not batch.models:
                     continue
                 batch.source = job.source
@@ -223,7 +236,7 @@ def _pass(context: Context, jobs: Sequence[Job], advance: Callable[[float], None
                 for score in job.score(batch):
                     job.scores[score.model].put(batch.first, score)
                     scored.add(score.model)
-                for model in scored:  # a model that a suite leaves out is asked again the next time
+                for model in scored:  # a model that the suite skips is measured again the next time
                     job.scores[model].done = end
             advance(len(batch))
             if context.device.type == "cpu" and len(batch) == context.batch_size:
@@ -236,5 +249,6 @@ def _pass(context: Context, jobs: Sequence[Job], advance: Callable[[float], None
 
 
 def _save(jobs: Sequence[Job]) -> None:
-    for scores in (scores for job in jobs for scores in job.scores.values()):
-        scores.save()
+    for job in jobs:
+        for scores in job.scores.values():
+            scores.save()

@@ -1,8 +1,8 @@
-"""From per-image scores to a number with its interval, and to paired differences. NumPy only.
+"""Values, intervals and paired differences of per-image scores. NumPy only.
 
-A metric's value is f(m), m = 1/n Σᵢ sᵢ the mean of the scores (n, k) over images. The 95 % interval is the percentile
-bootstrap over images (Efron & Tibshirani 1993, ch. 13): f of means of n images drawn with replacement, 2.5 % to 97.5 %.
-Every metric and model is resampled with the same draws: f(mᵃ) − f(mᵇ) gives the interval of a paired difference.
+The value of a metric is f(m), m = 1/n Σᵢ sᵢ the mean of the scores (n, k) over images. The 95 % interval is the
+percentile bootstrap over images (Efron & Tibshirani 1993, ch. 13): f of means of n images drawn with replacement, 2.5 %
+to 97.5 %. All metrics and models share the draws: f(mᵃ) − f(mᵇ) gives the interval of a paired difference.
 """
 
 from __future__ import annotations
@@ -18,40 +18,36 @@ Statistic = Callable[[np.ndarray], np.ndarray]
 """(..., k) means → (...) values."""
 
 COMPARED = (("recast", "finetuned"), ("recast", "parent"), ("finetuned", "parent"))
-"""Which arms are subtracted from which."""
+"""Pairs of arms: the second is subtracted from the first."""
 RESAMPLES = 1000
 LEVEL = 0.95
 _CHUNK = 2**24
-"""Counts that are held at a time."""
+"""Number of counts in memory at a time."""
 POOLED = 50
-"""Draws that are pooled at a time."""
+"""Number of draws that are pooled at a time."""
 
 Pool = Callable[[str, np.ndarray, np.ndarray], dict[str, np.ndarray]]
-"""(metric, scores (n, k), how often each image was drawn (draws, n)) → the values (draws,) of further metrics."""
+"""(metric, scores (n, k), counts of each image (draws, n)) → values (draws,) of further metrics."""
 
 
 def percentage(means: np.ndarray) -> np.ndarray:
-    """100 m."""
+    """Return 100 m."""
     return 100 * means[..., 0]
 
 
 def plain_mean(means: np.ndarray) -> np.ndarray:
-    """m."""
+    """Return m."""
     return means[..., 0]
 
 
 def known_mean(values: np.ndarray) -> np.ndarray:
-    """Mean over the last axis of what is a number; NaN where nothing is."""
-    known = ~np.isnan(values)
-    count = known.sum(-1)
-    return np.divide(np.where(known, values, 0).sum(-1), count, out=np.full(count.shape, np.nan), where=count > 0)
+    """Return the mean over the last axis without NaN; NaN if all are."""
+    count = (~np.isnan(values)).sum(-1)
+    return np.divide(np.nansum(values, -1), count, out=np.full(count.shape, np.nan), where=count > 0)
 
 
 def draws(n: int, seed: int = 0, most: int = RESAMPLES) -> Iterator[np.ndarray]:
-    """(draws, n) parts of the RESAMPLES draws: how often each of n images is drawn, with replacement.
-
-    They follow from (seed, n) alone.
-    """
+    """Yield the RESAMPLES draws in parts (draws, n): counts of n images drawn with replacement, by (seed, n) alone."""
     random = np.random.default_rng((seed, n))
     rows = max(1, min(most, _CHUNK // n))
     for begin in range(0, RESAMPLES, rows):
@@ -62,21 +58,21 @@ def draws(n: int, seed: int = 0, most: int = RESAMPLES) -> Iterator[np.ndarray]:
 
 
 def resampled_means(scores: np.ndarray, seed: int = 0) -> np.ndarray:
-    """(RESAMPLES, columns): means of `scores` (n, columns) over n images drawn with replacement."""
+    """Return (RESAMPLES, columns): means of `scores` (n, columns) over n images drawn with replacement."""
     return np.concatenate([counts @ scores / len(scores) for counts in draws(len(scores), seed)])
 
 
 def percentile_interval(values: np.ndarray) -> tuple[float, float]:
-    """The middle 95 % of resampled values."""
+    """Return the middle 95 % of resampled values."""
     low, high = np.nanquantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
 class Resampled:
-    """The values of many metrics of many models on the same images, and their resamples.
+    """Values of metrics of several models on the same images, and their resamples.
 
-    scores: {key: (n, k)}, the same n; statistics: {metric: f}, of `iou/dog` that of `iou`; pool: for metrics that are
-    no function of a mean (average precision). What is no number (the IoU of a class that is nowhere) is left out.
+    scores: {(model, metric): (n, k)}, the same n; statistics: {metric: f}, for `iou/dog` that of `iou`; pool: for
+    metrics that are not functions of a mean (average precision). NaN values (the IoU of an absent class) are dropped.
     Raises ValueError for different n.
     """
 
@@ -86,15 +82,15 @@ class Resampled:
     ) -> None:  # fmt: skip
         lengths = {len(values) for values in scores.values()}
         if len(lengths) != 1:
-            raise ValueError(f"scores of one set of images are expected, got {sorted(lengths)} images")
+            raise ValueError(f"expected scores of one set of images, got {sorted(lengths)} images")
         (self.n,) = lengths
         self.values: dict[tuple[str, str], float] = {}
         self.resamples: dict[tuple[str, str], np.ndarray] = {}
         if pool is not None:
             for (model, metric), values in scores.items():
-                centre_of = pool(metric, values, np.ones((1, self.n)))
+                centres = pool(metric, values, np.ones((1, self.n)))
                 drawn = [pool(metric, values, counts) for counts in draws(self.n, seed, POOLED)]
-                for name, (value,) in centre_of.items():
+                for name, (value,) in centres.items():
                     if not np.isnan(value):
                         self.values[model, name] = float(value)
                         self.resamples[model, name] = np.concatenate([part[name] for part in drawn])
@@ -111,23 +107,24 @@ class Resampled:
                 del self.values[key], self.resamples[key]
 
     def interval(self, model: str, metric: str) -> tuple[float, float] | tuple[None, None]:
-        """None where all images have the same scores: resamples of 0 of 300 are 0, but 1 of 300 is not excluded."""
+        """Return the interval; None if all images have the same score: 0 of 300 does not exclude 1 of 300."""
         values = self.resamples[model, metric]
         return percentile_interval(values) if np.nanmax(values) > np.nanmin(values) else (None, None)
 
     def difference(self, model: str, against: str, metric: str) -> tuple[float, float, float]:
-        """(value, low, high) of `model` − `against`."""
+        """Return (value, low, high) of `model` − `against`."""
         a, b = (model, metric), (against, metric)
         return self.values[a] - self.values[b], *percentile_interval(self.resamples[a] - self.resamples[b])
 
     def rows(self, run: str, suite: str, dataset: str) -> list[Row]:
+        """Return the values as rows."""
         return [
             Row(run, model, suite, dataset, metric, value, self.n, *self.interval(model, metric))
             for (model, metric), value in self.values.items()
         ]
 
     def differences(self, run: str, suite: str, dataset: str) -> list[Difference]:
-        """Between the arms."""
+        """Return the differences between arms."""
         return [
             Difference(run, model, other, suite, dataset, metric, *self.difference(model, other, metric), self.n)
             for model, other in COMPARED

@@ -1,4 +1,4 @@
-"""How each suite is measured."""
+"""Functions that measure each suite."""
 
 from __future__ import annotations
 
@@ -32,55 +32,55 @@ from recast.layers.cmhsa import recast_layers
 from recast.tables import Table
 
 IMAGES, HEAD_IMAGES = 500, 200
-"""Validation images that an analysis looks at, unless num_images says otherwise: curves change little with more, and
-the maps of all heads take their time."""
+"""Default numbers of validation images of an analysis: curves change little with more, maps of heads are slow."""
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """How a suite is measured: by per-image scores, by numbers that are no mean over images, or into a table.
+    """Functions of a suite: per-image scores, numbers that are not a mean over images, or a table.
 
-    A metric's value is statistic(mean over images of its scores); the statistic is 100 times the mean, a percentage,
-    where `statistics` names no other. So every suite gets intervals, paired differences, a cache and resumption alike.
+    The value of a metric is statistic(mean over images of its scores), by default 100 times the mean, a percentage.
+    Every suite of scores gets intervals, paired differences, a cache and resumption.
     """
 
     score: Callable[[Batch], Iterator[Score]] | None = None
-    """Scores of `batch.models`."""
+    """Yield scores of `batch.models`."""
     measure: Callable[[Context], Iterator[tuple[str, str, float, int]]] | None = None
-    """(model, metric, value, images behind it)."""
+    """Yield (model, metric, value, number of images)."""
     tabulate: Callable[[Context], Table] | None = None
     sources: Callable[[Context], Sequence[Source]] | None = None
-    """The images. None: the validation images, in a pass that all such suites share."""
+    """Return the images. None: the validation images, in one pass for all such suites."""
     derive: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    """More metrics from the scores of a model over all sources: {metric: array (n, k)} → the further ones."""
+    """Return further metrics from the scores of a model over all sources, {metric: array (n, k)}."""
     statistics: dict[str, Statistic] = field(default_factory=dict)
     pool: Callable[[Context, str, np.ndarray, np.ndarray], dict[str, np.ndarray]] | None = None
-    """`recast.lab.evaluation.stats.Pool` of a context, for metrics that are no function of a mean over images."""
+    """`recast.lab.evaluation.stats.Pool` of a context, for metrics that are not functions of a mean over images."""
     uses: tuple[str, ...] = ()
-    """The fields of `Options` that change its scores."""
+    """Fields of `Options` that change its scores."""
 
 
 def analyse(tabulate: Callable[..., Table], context: Context) -> Table:
-    """What `tabulate` finds in all models on some of the images."""
+    """Return the table of all models on some of the images."""
     return tabulate(context.models, lambda: _some(context, IMAGES))
 
 
 def analyse_heads(context: Context) -> Table:
-    """Gate, span, distance, non-locality and entropy of every head; of kept weights too."""
+    """Return gate, span, distance, non-locality and entropy of every head, also of earlier epochs."""
     if not any(recast_layers(model) for model in context.models.values()):
-        raise NotMeasured("heads looks at recast layers, and no model here has one")
+        raise NotMeasured("heads requires a model with recast layers")
     return tabulate_heads(context.models, lambda: _some(context, HEAD_IMAGES), epochs=context.epochs)
 
 
 def analyse_agreement(context: Context) -> Table:
-    """Every model's prediction for every validation image."""
-    names = [context.data.val.image_name(index) for index in range(len(context.data.val))]
+    """Return the prediction of every model for every validation image."""
+    data = context.data
+    names = [data.val.image_name(index) for index in range(len(data.val))]
     batches = lambda: ((batch.images, batch.labels) for batch in context.batches())  # noqa: E731
-    return tabulate_agreement(context.models, batches, context.data.classes, names=names)
+    return tabulate_agreement(context.models, batches, data.classes, names)
 
 
 def _some(context: Context, most: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of the images that are looked at; of shards, which cannot be chosen from, the first ones."""
+    """Yield batches of `most` images; of shards, which cannot be sampled, of the first ones."""
     images = context.data.val
     is_stream = isinstance(images, ImageStream)
     if context.options.num_images is None and not is_stream:
@@ -126,25 +126,25 @@ EVALUATORS = {
     "tsne": Evaluator(tabulate=tabulate_tsne, uses=("labels", "seed")),
     "frontier": Evaluator(tabulate=tabulate_frontier),
 }
-"""By the names of `recast.lab.suites`, but for those of other tasks."""
+"""Evaluators by the names of `recast.lab.suites`, without those of other tasks."""
 
 
 def evaluator(suite: str) -> Evaluator:
-    """Return how a suite is measured."""
+    """Return the evaluator of a suite."""
     return EVALUATORS[suite] if suite in EVALUATORS else TASKS[SUITES[suite].task].evaluators()[suite]
 
 
 def check_suites(suites: Sequence[str]) -> None:
-    """Raise RecastError for a suite that is not there, or where none is asked for."""
+    """Raise RecastError for an unknown suite, or if there is none."""
     for name in suites:
         if name not in SUITES:
             raise RecastError(f"unknown suite {name!r}: expected {', '.join(SUITES)}.{suggest(name, SUITES)}")
     if not suites:
-        raise RecastError(f"nothing to evaluate: expected suites ({', '.join(SUITES)}), got none")
+        raise RecastError(f"no suites to evaluate: expected one of {', '.join(SUITES)}")
 
 
 def check_task(suites: Sequence[str], task: Task, dataset: str) -> None:
-    """Raise RecastError for a suite that is of another task than the data."""
+    """Raise RecastError for a suite of another task than that of the data."""
     fitting = suites_of(task)
     if others := [name for name in suites if name not in fitting]:
         raise RecastError(
@@ -153,9 +153,9 @@ def check_task(suites: Sequence[str], task: Task, dataset: str) -> None:
 
 
 def passes(suites: Sequence[str]) -> list[list[str]]:
-    """The suites in groups that are measured in one go: those that score the same images share one pass."""
-    found: dict[object, list[str]] = {None: []}  # first those of the validation images, whatever was asked first
+    """Return the suites in groups: those that score the same images share a pass; the validation images come first."""
+    by_images: dict[object, list[str]] = {None: []}
     for name in dict.fromkeys(suites):
-        how = evaluator(name)
-        found.setdefault(how.sources if how.score else name, []).append(name)
-    return [together for together in found.values() if together]
+        suite = evaluator(name)
+        by_images.setdefault(suite.sources if suite.score else name, []).append(name)
+    return [group for group in by_images.values() if group]
