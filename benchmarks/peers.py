@@ -1,6 +1,6 @@
 """Recast networks beside what a user would take instead: other attention in the same family of networks, by turns.
 
-    python benchmarks/peers.py                          # writes results/peers.csv (seven minutes on 2 idle cores)
+    python benchmarks/peers.py                          # writes results/peers.csv (eight minutes on 2 idle cores)
     python benchmarks/peers.py --family resnet26t       # some; the rows of others stay
 
 Columns: of a family, arm, image size, batch and pass (a training step is forward, backward and SGD) the median time,

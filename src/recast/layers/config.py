@@ -146,7 +146,7 @@ def head_choice(choice: object, name: str) -> str:
     choice: that text, a whole number, or a sequence of positions. Raises RecastError for anything else.
     """
     text = ",".join(map(str, choice)) if isinstance(choice, list | tuple) else str(choice)
-    parts = [part.strip() for part in text.split(",")]
+    parts = [part.strip() for part in text.removesuffix(",").split(",")]  # a single position is written "4,"
     if len(parts) == 1 and (
         text in ("auto", "all", "middle", "none") or (isinstance(choice, int | str) and text.isdecimal())
     ):
