@@ -52,6 +52,7 @@ def opened(model: nn.Module) -> nn.Module:
         for gpsa in gpsa_layers(model).values():
             gpsa.key.normal_(std=0.02)
             gpsa.gamma.fill_(0.2)
+            gpsa.spread.fill_(0.3)
     return model
 
 

@@ -1,4 +1,4 @@
-"""`benchmarks/gpu` rehearsed on the CPU, and with it `studies/evidence`: rates tried and chosen, runs, tables."""
+"""`benchmarks/gpu` and `benchmarks/peers.py` rehearsed on the CPU, with `studies/evidence`: rates, runs, tables."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ import timm
 import torch
 from PIL import Image
 from safetensors.torch import save_model
+from torch import nn
 
 import recast.papers.networks
+from recast.layers.gpsa import gpsa_layers
 
 assert recast.papers.networks  # registers cifar_resnet20
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -196,3 +198,31 @@ def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert ended.value.code == 2
     assert capsys.readouterr().err == "no GPU that torch can use here: --toy rehearses on the CPU\n"
     assert not (tmp_path / "out").exists()
+
+
+def test_the_peers_are_measured_beside_their_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`peers.py` rehearsed on tiny images: a row for each arm and pass, open gates, ratios to the parent."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    peers = importlib.import_module("peers")
+    every, arms = peers.arms_of, ("resnet26t", "recast", "recast, folded", "non-local")
+    models: dict[str, nn.Module] = {}
+
+    def some(name: str, size: int) -> dict[str, Any]:
+        models.update({arm: build() for arm, build in every(name, size).items() if arm in arms})
+        return {arm: lambda arm=arm: models[arm] for arm in models}
+
+    monkeypatch.setattr(peers, "arms_of", some)
+    monkeypatch.setattr(peers, "SIZE", 64)
+    monkeypatch.setattr(peers, "RESULT", tmp_path / "peers.csv")
+    monkeypatch.setattr(sys, "argv", ["peers", "--family", "resnet26t", "--batch", "2", "--rounds", "2"])
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    peers.main()
+    table = {(row["pass"], row["arm"]): row for row in read(tmp_path / "peers.csv")}
+    assert set(table) == {(kind, arm) for kind in ("inference", "training step") for arm in arms}
+    gates = [layer.gates()["gamma"][4].item() for layer in gpsa_layers(models["recast"]).values()]
+    assert gates == pytest.approx([0.2, 0.2], rel=1e-3)
+    for kind in ("inference", "training step"):
+        gmacs = [float(table[kind, arm]["gmacs"]) for arm in arms]
+        assert gmacs[0] == gmacs[2] < min(gmacs[1], gmacs[3])
+        assert float(table[kind, "resnet26t"]["relative_speed"]) == 1
+        assert all(float(table[kind, arm]["peak_mib"]) > 1 for arm in arms)

@@ -106,6 +106,7 @@ def made(name: str, dtype: torch.dtype, open_gates: Callable[..., GPSA], **confi
 CONFIGS = [
     {"content_heads": "middle", "gaussian_heads": "none"},
     {"content_heads": "middle", "gaussian_heads": "none", "project_values": False},
+    {"content_heads": [0], "gaussian_heads": "none"},
     {"content_heads": 3, "gaussian_heads": 2},
     {"content_heads": 2, "content": "linear", "gaussian_heads": "none"},
     {"content_heads": 2, "gate": "sigmoid"},

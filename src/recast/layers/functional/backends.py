@@ -45,11 +45,16 @@ def split(x: Tensor, w: Weights) -> Tensor:
     values = project_values(x, w.value, w.groups)
     if w.gates.shift is None:
         return _in_format_of(x, w.weight, _streamed(x, values, w, None, w.bias))
+    if is_light := _is_light(x, w):
+        (head,) = w.content_heads
+        if w.geometry.offsets()[head] == (0, 0) and not w.geometry.is_transposed:
+            # this head's shift is the query's pixel: subtracted there, it saves the scaling of a large kernel
+            return w.geometry.convolve(values, w.weight, w.bias, w.groups) + _composed(x, values, w, less_shift=True)
     kernel = w.weight * w.gates.shift.view(w.weight.shape[2:]).to(w.weight.dtype)
     output = w.geometry.convolve(values, kernel, w.bias, w.groups)
     if not w.gaussian_heads and not w.content_heads:
         return output
-    return output + (_composed(x, values, w) if _is_light(x, w) else _streamed(x, values, w, None, None))
+    return output + (_composed(x, values, w) if is_light else _streamed(x, values, w, None, None))
 
 
 def _is_light(x: Tensor, w: Weights) -> bool:
@@ -61,10 +66,13 @@ def _is_light(x: Tensor, w: Weights) -> bool:
     return rows * columns <= MERGE_KEYS * x.shape[1]  # the map is no more than twice as large as the input
 
 
-def _composed(x: Tensor, values: Tensor, w: Weights) -> Tensor:
-    """Compute what one content head adds, γ · softmax(Q Kᵀ / √D) V W_out, with its map written out: (B, O, I, J)."""
-    (head,), geometry, columns = w.content_heads, w.geometry, w.geometry.kernel[1]
-    kernel = w.gates.content.to(w.weight.dtype) * w.weight[:, :, head // columns, head % columns]
+def _composed(x: Tensor, values: Tensor, w: Weights, less_shift: bool = False) -> Tensor:
+    """Compute what one content head adds, γ · softmax(Q Kᵀ / √D) V W_out, with its map written out: (B, O, I, J).
+
+    `less_shift` subtracts γ · S V W_out, for a head whose shift S is the query's own pixel.
+    """
+    (head,), geometry = w.content_heads, w.geometry
+    kernel = w.gates.content.to(w.weight.dtype) * w.weight.flatten(2)[:, :, head]
 
     def times(matrix: Tensor, tokens: Tensor) -> Tensor:
         return finite_half(torch.bmm(matrix.expand(len(tokens), -1, -1), tokens))
@@ -79,8 +87,12 @@ def _composed(x: Tensor, values: Tensor, w: Weights) -> Tensor:
         query, key = times(w.query, anchors.flatten(2)), times(w.key, pixels)
     maps = torch.softmax(finite_half(torch.bmm((query * w.head_dim**-0.5).mT, key)), -1).to(query.dtype).mT
     if looked is not None:
-        return torch.bmm(looked, maps).unflatten(2, anchors.shape[2:])
-    return times(kernel, torch.bmm(values.flatten(2), maps)).unflatten(2, anchors.shape[2:])
+        added = torch.baddbmm(looked, looked, maps, beta=-1) if less_shift else torch.bmm(looked, maps)
+        return added.unflatten(2, anchors.shape[2:])
+    gathered = torch.bmm(values.flatten(2), maps)
+    if less_shift:
+        gathered = gathered - query_tokens(values, geometry).flatten(2)
+    return times(kernel, gathered).unflatten(2, anchors.shape[2:])
 
 
 def merged(x: Tensor, w: Weights) -> Tensor:

@@ -1,0 +1,150 @@
+"""Recast networks beside what a user would take instead: other attention in the same family of networks, by turns.
+
+    python benchmarks/peers.py                          # writes results/peers.csv (eight minutes on 2 idle cores)
+    python benchmarks/peers.py --family resnet26t       # some; the rows of others stay
+
+Columns: of a family, arm, image size, batch and pass (a training step is forward, backward and SGD) the median time,
+relative_speed (the parent's time over this one's: median of the ratios within a round; low, high: quartiles), gmacs (of
+an image), mac_bound (the parent's multiply-accumulates over this one's), peak_mib (what a pass adds to the memory of
+the process, gradients included: resident pages on a CPU, allocated bytes on a GPU) and parameters.
+
+Arms: the parent. "recast": its last stage by the default layer, one content head; "stride removed": the same with
+stride="remove"; "as peers": in the layers where timm's networks have attention, earlier stages among them; "all heads":
+content, Gaussian and W_val in every head. All gates are open, except in "folded", by `fold_` of closed gates. timm's
+BoTNet, HaloNet and LambdaNetwork. "ConViT GPSA": timm's layer for the last stage's 3×3 convolutions, pooled where they
+have a stride. "non-local": timm's block, which starts at zero, after the last stage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import csv
+import ctypes
+import statistics
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
+from typing import Any
+
+import timm
+import torch
+from layer import TimmTokens
+from model import call, macs
+from timing import RESULTS, by_turns, machine, write
+from timm.layers.non_local_attn import NonLocalAttn
+from torch import Tensor, nn
+from wide import opened
+
+import recast
+from recast.layers.config import PAPERS_LAYER
+
+RESULT = RESULTS / "peers.csv"
+SIZE = 256  # HaloNet takes multiples of it
+FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
+    "resnet26t": ({}, ("botnet26t_256", "halonet26t", "lambda_resnet26t"), r"re:layer(3\.1|4\.[01])\.conv2"),
+    "resnet50t": (
+        {"act_layer": nn.SiLU}, ("botnet50ts_256", "halonet50ts", "lambda_resnet50ts"),
+        r"re:layer(2\.3|3\.[135]|4\.1)\.conv2",
+    ),
+}  # fmt: skip
+"""Parent: its options (timm's 50ts networks have SiLU), the networks of its family, and where they have attention."""
+
+
+def recast_copy(parent: nn.Module, size: int, where: Any = None, fold: bool = False, **config: Any) -> nn.Module:
+    """Recast a copy and open all gates, or fold it, which leaves none."""
+    model, images, settings = copy.deepcopy(parent), torch.zeros(1, 3, size, size), recast.RecastConfig(**config)
+    recast.recast_(model, recast.plan(model, images, settings, where=where, budget="tokens=2048"))
+    if fold:
+        recast.fold_(model)
+    return opened(model)
+
+
+def arms_of(name: str, size: int) -> dict[str, Callable[[], nn.Module]]:
+    """Return what builds the arms of a family."""
+    options, peers, layers = FAMILIES[name]
+    torch.manual_seed(0)
+    parent, convit, non_local = (timm.create_model(name, **options) for _ in range(3))
+    for block in convit.layer4:
+        pool = nn.AvgPool2d(2) if block.conv2.stride == (2, 2) else nn.Identity()
+        block.conv2 = nn.Sequential(TimmTokens(block.conv2.in_channels), pool)
+    non_local.layer4.append(NonLocalAttn(non_local.num_features))
+    return {
+        name: lambda: parent,
+        "recast": lambda: recast_copy(parent, size),
+        "recast, as peers": lambda: recast_copy(parent, size, layers),
+        "recast, stride removed": lambda: recast_copy(parent, size, stride="remove"),
+        "recast, all heads": lambda: recast_copy(parent, size, **PAPERS_LAYER),
+        "recast, folded": lambda: recast_copy(parent, size, fold=True),
+        **{
+            peer: partial(timm.create_model, peer, **({"img_size": size} if "botnet" in peer else {})) for peer in peers
+        },
+        "ConViT GPSA": lambda: convit,
+        "non-local": lambda: non_local,
+    }
+
+
+def peak_mib(step: Callable[[], object], model: nn.Module) -> float:
+    """Return what a call adds to the memory at its peak: the least of three, as an allocator keeps more at times."""
+    peaks, on_gpu = [], torch.cuda.is_initialized()
+
+    def peak() -> int:
+        return torch.cuda.max_memory_allocated() if on_gpu else 1024 * getrusage(RUSAGE_SELF).ru_maxrss
+
+    for _ in range(3):
+        model.zero_grad(set_to_none=True)
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            ctypes.CDLL(None).malloc_trim(0)  # free pages that are still resident would hide what the call takes
+            Path("/proc/self/clear_refs").write_text("5")  # the peak is now what is resident
+        before = peak()
+        step()
+        peaks.append(peak() - before)
+    return min(peaks) / 2**20
+
+
+def measure(models: dict[str, nn.Module], images: Tensor, training: bool, rounds: int) -> list[dict[str, Any]]:
+    """Return the rows of a family, whose parent is first, in one pass."""
+    for model in models.values():
+        recast.refresh_gates_(model.train(training))
+    calls = {arm: call(model, images, training) for arm, model in models.items()}
+    counts = {arm: macs(model, images, training) for arm, model in models.items()}
+    peaks = {arm: peak_mib(calls[arm], model) for arm, model in models.items()}
+    parent, seconds, rows = next(iter(models)), by_turns(calls, rounds), []
+    for arm, model in models.items():
+        ratios = [of_parent / mine for of_parent, mine in zip(seconds[parent], seconds[arm], strict=True)]
+        low, middle, high = (round(value, 3) for value in statistics.quantiles(ratios, n=4, method="inclusive"))
+        median, parameters = statistics.median(seconds[arm]), sum(p.numel() for p in model.parameters())
+        rows.append({
+            "family": parent, "arm": arm, "img_size": images.shape[-1], "batch": len(images),
+            "pass": "training step" if training else "inference", "median_ms": round(1e3 * median, 1),
+            "images_per_s": round(len(images) / median, 2), "relative_speed": middle, "low": low, "high": high,
+            "gmacs": round(counts[arm] / len(images) / 1e9, 3), "mac_bound": round(counts[parent] / counts[arm], 3),
+            "peak_mib": round(peaks[arm], 1), "params_m": round(parameters / 1e6, 2), "machine": machine(),
+        })  # fmt: skip
+        print(*list(rows[-1].values())[:-1], sep=",", flush=True)
+    return rows
+
+
+def main() -> None:
+    """Put the rows of each pass in the place of the old ones as it is measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=9, help="of steps; three times as many of inference")
+    arguments = parser.parse_args()
+    torch.set_num_threads(2)
+    images = torch.randn(arguments.batch, 3, SIZE, SIZE, device=arguments.device)
+    for name in arguments.family:
+        models = {arm: build().to(arguments.device) for arm, build in arms_of(name, SIZE).items()}
+        for training in (False, True):
+            rows = measure(models, images, training, arguments.rounds * (1 if training else 3))
+            old = csv.DictReader(RESULT.read_text("utf-8").splitlines()) if RESULT.exists() else []
+            write(RESULT, [row for row in old if (row["family"], row["pass"]) != (name, rows[0]["pass"])] + rows)
+
+
+if __name__ == "__main__":
+    main()
