@@ -119,7 +119,7 @@ TASKS: dict[str, Callable[[], Task]] = {
     "halves": partial(made, halves, ["different", "same"]),
 }
 PUBLISHED = {
-    "odd_digit": ("odd_digit.csv", {"arm": "recast − finetuned", "metric": "clean top1"}, "mean", 8),
+    "odd_digit": ("odd_digit_nine.csv", {"arm": "recast − finetuned", "metric": "clean top1"}, "mean", 8),
     **{
         name: (
             "evidence_differences.csv",
