@@ -88,7 +88,7 @@ def test_every_table_and_figure_has_a_row() -> None:
 @cache
 def options_of(command: str) -> set[str]:
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        assert main([command, "--help"]) == 0
+        assert main([command, "--help-all"]) == 0
     return set(re.findall(r"--[a-z][a-z-]*", out.getvalue().replace("--[no-]", "--")))
 
 
