@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 import recast
-import recast.papers  # registers the networks
+import recast.papers.networks  # registers the networks
 from recast.lab.evaluation.accuracy import keep_frequencies
 from recast.lab.evaluation.attacks import pgd
 from recast.surgery.rules import convert

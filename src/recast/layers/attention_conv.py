@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from recast.config import Count, typed
 from recast.errors import RecastError
-from recast.layers.config import RecastConfig
+from recast.layers.config import LinearGate, RecastConfig
 from recast.layers.functional.operands import fold_value
 from recast.layers.geometry import Geometry, convolution
 from recast.tracing.hooks import in_eval
@@ -94,7 +94,7 @@ class AttentionConv2d(nn.Module):
     `_build`.
     """
 
-    _default_config = RecastConfig()
+    _default_config: type[RecastConfig] = LinearGate
     if TYPE_CHECKING:
         weight: nn.Parameter
     else:
@@ -110,7 +110,7 @@ class AttentionConv2d(nn.Module):
         config: RecastConfig | None = None, device: torch.device | str | None = None, dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        config = self._default_config if config is None else config
+        config = self._default_config() if config is None else config
         if in_channels % groups or out_channels % groups:
             raise RecastError(f"channels {in_channels} → {out_channels} are not divisible by groups={groups}")
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups

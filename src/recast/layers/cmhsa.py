@@ -53,7 +53,7 @@ class CMHSA(AttentionConv2d):
     """
 
     config: BiasGate
-    _default_config = BiasGate()
+    _default_config = BiasGate
 
     def _build(self) -> None:
         if self.config.gate != "bias":

@@ -139,7 +139,7 @@ class Recipe(Config):
     """Layers to recast: last_stage, all, stage:N, names, globs, re:REGEX. auto: what training images rank best
     within the budget. none: no convolution; with the network's own pooling (pool.kind none) the network is trained."""
     budget: str = "tokens=1024"
-    """Limits: tokens=N of a layer, macs=, params=, memory=, ms= of all (1.3x, 5G, 64MiB)."""
+    """Limits: tokens=N of a layer, macs=, params=, memory= of all (1.3x, 5G, 64MiB)."""
     epochs: CountOrZero = 5
     """Passes over the training images."""
     accumulate: Annotated[Count, Rare(), MayChange()] = 1
