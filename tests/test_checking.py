@@ -108,7 +108,7 @@ def test_a_forged_file_is_found(tmp_path: Path, parent: nn.Module, child: nn.Mod
     rewrite(path, lambda header: header["proof"].update(parent="0" * 64))
     assert held(check(path, parent))["parent"] is False
     rewrite(path, lambda header: header["proof"].update(nothing=1))
-    with pytest.raises(RecastError, match="proof: unknown key nothing"):
+    with pytest.raises(RecastError, match="proof: unknown name nothing"):
         check(path)
 
 

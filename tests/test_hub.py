@@ -171,7 +171,7 @@ def test_an_evaluated_run_brings_its_table(hub: Path, tmp_path: Path, monkeypatc
     save(child, run / "weights.safetensors", constructor(CONFIG))
     push_to_hub(run, REPO, results=results_of(run))
     text = (hub / REPO / "README.md").read_text(encoding="utf-8")
-    assert "## Measured on" in text
-    assert "95 % intervals" in text
+    assert "## Results on digits" in text
+    assert "95 % confidence intervals" in text
     assert "| **" in text
     assert same(load(f"hf-hub:{REPO}"), child)

@@ -13,8 +13,9 @@ import os
 import re
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cache, wraps
+from itertools import takewhile
 from typing import (
     Annotated,
     Any,
@@ -239,12 +240,17 @@ def parts_of(model: Any, key: str) -> Any:
 
 
 def merge(model: Any, base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested data of `model` with `changes`. Another kind of a union drops the fields that it does not have."""
+    """Return nested data of `model` with `changes`.
+
+    Another kind of a union drops the fields that it does not have, and the defaults of the kind before.
+    """
     base = dict(base)
     if is_union(model):
-        kind = changes.get(model.by, base.get(model.by, model.default))
-        known = model.members[kind].model_fields if kind in model.members else base
-        base = {key: value for key, value in base.items() if key in known or key == model.by}
+        before = base.get(model.by, model.default)
+        kind = changes.get(model.by, before)
+        if kind != before and {kind, before} <= model.members.keys():
+            new, old = (model.members[name].model_fields for name in (kind, before))
+            base = {key: value for key, value in base.items() if key in new and value != old[key].default}
         model = model.members.get(kind)
     for key, value in changes.items():
         part, old = parts_of(model, key), base.get(key)
@@ -301,6 +307,8 @@ def checked(cls: type[T]) -> type[T]:
     init, names = made.__init__, list(made.__dataclass_fields__)
 
     def __init__(self: T, *values: Any, **named: Any) -> None:
+        if unknown := named.keys() - names:  # pydantic would ignore them
+            raise RecastError(f"unknown name {min(unknown)}; expected {', '.join(names)}")
         try:
             init(self, *values[len(names) :], **dict(zip(names, values, strict=False)) | named)
         except ValidationError as error:
@@ -330,7 +338,7 @@ def typed(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
                 bound = signature.bind(*args, **kwargs)
             except TypeError:
                 return function(*args, **kwargs)  # Python's own words name the function
-            for name in bound.arguments.keys() & set(names):
+            for name in [name for name in bound.arguments if name in names]:
                 bound.arguments[name] = convert(hints()[name], bound.arguments[name], name)
             return function(*bound.args, **bound.kwargs)
 
@@ -359,6 +367,7 @@ SIGNS = {
     ", unable to parse string as an integer": "", ", unable to interpret input": "",
     ", got a number with a fractional part": "", "a tuple": "a list",
     "a valid integer": "a whole number", "a valid boolean": "true or false", "a valid tuple": "a list",
+    "'str' instances are not allowed as a Sequence value": "a list of names",
     "a valid ": "a ", "a finite number": "finite", "a dictionary or instance of": "a mapping for",
     "an instance of Module": "a network (nn.Module, as timm.create_model gives)",
 }  # fmt: skip
@@ -376,7 +385,8 @@ def explain(error: ValidationError, model: Any, name: Callable[[Keys], str] = ".
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return _unknown(model, path, holder, name)
     if kind == "too_long" or (kind == "missing" and isinstance(first["loc"][-1], int)):
-        return f"{name(path)} takes {_length(holder, path[-1])} values, got {shown(got)}"
+        path = tuple(takewhile(lambda key: not key.isdecimal(), path))
+        return f"{name(path)} takes {_length(holder, path)} values, got {shown(got)}"
     if kind in ("missing", "missing_argument"):
         base = union_of(holder)
         why = f"; {name((*path[:-1], base.by))} {' or '.join(kinds_of(holder))} requires it" if base else ""
@@ -400,15 +410,18 @@ def explain(error: ValidationError, model: Any, name: Callable[[Keys], str] = ".
     return f"{name(path)} {message}, got {shown(got)}".strip()
 
 
-def _length(holder: Any, key: str) -> int | str:
+def _length(holder: Any, path: Keys) -> int | str:
     """Return how many values a field of a fixed number of them has."""
-    hints = getattr(getattr(holder, "model_fields", {}).get(key), "annotation", None)
+    fields = getattr(holder, "model_fields", None) or getattr(holder, "__pydantic_fields__", {})
+    hints = getattr(fields.get(path[-1] if path else ""), "annotation", None)
     pairs = [hint for hint in (hints, *get_args(hints)) if get_origin(hint) is tuple and ... not in get_args(hint)]
     return len(get_args(pairs[0])) if pairs else "other"
 
 
 def _unknown(model: Any, path: Keys, holder: Any, name: Callable[[Keys], str]) -> str:
     """Return the error for a name that is no field: of another kind, of another place, misspelt."""
+    if not _is_config(model):
+        return f"unknown name {name(path)}"
     *outer, key = path
     base = union_of(holder)
     if base and (kinds := [kind for kind, member in base.members.items() if key in member.model_fields]):
@@ -440,7 +453,9 @@ def _locate(model: Any, location: tuple[int | str, ...]) -> tuple[Keys, Any, Any
         else:
             key = str(items.pop(0))
             path, holder, part = (*path, key), part, parts_of(part, key)
-    return (path, holder, part) if _is_config(model) else (tuple(map(str, location)), holder, part)
+    if not _is_config(model):
+        path = tuple(map(str, location)) if is_dataclass(model) else ()
+    return path, holder, part
 
 
 def _is_config(model: Any) -> bool:

@@ -19,6 +19,7 @@ from recast.lab.explain.inputs import Input
 from recast.lab.explain.make import explain, make_scene
 from recast.lab.explain.scene import Layer, Maps, Picture, Scene, State
 from recast.lab.explain.write import write_pages
+from recast.layers.functional.operands import scatter_heads
 from recast.layers.gpsa import GPSA
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
@@ -82,7 +83,8 @@ def test_the_maps_on_the_page_are_the_layers_own(
                 if isinstance(layer, GPSA):
                     content = on_page(page, str(index), "content", mix)
                     position = on_page(page, str(index), "position", mix)
-                    share = layer.coefficients().content.numpy()[:, None, None, None, None]
+                    share = scatter_heads(layer.coefficients().content, layer.content_heads, layer.num_heads).numpy()
+                    share = share[:, None, None, None, None]
                     assert np.abs(share * content + (1 - share) * position - found).max() < 1e-5
             x = layer(x)
     assert len(page.evaluate("page.scene.order")) == (5 if config.get("gate") == "bias" else 6)  # and Grad-CAM

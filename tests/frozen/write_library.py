@@ -31,6 +31,7 @@ from recast.lab.recipe import recipe_to_dict
 from recast.lab.recipes import RECIPES
 from recast.lab.training.distributed import Interrupted
 from recast.lab.training.loop import fit
+from recast.layers.config import PAPERS_LAYER
 from recast.models.config import ModelConfig
 
 FOLDER = Path(__file__).parent
@@ -165,6 +166,11 @@ PLANS: dict[str, list[str]] = {
 }  # fmt: skip
 
 
+def papers_layer(options: list[str]) -> list[str]:
+    """The options for content, a Gaussian and W_val in every head, which gates other than linear always have."""
+    return [] if "--gate" in options else ["--content-heads", "all", "--gaussian-heads", "all", "--project-values"]
+
+
 def packed(planned: Any) -> Any:
     """A plan in fewer words: a step as its difference from the one before; the layers left as a digest."""
     if "steps" not in planned:
@@ -177,7 +183,7 @@ def packed(planned: Any) -> Any:
         before = step
     left = [layer["name"] for layer in planned["left"]]
     gate = planned["config"]["gate"]
-    config = difference(plain(RecastConfig(gate).model_dump()), planned["config"])
+    config = difference(plain(RecastConfig(gate, **PAPERS_LAYER).model_dump()), planned["config"])
     config |= {} if gate == "linear" else {"gate": gate}
     return planned | {"config": config, "steps": steps, "left": [len(left), digest(left)]}
 
@@ -189,7 +195,7 @@ def digest(value: Any) -> str:
 
 def plan_of(name: str) -> Any:
     """What `recast plan … --json` gives, packed."""
-    return packed(command("plan", *PLANS[name], "--json"))
+    return packed(command("plan", *PLANS[name], *papers_layer(PLANS[name]), "--json"))
 
 
 # --- verify --------------------------------------------------------------------------------------------------------
@@ -222,7 +228,7 @@ def verification_of(name: str) -> Any:
             return [cleaned(v) for v in value]
         return 0.0 if isinstance(value, float) and abs(value) <= ROUNDING else value
 
-    return cleaned(command("verify", *VERIFIED[name], "--json"))
+    return cleaned(command("verify", *VERIFIED[name], *papers_layer(VERIFIED[name]), "--json"))
 
 
 # --- layers --------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from recast.lab.recipe import override, recipe_from_dict, recipe_to_dict
 from recast.lab.records import Difference, Row, write_records
 from recast.tables import read_records
 
@@ -22,11 +23,13 @@ def rewrite(path: Path, **changes: Any) -> None:
 
 def set_recipe(path: Path, changes: Mapping[str, Any]) -> None:
     """Change fields of a run's recipe, named as in `optim.lr`."""
-    recipe = yaml.safe_load((path / "recipe.yaml").read_text(encoding="utf-8"))
+    nested: dict[str, Any] = {}
     for name, value in changes.items():
         section, _, key = name.rpartition(".")
-        (recipe[section] if section else recipe)[key] = value
-    (path / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
+        (nested.setdefault(section, {}) if section else nested)[key] = value
+    recipe = recipe_from_dict(yaml.safe_load((path / "recipe.yaml").read_text(encoding="utf-8")))
+    text = yaml.safe_dump(recipe_to_dict(override(recipe, nested)), sort_keys=False)
+    (path / "recipe.yaml").write_text(text, encoding="utf-8")
 
 
 def set_values(path: Path, suite: str, metric: str, values: Mapping[str, float], n: int = 360, half: float = 0) -> None:

@@ -119,7 +119,7 @@ def test_fourier_of_several_runs(run: Run, make_run: MakeRun) -> None:
 def test_several_runs_in_one_figure(make_measured: MakeRun) -> None:
     runs = [read_run(make_measured(name, gain=gain)) for name, gain in (("a", 1.0), ("b", 3.0))]
     training, resolution = curves.of_runs(runs)
-    assert [row["percent"] for row in rows_where(training, run="b")] == [row.main for row in runs[1].metrics]
+    assert [row["percent"] for row in rows_where(training, run="b")] == [row.metrics["top1"] for row in runs[1].metrics]
     assert [(row["run"], row["side"]) for row in rows_where(resolution)] == [
         (name, s) for name in "ab" for s in (128, 224)
     ]

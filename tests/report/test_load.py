@@ -75,7 +75,7 @@ def test_a_run_of_which_no_epoch_can_be_read(make_run: MakeRun) -> None:
         ("metrics.jsonl", "\n", "metrics.jsonl"),
         ("plan.json", '{"steps": [', "plan.json"),
         ("plan.json", '{"steps": [], "left": [], "edits": [], "totals": {"before": {}, "after": {}}}', "parameters"),
-        ("plan.json", '{"steps": [{"name": "a"}], "left": [], "edits": [], "totals": {}}', r"steps\[0\].before"),
+        ("plan.json", '{"steps": [{"name": "a"}], "left": [], "edits": [], "totals": {}}', r"steps\.0\.before"),
     ],
 )
 def test_a_needed_file_of_another_format(make_run: MakeRun, name: str, content: str, named: str) -> None:

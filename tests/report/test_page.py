@@ -63,7 +63,7 @@ def text_of(*paths: Path) -> str:
         {"epochs": 0, "without": ("rows.csv", "attention.npz", "verify.json", "analysis")},
         {"epochs": 1},
         {"source": "during"},
-        {"source": "during", "recipe": {"recast.gate": "bias"}, "epochs": 1},
+        {"source": "during", "recipe": {"recast.gate": "bias", "optim.gate_l1": 0.0}, "epochs": 1},
     ],
     ids=["full", "sigmoid", "bare", "one epoch", "during", "bias"],
 )

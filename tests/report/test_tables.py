@@ -143,10 +143,10 @@ def test_heads_and_what_was_left(make_run: MakeRun) -> None:
 
 
 def test_the_same_recipe_carried_out_otherwise_is_the_same(make_run: MakeRun) -> None:
-    """`keep_every` says how a run is carried out, as on resume."""
+    """`keep_every` and `save_steps` say how a run is carried out, as on resume."""
     others = [
         {"seed": 0, "model.checkpoint": "parent/weights.safetensors", "data.data_dir": "/data/mine", "keep_every": 2},
-        {"seed": 1, "model.checkpoint": "/elsewhere/weights.safetensors", "data.data_dir": "../mine", "keep": 9},
+        {"seed": 1, "model.checkpoint": "/elsewhere/weights.safetensors", "data.data_dir": "../mine", "save_steps": 9},
         {"seed": 2, "model.checkpoint": "weights.safetensors", "data.data_dir": "mine", "data.workers": 4},
     ]
     rows = seed_rows([make_run(f"s{place}", recipe=changes) for place, changes in enumerate(others)])

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from recast.errors import RecastError
 from recast.lab.networks import CifarResNet
-from recast.layers.config import PoolConfig, RecastConfig
+from recast.layers.config import PAPERS_LAYER, PoolConfig, RecastConfig
 from recast.surgery.apply import recast_
 from recast.surgery.plan import Edited, Plan, plan_table
 from recast.surgery.planning import plan, replan
@@ -98,7 +98,7 @@ def test_costs_do_not_depend_on_the_batch_or_on_what_is_frozen() -> None:
         (RecastConfig(), True),
         (RecastConfig(gate_range=(0.0, 1.0)), True),
         (RecastConfig(gamma_init=0.1), False),
-        (RecastConfig(s_init=0.1), False),
+        (RecastConfig(s_init=0.1, gaussian_heads="all"), False),
         (RecastConfig(gate="sigmoid"), False),
         (RecastConfig(gate="sigmoid", alpha=20.0, lambda_init=14.0), False),
     ],
@@ -210,7 +210,7 @@ def test_an_edited_plan_is_worked_out_again() -> None:
 
     def change(d: dict[str, Any]) -> None:
         d["steps"] = [*d["steps"][-2:], {"name": d["steps"][0]["name"]}]
-        d["config"] = {"head_dim": 3, "gate_range": [0, 1]}
+        d["config"] = {"head_dim": 3, "gate_range": [0, 1]} | PAPERS_LAYER
 
     wanted = edited(change)
     found = replan(small(), X, wanted)

@@ -77,15 +77,14 @@ def test_a_stopped_training_goes_on_bit_for_bit(fields: dict[str, Any], goes_on:
     ("kind", "fields"),
     [
         ("single", {"where": ["none"]}),
-        ("per_class", {**FROZEN, "epochs": 1}),
+        ("per_class", FROZEN),
         ("single", {"schedule": ScheduleConfig("at_once", conv_epochs=1), "where": ["layer3.1.conv2"]}),
     ],
 )
 def test_a_run_of_every_kind(kind: Any, fields: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    recipe = digits_recipe(pool=PoolConfig(kind), **{"epochs": 1, **fields, "control": True})
-    if "schedule" in fields:
-        recipe = digits_recipe(pool=PoolConfig(kind), **fields)
+    before = {} if "schedule" in fields else {"epochs": 1, "control": True}
+    recipe = digits_recipe(pool=PoolConfig(kind), **before, **fields)
     train(recipe, tmp_path / "run", progress=False)
     run = tmp_path / "run"
     verified = json.loads((run / "verify.json").read_text(encoding="utf-8"))

@@ -89,6 +89,7 @@ def test_a_broken_layer_is_inexact(walked: Any, monkeypatch: pytest.MonkeyPatch)
     assert walked(Net).status == "exact"  # rounding to fp32 is within the tolerance
 
 
+@pytest.mark.usefixtures("papers_layer")
 def test_open_heads_are_compared(walked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     right = backends.gaussian_factors
     shifted = lambda *args: tuple(f.roll(1, -1) for f in right(*args))  # noqa: E731

@@ -62,23 +62,22 @@ def override(
 ) -> Recipe:
     """Return a recipe with other values.
 
-        Where a union changes its kind, `base`'s fields that the new kind does not have are dropped.
+    Where a union changes its kind, `base`'s fields that the new kind does not have are dropped.
 
-        Args:
-            base: the recipe to change.
-            changes: nested plain data, such as `{"optim": {"lr": "1e-3"}}`.
-            name: how an error calls a field.
-            source: what an error begins with.
+    Args:
+        base: the recipe to change.
+        changes: nested plain data, such as `{"optim": {"lr": "1e-3"}}`.
+        name: how an error calls a field.
+        source: what an error begins with.
 
-        Raises:
-            RecastError: for an unknown field, and a value that is not allowed.
+    Raises:
+        RecastError: for an unknown field, and a value that is not allowed.
 
-        Example:
-            >>> from recast.lab.config import Recipe
-    from recast.lab.config.recipe import task_of_data
-            >>> from recast.lab.recipe import override
-            >>> override(Recipe(recast={"gate": "sigmoid", "alpha": 2.0}), {"recast": {"gate": "bias"}}).recast.gate
-            'bias'
+    Example:
+        >>> from recast.lab.config import Recipe
+        >>> from recast.lab.recipe import override
+        >>> override(Recipe(recast={"gate": "sigmoid", "alpha": 2.0}), {"recast": {"gate": "bias"}}).recast.gate
+        'bias'
     """
     task, name_of_data = changes.get("task", {}), changes.get("data", {}).get("name", base.data.name)
     if (kind := task_of_data(name_of_data)) and isinstance(task, Mapping) and "kind" not in task:

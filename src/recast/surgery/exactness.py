@@ -79,8 +79,9 @@ class Exactness:
         return 0 if not math.isfinite(self.argmax_agreement) else round((1 - self.argmax_agreement) * self.predictions)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able fields."""
-        return {name: value for name, value in asdict(self).items() if name != "control" or value is not None}
+        """Return the fields as plain data; without a control comparison that was not made."""
+        values = asdict(self) | {"control": self.control and self.control.to_dict()}
+        return {name: value for name, value in values.items() if name != "control" or value is not None}
 
     def __add__(self, other: Exactness) -> Exactness:
         """Both batches together."""

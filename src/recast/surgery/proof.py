@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from pydantic import ConfigDict
 from torch import Tensor, nn
 
 from recast.surgery.exactness import Exactness
@@ -18,6 +19,8 @@ from recast.surgery.wrappers import unwrapped
 @dataclass(frozen=True)
 class Proof:
     """Origin of a model, and the results of comparing, folding and exporting it."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # nothing in a file goes unread
 
     parent: str | None = None
     """Fingerprint of the network that was recast, as it was then."""
