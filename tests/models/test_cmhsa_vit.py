@@ -89,7 +89,7 @@ def test_images_of_any_size(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mixer": "pixels"}, "mixer must be token or pixel, got 'pixels'. Did you mean pixel?"),
+        ({"mixer": "pixels"}, "mixer must be one of token, pixel, got 'pixels'; did you mean pixel?"),
         ({"kernel": 4}, "kernel of a mixer must be odd, got 4"),
         ({"mixer": "pixel", "embed_dim": 24}, "patches of 4×4 pixels need a multiple of 16 channels, got 24 and 24"),
         ({"global_pool": "token"}, "global_pool of a CMHSAViT must be 'avg' or '', got 'token'"),

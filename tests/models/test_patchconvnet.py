@@ -257,7 +257,7 @@ def test_new_classes_get_new_tokens() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"norm_layer": "batchnorm"}, r"layernorm2d or batchnorm2d, got 'batchnorm'\. Did you mean batchnorm2d"),
+        ({"norm_layer": "batchnorm"}, "layernorm2d, batchnorm2d, got 'batchnorm'; did you mean batchnorm2d"),
         ({"global_pool": "max"}, "must be 'attn' or 'avg' or '', got 'max'"),
         ({"global_pool": ""}, "head of 3 classes needs pooling"),
         ({"num_classes": 0, "per_class": True}, "a token a class needs classes"),
