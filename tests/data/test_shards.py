@@ -217,3 +217,10 @@ def test_info_of_wrong_types_is_one_clear_line(tmp_path: Path, key: str, value: 
     (tmp_path / "_info.json").write_text(json.dumps(info))
     with pytest.raises(RecastError, match=rf"cannot read .*_info\.json \({key}"):
         load_data(config)
+
+
+def test_a_file_in_a_shard_is_no_larger_than_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = load_data(make_shards(tmp_path, {"train": [3], "validation": [2]}))
+    monkeypatch.setattr("recast.lab.data.shards.LARGEST", 20)
+    with pytest.raises(RecastError, match=r"cannot read shard .*validation-0\.tar: .*is larger than"):
+        list(Loader(data.val, 2))

@@ -108,7 +108,8 @@ class Loader:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Any]]:
         is_empty = True
-        with worker_errors():
+        # twice: torch's report, which comes once, may also come while the inner one is left for another error
+        with worker_errors(), worker_errors():
             for item in _from_processes(self) if self.workers or self.pin_memory else self.shares():
                 if isinstance(item, RecastError):
                     raise item

@@ -31,7 +31,7 @@ from recast.lab.data.libraries import pick_splits
 from recast.lab.data.parts import parts_note
 from recast.lab.data.seeding import mix_seed
 from recast.lab.data.trees import composed
-from recast.reading import decode, parse_json, read_bytes
+from recast.reading import LARGEST, decode, parse_json, read_bytes
 
 INFO = "_info.json"
 
@@ -113,13 +113,12 @@ class ImageStream(LabelledImages):
         return [*items[slot:], *items[:slot]]
 
     def _read(self, shards: Sequence[str]) -> Iterator[Sample]:
-        from webdataset.tariterators import group_by_keys, tar_file_iterator
+        from webdataset.tariterators import group_by_keys
 
         for shard in shards:
             try:
-                with open(shard, "rb") as file:
-                    for fields in group_by_keys({**member, "__url__": shard} for member in tar_file_iterator(file)):
-                        yield self._sample(fields)
+                for fields in group_by_keys(_members(shard)):
+                    yield self._sample(fields)
             except RecastError:
                 raise
             except (OSError, EOFError, ValueError, tarfile.TarError) as error:
@@ -128,13 +127,28 @@ class ImageStream(LabelledImages):
     def _sample(self, fields: Mapping[str, Any]) -> Sample:
         name = f"{fields['__url__']}: {fields['__key__']}"
         try:
-            label = int(json.loads(fields["json"])[self.label_key] if self.label_key else fields["cls"])
+            value = json.loads(fields["json"])[self.label_key] if self.label_key else fields["cls"]
+            label = int(value)
+            if isinstance(value, float) and value != label:
+                raise ValueError
         except (KeyError, ValueError, TypeError, OverflowError, RecursionError):
             where = f"{self.label_key} of .json" if self.label_key else ".cls"
             raise RecastError(f"no label in {name}: expected a number in {where}") from None
         if not 0 <= label < self.num_classes:
             raise RecastError(f"labels must be 0 to {self.num_classes - 1}, but {name} has {label}")
         return Sample(name, next((fields[key] for key in IMAGE_KEYS if key in fields), None), label)
+
+
+def _members(shard: str) -> Iterator[dict[str, Any]]:
+    """Yield the files of a shard; `webdataset.tar_file_iterator` reads a file of any size into memory."""
+    with open(shard, "rb") as stream, tarfile.open(fileobj=stream, mode="r|*") as archive:
+        for member in archive:
+            if member.isreg() and not member.name.startswith("__"):  # metadata of webdataset
+                if member.size > LARGEST:
+                    raise OSError(f"{member.name} is larger than {LARGEST // 2**20} MiB")
+                content = archive.extractfile(member)
+                yield {"fname": member.name, "data": content.read() if content else b"", "__url__": shard}
+            archive.members = []  # type: ignore[attr-defined]  # the list would grow with the stream
 
 
 def _decode(sample: Sample) -> Image.Image:

@@ -19,6 +19,7 @@ from PIL import Image
 
 from recast.errors import RecastError, listed, printable
 from recast.lab.data.images import decode_errors, is_hidden, is_image_name, open_image
+from recast.reading import LARGEST
 
 
 class Listing(NamedTuple):
@@ -170,6 +171,8 @@ class Archive(Files):
 
     def __call__(self, name: str) -> Image.Image:
         where = f"{self.top}: {name}"
+        if self.file.getinfo(name).file_size > LARGEST:
+            raise RecastError(f"cannot read image {where}: unpacked it is larger than {LARGEST // 2**20} MiB")
         with decode_errors(where):
             content = self.file.read(name)
         return open_image(io.BytesIO(content), where)
