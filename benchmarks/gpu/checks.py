@@ -15,7 +15,7 @@ import copy
 import random
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 
 import torch
@@ -200,7 +200,7 @@ def check_random(seeds: range, backend: str, device: torch.device) -> list[Row]:
             rng = random.Random(seed)
             tables[0]["cuda"], tables[1]["cuda"] = rng.choice((2**26, 60, 7)), rng.choice((2**26, 40))
             conv, x, case = _random_case(seed)
-            layer = _open_gates(convert(conv, replace(NINE, backend="reference")), seed)
+            layer = _open_gates(convert(conv, NINE.replace(backend="reference")), seed)
             truth = results(layer, x, parameters(layer), mode)
             layer.to(device).backend = backend  # type: ignore[assignment]
             found = results(layer, x.to(device), parameters(layer), mode)

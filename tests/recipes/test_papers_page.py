@@ -111,7 +111,7 @@ def one_of_a_kind() -> list[list[str]]:
     return [words for words in TRAININGS if len(words) > 1]
 
 
-@pytest.mark.skipif(not os.environ.get("RECAST_SLOW"), reason="minutes: RECAST_SLOW=1, as make sweeps does")
+@pytest.mark.skipif(not os.environ.get("RECAST_SLOW"), reason="minutes: RECAST_SLOW=1")
 @pytest.mark.parametrize("words", one_of_a_kind(), ids=" ".join)
 def test_two_updates(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
