@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from pydantic import Field
 
-from recast.config import Classes, Config, Count, FilePath
+from recast.config import Classes, Config, FilePath
 from recast.errors import RecastError
 from recast.files import check_place, write_text
 from recast.lab.cli.command import Command, Compute, Typed, print_json
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from recast.lab.data import Data
-    from recast.lab.experimental.ranking import Ranking
     from recast.surgery.plan import Edited, Plan
     from recast.tracing.examples import Example
 
@@ -36,16 +34,10 @@ EXAMPLES = """  recast plan resnet50
   recast plan resnet50 --where all --budget macs=1.3x,memory=2GiB --out plan.json
   recast plan resnet50 --plan plan.json                        (after editing: take steps out, add {"name": "..."})
   recast plan resnet50 --where none --pool single              (attention pooling alone)
-  recast plan cifar_resnet20 --checkpoint weights.safetensors --rank data --data cifar100 --data-dir DIR
-  recast plan resnet50 --pretrained --where auto --budget ms=1.5x --data folder --data-dir DIR --out plan.json
 
-Layers (--where): last_stage, all, stage:N (stage:-1 is the last), a name, a glob (layer4.*), re:REGEX; none: no layer;
-auto: those that promise most for what they add, within the limits.
+Layers (--where): last_stage, all, stage:N (stage:-1 is the last), a name, a glob (layer4.*), re:REGEX; none: no layer.
 Limits (--budget): tokens=N for a layer (none: any); macs=, params=, memory= for the whole model and one image, as an
-amount (5G, 30M, 2GiB) or a multiple of the parent's (1.3x); ms=, measured here in batches of 16. Layers are taken from
-the end of the network.
-Ranking (--rank data): layers by the fall of the loss that their gates promise, from gradients on training images, for
-each millisecond, multiply-add and MiB that they add. Queries and keys start from half of the images.
+amount (5G, 30M, 2GiB) or a multiple of the parent's (1.3x). Layers are taken from the end of the network.
 """
 
 
@@ -152,10 +144,6 @@ def plan(
     /,
     *,
     out: FilePath | None = None,
-    rank: Literal["data"] | None = None,
-    data: str | None = None,
-    data_dir: FilePath | None = None,
-    num_images: Count = 256,
     network: Annotated[Network, Parameter(name="*")],
     layers: Annotated[Typed[Layers], Parameter(name="*")],
     recast: Typed[RecastConfig],
@@ -168,67 +156,26 @@ def plan(
         model: timm:NAME (or NAME), torchvision:NAME, upernet|maskrcnn|fasterrcnn|retinanet:NAME, or
             pkg.module:function.
         out: Also write the plan to this .json file.
-        rank: Rank the planned layers by what attention promises there, on the images of --data. With --where auto: all
-            layers.
-        data: Data set for the ranking.
-        data_dir: Folder of the data set.
-        num_images: Training images that layers are ranked on.
     """
     wanted = Wanted(layers, recast, pool)
     path = Path(out) if out else None
     if path is not None:
         _check_plan_file(path)
-    if ranked := rank is not None or "auto" in wanted.layers.where:
-        if data is None:
-            raise RecastError("a ranking is made on images: give --data NAME, and --data-dir where they lie")
-    elif data or data_dir:
-        raise RecastError("--data is what layers are ranked on: add --rank data or --where auto, or leave it out")
 
     import torch
 
-    parent, images = network.open(model, network.load(data, data_dir))
-    ranking = None
-    if images is not None and ranked:
-        planned, ranking = _rank(model, parent, images, wanted, num_images)
-    else:
-        planned = wanted.plan(parent, torch.zeros(1, *example_shape(parent, network.img_size)))
+    parent, _ = network.open(model, None)
+    planned = wanted.plan(parent, torch.zeros(1, *example_shape(parent, network.img_size)))
     if path is not None:
         write_text(path, planned.to_json() + "\n")
     if output.as_json:
-        print_json((ranking or planned).to_json())
+        print_json(planned.to_json())
     else:
-        print(planned if ranking is None else f"{ranking}\n{planned}")
+        print(planned)
     return 0
 
 
 COMMAND = Command(plan, "MODEL [options]", EXAMPLES)
-
-
-def _rank(name: str, model: nn.Module, data: Data, wanted: Wanted, num_images: int) -> tuple[Plan, Ranking]:
-    """The plan, and a ranking of its layers; with --where auto the plan is what a ranking of all layers finds best."""
-    import torch
-
-    from recast.lab.data.sources import class_images
-    from recast.lab.experimental.ranking import plan_best, rank
-    from recast.models.build import check_logits
-    from recast.tracing.hooks import in_eval
-
-    images, labels = class_images(data, num_images, 0, "stop", next(model.parameters()).device)
-    with torch.inference_mode(), in_eval(model):
-        check_logits(model(images[:1]), 1, len(data.classes), data.name, name)
-    if wanted.layers.where == ["auto"] and wanted.layers.plan is None:
-        budget = Budget.parse(wanted.layers.budget)
-        planned, ranking = plan_best(model, images, labels, wanted.recast, budget, wanted.pool)
-    else:
-        planned = wanted.plan(model, images[:1])
-        ranking = rank(model, planned, images, labels)
-    with torch.inference_mode(), in_eval(model):
-        right = torch.cat([model(part).argmax(1) for part in images.split(64)]).eq(labels).double().mean().item()
-    chance, n = 1 / len(data.classes), len(images)
-    if right < chance + 3 * (chance * (1 - chance) / n) ** 0.5:  # random weights, a new head, classes in another order
-        accuracy = f"{right:.1%} of {n} images right, chance is {chance:.1%}"
-        print(f"note: {name}: {accuracy}; train it on these classes before its layers are ranked", file=sys.stderr)
-    return planned, ranking
 
 
 def _check_plan_file(out: Path) -> None:
