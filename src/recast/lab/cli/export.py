@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Literal
 
 from recast.config import FilePath
 from recast.errors import RecastError
@@ -39,7 +37,7 @@ def export(
     img_size: str | None = None,
     fold: bool = True,
     trust: bool = False,
-    output: Annotated[Compute, Parameter(name="*")],
+    output: Compute,
 ) -> int:
     """Write the recast network of a run, or a saved one, for other software, and show that the file computes the
     same: it is run on 1 and 3 images at two sizes and compared with the module. More than 1e-4 apart is an error.

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import Parameter
 from pydantic import Field
 
 from recast.config import Classes, Config, Count, FilePath
@@ -16,7 +14,7 @@ from recast.files import check_place, write_text
 from recast.lab.cli.command import Command, Compute, Typed, print_json
 from recast.lab.config import DataConfig
 from recast.lab.config.evaluation import parse_size
-from recast.layers.config import PoolConfig, RecastConfig
+from recast.layers.config import LinearGate, NoPool, PoolConfig, RecastConfig
 from recast.models.config import ModelConfig
 from recast.models.trust import trusting
 from recast.reading import decode, read_bytes
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from recast.lab.data import Data
-    from recast.lab.experimental.ranking import Ranking
     from recast.surgery.plan import Edited, Plan
     from recast.tracing.examples import Example
 
@@ -36,21 +33,17 @@ EXAMPLES = """  recast plan resnet50
   recast plan resnet50 --where all --budget macs=1.3x,memory=2GiB --out plan.json
   recast plan resnet50 --plan plan.json                        (after editing: take steps out, add {"name": "..."})
   recast plan resnet50 --where none --pool single              (attention pooling alone)
-  recast plan cifar_resnet20 --checkpoint weights.safetensors --rank data --data cifar100 --data-dir DIR
-  recast plan resnet50 --pretrained --where auto --budget ms=1.5x --data folder --data-dir DIR --out plan.json
 
-Layers (--where): last_stage, all, stage:N (stage:-1 is the last), a name, a glob (layer4.*), re:REGEX; none: no layer;
-auto: those that promise most for what they add, within the limits.
+Layers (--where): last_stage, all, stage:N (stage:-1 is the last), a name, a glob (layer4.*), re:REGEX; none: no layer.
 Limits (--budget): tokens=N for a layer (none: any); macs=, params=, memory= for the whole model and one image, as an
-amount (5G, 30M, 2GiB) or a multiple of the parent's (1.3x); ms=, measured here in batches of 16. Layers are taken from
-the end of the network.
-Ranking (--rank data): layers by the fall of the loss that their gates promise, from gradients on training images, for
-each millisecond, multiply-add and MiB that they add. Queries and keys start from half of the images.
+amount (5G, 30M, 2GiB) or a multiple of the parent's (1.3x). Layers are taken from the end of the network.
 """
+IN_PLAN = ("where", "budget", "recast", "pool")
+"""Sections that a plan file holds too."""
 
 
 class Network(Config):
-    """A network by its name, and its weights."""
+    """A network, and its layers that become attention"""
 
     checkpoint: FilePath | None = None
     """Weights, .safetensors or .pth."""
@@ -62,8 +55,25 @@ class Network(Config):
     """Classes of the head."""
     img_size: str | None = None
     """Pixels, 224 or 224x160 (height x width)."""
+    where: list[str] = Field(["last_stage"])
+    """Layers to recast: last_stage, all, stage:N, names, globs, re:REGEX; none: the pooling alone."""
+    budget: str = "tokens=1024"
+    """Limits: tokens=N per layer; macs=, params=, memory= (1.3x, 5G, 64MiB)."""
+    plan: FilePath | None = None
+    """A plan.json, edited or not: layers and settings."""
+    recast: RecastConfig = LinearGate()
+    pool: PoolConfig = NoPool()
 
-    def open(self, name: str, data: Data | None) -> tuple[nn.Module, Data | None]:
+    @classmethod
+    def of(cls, typed: Typed[Network]) -> Network:
+        """Return what was typed. Raises RecastError for a bad budget, and for options beside --plan."""
+        network = typed.over({})
+        Budget.parse(network.budget)
+        if network.plan is not None:
+            check_alone(typed)
+        return network
+
+    def open(self, name: str, data: Data | None = None) -> tuple[nn.Module, Data | None]:
         """Return the network of a name, and the data set normalized as the network knows it."""
         from recast.models.build import build, input_defaults
 
@@ -77,55 +87,29 @@ class Network(Config):
             data = replace(data, mean=defaults.mean, std=defaults.std)
         return model, data
 
-    def load(self, name: str | None, data_dir: str | None) -> Data | None:
+    def load(
+        self, name: str, data_dir: str | None, num_train: Count | None = None, num_val: Count | None = None
+    ) -> Data:
         """Return the data set of a name, with images of the network's size."""
-        if name is None:
-            if data_dir is not None:
-                raise RecastError("--data-dir requires --data: folder, cifar100, …")
-            return None
         from recast.lab.data import load_data
 
-        side, width = parse_size(self.img_size, "--img-size") if self.img_size else (0, 0)
+        side, width = parse_size(self.img_size, "--img-size") if self.img_size else (None, None)
         if side != width:
             raise RecastError(f"images of a data set are square: --img-size {side}, got {self.img_size!r}")
-        return load_data(DataConfig(name, data_dir, img_size=side or None))
+        return load_data(DataConfig(name, data_dir, img_size=side, num_train=num_train, num_val=num_val))
 
-
-class Layers(Config):
-    """Layers that become attention, by selection and limits or by a plan."""
-
-    where: list[str] = Field(["last_stage"])
-    """Layers to recast: last_stage, all, stage:N, names, globs, re:REGEX; none: the pooling alone."""
-    budget: str = "tokens=1024"
-    """Limits: tokens=N per layer; macs=, params=, memory= (1.3x, 5G, 64MiB)."""
-    plan: FilePath | None = None
-    """A plan.json, edited or not: layers and settings."""
-
-
-class Wanted:
-    """What becomes attention: layers and how, or a plan file that says both."""
-
-    def __init__(self, layers: Typed[Layers], recast: Typed[RecastConfig], pool: Typed[PoolConfig]) -> None:
-        self.layers, self.recast, self.pool = layers.over({}), recast.over({}), pool.over({})
-        Budget.parse(self.layers.budget)
-        if self.layers.plan is not None:
-            check_alone(
-                [part.name(path) for part in (layers, recast, pool) for path in part.words if path != ("plan",)]
-            )
-
-    def plan(self, model: nn.Module, example: Example) -> Plan:
+    def plan_of(self, model: nn.Module, example: Example) -> Plan:
         """Return the plan of a model."""
         from recast.surgery.planning import plan, replan
 
-        if self.layers.plan is not None:
-            return replan(model, example, read_edited(self.layers.plan))
-        where, budget = self.layers.where, self.layers.budget
-        return plan(model, example, self.recast, where=where, budget=budget, pool=self.pool)
+        if self.plan is not None:
+            return replan(model, example, read_edited(self.plan))
+        return plan(model, example, self.recast, where=self.where, budget=self.budget, pool=self.pool)
 
 
-def check_alone(options: list[str]) -> None:
+def check_alone(typed: Typed[Any]) -> None:
     """Raise RecastError for options beside --plan that say what the plan says."""
-    if options:
+    if options := [typed.name(path) for path in typed.words if path[0] in IN_PLAN]:
         raise RecastError(f"--plan names the layers and holds their settings: drop {options[0]}, or change the file")
 
 
@@ -152,15 +136,8 @@ def plan(
     /,
     *,
     out: FilePath | None = None,
-    rank: Literal["data"] | None = None,
-    data: str | None = None,
-    data_dir: FilePath | None = None,
-    num_images: Count = 256,
-    network: Annotated[Network, Parameter(name="*")],
-    layers: Annotated[Typed[Layers], Parameter(name="*")],
-    recast: Typed[RecastConfig],
-    pool: Typed[PoolConfig],
-    output: Annotated[Compute, Parameter(name="*")],
+    network: Typed[Network],
+    output: Compute,
 ) -> int:
     """What of a model becomes attention, at what cost, and why the rest stays. Nothing is changed.
 
@@ -168,67 +145,26 @@ def plan(
         model: timm:NAME (or NAME), torchvision:NAME, upernet|maskrcnn|fasterrcnn|retinanet:NAME, or
             pkg.module:function.
         out: Also write the plan to this .json file.
-        rank: Rank the planned layers by what attention promises there, on the images of --data. With --where auto: all
-            layers.
-        data: Data set for the ranking.
-        data_dir: Folder of the data set.
-        num_images: Training images that layers are ranked on.
     """
-    wanted = Wanted(layers, recast, pool)
+    wanted = Network.of(network)
     path = Path(out) if out else None
     if path is not None:
         _check_plan_file(path)
-    if ranked := rank is not None or "auto" in wanted.layers.where:
-        if data is None:
-            raise RecastError("a ranking is made on images: give --data NAME, and --data-dir where they lie")
-    elif data or data_dir:
-        raise RecastError("--data is what layers are ranked on: add --rank data or --where auto, or leave it out")
 
     import torch
 
-    parent, images = network.open(model, network.load(data, data_dir))
-    ranking = None
-    if images is not None and ranked:
-        planned, ranking = _rank(model, parent, images, wanted, num_images)
-    else:
-        planned = wanted.plan(parent, torch.zeros(1, *example_shape(parent, network.img_size)))
+    parent, _ = wanted.open(model)
+    planned = wanted.plan_of(parent, torch.zeros(1, *example_shape(parent, wanted.img_size)))
     if path is not None:
         write_text(path, planned.to_json() + "\n")
     if output.as_json:
-        print_json((ranking or planned).to_json())
+        print_json(planned.to_json())
     else:
-        print(planned if ranking is None else f"{ranking}\n{planned}")
+        print(planned)
     return 0
 
 
 COMMAND = Command(plan, "MODEL [options]", EXAMPLES)
-
-
-def _rank(name: str, model: nn.Module, data: Data, wanted: Wanted, num_images: int) -> tuple[Plan, Ranking]:
-    """The plan, and a ranking of its layers; with --where auto the plan is what a ranking of all layers finds best."""
-    import torch
-
-    from recast.lab.data.sources import class_images
-    from recast.lab.experimental.ranking import plan_best, rank
-    from recast.models.build import check_logits
-    from recast.tracing.hooks import in_eval
-
-    images, labels = class_images(data, num_images, 0, "stop", next(model.parameters()).device)
-    with torch.inference_mode(), in_eval(model):
-        check_logits(model(images[:1]), 1, len(data.classes), data.name, name)
-    if wanted.layers.where == ["auto"] and wanted.layers.plan is None:
-        budget = Budget.parse(wanted.layers.budget)
-        planned, ranking = plan_best(model, images, labels, wanted.recast, budget, wanted.pool)
-    else:
-        planned = wanted.plan(model, images[:1])
-        ranking = rank(model, planned, images, labels)
-    with torch.inference_mode(), in_eval(model):
-        right = torch.cat([model(part).argmax(1) for part in images.split(64)]).eq(labels).double().mean().item()
-    chance, n = 1 / len(data.classes), len(images)
-    if right < chance + 3 * (chance * (1 - chance) / n) ** 0.5:  # random weights, a new head, classes in another order
-        accuracy = f"{right:.1%} of {n} images right, chance is {chance:.1%}"
-        print(f"note: {name}: {accuracy}; train it on these classes before its layers are ranked", file=sys.stderr)
-    return planned, ranking
 
 
 def _check_plan_file(out: Path) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from recast.config import FilePath
 from recast.errors import RecastError
@@ -19,7 +18,6 @@ from recast.lab.config import Recipe
 from recast.lab.recipe import functions_of, has_new_parent, load_recipe, override
 from recast.lab.recipes import RECIPES, make_recipe, recipes_by_paper
 from recast.lab.records import ARMS
-from recast.lab.report.formats import duration
 from recast.layers.config import PoolConfig
 from recast.models.trust import check_trusted, follow_up, trusting
 from recast.surgery.limits import Budget
@@ -39,21 +37,23 @@ NAMED = 4
 AUTO = "auto"
 """`--resume auto`: go on with the run in --out where there is one, else start it."""
 
+DOTTED = re.compile(r"\b[a-z_]+(?:\.[a-z_]+)+\b")
+"""What may be the name of a field."""
 FUNCTIONS = (("model", "name"), ("task", "teacher", "teacher_model"))
 """Options that may name a function of the user's."""
 RANDOM = "the parent has random weights: give --checkpoint or --pretrained for trained ones"
 
 
 def train(
-    recipe: Annotated[str | None, Parameter(completer=lambda _: list(RECIPES))] = None,
+    recipe: str | None = None,
     /,
     *,
     out: FilePath | None = None,
     plan: FilePath | None = None,
     resume: str | None = None,
     trust: bool = False,
-    config: Annotated[Typed[Recipe], Parameter(name="*")],
-    output: Annotated[Compute, Parameter(name="*")],
+    config: Typed[Recipe],
+    output: Compute,
     line: Line,
 ) -> int:
     """Recast a trained network and train on, beside the parent trained the same way.
@@ -72,7 +72,7 @@ def train(
         wanted = wanted.replace(model=wanted.model.replace(pretrained=False))
     _check_weights(recipe, wanted)
     if plan is not None:
-        check_alone([config.name(path) for path in config.words if path[0] in ("where", "budget", "recast", "pool")])
+        check_alone(config)
         wanted = _as_planned(wanted, plan)
     Budget.parse(wanted.budget)
     folder = Path(out or f"runs/{Path(recipe or '').stem}-{wanted.model.name.replace(':', '-')}")
@@ -91,7 +91,12 @@ def train(
     functions = functions_of(wanted)
     with trusting(*(config.words.get(path) for path in FUNCTIONS), trust=trust):
         check_trusted(*functions)
-        run(wanted, folder, resume=resume is not None, command=line, say=say)
+        try:
+            run(wanted, folder, resume=resume is not None, command=line, say=say)
+        except RecastError as error:  # training names the fields of a recipe
+            named = DOTTED.sub(lambda match: config.name(tuple(match[0].split("."))), str(error))
+            error.args = (named,)
+            raise
     if later_process():
         return 0
     if output.as_json:
@@ -99,7 +104,7 @@ def train(
     else:
         evaluate = follow_up("evaluate", str(folder), functions=functions)
         report = "" if wanted.is_plain else f" && {follow_up('report', str(folder))}"
-        print(f"{_arms_table(folder)}\nrun: {folder}\nnext: {evaluate}{report}")
+        print(f"{_arms(folder)}\nrun: {folder}\nnext: {evaluate}{report}")
     return 0
 
 
@@ -157,31 +162,24 @@ def _describe(words: Sequence[str]) -> tuple[str, Recipe | None]:
 COMMAND = Command(train, "[RECIPE] [options]", EXAMPLES, _describe)
 
 
-def _arms_table(out: Path) -> str:
-    """What every arm reached on the validation images; the parent as it was is epoch 0 of its own training."""
-    from rich.table import Table
-
+def _arms(out: Path) -> str:
+    """Return what every arm reached on the validation images; the parent as it was is epoch 0 of its own training."""
     from recast.lab.suites import METRICS
     from recast.lab.tasks import task_of
     from recast.lab.training.metrics import read_metrics
-    from recast.surgery.table import render
 
     recipe = load_recipe(out / "recipe.yaml", complete=True)
+    metric = task_of(recipe).main[1]
     trained, control = (read_metrics(folder / "metrics.jsonl") for folder in (out, out / "finetuned"))
     before = "Parent (untrained)" if has_new_parent(recipe, out) else "Parent"
     arms = [(before, (control or trained)[:1]), (ARMS["finetuned"], control), (ARMS["recast"], trained)]
     if recipe.is_plain:
         arms = [("Before training", trained[:1]), ("Trained", trained)]
-    table, metric = Table(), task_of(recipe).main[1]
-    table.add_column("network")
-    for title in (METRICS[metric].label, "val loss", "epochs", "time"):
-        table.add_column(title, justify="right")
-    for name, rows in arms:
-        if rows:
-            last, seconds = rows[-1], sum(row["seconds"] or 0.0 for row in rows)
-            cells = f"{last[f'val_{metric}']:.2f} %", f"{last['val_loss']:.3f}", str(last["epoch"]), duration(seconds)
-            table.add_row(name, *cells)
-    return render(table)
+    return "\n".join(
+        f"{name + ':':<20}{METRICS[metric].label} {rows[-1][f'val_{metric}']:.2f} %, loss {rows[-1]['val_loss']:.3f}, "
+        f"after epoch {rows[-1]['epoch']}"
+        for name, rows in arms if rows
+    )  # fmt: skip
 
 
 def _summary(out: Path) -> dict[str, Any]:

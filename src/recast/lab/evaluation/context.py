@@ -99,8 +99,6 @@ class Context:
     """Models with a new, untrained classifier, whose predictions are meaningless."""
     store: dict[Any, Any] = field(default_factory=dict)
     """Results that a suite stores between batches, such as features of the training images."""
-    progress: Callable[[float], object] = lambda share: None
-    """Callback of a table with its finished share."""
 
     @property
     def validation(self) -> Source:
