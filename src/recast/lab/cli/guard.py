@@ -27,7 +27,7 @@ class Stream:
     def write(self, text: str) -> int:
         """Write text; on stderr, a terminal gets the escapes of progress bars."""
         if not self.is_muted:
-            is_bar = self.stream is sys.__stderr__ and self.stream.isatty()
+            is_bar = self.stream is sys.__stderr__ and bool(self.stream.isatty())
             self._try(self.stream.write, text if is_bar else printable(text, keep="\t\n\r"))
         return len(text)
 
@@ -65,7 +65,7 @@ def guarded_streams(json: bool, quiet: bool = False) -> Iterator[Stream]:
     out = error if json else result
     out.result = result  # for `print_json`
     try:
-        sys.stdout, sys.stderr = out, error  # type: ignore[assignment]
+        sys.stdout, sys.stderr = out, error
         yield result
     finally:
         result.flush()

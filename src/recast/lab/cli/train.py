@@ -32,8 +32,6 @@ EXAMPLES = """  recast train finetune --model resnet50 --pretrained --data folde
 Every option is a field of recipe.yaml and has its place there as a longer name: --lr is --optim.lr.
 """
 
-NAMED = 4
-"""Recipes of a paper that the help names."""
 AUTO = "auto"
 """`--resume auto`: go on with the run in --out where there is one, else start it."""
 
@@ -130,7 +128,7 @@ def _base(name: str | None, resume: str | None, out: str | None) -> Recipe:
     """Return the recipe of a name or file, or that of the run to go on with."""
     if resume in (None, AUTO):
         if name is None:
-            raise RecastError("which recipe? recast train --help lists them; or a recipe.yaml, or --resume RUN")
+            raise RecastError("which recipe? A name of docs/recipes.md, a recipe.yaml, or --resume RUN")
         return load_recipe(name) if name.endswith((".yaml", ".yml")) else make_recipe(name)
     for other, value in (("RECIPE", name), ("--out", out)):
         if value is not None:
@@ -147,16 +145,10 @@ def _describe(words: Sequence[str]) -> tuple[str, Recipe | None]:
     if not words[0].startswith("-"):
         base = _base(words[0], None, None)
         return f"{words[0]}: {RECIPES[words[0]].text}" if words[0] in RECIPES else COMMAND.about, base
-    own, *papers = recipes_by_paper().items()
-    everything = "--help-all" in words
-    width = max(map(len, own[1])) + 2
-    lines = [f"  {name:<{width}}{RECIPES[name].title}" for name in own[1]] if everything else [f"  {', '.join(own[1])}"]
-    for paper, names in papers:
-        few = ", ".join(names[:NAMED]) + (f", … ({len(names)})" if len(names) > NAMED else "")
-        lines += [f"  {paper}:", f"    {few}"] if everything else []
-    rest = "" if everything else f" ({len(RECIPES) - len(own[1])} more, of papers, by --help-all)"
-    more = f"Recipes{rest}; their papers, commands and values by recast train RECIPE --help:"
-    return "\n".join((COMMAND.about, "", more, *lines)), None
+    own = next(iter(recipes_by_paper().values()))
+    papers = f"{len(RECIPES) - len(own)} more, of papers, in docs/recipes.md"
+    more = f"Recipes ({papers}), with their values by recast train RECIPE --help:\n  {', '.join(own)}"
+    return f"{COMMAND.about}\n\n{more}", None
 
 
 COMMAND = Command(train, "[RECIPE] [options]", EXAMPLES, _describe)
