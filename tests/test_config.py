@@ -120,12 +120,11 @@ regularization.freeze=trunk | --freeze trunk requires --where none
 regularization.freeze=all_but_batch_norm | --freeze all_but_batch_norm requires --where none
 schedule.feature_epochs=6 | --feature_epochs must be at most --epochs (5)
 schedule.conv_epochs=1 | --conv_epochs requires --schedule at_once, got before
-schedule.order=learned | --order requires --schedule progressive, got before
+schedule.order=first_first | --order requires --schedule progressive, got before
 schedule.dates=1:a | --dates requires --schedule listed, got before
 schedule.kind=at_once schedule.conv_epochs=5 | --conv_epochs must be below --epochs (5), got 5
 schedule.kind=listed schedule.dates=6:a | --dates must lie in epochs 1 to 5
 schedule.kind=never | --schedule never requires --stride remove or dilate, and --gate linear
-schedule.kind=learned recast.stride=remove | a learned --schedule requires --stride keep
 schedule.kind=at_once where=none | --schedule at_once requires layers, but --where is none
 schedule.kind=at_once schedule.calibrate=9 | --calibrate requires --schedule before, got at_once
 data.name=scenes task.mixup=1 | --mixup requires --task classify, got segment
@@ -140,7 +139,7 @@ task.teacher.kind=parent task.teacher.targets.kind=hard task.teacher.targets.tem
 """
 FINE = """
 recast.gate=sigmoid schedule.calibrate=10 | optim.gate_l1=1 | regularization.freeze=trunk where=none | data.name=scenes
-data.name=scenes task.resize=1,1 | schedule.kind=never recast.stride=remove | schedule.kind=learned
+data.name=scenes task.resize=1,1 | schedule.kind=never recast.stride=remove
 pool.kind=per_class | data.mean=data | recast.content_heads=0,4
 recast.gate=bias recast.bias_init=10 schedule.kind=progressive | task.loss.kind=bce task.loss.bce_threshold=0
 task.kind=embed pool.kind=single task.projector.kind=dino task.auto_augment=3a | data.num_train=0.1 | data.num_train=10

@@ -61,7 +61,6 @@ Count = Annotated[Int, Ge(1), Le(10**9)]
 CountOrZero = Annotated[Int, Ge(0), Le(10**9)]
 Workers = Annotated[Int, Ge(0), Le(256)]
 Threads = Annotated[Int, Ge(1), Le(2**10)]
-Port = Annotated[Int, Ge(0), Lt(2**16)]
 Pixels = Annotated[Int, Ge(1), Le(2**14)]
 """A side of an image."""
 Classes = Annotated[Int, Ge(1), Le(10**5)]

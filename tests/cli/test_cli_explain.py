@@ -1,14 +1,9 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import shutil
-import signal
-import subprocess
 import sys
 from collections.abc import Callable
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +11,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from on_pages import data_in, data_of
+from on_pages import data_of
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -108,29 +103,6 @@ def test_outputs_that_are_not_exclusive(cli: Cli, kept_run: Path, photos: Path, 
     expected = [row["probability"] / best[0]["probability"] for row in best]
     assert np.divide(ratios, ratios[0]) == pytest.approx(expected, rel=1e-4)
     assert data_of(photos / "page.html")["scale"] == outputs
-
-
-@pytest.mark.skipif(os.name != "posix", reason="signals")
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
-def test_served_to_a_browser_until_it_is_ended(shared: Path, photos: Path, tmp_path: Path, end: signal.Signals) -> None:
-    run = shutil.copytree(shared / "run", tmp_path / "run")
-    words = [sys.executable, "-m", "recast", "explain", str(run), "--serve", "--port", "0"]
-    before = sorted(run.rglob("*"))
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
-        assert running.stdout is not None
-        found = re.fullmatch(
-            r"page: http://(127\.0\.0\.1:\d+)/\?(token=\S+) \(Ctrl-C ends it\)\n", running.stdout.readline()
-        )
-        assert found
-        for _ in range(2):  # networks are loaded once
-            connection = HTTPConnection(found[1])
-            content = (photos / "3" / "b.png").read_bytes()
-            connection.request("POST", f"/page?name=b.png&{found[2]}", content, {"Origin": f"http://{found[1]}"})
-            (picture,) = data_in(connection.getresponse().read().decode())["pictures"]
-            assert (picture["name"], list(picture["predictions"][0])) == ("b.png", ["parent", "finetuned", "recast"])
-        running.send_signal(end)
-        assert (*running.communicate(), running.returncode) == ("ended\n", "", 0)
-    assert sorted(run.rglob("*")) == before  # nothing is written
 
 
 # ---- networks by name, and files of recast.save

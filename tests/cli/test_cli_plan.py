@@ -41,25 +41,6 @@ def test_a_plan_ends_with_its_cost(cli: Cli) -> None:
     assert "+9 %" in last
 
 
-def test_layers_are_ranked_on_images_and_the_best_are_taken(cli: Cli, refused: Refused, shared: Path) -> None:
-    trained = (*MODEL, "--checkpoint", shared / "weights.safetensors", "--data", "digits", "--num-images", "64")
-    found = json.loads(cli("plan", *trained, "--rank", "data", "--where", "layer3.*", "--json").out)
-    assert (found["images"], len(found["layers"])) == (32, 4)
-    done = cli("plan", *trained, "--where", "auto")
-    assert "chance is 10.0%" in done.err  # one update is no training
-    assert " of 11 convolutions recast" in done.out
-    seven = ("digits_resnet", "--num-classes", "7", "--data", "digits", "--img-size", "16")
-    for words, message in (
-        ((*MODEL, "--rank", "data"), "give --data NAME"),
-        ((*MODEL, "--data", "digits"), "add --rank data or --where auto"),
-        ((*seven, "--rank", "data"), "(1, 10)"),
-        ((*trained, "--where", "auto", "layer3.1.conv1"), "'auto'"),
-        ((*trained[:-1], "16", "--rank", "data"), "32 images or more"),
-    ):
-        assert message in refused("plan", *words)
-    assert "'auto'" in refused("verify", *MODEL, "--where", "auto")
-
-
 def test_plan_leaves_a_file_that_is_no_plan_alone(refused: Refused, tmp_path: Path) -> None:
     for name, content in (("notes.txt", b"mine"), ("weights.pth", b"\x80\x02\xff")):
         (tmp_path / name).write_bytes(content)

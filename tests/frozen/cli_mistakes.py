@@ -46,8 +46,7 @@ run images/a.png --pretrained | run images/a.png --classes notes.txt | run image
 run images/a.png --out page.txt | run images/a.png --out nowhere/page.html | run images/a.png --out run
 run images/a.png --out tiny.yaml | digits_resnet | digits_resnet images/a.png --mean 0.5
 digits_resnet images/a.png --crop-pct 2 | digits_resnet images/a.png --std 0 0 0 | digits_resnet val:3
-weights.safetensors images/a.png | run images/a.png --device banana | run --serve --out x.html | run --serve --json
-run --serve images/a.png | run --port 80 | run --serve --port 65536""",
+weights.safetensors images/a.png | run images/a.png --device banana""",
     "report run": "--out empty | --out nowhere/report.html | --out tiny.yaml | --figures images | --figure x",
 }
 OPTIONS = """
@@ -68,8 +67,8 @@ OPTIONS = """
 --freeze trunk | --targets medium | --reduction sum | --bad-image ignore | --order random | --order first_first
 --schedule someday | --schedule listed | --schedule listed --dates 1:layer9 | --schedule listed --dates 7:layer3.*
 --schedule listed --dates soon:layer3.* | --schedule at_once --conv-epochs 5 | --conv-epochs 1 | --dates 1:layer3.*
---schedule learned --stride remove | --schedule progressive --where none | --schedule progressive --recalibrate-bn 8
---schedule progressive --order learned --stride dilate | --schedule listed --dates 1:layer3.* 2:layer3.0.*
+--schedule progressive --where none | --schedule progressive --recalibrate-bn 8
+--schedule listed --dates 1:layer3.* 2:layer3.0.*
 --distill parents | --distill nothing_like_it | --teacher-checkpoint nowhere.pth --distill parent
 --trackers mlflow | --control maybe | --seed x | --checkpoint nowhere.safetensors | --checkpoint null --pretrained
 --pool double | --pool per_class --num-heads 3 | --pool single --cls-in-keys
@@ -144,6 +143,5 @@ API = (
     "recast.Schedule.listed(recast.plan(net(), x), {1: ['layer9']})", "recast.Plan.from_json('{')",
     "recast.Schedule.listed(recast.plan(net(), x), {1: ['layer3.0.*'], 2: ['*']})", "recast.Plan.from_json('[]')",
     "recast.Schedule.listed(recast.plan(net(), x), ['*'])", "recast.Plan.from_json('{\"version\": 99}')",
-    "recast.Schedule.learned(recast.plan(net(), x)).decided('layer9', 3)",
     "recast.lab.evaluation.evaluate(net(), 'claen', data)", "recast.lab.evaluation.evaluate(net(), [], data)",
 )  # fmt: skip

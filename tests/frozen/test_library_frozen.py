@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import write_library as frozen
 
-from recast.lab.training import optim
 from recast.surgery import during_training, parameters
 
 pytestmark = pytest.mark.usefixtures("papers_layer", "slow_gates")
@@ -25,7 +24,7 @@ ELSEWHERE = frozen.read("saved")["platform"] != frozen.platform()
 @pytest.fixture
 def slow_gates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten times the base rate, as when the files were written."""
-    for module in (optim, during_training, parameters):
+    for module in (during_training, parameters):
         monkeypatch.setattr(module, "LINEAR_GATE_LR_RATIO", 10.0)
 
 

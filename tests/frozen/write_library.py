@@ -519,10 +519,9 @@ def dated() -> Any:
         "at_once": recast.Schedule.at_once(planned, 4),
         "progressive": recast.Schedule.progressive(planned, 10),
         "first first": recast.Schedule.progressive(planned, 7, order="first_first"),
-        "learned": recast.Schedule.progressive(planned, 9, order="learned"),
         "listed": recast.Schedule.listed(planned, {2: ["8"], 5: ["3", "6"]}),
     }
-    return {name: [dict(s.dates), list(s.slots), [list(s.due(e)) for e in range(1, 11)]] for name, s in made.items()}
+    return {name: [dict(s.dates), [list(s.due(e)) for e in range(1, 11)]] for name, s in made.items()}
 
 
 def calibrated() -> Any:

@@ -1,4 +1,4 @@
-"""Dates of a schedule: Eq. 7 of PRS in whole numbers, lists of one's own, dates that training decides."""
+"""Dates of a schedule: Eq. 7 of PRS in whole numbers, lists of one's own."""
 
 from __future__ import annotations
 
@@ -41,24 +41,6 @@ def test_at_once_and_listed() -> None:
     )  # fmt: skip
 
 
-def test_a_learned_schedule_gets_its_dates_and_stays_what_it_was() -> None:
-    empty = Schedule.learned(blocks(2))
-    later = empty.decided("blocks.1.mixer", 4)
-    assert (empty.waiting(), later.waiting()) == (("blocks.0.mixer", "blocks.1.mixer"), ("blocks.0.mixer",))
-    assert (empty.due(4), later.due(4)) == ((), ("blocks.1.mixer",))
-    with pytest.raises(RecastError, match="does not wait"):
-        later.decided("blocks.1.mixer", 5)
-
-
-def test_slots_wait_for_their_layers() -> None:
-    schedule = Schedule.progressive(blocks(3), 4, "learned")
-    assert (schedule.dates, schedule.slots) == ({}, (2, 3, 4))
-    assert "(the gates decide)" in str(schedule)
-    schedule = schedule.decided("blocks.0.mixer", 2)
-    assert (schedule.due(2), schedule.slots) == (("blocks.0.mixer",), (3, 4))
-    assert Schedule.from_dict(schedule.to_dict()) == schedule
-
-
 @pytest.mark.parametrize(
     ("dates", "message"),
     [
@@ -80,7 +62,6 @@ def test_schedules_of_recipes() -> None:
     assert ScheduleConfig("progressive").dated(plan, 50) == Schedule.progressive(plan, 50)
     listed = ScheduleConfig("listed", dates=["2:blocks.3.mixer", "2:blocks.1.mixer"]).dated(plan, 10)
     assert listed.due(2) == ("blocks.1.mixer", "blocks.3.mixer")
-    assert ScheduleConfig("learned").dated(plan, 10).dates == {}
 
 
 @pytest.mark.parametrize("word", ["5", "five:blocks.0", "5:", "-1:x", "1.5:x", "9" * 5000 + ":x"])

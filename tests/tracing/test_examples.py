@@ -21,7 +21,6 @@ from recast.errors import RecastError
 from recast.lab.config import DataConfig
 from recast.lab.data import load_data
 from recast.lab.evaluation import evaluate
-from recast.lab.experimental.ranking import rank
 from recast.surgery.calibrate import calibrate_
 from recast.surgery.scales import recalibrate_batch_norm_
 from recast.tracing.examples import batch_of, part_of, read_batches
@@ -79,7 +78,6 @@ def test_every_verb_takes_the_example_of_plan(case: str, tmp_path: Path) -> None
     pooled = recast.plan(model, example, where="none", pool=recast.PoolConfig("single"))
     assert pooled.place.name == "pool"
     assert recast.attention_pool_(copy.deepcopy(model), example=example).pool is not model.pool
-    assert rank(model, planned, example, LABELS).images == 16
     exported = recast.export(child, example, tmp_path / "two.pt2")
     assert exported.any_size
     assert max(check.error for check in exported.checks) < 1e-5
@@ -280,7 +278,6 @@ def test_weights_without_values_are_one_clear_error(kind: str, tmp_path: Path) -
         lambda model: recast.recast_(model, planned),
         lambda model: recast.verify(model, child, IMAGES),
         lambda model: calibrate_(child, model, IMAGES),
-        lambda model: rank(model, planned, IMAGES, LABELS),
         lambda model: recast.load(path, parent=model),
         lambda model: evaluate(model, "clean", data),
         lambda model: recast.save(model, tmp_path / "other.safetensors"),

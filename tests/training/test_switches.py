@@ -24,7 +24,6 @@ from recast.lab.training.run import train
 from recast.models.weights import read_header
 
 CtrlC = Callable[[str, int], AbstractContextManager[None]]
-LEARNED = {"schedule": ScheduleConfig("learned"), "optim": {"lr": 1e-5, "gate_lr": 1.0}}
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "adamw": {},
@@ -35,7 +34,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "save_steps": 2,
     },
     "lamb": {"optim": {"opt": "lamb"}},
-    "learned": LEARNED,
 }
 
 
@@ -69,7 +67,7 @@ STOPS = {
     "after both": ("update", 11),
 }
 CASES = [("everything", stop) for stop in STOPS]
-CASES += [("adamw", "in the switch"), ("adamw", "after both"), ("lamb", "after both"), ("learned", "after both")]
+CASES += [("adamw", "in the switch"), ("adamw", "after both"), ("lamb", "after both")]
 CASES += [("woken", "in the switch"), ("woken", "after both")]
 
 
@@ -109,22 +107,6 @@ def test_a_saved_run_is_loaded_as_it_ended(tmp_path: Path) -> None:
     save_file(load_file(weights), weights, metadata={"recast": json.dumps(header)})
     with pytest.raises(RecastError, match=r"weights\.safetensors's plan is a plan of version 1"):
         scheduled(tmp_path, small_parent(), resume=True, **fields)
-
-
-def test_a_learned_schedule_follows_its_measurements(tmp_path: Path) -> None:
-    scheduled(tmp_path, epochs=5, **LEARNED)
-    found = schedule_of(tmp_path)
-    assert (found["probes"][0]["delivered"], found["probes"][0]["chosen"]) == (None, [])
-    assert found["dates"]
-    for probe in found["probes"]:
-        for layer in probe["chosen"]:
-            assert found["dates"][layer] == probe["epoch"] + 1
-            assert probe["promised"][layer] > probe["delivered"]
-    assert {name: switch["epoch"] for switch in found["switches"] for name in switch["layers"]} == found["dates"]
-    idle = small_parent()
-    scheduled(tmp_path / "idle", idle, epochs=3, **{**LEARNED, "optim": {"gate_lr": 0.0}})
-    assert schedule_of(tmp_path / "idle")["dates"] == {}, "gates that do not move promise nothing"
-    assert not any(isinstance(layer, GPSA) for layer in idle.modules())
 
 
 def test_a_state_holds_the_network_as_it_is_and_belongs_to_its_plan(ctrl_c: CtrlC, tmp_path: Path) -> None:

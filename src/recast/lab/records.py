@@ -1,7 +1,7 @@
 """What a run writes down, one definition for those who write and those who read it; `recast.tables` has the CSV.
 
 metrics.jsonl           Epoch, one a line
-schedule.json           Switching, with a Switch for every swap and a Probe for every look at the gates
+schedule.json           Switching, with a Switch for every swap
 evaluation.json         Evaluation, with a Provenance for every suite
 rows.csv                Row                     differences.csv     Difference
 analysis/fourier.csv    FourierLine             analysis/heads.csv  HeadLine
@@ -89,20 +89,6 @@ class Switch:
     """None: not measured yet."""
 
 
-@dataclass
-class GateProbe:
-    """What a learned schedule compared after an epoch, as falls of the training loss in one epoch."""
-
-    epoch: int
-    train_loss: float | None
-    delivered: float | None
-    """By how much the training loss fell in this epoch; None where the one before was not measured."""
-    promised: dict[str, float]
-    """Layer that is a convolution → fall of the loss that its gates promise for an epoch."""
-    chosen: list[str]
-    """The layers that become attention next."""
-
-
 SWITCHING_VERSION = 1
 """Of schedule.json."""
 
@@ -112,12 +98,10 @@ class Switching:
     """A schedule and what came of it. Epochs count from 1; a date is the first epoch in which a layer is attention."""
 
     schedule: Schedule
-    """As far as it is decided."""
     epochs: int
     """Of the whole training."""
     switches: list[Switch]
     """Those that have happened."""
-    probes: list[GateProbe]
 
     def to_dict(self) -> dict[str, Any]:
         """The content of schedule.json: the schedule's fields stand beside the others."""

@@ -27,7 +27,7 @@ NOTHING = Cost(0, 0, 0)
 GEOMETRY = tuple(entry.name for entry in fields(Geometry))
 
 
-NO_NAMES = ("all", "auto", "last_stage", "none")
+NO_NAMES = ("all", "last_stage", "none")
 """Words for layers that name none."""
 
 

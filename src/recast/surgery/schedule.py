@@ -7,7 +7,7 @@ Epochs count from 1. A layer's date is the first epoch that it is attention in; 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from recast.surgery.plan import Plan
 
 
-Order = Literal["last_first", "first_first", "learned"]
+Order = Literal["last_first", "first_first"]
 
 
 @checked
 class Schedule:
     """Dates at which the steps of a plan become attention. Immutable.
 
-    Made by `at_once`, `progressive`, `listed` and `learned`, each from a plan.
+    Made by `at_once`, `progressive` and `listed`, each from a plan.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1))
@@ -39,9 +39,7 @@ class Schedule:
     layers: tuple[str, ...]
     """The plan's steps, in the network's order."""
     dates: Mapping[str, int] = field(default_factory=dict)
-    """Layer → first epoch as attention, from 1. A layer without a date stays a convolution (so far)."""
-    slots: tuple[int, ...] = ()
-    """Dates that have no layer yet, ascending: training decides which (`order="learned"`)."""
+    """Layer → first epoch as attention, from 1. A layer without a date stays a convolution."""
 
     @classmethod
     def at_once(cls, plan: Plan, epoch: int) -> Schedule:
@@ -58,19 +56,15 @@ class Schedule:
 
         Layer l = 1 … L of the plan is a convolution while t ≤ T·(1 − l/(L+1)), t = 1 … T = `epochs`: the last layer
         becomes attention first, after T/(L+1) epochs. Compared as whole numbers, t·(L+1) ≤ T·(L+1−l), so that no date
-        depends on rounding. `order="first_first"` begins with the first layer instead; with "learned" training decides
-        at each of these dates which layer it is (`decided`).
+        depends on rounding. `order="first_first"` begins with the first layer instead.
         """
         convert(Order, order, "order")
         convert(Count, epochs, "epochs")
         layers = _layers(plan)
         last = len(layers) + 1
         dates = [epochs * (last - number) // last + 1 for number in range(1, last)]
-        if order == "learned":
-            return cls("progressive", layers, slots=tuple(sorted(dates)))
-        return cls(
-            "progressive", layers, dict(zip(layers if order == "last_first" else layers[::-1], dates, strict=True))
-        )
+        dated = layers if order == "last_first" else layers[::-1]
+        return cls("progressive", layers, dict(zip(dated, dates, strict=True)))
 
     @classmethod
     def listed(cls, plan: Plan, dates: Mapping[int, Sequence[str]], *, name: str = "listed") -> Schedule:
@@ -95,23 +89,9 @@ class Schedule:
                         raise RecastError(f"{layer} has two dates, epoch {epochs[layer]} and {epoch}: keep one")
         return cls(name, layers, epochs)
 
-    @classmethod
-    def learned(cls, plan: Plan) -> Schedule:
-        """Start without dates: training adds them (`decided`) from measurements (`recast.lab.training.switches`)."""
-        return cls("learned", _layers(plan))
-
     def due(self, epoch: int) -> tuple[str, ...]:
         """Return the layers that become attention before `epoch` (from 1), in the network's order."""
         return tuple(layer for layer in self.layers if self.dates.get(layer) == epoch)
-
-    def decided(self, layer: str, epoch: int) -> Schedule:
-        """Return the schedule with one more date, which takes a slot of that epoch if there is one."""
-        if layer not in self.layers or layer in self.dates:
-            raise RecastError(f"{layer} does not wait for a date; waiting: {', '.join(self.waiting()) or 'none'}")
-        slots = list(self.slots)
-        if epoch in slots:
-            slots.remove(epoch)
-        return replace(self, dates={**self.dates, layer: epoch}, slots=tuple(slots))
 
     def waiting(self) -> tuple[str, ...]:
         """Return the layers without a date."""
@@ -119,7 +99,7 @@ class Schedule:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able fields."""
-        return {"name": self.name, "layers": list(self.layers), "dates": dict(self.dates), "slots": list(self.slots)}
+        return {"name": self.name, "layers": list(self.layers), "dates": dict(self.dates)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Schedule:
@@ -128,17 +108,12 @@ class Schedule:
 
     def __str__(self) -> str:
         """Every layer with its date, in the order of the dates."""
-        if self.name == "learned" and not self.dates:
-            return f"schedule: learned, dates are decided after every epoch for {len(self.layers)} layers"
         width = max(map(len, self.layers), default=0)
         lines = [
             f"  {layer:<{width}}  attention from epoch {date}" + (" (the start)" if date == 1 else "")
             for layer, date in sorted(self.dates.items(), key=lambda item: item[1])
         ]
-        if self.slots:
-            lines += [f"  {'(the gates decide)':<{width}}  attention from epoch {date}" for date in self.slots]
-        else:
-            lines += [f"  {layer:<{width}}  stays a convolution" for layer in self.waiting()]
+        lines += [f"  {layer:<{width}}  stays a convolution" for layer in self.waiting()]
         return "\n".join([f"schedule: {self.name}", *lines])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,6 @@ EXAMPLES = """  recast explain runs/mine cat.jpg
   recast explain runs/mine val:17 val:18          (validation images of the run's own data)
   recast explain runs/mine                        (four of them, of different classes)
   recast explain runs/mine --neighbours           (the training images that are nearest to them)
-  recast explain runs/mine --serve                (drop an image on a page of this machine, and another)
   recast explain deit_tiny_patch16_224 cat.jpg --pretrained
   recast explain patchconvnet_s60_multi photos/ --checkpoint s60_multi.pth --out maps.png
   recast explain torchvision:resnet50 cat.jpg --checkpoint FILE --classes names.txt --num-classes 37
@@ -51,11 +49,6 @@ def explain(
     """
     asked = options.over({"subject": subject, "images": list(images)})
     size = None if asked.img_size is None else parse_size(asked.img_size, "--img-size")
-    if asked.serve:
-        _check_serve(asked, output)
-        return _serve(asked, size, trust)
-    if asked.port is not None:
-        raise RecastError("--port requires --serve")
     if asked.neighbours:
         return _neighbours(asked, size, trust, output)
     from recast.lab.explain.pages import explain_pages  # needs torch, which the help does without
@@ -74,32 +67,6 @@ def explain(
 
 
 COMMAND = Command(explain, "RUN|MODEL [IMAGE…] [options]", EXAMPLES)
-
-
-def _check_serve(options: ExplainOptions, output: Output) -> None:
-    used = {"--out": options.out, "--json": output.as_json, "--neighbours": options.neighbours}
-    if excess := [name for name, value in used.items() if value] + options.images:
-        raise RecastError(f"--serve takes its images in the browser and writes no file: drop {excess[0]}")
-
-
-def _serve(options: ExplainOptions, size: tuple[int, int] | None, trust: bool) -> int:
-    from recast.lab.explain.pages import check_subject, open_subject
-    from recast.lab.explain.serve import PORT, Server, serve
-
-    check_subject(options, size)
-    port = PORT if options.port is None else options.port
-    for name in ("SIGTERM", "SIGHUP"):  # end as Ctrl-C does: uploads are temporary files
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.default_int_handler)
-    with trusting(options.subject, trust=trust), Server(port) as server:
-        server.subject, server.layer = open_subject(options, size, kept=False), options.layer
-        server.name = Path(options.subject).resolve().name if Path(options.subject).exists() else options.subject
-        print(f"page: {server.address} (Ctrl-C ends it)", flush=True)
-        for note in server.subject.notes:
-            print(f"note: {note}", file=sys.stderr)
-        serve(server)
-    print("ended")
-    return 0
 
 
 def _neighbours(options: ExplainOptions, size: tuple[int, int] | None, trust: bool, output: Output) -> int:

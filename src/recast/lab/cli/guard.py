@@ -23,12 +23,12 @@ class Stream:
         self.failed: OSError | None = None
         self.result: Stream = self
         self.is_muted = False
+        self.shows_bars = stream.isatty() and stream is sys.__stderr__
 
     def write(self, text: str) -> int:
         """Write text; on stderr, a terminal gets the escapes of progress bars."""
         if not self.is_muted:
-            is_bar = self.stream is sys.__stderr__ and bool(self.stream.isatty())
-            self._try(self.stream.write, text if is_bar else printable(text, keep="\t\n\r"))
+            self._try(self.stream.write, text if self.shows_bars else printable(text, keep="\t\n\r"))
         return len(text)
 
     def flush(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from recast.config import Classes, Config, Count, CropShare, FilePath, Port, Positive, Probability, Rare, Words
+from recast.config import Classes, Config, Count, CropShare, FilePath, Positive, Probability, Rare, Words
 from recast.lab.config.evaluation import Size
 
 
@@ -25,10 +25,6 @@ class ExplainOptions(Config):
     one output, else softmax."""
     neighbours: bool = False
     """Show the ten nearest training images of a run instead."""
-    serve: bool = False
-    """Serve a page on this machine alone that takes one image after the other; Ctrl-C ends it."""
-    port: Port | None = None
-    """Port of --serve, 0 for a free one. None: 8765."""
     img_size: Size | None = None
     """Size, 224, or 224x160 (height x width). None: the network's own."""
     num_images: Count = 16

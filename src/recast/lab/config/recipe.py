@@ -136,8 +136,8 @@ class Recipe(Config):
     task: TaskConfig = ClassifyConfig()
     papers: Annotated[dict[str, PaperConfig], Sections(PAPERS)] = {}  # noqa: RUF012
     where: Words = ["last_stage"]  # noqa: RUF012  pydantic copies it
-    """Layers to recast: last_stage, all, stage:N, names, globs, re:REGEX. auto: what training images rank best
-    within the budget. none: no convolution; with the network's own pooling (pool.kind none) the network is trained."""
+    """Layers to recast: last_stage, all, stage:N, names, globs, re:REGEX. none: no convolution; with the
+    network's own pooling (pool.kind none) the network is trained."""
     budget: str = "tokens=1024"
     """Limits: tokens=N of a layer, macs=, params=, memory= of all (1.3x, 5G, 64MiB)."""
     epochs: CountOrZero = 5
@@ -229,8 +229,6 @@ class Recipe(Config):
             raise clash(f"`schedule.conv_epochs` must be below `epochs` ({self.epochs}), got {schedule.conv_epochs}")
         if isinstance(schedule, Listed) and not all(1 <= date <= self.epochs for date in schedule.by_epoch):
             raise clash(f"`schedule.dates` must lie in epochs 1 to {self.epochs}")
-        if schedule.is_learned and self.recast.stride != "keep":
-            raise clash("a learned `schedule.kind` requires `recast.stride` keep, where the recast is exact")
         if self.optim.gate_l1 and gate != "linear":
             raise clash(f"`optim.gate_l1` requires `recast.gate` linear, got {gate}")
         if (freeze := self.regularization.freeze) in ("trunk", "all_but_batch_norm") and self.has_layers:

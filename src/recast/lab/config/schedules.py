@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from recast.surgery.plan import Plan
     from recast.surgery.schedule import Schedule
 
-Order = Literal["last_first", "first_first", "learned"]
+Order = Literal["last_first", "first_first"]
 
 
 def _dates(words: list[str]) -> list[str]:
@@ -29,21 +29,15 @@ class ScheduleConfig(OneOf):
 
     default: ClassVar[str] = "before"
 
-    kind: Literal["before", "never", "at_once", "progressive", "listed", "learned"]
+    kind: Literal["before", "never", "at_once", "progressive", "listed"]
     """When convolutions become attention. before: before training (T-CNN). never: the layers stay convolutions, only
     recast.stride acts on them. at_once: all layers after conv_epochs epochs (T-CNN*). progressive: one layer after the
-    other at equal distances (PRS). listed: on given dates. learned: when the gates promise more than the convolutions
-    gain."""
+    other at equal distances (PRS). listed: on given dates."""
 
     @property
     def is_during(self) -> bool:
         """True if layers become attention while the network trains."""
         return True
-
-    @property
-    def is_learned(self) -> bool:
-        """True if gates are measured while the network trains."""
-        return False
 
     @property
     def start(self) -> Before:
@@ -108,13 +102,7 @@ class Progressive(ScheduleConfig):
 
     kind: Literal["progressive"] = "progressive"
     order: Order = "last_first"
-    """Layer that becomes attention first. PRS begins with the last. learned: at every date the one whose gates promise
-    most."""
-
-    @property
-    def is_learned(self) -> bool:
-        """True if gates are measured while the network trains."""
-        return self.order == "learned"
+    """Layer that becomes attention first. PRS begins with the last."""
 
     def dated(self, plan: Plan, epochs: int) -> Schedule:
         """Return the dates of the layers of a plan in so many epochs."""
@@ -145,20 +133,3 @@ class Listed(ScheduleConfig):
         from recast.surgery.schedule import Schedule
 
         return Schedule.listed(plan, self.by_epoch)
-
-
-class Learned(ScheduleConfig):
-    """When the gates promise more than the convolutions gain (experimental)."""
-
-    kind: Literal["learned"] = "learned"
-
-    @property
-    def is_learned(self) -> bool:
-        """True if gates are measured while the network trains."""
-        return True
-
-    def dated(self, plan: Plan, epochs: int) -> Schedule:
-        """Return a schedule without dates."""
-        from recast.surgery.schedule import Schedule
-
-        return Schedule.learned(plan)

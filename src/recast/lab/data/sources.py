@@ -74,15 +74,6 @@ def labelled_images(
     return data.normalised(images, device), labels.to(device)
 
 
-def class_images(
-    data: Data, count: int, seed: int, bad_image: Literal["stop", "skip"], device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Return `labelled_images` with one class each. Raises RecastError for data of another task."""
-    if not data.task.counts_images:
-        raise RecastError(f"ranking requires images with one class each, but {data.name} is for {data.task.title}")
-    return labelled_images(data, count, seed, bad_image, device)
-
-
 FINE = LabelsConfig()
 """The labels of the data set itself."""
 

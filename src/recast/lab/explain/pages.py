@@ -100,9 +100,9 @@ def check_subject(options: ExplainOptions, size: tuple[int, int] | None) -> bool
     return True
 
 
-def open_subject(options: ExplainOptions, size: tuple[int, int] | None, *, kept: bool = True) -> Subject:
-    """Open the run or network of `options`. `kept`: show earlier epochs of a run too, each loaded when needed."""
-    return _open_run(options, size, kept) if names_a_run(options.subject) else _open_model(options, size)
+def open_subject(options: ExplainOptions, size: tuple[int, int] | None) -> Subject:
+    """Open the run or network of `options`."""
+    return _open_run(options, size) if names_a_run(options.subject) else _open_model(options, size)
 
 
 def _name(subject: str) -> str:
@@ -171,11 +171,11 @@ def num_outputs(model: nn.Module) -> int | None:
     return outputs if isinstance(outputs, int) else None
 
 
-def _open_run(options: ExplainOptions, size: tuple[int, int] | None, kept: bool) -> Subject:
+def _open_run(options: ExplainOptions, size: tuple[int, int] | None) -> Subject:
     """Open the arms of a run. The default images are four validation images of different classes."""
     run = open_run(Path(options.subject))
     data, recipe = run.data, run.recipe
-    states, notes = kept_states(run) if kept else ({recipe.epochs: None}, [])
+    states, notes = kept_states(run)
     arms = {"recast": "Network"} if recipe.is_plain else {arm: ARMS[arm] for arm in ARMS if arm in run.models}
     rows = read_records(path, Row) if (path := run.folder / "rows.csv").is_file() else []
     if "parent" in arms and (reason := why_untaught(recipe, run.folder, len(data.classes), rows)):

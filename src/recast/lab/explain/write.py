@@ -58,11 +58,6 @@ def write_pages(
         raise RecastError(f"cannot write the {kind} {out}: {error.strerror}") from error
 
 
-def one_page(scene: Scene, layer: str | None = None) -> str:
-    """Return the HTML of a scene with one image."""
-    return _page(pack(scene, LIMIT, layer))
-
-
 def _write_several(scene: Scene, out: Path, limit: int, layer: str | None) -> list[Path]:
     """Write a page for every image, and the list of them."""
     folder = out.with_name(f"{out.stem}_files")
@@ -132,9 +127,9 @@ def _item(scene: Scene, picture: Picture, link: str) -> str:
     )
 
 
-def fill_page(template: str, title: str, styles: tuple[str, ...] = ("page.css",), **parts: str) -> str:
+def fill_page(template: str, title: str, **parts: str) -> str:
     """Return an HTML page: a template of assets/ inside shell.html. Placeholders in `parts` are not replaced."""
-    title, style = html.escape(title), "".join(map(_read, styles))
+    title, style = html.escape(title), _read("page.css")
     body = Template(_read(template)).substitute(title=title, **parts)
     return Template(_read("shell.html")).substitute(title=title, style=style, body=body)
 

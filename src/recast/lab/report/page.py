@@ -100,7 +100,7 @@ def run_figures(part: Part) -> list[Chart]:
         joined("severity", "Top-1, %, by severity", corruptions) if corruptions else None,
         *part["sweeps"],
         *part["training"],
-        *(part["switches"].get(name) for name in ("chart", "probes")),
+        part["switches"].get("chart"),
         *(panel.chart for panels in part["head_layers"].values() for panel in panels),
         *part["distances"],
         *part["fourier"],

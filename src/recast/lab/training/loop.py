@@ -31,7 +31,7 @@ from recast.lab.training.checkpoint import Position, State, newest_state, restor
 from recast.lab.training.distributed import Interrupted, Stopped, is_first, on_first, process_count
 from recast.lab.training.metrics import Journal, heads_of, read_metrics, validate
 from recast.lab.training.objective import Objective
-from recast.lab.training.optim import WarmupDecay, check_trainable, gate_rate, learning_rates, make_optimizer
+from recast.lab.training.optim import WarmupDecay, check_trainable, learning_rates, make_optimizer
 from recast.lab.training.prepare import some_images
 from recast.lab.training.regularization import prepare_, train_mode
 from recast.lab.training.step import Update
@@ -278,10 +278,9 @@ class _Loop:
         if not math.isfinite(loss):
             self._diverged(f"validation loss is {loss} after epoch {position.epoch}")
         lr, gate_lr = learning_rates(state.optimizer)
-        train_loss = position.loss_sum / self.batches if trained else None
         row = Epoch(
             epoch=position.epoch,
-            train_loss=train_loss,
+            train_loss=position.loss_sum / self.batches if trained else None,
             val_loss=loss,
             metrics=dict(zip(self.objective.task.validation, values, strict=True)),
             lr=lr if trained else None,
@@ -298,14 +297,6 @@ class _Loop:
         if recipe.keep_every is not None and position.epoch % recipe.keep_every == 0:
             # before the state: a run that goes on from an earlier one writes the same file again
             self._write_weights(state.evaluated, f"checkpoints/epoch-{position.epoch:04d}.safetensors")
-        if (switches := state.switches) is not None:
-            rate = gate_rate(recipe.optim, recipe.data.batch_size) * self.rates.factor(position.epoch * self.batches)
-            state.switches = on_first(
-                lambda: switches.decided(
-                    state.model, self.data, recipe, self.objective.labels, train_loss, position.epoch,
-                    rate * self.batches,
-                )
-            )  # fmt: skip
         self._write_schedule()
         state.position = Position(epoch=position.epoch + 1)
         self._save()

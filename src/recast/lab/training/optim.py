@@ -34,7 +34,7 @@ from recast.errors import RecastError, first_line, suggest
 from recast.lab.config import OptimConfig, Recipe
 from recast.lab.device import choose_device
 from recast.layers.gpsa import gpsa_layers
-from recast.surgery.parameters import LINEAR_GATE_LR_RATIO, param_groups
+from recast.surgery.parameters import param_groups
 
 RATES = {
     "gates": "gates", "sigmoid_gates": "gates", "pool_decay": "pool", "pool_no_decay": "pool", "queries_keys": "keys"
@@ -81,11 +81,6 @@ def optimizer_options(config: OptimConfig) -> dict[str, Any]:
 def peak_lr(config: OptimConfig, batch_size: int) -> float:
     """Peak rate of the weights: lr, or lr × batch_size / base_batch for `batch_size` images an update."""
     return config.lr if config.base_batch is None else config.lr * batch_size / config.base_batch
-
-
-def gate_rate(config: OptimConfig, batch_size: int) -> float:
-    """Peak rate of the linear gates: gate_lr, or 50 × that of the weights."""
-    return peak_lr(config, batch_size) * LINEAR_GATE_LR_RATIO if config.gate_lr is None else config.gate_lr
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig, batch_size: int) -> Optimizer:

@@ -20,9 +20,7 @@ from recast.lab.data import Data, Loader, load_data
 from recast.lab.data.datasets import IMAGENET, ImageFiles, LabelledImages
 from recast.lab.data.fingerprint import FINGERPRINT
 from recast.lab.data.seeding import mix_seed, seeded
-from recast.lab.data.sources import class_images
 from recast.lab.device import check_memory, choose_device
-from recast.lab.experimental.ranking import plan_best
 from recast.lab.recipe import COARSE_FILE, PARENT_WEIGHTS, SEAL, changes, functions_of, load_recipe, may_change
 from recast.lab.tasks import task_of
 from recast.lab.training.distributed import process_count
@@ -33,7 +31,6 @@ from recast.models.config import ModelConfig
 from recast.models.names import split_name
 from recast.models.trust import follow_up
 from recast.reading import decode, read_bytes
-from recast.surgery.limits import Budget
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
 from recast.surgery.scales import batch_norms
@@ -53,17 +50,6 @@ BEFORE_STATES = {"checkpoints": "epoch-0000.safetensors", "tensorboard": "events
 
 WAKING_IMAGES = 512
 """Training images that queries and keys are taken from with query_key=images."""
-
-
-RANKED_IMAGES = 512
-"""Training images that layers are ranked on with where=auto."""
-
-NEW_HEAD = {
-    "parent": "task.teacher.kind=parent: the parent's classifier is a new one, which knows nothing of these "
-    "classes. Train it on them first (--where none), then give its weights as --checkpoint",
-    "where=auto": "layers are ranked by what a trained network's gates promise, and this classifier is new: train it "
-    "on these images first (--where none), then give its weights as --checkpoint",
-}
 
 SMALL = 2**25
 """Bytes of a batch of images below which memory is not looked at."""
@@ -142,8 +128,6 @@ def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
         raise RecastError(f"{out} holds no run to resume: it has no recipe.yaml")
     stored = load_recipe(out / "recipe.yaml", complete=True)
     filled = ("model.num_classes", "model.pretrained", "model.new_head", "data.mean", "data.std")
-    if _is_chosen_here(recipe):
-        recipe = recipe.replace(where=stored.where, budget=stored.budget)
     if recipe.data.img_size is None:
         recipe = recipe.replace(data=recipe.data.replace(img_size=stored.data.img_size))
     if changed := changes(stored, with_size(recipe), ignore=(*may_change(), *filled)):
@@ -192,8 +176,11 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
     parent = _parent(recipe, config, data)
     recipe, data, pixels = _with_norm(recipe, data, parent)
     is_new = _is_new(config, parent, data)
-    if is_new and (recipe.teacher.kind == "parent" or _is_chosen_here(recipe)):
-        raise RecastError(NEW_HEAD["parent" if recipe.teacher.kind == "parent" else "where=auto"])
+    if is_new and recipe.teacher.kind == "parent":
+        raise RecastError(
+            "task.teacher.kind=parent: the parent's classifier is a new one, which knows nothing of these classes. "
+            "Train it on them first (--where none), then give its weights as --checkpoint"
+        )
     example = torch.zeros(1, 3, data.img_size, data.img_size)
     _check_memory(parent, example, recipe)
     task.check_outputs(_outputs(parent, example, config.name), data, config.name)
@@ -203,9 +190,10 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
             "pool.kind=single"
         )
     _check_frozen(recipe, parent)
-    planned = None if recipe.is_plain else _plan(recipe, parent, data, example)
-    if planned is not None and _is_chosen_here(recipe):
-        recipe = recipe.replace(where=[step.name for step in planned.steps], budget="tokens=none")
+    planned = None
+    if not recipe.is_plain:
+        where = recipe.where[0] if len(recipe.where) == 1 else recipe.where
+        planned = plan(parent, example, recipe.recast, where=where, budget=recipe.budget, pool=recipe.pool)
     config = config.replace(num_classes=config.num_classes or len(data.classes))
     if keeps_parent := is_new and planned is not None and not resume:
         path = f"{(out / PARENT_WEIGHTS).resolve()}"
@@ -288,25 +276,6 @@ def _outputs(parent: nn.Module, example: torch.Tensor, name: str) -> Any:
             f"{name} cannot take images of {size}x{size} ({first_line(error)}): set data.img_size, or "
             f"model.input_size={size} for a network built for one size"
         ) from None
-
-
-def _is_chosen_here(recipe: Recipe) -> bool:
-    """Whether the recipe leaves the layers to a measurement: recipe.yaml of the run then names those that it found."""
-    return recipe.where == ["auto"]
-
-
-def _plan(recipe: Recipe, parent: nn.Module, data: Data, example: torch.Tensor) -> Plan:
-    limits = Budget.parse(recipe.budget)
-    if _is_chosen_here(recipe) and process_count() > 1:
-        raise RecastError(
-            f"{process_count()} processes would measure for themselves which layers to take: write the plan first, "
-            "recast plan … --out plan.json, and give it as --plan"
-        )
-    if not _is_chosen_here(recipe):
-        where = recipe.where[0] if len(recipe.where) == 1 else recipe.where
-        return plan(parent, example, recipe.recast, where=where, budget=limits, pool=recipe.pool)
-    images, labels = class_images(data, RANKED_IMAGES, recipe.seed, recipe.data.bad_image, torch.device("cpu"))
-    return plan_best(parent, images, labels, recipe.recast, limits, recipe.pool)[0]
 
 
 def _check_frozen(recipe: Recipe, parent: nn.Module) -> None:

@@ -1,1 +1,0 @@
-"""What is not shown to help yet."""
