@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.lab.evaluation.agreement import predict, tabulate_agreement
+from recast.lab.evaluation.agreement import predict
 from recast.lab.statistics import Agreement
-from recast.tables import read_table, write_table
 
 
 class Says(nn.Module):
@@ -43,23 +41,12 @@ def test_predictions_and_who_wins() -> None:
     assert (itself.same, itself.both_right, itself.won, itself.lost, itself.p_value) == (5, 2, (), (), 1.0)
 
 
-def test_the_table(tmp_path: Path) -> None:
-    table = tabulate_agreement({"parent": Says(0), "recast": Says(1)}, batches, ["ant", "b,ee", "cat"], list("vwxyz"))
-    path = write_table(tmp_path / "analysis", table)
-    assert path.read_text(encoding="utf-8").splitlines()[:3] == [
-        "index,image,label,parent,recast", '0,v,ant,ant,"b,ee"', '1,w,cat,"b,ee",cat',
-    ]  # fmt: skip
-    assert [row[4] for row in read_table(path).rows] == ["b,ee", "cat", "ant", "b,ee", "cat"]
-
-
 @pytest.mark.parametrize(
     ("call", "match"),
     [
         (lambda: predict({"a": Says(0)}, list), "no images"),
         (lambda: predict({"a": nn.Identity()}, batches), r"logits \(2, classes\), got \(2, 3, 2, 2\)"),
         (lambda: predict({"a": nn.Sequential(nn.Flatten(), nn.LayerNorm(12, eps=0.0))}, batches), "NaN"),
-        (lambda: tabulate_agreement({"a": Says(0)}, batches, ["ant", "bee"], "vwxyz"), "class 2 has no name"),
-        (lambda: tabulate_agreement({"a": Says(0)}, batches, "abc", ["v", "w"]), "got 2"),
     ],
 )
 def test_mistakes_are_named(call: Callable[[], object], match: str) -> None:

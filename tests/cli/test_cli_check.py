@@ -13,7 +13,8 @@ def test_a_run_is_checked_against_its_own_parent(cli: Callable[..., Any], shared
     assert found["parent"]["holds"] is True
     assert "recorded: bitwise equal; same prediction on 20 of 20 images" in found["same function"]["told"]
     assert found["saved weights"]["holds"] is None  # it was trained
-    other = cli("check", shared / "run", "--parent", shared / "weights.safetensors")
+    words = ("--parent", "digits_resnet", "--checkpoint", shared / "weights.safetensors")
+    other = cli("check", shared / "run", *words)
     assert other.code == 0
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import pytest
-from cyclopts import Parameter
 
 import recast.lab.training.run as training
 from recast.config import Count
@@ -153,7 +150,7 @@ def test_options_lie_over_a_recipe(trained: Callable[..., Recipe], tmp_path: Pat
         ("verify digits_resnet --seed 1.5", "--seed, 1.5"),
         ("export x --to onx", "--to, onnx, torch"),
         ("report", "RUN"),
-        ("report x --img-size 3", "--img-size, --compare"),
+        ("evaluate x --img-size 3", "--img-size, two files"),
         ("fold x --tol -1", "--tol, 0"),
         ("evaluate x --sizes 16", "--sizes, --suite resolution"),
         ("evaluate x --suite resolution --sizes 16y", "--sizes"),
@@ -211,7 +208,7 @@ def test_a_typed_function_is_a_command() -> None:
         *more: str,
         most: Count = 3,
         by: Literal["a", "b"] | None = None,
-        output: Annotated[Compute, Parameter(name="*")],
+        output: Compute,
         line: Line,
     ) -> int:
         """Count.
@@ -245,30 +242,3 @@ def test_the_command_takes_a_number_of_threads(cli: Cli, monkeypatch: pytest.Mon
     cli("plan", "digits_resnet", "--num-classes", "10", "--img-size", "16", "--threads", "3")
     cli("report", "nowhere")
     assert numbers == [3]
-
-
-@pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed")
-def test_tab_completes(tmp_path: Path) -> None:
-    """In a shell, with the script that the command installs."""
-    command = tmp_path / "recast"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m recast "$@"\n')
-    command.chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    env = os.environ | {"HOME": str(tmp_path), "SHELL": shutil.which("bash") or "", "PATH": path}
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(words, env=env, capture_output=True, text=True)
-
-    done = run("recast", "--install-completion")
-    assert done.returncode == 0, done.stderr
-    (script,) = (tmp_path / ".local").rglob("recast")
-    completed = {
-        "e": "evaluate",
-        "train finetune --gate-": "--gate-l1",
-        "plan resnet18 --query-key ": "similar",
-        "train tcnn_st": "tcnn_star_100",
-    }
-    for line, word in completed.items():
-        *words, begun = line.split(" ")
-        ask = f"COMP_WORDS=(recast {' '.join(words)} {begun!r}); COMP_CWORD={len(words) + 1}; _recast"
-        assert word in run("bash", "-c", f"source {script}; {ask}; echo ${{COMPREPLY[*]}}").stdout.split(), line

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from recast.lab.data import Data
 from recast.lab.data.datasets import ImageFiles
 from recast.lab.data.images import resize_to, to_bytes
 from recast.lab.evaluation import PixelModel, evaluate
-from recast.lab.evaluation.accuracy import RADII, default_sizes, keep_frequencies
+from recast.lab.evaluation.accuracy import default_sizes
 from recast.lab.evaluation.derived_images import ResizedImages
 
 Score = Callable[..., dict[str, Any]]
@@ -146,24 +145,3 @@ def test_sizes() -> None:
             parse_size(wrong)
     assert default_sizes(224) == ((128, 128), (160, 160), (224, 224), (288, 288), (320, 320))
     assert default_sizes(3) == ((3, 3), (4, 4))
-
-
-@pytest.mark.parametrize("size", [(16, 16), (16, 24), (15, 9)])
-@pytest.mark.parametrize("cycles", [(1, 0), (0, 2), (-3, 1), (0, 4)])
-def test_waves_pass_by_their_true_frequency(size: tuple[int, int], cycles: tuple[int, int]) -> None:
-    i, j = torch.arange(size[0])[:, None] / size[0], torch.arange(size[1]) / size[1]
-    x = 0.5 + 0.4 * torch.cos(2 * math.pi * (cycles[0] * i + cycles[1] * j))[None, None]
-    frequency = math.hypot(2 * cycles[0] / size[0], 2 * cycles[1] / size[1])
-    grey = torch.full_like(x, 0.5)
-    for radius, passes in ((frequency - 0.01, False), (frequency, True), (frequency + 0.01, True)):
-        assert torch.allclose(keep_frequencies(x, "low", radius), x if passes else grey, atol=1e-5)
-        assert torch.allclose(keep_frequencies(x, "high", radius), grey if passes else x, atol=1e-5)
-
-
-def test_frequency(digits: Data, trained: nn.Module, score: Score) -> None:
-    found = score("frequency", trained, digits)
-    assert list(found) == [f"{band}@{radius:g}" for band in ("low", "high") for radius in RADII]
-    images, labels = digits.val.batch(range(50))
-    model = PixelModel(trained, digits.mean, digits.std)
-    expected = model(keep_frequencies(images, "low", 0.5)).argmax(1) == labels
-    assert found["low@0.5"][:, 0].tolist() == expected.float().tolist()

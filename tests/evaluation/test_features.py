@@ -1,4 +1,4 @@
-"""Suites on features: nearest neighbours, the linear classifier, retrieval, separability and t-SNE."""
+"""Suites on features: nearest neighbours and retrieval."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import timm
 import torch
-from sklearn.decomposition import PCA
-from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor, nn
@@ -26,17 +24,15 @@ from recast.lab.config.evaluation import Options
 from recast.lab.data import Data
 from recast.lab.data.coarse import Coarse
 from recast.lab.evaluation import PixelModel, evaluate, retrieval
-from recast.lab.evaluation.knn import TEMPERATURE, choose_probe, features, fit_probe, nearest, vote
-from recast.lab.evaluation.retrieval import Above, choose_k, energy, halves_accuracy, random_halves, rankings
+from recast.lab.evaluation.knn import TEMPERATURE, features, nearest, posterior
+from recast.lab.evaluation.retrieval import choose_k, rankings
 from recast.lab.evaluation.run_folder import evaluate_run
-from recast.lab.evaluation.runner import open_context
 from recast.lab.training.run import train
 from recast.models.config import ModelConfig
 from recast.papers.grafit.config import EmbedConfig, Projector
 from recast.papers.grafit.head import add_embedding_, embedding_head
 
 BANK = torch.tensor([(1, 0), (0.8, 0.6), (0, 1), (-0.6, 0.8)], dtype=torch.float64)
-LABELS = torch.tensor([0, 0, 1, 1])
 QUERY = F.normalize(torch.tensor([[1.0, 0.5]], dtype=torch.float64), dim=1)
 
 
@@ -47,8 +43,8 @@ def unit(count: int, width: int, seed: int) -> Tensor:
 def test_votes_are_those_of_scikit_learn() -> None:
     queries, bank = unit(40, 5, 0), unit(300, 5, 1)
     labels = torch.randint(4, (300,), generator=torch.Generator().manual_seed(2))
-    values, where = nearest(queries, bank, 20, chunk=70)
-    votes = vote(values, labels[where], (1, 5, 20), 4)
+    values, where = nearest(queries, bank, 20)
+    votes = {k: posterior(values[:, :k], labels[where[:, :k]], 4, TEMPERATURE).argmax(1) for k in (1, 5, 20)}
     assert votes[1].equal(labels[where[:, 0]])
     weights = lambda distances: np.exp((1 - distances) / TEMPERATURE)  # noqa: E731
     for k in (5, 20):
@@ -110,50 +106,31 @@ def test_knn(
     own = digits.train.labels[(queries @ bank.T).argmax(1)] == digits.val.labels
     assert found["top1@1"][:, 0].tolist() == own.float().tolist()
     near = (queries @ bank.T).topk(5, dim=1)
-    voted = vote(near.values, digits.train.labels[near.indices], (5,), 10)[5] == digits.val.labels
+    voted = posterior(near.values, digits.train.labels[near.indices], 10, TEMPERATURE).argmax(1) == digits.val.labels
     assert found["top1@5"][:, 0].tolist() == voted.float().tolist()
     parts = score("knn", model, augmented, 13, neighbours=(1, 5))
     assert all((values == found[metric]).all() for metric, values in parts.items())
 
 
-def test_the_linear_classifier_is_that_of_scikit_learn() -> None:
-    x, labels = unit(60, 5, 0).double() * 5**0.5, torch.randint(3, (60,), generator=torch.Generator().manual_seed(1))
-    ours, theirs = fit_probe(x, labels, 3, 0.01), LogisticRegression(C=1 / (0.01 * 60), tol=1e-10).fit(x, labels)
-    np.testing.assert_allclose(ours(x).softmax(1).numpy(), theirs.predict_proba(x), atol=1e-4)
-
-
-def test_weight_decay_is_chosen_on_held_out_images(digits: Data, score: Callable[..., Any], spy: Any) -> None:
-    """Of noise without any signal nothing is learnt: the largest decay is as good as any."""
-    noise, labels = unit(400, 5, 0), torch.arange(400) % 2
-    assert choose_probe(noise, torch.zeros_like(labels), 2)[1] == 0.1
-    probe, _ = choose_probe(F.normalize(noise + 3 * torch.eye(5)[labels], dim=1), labels, 2)
-    assert (probe(F.normalize(torch.eye(5)[:2], dim=1)).argmax(1) == torch.arange(2)).all()
-    with pytest.raises(RecastError, match=r"weight decay on held-out .*every class has a single one"):
-        choose_probe(noise[:3], torch.arange(3), 3)
-    found = score("linear", spy().eval(), digits, 50)
-    assert list(found) == ["top1", "weight_decay"]
-    assert found["top1"].mean() > 0.5
-
-
 def test_rankings_by_hand() -> None:
-    coarse = Above(torch.tensor([1]), LABELS, torch.tensor([[0.9, 0.1]], dtype=torch.float64))
+    same = torch.tensor([[False, False, True, True]])
+    coarse = torch.tensor([[0.9, 0.9, 0.1, 0.1]], dtype=torch.float64), same
     found = dict(rankings(QUERY @ BANK.T, coarse))
     expected = [3.0916517684, 3.1810944874, -1.7500109818, -2.3761100155]
     assert found["map/conditioned"][0].tolist() == pytest.approx(expected, abs=1e-10)
     assert found["map/oracle"][0].argsort(descending=True).tolist() == [2, 3, 1, 0]
-    sure = coarse._replace(posterior=torch.tensor([[1.0, 0.0]]))
+    sure = torch.tensor([[1.0, 1.0, 0.0, 0.0]]), same
     assert dict(rankings(QUERY @ BANK.T, sure))["map/conditioned"].isfinite().all()
     assert list(dict(rankings(QUERY @ BANK.T, None))) == ["map"]
 
 
-def test_k_is_the_one_that_classifies_held_out_images_best() -> None:
+def test_k_is_the_one_that_classifies_held_out_images_best(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rare images in the middle of frequent ones: few neighbours are right, many are not."""
     angle = torch.cat([torch.linspace(0, 1, 40), torch.linspace(0.49, 0.51, 12)])
     bank, labels = torch.stack([angle.cos(), angle.sin()], 1), torch.tensor([0] * 40 + [1] * 12)
-    assert choose_k(bank, labels, 2, (3, 40)) == 3
-    assert choose_k(bank, torch.zeros(52, dtype=torch.long), 2, (40, 3)) == 40  # the first of equals
-    with pytest.raises(RecastError, match=r"k from 60, 70 nearest images, .* has 47; use more"):
-        choose_k(bank, labels, 2, (60, 70))
+    for possible, target, k in (((3, 40), labels, 3), ((40, 3), torch.zeros_like(labels), 40), ((60,), labels, 47)):
+        monkeypatch.setattr(retrieval, "NEIGHBOURS", possible)
+        assert choose_k(bank, target, 2) == k
 
 
 @pytest.mark.parametrize("pairs", [1, 2**22])
@@ -180,7 +157,7 @@ def test_retrieval(
     np.testing.assert_allclose(found["map/oracle"][:, 0], within, rtol=1e-5)
     k = int(found["neighbours"][0, 0])
     near = nearest(queries, bank, k)
-    voted = vote(near[0], digits.train.labels[near[1]], (k,), 10, 0.05)[k]
+    voted = posterior(near[0], digits.train.labels[near[1]], 10, 0.05).argmax(1)
     assert found["top1"][:, 0].tolist() == (voted == digits.val.labels).float().tolist()
 
 
@@ -232,42 +209,3 @@ def test_a_run_is_measured_with_fine_labels(run: Path) -> None:
     assert coarse["recast", "retrieval", "top1"] > rows["recast", "retrieval", "top1"]
     with pytest.raises(RecastError, match="labels=fine"):
         evaluate_run(run, ["clean"], device="cpu", progress=False, options=Options(labels="fine"))
-
-
-def test_conditioning_multiplies_what_is_said_of_half_and_class() -> None:
-    x = F.normalize(torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), dim=1)
-    labels = torch.arange(60) % 3
-    halves = 2 * labels + random_halves(labels, 0)
-    of_half, of_class = (fit_probe(2 * x, y, n, 1e-4)(2 * x).softmax(1) for y, n in ((halves, 6), (labels, 3)))
-    said = [max(range(6), key=lambda k: float(of_half[i, k] * of_class[i, k // 2])) for i in range(60)]
-    right = (torch.tensor(said) == halves).float().mean()
-    assert halves_accuracy(x, labels, 0) == pytest.approx(
-        (float((of_half.argmax(1) == halves).float().mean()), float(right))
-    )
-    assert 1 / 6 < right < 1
-
-
-def test_energy_is_that_of_scikit_learn() -> None:
-    x = torch.randn(50, 6, generator=torch.Generator().manual_seed(0)) * torch.tensor([9.0, 5, 3, 1, 1, 0.1]) + 4
-    np.testing.assert_allclose(energy(x), PCA().fit(x.double()).explained_variance_ratio_.cumsum(), rtol=1e-6)
-
-
-def test_separability(digits: Data, spy: Any) -> None:
-    rows = {row.metric: row.value for row in evaluate(spy().eval(), "separability", digits, progress=False)}
-    energies = [value for metric, value in rows.items() if metric.startswith("energy@")]
-    assert energies == sorted(energies)
-    assert 50 <= rows["halves/conditioned"] <= 100
-    assert energies[-1] <= 100 + 1e-9
-    assert rows["halves"] <= rows["halves/conditioned"]
-
-
-def test_tsne_puts_images_of_alike_features_side_by_side(digits: Data) -> None:
-    pixels = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 10)).eval()
-    context = open_context({"model": pixels}, digits, options=Options(num_images=50))
-    table = retrieval.tabulate_tsne(context)
-    assert table.columns == ("model", "image", "label", "x", "y")
-    assert table == retrieval.tabulate_tsne(context)
-    places = torch.tensor([row[3:] for row in table.rows], dtype=torch.double)
-    labels = torch.tensor([row[2] for row in table.rows])
-    nearest_one = (torch.cdist(places, places) + 1e9 * torch.eye(len(places))).argmin(1)
-    assert (labels[nearest_one] == labels).double().mean() > 0.7  # of ten classes

@@ -20,7 +20,7 @@ plan nowhere.module:net | plan torch.nn:Nothing | plan digits_resnet extra | pla
 plan digits_resnet --img-size 16x | plan digits_resnet --img-size 0 | plan digits_resnet --img-size 16x16x16
 plan cifar_resnet20 --checkpoint weights.safetensors | train --resume run --out x | train --resume empty
 train --resume nowhere | evaluate nowhere | evaluate empty | evaluate run empty | report nowhere | report empty
-report run run | quickstart --out notes.txt | quickstart --out run | quickstart --resume --out empty
+report run run | quickstart --out notes.txt | quickstart --out run
 quickstart --seed one | quickstart --epochs 1""",
     SMALL: """
 --where layer9 | --where stage:7 | --where re:[ | --where | --where none | --budget tokens=3 | --budget macs=fast

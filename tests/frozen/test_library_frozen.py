@@ -1,4 +1,4 @@
-"""What the library gave before: recipes, plans, comparisons, layers, saved files, a training that goes on.
+"""What the library gave before: plans, comparisons, layers, saved files, a training that goes on.
 
 `python tests/frozen/write_library.py [ITEM …]` writes the files anew, where a change is meant to move them.
 """
@@ -32,11 +32,6 @@ def check(expected: Any, got: Any, tolerance: float = 0.0) -> None:
     """Fail with the first place that differs."""
     difference = frozen.first_difference(expected, frozen.plain(got), tolerance)
     assert difference is None, difference
-
-
-@pytest.mark.parametrize("file", ["recipes"])
-def test_a_file_is_the_one_in_git(file: str) -> None:
-    check(frozen.read(file), frozen.WHOLE[file]())
 
 
 @pytest.mark.filterwarnings("default")

@@ -26,13 +26,10 @@ from torch import Tensor, nn
 import recast
 import recast.papers.networks  # registers the networks of our own
 from recast import CMHSA, GPSA, Geometry, PoolConfig, RecastConfig
-from recast.lab.config import ClassifyConfig, DataConfig, Recipe, RegularizationConfig
-from recast.lab.recipe import recipe_to_dict
-from recast.lab.recipes import RECIPES
+from recast.lab.config import ClassifyConfig, RegularizationConfig
 from recast.lab.training.distributed import Interrupted
 from recast.lab.training.loop import fit
 from recast.layers.config import PAPERS_LAYER
-from recast.models.config import ModelConfig
 
 FOLDER = Path(__file__).parent
 GONE = "(none)"
@@ -129,16 +126,6 @@ def command(*argv: str) -> Any:
     if not out.strip():
         return {"exit_code": code, "error": " ".join(err.split())}
     return json.loads(out) | ({"exit_code": code} if code else {})
-
-
-# --- recipes -------------------------------------------------------------------------------------------------------
-
-
-def recipes() -> Any:
-    """A recipe of which nothing is said but what must be, and what every recipe changes of it."""
-    base = plain(recipe_to_dict(Recipe(ModelConfig("resnet50"), DataConfig("imagenet"))))
-    made = {name: plain(recipe_to_dict(entry.make())) for name, entry in RECIPES.items()}
-    return {"default": base, "recipes": {name: difference(base, recipe) for name, recipe in made.items()}}
 
 
 # --- plans ---------------------------------------------------------------------------------------------------------
@@ -600,7 +587,7 @@ EACH: dict[str, tuple[Iterable[str], Callable[[str], Any], float]] = {
 }
 """Files with an entry for every name: the names, what makes an entry, and how far its numbers may lie from those in git
 (errors of rounding are 0 there)."""
-WHOLE: dict[str, Callable[[], Any]] = {item.__name__: item for item in (recipes, saved, resume)}
+WHOLE: dict[str, Callable[[], Any]] = {item.__name__: item for item in (saved, resume)}
 
 if __name__ == "__main__":
     for file in sys.argv[1:] or (*WHOLE, *EACH):

@@ -24,7 +24,6 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 import recast
 import recast.papers.networks  # registers the networks
-from recast.lab.evaluation.accuracy import keep_frequencies
 from recast.lab.evaluation.attacks import pgd
 from recast.surgery.rules import convert
 
@@ -103,11 +102,10 @@ def passes(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> dict
 
 
 def suites(model: nn.Module) -> dict[str, Callable[[], None]]:
-    """Return attacks and filters of the evaluation."""
+    """Return attacks of the evaluation."""
     images, labels = torch.empty(2, 3, 64, 64, device=CARD), torch.zeros(2, dtype=torch.long, device=CARD)
     return {
         "PGD": lambda: check(pgd(model.eval(), images, labels, 4 / 255, steps=2)),
-        "frequency": lambda: check(keep_frequencies(images, "low", 10.0)),
     }
 
 

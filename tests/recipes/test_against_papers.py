@@ -3,13 +3,45 @@
 from __future__ import annotations
 
 import csv
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import recast.papers.patchconvnet.network  # noqa: F401  registers the networks with timm
 from recast.lab.recipes import RECIPES, make_recipe
 from recast.lab.training.optim import WarmupDecay
+
+DEIT = (
+    "task.auto_augment=rand-m9-mstd0.5-inc1 task.mixup=0.8 task.cutmix=1.0 task.label_smoothing=0.1 task.erasing=0.25 "
+    "augment.repeats=3 optim.warmup_epochs=5.0 optim.min_lr=1e-05 regularization.drop_path=0.1"
+)
+"""DeiT (Touvron et al. 2021), Table 9; T-CNN, PRS, CaiT and ResMLP refer to it."""
+VALUES = {
+    "deit_base": f"{DEIT} data.crop_pct=0.875 optim.base_batch=512 task.loss.kind=ce where=['none']",
+    "deit_base_distilled": f"{DEIT} task.teacher.targets.kind=hard task.teacher.teacher_model=regnety_160.deit_in1k",
+    "cait_s36": DEIT.replace("path=0.1", "path=0.2") + " data.crop_pct=1.0",
+    "resmlp_24": f"{DEIT} data.crop_pct=0.9 optim.weight_decay=0.2 optim.clip_grad=1.0",
+    "deit3_base": "task.auto_augment=3a augment.color_jitter=0.3 augment.repeats=3 task.mixup=0.8 task.cutmix=1.0 "
+    "task.erasing=0.0 task.label_smoothing=0.0 task.loss.kind=bce task.loss.bce_threshold=0.0 optim.clip_grad=1.0",
+    "rsb_a2": "task.auto_augment=rand-m7-mstd0.5-inc1 task.mixup=0.1 task.cutmix=1.0 task.loss.kind=bce "
+    "augment.repeats=3 data.crop_pct=0.95",
+    "patchconvnet_s60": "task.auto_augment=rand-m7-mstd0.5-inc1 task.mixup=0.8 task.cutmix=1.0 task.erasing=0.0 "
+    "task.label_smoothing=0.1 augment.repeats=3 optim.clip_grad=None regularization.ema_decay=None",
+    "tcnn": f"{DEIT} recast.gate=sigmoid recast.lambda_init=1.0 recast.alpha=1.0 recast.stride=remove "
+    "optim.gate_lr=0.1 recast.content_heads=all recast.project_values=True",
+    "prs_cmhsa3": f"{DEIT} recast.gate=bias schedule.kind=progressive schedule.order=last_first data.name=cifar100",
+    "grafit": "task.kind=embed task.projector.dim=256 task.projector.hidden=4096 task.projector.sigma=0.05 "
+    "task.projector.target_decay=0.996 task.projector.views=4 optim.weight_decay=0.0001",
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_are_those_of_the_paper_s_table(name: str) -> None:
+    recipe: Any = make_recipe(name)
+    values = dict(word.split("=") for word in VALUES[name].split())
+    assert {key: str(attrgetter(key)(recipe)) for key in values} == values
 
 
 @pytest.mark.parametrize(("size", "boxes", "masks"), [("s60", 46.4, 41.3), ("s120", 47.0, 41.9)])

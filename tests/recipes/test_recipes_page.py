@@ -47,6 +47,8 @@ def test_every_row_agrees_with_its_recipe() -> None:
                 continue
             assert name in names
             sizes = [int(size) for size in re.findall(r"\d+", cells["size"])]
+            assert recipe.optim.weight_decay == float(cells.get("decay", recipe.optim.weight_decay)), name
+            assert (recipe.regularization.drop_path or 0) == float(cells.get("drop-path", 0)), name
             assert sizes == [size for size in (recipe.data.img_size, recipe.data.test_size) if size], name
             assert float(cells["decay"]) == optim.weight_decay, name
             assert float(cells["drop-path"]) == recipe.regularization.drop_path, name

@@ -13,17 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from PIL import Image
 
-from recast.lab.records import FrontierLine, PlaneLine
 from recast.lab.report import charts, costs, curves, draw, layers, maps
 from recast.lab.report.charts import DEPTHS, Chart
 from recast.lab.report.draw import Point, Series, series_chart
 from recast.lab.report.load import Run, read_run
 from recast.lab.report.maps import Attention, AttentionLayer
-from recast.lab.report.page import render_page, run_part
-from recast.tables import Table, write_table
 
 MakeRun = Callable[..., Path]
 
@@ -53,7 +49,7 @@ def rows_where(chart: Chart, **wanted: object) -> list[dict[str, Any]]:
 def test_robustness_against_every_cost(full: Run) -> None:
     found = costs.cost_charts([full])
     assert list(found) == ["macs", "parameters", "images_per_second", "peak_memory"]
-    titles = ["Clean images", "FGSM, ε = 1/255", "AutoAttack, ε = 1/255", "ImageNet-C", "ImageNet-Sketch"]
+    titles = ["Clean images", "FGSM, ε = 1/255", "PGD, ε = 1/255", "ImageNet-C", "ImageNet-V2"]
     assert [chart.title for chart in found["macs"]] == titles
     (point,) = rows_where(found["images_per_second"][0], arm="recast")
     assert point["images_per_second"] == pytest.approx(974.4)
@@ -91,7 +87,7 @@ def test_relative_improvement(full: Run) -> None:
 def test_sweeps(full: Run) -> None:
     found = by_name([*curves.sweeps(full), *curves.attacks(full)])
     assert set(found) == {
-        "resolution", "frequency_low", "frequency_high", "knn", "adversarial_fgsm", "adversarial_autoattack",
+        "resolution", "knn", "adversarial_fgsm", "adversarial_pgd",
     }  # fmt: skip
     assert [row["side"] for row in rows_where(found["resolution"], arm="recast")] == [128, 224]  # the square ones
     assert "160×192 (height × width): Parent 67.2 %" in found["resolution"].note
@@ -252,31 +248,3 @@ def test_a_dollar_in_a_name_is_a_dollar() -> None:
     name = r"$\frac{1}$ and $\nothing$"
     series = [Series(name, [Point(x, float(x)) for x in (1, 2)], end=name)]
     assert r"$\nothing$" in series_chart("a", name, series, "x", xlabel=name).svg
-
-
-def test_the_curve_of_closed_heads(make_run: MakeRun) -> None:
-    path = make_run()
-    points = [(3, 90.0, 80.0, 4.0), (2, 91.0, 79.0, 3.0), (1, 85.0, 70.0, 3.5), (0, 60.0, 50.0, 1.0)]
-    lines = [FrontierLine("recast", heads, "", None, None, top1, noise, ms, 8, 50) for heads, top1, noise, ms in points]
-    lines.append(FrontierLine("parent", 0, "", None, None, 61.0, 55.0, 1.0, 8, 50))
-    write_table(path / "analysis", Table.of("frontier", FrontierLine, lines))
-    clean, noise = costs.frontier(read_run(path))
-    best = costs._best(clean.panel.keywords["series"][0].points)
-    assert [(point.x, point.y) for point in best] == [(1.0, 60.0), (3.0, 91.0)]
-    assert [chart.name for chart in (clean, noise)] == ["frontier_top1", "frontier_noise"]
-    assert "2 heads open" in clean.svg
-
-
-def test_the_plane_of_features(make_run: MakeRun) -> None:
-    path = make_run()
-    places = [PlaneLine("recast", i, i % 2, float(i), -float(i)) for i in range(12)]
-    write_table(path / "analysis", Table.of("tsne", PlaneLine, places))
-    run = read_run(path)
-    (plane,) = curves.planes(run)
-    assert plane.rows[3] == ("recast", 3, 1, 3.0, -3.0)
-    assert plane.svg.count("<use") >= 12
-    for classes, named in ((run.classes, []), (("even", "odd"), ["even", "odd"])):  # ten classes, labels of two
-        axes = Figure().add_subplot()
-        curves.planes(replace(run, classes=classes))[0].panel(axes, {"ink": "black"})  # type: ignore[arg-type]
-        assert [text.get_text() for text in axes.texts] == named
-    assert "Features on a plane" in render_page([run_part(run, "run1", 1)], [])

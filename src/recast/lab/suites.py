@@ -44,11 +44,6 @@ METRICS = {
         "mAP", meaning="mean average precision: how far up the images of the query's class stand among all others"
     ),
     "neighbours": Metric("Neighbours", "", meaning="how many of the nearest images vote"),
-    "weight_decay": Metric("Weight decay, log₁₀", "", meaning="of the linear classifier, chosen on held-out images"),
-    "halves": Metric(
-        "Random halves told apart", meaning="training accuracy of a linear classifier of halves of every class"
-    ),
-    "energy": Metric("Energy of the components", meaning="share of the variance in the first components"),
     "mce": Metric("mCE", lower_is_better=True, meaning="mean corruption error, where 100 is that of AlexNet"),
     "loss": Metric("Loss", "", lower_is_better=True, meaning="cross-entropy: how unlikely the right class seemed"),
     "ece": Metric(
@@ -87,8 +82,6 @@ METRICS = {
             ("_medium", ", medium", ", 32² to 96² pixels"), ("_large", ", large", ", above 96² pixels"),
         )
     },
-    "low": Metric("Top-1 on low frequencies", meaning="top-1 on images without their fine detail"),
-    "high": Metric("Top-1 on high frequencies", meaning="top-1 on images without their large forms"),
 }  # fmt: skip
 
 
@@ -136,9 +129,6 @@ SUITES = {
         setting=EPS,
         short="PGD", missing="accuracy under PGD", default=True,
     ),
-    "autoattack": Suite(
-        "AutoAttack", "the standard L∞ AutoAttack: slow, use --num-images", "attack", setting=EPS,
-    ),
     "basic": Suite(
         "Corrupted images, five kinds", "five corruptions of our own × 5 severities, from 8×8 pixels on", "corruption",
         short="Five corruptions", missing="accuracy on corrupted images", default=True,
@@ -165,14 +155,6 @@ SUITES = {
         "ImageNet-V2", "a second test set of all 1,000 classes (matched frequency)", "test set", TOP,
         needs="imagenetv2-matched-frequency.tar.gz, linked at github.com/modestyachts/ImageNetV2",
     ),
-    "imagenet-sketch": Suite(
-        "ImageNet-Sketch", "sketches of all 1,000 classes", "test set", TOP,
-        needs="ImageNet-Sketch.zip, linked at github.com/HaohanWang/ImageNet-Sketch",
-    ),
-    "imagenet-real": Suite(
-        "ImageNet-ReaL", "ImageNet's validation images with ReaL's labels", "test set", TOP,
-        needs="ImageNet's validation images under their own names; the labels come with timm",
-    ),
     "resolution": Suite(
         "Test resolution", "accuracy at other test sizes (--sizes)", "sweep", setting="{}",
         missing="accuracy by test resolution (T-CNN, Fig. 7)",
@@ -184,18 +166,6 @@ SUITES = {
     "retrieval": Suite(
         "Retrieval of training images", "mAP over all training images, also given the coarse class; top-1, k chosen",
         "accuracy", ("map", "top1", "neighbours"), short="Retrieval",
-    ),
-    "linear": Suite(
-        "Linear classifier on the features", "logistic regression on the frozen features of the training images",
-        "accuracy", ("top1", "weight_decay"), short="Linear classifier",
-    ),
-    "separability": Suite(
-        "Separability of the features", "random halves of every class told apart; energy of the principal components",
-        "accuracy", ("halves", "energy"), "{} components", short="Separability",
-    ),
-    "frequency": Suite(
-        "Low and high frequencies alone", "accuracy on low-passed and high-passed images", "sweep", ("low", "high"),
-        "{}π kept", missing="accuracy on low and high frequencies alone",
     ),
     "cost": Suite(
         "Cost", "parameters, MACs, images/s (models take turns), peak memory", "cost",
@@ -217,13 +187,6 @@ SUITES = {
     "agreement": Suite(
         "Agreement", "table: every model's prediction for every image", "table", (), default=True,
         missing="images won and lost against the parent",
-    ),
-    "tsne": Suite(
-        "Features on a plane", "table: where t-SNE puts the features of validation images", "table", (),
-    ),
-    "frontier": Suite(
-        "Heads closed one by one", "table: top-1, clean and under noise, and milliseconds as heads are closed", "table",
-        (),
     ),
 }  # fmt: skip
 

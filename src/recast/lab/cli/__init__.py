@@ -7,14 +7,12 @@ interrupted.
 from __future__ import annotations
 
 import importlib
-import os
 import shutil
-import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
@@ -25,7 +23,6 @@ from recast import __version__
 from recast.errors import RecastError, one_line, shown
 from recast.lab.cli.command import HELP, Columns, Output
 from recast.lab.cli.guard import complain, describe, guarded_streams, later_process
-from recast.lab.signals import calm_ctrl_c
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,7 +35,7 @@ COMMANDS = {
     "train": "Recast a parent and train on, beside the parent trained the same way",
     "evaluate": "Measure the arms of a run: accuracy, attacks, corruptions, cost",
     "explain": "Show where a network looks in an image",
-    "fold": "Give a trained network its smallest form, close heads one by one",
+    "fold": "Give a trained network its smallest form",
     "check": "Verify what a saved file says of itself",
     "export": "Write ONNX or a program of torch.export, and check the file",
     "report": "Make one HTML page of one or several runs",
@@ -62,16 +59,12 @@ def main(argv: Sequence[str] | None = None, extend: Callable[[], None] = lambda:
     if words[:1] == ["help"]:
         words = [*words[1:2], "--help"]
     call, output = _parse(words, extend)
-    with guarded_streams(output.as_json, output.quiet) as out, _one_line_warnings(), calm_ctrl_c():
+    with guarded_streams(output.as_json, output.quiet) as out, _one_line_warnings():
         code = _run(call, words[0] if words[:1] and words[0] in COMMANDS else "", output.verbose)
         out.flush()  # a pipe whose reader has gone says so here, not at the interpreter's exit
         trains = words[:1] in (["train"], ["quickstart"])  # and left its results in files
         if not (code or trains or out.failed is None or isinstance(out.failed, BrokenPipeError)):
             code = complain("recast", f"error: standard output: {out.failed.strerror}")
-    if argv is None:  # what a user's module does at the interpreter's exit is neither interrupted nor a result
-        with suppress(OSError, ValueError):
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            os.dup2(2, 1)
     return code
 
 
@@ -119,7 +112,6 @@ def _app(words: Sequence[str]) -> App:
             app.command(importlib.import_module(path).COMMAND.app(words[1:]), name=name)
         else:
             app.command(f"{path}:COMMAND", name=name, help=text, sort_key=len(app._commands))
-    app.register_install_completion_command(add_to_startup=False, help="complete with TAB in this shell")
     return app
 
 
@@ -131,7 +123,6 @@ def _console(width: int) -> Console:
 
 def _run(call: Callable[[], Any], name: str, verbose: bool) -> int:
     try:
-        _check_here()
         return int(call() or 0)
     except RecastError as error:
         return 2 if error.already_told else _complain(name, f"error: {error}", error, verbose)
@@ -147,13 +138,6 @@ def _complain(name: str, message: str, error: BaseException, verbose: bool) -> i
     if verbose:
         traceback.print_exception(error)
     return complain(f"recast {name}".strip(), message)
-
-
-def _check_here() -> None:
-    try:
-        os.getcwd()
-    except OSError:
-        raise RecastError("the current folder was deleted: go to another one (cd)") from None
 
 
 @contextmanager

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any
 
 from recast.config import FilePath
 from recast.errors import RecastError
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
 
 EXAMPLES = """  recast check child.safetensors
   recast check child.safetensors --parent resnet50            (its published weights)
-  recast check child.safetensors --parent parent.safetensors
   recast check child.safetensors --parent mynet:build --checkpoint parent.pth
   recast check child.safetensors --run                        (and its model.onnx)
   recast check runs/mine --json                               (with the run's own parent)
@@ -34,7 +31,7 @@ def check(
     checkpoint_key: str | None = None,
     run: bool = False,
     trust: bool = False,
-    output: Annotated[Compute, Parameter(name="*")],
+    output: Compute,
 ) -> int:
     """Open a file of recast.save, rebuild its network and verify what the file says: checksum, plan, folded layers,
     exported files that lie beside it. With the parent: that it is the one that was recast, that the plan computes the
@@ -43,7 +40,7 @@ def check(
 
     Args:
         saved: A file of recast.save, a run folder, or hf-hub:user/name.
-        parent: A model's name (published weights), or a file of weights. None: a run's own.
+        parent: A model's name (published weights), or a file of recast.save. None: a run's own.
         checkpoint: Weights for the name of --parent, .safetensors or .pth.
         checkpoint_key: Which weights of a checkpoint with several, e.g. state_dict. None: as timm, EMA first.
         run: Run the exported ONNX files beside it again: only the file itself vouches for them.
@@ -76,30 +73,18 @@ COMMAND = Command(check, "FILE|RUN [options]", EXAMPLES)
 def _named(
     name: str, checkpoint: str | None, checkpoint_key: str | None, constructor: dict[str, Any] | None
 ) -> nn.Module:
-    """The parent that was typed: a file of `save`, weights for the file's own constructor, or a name."""
+    """Build the parent that was typed, with as many classes as the file's own constructor gives that network."""
     from recast.lab.explain.open import open_model
-    from recast.models.build import build, build_from, check_constructor
+    from recast.models.build import build, check_constructor
     from recast.models.names import split_name
     from recast.models.trust import is_function
-    from recast.models.weights import load_weights_, read_header, read_weights, select_weights
 
-    if not Path(name).is_file():
-        made = None if constructor is None else check_constructor(constructor)
-        config = ModelConfig(
-            name, checkpoint, pretrained=checkpoint is None and not is_function(name), checkpoint_key=checkpoint_key,
-        )  # fmt: skip
-        return build(config, num_classes=made[2].get("num_classes") if made and made[:2] == split_name(name) else None)
-    try:
-        own = read_header(name)["constructor"]
-    except RecastError:
-        own = None
-    if own is not None:
+    if Path(name).is_file():
         return open_model(ModelConfig(name))
-    if constructor is None:
-        raise RecastError(f"neither file says how to build the parent: add --parent NETWORK --checkpoint {name}")
-    model = build_from(constructor)
-    load_weights_(model, select_weights(model, read_weights(name), name, checkpoint_key), name)
-    return model
+    made = None if constructor is None else check_constructor(constructor)
+    pretrained = checkpoint is None and not is_function(name)
+    config = ModelConfig(name, checkpoint, pretrained=pretrained, checkpoint_key=checkpoint_key)
+    return build(config, num_classes=made[2].get("num_classes") if made and made[:2] == split_name(name) else None)
 
 
 def _of_run(folder: Path) -> nn.Module | None:

@@ -106,12 +106,11 @@ def leaves(hint: Any) -> list[Any]:
 class Part:
     """The options of one config: a parameter of a function, or the plain parameters of the function.
 
-    prefix: stands before their dotted names. is_typed: the function gets the words, not the config. has_base: it is
+    is_typed: the function gets the words, not the config. has_base: it is
     laid over another one, so that its switches can be turned off. words: fields with these names are no options.
     """
 
     model: type[Config]
-    prefix: str = ""
     is_typed: bool = False
     has_base: bool = False
     words: Sequence[str] = ()
@@ -123,7 +122,7 @@ class Part:
         taken: set[str] = set()
         fields = [field for field in fields_of(self.model) if field.path[0] not in self.words]
         for field in sorted(fields, key=lambda field: len(field.path)):
-            full = (*filter(None, [self.prefix]), *field.path[:-1], field.info.alias or field.path[-1])
+            full = (*field.path[:-1], field.info.alias or field.path[-1])
             named = full[:-1] if full[-1] in ("name", "kind") and full[1:] else full
             short = named[-1] if named[-1] not in taken else "-".join(named[-2:])
             taken.add(named[-1])
@@ -143,8 +142,7 @@ class Part:
                 show=everything or Rare not in field.marks, show_choices=False,
                 negative=f"--no-{option.short[2:]}" if can_be_off else (), consume_multiple=option.takes,
             )  # fmt: skip
-            wishes = [mark for mark in field.info.metadata if isinstance(mark, Parameter)]
-            hint: Any = Annotated.__class_getitem__((option.hint | None, settings, *wishes))  # type: ignore[attr-defined]
+            hint: Any = Annotated[option.hint | None, settings]
             key = "__".join((name, *path))
             yield inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
 
@@ -185,8 +183,7 @@ class Command:
     """A typed function as a command of `recast`.
 
     function: returns the exit code. Its positional parameters are words, named by the usage; each keyword-only one is
-    an option, a config (with `Parameter(name="*")` its name does not stand before the dotted ones), `Typed[Config]`, or
-    the `Line`.
+    an option, a config whose fields are options, `Typed[Config]`, or the `Line`.
     usage: what follows the command's name. examples: the end of its help.
     describe: for the words of a call for help, more of what the command does, and the config that a `Typed` parameter
     will be laid over, for the defaults.
@@ -211,7 +208,6 @@ class Command:
         plain: dict[str, Any] = {}
         for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
             hint = parameter.annotation
-            hint, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
             model = get_args(hint)[0] if get_origin(hint) is Typed else hint
             if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
                 label = labels[len(self.words)]
@@ -219,16 +215,14 @@ class Command:
                 settings = Parameter(
                     name=label.strip("[]"), required=required, help=" ".join(help_of[name].split()).rstrip(".")
                 )
-                whole: Any = Annotated.__class_getitem__((hint, settings, *marks))  # type: ignore[attr-defined]
-                self.words.append(parameter.replace(annotation=whole))
+                self.words.append(parameter.replace(annotation=Annotated[hint, settings]))
             elif hint is Line:
                 self.line = name
             elif isinstance(model, type) and issubclass(model, Config):
-                flat = any(isinstance(mark, Parameter) for mark in marks)
                 words = [word.name for word in self.words]
                 is_typed = get_origin(hint) is Typed
                 has_base = is_typed and describe is not None
-                parts[name] = Part(model, "" if flat else name, is_typed, has_base, words)
+                parts[name] = Part(model, is_typed, has_base, words)
             else:
                 plain[name] = (parameter.annotation, pydantic.Field(parameter.default, description=help_of[name]))
         own = pydantic.create_model("Options", __base__=Config, __doc__="Options", **plain)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any
 
 from recast.errors import RecastError
 from recast.lab.cli.command import Command, Compute, Output, Typed, print_json
@@ -34,8 +32,8 @@ def explain(
     /,
     *images: str,
     trust: bool = False,
-    options: Annotated[Typed[ExplainOptions], Parameter(name="*")],
-    output: Annotated[Compute, Parameter(name="*")],
+    options: Typed[ExplainOptions],
+    output: Compute,
 ) -> int:
     """One self-contained HTML page: where a network looks in an image. Of attention pooling and class tokens it
     shows a map for each likely class or head; in layers with a query, click a pixel and every head shows where

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Literal
 
 from recast.config import FilePath
 from recast.errors import RecastError
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
 
 EXAMPLES = """  recast export runs/mine                                  (runs/mine/model.onnx)
   recast export child.safetensors --to torch --out child.pt2
-  recast export resnet50 --pretrained --img-size 224x160   (a network that was not recast)
 
 The file takes any batch, and any height and width where the network does; images normalised as in training.
 ONNX needs pip install 'recast-vision[export]'. To run the files from Python:
@@ -33,25 +30,19 @@ def export(
     *,
     to: Literal["onnx", "torch"] = "onnx",
     out: FilePath | None = None,
-    checkpoint: FilePath | None = None,
-    checkpoint_key: str | None = None,
-    pretrained: bool = False,
     img_size: str | None = None,
     fold: bool = True,
     trust: bool = False,
-    output: Annotated[Compute, Parameter(name="*")],
+    output: Compute,
 ) -> int:
     """Write the recast network of a run, or a saved one, for other software, and show that the file computes the
     same: it is run on 1 and 3 images at two sizes and compared with the module. More than 1e-4 apart is an error.
     Closed heads are folded first (exact), so that a layer whose heads stayed closed is a plain convolution.
 
     Args:
-        subject: A run folder, a file of recast.save, or a model's name.
+        subject: A run folder, or a file of recast.save.
         to: onnx, for ONNX Runtime and others; or torch, a program of torch.export.
         out: The file. None: model.onnx or model.pt2 beside the subject.
-        checkpoint: Weights for a model's name.
-        checkpoint_key: Which weights of a checkpoint with several, e.g. state_dict. None: as timm, EMA first.
-        pretrained: Fetch the registry's own weights.
         img_size: Pixels of the example, 224 or 224x160 (height x width). None: the run's, the network's own, or 224.
         fold: Fold closed heads first.
         trust: Run the code (pkg.module:function) that the files name.
@@ -69,8 +60,7 @@ def export(
     if path.exists() and not (path.is_file() and exporting.is_export(path)):
         raise RecastError(f"{path} exists and was not written by recast export: choose another --out, or move it")
     with trusting(subject, trust=trust):
-        config = ModelConfig(subject, checkpoint, pretrained, checkpoint_key=checkpoint_key)
-        model, parent, side = _open(config)
+        model, parent, side = _open(subject)
     torch.manual_seed(0)
     example = torch.randn(1, *example_shape(model, img_size or side))
     if fold:
@@ -80,17 +70,17 @@ def export(
     return 0
 
 
-COMMAND = Command(export, "RUN|FILE|MODEL [options]", EXAMPLES)
+COMMAND = Command(export, "RUN|FILE [options]", EXAMPLES)
 
 
-def _open(config: ModelConfig) -> tuple[nn.Module, nn.Module | None, str | None]:
+def _open(subject: str) -> tuple[nn.Module, nn.Module | None, str | None]:
     """Return the network, and of a run its parent and the side of its images."""
     from recast.lab.evaluation.run_folder import open_run
     from recast.lab.explain.open import names_a_run, open_model
 
-    if not names_a_run(config.name):
-        return open_model(config), None, None
-    run = open_run(config.name)
+    if not names_a_run(subject):
+        return open_model(ModelConfig(subject)), None, None
+    run = open_run(subject)
     model = run.models.get("recast", run.models.get("finetuned"))
     assert model is not None
     return model, run.models.get("parent"), str(run.data.val.img_size)

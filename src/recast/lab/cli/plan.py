@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import Parameter
 from pydantic import Field
 
-from recast.config import Classes, Config, FilePath
+from recast.config import Classes, Config, Count, FilePath
 from recast.errors import RecastError
 from recast.files import check_place, write_text
 from recast.lab.cli.command import Command, Compute, Typed, print_json
 from recast.lab.config import DataConfig
 from recast.lab.config.evaluation import parse_size
-from recast.layers.config import PoolConfig, RecastConfig
+from recast.layers.config import LinearGate, NoPool, PoolConfig, RecastConfig
 from recast.models.config import ModelConfig
 from recast.models.trust import trusting
 from recast.reading import decode, read_bytes
@@ -39,10 +38,12 @@ Layers (--where): last_stage, all, stage:N (stage:-1 is the last), a name, a glo
 Limits (--budget): tokens=N for a layer (none: any); macs=, params=, memory= for the whole model and one image, as an
 amount (5G, 30M, 2GiB) or a multiple of the parent's (1.3x). Layers are taken from the end of the network.
 """
+IN_PLAN = ("where", "budget", "recast", "pool")
+"""Sections that a plan file holds too."""
 
 
 class Network(Config):
-    """A network by its name, and its weights."""
+    """A network, and its layers that become attention"""
 
     checkpoint: FilePath | None = None
     """Weights, .safetensors or .pth."""
@@ -54,8 +55,25 @@ class Network(Config):
     """Classes of the head."""
     img_size: str | None = None
     """Pixels, 224 or 224x160 (height x width)."""
+    where: list[str] = Field(["last_stage"])
+    """Layers to recast: last_stage, all, stage:N, names, globs, re:REGEX; none: the pooling alone."""
+    budget: str = "tokens=1024"
+    """Limits: tokens=N per layer; macs=, params=, memory= (1.3x, 5G, 64MiB)."""
+    plan: FilePath | None = None
+    """A plan.json, edited or not: layers and settings."""
+    recast: RecastConfig = LinearGate()
+    pool: PoolConfig = NoPool()
 
-    def open(self, name: str, data: Data | None) -> tuple[nn.Module, Data | None]:
+    @classmethod
+    def of(cls, typed: Typed[Network]) -> Network:
+        """Return what was typed. Raises RecastError for a bad budget, and for options beside --plan."""
+        network = typed.over({})
+        Budget.parse(network.budget)
+        if network.plan is not None:
+            check_alone(typed)
+        return network
+
+    def open(self, name: str, data: Data | None = None) -> tuple[nn.Module, Data | None]:
         """Return the network of a name, and the data set normalized as the network knows it."""
         from recast.models.build import build, input_defaults
 
@@ -69,55 +87,29 @@ class Network(Config):
             data = replace(data, mean=defaults.mean, std=defaults.std)
         return model, data
 
-    def load(self, name: str | None, data_dir: str | None) -> Data | None:
+    def load(
+        self, name: str, data_dir: str | None, num_train: Count | None = None, num_val: Count | None = None
+    ) -> Data:
         """Return the data set of a name, with images of the network's size."""
-        if name is None:
-            if data_dir is not None:
-                raise RecastError("--data-dir requires --data: folder, cifar100, …")
-            return None
         from recast.lab.data import load_data
 
-        side, width = parse_size(self.img_size, "--img-size") if self.img_size else (0, 0)
+        side, width = parse_size(self.img_size, "--img-size") if self.img_size else (None, None)
         if side != width:
             raise RecastError(f"images of a data set are square: --img-size {side}, got {self.img_size!r}")
-        return load_data(DataConfig(name, data_dir, img_size=side or None))
+        return load_data(DataConfig(name, data_dir, img_size=side, num_train=num_train, num_val=num_val))
 
-
-class Layers(Config):
-    """Layers that become attention, by selection and limits or by a plan."""
-
-    where: list[str] = Field(["last_stage"])
-    """Layers to recast: last_stage, all, stage:N, names, globs, re:REGEX; none: the pooling alone."""
-    budget: str = "tokens=1024"
-    """Limits: tokens=N per layer; macs=, params=, memory= (1.3x, 5G, 64MiB)."""
-    plan: FilePath | None = None
-    """A plan.json, edited or not: layers and settings."""
-
-
-class Wanted:
-    """What becomes attention: layers and how, or a plan file that says both."""
-
-    def __init__(self, layers: Typed[Layers], recast: Typed[RecastConfig], pool: Typed[PoolConfig]) -> None:
-        self.layers, self.recast, self.pool = layers.over({}), recast.over({}), pool.over({})
-        Budget.parse(self.layers.budget)
-        if self.layers.plan is not None:
-            check_alone(
-                [part.name(path) for part in (layers, recast, pool) for path in part.words if path != ("plan",)]
-            )
-
-    def plan(self, model: nn.Module, example: Example) -> Plan:
+    def plan_of(self, model: nn.Module, example: Example) -> Plan:
         """Return the plan of a model."""
         from recast.surgery.planning import plan, replan
 
-        if self.layers.plan is not None:
-            return replan(model, example, read_edited(self.layers.plan))
-        where, budget = self.layers.where, self.layers.budget
-        return plan(model, example, self.recast, where=where, budget=budget, pool=self.pool)
+        if self.plan is not None:
+            return replan(model, example, read_edited(self.plan))
+        return plan(model, example, self.recast, where=self.where, budget=self.budget, pool=self.pool)
 
 
-def check_alone(options: list[str]) -> None:
+def check_alone(typed: Typed[Any]) -> None:
     """Raise RecastError for options beside --plan that say what the plan says."""
-    if options:
+    if options := [typed.name(path) for path in typed.words if path[0] in IN_PLAN]:
         raise RecastError(f"--plan names the layers and holds their settings: drop {options[0]}, or change the file")
 
 
@@ -144,11 +136,8 @@ def plan(
     /,
     *,
     out: FilePath | None = None,
-    network: Annotated[Network, Parameter(name="*")],
-    layers: Annotated[Typed[Layers], Parameter(name="*")],
-    recast: Typed[RecastConfig],
-    pool: Typed[PoolConfig],
-    output: Annotated[Compute, Parameter(name="*")],
+    network: Typed[Network],
+    output: Compute,
 ) -> int:
     """What of a model becomes attention, at what cost, and why the rest stays. Nothing is changed.
 
@@ -157,15 +146,15 @@ def plan(
             pkg.module:function.
         out: Also write the plan to this .json file.
     """
-    wanted = Wanted(layers, recast, pool)
+    wanted = Network.of(network)
     path = Path(out) if out else None
     if path is not None:
         _check_plan_file(path)
 
     import torch
 
-    parent, _ = network.open(model, None)
-    planned = wanted.plan(parent, torch.zeros(1, *example_shape(parent, network.img_size)))
+    parent, _ = wanted.open(model)
+    planned = wanted.plan_of(parent, torch.zeros(1, *example_shape(parent, wanted.img_size)))
     if path is not None:
         write_text(path, planned.to_json() + "\n")
     if output.as_json:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from recast.config import FilePath
 from recast.errors import RecastError
@@ -19,7 +18,6 @@ from recast.lab.config import Recipe
 from recast.lab.recipe import functions_of, has_new_parent, load_recipe, override
 from recast.lab.recipes import RECIPES, make_recipe, recipes_by_paper
 from recast.lab.records import ARMS
-from recast.lab.report.formats import duration
 from recast.layers.config import PoolConfig
 from recast.models.trust import check_trusted, follow_up, trusting
 from recast.surgery.limits import Budget
@@ -34,26 +32,26 @@ EXAMPLES = """  recast train finetune --model resnet50 --pretrained --data folde
 Every option is a field of recipe.yaml and has its place there as a longer name: --lr is --optim.lr.
 """
 
-NAMED = 4
-"""Recipes of a paper that the help names."""
 AUTO = "auto"
 """`--resume auto`: go on with the run in --out where there is one, else start it."""
 
+DOTTED = re.compile(r"\b[a-z_]+(?:\.[a-z_]+)+\b")
+"""What may be the name of a field."""
 FUNCTIONS = (("model", "name"), ("task", "teacher", "teacher_model"))
 """Options that may name a function of the user's."""
 RANDOM = "the parent has random weights: give --checkpoint or --pretrained for trained ones"
 
 
 def train(
-    recipe: Annotated[str | None, Parameter(completer=lambda _: list(RECIPES))] = None,
+    recipe: str | None = None,
     /,
     *,
     out: FilePath | None = None,
     plan: FilePath | None = None,
     resume: str | None = None,
     trust: bool = False,
-    config: Annotated[Typed[Recipe], Parameter(name="*")],
-    output: Annotated[Compute, Parameter(name="*")],
+    config: Typed[Recipe],
+    output: Compute,
     line: Line,
 ) -> int:
     """Recast a trained network and train on, beside the parent trained the same way.
@@ -72,7 +70,7 @@ def train(
         wanted = wanted.replace(model=wanted.model.replace(pretrained=False))
     _check_weights(recipe, wanted)
     if plan is not None:
-        check_alone([config.name(path) for path in config.words if path[0] in ("where", "budget", "recast", "pool")])
+        check_alone(config)
         wanted = _as_planned(wanted, plan)
     Budget.parse(wanted.budget)
     folder = Path(out or f"runs/{Path(recipe or '').stem}-{wanted.model.name.replace(':', '-')}")
@@ -91,7 +89,12 @@ def train(
     functions = functions_of(wanted)
     with trusting(*(config.words.get(path) for path in FUNCTIONS), trust=trust):
         check_trusted(*functions)
-        run(wanted, folder, resume=resume is not None, command=line, say=say)
+        try:
+            run(wanted, folder, resume=resume is not None, command=line, say=say)
+        except RecastError as error:  # training names the fields of a recipe
+            named = DOTTED.sub(lambda match: config.name(tuple(match[0].split("."))), str(error))
+            error.args = (named,)
+            raise
     if later_process():
         return 0
     if output.as_json:
@@ -99,7 +102,7 @@ def train(
     else:
         evaluate = follow_up("evaluate", str(folder), functions=functions)
         report = "" if wanted.is_plain else f" && {follow_up('report', str(folder))}"
-        print(f"{_arms_table(folder)}\nrun: {folder}\nnext: {evaluate}{report}")
+        print(f"{_arms(folder)}\nrun: {folder}\nnext: {evaluate}{report}")
     return 0
 
 
@@ -125,7 +128,7 @@ def _base(name: str | None, resume: str | None, out: str | None) -> Recipe:
     """Return the recipe of a name or file, or that of the run to go on with."""
     if resume in (None, AUTO):
         if name is None:
-            raise RecastError("which recipe? recast train --help lists them; or a recipe.yaml, or --resume RUN")
+            raise RecastError("which recipe? A name of docs/recipes.md, a recipe.yaml, or --resume RUN")
         return load_recipe(name) if name.endswith((".yaml", ".yml")) else make_recipe(name)
     for other, value in (("RECIPE", name), ("--out", out)):
         if value is not None:
@@ -142,46 +145,33 @@ def _describe(words: Sequence[str]) -> tuple[str, Recipe | None]:
     if not words[0].startswith("-"):
         base = _base(words[0], None, None)
         return f"{words[0]}: {RECIPES[words[0]].text}" if words[0] in RECIPES else COMMAND.about, base
-    own, *papers = recipes_by_paper().items()
-    everything = "--help-all" in words
-    width = max(map(len, own[1])) + 2
-    lines = [f"  {name:<{width}}{RECIPES[name].title}" for name in own[1]] if everything else [f"  {', '.join(own[1])}"]
-    for paper, names in papers:
-        few = ", ".join(names[:NAMED]) + (f", … ({len(names)})" if len(names) > NAMED else "")
-        lines += [f"  {paper}:", f"    {few}"] if everything else []
-    rest = "" if everything else f" ({len(RECIPES) - len(own[1])} more, of papers, by --help-all)"
-    more = f"Recipes{rest}; their papers, commands and values by recast train RECIPE --help:"
-    return "\n".join((COMMAND.about, "", more, *lines)), None
+    own = next(iter(recipes_by_paper().values()))
+    papers = f"{len(RECIPES) - len(own)} more, of papers, in docs/recipes.md"
+    more = f"Recipes ({papers}), with their values by recast train RECIPE --help:\n  {', '.join(own)}"
+    return f"{COMMAND.about}\n\n{more}", None
 
 
 COMMAND = Command(train, "[RECIPE] [options]", EXAMPLES, _describe)
 
 
-def _arms_table(out: Path) -> str:
-    """What every arm reached on the validation images; the parent as it was is epoch 0 of its own training."""
-    from rich.table import Table
-
+def _arms(out: Path) -> str:
+    """Return what every arm reached on the validation images; the parent as it was is epoch 0 of its own training."""
     from recast.lab.suites import METRICS
     from recast.lab.tasks import task_of
     from recast.lab.training.metrics import read_metrics
-    from recast.surgery.table import render
 
     recipe = load_recipe(out / "recipe.yaml", complete=True)
+    metric = task_of(recipe).main[1]
     trained, control = (read_metrics(folder / "metrics.jsonl") for folder in (out, out / "finetuned"))
     before = "Parent (untrained)" if has_new_parent(recipe, out) else "Parent"
     arms = [(before, (control or trained)[:1]), (ARMS["finetuned"], control), (ARMS["recast"], trained)]
     if recipe.is_plain:
         arms = [("Before training", trained[:1]), ("Trained", trained)]
-    table, metric = Table(), task_of(recipe).main[1]
-    table.add_column("network")
-    for title in (METRICS[metric].label, "val loss", "epochs", "time"):
-        table.add_column(title, justify="right")
-    for name, rows in arms:
-        if rows:
-            last, seconds = rows[-1], sum(row["seconds"] or 0.0 for row in rows)
-            cells = f"{last[f'val_{metric}']:.2f} %", f"{last['val_loss']:.3f}", str(last["epoch"]), duration(seconds)
-            table.add_row(name, *cells)
-    return render(table)
+    return "\n".join(
+        f"{name + ':':<20}{METRICS[metric].label} {rows[-1][f'val_{metric}']:.2f} %, loss {rows[-1]['val_loss']:.3f}, "
+        f"after epoch {rows[-1]['epoch']}"
+        for name, rows in arms if rows
+    )  # fmt: skip
 
 
 def _summary(out: Path) -> dict[str, Any]:

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from recast.config import Count, FilePath, Positive
 from recast.errors import RecastError
 from recast.lab.cli.command import Command, Compute, Typed, print_json
-from recast.lab.cli.plan import Layers, Network, Wanted
-from recast.lab.config import DataConfig
-from recast.lab.config.evaluation import parse_size
-from recast.layers.config import PoolConfig, RecastConfig
+from recast.lab.cli.plan import Network
 from recast.models.trust import is_function
 
 EXAMPLES = """  recast try --model resnet50 --pretrained --data-dir photos
@@ -34,11 +28,8 @@ def try_(
     seeds: Count = 3,
     device: str = "auto",
     out: FilePath = "runs/try",
-    network: Annotated[Network, Parameter(name="*")],
-    layers: Annotated[Typed[Layers], Parameter(name="*")],
-    recast: Typed[RecastConfig],
-    pool: Typed[PoolConfig],
-    output: Annotated[Compute, Parameter(name="*")],
+    network: Typed[Network],
+    output: Compute,
 ) -> int:
     """Say whether attention helps on your images, in minutes. Layers before those that would be recast run once. The
     rest of the network is trained as it is, for as long, with added convolutions, and recast. The answer is a sentence
@@ -55,23 +46,19 @@ def try_(
         device: auto, cpu, cuda or mps.
         out: Folder of the trial.
     """
-    wanted = Wanted(layers, recast, pool)
+    wanted = Network.of(network)
     if not model:
         raise RecastError("--model is missing: name the trained network")
-    if not (network.pretrained or network.checkpoint or is_function(model)):
+    if not (wanted.pretrained or wanted.checkpoint or is_function(model)):
         raise RecastError("a trial starts from a trained network: add --pretrained or --checkpoint FILE")
-    side, width = parse_size(network.img_size, "--img-size") if network.img_size else (None, None)
-    if side != width:
-        raise RecastError(f"images of a data set are square: --img-size {side}, got {network.img_size!r}")
 
     import torch
 
-    from recast.lab.data import load_data
     from recast.lab.trial import try_ as run
 
-    images = load_data(DataConfig(data, data_dir, img_size=side, num_train=num_train, num_val=num_val))
-    parent, _ = network.open(model, None)
-    planned = wanted.plan(parent, torch.zeros(1, 3, images.img_size, images.img_size))
+    images = wanted.load(data, data_dir, num_train, num_val)
+    parent, _ = wanted.open(model)
+    planned = wanted.plan_of(parent, torch.zeros(1, 3, images.img_size, images.img_size))
     try:
         answer = run(
             parent, images, planned, Path(out), minutes=minutes, seeds=seeds, device=device,

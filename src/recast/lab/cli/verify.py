@@ -8,14 +8,13 @@ import operator
 import sys
 from collections.abc import Iterator
 from functools import reduce
-from typing import TYPE_CHECKING, Annotated, Any
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any
 
 from recast.config import Count, FilePath, Seed
+from recast.errors import RecastError
 from recast.lab.cli.command import Command, Compute, Typed, print_json
-from recast.lab.cli.plan import Layers, Network, Wanted, example_shape
-from recast.layers.config import Backend, PoolConfig, RecastConfig
+from recast.lab.cli.plan import Network, example_shape
+from recast.layers.config import Backend
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,11 +41,8 @@ def verify(
     num_images: Count = 8,
     device: str = "cpu",
     seed: Seed = 0,
-    network: Annotated[Network, Parameter(name="*")],
-    layers: Annotated[Typed[Layers], Parameter(name="*")],
-    recast: Typed[RecastConfig],
-    pool: Typed[PoolConfig],
-    output: Annotated[Compute, Parameter(name="*")],
+    network: Typed[Network],
+    output: Compute,
 ) -> int:
     """Recast a model and compare it with its parent on images: random ones, or those of a data set.
     Random weights are made telling first (no zero or unit scales). A control swaps two heads of one layer, or
@@ -62,7 +58,9 @@ def verify(
         device: auto, cpu, cuda or mps.
         seed: Seed of random weights and images.
     """
-    wanted = Wanted(layers, recast, pool)
+    wanted = Network.of(network)
+    if data is None and data_dir is not None:
+        raise RecastError("--data-dir requires --data: folder, cifar100, …")
 
     import torch
 
@@ -73,13 +71,13 @@ def verify(
 
     torch.manual_seed(seed)
     place = choose_device(device)
-    parent, dataset = network.open(model, network.load(data, data_dir))
-    images = _images(dataset, num_images, example_shape(parent, network.img_size))
-    if not (network.pretrained or network.checkpoint):
+    parent, dataset = wanted.open(model, wanted.load(data, data_dir) if data else None)
+    images = _images(dataset, num_images, example_shape(parent, wanted.img_size))
+    if not (wanted.pretrained or wanted.checkpoint):
         # the statistics of a map of one pixel need two images
         randomize_scales_(parent, torch.cat([images, images.flip(-1)]) if len(images) == 1 else images[:AT_ONCE])
     parent, images = parent.to(place), images.to(place)
-    planned = wanted.plan(parent, images[:1])
+    planned = wanted.plan_of(parent, images[:1])
     child = recast_(copy.deepcopy(parent), planned)
     # C-MHSA and attention pooling have one form only
     one_form = planned.config.gate == "bias" or not planned.steps
@@ -152,7 +150,5 @@ def _notes(plan: Plan, result: Exactness, is_same: bool) -> Iterator[str]:
         yield "the sigmoid gate's start is not the parent (see calibrate_)"
     if gate == "bias" and not is_same:
         yield "C-MHSA is the convolution in the limit: a larger --bias-init leaks less"
-    if start == "average" and not (gate or is_same):
-        yield f"{plan.model} does not end in the mean over its last map, and the pool starts as that mean"
     if start == "paper":
         yield "--start paper is a function of its own, for training: average starts as the parent's mean"

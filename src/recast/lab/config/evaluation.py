@@ -49,14 +49,12 @@ class Options(Config):
     """Step size of PGD in 1/255. None: 2.5·ε/steps."""
     restarts: Annotated[Count, Rare()] = 1
     """Starts of PGD, from the second on random ones: an image counts as correct if all fail."""
-    random_start: Annotated[bool, Rare()] = False
-    """Start PGD at a random point of the ball."""
     sizes: tuple[Size, ...] | None = None
     """Test sizes: 160 or 128x192 (height x width). None: sizes around the data's own."""
     neighbours: Annotated[tuple[Count, ...], MinLen(1), AfterValidator(_once)] = (1, 5, 10, 20)
     """k of the knn suite."""
     labels: Literal["fine", "coarse"] | None = None
-    """Labels of knn, retrieval, linear, separability, tsne, whatever a run was trained with. None: its own."""
+    """Labels of knn and retrieval, whatever a run was trained with. None: its own."""
     sets: FilePath | None = None
     """Folder of imagenet-c/, imagenet-a/ ... None: the one that RECAST_DATA names."""
     test_mode: Literal["square", "whole", "slide"] = "square"

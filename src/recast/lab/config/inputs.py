@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from recast.config import (
     Config,
@@ -22,7 +22,16 @@ from recast.config import (
     Share,
     Workers,
     clash,
+    problem,
 )
+
+
+def ordered(values: tuple[float, float]) -> tuple[float, float]:
+    """Return (smallest, largest); anything else is a mistake."""
+    if values[0] > values[1]:
+        raise problem("must be (smallest, largest)")
+    return values
+
 
 Crop = Literal["none", "pad", "random", "simple"]
 
@@ -87,7 +96,7 @@ class AugmentConfig(Config):
     """Training crop. none: as in validation. pad: shifted by up to S/8 (CIFAR's 4 of 32). random: random resized crop.
     simple: short side to S, then a random S x S window of the image padded by 4 (DeiT III). None: pad for small images,
     else random."""
-    scale: tuple[Share, Share] = (0.08, 1.0)
+    scale: Annotated[tuple[Share, Share], AfterValidator(ordered)] = (0.08, 1.0)
     """Share of the area that the random crop cuts out."""
     flip: bool | None = None
     """Mirror half of the images. None: yes, but for digits."""
@@ -95,12 +104,6 @@ class AugmentConfig(Config):
     """Strength of brightness, contrast and saturation jitter. Under RandAugment and AutoAugment off, as in timm."""
     repeats: Annotated[Count, Rare()] = 1
     """Times that an image occurs in a batch. An epoch stays as long and shows 1/repeats of the images."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.scale[0] > self.scale[1]:
-            raise clash(f"`scale` must be (smallest, largest) share of the area, got {self.scale}")
-        return self
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import AfterValidator
 
 from recast.config import (
     BelowOne,
@@ -18,11 +18,10 @@ from recast.config import (
     Ratio,
     clash,
 )
+from recast.lab.config.inputs import ordered
 
 if TYPE_CHECKING:
     from recast.lab.config.recipe import Recipe
-
-Factors = tuple[Ratio, Ratio]
 
 
 class TaskConfig(OneOf):
@@ -169,15 +168,9 @@ class _Dense(TaskConfig):
     """Settings of tasks on whole scenes."""
 
     unused: ClassVar[tuple[str, ...]] = ("pool.kind",)
-    resize: Annotated[Factors, Rare()] = (0.5, 2.0)
+    resize: Annotated[tuple[Ratio, Ratio], AfterValidator(ordered), Rare()] = (0.5, 2.0)
     """Factors that the image is resized by before a random crop. 1: the short side to S, in detection the long
     one."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.resize[0] > self.resize[1]:
-            raise clash(f"`resize` must be (smallest, largest) factor, got {self.resize}")
-        return self
 
 
 class SegmentConfig(_Dense):

@@ -1,10 +1,9 @@
-"""Accuracy on unchanged images (suite `clean`), at other sizes (`resolution`) and filtered (`frequency`)."""
+"""Accuracy on unchanged images (suite `clean`), and at other sizes (`resolution`)."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -21,9 +20,6 @@ BINS = 15
 """Number of bins of the expected calibration error."""
 FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5)
 """Default sizes, relative to that of the data."""
-Band = Literal["low", "high"]
-RADII = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
-"""Radii in units of π; the corners of the spectrum are at √2."""
 
 
 def score_top(batch: Batch) -> Iterator[Score]:
@@ -112,43 +108,3 @@ def score_resolution(batch: Batch) -> Iterator[Score]:
             warnings.warn(message, stacklevel=2)
             continue
         yield Score(name, f"top1@{size}", correct)
-
-
-def keep_frequencies(images: Tensor, band: Band, radius: float) -> Tensor:
-    """Keep frequencies of pixels (B, C, H, W) up to `radius`·π (low) or above it (high), and each channel's mean:
-
-        x ← F⁻¹[M · F[x]]      low: M = 1 where ρ ≤ radius, high: M = 1 where ρ > radius or ρ = 0, else 0
-        ρ² = (2n/H)² + (2m/W)²      of bin (n, m), −H/2 ≤ n < H/2: 1 is π, in any direction and at any height and width
-
-    The high-passed image keeps the mean (ρ = 0) so that its pixels do not lie around 0: low + high = image + mean.
-    Values outside [0, 1] are not clipped, which would bring other frequencies back. Borders wrap around, as in every
-    discrete Fourier transform.
-
-    Raises `RecastError` for another band, and a radius that is negative or NaN.
-
-    Example:
-        >>> images = torch.rand(2, 3, 16, 16, dtype=torch.float64)
-        >>> low, high = (recast.lab.evaluation.accuracy.keep_frequencies(images, band, 0.5) for band in ("low", "high"))
-        >>> (low + high).allclose(images + images.mean((2, 3), keepdim=True))
-        True
-    """
-    if band not in get_args(Band):
-        raise RecastError(f"band must be one of {get_args(Band)}, got {band!r}")
-    if not radius >= 0:
-        raise RecastError(f"radius must be >= 0 (in units of π), got {radius}")
-    height, width = images.shape[-2:]
-    pixels = images.to(torch.promote_types(images.dtype, torch.float32))
-    rows = 2 * torch.fft.fftfreq(height, device=pixels.device)
-    columns = 2 * torch.fft.rfftfreq(width, device=pixels.device)
-    distance = (rows[:, None].square() + columns.square()).sqrt()
-    # 1e-6: bins on the circle belong to it whatever the rounding
-    mask = distance <= radius + 1e-6 if band == "low" else (distance > radius + 1e-6) | (distance == 0)
-    spectrum = torch.fft.rfft2(pixels) * mask
-    return torch.fft.irfft2(spectrum, s=(height, width)).to(images.dtype)
-
-
-def score_frequency(batch: Batch) -> Iterator[Score]:
-    """Score top-1 as low@F and high@F for F of `RADII`: images with only frequencies up to, or above, F·π."""
-    for band in get_args(Band):
-        for radius in RADII:
-            yield from batch.top1(f"{band}@{radius:g}", keep_frequencies(batch.images, band, radius))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from recast.analysis.blocks import Batches, device_of
 from recast.errors import RecastError
 from recast.models.build import check_logits
-from recast.tables import Table
 from recast.tracing.hooks import in_eval
 
 
@@ -39,23 +38,3 @@ def predict(models: Mapping[str, nn.Module], batches: Batches) -> dict[str, list
     if not columns["label"]:
         raise RecastError("no images to predict")
     return {name: torch.cat(parts).tolist() for name, parts in columns.items()}
-
-
-def tabulate_agreement(
-    models: Mapping[str, nn.Module], batches: Batches, classes: Sequence[str], names: Sequence[str]
-) -> Table:
-    """Return label and predictions of every image: columns index, image, label and one for each model.
-
-    classes: names in the order of the logits; names: of the images, in the order of the batches.
-    Raises `RecastError` as `predict` does, and for labels, logits or names that do not fit.
-    """
-    columns = predict(models, batches)
-    count = len(columns["label"])
-    if len(names) != count:
-        raise RecastError(f"expected a name for each of {count} images, got {len(names)}")
-    largest = max(max(values) for values in columns.values())
-    if largest >= len(classes):
-        raise RecastError(f"class {largest} has no name: only {len(classes)} names are given")
-    predictions = [[classes[value] for value in values] for values in columns.values()]
-    rows = tuple(zip(range(count), names, *predictions, strict=True))
-    return Table("agreement", ("index", "image", *columns), rows)

@@ -1,32 +1,23 @@
-"""Suites `fgsm`, `pgd` and `autoattack`: white-box L∞ attacks on pixels in [0, 1], the normalisation inside the model.
+"""Suites `fgsm` and `pgd`: white-box L∞ attacks on pixels in [0, 1], the normalisation inside the model.
 
 ε is in 1/255. FGSM: x' = clip(x + ε·sign ∇ₓL). PGD: `steps` such steps of size η, each projected on the ε-ball around x
 and on [0, 1]. At ε = 0 both return x: the accuracy is the clean one.
 Goodfellow et al. 2015 (arXiv:1412.6572); Madry et al. 2018 (arXiv:1706.06083). Defaults: T-CNN (d'Ascoli et al. 2021),
-5 steps of 0.5 at ε = 1, no random start. AutoAttack: Croce & Hein 2020 (arXiv:2003.01690), package pyautoattack.
+5 steps of 0.5 at ε = 1, no random start.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import sys
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from recast.errors import RecastError, optional_package
+from recast.errors import RecastError
 from recast.lab.config.evaluation import Options
-from recast.lab.data.seeding import mix_seed, seeded_on
-from recast.lab.evaluation.context import Batch, Context, NotMeasured, Score, Source, is_correct, loss_gradient
-
-TARGETS = 9
-"""Number of target classes of AutoAttack's targeted attacks."""
-MIN_CLASSES = 4
-"""Smallest number of classes: AutoAttack's targeted DLR loss uses the fourth largest logit."""
+from recast.lab.data.seeding import mix_seed
+from recast.lab.evaluation.context import Batch, Score, loss_gradient
 
 
 def pgd(
@@ -90,7 +81,7 @@ def score_pgd(batch: Batch, options: Options | None = None) -> Iterator[Score]:
         for eps in options.eps:
             survived = torch.ones(len(batch), device=batch.images.device)
             for start in range(options.restarts):
-                if options.random_start or start > 0:
+                if start > 0:
                     attacked = attack(eps, noise=_noise(batch, start))
                 else:
                     attacked = attack(eps, gradient=batch.gradient(name))
@@ -103,60 +94,3 @@ def _noise(batch: Batch, start: int) -> Tensor:
     seeds = (mix_seed("pgd", batch.options.seed, start, index) for index in batch.indices)
     drawn = [torch.rand(batch.images.shape[1:], generator=torch.Generator().manual_seed(seed)) for seed in seeds]
     return (2 * torch.stack(drawn) - 1).to(batch.images)
-
-
-def auto_attack(model: nn.Module, images: Tensor, labels: Tensor, eps: float, classes: int, *, seed: int = 0) -> Tensor:
-    """Return attacked pixels (B, C, H, W) within ε (in 1/255) of `images`; unchanged where no attack succeeds.
-
-    The standard ensemble: APGD on the cross-entropy, targeted APGD on the DLR loss, targeted FAB (nine target classes
-    each) and Square (5,000 queries), one after the other: thousands of passes for each image.
-
-    `model` takes pixels in [0, 1] and should be in eval mode; its parameters get no gradient, the global random
-    generators are restored. Random numbers depend on `seed` and on the other images of the batch.
-    """
-    tracer = sys.gettrace()
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    with seeded_on(images.device, seed), contextlib.redirect_stdout(io.StringIO()):
-        for parameter in trainable:  # FAB calls backward
-            parameter.requires_grad_(False)
-        try:
-            attack = _package()(
-                model, norm="Linf", eps=eps / 255, version="standard", device=images.device, seed=seed % 2**32
-            )
-            attack.fab.n_target_classes = attack.apgd_targeted.n_target_classes = min(TARGETS, classes - 1)
-            attacked: Tensor = attack.run_standard_evaluation(images, labels, batch_size=len(images))[0]
-        finally:
-            for parameter in trainable:
-                parameter.requires_grad_(True)
-            sys.settrace(tracer)  # pyautoattack replaces the trace function of debuggers and coverage tools
-    return attacked.detach()
-
-
-def _package() -> Any:
-    return optional_package("pyautoattack", "pyautoattack", "autoattack requires pyautoattack", NotMeasured).AutoAttack
-
-
-def sources_autoattack(context: Context) -> list[Source]:
-    """Return the validation images. Raises NotMeasured without the package."""
-    _package()
-    if len(context.data.classes) < MIN_CLASSES:
-        raise RecastError(
-            f"autoattack requires at least {MIN_CLASSES} classes, {context.data.name} has {len(context.data.classes)}; "
-            "use pgd"
-        )
-    return [context.validation]
-
-
-def score_autoattack(batch: Batch) -> Iterator[Score]:
-    """Score top1@ε for every ε."""
-    classes = len(batch.context.data.classes)
-    for name, model in batch.models.items():
-        survived = batch.is_correct(name)
-        correct = survived.bool()
-        for eps in batch.options.eps:
-            score = survived.clone()
-            if eps > 0 and correct.any():
-                seed = mix_seed("autoattack", batch.options.seed, batch.first)
-                attacked = auto_attack(model, batch.images[correct], batch.labels[correct], eps, classes, seed=seed)
-                score[correct] = is_correct(batch.logits(name, attacked), batch.labels[correct])
-            yield Score(name, f"top1@{eps:g}", score)

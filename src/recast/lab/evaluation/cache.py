@@ -1,16 +1,14 @@
 """Per-image scores on disk: a finished measurement is read, an interrupted one continues.
 
-Each (suite, part, model) has one file. It is valid for the weights, images, options and code it was computed with.
+Each (suite, part, model) has one file. It is valid for the weights, images and options it was computed with.
 """
 
 from __future__ import annotations
 
 import hashlib
-import inspect
 import os
-import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from itertools import chain
@@ -50,13 +48,6 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def code_of(function: Callable[..., Any]) -> str:
-    """Return the source of the function's module: scores may change within a version; empty if there is none."""
-    with suppress(OSError):
-        return inspect.getsource(sys.modules[function.__module__])
-    return ""
-
-
 class Cache:
     """Scores of models in FOLDER/SUITE/PART.MODEL.KEY.npz, or in memory without a folder.
 
@@ -68,15 +59,15 @@ class Cache:
         self.weights = {} if folder is None else {name: model_key(model) for name, model in context.models.items()}
         self.hashes: dict[LabelledImages, str] = {}
 
-    def open(self, suite: str, score: Callable[..., Any], uses: Iterable[str], source: Source) -> dict[str, Scores]:
-        """Return the scores of every model by `score`. uses: names of the options that they depend on."""
+    def open(self, suite: str, uses: Iterable[str], source: Source) -> dict[str, Scores]:
+        """Return the scores of every model. uses: names of the options that they depend on."""
         n = len(source.images)
         if self.folder is None:
             return {name: Scores(n) for name in self.context.models}
         options = {name: getattr(self.context.options, name) for name in uses}
         columns = None if source.columns is None else source.columns.tolist()
         images = [self._images(images) for images in (source.images, *source.depends)]
-        content = [suite, code_of(score), options, self.context.dataset(suite), source.part, columns, images]
+        content = [suite, options, self.context.dataset(suite), source.part, columns, images]
         if (coarse := self.context.data.coarse) is not None:
             content += [coarse.of.tolist(), coarse.names]
         scores = {}

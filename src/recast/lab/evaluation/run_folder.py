@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 import time
 import warnings
 from collections.abc import Sequence
@@ -96,7 +95,6 @@ def evaluate_run(
     device: str = "auto",
     options: Options = Options(),
     workers: int = 0,
-    again: bool = False,
     command: str = "",
     progress: bool = True,
 ) -> Results:
@@ -109,7 +107,7 @@ def evaluate_run(
     RUN/attention.npz                 maps of a few images, for the report
     RUN/predictions.png               of segmentation and detection: image, truth and the arms, where these differ most
 
-    again: measure anew what is in RUN/scores. Raises `RecastError` as `open_run` and `measure` do (what was finished by
+    Raises `RecastError` as `open_run` and `measure` do (what was finished by
     then is kept), and where another process writes the folder.
     """
     check_suites(suites)
@@ -127,8 +125,6 @@ def evaluate_run(
             epochs=[("recast", epoch, partial(_kept_model, run, path)) for epoch, path in kept],
         )
         scores, results = folder / "scores", Results()
-        for name in suites if again else ():
-            shutil.rmtree(scores / name, ignore_errors=True)
         # What shares a pass is measured together, and each group is written as soon as it is there.
         for together in passes(suites):
             begin = time.time()
@@ -159,7 +155,7 @@ def _labelled(run: OpenRun, suites: Sequence[str], options: Options) -> Data:
     if others := [name for name in suites if "labels" not in evaluator(name).uses]:
         raise RecastError(
             f"{run.folder} was trained with {config.labels} labels: {others[0]} cannot be measured with "
-            f"labels={options.labels}, only knn, retrieval, linear, separability and tsne can"
+            f"labels={options.labels}, only knn and retrieval can"
         )
     return load_data(run.recipe.data, run.recipe.augmentation, config.replace(labels=options.labels))
 

@@ -158,10 +158,7 @@ def measure(
                     for model_name, metric, value, n in suite.measure(context):
                         results.rows.append(Row(run, model_name, name, dataset, metric, float(value), n))
                 elif suite.tabulate is not None:
-                    task = bar.add_task(name, total=1)
-                    advance = lambda share, task=task: bar.update(task, completed=share)  # noqa: E731
-                    results.tables[name] = suite.tabulate(replace(context, progress=advance))
-                    advance(1)
+                    results.tables[name] = suite.tabulate(context)
             except NotMeasured as error:
                 results.not_measured.append(error)
     return results
@@ -199,7 +196,7 @@ def score_suites(
         except NotMeasured as error:
             missing.append(error)
             continue
-        jobs += [Job(name, suite.score, s, cache.open(name, suite.score, suite.uses, s)) for s in sources]
+        jobs += [Job(name, suite.score, s, cache.open(name, suite.uses, s)) for s in sources]
     shared: dict[tuple[int, int], list[Job]] = {}
     for job in jobs:
         shared.setdefault((id(job.source.images), id(job.source.columns)), []).append(job)

@@ -16,15 +16,14 @@ from recast.analysis.head_statistics import tabulate_heads
 from recast.errors import RecastError, suggest
 from recast.lab.data.shards import ImageStream
 from recast.lab.evaluation import accuracy, attacks
-from recast.lab.evaluation.agreement import tabulate_agreement
+from recast.lab.evaluation.agreement import predict
 from recast.lab.evaluation.basic_corruptions import mean_over_corruptions, score_basic
 from recast.lab.evaluation.context import Batch, Context, NotMeasured, Score, Source, sampled
 from recast.lab.evaluation.cost import measure_cost
-from recast.lab.evaluation.frontier import tabulate_frontier
 from recast.lab.evaluation.imagenet_corruptions import means_over_corruptions, sources_corruptions
-from recast.lab.evaluation.imagenet_sets import sources_imagenet_c, sources_of_set, sources_real
-from recast.lab.evaluation.knn import score_knn, score_linear, sources_knn
-from recast.lab.evaluation.retrieval import measure_separability, score_retrieval, tabulate_tsne
+from recast.lab.evaluation.imagenet_sets import sources_imagenet_c, sources_of_set
+from recast.lab.evaluation.knn import score_knn, sources_knn
+from recast.lab.evaluation.retrieval import score_retrieval
 from recast.lab.evaluation.stats import Statistic, plain_mean
 from recast.lab.suites import SUITES
 from recast.lab.tasks import TASKS, Task, suites_of
@@ -74,9 +73,11 @@ def analyse_heads(context: Context) -> Table:
 def analyse_agreement(context: Context) -> Table:
     """Return the prediction of every model for every validation image."""
     data = context.data
+    columns = predict(context.models, lambda: ((batch.images, batch.labels) for batch in context.batches()))
     names = [data.val.image_name(index) for index in range(len(data.val))]
-    batches = lambda: ((batch.images, batch.labels) for batch in context.batches())  # noqa: E731
-    return tabulate_agreement(context.models, batches, data.classes, names)
+    predictions = [[data.classes[value] for value in values] for values in columns.values()]
+    rows = tuple(zip(range(len(names)), names, *predictions, strict=True))
+    return Table("agreement", ("index", "image", *columns), rows)
 
 
 def _some(context: Context, most: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -96,8 +97,7 @@ EVALUATORS = {
         accuracy.score_clean, statistics={"loss": plain_mean, "ece": accuracy.expected_calibration_error}
     ),
     "fgsm": Evaluator(attacks.score_fgsm, uses=("eps",)),
-    "pgd": Evaluator(attacks.score_pgd, uses=("eps", "steps", "step_size", "restarts", "random_start", "seed")),
-    "autoattack": Evaluator(attacks.score_autoattack, sources=attacks.sources_autoattack, uses=("eps", "seed")),
+    "pgd": Evaluator(attacks.score_pgd, uses=("eps", "steps", "step_size", "restarts", "seed")),
     "basic": Evaluator(score_basic, derive=mean_over_corruptions),
     "corruptions": Evaluator(
         accuracy.score_part, sources=sources_corruptions, derive=means_over_corruptions, uses=("seed",)
@@ -107,24 +107,18 @@ EVALUATORS = {
     ),
     **{
         name: Evaluator(accuracy.score_top, sources=partial(sources_of_set, suite=name))
-        for name in ("imagenet-a", "imagenet-r", "imagenet-v2", "imagenet-sketch")
+        for name in ("imagenet-a", "imagenet-r", "imagenet-v2")
     },
-    "imagenet-real": Evaluator(accuracy.score_top, sources=sources_real),
     "resolution": Evaluator(accuracy.score_resolution, sources=accuracy.sources_resolution),
     "knn": Evaluator(score_knn, sources=sources_knn, uses=("neighbours", "labels")),
     "retrieval": Evaluator(
         score_retrieval, sources=sources_knn, statistics={"neighbours": plain_mean}, uses=("labels",)
     ),
-    "linear": Evaluator(score_linear, sources=sources_knn, statistics={"weight_decay": plain_mean}, uses=("labels",)),
-    "separability": Evaluator(measure=measure_separability, uses=("labels", "seed")),
-    "frequency": Evaluator(accuracy.score_frequency),
     "cost": Evaluator(measure=measure_cost),
     "fourier": Evaluator(tabulate=partial(analyse, tabulate_fourier)),
     "heads": Evaluator(tabulate=analyse_heads),
     "cka": Evaluator(tabulate=partial(analyse, tabulate_cka)),
     "agreement": Evaluator(tabulate=analyse_agreement),
-    "tsne": Evaluator(tabulate=tabulate_tsne, uses=("labels", "seed")),
-    "frontier": Evaluator(tabulate=tabulate_frontier),
 }
 """Evaluators by the names of `recast.lab.suites`, without those of other tasks."""
 

@@ -42,7 +42,7 @@ class Entry:
 
     name: str
     title: str
-    """What it trains, in less than 90 characters: the line of `recast train --help`."""
+    """What it trains, in less than 90 characters."""
     paper: str
     """With the experiment, table or section."""
     expected: str
@@ -181,8 +181,7 @@ def make_recipe(name: str) -> Recipe:
     """A fresh recipe. Raises RecastError for an unknown name."""
     if name not in RECIPES:
         raise RecastError(
-            f"unknown recipe {name!r}: expected a name that `recast train --help` lists, or a .yaml file."
-            f"{suggest(name, RECIPES)}"
+            f"unknown recipe {name!r}: expected a name of docs/recipes.md, or a .yaml file.{suggest(name, RECIPES)}"
         )
     return RECIPES[name].make()
 

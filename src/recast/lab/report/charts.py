@@ -21,7 +21,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from recast.analysis.records import FourierLine, HeadLine, SimilarityLine
-from recast.lab.records import FrontierLine, PlaneLine
 
 DEPTHS = 9  # steps of the ordered colors, from the first block (or the earliest run) to the last
 Role = str | float
@@ -67,7 +66,7 @@ class Hit(NamedTuple):
 Panel = Callable[[Axes, Palette], list[Hit]]
 """Draws into existing axes and returns the tooltips."""
 Cells = Sequence[Sequence[Any]]
-Line = FourierLine | FrontierLine | HeadLine | PlaneLine | SimilarityLine
+Line = FourierLine | HeadLine | SimilarityLine
 
 
 class Key(NamedTuple):

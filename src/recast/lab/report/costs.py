@@ -1,4 +1,4 @@
-"""Charts of accuracy against cost: of the arms, and as heads are closed one by one."""
+"""Charts of accuracy against cost."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from recast.lab.records import FrontierLine
 from recast.lab.report import formats
-from recast.lab.report.charts import Chart, joined, lines_table
+from recast.lab.report.charts import Chart, joined
 from recast.lab.report.curves import SMALL, settings
 from recast.lab.report.draw import Point, Series, series_chart
 from recast.lab.report.labels import CORRUPTIONS, arm_keys, suite_title, words
@@ -98,36 +97,3 @@ def _cost_chart(runs: Sequence[Run], cost: str, suite: str, metric: str, title: 
     return series_chart(
         f"cost_{cost}_{name}", title, [*lines, *dots], (columns, rows), subject=subject, unit=" %", keys=keys, **axis
     )
-
-
-def frontier(run: Run) -> list[Chart]:
-    """Accuracy against time as the recast network's heads are closed one by one, and the other networks beside it."""
-    path = [line for line in run.frontier if line.model == "recast"]
-    others = [line for line in run.frontier if line.model in words(run).drawn and line.model != "recast"]
-    charts = []
-    for metric, title in (("top1", "Clean images"), ("noise", "Gaussian noise")):
-        if path:
-            series = [
-                Series(words(run).arms[arm := lines[0].model], [_point(line, metric) for line in lines], arm, "points")
-                for lines in (path, *([line] for line in others))
-            ]
-            series.append(Series("", _best(series[0].points), "recast", "thin"))
-            table = lines_table([*others, *path])
-            axis: dict[str, Any] = {"xlabel": "milliseconds per image", "xformat": "{:.3g}".format, "size": SMALL}
-            name, subject = f"frontier_{metric}", f"{title}: top-1 against milliseconds as heads are closed"
-            charts.append(series_chart(name, title, series, table, subject=subject, unit=" %", **axis))
-    return charts
-
-
-def _best(points: Sequence[Point]) -> list[Point]:
-    """Return the points that no faster one reaches."""
-    front: list[Point] = []
-    for point in sorted(points, key=lambda point: (point.x, -point.y)):
-        if not front or point.y > front[-1].y:
-            front.append(point)
-    return front
-
-
-def _point(line: FrontierLine, metric: str) -> Point:
-    place = f"{line.heads} heads open, {line.ms:.3g} ms" if line.model == "recast" else f"{line.ms:.3g} ms"
-    return Point(line.ms, getattr(line, metric), place=place)

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
-from matplotlib.axes import Axes
-
 from recast.files import number
-from recast.lab.records import PlaneLine
 from recast.lab.report import formats
-from recast.lab.report.charts import Chart, Hit, Palette, lines_table
+from recast.lab.report.charts import Chart
 from recast.lab.report.draw import Point, Series, series_chart
 from recast.lab.report.labels import CORRUPTIONS, suite_title, words
 from recast.lab.report.load import Run
@@ -21,7 +16,6 @@ from recast.lab.report.verdict import accuracy
 from recast.lab.suites import CATEGORIES, METRICS, of_kind
 
 MOST_SWITCHES = 24  # more vertical lines would hide the curves
-MOST_CLASSES = 20
 PERCENT = (0, 102)
 SMALL = (3.5, 2.4)
 Keyed = dict[float, tuple[str, str]]
@@ -122,16 +116,9 @@ def attacks(run: Run) -> list[Chart]:
 
 
 def sweeps(run: Run) -> list[Chart]:
-    """Return charts of test resolution, frequencies and neighbors."""
-    charts = resolution(run)
-    for metric, side in (("low", "below"), ("high", "above")):
-        charts += arms_chart(
-            run, f"frequency_{metric}", f"{metric.capitalize()} frequencies only: top-1, %",
-            settings(run, "frequency", metric), "frequency_pi",
-            xlabel=f"frequencies {side} this are kept, ×π", ylim=PERCENT,
-        )  # fmt: skip
+    """Return charts of test resolution and neighbors."""
     title, by_k = "k nearest neighbours: top-1, %", settings(run, "knn")
-    return charts + arms_chart(run, "knn", title, by_k, "k", ticks=list, xlabel="k", whole_x=True)
+    return resolution(run) + arms_chart(run, "knn", title, by_k, "k", ticks=list, xlabel="k", whole_x=True)
 
 
 def resolution(run: Run) -> list[Chart]:
@@ -252,32 +239,3 @@ def _gains(run: Run, suite: str, against: str, groups: Mapping[str, Sequence[str
     name = words(run).arms.get(against, against)
     look = "bars" if against == "finetuned" else "pale bars"
     return Series(f"Recast against {name[0].lower()}{name[1:]}", points, "recast", look)
-
-
-def planes(run: Run) -> list[Chart]:
-    """Return t-SNE of the features of the same images in every network."""
-    charts = []
-    for arm in dict.fromkeys(line.model for line in run.plane):
-        lines = [line for line in run.plane if line.model == arm]
-        title, classes = f"Features: {words(run).arms.get(arm, arm)}", len({line.label for line in lines})
-        story = f"{title}. t-SNE of {len(lines)} images of {classes} classes."
-        panel = partial(_draw_plane, lines=lines, classes=run.classes)
-        charts.append(Chart(f"tsne_{arm}", title, story, *lines_table(lines), panel, (3.5, 3.5)))
-    return charts
-
-
-def _draw_plane(axes: Axes, palette: Palette, lines: Sequence[PlaneLine], classes: Sequence[str]) -> list[Hit]:
-    """Draw a dot per image, colored by its class; a few classes are named if they are those of the run."""
-    labels = sorted({line.label for line in lines})
-    is_named = (
-        len(labels) <= MOST_CLASSES and labels[-1] == len(classes) - 1
-    )  # else fine or coarse classes with other numbers
-    for place, label in enumerate(labels):
-        x, y = ([getattr(line, axis) for line in lines if line.label == label] for axis in "xy")
-        axes.scatter(x, y, s=7, color=f"C{place}", linewidth=0)
-        if is_named:
-            middle = statistics.median(x), statistics.median(y)
-            axes.annotate(classes[label], middle, ha="center", color=palette["ink"], fontsize=7.2)
-    axes.set_aspect("equal")
-    axes.set_axis_off()
-    return []

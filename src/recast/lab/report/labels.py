@@ -104,8 +104,6 @@ def measured(suite: str, metric: str, shared: str = "") -> str:
         setting = f"{height} × {width or height}"
     elif setting and suite in SUITES:
         setting = SUITES[suite].setting.format(setting)
-    if suite == "frequency":
-        return f"{'below' if first == 'low' else 'above'} {setting}"
     if match := PER_CORRUPTION.match(metric):
         detail = f"{match['kind'].replace('_', ' ')} at severity {match['severity']}"
     label = "" if first == shared else metric_label(first)

@@ -26,7 +26,7 @@ from recast.errors import RecastError, shown
 from recast.files import number, read_json, read_lines, read_names, read_text
 from recast.lab.config import Recipe
 from recast.lab.recipe import SEAL, load_recipe, why_untaught
-from recast.lab.records import Difference, Epoch, Evaluation, FrontierLine, PlaneLine, Provenance, Row, Switching
+from recast.lab.records import Difference, Epoch, Evaluation, Provenance, Row, Switching
 from recast.lab.report.maps import Attention, read_attention
 from recast.lab.report.neighbours import FILE, Neighbours, read_neighbours
 from recast.lab.suites import METRICS, PER_CORRUPTION
@@ -107,8 +107,6 @@ class Run:
     fourier: list[FourierLine]
     heads: list[HeadLine]
     cka: list[SimilarityLine]
-    frontier: list[FrontierLine]
-    plane: list[PlaneLine]
     agreement: list[dict[str, str]]  # predictions of every arm: index, image, label, and a class name by arm
     attention: Attention | None
     classes: tuple[str, ...]  # in the order of the logits
@@ -241,8 +239,6 @@ def read_run(path: Path) -> Run:
         fourier=records("analysis/fourier.csv", FourierLine),
         heads=records("analysis/heads.csv", HeadLine),
         cka=records("analysis/cka.csv", SimilarityLine),
-        plane=records("analysis/tsne.csv", PlaneLine),
-        frontier=records("analysis/frontier.csv", FrontierLine),
         agreement=optional("analysis/agreement.csv", _agreement) or [],
         attention=optional("attention.npz", read_attention),
         classes=tuple(optional("classes.json", read_names) or ()),

@@ -15,13 +15,12 @@ from markupsafe import Markup
 from recast.lab.report import curves, layers, summary
 from recast.lab.report.arms_table import LABELS, arms_table, heat_tables
 from recast.lab.report.charts import Chart, joined
-from recast.lab.report.costs import COSTS, cost_charts, cost_figures, frontier
+from recast.lab.report.costs import COSTS, cost_charts, cost_figures
 from recast.lab.report.labels import glossary, words
 from recast.lab.report.load import Run
 from recast.lab.report.maps import GATES, first_map, image_maps, map_charts
 from recast.lab.report.neighbours import draw_neighbours
 from recast.lab.report.switches import switch_part
-from recast.lab.report.table import PageTable
 from recast.lab.report.tables import head_table, left_by_reason, runs_table, seeds_table, steps_table
 from recast.lab.report.verdict import joint_verdict, verdict, why_no_mean
 
@@ -48,7 +47,6 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "chance": summary.chance(run),
         "has_control": run.is_plain or bool(run.control) or any(row.model == "finetuned" for row in run.rows),
         "costs": cost_charts([run]) if count == 1 else {},
-        "frontier": frontier(run),
         "adversarial": curves.attacks(run),
         "relative": curves.relative(run),
         "heat": heat_tables(run),
@@ -70,7 +68,6 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "fourier": layers.fourier_charts(run),
         "fourier_depth": layers.depth_charts(run),
         "similarity": layers.similarity_charts(run),
-        "planes": curves.planes(run),
         "agreement": summary.won_and_lost(run),
         "plan": steps_table(run),
         "left": left_by_reason(run),
@@ -98,7 +95,6 @@ def run_figures(part: Part) -> list[Chart]:
     run, corruptions = part["run"], part["corruptions"]
     figures = [
         *cost_figures(part["costs"]),
-        *part["frontier"],
         *part["adversarial"],
         *part["relative"],
         joined("severity", "Top-1, %, by severity", corruptions) if corruptions else None,
@@ -110,7 +106,6 @@ def run_figures(part: Part) -> list[Chart]:
         *part["fourier"],
         *part["fourier_depth"],
         *part["similarity"],
-        *part["planes"],
         *(map_charts(run.attention, part["symbol"]) if run.attention else ()),
     ]
     return [chart for chart in figures if chart]
@@ -158,11 +153,6 @@ def render_page(parts: Sequence[Part], groups: Sequence[Part]) -> str:
         glossary=glossary(runs),
         costs={cost: label.partition(",")[0] for cost, (label, _) in COSTS.items()},
     )
-
-
-def render_comparison(sentences: Sequence[str], table: PageTable, note: str) -> str:
-    """Return the page of networks that do not belong to a run: sentences and the table of their results."""
-    return _filled("compare.html.j2", "Recast: networks compared", sentences=sentences, table=table, note=note)
 
 
 def _filled(template: str, title: str, **values: Any) -> str:
