@@ -181,8 +181,7 @@ def make_recipe(name: str) -> Recipe:
     """A fresh recipe. Raises RecastError for an unknown name."""
     if name not in RECIPES:
         raise RecastError(
-            f"unknown recipe {name!r}: expected a name of docs/recipes.md, or a .yaml file."
-            f"{suggest(name, RECIPES)}"
+            f"unknown recipe {name!r}: expected a name of docs/recipes.md, or a .yaml file.{suggest(name, RECIPES)}"
         )
     return RECIPES[name].make()
 
