@@ -1,4 +1,4 @@
-"""`recast fold`: a run's network in its smallest form."""
+"""`recast fold`: a run's network in its smallest form, the curve as its heads are closed, and a point of it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import recast
+from recast.lab.data.sources import labelled_images
+from recast.lab.evaluation import frontier
 from recast.lab.evaluation.run_folder import open_run
+from recast.lab.records import FrontierLine
+from recast.surgery.scales import recalibrate_batch_norm_
+from recast.tables import read_records
 
 
 def test_the_folded_network_computes_the_same(cli: Callable[..., Any], shared: Path, tmp_path: Path) -> None:
@@ -26,12 +32,57 @@ def test_the_folded_network_computes_the_same(cli: Callable[..., Any], shared: P
     assert cli("check", saved).code == 0
 
 
+def test_the_curve_and_a_point_of_it(
+    cli: Callable[..., Any], refused: Callable[..., str], shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, small in {"SECONDS": 0.0, "BATCH": 2, "CHOSEN_ON": 16}.items():
+        monkeypatch.setattr(frontier, name, small)
+    run = tmp_path / "run"
+    shutil.copytree(shared / "run", run)
+    assert "measure it with recast fold" in refused("fold", run, "--heads", "3")
+    done = cli("fold", run, "--frontier")
+    assert done.code == 0, done.err
+    lines = read_records(run / "analysis" / "frontier.csv", FrontierLine)
+    path = [line for line in lines if line.model == "recast"]
+    total = path[0].heads
+    assert [line.heads for line in path] == list(range(total, -1, -1))
+    assert {line.model for line in lines} == {"parent", "finetuned", "recast"}
+    assert all(line.ms > 0 and 0 <= line.top1 <= 100 for line in lines)
+    assert done.out.count("\n") == len(lines) + 2
+
+    opened = open_run(run)
+
+    def top1(model: torch.nn.Module) -> float:
+        with torch.no_grad():
+            right = [
+                (model((images - 0.5) / 0.5).argmax(1) == labels)  # digits: mean and std 0.5
+                for images, labels in recast.lab.data.Loader(opened.data.val, 64)
+            ]
+        return 100 * float(torch.cat(right).double().mean())
+
+    for heads in (total, 3):
+        told = json.loads(cli("fold", run, "--heads", heads, "--json").out)
+        assert (told["heads"], told["open"]) == (total, heads)
+        assert top1(recast.load(told["file"])) == pytest.approx(path[total - heads].top1)
+        assert cli("check", told["file"]).code == 0
+    # BatchNorm's statistics are those of the same images in every network
+    tuned = opened.models["finetuned"].eval()
+    images, _ = labelled_images(opened.data, 16, 0, "stop", torch.device("cpu"))
+    recalibrate_batch_norm_(tuned, [images])
+    (line,) = (line for line in lines if line.model == "finetuned")
+    assert top1(tuned) == pytest.approx(line.top1)
+    assert f"heads must be between 0 and {total} " in refused("fold", run, "--heads", "99")
+
+
 def test_what_cannot_be_folded(
     refused: Callable[..., str], cli: Callable[..., Any], shared: Path, tmp_path: Path
 ) -> None:
     saved = tmp_path / "small.safetensors"
     assert cli("fold", shared / "run", "--tol", "100", "--out", saved).out.count("a convolution") == 4
     assert "has no GPSA layer" in refused("fold", saved)
+    assert "no run folder" in refused("fold", shared / "run" / "weights.safetensors", "--heads", "1")
+    assert "no run folder" in refused("fold", saved, "--frontier")
+    assert "choose one" in refused("fold", shared / "run", "--tol", "1", "--frontier")
     assert "is what is folded" in refused("fold", saved, "--out", saved)
     theirs = tmp_path / "theirs.safetensors"
     shutil.copyfile(shared / "weights.safetensors", theirs)

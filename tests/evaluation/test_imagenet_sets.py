@@ -14,6 +14,7 @@ from timm.data import ImageNetInfo
 from torch import Tensor, nn
 
 from recast.lab.data import Data
+from recast.lab.data.datasets import ImageFiles
 from recast.lab.evaluation import Options
 from recast.lab.evaluation.context import Context, NotMeasured
 from recast.lab.evaluation.imagenet_corruptions import ALEXNET_ERRORS, KINDS
@@ -21,6 +22,7 @@ from recast.lab.evaluation.imagenet_sets import (
     SETS,
     imagenet_wnids,
     outputs_of,
+    real_labels,
     sources_imagenet_c,
     sources_of_set,
 )
@@ -119,7 +121,7 @@ def test_other_classes_are_not_measured(digits: Data) -> None:
     assert outputs_of(context(named(digits, few)), imagenet_wnids()[3:5], "imagenet-a").tolist() == [3, 4]
 
 
-@pytest.mark.parametrize("suite", SETS)
+@pytest.mark.parametrize("suite", [*SETS, "imagenet-real"])
 def test_missing_sets_and_other_classes(
     suite: str, tmp_path: Path, digits: Data, score: Score, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +129,31 @@ def test_missing_sets_and_other_classes(
     for data in (digits, named(digits)):
         with pytest.raises(NotMeasured, match=suite):
             score(suite, Decode(), data)
+
+
+def real_data(digits: Data, root: Path, numbers: list[int], decode: Callable[[int], int]) -> Data:
+    """Images whose colour tells the label that `decode` gives for their number."""
+    paths = [root / f"ILSVRC2012_val_{number:08d}.JPEG" for number in numbers]
+    for path, number in zip(paths, numbers, strict=True):
+        Image.new("RGB", (16, 16), encode(decode(number))).save(path, "PNG")
+    return replace(named(digits), val=ImageFiles(torch.zeros(len(paths), dtype=torch.long), 16, list(map(str, paths))))
+
+
+def test_real_counts_any_of_an_images_labels(tmp_path: Path, digits: Data, score: Score) -> None:
+    labels = list(real_labels().values())
+    assert len(labels) == 50_000
+    assert sum(not each for each in labels) == 3_163
+    numbers = {count: [i + 1 for i, each in enumerate(labels) if len(each) == count][:4] for count in (0, 1, 2)}
+    (none, _, _, _), (near, _, _, far), several = numbers.values()
+
+    def shown(number: int) -> int:
+        """The last of an image's labels, or one that is a little or far off."""
+        off = {near: 2, far: 500}.get(number, 0)
+        return (labels[number - 1][-1] + off) % 1000 if labels[number - 1] else 0
+
+    found = score("imagenet-real", Decode(), real_data(digits, tmp_path, [*several, none, near, far], shown))
+    assert found["top1"][:, 0].tolist() == [1, 1, 1, 1, 0, 0]
+    assert found["top5"][:, 0].tolist() == [1, 1, 1, 1, 1, 0]
 
 
 WNIDS = [f"n{number:08d}" for number in (5, 7, 9)]

@@ -6,6 +6,7 @@ evaluation.json         Evaluation, with a Provenance for every suite
 rows.csv                Row                     differences.csv     Difference
 analysis/fourier.csv    FourierLine             analysis/heads.csv  HeadLine
 analysis/cka.csv        SimilarityLine          analysis/agreement.csv  a column for every arm
+analysis/frontier.csv   FrontierLine
 """
 
 from __future__ import annotations
@@ -180,6 +181,28 @@ class Difference:
     value: float
     low: float
     high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class FrontierLine:
+    """A network on the way from all heads open to none: what it reaches, and the time that it takes."""
+
+    model: str
+    heads: int
+    """That are open; 0 for a network without recast layers."""
+    layer: str
+    """Of the head that was closed last; "" where none was."""
+    head: int | None
+    loss: float | None
+    """On the training images that heads are chosen by."""
+    top1: float
+    noise: float
+    """Top-1 under Gaussian noise, in percent as `top1`."""
+    ms: float
+    """An image takes, in batches, folded."""
+    chosen_on: int
+    """Training images."""
     n: int
 
 

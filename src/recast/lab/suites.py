@@ -155,6 +155,10 @@ SUITES = {
         "ImageNet-V2", "a second test set of all 1,000 classes (matched frequency)", "test set", TOP,
         needs="imagenetv2-matched-frequency.tar.gz, linked at github.com/modestyachts/ImageNetV2",
     ),
+    "imagenet-real": Suite(
+        "ImageNet-ReaL", "ImageNet's validation images with ReaL's labels", "test set", TOP,
+        needs="ImageNet's validation images under their own names; the labels come with timm",
+    ),
     "resolution": Suite(
         "Test resolution", "accuracy at other test sizes (--sizes)", "sweep", setting="{}",
         missing="accuracy by test resolution (T-CNN, Fig. 7)",
@@ -187,6 +191,10 @@ SUITES = {
     "agreement": Suite(
         "Agreement", "table: every model's prediction for every image", "table", (), default=True,
         missing="images won and lost against the parent",
+    ),
+    "frontier": Suite(
+        "Heads closed one by one", "table: top-1, clean and under noise, and milliseconds as heads are closed", "table",
+        (),
     ),
 }  # fmt: skip
 

@@ -68,6 +68,8 @@ class Source:
     """Part of the suite, such as gaussian_noise/1 or 160x160; empty if there is only one."""
     columns: Tensor | None = None
     """Classes of a set that has only some of them: labels are positions in `columns`."""
+    answers: Tensor | None = None
+    """(N, A) int64: all right labels of each image, padded with -1; None: the label of the data set."""
     depends: tuple[LabelledImages, ...] = ()
     """Other images that the scores depend on."""
 
@@ -160,9 +162,10 @@ class Batch:
         return logits if self.source.columns is None else logits[:, self.source.columns]
 
     def is_correct(self, name: str, images: Tensor | None = None, k: int = 1) -> Tensor:
-        """Return (B,) float: 1 if the label is among the k largest logits."""
-        best = self.logits(name, images).topk(k, dim=1).indices
-        return (best == self.labels[:, None]).any(1).float()
+        """Return (B,) float: 1 if the label, or an answer of the source, is among the k largest logits."""
+        answers = self.source.answers
+        labels = self.labels if answers is None else answers[self.indices].to(self.labels.device)
+        return is_correct(self.logits(name, images), labels, k)
 
     def top1(self, metric: str, images: Tensor | None = None) -> Iterator[Score]:
         """Score 1 for every image of the batch (or of these in its place) that a model classifies correctly."""
@@ -182,3 +185,9 @@ def loss_gradient(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
         pixels = images.detach().clone().requires_grad_()
         loss = F.cross_entropy(model(pixels).float(), labels, reduction="sum")
         return torch.autograd.grad(loss, pixels)[0]
+
+
+def is_correct(logits: Tensor, answers: Tensor, k: int = 1) -> Tensor:
+    """Return (B,) float: 1 if the label (B,), or one of several (B, A), is among the k largest logits."""
+    best = logits.topk(k, dim=1).indices
+    return (best[:, :, None] == answers.reshape(len(best), 1, -1)).flatten(1).any(1).float()

@@ -1,4 +1,4 @@
-"""Suites on released test sets of ImageNet's classes: `imagenet-a`, `-r`, `-v2` and `imagenet-c`.
+"""Suites on released test sets of ImageNet's classes: `imagenet-a`, `-r`, `-v2`, `-real` and `imagenet-c`.
 
 A set is a folder of class folders named by wnid (n01440764), in ImageNet-V2 by number (0 to 999). Names of the data's
 classes decide which output of the model a class is, never the order of the folders.
@@ -16,12 +16,14 @@ from pathlib import Path
 
 import torch
 from PIL import Image
-from timm.data import ImageNetInfo
+from timm.data import ImageNetInfo, RealLabelsImagenet
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from recast.errors import RecastError, listed
 from recast.lab.data.datasets import ImageFiles
 from recast.lab.data.images import is_image_name, open_image, opened
+from recast.lab.data.shards import ImageStream
 from recast.lab.evaluation.context import Context, NotMeasured, Source, sampled
 from recast.lab.suites import CATEGORIES, SEVERITIES, SUITES
 
@@ -33,6 +35,7 @@ SETS = {
 }
 """`imagenet_wnids` of each set, and the name of its folder."""
 WNID = re.compile(r"n\d{8}")
+VAL_IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})")
 
 
 @cache
@@ -115,6 +118,35 @@ def sources_of_set(context: Context, suite: str) -> list[Source]:
     val = context.data.val
     images = ImageFiles(labels, val.img_size, [str(root / name) for name in names], crop_pct=val.crop_pct)
     return [Source(sampled(images, context.options.num_images), columns=columns)]
+
+
+@cache
+def real_labels() -> dict[str, list[int]]:
+    """Return the ReaL labels of each of ImageNet's 50,000 validation images by file name."""
+    labels: dict[str, list[int]] = RealLabelsImagenet(range(50_000)).real_labels
+    return labels
+
+
+def sources_real(context: Context) -> list[Source]:
+    """Return the validation images that have a label in ReaL. Raises NotMeasured if they are not ImageNet's.
+
+    Each of an image's labels is right (Beyer et al. 2020, arXiv:2006.07159).
+    """
+    val, data = context.data.val, context.data.name
+    names = [] if isinstance(val, ImageStream) else [val.image_name(index) for index in range(len(val))]
+    labels = [real_labels().get(f"{match[0]}.JPEG") for name in names if (match := VAL_IMAGE.search(name))]
+    if len(labels) != len(val) or None in labels:
+        other = next((name for name in names if not VAL_IMAGE.search(name)), "others")
+        raise NotMeasured(
+            "imagenet-real requires ImageNet's validation images under their file names "
+            f"(ILSVRC2012_val_00000001.JPEG ...), but {data} has {other}; use --data imagenet"
+        )
+    outputs = outputs_of(context, imagenet_wnids(), "imagenet-real")
+    answers = {index: outputs[label] for index, label in enumerate(labels) if label}
+    if not answers:
+        raise NotMeasured(f"none of the {len(val)} images of {data} has a ReaL label; use more images")
+    padded = pad_sequence(list(answers.values()), batch_first=True, padding_value=-1)
+    return [Source(val.subset(torch.tensor(list(answers))), answers=padded)]
 
 
 def read_unresized(root: Path, side: int, name: str) -> Image.Image:

@@ -20,8 +20,9 @@ from recast.lab.evaluation.agreement import predict
 from recast.lab.evaluation.basic_corruptions import mean_over_corruptions, score_basic
 from recast.lab.evaluation.context import Batch, Context, NotMeasured, Score, Source, sampled
 from recast.lab.evaluation.cost import measure_cost
+from recast.lab.evaluation.frontier import tabulate_frontier
 from recast.lab.evaluation.imagenet_corruptions import means_over_corruptions, sources_corruptions
-from recast.lab.evaluation.imagenet_sets import sources_imagenet_c, sources_of_set
+from recast.lab.evaluation.imagenet_sets import sources_imagenet_c, sources_of_set, sources_real
 from recast.lab.evaluation.knn import score_knn, sources_knn
 from recast.lab.evaluation.retrieval import score_retrieval
 from recast.lab.evaluation.stats import Statistic, plain_mean
@@ -109,6 +110,7 @@ EVALUATORS = {
         name: Evaluator(accuracy.score_top, sources=partial(sources_of_set, suite=name))
         for name in ("imagenet-a", "imagenet-r", "imagenet-v2")
     },
+    "imagenet-real": Evaluator(accuracy.score_top, sources=sources_real),
     "resolution": Evaluator(accuracy.score_resolution, sources=accuracy.sources_resolution),
     "knn": Evaluator(score_knn, sources=sources_knn, uses=("neighbours", "labels")),
     "retrieval": Evaluator(
@@ -119,8 +121,9 @@ EVALUATORS = {
     "heads": Evaluator(tabulate=analyse_heads),
     "cka": Evaluator(tabulate=partial(analyse, tabulate_cka)),
     "agreement": Evaluator(tabulate=analyse_agreement),
+    "frontier": Evaluator(tabulate=tabulate_frontier),
 }
-"""Evaluators by the names of `recast.lab.suites`, without those of other tasks."""
+"""Evaluators by the names of `recast.lab.suites`, without those of other tasks; papers add theirs."""
 
 
 def evaluator(suite: str) -> Evaluator:

@@ -22,9 +22,28 @@ from recast.config import (
 from recast.lab.config.inputs import LabelsConfig
 from recast.lab.config.recipe import PaperConfig
 from recast.lab.config.tasks import ImageTask
+from recast.lab.suites import METRICS, SUITES, Metric, Suite
 
 if TYPE_CHECKING:
     from recast.lab.config.recipe import Recipe
+
+METRICS |= {
+    "weight_decay": Metric("Weight decay, log₁₀", "", meaning="of the linear classifier, chosen on held-out images"),
+    "halves": Metric(
+        "Random halves told apart", meaning="training accuracy of a linear classifier of halves of every class"
+    ),
+    "energy": Metric("Energy of the components", meaning="share of the variance in the first components"),
+}
+SUITES |= {
+    "linear": Suite(
+        "Linear classifier on the features", "logistic regression on the frozen features of the training images",
+        "accuracy", ("top1", "weight_decay"), short="Linear classifier",
+    ),
+    "separability": Suite(
+        "Separability of the features", "random halves of every class told apart; energy of the principal components",
+        "accuracy", ("halves", "energy"), "{} components", short="Separability",
+    ),
+}  # fmt: skip
 
 
 class GrafitConfig(PaperConfig, LabelsConfig):

@@ -1,0 +1,116 @@
+"""Suite `frontier`: accuracy and robustness over time while the heads of a trained network are closed one by one."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from recast.errors import RecastError
+from recast.lab.data.sources import labelled_images
+from recast.lab.evaluation.basic_corruptions import corrupt
+from recast.lab.evaluation.context import Context, NotMeasured, PixelModel, Source, is_correct, sampled
+from recast.lab.records import FrontierLine
+from recast.layers.gpsa import gpsa_layers
+from recast.surgery.folding.closing import close_, closing_, heads_left, parts_of
+from recast.surgery.folding.model import fold_
+from recast.surgery.scales import recalibrate_batch_norm_
+from recast.tables import Table, read_records
+from recast.tracing.timing import time_models
+
+if TYPE_CHECKING:
+    from recast.lab.evaluation.run_folder import OpenRun
+
+CHOSEN_ON = 512
+"""Number of training images: half of them choose heads, all give BatchNorm's statistics."""
+IMAGES = 1000
+"""Default number of validation images of a point."""
+BATCH = 32
+SECONDS = 1.0
+"""Duration of the timing of a point."""
+SEVERITY = 3
+"""Severity of the Gaussian noise of suite `basic`."""
+
+
+def tabulate_frontier(context: Context) -> Table:
+    """Return one row per network, and one per head closed in the recast one.
+
+    Each point is folded as in use, measured on the same images, and timed in turns with the network with all heads, so
+    that a slower machine slows both. BatchNorm's statistics are measured again on the same training images in every
+    network, also without closed heads: that alone moves accuracies by points.
+    """
+    named = [name for name, model in context.models.items() if gpsa_layers(model)]
+    if not named:
+        raise NotMeasured("frontier requires a model with GPSA layers, whose heads it closes")
+    name = named[-1]
+    count = min(CHOSEN_ON, context.options.num_images or CHOSEN_ON)
+    # "skip": a run may have been trained without unreadable images; `close_to` uses the same images
+    images, labels = labelled_images(context.data, count, 0, "skip", context.device)
+    models = {other: copy.deepcopy(model) for other, model in context.models.items()}
+    for model in models.values():
+        recalibrate_batch_norm_(model.model, parts_of(images))
+    rest, first = models[name], fold_exactly(models[name])
+    total = len(heads_left(first.model))
+    source, reference = Source(sampled(context.data.val, context.options.num_images or IMAGES)), list[float]()
+    few = next(context.batches(source)).images[:BATCH]
+
+    def point(of: str, model: nn.Module, heads: int, layer: str, head: int | None, loss: float | None) -> FrontierLine:
+        times = time_models({"first": first, "now": model}, few, SECONDS)
+        reference.append(min(times["first"]))
+        top1, noise, n = _accuracies(context, source, model)
+        slower = min(times["now"]) / min(times["first"])  # other load on the machine only adds
+        return FrontierLine(of, heads, layer, head, loss, top1, noise, slower, len(images), n)
+
+    others = [other for other in models if other != name]
+    lines = [point(other, models[other], 0, "", None, None) for other in others]
+    lines.append(point(name, first, total, "", None, None))
+    for closed in closing_(rest.model, images, labels):
+        folded = fold_exactly(rest)
+        lines.append(point(name, folded, len(heads_left(folded.model)), *closed))
+    per_image = 1000 * statistics.median(reference) / len(few)
+    return Table.of("frontier", FrontierLine, (replace(line, ms=line.ms * per_image) for line in lines))
+
+
+def fold_exactly(model: PixelModel) -> PixelModel:
+    """Return a copy in which every layer has its smallest form."""
+    folded = copy.deepcopy(model)
+    fold_(folded.model)
+    return folded
+
+
+def close_to(run: OpenRun, heads: int) -> None:
+    """Close heads of a run's recast network in place until `heads` are open, in the order of its frontier.csv.
+
+    Raises RecastError if RUN/analysis/frontier.csv is missing, belongs to another network, or has no such point.
+    """
+    path = run.folder / "analysis" / "frontier.csv"
+    if not path.is_file():
+        raise RecastError(f"no such file: {path}; measure it with recast fold {run.folder} --frontier")
+    lines = [line for line in read_records(path, FrontierLine) if line.model == "recast"]
+    if not lines:
+        raise RecastError(f"{path} has no point of a recast network: run recast fold {run.folder} --frontier")
+    counts = [line.heads for line in lines]
+    if heads not in counts:
+        raise RecastError(f"heads must be between {counts[-1]} and {counts[0]} (points of {path}), got {heads}")
+    model = run.models["recast"].eval()
+    closed = [(line.layer, line.head) for line in lines[1 : counts.index(heads) + 1] if line.head is not None]
+    images, _ = labelled_images(run.data, lines[0].chosen_on, 0, "skip", next(model.parameters()).device)
+    for layer in gpsa_layers(model).values():
+        layer.close_maps_(0.0)
+    close_(model, closed, images)
+
+
+@torch.no_grad()
+def _accuracies(context: Context, source: Source, model: nn.Module) -> tuple[float, float, int]:
+    """Return top-1 in percent, clean and under noise, and the number of images."""
+    right = torch.zeros(2, dtype=torch.double)
+    for batch in context.batches(source):
+        noisy = corrupt(batch.images, "gaussian_noise", SEVERITY, batch.first)
+        for i, pixels in enumerate((batch.images, noisy)):
+            right[i] += is_correct(model(pixels), batch.labels).sum().item()
+    clean, under_noise = (100 * right / len(source.images)).tolist()
+    return clean, under_noise, len(source.images)

@@ -1,0 +1,156 @@
+"""Closing heads one after another, always the one whose removal raises the loss least.
+
+To first order, closing head h of a layer adds to the loss
+
+    −(γ_h · ∂L/∂γ_h + s_h · ∂L/∂s_h)        linear gate
+    (1 − σ(λ_h)) · ∂L/∂σ_h                  sigmoid gate: its content map goes, the Gaussian stays
+
+Before each step all open heads are put in this order; the first few are closed in turn, and the one with the smallest
+loss measured stays closed. The rule is this library's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from recast.errors import RecastError
+from recast.layers.gpsa import GPSA, LAMBDA_WITHOUT_CONTENT, gpsa_layers
+from recast.surgery.scales import recalibrate_batch_norm_
+from recast.tracing.hooks import in_eval
+
+TRIED = 4
+"""Heads whose closing is measured before one of them is chosen."""
+PART = 64
+"""Images of one pass."""
+
+
+class Closed(NamedTuple):
+    """A head that was closed, and the loss without it."""
+
+    layer: str
+    head: int
+    loss: float
+
+
+def heads_left(model: nn.Module) -> list[tuple[str, int]]:
+    """Return (layer, head) of every open head."""
+    layers = gpsa_layers(model)
+    return [(name, head) for name, layer in layers.items() for head in sorted(_open(layer))]
+
+
+def _open(layer: GPSA) -> set[int]:
+    return {head for _, heads in _gates(layer) for head in heads}
+
+
+def closing_(model: nn.Module, images: Tensor, labels: Tensor) -> Iterator[Closed]:
+    """Close one head of `model` at each step, in place, until none is left; what was closed is removed (`prune_`).
+
+    images (N, C, H, W), normalised, and labels (N,): training images; every other one tells the loss, and after each
+    step all of them tell BatchNorm its statistics anew (`close_`). Raises RecastError for a network without open heads,
+    and one whose gates may not reach 0 (`gate_range`).
+    """
+    for layer in gpsa_layers(model).values():
+        layer.check_closes(1.0)
+        layer.close_maps_(0.0)
+    if not heads_left(model):
+        raise RecastError("the network has no open head to close")
+    batches = list(zip(images[::2].split(PART), labels[::2].split(PART), strict=True))
+    with in_eval(model):
+        while added := _added(model, batches):
+            candidates = sorted(added, key=added.__getitem__)
+            losses = []
+            for name, head in candidates[:TRIED]:
+                with _without(model.get_submodule(name), head):
+                    losses.append(_loss(model, batches))
+            name, head = candidates[losses.index(min(losses))]
+            close_(model, [(name, head)], images)
+            yield Closed(name, head, _loss(model, batches))
+
+
+def close_(model: nn.Module, heads: list[tuple[str, int]], images: Tensor) -> None:
+    """Remove the maps of these heads, and measure BatchNorm's statistics anew on `images`: what they saw has changed.
+
+    Raises RecastError for a layer or head that the network does not have, or that is closed.
+    """
+    layers = gpsa_layers(model)
+    for name, head in heads:
+        layer = layers.get(name)
+        if layer is None or head not in _open(layer):
+            raise RecastError(f"{type(model).__name__} has no open head {head} in {name}")
+        content, gaussian = {*layer.content_heads} - {head}, {*layer.gaussian_heads}
+        layer.prune_(gaussian - {head} if layer.config.gate == "linear" else gaussian, content)
+    recalibrate_batch_norm_(model, parts_of(images))
+
+
+def parts_of(images: Tensor) -> tuple[Tensor, ...]:
+    """Split images into even parts of about `PART`: a single last image would have no variance on 1×1 maps."""
+    return images.tensor_split(-(-len(images) // PART))
+
+
+def _added(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> dict[tuple[str, int], float]:
+    """Return the first-order increase of the loss from closing each open head."""
+    layers = gpsa_layers(model)
+    gates = [gate for layer in layers.values() for gate, _ in _gates(layer)]
+    count = sum(len(labels) for _, labels in batches)
+    slopes = [torch.zeros_like(gate) for gate in gates]
+    asked = [(p, p.requires_grad) for p in model.parameters()]
+    for p, _ in asked:
+        p.requires_grad_(any(p is gate for gate in gates))
+    try:
+        with torch.enable_grad():
+            for images, labels in batches:
+                loss = F.cross_entropy(model(images).float(), labels, reduction="sum") / count
+                for slope, gradient in zip(
+                    slopes, torch.autograd.grad(loss, gates, materialize_grads=True), strict=True
+                ):
+                    slope += gradient
+    finally:
+        for p, before in asked:
+            p.requires_grad_(before)
+    added: dict[tuple[str, int], float] = dict.fromkeys(heads_left(model), 0.0)
+    every = iter(slopes)
+    for name, layer in layers.items():
+        for gate, heads in _gates(layer):
+            slope = next(every)
+            rise = slope / gate.sigmoid() if layer.config.gate == "sigmoid" else -gate * slope
+            for head, value in zip(heads, rise.tolist(), strict=True):
+                added[name, head] += value
+    return added
+
+
+def _gates(layer: GPSA) -> list[tuple[nn.Parameter, tuple[int, ...]]]:
+    """The gates that can close, and the heads that each belongs to."""
+    if layer.config.gate == "sigmoid":
+        return [(layer.lam, layer.content_heads)]
+    return [(layer.gamma, layer.content_heads), (layer.spread, layer.gaussian_heads)]
+
+
+@torch.no_grad()
+def _loss(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> float:
+    sums = [F.cross_entropy(model(images).float(), labels, reduction="sum") for images, labels in batches]
+    return float(torch.stack(sums).sum()) / sum(len(labels) for _, labels in batches)
+
+
+@contextmanager
+def _without(layer: nn.Module, head: int) -> Iterator[None]:
+    """Close a head of the layer inside the block."""
+    assert isinstance(layer, GPSA)
+    before = [(gate, gate.detach().clone()) for gate, _ in _gates(layer)]
+    closed = LAMBDA_WITHOUT_CONTENT if layer.config.gate == "sigmoid" else 0.0
+    with torch.no_grad():
+        for gate, heads in _gates(layer):
+            if head in heads:
+                gate[heads.index(head)] = closed
+        layer.refresh_gates()
+        try:
+            yield
+        finally:
+            for gate, value in before:
+                gate.copy_(value)
+            layer.refresh_gates()

@@ -1,0 +1,120 @@
+"""Heads closed one by one: the right one first, and what is left computes what it should."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import recast
+from recast.errors import RecastError
+from recast.layers.gpsa import gpsa_layers
+from recast.surgery.folding import closing
+from recast.surgery.folding.closing import close_, closing_, heads_left
+from recast.surgery.scales import recalibrate_batch_norm_
+
+pytestmark = pytest.mark.usefixtures("papers_layer")
+
+X = torch.randn(24, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+Y = torch.arange(24) % 10
+
+
+def network(gate: str) -> nn.Module:
+    """Two recast layers, every head open by its own amount."""
+    torch.manual_seed(0)
+    parent = timm.create_model("digits_resnet", num_classes=10).eval()
+    config = recast.RecastConfig(gate=gate, query_key="random")
+    model = recast.recast_(parent, recast.plan(parent, X[:1], config, where=["layer3.1.conv1", "layer3.1.conv2"]))
+    with torch.no_grad():
+        for layer in gpsa_layers(model).values():
+            for gate_of in (layer.lam,) if gate == "sigmoid" else (layer.gamma, layer.spread):
+                gate_of.copy_(torch.randn(9))
+            layer.key.normal_()
+    return model.eval()
+
+
+def loss_of(model: nn.Module) -> float:
+    with torch.no_grad():
+        return float(F.cross_entropy(model(X[::2]), Y[::2]))
+
+
+@pytest.mark.parametrize("gate", ["linear", "sigmoid"])
+def test_the_head_that_is_missed_least_goes_first(gate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closing, "TRIED", 18)
+    model = network(gate)
+    alone = {}
+    for name, head in heads_left(model):
+        without: Any = copy.deepcopy(model)
+        layer = without.get_submodule(name)
+        rest = [h for h in range(9) if h != head]
+        layer.prune_(rest if gate == "linear" else range(9), rest)
+        alone[name, head] = loss_of(without)
+    first = next(closing_(model, X, Y))
+    assert (first.layer, first.head) == min(alone, key=alone.__getitem__)
+    assert len(heads_left(model)) == 17
+    assert first.loss == pytest.approx(loss_of(model), rel=1e-5)
+
+
+@pytest.mark.parametrize("gate", ["linear", "sigmoid"])
+def test_the_first_order_is_the_slope_of_the_loss(gate: str) -> None:
+    """Shares moved a little towards closed change the loss by as little of what closing adds."""
+    model, step = network(gate).double(), 1e-3
+    told = [(X[::2].double(), Y[::2])]
+    before = closing._loss(model, told)
+    measured = {}
+    for name, head in heads_left(model):
+        moved: Any = copy.deepcopy(model)
+        layer = moved.get_submodule(name)
+        with torch.no_grad():
+            if gate == "linear":
+                layer.gamma[head] *= 1 - step
+                layer.spread[head] *= 1 - step
+            else:
+                layer.lam[head] = torch.logit(1 - (1 - layer.lam[head].sigmoid()) * (1 - step))
+        measured[name, head] = (closing._loss(moved, told) - before) / step
+    assert closing._added(model, told) == pytest.approx(measured, rel=0.02, abs=5e-4)
+
+
+def test_to_the_last_head_it_is_the_network_without_attention(error_of: Any) -> None:
+    model = network("linear")
+    expected = copy.deepcopy(model)
+    steps = list(closing_(model, X, Y))
+    assert len({(one.layer, one.head) for one in steps}) == len(steps) == 18
+    recast.fold_(expected, tol=float("inf"))
+    recalibrate_batch_norm_(expected, [X])
+    with torch.no_grad():
+        assert error_of(model(X), expected(X)) < 1e-5
+    again = network("linear")
+    close_(again, [(one.layer, one.head) for one in steps[:7]], X)
+    assert len(heads_left(again)) == 11
+    assert steps[6].loss == pytest.approx(loss_of(again), rel=1e-4)
+
+
+def test_no_part_is_one_image() -> None:
+    assert [len(part) for part in closing.parts_of(torch.zeros(129, 1))] == [43, 43, 43]
+    assert [len(part) for part in closing.parts_of(torch.zeros(512, 1))] == [64] * 8
+
+
+def test_what_is_tried_is_put_back() -> None:
+    model = network("linear")
+    expected, layer = model(X).detach(), gpsa_layers(model)["layer3.1.conv2"]
+    with closing._without(layer, 4):
+        assert not torch.equal(model(X), expected)
+        assert layer.open_heads == (0, 1, 2, 3, 5, 6, 7, 8)
+    assert torch.equal(model(X), expected)
+    closing._added(model, [(X, Y)])
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+
+
+def test_what_cannot_be_closed() -> None:
+    with pytest.raises(RecastError, match="no open head"):
+        next(closing_(timm.create_model("digits_resnet", num_classes=10), X, Y))
+    model = network("linear")
+    with pytest.raises(RecastError, match=r"CifarResNet has no open head 9 in layer3\.1\.conv1"):
+        close_(model, [("layer3.1.conv1", 9)], X)
+    assert len(heads_left(model)) == 18
