@@ -86,7 +86,7 @@ def test_the_gpu_benchmarks_on_a_cpu(tmp_path: Path) -> None:
         "exactness": "failed", "speed": "passed", "evidence": "skipped",
     }  # fmt: skip
     speed = read(out / "speed.csv")
-    assert {row["unit"].split("/")[0] for row in speed} == {"layer", "memory", "chunks", "content", "network"}
+    assert {row["unit"].split("/")[0] for row in speed} == {"layer", "memory", "chunks", "network"}
     over_conv = [float(row["value"]) for row in speed if row["quantity"] == "over_conv" and "3 open" in row["arm"]]
     assert len(over_conv) == 2
     assert all(value > 1 for value in over_conv)
