@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 EXAMPLES = """  recast export runs/mine                                  (runs/mine/model.onnx)
-  recast export child.safetensors --to torch --out child.pt2
+  recast export child.safetensors --out child.pt2        (a program of torch.export)
   recast export resnet50 --pretrained --img-size 224x160   (a network that was not recast)
 
 The file takes any batch, and any height and width where the network does; images normalised as in training.
@@ -31,7 +31,6 @@ def export(
     subject: str,
     /,
     *,
-    to: Literal["onnx", "torch"] = "onnx",
     out: FilePath | None = None,
     checkpoint: FilePath | None = None,
     checkpoint_key: str | None = None,
@@ -47,8 +46,8 @@ def export(
 
     Args:
         subject: A run folder, a file of recast.save, or a model's name.
-        to: onnx, for ONNX Runtime and others; or torch, a program of torch.export.
-        out: The file. None: model.onnx or model.pt2 beside the subject.
+        out: The file: .onnx, for ONNX Runtime and others, or .pt2, a program of torch.export. None: model.onnx
+            beside the subject.
         checkpoint: Weights for a model's name.
         checkpoint_key: Which weights of a checkpoint with several, e.g. state_dict. None: as timm, EMA first.
         pretrained: Fetch the registry's own weights.
@@ -63,19 +62,18 @@ def export(
     from recast.surgery.folding.model import fold_
 
     folder = Path(subject) if Path(subject).is_dir() else Path(subject).parent
-    default = folder / f"model{exporting.SUFFIX[to]}"
-    path = Path(out) if out else default
-    check_place(path, "--out", default.name)
+    path = Path(out) if out else folder / "model.onnx"
+    check_place(path, "--out", "model.onnx")
     if path.exists() and not (path.is_file() and exporting.is_export(path)):
         raise RecastError(f"{path} exists and was not written by recast export: choose another --out, or move it")
     with trusting(subject, trust=trust):
         config = ModelConfig(subject, checkpoint, pretrained, checkpoint_key=checkpoint_key)
-        model, parent, side = _open(config)
+        model, side = _open(config)
     torch.manual_seed(0)
     example = torch.randn(1, *example_shape(model, img_size or side))
     if fold:
         fold_(model)
-    exported = exporting.export(model, example, path, to, parent=parent)
+    exported = exporting.export(model, example, path)
     print_json(exported.to_dict()) if output.as_json else print(exported)
     return 0
 
@@ -83,14 +81,14 @@ def export(
 COMMAND = Command(export, "RUN|FILE|MODEL [options]", EXAMPLES)
 
 
-def _open(config: ModelConfig) -> tuple[nn.Module, nn.Module | None, str | None]:
-    """Return the network, and of a run its parent and the side of its images."""
+def _open(config: ModelConfig) -> tuple[nn.Module, str | None]:
+    """Return the network, and of a run the side of its images."""
     from recast.lab.evaluation.run_folder import open_run
     from recast.lab.explain.open import names_a_run, open_model
 
     if not names_a_run(config.name):
-        return open_model(config), None, None
+        return open_model(config), None
     run = open_run(config.name)
     model = run.models.get("recast", run.models.get("finetuned"))
     assert model is not None
-    return model, run.models.get("parent"), str(run.data.val.img_size)
+    return model, str(run.data.val.img_size)
