@@ -165,12 +165,12 @@ def test_a_file_cannot_call_functions(own_networks: str) -> None:
     with trusting(described["name"]):
         assert isinstance(build_from(described), nn.Sequential)
     for content in ({"name": 3}, ["digits_resnet"]):
-        with pytest.raises(RecastError, match="a constructor must be"):
+        with pytest.raises(RecastError, match=r"the constructor: .*must be a"):
             build_from(content)
-    with pytest.raises(RecastError, match=r"may set num_classes and img_size only, got .*checkpoint_path"):
+    with pytest.raises(RecastError, match=r"unknown name kwargs\.checkpoint_path"):
         build_from({"name": "digits_resnet", "kwargs": {"checkpoint_path": "evil.pth"}})
-    for kwargs in ({"num_classes": "6"}, {"img_size": 0}, {"img_size": True}):
-        with pytest.raises(RecastError, match=f"must set {next(iter(kwargs))} to a whole number from 1"):
+    for kwargs in ({"num_classes": "six"}, {"img_size": 0}, {"img_size": True}):
+        with pytest.raises(RecastError, match=rf"kwargs\.{next(iter(kwargs))} must be"):
             build_from({"name": "test_vit", "kwargs": kwargs})
 
 
