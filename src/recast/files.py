@@ -82,8 +82,9 @@ def _check_folders(run: Path) -> None:
 def _is_left_over(path: Path) -> bool:
     """Return True for a temporary file whose process ended. Only Linux tells."""
     match = TEMPORARY.fullmatch(path.name)
-    is_file = match is not None and path.is_file() and not path.is_symlink()
-    return is_file and Path("/proc/self").exists() and not Path("/proc", match[1]).exists()
+    if match is None or path.is_symlink() or not path.is_file():
+        return False
+    return Path("/proc/self").exists() and not Path("/proc", match[1]).exists()
 
 
 @contextmanager
