@@ -98,7 +98,7 @@ def _system_lock(path: Path, folder: Path) -> Iterator[None]:
         try:  # a link here would lead to a file of somebody's, and opening a pipe would wait
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         except OSError as error:
-            raise RecastError(f"cannot lock {folder} ({error.strerror}): look at {path}, and remove it") from None
+            raise RecastError(f"cannot open {path}: {error.strerror}; if it is a link or a folder, remove it") from None
         try:
             state = os.fstat(file)
             if state.st_size or not stat.S_ISREG(state.st_mode):  # it is removed at the end
