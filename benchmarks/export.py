@@ -5,7 +5,7 @@
 Random weights with telling scales; the last stage is recast, a third of its heads opened in both maps ("closed": none,
 folded). `any_size`: height and width are free in the file. `error`: largest relative error of the file's outputs over 1
 and 3 images of two sizes. `over_module`, `over_parent`: median time of a pass of the file on 2 images over the module's
-and the parent's, by turns. `seconds`: export, checks and timing (those of patchconvnet_s60 count pauses of a shared
+and the parent's, by turns. `seconds`: export and checks (those of patchconvnet_s60 count pauses of a shared
 machine). `parent_error`: that of the parent alone, in ONNX.
 """
 
@@ -21,18 +21,18 @@ from typing import Any
 
 import timm
 import torch
-from timing import RESULTS, machine, write
+from timing import RESULTS, by_turns, machine, ratio, write
 from torch import nn
 
 import recast
 import recast.papers.networks
-from recast.exporting import SUFFIX
+from recast.exporting import SUFFIX, open_program
 from recast.layers.cmhsa import recast_layers
 from recast.layers.config import PAPERS_LAYER
 from recast.surgery.scales import randomize_scales_
 
 assert recast.papers.networks  # registers networks
-SIZE = 96
+SIZE, ROUNDS = 96, 9
 NETWORKS: dict[str, dict[str, Any]] = {
     "resnet50": {},
     "resnet50, closed": {},
@@ -79,8 +79,12 @@ def measure(name: str, to: Any, folder: str) -> dict[str, Any]:
     """One row."""
     parent, child, images = networks(name)
     started = time.perf_counter()
-    found = recast.export(child, images, Path(folder) / f"child{SUFFIX[to]}", to, parent=parent, tol=float("inf"))
-    seconds, ms = time.perf_counter() - started, found.milliseconds
+    found = recast.export(child, images, Path(folder) / f"child{SUFFIX[to]}", tol=float("inf"))
+    seconds = time.perf_counter() - started
+    program = open_program(found.path, to)
+    arms = {"file": lambda: program(images), "module": lambda: child(images), "parent": lambda: parent(images)}
+    with torch.no_grad():
+        times = by_turns(arms, ROUNDS)
     alone = None
     if to == "onnx":
         alone = recast.export(parent, images, Path(folder) / "parent.onnx", tol=float("inf"))
@@ -91,9 +95,9 @@ def measure(name: str, to: Any, folder: str) -> dict[str, Any]:
         "any_size": found.any_size,
         "error": f"{max(check.error for check in found.checks):.1e}",
         "parent_error": "" if alone is None else f"{max(check.error for check in alone.checks):.1e}",
-        "over_module": round(ms["file"] / ms["module"], 2),
-        "over_parent": round(ms["file"] / ms["parent"], 2),
-        "module_over_parent": round(ms["module"] / ms["parent"], 2),
+        "over_module": round(ratio(times["file"], times["module"]), 2),
+        "over_parent": round(ratio(times["file"], times["parent"]), 2),
+        "module_over_parent": round(ratio(times["module"], times["parent"]), 2),
         "seconds": round(seconds, 1),
         "machine": machine(),
     }

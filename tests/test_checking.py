@@ -126,20 +126,14 @@ def test_folds_are_compared_with_the_report_of_fold(
 
 
 @pytest.mark.skipif(bool(missing_packages()), reason="pip install -e '.[export]'")
-def test_an_exported_file_is_run_again(tmp_path: Path, child: nn.Module) -> None:
+def test_an_exported_file_is_the_one_that_was_compared(tmp_path: Path, child: nn.Module) -> None:
     fold_(child)
     file = tmp_path / "child.onnx"
     export(child, X[:1], file)
     path = save(child, tmp_path / "child.safetensors", MADE_BY)
     assert str(tmp_path) not in json.dumps(read_header(path))
-    assert held(check(path))["export child.onnx"] is None
-    assert held(check(path, run=True))["export child.onnx"] is True
-    whole, saved = file.read_bytes(), path.read_bytes()
-    for wrong in (7, [7], [{"batch": 1, "height": 10**9, "width": 8, "error": 0.0}]):
-        rewrite(path, lambda header, wrong=wrong: header["proof"]["exported"]["child.onnx"].update(checks=wrong))
-        assert "its record is damaged" in str(check(path))
-    path.write_bytes(saved)
-    file.write_bytes(whole + b"\0")
+    assert held(check(path))["export child.onnx"] is True
+    file.write_bytes(file.read_bytes() + b"\0")
     assert held(check(path))["export child.onnx"] is False
     file.unlink()
     assert held(check(path))["export child.onnx"] is None

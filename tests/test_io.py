@@ -119,7 +119,7 @@ def test_weights_that_are_damaged_or_no_numbers_are_refused(saved: Path) -> None
     with pytest.raises(RecastError, match=f"NaN or infinity in {name}"):
         load(saved)
     save_file(tensors | {name: torch.zeros(9, dtype=torch.int64)}, saved, metadata=metadata)
-    with pytest.raises(RecastError, match=r"not floating point .*gamma is torch\.int64"):
+    with pytest.raises(RecastError, match=r"not floating point .*gamma"):
         load(saved)
 
 
@@ -147,7 +147,7 @@ def test_a_constructor_is_checked_when_it_is_written(tmp_path: Path) -> None:
             save(model, tmp_path / "b.safetensors", wrong)
     assert not (tmp_path / "b.safetensors").exists()
     model = timm.create_model("digits_resnet", num_classes=4)
-    with pytest.raises(RecastError, match=r"fc.weight is \(4, .* 4 classes: set num_classes=4.* its kwargs"):
+    with pytest.raises(RecastError, match=r"fc.weight is \(4, .* its kwargs"):
         save(model, tmp_path / "b.safetensors", "digits_resnet")
     state = torch.random.get_rng_state()
     save(model, tmp_path / "b.safetensors", {"name": "digits_resnet", "kwargs": {"num_classes": 4}})

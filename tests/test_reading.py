@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from pathlib import Path
@@ -30,7 +29,7 @@ BOMB = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]" 
         ("seed: 1\nseed: 2", "'seed' stands twice"),
         ("optim: {lr: 1, lr: 2}", "'lr' stands twice"),
         ("seed: " + "9" * 5000, "5000 digits"),
-        ("seed: " + "9" * 4000, r"seed must be < 9\d+, got 9+ … 9+$"),
+        ("seed: " + "9" * 4000, r"seed must be <= 9223372036854775807, got 9+ … 9+$"),
         ("optim: {lr: 1e300}", "lr must be <= 1000000000, got '1e300'"),
         ("seed: !!bool x", "not what its tag says"),
         ("seed: !!timestamp x", "not what its tag says"),
@@ -56,12 +55,10 @@ def test_what_is_no_file_is_not_waited_for(read: object, tmp_path: Path) -> None
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zero").symlink_to("/dev/zero")
     (tmp_path / "loop").symlink_to("loop")
-    told = r"cannot read .*(a pipe or a device|symbolic links|Input/output|nothing can be read|not permitted|denied)"
+    told = r"cannot read .*(a pipe or a device|symbolic links|Input/output|not permitted|denied)"
     for path in (tmp_path / "pipe", tmp_path / "zero", tmp_path / "loop", tmp_path, "/proc/self/mem"):
         with pytest.raises(RecastError, match=told):
             read(path)
-    with contextlib.suppress(RecastError):  # would wait; where a sandbox has plain text, it is read
-        read("/proc/kmsg")
 
 
 def test_no_more_is_read_than_the_limit(tmp_path: Path) -> None:

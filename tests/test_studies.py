@@ -9,10 +9,8 @@ import re
 import sys
 import zipfile
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 
 import recast.papers
@@ -25,13 +23,13 @@ RESULTS = ROOT / "results"
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A module of studies/ by name, out of the way of others of that name."""
-    modules = ("claims", "job", "kept", "studies", "tables", "fourier")
+    modules = ("claims", "job", "kept", "studies", "tables")
 
     def forget() -> None:
         for name in modules:
             sys.modules.pop(name, None)
 
-    monkeypatch.setattr(sys, "path", [str(ROOT / "studies/evidence"), str(ROOT / "studies"), *sys.path])
+    monkeypatch.setattr(sys, "path", [str(ROOT / "studies/evidence"), *sys.path])
     forget()
     yield importlib.import_module
     forget()
@@ -86,18 +84,6 @@ def test_the_claims_follow_from_the_other_tables(load: Any) -> None:
 def test_verdict(load: Any, low: float, high: float, below: bool, attention: str, expected: str) -> None:
     claim = load("claims").Claim("paper", "says", "study", "a", "b", below=below)
     assert claim.verdict({"low_95": low, "high_95": high, "attention": attention}) == expected
-
-
-def test_the_trends_are_those_of_whole_blocks(load: Any) -> None:
-    fourier: ModuleType = load("fourier")
-    rows = [row for row in read("fourier.csv") if (row["network"], row["images"]) == ("deit_tiny_patch16_224", "1/f")]
-    blocks = fourier.blocks_of(rows)
-    assert [row["block"] for row in blocks] == [f"blocks.{number}" for number in range(12)]
-    (written,) = [
-        row for row in read("fourier_trends.csv") if (row["network"], row["images"]) == ("deit_tiny_patch16_224", "1/f")
-    ]
-    names = ("first", "last", "slope", "spearman", "within")
-    assert np.array([float(written[name]) for name in names]) == pytest.approx(fourier.trend(blocks), abs=6e-4)
 
 
 CELLS = r"\| (.*) \| (sigmoid|linear|C-MHSA|–) \| (keep) \| (.*) \| (.*) \| (.*) \((.*), (.*)\) \| (.*) \| (.*) \|"

@@ -1,7 +1,6 @@
 """Part `speed`: the ratios of docs/speed.md on a GPU, by turns as there.
 
 layer    benchmarks/layer.py: convolution, our forms, the papers' formula, timm's attention layers
-content  benchmarks/content.py: ways to compute the content maps
 chunks   the streaming operator by how many numbers of a map, and of what heads gather, it holds at a time
          (`stream.MAP_NUMBERS`, `VALUE_NUMBERS`): 2^22 to 2^28, one of the two changed at a time
 memory   peak of a pass with all heads open, and of it over that of the dense form, which must be larger
@@ -19,7 +18,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import content
 import layer
 import model
 import torch
@@ -67,18 +65,6 @@ def time_layer(at: tuple[int, int, int], kind: str, device: torch.device, arms: 
     """One map."""
     with computing(kind, device) as memory_format:
         return melted(layer.measure(*at, ROUNDS, memory_format, arms, device))
-
-
-def time_content(at: tuple[int, int, int], kind: str, device: torch.device) -> list[Row]:
-    """Forward passes from queries, keys and values to the output."""
-    try:
-        torch.set_default_dtype(torch.bfloat16 if kind == "bf16" else torch.float32)  # they take one type
-        with precision("ieee"), torch.no_grad():
-            with torch.device(device):
-                ways = content.ways_of(*at)
-            return timed(by_turns(ways, ROUNDS), "streamed")
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 def timed(seconds: Mapping[str, list[float]], first: str) -> list[Row]:
@@ -172,9 +158,6 @@ def units(device: torch.device, toy: bool) -> Iterator[Unit]:
             for at in maps if toy else CHUNKED:
                 unit = f"chunks/{'x'.join(map(str, at))}/{kind}/{'forward+backward' if training else 'forward'}"
                 yield unit, partial(time_chunks, at, kind, training, device, SIZES[:2] if toy else SIZES)
-    for kind in kinds:
-        for at in maps:
-            yield f"content/{'x'.join(map(str, at))}/{kind}", partial(time_content, at, kind, device)
     for name, (size, batches) in ({"resnet10t": (64, (2, 2))} if toy else NETWORKS).items():
         for kind in kinds:
             yield f"network/{name}/{kind}", partial(time_network, name, size, batches, kind, device, toy)

@@ -1,4 +1,4 @@
-"""Building blocks of configs: ranges as types, unions by kind, and one line for each mistake. Imports no torch.
+"""Building blocks of configs: ranges as types, and unions by kind. Imports no torch.
 
 A config is a `Config`, a pydantic model: `OptimConfig(lr=1e-3)`. Fields that only some kinds have are fields of those
 kinds: a `OneOf` such as `PoolConfig` is made by its kind, `PoolConfig("per_class", start="paper")`, and is none, single
@@ -7,15 +7,12 @@ or per_class. So a combination that means nothing cannot be written.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import os
-import re
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from functools import cache, wraps
-from itertools import takewhile
 from typing import (
     Annotated,
     Any,
@@ -45,7 +42,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from recast.errors import RecastError, shown
+from recast.errors import RecastError
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -66,10 +63,10 @@ Pixels = Annotated[Int, Ge(1), Le(2**14)]
 Classes = Annotated[Int, Ge(1), Le(10**5)]
 Width = Annotated[Int, Ge(1), Le(2**12)]
 """Of a head, or heads beside one another."""
-Whole = Annotated[Int, Ge(-(2**63)), Lt(2**63)]
-Seed = Annotated[Int, Ge(-(2**63)), Lt(2**63)]
+Whole = Annotated[Int, Ge(-(2**63)), Le(2**63 - 1)]
+Seed = Whole
 NotNegative = Annotated[Float, Ge(0), Le(1e9)]
-Positive = Annotated[Float, Ge(1e-30), Le(1e9)]
+Positive = Annotated[Float, Gt(0), Le(1e9)]
 Ratio = Annotated[Float, Ge(1e-3), Le(64)]
 Finite = Annotated[Float, Ge(-1e9), Le(1e9)]
 Probability = Annotated[Float, Ge(0), Le(1)]
@@ -120,7 +117,7 @@ class Config(BaseModel):
         try:
             super().__init__(**dict(zip(type(self).model_fields, values, strict=False)) | named)  # as in a dataclass
         except ValidationError as error:
-            raise RecastError(explain(error, type(self))) from None
+            raise refusal(error, type(self)) from None
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # nested configs are validated with their parent
 
@@ -282,7 +279,14 @@ def read(model: type[T], data: Any, source: str = "", name: Callable[[Keys], str
         result: T = adapter(model).validate_python(data)  # type: ignore[arg-type]
         return result
     except ValidationError as error:
-        raise RecastError((f"{source}: " if source else "") + explain(error, model, name)) from None
+        raise refusal(error, model, name, f"{source}: " if source else "") from None
+
+
+def refusal(error: ValidationError, model: Any, name: Callable[[Keys], str] = ".".join, start: str = "") -> RecastError:
+    """Return the error of one line for a value of `model` that pydantic refused."""
+    from recast.config_errors import explain  # which imports this module
+
+    return RecastError(start + explain(error, model, name))
 
 
 @cache
@@ -296,22 +300,20 @@ def convert(hint: Any, value: Any, name: str) -> Any:
     try:
         return adapter(hint).validate_python(value)
     except ValidationError as error:
-        raise RecastError(explain(error, hint, lambda path: name)) from None
+        raise refusal(error, hint, lambda path: name) from None
 
 
 @dataclass_transform(frozen_default=True)
 def checked(cls: type[T]) -> type[T]:
     """Make a frozen dataclass whose fields are converted and checked as it is made. Raises RecastError."""
-    made: Any = dataclasses.dataclass(cls, frozen=True, config=ConfigDict(allow_inf_nan=False))
+    made: Any = dataclasses.dataclass(cls, frozen=True, config=ConfigDict(allow_inf_nan=False, extra="forbid"))
     init, names = made.__init__, list(made.__dataclass_fields__)
 
     def __init__(self: T, *values: Any, **named: Any) -> None:
-        if unknown := named.keys() - names:  # pydantic would ignore them
-            raise RecastError(f"unknown name {min(unknown)}; expected {', '.join(names)}")
         try:
             init(self, *values[len(names) :], **dict(zip(names, values, strict=False)) | named)
         except ValidationError as error:
-            raise RecastError(explain(error, cls)) from None
+            raise refusal(error, cls) from None
 
     made.__init__ = __init__
     checked_class: type[T] = made
@@ -357,108 +359,6 @@ def _as_instances(hint: Any) -> Any:
     if origin in (Iterable, Collection) or is_class:
         return InstanceOf[origin or hint]  # type: ignore[misc]
     return hint
-
-
-SIGNS = {
-    "greater than or equal to 0.000000000000000000000000000001": "> 0",
-    "Input should ": "", "Value error, ": "", "greater than or equal to": ">=", "less than or equal to": "<=",
-    "greater than": ">", "less than": "<", ", unable to parse string as a number": "",
-    ", unable to parse string as an integer": "", ", unable to interpret input": "",
-    ", got a number with a fractional part": "", "a tuple": "a list",
-    "a valid integer": "a whole number", "a valid boolean": "true or false", "a valid tuple": "a list",
-    "'str' instances are not allowed as a Sequence value": "a list of names",
-    "a valid ": "a ", "a finite number": "finite", "a dictionary or instance of": "a mapping for",
-    "an instance of Module": "a network (nn.Module, as timm.create_model gives)",
-}  # fmt: skip
-"""Pydantic's words, and ours."""
-
-
-def explain(error: ValidationError, model: Any, name: Callable[[Keys], str] = ".".join) -> str:
-    """Return the first mistake in one line. `name` gives the words for a field."""
-    errors = error.errors(include_url=False)
-    first = errors[0]
-    path, holder, part = _locate(model, first["loc"])
-    kind, got, context = first["type"], first["input"], first.get("ctx", {})
-    if kind == "clash":
-        return re.sub(r"`([\w.]+)`", lambda key: name((*path, *key[1].split("."))), first["msg"])
-    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        return _unknown(model, path, holder, name)
-    if kind == "too_long" or (kind == "missing" and isinstance(first["loc"][-1], int)):
-        path = tuple(takewhile(lambda key: not key.isdecimal(), path))
-        return f"{name(path)} takes {_length(holder, path)} values, got {shown(got)}"
-    if kind in ("missing", "missing_argument"):
-        base = union_of(holder)
-        why = f"; {name((*path[:-1], base.by))} {' or '.join(kinds_of(holder))} requires it" if base else ""
-        return f"{name(path)} is missing{why}"
-    if kind == "union_tag_not_found":
-        return f"{name(path)} must be a mapping or one of {', '.join(part.members)}, got {shown(got)}"
-    if kind == "union_tag_invalid":
-        path, got = (*path, part.by), context["tag"]
-    if kind in ("union_tag_invalid", "literal_error") and len(errors) == 1:
-        words = re.findall(r"'([^']*)'", context.get("expected_tags") or context["expected"])
-        near = difflib.get_close_matches(str(got), words, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        return f"{name(path)} must be one of {', '.join(words)}, got {shown(got)}{hint}"
-    if kind == "too_short":
-        return f"{name(path)} must have at least {context['min_length']} value, got {shown(got)}"
-    alike = [e["msg"] for e in errors if e["input"] is got and _locate(model, e["loc"])[0] == path]  # of `A | B`
-    message = " or ".join(dict.fromkeys(alike))
-    for long, short in SIGNS.items():
-        message = message.replace(long, short)
-    message = "must be " + message.removeprefix("must ").removeprefix("be ").replace(" or be ", " or ")
-    return f"{name(path)} {message}, got {shown(got)}".strip()
-
-
-def _length(holder: Any, path: Keys) -> int | str:
-    """Return how many values a field of a fixed number of them has."""
-    fields = getattr(holder, "model_fields", None) or getattr(holder, "__pydantic_fields__", {})
-    hints = getattr(fields.get(path[-1] if path else ""), "annotation", None)
-    pairs = [hint for hint in (hints, *get_args(hints)) if get_origin(hint) is tuple and ... not in get_args(hint)]
-    return len(get_args(pairs[0])) if pairs else "other"
-
-
-def _unknown(model: Any, path: Keys, holder: Any, name: Callable[[Keys], str]) -> str:
-    """Return the error for a name that is no field: of another kind, of another place, misspelt."""
-    if not _is_config(model):
-        return f"unknown name {name(path)}"
-    *outer, key = path
-    base = union_of(holder)
-    if base and (kinds := [kind for kind, member in base.members.items() if key in member.model_fields]):
-        got = " or ".join(kinds_of(holder))
-        return f"{name(path)} requires {name((*outer, base.by))} {' or '.join(kinds)}, got {got}"
-    if isinstance(holder, Sections):
-        beside = list(holder.members)
-    else:
-        beside = [field for member in (base.members.values() if base else (holder,)) for field in member.model_fields]
-    elsewhere = [field.path for field in fields_of(model) if field.path[-1] == key]
-    near = elsewhere or [(*outer, word) for word in difflib.get_close_matches(key, beside, n=3, cutoff=0.5)]
-    if not near:  # learning_rate for lr, whose docstring says learning rate
-        docs = {field.path: (field.info.description or "").lower() for field in fields_of(holder)}
-        near = [(*outer, *field) for field, text in docs.items() if key.replace("_", " ") in text][:3]
-    if not near:
-        return f"unknown name {name(path)}; expected {', '.join(dict.fromkeys(beside)) or 'none'}"
-    return f"unknown name {name(path)}; did you mean {', '.join(map(name, dict.fromkeys(near)))}?"
-
-
-def _locate(model: Any, location: tuple[int | str, ...]) -> tuple[Keys, Any, Any]:
-    """Return the path of an error's field, without pydantic's tags of unions; the class it is in; the config it is."""
-    path: Keys = ()
-    holder: Any = model
-    part: Any = model
-    items = list(location)
-    while items and _is_config(part):
-        if is_union(part):
-            holder = part = part.members[items.pop(0)]
-        else:
-            key = str(items.pop(0))
-            path, holder, part = (*path, key), part, parts_of(part, key)
-    if not _is_config(model):
-        path = tuple(map(str, location)) if is_dataclass(model) else ()
-    return path, holder, part
-
-
-def _is_config(model: Any) -> bool:
-    return isinstance(model, Sections) or (isinstance(model, type) and issubclass(model, Config))
 
 
 class Field(NamedTuple):

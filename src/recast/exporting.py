@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import statistics
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, redirect_stderr, redirect_stdout
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from io import BytesIO, StringIO
 from pathlib import Path
@@ -38,7 +36,6 @@ from recast.tracing.examples import (
 )
 from recast.tracing.hooks import in_eval
 from recast.tracing.outputs import tensors_of
-from recast.tracing.timing import time_models
 
 Target = Literal["onnx", "torch"]
 SUFFIX: dict[Target, str] = {"onnx": ".onnx", "torch": ".pt2"}
@@ -47,8 +44,6 @@ MARK, EDGE = "written-by-recast", 2**16
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE, ROUNDINGS = 1e-4, 10
 BATCHES = (1, 3)
-SECONDS = 0.5
-"""Time for measuring each arm."""
 
 Program = Callable[[Example], list[Tensor]]
 
@@ -66,15 +61,13 @@ class ExportCheck:
 
 @dataclass(frozen=True)
 class Exported:
-    """The exported file, its error against the module, and the time of a pass."""
+    """The exported file and its error against the module."""
 
     path: Path
     to: Target
     any_size: bool
     """Height and width are free; else they are the example's. The batch always is free."""
     checks: tuple[ExportCheck, ...]
-    milliseconds: dict[str, float] = field(default_factory=dict)
-    """Medians of passes on the example by turns: file, module and, where it was given, parent."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON-able fields."""
@@ -84,15 +77,11 @@ class Exported:
         lines = [f"{self.path}: any batch, {'any height and width' if self.any_size else 'images of this size only'}"]
         for c in self.checks:
             lines.append(f"  {c.batch} of {c.height}×{c.width}: relative error {c.error:.1e}")
-        times = ", ".join(f"{name} {ms:.1f} ms" for name, ms in self.milliseconds.items())
-        return "\n".join([*lines, f"  a pass on the example: {times}"])
+        return "\n".join(lines)
 
 
-@typed("model", "path", "to", "parent", "tol")
-def export(
-    model: nn.Module, example: Example, path: str | Path, to: Target | None = None, *, parent: nn.Module | None = None,
-    tol: float | None = None,
-) -> Exported:  # fmt: skip
+@typed("model", "path", "tol")
+def export(model: nn.Module, example: Example, path: str | Path, *, tol: float | None = None) -> Exported:
     """Export `model` in eval mode to `path`, run the file and compare it with the module.
 
     Fold the model first (`fold_`): closed heads become plain convolutions. The file takes any batch, and any height and
@@ -103,13 +92,11 @@ def export(
         model: any network; recast layers keep their attention.
         example: images (B, C, H, W), or other arguments as `plan` takes them, but no list. Tensors with a row for each
             image follow the batch.
-        path: the file to write, .onnx or .pt2.
-        to: "onnx" (run by ONNX Runtime) or "torch" (a `torch.export` program). Default: as the suffix.
-        parent: a network to time beside the file and the module.
+        path: the file to write, .onnx (run by ONNX Runtime) or .pt2 (a `torch.export` program).
         tol: largest relative error of an output. Default: 1e-4, or ten roundings of a coarser dtype.
 
     Returns:
-        `Exported`: the errors on each batch, and milliseconds of a pass.
+        `Exported`: the errors on each batch.
 
     Raises:
         RecastError: for missing packages, a model that torch cannot export, a dtype that ONNX Runtime does not run, and
@@ -122,14 +109,13 @@ def export(
         (4, True)
     """
     path = Path(path)
-    to = _target(path, to)
+    to = _target(path)
     _check_example(example, model)
     check_place(path, "path", f"model{path.suffix}")
     refresh_gates_(model)
     with in_eval(model), torch.no_grad(), replaced(path) as temporary:
         _check_outputs(model, example)
-        program, any_size, checks = _write_compared(model, example, temporary, to, tol)
-        exported = Exported(path, to, any_size, checks, _milliseconds(program, model, parent, example))
+        exported = Exported(path, to, *_write_compared(model, example, temporary, to, tol))
         digest = hashlib.sha256(temporary.read_bytes()).hexdigest()
     if plan_of(model) is not None:
         proof = proof_of(model)
@@ -138,15 +124,13 @@ def export(
     return exported
 
 
-def _target(path: Path, to: Target | None) -> Target:
+def _target(path: Path) -> Target:
     """Return the kind of file to write. Raises `RecastError` for another suffix, and for missing packages."""
+    to = next((kind for kind, suffix in SUFFIX.items() if path.suffix == suffix), None)
     if to is None:
-        to = next((kind for kind, suffix in SUFFIX.items() if path.suffix == suffix), None)
-    if to is None or path.suffix != SUFFIX.get(to):
-        wanted = " or ".join(f"{kind} ({suffix})" for kind, suffix in SUFFIX.items())
-        raise RecastError(f"export writes {wanted}, got {path.name}" + ("" if to is None else f" and to={to!r}"))
+        raise RecastError(f"export writes .onnx or .pt2, got {path.name}")
     if to == "onnx" and (missing := missing_packages()):
-        raise RecastError(f"to='onnx' requires {', '.join(missing)}: pip install 'recast-vision[export]'")
+        raise RecastError(f"ONNX requires {', '.join(missing)}: pip install 'recast-vision[export]'")
     return to
 
 
@@ -182,35 +166,24 @@ def _sizes(model: nn.Module, example: Example) -> list[tuple[int, ...]]:
 
 def _write_compared(
     model: nn.Module, example: Example, path: Path, to: Target, tol: float | None
-) -> tuple[Program, bool, tuple[ExportCheck, ...]]:
+) -> tuple[bool, tuple[ExportCheck, ...]]:
     """Write the file with free sizes if it then computes the same, else for one size.
 
-    Returns the program, whether sizes are free, and the comparisons.
+    Returns whether sizes are free, and the comparisons.
     """
     sizes = _sizes(model, example)
-    any_size = len(sizes) > 1
     while True:
-        any_size = _write(model, _images(example, 2, sizes[0]), path, to, any_size)
-        program = open_program(path, to)
-        cases = [(batch, size) for size in sizes[: 1 + any_size] for batch in BATCHES]
+        any_size = len(sizes) > 1
         try:
+            _write(model, _images(example, 2, sizes[0]), path, to, any_size)
+            program = open_program(path, to)
+            cases = [(batch, size) for size in sizes for batch in BATCHES]
             checks = tuple(compare(model, program, _images(example, batch, size), tol) for batch, size in cases)
-            return program, any_size, checks
+            return any_size, checks
         except RecastError:
             if not any_size:
                 raise
-            any_size = False  # torch's program may hold for some sizes only
-
-
-def _milliseconds(program: Program, model: nn.Module, parent: nn.Module | None, example: Example) -> dict[str, float]:
-    """Return the median time of a pass of the file, the module and the parent."""
-    arms: dict[str, Callable[[Tensor], object]] = {"file": lambda _: program(example)}
-    for name, network in {"module": model, "parent": parent}.items():
-        if network is not None:
-            arms[name] = partial(_call, network, example)
-    with nullcontext() if parent is None else in_eval(parent):
-        times = time_models(arms, images_of(example), SECONDS)
-    return {name: round(1e3 * statistics.median(seconds), 3) for name, seconds in times.items()}
+            del sizes[1:]  # torch may refuse free sizes, or its program hold for some sizes only
 
 
 def missing_packages() -> list[str]:
@@ -253,19 +226,16 @@ def _free(example: Example, any_size: bool) -> Any:
     return tree_map(axes, kwargs or args)
 
 
-def _write(model: nn.Module, images: Example, path: Path, to: Target, any_size: bool) -> bool:
-    """Write the program; returns True if height and width are free, which torch may refuse."""
+def _write(model: nn.Module, images: Example, path: Path, to: Target, any_size: bool) -> None:
+    """Write the program, with free height and width if `any_size`."""
     args, kwargs = arguments_of(images)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for is_free in (True, False) if any_size else (False,):
-            try:
-                with redirect_stderr(StringIO()):  # torch prints the whole graph of a failure
-                    program = torch.export.export(model, args, kwargs, dynamic_shapes=_free(images, is_free))
-                break
-            except Exception as error:  # whatever a model's code does with symbols
-                if not is_free:
-                    raise RecastError(f"torch cannot export {type(model).__name__}: {first_line(error)}") from error
+        try:
+            with redirect_stderr(StringIO()):  # torch prints the whole graph of a failure
+                program = torch.export.export(model, args, kwargs, dynamic_shapes=_free(images, any_size))
+        except Exception as error:  # whatever a model's code does with symbols
+            raise RecastError(f"torch cannot export {type(model).__name__}: {first_line(error)}") from error
         content = BytesIO()  # not the file itself: torch aborts the process where the disk is full
         if to == "torch":
             torch.export.save(program, content, extra_files={MARK: ""})
@@ -278,7 +248,6 @@ def _write(model: nn.Module, images: Example, path: Path, to: Target, any_size: 
         path.write_bytes(content.getbuffer())
     except OSError as error:
         raise RecastError(f"cannot write {path.parent}: {error.strerror}; {free_space(path.parent)} free") from None
-    return is_free
 
 
 def is_export(path: Path) -> bool:

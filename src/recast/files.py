@@ -5,7 +5,6 @@ Imports no torch.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import math
@@ -13,10 +12,8 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import stat
 import threading
-import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,18 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from recast.errors import RecastError, shown
-from recast.reading import decode, open_now, parse_json, read_bytes
+from recast.reading import decode, parse_json, read_bytes
 
 LOCK = ".lock"
-"""In a folder that is being written: by whom, for messages. The lock itself is the system's, which drops it with its
-process: none is ever stale, on this machine or on another one of the same storage."""
+"""An empty file in a folder that is being written. The lock itself is the system's, which drops it with its process."""
 TEMPORARY = re.compile(r"\..+?\.(\d+)(\.[0-9a-f]+)?\.tmp")
 """Names of `replaced`, with the number of the process."""
-HOUR = 3600
 FOLDERS = ("resume", "checkpoints", "finetuned", "scores", "analysis", "explain", "tensorboard", "wandb")
 """Folders of a run, which must lie in it."""
-_HOLDER = re.compile(r"process \d+ on .*")
-"""Content of a lock file."""
 MARKS = (b'<meta name="generator" content="recast">', b"Software\0recast")
 """In the pages and the PNG pictures that we write."""
 SEAL = "checksum"
@@ -87,11 +80,11 @@ def _check_folders(run: Path) -> None:
 
 
 def _is_left_over(path: Path) -> bool:
-    """True for a temporary file whose process ended (only Linux tells) or that is old: numbers are given out again."""
+    """Return True for a temporary file whose process ended. Only Linux tells."""
     match = TEMPORARY.fullmatch(path.name)
     if match is None or path.is_symlink() or not path.is_file():
         return False
-    return not Path(f"/proc/{match[1]}").exists() or path.stat().st_mtime < time.time() - HOUR
+    return Path("/proc/self").exists() and not Path("/proc", match[1]).exists()
 
 
 @contextmanager
@@ -102,32 +95,23 @@ def _system_lock(path: Path, folder: Path) -> Iterator[None]:
         yield
         return
     while True:
-        strange = RecastError(f"{path} is not what this library wrote: look at it, and remove it")
-        try:  # a folder from elsewhere may hold a link here, whose target would be overwritten, or a pipe, which waits
+        try:  # a link here would lead to a file of somebody's, and opening a pipe would wait
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         except OSError as error:
-            raise strange if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO) else error from None
+            raise RecastError(f"cannot open {path}: {error.strerror}; if it is a link or a folder, remove it") from None
         try:
-            if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise strange
-            holder = os.read(file, 200).decode("utf-8", "replace").strip()
-            if holder and not _HOLDER.fullmatch(holder):  # another name of somebody's file
-                raise strange
+            state = os.fstat(file)
+            if state.st_size or not stat.S_ISREG(state.st_mode):  # it is removed at the end
+                raise RecastError(f"{path} was not written by this library: look at it, and remove it")
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, loader processes do not inherit it
             except (BlockingIOError, PermissionError):
-                holder = holder or "another process"
-                raise RecastError(f"{folder} is in use by {holder}: wait for its end, or stop it") from None
+                raise RecastError(f"{folder} is in use by another process: wait for its end, or stop it") from None
             except OSError as error:
                 message = f"the storage of {folder} has no locks ({error.strerror}): see that nobody else writes there"
                 warnings.warn(message, stacklevel=4)
-            if not (path.exists() and os.path.samestat(os.fstat(file), path.stat())):
+            if not (path.exists() and os.path.samestat(state, path.stat())):
                 continue  # its holder ended meanwhile and took this file away: the next one is another
-            if holder:
-                warnings.warn(f"{folder} is taken over from {holder}, which ended without a word", stacklevel=4)
-            with suppress(OSError):  # a full disk: only messages need it
-                os.ftruncate(file, 0)
-                os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
             try:
                 yield
             finally:
@@ -151,11 +135,10 @@ def check_path(path: str | Path) -> Path:
 
 def is_ours(path: Path, *marks: bytes) -> bool:
     """Return True for a file with one of these marks at its head, which this library wrote."""
-    try:
-        with open_now(path) as file:
-            head = file.read(2**16)
-    except (OSError, ValueError):  # a folder, or not readable
+    if not path.is_file():  # opening a pipe would wait
         return False
+    with path.open("rb") as file:
+        head = file.read(2**16)
     return any(mark in head for mark in marks)
 
 

@@ -103,12 +103,6 @@ def write_model(
     check_weights(model)
     plan = plan_of(model)
     layers = modules_by_name(model)
-    inner = [name for name, module in layers.items() if plan is None and plan_of(module) is not None]
-    if inner and constructor is not None:
-        raise RecastError(
-            f"{inner[0]} of {type(model).__name__} was recast, and no constructor makes that: save the network that "
-            "recast_ changed, or leave the constructor out and load into a parent that was recast alike"
-        )
     header: dict[str, Any] = {"constructor": constructor, "plan": None}
     if images != Images():
         header["images"] = asdict(images)

@@ -9,7 +9,7 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
 
@@ -24,19 +24,6 @@ DEEPEST = 32
 """Levels of lists and mappings in one another."""
 
 
-def open_now(path: str | Path) -> IO[bytes]:
-    """Open a file without waiting. Raises OSError for one that would wait, such as the kernel's log in /proc."""
-    file = open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
-    try:
-        if file.read(1) is None:
-            raise OSError("nothing can be read of it")
-        file.seek(0)
-    except OSError:
-        file.close()
-        raise
-    return file
-
-
 def read_bytes(path: str | Path, limit: int = LARGEST) -> bytes:
     """Read a regular file of at most `limit` bytes.
 
@@ -45,7 +32,7 @@ def read_bytes(path: str | Path, limit: int = LARGEST) -> bytes:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise RecastError(f"cannot read {path}: it is a folder, a pipe or a device, expected a file")
-        with open_now(path) as file:  # between the two calls it may have become a pipe, whose opening would wait
+        with open(path, "rb") as file:
             content = file.read(limit + 1)  # what /proc holds has no size until it is read
     except (FileNotFoundError, RecastError):
         raise

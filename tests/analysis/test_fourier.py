@@ -41,23 +41,6 @@ def close(found: Any, expected: Tensor, atol: float = 1e-5) -> bool:
     return torch.allclose(torch.as_tensor(found), expected, atol=atol, rtol=0)
 
 
-@pytest.mark.parametrize("size", [2, 3, 7, 8, 14, 15])
-def test_the_notebook_to_the_last_digits(size: int) -> None:
-    """how-do-vits-work's notebook, step by step: the half diagonal of shifted spectra."""
-    x = torch.randn(5, 4, size, size, dtype=torch.float64) + 3
-    logs = torch.log(torch.fft.fft2(x).abs() + 1e-6)
-    mean = torch.roll(logs, (size // 2, size // 2), dims=(-2, -1)).mean(dim=(0, 1))
-    expected = torch.stack([mean[i, i] for i in range(size // 2, size)])
-    found = fourier(nn.Sequential(nn.Identity()), x, blocks=["0"], mode="notebook")
-    if len(expected) < 2:
-        assert not found.curves
-        assert "no frequency but 0" in found.left_out["0"]
-        return
-    (curve,) = found.curves
-    assert close(torch.tensor(curve.delta, dtype=torch.float64), expected - expected[0], 1e-6)
-    assert curve.frequency[-1] == 1.0  # as the notebook draws it
-
-
 def test_batches_make_the_same_curves_as_one_and_the_mean_is_after_the_logarithm() -> None:
     x, labels = torch.randn(7, 3, 9, 6), torch.zeros(7)
     x[1] *= 1000
@@ -141,7 +124,6 @@ IMAGES = torch.randn(1, 3, 4, 4)
     ("call", "match"),
     [
         (lambda: fourier(identity(), IMAGES, blocks=["layer9"]), "no module 'layer9'"),
-        (lambda: fourier(identity(), IMAGES, mode="log"), "'true', 'notebook'"),
         (lambda: fourier(identity(), torch.randn(3, 4, 4)), r"got \(3, 4, 4\)"),
         (lambda: fourier(identity(), []), "images is empty"),
         (lambda: fourier(identity(), [IMAGES, torch.randn(1, 3, 6, 6)]), "images of one size"),

@@ -157,13 +157,6 @@ def test_long_layers_are_sampled(gpsa: Callable[..., GPSA]) -> None:
     assert [one.distance for one in some] == pytest.approx([one.distance for one in every], rel=0.2)
 
 
-def test_batches_and_uneven_ones(gpsa: Callable[..., GPSA]) -> None:
-    layer, x = gpsa(), torch.randn(5, 4, 5, 5)
-    parts = head_statistics(layer, [(x[:1], 0), (x[1:], 0)])
-    for one, other in zip(head_statistics(layer, x), parts, strict=True):
-        assert (one.distance, one.entropy, 5) == pytest.approx((other.distance, other.entropy, other.n), rel=1e-5)
-
-
 def wrapped(model: nn.Module) -> nn.Module:
     return nn.Sequential(OrderedDict(model=model))
 

@@ -148,7 +148,6 @@ def test_options_lie_over_a_recipe(trained: Callable[..., Recipe], tmp_path: Pat
         ("plan digits_resnet --gate linear --lambda-init 2", "--lambda-init, --gate, sigmoid"),
         ("plan digits_resnet --content-heads 4,4", "--content-heads"),
         ("verify digits_resnet --seed 1.5", "--seed, 1.5"),
-        ("export x --to onx", "--to, onnx, torch"),
         ("report", "RUN"),
         ("evaluate x --img-size 3", "--img-size, two files"),
         ("fold x --tol -1", "--tol, 0"),

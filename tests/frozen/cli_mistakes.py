@@ -1,4 +1,4 @@
-"""Mistakes of a user on the command line and in Python: run by `test_mistakes.py`.
+"""Mistakes of a user on the command line: run by `test_mistakes.py`.
 
 Commands run in a scratch folder that holds what `prepare` of `commands.py` lays out there: `weights.safetensors` of a
 digits_resnet, `tiny.yaml`, a run of it in `run/`, `notes.txt`, `empty/` and a folder of images `images/`.
@@ -111,37 +111,3 @@ def cases() -> list[Case]:
     for more in ("--where all", "--budget tokens=9", "--gate sigmoid", "--pool single"):
         found.append((f"{SMALL} --plan edited.json {more}", {"edited.json": GOOD_PLAN}))
     return found
-
-
-API = (
-    # `net()` is a small network, `x` an image for it, `folder` a scratch folder
-    "recast.RecastConfig(gate='sigmoids')", "recast.RecastConfig(alpha=-1.0)", "recast.RecastConfig(head_dim=0)",
-    "recast.RecastConfig(gate_range=(0.5, 1.0))", "recast.RecastConfig(lambda_init=2.0)",
-    "recast.RecastConfig(gate='sigmoid', gamma_init=0.1)", "recast.RecastConfig(gate='bias', content='linear')",
-    "recast.PoolConfig(kind='max')", "recast.PoolConfig(kind='single', num_heads=0)",
-    "recast.PoolConfig(kind='single', cls_in_keys=True)", "recast.Geometry((0, 3))",
-    "recast.Geometry((3, 3), padding_mode='mirror')", "recast.Geometry((3, 3)).output_size(2, 2)",
-    "recast.GPSA(3, 4, recast.Geometry((3, 3)))(torch.zeros(1, 5, 8, 8))",
-    "recast.GPSA(3, 4, recast.Geometry((3, 3)))(torch.zeros(1, 3, 2, 2))",
-    "recast.GPSA(3, 4, recast.Geometry((3, 3)))(torch.zeros(3, 8))",
-    "recast.GPSA(3, 4, recast.Geometry((3, 3)), groups=2)",
-    "recast.CMHSA(3, 4, recast.Geometry((3, 3)), config=recast.RecastConfig())",
-    "recast.CMHSA(3, 4, recast.Geometry((3, 3)))(torch.zeros(1, 5, 8, 8))",
-    "recast.plan(nn.Sequential(nn.Flatten(), nn.Linear(768, 4)), x)", "recast.plan(nn.Conv2d(3, 4, 1), x)",
-    "recast.plan(net(), x, where='layer9')", "recast.plan(net(), x, where=3)", "recast.plan(net(), x, where='none')",
-    "recast.plan(net(), x, budget='flops=1')", "recast.plan(net(), x, budget=0)", "recast.plan(net(), 'cat.jpg')",
-    "recast.plan(net(), torch.zeros(1, 5, 16, 16))",
-    "m = net(); recast.recast_(m, recast.plan(m, x)); recast.plan(m, x)",
-    "recast.verify(net(), net(classes=3), x)", "recast.verify(net(), net(), torch.zeros(1, 5, 16, 16))",
-    "recast.verify(net(), net(), x, backend='slow')", "recast.load(folder / 'nowhere.safetensors', net())",
-    "(folder / 'a.safetensors').write_text('no'); recast.load(folder / 'a.safetensors', net())",
-    "m = net(); recast.recast_(m, recast.plan(m, x)); recast.save(m, folder / 'c.safetensors'); "
-    "recast.load(folder / 'c.safetensors', net(classes=3))",
-    "recast.calibrate_(net(), net(), [x])", "recast.Schedule.at_once(recast.plan(net(), x), 0)",
-    "recast.attention_pool_(nn.Sequential(nn.Conv2d(3, 4, 3)), config=recast.PoolConfig(kind='single'))",
-    "recast.Schedule.progressive(recast.plan(net(), x), 10, 'random')", "recast.Schedule.at_once(None, 1)",
-    "recast.Schedule.listed(recast.plan(net(), x), {1: ['layer9']})", "recast.Plan.from_json('{')",
-    "recast.Schedule.listed(recast.plan(net(), x), {1: ['layer3.0.*'], 2: ['*']})", "recast.Plan.from_json('[]')",
-    "recast.Schedule.listed(recast.plan(net(), x), ['*'])", "recast.Plan.from_json('{\"version\": 99}')",
-    "recast.lab.evaluation.evaluate(net(), 'claen', data)", "recast.lab.evaluation.evaluate(net(), [], data)",
-)  # fmt: skip

@@ -39,27 +39,10 @@ GONE = "(none)"
 # --- files ---------------------------------------------------------------------------------------------------------
 
 
-def text(value: Any, indent: int = 0, width: int = 118) -> str:
-    """JSON with sorted keys, a line for whatever fits into one."""
-    line = json.dumps(value, ensure_ascii=False, sort_keys=True)
-    if len(line) + indent <= width or not isinstance(value, dict | list) or not value:
-        return line
-    pad = " " * (indent + 1)
-    if isinstance(value, dict):
-        items = [f"{json.dumps(k, ensure_ascii=False)}: {text(v, indent + 1)}" for k, v in sorted(value.items())]
-    elif all(isinstance(item, str | int | float) for item in value):
-        items, row = [], ""
-        for item in value:  # many short items: as many in a line as fit
-            word = json.dumps(item, ensure_ascii=False)
-            if row and len(row) + len(word) + indent > width - 4:
-                items.append(row)
-                row = ""
-            row = f"{row}, {word}" if row else word
-        items.append(row)
-    else:
-        items = [text(item, indent + 1) for item in value]
-    start, end = "{}" if isinstance(value, dict) else "[]"
-    return f"{start}\n{pad}" + f",\n{pad}".join(items) + f"\n{' ' * indent}{end}"
+def text(content: dict[str, Any]) -> str:
+    """JSON with a line for every entry."""
+    entries = (f"{json.dumps(key)}: {json.dumps(value, sort_keys=True)}" for key, value in sorted(content.items()))
+    return "{\n" + ",\n".join(entries) + "\n}"
 
 
 def read(name: str) -> Any:
@@ -136,19 +119,13 @@ PLANS: dict[str, list[str]] = {
     "resnet18 all": ["resnet18", "--img-size", "64x48", "--where", "all", "--budget", "macs=1.3x"],
     "resnet18 sigmoid remove": ["resnet18", *SMALL, "--gate", "sigmoid", "--stride", "remove"],
     "resnet18 dilate": ["resnet18", *SMALL, "--stride", "dilate", "--where", "stage:-1"],
-    "resnet18 bias": ["resnet18", *SMALL, "--gate", "bias", "--bias-init", "12"],
-    "resnet26d pool": ["resnet26d", *SMALL, "--pool", "single"],
-    "resnext50": ["resnext50_32x4d", "--img-size", "64x96", "--where", "layer3.*", "layer4.*"],
     "regnety memory": ["regnety_002", *SMALL, "--where", "all", "--budget", "memory=20MiB,tokens=256"],
     "convnext pool": ["convnext_atto", *SMALL, "--where", "none", "--pool", "per_class"],
     "mobilenetv3": ["mobilenetv3_small_050", *SMALL, "--stride", "remove"],
     "densenet": ["densenet121", *SMALL, "--where", "features.denseblock4.*"],
-    "inception": ["inception_v3", "--img-size", "96", "--where", "Mixed_7*"],
     "nfnet kept": ["nf_regnet_b0", *SMALL, "--keep-parametrization"],
     "hrnet": ["hrnet_w18_small", *SMALL, "--where", "incre_modules.*", "downsamp_modules.*"],
-    "ghostnet": ["ghostnet_050", *SMALL],
     "cifar_resnet20 linear content": ["cifar_resnet20", "--content", "linear", "--where", "stage:1"],
-    "digits_resnet pool": ["digits_resnet", "--where", "none", "--pool", "per_class", "--start", "paper"],
     "cmhsa_vit pixel": ["cmhsa_vit_5_tiny", "--gate", "bias", "--where", "all"],
 }  # fmt: skip
 
@@ -206,16 +183,20 @@ ROUNDING = 1e-5
 
 
 def verification_of(name: str) -> Any:
-    """What `recast verify … --json` gives, without clocks; an error of rounding is 0."""
+    """What `recast verify … --json` gives: by form whether it is bitwise the same, the same argmax, and the error."""
+    found = command("verify", *VERIFIED[name], *papers_layer(VERIFIED[name]), "--json")
 
-    def cleaned(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: cleaned(v) for key, v in value.items() if "second" not in key}
-        if isinstance(value, list):
-            return [cleaned(v) for v in value]
-        return 0.0 if isinstance(value, float) and abs(value) <= ROUNDING else value
+    def result(of: Any) -> list[Any]:
+        error = of["max_relative_error"]
+        return [
+            of["bitwise"],
+            of["argmax_agreement"],
+            0.0 if error <= ROUNDING else float(f"{error:.6g}"),
+            of["images"],
+        ]
 
-    return cleaned(command("verify", *VERIFIED[name], *papers_layer(VERIFIED[name]), "--json"))
+    forms = {form: result(of) for form, of in found["forms"].items()}
+    return {"same": found["same"], "forms": forms, "control": found["control"] and result(found["control"])}
 
 
 # --- layers --------------------------------------------------------------------------------------------------------
@@ -309,25 +290,23 @@ def layer_cases() -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
         "reflect": (Geometry(three, padding=one, padding_mode="reflect"), (4, 4), 1),
     }
     cases: dict[str, Any] = {}
-    for gate in ("linear", "sigmoid"):
-        for name, (geometry, channels, groups) in shapes.items():
-            cases[f"gpsa {gate} {name}"] = _gpsa(geometry, channels, groups, gate=gate)
-        for name in ("plain", "depthwise", "transposed"):
-            geometry, channels, groups = shapes[name]
-            cases[f"gpsa {gate} {name} folded"] = _gpsa(geometry, channels, groups, fold=True, gate=gate)
+    for name, shape in shapes.items():
+        cases[f"gpsa linear {name}"] = _gpsa(*shape, gate="linear")
+    for name in ("plain", "depthwise", "transposed"):
+        cases[f"gpsa sigmoid {name}"] = _gpsa(*shapes[name], gate="sigmoid")
+        for gate in ("linear", "sigmoid"):
+            cases[f"gpsa {gate} {name} folded"] = _gpsa(*shapes[name], fold=True, gate=gate)
     plain_shape = shapes["plain"]
     cases["gpsa linear content"] = _gpsa(*plain_shape, content="linear")
     cases["gpsa attend padding"] = _gpsa(*plain_shape, attend_padding=True, head_dim=3)
     cases["gpsa starts open"] = _gpsa(*plain_shape, gamma_init=0.2, s_init=0.1, alpha=2.0, gate_range=(0.0, 1.0))
     for backend in ("reference", "dense", "split", "merged"):
         cases[f"gpsa {backend}"] = _gpsa(*plain_shape, backend=backend)
-    for name in ("plain", "strided", "grouped", "depthwise", "dilated"):
+    for name in ("plain", "strided", "grouped"):
         cases[f"cmhsa {name}"] = _cmhsa(*shapes[name])
     cases["pool single average"] = _pooled(kind="single")
     cases["pool per class average"] = _pooled(kind="per_class", num_heads=2)
-    cases["pool single paper"] = _pooled(kind="single", start="paper")
     cases["pool single paper, not in keys"] = _pooled(kind="single", start="paper", cls_in_keys=False)
-    cases["pool per class paper"] = _pooled(kind="per_class", start="paper", mlp_ratio=2.0)
     cases["pool per class paper, in keys"] = _pooled(kind="per_class", start="paper", cls_in_keys=True)
     cases["weight norm kept"] = _recast(
         lambda: nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 3)), (1, 4, 6, 6), keep_parametrization=True
@@ -335,9 +314,7 @@ def layer_cases() -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
     cases["spectral norm kept"] = _recast(
         lambda: nn.utils.parametrizations.spectral_norm(nn.Conv2d(4, 4, 3)), (1, 4, 6, 6), keep_parametrization=True
     )
-    cases["digits_resnet"] = _network("digits_resnet", (2, 3, 16, 16))
     cases["cifar_resnet20_a"] = _network("cifar_resnet20_a", (2, 3, 16, 16))
-    cases["cmhsa_vit_3_tiny"] = _network("cmhsa_vit_3_tiny", (2, 3, 32, 32), depth=2)
     cases["cmhsa_vit_5_tiny"] = _network("cmhsa_vit_5_tiny", (2, 3, 32, 32), depth=2)
     small = {"embed_dim": 16, "depth": 2, "num_classes": 5}
     for kind in ("", "_multi", "_bn"):
@@ -352,29 +329,21 @@ def summary(tensor: Tensor) -> list[float]:
 
 
 def layer_of(name: str) -> Any:
-    """A state dict's names, shapes, dtypes and seeded values; and what the layer gives with every parameter moved.
-
-    Long state dicts have a line a module: `Module: name [shape]`.
-    """
+    """A state dict's names, shapes and dtypes as a digest, its values in sums, and what it gives with all moved."""
     make, shape = layer_cases()[name]
     with one_thread():
         torch.manual_seed(0)
         model = make().eval()
         state = model.state_dict()
         total = [summary(t) for t in state.values() if t.is_floating_point()]
-        long = len(state) > 40
+        shapes = {key: [str(t.dtype).removeprefix("torch."), list(t.shape)] for key, t in state.items()}
         found: dict[str, Any] = {
-            "type": type(model).__name__,
-            "parameters": [name for name, _ in model.named_parameters()] if not long else len([*model.parameters()]),
-            "state": {
-                key: [str(t.dtype).removeprefix("torch."), list(t.shape)] + ([] if long else summary(t))
-                for key, t in state.items()
-            },
+            "state": [len(shapes), digest(shapes)],
             "total": [float(f"{sum(column):.6g}") for column in zip(*total, strict=True)],
         }
         with torch.no_grad():
             start = model(images(*shape))
-            moved = disturbed(model, scale=0.02 if long else 0.2)(images(*shape))
+            moved = disturbed(model, scale=0.02 if len(state) > 40 else 0.2)(images(*shape))
         found["output"] = {"shape": list(start.shape), "start": summary(start), "moved": summary(moved)}
     return found
 
@@ -483,107 +452,10 @@ def resume() -> Any:
     return {"platform": platform(), "begun": begun["losses"], "rest": rest}
 
 
-# --- functions -----------------------------------------------------------------------------------------------------
-
-
-def _recast_tiny(**config: Any) -> tuple[nn.Module, Any]:
-    model = tiny_network().eval()
-    planned = recast.plan(model, images(2, 3, 16, 16), RecastConfig(**config), where=["3", "6", "8"])
-    return recast.recast_(model, planned), planned
-
-
-def grouped() -> Any:
-    """`param_groups`: which parameters, at what rate."""
-    found = {}
-    settings: list[tuple[str, dict[str, float]]] = [
-        ("linear", {}), ("sigmoid", {}), ("linear", {"layer_decay": 0.7, "gate_lr": 0.02}),
-    ]  # fmt: skip
-    for gate, options in settings:
-        model, _ = _recast_tiny(gate=gate)
-        if options:  # layers are numbered by what timm's networks say
-            model = timm.create_model("cmhsa_vit_3_tiny", depth=2).eval()
-            recast.recast_(model, recast.plan(model, images(1, 3, 32, 32), where="all", pool=PoolConfig("single")))
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        groups = recast.param_groups(model, lr=1e-3, **options)
-        found[f"{gate} {options}"] = [
-            {k: v for k, v in group.items() if k != "params"} | {"params": [names[id(p)] for p in group["params"]]}
-            for group in groups
-        ]
-    return found
-
-
-def dated() -> Any:
-    """`Schedule`: dates of the layers."""
-    _, planned = _recast_tiny()
-    made = {
-        "at_once": recast.Schedule.at_once(planned, 4),
-        "progressive": recast.Schedule.progressive(planned, 10),
-        "first first": recast.Schedule.progressive(planned, 7, order="first_first"),
-        "listed": recast.Schedule.listed(planned, {2: ["8"], 5: ["3", "6"]}),
-    }
-    return {name: [dict(s.dates), [list(s.due(e)) for e in range(1, 11)]] for name, s in made.items()}
-
-
-def calibrated() -> Any:
-    """`calibrate_`: the solved layers, and what the network gives."""
-    model, _ = _recast_tiny(gate="sigmoid")
-    recast.calibrate_(model, tiny_network().eval(), [images(8, 3, 16, 16, seed=1)])
-    state = {key: summary(value) for key, value in model.state_dict().items() if key.endswith(("weight", "bias"))}
-    return {"state": state, "output": summary(model(images(2, 3, 16, 16)))}
-
-
-def seen() -> Any:
-    """`record` and `trace`: maps and outputs of the layers."""
-    model, planned = _recast_tiny()
-    disturbed(model)
-    x = images(2, 3, 16, 16)
-    with recast.record(model) as maps:
-        model(x)
-    found: dict[str, Any] = {}
-    for name, layer in maps.items():
-        fields = layer._asdict() if hasattr(layer, "_asdict") else dict(vars(layer))
-        tensors = {key: value for key, value in fields.items() if isinstance(value, Tensor)}
-        found[name] = {  # rows sum to one: squares say where they look
-            key: [list(value.shape), *summary(value), summary(value.square())[0]] for key, value in tensors.items()
-        }
-    parent = tiny_network().eval()
-    traced = recast.trace(parent, planned, x)
-    return {"maps": found, "trace": {name: [summary(y) for y in ys] for name, ys in traced.layers.items()}}
-
-
-def switched() -> Any:
-    """`recast_during_training_`: losses of updates before and after the swap, and the groups' sizes."""
-    model = tiny_network()
-    planned = recast.plan(model, images(2, 3, 16, 16), where=["3", "6", "8"])
-    optimizer = torch.optim.AdamW(recast.param_groups(model, lr=1e-2, plan=planned))
-    losses = []
-    for step in range(8):
-        if step == 4:
-            recast.recast_during_training_(model, optimizer, planned)
-        x = images(6, 3, 16, 16, seed=step)
-        loss = nn.functional.cross_entropy(model(x), torch.arange(6) % 3)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    groups = [[g.get("group_name", g.get("name")), g["lr"], len(g["params"])] for g in optimizer.param_groups]
-    return {"losses": losses, "groups": groups}
-
-
-FUNCTIONS: dict[str, Callable[[], Any]] = {f.__name__: f for f in (grouped, dated, calibrated, seen, switched)}
-
-
-def function_of(name: str) -> Any:
-    """What one of them gives, on one thread and without gradients but for training."""
-    with one_thread(), torch.set_grad_enabled(name == "switched"):
-        return plain(FUNCTIONS[name]())
-
-
 EACH: dict[str, tuple[Iterable[str], Callable[[str], Any], float]] = {
     "plans": (PLANS, plan_of, 0.0),
     "verify": (VERIFIED, verification_of, 1e-5),
     "state_dicts": (layer_cases(), layer_of, 1e-4),
-    "functions": (FUNCTIONS, function_of, 1e-4),
 }
 """Files with an entry for every name: the names, what makes an entry, and how far its numbers may lie from those in git
 (errors of rounding are 0 there)."""

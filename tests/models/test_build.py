@@ -78,13 +78,11 @@ def test_unknown_names(name: str, message: str) -> None:
 
 def test_functions_that_do_not_fit(own_networks: str) -> None:
     for name, fields, message in (
-        ("fixed", {"num_classes": 6}, "fixed takes no argument num_classes"),
-        ("tiny", {"pretrained": True}, "tiny takes no argument pretrained"),
+        ("fixed", {"num_classes": 6}, "fixed cannot be called with .*num_classes"),
+        ("tiny", {"pretrained": True}, "tiny cannot be called with .*pretrained"),
         ("word", {}, r"must return an nn\.Module, got str"),
         ("poisoned", {}, "NaN or infinity in weight"),
         ("leaves", {}, "leaves failed: SystemExit: bye"),
-        ("text", {}, "returns an nn.Module"),
-        ("getcwd", {}, "returns an nn.Module"),
         ("nn", {}, "has no function 'nn'"),
     ):
         name = f"{own_networks}:{name}"
@@ -124,14 +122,6 @@ def test_timm_knows_the_papers_networks_once_they_are_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], capture_output=True, text=True)
     assert done.stdout.split() == ["recast.lab.networks"], done.stderr
-
-
-def test_timm_knows_the_networks_of_the_hub() -> None:
-    import recast.hub
-
-    assert timm.is_model("recast_hub")
-    with pytest.raises(RecastError, match="hf-hub:user/name"):
-        recast.hub.recast_hub()
 
 
 def test_checkpoint_is_loaded_strictly(tmp_path: Path) -> None:
@@ -175,12 +165,12 @@ def test_a_file_cannot_call_functions(own_networks: str) -> None:
     with trusting(described["name"]):
         assert isinstance(build_from(described), nn.Sequential)
     for content in ({"name": 3}, ["digits_resnet"]):
-        with pytest.raises(RecastError, match="a constructor must be"):
+        with pytest.raises(RecastError, match=r"the constructor: .*must be a"):
             build_from(content)
-    with pytest.raises(RecastError, match=r"may set num_classes and img_size only, got .*checkpoint_path"):
+    with pytest.raises(RecastError, match=r"unknown name kwargs\.checkpoint_path"):
         build_from({"name": "digits_resnet", "kwargs": {"checkpoint_path": "evil.pth"}})
-    for kwargs in ({"num_classes": "6"}, {"img_size": 0}, {"img_size": True}):
-        with pytest.raises(RecastError, match=f"must set {next(iter(kwargs))} to a whole number from 1"):
+    for kwargs in ({"num_classes": "six"}, {"img_size": 0}, {"img_size": True}):
+        with pytest.raises(RecastError, match=rf"kwargs\.{next(iter(kwargs))} must be"):
             build_from({"name": "test_vit", "kwargs": kwargs})
 
 

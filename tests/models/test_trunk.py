@@ -73,9 +73,8 @@ def test_maps_of_blocks(make: Make) -> None:
     (normed,) = model.forward_intermediates(x, 1, norm=True, intermediates_only=True)
     assert torch.equal(normed, last)
     assert len(model.forward_intermediates(x, intermediates_only=True)) == 4
-    early, _ = model.forward_intermediates(x, [1], stop_early=True)
     assert model.prune_intermediate_layers([1]) == [1]
-    assert torch.equal(model(x), early)
+    assert len(model.blocks) == 2
     with pytest.raises(RecastError, match="NCHW, got output_fmt='NLC'"):
         model.forward_intermediates(x, output_fmt="NLC")
 

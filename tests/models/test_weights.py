@@ -124,7 +124,7 @@ def test_sets_without_a_rule_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("whole", [net(), {"model": WEIGHTS, "optimizer": torch.optim.SGD(net().parameters())}])
 def test_objects_of_torch_are_refused(tmp_path: Path, whole: object) -> None:
-    with pytest.raises(RecastError, match=r"w\.pth needs .* refused: save the weights alone, torch\.save"):
+    with pytest.raises(RecastError, match=r"w\.pth holds code, .*: save the weights alone, torch\.save"):
         selected(tmp_path, whole)
 
 
@@ -133,7 +133,7 @@ def test_a_pickle_with_code_is_refused_and_never_run(tmp_path: Path, zipped: boo
     marker, path = tmp_path / "ran", tmp_path / "evil.pth"
     content = {"state_dict": net().state_dict(), "args": TouchesAFile(marker)}
     torch.save(content, path, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(RecastError, match=r"evil.pth needs \S+ to be run while it is read, which is refused") as error:
+    with pytest.raises(RecastError, match=r"evil.pth holds code, which is not run") as error:
         read_weights(path)
     assert "\n" not in str(error.value)
     assert not marker.exists()
@@ -177,13 +177,10 @@ def test_foreign_content_is_refused(tmp_path: Path, content: object, message: st
         read_weights(path)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")  # only to make the file
 def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "page.pth").write_text("<html>404</html>", encoding="utf-8")
-    torch.jit.trace(nn.ReLU(), torch.ones(1)).save(str(tmp_path / "program.pt"))
     for name, message in (
         (tmp_path, "is not a file"), (tmp_path / "page.pth", r"truncated or not a file of torch\.save"),
-        (tmp_path / "program.pt", "TorchScript program, not weights"),
         ("a" * 5000 + ".pth", "does not exist"), ("a\0.pth", "does not exist"),
     ):  # fmt: skip
         with pytest.raises(RecastError, match=message):
@@ -199,8 +196,7 @@ SHAPE = r"first: 0.weight is \(8, 3, 5, 5\), the model's is \(8, 3, 3, 3\)\)$"
         ({"0.weight": None, "3.bias": None}, r"f.pth does not fit Sequential: 2 missing \(first: 0.weight\)"),
         ({"7.weight": torch.ones(1)}, r"1 unexpected \(first: 7.weight\)"),
         ({"0.weight": torch.ones(8, 3, 5, 5)}, SHAPE),
-        ({"3.weight": torch.ones(9, 8), "3.bias": torch.ones(9)}, "these weights have 9 classes: set num_classes=9"),
-        ({"0.weight": torch.ones(8, 3, 3, 3).to(torch.int8)}, r"1 not floating .* \(first: 0.weight is torch.int8\)"),
+        ({"0.weight": torch.ones(8, 3, 3, 3).to(torch.int8)}, r"1 not floating .* \(first: 0.weight\)"),
         ({"3.weight": torch.full((4, 8), torch.nan)}, "NaN or infinity in 3.weight"),
         ({"1.running_var": torch.full((8,), torch.inf)}, "NaN or infinity in 1.running_var"),
     ],

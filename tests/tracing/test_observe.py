@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from recast.layers.config import RecastConfig
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
 from recast.tracing.cost import Cost, layer_cost, saved_sizes
-from recast.tracing.hooks import hooked, in_eval
 from recast.tracing.observe import Call, observe
 
 
@@ -83,31 +81,6 @@ def test_an_edit_changes_a_copy_only(model: nn.Module) -> None:
     after = observe(model, torch.zeros(1, 3, 8, 8), {name}, edit)
     assert after.calls[name][0].output[2:] == (3, 3)
     assert model.get_submodule(name).stride == (1, 1)
-
-
-def test_threads_that_share_a_network_give_its_mode_back_once() -> None:
-    model = nn.Sequential(nn.Dropout(), nn.Dropout()).train()
-    model[1].eval()
-    first, second, third = in_eval(model), in_eval(model[0]), in_eval(model)
-    first.__enter__()
-    with ThreadPoolExecutor(1) as other:
-        other.submit(second.__enter__).result()
-        other.submit(third.__enter__).result()
-        first.__exit__(None, None, None)
-        assert not model[0].training  # another thread still computes
-        other.submit(third.__exit__, None, None, None).result()
-        assert not model[0].training
-        other.submit(second.__exit__, None, None, None).result()
-    assert [module.training for module in model.modules()] == [True, True, False]
-
-
-def test_hooks_see_their_own_thread() -> None:
-    model, calls = nn.Identity(), []
-    with hooked([("", model)], before=lambda *_: calls.append(1)), ThreadPoolExecutor(1) as other:
-        other.submit(model, 1).result()
-        assert not calls
-        model(1)
-    assert calls == [1]
 
 
 @pytest.mark.parametrize("start", range(0, 30, 15))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -15,9 +14,8 @@ from recast.analysis.records import FourierLine
 from recast.errors import RecastError
 from recast.tables import Table
 
-Mode = Literal["true", "notebook"]
 FREQUENCIES = tuple(i / 30 for i in range(31))
-"""Where "true" curves are read, in units of π; 1/3, 2/3 and 1 are among them."""
+"""Where curves are read, in units of π; 1/3, 2/3 and 1 are among them."""
 EPSILON = 1e-6
 
 
@@ -45,20 +43,17 @@ class FourierCurves:
     curves: tuple[Curve, ...]
     left_out: dict[str, str]
     """Points without a curve and why, such as maps of one pixel: they have no frequency but 0."""
-    mode: Mode
     n: int
     """Images behind the means."""
 
 
-def fourier(
-    model: nn.Module, images: Images, *, blocks: Sequence[str] | None = None, mode: Mode = "true"
-) -> FourierCurves:
+def fourier(model: nn.Module, images: Images, *, blocks: Sequence[str] | None = None) -> FourierCurves:
     """Compute the Δ log amplitude of a network's maps after every block, over images.
 
         a(f) = mean over images and channels of log(|x̂(f, f)| + 1e-6)        x̂ the unnormalised 2-D DFT of a channel
         Δ(f) = a(f) − a(0)                                                   f along the diagonal, in units of π
 
-    (Park & Kim 2022, How Do Vision Transformers Work?, and their notebook; Lee et al. 2022, PRS, Fig. 2 and 3.)
+    (Park & Kim 2022, How Do Vision Transformers Work?; Lee et al. 2022, PRS, Fig. 2 and 3.)
     High frequencies that a block amplifies raise its curve, a low-pass filter lowers it. Curves are read in front of
     the first block (`stem`: with the pooling of a ResNet, the positions of a transformer) and after every block; in a
     transformer after both residuals of a layer, class tokens left out (`BlockSequence`).
@@ -68,42 +63,36 @@ def fourier(
     Any height and width will do: the diagonal runs from (0, 0) to (π, π); where a map is not square, between the bins
     of its longer side by linear interpolation.
     blocks: names of modules to look behind instead.
-    mode: "true" reads the curves at `FREQUENCIES`, by linear interpolation between the bins 2n/h, π being the bin h/2
-    of an even h (which a shifted DFT has at its other end); an odd h has no bin at π, there its last, (h−1)/h, is
-    held. "notebook" gives the notebook's numbers: bins 0 … ⌈h/2⌉−1 on an axis drawn from 0 to 1, though they end at
-    1 − 2/h (1 − 1/h for odd h).
+    Curves are read at `FREQUENCIES`, by linear interpolation between the bins 2n/h, π being the bin h/2 of an even h
+    (which a shifted DFT has at its other end). An odd h has no bin at π: there its last, (h−1)/h, is held.
 
-    Maps too small for two bins (1×1; 2×2 for the notebook) are in `left_out`. Raises `RecastError` for a network
+    Maps too small for two bins (1×1) are in `left_out`. Raises `RecastError` for a network
     without a known sequence of blocks, blocks that are not there or give no map, and images of several sizes.
     """
-    return _measure({"": model}, images, blocks, mode)[""]
+    return _measure({"": model}, images, blocks)[""]
 
 
 def tabulate_fourier(models: Mapping[str, nn.Module], batches: Batches) -> Table:
     """The curves of several models over the same images, as RUN/analysis/fourier.csv: a row per model, block and
     frequency. All models go over the images in one pass. Raises `RecastError` as `fourier` does."""
     lines = [
-        FourierLine(name, curve.block, curve.index, curve.depth, *point, spectra.mode, spectra.n)
-        for name, spectra in _measure(models, batches(), None, "true").items()
+        FourierLine(name, curve.block, curve.index, curve.depth, *point, spectra.n)
+        for name, spectra in _measure(models, batches(), None).items()
         for curve in spectra.curves
         for point in zip(curve.frequency, curve.delta, strict=True)
     ]
     return Table.of("fourier", FourierLine, lines)
 
 
-def _measure(
-    models: Mapping[str, nn.Module], images: Images, blocks: Sequence[str] | None, mode: Mode
-) -> dict[str, FourierCurves]:
+def _measure(models: Mapping[str, nn.Module], images: Images, blocks: Sequence[str] | None) -> dict[str, FourierCurves]:
     """Compute the curves of every model in one pass over the images."""
-    if mode not in get_args(Mode):
-        raise RecastError(f"mode must be one of {get_args(Mode)}, got {mode!r}")
     spectra = {name: _Spectra(BlockSequence(model, blocks)) for name, model in models.items()}
     n = 0
     for batch in each_batch(images):
         n += len(batch)
         for sums in spectra.values():
             sums.sequence.run(batch, sums.add)
-    return {name: sums.curves(mode, n) for name, sums in spectra.items()}
+    return {name: sums.curves(n) for name, sums in spectra.items()}
 
 
 class _Spectra:
@@ -133,25 +122,19 @@ class _Spectra:
             )
         self._sums[name] = size, total + sums
 
-    def curves(self, mode: Mode, n: int) -> FourierCurves:
+    def curves(self, n: int) -> FourierCurves:
         """Return the curves of n images."""
         curves, left_out = [], dict(self._left_out)
         for index, (name, (size, sums)) in enumerate(self._sums.items()):
             amplitudes = (sums / n).numpy()
-            if mode == "notebook":
-                amplitudes = amplitudes[: (min(size) + 1) // 2]
             if len(amplitudes) < 2:
                 left_out[name] = f"maps of {size[0]}×{size[1]} hold no frequency but 0"
                 continue
-            delta = amplitudes - amplitudes[0]
-            if mode == "notebook":
-                frequency = np.linspace(0, 1, len(delta))
-            else:
-                frequency = np.asarray(FREQUENCIES)
-                delta = np.interp(frequency, 2 * np.arange(len(delta)) / min(size), delta)
+            bins = 2 * np.arange(len(amplitudes)) / min(size)
+            delta = np.interp(FREQUENCIES, bins, amplitudes - amplitudes[0])
             depth = index / max(1, len(self._sums) - 1)
-            curves.append(Curve(name, index, depth, tuple(frequency.tolist()), tuple(delta.tolist()), size))
-        return FourierCurves(tuple(curves), left_out, mode, n)
+            curves.append(Curve(name, index, depth, FREQUENCIES, tuple(delta.tolist()), size))
+        return FourierCurves(tuple(curves), left_out, n)
 
 
 def diagonal_log_amplitude(maps: Tensor) -> Tensor:

@@ -13,11 +13,11 @@ from recast.tracing.hooks import hooked, in_eval, replaced_output
 from recast.tracing.outputs import logits_of
 
 
-def grad_cam(model: nn.Module, images: Tensor, targets: Tensor, layer: str | None = None) -> Tensor | None:
+def grad_cam(model: nn.Module, images: Tensor, targets: Tensor) -> Tensor | None:
     """Compute max(0, Σ_c mean(∂logit_t/∂A_c) · A_c) over the channels c of a map A, for every target class t.
 
-    images (B, C, height, width), targets (B, T) → (B, T, h, w); Selvaraju et al. 2017. A is what `layer` gives, or the
-    last module that gives a map of more than one position: None where there is none, or tokens come after it. The
+    images (B, C, height, width), targets (B, T) → (B, T, h, w); Selvaraju et al. 2017. A is what the
+    last module gives that gives a map of more than one position: None where there is none, or tokens come after it. The
     model gives logits (B, classes), also as `output.logits` or the first of a tuple; it runs in eval mode and is left
     as it was. Raises `RecastError` for other outputs.
     """
@@ -29,7 +29,7 @@ def grad_cam(model: nn.Module, images: Tensor, targets: Tensor, layer: str | Non
         return leaves[-1].clone()  # what follows may write into it
 
     with in_eval(model), torch.no_grad():
-        if layer is None and (layer := _last_map(model, images)) is None:
+        if (layer := _last_map(model, images)) is None:
             return None
         with replaced_output(model.get_submodule(layer), cut):
             logits = logits_of(model(images), model, "grad_cam")

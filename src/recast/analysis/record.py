@@ -21,9 +21,6 @@ from recast.surgery.pooling.adapters import PooledLayer
 from recast.surgery.wrappers import unwrapped
 from recast.tracing.hooks import hooked, in_eval
 
-SHOWN = 16
-"""Layers that a printed record names, one a line."""
-
 
 @dataclass(frozen=True, repr=False)
 class Attention:
@@ -38,8 +35,6 @@ class Attention:
     """Rows and columns of the keys: the padded input of a recast layer, else pixels or patches; None: not known."""
     num_tokens: int = 0
     """Queries, the first ones, that are tokens and have no place: class, distillation, registers; all of a pool's."""
-    is_linear: bool = False
-    """A linear layer over tokens (ResMLP): A is its weight, (1, 1, N, N), of either sign."""
     shift: Tensor | None = None
     """S, G and C of GPSA, position and content of C-MHSA, each as large as `mix`; None of other layers."""
     gaussian: Tensor | None = None
@@ -48,10 +43,7 @@ class Attention:
 
     def __repr__(self) -> str:
         images, heads, queries, keys = self.mix.shape
-        kind = "linear, " if self.is_linear else ""
-        over = "" if self.grid is None else f", over {self.grid[0]}×{self.grid[1]}"
-        tokens = f", {self.num_tokens} of them tokens" if self.num_tokens else ""
-        return f"Attention({kind}{images} × {heads} heads, {queries} queries{tokens}, {keys} keys{over})"
+        return f"Attention({images} × {heads} heads, {queries} queries, {keys} keys, grid {self.grid})"
 
     @property
     def num_prefix(self) -> int:
@@ -89,11 +81,6 @@ class Record(dict[str, Attention]):
         self.left_out: dict[str, str] = {}
         """Modules that attend and gave no maps, and why."""
 
-    def __repr__(self) -> str:
-        lines = [f"Record of {len(self)} layers" + (f", {len(self.left_out)} left out" if self.left_out else "")]
-        lines += [f"  {name or 'the model'}: {attention!r}" for name, attention in list(self.items())[:SHOWN]]
-        return "\n".join([*lines, f"  and {len(self) - SHOWN} more"] if len(self) > SHOWN else lines)
-
     def keep(self, name: str, attention: Attention) -> None:
         """Put it last: its layer was called now."""
         self.pop(name, None)
@@ -111,11 +98,10 @@ def record(model: nn.Module) -> Iterator[Record]:
     """Record attention during forward passes, without gradients: `with record(model) as maps: model(x)`.
 
     `maps[name]` is the `Attention` of a layer's latest call, in full: of recast layers (with the parts of the mix),
-    attention pools, timm's attention (ViT, DeiT, CaiT, ConViT, BEiT, EVA …), `nn.MultiheadAttention`, and ResMLP's
-    linear layers over tokens. Maps are made whatever the layer's backend; over more tokens than the default budget a
-    warning says so. Fused attention is switched off inside, and outputs differ by rounding from those outside. What has
-    no maps, as attention within windows or over fewer keys (Swin, PVT) and MLPs over tokens (Mixer), is named in
-    `maps.left_out`.
+    attention pools, timm's attention (ViT, DeiT, CaiT, ConViT, BEiT, EVA …), and `nn.MultiheadAttention`. Maps are made
+    whatever the layer's backend; over more tokens than the default budget a warning says so. Fused attention is
+    switched off inside, and outputs differ by rounding from those outside. What has no maps, as attention within
+    windows or over fewer keys (Swin, PVT), is named in `maps.left_out`.
 
     Args:
         model: any network.
@@ -169,11 +155,11 @@ def watched(model: nn.Module, see_recast: SeeRecast, keep: Keep, leave_out: Leav
     def after(name: str, _pool: nn.Module, inputs: tuple[Any, ...], _output: Any) -> None:
         keep(name, _of_pool(pools[name], inputs[0], grids))
 
-    def keep_tokens(name: str, weights: Tensor, grid: tuple[int, int], is_linear: bool) -> None:
+    def keep_tokens(name: str, weights: Tensor, grid: tuple[int, int]) -> None:
         # one query: the class token alone asks (CaiT's second stage)
         alone = weights.shape[-2] != weights.shape[-1]
         prefix = weights.shape[-1] - grid[0] * grid[1]
-        keep(name, Attention(weights, grid, weights.shape[-2] if alone else prefix, is_linear))
+        keep(name, Attention(weights, grid, weights.shape[-2] if alone else prefix))
 
     with (
         torch.compiler.set_stance("force_eager"),  # compiled code that is there already calls no hook

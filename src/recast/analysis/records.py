@@ -71,7 +71,6 @@ class FourierLine:
     """In units of π: 1 is the fastest change that the feature map can hold."""
     delta_log_amplitude: float
     """Minus that of the constant part."""
-    mode: str
     n: int
 
 

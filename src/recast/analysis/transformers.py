@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from threading import RLock
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,7 +23,6 @@ SILENT = "gives no weights of one token for another"
 NOT_WHOLE = "attention within windows, over reduced keys or over channels, which has no maps over the whole grid"
 NO_GRID = "attention over tokens whose grid is not known"
 FUSED = "attention that never shows its weights"
-MLP = "an MLP over tokens, which has no matrix of weights"
 
 
 def is_attention(module: nn.Module) -> bool:
@@ -90,10 +88,10 @@ def watched_tokens(
     model: nn.Module,
     ours: Sequence[nn.Module],
     grids: Grids,
-    keep: Callable[[str, Tensor, tuple[int, int], bool], None],
+    keep: Callable[[str, Tensor, tuple[int, int]], None],
     leave_out: Callable[[str, str], None],
 ) -> Iterator[None]:
-    """Call keep(name, weights, grid, is_linear) after every call of a module that attends over all tokens, weights
+    """Call keep(name, weights, grid) after every call of a module that attends over all tokens, weights
     (B, H, queries, keys), and leave_out(name, reason) after one of others. Parts of `ours` are not among them."""
 
     def see(name: str, weights: Tensor | None) -> None:
@@ -104,15 +102,7 @@ def watched_tokens(
         elif (grid := grids.of(weights.shape[0], weights.shape[3])) is None:
             leave_out(name, NOT_WHOLE if grids.batch not in (None, weights.shape[0]) else NO_GRID)
         else:
-            keep(name, weights.detach(), grid, False)
-
-    def see_linear(name: str, module: nn.Module, inputs: Any, _output: Any) -> None:
-        assert isinstance(module, nn.Linear)
-        grid = grids.of(inputs[0].shape[0], module.in_features, max_prefix=0)
-        if grid is None or module.out_features != module.in_features:
-            leave_out(name, NOT_WHOLE)
-        else:
-            keep(name, module.weight.detach()[None, None], grid, True)
+            keep(name, weights.detach(), grid)
 
     def saying(reason: str) -> After:
         return lambda name, _module, _inputs, _output: leave_out(name, reason)
@@ -120,7 +110,6 @@ def watched_tokens(
     inside = {part for module in ours for part in module.modules()}
     with ExitStack() as stack:
         for name, module in model.named_modules():
-            last = name.rpartition(".")[2]
             if module in inside:
                 continue
             if isinstance(module, nn.MultiheadAttention):
@@ -132,34 +121,18 @@ def watched_tokens(
                     stack.enter_context(_watched_timm(module, partial(see, name)))
             elif hasattr(module, "fused_attn"):
                 stack.enter_context(hooked([(name, module)], after=saying(FUSED)))
-            elif last == "mlp_tokens":
-                stack.enter_context(hooked([(name, module)], after=saying(MLP)))
-            elif last == "linear_tokens" and isinstance(module, nn.Linear):
-                stack.enter_context(hooked([(name, module)], after=see_linear))
         yield
-
-
-_LOCK = RLock()
-_UNFUSED: dict[nn.Module, tuple[int, Any]] = {}
-"""Attention that is watched now: by how many blocks, in any thread, and its own `fused_attn`."""
 
 
 @contextmanager
 def _unfused(module: nn.Module) -> Iterator[None]:
-    """Switch fused attention off; the last open block over the module restores the flag."""
-    with _LOCK:
-        blocks, flag = _UNFUSED.get(module, (0, module.fused_attn))
-        _UNFUSED[module] = blocks + 1, flag
-        module.fused_attn = False  # type: ignore[assignment]
+    """Switch fused attention off inside the block."""
+    flag: Any = module.fused_attn
+    module.fused_attn = False  # type: ignore[assignment]
     try:
         yield
     finally:
-        with _LOCK:
-            blocks, flag = _UNFUSED.pop(module)
-            if blocks > 1:
-                _UNFUSED[module] = blocks - 1, flag
-            else:
-                module.fused_attn = flag
+        module.fused_attn = flag
 
 
 @contextmanager

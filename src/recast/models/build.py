@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from recast.config import Classes, Finite, Pixels, Positive, checked, convert, read
-from recast.errors import RecastError, shown
+from recast.config import Classes, Config, Finite, Pixels, Positive, checked, read
+from recast.errors import RecastError
 from recast.models.adapt import other_classes, resampled, with_own_classifier
 from recast.models.config import ModelConfig
 from recast.models.names import split_name
@@ -139,18 +139,22 @@ def check_constructor(constructor: Mapping[str, Any]) -> tuple[str, str, dict[st
     Raises RecastError for anything that is not `{"name": str, "kwargs": {"num_classes": int, "img_size": int}}`, of
     which both numbers may be left out.
     """
-    if not isinstance(constructor, Mapping) or not isinstance(constructor.get("name"), str):
-        raise RecastError(
-            f'a constructor must be {{"name": ..., "kwargs": {{"num_classes": ...}}}}, got {shown(constructor)}'
-        )
-    name, kwargs = constructor["name"], constructor.get("kwargs", {})
-    if not isinstance(kwargs, Mapping) or set(kwargs) - set(KWARGS):
-        raise RecastError(f"the constructor of {name} may set {' and '.join(KWARGS)} only, got {shown(kwargs)}")
-    for key, value in kwargs.items():
-        if type(value) is not int or value < 1:
-            raise RecastError(f"the constructor of {name} must set {key} to a whole number from 1, got {shown(kwargs)}")
-        convert(Classes if key == "num_classes" else Pixels, value, f"{key} of the constructor of {name}")
-    return (*split_name(name), dict(kwargs))
+    made = read(Constructor, constructor, "the constructor")
+    return (*split_name(made.name), made.kwargs.model_dump(exclude_none=True))
+
+
+class Arguments(Config):
+    """Arguments that a constructor may set."""
+
+    num_classes: Classes | None = None
+    img_size: Pixels | None = None
+
+
+class Constructor(Config):
+    """The name of a network, and its arguments."""
+
+    name: str
+    kwargs: Arguments = Arguments()
 
 
 @checked
@@ -175,12 +179,10 @@ class Images:
     @classmethod
     def of(cls, model: nn.Module, **given: Any) -> Images:
         """Return the values `given`, and where they are None those of the network (timm's `pretrained_cfg`)."""
-        stated = (
-            {}
-            if (defaults := input_defaults(model)) is None
-            else {"img_size": defaults.size, "mean": defaults.mean, "std": defaults.std}
-        )
-        return cls(**{"classes": class_names(model), **stated, **{k: v for k, v in given.items() if v is not None}})
+        stated: dict[str, Any] = {"classes": class_names(model)}
+        if (defaults := input_defaults(model)) is not None:
+            stated |= {"img_size": defaults.size, "mean": defaults.mean, "std": defaults.std}
+        return cls(**stated | {key: value for key, value in given.items() if value is not None})
 
     def note_(self, model: nn.Module) -> nn.Module:
         """Write them into the network's `pretrained_cfg`, under timm's keys."""
@@ -234,7 +236,4 @@ def check_logits(
         return
     if classes is None:
         raise RecastError(f"{of} must give logits ({images}, classes), got {got}")
-    raise RecastError(
-        f"{of} must give logits of shape {(images, classes)} (images, classes of {dataset}), got {got}: "
-        "set model.num_classes, or choose the data the model was trained on"
-    )
+    raise RecastError(f"{of} must give logits ({images}, {classes}) for {dataset}, got {got}: set model.num_classes")

@@ -15,8 +15,6 @@ REGISTRIES = ("timm", "torchvision", *ON_TIMM)
 PLUGINS: list[str] = []
 """Modules that register networks with timm when they are imported: before a network is looked up by name, they are.
 `recast.lab` and `recast.papers` add themselves."""
-IN_TIMM = "recast_hub"
-"""timm's name for whatever `recast.push_to_hub` wrote."""
 
 
 def split_name(name: str) -> tuple[str, str]:

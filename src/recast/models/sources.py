@@ -6,11 +6,10 @@ import importlib
 import inspect
 import socket
 import sys
-import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import partial
-from typing import Any, get_type_hints
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -58,9 +57,7 @@ def check_registered(source: str, name: str) -> None:
     from torchvision import models
 
     if source == "timm":
-        error = unknown_model("timm", architecture, timm.list_models(), models.list_models())
-        plugins = "" if "recast.papers.networks" in sys.modules else " (those of papers: import recast.papers.networks)"
-        raise RecastError(f"{error}{plugins}")
+        raise unknown_model("timm", architecture, timm.list_models(), models.list_models())
     if name not in models.list_models():
         raise unknown_model("torchvision", name, models.list_models())
 
@@ -87,7 +84,7 @@ def _timm(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
 def _on_timm(kind: str, name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
     check_registered(kind, name)
     if kind not in ON_TIMM_BUILDERS:
-        raise RecastError(f"{kind}:{name} is built by recast.lab.tasks: import recast.papers.networks first")
+        raise RecastError(f"nothing is registered that builds {kind}:NAME: import the module that does")
     make = partial(ON_TIMM_BUILDERS[kind], name, **kwargs)
     if pretrained:
         _check_published(name)
@@ -171,10 +168,6 @@ def _function(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
     wanted = kwargs | ({"pretrained": True} if pretrained else {})
     with import_path(name), redirect_stdout(sys.stderr):  # what the user's code prints is no result
         function = _find_function(name)
-        accepted = inspect.signature(function).parameters
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
-        if refused := [key for key in wanted if key not in accepted and not takes_any]:
-            raise RecastError(f"{name} takes no argument {refused[0]}: drop it, or add it to the function")
         try:
             inspect.signature(function).bind(**wanted)
         except TypeError as error:
@@ -189,32 +182,15 @@ def _function(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
 def _find_function(name: str) -> Callable[..., Any]:
     """Return the function or class of a name. Raises RecastError, before any call, if it makes no network."""
     module_name, _, function_name = name.partition(":")
-    standard = {*sys.stdlib_module_names, *sys.builtin_module_names}
-    if module_name.partition(".")[0] in standard or "__main__" in module_name.split("."):
-        raise RecastError(
-            f"{name} belongs to Python's standard library, which has no networks: a model is named {FORMS}"
-        )
+    if module_name.partition(".")[0] in sys.stdlib_module_names or "__main__" in module_name.split("."):
+        raise RecastError(f"{name} belongs to Python's standard library: a model is named {FORMS}")
     with _told(f"cannot import {module_name} for model {name}{elsewhere(name)}"):
         module = importlib.import_module(module_name)
     function = getattr(module, function_name, None)
     if not callable(function):
         functions = [key for key, value in vars(module).items() if callable(value)]
         raise RecastError(f"{module_name} has no function {function_name!r}.{suggest(function_name, functions)}")
-    inner = function.func if isinstance(function, partial) else inspect.unwrap(function)
-    is_network = isinstance(inner, type) and issubclass(inner, nn.Module)
-    is_python = isinstance(inner, types.FunctionType) and inner.__module__.partition(".")[0] not in standard
-    if not (is_network or (is_python and _may_return_network(inner))):
-        raise RecastError(f"{name} is not a function or class that returns an nn.Module")
     return function
-
-
-def _may_return_network(function: Callable[..., Any]) -> bool:
-    """Return False if the return annotation of a function excludes a network."""
-    try:
-        result = get_type_hints(function).get("return", nn.Module)
-    except Exception:  # names that only a type checker knows
-        return True
-    return not isinstance(result, type) or issubclass(result, nn.Module) or issubclass(nn.Module, result)
 
 
 @contextmanager

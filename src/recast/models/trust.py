@@ -42,17 +42,9 @@ def is_function(name: str | None) -> bool:
 def follow_up(*words: str, functions: Iterable[str | None] = ()) -> str:
     """A command as a user may type it next, with what it needs where a file names `functions` of the user's."""
     named = any(map(is_function, functions))
-    return "PYTHONPATH=. " * named + shlex.join([*_program(), *words]) + " --trust" * named
-
-
-def _program() -> list[str]:
-    """Return the command of this program: `recast` if a shell finds it, else its path, or Python's with -m."""
-    script, here = Path(sys.argv[0] or "-"), f"{os.getcwd()}{os.sep}"
-    if (script.parent.name, script.name) == ("recast", "__main__.py"):
-        python = "python" if shutil.which("python") == sys.executable else sys.executable
-        return [python.removeprefix(here), "-m", "recast"]
-    is_hidden = script.stem == "recast" and script.is_file() and shutil.which("recast") != os.path.abspath(script)
-    return [str(script).removeprefix(here) if is_hidden else "recast"]
+    is_hidden = Path(sys.argv[0]).name == "recast" and shutil.which("recast") is None
+    program = sys.argv[0] if is_hidden else "recast"
+    return "PYTHONPATH=. " * named + shlex.join([program, *words]) + " --trust" * named
 
 
 def may_run(name: str) -> bool:

@@ -15,7 +15,6 @@ import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -179,21 +178,9 @@ def _read_pickled(path: Path) -> Any:
             warnings.simplefilter("ignore")  # what torch warns of, a raw pickle, is refused below in words of our own
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a foreign file can break the reader in any way; nothing of it has been run
-        members, named = [], []
-        with (
-            suppress(Exception),
-            torch.serialization.safe_globals(PLAIN),
-        ):  # what calls itself an archive need not be one
-            members = zipfile.ZipFile(path).namelist()
-            named = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-        if any(name.endswith("/constants.pkl") for name in members):
-            reason = "is a TorchScript program, not weights: save its state_dict alone"
-        elif isinstance(error, pickle.UnpicklingError) and (members or path.read_bytes()[:1] == pickle.PROTO):
-            code = next((name for name in named if not name.startswith("builtins.")), "code")
-            reason = (
-                f"needs {code} to be run while it is read, which is refused: "
-                "save the weights alone, torch.save(model.state_dict(), FILE)"
-            )
+        is_pickle = zipfile.is_zipfile(path) or path.read_bytes()[:1] == pickle.PROTO
+        if isinstance(error, pickle.UnpicklingError) and is_pickle:
+            reason = "holds code, which is not run: save the weights alone, torch.save(model.state_dict(), FILE)"
         else:
             reason = f"is truncated or not a file of torch.save ({type(error).__name__})"
         raise RecastError(f"checkpoint {path} {reason}") from None
@@ -221,35 +208,21 @@ def mismatch(model: nn.Module, weights: Mapping[str, Tensor]) -> str:
     unexpected = [name for name in weights if name not in state]
     shapes = [name for name in both if state[name].shape != weights[name].shape]
     kinds = [name for name in both if state[name].is_floating_point() > weights[name].is_floating_point()]
+    problems = {"missing": missing, "unexpected": unexpected, "of another shape": shapes, "not floating point": kinds}
     parts = [
-        f"{len(names)} {problem} (first: {names[0]}{detail(names[0])})"
-        for names, problem, detail in (
-            (missing, "missing", lambda name: ""),
-            (unexpected, "unexpected", lambda name: ""),
-            (
-                shapes,
-                "of another shape",
-                lambda name: f" is {tuple(weights[name].shape)}, the model's is {tuple(state[name].shape)}",
-            ),
-            (kinds, "not floating point", lambda name: f" is {weights[name].dtype}"),
-        )
+        f"{len(names)} {problem} (first: {names[0]}{_shapes(state, weights, names[0]) if names is shapes else ''})"
+        for problem, names in problems.items()
         if names
     ]
     if missing or unexpected:
         parts.append("build the network that these weights were saved from")
-    if shapes and not (missing or unexpected or kinds) and (classes := _head_classes(shapes, state, weights)):
-        parts.append(f"these weights have {classes} classes: set num_classes={classes}")
     if any(name.rpartition(".")[2] == "pos_embed" for name in shapes):
         parts.append("its positions are of another image size: set model.input_size to resample them")
     return ", ".join(parts)
 
 
-def _head_classes(shapes: list[str], state: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> int | None:
-    """Return the number of classes of the file if only the rows of one layer differ, else None."""
-    layers = {name.rpartition(".")[0] for name in shapes}
-    rows = {len(weights[name]) for name in shapes if weights[name].ndim}
-    same_rest = all(state[name].shape[1:] == weights[name].shape[1:] for name in shapes)
-    return rows.pop() if len(layers) == 1 and len(rows) == 1 and same_rest else None
+def _shapes(state: Mapping[str, Tensor], weights: Mapping[str, Tensor], name: str) -> str:
+    return f" is {tuple(weights[name].shape)}, the model's is {tuple(state[name].shape)}"
 
 
 def first_nonfinite(model: nn.Module, weights: Mapping[str, Tensor]) -> str | None:

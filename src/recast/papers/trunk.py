@@ -103,20 +103,19 @@ class Trunk(nn.Module):
         x: Tensor,
         indices: int | list[int] | None = None,
         norm: bool = False,
-        stop_early: bool = False,
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
         """The maps after blocks: the last `indices` (all if None), or those listed; `norm`: through the last norm.
 
-        `intermediates_only`: the list alone, else the final map and the list. `stop_early`: later blocks are not run.
+        `intermediates_only`: the list alone, else the final map and the list.
         """
         if output_fmt != "NCHW":
             raise RecastError(f"a {type(self).__name__}'s maps are NCHW, got output_fmt={output_fmt!r}")
-        taken, last = feature_take_indices(len(self.blocks), indices)
+        taken, _ = feature_take_indices(len(self.blocks), indices)
         maps = []
         x = getattr(self, self.stem_name)(x)
-        for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
+        for i, block in enumerate(self.blocks):
             x = checkpoint_seq([block], x) if self.grad_checkpointing else block(x)
             if i in taken:
                 maps.append(self._normed(x) if norm else x)

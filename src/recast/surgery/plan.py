@@ -6,8 +6,9 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
+from pydantic import ConfigDict
 from torch import nn
 
 from recast.config import adapter, convert, read
@@ -50,6 +51,8 @@ class Plan:
         >>> recast.Plan.from_json(plan.to_json()) == plan
         True
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     model: str
     """Class name of the model it was made for."""

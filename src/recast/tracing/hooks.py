@@ -1,14 +1,12 @@
 """Forward hooks that are always removed, and eval mode that always ends.
 
-Every hook and every switch to eval mode of the package goes through here. A hook sees the calls of its own thread
-alone, and a copy of the network (`copy.deepcopy`, `pickle`) takes none along.
+Every hook and every switch to eval mode of the package goes through here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from threading import RLock, get_ident
 from typing import Any
 
 import torch
@@ -41,36 +39,18 @@ def hooks_of(module: nn.Module) -> tuple[dict[int, Any], ...]:
     return (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
 
 
-_LOCK = RLock()
-_IN_EVAL: list[dict[nn.Module, bool]] = []
-"""Training flags from before each block of `in_eval` that is open, in any thread, the oldest first."""
-
-
 @contextmanager
 def in_eval(*models: nn.Module) -> Iterator[None]:
-    """Set eval mode, and give every module its own mode back afterwards.
-
-    Where several threads have blocks open over the same modules, the last of them gives the modes back.
-    """
-    with _LOCK:
-        before = {module: module.training for model in models for module in model.modules()}
-        _IN_EVAL.append(before)
-        for model in models:
-            model.eval()
+    """Set eval mode, and give every module its own mode back afterwards."""
+    before = {module: module.training for model in models for module in model.modules()}
+    for model in models:
+        model.eval()
     try:
         yield
     finally:
-        with _LOCK:
-            at = next(i for i, flags in enumerate(_IN_EVAL) if flags is before)
-            later = _IN_EVAL[at + 1 :]
-            del _IN_EVAL[at]
-            for module, training in before.items():
-                heir = next((flags for flags in later if module in flags), None)
-                if heir is not None:
-                    heir[module] = training
-                else:
-                    # `train(True)` on a GPSA layer forgets its closed heads, and some modules refuse it: the flag alone
-                    module.training = training
+        for module, training in before.items():
+            # `train(True)` on a GPSA layer forgets its closed heads, and some modules refuse it: the flag alone
+            module.training = training
 
 
 @contextmanager
@@ -94,35 +74,18 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             held.update(original)
 
 
-class _Hook:
-    """A forward hook for the thread that made it; a copy of it does nothing."""
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self.call, self.thread = call, get_ident()
-
-    def __call__(self, *given: Any) -> Any:
-        return self.call(*given) if get_ident() == self.thread else None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Hook, (_nothing,)
-
-
-def _nothing(*_given: Any) -> None:
-    pass
-
-
 @contextmanager
 def hooked(
     modules: Iterable[tuple[str, nn.Module]], before: Before | None = None, after: After | None = None
 ) -> Iterator[None]:
     """Call `before` and `after` around every forward pass of the modules, (name, module) each, inside the block."""
 
-    def hook(call: Callable[..., Any], name: str) -> _Hook:
+    def hook(call: Callable[..., Any], name: str) -> Callable[..., Any]:
         def called(module: nn.Module, inputs: Any, named: dict[str, Any], *output: Any) -> Any:
             result = call(name, module, (*inputs, *named.values()), *output)
             return result if output else None  # what `before` returns takes no input's place
 
-        return _Hook(called)
+        return called
 
     with ExitStack() as stack:
         for name, module in modules:
@@ -170,5 +133,5 @@ def replaced_inputs(
     module: nn.Module, change: Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
 ) -> Iterator[None]:
     """Call a module with `change(inputs, named inputs)` instead of its inputs."""
-    with module.register_forward_pre_hook(_Hook(lambda _module, *given: change(*given)), with_kwargs=True):
+    with module.register_forward_pre_hook(lambda _module, *given: change(*given), with_kwargs=True):
         yield

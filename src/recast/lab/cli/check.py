@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 EXAMPLES = """  recast check child.safetensors
   recast check child.safetensors --parent resnet50            (its published weights)
   recast check child.safetensors --parent mynet:build --checkpoint parent.pth
-  recast check child.safetensors --run                        (and its model.onnx)
   recast check runs/mine --json                               (with the run's own parent)
 """
 
@@ -29,7 +28,6 @@ def check(
     parent: str | None = None,
     checkpoint: FilePath | None = None,
     checkpoint_key: str | None = None,
-    run: bool = False,
     trust: bool = False,
     output: Compute,
 ) -> int:
@@ -43,7 +41,6 @@ def check(
         parent: A model's name (published weights), or a file of recast.save. None: a run's own.
         checkpoint: Weights for the name of --parent, .safetensors or .pth.
         checkpoint_key: Which weights of a checkpoint with several, e.g. state_dict. None: as timm, EMA first.
-        run: Run the exported ONNX files beside it again: only the file itself vouches for them.
         trust: Run the code (pkg.module:function) that the files name.
     """
     if checkpoint is not None and (parent is None or Path(parent).is_file()):
@@ -62,7 +59,7 @@ def check(
             model: nn.Module | None = _named(parent, checkpoint, checkpoint_key, header["constructor"]).eval()
         else:
             model = None if folder is None else _of_run(folder)
-        result = checking.check(path, model, trust=trust, run=run)
+        result = checking.check(path, model, trust=trust)
     print_json(result.to_dict()) if output.as_json else print(result)
     return 0 if result.ok else 1
 

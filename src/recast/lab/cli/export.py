@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from recast.config import FilePath
 from recast.errors import RecastError
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 EXAMPLES = """  recast export runs/mine                                  (runs/mine/model.onnx)
-  recast export child.safetensors --to torch --out child.pt2
+  recast export child.safetensors --out child.pt2        (a program of torch.export)
 
 The file takes any batch, and any height and width where the network does; images normalised as in training.
 ONNX needs pip install 'recast-vision[export]'. To run the files from Python:
@@ -28,7 +28,6 @@ def export(
     subject: str,
     /,
     *,
-    to: Literal["onnx", "torch"] = "onnx",
     out: FilePath | None = None,
     img_size: str | None = None,
     fold: bool = True,
@@ -41,8 +40,8 @@ def export(
 
     Args:
         subject: A run folder, or a file of recast.save.
-        to: onnx, for ONNX Runtime and others; or torch, a program of torch.export.
-        out: The file. None: model.onnx or model.pt2 beside the subject.
+        out: The file: .onnx, for ONNX Runtime and others, or .pt2, a program of torch.export. None: model.onnx
+            beside the subject.
         img_size: Pixels of the example, 224 or 224x160 (height x width). None: the run's, the network's own, or 224.
         fold: Fold closed heads first.
         trust: Run the code (pkg.module:function) that the files name.
@@ -54,18 +53,17 @@ def export(
     from recast.surgery.folding.model import fold_
 
     folder = Path(subject) if Path(subject).is_dir() else Path(subject).parent
-    default = folder / f"model{exporting.SUFFIX[to]}"
-    path = Path(out) if out else default
-    check_place(path, "--out", default.name)
+    path = Path(out) if out else folder / "model.onnx"
+    check_place(path, "--out", "model.onnx")
     if path.exists() and not (path.is_file() and exporting.is_export(path)):
         raise RecastError(f"{path} exists and was not written by recast export: choose another --out, or move it")
     with trusting(subject, trust=trust):
-        model, parent, side = _open(subject)
+        model, side = _open(subject)
     torch.manual_seed(0)
     example = torch.randn(1, *example_shape(model, img_size or side))
     if fold:
         fold_(model)
-    exported = exporting.export(model, example, path, to, parent=parent)
+    exported = exporting.export(model, example, path)
     print_json(exported.to_dict()) if output.as_json else print(exported)
     return 0
 
@@ -73,14 +71,14 @@ def export(
 COMMAND = Command(export, "RUN|FILE [options]", EXAMPLES)
 
 
-def _open(subject: str) -> tuple[nn.Module, nn.Module | None, str | None]:
-    """Return the network, and of a run its parent and the side of its images."""
+def _open(subject: str) -> tuple[nn.Module, str | None]:
+    """Return the network, and of a run the side of its images."""
     from recast.lab.evaluation.run_folder import open_run
     from recast.lab.explain.open import names_a_run, open_model
 
     if not names_a_run(subject):
-        return open_model(ModelConfig(subject)), None, None
+        return open_model(ModelConfig(subject)), None
     run = open_run(subject)
     model = run.models.get("recast", run.models.get("finetuned"))
     assert model is not None
-    return model, run.models.get("parent"), str(run.data.val.img_size)
+    return model, str(run.data.val.img_size)

@@ -126,13 +126,9 @@ def token_layers(name: str, attention: Attention, names: Sequence[str]) -> list[
     """
     layers: list[Described] = []
     signed = bool((attention.mix < 0).any())
-    heads, text = _heads(attention.mix.shape[1]), "a linear layer over patches, the same for every image"
-    if attention.is_linear:
-        heads = ("weights",)
-    else:
-        height, width = attention.tokens.shape[-2:]
-        text = f"{_count(len(heads), 'head')} over {height}×{width} patches"
-        text += f" and {_count(attention.num_prefix, 'token')} before them" if attention.num_prefix else ""
+    heads, (height, width) = _heads(attention.mix.shape[1]), attention.tokens.shape[-2:]
+    text = f"{_count(len(heads), 'head')} over {height}×{width} patches"
+    text += f" and {_count(attention.num_prefix, 'token')} before them" if attention.num_prefix else ""
     text += ", weights of either sign" if signed else ""
     if attention.patches is not None:
         maps = attention.patches[0].float()

@@ -17,13 +17,11 @@ Without labels (DINO, Caron et al. 2021, arXiv:2104.14294), z the products with 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from recast.lab.config import Recipe
@@ -36,60 +34,24 @@ from recast.papers.grafit.config import Dino, projector_of
 
 STUDENT_TEMPERATURE, CENTER_MOMENTUM = 0.1, 0.9
 """DINO's."""
-SIMILARITIES = 2**24
-"""Of a chunk of the memory with the images of a part: 64 MiB in float32."""
+FAR = -1e30
+"""Stands for −∞ in an exponent; unlike it, with a gradient of 0."""
 
 
-def neighbour_loss(
-    embeddings: Tensor, indices: Tensor, memory: Tensor, labels: Tensor, sigma: float, most: int = SIMILARITIES
-) -> Tensor:
+def neighbour_loss(embeddings: Tensor, indices: Tensor, memory: Tensor, labels: Tensor, sigma: float) -> Tensor:
     """L_knn (B,) of unit embeddings (B, D), images number `indices` (B,) of the memory (N, D) with labels (N,).
 
-    An image that is alone in its class has no positive: its loss is 0, it is skipped. The memory gets no gradient.
-    In float32 at least, with at most `most` similarities at a time, in the forward and in the backward pass.
+    An image that is alone in its class has no positive: its loss is 0, it is skipped. In float32 at least.
+    L = log(1 + Σ_negatives/Σ_positives): unlike a difference of two sums' logarithms, exact where it is near 0.
     """
-    return _NeighbourLoss.apply(widened(embeddings), indices, memory, labels, sigma, most)
-
-
-class _NeighbourLoss(torch.autograd.Function):
-    """log(1 + Σ_negatives/Σ_positives): unlike a difference of two sums' logarithms, exact where it is near 0."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, z: Tensor, indices: Tensor, memory: Tensor, labels: Tensor, sigma: float, most: int
-    ) -> Tensor:
-        positives = negatives = torch.full_like(z[:, 0], -math.inf)
-        for logits, same, _ in _chunks(z, indices, memory, labels, sigma, most):
-            positives = torch.logaddexp(positives, logits.masked_fill(~same, -math.inf).logsumexp(1))
-            negatives = torch.logaddexp(negatives, logits.masked_fill(same, -math.inf).logsumexp(1))
-        alone = positives.isneginf()
-        ctx.save_for_backward(z, indices, memory, labels, positives, torch.logaddexp(positives, negatives), alone)
-        ctx.sigma, ctx.most = sigma, most
-        return F.softplus(negatives - positives).masked_fill(alone, 0.0)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """∂L/∂z_i = 1/σ Σ_j (p_ij − p_ij/Σ_positives p) m_j, the second term for positives only."""
-        z, indices, memory, labels, positives, every, alone = ctx.saved_tensors
-        total = torch.zeros_like(z)
-        for logits, same, part in _chunks(z, indices, memory, labels, ctx.sigma, ctx.most):
-            weights = (logits - every[:, None]).exp() - (logits - positives[:, None]).exp().masked_fill(~same, 0.0)
-            total += weights.masked_fill(alone[:, None], 0.0) @ part
-        return total * (grads[0] / ctx.sigma)[:, None], None, None, None, None, None
-
-
-def _chunks(
-    z: Tensor, indices: Tensor, memory: Tensor, labels: Tensor, sigma: float, most: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """(similarities/σ (B, n), own one −inf; whether of the same class (B, n); memory (n, D)) of parts of the memory."""
-    size, rows = max(1, most // len(z)), torch.arange(len(z), device=z.device)
-    for begin in range(0, len(memory), size):
-        part = memory[begin : begin + size].to(z.dtype)
-        logits = z @ part.T / sigma
-        here = (indices >= begin) & (indices < begin + len(part))
-        logits[rows[here], indices[here] - begin] = -math.inf
-        yield logits, labels[indices][:, None] == labels[begin : begin + size], part
+    z = widened(embeddings)
+    same = labels[indices][:, None] == labels
+    is_self = indices[:, None] == torch.arange(len(memory), device=z.device)
+    logits = (z @ memory.to(z.dtype).T / sigma).masked_fill(is_self, FAR)
+    positives = logits.masked_fill(~same, FAR).logsumexp(1)
+    negatives = logits.masked_fill(same, FAR).logsumexp(1)
+    alone = ~(same & ~is_self).any(1)
+    return F.softplus(negatives - positives).masked_fill(alone, 0.0)
 
 
 def instance_loss(predictions: Tensor, targets: Tensor) -> Tensor:

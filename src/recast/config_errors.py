@@ -1,0 +1,97 @@
+"""One line for a value that pydantic refused."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from dataclasses import is_dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from recast.config import Config, Keys, Sections, fields_of, is_union, kinds_of, parts_of, union_of
+from recast.errors import shown
+
+SIGNS = {
+    "greater than or equal to": ">=", "less than or equal to": "<=", "greater than": ">", "less than": "<",
+    "a valid integer": "a whole number", "a valid boolean": "true or false", "a valid ": "a ", "a tuple": "a list",
+    "a finite number": "finite",
+    "a dictionary or instance of": "a mapping for",
+    "'str' instances are not allowed as a Sequence value": "be a list of names",
+    "an instance of Module": "a network (nn.Module)",
+}  # fmt: skip
+"""Pydantic's words, and ours."""
+AROUND = re.compile(r"^(\w+ should|Value error,)|( after validation, not|, unable|, got a number).*$")
+"""Words of pydantic's that are left out."""
+
+
+def explain(error: ValidationError, model: Any, name: Callable[[Keys], str]) -> str:
+    """Return the first mistake in one line. `name` gives the words for a field."""
+    errors = error.errors(include_url=False)
+    first = errors[0]
+    path, holder, part = _locate(model, first["loc"])
+    kind, got, context = first["type"], first["input"], first.get("ctx", {})
+    if kind == "clash":
+        return re.sub(r"`([\w.]+)`", lambda key: name((*path, *key[1].split("."))), first["msg"])
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        return _unknown(model, path, holder, name)
+    if kind == "missing" and isinstance(first["loc"][-1], int):
+        return f"{name(tuple(key for key in path if not key.isdecimal()))} has too few values, got {shown(got)}"
+    if kind in ("missing", "missing_argument"):
+        base = union_of(holder)
+        why = f"; {name((*path[:-1], base.by))} {' or '.join(kinds_of(holder))} requires it" if base else ""
+        return f"{name(path)} is missing{why}"
+    if kind.startswith("union_tag"):
+        return (
+            f"{name((*path, part.by))} must be one of {', '.join(part.members)}, got {shown(context.get('tag', got))}"
+        )
+    if kind == "literal_error" and len(errors) == 1:
+        choices = re.findall(r"'([^']*)'", context["expected"])
+        return f"{name(path)} must be one of {', '.join(choices)}, got {shown(got)}"
+    alike = [e["msg"] for e in errors if e["input"] is got and _locate(model, e["loc"])[0] == path]  # of `A | B`
+    message = " or ".join(dict.fromkeys(AROUND.sub("", text).strip() for text in alike)).replace(" or be ", " or ")
+    for long, short in SIGNS.items():
+        message = message.replace(long, short)
+    return f"{name(path)} must {message.removeprefix('must ')}, got {shown(got)}".strip()
+
+
+def _unknown(model: Any, path: Keys, holder: Any, name: Callable[[Keys], str]) -> str:
+    """Return the error for a name that is no field: of another kind, of another place, misspelt."""
+    if not _is_config(model):
+        return f"unknown name {name(path)}"
+    *outer, key = path
+    base = union_of(holder)
+    if base and (kinds := [kind for kind, member in base.members.items() if key in member.model_fields]):
+        got = " or ".join(kinds_of(holder))
+        return f"{name(path)} requires {name((*outer, base.by))} {' or '.join(kinds)}, got {got}"
+    if isinstance(holder, Sections):
+        beside = list(holder.members)
+    else:
+        beside = [field for member in (base.members.values() if base else (holder,)) for field in member.model_fields]
+    elsewhere = [field.path for field in fields_of(model) if field.path[-1] == key]
+    near = elsewhere or [(*outer, word) for word in difflib.get_close_matches(key, beside, n=3, cutoff=0.5)]
+    if near:
+        return f"unknown name {name(path)}; did you mean {', '.join(map(name, dict.fromkeys(near)))}?"
+    return f"unknown name {name(path)}; expected {', '.join(dict.fromkeys(beside)) or 'none'}"
+
+
+def _locate(model: Any, location: tuple[int | str, ...]) -> tuple[Keys, Any, Any]:
+    """Return the path of an error's field, without pydantic's tags of unions; the class it is in; the config it is."""
+    if not _is_config(model):
+        return tuple(map(str, location)) if is_dataclass(model) else (), model, model
+    path: Keys = ()
+    holder: Any = model
+    part: Any = model
+    items = list(location)
+    while items and _is_config(part):
+        if is_union(part):
+            holder = part = part.members[items.pop(0)]
+        else:
+            key = str(items.pop(0))
+            path, holder, part = (*path, key), part, parts_of(part, key)
+    return path, holder, part
+
+
+def _is_config(model: Any) -> bool:
+    return isinstance(model, Sections) or (isinstance(model, type) and issubclass(model, Config))
