@@ -2,8 +2,7 @@
 
     python benchmarks/roofline.py              # writes results/roofline.csv (a minute on 2 cores)
 
-Columns: side, channels, pass (forward, backward), step, library (what computes it: of MKL and oneDNN the streaming
-operator takes the faster), macs (multiply-accumulates of a pair, 0 where it is no product), picoseconds (of a pair),
+Columns: side, channels, pass (forward, backward), step, library (what computes it), macs (multiply-accumulates of a pair, 0 where it is no product), picoseconds (of a pair),
 spread, gmacs (10⁹ multiply-accumulates a second), share (of the 3×3 convolution's speed at this map), machine.
 `convolution` is that convolution, per pixel and not per pair. A head has a ninth of the channels in queries and keys,
 and all of them in the values; a tensor of pairs holds what the operator holds at a time (`MAP_NUMBERS`).
@@ -21,7 +20,7 @@ import torch.nn.functional as F
 from timing import RESULTS, by_turns, machine, spread, write
 from torch import Tensor
 
-from recast.layers.functional.streaming.stream import LONG, MAP_NUMBERS, TILE, _by_onednn
+from recast.layers.functional.streaming.stream import LONG, MAP_NUMBERS, TILE
 
 RESULT = RESULTS / "roofline.csv"
 MAPS = {(14, 512): 8, (28, 256): 4, (56, 128): 2, (112, 64): 1}
@@ -53,9 +52,9 @@ def steps_of(side: int, channels: int) -> dict[tuple[str, str, str], tuple[int, 
         else:
             torch.softmax(logits, -1, out=space)
 
-    def both(a: Tensor, b: Tensor) -> dict[str, Callable[[], object]]:
+    def by_mkl(a: Tensor, b: Tensor) -> dict[str, Callable[[], object]]:
         out = torch.empty(len(a), b.shape[1])
-        return {"MKL": lambda: torch.mm(a, b, out=out), "oneDNN": lambda: _by_onednn(a, b)}
+        return {"MKL": lambda: torch.mm(a, b, out=out)}
 
     def to_logits() -> None:
         space.copy_(d_map)
@@ -67,12 +66,12 @@ def steps_of(side: int, channels: int) -> dict[tuple[str, str, str], tuple[int, 
         space.addcmul_(attention, inner, value=-1)
 
     products = {
-        ("forward", "Q Kᵀ"): (width, both(query, key)),
-        ("forward", "A V"): (channels, both(attention, values)),
-        ("backward", "dA = dY Vᵀ"): (channels, both(d, values.T)),
-        ("backward", "dV = dYᵀ A"): (channels, both(d_rows, attention)),
-        ("backward", "dQ = dL K"): (width, both(d_map, key.T)),
-        ("backward", "dK = Qᵀ dL"): (width, both(q_rows, d_map)),
+        ("forward", "Q Kᵀ"): (width, by_mkl(query, key)),
+        ("forward", "A V"): (channels, by_mkl(attention, values)),
+        ("backward", "dA = dY Vᵀ"): (channels, by_mkl(d, values.T)),
+        ("backward", "dV = dYᵀ A"): (channels, by_mkl(d_rows, attention)),
+        ("backward", "dQ = dL K"): (width, by_mkl(d_map, key.T)),
+        ("backward", "dK = Qᵀ dL"): (width, by_mkl(q_rows, d_map)),
     }
     found = {(*name, library): (macs, f) for name, (macs, ways) in products.items() for library, f in ways.items()}
     found["forward", "softmax", "torch"] = (0, to_weights)

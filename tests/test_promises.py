@@ -100,7 +100,6 @@ def test_looking_changes_nothing(call: str, names: dict[str, Any]) -> None:
         "recast.fold_(child, -1.0)",
         "recast.fold_(child, 0.1, data=[])",
         "recast.fold_(child, 0.1, data=x * float('nan'))",
-        "recast.fold_(child, kernel=2)",
         "recast.attention_pool_(model, config=recast.PoolConfig(kind='single', num_heads=7))",
         "recast.attention_pool_(model, example=torch.zeros(1, 5, 16, 16))",
         "recast.calibrate_(model, model, [x])",

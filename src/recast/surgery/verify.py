@@ -184,8 +184,7 @@ def _is_layer(module: nn.Module | None, plan: Plan, step: Step) -> bool:
         return isinstance(module, RecastLayer) or (step.fold is not None and isinstance(module, nn.Sequential))
     layer = convert(on_meta(module), plan.config)
     shape = layer.in_channels, layer.out_channels, layer.groups, layer.geometry.kernel
-    kernels = (step.parent_geometry.kernel, step.fold.kernel if step.fold else ())
-    return shape[:3] == (step.input[0], step.output[0], step.groups) and shape[3] in kernels
+    return shape == (step.input[0], step.output[0], step.groups, step.parent_geometry.kernel)
 
 
 @typed("parent", "child", "backend")

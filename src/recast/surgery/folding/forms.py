@@ -1,4 +1,4 @@
-"""Folded forms of one layer: a convolution, a larger one, a layer without closed maps; BatchNorm folding."""
+"""Folded forms of one layer: a convolution, or a layer without closed maps; BatchNorm folding."""
 
 from __future__ import annotations
 
@@ -13,66 +13,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from recast.errors import RecastError
 from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
-from recast.layers.functional.operands import expand_heads, fold_value
-from recast.layers.geometry import Geometry, convolution
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.surgery.records import Fold, Folded, Step
 from recast.surgery.stride import replace_module_
 from recast.tracing.examples import Example, run_example
 from recast.tracing.hooks import computes_as, hooked, replaced_output
 from recast.tracing.outputs import tensors_of
-
-
-@torch.no_grad()
-def fold_layer(layer: GPSA, tol: float = 0.0, kernel: int | None = None) -> nn.Module:
-    """`layer` itself without the maps whose gate is within `tol`, or the convolution it is then; W_val multiplied out.
-
-    linear: Gaussian maps with |s| ≤ tol and content maps with |γ| ≤ tol are removed; without any, the layer is a
-    convolution. sigmoid: content maps with 1 − σ(λ) ≤ tol are removed. With `kernel`, a layer without content becomes a
-    convolution with a kernel of that many rows and columns (`larger_kernel`). At tol = 0, without `kernel`, the
-    function is the same to rounding.
-    """
-    layer.close_maps_(tol)
-    wider = None if kernel is None or layer.content_heads else larger_geometry(layer.geometry, kernel)
-    if wider is None or not layer.gaussian_heads or not computes_as(layer, GPSA):
-        return layer.fold()
-    weight, trained = layer.kernel_in_eval()
-    return convolution(wider, larger_kernel(layer, weight, wider), layer.bias, layer.groups, trained).train(
-        layer.training
-    )
-
-
-def larger_geometry(geometry: Geometry, kernel: int) -> Geometry | None:
-    """The same convolution seen as one with `kernel` × `kernel` undilated positions around the same anchor; None if it
-    cannot be: a smaller kernel, a transposed one, or padding that is not a number of zeros."""
-    if geometry.is_transposed or geometry.same or geometry.padding_mode != "zeros":
-        return None
-    before = [kernel // 2 - anchor for anchor in geometry.anchor]
-    after = [kernel - 1 - kernel // 2 - (r - anchor) for r, anchor in zip(geometry.reach, geometry.anchor, strict=True)]
-    if kernel % 2 == 0 or min(before + after) < 0:
-        return None
-    top, bottom, left, right = geometry.padding
-    padding = (top + before[0], bottom + after[0], left + before[1], right + after[1])
-    return Geometry((kernel, kernel), geometry.stride, padding)
-
-
-@torch.no_grad()
-def larger_kernel(layer: GPSA, weight: Tensor, wider: Geometry) -> Tensor:
-    """Σ_h (shift_h·[δ is position h] + gaussian_h·g_h(δ)) W_val W_out^h for all positions δ of `wider`: a kernel.
-
-    g_h is the head's Gaussian over these positions alone, its sum one. What lies outside is lost, and near the border,
-    where the layer's Gaussian keeps to the tokens there are, the convolution looks at zeros.
-    """
-    w = expand_heads(layer.weights())
-    kernel = fold_value(weight, w.value, layer.groups).flatten(2)
-    positions = torch.tensor(wider.offsets(), device=kernel.device)
-    distance = (positions - w.center[:, None].to(w.alpha.dtype)).square().sum(-1)
-    gaussian = torch.softmax(-w.alpha[:, None] * distance, dim=-1)
-    shift = (torch.tensor(layer.geometry.offsets(), device=kernel.device)[:, None] == positions).all(-1)
-    shares = w.gates.mix(shift[:, None].to(gaussian.dtype), gaussian[:, None], None).squeeze(1)
-    return (kernel.to(shares.dtype) @ shares).to(kernel.dtype).unflatten(-1, wider.kernel).contiguous()
 
 
 def last_of(layer: nn.Module) -> Any:
@@ -134,13 +81,7 @@ def as_folded(layer: GPSA, fold: Fold) -> nn.Module:
         if not fold.value:
             layer.value = None
         return layer
-    if fold.kernel == layer.geometry.kernel:
-        return layer.to_conv()
-    wider = larger_geometry(layer.geometry, fold.kernel[0])
-    if wider is None:
-        raise RecastError(f"the plan does not fit: {layer.geometry} has no form with a kernel of {fold.kernel}")
-    weight = layer.weight.new_zeros(*layer.weight.shape[:2], *wider.kernel)
-    return convolution(wider, weight, layer.bias, layer.groups).train(layer.training)
+    return layer.to_conv()
 
 
 # --- blocks that merge their branches into one convolution -----------------------------------------------------------

@@ -16,7 +16,6 @@ from recast.surgery.exactness import relative_error
 from recast.surgery.folding.forms import (
     as_it_is,
     describe,
-    fold_layer,
     modules_by_name,
     multiply_in_,
     norms_after,
@@ -32,17 +31,15 @@ from recast.tracing.examples import Example, batch_of, read_batches, run_example
 from recast.tracing.hooks import captured_inputs, in_eval
 from recast.tracing.outputs import answer_of, logits_of, tensors_of
 
-KERNELS = (3, 5, 7, 9, 11)
 Batches = list[tuple[Example, Any]]
 
 
-@typed("model", "tol", "data", "kernel", "batch_norm")
+@typed("model", "tol", "data", "batch_norm")
 @torch.no_grad()
 def fold_(
     model: nn.Module,
     tol: float = 0.0,
     *,
-    kernel: int | None = None,
     batch_norm: bool = False,
     data: Tensor | Iterable[Any] | None = None,
 ) -> list[Folded]:
@@ -59,8 +56,6 @@ def fold_(
     Args:
         model: a recast network.
         tol: largest |γ|, |s| or 1 − σ(λ) of a closed map. Infinity closes every gate.
-        kernel: odd size (3, 5, … 11); layers without content become convolutions of that kernel, which approximate
-            their Gaussians.
         batch_norm: multiply the BatchNorm after a layer into it. Requires `data`.
         data: an example as `plan` takes it, or a list or loader of examples or of (images, labels), read as `wake_`
             does, to measure the change of the outputs, and with labels the accuracy, after each layer.
@@ -69,7 +64,7 @@ def fold_(
         One `Folded` per layer, in order.
 
     Raises:
-        RecastError: before any change, for a bad `kernel` or `tol`, missing data, and data that the model cannot be
+        RecastError: before any change, for a bad `tol`, missing data, and data that the model cannot be
             measured on.
 
     Example:
@@ -80,7 +75,8 @@ def fold_(
         >>> recast.fold_(model)[0].convolution, model[0].__class__.__name__
         (True, 'Conv2d')
     """
-    _check_settings(tol, kernel)
+    if not tol >= 0:  # NaN is not
+        raise RecastError(f"tol must be 0 or more, got {tol}")
     if batch_norm and data is None:
         raise RecastError("batch_norm=True requires data: a forward pass shows which BatchNorm follows which layer")
     model = changeable(model)
@@ -92,7 +88,7 @@ def fold_(
         layer.check_closes(tol)
     in_training = [name for name, layer in layers.items() if layer.training]
     with in_eval(model):
-        report = _fold_layers_(model, layers, tol, kernel, batch_norm, batches)
+        report = _fold_layers_(model, layers, tol, batch_norm, batches)
     for name in in_training:
         for module in model.get_submodule(name).modules():  # new modules are in eval mode
             module.training = True
@@ -100,16 +96,8 @@ def fold_(
     return report
 
 
-def _check_settings(tol: float, kernel: int | None) -> None:
-    """Raise `RecastError` for a negative or NaN `tol`, and for a kernel that is not odd and small."""
-    if not tol >= 0:
-        raise RecastError(f"tol must be 0 or more, got {tol}")
-    if kernel is not None and kernel not in KERNELS:
-        raise RecastError(f"kernel must be one of {', '.join(map(str, KERNELS))}, got {kernel}")
-
-
 def _fold_layers_(
-    model: nn.Module, layers: dict[str, GPSA], tol: float, kernel: int | None, batch_norm: bool, batches: Batches
+    model: nn.Module, layers: dict[str, GPSA], tol: float, batch_norm: bool, batches: Batches
 ) -> list[Folded]:
     """Fold the layers one after the other, and measure the outputs of the model after each."""
     before = _outputs(model, batches)
@@ -118,7 +106,7 @@ def _fold_layers_(
     norms = norms_after(model, layers, batches[0][0]) if batch_norm else {}
     report: list[Folded] = []
     for name, layer in layers.items():
-        folded = _fold_one(model, name, layer, tol, kernel, batches)
+        folded = _fold_one(model, name, layer, tol, batches)
         norm = norms.get(name)
         if name and norm is not None and _fold_norm(model, model.get_submodule(name), norm):
             folded = replace(folded, batch_norm=norm)
@@ -140,7 +128,7 @@ def _note_folds_(model: nn.Module, report: list[Folded]) -> None:
     note_(model, replace(proof_of(model), folded=report))
 
 
-def _fold_one(model: nn.Module, name: str, layer: GPSA, tol: float, kernel: int | None, batches: Batches) -> Folded:
+def _fold_one(model: nn.Module, name: str, layer: GPSA, tol: float, batches: Batches) -> Folded:
     """Fold one layer of `model`, and compare its output before and after."""
     inputs: list[Tensor] = []
     if batches:
@@ -150,7 +138,7 @@ def _fold_one(model: nn.Module, name: str, layer: GPSA, tol: float, kernel: int 
     expected = [layer(x) for x in inputs]
     dropped, heads = layer.gate_sizes(), layer.num_heads
     dropped = dropped[dropped <= tol]
-    new = fold_layer(layer, tol, kernel)
+    new = layer.fold(tol)
     if not name:  # the model itself is not replaced
         new = layer
     elif new is not layer:
