@@ -244,8 +244,6 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "padding": ("padding takes 4 values", small, lambda _: Geometry((3, 3), padding=(1, 1))),
     "buffer": ("has a 'mask' of its own", lambda: hung(lambda conv: conv.register_buffer("mask", torch.ones(1))),
         lambda m: plan(m, X, where=["layer3.0.conv2"])),
-    "state hook": ("carries hooks", lambda: hung(lambda conv: conv._register_state_dict_hook(lambda *_: None)),
-        lambda m: plan(m, X, where=["layer3.0.conv2"])),
 }  # fmt: skip
 
 

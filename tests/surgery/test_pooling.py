@@ -141,30 +141,6 @@ def test_class_tokens_give_way() -> None:
 
 
 @torch.no_grad()
-def test_a_network_that_classifies_every_position() -> None:
-    """SqueezeNet averages relu(logits): pooled before its classifier, it gives relu(logits of the average)."""
-    model = torchvision_models.squeezenet1_1(num_classes=5).eval()
-    x = images()
-    place = find_place(model, x)
-    assert (place.how, place.name, place.dim, place.classifier) == ("append", "features", 512, "classifier.1")
-    assert not place.averages
-    pooled = model.features(x).mean((2, 3), keepdim=True)
-    expected = model.classifier[1](pooled).relu().flatten(1)
-    for per_class in (False, True):
-        kind = "per_class" if per_class else "single"
-        with pytest.raises(RecastError, match="allow_change"):
-            plan(model, x, where="none", pool=PoolConfig(kind))
-        planned = plan(model, x, where="none", pool=PoolConfig(kind, allow_change=True))
-        torch.testing.assert_close(recast_(copy.deepcopy(model), planned)(x), expected)
-        child = copy.deepcopy(model)
-        with pytest.raises(RecastError, match="allow_change"):
-            attention_pool_(child, per_class)
-        assert torch.equal(child(x), model(x))
-        assert attention_pool_(child, per_class, allow_change=True) is child
-        torch.testing.assert_close(child(x), expected)
-
-
-@torch.no_grad()
 def test_settings_reach_the_layer() -> None:
     config = PoolConfig("single", start="paper", cls_in_keys=False, num_heads=4, mlp_ratio=2.0, init_values=0.5)
     model = attention_pool_(small("module, flat"), config=config)
@@ -337,15 +313,13 @@ def test_a_classifier_of_zeros_hides_nothing() -> None:
     assert (place.takes, place.dim, place.averages) == ("NHWC", 16, True)
 
 
-def test_a_network_says_what_it_takes_or_is_tried() -> None:
+def test_a_network_says_what_it_takes() -> None:
     attention_pool_(small("append after a ReLU"))  # tells no size
-    fixed = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
-    attention_pool_(fixed, True)
-    assert isinstance(fixed[1], AttentionPool)
     grey = nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
-    attention_pool_(grey)
+    attention_pool_(grey, True)
+    assert isinstance(grey[1], AttentionPool)
     odd = nn.Sequential(nn.LayerNorm((3, 28, 28)), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 5))
-    with pytest.raises(RecastError, match="takes no image of noise"):
+    with pytest.raises(RecastError, match="cannot run on the example"):
         attention_pool_(odd)
     attention_pool_(odd, example=torch.randn(1, 3, 28, 28))
 

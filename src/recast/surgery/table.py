@@ -43,9 +43,7 @@ def layers(steps: Sequence[Step], before: Cost, after: Cost) -> str:
 
     def costs(old: Cost, new: Cost) -> list[str]:
         units = {"parameters": ("", 1000), "macs": ("", 1000), "activation_bytes": ("B", 1024)}
-        return [
-            " → ".join(quantity(getattr(cost, name), *unit) for cost in (old, new)) for name, unit in units.items()
-        ]
+        return [" → ".join(quantity(getattr(cost, name), *unit) for cost in (old, new)) for name, unit in units.items()]
 
     table = Table()
     for column in ("layer", "convolution", "heads", "input → output", "tokens"):

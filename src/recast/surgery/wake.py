@@ -129,9 +129,6 @@ def wake_(
     """
     model = unwrapped(model)
     every = recast_layers(model)
-    layers = [layers] if isinstance(layers, str) else layers
-    if layers is not None and not layers:
-        raise RecastError("layers is empty: drop it to wake all layers")
     if unknown := [name for name in layers or () if name not in every]:
         name = str(unknown[0])
         raise RecastError(f"no layer {name!r} of {type(model).__name__} was recast.{suggest(name, every)}")

@@ -69,7 +69,8 @@ HOOKS: dict[str, Callable[[nn.Conv2d], Any]] = {
     "backward": lambda module: module.register_full_backward_hook(lambda *_: None),
     "backward pre": lambda module: module.register_full_backward_pre_hook(lambda *_: None),
     "pruning": lambda module: prune.random_unstructured(module, "weight", 0.5),
-    "older norm of another parameter": lambda module: torch.nn.utils.weight_norm(module, "bias"),
+    "older weight norm": torch.nn.utils.weight_norm,
+    "older spectral norm": torch.nn.utils.spectral_norm,
 }
 
 
@@ -143,9 +144,6 @@ TIES = {
     "normed weight": lambda a, b: setattr(
         parametrizations.weight_norm(b).parametrizations.weight, "original1",
         parametrizations.weight_norm(a).parametrizations.weight.original1,
-    ),
-    "older normed weight": lambda a, b: setattr(
-        torch.nn.utils.weight_norm(b), "weight_v", torch.nn.utils.weight_norm(a).weight_v
     ),
     "parametrisation": lambda a, b: [parametrize.register_parametrization(m, "weight", SHARED) for m in (a, b)],
 }  # fmt: skip

@@ -69,8 +69,7 @@ def is_as_told(report: Folded, layer: nn.Module) -> bool:
 
 def _is_whole(layer: GPSA) -> bool:
     """Return True if no map was removed and W_val was not multiplied out."""
-    gaussian = getattr(layer.config, "gaussian_heads", "all")
-    maps = tuple(map(layer.geometry.heads, (gaussian, layer.config.content_heads)))
+    maps = tuple(map(layer.geometry.heads, (layer.config.gaussian_heads, layer.config.content_heads)))
     return maps == (layer.gaussian_heads, layer.content_heads) and (layer.value is not None) == layer._projects_values
 
 
