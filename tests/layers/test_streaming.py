@@ -213,15 +213,3 @@ def test_linear_content_is_a_map_of_rank_d_whose_rows_sum_to_one(open_gates: Any
     assert int(torch.linalg.matrix_rank(content[0, 0])) == layer.head_dim == 2
     ring = maps.real_keys(PAD_1, 5, 6, torch.device("cpu"))
     assert not content[..., ~ring].any()
-
-
-def test_the_layer_says_what_runs() -> None:
-    layer = GPSA(4, 4, PAD_1).eval()
-    assert "backend=split" in repr(layer)  # closed
-    assert "backend=merged" in repr(layer.train())
-    with torch.no_grad():
-        layer.spread[0] = 0.5
-    layer.eval().refresh_gates()
-    with torch.no_grad():
-        assert layer.chosen_backend() == "split"  # one head of nine
-    assert layer.chosen_backend() == "merged"  # gradients may be asked for: all run

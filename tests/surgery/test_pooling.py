@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -186,32 +185,6 @@ def test_a_new_classifier_keeps_the_pool(kind: str) -> None:
         with pytest.raises(RecastError, match="pools by attention"):
             model.reset_classifier(3, "max")
         assert not [name for name in model.state_dict() if "replaced" in name]
-
-
-def replica(module: nn.Module) -> Any:
-    """A copy as `nn.DataParallel` makes one for every device, parameters included."""
-    copied: Any = module._replicate_for_data_parallel()
-    for name, parameter in module._parameters.items():
-        setattr(copied, name, None if parameter is None else parameter.clone())
-    for name, child in module._modules.items():
-        copied._modules[name] = None if child is None else replica(child)
-    return copied
-
-
-@pytest.mark.parametrize("kind", ["module, flat", "head, tokens", "append after a ReLU"])
-@torch.no_grad()
-def test_a_replica_for_another_device_pools_by_its_own_weights(kind: str) -> None:
-    x = images()
-    model = attention_pool_(randomize_scales_(small(kind).eval(), x), example=x)
-    expected, copied = model(x), replica(model)
-    torch.testing.assert_close(copied(x), expected)
-    (pool,) = attention_pools(copied).values()
-    pool.attn.q.weight.normal_()
-    assert error(copied(x), expected) > 1e-6
-    assert torch.equal(model(x), expected)
-    gone = weakref.ref(copied)
-    del copied, pool
-    assert gone() is None
 
 
 class Branches(nn.Module):

@@ -189,12 +189,3 @@ class Conv2d(nn.Conv2d):
 def test_networks_that_no_rule_takes_say_why(model: nn.Module, x: Tensor, message: str, where: str) -> None:
     with pytest.raises(RecastError, match=message):
         recast.plan(nn.Sequential(model, nn.Flatten()), x, where=where)
-
-
-def test_an_attribute_called_same_pad_is_no_padding() -> None:
-    module = nn.Conv2d(3, 4, 3, stride=2)
-    module.same_pad = True
-    model = nn.Sequential(module).eval()
-    x = torch.randn(2, 3, 8, 8)
-    expected = model(x)
-    torch.testing.assert_close(recast.recast_(model, recast.plan(model, x)).eval()(x), expected)
