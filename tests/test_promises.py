@@ -105,7 +105,6 @@ def test_looking_changes_nothing(call: str, names: dict[str, Any]) -> None:
         "recast.calibrate_(model, model, [x])",
         "recast.calibrate_(soft, model, [])",
         "recast.calibrate_(soft, model, [x * float('nan')])",
-        "recast.calibrate_(soft, digits_resnet(3), [x])",
         "recast.wake_(model, x)",
         "recast.wake_(child, x * float('nan'))",
         "recast.wake_(child, x, layers=['layer9'])",

@@ -164,12 +164,6 @@ def hung(hang: Callable[[Any], Any]) -> nn.Module:
     return model
 
 
-def headed(num_classes: int) -> nn.Module:
-    model = small()
-    model.reset_classifier(num_classes)
-    return model
-
-
 def sigmoid() -> nn.Module:
     model = small()
     return recast_(model, plan(model, X, RecastConfig(gate="sigmoid")))
@@ -213,7 +207,6 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
         "cannot run on the example", sigmoid, lambda m: calibrate_(m, small(), [BATCH[0], X[:, :2]])),
     "backend": ("backend must be one of auto, .*got 'fast'", opened, lambda m: verify(small(), m, X, backend="fast")),
     "meta images": ("without values", opened, lambda m: verify(small(), m, X.to("meta"))),
-    "calibrate head": ("fc.weight of the parent", sigmoid, lambda m: calibrate_(m, headed(7), [X])),
     "calibrate nothing": ("at least one batch", sigmoid, lambda m: calibrate_(m, small(), [])),
     "another parent": ("no convolution at 'layer3", sigmoid, lambda m: calibrate_(m, nn.Sequential(nn.ReLU()), [X])),
     "layers": ("no layer '5'", opened, lambda m: wake_(m, BATCH[0], layers=[5])),

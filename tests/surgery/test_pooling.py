@@ -227,12 +227,6 @@ def test_a_plan_holds_the_place_and_a_replay_runs_nothing() -> None:
         recast_(Own(), model.recast_plan)
 
 
-def test_a_single_position_is_told() -> None:
-    model = timm.create_model("resnet10t", num_classes=5)
-    with pytest.warns(UserWarning, match="pools a single position"):
-        attention_pool_(model, example=images(32))
-
-
 def test_on_the_meta_device() -> None:
     with torch.device("meta"):
         model = timm.create_model("resnet10t", num_classes=5)

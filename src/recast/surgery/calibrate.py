@@ -83,10 +83,6 @@ def calibrate_(
     parents = {n: m for n, m in parent.named_modules() if is_convolution(m) and not isinstance(m, RecastLayer)}
     if missing := [name for name in layers if name not in parents]:
         raise RecastError(f"the parent has no convolution at {missing[0]!r}: pass the network the child was made from")
-    theirs = {name: weight.shape for name, weight in parent.state_dict().items()} if plan.pool is None else {}
-    for name, weight in child.state_dict().items():
-        if name.rpartition(".")[0] not in layers and theirs.get(name, weight.shape) != weight.shape:
-            raise RecastError(f"{name} of the parent has another shape: pass the network that was recast")
     if computed := [name for name, layer in layers.items() if parametrization_of(layer) is not None]:
         raise RecastError(f"{computed[0]} computes its weight (keep_parametrization): calibrate_ cannot set it")
     with in_eval(child, parent), full_precision(), _given_back_on_error(layers):

@@ -105,11 +105,9 @@ def _wanted(
     where: Where, model: nn.Module, convolutions: Modules, observed: Observation
 ) -> tuple[set[str], dict[str, str]]:
     """Return the convolutions selected by their full name, and the reasons for those not selected."""
-    if isinstance(where, nn.Module):  # it is callable, and no predicate
-        raise RecastError(f"where takes names, globs, re:REGEX, stage:N or a predicate, got {shown(where)}")
-    if callable(where):
+    if callable(where) and not isinstance(where, nn.Module):
         return set(), {name: "excluded by the predicate" for name, m in convolutions.items() if not where(name, m)}
-    patterns = [where] if isinstance(where, str) else list(where) if isinstance(where, Iterable) else [where]
+    patterns = [where] if isinstance(where, str) or not isinstance(where, Iterable) else list(where)
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise RecastError(f"where takes names, globs, re:REGEX, stage:N or a predicate, got {shown(where)}")
     sizes = _map_sizes(convolutions, observed)

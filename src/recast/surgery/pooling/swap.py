@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from itertools import count
 from math import isqrt
@@ -50,7 +49,7 @@ def attention_pool_(
         allow_change: accept other logits from a network that does not average over its last map (class token, maximum).
 
     Returns:
-        The model. A warning reports a map of a single position.
+        The model.
 
     Raises:
         RecastError: with the model unchanged, for kind="none", a network that pools by attention already, one whose
@@ -83,11 +82,6 @@ def attention_pool_(
     # the costs are not counted, which takes images
     plan = plan_of(model) or Plan(type(model).__name__, RecastConfig(), (), (), (), NOTHING, NOTHING, NOT_COUNTED)
     set_plan_(model, replace(plan, pool=config, pool_cost=None, place=place))
-    if place.positions == 1:
-        warnings.warn(
-            f"{type(model).__name__} pools a single position at this size of image: attention has nothing to choose",
-            stacklevel=2,
-        )
     return model
 
 
