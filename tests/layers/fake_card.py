@@ -52,13 +52,13 @@ def layers() -> Iterator[Case]:
         "dilated": nn.Conv2d(8, 8, 3, padding=2, dilation=2), "depthwise": nn.Conv2d(8, 8, 3, padding=1, groups=8),
         "transposed": nn.ConvTranspose2d(8, 8, 3, 2, 1),
     }  # fmt: skip
-    opened: dict[str, Any] = {"gamma_init": 0.3, "s_init": 0.3}
+    opened: dict[str, Any] = {"gamma_init": 0.3, "s_init": 0.3, "gaussian_heads": "all"}
     configs: list[dict[str, Any]] = [
         settings | {"backend": backend}
         for backend in ("auto", "reference", "dense", "split", "merged")
         for settings in (opened, {"gate": "sigmoid"}, opened | {"content": "linear"}, opened | {"attend_padding": True})
     ]
-    middle = opened | {"content_heads": "middle", "gaussian_heads": "none", "head_dim": 8}
+    middle = {"gamma_init": 0.3, "head_dim": 8}
     configs += [{}, middle, middle | {"project_values": False}, {"gate": "bias", "bias_init": 10.0}]
     for (name, conv), config in itertools.product(convolutions.items(), configs):
         if config.get("gate") == "bias" and name != "3x3":
@@ -73,7 +73,7 @@ def layers() -> Iterator[Case]:
 def networks() -> Iterator[Case]:
     """Networks with open layers, attention pooling, and those of the papers."""
     resnet = timm.create_model("test_resnet.r160_in1k", num_classes=5)
-    config = recast.RecastConfig(gamma_init=0.2, s_init=0.2)
+    config = recast.RecastConfig(gamma_init=0.2)
     child = recast.recast_(copy.deepcopy(resnet), recast.plan(resnet, torch.zeros(2, 3, 64, 64), config))
     pooled = recast.attention_pool_(copy.deepcopy(resnet), per_class=True)
     yield "recast resnet", child, (2, 3, 64, 64), torch.float32

@@ -8,7 +8,6 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from timm.utils.attention_extract import AttentionExtract
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -119,15 +118,6 @@ def test_resnet50_with_attention_pooling() -> None:
     assert sum(p.numel() for p in model.parameters()) == 67_534_888
     assert costs[1] - costs[0] - 2048 * 1000 / 1e9 == pytest.approx(0.453, abs=5e-4)
     assert costs[1] == pytest.approx(4.54, abs=5e-3)
-
-
-@pytest.mark.parametrize(("method", "name"), [("fx", "1.attn.softmax"), ("hook", "1.attn.attn_drop")])
-def test_timm_finds_the_maps(method: str, name: str) -> None:
-    pool, x = make(), torch.randn(2, 12, 3, 5)
-    expected = pool(x, return_attention=True)[1]
-    maps = AttentionExtract(nn.Sequential(nn.Identity(), pool), method=method)(x)
-    assert list(maps) == [name]
-    torch.testing.assert_close(maps[name], expected)
 
 
 @pytest.mark.parametrize(

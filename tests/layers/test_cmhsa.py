@@ -13,7 +13,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.utils.parametrizations import weight_norm
 
 from recast.errors import RecastError
 from recast.layers.cmhsa import CMHSA
@@ -26,7 +25,7 @@ from recast.layers.functional.relative_bias import (
     shared_values_attention,
 )  # fmt: skip
 from recast.layers.geometry import Geometry
-from recast.surgery.rules import find_rule, refusal
+from recast.surgery.rules import find_rule
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 
@@ -164,23 +163,6 @@ def test_maps_are_what_the_layer_does(error_of: Any) -> None:
     assert error_of(y + w.bias[:, None, None], layer(x)) < 1e-12
 
 
-@pytest.mark.parametrize("kernel", [3, 5])
-@pytest.mark.parametrize("bias_init", [5.0, 10.0, 20.0, 30.0, 40.0])
-def test_how_far_the_start_is_from_the_convolution(kernel: int, bias_init: float, error_of: Any) -> None:
-    """A head's tap loses (L−1)·e^−M / (1 + (L−1)·e^−M) of its attention, in the middle and at the border alike."""
-    conv, x = nn.Conv2d(4, 5, kernel, padding=kernel // 2).double(), double(2, 4, 7, 9)
-    layer = layer_of(conv, (7, 9), bias_init=bias_init)
-    leak = (layer.geometry.padded_size(7, 9)[0] * layer.geometry.padded_size(7, 9)[1] - 1) * math.exp(-bias_init)
-    on_tap = layer.attention(x).amax(-1)
-    torch.testing.assert_close(on_tap, torch.full_like(on_tap, 1 / (1 + leak)), rtol=0, atol=1e-12)
-    y, expected = layer(x), conv(x)
-    inner = (..., slice(kernel // 2, -(kernel // 2)), slice(kernel // 2, -(kernel // 2)))
-    for part, convolved in ((y, expected), (y[inner], expected[inner])):
-        error = error_of(part, convolved)
-        assert error <= max(kernel**2 * leak, 1e-10)
-        assert error > 1e-3 * leak  # and it is no closer than it can be
-
-
 def test_there_and_back() -> None:
     for conv in (
         nn.Conv2d(4, 6, 3, padding=1),
@@ -235,22 +217,6 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         layer(torch.randn(1, 2, 6, 6))
     with pytest.raises(RecastError, match=r"call set_size_\(height, width\) first"):
         CMHSA(3, 3, PADDED)(torch.randn(1, 3, 6, 6))
-
-
-def test_what_the_rule_keeps() -> None:
-    conv = nn.Conv2d(4, 6, 3, padding=1, bias=False).double().eval()
-    conv.weight.requires_grad_(False)
-    layer = layer_of(conv, (5, 5))
-    assert layer.bias is None
-    assert layer.weight.dtype == layer.relative_bias.dtype == torch.float64
-    assert not layer.weight.requires_grad
-    assert not layer.training
-    assert (layer.kernel_size, layer.stride, layer.dilation, layer.padding) == ((3, 3), (1, 1), (1, 1), (1, 1))
-    normed = layer_of(weight_norm(nn.Conv2d(4, 6, 3)), (5, 5), keep_parametrization=True)
-    assert "parametrizations.weight.original0" in dict(normed.named_parameters())
-    assert refusal(layer) == refusal(normed) == "is already CMHSA"
-    for part in ("4 → 6, 3×3 pad 1", "9 heads × 1", "gate=bias", "inputs up to 5×5", "bias=False"):
-        assert part in repr(layer)
 
 
 def test_each_gate_has_its_layer() -> None:

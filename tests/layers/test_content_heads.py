@@ -39,15 +39,6 @@ def test_which_heads_a_choice_names(choice: Any, heads: tuple[int, ...]) -> None
     assert KERNELS["3×3"].heads(choice) == heads
 
 
-@pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize("count", range(1, 10))
-def test_a_number_names_so_many_heads_the_middle_among_them(name: str, count: int) -> None:
-    geometry = KERNELS[name]
-    heads = geometry.heads(str(count))
-    assert len(set(heads)) == len(heads) == min(count, geometry.num_heads)
-    assert set(geometry.heads("middle")) <= set(heads)
-
-
 @pytest.mark.parametrize(
     ("config", "canonical"),
     [({"content_heads": 3}, 3), ({"content_heads": (8, 0)}, (0, 8)), ({"content_heads": [4]}, (4,)),
@@ -150,18 +141,6 @@ def test_it_is_the_whole_layer_pruned(config: dict[str, Any], open_gates: Callab
     other.load_state_dict(layer.state_dict())
     x = torch.randn(2, 6, 7, 6, dtype=torch.float64)
     assert torch.equal(layer(x), other(x))
-
-
-@pytest.mark.usefixtures("papers_layer")
-@pytest.mark.parametrize(
-    ("channels", "config", "width"),
-    [(64, {}, 7), (64, {"content_heads": "middle"}, 32), (64, {"content_heads": 2}, 16), (64, {"content_heads": 5}, 7),
-     (64, {"content_heads": "middle", "head_dim": 20}, 20), (12, {"content_heads": 1}, 12)],
-)  # fmt: skip
-def test_few_content_heads_are_wider_but_no_wider_than_the_input(channels: int, config: Any, width: int) -> None:
-    layer = GPSA(channels, channels, KERNELS["3×3"], config=RecastConfig(**config))
-    assert layer.head_dim == width
-    assert layer.query.shape == (width * len(layer.content_heads), channels)
 
 
 @pytest.mark.usefixtures("papers_layer")

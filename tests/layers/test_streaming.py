@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from recast.layers import functional
 from recast.layers.config import RecastConfig
 from recast.layers.functional import backends, maps, sigmoid_gates
-from recast.layers.functional.streaming import attend, stream
+from recast.layers.functional.streaming import attend
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
 from recast.tracing.cost import saved_sizes
@@ -84,28 +84,6 @@ def test_what_is_gathered_is_kept_only_where_that_pays() -> None:
     assert backends.keeps_gathered(28 * 28, GPSA(256, 256, PAD_1, device="meta").weights())
     assert not backends.keeps_gathered(56 * 56, weights._replace(content_heads=()))
     assert not backends.keeps_gathered(56 * 56, weights._replace(groups=2))
-
-
-@pytest.mark.skipif(not stream.HAS_ONEDNN, reason="this torch has no oneDNN")
-@pytest.mark.parametrize("images", [1, 3])
-def test_large_products_are_onednns(images: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they lie: transposed, a head's channels among all heads', every second row."""
-    monkeypatch.setattr(stream, "WIDE", 0)
-    monkeypatch.setattr(stream, "WIDE_TRANSPOSED", 0)
-    asked: list[int] = []
-    by_onednn = stream._by_onednn
-    monkeypatch.setattr(stream, "_by_onednn", lambda a, b: (asked.append(1), by_onednn(a, b))[1])
-    heads, keys = torch.randn(images, 20, 27), torch.randn(images, 30, 9)
-    for a in (torch.randn(images, 20, 9), torch.randn(images, 9, 20).mT, heads[..., 9:18], heads[:, ::2, 18:]):
-        for b in (keys.mT, torch.randn(images, 9, 30)[..., 3:], torch.randn(images, 30, 27)[..., 9:18].mT):
-            space = torch.full((images, a.shape[1], b.shape[2]), torch.nan)
-            expected = a.double() @ b.double()
-            torch.testing.assert_close(stream.product(a, b, space).double(), expected, atol=1e-5, rtol=0)
-            total = torch.ones_like(space)
-            stream.add_product(total, a, b)
-            torch.testing.assert_close(total.double(), 1 + expected, atol=1e-5, rtol=0)
-    assert len(asked) == 2 * images * 4 * 3
-    assert not stream.is_wide(a.double(), b.double())
 
 
 @pytest.mark.parametrize("size", [0.1, 40.0])
@@ -235,15 +213,3 @@ def test_linear_content_is_a_map_of_rank_d_whose_rows_sum_to_one(open_gates: Any
     assert int(torch.linalg.matrix_rank(content[0, 0])) == layer.head_dim == 2
     ring = maps.real_keys(PAD_1, 5, 6, torch.device("cpu"))
     assert not content[..., ~ring].any()
-
-
-def test_the_layer_says_what_runs() -> None:
-    layer = GPSA(4, 4, PAD_1).eval()
-    assert "backend=split" in repr(layer)  # closed
-    assert "backend=merged" in repr(layer.train())
-    with torch.no_grad():
-        layer.spread[0] = 0.5
-    layer.eval().refresh_gates()
-    with torch.no_grad():
-        assert layer.chosen_backend() == "split"  # one head of nine
-    assert layer.chosen_backend() == "merged"  # gradients may be asked for: all run

@@ -8,13 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recast.errors import RecastError
 from recast.layers.config import RecastConfig
 from recast.layers.functional import gather
 from recast.layers.gpsa import gpsa_layers
 from recast.surgery.apply import recast_
 from recast.surgery.calibrate import calibrate_
-from recast.surgery.folding.model import fold_
 from recast.surgery.planning import plan
 
 SOFT = RecastConfig(gate="sigmoid")
@@ -103,14 +101,3 @@ def test_a_layer_that_runs_twice_is_solved_once() -> None:
         calibrate_(child, parent, [smooth_images(20)])
         kernels.append(child[0].weight)
     assert torch.equal(*kernels)
-
-
-def test_a_layer_that_holds_a_batch_norm_is_refused() -> None:
-    """The parent's convolution gives what is not normalised yet."""
-    parent = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8))
-    child = copy.deepcopy(parent)
-    recast_(child, plan(child, smooth_images(1), SOFT))
-    (done,) = fold_(child, data=smooth_images(8), batch_norm=True)
-    assert done.batch_norm == "1"
-    with pytest.raises(RecastError, match="a BatchNorm was multiplied into 0: calibrate_ before"):
-        calibrate_(child, parent, [smooth_images(8)])

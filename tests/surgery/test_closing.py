@@ -95,11 +95,6 @@ def test_to_the_last_head_it_is_the_network_without_attention(error_of: Any) -> 
     assert steps[6].loss == pytest.approx(loss_of(again), rel=1e-4)
 
 
-def test_no_part_is_one_image() -> None:
-    assert [len(part) for part in closing.parts_of(torch.zeros(129, 1))] == [43, 43, 43]
-    assert [len(part) for part in closing.parts_of(torch.zeros(512, 1))] == [64] * 8
-
-
 def test_what_is_tried_is_put_back() -> None:
     model = network("linear")
     expected, layer = model(X).detach(), gpsa_layers(model)["layer3.1.conv2"]

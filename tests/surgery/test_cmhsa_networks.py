@@ -118,7 +118,7 @@ def test_a_model_comes_back(tmp_path: Path) -> None:
 def test_folding_leaves_the_layers_alone() -> None:
     _, child, plan = recast_vit()
     before = output(child, images())
-    assert recast.fold_(child, tol=1.0, data=images(), batch_norm=True) == []
+    assert recast.fold_(child, tol=1.0, data=images()) == []
     assert torch.equal(output(child, images()), before)
     assert child.recast_plan == plan
     assert recast.refresh_gates_(child) is child

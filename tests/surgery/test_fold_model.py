@@ -17,7 +17,6 @@ from recast.layers.gpsa import gpsa_layers
 pytestmark = pytest.mark.usefixtures("papers_layer")
 
 X = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))
-LABELS = torch.tensor([0, 1, 2, 3])
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ def parent() -> nn.Module:
 @pytest.fixture
 def child(parent: nn.Module) -> nn.Module:
     """All four stages recast; the last stage's two layers half open."""
-    model = recast.recast_(copy.deepcopy(parent), recast.plan(parent, X, where=["stage:3", "stage:4"])).eval()
+    model = recast.recast_(copy.deepcopy(parent), recast.plan(parent, X, where=["stage:2", "stage:3"])).eval()
     *_, first, second = gpsa_layers(model).values()
     with torch.no_grad():
         first.spread[2:5], first.gamma[1] = 0.4, 0.01
@@ -51,50 +50,31 @@ def child(parent: nn.Module) -> nn.Module:
 @torch.no_grad()
 def test_the_report_says_what_each_layer_became_and_what_it_changed(child: nn.Module, error_of: Any) -> None:
     expected = child(X)
-    right = 100 * float((expected.argmax(1) == LABELS).double().mean())
-    report = recast.fold_(child, data=[(X, LABELS)])
+    report = recast.fold_(child, data=X)
     *closed, first, second = report
     assert all(done.convolution and done.closed == 9 for done in closed)
     assert (first.convolution, first.gaussian, first.content, first.closed) == (False, 3, 1, 5)
     assert (second.convolution, second.gaussian, second.content, second.closed) == (False, 1, 3, 6)
     for done in report:
-        assert (done.change, done.accuracy) == (0, right)
-        assert max(done.layer_error, done.output_error) < 1e-5
+        assert done.change == 0
+        assert done.output_error < 1e-5
     assert error_of(child(X), expected) < 1e-5
     assert [done.name for done in recast.fold_(child)] == [first.name, second.name]  # convolutions are left alone
 
 
 @torch.no_grad()
-def test_a_tolerance_and_a_kernel_change_what_they_say(child: nn.Module, error_of: Any) -> None:
+def test_a_tolerance_changes_what_it_says(child: nn.Module, error_of: Any) -> None:
     expected = child(X)
     for module in child.modules():
         module.training = True  # as in a training loop; folding measures in eval mode
-    report = recast.fold_(child, tol=0.02, kernel=5, data=X)
+    report = recast.fold_(child, tol=0.02, data=X)
     assert all(module.training for module in child.modules())
     child.eval()
     *_, first, second = report
-    assert (first.convolution, first.kernel, second.convolution) == (True, (5, 5), False)
+    assert (first.convolution, first.content, second.convolution) == (False, 0, False)
     assert first.change == pytest.approx(0.01)
     assert second.output_error == pytest.approx(error_of(child(X), expected), rel=1e-3)
-    assert min(first.layer_error, error_of(child(X), expected)) > 1e-4
-    assert second.accuracy is None  # nobody gave labels
-
-
-@pytest.mark.parametrize("kernel", [None, 5])
-@torch.no_grad()
-def test_batch_norms_are_multiplied_in_and_come_back_folded(
-    kernel: int | None, child: nn.Module, parent: nn.Module, tmp_path: Path, error_of: Any
-) -> None:
-    without = copy.deepcopy(child)
-    recast.fold_(without, tol=0.02, kernel=kernel)
-    report = recast.fold_(child, tol=0.02, kernel=kernel, batch_norm=True, data=X)
-    assert all(done.batch_norm for done in report)
-    of_child, of_parent = (sum(isinstance(m, nn.BatchNorm2d) for m in net.modules()) for net in (child, parent))
-    assert of_child == of_parent - len(report)
-    assert error_of(child(X), without(X)) < 1e-5
-    loaded = recast.load(recast.save(child, tmp_path / "folded.safetensors"), parent=parent)
-    assert error_of(loaded(X), child(X)) < 1e-6
-    assert [type(m) for m in loaded.modules()] == [type(m) for m in child.modules()]
+    assert error_of(child(X), expected) > 1e-4
 
 
 @torch.no_grad()
@@ -113,40 +93,8 @@ def test_a_sigmoid_models_content_is_pruned(parent: nn.Module, tmp_path: Path, e
 
 
 @torch.no_grad()
-def test_a_norm_beside_another_reader_stays_however_little_that_reads() -> None:
-    """The other reader moves the outputs by 1e-6 of themselves; the report counts the norms."""
-
-    class Read(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.one = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
-            self.second, self.two = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.first(x)
-            z: Tensor = self.two(self.second(self.one(y)))
-            return (z + 1e-6 * y).mean((2, 3))
-
-    model = Read().eval()
-    for norm in (model.one, model.two):
-        norm.running_mean.normal_()
-    x = X[..., :8, :8]
-    recast.recast_(model, recast.plan(model, x, where="all"))
-    first, second = recast.fold_(model, batch_norm=True, data=x)
-    assert (first.batch_norm, second.batch_norm) == (None, "two")
-    assert isinstance(model.one, nn.BatchNorm2d)
-    assert 0 < second.output_error < 1e-5
-
-
-@torch.no_grad()
-def test_folding_twice_keeps_what_the_first_time_multiplied_in(
-    child: nn.Module, parent: nn.Module, tmp_path: Path
-) -> None:
-    trained = {name for name, p in child.named_parameters() if p.requires_grad}
-    recast.fold_(child, batch_norm=True, data=X)
-    frozen = {name for name, p in child.named_parameters() if not p.requires_grad and p.numel()}
-    assert not frozen
-    assert "layer4.0.conv1.bias" not in trained  # it is the norm's
+def test_a_model_that_was_folded_twice_comes_back(child: nn.Module, parent: nn.Module, tmp_path: Path) -> None:
+    recast.fold_(child)
     recast.fold_(child, tol=0.1)
     loaded = recast.load(recast.save(child, tmp_path / "folded.safetensors"), parent=parent)
     assert torch.equal(loaded(X), child(X))
@@ -181,7 +129,7 @@ def test_a_network_with_autocast_in_its_code_is_woken_and_folded() -> None:
     recast.recast_(model, planned)
     assert len(recast.wake_(model, x)) == 1
     (folded,) = recast.fold_(model, data=x)
-    assert folded.layer_error == 0
+    assert folded.output_error == 0
 
 
 @pytest.mark.parametrize("name", ["repvgg_a0", "repvit_m0_9"])
@@ -207,58 +155,3 @@ def test_blocks_that_merge_their_branches_keep_attention(name: str, error_of: An
     assert not gpsa_layers(merged)
     kinds = [type(module) for module in merged.modules()]
     assert kinds == [type(module) for module in timm.utils.reparameterize_model(parent).modules()]
-
-
-class NormRelu(nn.BatchNorm2d):
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input).relu()
-
-
-class NormGain(nn.BatchNorm2d):
-    """A parameter that the inherited forward pass does not read."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels)
-        self.gain = nn.Parameter(torch.full((channels,), 2.0))
-
-
-def patched(channels: int) -> nn.Module:
-    norm = nn.BatchNorm2d(channels)
-    norm.forward = lambda input: 2 * nn.BatchNorm2d.forward(norm, input)
-    return norm
-
-
-def with_hook(channels: int) -> nn.Module:
-    norm = nn.BatchNorm2d(channels)
-    norm.register_forward_hook(lambda _module, _inputs, output: 2 * output)
-    return norm
-
-
-class Act(nn.Identity):
-    """An identity by inheritance alone."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return input.relu()
-
-
-def with_act(channels: int) -> nn.Module:
-    norm = timm.layers.BatchNormAct2d(channels)
-    norm.act = Act()
-    return norm
-
-
-@pytest.mark.parametrize("kind", [nn.BatchNorm2d, NormRelu, NormGain, patched, with_hook, with_act])
-@torch.no_grad()
-def test_a_norm_that_computes_something_else_stays(kind: Any, error_of: Any) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), kind(8), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)).eval()
-    for norm in (model[1], model[3]):
-        norm.running_mean.normal_(0, 0.3)
-    child = recast.recast_(copy.deepcopy(model), recast.plan(model, X, where=["0", "2"], budget="tokens=9999"))
-    child[2].register_forward_hook(lambda _module, _inputs, output: 3 * output)
-    expected = child(X)
-    first, second = recast.fold_(child, batch_norm=True, data=X)
-    assert error_of(child(X), expected) < 1e-5
-    assert (first.batch_norm is not None) == (kind in (nn.BatchNorm2d, with_act))
-    assert second.batch_norm is None  # behind a layer with a hook, which stays as well
-    assert isinstance(child[2], recast.GPSA)

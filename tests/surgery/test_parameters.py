@@ -41,13 +41,6 @@ def test_layer_decay_is_timms(name: str) -> None:
     assert len({group["name"] for group in ours}) == len(ours)
 
 
-def test_deit3_has_the_groups_of_the_published_recipe() -> None:
-    model = meta("deit3_small_patch16_224")
-    counts = {group["name"]: len(group["params"]) for group in param_groups(model)}
-    assert counts == {"decay": 50, "no_decay": 126}
-    assert len(param_groups(model, layer_decay=0.75)) == 28
-
-
 def test_positions_tokens_and_resmlps_norms_never_decay() -> None:
     model, mlp = timm.create_model("test_vit"), meta("resmlp_12_224")
     assert not {"pos_embed", "cls_token"} & decaying(model)

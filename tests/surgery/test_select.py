@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import timm
 import torch
 from torch import Tensor, nn
 
@@ -58,7 +57,7 @@ def names(where: Any) -> list[str]:
         (lambda name, module: name in ("mix", "last"), ["mix", "last"]),
         ("re:^(stem|la)", ["stem", "last"]),
         (["re:n$", "last"], ["down", "last"]),
-        ("stage:0", ["stem", "up"]),  # without feature_info a stage is a size of the maps
+        ("stage:0", ["stem", "up"]),
         ("stage:-1", ["down", "last"]),
     ],
 )
@@ -181,21 +180,6 @@ def test_budgets_of_the_whole_model_pick_layers_from_the_end() -> None:
             plan(Model(), X, where="all", budget=f"{name}={parent}")
         with pytest.raises(RecastError, match=rf"^last does not fit .* {name} for the whole model"):
             plan(Model(), X, where=["last"], budget=f"{name}=1x")
-
-
-def test_stages_are_those_of_feature_info() -> None:
-    """As timm's `out_indices`: stage 0 is the stem, and a stage ends where `feature_info` says."""
-    with torch.device("meta"):
-        model = timm.create_model("efficientnet_b0")
-    image = torch.zeros(1, 3, 96, 160, device="meta")
-    ends = [entry["module"] for entry in model.feature_info]
-    assert ends == ["blocks.0", "blocks.1", "blocks.2", "blocks.4", "blocks.6"]
-    found = {i: [step.name for step in plan(model, image, where=f"stage:{i}", budget=10**6).steps] for i in (0, 3, -1)}
-    assert found[0] == ["conv_stem", "blocks.0.0.conv_dw"]
-    assert {name.split(".")[1] for name in found[3]} == {"3", "4"}
-    assert {name.split(".")[1] for name in found[-1]} == {"5", "6"}
-    with pytest.raises(RecastError, match="EfficientNet has stages stage:0 to stage:4, got 'stage:5'"):
-        plan(model, image, where="stage:5")
 
 
 def test_a_convolution_on_regions_is_in_no_stage() -> None:

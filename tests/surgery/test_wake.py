@@ -14,7 +14,7 @@ from recast.analysis.wakefulness import wakefulness
 from recast.errors import RecastError
 from recast.layers.cmhsa import recast_layers
 from recast.layers.config import RecastConfig
-from recast.surgery.wake import _logits, content_entropy, wake_
+from recast.surgery.wake import _logits, wake_
 
 pytestmark = pytest.mark.usefixtures("papers_layer")
 
@@ -88,16 +88,6 @@ def test_the_start_follows_from_images_and_seed() -> None:
     keys = [next(iter(recast_layers(child).values())).key for child in (once, again, other)]
     torch.testing.assert_close(keys[0], keys[1], rtol=1e-3, atol=1e-4)
     assert not torch.allclose(keys[0], keys[2], atol=1e-2)
-
-
-@pytest.mark.parametrize("query_key", ["random", "similar", "images"])
-def test_every_start_of_the_configuration_is_exact(query_key: str) -> None:
-    parent = network(padding=1)
-    child = recast_network(parent, query_key=query_key)
-    (layer,) = recast_layers(child).values()
-    assert content_entropy(layer, [child[:2](images())]) < 1
-    with torch.no_grad():
-        assert torch.equal(child(images(1)), parent(images(1)))
 
 
 def test_woken_keys_learn_from_the_first_gate_on() -> None:

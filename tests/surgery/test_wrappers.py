@@ -135,21 +135,6 @@ def test_a_report_of_fold_that_no_longer_holds_is_not_saved(tmp_path: Path) -> N
     assert recast.check(recast.save(child, tmp_path / "net.safetensors"), parent=parent).ok
 
 
-def test_methods_that_are_called_fuse_stay_their_own() -> None:
-    class Block(Net):
-        def fuse(self, a: Tensor, b: Tensor) -> Tensor:
-            return a + b
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.conv(x).mean((2, 3))
-            return self.head(self.fuse(y, y))
-
-    parent, x = nn.Sequential(Block()).eval(), torch.randn(2, 3, 8, 8)
-    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, x))
-    with torch.no_grad():
-        assert torch.equal(child(x), parent(x))
-
-
 def test_layers_that_were_changed_by_hand_are_saved_as_they_are(tmp_path: Path) -> None:
     """Pruned or folded without `fold_`; a C-MHSA table of another size."""
     parent, x = Net().eval(), torch.randn(2, 3, 8, 8)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -17,9 +16,7 @@ from recast.lab.training.features import FeatureDistillation, keep_recast_gradie
 from recast.layers.config import RecastConfig
 from recast.layers.gpsa import gpsa_layers
 from recast.surgery.apply import recast_
-from recast.surgery.plan import applied_plan, set_plan_
 from recast.surgery.planning import plan
-from recast.surgery.records import Fold
 from recast.tracing.hooks import in_eval
 
 RECAST = ["4", "6"]
@@ -187,16 +184,11 @@ def test_layers_that_cannot_be_compared_are_refused(parent: nn.Module, student: 
         (compiled := copy.deepcopy(student)).compile()
     strided = CifarResNet((1, 1, 1), widths=(2, 2, 4), num_classes=3)
     removed = plan(strided, torch.zeros(1, 3, 16, 16), RecastConfig(stride="remove"), where="last_stage")
-    held = copy.deepcopy(student)
-    fold = Fold(False, (3, 3), tuple(range(9)), tuple(range(9)), True, batch_norm="7")
-    steps = tuple(replace(step, fold=fold) if step.name == "6" else step for step in applied_plan(held).steps)
-    set_plan_(held, replace(applied_plan(held), steps=steps))
     for network, source, message in (
         (parent, parent, "Sequential has no recast layers"),
         (student, student, "the parent has no convolution at '4'"),
         (compiled, parent, r"torch\.compile leaves out"),
         (recast_(copy.deepcopy(strided), removed), strided, "stride='remove' changes it"),
-        (held, parent, r"6 holds its BatchNorm \(folded\)"),
     ):
         with pytest.raises(RecastError, match=message):
             FeatureDistillation(network, source)

@@ -116,7 +116,7 @@ class AttentionConv2d(nn.Module):
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.geometry, self.config = geometry, config
         self.num_heads = heads = geometry.num_heads
-        self.content_heads = geometry.heads(getattr(config, "content_heads", "all"))
+        self.content_heads = geometry.heads(config.content_heads)
         content = len(self.content_heads)
         self.head_dim = config.head_dim or default_head_dim(in_channels, groups, heads, content)
         kernel = (out_channels, in_channels // groups, *geometry.kernel)

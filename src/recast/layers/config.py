@@ -96,6 +96,9 @@ class RecastConfig(OneOf):
 
     if TYPE_CHECKING:
 
+        @property
+        def content_heads(self) -> Any: ...
+
         def __init__(self, *values: Any, **named: Any) -> None: ...
 
     @model_validator(mode="before")
@@ -144,7 +147,9 @@ class LinearGate(GaussianGate):
     """Heads with a Gaussian map, as content_heads; or none."""
 
     @model_validator(mode="after")
-    def _within_range(self) -> Self:
+    def _starts_as_it_says(self) -> Self:
+        if self.s_init and self.gaussian_heads == "none":
+            raise clash("`s_init` requires `gaussian_heads`: without a Gaussian there is nothing to spread")
         if self.gate_range is not None:
             low, high = self.gate_range
             if not low < high:
@@ -157,6 +162,7 @@ class LinearGate(GaussianGate):
 class SigmoidGate(GaussianGate):
     """The gate of T-CNN (Eq. 7)."""
 
+    gaussian_heads: ClassVar[Literal["all"]] = "all"
     gate: Literal["sigmoid"] = "sigmoid"
     lambda_init: Finite = 1.0
     """λ at the start. σ(λ) is the share of positional attention."""
@@ -165,6 +171,7 @@ class SigmoidGate(GaussianGate):
 class BiasGate(RecastConfig):
     """C-MHSA (PRS): one softmax of content and a learned bias of position."""
 
+    content_heads: ClassVar[Literal["all"]] = "all"
     gate: Literal["bias"] = "bias"
     bias_init: Positive = 20.0
     """Relative bias M of a head's tap at the start. Other pixels have 0, so e^-M of its weight. 20: exact to 7e-7, but
@@ -218,7 +225,7 @@ class AttentionPooling(PoolConfig):
     init_values: Annotated[Finite | None, PythonOnly()] = None
     """LayerScale γ of the pooling at the start. None: 0 for average (exact), 1e-4 for paper."""
     allow_change: Annotated[bool, Rare()] = False
-    """Take start=average in a network that does not average over its last map (class token, maximum, SqueezeNet),
+    """Take start=average in a network that does not average over its last map (class token, maximum),
     although its logits change. Off: refuse."""
 
     @model_validator(mode="after")

@@ -83,7 +83,7 @@ class GPSA(AttentionConv2d):
         if isinstance(self.config, BiasGate):
             raise RecastError("GPSA requires gate='linear' or gate='sigmoid', got gate='bias': use CMHSA")
         self.backend = self.config.backend
-        self.gaussian_heads = self.geometry.heads(getattr(self.config, "gaussian_heads", "all"))
+        self.gaussian_heads = self.geometry.heads(self.config.gaussian_heads)
         self._seen = None
         self.center = self._parameter(len(self.gaussian_heads), 2)
         self.raw_alpha = self._parameter(len(self.gaussian_heads))

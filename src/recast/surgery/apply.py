@@ -12,7 +12,7 @@ from recast.config import typed
 from recast.errors import RecastError, suggest
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.gpsa import gpsa_layers
-from recast.surgery.folding.forms import as_folded, guard_merging_, is_batch_norm, what_remains
+from recast.surgery.folding.forms import as_folded, guard_merging_
 from recast.surgery.plan import NOTHING, Plan, plan_of, set_plan_
 from recast.surgery.pooling.swap import put_pool_
 from recast.surgery.proof import note_, proof_of
@@ -79,10 +79,6 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
             model = layer
         else:
             replace_module_(model, modules[name], layer)
-    for step in chosen.steps:
-        if step.fold is not None and step.fold.batch_norm is not None:
-            norm = model.get_submodule(step.fold.batch_norm)
-            replace_module_(model, norm, what_remains(norm))
     guard_merging_(model)
     set_plan_(model, _applied(plan, chosen, done))
     note_(model, proof)
@@ -106,14 +102,6 @@ def check_recast(model: nn.Module, plan: Plan, chosen: Plan) -> tuple[dict[str, 
             raise RecastError("the model was recast with another plan: use that one, or start from the parent")
     modules = {step.name: _checked(model, plan, step) for step in chosen.steps}
     layers = {step.name: _layer(modules[step.name], plan, step, continued=begun) for step in chosen.steps}
-    for step in chosen.steps:
-        norm = step.fold and step.fold.batch_norm
-        module = dict(model.named_modules()).get(norm or "")
-        if norm and not (is_batch_norm(module) and module.num_features == step.output[0]):  # type: ignore[union-attr]
-            raise RecastError(
-                f"the plan is for another model: {type(model).__name__} has no BatchNorm {norm!r}, which was folded "
-                f"into {step.name}"
-            )
     return modules, layers
 
 

@@ -56,8 +56,8 @@ def calibrate_(
         `child`.
 
     Raises:
-        RecastError: with `child` unchanged, for batches without images or with NaN, a parent that lacks a layer, C-MHSA
-            layers, and layers with a folded BatchNorm.
+        RecastError: with `child` unchanged, for batches without images or with NaN, a parent that lacks a layer, and
+            C-MHSA layers.
 
     Example:
         >>> parent = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())
@@ -83,14 +83,8 @@ def calibrate_(
     parents = {n: m for n, m in parent.named_modules() if is_convolution(m) and not isinstance(m, RecastLayer)}
     if missing := [name for name in layers if name not in parents]:
         raise RecastError(f"the parent has no convolution at {missing[0]!r}: pass the network the child was made from")
-    theirs = {name: weight.shape for name, weight in parent.state_dict().items()} if plan.pool is None else {}
-    for name, weight in child.state_dict().items():
-        if name.rpartition(".")[0] not in layers and theirs.get(name, weight.shape) != weight.shape:
-            raise RecastError(f"{name} of the parent has another shape: pass the network that was recast")
     if computed := [name for name, layer in layers.items() if parametrization_of(layer) is not None]:
         raise RecastError(f"{computed[0]} computes its weight (keep_parametrization): calibrate_ cannot set it")
-    if merged := [step.name for step in plan.steps if step.name in layers and step.fold and step.fold.batch_norm]:
-        raise RecastError(f"a BatchNorm was multiplied into {merged[0]}: calibrate_ before fold_(batch_norm=True)")
     with in_eval(child, parent), full_precision(), _given_back_on_error(layers):
         order: dict[str, None] = {}  # each once: solved again, a layer would be pulled towards its own solution
         with hooked(layers.items(), before=lambda name, _module, _inputs: order.setdefault(name)):

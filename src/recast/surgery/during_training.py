@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from recast.config import typed
-from recast.errors import RecastError, shown
+from recast.errors import RecastError
 from recast.layers.attention_pool import attention_pools
 from recast.surgery.apply import check_recast, recast_
 from recast.surgery.optimizer_state import carried_parameters, forget_, hand_over_
@@ -77,11 +77,7 @@ def recast_during_training_(
         >>> [group["name"] for group in optimizer.param_groups if "name" in group]
         ['gates']
     """
-    single = isinstance(averages, nn.Module | torch.Tensor | str)
-    copies: list[nn.Module] = [averages] if single else list(averages)  # type: ignore[list-item]
-    if wrong := [average for average in copies if not isinstance(average, nn.Module)]:
-        raise RecastError(f"averages must be networks (nn.Module), got {shown(wrong[0])}")
-    network, copies = changeable(model), [changeable(average) for average in copies]
+    network, copies = changeable(model), [changeable(average) for average in averages]
     optimizer = getattr(optimizer, "_base_optimizer", optimizer)  # timm's Lookahead keeps its state in there
     chosen = plan if steps is None else plan.only(steps)
     names = [step.name for step in chosen.steps]
@@ -169,35 +165,26 @@ def _peak_of(kind: str, optimizer: Optimizer, home: dict[str, Any], own_lr: floa
     return own_lr * (rate / base if slash and base else 1.0)  # the head's rate is the one that is not decayed
 
 
-def _others(group: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a group beside rates and decay: momentum, timm's lr_scale, and others."""
-    excluded = {"params", "param_names", "name", "step", "lr", "weight_decay", *PEAKS, *ENDS}
-    plain = int | float | str | tuple | None
-    return {key: value for key, value in group.items() if key not in excluded and isinstance(value, plain)}
-
-
 def _join_(
     optimizer: Optimizer, name: str, parameter: nn.Parameter, kind: str, home: dict[str, Any], own_lr: float | None
 ) -> None:
-    """Put a new parameter into its group; a missing group is made from the kernel's."""
+    """Put a new parameter into the group of its kind; a missing group is made from the kernel's, `home`."""
     peak = _peak_of(kind, optimizer, home, own_lr)
-    _, slash, number = str(home.get("name", "")).partition("/")
-    wanted, decay = f"{kind}{slash}{number}", float(home.get("weight_decay", 0.0)) if kind in DECAYED else 0.0
-    is_ours = str(home.get("name", "")).partition("/")[0] in KINDS
-    for group in sorted(optimizer.param_groups, key=lambda group: group is not home):  # the kernel's own first
-        alike = (_peak(group), float(group.get("weight_decay", 0.0))) == (peak, decay)
-        alike = alike and _others(group) == _others(home)
-        named = group.get("name", wanted) == wanted
-        fits = (named and (alike or "name" in group)) if is_ours else (alike and (named or group is home))
-        if fits and "step" not in group:  # its count of steps would be wrong for a new parameter
+    prefix, slash, number = str(home.get("name", "")).partition("/")
+    decay = float(home.get("weight_decay", 0.0)) if kind in DECAYED else 0.0
+    settings = {key: copy.deepcopy(home[key]) for key in home.keys() - {"params", "param_names", "step"}}
+    if prefix in KINDS or (peak, decay) != (_peak(home), home.get("weight_decay", 0.0)):
+        settings["name"] = f"{kind}{slash}{number}"
+    settings |= dict.fromkeys((key for key in PEAKS if key in home), peak)
+    settings |= {key: home[key] * peak / _peak(home) for key in ENDS if key in home and _peak(home)}
+    settings |= {"lr": peak * (float(home["lr"]) / _peak(home) if _peak(home) else 0.0), "weight_decay": decay}
+    compared = ["name"] if prefix in KINDS else list(settings)  # groups of `param_groups` go by their names
+    for group in optimizer.param_groups:
+        # where a group counts its steps, the count would be wrong for a new parameter
+        if "step" not in group and all(group.get(key) == settings[key] for key in compared):
             group["params"].append(parameter)
             if "param_names" in group:
                 group["param_names"].append(name)
             return
-    factor = float(home["lr"]) / _peak(home) if _peak(home) else 0.0
-    settings = {key: copy.deepcopy(home[key]) for key in home.keys() - {"params", "param_names", "step"}}
-    settings |= dict.fromkeys((key for key in PEAKS if key in home), peak)
-    settings |= {key: home[key] * peak / _peak(home) for key in ENDS if key in home and _peak(home)}
-    settings |= {"lr": peak * factor, "weight_decay": decay, "name": wanted}
     entry: Any = (name, parameter) if "param_names" in home else parameter
     optimizer.add_param_group({**settings, "params": [entry]})

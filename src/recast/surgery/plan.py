@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict
 from torch import nn
 
-from recast.config import adapter, convert, read
+from recast.config import adapter, read
 from recast.errors import RecastError, listed, shown
 from recast.layers.config import PAPERS_LAYER, AttentionPooling, PoolConfig, RecastConfig
 from recast.layers.geometry import Geometry
@@ -19,7 +19,6 @@ from recast.reading import parse_json
 from recast.surgery import table
 from recast.surgery.records import Left, Place, Step
 from recast.surgery.stride import Edit
-from recast.surgery.table import terminal_width
 from recast.surgery.wrappers import unwrapped
 from recast.tracing.cost import Cost
 
@@ -122,11 +121,6 @@ class Plan:
 
     def only(self, names: Sequence[str]) -> Plan:
         """The same plan with some of its steps. Raises `RecastError` for a name that is no step."""
-        if isinstance(names, str):
-            raise RecastError(f"steps must be a list of names, got {names!r}: pass [{names!r}]")
-        convert(list[str], names, "steps")
-        if len(set(names)) < len(names):
-            raise RecastError(f"steps names a layer twice: {', '.join(names)}")
         all_names = [step.name for step in self.steps]
         if unknown := [name for name in names if name not in all_names]:
             raise RecastError(f"the plan has no step {unknown[0]!r}; its steps are {', '.join(all_names) or 'none'}")
@@ -141,7 +135,21 @@ class Plan:
         return replace(self, pool=None, pool_cost=None, place=None, after=self.after - (self.pool_cost or NOTHING))
 
     def __str__(self) -> str:
-        return plan_table(self, terminal_width())
+        """Say what each convolution becomes, with shapes, tokens and costs before → after, and why the others stay."""
+        title = f"{self.model}: {len(self.steps)} of {len(self.steps) + len(self.left)} convolutions recast"
+        parts = [title + ("" if self.pool is None else ", attention pooling")]
+        if self.before.parameters:  # else nobody counted
+            parts[0] += "\n" + table.layers(self.steps, self.before, self.after)
+        if self.pool is not None:
+            parts.append(table.pooling(self.pool, self.pool_cost))
+        if self.edits:
+            parts.append("also changed: " + "; ".join(f"{e.name} ({e.action.replace('_', ' ')})" for e in self.edits))
+        if self.left:
+            parts.append(table.left(self.left))
+        parts += [f"note: {note}" for note in (self.note, nothing_to_see(self)) if note]
+        if self.before.parameters:
+            parts.append(table.cost(self.before, self.after))
+        return "\n\n".join(parts)
 
 
 def nothing_to_see(plan: Plan) -> str:
@@ -151,25 +159,6 @@ def nothing_to_see(plan: Plan) -> str:
         return ""
     layers = f"{len(alone)} of {len(plan.steps)} layers see{'s' if len(plan.steps) == 1 else ''} a single pixel"
     return f"{layers} ({listed(alone, 3)}), where attention has nothing to choose: larger images, or earlier layers"
-
-
-def plan_table(plan: Plan, width: int) -> str:
-    """One line per convolution: what it becomes, shapes, tokens, cost before → after; then why the others stay.
-
-    Where `width` is too small for that, before and after stand below one another.
-    """
-    title = f"{plan.model}: {len(plan.steps)} of {len(plan.steps) + len(plan.left)} convolutions recast"
-    text = title + ("\n" if plan.pool is None else ", attention pooling\n")
-    if plan.before.parameters:  # else nobody counted
-        text += table.layers(plan.steps, plan.before, plan.after, width) + "\n"
-    if plan.pool is not None:
-        text += "\n" + table.pooling(plan.pool, plan.pool_cost, width) + "\n"
-    if plan.edits:
-        text += "\nalso changed: " + "; ".join(f"{e.name} ({e.action.replace('_', ' ')})" for e in plan.edits) + "\n"
-    notes = "".join(f"\nnote: {note}\n" for note in (plan.note, nothing_to_see(plan)) if note)
-    text += table.left(plan.left, width) if plan.left else ""
-    cost = f"\n{table.cost(plan.before, plan.after, width)}" if plan.before.parameters else ""
-    return text + notes + cost
 
 
 def _document(text: str, source: str) -> dict[str, Any]:

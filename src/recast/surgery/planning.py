@@ -19,7 +19,7 @@ from recast.surgery.budget import keep_within
 from recast.surgery.limits import Budget
 from recast.surgery.plan import GEOMETRY, Edited, Plan
 from recast.surgery.pooling.find import find_place
-from recast.surgery.pooling.swap import check_change, noise, put_pool_
+from recast.surgery.pooling.swap import check_change, put_pool_
 from recast.surgery.records import Left, Place, Step
 from recast.surgery.rules import computes_weight, find_rule, is_convolution, refusal
 from recast.surgery.select import Where, is_none, is_spatial, select
@@ -49,7 +49,7 @@ def plan(
             detectors take them (`recast.tracing.examples`). Only its shapes matter.
         config: how a convolution becomes attention. Default: `RecastConfig()`.
         where: "last_stage" (the default and the papers' choice: every convolution with more than one tap whose output
-            has the smallest size), "all", "stage:N" (as timm's `out_indices`; -1 is the last), names, globs,
+            has the smallest size), "all", "stage:N" (a size of the maps, 0 the largest; -1 is the last), names, globs,
             "re:REGEX", or a predicate `f(name, module)`. "none" keeps every convolution; it requires `pool`.
         budget: limits of the tokens of a layer (default 1024) and of the MACs, parameters and activation memory of the
             recast model (`surgery.limits.Budget`). Layers are taken from the end of the network.
@@ -247,12 +247,8 @@ def _step(
     return step, after - replaced
 
 
-def _noise_like(model: nn.Module, example: Example) -> Example:
-    """Return the example with noise for its images; two images if it is a single tensor."""
-    if isinstance(example, tuple) and len(example) == 1:
-        example = example[0]
-    if isinstance(example, Tensor):
-        return noise(model, tuple(example.shape[1:]) if example.dim() == 4 else None)
+def _noise_like(example: Example) -> Example:
+    """Return the example with noise for its images."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(x: Tensor) -> Tensor:
@@ -274,7 +270,7 @@ def _pool(
 
     `edited` is the pass without it, after `edits`; `names` are the layers that become attention too.
     """
-    place = find_place(model, _noise_like(model, example))
+    place = find_place(model, _noise_like(example))
     check_change(model, pool, place)
     if pool.kind == "per_class" and place.classifier in names:
         raise RecastError(

@@ -16,7 +16,7 @@ class Fold:
     """The form that folding gave a layer: what a replay needs before the weights fit."""
 
     convolution: bool
-    """It is a convolution, with a kernel of `kernel` rows and columns."""
+    """It is a convolution."""
     kernel: tuple[int, int]
     gaussian_heads: tuple[int, ...]
     """Heads that keep a Gaussian map."""
@@ -24,8 +24,6 @@ class Fold:
     """Heads that keep a content map."""
     value: bool
     """W_val is still there (it was not multiplied into W_out)."""
-    batch_norm: str | None = None
-    """Name of the BatchNorm that was multiplied into the layer."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +41,8 @@ class Folded:
     content: int = 0
     """Heads that keep a content map."""
     kernel: tuple[int, int] = (0, 0)
-    batch_norm: str | None = None
-    """The BatchNorm that was multiplied into the layer."""
-    layer_error: float | None = None
-    """Relative change of the layer's output on the data's first batch, max|a−b| / max|b|, before the BatchNorm."""
     output_error: float | None = None
-    """Relative change of the model's outputs on the data, by this layer, its BatchNorm and those before it."""
-    accuracy: float | None = None
-    """Top-1 on the data after this layer, its BatchNorm and those before it were folded, in percent."""
+    """Relative change of the model's outputs on the data, by this layer and those before it."""
 
 
 @dataclass(frozen=True)

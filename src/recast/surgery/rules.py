@@ -17,8 +17,6 @@ import torch.nn.functional as F
 from timm.layers import Conv2dSame, ScaledStdConv2d, ScaledStdConv2dSame, StdConv2d, StdConv2dSame
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 
 from recast.errors import RecastError
 from recast.layers.cmhsa import CMHSA, RecastLayer
@@ -77,12 +75,6 @@ def axes_of(module: nn.Module) -> int:
     return len(module.kernel_size) if isinstance(module, nn.modules.conv._ConvNd) else 2
 
 
-def weight_hook(conv: nn.Module) -> WeightNorm | SpectralNorm | None:
-    """The hook of torch's older `weight_norm` and `spectral_norm`, which computes the weight before every forward."""
-    hooks = (h for h in conv._forward_pre_hooks.values() if isinstance(h, WeightNorm | SpectralNorm))
-    return next((hook for hook in hooks if hook.name == "weight"), None)
-
-
 def parametrization_of(module: nn.Module) -> parametrize.ParametrizationList | None:
     """Return the parametrisation of the weight (`torch.nn.utils.parametrize`), if there is one."""
     makers = getattr(module, "parametrizations", None)
@@ -103,10 +95,8 @@ def refusal(module: nn.Module) -> str | None:
         return f"is already {'CMHSA' if isinstance(module, CMHSA) else 'GPSA'}"
     if isinstance(module, torch.jit.ScriptModule):
         return "is TorchScript: recast the nn.Module that it was made from, and script that"
-    if ".quantized" in type(module).__module__:
+    if any(part in type(module).__module__ for part in (".quantized", ".qat.")):
         return f"{kind} is quantised: recast the float model, and quantise that"
-    if ".qat." in type(module).__module__:
-        return f"{kind} is in training for quantisation: recast the float model, and prepare that"
     if reason := getattr(module, "not_recast", None):
         return str(reason)
     if find_rule(module) is None:
@@ -116,7 +106,7 @@ def refusal(module: nn.Module) -> str | None:
             if base in _RULES and base.__name__ == kind:  # detectron2's and mmcv's are called as torch's
                 return f"no rule for {type(module).__module__}.{kind}: its forward is not that of torch's {kind}"
         return f"no rule for {kind} (rules exist for {', '.join(sorted(rule.__name__ for rule in _RULES))})"
-    if any(hook is not weight_hook(module) for registered in hooks_of(module) for hook in registered.values()):
+    if any(map(len, hooks_of(module))):
         return f"{kind} carries hooks, which the new layer would lose"
     if reason := _hung_on(module):
         return reason
@@ -128,21 +118,16 @@ def refusal(module: nn.Module) -> str | None:
 
 
 def _hung_on(module: nn.Module) -> str | None:
-    """Return the reason if a convolution of torch or timm carries something that the new layer would lose.
-
-    That is a buffer, a parameter, a module, or a hook of its state. A custom rule knows its module.
-    """
+    """Return the reason if a convolution of torch or timm holds what the new layer would lose: a buffer, a parameter, a
+    module. A custom rule knows its module."""
     rule = find_rule(module)
-    if rule is None or rule[0].__module__.partition(".")[0] not in ("torch", "timm") or weight_hook(module):
+    if rule is None or rule[0].__module__.partition(".")[0] not in ("torch", "timm"):
         return None
     kind, expected = type(module).__name__, ("weight", "bias", "gain", "parametrizations")
     for name in (*module._buffers, *module._parameters, *module._modules):
         if name not in expected:
             return f"{kind} has a {name!r} of its own, which the new layer would lose"
-    # (torch's own weight_norm has one for the names of before)
-    loads = {} if parametrization_of(module) is not None else module._load_state_dict_pre_hooks
-    hooks = (module._state_dict_hooks, module._state_dict_pre_hooks, loads)
-    return f"{kind} carries hooks, which the new layer would lose" if any(map(len, hooks)) else None
+    return None
 
 
 def check_finite(name: str, module: nn.Module) -> None:
@@ -204,16 +189,12 @@ class WeightStandardization(nn.Module):
 def computes_weight(conv: nn.Module) -> bool:
     """Return True if a convolution computes its kernel in every forward pass."""
     standardised = isinstance(conv, StdConv2d | StdConv2dSame | ScaledStdConv2d | ScaledStdConv2dSame)
-    return standardised or parametrization_of(conv) is not None or weight_hook(conv) is not None
+    return standardised or parametrization_of(conv) is not None
 
 
 @torch.no_grad()
 def effective_weight(conv: nn.Module) -> Tensor:
-    """The weight that `conv` uses in eval mode, computed by its parametrisation or its hook where it has one."""
-    if (hook := weight_hook(conv)) is not None:
-        settings = {"do_power_iteration": False} if isinstance(hook, SpectralNorm) else {}
-        weight: Tensor = hook.compute_weight(conv, **settings)
-        return weight
+    """Return the weight that `conv` uses in eval mode, computed by its parametrisation if it has one."""
     with in_eval(conv):  # spectral norm takes a power-iteration step when read in training mode
         assert isinstance(conv.weight, Tensor)
         return conv.weight.detach()
@@ -239,7 +220,7 @@ def _conv2d(conv: nn.Conv2d, config: RecastConfig) -> RecastLayer:
 @recasts(nn.ConvTranspose2d)
 def _conv_transpose2d(conv: nn.ConvTranspose2d, config: RecastConfig) -> RecastLayer:
     """A convolution of the input with zeros between its pixels, the kernel flipped and transposed."""
-    if config.keep_parametrization and (parametrization_of(conv) is not None or weight_hook(conv) is not None):
+    if config.keep_parametrization and parametrization_of(conv) is not None:
         raise RecastError("keep_parametrization does not support transposed convolutions: turn it off")
     return as_attention(conv, Geometry.of(conv), flip_transpose(effective_weight(conv), conv.groups), config)
 
@@ -267,8 +248,6 @@ def as_attention(
     the last of them starts from.
     """
     keep = config.keep_parametrization
-    if keep and weight_hook(conv) is not None:
-        raise RecastError("keep_parametrization requires torch.nn.utils.parametrizations, not the older weight hook")
     given = parametrization_of(conv) if keep else None
     kind = CMHSA if config.gate == "bias" else GPSA
     layer = kind(

@@ -6,11 +6,8 @@ A selection is the papers' last stage, another stage, names, globs, regular expr
 from __future__ import annotations
 
 import fnmatch
-import json
 import math
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -27,7 +24,6 @@ Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
 Modules = dict[str, nn.Module]
 Sizes = dict[str, tuple[int, int]]
 
-LONGEST_PATTERN = 200
 ONE_TAP = "1×1: one tap, nothing to shift (name it in full to recast it)"
 NOT_CALLED = "not called by the example (at most its weight is read)"
 
@@ -109,11 +105,9 @@ def _wanted(
     where: Where, model: nn.Module, convolutions: Modules, observed: Observation
 ) -> tuple[set[str], dict[str, str]]:
     """Return the convolutions selected by their full name, and the reasons for those not selected."""
-    if isinstance(where, nn.Module):  # it is callable, and no predicate
-        raise RecastError(f"where takes names, globs, re:REGEX, stage:N or a predicate, got {shown(where)}")
-    if callable(where):
+    if callable(where) and not isinstance(where, nn.Module):
         return set(), {name: "excluded by the predicate" for name, m in convolutions.items() if not where(name, m)}
-    patterns = [where] if isinstance(where, str) else list(where) if isinstance(where, Iterable) else [where]
+    patterns = [where] if isinstance(where, str) or not isinstance(where, Iterable) else list(where)
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise RecastError(f"where takes names, globs, re:REGEX, stage:N or a predicate, got {shown(where)}")
     sizes = _map_sizes(convolutions, observed)
@@ -149,13 +143,17 @@ def _matches(pattern: str, model: nn.Module, convolutions: Modules, sizes: Sizes
         possible = [size for name, size in sizes.items() if find_rule(convolutions[name])] or list(sizes.values())
         return [name for name, size in sizes.items() if size == min(possible, key=math.prod)]
     if pattern.startswith("stage:"):
-        stages = _stages(model, spatial, sizes)
+        areas = sorted({math.prod(size) for size in sizes.values()}, reverse=True)
+        stages = [[name for name, size in sizes.items() if math.prod(size) == area] for area in areas]
         if not re.fullmatch(r"-?\d+", pattern[6:]) or not -len(stages) <= int(pattern[6:]) < len(stages):
             last = len(stages) - 1
             raise RecastError(f"{type(model).__name__} has stages stage:0 to stage:{last}, got {pattern!r}")
         return stages[int(pattern[6:])]
     if pattern.startswith("re:"):
-        names = _search(pattern[3:], list(convolutions))
+        try:
+            names = [name for name in convolutions if re.search(pattern[3:], name)]
+        except (re.error, OverflowError, RecursionError) as error:
+            raise RecastError(f"{pattern!r} is no regular expression: {error}") from None
     else:
         names = [name for name in convolutions if fnmatch.fnmatchcase(name, pattern)]
     if not names:
@@ -164,51 +162,6 @@ def _matches(pattern: str, model: nn.Module, convolutions: Modules, sizes: Sizes
             f"as layer4.*, or re:REGEX.{suggest(pattern, convolutions)}"
         )
     return names
-
-
-def _search(pattern: str, names: list[str]) -> list[str]:
-    """Search names by a regular expression. Raises `RecastError` for bad syntax and for a timeout.
-
-    `re` cannot be stopped, and `(.*)*x` takes longer than the universe is old: what repeats or branches twice is tried
-    in a process of its own.
-    """
-    if len(pattern) > LONGEST_PATTERN:
-        raise RecastError(f"a regular expression has at most {LONGEST_PATTERN} characters, got {len(pattern)}")
-    try:
-        compiled = re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise RecastError(f"{'re:' + pattern!r} is no regular expression: {error}") from None
-    if re.fullmatch(r"[^*+?{}()|]*([*+?][^*+?{}()|]*)?", pattern):
-        return [name for name in names if compiled.search(name)]
-    code = "import json, re, sys; p, n = json.load(sys.stdin); print(json.dumps([x for x in n if re.search(p, x)]))"
-    try:
-        asked = json.dumps([pattern, names])
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", code], input=asked, capture_output=True, text=True, timeout=5, check=True
-        )
-    except subprocess.SubprocessError:
-        raise RecastError(f"{'re:' + pattern!r} timed out on {names[-1]}: simplify the pattern") from None
-    matches: list[str] = json.loads(done.stdout)
-    return matches
-
-
-def _stages(model: nn.Module, spatial: list[str], sizes: Sizes) -> list[list[str]]:
-    """Return the spatial convolutions of every stage; `stage:0` is the stem, as in timm's `out_indices`.
-
-    timm's `feature_info` names the module that ends a stage. Without one, a stage is a size of the maps.
-    """
-    order = [name for name, _ in model.named_modules()]
-    info = getattr(model, "feature_info", None)
-    names = [str(entry.get("module", "")) for entry in info] if isinstance(info, list) else []
-    # the position of the last module of every stage
-    ends = [max((i for i, n in enumerate(order) if f"{n}.".startswith(f"{name}.")), default=-1) for name in names]
-    if not ends or min(ends) < 0 or ends != sorted(ends):
-        areas = {name: math.prod(size) for name, size in sizes.items()}
-        return [[n for n in areas if areas[n] == area] for area in sorted(set(areas.values()), reverse=True)]
-    starts = [-1, *ends]
-    return [
-        [name for name in spatial if start < order.index(name) <= end] for start, end in zip(starts, ends, strict=False)
-    ]
 
 
 def _map_sizes(convolutions: Modules, observed: Observation) -> Sizes:

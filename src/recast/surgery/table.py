@@ -5,10 +5,8 @@ from __future__ import annotations
 import io
 import shutil
 import sys
-import textwrap
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -40,64 +38,46 @@ def terminal_width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
 
 
-def layers(steps: Sequence[Step], before: Cost, after: Cost, width: int) -> str:
-    """Return the table of layers and costs, one line each, or several for a small width."""
-    table = _layers(steps, before, after, is_wide=True)
-    if Console(width=WIDTH).measure(table).maximum > width:
-        table = _layers(steps, before, after, is_wide=False)
+def layers(steps: Sequence[Step], before: Cost, after: Cost) -> str:
+    """Return the table of layers and costs, one line each."""
+
+    def costs(old: Cost, new: Cost) -> list[str]:
+        units = {"parameters": ("", 1000), "macs": ("", 1000), "activation_bytes": ("B", 1024)}
+        return [" → ".join(quantity(getattr(cost, name), *unit) for cost in (old, new)) for name, unit in units.items()]
+
+    table = Table()
+    for column in ("layer", "convolution", "heads", "input → output", "tokens"):
+        table.add_column(column, overflow="fold")
+    for column in ("parameters", "MACs", "activations", "exact"):
+        table.add_column(column, justify="right", overflow="fold")
+    for step in steps:
+        convolution = f"{step.geometry}" + (f" groups {step.groups}" if step.groups > 1 else "")
+        why = "" if step.exact else "stride" if step.geometry != step.parent_geometry else "gate"
+        table.add_row(
+            step.name or "(the model)", convolution, str(step.geometry.num_heads),
+            " → ".join("×".join(map(str, size)) for size in (step.input, step.output)),
+            f"{step.queries} × {step.keys}", *costs(step.before, step.after), f"no, {why}" if why else "yes",
+        )  # fmt: skip
+    table.add_section()
+    table.add_row("whole model", "", "", "", "", *costs(before, after))
     fixed = " → ".join(quantity(cost.fixed_bytes, "B", 1024) for cost in (before, after))
     note = f"MACs and activations are for one image; a training step also keeps {fixed} whatever the batch"
-    return render(table, width) + "\n" + textwrap.fill(note, width)
+    return f"{render(table, terminal_width())}\n{note}"
 
 
-def cost(before: Cost, after: Cost, width: int = WIDTH) -> str:
+def cost(before: Cost, after: Cost) -> str:
     """Return the cost of the plan in a sentence: "+7 % compute, +9 % parameters", from twice on "2.1× the compute"."""
 
     def more(name: str, old: int, new: int) -> str:
         ratio = new / old if old else 1.0
         return f"{ratio:.1f}× the {name}" if ratio >= 2 else f"{100 * (ratio - 1):+.0f} % {name}"
 
-    parts = more("compute", before.macs, after.macs), more("parameters", before.parameters, after.parameters)
-    return textwrap.fill("in all: {} (multiply-adds of one image), {}".format(*parts), width)
+    compute = more("compute", before.macs, after.macs)
+    parameters = more("parameters", before.parameters, after.parameters)
+    return f"in all: {compute} (multiply-adds of one image), {parameters}"
 
 
-def _layers(steps: Sequence[Step], before: Cost, after: Cost, is_wide: bool) -> Table:
-    """Return the table with one line per layer, or a narrower one with several."""
-    between = " " if is_wide else "\n"
-    first = ("layer", "convolution", "heads") if is_wide else ("layer",)
-    numbers = ("parameters", "MACs", "activations", *(("exact",) if is_wide else ()))
-    table = Table() if is_wide else Table(show_lines=True, box=box.HORIZONTALS, padding=(0, 1))
-    for column in first:
-        table.add_column(column, overflow="fold", no_wrap=is_wide)
-    for column in (f"input{between}→ output", "tokens"):
-        table.add_column(column, justify="left" if is_wide else "right", no_wrap=True)
-    for column in numbers:
-        table.add_column(column, justify="right", no_wrap=True)
-
-    def costs(old: Cost, new: Cost) -> list[str]:
-        units = {"parameters": ("", 1000), "macs": ("", 1000), "activation_bytes": ("B", 1024)}
-        pairs = ([quantity(getattr(cost, name), *unit) for cost in (old, new)] for name, unit in units.items())
-        return [f"{before_text}{between}→ {after_text}" for before_text, after_text in pairs]
-
-    for step in steps:
-        name, heads = step.name or "(the model)", step.geometry.num_heads
-        convolution = f"{step.geometry}" + (f" groups {step.groups}" if step.groups > 1 else "")
-        why = "" if step.exact else "stride" if step.geometry != step.parent_geometry else "gate"
-        description = f"{name}\n{convolution}, {heads} heads" + (f"\nnot exact: {why}" if why else "")
-        table.add_row(
-            *((name, convolution, str(heads)) if is_wide else (description,)),
-            f"{'×'.join(map(str, step.input))}{between}→ {'×'.join(map(str, step.output))}",
-            f"{step.queries}{between}× {step.keys}",
-            *costs(step.before, step.after),
-            *((f"no, {why}" if why else "yes",) if is_wide else ()),
-        )
-    if is_wide:
-        table.add_section()
-    table.add_row("whole model", *[""] * (len(first) + 1), *costs(before, after))
-    return table
-
-
-def left(convolutions: Sequence[Left], width: int) -> str:
+def left(convolutions: Sequence[Left]) -> str:
     """Return the convolutions that stay, by reason."""
     reasons: dict[str, list[str]] = {}
     for item in convolutions:
@@ -107,19 +87,16 @@ def left(convolutions: Sequence[Left], width: int) -> str:
     table.add_column()
     for reason, names in reasons.items():
         table.add_row(str(len(names)), f"{reason}\n{listed(names, NAMED)}")
-    return f"\n{len(convolutions)} left as they are\n{render(table, width)}\n"
+    return f"{len(convolutions)} left as they are\n{render(table, terminal_width())}"
 
 
-def pooling(config: AttentionPooling, cost: Cost | None, width: int) -> str:
+def pooling(config: AttentionPooling, cost: Cost | None) -> str:
     """Describe the attention pooling and its cost."""
     tokens = "a single token" if config.kind == "single" else "a token for every class"
-    start = "starts as the average" if config.start == "average" else "starts as in the paper: another function"
-    text = f"attention pooling: {tokens}, {config.num_heads} head{'s' * (config.num_heads > 1)}, {start}"
-    if cost is not None:
-        activations = quantity(cost.activation_bytes, "B", 1024)
-        text += f"; adds {quantity(cost.parameters)} parameters, {quantity(cost.macs)} MACs and {activations} of "
-        text += "activations, counted above"
-    return textwrap.fill(text, width)
+    text = f"attention pooling: {tokens}, start={config.start}"
+    if cost is None:
+        return text
+    return f"{text}; adds {quantity(cost.parameters)} parameters, {quantity(cost.macs)} MACs, counted above"
 
 
 def render(table: Table, width: int = WIDTH) -> str:

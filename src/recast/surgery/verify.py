@@ -157,10 +157,7 @@ def _signal(module: nn.Module, x: Tensor, output: Tensor) -> tuple[Tensor, float
 def _layers_of(model: nn.Module, plan: Plan) -> dict[str, nn.Module]:
     """The layers of the plan's steps in a model, whatever it is wrapped in (torch.compile, DataParallel, a module of
     the user's). Raises `RecastError` for a model that has not all of them.
-
-    Where a BatchNorm was folded into a layer, what the norm puts out is compared: in the folded network the layer does.
     """
-
     modules = modules_by_name(model)
     first = plain_name(plan.steps[0].name) if plan.steps else ""
     prefixes = [n.removesuffix(first) for n in modules if f".{n}".endswith(f".{first}")] if first else [""]
@@ -169,8 +166,7 @@ def _layers_of(model: nn.Module, plan: Plan) -> dict[str, nn.Module]:
         wanted = {step.name: prefix + plain_name(step.name) for step in plan.steps}
         lacking = [s.name for s in plan.steps if not _is_layer(modules.get(wanted[s.name]), plan, s)]
         if not lacking:
-            norms = {s.name: prefix + s.fold.batch_norm for s in plan.steps if s.fold and s.fold.batch_norm}
-            return {name: modules[place] for name, place in (wanted | norms).items()}
+            return {name: modules[place] for name, place in wanted.items()}
         missing = lacking[0]
     raise RecastError(
         f"{type(model).__name__} lacks layer {missing!r} of the plan for {plan.model}: pass the network that was "
@@ -184,8 +180,7 @@ def _is_layer(module: nn.Module | None, plan: Plan, step: Step) -> bool:
         return isinstance(module, RecastLayer) or (step.fold is not None and isinstance(module, nn.Sequential))
     layer = convert(on_meta(module), plan.config)
     shape = layer.in_channels, layer.out_channels, layer.groups, layer.geometry.kernel
-    kernels = (step.parent_geometry.kernel, step.fold.kernel if step.fold else ())
-    return shape[:3] == (step.input[0], step.output[0], step.groups) and shape[3] in kernels
+    return shape == (step.input[0], step.output[0], step.groups, step.parent_geometry.kernel)
 
 
 @typed("parent", "child", "backend")

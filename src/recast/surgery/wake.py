@@ -129,9 +129,6 @@ def wake_(
     """
     model = unwrapped(model)
     every = recast_layers(model)
-    layers = [layers] if isinstance(layers, str) else layers
-    if layers is not None and not layers:
-        raise RecastError("layers is empty: drop it to wake all layers")
     if unknown := [name for name in layers or () if name not in every]:
         name = str(unknown[0])
         raise RecastError(f"no layer {name!r} of {type(model).__name__} was recast.{suggest(name, every)}")
@@ -153,9 +150,8 @@ def wake_(
     generator = torch.Generator().manual_seed(int(seed))
     woken = []
     for name, layer in chosen.items():
-        inputs = [
-            x.to(layer.query.dtype) for x in moments_of[name].sample.values()
-        ]  # autocast may be the network's own
+        # autocast may be the network's own
+        inputs = [x.to(layer.query.dtype) for x in moments_of[name].sample.values()]
         before = content_entropy(layer, inputs)
         _set_queries_and_keys(layer, moments_of[name].components(layer.head_dim), inputs, logit_std, generator)
         woken.append(Woken(name, before, content_entropy(layer, inputs)))
@@ -181,9 +177,7 @@ def _set_queries_and_keys(
     rows = torch.cat([rotation(len(components), depth, generator) @ components for _ in range(heads)]).to(layer.query)
     for weight in (layer.query, layer.key):
         weight.copy_(rows)
-    if (
-        isinstance(layer.config, GaussianGate) and layer.config.content == "linear"
-    ):  # softmax over a head's width for queries, over the tokens for keys
+    if _is_linear(layer):  # softmax over a head's width for queries, over the tokens for keys
         projections = [_projections(layer, x) for x in inputs]
         for at, (weight, axis) in enumerate(((layer.query, -1), (layer.key, -2))):
             variances = [pair[at].var(axis, correction=0) for pair in projections]
@@ -193,6 +187,10 @@ def _set_queries_and_keys(
     scale = (logit_std / _deviation(variances, logit_std)).sqrt()
     for weight in (layer.query, layer.key):
         _scale_heads_(weight, scale)
+
+
+def _is_linear(layer: RecastLayer) -> bool:
+    return isinstance(layer.config, GaussianGate) and layer.config.content == "linear"
 
 
 def _deviation(variances: Sequence[Tensor], where_none: float) -> Tensor:
@@ -233,7 +231,7 @@ def content_entropy(layer: RecastLayer, inputs: Sequence[Tensor]) -> float:
     """`relative_entropy` of the content maps, in the mean over all heads."""
     entropy, images = 0.0, sum(map(len, inputs))
     for x in inputs:
-        if isinstance(layer.config, GaussianGate) and layer.config.content == "linear":
+        if _is_linear(layer):
             q, k = _projections(layer, x)
             maps = q.softmax(-1) @ k.softmax(-2).transpose(-1, -2)
         else:

@@ -119,8 +119,6 @@ def test_backends_agree_with_random_open_gates(
         for name, values in {"LONG": (1024, 0), "TILE": (512, 3), "LIMIT": (40.0, 0.0)}.items():  # keys tile by tile
             monkeypatch.setattr(stream, name, random.Random(f"{name} {seed}").choice(values))
         monkeypatch.setitem(short.GROUP_NUMBERS, "cpu", rng.choice((2**18, 300, 1)))  # heads together
-        for name in ("WIDE", "WIDE_TRANSPOSED"):  # which library multiplies
-            monkeypatch.setattr(stream, name, rng.choice((0, 10**12)))
         monkeypatch.setattr(backends, "KEEP_COST", rng.choice((0.1, 0.0, 9.0)))
         kind = rng.choice(("Conv2d", "Conv2d", "Conv2dSame", "ConvTranspose2d", "ScaledStdConv2dSame"))
         module, x, text = case_of(kind, seed, dtype)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from timm.layers import Conv2dSame, ScaledStdConv2d, ScaledStdConv2dSame, StdConv2dSame
+from timm.layers import ScaledStdConv2d, ScaledStdConv2dSame, StdConv2dSame
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, parametrize, spectral_norm, weight_norm
+from torch.nn.utils import parametrizations, parametrize
 
 import recast
 from recast.errors import RecastError
@@ -19,7 +19,6 @@ from recast.layers.config import RecastConfig
 from recast.layers.gpsa import GPSA
 
 KEEP = RecastConfig(keep_parametrization=True)
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.nn.utils.weight_norm. is deprecated:FutureWarning")
 
 
 class Symmetric(nn.Module):
@@ -196,55 +195,3 @@ def test_a_parametrised_transposed_kernel_cannot_be_kept(norm: Callable[..., nn.
         recast.plan(nn.Sequential(module), X, KEEP, where=["0"])
     parent, child = planned(module, RecastConfig())
     assert torch.equal(child.eval()(X), parent.eval()(X))
-
-
-HOOKS: dict[str, Callable[[], Any]] = {
-    "weight norm": lambda: weight_norm(nn.Conv2d(4, 6, 3)),
-    "weight norm of columns": lambda: weight_norm(nn.Conv2d(4, 6, 3), dim=1),
-    "weight norm of all": lambda: weight_norm(nn.Conv2d(4, 6, 3), dim=None),
-    "weight norm, SAME": lambda: weight_norm(Conv2dSame(4, 6, 3, 2)),
-    "weight norm before standardisation": lambda: weight_norm(ScaledStdConv2d(4, 6, 3)),
-    "weight norm, transposed": lambda: weight_norm(nn.ConvTranspose2d(4, 6, 3, 2)),
-    "spectral norm": lambda: spectral_norm(nn.Conv2d(4, 6, 3)),
-    "spectral norm, two steps": lambda: spectral_norm(nn.Conv2d(4, 6, 3), n_power_iterations=2, dim=1),
-    "spectral norm, transposed": lambda: spectral_norm(nn.ConvTranspose2d(4, 6, 3, 2)),
-}
-IMAGES = torch.randn(2, 3, 8, 7, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.mark.parametrize("name", HOOKS)
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("ran", [False, True])
-def test_the_hooks_result_becomes_the_kernel(
-    name: str, training: bool, ran: bool, around: Any, recast_and_verify: Any
-) -> None:
-    """Planned, recast, bitwise equal; the hook and the tensors that it computed from are gone."""
-    model = around(HOOKS[name]()).train(training)
-    if ran:
-        model(IMAGES).sum().backward()
-    module, state = model.conv, {n: value.detach().clone() for n, value in model.conv.state_dict().items()}
-    child, names, plan = recast_and_verify(model, IMAGES, where=["conv"])
-    assert names == ["conv"]
-    assert plan.note == ""
-    assert all(torch.equal(value, state[n]) for n, value in module.state_dict().items())  # no power iteration either
-    layer = child.conv
-    assert isinstance(layer, GPSA)
-    assert not layer._forward_pre_hooks
-    assert not layer._load_state_dict_pre_hooks
-    assert {n for n in layer.state_dict() if n.startswith("weight")} == {"weight"}
-    assert (layer.weight.is_leaf, layer.weight.requires_grad, layer.training) == (True, True, training)
-    copy.deepcopy(layer)
-
-
-@pytest.mark.parametrize("name", HOOKS)
-def test_the_kernel_is_computed_anew(name: str, layer_of: Any) -> None:
-    """`conv.weight` is what the last forward left there: weights loaded since then must count."""
-    module = HOOKS[name]().eval()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(torch.randn_like(parameter))
-    x = torch.randn(1, 4, 8, 8)
-    layer = layer_of(module)
-    assert torch.equal(layer(x), module(x))
-    with pytest.raises(RecastError, match="keep_parametrization"):  # a hook cannot be kept
-        layer_of(module, KEEP)

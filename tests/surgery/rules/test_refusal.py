@@ -69,7 +69,8 @@ HOOKS: dict[str, Callable[[nn.Conv2d], Any]] = {
     "backward": lambda module: module.register_full_backward_hook(lambda *_: None),
     "backward pre": lambda module: module.register_full_backward_pre_hook(lambda *_: None),
     "pruning": lambda module: prune.random_unstructured(module, "weight", 0.5),
-    "older norm of another parameter": lambda module: torch.nn.utils.weight_norm(module, "bias"),
+    "older weight norm": torch.nn.utils.weight_norm,
+    "older spectral norm": torch.nn.utils.spectral_norm,
 }
 
 
@@ -144,9 +145,6 @@ TIES = {
         parametrizations.weight_norm(b).parametrizations.weight, "original1",
         parametrizations.weight_norm(a).parametrizations.weight.original1,
     ),
-    "older normed weight": lambda a, b: setattr(
-        torch.nn.utils.weight_norm(b), "weight_v", torch.nn.utils.weight_norm(a).weight_v
-    ),
     "parametrisation": lambda a, b: [parametrize.register_parametrization(m, "weight", SHARED) for m in (a, b)],
 }  # fmt: skip
 
@@ -191,12 +189,3 @@ class Conv2d(nn.Conv2d):
 def test_networks_that_no_rule_takes_say_why(model: nn.Module, x: Tensor, message: str, where: str) -> None:
     with pytest.raises(RecastError, match=message):
         recast.plan(nn.Sequential(model, nn.Flatten()), x, where=where)
-
-
-def test_an_attribute_called_same_pad_is_no_padding() -> None:
-    module = nn.Conv2d(3, 4, 3, stride=2)
-    module.same_pad = True
-    model = nn.Sequential(module).eval()
-    x = torch.randn(2, 3, 8, 8)
-    expected = model(x)
-    torch.testing.assert_close(recast.recast_(model, recast.plan(model, x)).eval()(x), expected)

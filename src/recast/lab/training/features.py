@@ -168,6 +168,3 @@ def _check(student: nn.Module, parent: nn.Module, layers: Mapping[str, GPSA]) ->
         found = parents.get(name)
         if found is None or isinstance(found, GPSA) or not is_convolution(found):
             raise RecastError(f"the parent has no convolution at {name!r}: pass the network the student was made from")
-    folded = [s.name for s in plan.steps if s.name in layers and s.fold is not None and s.fold.batch_norm is not None]
-    if folded:
-        raise RecastError(f"{folded[0]} holds its BatchNorm (folded), the parent's convolution does not: recast anew")

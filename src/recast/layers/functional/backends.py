@@ -77,18 +77,9 @@ def _composed(x: Tensor, values: Tensor, w: Weights, less_shift: bool = False) -
     def times(matrix: Tensor, tokens: Tensor) -> Tensor:
         return finite_half(torch.bmm(matrix.expand(len(tokens), -1, -1), tokens))
 
-    anchors, pixels = query_tokens(x, geometry), x.flatten(2)
-    sees_all = anchors.shape == x.shape and geometry.anchor == geometry.padding_at(*x.shape[2:])[::2]
-    looked: Tensor | None = None
-    if sees_all and values is x:  # one product for three: a small network is made of calls
-        sizes = [w.head_dim, w.head_dim, len(kernel)]
-        query, key, looked = times(torch.cat([w.query, w.key, kernel]), pixels).split(sizes, 1)
-    else:
-        query, key = times(w.query, anchors.flatten(2)), times(w.key, pixels)
+    anchors = query_tokens(x, geometry)
+    query, key = times(w.query, anchors.flatten(2)), times(w.key, x.flatten(2))
     maps = torch.softmax(finite_half(torch.bmm((query * w.head_dim**-0.5).mT, key)), -1).to(query.dtype).mT
-    if looked is not None:
-        added = torch.baddbmm(looked, looked, maps, beta=-1) if less_shift else torch.bmm(looked, maps)
-        return added.unflatten(2, anchors.shape[2:])
     gathered = torch.bmm(values.flatten(2), maps)
     if less_shift:
         gathered = gathered - query_tokens(values, geometry).flatten(2)

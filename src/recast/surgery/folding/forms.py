@@ -1,78 +1,17 @@
-"""Folded forms of one layer: a convolution, a larger one, a layer without closed maps; BatchNorm folding."""
+"""Folded forms of one layer: a convolution, or a layer without closed maps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-from timm.layers import BatchNormAct2d
-from torch import Tensor, nn
-from torch.nn.utils import parametrize
-from torch.nn.utils.fusion import fuse_conv_bn_weights
+from torch import nn
 
-from recast.errors import RecastError
 from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
-from recast.layers.functional.operands import expand_heads, fold_value
-from recast.layers.geometry import Geometry, convolution
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.surgery.records import Fold, Folded, Step
 from recast.surgery.stride import replace_module_
-from recast.tracing.examples import Example, run_example
-from recast.tracing.hooks import computes_as, hooked, replaced_output
-from recast.tracing.outputs import tensors_of
-
-
-@torch.no_grad()
-def fold_layer(layer: GPSA, tol: float = 0.0, kernel: int | None = None) -> nn.Module:
-    """`layer` itself without the maps whose gate is within `tol`, or the convolution it is then; W_val multiplied out.
-
-    linear: Gaussian maps with |s| ≤ tol and content maps with |γ| ≤ tol are removed; without any, the layer is a
-    convolution. sigmoid: content maps with 1 − σ(λ) ≤ tol are removed. With `kernel`, a layer without content becomes a
-    convolution with a kernel of that many rows and columns (`larger_kernel`). At tol = 0, without `kernel`, the
-    function is the same to rounding.
-    """
-    layer.close_maps_(tol)
-    wider = None if kernel is None or layer.content_heads else larger_geometry(layer.geometry, kernel)
-    if wider is None or not layer.gaussian_heads or not computes_as(layer, GPSA):
-        return layer.fold()
-    weight, trained = layer.kernel_in_eval()
-    return convolution(wider, larger_kernel(layer, weight, wider), layer.bias, layer.groups, trained).train(
-        layer.training
-    )
-
-
-def larger_geometry(geometry: Geometry, kernel: int) -> Geometry | None:
-    """The same convolution seen as one with `kernel` × `kernel` undilated positions around the same anchor; None if it
-    cannot be: a smaller kernel, a transposed one, or padding that is not a number of zeros."""
-    if geometry.is_transposed or geometry.same or geometry.padding_mode != "zeros":
-        return None
-    before = [kernel // 2 - anchor for anchor in geometry.anchor]
-    after = [kernel - 1 - kernel // 2 - (r - anchor) for r, anchor in zip(geometry.reach, geometry.anchor, strict=True)]
-    if kernel % 2 == 0 or min(before + after) < 0:
-        return None
-    top, bottom, left, right = geometry.padding
-    padding = (top + before[0], bottom + after[0], left + before[1], right + after[1])
-    return Geometry((kernel, kernel), geometry.stride, padding)
-
-
-@torch.no_grad()
-def larger_kernel(layer: GPSA, weight: Tensor, wider: Geometry) -> Tensor:
-    """Σ_h (shift_h·[δ is position h] + gaussian_h·g_h(δ)) W_val W_out^h for all positions δ of `wider`: a kernel.
-
-    g_h is the head's Gaussian over these positions alone, its sum one. What lies outside is lost, and near the border,
-    where the layer's Gaussian keeps to the tokens there are, the convolution looks at zeros.
-    """
-    w = expand_heads(layer.weights())
-    kernel = fold_value(weight, w.value, layer.groups).flatten(2)
-    positions = torch.tensor(wider.offsets(), device=kernel.device)
-    distance = (positions - w.center[:, None].to(w.alpha.dtype)).square().sum(-1)
-    gaussian = torch.softmax(-w.alpha[:, None] * distance, dim=-1)
-    shift = (torch.tensor(layer.geometry.offsets(), device=kernel.device)[:, None] == positions).all(-1)
-    shares = w.gates.mix(shift[:, None].to(gaussian.dtype), gaussian[:, None], None).squeeze(1)
-    return (kernel.to(shares.dtype) @ shares).to(kernel.dtype).unflatten(-1, wider.kernel).contiguous()
 
 
 def last_of(layer: nn.Module) -> Any:
@@ -80,12 +19,11 @@ def last_of(layer: nn.Module) -> Any:
     return layer[-1] if isinstance(layer, nn.Sequential) else layer
 
 
-def describe(layer: nn.Module, batch_norm: str | None = None) -> Fold:
+def describe(layer: nn.Module) -> Fold:
     """Return the `Fold` of a layer, for a replay."""
     if isinstance(layer, GPSA):
-        return Fold(False, layer.geometry.kernel, layer.gaussian_heads, layer.content_heads, layer.value is not None,
-                    batch_norm)  # fmt: skip
-    return Fold(True, tuple(last_of(layer).kernel_size), (), (), False, batch_norm)
+        return Fold(False, layer.geometry.kernel, layer.gaussian_heads, layer.content_heads, layer.value is not None)
+    return Fold(True, tuple(last_of(layer).kernel_size), (), (), False)
 
 
 WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
@@ -102,15 +40,13 @@ def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
     return {plain_name(name): module for name, module in model.named_modules()}
 
 
-def as_it_is(layer: nn.Module, step: Step, batch_norm: str | None = None) -> Step:
-    """The step with what a replay must know of its `layer` as it is now, folded, pruned or of another size;
-    `batch_norm` was multiplied into it, if not before."""
+def as_it_is(layer: nn.Module, step: Step) -> Step:
+    """Return the step with what a replay must know of its `layer` as it is now: folded, pruned or of another size."""
     if isinstance(layer, CMHSA):
         return step if layer.size is None else replace(step, input=(step.input[0], *layer.size))
-    fold = describe(layer, batch_norm or (step.fold.batch_norm if step.fold else None))
-    if step.fold is None and fold.batch_norm is None and isinstance(layer, GPSA) and _is_whole(layer):
+    if step.fold is None and isinstance(layer, GPSA) and _is_whole(layer):
         return step
-    return replace(step, fold=fold, bias_added=step.bias_added or fold.batch_norm is not None)
+    return replace(step, fold=describe(layer))
 
 
 def is_as_told(report: Folded, layer: nn.Module) -> bool:
@@ -122,8 +58,7 @@ def is_as_told(report: Folded, layer: nn.Module) -> bool:
 
 def _is_whole(layer: GPSA) -> bool:
     """Return True if no map was removed and W_val was not multiplied out."""
-    gaussian = getattr(layer.config, "gaussian_heads", "all")
-    maps = tuple(map(layer.geometry.heads, (gaussian, layer.config.content_heads)))
+    maps = tuple(map(layer.geometry.heads, (layer.config.gaussian_heads, layer.config.content_heads)))
     return maps == (layer.gaussian_heads, layer.content_heads) and (layer.value is not None) == layer._projects_values
 
 
@@ -134,13 +69,7 @@ def as_folded(layer: GPSA, fold: Fold) -> nn.Module:
         if not fold.value:
             layer.value = None
         return layer
-    if fold.kernel == layer.geometry.kernel:
-        return layer.to_conv()
-    wider = larger_geometry(layer.geometry, fold.kernel[0])
-    if wider is None:
-        raise RecastError(f"the plan does not fit: {layer.geometry} has no form with a kernel of {fold.kernel}")
-    weight = layer.weight.new_zeros(*layer.weight.shape[:2], *wider.kernel)
-    return convolution(wider, weight, layer.bias, layer.groups).train(layer.training)
+    return layer.to_conv()
 
 
 # --- blocks that merge their branches into one convolution -----------------------------------------------------------
@@ -172,87 +101,3 @@ def _merge(block: nn.Module, method: str) -> nn.Module | None:
         return block
     merged: nn.Module | None = getattr(type(block), method)(block)
     return merged
-
-
-# --- BatchNorm in eval mode is a scale and a shift per channel: both go into the layer before it ----------------------
-
-
-NORM_HOLDS = {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
-
-
-def is_batch_norm(norm: nn.Module | None) -> bool:
-    """True for a BatchNorm2d with statistics, or timm's with an activation, that computes and holds what its class
-    does."""
-    if not isinstance(norm, nn.BatchNorm2d) or not norm.track_running_stats:
-        return False
-    parts = {"drop", "act"} if isinstance(norm, BatchNormAct2d) else set()
-    held = {*norm._parameters, *norm._buffers, *norm._modules}
-    return computes_as(norm, nn.BatchNorm2d, BatchNormAct2d) and held <= NORM_HOLDS | parts
-
-
-def norms_after(model: nn.Module, layers: Mapping[str, nn.Module], batch: Example) -> dict[str, str]:
-    """Return layer → BatchNorm, by name, where the norm alone reads the layer's output in a forward pass."""
-    made: dict[int, tuple[str, Any]] = {}  # with the tensor: an address is given out again once its tensor is gone
-    takes: dict[str, list[str | None]] = {}
-
-    def note(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        made[id(output)] = name, output
-
-    def meet(name: str, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        takes.setdefault(name, []).append(made.get(id(inputs[0]), (None,))[0])
-
-    layers = {name: layer for name, layer in layers.items() if computes_as(layer, GPSA)}
-    norms = {name: module for name, module in model.named_modules() if is_batch_norm(module)}
-    with hooked(layers.items(), after=note), hooked(norms.items(), before=meet):
-        outputs = tensors_of(run_example(model, batch))
-    once = [(name, makers[0]) for name, makers in takes.items() if len(makers) == 1]
-    return {
-        layer: norm
-        for norm, layer in once
-        if layer is not None and _is_only_reader(model, layers[layer], norms[norm], batch, outputs)
-    }
-
-
-def _is_only_reader(model: nn.Module, layer: nn.Module, norm: nn.Module, batch: Example, outputs: list[Tensor]) -> bool:
-    """Return True if only `norm` reads the output of `layer`.
-
-    With another output of the layer and the original output of the norm, the model's outputs must keep their bits.
-    """
-    original: list[Tensor] = []
-    with hooked([("", norm)], after=lambda _name, _norm, _inputs, y: original.append(y.clone())):
-        run_example(model, batch)
-    with replaced_output(layer, lambda y: 2 * y + 1), replaced_output(norm, lambda _: original[0].clone()):
-        changed = tensors_of(run_example(model, batch))
-    return all(torch.equal(a, b) for a, b in zip(changed, outputs, strict=True))
-
-
-@torch.no_grad()
-def multiply_in_(layer: nn.Module, norm: nn.Module) -> bool:
-    """Scale W_out and the bias of a GPSA layer or a convolution as `norm` would its output; False where it cannot be.
-
-    y ↦ (y − μ) · g / √(v + ε) + β, with the running statistics.
-    """
-    target = last_of(layer)
-    assert isinstance(norm, nn.BatchNorm2d)
-    if parametrize.is_parametrized(target, "weight") or norm.running_mean is None or norm.running_var is None:
-        return False
-    transposed = isinstance(target, nn.ConvTranspose2d)
-    if transposed and target.groups > 1:
-        return False
-    weight, bias = fuse_conv_bn_weights(
-        target.weight, target.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias, transposed
-    )
-    target.weight.copy_(weight)
-    if target.bias is None:  # it is trained as the norm's own was
-        learns = target.weight if norm.bias is None else norm.bias
-        target.bias = nn.Parameter(bias.detach(), learns.requires_grad)
-    else:
-        target.bias.copy_(bias)
-    return True
-
-
-def what_remains(norm: nn.Module) -> nn.Module:
-    """Return the replacement of a folded BatchNorm: an identity, or timm's activation after it."""
-    parts = [getattr(norm, name, None) for name in ("drop", "act")]
-    rest = [part for part in parts if isinstance(part, nn.Module) and not computes_as(part, nn.Identity)]
-    return nn.Sequential(*rest).train(norm.training) if rest else nn.Identity()

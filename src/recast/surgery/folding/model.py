@@ -2,50 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from recast.config import typed
 from recast.errors import RecastError
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.surgery.exactness import relative_error
-from recast.surgery.folding.forms import (
-    as_it_is,
-    describe,
-    fold_layer,
-    modules_by_name,
-    multiply_in_,
-    norms_after,
-    plain_name,
-    what_remains,
-)
+from recast.surgery.folding.forms import as_it_is, describe, modules_by_name, plain_name
 from recast.surgery.plan import plan_of, set_plan_
 from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Folded
 from recast.surgery.stride import replace_module_
 from recast.surgery.wrappers import changeable
-from recast.tracing.examples import Example, batch_of, read_batches, run_example
-from recast.tracing.hooks import captured_inputs, in_eval
-from recast.tracing.outputs import answer_of, logits_of, tensors_of
-
-KERNELS = (3, 5, 7, 9, 11)
-Batches = list[tuple[Example, Any]]
+from recast.tracing.examples import Example, batch_of, run_example
+from recast.tracing.hooks import in_eval
+from recast.tracing.outputs import tensors_of
 
 
-@typed("model", "tol", "data", "kernel", "batch_norm")
+@typed("model", "tol")
 @torch.no_grad()
-def fold_(
-    model: nn.Module,
-    tol: float = 0.0,
-    *,
-    kernel: int | None = None,
-    batch_norm: bool = False,
-    data: Tensor | Iterable[Any] | None = None,
-) -> list[Folded]:
+def fold_(model: nn.Module, tol: float = 0.0, *, data: Example | None = None) -> list[Folded]:
     """Give every GPSA layer its smallest form, in place.
 
     Maps whose gate is within `tol` are removed, with their parameters. A layer without maps becomes a convolution; in
@@ -59,18 +38,13 @@ def fold_(
     Args:
         model: a recast network.
         tol: largest |γ|, |s| or 1 − σ(λ) of a closed map. Infinity closes every gate.
-        kernel: odd size (3, 5, … 11); layers without content become convolutions of that kernel, which approximate
-            their Gaussians.
-        batch_norm: multiply the BatchNorm after a layer into it. Requires `data`.
-        data: an example as `plan` takes it, or a list or loader of examples or of (images, labels), read as `wake_`
-            does, to measure the change of the outputs, and with labels the accuracy, after each layer.
+        data: an example as `plan` takes it, to measure the change of the outputs after each layer.
 
     Returns:
         One `Folded` per layer, in order.
 
     Raises:
-        RecastError: before any change, for a bad `kernel` or `tol`, missing data, and data that the model cannot be
-            measured on.
+        RecastError: before any change, for a bad `tol`, and data that the model cannot be measured on.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
@@ -80,19 +54,22 @@ def fold_(
         >>> recast.fold_(model)[0].convolution, model[0].__class__.__name__
         (True, 'Conv2d')
     """
-    _check_settings(tol, kernel)
-    if batch_norm and data is None:
-        raise RecastError("batch_norm=True requires data: a forward pass shows which BatchNorm follows which layer")
+    if not tol >= 0:  # NaN is not
+        raise RecastError(f"tol must be 0 or more, got {tol}")
     model = changeable(model)
-    batches: Batches = [] if data is None else list(read_batches(model, data))
-    if data is not None and not batches:
-        raise RecastError("data is empty: pass images, or batches of (images, labels)")
     layers = gpsa_layers(model)
     for layer in layers.values():
         layer.check_closes(tol)
     in_training = [name for name, layer in layers.items() if layer.training]
+    report: list[Folded] = []
     with in_eval(model):
-        report = _fold_layers_(model, layers, tol, kernel, batch_norm, batches)
+        before = [] if data is None else _outputs(model, data)
+        for name, layer in layers.items():
+            folded = _fold_one(model, name, layer, tol)
+            if data is not None:
+                pairs = zip(_outputs(model, data), before, strict=True)
+                folded = replace(folded, output_error=max(relative_error(a, b) for a, b in pairs))
+            report.append(replace(folded, name=plain_name(name)))
     for name in in_training:
         for module in model.get_submodule(name).modules():  # new modules are in eval mode
             module.training = True
@@ -100,57 +77,20 @@ def fold_(
     return report
 
 
-def _check_settings(tol: float, kernel: int | None) -> None:
-    """Raise `RecastError` for a negative or NaN `tol`, and for a kernel that is not odd and small."""
-    if not tol >= 0:
-        raise RecastError(f"tol must be 0 or more, got {tol}")
-    if kernel is not None and kernel not in KERNELS:
-        raise RecastError(f"kernel must be one of {', '.join(map(str, KERNELS))}, got {kernel}")
+def _outputs(model: nn.Module, data: Example) -> list[torch.Tensor]:
+    """Return the tensors that the model puts out. Raises `RecastError` for data that it cannot be measured on."""
+    batch_of(data)
+    outputs = tensors_of(run_example(model, data))
+    if not outputs or not all(bool(tensor.isfinite().all()) for tensor in outputs):
+        raise RecastError(f"{type(model).__name__} returns no tensor, NaN or infinity for data: check it, or drop data")
+    return outputs
 
 
-def _fold_layers_(
-    model: nn.Module, layers: dict[str, GPSA], tol: float, kernel: int | None, batch_norm: bool, batches: Batches
-) -> list[Folded]:
-    """Fold the layers one after the other, and measure the outputs of the model after each."""
-    before = _outputs(model, batches)
-    if not all(bool(tensor.isfinite().all()) for output in before for tensor in tensors_of(output)):
-        raise RecastError(f"{type(model).__name__} returns NaN or infinity for data: check the images and weights")
-    norms = norms_after(model, layers, batches[0][0]) if batch_norm else {}
-    report: list[Folded] = []
-    for name, layer in layers.items():
-        folded = _fold_one(model, name, layer, tol, kernel, batches)
-        norm = norms.get(name)
-        if name and norm is not None and _fold_norm(model, model.get_submodule(name), norm):
-            folded = replace(folded, batch_norm=norm)
-        if batches:
-            change, accuracy = _change_of_outputs(_outputs(model, batches), before, batches)
-            folded = replace(folded, output_error=change, accuracy=accuracy)
-        report.append(replace(folded, name=plain_name(name)))
-    return report
-
-
-def _note_folds_(model: nn.Module, report: list[Folded]) -> None:
-    """Write the new forms into the model's plan, and the report into its proof."""
-    plan = plan_of(model)
-    if plan is None:
-        return
-    norms, modules = {folded.name: folded.batch_norm for folded in report if folded.name}, modules_by_name(model)
-    steps = tuple(as_it_is(modules[s.name], s, norms[s.name]) if s.name in norms else s for s in plan.steps)
-    set_plan_(model, replace(plan, steps=steps))
-    note_(model, replace(proof_of(model), folded=report))
-
-
-def _fold_one(model: nn.Module, name: str, layer: GPSA, tol: float, kernel: int | None, batches: Batches) -> Folded:
-    """Fold one layer of `model`, and compare its output before and after."""
-    inputs: list[Tensor] = []
-    if batches:
-        with captured_inputs([(name, layer)]) as captured:
-            run_example(model, batches[0][0])
-        inputs = [x.to(layer.query.dtype) for x in captured.get(name, [])]  # autocast may be the network's own
-    expected = [layer(x) for x in inputs]
+def _fold_one(model: nn.Module, name: str, layer: GPSA, tol: float) -> Folded:
+    """Fold one layer of `model`."""
     dropped, heads = layer.gate_sizes(), layer.num_heads
     dropped = dropped[dropped <= tol]
-    new = fold_layer(layer, tol, kernel)
+    new = layer.fold(tol)
     if not name:  # the model itself is not replaced
         new = layer
     elif new is not layer:
@@ -158,45 +98,16 @@ def _fold_one(model: nn.Module, name: str, layer: GPSA, tol: float, kernel: int 
     form = describe(new)
     gaussian, content = form.gaussian_heads, form.content_heads
     closed = 0 if isinstance(new, GPSA) and layer.config.gate == "sigmoid" else heads - len({*gaussian, *content})
-    return Folded(
-        name, closed, heads, form.convolution, float(dropped.max()) if len(dropped) else 0.0,
-        len(gaussian), len(content), form.kernel,
-        layer_error=max((relative_error(new(x), y) for x, y in zip(inputs, expected, strict=True)), default=None),
-    )  # fmt: skip
+    change = float(dropped.max()) if len(dropped) else 0.0
+    return Folded(name, closed, heads, form.convolution, change, len(gaussian), len(content), form.kernel)
 
 
-def _outputs(model: nn.Module, batches: Batches) -> list[Any]:
-    """Return the outputs for every batch. Raises `RecastError` for data that the model cannot be measured on."""
-    outputs = []
-    for images, labels in batches:
-        count = batch_of(images)
-        output = run_example(model, images)
-        if not tensors_of(output):
-            raise RecastError(f"fold_ cannot measure an output of type {type(output).__name__}: drop data")
-        if labels is not None and (shape := tuple(getattr(labels, "shape", ()))) != (count,):
-            raise RecastError(f"data has labels of shape {shape} for {count} images: expected ({count},)")
-        if labels is not None:
-            logits_of(output, model, "accuracy")
-        outputs.append(output)
-    return outputs
-
-
-def _change_of_outputs(now: list[Any], before: list[Any], batches: Batches) -> tuple[float, float | None]:
-    """Return the relative change of the outputs, and the accuracy in percent if there are labels."""
-    right = count = 0
-    for outputs, (_, labels) in zip(now, batches, strict=True):
-        if labels is not None:
-            right += int((answer_of(outputs).argmax(-1) == labels).sum())
-            count += len(labels)
-    pairs = [pair for outputs in zip(now, before, strict=True) for pair in zip(*map(tensors_of, outputs), strict=True)]
-    error = max(relative_error(a, b) for a, b in pairs)
-    return error, 100 * right / count if count else None
-
-
-def _fold_norm(model: nn.Module, layer: nn.Module, name: str) -> bool:
-    """Multiply the BatchNorm `name` into `layer`; returns False if that is impossible."""
-    norm = model.get_submodule(name)
-    if not multiply_in_(layer, norm):
-        return False
-    replace_module_(model, norm, what_remains(norm))
-    return True
+def _note_folds_(model: nn.Module, report: list[Folded]) -> None:
+    """Write the new forms into the model's plan, and the report into its proof."""
+    plan = plan_of(model)
+    if plan is None:
+        return
+    names, modules = {folded.name for folded in report}, modules_by_name(model)
+    steps = tuple(as_it_is(modules[step.name], step) if step.name in names else step for step in plan.steps)
+    set_plan_(model, replace(plan, steps=steps))
+    note_(model, replace(proof_of(model), folded=report))

@@ -7,7 +7,6 @@ So whatever lies between pooling and classifier (norms, dropout, a convolution) 
 
 from __future__ import annotations
 
-import weakref
 from functools import partial
 from typing import Any
 
@@ -77,19 +76,8 @@ def hold_pool_(model: Any, before_head: bool) -> None:
     """
     if before_head:
         model.forward_head = partial(_forward_head, model)
-        model._replicate_for_data_parallel = partial(_replicate, model)
     if hasattr(model, "reset_classifier") and hasattr(model, "get_classifier"):
         model.reset_classifier = partial(_reset_classifier, model)
-
-
-def _replicate(model: Any) -> Any:
-    """A replica of `nn.DataParallel` with a method of its own: it is a shallow copy, with the method of the original.
-
-    By a weak reference: a replica in a circle would keep its memory until the next garbage collection.
-    """
-    replica = type(model)._replicate_for_data_parallel(model)
-    replica.forward_head = partial(_forward_head, weakref.proxy(replica))
-    return replica
 
 
 def _forward_head(model: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:

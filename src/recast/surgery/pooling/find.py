@@ -68,13 +68,10 @@ def _pooling_module(net: Probe) -> Place | None:
         return None  # none, or the last is of a channel attention: there are maps after it
     name = net.order[pools[-1]][0]
     after = {n for n, _ in net.order[pools[-1] + 1 :] if n in net.linear}
-    before = [n for n, _ in net.order[: pools[-1]] if n in net.linear]
-    calls = net.watch({name, *(after or before[-1:])})
+    calls = net.watch({name, *after})
     pool = next(done for done in reversed(calls) if done.name == name)
     if sum(done.name == name for done in calls) > 1:
         raise RecastError(f"{name} of {net.kind} pools more than once: it cannot be replaced")
-    if not after and (place := _before_classifier(net, pool, calls)) is not None:
-        return place
     takes, averages = _layout(pool)
     dim = pool.input.shape[CHANNELS[takes]]
     if pool.output.numel() != dim * len(pool.output):
@@ -96,21 +93,6 @@ def _layout(pool: Done) -> tuple[Layout, bool]:
             return layout, True
     is_last = pool.output[0].numel() == pool.input.shape[3] != pool.input.shape[1]
     return ("NHWC" if is_last else "NCHW"), False
-
-
-def _before_classifier(net: Probe, pool: Done, calls: list[Done]) -> Place | None:
-    """A network that classifies every position and averages then (SqueezeNet) is pooled before its classifier."""
-    last = next((done for done in reversed(calls) if isinstance(done.module, nn.Conv2d)), None)
-    if last is None or not same(pool.output.flatten(1), net.logits) or last.output.shape != pool.input.shape:
-        return None
-    if not (same(last.output, pool.input) or same(last.output.relu(), pool.input)):
-        return None  # what is pooled are features, and there is no classifier
-    names = [name for name, _ in net.order]
-    for name in reversed(names[: names.index(last.name)]):
-        if computes_as(net.modules[name], nn.Sequential) and same(net.watch({name})[-1].output, last.input):
-            dim, positions = last.input.shape[1], last.input[0, 0].numel()
-            return Place("append", name, dim, "NCHW", "NCHW", 0, last.name, averages=False, positions=positions)
-    return None
 
 
 # --- pooling in code ---

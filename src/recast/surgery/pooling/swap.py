@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from itertools import count
 from math import isqrt
@@ -23,11 +22,11 @@ from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Place
 from recast.surgery.stride import replace_module_
 from recast.surgery.wrappers import changeable
-from recast.tracing.examples import Example, check_not_lazy, run_example
+from recast.tracing.examples import Example, check_not_lazy
 from recast.tracing.hooks import computes_as, in_eval, undisturbed
 
-SIDES = (128, 224, 64, 32, 256, 384)
-"""Sides in pixels that a network is tried with which does not say what it takes."""
+SIDE = 128
+"""Side of the images for a network that does not say what it takes."""
 NOT_COUNTED = "costs were not counted: recast.plan(model, images, where='none', pool=PoolConfig(...)) counts them"
 
 
@@ -47,11 +46,10 @@ def attention_pool_(
             (`ClassHead`), and timm's `forward_head(x, pre_logits=True)` returns these vectors as rows (B·K, C).
         config: all settings (`PoolConfig`), instead of `per_class`.
         example: an example as `plan` takes it. Default: noise of a size that the network takes.
-        allow_change: accept other logits from a network that does not average over its last map (class token, maximum,
-            SqueezeNet).
+        allow_change: accept other logits from a network that does not average over its last map (class token, maximum).
 
     Returns:
-        The model. A warning reports a map of a single position.
+        The model.
 
     Raises:
         RecastError: with the model unchanged, for kind="none", a network that pools by attention already, one whose
@@ -84,11 +82,6 @@ def attention_pool_(
     # the costs are not counted, which takes images
     plan = plan_of(model) or Plan(type(model).__name__, RecastConfig(), (), (), (), NOTHING, NOTHING, NOT_COUNTED)
     set_plan_(model, replace(plan, pool=config, pool_cost=None, place=place))
-    if place.positions == 1:
-        warnings.warn(
-            f"{type(model).__name__} pools a single position at this size of image: attention has nothing to choose",
-            stacklevel=2,
-        )
     return model
 
 
@@ -96,8 +89,8 @@ def check_change(model: nn.Module, config: AttentionPooling, place: Place) -> No
     """Raise RecastError where a pooling that starts as the average would change the logits, and may not."""
     if config.start == "average" and not (place.averages or config.allow_change):
         raise RecastError(
-            f"{type(model).__name__} does not average over its last map (class token, maximum, or a classifier before "
-            "the pooling): attention pooling changes its logits; to accept that pass allow_change=True (--allow-change)"
+            f"{type(model).__name__} does not average over its last map (class token, maximum): attention "
+            "pooling changes its logits; to accept that pass allow_change=True (--allow-change)"
         )
 
 
@@ -178,30 +171,12 @@ def _module_at(model: nn.Module, name: str) -> nn.Module:
 
 
 def noise(model: nn.Module, shape: tuple[int, ...] | None = None) -> Tensor:
-    """Two images of noise that the model takes: of `shape` (C, H, W), or of one that the network tells or takes."""
+    """Return two images of noise, of `shape` (C, H, W), or of the size that the network says it takes."""
     parameter = next(model.parameters(), None)
     if parameter is None:
         raise RecastError(f"{type(model).__name__} has no parameters, so nothing to pool")
-
-    def images(*shape: int) -> Tensor:
-        return torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).to(parameter)
-
-    if shape is not None:
-        return images(*shape)
-    first = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
-    input_size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (first,))
-    built_for = getattr(getattr(model, "patch_embed", None), "img_size", None)
-    sizes = [tuple(s) for s in (built_for, input_size[1:]) if isinstance(s, tuple | list) and len(s) == 2]
-    reason: Exception | None = None
-    for height, width in sizes or [(side, side) for side in SIDES]:
-        batch = images(input_size[0], height, width)
-        try:
-            with torch.no_grad(), in_eval(model):
-                run_example(model, batch)
-        except RecastError as error:
-            reason = reason or error
-        else:
-            return batch
-    raise RecastError(
-        f"{type(model).__name__} takes no image of noise ({reason}): pass attention_pool_(example=…)"
-    ) from reason
+    if shape is None:
+        channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
+        channels, *sides = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (channels, SIDE, SIDE))
+        shape = (channels, *(getattr(getattr(model, "patch_embed", None), "img_size", None) or sides))
+    return torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).to(parameter)

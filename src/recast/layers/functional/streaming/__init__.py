@@ -7,8 +7,7 @@ thousand queries at a time stay in the processor's cache. The backward pass comp
 does, Dao et al. 2022), here with values that all heads share and that are wider than the keys.
 
 Here are the two custom operators, one node each for `torch.compile`, and their cost; the steps are in `stream` and
-`backward`, those of short maps, whose heads go together, in `short`. Where a derivative of the gradient is asked for
-(`create_graph=True`), the backward pass writes maps out.
+`backward`, those of short maps, whose heads go together, in `short`. The gradient has no derivative: `maps.dense` has.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from recast.layers.functional.operands import finite_half
+from recast.errors import RecastError
 from recast.layers.functional.streaming import short
 from recast.layers.functional.streaming.backward import Backward, add_weight_gradient
 from recast.layers.functional.streaming.stream import Stream, goes_by_parts, project
@@ -138,12 +137,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 def _backward(ctx: Any, dy: Tensor | None, *_: None) -> tuple[Any, ...]:
     if dy is None:
         return (None,) * 17
-    *tensors, saved, norm = ctx.saved_tensors
-    dy = dy.contiguous()
     if torch.is_grad_enabled():
-        gradients = _differentiable_gradients(dy, tensors, ctx.numbers)
-    else:
-        gradients = list(torch.ops.recast.attend_backward(dy, *tensors, saved, norm, *ctx.numbers))
+        raise RecastError("second derivatives (create_graph=True) require backend='dense' in RecastConfig")
+    *tensors, saved, norm = ctx.saved_tensors
+    gradients = list(torch.ops.recast.attend_backward(dy.contiguous(), *tensors, saved, norm, *ctx.numbers))
     if tensors[5] is None:
         gradients[5] = None
     bias = None if ctx.bias is None else dy.sum((0, 1, 2), dtype=ctx.bias)
@@ -151,43 +148,6 @@ def _backward(ctx: Any, dy: Tensor | None, *_: None) -> tuple[Any, ...]:
 
 
 attend.register_autograd(_backward, setup_context=_save)
-
-
-def _differentiable_gradients(dy: Tensor, tensors: list[Tensor | None], numbers: Any) -> list[Tensor | None]:
-    """Return the gradients of `attend_backward` by operations that have derivatives themselves."""
-    # views: one input may be made of another (a shift's share of a gate), whose gradient is not this node's
-    views = [None if t is None else t.view_as(t) for t in tensors]
-    inputs = [t for t in views if t is not None and t.requires_grad]
-    gradients = iter(
-        torch.autograd.grad(dense_attend(views, numbers), inputs, dy, create_graph=True, allow_unused=True)
-    )
-    return [next(gradients) if t is not None and t.requires_grad else None for t in views]
-
-
-def dense_attend(tensors: Any, numbers: Any) -> Tensor:
-    """Compute `attend` without bias, head by head with the maps written out: (B, I, J, O)."""
-    s = Stream(*tensors, *numbers)
-    y = torch.zeros((), dtype=s.values.dtype, device=s.values.device)
-    for h, W_out in enumerate(s.weight):
-        content, gaussian = s.head_maps(h)
-        gathered = s.values.new_zeros(s.batch, s.I, s.J, s.channels)
-        if content is not None:
-            q, gate = s.query[..., s.part(content)], s.content[content].to(s.values.dtype)
-            if s.linear:
-                mixed = q @ s.key[:, s.part(content)]
-            else:
-                logits = finite_half(q @ s.key[..., s.part(content)].mT * s.scale)
-                mixed = torch.softmax(logits, -1) @ s.visible
-            gathered = gathered + gate * mixed.view_as(gathered)
-        if gaussian is not None:
-            by_rows = torch.einsum("iy,byxc->bixc", s.rows[gaussian], s.values)
-            gathered = gathered + torch.einsum("jx,bixc->bijc", s.columns[gaussian], by_rows)
-        if s.shift is not None and (views := s.shift_views(h, slice(0, s.I))):
-            shifted = torch.zeros_like(gathered)
-            shifted[:, views[0][0], views[0][1]] = s.values[:, views[1][0], views[1][1]]
-            gathered = gathered + s.shift[h].to(shifted.dtype) * shifted
-        y = y + torch.einsum("bijgc,goc->bijgo", gathered.unflatten(-1, (len(W_out), -1)), W_out).flatten(-2)
-    return y
 
 
 # --- costs, for the planner and `torch.utils.flop_counter` ------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recast.layers.functional.streaming.stream import Chunk, Stream, add_product, product
+from recast.layers.functional.streaming.stream import Chunk, Stream, add_product
 
 
 class Backward(Stream):
@@ -84,7 +84,7 @@ class Backward(Stream):
         factor, is_half = gate * self.scale, query.dtype == torch.float16
         for (keys, values), d_key, d_seen in zip(self.tiles(at, chunk.images), self.d_key, self.d_seen, strict=True):
             weights = self.weights(query, keys, top)
-            d_logits = product(d, values.transpose(1, 2), self.buffer("d_map", *weights.shape))
+            d_logits = torch.bmm(d, values.transpose(1, 2), out=self.buffer("d_map", *weights.shape))
             if inner is not None:
                 d_logits.sub_(inner).mul_(weights)
             else:

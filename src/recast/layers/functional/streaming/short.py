@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from recast.layers.functional.streaming.backward import Backward, add_weight_gradient
-from recast.layers.functional.streaming.stream import MAP_NUMBERS, VALUE_NUMBERS, Stream, add_product, product, project
+from recast.layers.functional.streaming.stream import MAP_NUMBERS, VALUE_NUMBERS, Stream, add_product, project
 
 GROUP_NUMBERS = {"cpu": 2**18, "cuda": 2**26}
 """Numbers of a group's maps that are held at a time, or one image's; several such tensors share a CPU's cache."""
@@ -75,7 +75,7 @@ def backward(s: Backward, dy: Tensor, saved: Tensor | None) -> None:
             add_weight_gradient(dy_part, gathered.view(n * queries, -1), d_weight)
             add_product(s.d_values.flatten(1, 2)[images], mixed.view(n, -1, keys).transpose(1, 2), d)
             d_maps = s.buffer("d_maps", n, queries, count, keys)
-            d_maps = product(d, values[images].transpose(1, 2), d_maps.view(n, -1, keys)).view_as(d_maps)
+            torch.bmm(d, values[images].transpose(1, 2), out=d_maps.view(n, -1, keys))
             d_positional += d_maps.sum(0, dtype=s.sum_dtype)
             # softmax backward: C ∘ (dA − Σ dA ∘ C); that sum over all queries is the gate's gradient
             d_logits = s.buffer("mixed", *attention.shape)
@@ -168,5 +168,4 @@ def _gather(s: Stream, group: Group, images: slice, mixed: Tensor, saved: Tensor
     n, queries, count, keys = mixed.shape
     shape = (n, queries * count, s.channels)
     out = s.buffer("gathered", *shape) if saved is None else _saved(s, group, images, saved)
-    gathered = product(mixed.view(n, -1, keys), s.visible[images], out)
-    return gathered if saved is None or gathered is out else out.copy_(gathered)
+    return torch.bmm(mixed.view(n, -1, keys), s.visible[images], out=out)

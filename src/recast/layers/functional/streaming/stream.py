@@ -20,9 +20,6 @@ LIMIT = 40.0
 """Logits whose exponentials, and what is made of them, fp32 holds: e^±40 is 4e-18 to 2e17."""
 VALUE_NUMBERS = {"cpu": 2**20, "cuda": 2**26}
 """Numbers of a head's gathers that are held at a time: enough queries for a fast product."""
-WIDE, WIDE_TRANSPOSED = 2**21, 2**23
-"""Multiply-accumulates from which oneDNN is asked for a product, and for one whose first matrix is transposed."""
-HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 class Chunk(NamedTuple):
@@ -158,7 +155,7 @@ class Stream:
         return self.query[chunk.images, chunk.queries, self.part(at)] * self.scale
 
     def _logits(self, query: Tensor, keys: Tensor) -> Tensor:
-        logits = product(query, keys, self.buffer("logits", *query.shape[:2], keys.shape[2]))
+        logits = torch.bmm(query, keys, out=self.buffer("logits", *query.shape[:2], keys.shape[2]))
         return logits.nan_to_num_() if logits.dtype == torch.float16 else logits  # as `finite_half`, in place
 
     def top(self, at: int, images: slice, query: Tensor) -> Tensor | None:
@@ -186,8 +183,8 @@ class Stream:
             weights = self.weights(query, keys, top)
             if totals:
                 add_product(out, weights, values)
-            elif (gathered := product(weights, values, out)) is not out:
-                out.copy_(gathered)
+            else:
+                torch.bmm(weights, values, out=out)
             if self.by_parts:
                 totals.append(weights.sum(-1, keepdim=True))
         if self.by_parts:
@@ -244,50 +241,11 @@ def project(x: Tensor, weight: Tensor, out: Tensor) -> None:
         out.unflatten(1, (groups, -1)).add_(product.transpose(0, 1))
 
 
-# --- products of matrices ---------------------------------------------------------------------------------------------
-
-
-def is_wide(a: Tensor, b: Tensor) -> bool:
-    """Return True if oneDNN computes a (batched) product: large ones in single precision on a CPU."""
-    if not HAS_ONEDNN or a.dtype != torch.float32 or a.device.type != "cpu":
-        return False
-    work = a.shape[-2] * a.shape[-1] * b.shape[-1]
-    return work >= WIDE and (work >= WIDE_TRANSPOSED or a.stride(-1) == 1)
-
-
-def _by_onednn(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply a (T, K) and b (K, N) by oneDNN, the library of torch's convolutions.
-
-    torch gives products to MKL, which leaves the wide vectors of AMD's processors unused: there it takes up to three
-    times as long.
-    """
-    a, b = (t if t.is_contiguous() or t.T.is_contiguous() else t.contiguous() for t in (a, b))  # else 100 times as slow
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.T, None, "none", [], "")
-    return out
-
-
-def product(a: Tensor, b: Tensor, space: Tensor) -> Tensor:
-    """Multiply batches of matrices into `space`; a single large product is where oneDNN put it."""
-    if not is_wide(a, b):
-        return torch.bmm(a, b, out=space)
-    if len(a) == 1:
-        return _by_onednn(a[0], b[0])[None]
-    for matrix, factor, out in zip(a, b, space, strict=True):
-        out.copy_(_by_onednn(matrix, factor))
-    return space
-
-
 def add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
     """Add a b, matrices or batches of them, to `out`; half precision is summed in the dtype of `out`."""
     if out.dtype != a.dtype:
         out.add_(a @ b)
     elif out.dim() == 2:
-        if is_wide(a, b):
-            out.add_(_by_onednn(a, b))
-        else:
-            out.addmm_(a, b)
-    elif is_wide(a, b):
-        for i in range(len(out)):  # of one image, as a rule
-            out[i].add_(_by_onednn(a[i], b[i]))
+        out.addmm_(a, b)
     else:
         out.baddbmm_(a, b)
