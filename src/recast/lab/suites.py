@@ -41,7 +41,12 @@ METRICS = {
     "top1": Metric("Top-1", meaning="share of images whose likeliest class is the right one"),
     "top5": Metric("Top-5", meaning="share of images whose right class is among the five likeliest"),
     "map": Metric(
-        "mAP", meaning="mean average precision: how far up the images of the query's class stand among all others"
+        "mAP", meaning="mean average precision: how far up the images of a class (the query's) stand among all others"
+    ),
+    "balanced": Metric("Balanced accuracy", meaning="share of a class’s images that are right, mean over classes"),
+    "f1": Metric("F1", meaning="harmonic mean of precision and recall, of all classes their mean"),
+    "auroc": Metric(
+        "AUROC", meaning="how often an image of a class is ranked above another image; of all classes their mean"
     ),
     "neighbours": Metric("Neighbours", "", meaning="how many of the nearest images vote"),
     "mce": Metric("mCE", lower_is_better=True, meaning="mean corruption error, where 100 is that of AlexNet"),
@@ -119,6 +124,9 @@ SUITES = {
     "clean": Suite(
         "Clean images", "top-1, top-5, loss, expected calibration error", "accuracy", (*TOP, "loss", "ece"),
         missing="accuracy, loss and calibration on clean images", default=True,
+    ),
+    "classes": Suite(
+        "Classes of unequal size", "balanced accuracy, macro F1 and AUROC", "accuracy", ("balanced", "f1", "auroc"),
     ),
     "fgsm": Suite(
         "FGSM, one gradient step", "white-box L∞ attack of one step, ε in 1/255 of a [0, 1] pixel", "attack",
@@ -207,7 +215,7 @@ CATEGORIES = {
 """The 15 corruptions of ImageNet-C."""
 SEVERITIES = (1, 2, 3, 4, 5)
 PER_CORRUPTION = re.compile(r"^top1/(?P<kind>.+)/(?P<severity>\d+)$")
-PER_CLASS = re.compile("^(?:iou|(?:mask_)?ap)/")
+PER_CLASS = re.compile("^(?:iou|f1|auroc|(?:mask_)?ap)/")
 
 
 def of_kind(*kinds: Kind) -> list[str]:

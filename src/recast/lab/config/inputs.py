@@ -40,9 +40,10 @@ class DataConfig(Config):
     """Images"""
 
     name: str = "digits"
-    """digits, cifar10, cifar100, imagenet, folder, zip, torch/NAME, hfds/NAME, wds/SHARDS. folder, zip: an ImageFolder
-    tree. torch: torchvision; hfds: Hugging Face datasets; wds: WebDataset. Segmentation: scenes, masks (folders of
-    images and masks). Detection: scene_objects, coco (images and COCO's JSON)."""
+    """digits, cifar10, cifar100, imagenet, folder, csv, zip, torch/NAME, hfds/NAME, wds/SHARDS. folder, zip: an
+    ImageFolder tree. csv: the images of labels_file. torch: torchvision; hfds: Hugging Face datasets; wds: WebDataset.
+    Segmentation: scenes, masks (folders of images and masks). Detection: scene_objects, coco (images and COCO's
+    JSON)."""
     data_dir: FilePath | None = None
     """Folder with train/ and val/, or a .zip. test/, train.zip and test.zip will do too. None: $RECAST_DATA/NAME."""
     img_size: Pixels | None = None
@@ -70,6 +71,24 @@ class DataConfig(Config):
     """Share of every class that is held out where the data have no validation part."""
     bad_image: Annotated[Literal["stop", "skip"], Rare()] = "stop"
     """Image that cannot be read: stop and name it, or put the next image in its place, name and count it."""
+    labels_file: FilePath | None = None
+    """CSV or Parquet file with a row for each image (csv): its path below data_dir, its label, perhaps its split."""
+    path_column: Annotated[str | None, Rare()] = None
+    """Column of the paths in labels_file. None: path, file, filename, image, image_id, Image Index or the like."""
+    label_column: Annotated[str | None, Rare()] = None
+    """Column of the labels in labels_file, or several (a,b,c) of 0 and 1, a class each. None: label, labels, class,
+    Finding Labels or the like."""
+    label_separator: Annotated[str | None, Rare()] = None
+    """Text between several labels in a cell; none: a cell is one label. None: | or ; where a cell has it."""
+
+    @model_validator(mode="after")
+    def _has_its_table(self) -> Self:
+        if self.name.startswith("csv") and self.labels_file is None:
+            raise clash(f"`name` {self.name} requires `labels_file`, a CSV or Parquet file of paths and labels")
+        for name in ("labels_file", "path_column", "label_column", "label_separator"):
+            if getattr(self, name) is not None and not self.name.startswith("csv"):
+                raise clash(f"`{name}` requires `name` csv, got {self.name}")
+        return self
 
 
 class LabelsConfig(Config):

@@ -37,7 +37,8 @@ class TaskConfig(OneOf):
     """Fields of the shared sections that mean nothing for this task, by their dotted names."""
 
     kind: str
-    """Labels of an image. The data set chooses the task where it can. embed: Grafit, DINO."""
+    """Labels of an image. The data set chooses the task where it can. multilabel: any number of classes (csv). embed:
+    Grafit, DINO."""
 
     def check(self, recipe: Recipe) -> None:
         """Raise `clash` for settings of the recipe that the task cannot use."""
@@ -157,11 +158,30 @@ class ClassifyConfig(ImageTask):
     mix_prob: Annotated[Probability, Rare()] = 1.0
     """Probability that a batch is mixed at all."""
     teacher: TeacherConfig = NoTeacher()
+    class_weights: Annotated[Literal["balanced"] | None, Rare()] = None
+    """Weights of the classes in the loss. balanced: every class counts equally. None: every image does."""
+
+    @model_validator(mode="after")
+    def _weighs_cross_entropy(self) -> Self:
+        if self.class_weights is not None and self.loss.kind != "ce":
+            raise clash("`class_weights` requires `loss` ce")
+        return self
 
     @property
     def mixes(self) -> bool:
         """True if images of a batch are mixed."""
         return self.mixup > 0 or self.cutmix > 0
+
+
+class MultiLabelConfig(TaskConfig):
+    """Any number of classes for each image."""
+
+    data_sets: ClassVar[tuple[str, ...]] = ("csv_multilabel",)
+    kind: Literal["multilabel"] = "multilabel"
+    auto_augment: str | None = None
+    """Policy of timm, such as rand-m9-mstd0.5-inc1 or 3a. original and augmix-m3-w3 too."""
+    erasing: Probability = 0.0
+    """Probability of random erasing. One box of noise, pixel mode."""
 
 
 class _Dense(TaskConfig):

@@ -23,6 +23,7 @@ from recast.lab.data.libraries import NORMS, find_in_torchvision, find_on_hub, r
 from recast.lab.data.loading import Loader
 from recast.lab.data.seeding import choose_balanced, choose_fraction, hold_out
 from recast.lab.data.shards import ImageStream, find_shards
+from recast.lab.data.table import find_csv
 from recast.lab.tasks import TASKS, Task
 
 MEASURED = 2048
@@ -205,6 +206,7 @@ def _cifar(config: DataConfig) -> Found:
 _SOURCES: dict[str, Callable[[DataConfig], Found]] = {
     **digits.SOURCES,
     "folder": find_folder,
+    "csv": find_csv,
     "zip": _zip,
     "cifar10": _cifar,
     "cifar100": _cifar,

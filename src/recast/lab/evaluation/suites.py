@@ -18,6 +18,7 @@ from recast.lab.data.shards import ImageStream
 from recast.lab.evaluation import accuracy, attacks
 from recast.lab.evaluation.agreement import predict
 from recast.lab.evaluation.basic_corruptions import mean_over_corruptions, score_basic
+from recast.lab.evaluation.class_metrics import pool_classes, score_classes, sources_classes
 from recast.lab.evaluation.context import Batch, Context, NotMeasured, Score, Source, sampled
 from recast.lab.evaluation.cost import measure_cost
 from recast.lab.evaluation.frontier import tabulate_frontier
@@ -97,6 +98,7 @@ EVALUATORS = {
     "clean": Evaluator(
         accuracy.score_clean, statistics={"loss": plain_mean, "ece": accuracy.expected_calibration_error}
     ),
+    "classes": Evaluator(score_classes, sources=sources_classes, pool=pool_classes),
     "fgsm": Evaluator(attacks.score_fgsm, uses=("eps",)),
     "pgd": Evaluator(attacks.score_pgd, uses=("eps", "steps", "step_size", "restarts", "seed")),
     "basic": Evaluator(score_basic, derive=mean_over_corruptions),

@@ -198,7 +198,8 @@ def _open_run(options: ExplainOptions, size: tuple[int, int] | None) -> Subject:
     def show(inputs: Sequence[Input], remarks: Sequence[str]) -> Scene:
         title, networks = f"{recipe.model.name} on {data.name}", _networks(run, arms, states, device)
         normalization, remarks = (data.mean, data.std), [*notes, *remarks]
-        return make_scene(title, inputs, networks, data.classes, normalization, arms, remarks, about, options.outputs)
+        outputs = options.outputs or data.task.outputs
+        return make_scene(title, inputs, networks, data.classes, normalization, arms, remarks, about, outputs)
 
     return Subject(read, show)
 

@@ -20,9 +20,10 @@ from recast.lab.tasks.base import (
 )
 from recast.lab.tasks.classify import Classify
 from recast.lab.tasks.detect import Detect
+from recast.lab.tasks.multilabel import MultiLabel
 from recast.lab.tasks.segment import Segment
 
 __all__ = ["TASKS", "Loss", "Meter", "StatefulLoss", "Task", "register", "suites_of", "task_of", "task_of_data"]
 
-for _task in (Classify(), Segment(), Detect()):
+for _task in (Classify(), MultiLabel(), Segment(), Detect()):
     register_task(_task)

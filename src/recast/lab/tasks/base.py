@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from recast.lab.config.tasks import TaskConfig
 from recast.lab.suites import METRICS, SUITES, Metric, Suite
@@ -82,6 +82,8 @@ class Task:
     """The network is trained as its constructor builds it: `adapt_` leaves it as it is."""
     whole: ClassVar[bool] = False
     """Image files that are explained are seen whole, the rest of the square filled up, instead of cut."""
+    outputs: ClassVar[Literal["softmax", "sigmoid"] | None] = None
+    """How logits become probabilities where images are explained; None: a softmax, of one logit a sigmoid."""
     crop_pct: ClassVar[float | None] = None
     """Share of the short side that image files are cut to where they are explained; None: that of the data."""
 

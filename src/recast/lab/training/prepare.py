@@ -139,7 +139,8 @@ def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
     # what `recipe` leaves open is where it was; a parent that is kept in the run folder is the run's
     kept = stored.model.checkpoint is not None and Path(stored.model.checkpoint).parent == out.resolve()
     checkpoint = stored.model.checkpoint if kept else recipe.model.checkpoint or stored.model.checkpoint
-    data = {"workers": recipe.data.workers, "data_dir": recipe.data.data_dir or stored.data.data_dir}
+    data = {"workers": recipe.data.workers, "data_dir": recipe.data.data_dir or stored.data.data_dir,
+            "labels_file": recipe.data.labels_file or stored.data.labels_file}  # fmt: skip
     task = recipe.task
     if isinstance(recipe.teacher, ModelTeacher) and recipe.teacher.teacher_checkpoint is None:
         task = stored.task

@@ -24,6 +24,7 @@ from recast.io import write_model
 from recast.lab.config import Recipe
 from recast.lab.data.fingerprint import FINGERPRINT, check_classes, check_same, fingerprint_of
 from recast.lab.data.seeding import mix_seed, seeded
+from recast.lab.data.table import with_task
 from recast.lab.device import surroundings
 from recast.lab.recipe import COARSE_FILE, PARENT_WEIGHTS, functions_of, save_recipe
 from recast.lab.tasks import task_of
@@ -89,7 +90,7 @@ def train(
     """
     out = Path(out)
     with trusting(trust=trust), distributed.process_group(recipe.device) as device, distributed.held(out):
-        given = recipe.model.checkpoint
+        given, recipe = recipe.model.checkpoint, with_task(recipe)
         if resume and distributed.on_first(lambda: (out / "recipe.yaml").is_file() and never_began(out)):
             # started anew, perhaps with other settings; not where the parent is the one that is kept in the folder
             resume = given is not None and Path(given).parent == out.resolve()

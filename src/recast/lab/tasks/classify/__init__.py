@@ -34,9 +34,11 @@ class Classify(Task):
         check_logits(outputs, 1, len(data.classes), data.name)
 
     def loss(self, config: ImageTask, data: Data) -> Loss:
-        from recast.lab.tasks.classify.training import label_loss
+        from recast.lab.tasks.classify.training import balanced_weights, label_loss
 
-        return label_loss(config, len(data.classes))
+        is_weighted = getattr(config, "class_weights", None) is not None
+        weights = balanced_weights(data.train.labels, len(data.classes)) if is_weighted else None
+        return label_loss(config, len(data.classes), weights)
 
     def meter(self, data: Data) -> Meter:
         from recast.lab.tasks.classify.training import ClassMeter

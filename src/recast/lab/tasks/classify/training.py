@@ -17,7 +17,12 @@ from recast.lab.training.distill import widened
 from recast.models.build import check_logits
 
 
-def label_loss(config: ImageTask, num_classes: int) -> Callable[[Any, Tensor], Tensor]:
+def balanced_weights(labels: Tensor, num_classes: int) -> Tensor:
+    """Return weights N/(C·N_c) of the classes (C,), by which all count equally (scikit-learn's `balanced`)."""
+    return len(labels) / (num_classes * labels.bincount(minlength=num_classes).clamp(min=1).double())
+
+
+def label_loss(config: ImageTask, num_classes: int, weights: Tensor | None = None) -> Callable[[Any, Tensor], Tensor]:
     """Return the loss that `config` names: logits z (B, C), targets → a scalar, computed in float32 at least.
 
         ce   −1/B Σ_b Σ_c t_bc · log softmax(z_b)_c
@@ -25,7 +30,8 @@ def label_loss(config: ImageTask, num_classes: int) -> Callable[[Any, Tensor], T
 
     Labels (B,) become t = 1 − s + s/C for their class and s/C for the others, s the label smoothing. Targets (B, C) are
     taken as they are: timm's Mixup has smoothed them. With a threshold θ, bce's t are then 1 where t > θ, else 0. Of
-    several outputs the logits are the first.
+    several outputs the logits are the first. With `weights` (C,) ce multiplies the term of an image by Σ_c w_c t_bc of
+    the t before smoothing.
     Sources: Szegedy et al. 2016 (smoothing); Wightman et al. 2021, RSB (bce over mixed labels); DeiT III (θ = 0).
 
     Raises RecastError for a threshold that all classes pass or none, and, when called, for logits or targets of another
@@ -44,7 +50,11 @@ def label_loss(config: ImageTask, num_classes: int) -> Callable[[Any, Tensor], T
         targets = targets if are_labels else targets.to(logits.dtype)
         if is_binary:
             return binary(logits, targets)
-        return F.cross_entropy(logits, targets, label_smoothing=smoothing if are_labels else 0.0)
+        if weights is None:
+            return F.cross_entropy(logits, targets, label_smoothing=smoothing if are_labels else 0.0)
+        terms = F.cross_entropy(logits, targets, label_smoothing=smoothing if are_labels else 0.0, reduction="none")
+        of_class = weights.to(logits)
+        return (terms * (of_class[targets] if are_labels else targets @ of_class)).mean()
 
     return loss
 

@@ -1,0 +1,66 @@
+"""Multi-label classification: an image has any number of the classes, with one class a yes or a no."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from recast.lab.suites import Suite
+from recast.lab.tasks.base import Loss, Meter, Task
+
+if TYPE_CHECKING:
+    from recast.lab.config import DataConfig, Recipe
+    from recast.lab.config.tasks import MultiLabelConfig
+    from recast.lab.data import Data
+    from recast.lab.data.datasets import Found
+    from recast.lab.evaluation.suites import Evaluator
+
+
+class MultiLabel(Task):
+    """Any number of classes for an image; labels are (B, C) of 0 and 1, and every logit has its own sigmoid."""
+
+    name = "multilabel"
+    title = "multi-label classification"
+    main = ("multilabel", "map")
+    validation = ("map",)
+    outputs = "sigmoid"
+    suites: ClassVar[Mapping[str, Suite]] = {
+        "multilabel": Suite(
+            "Labels", "mAP, F1 at 0.5 and AUROC, also of every class (data with several labels)", "accuracy",
+            ("map", "f1", "auroc"), missing="mAP, F1 and AUROC of the labels", default=True, task="multilabel",
+        )
+    }  # fmt: skip
+
+    def find(self, config: DataConfig) -> Found:
+        from recast.lab.tasks.multilabel.images import find_multilabel
+
+        return find_multilabel(config)
+
+    def notes(self, recipe: Recipe, data: Data) -> Iterator[str]:
+        shares = data.train.hot.mean(0).tolist()  # type: ignore[attr-defined]  # find's
+        if one_sided := [name for name, share in zip(data.classes, shares, strict=True) if share in (0, 1)]:
+            yield f"{len(one_sided)} classes have all training images or none: {', '.join(one_sided[:3])}"
+
+    def check_outputs(self, outputs: Any, data: Data, name: str) -> None:
+        from recast.models.build import check_logits
+
+        check_logits(outputs, 1, len(data.classes), data.name)
+
+    def loss(self, config: MultiLabelConfig, data: Data) -> Loss:
+        from recast.lab.tasks.multilabel.training import multi_hot_loss
+
+        return multi_hot_loss
+
+    def meter(self, data: Data) -> Meter:
+        from recast.lab.tasks.multilabel.training import LabelMeter
+
+        return LabelMeter(data)
+
+    def evaluators(self) -> Mapping[str, Evaluator]:
+        from recast.lab.evaluation.suites import Evaluator
+        from recast.lab.tasks.multilabel.evaluation import pool_labels, score_labels
+
+        return {"multilabel": Evaluator(score_labels, pool=pool_labels)}
+
+    def answer(self, data: Data, label: Any) -> str | None:
+        return ", ".join(name for name, bit in zip(data.classes, label.tolist(), strict=True) if bit) or "none"

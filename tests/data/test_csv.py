@@ -1,0 +1,155 @@
+"""Tables of labels: columns, files, parts, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from recast.errors import RecastError
+from recast.lab.config import DataConfig, Recipe
+from recast.lab.data import Data, load_data
+from recast.lab.data.datasets import ImageFiles
+from recast.lab.data.table import with_task
+from recast.lab.recipe import override
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*labels[.]")
+Rows = Sequence[Sequence[str]]
+PLAIN = [[f"photos/{'ab'[i % 2]}/{i}.png", ("cat", "dog", "dog")[i % 3]] for i in range(12)]
+Write = Callable[..., DataConfig]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Write:
+    """Twelve images in photos/a and photos/b, and a CSV of some rows."""
+    for i in range(12):
+        path = tmp_path / "photos" / "ab"[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8, 3), 20 * i, np.uint8)).save(path)
+
+    def write(header: str, rows: Rows, **settings: Any) -> DataConfig:
+        with (tmp_path / "labels.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([header.split(","), *rows])
+        values = {"name": "csv", "data_dir": str(tmp_path / "photos"), "labels_file": str(tmp_path / "labels.csv")}
+        return DataConfig(**values | settings)
+
+    return write
+
+
+def labelled(data: Data) -> dict[str, str]:
+    """Return the number of every image and its class."""
+    return {
+        Path(part.items[index]).stem: data.classes[part.labels[index]]
+        for part in (data.train, data.val)
+        if isinstance(part, ImageFiles)
+        for index in range(len(part))
+    }
+
+
+@pytest.mark.parametrize("header", ["path,label", "Image Index,Finding Labels", "image_id,class,,"])
+def test_columns_are_found_and_files_by_what_is_sure_of_them(table: Write, header: str) -> None:
+    more = [""] * (len(header.split(",")) - 2)
+    for cell in (str, lambda path: Path(path).name, lambda path: Path(path).stem, lambda path: f"/elsewhere/{path}"):
+        data = load_data(table(header, [[cell(path), label, *more] for path, label in PLAIN]))
+        assert labelled(data) == {Path(path).stem: label for path, label in PLAIN}
+        assert data.classes == ["cat", "dog"]
+        assert data.task.name == "classify"
+
+
+def test_a_line_says_what_was_chosen(table: Write) -> None:
+    with pytest.warns(UserWarning, match=r"paths in path, labels in label.*2 \(cat, dog\).*: 10, 2 more") as warned:
+        load_data(table("path,label", PLAIN[:10]))
+    assert len(warned) == 1
+
+
+def test_a_column_of_splits_is_followed(table: Write) -> None:
+    splits = ["train"] * 6 + ["valid"] * 4 + ["test"] * 2
+    data = load_data(table("path,label,split", [[*row, part] for row, part in zip(PLAIN, splits, strict=True)]))
+    assert (len(data.train), len(data.val)) == (6, 4)
+
+
+def test_numbers_are_classes_in_their_order(table: Write) -> None:
+    rows = [[path, str(i % 3 * 5)] for i, (path, _) in enumerate(PLAIN)]
+    assert load_data(table("path,label", rows)).classes == ["0", "5", "10"]
+
+
+def test_a_table_may_be_parquet_and_lie_among_the_images(table: Write, tmp_path: Path) -> None:
+    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    columns = dict(zip(("path", "label"), map(list, zip(*PLAIN, strict=True)), strict=True))
+    parquet.write_table(arrow.table(columns), tmp_path / "labels.parquet")
+    data = load_data(DataConfig("csv", labels_file=str(tmp_path / "labels.parquet")))
+    assert labelled(data) == {Path(path).stem: label for path, label in PLAIN}
+
+
+BITS = [[path, str(i % 2), str(i % 3 % 2)] for i, (path, _) in enumerate(PLAIN)]
+
+
+def test_what_a_table_holds_decides_the_task(table: Write) -> None:
+    def kind(config: DataConfig, **task: Any) -> str:
+        recipe = Recipe(data=config)
+        return with_task(override(recipe, {"task": task}) if task else recipe).task.kind
+
+    assert kind(table("path,label", PLAIN)) == "classify"
+    assert kind(table("path,label", [*PLAIN[:-1], [PLAIN[-1][0], "cat;dog"]])) == "multilabel"
+    assert kind(table("path,label", [*PLAIN[:-1], [PLAIN[-1][0], "cat;dog"]], label_separator="none")) == "classify"
+    assert (
+        kind(table("path,a,b", [[path, a, str(1 - int(a))] for path, a, _ in BITS], label_column="a,b")) == "classify"
+    )
+    assert kind(table("path,a,b", BITS, label_column="a,b")) == "multilabel"
+    assert kind(table("path,a,b", BITS, label_column="a"), kind="multilabel") == "multilabel"
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "settings", "counts"),
+    [
+        ("path,label", [*PLAIN, ["x.png", "cat"], ["y.png", "cat"]], {}, "2 of 14"),
+        ("path,label", [*PLAIN[:-2], [PLAIN[-2][0], ""], ["", "cat"]], {}, "path is empty in 1 of 12 .* row 12"),
+        ("path,label", [*PLAIN[:-1], [PLAIN[-1][0], " "]], {}, "label is empty in 1 of 12 .* row 12"),
+        ("path,label", [*PLAIN, ["0.png", "cat"]], {}, "1 images"),
+        ("path,label", [], {}, "no rows"),
+        ("x,y", PLAIN, {}, "x, y with --path-column"),
+        ("path,y", PLAIN, {}, "path, y with --label-column"),
+        ("path,label", PLAIN, {"label_column": "y"}, "'y'.* path, label"),
+        ("path,label,class", [[*row, "1"] for row in PLAIN], {}, "label and class"),
+        ("path,label,split", [[*row, "fold3"] for row in PLAIN], {}, "12 rows .* fold3"),
+        ("path,label", [*PLAIN[:-1], [PLAIN[-1][0], "cat|dog"]], {}, "1 of 12"),
+        ("path,a,b", [*BITS[:-1], [BITS[-1][0], "-1", ""]], {"label_column": "a,b"}, "2 cells .* '-1' in .* a, row 12"),
+        ("path,label", PLAIN, {"data_dir": "nowhere"}, "nowhere"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_counted(table: Write, header: str, rows: Rows, settings: dict[str, str], counts: str) -> None:
+    with pytest.raises(RecastError, match=counts) as error:
+        load_data(table(header, rows, **settings))
+    assert "\n" not in str(error.value)
+
+
+def test_a_name_that_fits_several_files_is_refused(table: Write, tmp_path: Path) -> None:
+    (tmp_path / "photos/b/0.png").write_bytes((tmp_path / "photos/a/0.png").read_bytes())
+    assert len(load_data(table("path,label", PLAIN)).train)
+    with pytest.raises(RecastError, match=r"1 images .* 0\.png may be"):
+        load_data(table("path,label", [["0.png", "cat"], *PLAIN[1:]]))
+
+
+def test_missing_images_can_be_left_out(table: Write) -> None:
+    data = load_data(table("path,label", [*PLAIN, ["x.png", "cat"]], bad_image="skip"))
+    assert len(data.train) + len(data.val) == 12
+
+
+def test_settings_of_tables_are_for_tables() -> None:
+    for settings in ({"name": "csv"}, {"name": "folder", "labels_file": "x.csv"}, {"label_column": "x"}):
+        with pytest.raises(RecastError, match=r"labels_file|label_column"):
+            DataConfig(**settings)
+
+
+def test_the_same_table_gives_the_same_parts(table: Write) -> None:
+    config = table("path,a,b", BITS, label_column="a,b", name="csv_multilabel", val_fraction=0.5)
+    first, second = load_data(config), load_data(config)
+    assert torch.equal(first.val.batch([0, 1])[1], second.val.batch([0, 1])[1])
+    assert first.train.targets() == second.train.targets()
+    assert len(first.val) in (5, 6, 7)
