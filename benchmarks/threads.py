@@ -4,7 +4,7 @@
     python benchmarks/threads.py --seconds 5 --neighbours 2 --out /tmp/threads.csv
 
 The recast network of `recast quickstart` (batches of 64). A cell is a process of its own that trains for --seconds
-after its first step: automatic includes the steps on which numbers of threads are tried, and the steps after them.
+after its first step.
 `settled` is the speed of the second half of the steps. The neighbours compute without pause and end by themselves.
 """
 

@@ -25,7 +25,6 @@ from recast.lab.data.seeding import seeded
 from recast.lab.records import Epoch, Measured
 from recast.lab.signals import stop_signals, uninterrupted
 from recast.lab.tasks import task_of
-from recast.lab.threads import stepped
 from recast.lab.training import distributed
 from recast.lab.training.checkpoint import Position, State, newest_state, restore_, save_state, states
 from recast.lab.training.distributed import Interrupted, Stopped, is_first, on_first, process_count
@@ -191,8 +190,6 @@ class _Loop:
             finished = self._finished(lag=0 if self.device.type == "cpu" else 1)
             position.waited += came - asked
             position.seconds += time.perf_counter() - asked
-            if self.device.type == "cpu" and not recipe.compile:  # another number of threads compiles anew
-                stepped(time.perf_counter() - came, self.journal.name)
             for name in set(source.bad_images).difference(position.bad_images):
                 warnings.warn(f"{name} cannot be read: another image took its place", stacklevel=2)
                 position.bad_images.append(name)
