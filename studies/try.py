@@ -1,13 +1,12 @@
 """Does `recast try` predict? What it says of a task beside what a full training of all arms gives.
 
-    RECAST_DATA=DIR python studies/try.py --out runs/try                  # every task; goes on where it was stopped
+    RECAST_DATA=DIR python studies/try.py --out runs/try                  # every task
     RECAST_DATA=DIR python studies/try.py odd_digit --out runs/try
     RECAST_DATA=DIR python studies/try.py halves --full --out runs/try    # the whole network too, for ten times as long
 
-Writes results/try.csv, a row for each task that was run: the answer of the trial, its minutes by the rates measured at
-its start, and the full training. That is the published one where there is one (`PUBLISHED`, with that study's layer),
-else the one of --full: the same arms, rates and seeds, with nothing computed beforehand. Segmentation (scenes) is
-nothing that a trial takes.
+Writes results/try.csv, a row for each task that was run: the answer of the trial, its minutes, and the full training.
+That is the published one where there is one (`PUBLISHED`, with that study's layer), else the one of --full: the same
+arms, rates and seeds, with nothing computed beforehand. Segmentation (scenes) is nothing that a trial takes.
 
 odd_digit        the quickstart's question, from a network that reads one digit
 cifar10-N        CIFAR-10 from a network of CIFAR-100, N images
@@ -21,8 +20,8 @@ from __future__ import annotations
 import argparse
 import copy
 import csv
-import json
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -71,7 +70,7 @@ def odd_digit() -> Task:
     model, data = timm.create_model("digits_resnet", num_classes=10), load_data(DataConfig("one_digit"))
     pixels, labels = data.train.plain().batch(range(len(data.train)))
     images = data.normalised(pixels, torch.device("cpu"))
-    bank, tail = Bank((images.numpy(),), labels, torch.arange(len(labels))), Tail(model, "", images.shape[1:])
+    bank, tail = Bank((images,), labels, torch.arange(len(labels))), Tail(model, "", images.shape[1:])
     cpu = torch.device("cpu")
     arms.train_(tail, bank, bank.spread(100), rate=2e-3, updates=3 * 78, batch=64, seed=0, device=cpu)
     cfg = {"mean": data.mean, "std": data.std}
@@ -165,10 +164,10 @@ def main() -> None:
         model, data = TASKS[name]()
         plan = recast.plan(model, torch.zeros(1, 3, data.img_size, data.img_size))
         settings: dict[str, Any] = {"seeds": options.seeds, "progress": True, "say": print}
+        begin = time.perf_counter()
         answer = try_(model, data, plan, options.out / name, minutes=options.minutes, **settings)
         print(answer)
-        stored = json.loads((options.out / name / run.TRIAL).read_text(encoding="utf-8"))
-        minutes = run.Pace.of(stored["pace"]).seconds(options.seeds) / 60
+        minutes = (time.perf_counter() - begin) / 60
         updates, longer = answer.gains["finetuned"], answer.gains["longer"]
         gains = [f"{value:.2f}" for gain in (updates, longer) for value in (gain.mean, gain.low, gain.high)]
         row = [

@@ -42,7 +42,7 @@ def try_(
 ) -> int:
     """Say whether attention helps on your images, in minutes. Layers before those that would be recast run once. The
     rest of the network is trained as it is, for as long, with added convolutions, and recast. The answer is a sentence
-    with intervals. The same command goes on with a trial that was interrupted.
+    with intervals.
 
     Args:
         model: timm:NAME (or NAME), torchvision:NAME, or pkg.module:function.
@@ -53,7 +53,7 @@ def try_(
         minutes: Duration, by measured rates.
         seeds: Trainings of each arm.
         device: auto, cpu, cuda or mps.
-        out: Folder of the trial.
+        out: New folder for answer.json.
     """
     wanted = Wanted(layers, recast, pool)
     if not model:
@@ -72,14 +72,11 @@ def try_(
     images = load_data(DataConfig(data, data_dir, img_size=side, num_train=num_train, num_val=num_val))
     parent, _ = network.open(model, None)
     planned = wanted.plan(parent, torch.zeros(1, 3, images.img_size, images.img_size))
-    try:
-        answer = run(
-            parent, images, planned, Path(out), minutes=minutes, seeds=seeds, device=device,
-            progress=not output.quiet and sys.stderr.isatty(),
-            say=lambda line: None if output.quiet else print(line, file=sys.stderr),
-        )  # fmt: skip
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("interrupted: the same command goes on") from None
+    answer = run(
+        parent, images, planned, Path(out), minutes=minutes, seeds=seeds, device=device,
+        progress=not output.quiet and sys.stderr.isatty(),
+        say=lambda line: None if output.quiet else print(line, file=sys.stderr),
+    )  # fmt: skip
     if output.as_json:
         print_json(answer.to_json())
     else:

@@ -1,4 +1,4 @@
-"""What a trial says: one sentence with intervals and a recommendation, then a table. Imports no torch."""
+"""The answer of a trial: a sentence with intervals and a recommendation, then a table. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ HIDDEN = 2.0
 """Points: a full run is not worth it where its gain is shown to be smaller than this."""
 COLUMNS = ("arm", "top-1", "recast gains", "updates", "ms/step", "rate")
 Right = Sequence[Sequence[bool]]
-"""Of an arm: for each seed, which validation images are right."""
+"""For each seed, which validation images an arm has right."""
 
 
 @dataclass(frozen=True)
 class ArmLine:
-    """What an arm reached, in the mean over seeds; the parent is not trained."""
+    """Result of an arm, in the mean over seeds; the parent is not trained."""
 
     arm: str
     label: str
     top1: float
     updates: int = 0
-    seconds: float = 0.0
     step_ms: float = 0.0
     rate: float = 0.0
 
@@ -40,7 +39,6 @@ class ArmLine:
 class Gain:
     """Points of top-1 of the recast arm over another, with a 95 % interval over seeds and images."""
 
-    over: str
     mean: float
     low: float
     high: float
@@ -56,15 +54,13 @@ class Gain:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the sentence depends on besides the images."""
+    """Extent of the trial."""
 
     train: int
     epochs: float
     """How often an arm saw every training image."""
     most_epochs: float
     minutes: float
-    entry: str
-    """Where the network was split; empty: it was not."""
     views: int
     notes: tuple[str, ...] = ()
 
@@ -90,23 +86,13 @@ class Answer:
         """Return the answer as indented JSON."""
         return json.dumps(asdict(self), indent=1, ensure_ascii=False)
 
-    def rows(self) -> list[list[str]]:
-        """Return the table of the arms under `COLUMNS`, as text."""
-        rows = []
-        for line in self.arms:
-            gain = self.gains.get(line.arm)
-            trained = [f"{line.updates:,}", f"{line.step_ms:.3g}", f"{line.rate:.0e}"]
-            rows.append(
-                [line.label, f"{line.top1:.1f}", str(gain or ""), *(trained if line.updates else [""] * len(trained))]
-            )
-        return rows
-
     def __str__(self) -> str:
         table, facts = Table(box=None, padding=(0, 2, 0, 0)), self.facts
         for column in COLUMNS:
             table.add_column(column, justify="left" if column == "arm" else "right", no_wrap=True)
-        for row in self.rows():
-            table.add_row(*row)
+        for line in self.arms:
+            trained = (f"{line.updates:,}", f"{line.step_ms:.3g}", f"{line.rate:.0e}") if line.updates else ()
+            table.add_row(line.label, f"{line.top1:.1f}", str(self.gains.get(line.arm, "")), *trained)
         about = (
             f"{facts.train:,} training images in {plural(facts.views, 'view')}, {self.images:,} validation images, "
             f"{plural(self.seeds, 'seed')}, {facts.epochs:.2g} epochs"
@@ -130,7 +116,7 @@ def judge(right: Mapping[str, Right], arms: Sequence[ArmLine], attention: Wakefu
         An `Answer`: yes where the gain at equal time is shown, no where it is shown to be below `HIDDEN` points and
         heads attend, else unclear.
     """
-    gains = {over: _gain(over, right) for over in ("finetuned", "longer", "added") if over in right}
+    gains = {over: _gain(right["recast"], right[over]) for over in ("finetuned", "longer", "added") if over in right}
     updates, time = gains["finetuned"], gains["longer"]
     seeds, images = len(right["recast"]), len(right["recast"][0])
     heads, awake = (attention.heads, attention.awake) if attention else (0, 0)
@@ -152,31 +138,25 @@ def judge(right: Mapping[str, Right], arms: Sequence[ArmLine], attention: Wakefu
             f"{attention}: this is no evidence about attention; --query-key images starts its maps elsewhere"
         )
     if worth != "yes":
-        changes += _remedies(updates, time, right, facts)
+        changes += _remedies(seeds, facts)
     return Answer(worth, " ".join(parts), tuple(changes), tuple(arms), gains, heads, awake, seeds, images, facts)
 
 
-def _gain(over: str, right: Mapping[str, Right]) -> Gain:
-    pairs = zip(right["recast"], right[over], strict=True)
-    return Gain(
-        over, *paired_interval([[100.0 * (a - b) for a, b in zip(ours, theirs, strict=True)] for ours, theirs in pairs])
-    )
+def _gain(recast: Right, other: Right) -> Gain:
+    pairs = zip(recast, other, strict=True)
+    values = [[100.0 * (a - b) for a, b in zip(ours, theirs, strict=True)] for ours, theirs in pairs]
+    return Gain(*paired_interval(values))
 
 
-def _remedies(updates: Gain, time: Gain, right: Mapping[str, Right], facts: Facts) -> list[str]:
-    """What could turn a no or an unclear answer."""
-    images, seeds = len(right["recast"][0]), len(right["recast"])
+def _remedies(seeds: int, facts: Facts) -> list[str]:
+    """Return changes that could turn a no or an unclear answer."""
     remedies = []
-    if updates.low > 0:
-        remedies.append("hours: at equal updates the gain is shown; it is the time of a step that takes it away")
     if facts.epochs < facts.most_epochs:
         minutes = math.ceil(facts.minutes * facts.most_epochs / facts.epochs)
         remedies.append(
             f"a longer trial: every arm saw the images {facts.epochs:.2g} times; --minutes {minutes:,} makes that "
             f"{facts.most_epochs:.0f}"
         )
-    if time.mean > 0.1 and time.low <= 0 and (needed := math.ceil(images * (time.half / time.mean) ** 2)) < 100_000:
-        remedies.append(f"more validation images: about {needed:,} would show a gain of {time.mean:.1f} points")
     if seeds < 5:
         remedies.append(f"more seeds: --seeds 5 instead of {seeds}")
     remedies.append("another stage: --where stage:-2, where maps are larger")

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -49,8 +48,8 @@ WAKING, WATCHED = 256, 64
 """Images that queries and keys start from, and whose attention is looked at."""
 HEAD_UPDATES, HEAD_BATCH, HEAD_RATE = 300, 256, 1e-2
 """Training of a new classifier on what enters it."""
-POINTS, DIVERGED = 20, 1e9
-"""Points of a loss curve; a loss that is no number, which JSON does not have."""
+DIVERGED = 1e9
+"""Stands for a loss that is not finite."""
 
 
 class Beside(nn.Module):
@@ -97,10 +96,9 @@ def make(arm: Arm, tail: Tail, plan: Plan, train: Bank, seed: int, device: torch
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training gave: seconds, loss curve (update, loss), loss and correctness on the images of the end."""
+    """Seconds of a training, and loss and correctness on the test images after it."""
 
     seconds: float
-    curve: tuple[tuple[int, float], ...]
     loss: float
     right: tuple[bool, ...]
 
@@ -119,25 +117,18 @@ def train_(
         optimizer,
         lambda step: min(1.0, (step + 1) / warm) * max(LOWEST, (1 + math.cos(math.pi * step / updates)) / 2),
     )
-    curve: list[tuple[int, float]] = []
-    losses: list[Tensor] = []
     begin = time.perf_counter()
     with seeded_on(device, mix_seed("training", seed)):  # dropout
         tail.train(follows)
-        for update, (features, labels) in enumerate(train.training(batch, updates, seed, device), start=1):
+        for features, labels in train.training(batch, updates, seed, device):
             loss = F.cross_entropy(tail(features), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             schedule.step()
-            losses.append(loss.detach())
-            if update * POINTS // updates > (update - 1) * POINTS // updates:
-                value = float(torch.stack(losses).mean())
-                curve.append((update, value if math.isfinite(value) else DIVERGED))
-                losses = []
             advance()
     seconds = time.perf_counter() - begin
-    return Trained(seconds, tuple(curve), *measure(tail, test, device))
+    return Trained(seconds, *measure(tail, test, device))
 
 
 @torch.no_grad()
@@ -195,8 +186,7 @@ def with_fitted_head(tail: Tail, trains: Sequence[Bank], device: torch.device) -
     whole = trains[0].whole()
     views = []
     for view in range(len(whole.views)):
-        rows = [parts.features(features).cpu().numpy() for features, _ in whole.plain(64, device, view)]
-        views.append(np.concatenate(rows))
+        views.append(torch.cat([parts.features(features).cpu() for features, _ in whole.plain(64, device, view)]))
     fitted = []
     for train in trains:
         head = copy.deepcopy(parts.tail).requires_grad_(False)

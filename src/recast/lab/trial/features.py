@@ -1,19 +1,14 @@
-"""Features of images on disk, in half precision: computed once, the same for every arm, mapped into memory."""
+"""Features of images, computed once, the same for every arm; in half precision in memory."""
 
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from recast.errors import RecastError
-from recast.files import replaced
 from recast.lab.data import Data, Loader
 from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.seeding import epoch_order
@@ -22,19 +17,34 @@ from recast.lab.trial.split import Split
 PART = 32
 """Images of one pass through the trunk."""
 HALF = 1e4
-"""Features with larger magnitudes are stored in single precision: half precision ends at 65,504."""
+"""Features with larger magnitudes are kept in single precision: half precision ends at 65,504."""
 
 
 @dataclass(frozen=True)
 class Bank:
     """Features of images, and their labels.
 
-    views: an array (N, …) for each augmented view. labels: (N,). images: positions of the images that count.
+    views: features (N, …) of each augmented view. labels: (N,). images: positions of the images that count.
     """
 
-    views: tuple[np.ndarray, ...]
+    views: tuple[Tensor, ...]
     labels: Tensor
     images: Tensor
+
+    @classmethod
+    def of(
+        cls, split: Split, data: Data, images: LabelledImages, views: int, device: torch.device,
+        advance: Callable[[int], None],
+    ) -> Bank:  # fmt: skip
+        """Compute the features of images in so many views."""
+        features = []
+        for view in range(views):
+            parts = []
+            for pixels, _ in Loader(images, PART, epoch=view):
+                parts.append(narrowed(split.features(data.normalised(pixels, device))).cpu())
+                advance(len(pixels))
+            features.append(torch.cat(parts))
+        return cls(tuple(features), images.labels.clone(), torch.arange(len(images)))
 
     def __len__(self) -> int:
         return len(self.images)
@@ -57,7 +67,7 @@ class Bank:
         return self.subset(torch.arange(0, len(self), math.ceil(len(self) / count)))
 
     def whole(self) -> Bank:
-        """Return all images of the arrays."""
+        """Return all images of the views."""
         return replace(self, images=torch.arange(len(self.labels)))
 
     def plain(self, size: int, device: torch.device, view: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
@@ -67,63 +77,9 @@ class Bank:
 
     def _batch(self, images: Tensor, views: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         rows = [self.views[view][image] for view, image in zip(views.tolist(), images.tolist(), strict=True)]
-        return torch.from_numpy(np.stack(rows)).float().to(device), self.labels[images].to(device)
+        return torch.stack(rows).float().to(device), self.labels[images].to(device)
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How the features of an image are stored."""
-
-    shape: tuple[int, ...]
-    dtype: str
-
-    @classmethod
-    def of(cls, features: Tensor) -> Layout:
-        """Choose it from the features (B, …) of some images."""
-        dtype = "float16" if float(features.abs().max()) < HALF else "float32"
-        return cls(tuple(features.shape[1:]), dtype)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of an image."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
-
-
-def check_space(folder: Path, needed: int) -> None:
-    """Raise RecastError where features do not fit on the disk of a folder."""
-    place = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.is_dir())
-    if needed > 0.9 * (free := shutil.disk_usage(place).free):
-        raise RecastError(
-            f"the features take {needed / 2**30:.1f} GiB, the disk of {place} has {free / 2**30:.1f} GiB left: choose "
-            "another disk with --out, or fewer images with --num-train"
-        )
-
-
-def store(
-    split: Split, data: Data, images: LabelledImages, views: int, layout: Layout, folder: Path, name: str,
-    device: torch.device, advance: Callable[[int], None],
-) -> Bank:  # fmt: skip
-    """Compute the features of images, or read those that are there; a view is one file, FOLDER/NAME-VIEW.npy."""
-    arrays = []
-    for view in range(views):
-        path = folder / f"{name}-{view}.npy"
-        if not path.is_file():
-            with replaced(path) as temporary:
-                _write(split, data, Loader(images, PART, epoch=view), len(images), layout, temporary, device, advance)
-        arrays.append(np.load(path, mmap_mode="r"))
-    return Bank(tuple(arrays), images.labels.clone(), torch.arange(len(images)))
-
-
-def _write(
-    split: Split, data: Data, loader: Loader, count: int, layout: Layout, path: Path, device: torch.device,
-    advance: Callable[[int], None],
-) -> None:  # fmt: skip
-    dtype, place = np.dtype(layout.dtype), 0
-    array = np.lib.format.open_memmap(path, "w+", dtype, (count, *layout.shape))
-    most = float(np.finfo(dtype).max)
-    for pixels, _ in loader:
-        part = split.features(data.normalised(pixels, device)).clamp(-most, most)
-        array[place : place + len(part)] = part.cpu().numpy().astype(dtype)
-        place += len(part)
-        advance(len(part))
-    array.flush()
+def narrowed(features: Tensor) -> Tensor:
+    """Return features in half precision if it can hold them."""
+    return features.half() if float(features.abs().max()) < HALF else features

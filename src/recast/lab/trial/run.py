@@ -3,49 +3,41 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from recast.analysis.records import Wakefulness
 from recast.errors import RecastError
-from recast.files import locked, read_json, read_lines, replaced, sealed, write_json, write_text
+from recast.files import locked, write_text
 from recast.lab.data import Data, Loader
 from recast.lab.data.datasets import ImageFiles, ImageTensors, LabelledImages
-from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.data.seeding import choose_balanced, hold_out
 from recast.lab.device import choose_device
 from recast.lab.report.formats import plural
 from recast.lab.trial import arms
 from recast.lab.trial.answer import Answer, ArmLine, Facts, judge
-from recast.lab.trial.arms import ARMS, RATED, RATES, TRAINED, Arm
-from recast.lab.trial.features import PART, Bank, Layout, check_space, store
+from recast.lab.trial.arms import ARMS, RATED, RATES, TRAINED, Arm, Trained
+from recast.lab.trial.features import PART, Bank, narrowed
 from recast.lab.trial.split import Tail, split
 from recast.models.build import check_logits, input_defaults
-from recast.surgery.apply import recast_
 from recast.surgery.plan import Plan
 from recast.tracing.examples import run_example
 
-TRIAL, RUNS, FEATURES, ANSWER = "trial.json", "runs.jsonl", "features", "answer.json"
-WEIGHTS = "recast_tail.safetensors"
+ANSWER = "answer.json"
 FEWEST = 20
 """Training and validation images."""
 MOST_VIEWS, MOST_EPOCHS, LEAST_UPDATES = 4, 20, 20
-FEATURE_SHARE, MOST_BYTES = 0.4, 16 * 2**30
-"""Features take at most this share of the time, and so many bytes."""
+FEATURE_SHARE, MOST_BYTES = 0.4, 4 * 2**30
+"""Features take at most this share of the time, and so many bytes of memory."""
 RATE_PART, HELD_OUT = 4, 0.2
 """A rate is tried for a quarter of the updates, and judged by this share of the training images."""
 SMALL, BATCHES = 96, (32, 64)
@@ -56,7 +48,7 @@ AT_CHANCE, SURE = 512, 3
 
 @dataclass(frozen=True)
 class Pace:
-    """What fits into the time, by measured rates. It is written down: a trial that goes on does the same."""
+    """What fits into the time, by measured rates."""
 
     train: int
     val: int
@@ -69,18 +61,8 @@ class Pace:
     """Seconds of an update of each arm."""
     image: float
     """Seconds of an image's features."""
-    layout: Layout
-
-    @classmethod
-    def of(cls, stored: Mapping[str, Any]) -> Pace:
-        """Return the pace that trial.json holds."""
-        layout = Layout(tuple(stored["layout"]["shape"]), stored["layout"]["dtype"])
-        return cls(**{**stored, "layout": layout})
-
-    @property
-    def bytes(self) -> int:
-        """Size of the features on disk."""
-        return (self.train * self.views + self.val) * self.layout.bytes
+    bytes: int
+    """Size of an image's features."""
 
     @property
     def epochs(self) -> float:
@@ -95,11 +77,16 @@ class Pace:
         """Seconds of an update of an arm."""
         return self.step["finetuned" if arm == "longer" else arm]
 
+    @property
+    def images(self) -> int:
+        """Images whose features are computed, in all views."""
+        return self.train * self.views + self.val
+
     def seconds(self, seeds: int) -> float:
         """Estimate of the whole trial, without validation."""
         runs = seeds * sum(self.updates_of(arm) * self.step_of(arm) for arm in TRAINED)
         rates = len(RATES) * (self.updates // RATE_PART) * sum(map(self.step_of, RATED))
-        return (self.train * self.views + self.val) * self.image + runs + rates
+        return self.images * self.image + runs + rates
 
 
 def try_(
@@ -124,7 +111,7 @@ def try_(
         model: a trained network that gives logits; only read.
         data: training and validation images, from `recast.lab.data.load_data`; normalised as the network states.
         plan: what is recast, from `recast.plan(model, images)`.
-        out: folder of the trial. One that was interrupted goes on there.
+        out: new or empty folder, for answer.json.
         minutes: duration, by measured rates. More minutes give more updates, at most 20 epochs.
         seeds: of the order of the images and the start of new parameters.
         device: auto, cpu, cuda, …
@@ -135,8 +122,8 @@ def try_(
         An `Answer`: worth a full run or not, the gains with 95 % intervals, the arms.
 
     Raises:
-        RecastError: before anything is written, for data of another task or too few images, a plan without layers, a
-            folder of another trial, and a full disk.
+        RecastError: before anything is written, for data of another task or too few images, a plan without layers, and
+            a folder in use.
 
     Example:
         >>> answer = try_(parent, data, recast.plan(parent, images), "runs/try")  # doctest: +SKIP
@@ -153,73 +140,50 @@ def try_(
         if len(images) < FEWEST:
             raise RecastError(f"a trial takes {FEWEST} {part} images or more, {data.name} has {len(images)}")
     hold_out(data.train.labels, HELD_OUT)  # raises where no class can spare an image
-    if (known := input_defaults(model)) is not None and len(known.mean) == 3:
-        data = replace(data, mean=known.mean, std=known.std)
-    return _Trial(model, data, plan, Path(out), minutes, seeds, choose_device(device), say).run(progress)
+    if (defaults := input_defaults(model)) is not None and len(defaults.mean) == 3:
+        data = replace(data, mean=defaults.mean, std=defaults.std)
+    out = Path(out)
+    if out.is_dir() and any(out.iterdir()):
+        raise RecastError(f"{out} is not empty: choose a new folder with --out")
+    trial = _Trial(model, data, plan, minutes, seeds, choose_device(device), say)
+    with locked(out):
+        answer = trial.run(progress)
+        write_text(out / ANSWER, answer.to_json() + "\n")
+    return answer
 
 
 class _Trial:
-    """A trial in its folder: settings and pace in trial.json, a line for every finished training in runs.jsonl."""
-
     def __init__(
-        self, model: nn.Module, data: Data, plan: Plan, out: Path, minutes: float, seeds: int, device: torch.device,
+        self, model: nn.Module, data: Data, plan: Plan, minutes: float, seeds: int, device: torch.device,
         say: Callable[[str], object],
     ) -> None:  # fmt: skip
-        self.data, self.plan, self.out, self.device, self.say = data, plan, out, device, say
+        self.data, self.plan, self.device, self.say = data, plan, device, say
         self.minutes, self.seeds, self.notes = minutes, seeds, list[str]()
-        network, classes = copy.deepcopy(model).eval().to(device), len(data.classes)
-        images = next(iter(Loader(data.val, 4)))[0]
-        images = data.normalised(images, device)
+        self.network, classes = copy.deepcopy(model).eval().to(device), len(data.classes)
+        images = data.normalised(next(iter(Loader(data.val, 4)))[0], device)
         with torch.no_grad():
-            logits = run_example(network, images)
+            logits = run_example(self.network, images)
         self.is_new = isinstance(logits, Tensor) and logits.dim() == 2 and logits.shape[1] != classes
         if self.is_new:
-            arms.with_head(network, classes)
+            arms.with_head(self.network, classes)
         else:
             check_logits(logits, len(images), classes, data.name)
-        settings = {
-            "network": _digest(network), "plan": plan.to_json(), "data": fingerprint_of(data), "minutes": minutes,
-            "seeds": seeds, "augment": str(data.train.augment),
-        }  # fmt: skip
-        self.settings = json.loads(json.dumps(settings))
-        self.before = self._read_before()
-        self.parts = split(network, [step.name for step in plan.steps], images)
-        self.network = network
-
-    def _read_before(self) -> dict[str, Any] | None:
-        if not (self.out / TRIAL).is_file():
-            if self.out.is_dir() and any(self.out.iterdir()):
-                raise RecastError(f"{self.out} holds something else: choose a new folder with --out")
-            return None
-        before = read_json(self.out / TRIAL, "settings", "pace")
-        changed = [name for name, value in self.settings.items() if before["settings"].get(name) != value]
-        if changed:
-            raise RecastError(
-                f"{self.out} holds a trial with another {changed[0]}: choose a new folder with --out, or delete it"
-            )
-        return before
+        self.parts = split(self.network, [step.name for step in plan.steps], images)
 
     def run(self, progress: bool) -> Answer:
-        """Go through the trial, or through the rest of it."""
+        """Measure the pace and train the arms."""
         if self.parts.is_whole:
             self._note("the network cannot be split before its recast layers: it runs whole, with its trunk frozen")
         else:
             count = sum(p.numel() for p in self.parts.tail.parameters())
             share = count / sum(p.numel() for p in self.network.parameters())
             self.say(f"split at {self.parts.tail.entry}: {share:.0%} of the parameters are trained")
-        if self.before is None:
-            self.pace = self._measure_pace()
-            check_space(self.out, self.pace.bytes)
-        else:
-            self.pace = Pace.of(self.before["pace"])
+        self.pace = self._measure_pace()
         self._say_pace()
-        with locked(self.out):
-            if self.before is None:
-                write_json(self.out / TRIAL, {"settings": self.settings, "pace": asdict(self.pace)})
-            columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
-            console = Console(stderr=True)
-            with Progress(*columns, console=console, transient=True, disable=not progress) as bar:
-                return self._answer(bar, bar.add_task("features", total=self.pace.seconds(self.seeds)))
+        columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
+        console = Console(stderr=True)
+        with Progress(*columns, console=console, transient=True, disable=not progress) as bar:
+            return self._answer(bar, bar.add_task("features", total=self.pace.seconds(self.seeds)))
 
     def _note(self, line: str) -> None:
         self.notes.append(line)
@@ -234,7 +198,7 @@ class _Trial:
             )
         self.say(
             f"{pace.train:,} training images in {plural(pace.views, 'view')}, {pace.val:,} validation images: "
-            f"{pace.bytes / 2**20:,.0f} MiB of features in {self.out / FEATURES}\n{pace.updates:,} updates of "
+            f"{pace.images * pace.bytes / 2**20:,.0f} MiB of features\n{pace.updates:,} updates of "
             f"{pace.batch} images an arm, {pace.epochs:.2g} epochs; about {pace.seconds(self.seeds) / 60:.1f} minutes"
         )
 
@@ -242,19 +206,19 @@ class _Trial:
         """Measure the seconds of an image's features and of an update of every arm, and fill the time with them."""
         data, budget = self.data, 60 * self.minutes
         count = min(PART, len(data.train))
-        views_of = []
+        pixels_of = []
         for view in range(2):  # the first one warms up
             begin = time.perf_counter()
             pixels, labels = next(iter(Loader(data.train, count, epoch=view)))
-            views_of.append(pixels)
-            features = self.parts.features(data.normalised(pixels, self.device))
+            pixels_of.append(pixels)
+            features = narrowed(self.parts.features(data.normalised(pixels, self.device))).cpu()
             image = (time.perf_counter() - begin) / count
-        layout = Layout.of(features)
-        most = min(FEATURE_SHARE * budget / image, MOST_BYTES / layout.bytes)
+        size = features[0].nbytes
+        most = min(FEATURE_SHARE * budget / image, MOST_BYTES / size)
         val = min(len(data.val), max(FEWEST, int(most / 2)))
         train = min(len(data.train), max(FEWEST, int(most) - val))
         batch = min(BATCHES[data.img_size < SMALL], train)
-        few = Bank((features.cpu().numpy(),), labels, torch.arange(batch) % count)
+        few = Bank((features,), labels, torch.arange(batch) % count)
         tails = {arm: arms.make(arm, self.parts.tail, self.plan, few, 0, self.device) for arm in RATED}
         step = arms.step_seconds(tails, few, batch, self.device)
         third = {arm: seconds / 3 for arm, seconds in step.items()}  # of a step: without gradients
@@ -262,97 +226,57 @@ class _Trial:
         look += HELD_OUT * train / batch * len(RATES) * sum(third.values())
         a_seed = step["finetuned"] + step["added"] + 2 * step["recast"]  # `longer` takes as long as recast
         an_update = self.seeds * a_seed + len(RATES) / RATE_PART * sum(step.values())
-        views = max(1, min(1 if torch.equal(*views_of) else MOST_VIEWS, int((most - val) / train)))
+        views = max(1, min(1 if torch.equal(*pixels_of) else MOST_VIEWS, int((most - val) / train)))
         while True:
             fits = int((budget - (train * views + val) * image - look) / an_update)
             updates = max(LEAST_UPDATES, min(fits, MOST_EPOCHS * train // batch))
             if views <= max(1, updates * batch / train):
                 break
-            views -= 1  # nobody would see the last one
+            views -= 1  # the last one would not be used
         longer = max(1, round(updates * step["recast"] / step["finetuned"]))
-        return Pace(train, val, views, batch, updates, longer, step, image, layout)
+        return Pace(train, val, views, batch, updates, longer, step, image, size)
 
     def _bank(self, images: LabelledImages, count: int, views: int, name: str, bar: Progress, task: TaskID) -> Bank:
         if count < len(images):
             images = images.subset(choose_balanced(images.labels, count, name))
-
-        def advance(done: int) -> None:
-            bar.advance(task, done * self.pace.image)
-
-        folder = self.out / FEATURES
-        folder.mkdir(exist_ok=True)
-        return store(self.parts, self.data, images, views, self.pace.layout, folder, name, self.device, advance)
+        return Bank.of(
+            self.parts, self.data, images, views, self.device, lambda done: bar.advance(task, done * self.pace.image)
+        )
 
     def _answer(self, bar: Progress, task: TaskID) -> Answer:
-        pace, path = self.pace, self.out / RUNS
-        rows = [row for _, row in read_lines(path)[0]] if path.is_file() else []
-        write_text(path, "".join(map(sealed, rows)))  # without the half line of a process that was killed
+        pace = self.pace
         val = self._bank(self.data.val, pace.val, 1, "val", bar, task)
         train = self._bank(self.data.train, pace.train, pace.views, "train", bar, task)
-        kept, held = (train.subset(places) for places in hold_out(train.labels, HELD_OUT))
-        tail = kept_tail = self.parts.tail.to(self.device)
-        if self.is_new or self._is_at_chance(tail, train):
+        part, held_out = (train.subset(places) for places in hold_out(train.labels, HELD_OUT))
+        start = start_of_part = self.parts.tail.to(self.device)
+        if self.is_new or self._is_at_chance(start, train):
             bar.update(task, description="classifier")
-            tail, kept_tail = arms.with_fitted_head(tail, [train, kept], self.device)
+            start, start_of_part = arms.with_fitted_head(start, [train, part], self.device)
 
-        def train_arm(kind: str, start: Tail, arm: Arm, seed: int, rate: float, *banks: Bank) -> dict[str, Any]:
-            key = {"kind": kind, "arm": arm, "seed": seed, "rate": rate}
-            updates = pace.updates_of(arm) if kind == "final" else max(1, pace.updates // RATE_PART)
-            row = next((row for row in rows if key.items() <= row.items()), None)
-            if row is not None:
-                bar.advance(task, updates * pace.step_of(arm))
-                return row
-            detail = f"seed {seed}" if kind == "final" else f"rate {rate:.0e}"
-            bar.update(task, description=f"{ARMS[arm]}, {detail}")
-            tail = arms.make(arm, start, self.plan, banks[0], seed, self.device)
-            trained = arms.train_(
+        def train_arm(arm: Arm, tail: Tail, rate: float, updates: int, seed: int, *banks: Bank) -> tuple[Tail, Trained]:
+            bar.update(task, description=f"{ARMS[arm]}, rate {rate:.0e}, seed {seed}")
+            tail = arms.make(arm, tail, self.plan, banks[0], seed, self.device)
+            return tail, arms.train_(
                 tail, *banks, rate=rate, updates=updates, batch=pace.batch, seed=seed, device=self.device,
                 advance=lambda: bar.advance(task, pace.step_of(arm)),
             )  # fmt: skip
-            row = key | {"updates": updates, **asdict(trained)}
-            if kind == "final" and arm == "recast":
-                awake = arms.attention(tail, val, self.device)
-                row["attention"] = None if awake is None else asdict(awake)
-                if seed == 0:
-                    with replaced(self.out / WEIGHTS) as temporary:
-                        save_file({name: t.contiguous() for name, t in tail.network.state_dict().items()}, temporary)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(sealed(row))
-            rows.append(row)
-            return row
 
         rates: dict[Arm, float] = {}
+        few = max(1, pace.updates // RATE_PART)
         for arm in RATED:
-            losses = {rate: train_arm("rate", kept_tail, arm, 0, rate, kept, held)["loss"] for rate in RATES}
+            losses = {rate: train_arm(arm, start_of_part, rate, few, 0, part, held_out)[1].loss for rate in RATES}
             rates[arm] = min(RATES, key=losses.__getitem__)
         rates["longer"] = rates["finetuned"]
-        runs: dict[Arm, list[dict[str, Any]]] = {arm: [] for arm in TRAINED}
-        for seed in range(self.seeds):  # a trial that is stopped has whole pairs
+        runs: dict[Arm, list[Trained]] = {arm: [] for arm in TRAINED}
+        awake = []
+        for seed in range(self.seeds):
             for arm in TRAINED:
-                runs[arm].append(train_arm("final", tail, arm, seed, rates[arm], train, val))
-        _, parent = arms.measure(tail, val, self.device)
-        answer = self._judge(parent, runs, rates)
-        write_text(self.out / ANSWER, answer.to_json() + "\n")
-        self._write_pages(answer, runs, tail)
-        return answer
-
-    def _write_pages(self, answer: Answer, runs: Mapping[Arm, Sequence[Mapping[str, Any]]], tail: Tail) -> None:
-        if missing := [name for name in ("jinja2", "matplotlib") if find_spec(name) is None]:
-            self.say(f"no page is written: pip install {' '.join(missing)}")
-            return
-        from recast.lab.trial.page import write_heads, write_page
-
-        parent = copy.deepcopy(self.network)
-        parent.load_state_dict(tail.network.state_dict(), strict=False)  # its classifier
-        child = recast_(copy.deepcopy(self.network), self.plan)
-        child.load_state_dict(load_file(self.out / WEIGHTS), strict=False)
-        write_heads(self.out, parent, child.eval(), self.data)
-        curves: dict[str, list[tuple[int, float]]] = {}
-        for arm, rows in runs.items():
-            points = zip(*(row["curve"] for row in rows), strict=True)
-            curves[arm] = [(each[0][0], mean(loss for _, loss in each)) for each in points]
-        page = write_page(self.out, answer, curves, f"{self.plan.model} on {self.data.name}")
-        self.say(f"the page: {page}")
+                tail, trained = train_arm(arm, start, rates[arm], pace.updates_of(arm), seed, train, val)
+                runs[arm].append(trained)
+                if arm == "recast":
+                    awake.append(arms.attention(tail, val, self.device))
+        _, parent = arms.measure(start, val, self.device)
+        return self._judge(parent, runs, rates, [each for each in awake if each is not None])
 
     def _is_at_chance(self, tail: Tail, train: Bank) -> bool:
         few = train.spread(AT_CHANCE)
@@ -367,29 +291,15 @@ class _Trial:
         return is_at_chance
 
     def _judge(
-        self, parent: tuple[bool, ...], runs: dict[Arm, list[dict[str, Any]]], rates: dict[Arm, float]
-    ) -> Answer:
+        self, parent: tuple[bool, ...], runs: dict[Arm, list[Trained]], rates: dict[Arm, float],
+        awake: list[Wakefulness],
+    ) -> Answer:  # fmt: skip
         pace = self.pace
         lines = [ArmLine("parent", ARMS["parent"], 100 * mean(parent))]
         for arm in TRAINED:
-            top1 = 100 * mean(mean(row["right"]) for row in runs[arm])
-            seconds = mean(row["seconds"] for row in runs[arm])
-            step_ms = 1000 * pace.step_of(arm)
-            lines.append(ArmLine(arm, ARMS[arm], top1, pace.updates_of(arm), seconds, step_ms, rates[arm]))
-        awake = [Wakefulness(**row["attention"]) for row in runs["recast"] if row.get("attention")]
+            top1 = 100 * mean(mean(each.right) for each in runs[arm])
+            lines.append(ArmLine(arm, ARMS[arm], top1, pace.updates_of(arm), 1000 * pace.step_of(arm), rates[arm]))
         attention = sorted(awake, key=lambda each: each.awake)[len(awake) // 2] if awake else None
         most = MOST_EPOCHS * pace.train // pace.batch * pace.batch / pace.train
-        facts = Facts(
-            pace.train, pace.epochs, most, self.minutes, self.parts.tail.entry, pace.views,
-            tuple(self.notes),
-        )  # fmt: skip
-        right: dict[str, Any] = {arm: [row["right"] for row in rows] for arm, rows in runs.items()}
-        return judge(right, lines, attention, facts)
-
-
-def _digest(network: nn.Module) -> str:
-    """Checksum of the weights."""
-    digest = hashlib.sha256()
-    for name, tensor in network.state_dict().items():
-        digest.update(name.encode() + tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
+        facts = Facts(pace.train, pace.epochs, most, self.minutes, pace.views, tuple(self.notes))
+        return judge({arm: [each.right for each in rows] for arm, rows in runs.items()}, lines, attention, facts)
