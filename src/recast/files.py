@@ -32,7 +32,7 @@ process: none is ever stale, on this machine or on another one of the same stora
 TEMPORARY = re.compile(r"\..+?\.(\d+)(\.[0-9a-f]+)?\.tmp")
 """Names of `replaced`, with the number of the process."""
 HOUR = 3600
-FOLDERS = ("resume", "checkpoints", "finetuned", "scores", "analysis", "explain", "tensorboard", "wandb")
+FOLDERS = ("resume", "checkpoints", "finetuned", "scores", "analysis", "explain")
 """Folders of a run, which must lie in it."""
 _HOLDER = re.compile(r"process \d+ on .*")
 """Content of a lock file."""
