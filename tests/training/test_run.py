@@ -18,8 +18,6 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from small import assert_same, digits_recipe
-from torch import nn
-from torchvision.transforms.v2.functional import normalize
 
 from recast.analysis.records import Wakefulness
 from recast.errors import RecastError
@@ -336,19 +334,7 @@ def test_a_calibrated_run_resumes_with_the_biases_it_was_given(ctrl_c: CtrlC, ru
     recipe = load_recipe(run / "recipe.yaml")
     calibrated = {"recast": RecastConfig(gate="sigmoid"), "schedule": {"calibrate": 30}}
     recipe = recipe.replace(**calibrated, epochs=1, control=False)
-    seen: list[torch.Tensor] = []
-    calibrate = run_module.calibrate_
-
-    def watched(child: nn.Module, parent: nn.Module, batches: Any) -> nn.Module:
-        seen.extend(batches)
-        return calibrate(child, parent, seen)
-
-    with mock.patch.object(run_module, "calibrate_", watched):
-        straight, out = train(recipe, tmp_path / "straight", progress=False), tmp_path / "run"
-    assert [len(batch) for batch in seen] == [20, 10], "as many training images as asked, without augmentation"
-    data = load_data(recipe.data)
-    known = normalize(data.train.plain().batch(range(60))[0], list(data.mean), list(data.std))
-    assert all(any(torch.equal(image, one) for one in known) for image in torch.cat(seen))
+    straight, out = train(recipe, tmp_path / "straight", progress=False), tmp_path / "run"
     steps = json.loads((straight / "plan.json").read_text(encoding="utf-8"))["steps"]
     assert all(step["bias_added"] for step in steps)
     with ctrl_c("update", 2), pytest.raises(Interrupted):

@@ -1,4 +1,4 @@
-"""The tail on the trunk's features is the network, for every kind of network; what cannot be split is seen."""
+"""The tail on the trunk's features is the network, for every kind of network; what cannot be split is refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ def test_the_tail_of_the_features_is_the_network(name: str, entry: str) -> None:
     layers = [step.name for step in recast.plan(model, images[:1]).steps]
     parts = split(model, layers, images)
     assert parts.tail.entry == entry
-    assert not parts.is_whole
     others = torch.randn(5, 3, 64, 64)
     with torch.no_grad():
         torch.testing.assert_close(parts.tail.eval()(parts.features(others)), model(others), rtol=1e-5, atol=1e-6)
@@ -47,29 +46,16 @@ def test_the_tail_of_the_features_is_the_network(name: str, entry: str) -> None:
 
 
 class Skip(nn.Module):
-    """The images pass the last stage by."""
+    """The trunk's map passes the last stage by."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4))
-        self.stage = nn.Sequential(nn.Conv2d(4, 4, 3, 2, 1), nn.ReLU())
-        self.head = nn.Linear(7, 5)
+        self.stem, self.stage = nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 4, 3, 2, 1)
+        self.head = nn.Linear(8, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.cat([x.mean((2, 3)), self.stage(self.stem(x)).mean((2, 3))], 1))
-
-
-def test_a_network_with_a_skip_around_the_stage_runs_whole_with_its_trunk_frozen() -> None:
-    model, images = Skip().eval(), torch.randn(4, 3, 8, 8)
-    parts = split(model, ["stage.0"], images)
-    assert parts.is_whole
-    assert parts.tail.frozen == ("stem",)
-    assert torch.equal(parts.features(images), images)
-    parts.tail.train()(images).sum().backward()
-    assert torch.equal(parts.tail.network.get_buffer("stem.1.running_mean"), torch.zeros(4))
-    assert parts.tail.network.get_parameter("stem.0.weight").grad is None
-    assert parts.tail.network.get_parameter("stage.0.weight").grad is not None
-    assert torch.equal(parts.tail.eval()(images), model(images))
+        x = self.stem(x)
+        return self.head(torch.cat([x.mean((2, 3)), self.stage(x).mean((2, 3))], 1))
 
 
 class Auxiliary(nn.Module):
@@ -86,14 +72,17 @@ class Auxiliary(nn.Module):
         return (logits, self.aux(x.mean((2, 3)))) if self.training else logits
 
 
-def test_a_classifier_on_the_trunk_is_seen_in_training() -> None:
-    model, images = Auxiliary().eval(), torch.randn(4, 3, 8, 8)
-    assert split(model, ["stage"], images).tail.frozen == ("stem", "between")
-
-
-def test_a_layer_that_is_not_called_is_named() -> None:
-    with pytest.raises(recast.RecastError, match="aux"):
-        split(Auxiliary().eval(), ["aux"], torch.randn(2, 3, 8, 8))
+@pytest.mark.parametrize(
+    ("model", "layer", "message"),
+    [
+        (Skip, "stage", "Skip cannot be split"),
+        (Auxiliary, "stage", "cannot be split"),
+        (Auxiliary, "aux", "not called"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(model: type[nn.Module], layer: str, message: str) -> None:
+    with pytest.raises(recast.RecastError, match=message):
+        split(model().eval(), [layer], torch.randn(4, 3, 8, 8))
 
 
 def test_the_tail_can_be_recast_and_split_again() -> None:

@@ -23,6 +23,7 @@ from recast.lab.statistics import paired_interval
 from recast.lab.trial import arms, run, try_
 from recast.lab.trial.answer import ArmLine, Facts, judge
 from recast.lab.trial.features import Bank
+from recast.lab.trial.split import Tail
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +99,8 @@ def test_a_fitted_classifier_learns_what_features_hold() -> None:
     labels = torch.arange(40) % 4
     images = torch.nn.functional.one_hot(labels, 4).float()[:, :, None, None].expand(-1, -1, 4, 4).clone()
     model = arms.with_head(nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 9)), 4).eval()
-    parts = arms.split(model, ["0"], images)
     train, cpu = Bank((images,), labels, torch.arange(40)), torch.device("cpu")
-    (tail,) = arms.with_fitted_head(parts.tail, [train], cpu)
+    (tail,) = arms.with_fitted_head(Tail(model, "", images.shape[1:]), [train], cpu)
     assert all(arms.measure(tail, train, cpu)[1])
     assert torch.equal(tail.network.get_parameter("0.weight"), model.get_parameter("0.weight"))
 

@@ -77,14 +77,6 @@ def set_drop_path_(model: nn.Module, rate: float, mode: Literal["linear", "unifo
     return model
 
 
-def set_recipe_drop_path_(model: nn.Module, recipe: Recipe) -> None:
-    """Set the stochastic depth of a recipe."""
-    if (rate := recipe.regularization.drop_path) is not None:
-        set_drop_path_(model, rate)
-        for paper in recipe.papers.values():
-            paper.drop_path_(model, rate)
-
-
 def trained_parts(model: nn.Module, freeze: Freeze, num_classes: int | None = None) -> list[nn.Module]:
     """Return the modules that train where the rest is frozen: attention pooling, classifiers, and the exceptions of
     `freeze`.
@@ -105,9 +97,12 @@ def prepare_(model: nn.Module, recipe: Recipe) -> nn.Module:
     Weights of a state are loaded after this. Frozen parameters require no gradient. Raises RecastError if the network
     has no place for stochastic depth.
     """
-    config = recipe.regularization
-    set_recipe_drop_path_(model, recipe)
-    for paper in recipe.papers.values():
+    config, papers = recipe.regularization, recipe.papers.values()
+    if config.drop_path is not None:
+        set_drop_path_(model, config.drop_path)
+        for paper in papers:
+            paper.drop_path_(model, config.drop_path)
+    for paper in papers:
         paper.prepare_(model)
     if config.freeze not in ("none", "batch_norm"):
         parts = trained_parts(model, config.freeze, recipe.model.num_classes)

@@ -172,12 +172,9 @@ class _Trial:
 
     def run(self, progress: bool) -> Answer:
         """Measure the pace and train the arms."""
-        if self.parts.is_whole:
-            self._note("the network cannot be split before its recast layers: it runs whole, with its trunk frozen")
-        else:
-            count = sum(p.numel() for p in self.parts.tail.parameters())
-            share = count / sum(p.numel() for p in self.network.parameters())
-            self.say(f"split at {self.parts.tail.entry}: {share:.0%} of the parameters are trained")
+        count = sum(p.numel() for p in self.parts.tail.parameters())
+        share = count / sum(p.numel() for p in self.network.parameters())
+        self.say(f"split at {self.parts.tail.entry}: {share:.0%} of the parameters are trained")
         self.pace = self._measure_pace()
         self._say_pace()
         columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()

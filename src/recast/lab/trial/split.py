@@ -44,23 +44,11 @@ class Stub(nn.Module):
 
 
 class Tail(nn.Module):
-    """What a network computes of the input of its module `entry`; of its images where `entry` is empty.
+    """A network as a function of the input of its module `entry`; of its images if `entry` is empty."""
 
-    `frozen` are modules that neither train nor follow the data.
-    """
-
-    def __init__(self, network: nn.Module, entry: str, image: Sequence[int], frozen: Sequence[str] = ()) -> None:
+    def __init__(self, network: nn.Module, entry: str, image: Sequence[int]) -> None:
         super().__init__()
-        self.network, self.entry, self.image, self.frozen = network, entry, tuple(image), tuple(frozen)
-        for name in frozen:
-            network.get_submodule(name).requires_grad_(False)
-
-    def train(self, mode: bool = True) -> Tail:
-        """Set the mode of all but the frozen modules."""
-        super().train(mode)
-        for name in self.frozen:
-            self.network.get_submodule(name).eval()
-        return self
+        self.network, self.entry, self.image = network, entry, tuple(image)
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the logits (B, classes) of features (B, …)."""
@@ -81,17 +69,10 @@ class Split:
 
     network: nn.Module
     tail: Tail
-    error: float
-    """Largest relative difference of the logits on the images that it was made with."""
-
-    @property
-    def is_whole(self) -> bool:
-        """True where the network could not be split: features are the images, and what comes first is frozen."""
-        return not self.tail.entry
 
     def features(self, images: Tensor) -> Tensor:
         """Return what enters the tail, for normalised images (B, C, H, W)."""
-        if self.is_whole:
+        if not self.tail.entry:
             return images
         entry = [("", self.network.get_submodule(self.tail.entry))]
         with torch.no_grad(), in_eval(self.network), hooked(entry, before=_stop):
@@ -131,10 +112,11 @@ def split(model: nn.Module, layers: Sequence[str], images: Tensor) -> Split:
         images: normalised images (B, C, H, W), two or more: the parts are compared with the whole on them.
 
     Returns:
-        A `Split`; `is_whole` where no module's input determines the logits.
+        A `Split`.
 
     Raises:
-        RecastError: if a layer is not called, or the network cannot run on the images.
+        RecastError: if a layer is not called, the network cannot run on the images, or no module's input determines
+            the logits.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)).eval()
@@ -155,16 +137,17 @@ def split(model: nn.Module, layers: Sequence[str], images: Tensor) -> Split:
             tail = Tail(_without(network, before, uses, batch), entry, images.shape[1:])
             features = uses[entry].inputs[0]
             try:
-                error = _difference(tail.eval()(features), logits)
+                difference = _difference(tail.eval()(features), logits)
                 with undisturbed(tail):  # auxiliary heads run in training alone
                     tail.train()(features)
             except Exception:  # whatever a network does with tensors that have no values
                 continue
-            if error <= ROUNDING:
-                return Split(network, copy.deepcopy(tail), error)  # with parameters of its own
-    done = [name for name, use in uses.items() if use.end < first]
-    outer = [name for name in done if not any(name.startswith(f"{other}.") for other in done)]
-    return Split(network, Tail(copy.deepcopy(network), "", images.shape[1:], outer), 0.0)
+            if difference <= ROUNDING:
+                return Split(network, copy.deepcopy(tail))  # with parameters of its own
+    raise RecastError(
+        f"{type(network).__name__} cannot be split before {layers[0]}: nothing comes before it, or reaches the logits "
+        "past it; choose later layers with --where, or use recast train"
+    )
 
 
 def _watch(network: nn.Module, images: Tensor) -> tuple[dict[str, _Use], Tensor]:
