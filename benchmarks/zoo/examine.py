@@ -6,6 +6,7 @@ import copy
 import re
 import time
 from collections import Counter
+from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from recast.errors import RecastError
-from recast.lab.device import peak_bytes
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.surgery.apply import recast_, refresh_gates_
 from recast.surgery.exactness import relative_error
@@ -45,7 +45,7 @@ OPEN_MACS = 5e9
 
 def examine(name: str) -> ZooRow:
     """Recast and verify one architecture; whatever goes wrong becomes the row's cause."""
-    started, resident = time.perf_counter(), peak_bytes()
+    started, resident = time.perf_counter(), getrusage(RUSAGE_SELF).ru_maxrss
     row = ZooRow(name, "failed")
     try:
         _examine(row)
@@ -53,7 +53,7 @@ def examine(name: str) -> ZooRow:
         row.status = "failed"
         row.cause = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     row.seconds = round(time.perf_counter() - started, 1)
-    row.peak_gib = round((peak_bytes() - resident) / 2**30, 2)
+    row.peak_gib = round((getrusage(RUSAGE_SELF).ru_maxrss - resident) / 2**20, 2)
     return row
 
 

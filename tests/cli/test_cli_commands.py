@@ -114,7 +114,6 @@ def test_every_option_of_a_command_has_one_short_name() -> None:
         ("--data scenes --resize 0.7 1.5", "task.resize", (0.7, 1.5)),
         ("--task embed --projector dino --dim 100", "task.projector.dim", 100),
         ("--init-std 0.02", "papers.deit.init_std", 0.02),
-        ("--trackers tensorboard", "trackers", ["tensorboard"]),
     ],
 )
 def test_options(words: str, key: str, value: object, trained: Callable[..., Recipe]) -> None:

@@ -59,7 +59,7 @@ OPTIONS = """
 --workers -1 | --calibrate 8 | --calibrate -1 --gate sigmoid | --recalibrate-bn -1 | --epochs -1 | --epochs few
 --conv-epochs -1 | --color-jitter -1 | --mixup -0.1 | --cutmix nan | --lr -1 | --lr fast | --gate-lr -1 | --pool-lr -1
 --weight-decay -1 | --warmup-epochs -1 | --warmup-lr -1 | --min-lr inf | --gate-l1 -1 | --layer-scale -1
---feature-epochs -1 | --feature-epochs 9 | --clip-grad 0 | --optim.eps 0 | --temperature 0 | --std 0 0 0
+--clip-grad 0 | --optim.eps 0 | --temperature 0 | --std 0 0 0
 --mean 0.5 | --mean a b c | --erasing 2 | --mix-prob 2 | --mix-switch-prob -1 | --teacher-weight 1.5
 --label-smoothing 1 | --bce-threshold 1 | --drop-path 1 | --ema-decay 1 | --momentum 1 | --betas 0.9 1 | --betas 0.9
 --layer-decay 0 | --crop-pct 0 | --data-fraction 0 | --data-fraction 2 | --scale 0 1 | --scale 1 0.5 | --val-fraction 1
@@ -70,9 +70,9 @@ OPTIONS = """
 --schedule progressive --where none | --schedule progressive --recalibrate-bn 8
 --schedule listed --dates 1:layer3.* 2:layer3.0.*
 --distill parents | --distill nothing_like_it | --teacher-checkpoint nowhere.pth --distill parent
---trackers mlflow | --control maybe | --seed x | --checkpoint nowhere.safetensors | --checkpoint null --pretrained
+--control maybe | --seed x | --checkpoint nowhere.safetensors | --checkpoint null --pretrained
 --pool double | --pool per_class --num-heads 3 | --pool single --cls-in-keys
---grad-checkpointing | --mixup 0.8 --batch-size 15 --accumulate 5
+--mixup 0.8 --batch-size 15 --accumulate 5
 --cutmix 1 --batch-size 20 --accumulate 4 | --loss bce --bce-threshold -1 | --nonsense 1 | --optim.lrr 1 | --lr
 --flip perhaps | --layer-scale 0.1 | --loss bce --bce-threshold 0.95 --label-smoothing 0.1 | --bce-threshold 0.0
 --auto-augment rand-mnine | --auto-augment 3a-m9 | --auto-augment augmix-w0 | --distill resnet18 | --opt lion --eps 1e-6

@@ -58,7 +58,6 @@ def test_a_saved_file_gives_what_it_gave(name: str) -> None:
         assert [float.fromhex(value) for value in got] == pytest.approx(expected, rel=1e-5, abs=1e-5 * scale)
 
 
-@pytest.mark.filterwarnings("ignore:.* its recipe is not compared:UserWarning")
 def test_an_interrupted_training_goes_on_as_it_did(tmp_path: Path) -> None:
     held = frozen.read("resume")
     shutil.copytree(frozen.FOLDER / "resume", tmp_path / "run")

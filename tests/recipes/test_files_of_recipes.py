@@ -25,7 +25,6 @@ def unusual() -> Recipe:
         regularization=RegularizationConfig(ema_decay=0.999, drop_path=0.1),
         papers={"deit": {"drop_path_mode": "uniform"}},
         task=ClassifyConfig(mixup=0.2, teacher={"kind": "parent", "targets": "hard"}),
-        trackers=["tensorboard"],
         control=False,
     )
 

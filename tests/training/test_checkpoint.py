@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -71,7 +70,7 @@ def test_a_crash_between_row_and_state_repeats_the_epoch_once(tmp_path: Path) ->
     with log.open("a", encoding="utf-8") as file:
         file.write('{"epoch": 3, "train_')  # and a line that was cut off
     log.write_text(log.read_text(encoding="utf-8").replace('"val_top1": ', '"val_top1": 1', 1), encoding="utf-8")
-    with pytest.warns(UserWarning, match=r"run has lost epoch 0 of metrics.jsonl: it goes on without"):
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl has lost epoch 0"):
         rows = small_fit(tmp_path / "run", resume=True)
     expected = expected[1:]
     assert without_clocks(rows) == without_clocks(expected)
@@ -123,51 +122,29 @@ def test_a_state_of_something_else_is_refused(stopped: Path) -> None:
         small_fit(stopped, parent, data=fewer, resume=True)
 
 
-def test_damaged_and_foreign_states_are_passed_over(
+def test_damaged_states_are_skipped_and_not_the_whole_one(
     ctrl_c: CtrlC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint, "KEPT", 4)
-    fields = {"save_steps": 1, "keep_every": 1}
-    small_fit(tmp_path / "straight", **fields)
+    small_fit(tmp_path / "straight", save_steps=1)
     with ctrl_c("update", 4), pytest.raises(Interrupted):
-        small_fit(tmp_path / "run", **fields)
+        small_fit(tmp_path / "run", save_steps=1)
     _, flipped, cut = states(tmp_path / "run")[-3:]
     weight = torch.load(flipped, weights_only=True)["model"]["0.weight"].numpy().tobytes()
     content = bytearray(flipped.read_bytes())
     content[content.index(weight)] ^= 1
     flipped.write_bytes(content)
     cut.write_bytes(cut.read_bytes()[:1000])
-    shutil.copy(states(tmp_path / "straight")[-1], tmp_path / "run" / "resume")
-    shutil.rmtree(tmp_path / "run" / "checkpoints")
-    with pytest.warns(UserWarning, match="skipping it|lost") as warned:
-        small_fit(tmp_path / "run", resume=True, **fields)
-    skipped = ("00004-00000000.pt", "00001-00000004.pt", "00001-00000003.pt", "epoch-0000.safetensors")
+    (tmp_path / "run" / "resume" / "state-00009-00000000.pt").mkdir()
+    with pytest.warns(UserWarning, match="skipping it") as warned:
+        small_fit(tmp_path / "run", resume=True, save_steps=1)
+    skipped = ("00001-00000004.pt", "00001-00000003.pt")
     assert all(name in str(warning.message) for name, warning in zip(skipped, warned, strict=True))
     assert_same(tmp_path / "straight", tmp_path / "run")
 
 
 @pytest.mark.filterwarnings("ignore:.*skipping it")
-def test_a_state_without_permission_or_with_wrong_fields_is_called_that(stopped: Path) -> None:
-    with mock.patch.object(torch, "load", side_effect=PermissionError(13, "Permission denied")):
-        with pytest.raises(RecastError, match=r"cannot read .*\.pt: Permission denied"):
-            small_fit(stopped, small_parent(), resume=True)
-    path = states(stopped)[-1]
-    content = torch.load(path, weights_only=True)
-    for older in states(stopped)[:-1]:
-        older.unlink()
-    there = content["position"]
-    for key, value in (
-        ("position", {"epoch": "one"}), ("position", there | {"epoch": -5}), ("position", there | {"epoch": 10**9}),
-        ("position", there | {"step": 5}), ("position", there | {"bad_images": 3}), ("optimizer", [1]),
-        ("optimizer", content["optimizer"] | {"state": {}}), ("images", None), ("model", 3), ("rows", 1), ("kept", 1),
-    ):  # fmt: skip
-        torch.save(content | {key: value}, path)
-        with pytest.raises(RecastError, match=r"to train again from the start|must be"):
-            small_fit(stopped, small_parent(), resume=True)
-
-
-@pytest.mark.filterwarnings("ignore:.*skipping it")
-def test_truncated_foreign_and_pickled_states_are_refused(stopped: Path) -> None:
+def test_what_is_no_state_is_refused_and_never_run(stopped: Path) -> None:
     path = states(stopped)[-1]
     for old in states(stopped)[:-1]:
         old.unlink()
@@ -183,19 +160,6 @@ def test_truncated_foreign_and_pickled_states_are_refused(stopped: Path) -> None
         with pytest.raises(RecastError, match="holds no whole state"):
             small_fit(stopped, small_parent(), resume=True)
     assert not (stopped / "was run").exists()
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
-def test_what_is_no_file_is_skipped(stopped: Path, make: Callable[[Path], object]) -> None:
-    make(stopped / "resume" / "state-00009-00000000.pt")
-    with pytest.warns(UserWarning, match=r"state-00009-00000000\.pt .*skipping it"):
-        assert len(small_fit(stopped, small_parent(), resume=True)) == 4
-
-
-def test_a_state_that_is_a_link_to_a_device_is_refused(stopped: Path) -> None:
-    (stopped / "resume" / "state-00009-00000000.pt").symlink_to("/dev/zero")
-    with pytest.raises(RecastError, match=r"00009-00000000\.pt is a link"):
-        small_fit(stopped, small_parent(), resume=True)
 
 
 @pytest.mark.filterwarnings("ignore:.*skipping it")

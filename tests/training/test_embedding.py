@@ -201,7 +201,6 @@ def test_the_loss_is_the_weighted_sum_of_its_parts() -> None:
         ({"task": {"kind": "embed", "mixup": 0.8}}, "task.mixup requires task.kind classify, got embed"),
         ({"augment": AugmentConfig(repeats=2)}, "augment.repeats does not apply to task.kind embed"),
         ({"schedule": ScheduleConfig("progressive")}, "schedule.kind does not apply"),
-        ({"schedule": {"feature_epochs": 1}}, "schedule.feature_epochs does not apply"),
         ({"regularization": {"freeze": "trunk"}, "where": ["none"]}, "regularization.freeze"),
         ({"pool": "per_class"}, "pool.kind per_class does not apply"),
     ],

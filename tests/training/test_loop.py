@@ -134,7 +134,6 @@ def test_what_cannot_be_trained_is_refused_before_the_folder_is_made(tmp_path: P
     for fields, message in (
         ({"amp": "fp16"}, "fp16.*CUDA"),
         ({"optim": {"opt": "adahessian"}}, "second derivatives"),
-        ({"grad_checkpointing": True}, "leave grad_checkpointing out"),
     ):
         with pytest.raises(RecastError, match=message):
             small_fit(tmp_path / "run", **fields)

@@ -129,13 +129,11 @@ def test_what_a_network_has_not_is_refused() -> None:
         with pytest.raises(RecastError, match="no residual block with a place for stochastic depth"):
             set_drop_path_(model, 0.1)
         assert set_drop_path_(model, 0.0) is model  # nothing to remove
-    for rate, mode, message in ((1.0, "linear", "got 1.0"), (-0.1, "linear", "got -0.1"), (0.1, "cubic", "'cubic'")):
-        with pytest.raises(RecastError, match=message):
-            set_drop_path_(plain, rate, mode)  # type: ignore[arg-type]
+    for rate in (1.0, -0.1):
+        with pytest.raises(RecastError, match=f"got {rate}"):
+            set_drop_path_(plain, rate)
     with pytest.raises(RecastError, match="no LayerScale"):
         scaled(plain, 1e-4)
-    with pytest.raises(RecastError, match="cannot recompute its activations"):
-        prepare_(plain, Recipe(grad_checkpointing=True))
 
 
 # --- what is frozen ---------------------------------------------------------------------------------------------------
@@ -170,11 +168,9 @@ def test_prepare_does_what_the_recipe_says_and_leaves_alone_what_it_leaves_open(
     prepare_(model, Recipe())
     assert probabilities(model) == before
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
-    assert not model.stages[0].grad_checkpointing
     deit = {"drop_path_mode": "uniform", "layer_scale": 0.25}
     wanted = {"regularization": RegularizationConfig(drop_path=0.2), "papers": {"deit": deit}}
-    prepare_(model, Recipe(**wanted, channels_last=True, grad_checkpointing=True))
+    prepare_(model, Recipe(**wanted, channels_last=True))
     assert probabilities(model) == [0.2] * 9
     assert all(bool((scale == 0.25).all()) for scale in layer_scales(model).values())
-    assert model.stages[0].grad_checkpointing
     assert model.stem[0].weight.is_contiguous(memory_format=torch.channels_last)

@@ -1,12 +1,10 @@
-"""Which device a run uses, and what a number that was made on it depends on."""
+"""The device of a run, and the versions and machine that its numbers depend on."""
 
 from __future__ import annotations
 
 import os
 import platform
 import re
-import resource
-import sys
 from pathlib import Path
 
 import timm
@@ -17,7 +15,7 @@ from recast.errors import RecastError, first_line
 
 
 def choose_device(name: str | torch.device = "auto") -> torch.device:
-    """`auto` is the accelerator that is there, else the CPU. Raises RecastError for a device that is not."""
+    """Return a device; `auto` is the accelerator, else the CPU. Raises RecastError for one that cannot be used."""
     if name == "auto":
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
@@ -32,30 +30,18 @@ def choose_device(name: str | torch.device = "auto") -> torch.device:
     return device
 
 
-def check_memory(needed: float, what: str, device: torch.device | None = None) -> None:
-    """Raise RecastError for what needs more bytes than are free, before any is asked for."""
+def check_memory(needed: float, what: str) -> None:
+    """Raise RecastError if `needed` bytes exceed the free memory (on Linux)."""
     try:
-        if device is not None and device.type == "cuda":
-            free = torch.cuda.mem_get_info(device)[0]
-        else:
-            told = dict(re.findall(r"(\w+): +(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii")))
-            free = 1024 * int(told["MemAvailable"])
-    except (OSError, KeyError):  # not Linux: the system says so when it is asked
+        kilobytes = dict(re.findall(r"(\w+): +(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii")))
+    except OSError:
         return
-    if needed > free:
+    if needed > (free := 1024 * int(kilobytes["MemAvailable"])):
         raise RecastError(f"{what} need {needed / 2**30:,.0f} GiB, {free / 2**30:,.0f} are free: ask for less")
 
 
-def peak_bytes(device: torch.device | None = None) -> int:
-    """Most memory so far: of this process, or what its tensors took of an accelerator."""
-    if device is not None and device.type != "cpu":
-        return torch.accelerator.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
 def surroundings(device: torch.device) -> dict[str, str | int | None]:
-    """Versions and machine, as they stand beside results."""
+    """Return versions and machine, for files of results."""
     return {
         "recast": recast.__version__,
         "torch": torch.__version__,

@@ -22,11 +22,11 @@ from recast.lab.records import Row
 from recast.reading import SETTINGS, decode, parse_yaml, read_bytes
 
 SEAL = "# sha256 of the lines above: "
-"""The last line of a run's recipe: what has it was not touched, or it is told. Who means to edit it deletes it."""
+"""Start of the last line of a run's recipe, a checksum of the others. Delete the line after editing the file."""
 PARENT_WEIGHTS = "parent.safetensors"
-"""In a run folder: the weights of a parent that nothing else holds, random ones or those under a new classifier."""
+"""In a run folder: the parent's weights, if they are random or the classifier is new."""
 COARSE_FILE = "coarse.csv"
-"""In a run folder: a copy of the file of coarse classes that it was trained with, whatever becomes of that file."""
+"""In a run folder: a copy of the file of coarse classes."""
 
 
 def paths() -> list[Keys]:
@@ -88,9 +88,8 @@ def override(
 def load_recipe(path: str | Path, *, complete: bool = False) -> Recipe:
     """Read a recipe file; relative paths in it are looked for beside it, then in the current folder.
 
-    `complete`: that of a run, which holds every field, and is as it was written: one that was cut short, edited or
-    damaged must not be taken for another run's; in another recipe an edit is told. Raises RecastError for that, for a
-    file that is absent or no YAML mapping, an unknown key, or a value of the wrong type.
+    `complete`: a run's own recipe, which must hold every field and be as it was written; for others an edit is a
+    warning. Raises RecastError for that, for a missing file, no YAML mapping, an unknown key, or a wrong value.
     """
     path = Path(path)
     try:
@@ -109,7 +108,6 @@ def load_recipe(path: str | Path, *, complete: bool = False) -> Recipe:
         if isinstance(value, str) and (beside := path.parent / value).exists():
             _section(data, keys)[keys[-1]] = str(beside.resolve())
     recipe = recipe_from_dict(data, str(path))
-    # null is the default: what is missing may be younger than the file
     if complete and (missing := [key for key, value in flat(recipe).items() if value is not None and key not in given]):
         raise RecastError(
             f"{path} lacks {', '.join(missing[:3])}{', …' * (len(missing) > 3)}: it was cut short, or is of another "
@@ -151,7 +149,7 @@ def _digest(text: str) -> str:
 
 
 def changes(one: Recipe, other: Recipe, ignore: Iterable[str] = ()) -> list[str]:
-    """The fields in which two recipes differ, "optim.lr (0.1, now 0.2)" each, without those named in `ignore`."""
+    """Return the fields in which two recipes differ, as "optim.lr (0.1, now 0.2)", without those named in `ignore`."""
     a, b = flat(one), flat(other)
     names = [name for name in dict.fromkeys((*a, *b)) if a.get(name) != b.get(name) and name not in ignore]
     return [f"{name} ({a.get(name)}, now {b.get(name)})" for name in names]
@@ -170,12 +168,12 @@ def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def functions_of(recipe: Recipe) -> tuple[str | None, str | None]:
-    """What in a recipe may name a function of the user's: the model and the teacher."""
+    """Return the values that may name a function of the user: model and teacher."""
     return recipe.model.name, getattr(getattr(recipe.task, "teacher", None), "teacher_model", None)
 
 
 def has_new_parent(recipe: Recipe, folder: Path) -> bool:
-    """Whether the parent of the run in `folder` had a new classifier, or random weights altogether."""
+    """True if the parent of the run in `folder` has a new classifier or random weights."""
     checkpoint = recipe.model.checkpoint
     if checkpoint is None:
         return not recipe.model.pretrained
@@ -183,9 +181,9 @@ def has_new_parent(recipe: Recipe, folder: Path) -> bool:
 
 
 def why_untaught(recipe: Recipe, folder: Path, classes: int, rows: Iterable[Row]) -> str:
-    """Why the parent of a run, as it was, is nothing to compare with: it never learnt to tell these classes apart.
+    """Return why the untrained parent of a run is no yardstick: it never learned these classes; empty if it may have.
 
-    Empty where it may have. Known from the recipe, or from its top-1 in `rows`: not above a guess among `classes`.
+    It has a new classifier, or its top-1 in `rows` is not shown to be above a guess among `classes`.
     """
     if has_new_parent(recipe, folder):
         return "its classifier was new"

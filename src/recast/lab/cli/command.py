@@ -53,7 +53,7 @@ class Compute(Output):
     """Output"""
 
     threads: Annotated[Threads | None, Rare()] = None
-    """Threads of the CPU. None: OMP_NUM_THREADS, else as many as are fastest beside other programs."""
+    """Threads of the CPU. None: OMP_NUM_THREADS, else the cores that other programs leave free."""
 
 
 class Option:

@@ -135,8 +135,7 @@ def _base(name: str | None, resume: str | None, out: str | None) -> Recipe:
             raise RecastError(f"--resume goes on in its own folder with its own recipe: drop {other}")
     path = Path(str(resume)) / "recipe.yaml"
     if not path.is_file():
-        never = "one that never came to its first state starts again with its own command"
-        raise RecastError(f"{resume} holds no run to resume: it has no recipe.yaml ({never})")
+        raise RecastError(f"{resume} holds no run to resume: it has no recipe.yaml")
     return load_recipe(path, complete=True)
 
 

@@ -150,8 +150,6 @@ class Recipe(Config):
     """Keep maps as NHWC in memory. Faster convolutions on GPUs with mixed precision."""
     compile: bool = False
     """Compile the network with torch.compile."""
-    grad_checkpointing: Annotated[bool, MayChange()] = False
-    """Recompute activations in the backward pass. Less memory, about a third slower (timm's networks)."""
     sync_bn: Annotated[bool, Rare()] = False
     """Compute BatchNorm's statistics over all GPUs."""
     control: Annotated[bool, MayChange()] = True
@@ -161,8 +159,6 @@ class Recipe(Config):
     keep_every: Annotated[Count | None, Rare(), MayChange()] = None
     """Keep the weights of every so many epochs too, and those of epoch 0, before training: `checkpoints/` in the run
     folder, for `recast explain` and analyses over epochs. None: only the last weights."""
-    trackers: Annotated[list[Literal["tensorboard", "wandb"]], Rare(), MayChange()] = []  # noqa: RUF012
-    """Where metrics go besides metrics.jsonl."""
     seed: Seed = 0
     """Seed of weights, order and augmentation."""
     device: Annotated[str, MayChange()] = "auto"
@@ -218,8 +214,6 @@ class Recipe(Config):
         if isinstance(schedule, Before):
             if schedule.calibrate and gate != "sigmoid":
                 raise clash("`schedule.calibrate` requires `recast.gate` sigmoid: other gates start as the parent")
-            if schedule.feature_epochs > self.epochs:
-                raise clash(f"`schedule.feature_epochs` must be at most `epochs` ({self.epochs})")
         elif isinstance(schedule, Never):
             if self.recast.stride == "keep" or gate != "linear":
                 raise clash("`schedule.kind` never requires `recast.stride` remove or dilate, and `recast.gate` linear")

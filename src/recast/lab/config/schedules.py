@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from annotated_types import MinLen
 from pydantic import AfterValidator
 
-from recast.config import CountOrZero, NotNegative, OneOf, Rare, Words, problem
+from recast.config import CountOrZero, OneOf, Rare, Words, problem
 
 if TYPE_CHECKING:
     from recast.surgery.plan import Plan
@@ -57,9 +57,6 @@ class Before(ScheduleConfig):
     """Sigmoid gate: solve W_out on this many training images right after the recast. 0: the paper's start."""
     recalibrate_bn: Annotated[CountOrZero, Rare()] = 0
     """Measure BatchNorm's statistics again on this many training images right after the recast. 0: the parent's."""
-    feature_epochs: Annotated[NotNegative, Rare()] = 0.0
-    """Warm-up with the parent as teacher: for so long only the recast layers train, each to give what its convolution
-    gives in the parent. The labels come after it."""
 
     @property
     def is_during(self) -> bool:

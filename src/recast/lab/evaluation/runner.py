@@ -27,7 +27,6 @@ from recast.lab.evaluation.context import Batch, Context, NotMeasured, PixelMode
 from recast.lab.evaluation.stats import Resampled
 from recast.lab.evaluation.suites import check_suites, check_task, evaluator
 from recast.lab.records import Difference, Row
-from recast.lab.threads import stepped
 from recast.tables import Table
 from recast.tracing.examples import check_weights
 from recast.tracing.hooks import in_eval
@@ -223,7 +222,7 @@ def _pass(context: Context, jobs: Sequence[Job], advance: Callable[[float], None
     saved = time.monotonic()
     try:
         for batch in context.batches(jobs[0].source, start) if todo else ():
-            end, started = batch.first + len(batch), time.perf_counter()
+            end = batch.first + len(batch)
             for job in todo:
                 batch.models = {name: context.models[name] for name, scores in job.scores.items() if scores.done < end}
                 if not batch.models:
@@ -236,8 +235,6 @@ def _pass(context: Context, jobs: Sequence[Job], advance: Callable[[float], None
                 for model in scored:  # a model that the suite skips is measured again the next time
                     job.scores[model].done = end
             advance(len(batch))
-            if context.device.type == "cpu" and len(batch) == context.batch_size:
-                stepped(time.perf_counter() - started, f"{jobs[0].suite} {jobs[0].source.part}")
             if time.monotonic() - saved > SAVE_EVERY:
                 _save(todo)
                 saved = time.monotonic()

@@ -3,15 +3,13 @@ and as far as its kernels are deterministic on an accelerator.
 
 `resume/` holds the newest states, one file each: `state-EPOCH-STEP.pt`, tensors, numbers and text only, read with
 torch's `weights_only` reader: no pickled object. Writes are atomic: there is always a whole state. Order, augmentation,
-mixing and dropout are drawn from (seed, epoch, step): the position is the whole state of chance, on any number of
-processes.
+mixing and dropout are drawn from (seed, epoch, step), on any number of processes: no generator's state is saved.
 """
 
 from __future__ import annotations
 
 import warnings
 import zipfile
-from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from recast.config import read
-from recast.errors import RecastError, first_line, listed
-from recast.files import free_space, replaced, row_digest
+from recast.errors import RecastError, first_line
+from recast.files import free_space, replaced
 from recast.lab.config import Recipe
 from recast.lab.recipe import changes, may_change, recipe_from_dict, recipe_to_dict
 from recast.lab.tasks import StatefulLoss
@@ -31,10 +29,8 @@ from recast.lab.training.switches import Switches
 from recast.models.weights import first_nonfinite, mismatch
 
 VERSION = 4
-OLDER = 3
-"""States whose recipe has another form; they are read without comparing it."""
 KEPT = 2
-"""How many of the newest states stay on disk."""
+"""States that stay on disk, the newest ones."""
 
 
 @dataclass
@@ -46,11 +42,11 @@ class Position:
     loss_sum: float = 0.0
     """Sum of the training loss over the batches of this epoch so far."""
     bad_images: list[str] = field(default_factory=list)
-    """Images that this process could not read in this epoch; others took their places."""
+    """Unreadable images of this process in this epoch; others took their places."""
     seconds: float = 0.0
-    """Spent on this epoch so far, interruptions left out."""
+    """Time spent on this epoch so far, without interruptions."""
     waited: float = 0.0
-    """Seconds of them that were spent waiting for data."""
+    """Seconds of it spent waiting for data."""
 
     @property
     def wait(self) -> float:
@@ -67,40 +63,35 @@ class State:
     scaler: torch.amp.GradScaler
     ema: ModelEmaV3 | None
     loss: StatefulLoss | None = None
-    """The loss, where it keeps something from step to step."""
+    """The loss, if it has a state."""
     switches: Switches | None = None
-    """Which layers a schedule has recast so far; None without one."""
+    """Layers that a schedule has recast so far; None without a schedule."""
     position: Position = field(default_factory=Position)
-    rows: dict[int, str] = field(default_factory=dict)
-    """Epoch → `row_digest` of its row in metrics.jsonl: no two runs have the same, as clocks are in it."""
 
     @property
     def evaluated(self) -> nn.Module:
-        """The weights that are measured and kept: the average where there is one, the loss's too."""
+        """The network that is measured and saved: the average if there is one, also the loss's."""
         if self.ema is not None:
             return self.ema.module
         return self.model if self.loss is None or self.loss.evaluated is None else self.loss.evaluated
 
 
 def states(folder: Path) -> list[Path]:
-    """The states of the run in `folder`, oldest first. RecastError where something else has their folder's name."""
-    kept = folder / "resume"
-    if (kept.exists() or kept.is_symlink()) and not kept.is_dir():
-        raise RecastError(f"{kept} is where states are saved, and it is no folder: move it away")
-    return sorted(kept.glob("state-*.pt"))
+    """Return the states of the run in `folder`, oldest first."""
+    return [path for path in sorted((folder / "resume").glob("state-*.pt")) if path.is_file()]
 
 
 def newest_state(folder: Path) -> str:
-    """What to say of the state that is left: the file, or that there is none."""
-    found = states(folder)
-    return f"the newest state is {found[-1]}" if found else "there is no state yet"
+    """Return a phrase for messages that names the newest state."""
+    paths = states(folder)
+    return f"the newest state is {paths[-1]}" if paths else "there is no state yet"
 
 
 def save_state(state: State, recipe: Recipe, folder: Path, images: int) -> None:
     """Add this state to those on disk, then drop the oldest above `KEPT`.
 
     `images` is the size of the training set, which a resumed run must have too. Raises RecastError for weights that are
-    not finite, and when the disk refuses (full, no permission): the states before it are as they were.
+    not finite, and if the disk refuses: the states before it stay as they were.
     """
     position = state.position
     for module in dict.fromkeys((state.model, state.evaluated)):
@@ -109,20 +100,17 @@ def save_state(state: State, recipe: Recipe, folder: Path, images: int) -> None:
                 f"{bad} is not finite after epoch {position.epoch}, step {position.step}: lower optim.lr or "
                 f"optim.gate_lr, or set optim.clip_grad; {newest_state(folder)}"
             )
-    path = folder / "resume" / _name(position.epoch, position.step)
+    path = folder / "resume" / f"state-{position.epoch:05d}-{position.step:08d}.pt"
     names = {id(p): name for name, p in state.model.named_parameters()}
     content = {
         "version": VERSION,
         "recipe": recipe_to_dict(recipe),
         "position": asdict(position),
         "images": images,
-        "rows": state.rows,
-        "kept": _kept(folder),
         "model": state.model.state_dict(),
         "ema": None if state.ema is None else state.ema.module.state_dict(),
         "loss": None if state.loss is None else state.loss.state_dict(),
-        "optimizer": (optimizer := state.optimizer.state_dict()),
-        "moments": _moments(optimizer),
+        "optimizer": state.optimizer.state_dict(),
         "groups": [[names[id(p)] for p in group["params"]] for group in state.optimizer.param_groups],
         "switches": None if state.switches is None else state.switches.record.to_dict(),
         "scaler": state.scaler.state_dict(),
@@ -131,68 +119,28 @@ def save_state(state: State, recipe: Recipe, folder: Path, images: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replaced(path) as temporary:
             torch.save(content, temporary)
-    except (OSError, RuntimeError) as error:  # torch's writer tells of a full disk in a RuntimeError
-        reason = getattr(error, "strerror", None) or "torch could not write it all"
+    except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as a RuntimeError
+        space = f"its disk has {free_space(folder)} left"
         raise RecastError(
-            f"cannot save the state in {path.parent} ({reason}; its disk has {free_space(folder)} left); "
-            f"{newest_state(folder)}"
+            f"cannot save the state in {path.parent} ({first_line(error)}; {space}); {newest_state(folder)}"
         ) from None
-    found = states(folder)
-    own = found.index(path) + 1
-    for old in (*found[: max(0, own - KEPT)], *found[own:]):  # later ones are of a future given up
-        if not old.is_dir():
-            old.unlink(missing_ok=True)
+    paths = states(folder)
+    number = paths.index(path) + 1
+    for old in (*paths[: max(0, number - KEPT)], *paths[number:]):  # later ones belong to a future given up
+        old.unlink(missing_ok=True)
 
 
-def _name(epoch: int, step: int) -> str:
-    return f"state-{epoch:05d}-{step:08d}.pt"
+def restore_(state: State, recipe: Recipe, folder: Path, images: int, path: Path | None = None) -> Path:
+    """Load the newest whole state on disk into `state` (or the one in `path`); returns its path.
 
-
-def _moments(optimizer: Mapping[str, Any]) -> dict[int, dict[str, list[int]]]:
-    """Parameter → names and shapes of what the optimizer remembers of it."""
-    return {
-        index: {name: list(getattr(value, "shape", ())) for name, value in of.items()}
-        for index, of in optimizer["state"].items()
-    }
-
-
-def _kept(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / "checkpoints").glob("epoch-*.safetensors"))
-
-
-def restore_(
-    state: State, recipe: Recipe, folder: Path, images: int, rows: Iterable[Mapping[str, Any]] = (),
-    path: Path | None = None,
-) -> Path:  # fmt: skip
-    """Load the newest whole state on disk into `state` (or `path`, where it was chosen before); returns its path.
-
-    One that is damaged, or that belongs to another run than `rows` of metrics.jsonl, is skipped with a warning; files
-    missing since then are listed. Raises RecastError if no state is left, or if it belongs to another recipe (every
-    difference is listed), model or number of training images.
+    Damaged states are skipped with a warning. Raises RecastError if none is left, or if it belongs to another recipe
+    (every difference is listed), model or number of training images.
     """
     start_again = f"delete {folder / 'resume'} to train again from the start"
-    known = {row["epoch"]: row_digest(row) for row in rows}
-    content, chosen = _newest_whole(states(folder) if path is None else [path], known, folder, start_again)
-    try:
-        _fill_(state, content, recipe, folder, images, chosen, start_again)
-    except RecastError:
-        raise
-    except Exception as error:  # what is in a state may be anything
-        raise RecastError(f"{chosen} is no state of this run ({first_line(error)}): {start_again}") from None
-    if path is None:
-        gone = [f"epoch {epoch} of metrics.jsonl" for epoch in state.rows if epoch not in known]
-        gone += [f"checkpoints/{name}" for name in content["kept"] if name not in _kept(folder)]
-        if gone:
-            warnings.warn(f"{folder} has lost {listed(gone, 5)}: it goes on without", stacklevel=2)
-    return chosen
-
-
-def _fill_(
-    state: State, content: dict[str, Any], recipe: Recipe, folder: Path, images: int, path: Path, start_again: str
-) -> None:
-    if content["version"] == OLDER:
-        warnings.warn(f"{path} is of an older version of recast: its recipe is not compared", stacklevel=2)
-    elif changed := changes(recipe_from_dict(content["recipe"], str(path)), recipe, ignore=may_change()):
+    content, path = _newest(states(folder) if path is None else [path], folder, start_again)
+    if content["version"] != VERSION:
+        raise RecastError(f"{path} has version {content['version']}, expected {VERSION}: {start_again}")
+    if changed := changes(recipe_from_dict(content["recipe"], str(path)), recipe, ignore=may_change()):
         raise RecastError(f"{folder} was trained with another {', '.join(changed)}: resume it with its own recipe")
     if content["images"] != images:
         raise RecastError(f"{folder} was trained on {content['images']} images, now there are {images}: {start_again}")
@@ -213,46 +161,20 @@ def _fill_(
     state.optimizer.load_state_dict(content["optimizer"])
     state.scaler.load_state_dict(content["scaler"])
     state.position = read(Position, content["position"], str(path))
-    state.rows = dict(content.get("rows", {}))
+    return path
 
 
-def _check_whole(content: Mapping[str, Any], path: Path) -> None:
-    """Raise ValueError for a position that is not the file's, or after the run's end, and for lost moments."""
-    epoch, step = content["position"]["epoch"], content["position"]["step"]
-    if path.name != _name(epoch, step) or epoch > content["recipe"]["epochs"] + 1:
-        raise ValueError(f"its position is epoch {epoch}, step {step}")
-    if content.get("moments", moments := _moments(content["optimizer"])) != moments:
-        raise ValueError("the optimizer's moments are incomplete")
-
-
-def _newest_whole(
-    candidates: list[Path], known: Mapping[int, str], folder: Path, start_again: str
-) -> tuple[dict[str, Any], Path]:
+def _newest(candidates: list[Path], folder: Path, start_again: str) -> tuple[dict[str, Any], Path]:
+    """Return the content and path of the newest state that is whole."""
     for path in reversed(candidates):
         try:
-            if path.exists() and not path.is_file():
-                raise ValueError("it is a pipe, a device or a folder")
             with zipfile.ZipFile(path) as file:
-                if damaged := file.testzip():  # torch writes a checksum of every tensor, and looks at none
-                    raise ValueError(f"the checksum of {damaged} is of something else")
+                if damaged := file.testzip():  # torch writes a checksum of every tensor, and checks none
+                    raise ValueError(f"wrong checksum of {damaged}")
             content = torch.load(path, map_location="cpu", weights_only=True)
-            version, rows = content["version"], content.get("rows", {})
-            others = sum(rows.get(epoch, digest) != digest for epoch, digest in known.items())
-            content["kept"] = list(map(str, content.get("kept", ())))
-            if version in (OLDER, VERSION):
-                _check_whole(content, path)
-        except PermissionError as error:
-            raise RecastError(f"cannot read {path}: {error.strerror}. Its owner can allow it (chmod u+r)") from None
+            if not {"version", "recipe", "position", "model"} <= content.keys():
+                raise ValueError("keys are missing")
+            return content, path
         except Exception as error:  # a damaged file can break the reader in any way
-            reason = f"{path} is truncated or damaged, or no state of a run ({first_line(error)})"
-            warnings.warn(f"{reason}; skipping it", stacklevel=2)
-            continue
-        if version not in (OLDER, VERSION):
-            raise RecastError(f"{path} has version {version}, expected {VERSION}: {start_again}")
-        if others:
-            warnings.warn(f"{path} belongs to another run than metrics.jsonl; skipping it", stacklevel=2)
-            continue
-        return content, path
-    if candidates and not candidates[-1].exists():
-        raise RecastError(f"{candidates[-1]} is not seen from here: all machines must share the run folder's storage")
+            warnings.warn(f"{path} cannot be read ({first_line(error)}); skipping it", stacklevel=3)
     raise RecastError(f"{folder / 'resume'} holds no whole state of a run: {start_again}")

@@ -1,7 +1,6 @@
 """A teacher beside the labels: soft and hard distillation, with and without a distillation token.
 
-timm's distillation tasks own the loop's model, read the student's normalisation from its configuration, divide the
-soft loss by the batch only, and have no hard distillation without a token: so the terms are written here.
+timm's distillation tasks own the loop's model and have no hard distillation without a token: so the terms are here.
 Source: Touvron et al. 2021, Training data-efficient image transformers (DeiT), section 4; Hinton et al. 2015 (soft).
 """
 
@@ -30,42 +29,36 @@ Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def widened(values: Tensor) -> Tensor:
-    """`values` in float32 where they are narrower (autocast's logits): exponentials and sums need the digits."""
+    """Return half-precision values (autocast's logits) in float32: exponentials and sums need the digits."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 class Teacher:
     """A trained network that only answers: `teacher(images)` → logits (B, C) in float32, without gradients.
 
-    `images` (B, channels, height, width) are the student's, normalised for it by `student`; they are mapped to the
-    teacher's `own` normalisation, x·σ_s/σ_t + (μ_s − μ_t)/σ_t (None: the same), and resized to `size` × `size`
-    (None: not) as PIL resizes: bicubic with a = −1/2, averaging over more pixels when shrinking (`antialias=True`),
-    values not clipped. `amp` is the autocast type that the student runs in (None: whatever surrounds the call).
+    `images` (B, channels, height, width) are normalised for the student by `student`. They are mapped to the teacher's
+    `norm`, x·σ_s/σ_t + (μ_s − μ_t)/σ_t (None: the same). `amp` is the student's autocast type (None: whatever surrounds
+    the call).
 
-    It holds a copy of `model` in eval mode, and is no module: no `train()`, optimiser or state_dict of a student ever
-    reaches it, and its BatchNorm statistics never move. Raises RecastError where the two differ in channels.
+    It holds a copy of `model` in eval mode, and is no module: `train()` and state_dict of a student never reach it.
     """
 
     def __init__(
-        self, model: nn.Module, *, student: Normalisation, own: Normalisation | None = None, size: int | None = None,
+        self, model: nn.Module, *, student: Normalisation, norm: Normalisation | None = None,
         amp: torch.dtype | None = None, device: torch.device | str = "cpu",
     ) -> None:  # fmt: skip
-        own, channels = own or student, len(student[0])
-        if len(own[0]) != channels:
-            raise RecastError(f"the teacher takes {len(own[0])} channels, the student's images have {channels}")
+        norm = norm or student
         self.model = copy.deepcopy(model).eval().requires_grad_(False).to(device)
-        self.size, self.amp, self.channels = size, amp, channels
+        self.amp, self.channels = amp, len(student[0])
         self._map: tuple[Tensor, Tensor] | None = None
-        if [*map(tuple, own)] != [*map(tuple, student)]:
-            (m_s, d_s), (m_t, d_t) = ((torch.tensor(v).view(-1, 1, 1) for v in both) for both in (student, own))
+        if [*map(tuple, norm)] != [*map(tuple, student)]:
+            (m_s, d_s), (m_t, d_t) = ((torch.tensor(v).view(-1, 1, 1) for v in both) for both in (student, norm))
             self._map = (d_s / d_t).to(device), ((m_s - m_t) / d_t).to(device)
 
     @torch.no_grad()  # not inference_mode: a loss may keep the logits for its backward pass
     def __call__(self, images: Tensor) -> Tensor:
         if self._map is not None:
             images = images * self._map[0] + self._map[1]
-        if self.size is not None and images.shape[-2:] != (self.size, self.size):
-            images = F.interpolate(images, (self.size, self.size), mode="bicubic", antialias=True)
         with nullcontext() if self.amp is None else torch.autocast(images.device.type, self.amp):
             return widened(self.model(images))
 
@@ -74,35 +67,29 @@ def build_teacher(
     config: Teaching, parent: nn.Module | None, num_classes: int, *, student: Normalisation, img_size: int,
     device: torch.device | str = "cpu", amp: torch.dtype | None = None,
 ) -> Teacher:  # fmt: skip
-    """The teacher that `config` names, on `device`, tried on one black image of the student's `img_size`.
+    """Return the teacher of `config` on `device`, tried on one image of the student's `img_size`.
 
-    A `ParentTeacher` is a copy of `parent` as it is now, normalised as the student is: call it before the parent is
-    trained. A name is built as a model is, gets images of its own size where timm says that it takes no other, and is
-    normalised as timm's configuration of it says; torchvision's fetched weights: as for ImageNet; a network that does
-    not say: as the student.
+    A `ParentTeacher` is a copy of `parent` as it is now: call this before the parent is trained. Other networks have
+    the normalisation of timm's configuration, torchvision's weights that of ImageNet, else the student's.
 
     Raises RecastError for a teacher without weights, with another number of classes, or that cannot take the images.
     """
-    name, own, size = "parent", student, None
+    name, norm = "parent", student
     if not isinstance(config, ModelTeacher):
         if parent is None:
             raise RecastError("task.teacher.kind=parent needs the network that was recast, got none: name a model")
         model = parent
     else:
         name, model = config.teacher_model, _named(config, num_classes)
-        cfg = getattr(model, "pretrained_cfg", None) or {}
-        if cfg.get("fixed_input_size"):
-            size = cfg["input_size"][-1]
         if (defaults := input_defaults(model)) is not None:
-            own = defaults.mean, defaults.std
+            norm = defaults.mean, defaults.std
         elif name.startswith("torchvision:") and config.teacher_pretrained:
-            own = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-    teacher = Teacher(model, student=student, own=own, size=size, amp=amp, device=device)
-    side = teacher.size or img_size
+            norm = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+    teacher = Teacher(model, student=student, norm=norm, amp=amp, device=device)
     try:
         logits = teacher(torch.zeros(1, teacher.channels, img_size, img_size, device=device))
     except Exception as error:  # every network has its own way to refuse a size
-        raise RecastError(f"the teacher {name} cannot take images of side {side} ({first_line(error)})") from error
+        raise RecastError(f"the teacher {name} cannot take images of side {img_size} ({first_line(error)})") from error
     if logits.shape != (1, num_classes):
         got = f"{logits.shape[1]} classes" if logits.dim() == 2 else f"outputs of shape {tuple(logits.shape[1:])}"
         raise RecastError(
@@ -112,16 +99,17 @@ def build_teacher(
 
 
 def _named(config: ModelTeacher, num_classes: int) -> nn.Module:
-    name = config.teacher_model
-    if config.teacher_checkpoint is None and not config.teacher_pretrained and not is_function(name):
+    name, checkpoint = config.teacher_model, config.teacher_checkpoint
+    if checkpoint is None and not config.teacher_pretrained and not is_function(name):
         raise RecastError(
             f"the teacher {name} would have random weights: set task.teacher.teacher_checkpoint or teacher_pretrained"
         )
-    # fetched weights keep their own head: asked for another number of classes, timm would put a random one in its place
-    classes = num_classes if config.teacher_checkpoint is not None else None
+    # fetched weights keep their own head: for another number of classes timm would replace it by a random one
+    classes = num_classes if checkpoint is not None else None
     try:
-        wanted = ModelConfig(name, checkpoint=config.teacher_checkpoint, pretrained=config.teacher_pretrained)
-        return build(wanted, num_classes=classes)
+        return build(
+            ModelConfig(name, checkpoint=checkpoint, pretrained=config.teacher_pretrained), num_classes=classes
+        )
     except RecastError as error:
         raise RecastError(f"the teacher {name}: {error}") from None
 
@@ -148,8 +136,6 @@ class Distillation:
     L_teacher is `soft_loss` or `hard_loss`. z_cls and z_dist are the two heads of a network with a distillation token
     (`train_token_`), for any other both are its logits. `images` are what the student saw, mixed and erased. The terms
     are computed in float32 at least. DeiT: hard, w = 0.5; soft, w = 0.1, τ = 3.
-
-    Raises RecastError for a teacher with another number of classes.
     """
 
     def __init__(self, config: Teaching, teacher: Teacher, label_loss: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -159,11 +145,6 @@ class Distillation:
         config = self.config
         class_logits, token_logits = outputs if isinstance(outputs, tuple) else (outputs, outputs)
         teacher_logits = self.teacher(images)
-        if teacher_logits.shape != token_logits.shape:
-            raise RecastError(
-                f"the teacher gives {tuple(teacher_logits.shape)} (images, classes), the student "
-                f"{tuple(token_logits.shape)}: choose a teacher trained on the same classes"
-            )
         if isinstance(config.targets, SoftTargets):
             taught = soft_loss(token_logits, teacher_logits, config.targets.temperature)
         else:
@@ -172,6 +153,6 @@ class Distillation:
 
 
 def train_token_(model: nn.Module) -> None:
-    """Let a network with a distillation token (timm's) give the pair of logits while it trains."""
+    """Let a network of timm with a distillation token return both logits while it trains."""
     if (switch := getattr(model, "set_distilled_training", None)) is not None:
         switch(True)

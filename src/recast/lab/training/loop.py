@@ -16,7 +16,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.files import row_digest, write_json
+from recast.files import write_json
 from recast.io import write_model
 from recast.lab.config import Recipe
 from recast.lab.data import Data, Loader
@@ -25,7 +25,6 @@ from recast.lab.data.seeding import seeded
 from recast.lab.records import Epoch, Measured
 from recast.lab.signals import stop_signals, uninterrupted
 from recast.lab.tasks import task_of
-from recast.lab.threads import stepped
 from recast.lab.training import distributed
 from recast.lab.training.checkpoint import Position, State, newest_state, restore_, save_state, states
 from recast.lab.training.distributed import Interrupted, Stopped, is_first, on_first, process_count
@@ -43,7 +42,7 @@ from recast.surgery.apply import recast_, refresh_gates_
 from recast.surgery.plan import Plan
 
 PROBED = 16
-"""Validation images on which attention is looked at after every epoch."""
+"""Validation images on which wakefulness is measured after every epoch."""
 
 
 def fit(
@@ -52,21 +51,32 @@ def fit(
     on_step: Callable[[int, int, float], object] = lambda epoch, step, loss: None,
     on_start: Callable[[], object] = lambda: None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Train `model` on `data` for `recipe.epochs` into the folder `out`; returns the rows of its metrics.jsonl.
+    """Train `model` on `data` for `recipe.epochs` into the folder `out`; started by torchrun, processes share a batch.
 
     Writes `metrics.jsonl` (a row per epoch, epoch 0 before any training), `resume/` after every epoch, every
     `recipe.save_steps` updates and on Ctrl-C or SIGTERM, `checkpoints/epoch-0000.safetensors` and so on for every
-    `recipe.keep_every` epochs, and `weights.safetensors` at the end. The model is left with the weights that were
-    saved, in eval mode. With `resume` the training in `out` goes on where it stopped; one that is finished is left
-    alone. `name` is what the progress bar says; `parent` is the teacher of `task.teacher.kind=parent` (not changed).
-    `plan` is what `recipe.schedule` recasts during the training: `model` is given as it is before (on resume too), its
-    layers are swapped before the epochs of their dates, and `schedule.json` tells what came of it. `on_step(epoch,
-    step, loss)` is called for every finished update, in every process, with the mean loss of its whole batch.
-    `on_start()` is called in the first process before anything is written. Started by torchrun, the processes share
-    every batch.
+    `recipe.keep_every` epochs, and `weights.safetensors` at the end.
 
-    Raises RecastError for a folder that already holds a training, a state of another recipe, or a loss that is not
-    finite (epoch and step named, and the newest state, which is from before it); Interrupted after Ctrl-C or SIGTERM.
+    Args:
+        model: trained in place; left with the weights that were saved, in eval mode.
+        data: training and validation images.
+        recipe: settings of the training.
+        out: folder of the training.
+        resume: go on with the training in `out`; a finished one is left alone.
+        progress: show a line per epoch on standard error.
+        name: name of the arm in these lines.
+        parent: the teacher of `task.teacher.kind=parent`; only read.
+        plan: layers that `recipe.schedule` recasts during the training, also on resume; `schedule.json` has the result.
+        on_step: called with (epoch, step, mean loss of the whole batch) after every update, in every process.
+        on_start: called in the first process before anything is written.
+
+    Returns:
+        The rows of metrics.jsonl.
+
+    Raises:
+        RecastError: for a folder that already holds a training, a state of another recipe, and a loss that is not
+            finite; no state is saved after it.
+        Interrupted: after Ctrl-C or SIGTERM.
     """
     out = Path(out)
     check_trainable(recipe)
@@ -91,8 +101,15 @@ def fit(
         return loop.run(resume, on_start)
 
 
+def write_weights(model: nn.Module, path: Path, recipe: Recipe, data: Data, is_buildable: bool = True) -> None:
+    """Write a weight file with what is known of the images and, if the network can be built anew, its constructor."""
+    made_by = constructor(recipe.model, num_classes=len(data.classes)) if is_buildable else None
+    images = Images(tuple(data.classes), (data.test_size, data.test_size), data.mean, data.std)
+    write_model(model, path, made_by, images, tried=False)
+
+
 class _Loop:
-    """One training: what it needs, set up once; `run` is the loop."""
+    """A training; `run` is the loop."""
 
     def __init__(
         self, model: nn.Module, data: Data, recipe: Recipe, out: Path, device: torch.device, stop: Event,
@@ -105,7 +122,7 @@ class _Loop:
         self.batches = len(self._loader(epoch=1, start=0))
         switches = Switches.of(recipe, plan)
         name = name or ("recast" if recast_layers(model) or switches else "parent")
-        self.journal = Journal(recipe, out, name, self.batches, progress, device)
+        self.journal = Journal(recipe, out, name, self.batches, progress)
         prepare_(model.to(device), recipe)
         distributed.share_(model)  # before anything is copied from it
         self.model = model = distributed.synchronise_batch_norm(model, device) if recipe.sync_bn else model
@@ -122,28 +139,23 @@ class _Loop:
         network = distributed.wrapped(self.compiled, device)
         self.update = Update(self.state, network, recipe, data, self.objective, device)
         self.probe: list[Tensor] | None = None
-        self.unread: deque[tuple[int, Tensor]] = deque()
-        """Steps that were launched: their number, and their loss and the wishes to stop, summed over the processes."""
+        self.launched: deque[tuple[int, Tensor]] = deque()
+        """Steps in flight: number, then [loss, stop flag] summed over the processes."""
 
     def run(self, resume: bool, on_start: Callable[[], object]) -> list[dict[str, Any]]:
-        """Epoch 0 is measured, then every epoch is trained, measured and saved."""
+        """Measure epoch 0, then train, measure and save every epoch."""
         state, recipe, out = self.state, self.recipe, self.out
         if resume and on_first(lambda: bool(states(out))):
             images = len(self.data.train)
-            newest = on_first(lambda: restore_(state, recipe, out, images, read_metrics(out / "metrics.jsonl")))
+            newest = on_first(lambda: restore_(state, recipe, out, images))
             if not is_first():
                 restore_(state, recipe, out, images, path=newest)
-            if state.position.step > self.batches:
-                raise RecastError(f"{newest} is at step {state.position.step} of an epoch of {self.batches}: delete it")
+                state.position.bad_images = []  # those in the state are the first process's
             if state.switches is not None:
                 self.update.network = distributed.wrapped(self.compiled, self.device, self.update.network)
         on_first(on_start)
         try:
-            with self.journal.open(state.position), worker_errors():
-                warmup, steps = self.rates.warmup, self.rates.steps
-                if steps and 2 * warmup > steps:
-                    how = f"{warmup} of {steps} updates"
-                    self.journal.say(f"note: the warm-up takes {how}: set optim.warmup_epochs lower")
+            with self.journal.open(state.position.epoch), worker_errors():
                 if state.position.epoch == 0:
                     self._end_epoch()
                 else:
@@ -158,8 +170,6 @@ class _Loop:
             raise Interrupted(what, saved=True) from None
         except KeyboardInterrupt:  # the second Ctrl-C: perhaps in the middle of a step
             raise Interrupted(f"interrupted at once, nothing saved: {newest_state(out)}") from None
-        finally:
-            self.objective.watching.close()
         if state.evaluated is not self.model:
             self.model.load_state_dict(state.evaluated.state_dict())
         self._write_weights(refresh_gates_(self.model.eval()), "weights.safetensors")
@@ -168,7 +178,7 @@ class _Loop:
         return on_first(lambda: read_metrics(self.journal.path))
 
     def _asked_to_stop(self) -> bool:
-        """Whether some process was; the same answer in all of them."""
+        """True, in all processes, if one of them was asked to stop."""
         return distributed.sum_over_processes_(torch.tensor(float(self.stop.is_set())), self.device).item() > 0
 
     def _train_epoch(self) -> None:
@@ -182,35 +192,31 @@ class _Loop:
         for pixels, labels in source:
             came = time.perf_counter()
             number = (position.epoch - 1) * self.batches + position.step
-            self.objective.at(number)
+            if self.state.loss is not None:
+                self.state.loss.step = number
             loss = self.update(pixels, labels, self.rates.factor(number))
             position.step += 1
-            told = torch.full_like(loss, float(self.stop.is_set()), dtype=torch.float32)
-            sums = distributed.sum_over_processes_(torch.stack([loss.float(), told]), self.device)
-            self.unread.append((position.step, sums))
-            finished = self._finished(lag=0 if self.device.type == "cpu" else 1)
+            stop = torch.full_like(loss, float(self.stop.is_set()), dtype=torch.float32)
+            sums = distributed.sum_over_processes_(torch.stack([loss.float(), stop]), self.device)
+            self.launched.append((position.step, sums))
             position.waited += came - asked
             position.seconds += time.perf_counter() - asked
-            if self.device.type == "cpu" and not recipe.compile:  # another number of threads compiles anew
-                stepped(time.perf_counter() - came, self.journal.name)
             for name in set(source.bad_images).difference(position.bad_images):
                 warnings.warn(f"{name} cannot be read: another image took its place", stacklevel=2)
                 position.bad_images.append(name)
-            if self._look_at(finished):
+            if self._finish(lag=0 if self.device.type == "cpu" else 1):
                 raise Stopped
             if recipe.save_steps and position.step % recipe.save_steps == 0 and position.step < self.batches:
                 self._save()
             asked = time.perf_counter()
-        self._look_at(self._finished())
+        self._finish()
         if self._asked_to_stop():
             raise Stopped
         if process_count() > 1:  # a shared validation is not broken off: what was trained is safe before it begins
             self._save()
-        if position.step != self.batches:
-            raise AssertionError(f"an epoch of {self.batches} batches ended after {position.step}")
 
     def _switch(self) -> None:
-        """Recast what is due before this epoch, and measure what it did to the network."""
+        """Recast the layers that are due before this epoch, and measure the network before and after."""
         state, switches, epoch = self.state, self.state.switches, self.state.position.epoch
         if switches is None:
             return
@@ -235,49 +241,46 @@ class _Loop:
         if switches is not None and is_first():
             write_json(self.out / "schedule.json", switches.record.to_dict())
 
-    def _measure(self, left_out: list[str]) -> tuple[float, ...]:
-        """Validation loss and the task's metrics, of the weights that count."""
+    def _measure(self, skipped: list[str]) -> tuple[float, ...]:
+        """Return validation loss and the task's metrics; names of unreadable images go to `skipped`."""
         refresh_gates_(self.state.evaluated.eval())
         distributed.share_(self.state.evaluated, weights=False)
-        return validate(self.state.evaluated, self.data, self.recipe, self.device, left_out, self.stop)
+        return validate(self.state.evaluated, self.data, self.recipe, self.device, skipped, self.stop)
 
     def _probe(self) -> list[Tensor]:
-        """The few validation images on which attention is looked at after every epoch, always the same."""
+        """Return the first `PROBED` validation images."""
         if self.probe is None and recast_layers(self.state.evaluated):
             self.probe = list(some_images(self.data.val, PROBED, self.recipe, self.data, self.device))
         return self.probe or []
 
-    def _finished(self, lag: int = 0) -> list[tuple[int, float, bool]]:
-        """Steps launched but for the last `lag`: number, mean loss, whether some process was asked to stop. With a lag
-        of one step an accelerator never waits for us."""
-        found = []
-        while len(self.unread) > lag:
-            step, sums = self.unread.popleft()
-            loss, told = (sums / process_count()).tolist()
-            found.append((step, loss, told > 0))
-        return found
+    def _finish(self, lag: int = 0) -> bool:
+        """Count the steps in flight but for the last `lag`; True if some process was asked to stop.
 
-    def _look_at(self, finished: list[tuple[int, float, bool]]) -> bool:
-        """Count finished steps; True if somebody wants to stop. Raises RecastError for a loss that is not finite."""
+        With a lag of one step an accelerator never waits for us. Raises RecastError for a loss that is not finite.
+        """
         position, stop = self.state.position, False
-        for step, loss, told in finished:
+        while len(self.launched) > lag:
+            step, sums = self.launched.popleft()
+            loss, stops = (sums / process_count()).tolist()
             if not math.isfinite(loss):
                 self._diverged(f"loss is {loss} at epoch {position.epoch}, step {step}")
             position.loss_sum += loss
             self.on_step(position.epoch, step, loss)
             self.journal.step(loss, learning_rates(self.state.optimizer)[0], position)
-            stop = stop or told
+            stop = stop or stops > 0
         return stop
 
     def _end_epoch(self) -> None:
-        """Measure, write the row, move on to the next epoch and save the state, in this order."""
+        """Measure the network, write the row, move on to the next epoch and save the state, in this order."""
         state, recipe, started = self.state, self.recipe, time.perf_counter()
         position, trained = state.position, state.position.epoch > 0
-        left_out: list[str] = []
-        loss, *values = self._measure(left_out)
+        skipped: list[str] = []
+        loss, *values = self._measure(skipped)
         if not math.isfinite(loss):
             self._diverged(f"validation loss is {loss} after epoch {position.epoch}")
         lr, gate_lr = learning_rates(state.optimizer)
+        bad = torch.tensor([len(position.bad_images), len(skipped)])
+        bad_images, bad_val_images = distributed.sum_over_processes_(bad, self.device).tolist()
         row = Epoch(
             epoch=position.epoch,
             train_loss=position.loss_sum / self.batches if trained else None,
@@ -288,12 +291,11 @@ class _Loop:
             seconds=position.seconds + time.perf_counter() - started,
             images_per_second=self.batches * recipe.data.batch_size / position.seconds if trained else None,
             data_wait=position.wait if trained else None,
-            bad_images=len(distributed.union_over_processes(position.bad_images)),
-            bad_val_images=len(distributed.union_over_processes(left_out)),
+            bad_images=bad_images,
+            bad_val_images=bad_val_images,
             layers=heads_of(state.evaluated, self._probe()),
         )
         self.journal.write(row)
-        state.rows[row.epoch] = row_digest(row.to_dict())
         if recipe.keep_every is not None and position.epoch % recipe.keep_every == 0:
             # before the state: a run that goes on from an earlier one writes the same file again
             self._write_weights(state.evaluated, f"checkpoints/epoch-{position.epoch:04d}.safetensors")
@@ -304,18 +306,14 @@ class _Loop:
             raise Stopped
 
     def _save(self) -> None:
-        """Wait for the device, look at every loss, then write: what is on disk is known to be finite."""
-        self._look_at(self._finished())
+        """Wait for the device and check every loss before the state is written."""
+        self._finish()
         with uninterrupted():
             on_first(lambda: save_state(self.state, self.recipe, self.out, len(self.data.train)))
 
     def _write_weights(self, model: nn.Module, name: str) -> None:
         if is_first():
-            made_by = constructor(self.recipe.model, num_classes=len(self.data.classes))
-            data = self.data
-            images = Images(tuple(data.classes), (data.test_size, data.test_size), data.mean, data.std)
-            whole = self.objective.task.keeps_network
-            write_model(model, self.out / name, made_by if whole else None, images, tried=False)
+            write_weights(model, self.out / name, self.recipe, self.data, self.objective.task.keeps_network)
 
     def _loader(self, epoch: int, start: int) -> Loader:
         recipe, config = self.recipe, self.recipe.data

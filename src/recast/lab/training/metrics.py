@@ -1,14 +1,10 @@
-"""What a training measures and tells: validation, metrics.jsonl, the terminal, TensorBoard and Weights & Biases."""
+"""What a training measures and shows: validation, metrics.jsonl, a line per epoch on the terminal."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 from threading import Event
 from typing import Any
 
@@ -19,14 +15,11 @@ from torch import Tensor, nn
 
 from recast.analysis.records import Wakefulness
 from recast.analysis.wakefulness import wakefulness
-from recast.errors import RecastError, optional_package
+from recast.errors import RecastError, listed
 from recast.files import read_lines, sealed, write_text
 from recast.lab.config import Recipe
 from recast.lab.data import Data, Loader
-from recast.lab.device import peak_bytes
-from recast.lab.recipe import recipe_to_dict
 from recast.lab.records import Epoch
-from recast.lab.report.formats import duration, memory
 from recast.lab.suites import METRICS
 from recast.lab.tasks import task_of
 from recast.lab.training.checkpoint import Position
@@ -34,34 +27,17 @@ from recast.lab.training.distributed import Stopped, is_first, process_count, pr
 from recast.layers.cmhsa import recast_layers
 from recast.layers.gpsa import GPSA
 
-MUCH_WAITING = 0.2
-"""Share of an epoch's time, spent waiting for data, from which on it is worth a word."""
-WORTH_SECONDS = 5.0
-"""Epochs shorter than this are not worth it."""
-TIMED_STEPS = 20
-"""Steps after which an arm's time and memory are told."""
-LONG = 300.0
-"""Seconds: of a shorter training they are not."""
-SCALARS = (
-    "train_loss", "val_loss", "lr", "gate_lr", "seconds", "images_per_second", "data_wait", "bad_images",
-)  # fmt: skip
-"""What of a row trackers are sent, with the metrics."""
-
-Tracker = Callable[[int, dict[str, float]], object]
-"""(epoch, numbers of that epoch)."""
-
 
 @torch.no_grad()
 def validate(
-    model: nn.Module, data: Data, recipe: Recipe, device: torch.device, left_out: list[str] | None = None,
+    model: nn.Module, data: Data, recipe: Recipe, device: torch.device, skipped: list[str] | None = None,
     stop: Event | None = None,
 ) -> tuple[float, ...]:  # fmt: skip
-    """Mean loss over `data.val` and the metrics of `Task.validation`, in full precision; leaves the model in eval mode.
+    """Return the mean loss over `data.val` and the metrics of `Task.validation`, in full precision.
 
-    `recipe.data` says in which batches, with how many workers, and what becomes of images that cannot be read; the
-    names of those that are left out go to `left_out`. Several processes share the images, each is counted once.
-    Raises RecastError if the model does not give what the task asks for, or there is nothing to measure on; Stopped
-    where `stop` is set, but for a validation that several processes share.
+    The model is left in eval mode. The names of unreadable images go to `skipped`. Several processes share the images,
+    each is counted once. Raises RecastError if the model does not give what the task asks for or no image is left;
+    Stopped where `stop` is set, unless several processes share the validation.
     """
     model.eval()
     config, meter = recipe.data, data.task.meter(data)
@@ -77,8 +53,8 @@ def validate(
         totals += torch.tensor([loss, len(labels)], dtype=torch.float64)
     for name in source.bad_images:
         warnings.warn(f"{name} cannot be read: it is left out of the validation", stacklevel=2)
-    if left_out is not None:
-        left_out += source.bad_images
+    if skipped is not None:
+        skipped += source.bad_images
     loss, images = sum_over_processes_(totals, device).tolist()
     if images == 0:
         raise RecastError(f"{data.name} has no validation images: nothing could be measured")
@@ -87,115 +63,70 @@ def validate(
 
 @torch.no_grad()
 def heads_of(model: nn.Module, images: list[Tensor]) -> dict[str, dict[str, Any]]:
-    """Per recast layer: its gate, which code runs, and of every head how awake it is on the images, its gates
-    (`GPSA.gates`) and its span 1/α; C-MHSA has neither gates nor spans."""
+    """Return gate, backend and wakefulness of the heads of every recast layer; of GPSA layers also the heads' gates
+    (`GPSA.gates`) and spans 1/α."""
     awake = wakefulness(model, images) if recast_layers(model) else {}
-    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for name, layer in recast_layers(model).items():
-        found[name] = {"gate": layer.config.gate, "backend": layer.chosen_backend(), **awake.get(name, {})}
+        rows[name] = {"gate": layer.config.gate, "backend": layer.chosen_backend(), **awake.get(name, {})}
         if isinstance(layer, GPSA):
             gates = {gate: values.tolist() for gate, values in layer.gates().items()}
-            found[name] |= {**gates, "span": layer.spans().tolist()}
-    return found
+            rows[name] |= {**gates, "span": layer.spans().tolist()}
+    return rows
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All whole rows of a metrics.jsonl; a line that a crash cut off, or that was damaged, is left out."""
+    """Return the rows of a metrics.jsonl; damaged lines are skipped."""
     lines = read_lines(path)[0] if path.is_file() else []
     return [row for _, row in lines if isinstance(row.get("epoch"), int)]
 
 
 class Journal:
-    """What the first process writes and shows: metrics.jsonl with a row per epoch, the same rows to trackers, and on
-    stderr a line per epoch, on a terminal a bar too. The other processes do nothing here.
+    """The rows of metrics.jsonl, and a line per epoch on stderr, on a terminal a bar too; `shown=False` shows nothing.
 
-    `shown=False` shows nothing.
+    Only the first process writes and shows.
     """
 
-    def __init__(self, recipe: Recipe, out: Path, name: str, batches: int, shown: bool, device: torch.device) -> None:
-        for kind in recipe.trackers:
-            module = "torch.utils.tensorboard" if kind == "tensorboard" else kind
-            optional_package(module, kind, f"trackers={kind} needs it")
-        self.recipe, self.out, self.name, self.path = recipe, out, name, out / "metrics.jsonl"
-        self.shown, self.warned = shown and is_first(), False
-        self.batches, self.device, self.steps, self.validation = batches, device, 0, 0.0
-        self.trackers: list[Tracker] = []
-        self.resumed, self.step_before = Position(), 0.0
-        """Where this epoch goes on, and the seconds of a step before the run was interrupted; 0: it was not."""
-        self.console, self.closing = Console(stderr=True), ExitStack()
+    def __init__(self, recipe: Recipe, out: Path, name: str, batches: int, shown: bool) -> None:
+        self.recipe, self.name, self.path, self.batches = recipe, name, out / "metrics.jsonl", batches
+        self.shown, self.console = shown and is_first(), Console(stderr=True)
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         disable = not (self.shown and self.console.is_terminal)
         self.bar = Progress(
             *columns, TextColumn("{task.fields[note]}"), console=self.console, transient=True, disable=disable
         )
-        self.progress = self.bar.add_task(name, total=batches, note="", visible=False)
+        self.progress = self.bar.add_task(name, total=recipe.epochs * batches, note="", visible=False)
 
-    def open(self, position: Position) -> ExitStack:
-        """Begin: drop the row of its epoch and later ones, which a resumed run writes again; close with the result."""
+    def open(self, epoch: int) -> Progress:
+        """Drop the rows of `epoch` and later ones, which the run writes again; returns the bar, a context manager."""
         if is_first():
-            self.out.mkdir(parents=True, exist_ok=True)
-            epoch = position.epoch
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             rows = [row for row in read_metrics(self.path) if row["epoch"] < epoch]
             write_text(self.path, "".join(map(sealed, rows)))
-            self.validation = next((row["seconds"] or 0.0 for row in rows if row["epoch"] == 0), 0.0)
-            speeds = [row["images_per_second"] for row in rows if row.get("images_per_second")]
-            self.step_before = self.recipe.data.batch_size / speeds[0] if speeds else self._step_seconds(position)
-            opening = (TRACKERS[kind] for kind in self.recipe.trackers)
-            self.trackers = [open_tracker(self.out, self.recipe, epoch, self.closing) for open_tracker in opening]
-        self.closing.enter_context(self.bar)
-        return self.closing
+            if missing := sorted(set(range(epoch)) - {row["epoch"] for row in rows}):
+                warnings.warn(f"{self.path} has lost epoch {listed([*map(str, missing)], 5)}", stacklevel=3)
+        return self.bar
 
     def start_epoch(self, position: Position) -> None:
-        """Empty the bar for a new epoch, some batches of which may have been trained before."""
-        self.resumed = replace(position)
+        """Show the epoch, some batches of which may have been trained before."""
         description = f"{self.name} epoch {position.epoch}/{self.recipe.epochs}"
-        self.bar.reset(self.progress, description=description, completed=position.step, visible=True)
+        done = (position.epoch - 1) * self.batches + position.step
+        self.bar.reset(self.progress, description=description, completed=done, visible=True)
 
     def step(self, loss: float, lr: float, position: Position) -> None:
-        """One more batch."""
-        speed = self.recipe.data.batch_size / max(self._step_seconds(position), 1e-9)
-        waiting = f"  waiting for data {position.wait:.0%}" if position.wait >= MUCH_WAITING else ""
-        self.steps += 1
-        if self.steps == min(TIMED_STEPS, self.batches):
-            self._tell_cost(position)
-        self.bar.update(self.progress, advance=1, note=f"loss {loss:.3f}  lr {lr:.1e}  {speed:,.0f} images/s{waiting}")
-
-    def _step_seconds(self, position: Position) -> float:
-        """Of a step of this epoch since this start; 0 where there was none."""
-        steps = position.step - self.resumed.step
-        return (position.seconds - self.resumed.seconds) / steps if steps else 0.0
-
-    def _tell_cost(self, position: Position) -> None:
-        """What is left of this arm, by the steps since this start and the validation before training: where the run
-        goes on, with the machine as busy as it is now."""
-        step = self._step_seconds(position)
-        if self.step_before:
-            self.validation *= step / self.step_before
-        done = (position.epoch - 1) * self.batches + position.step
-        left = (self.recipe.epochs * self.batches - done) * step
-        left += (self.recipe.epochs + 1 - position.epoch) * self.validation
-        if left >= LONG:
-            costs = f"{step:.2g} s a step, {self.validation:.2g} s a validation, {memory(peak_bytes(self.device))}"
-            self.say(f"note: {self.name}: about {duration(left)} to go ({costs} of memory)")
+        """Count a batch."""
+        speed = self.recipe.data.batch_size * position.step / max(position.seconds, 1e-9)
+        note = f"loss {loss:.3f}  lr {lr:.1e}  {speed:,.0f} images/s  data {position.wait:.0%}"
+        self.bar.update(self.progress, advance=1, note=note)
 
     def write(self, row: Epoch) -> None:
-        """Append the row of an epoch, on the disk when this returns, send its numbers on, and show a line."""
+        """Append the row of an epoch, on the disk when this returns, and show a line."""
         if not is_first():
             return
-        if row.epoch == 0:
-            self.validation = row.seconds or 0.0
         with self.path.open("a", encoding="utf-8") as file:
             file.write(sealed(row.to_dict()))
             file.flush()
             os.fsync(file.fileno())
-        values = {name: float(value) for name in SCALARS if (value := getattr(row, name)) is not None}
-        values |= {f"val_{metric}": value for metric, value in row.metrics.items()}
-        for layer, gates in row.layers.items():
-            for gate, per_head in gates.items():
-                if isinstance(per_head, list) and (of_heads := [value for value in per_head if value is not None]):
-                    values[f"gates/{layer}/{gate}"] = fmean(of_heads)
-        for tracker in self.trackers:
-            tracker(row.epoch, values)
         train = "before training  " if row.train_loss is None else f"train loss {row.train_loss:.3f} "
         text = f"{self.name:>9}  epoch {row.epoch:>3}/{self.recipe.epochs}  {train} "
         metric = task_of(self.recipe).main[1]
@@ -207,53 +138,8 @@ class Journal:
         attention = Wakefulness.of(row.layers)
         if attention is not None and row.epoch == self.recipe.epochs > 0:
             self.say(f"note: {attention}" + (f": {attention.remedy}" if attention.slept else ""))
-        if row.bad_images or row.bad_val_images:
-            self.say(
-                f"note: {row.bad_images} training images could not be read, others took their places; "
-                f"{row.bad_val_images} of validation are left out"
-            )
-        waiting = row.data_wait or 0.0
-        if waiting >= MUCH_WAITING and (row.seconds or 0.0) > WORTH_SECONDS and not self.warned:
-            self.warned = True
-            self.say(
-                f"note: {waiting:.0%} of the time went into waiting for data: set data.workers (now "
-                f"{self.recipe.data.workers}; this machine has {os.cpu_count()} cores), or store the images smaller"
-            )
 
     def say(self, text: str) -> None:
-        """One line above the bar."""
+        """Show a line above the bar."""
         if self.shown:
             self.console.print(text, highlight=False, soft_wrap=True)
-
-
-def _tensorboard(out: Path, _recipe: Recipe, start: int, closing: ExitStack) -> Tracker:
-    """Event files in `out/tensorboard`: tensorboard --logdir RUN."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    writer = SummaryWriter(str(out / "tensorboard"), purge_step=start)  # what a crash left is not shown twice
-    closing.callback(writer.close)
-
-    def add(epoch: int, values: dict[str, float]) -> None:
-        for name, value in values.items():
-            writer.add_scalar(name, value, epoch)
-        writer.flush()
-
-    return add
-
-
-def _wandb(out: Path, recipe: Recipe, _start: int, closing: ExitStack) -> Tracker:
-    """A run of wandb named as the folder, the same for every start of it; WANDB_MODE=offline keeps it here."""
-    import wandb
-
-    path = out / "wandb.id"
-    if not path.is_file():
-        write_text(path, wandb.util.generate_id())
-    run = wandb.init(
-        project="recast", name=out.resolve().name, dir=str(out), config=recipe_to_dict(recipe), resume="allow",
-        id=path.read_text(encoding="utf-8").strip(),
-    )  # fmt: skip
-    closing.callback(run.finish)
-    return lambda epoch, values: run.log(values, step=epoch)
-
-
-TRACKERS = {"tensorboard": _tensorboard, "wandb": _wandb}

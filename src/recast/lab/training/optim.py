@@ -1,4 +1,4 @@
-"""Optimiser, learning rate and the sparsity of gates.
+"""Optimizer, learning rate and the sparsity of gates.
 
 Every group of parameters has a peak rate of its own (`recast.param_groups`); one factor f(t) scales them all over the
 updates t = 0 … T − 1 of the run:
@@ -30,7 +30,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from recast.errors import RecastError, first_line, suggest
+from recast.errors import RecastError, suggest
 from recast.lab.config import OptimConfig, Recipe
 from recast.lab.device import choose_device
 from recast.layers.gpsa import gpsa_layers
@@ -39,27 +39,27 @@ from recast.surgery.parameters import param_groups
 RATES = {
     "gates": "gates", "sigmoid_gates": "gates", "pool_decay": "pool", "pool_no_decay": "pool", "queries_keys": "keys"
 }  # fmt: skip
-"""Which of a run's rates a kind of group has, by what stands before the slash of its name; others: the weights'."""
+"""Rate of a kind of group, the part of its name before the slash; other groups have the weights'."""
 POWERS = {"poly": 0.9, "linear": 1.0}
 STEPS = 27 / 36, 33 / 36
 
 
 def check_trainable(recipe: Recipe) -> None:
-    """Raise RecastError for an optimiser that timm has not, or a number that no training can use."""
+    """Raise RecastError for an optimizer timm does not provide, or an invalid value."""
     optimizer_options(recipe.optim)
     if recipe.amp == "fp16" and choose_device(recipe.device).type != "cuda":
         raise RecastError(f"amp='fp16' needs a CUDA device, got {recipe.device}: use amp='bf16' or amp='off'")
 
 
 def optimizer_options(config: OptimConfig) -> dict[str, Any]:
-    """momentum, betas and eps as keyword arguments of the optimiser `config.opt`, without what it does not take.
+    """Return those of momentum, betas and eps that the optimizer `config.opt` takes, as keyword arguments.
 
-    Raises RecastError for an optimiser that timm has not, and for an option that was set and that it does not take.
+    Raises RecastError for an optimizer timm does not provide, and for an option that was set and that it does not take.
     """
     name, default = config.opt.lower(), OptimConfig()
-    known = [str(each) for each in timm.optim.list_optimizers()]
-    if name not in known:
-        raise RecastError(f"timm has no optimiser {config.opt!r}.{suggest(config.opt, known)}")
+    names = [str(each) for each in timm.optim.list_optimizers()]
+    if name not in names:
+        raise RecastError(f"timm has no optimiser {config.opt!r}.{suggest(config.opt, names)}")
     info = timm.optim.get_optimizer_info(name)
     if info.second_order:
         raise RecastError(f"optimiser {config.opt} needs second derivatives: choose another optim.opt")
@@ -70,25 +70,21 @@ def optimizer_options(config: OptimConfig) -> dict[str, Any]:
             raise RecastError(f"optim.{option} is {value}, but optimiser {config.opt} has no {option}: leave it out")
         if taken and value is not None:
             options[option] = value
-    if "betas" in options and info.num_betas != len(options["betas"]):
-        raise RecastError(f"optimiser {config.opt} has {info.num_betas} betas, optim.betas 2: leave it out")
     if "lamb" in name:
-        # LAMB would clip the gradient's norm at 1 by itself; apex's hands the number to a kernel, which takes no None
-        options["max_grad_norm"] = math.inf if name.startswith("fused") else None
+        options["max_grad_norm"] = None  # LAMB would clip the gradient's norm at 1 by itself
     return options
 
 
 def peak_lr(config: OptimConfig, batch_size: int) -> float:
-    """Peak rate of the weights: lr, or lr × batch_size / base_batch for `batch_size` images an update."""
+    """Return the peak rate of the weights: lr, or lr × batch_size / base_batch for `batch_size` images an update."""
     return config.lr if config.base_batch is None else config.lr * batch_size / config.base_batch
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig, batch_size: int) -> Optimizer:
-    """timm's optimiser `config.opt` over the groups of `param_groups`, each with its peak rate as "peak_lr".
+    """Return timm's optimizer `config.opt` over the groups of `param_groups`, each with its peak rate as "peak_lr".
 
     `batch_size`: images an update, over all processes and accumulated parts. Raises RecastError for a network with
-    nothing to train or, with layer decay, without layers, and for an optimiser that cannot be had or takes no such
-    options.
+    nothing to train or, with layer decay, without layers.
     """
     lr, options = peak_lr(config, batch_size), optimizer_options(config)
     with warnings.catch_warnings():
@@ -101,11 +97,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig, batch_size: int) -> Op
         raise RecastError(f"{type(model).__name__} has no parameter that requires a gradient: nothing to train")
     for group in groups:
         group["peak_lr"] = group["lr"]
-    try:
-        return timm.optim.create_optimizer_v2(groups, config.opt, lr, config.weight_decay, **options)
-    except (AssertionError, ImportError, RuntimeError, TypeError, ValueError) as error:  # apex's and bitsandbytes' too
-        reason = f"optimiser {config.opt} cannot be used here ({first_line(error)})"
-        raise RecastError(f"{reason}: choose another optim.opt") from error
+    return timm.optim.create_optimizer_v2(groups, config.opt, lr, config.weight_decay, **options)
 
 
 class WarmupDecay:
@@ -142,8 +134,10 @@ def set_learning_rate(optimizer: Optimizer, factor: float) -> None:
 
 
 def learning_rates(optimizer: Optimizer) -> tuple[float, float | None]:
-    """The rate of the weights and that of the gates (None without gates), as they are now; the head's end of it where
-    layers have rates of their own. Where no weights train besides, the pooling's or the gates' stands for theirs."""
+    """Return the present rates of the weights and of the gates (None without gates); with layer decay, the head's.
+
+    Where no weights train, the rate of the pooling or the gates stands for theirs.
+    """
     rates: dict[str, float] = {}
     for group in optimizer.param_groups:
         of = RATES.get(str(group["name"]).partition("/")[0], "weights")

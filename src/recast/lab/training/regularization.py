@@ -11,7 +11,6 @@ from typing import Literal
 import torch
 from timm.layers import DropPath
 from timm.models.cait import LayerScaleBlockClassAttn
-from timm.models.vision_transformer import ParallelThingsBlock
 from timm.models.volo import ClassBlock
 from timm.models.xcit import ClassAttentionBlock
 from torch import nn
@@ -28,22 +27,18 @@ from recast.tracing.hooks import computes_as
 DROP_PATH = re.compile(r"drop_path\d*|stochastic_depth|stochastic_dropout")
 """Attributes of a residual block that hold its stochastic depth, in timm and in torchvision."""
 SHORTCUTS = ("identity", "shortcut", "residual")
-"""What is None or False in a block of timm without a shortcut (MobileOne and RepVGG, ByobNet, VoVNet)."""
+"""Attributes that are None or False in a block of timm without a shortcut (MobileOne and RepVGG, ByobNet, VoVNet)."""
 CLASS_ATTENTION = (LayerScaleBlockClassAttn, ClassAttentionBlock, ClassBlock)
 """Blocks that only update class tokens; CaiT, XCiT and VOLO are trained without stochastic depth in them."""
 
 
 def drop_path_places(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
-    """Where stochastic depth is, or could be, by block: (module, attribute); blocks in the order of `named_modules`.
+    """Return the places of stochastic depth, (module, attribute), by block, in the order of `named_modules`.
 
-    A ViT's block has two places, ParallelThingsBlock as many as it has branches, a block without a shortcut none: it
-    counts, as in timm, but without a shortcut a dropped path would leave nothing.
+    A ViT's block has two places. A block without a shortcut has none but counts, as in timm.
     """
     blocks: dict[str, list[tuple[nn.Module, str]]] = {}
-    several: list[str] = []
     for name, module in model.named_modules():
-        if isinstance(module, ParallelThingsBlock):
-            several.append(name)
         if isinstance(module, CLASS_ATTENTION):
             continue
         kept = {k: v for k, v in vars(module).items() if v is None} | dict(module.named_children())
@@ -51,9 +46,8 @@ def drop_path_places(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
             if DROP_PATH.fullmatch(attribute) and (
                 value is None or computes_as(value, DropPath, StochasticDepth, nn.Identity)
             ):
-                block = next((outer for outer in several if name.startswith(f"{outer}.")), name)
-                places = blocks.setdefault(block, [])
-                if not any(getattr(module, name, True) in (None, False) for name in SHORTCUTS):
+                places = blocks.setdefault(name, [])
+                if not any(getattr(module, shortcut, True) in (None, False) for shortcut in SHORTCUTS):
                     places.append((module, attribute))
     return list(blocks.values()) if any(blocks.values()) else []
 
@@ -68,8 +62,6 @@ def set_drop_path_(model: nn.Module, rate: float, mode: Literal["linear", "unifo
     """
     if not 0 <= rate < 1:
         raise RecastError(f"drop_path must be at least 0 and below 1, got {rate}")
-    if mode not in ("linear", "uniform"):
-        raise RecastError(f"mode must be linear or uniform, got {mode!r}")
     blocks = drop_path_places(model)
     if rate and not blocks:
         raise RecastError(
@@ -85,19 +77,11 @@ def set_drop_path_(model: nn.Module, rate: float, mode: Literal["linear", "unifo
     return model
 
 
-def set_recipe_drop_path_(model: nn.Module, recipe: Recipe) -> None:
-    """Set the stochastic depth of a recipe."""
-    if (rate := recipe.regularization.drop_path) is not None:
-        set_drop_path_(model, rate)
-        for paper in recipe.papers.values():
-            paper.drop_path_(model, rate)
-
-
 def trained_parts(model: nn.Module, freeze: Freeze, num_classes: int | None = None) -> list[nn.Module]:
-    """What trains where the rest is frozen: attention pooling, where there is any, and the classifiers; what `freeze`
-    leaves out beside them, where the network has it.
+    """Return the modules that train where the rest is frozen: attention pooling, classifiers, and the exceptions of
+    `freeze`.
 
-    Raises RecastError where one cannot tell which layer is the classifier (`recast.models.adapt.classifiers`).
+    Raises RecastError if the classifier cannot be determined (`recast.models.adapt.classifiers`).
     """
     parts = [*attention_pools(model).values(), *map(model.get_submodule, classifiers(model, num_classes))]
     if freeze == "all_but_attention":
@@ -108,42 +92,33 @@ def trained_parts(model: nn.Module, freeze: Freeze, num_classes: int | None = No
 
 
 def prepare_(model: nn.Module, recipe: Recipe) -> nn.Module:
-    """What a recipe changes in the network before training: stochastic depth, what its papers ask for, checkpointing,
-    what is frozen, memory format.
+    """Apply a recipe's stochastic depth, settings of papers, freezing and memory format.
 
-    Weights to go on from are loaded after this. Checkpointing recomputes activations in the backward pass, block by
-    block (Chen et al. 2016). Where something is frozen, nothing but `trained_parts` asks for a gradient, so that no
-    optimiser is given it. Raises RecastError for what the network has not.
+    Weights of a state are loaded after this. Frozen parameters require no gradient. Raises RecastError if the network
+    has no place for stochastic depth.
     """
-    config = recipe.regularization
-    set_recipe_drop_path_(model, recipe)
-    for paper in recipe.papers.values():
+    config, papers = recipe.regularization, recipe.papers.values()
+    if config.drop_path is not None:
+        set_drop_path_(model, config.drop_path)
+        for paper in papers:
+            paper.drop_path_(model, config.drop_path)
+    for paper in papers:
         paper.prepare_(model)
     if config.freeze not in ("none", "batch_norm"):
         parts = trained_parts(model, config.freeze, recipe.model.num_classes)
         trained = {id(p) for part in parts for p in part.parameters()}
         for parameter in model.parameters():
             parameter.requires_grad_(parameter.requires_grad and id(parameter) in trained)
-    if recipe.grad_checkpointing:
-        try:
-            model.set_grad_checkpointing(True)  # type: ignore[operator]
-        except (AssertionError, AttributeError, NotImplementedError):  # not timm's, or timm's way to say no
-            raise RecastError(
-                f"{type(model).__name__} cannot recompute its activations: leave grad_checkpointing out, "
-                "or use a larger accumulate"
-            ) from None
     if recipe.channels_last:
         model.to(memory_format=torch.channels_last)
     return model
 
 
 def train_mode(model: nn.Module, recipe: Recipe) -> None:
-    """Training mode, but for what the recipe freezes.
+    """Set training mode, except for what the recipe freezes.
 
-    A frozen trunk is in eval mode: BatchNorm uses its stored statistics and does not update them, dropout and
-    stochastic depth let everything through; so it is with all_but_batch_norm, but for BatchNorm itself. Beside
-    attention that trains the rest drops what it drops, on stored statistics. With batch_norm statistics rest wherever
-    they are, and BatchNorm's weight and bias train.
+    trunk, all_but_batch_norm: everything but `trained_parts` is in eval mode. batch_norm, all_but_attention: BatchNorm
+    uses its stored statistics; dropout and stochastic depth stay on.
     """
     config = recipe.regularization
     rests = config.freeze in ("trunk", "all_but_batch_norm")

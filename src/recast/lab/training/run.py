@@ -20,7 +20,6 @@ from torch import nn
 
 from recast.errors import RecastError
 from recast.files import number, read_json, read_text, write_json, write_text
-from recast.io import write_model
 from recast.lab.config import Recipe
 from recast.lab.data.fingerprint import FINGERPRINT, check_classes, check_same, fingerprint_of
 from recast.lab.data.seeding import mix_seed, seeded
@@ -30,11 +29,10 @@ from recast.lab.recipe import COARSE_FILE, PARENT_WEIGHTS, functions_of, save_re
 from recast.lab.tasks import task_of
 from recast.lab.training import distributed
 from recast.lab.training.checkpoint import newest_state, states
-from recast.lab.training.loop import fit
+from recast.lab.training.loop import fit, write_weights
 from recast.lab.training.prepare import (
     WAKING_IMAGES,
     Prepared,
-    never_began,
     prepare,
     recipe_of_run,
     refuse_used,
@@ -43,7 +41,6 @@ from recast.lab.training.prepare import (
 )
 from recast.layers.cmhsa import recast_layers
 from recast.layers.config import BiasGate
-from recast.models.build import Images, constructor
 from recast.models.trust import follow_up, trusting
 from recast.surgery.apply import recast_
 from recast.surgery.calibrate import calibrate_
@@ -67,33 +64,36 @@ def train(
     recipe: Recipe, out: str | Path, *, resume: bool = False, progress: bool = True, command: str = "",
     say: Callable[[str], object] = lambda text: None, trust: bool = False,
 ) -> Path:  # fmt: skip
-    """Recast the parent of `recipe`, verify it, train it into the folder `out`, and the parent itself the same way.
+    """Recast the parent of `recipe`, verify it, train it into the folder `out`, and train the parent the same way.
 
     With `recipe.schedule` the parent is trained as it is and its layers become attention on their dates; attention
-    pooling (`recipe.pool`) goes in before training all the same. The control arm keeps the network's own pooling.
+    pooling (`recipe.pool`) still goes in before training. The control arm keeps the network's own pooling.
 
     out/                recipe.yaml classes.json environment.json plan.json verify.json
                         metrics.jsonl weights.safetensors resume/; schedule.json where `recipe.schedule` is one
     out/finetuned/      the control arm (`recipe.control`): metrics.jsonl weights.safetensors resume/
-    out/parent.safetensors   only where nothing else holds the parent's weights: random ones, or a new head
-    out/coarse.csv           a copy of `data.coarse_file`, where the recipe names one
+    out/parent.safetensors   the parent, if its weights are random or its classifier is new
+    out/coarse.csv           a copy of `data.coarse_file`, if the recipe names one
 
-    Where the recipe recasts nothing (`where: [none]`, `pool.kind: none`) the network itself is trained into `out`: no
-    plan, no control.
-    recipe.yaml is the recipe with what was left open filled in (classes, normalisation), so that it replays the run.
-    With `resume` a run goes on where it stopped, with the recipe in its folder; what is finished is left alone.
-    `command` is kept in environment.json; `say` is given the plan and how exact the recast is, as text. A recipe that
-    names a function of its own (`pkg.module:function`) needs `trust`.
+    A recipe that recasts nothing (`where: [none]`, `pool.kind: none`) trains the network itself into `out`, without a
+    plan and a control arm.
 
-    Raises RecastError for a folder in use, whatever is wrong with recipe, data or parent (before the folder is made),
-    and what `fit` raises; Interrupted after Ctrl-C or SIGTERM.
+    Args:
+        recipe: settings of the run. recipe.yaml completes it (classes, normalisation) and replays the run.
+        out: a new or empty run folder.
+        resume: go on with the run in `out`, with the recipe in its folder; a finished run is left alone.
+        progress: show a line per epoch on standard error.
+        command: text for environment.json.
+        say: called with lines on images, plan and exactness.
+        trust: import functions that the recipe names (`pkg.module:function`).
+
+    Raises:
+        RecastError: for a folder in use and for mistakes in recipe, data or parent, before the folder is made; and as
+            `fit` does.
+        Interrupted: after Ctrl-C or SIGTERM.
     """
     out = Path(out)
     with trusting(trust=trust), distributed.process_group(recipe.device) as device, distributed.held(out):
-        given, recipe = recipe.model.checkpoint, with_task(recipe)
-        if resume and distributed.on_first(lambda: (out / "recipe.yaml").is_file() and never_began(out)):
-            # started anew, perhaps with other settings; not where the parent is the one that is kept in the folder
-            resume = given is not None and Path(given).parent == out.resolve()
         if resume:
             recipe = distributed.first_then_all(lambda: recipe_of_run(recipe, out))
         else:
@@ -110,8 +110,8 @@ def train(
         try:
             run.train()
         except (RecastError, OSError):  # the mistake mended, the same command starts again
-            if distributed.is_first() and not resume and never_began(out):
-                withdraw(out, given)
+            if distributed.is_first() and not resume and not states(out):
+                withdraw(out)
             raise
         except KeyboardInterrupt as stopped:
             again = follow_up("train", "--resume", str(out), functions=functions_of(recipe))
@@ -149,56 +149,46 @@ class _Run:
         """The content of environment.json, once `open` wrote it."""
 
     def train(self) -> None:
-        """Train every arm; nothing is written before all that may refuse the run has been looked at."""
+        """Train every arm; nothing is written before the run has passed every check."""
         if not (self.resume and distributed.on_first(lambda: bool(states(self.out)))):
             distributed.on_first(self.open)
         try:
             self._train()
-            distributed.on_first(self.open)  # where all was trained before: where things lie may have changed
+            distributed.on_first(self.open)  # all was trained before, but paths may have changed
         finally:
             if self.environment:
                 spent = self.environment["seconds"] + time.time() - self.started
-                with suppress(OSError):  # a full disk: why the run ended is worth more than its seconds
+                with suppress(OSError):  # a full disk must not hide why the run ended
                     write_json(self.out / "environment.json", {**self.environment, "seconds": round(spent, 1)})
 
     def open(self) -> None:
-        """Write what is known before training, once: the parent's weights too where nothing else holds them."""
+        """Write what is known before training, once; recipe.yaml comes after the files that a resumption needs."""
         if self.environment:
             return
-        path, before = self.out / "environment.json", dict[str, Any]()
-        try:
-            before = read_json(path) if path.is_file() else {}
-        except RecastError as error:
-            warnings.warn(f"{error}; it is written anew", stacklevel=4)
+        path = self.out / "environment.json"
+        before = read_json(path) if path.is_file() else {}
         if not self.resume:
-            withdraw(self.out, self.recipe.model.checkpoint)
-            before = {}
             write_json(self.out / "classes.json", self.data.classes)
             write_text(self.out / FINGERPRINT, json.dumps(fingerprint_of(self.data)) + "\n")
         if self.prepared.coarse is not None:
             write_text(self.out / COARSE_FILE, self.prepared.coarse)
         if self.prepared.keeps_parent:
-            made_by = constructor(self.recipe.model, num_classes=len(self.data.classes))
-            data = self.data
-            images = Images(tuple(data.classes), (data.test_size, data.test_size), data.mean, data.std)
             parent = task_of(self.recipe).undone(self.parent)
-            write_model(parent, self.out / PARENT_WEIGHTS, made_by, images, tried=False)
-        save_recipe(self.recipe, self.out / "recipe.yaml")  # also when resumed: where things lie may have changed
-        environment = {
+            write_weights(parent, self.out / PARENT_WEIGHTS, self.recipe, self.data)
+        save_recipe(self.recipe, self.out / "recipe.yaml")  # also on resume: paths may have changed
+        self.environment = {
             **surroundings(self.device),
             "processes": distributed.process_count(),
             "date": before.get("date") or datetime.now(UTC).isoformat(timespec="seconds"),
             "command": before.get("command") or self.command,
             "seconds": number(before.get("seconds", 0.0)),
         }
-        write_json(path, environment)
-        self.environment = environment
+        write_json(path, self.environment)
 
     def _train(self) -> None:
-        """The recast arm and the control arm, or the parent alone where nothing is recast."""
+        """Train the recast arm and the control arm, or the parent alone where nothing is recast."""
         recipe = self.recipe
-        teaches = recipe.teacher.kind == "parent" or recipe.schedule.start.feature_epochs > 0
-        teacher = copy.deepcopy(self.parent) if teaches else None
+        teacher = copy.deepcopy(self.parent) if recipe.teacher.kind == "parent" else None
         arm = partial(
             fit, data=self.data, resume=self.resume, progress=self.progress, parent=teacher, on_start=self.open
         )
@@ -215,9 +205,11 @@ class _Run:
             arm(self.parent, recipe=unscheduled, out=self.out / "finetuned", name="finetuned")
 
     def _start(self, planned: Plan) -> tuple[nn.Module, Plan]:
-        """The network that training starts with, and the plan of the run, in plan.json: recast, or, where layers leave
-        the convolution on their dates, with the plan's pooling alone. A resumed run has its own plan, and the network
-        has its shape only (`fit` loads the weights)."""
+        """Return the network that training starts with, and the plan of the run, which is in plan.json.
+
+        The network is recast; with a schedule it has the plan's pooling alone. A resumed run has its own plan, and
+        `fit` loads the weights.
+        """
         recipe, file = self.recipe, self.out / "plan.json"
         images = partial(some_images, recipe=recipe, data=self.data, device=self.device)
         later = recipe.schedule.is_during
@@ -254,21 +246,21 @@ class _Run:
         return child, planned
 
     def _announce(self, planned: Plan, child: nn.Module, schedule: Schedule | None) -> None:
-        """Compare parent and child on the first VERIFIED validation images; keep what is found, and say it."""
+        """Compare parent and child on the first VERIFIED validation images; write and report the result."""
         batches = some_images(self.data.val, VERIFIED, self.recipe, self.data, self.device, whole=True)
-        found = reduce(operator.add, (verify(self.parent, child, images) for images in batches))
-        write_json(self.out / "verify.json", found.to_dict())
-        if found.ok():
-            note_(child, replace(proof_of(child), verified=found))  # of all batches
+        verified = reduce(operator.add, (verify(self.parent, child, images) for images in batches))
+        write_json(self.out / "verify.json", verified.to_dict())
+        if verified.ok():
+            note_(child, replace(proof_of(child), verified=verified))  # of all batches
         if schedule is None:
-            self.say(f"{planned}\nagainst the parent on {found.images} validation images: {found}\n")
+            self.say(f"{planned}\nagainst the parent on {verified.images} validation images: {verified}\n")
         else:
-            how = f"recast as it is now, it would differ on {found.images} validation images by: {found}"
+            how = f"recast as it is now, it would differ on {verified.images} validation images by: {verified}"
             self.say(f"{planned}\n{how}\n{schedule}\n")
 
 
 def as_it_ended(planned: Plan, child: nn.Module) -> Plan:
-    """The plan with the steps that were taken; what never left the convolution is among the layers that were left."""
+    """Return the plan with the steps that were taken; layers that stayed convolutions are in `left`."""
     done = plan_of(child)
     ended = done if done is not None and done.steps else planned.without_steps()
     taken = {step.name for step in ended.steps}

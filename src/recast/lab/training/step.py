@@ -63,9 +63,9 @@ class Update:
             images, targets = self.inputs(pixels[part::parts], labels[part::parts])
             with nullcontext() if sharing is None or part == parts - 1 else sharing.no_sync():
                 total += self._backward(images, targets) / parts
-        self.objective.after_backward(state.model)
         self._step()
-        self.objective.after_step(state.model)
+        if state.loss is not None:
+            state.loss.after_step(state.model)
         return total
 
     def inputs(self, pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

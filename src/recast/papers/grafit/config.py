@@ -119,7 +119,7 @@ class EmbedConfig(ImageTask):
     """An embedding of images, for neighbors and retrieval, with labels or without."""
 
     kind: Literal["embed"] = "embed"
-    unused: ClassVar[tuple[str, ...]] = ("augment.repeats", "schedule.kind", "schedule.feature_epochs")
+    unused: ClassVar[tuple[str, ...]] = ("augment.repeats", "schedule.kind")
     projector: Projector = Neighbors()
 
     def check(self, recipe: Recipe) -> None:
