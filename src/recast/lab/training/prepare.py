@@ -22,7 +22,6 @@ from recast.lab.data.fingerprint import FINGERPRINT
 from recast.lab.data.seeding import mix_seed, seeded
 from recast.lab.recipe import COARSE_FILE, PARENT_WEIGHTS, changes, functions_of, load_recipe, may_change
 from recast.lab.tasks import task_of
-from recast.lab.training.distributed import process_count
 from recast.lab.training.optim import check_trainable
 from recast.models.build import build, input_defaults
 from recast.models.config import ModelConfig

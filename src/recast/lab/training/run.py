@@ -94,6 +94,7 @@ def train(
     """
     out = Path(out)
     with trusting(trust=trust), distributed.process_group(recipe.device) as device, distributed.held(out):
+        recipe = with_task(recipe)
         if resume:
             recipe = distributed.first_then_all(lambda: recipe_of_run(recipe, out))
         else:
