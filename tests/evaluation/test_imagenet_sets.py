@@ -81,7 +81,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sets")
     for short in ("a", "r"):
         wnids = imagenet_wnids(f"imagenet_{short}")
-        make_set(folder / f"imagenet-{short}", {wnid: imagenet_wnids().index(wnid) for wnid in wnids})
+        make_set(folder / f"ImageNet-{short.upper()}", {wnid: imagenet_wnids().index(wnid) for wnid in wnids})
     make_set(folder / "imagenetv2-matched-frequency-format-val", {str(label): label for label in range(1000)})
     return folder
 
@@ -113,8 +113,8 @@ def test_v2_is_not_in_the_order_of_its_folders(sets: Path, digits: Data, score: 
     assert score("imagenet-v2", Decode(), data, 64, sets=sets)["top1"][:, 0].tolist() == [1.0] * 2000
 
 
-def test_other_classes_are_not_measured(digits: Data) -> None:
-    for classes in (NAMES[::-1], NAMES[:100]):
+def test_wrong_class_order_is_told_by_names(digits: Data) -> None:
+    for classes in (NAMES[::-1], [NAMES[1], NAMES[0], *NAMES[2:]], list(imagenet_wnids()[:100])):
         with pytest.raises(NotMeasured):
             outputs_of(context(named(digits, classes)), imagenet_wnids(), "imagenet-a")
     few = ["crane bird" if index == 134 else name.split(", ")[-1] for index, name in enumerate(NAMES)]
@@ -175,7 +175,7 @@ def make_imagenet_c(root: Path, by_category: bool) -> Path:
 @pytest.fixture(scope="module")
 def corrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sets")
-    make_imagenet_c(folder / "imagenet-c", by_category=False)
+    make_imagenet_c(folder / "ImageNet-C", by_category=False)
     make_imagenet_c(folder / "tars" / "imagenet-c", by_category=True)
     return folder
 
@@ -226,8 +226,8 @@ def test_everything_that_is_missing_is_in_one_error(tmp_path: Path, three: Data)
         sources_imagenet_c(context(three, tmp_path))
 
 
-def test_missing_class_folders_are_listed(tmp_path: Path, digits: Data) -> None:
+def test_missing_and_unknown_class_folders_are_listed(tmp_path: Path, digits: Data) -> None:
     wnids = sorted(imagenet_wnids("imagenet_a"))
-    make_set(tmp_path / "imagenet-a", {wnid: 5 for wnid in wnids[7:]})
-    with pytest.raises(NotMeasured, match=f"lacks 7 class folders of imagenet-a: {wnids[0]}, "):
+    make_set(tmp_path / "imagenet-a", {wnid: 5 for wnid in wnids[7:]} | {"extra": 0})
+    with pytest.raises(NotMeasured, match=f"7 missing: {wnids[0]}, .*extra"):
         sources_of_set(context(named(digits), tmp_path), "imagenet-a")

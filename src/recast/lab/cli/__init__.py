@@ -35,7 +35,7 @@ COMMANDS = {
     "train": "Recast a parent and train on, beside the parent trained the same way",
     "evaluate": "Measure the arms of a run: accuracy, attacks, corruptions, cost",
     "explain": "Show where a network looks in an image",
-    "fold": "Give a trained network its smallest form",
+    "fold": "Give a trained network its smallest form, close heads one by one",
     "check": "Verify what a saved file says of itself",
     "export": "Write ONNX or a program of torch.export, and check the file",
     "report": "Make one HTML page of one or several runs",
@@ -112,6 +112,7 @@ def _app(words: Sequence[str]) -> App:
             app.command(importlib.import_module(path).COMMAND.app(words[1:]), name=name)
         else:
             app.command(f"{path}:COMMAND", name=name, help=text, sort_key=len(app._commands))
+    app.register_install_completion_command(add_to_startup=False, help="complete with TAB in this shell")
     return app
 
 

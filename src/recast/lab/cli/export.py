@@ -77,6 +77,8 @@ def _open(subject: str) -> tuple[nn.Module, str | None]:
     from recast.lab.explain.open import names_a_run, open_model
 
     if not names_a_run(subject):
+        if not Path(subject).is_file():
+            raise RecastError(f"{subject} is neither a run folder nor a file of recast.save")
         return open_model(ModelConfig(subject)), None
     run = open_run(subject)
     model = run.models.get("recast", run.models.get("finetuned"))

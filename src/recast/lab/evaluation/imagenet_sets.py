@@ -30,10 +30,12 @@ from recast.lab.suites import CATEGORIES, SEVERITIES, SUITES
 SETS = {
     "imagenet-a": ("imagenet_a", "imagenet-a"),
     "imagenet-r": ("imagenet_r", "imagenet-r"),
-    "imagenet-v2": ("imagenet", "imagenetv2-matched-frequency-format-val"),
-    "imagenet-c": ("imagenet", "imagenet-c"),
-}
-"""`imagenet_wnids` of each set, and the name of its folder."""
+    "imagenet-v2": (
+        "imagenet", "imagenet-v2", "imagenetv2-matched-frequency-format-val", "imagenetv2-matched-frequency",
+    ),
+    "imagenet-c": ("imagenet", "imagenet-c", "imagenet_c", "imagenetc"),
+}  # fmt: skip
+"""`imagenet_wnids` of each set, and possible names of its folder."""
 WNID = re.compile(r"n\d{8}")
 VAL_IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})")
 
@@ -48,8 +50,8 @@ def imagenet_wnids(subset: str = "imagenet") -> tuple[str, ...]:
 def outputs_of(context: Context, wnids: Sequence[str], dataset: str) -> Tensor:
     """Return the output of the models for each class, (len(wnids),) int64, by the names of the data's classes.
 
-    Classes named by wnid may have any order and include others. Other names must be ImageNet's in its order (one of the
-    words between commas is enough). Raises NotMeasured for other classes.
+    Classes named by wnid may have any order and include others. A thousand other names must be ImageNet's in its order
+    (one of the words between commas is enough). Raises NotMeasured for other classes.
     """
     classes: Sequence[str] = context.data.classes
     data = context.data.name
@@ -58,8 +60,7 @@ def outputs_of(context: Context, wnids: Sequence[str], dataset: str) -> Tensor:
         order = imagenet_wnids()
         if len(classes) != len(order):
             raise NotMeasured(f"{dataset} requires ImageNet's 1000 classes, {data} has {len(classes)}: {remedy}")
-        if not _are_in_order(classes):
-            raise NotMeasured(f"the classes of {data} are not ImageNet's in its order; name the class folders by wnid")
+        _check_order(classes, dataset, data)
         classes = order
     place = {name: index for index, name in enumerate(classes)}
     if missing := [wnid for wnid in wnids if wnid not in place]:
@@ -67,12 +68,21 @@ def outputs_of(context: Context, wnids: Sequence[str], dataset: str) -> Tensor:
     return torch.tensor([place[wnid] for wnid in wnids])
 
 
-def _are_in_order(classes: Sequence[str]) -> bool:
-    """Return True for ImageNet's class names (or numbers) in its order; a twentieth may have other names."""
+def _check_order(classes: Sequence[str], dataset: str, data: str) -> None:
+    if list(classes) == [str(index) for index in range(len(classes))]:
+        return
     info = ImageNetInfo("imagenet-1k")
-    pairs = [(_words(name), _words(info.index_to_description(index))) for index, name in enumerate(classes)]
-    is_numbered = list(classes) == [str(index) for index in range(len(classes))]
-    return is_numbered or sum(bool(ours & theirs) for ours, theirs in pairs) >= 0.95 * len(pairs)
+    expected = [info.index_to_description(index) for index in range(len(classes))]
+    words = {word for name in expected for word in _words(name)}
+    other = [i for i, pair in enumerate(zip(classes, expected, strict=True)) if not _words(pair[0]) & _words(pair[1])]
+    # a few have other names in other lists, such as "crane bird", but none the name of another class
+    misplaced = [index for index in other if _words(classes[index]) & words]
+    if misplaced or len(other) > len(classes) // 20:
+        first = (misplaced or other)[0]
+        raise NotMeasured(
+            f"{dataset} requires ImageNet's classes in their order, but {len(other)} classes of {data} differ: class "
+            f"{first} is {classes[first]!r}, expected {expected[first]!r}; name the class folders by wnid"
+        )
 
 
 def _words(name: str) -> set[str]:
@@ -80,7 +90,7 @@ def _words(name: str) -> set[str]:
 
 
 def find_set(context: Context, suite: str) -> Path:
-    """Return the folder of a test set in options.sets or $RECAST_DATA. Raises NotMeasured."""
+    """Return the folder of a test set, named in any case, in options.sets or $RECAST_DATA. Raises NotMeasured."""
     source = SUITES[suite].needs
     sets = context.options.sets or os.environ.get("RECAST_DATA")
     if not sets:
@@ -89,10 +99,11 @@ def find_set(context: Context, suite: str) -> Path:
             f"it. To get it: {source}"
         )
     root = Path(sets).expanduser()
-    name = SETS[suite][1]
-    if not (root / name).is_dir():
-        raise NotMeasured(f"no folder {name} in {root} for {suite}. To get it: {source}, unpacked there")
-    return root / name
+    folders = {folder.name.lower(): folder for folder in root.glob("*/")}
+    for name in SETS[suite][1:]:
+        if name in folders:
+            return folders[name]
+    raise NotMeasured(f"no folder {suite} in {root}. To get it: {source}, unpacked there")
 
 
 def list_images(root: Path, folders: Sequence[str]) -> tuple[list[str], Tensor]:
@@ -112,8 +123,9 @@ def sources_of_set(context: Context, suite: str) -> list[Source]:
     present, folders = {entry.name for entry in root.iterdir() if entry.is_dir() and entry.name[0] != "."}, wnids
     if all(name.isdecimal() for name in present):  # ImageNet-V2: the numbers are ImageNet's labels
         folders = [str(imagenet_wnids().index(wnid)) for wnid in wnids]
-    if missing := sorted(set(folders) - present):
-        raise NotMeasured(f"{root} lacks {len(missing)} class folders of {suite}: {listed(missing, 5)}")
+    differences = (("missing", set(folders) - present), ("unknown", present - set(folders)))
+    if wrong := [f"{len(names)} {title}: {listed(sorted(names), 5)}" for title, names in differences if names]:
+        raise NotMeasured(f"{root} must have the {len(folders)} class folders of {suite}, but has {'; '.join(wrong)}")
     names, labels = list_images(root, folders)
     val = context.data.val
     images = ImageFiles(labels, val.img_size, [str(root / name) for name in names], crop_pct=val.crop_pct)
