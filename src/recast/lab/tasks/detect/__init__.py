@@ -56,7 +56,7 @@ class Detect(Task):
 
         source, name = split_name(config.name)
         if source in DETECTORS or (source == "torchvision" and not name.startswith("ssd")):
-            return config.replace(input_size=data.img_size)  # images come as large as they shall be
+            return config.replace(input_size=data.img_size)  # no resizing: images have this size
         return config
 
     def check_outputs(self, outputs: Any, data: Data, name: str) -> None:
@@ -67,8 +67,8 @@ class Detect(Task):
             part.has_masks for part in cast("list[ObjectImages]", [data.train, data.val])
         ):
             raise RecastError(
-                f"{name} learns masks, and objects of {data.name} have none: add COCO's segmentation to all of "
-                "them, or take a network of boxes such as torchvision:fasterrcnn_resnet50_fpn"
+                f"{name} learns masks, and objects of {data.name} have none: add COCO's segmentation to all, or use a "
+                "network of boxes such as torchvision:fasterrcnn_resnet50_fpn"
             )
 
     def loss(self, config: DetectConfig, data: Data) -> Loss:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Segment(Task):
-    """A class for every pixel; labels are masks (B, S, S) int64, `IGNORE` where nobody knows."""
+    """A class for every pixel; labels are masks (B, S, S) int64, `IGNORE` for unknown pixels."""
 
     name = "segment"
     title = "segmentation"
