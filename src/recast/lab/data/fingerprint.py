@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,8 @@ def check_same(run: Path, data: Data, *, goes_on: bool) -> None:
     try:
         for part, title in parts.items():
             names = [name for name, value in now[part].items() if before[part][name] != value]
-            labels = {content: label for label, content in before[part]["contents"]}
-            if any(labels.get(content, label) != label for label, content in now[part]["contents"]):
+            old, new = (_labels_by_content(side[part]["contents"]) for side in (before, now))
+            if any(old[content].isdisjoint(new[content]) for content in old.keys() & new.keys()):
                 names = [*dict.fromkeys((*names, "labels"))]
             changes += [f"{name} of the {title} images" for name in names]
             is_refused |= not {"sizes", "contents"}.issuperset(names)
@@ -73,6 +74,14 @@ def check_same(run: Path, data: Data, *, goes_on: bool) -> None:
         )
     if changes:
         warnings.warn(f"the data of {run} changed since it began: {text}", stacklevel=2)
+
+
+def _labels_by_content(rows: Iterable[tuple[str, str]]) -> Mapping[str, set[str]]:
+    """Return the labels of each content: equal images may have several."""
+    labels = defaultdict[str, set[str]](set)
+    for label, content in rows:
+        labels[content].add(label)
+    return labels
 
 
 def _of_part(images: LabelledImages) -> dict[str, Any]:
