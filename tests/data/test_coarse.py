@@ -3,7 +3,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from recast.errors import RecastError
 from recast.lab.config import DataConfig, LabelsConfig
@@ -66,7 +65,8 @@ def test_ranks_of_inaturalist() -> None:
     other = NAME.format("Aves").replace("Corvus", "Pica")
     found = coarse_classes("torch/inaturalist", LabelsConfig(rank="genus"), [NAME.format("Aves"), other])
     assert found is not None
-    assert (found.names, found.of.tolist()) == (["Corvus", "Pica"], [0, 1])
+    names = [f"Animalia_Chordata_Aves_Passeriformes_Corvidae_{genus}" for genus in ("Corvus", "Pica")]
+    assert (found.names, found.of.tolist()) == (names, [0, 1])
 
 
 @pytest.mark.parametrize(
@@ -76,25 +76,10 @@ def test_ranks_of_inaturalist() -> None:
         ("cifar100", {"labels": "coarse"}, ["apple", "pie"], "cifar100 has no coarse classes"),
         ("digits", {"coarse_file": "a", "rank": "genus"}, ["0"], "drop one of them"),
         ("digits", {"coarse_file": "absent.csv"}, ["0"], "no such file: absent.csv"),
-        ("digits", {"rank": "folder"}, ["0"], "requires folders COARSE/FINE/IMAGE"),
         ("digits", {"rank": "genus"}, ["7"], "requires iNaturalist's class names, .* got '7'"),
-        ("torch/inaturalist", {"rank": "class"}, [NAME.format("")], "rank=class is empty in the class name"),
-        ("folder", {"rank": "folder"}, ["a/x", "b/x"], "class 'x' is in 'a' and in 'b'"),
+        ("torch/inaturalist", {"rank": "class"}, [NAME.format("")], "rank=class requires iNaturalist's class names"),
     ],
 )
 def test_what_has_no_coarse_classes(data: str, fields: dict[str, str], classes: list[str], message: str) -> None:
     with pytest.raises(RecastError, match=message):
         coarse_classes(data, LabelsConfig(**fields), classes)
-
-
-def test_folders_of_two_levels(tmp_path: Path) -> None:
-    for part in ("train", "val"):
-        for number, name in enumerate(("bird/crow", "bird/kite", "fish/ray")):
-            (tmp_path / part / name).mkdir(parents=True)
-            Image.new("RGB", (8, 8), (60 * number, 0, 0)).save(tmp_path / part / name / "1.png")
-    config, labels = DataConfig("folder", data_dir=str(tmp_path), img_size=8), LabelsConfig(rank="folder")
-    assert load_data(config, None, labels).classes == ["bird/crow", "bird/kite", "fish/ray"]
-    data = load_data(config, None, labels.replace(labels="coarse"))
-    assert (data.classes, data.train.labels.tolist()) == (["bird", "fish"], [0, 0, 1])
-    with pytest.raises(RecastError, match="folder has no coarse classes"):
-        load_data(config, None, LabelsConfig("coarse"))

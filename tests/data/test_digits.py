@@ -48,11 +48,3 @@ def test_an_odd_digit_is_the_class_that_stands_there_once(digits: tuple[Tensor, 
             assert len(set(classes)) == 2
             seen[part] |= set(drawn)
     assert not seen["train"] & seen["val"], "held-out digits are never trained on"
-
-
-def test_one_digit_shows_its_class_and_canvases_are_always_the_same(digits: tuple[Tensor, Tensor]) -> None:
-    data = load_data(DataConfig("one_digit"))
-    for canvas, label in zip(canvases(data, "val", 20), data.val.labels, strict=False):
-        assert digits[1][shown(canvas, digits[0])].tolist() == [int(label)]
-    again = load_data(DataConfig("one_digit"))
-    assert torch.equal(canvases(data, "train", 20), canvases(again, "train", 20))

@@ -19,7 +19,6 @@ from recast.lab.config import DataConfig
 from recast.lab.data import Data, load_data
 from recast.lab.data.fingerprint import FINGERPRINT, check_classes, check_same, fingerprint_of
 
-SWAPPED = "at least [0-9]+ (training|validation) images"
 Change = Callable[[Path], object]
 
 
@@ -59,12 +58,12 @@ def all_parts(change: Change) -> Change:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (swap, f"labels of {SWAPPED}"),
+        (swap, "labels of the training images, .*labels of the validation images"),
         (all_parts(lambda part: (part / "cat").rename(part / "zebra")), "class 0 was 'cat'"),
         (all_parts(lambda part: shutil.copytree(part / "cat", part / "ant")), "2 classes"),
-        (lambda folder: picture(folder / "train" / "cat" / "9.png", 5), "12 training images, now there are 13"),
-        (lambda folder: (folder / "train" / "cat" / "0.png").unlink(), "12 training images, now there are 11"),
-        (lambda folder: (folder / "train/cat/0.png").rename(folder / "train/dog/new.png"), "labels of at least 1 tr"),
+        (lambda folder: picture(folder / "train" / "cat" / "9.png", 5), "number of the training images"),
+        (lambda folder: (folder / "val" / "cat" / "0.png").unlink(), "number of the validation images"),
+        (lambda folder: (folder / "train/cat/0.png").rename(folder / "train/dog/new.png"), "labels of the training"),
     ],
 )
 def test_a_training_does_not_go_on_where_labels_moved(
@@ -82,10 +81,8 @@ def test_a_training_does_not_go_on_where_labels_moved(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda folder: picture(folder / "train" / "cat" / "0.png", 5), "contents of at least 1 training"),
-        (lambda folder: (folder / "train/dog/0.png").rename(folder / "train/dog/new.png"), "names of training"),
-        (lambda folder: picture(folder / "val" / "cat" / "0.png", 5), "contents of at least 1 validation"),
-        (lambda folder: (folder / "val" / "cat" / "0.png").unlink(), "4 validation images, now there are 3"),
+        (lambda folder: picture(folder / "train" / "cat" / "0.png", 5), "contents of the training"),
+        (lambda folder: picture(folder / "val" / "cat" / "0.png", 5), "contents of the validation"),
     ],
 )
 def test_other_images_are_said(folder: Path, tmp_path: Path, change: Change, message: str) -> None:
@@ -119,7 +116,7 @@ def test_zips_lists_and_masks(folder: Path, tmp_path: Path) -> None:
     began(tmp_path / "zip", load_data(archive))
     picture(folder / "train" / "cat" / "0.png", 7)
     zipped(folder)
-    with pytest.warns(UserWarning, match="contents of some training images"):
+    with pytest.warns(UserWarning, match="contents of the training images"):
         check_same(tmp_path / "zip", load_data(archive), goes_on=True)
     swap(folder)
     zipped(folder)
@@ -130,7 +127,7 @@ def test_zips_lists_and_masks(folder: Path, tmp_path: Path) -> None:
     listed = DataConfig("folder", data_dir=str(folder), img_size=8)
     began(tmp_path / "csv", load_data(listed))
     (folder / "index.csv").write_text("\n".join([*rows[:-1], "train/cat/5.png,0"]), encoding="utf-8")
-    with pytest.raises(RecastError, match="labels of at least 1 validation"):
+    with pytest.raises(RecastError, match="labels of the validation"):
         check_same(tmp_path / "csv", load_data(listed), goes_on=True)
     top = tmp_path / "pairs"
     for part, k in itertools.product(("train", "val"), range(3)):
@@ -140,7 +137,7 @@ def test_zips_lists_and_masks(folder: Path, tmp_path: Path) -> None:
     masks = DataConfig("masks", data_dir=str(top), img_size=8)
     began(tmp_path / "masks run", load_data(masks))
     Image.fromarray(np.full((8, 8), 1, np.uint8)).save(top / "train" / "masks" / "0.png")
-    with pytest.raises(RecastError, match="labels of at least 1 training"):
+    with pytest.raises(RecastError, match="labels of the training"):
         check_same(tmp_path / "masks run", load_data(masks), goes_on=True)
 
 

@@ -54,10 +54,17 @@ def test_pixels_without_a_known_white_are_refused_not_black(tmp_path: Path, kind
         pixels_of(tmp_path / "a.tif", 8)
 
 
-def test_a_pipe_is_no_image_and_nobody_waits_for_it(tmp_path: Path) -> None:
+def test_what_is_no_image_is_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.png")
-    for path in (tmp_path / "a.png", Path("/dev/zero")):
-        with pytest.raises(RecastError, match="cannot read image"):
+    truncated = save_noise(tmp_path / "cut.jpg")
+    truncated.write_bytes(truncated.read_bytes()[:-200])
+    (tmp_path / "text.png").write_text("no image", encoding="utf-8")
+    for path in (tmp_path / "a.png", Path("/dev/zero"), truncated, tmp_path / "text.png"):
+        with pytest.raises(RecastError, match=f"cannot read image .*{path.name}") as caught:
+            open_image(path)
+        assert "\n" not in str(caught.value)
+    for path, message in ((tmp_path / "gone.png", r"no such image: .*gone\.png"), (tmp_path, "got a folder")):
+        with pytest.raises(RecastError, match=message):
             open_image(path)
 
 
@@ -70,21 +77,6 @@ def test_a_program_for_ghostscript_is_not_run(tmp_path: Path) -> None:
     for kind in FORMATS:
         plain.save(tmp_path / "x", format=kind)
         assert open_image(tmp_path / "x").size == (8, 8)
-
-
-def test_bad_images_are_named(tmp_path: Path) -> None:
-    truncated = save_noise(tmp_path / "cut.jpg")
-    truncated.write_bytes(truncated.read_bytes()[:-200])
-    text = tmp_path / "text.png"
-    text.write_text("no image", encoding="utf-8")
-    for path in (truncated, text):
-        with pytest.raises(RecastError, match=f"cannot read image .*{path.name}") as caught:
-            pixels_of(path, 32)
-        assert "\n" not in str(caught.value)
-    with pytest.raises(RecastError, match=r"no such image: .*gone\.png"):
-        pixels_of(tmp_path / "gone.png", 32)
-    with pytest.raises(RecastError, match="got a folder"):
-        pixels_of(tmp_path, 32)
 
 
 def test_an_image_as_thin_as_a_thread_is_cut_before_it_is_resized() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -108,14 +109,15 @@ def hugging_face(monkeypatch: pytest.MonkeyPatch) -> Any:
     return datasets
 
 
+def png(level: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("L", (20, 20), level).save(file, "PNG")
+    return file.getvalue()
+
+
 @pytest.fixture
 def make_hub(hugging_face: Any, tmp_path: Path) -> Any:
     """A local folder as `load_dataset` takes it: a parquet file a split; image i has grey level i."""
-
-    def png(level: int) -> bytes:
-        file = io.BytesIO()
-        Image.new("L", (20, 20), level).save(file, "PNG")
-        return file.getvalue()
 
     def make(
         splits: dict[str, Sequence[int | None]],
@@ -147,7 +149,22 @@ def test_a_local_folder_is_read(make_hub: Any) -> None:
     assert all(a.equal(b) for x, y in zip(alone, helped, strict=True) for a, b in zip(x, y, strict=True))
 
 
-@pytest.mark.parametrize("content", [b"", b"x", b"garbage" * 99, bytes(16)])
+def test_a_folder_of_webdataset_shards_is_read(hugging_face: Any, tmp_path: Path) -> None:
+    """Keys of .cls files are the labels, without names."""
+    for split, count in (("train", 6), ("validation", 3)):
+        (tmp_path / "set").mkdir(exist_ok=True)
+        with tarfile.open(tmp_path / "set" / f"shards-{split}-0.tar", "w") as shard:
+            for index in range(count):
+                for ending, content in (("png", png(index)), ("cls", b"%d" % (index % 2))):
+                    member = tarfile.TarInfo(f"{index}.{ending}")
+                    member.size = len(content)
+                    shard.addfile(member, io.BytesIO(content))
+    data = load_data(DataConfig(f"hfds/{tmp_path / 'set'}", str(tmp_path / "cache"), img_size=16))
+    assert (data.classes, len(data.train), data.val.labels.tolist()) == (["0", "1"], 6, [0, 1, 0])
+    assert (data.val[2][0][:, 0, 0] * 255).round().tolist() == [2.0] * 3
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage" * 99])
 def test_damaged_files_of_torchvision_are_one_clear_line(tmp_path: Path, content: bytes) -> None:
     make_mnist(tmp_path)
     (tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte").write_bytes(content)

@@ -17,7 +17,6 @@ from PIL import Image
 from recast.errors import RecastError
 from recast.lab.config import Augmentation, DataConfig
 from recast.lab.data import load_data
-from recast.lab.data.images import EXTENSIONS, open_image
 
 COLORS = {"zebra": (255, 0, 0), "ant": (0, 255, 0), "Bee": (0, 0, 255)}
 CLASSES = ["Bee", "ant", "zebra"]  # upper case sorts first
@@ -75,7 +74,7 @@ def test_folder_with_train_and_val(tmp_path: Path) -> None:
     make_tree(tmp_path / "val", dict.fromkeys(COLORS, 2))
     (tmp_path / "train" / "ant" / "notes.txt").write_text("not an image", encoding="utf-8")
     (tmp_path / "train" / ".cache").mkdir()
-    with pytest.warns(UserWarning, match=r"1 file .*\(train/ant/notes\.txt\) and 1 .*folder \(train/\.cache\)"):
+    with pytest.warns(UserWarning, match=r"skipped 2 .*: train/\.cache/, train/ant/notes\.txt"):
         data = load_data(folder(tmp_path, img_size=16))
     (tmp_path / "train" / ".cache").rmdir()
     (tmp_path / "train" / "ant" / "notes.txt").unlink()
@@ -129,8 +128,6 @@ def test_index_gives_labels_of_all_imagenet_classes(tmp_path: Path) -> None:
         (("file", "label"), ("a/0.png", "1"), "missing: class_index"),
         (("file", "class_index"), ("a/0.png", "-1"), r"line 2 \(a/0\.png\): class_index .* got '-1'"),
         (("file", "class_index"), ("a/0.png", "1" * 5000), r"line 2 \(a/0\.png\): .* below 100000"),
-        (("file", "class_index"), ("a/0.png", "1", "a/../a/0.png"), "line 2: expected 2 cells"),
-        (("file", "class_index"), ("x" * 200_000, "1"), "field larger than"),
         (("file", "class_index"), ("a/9.png", "1"), "does not exist: .*9.png"),
     ],
 )
@@ -160,7 +157,7 @@ def test_one_archive_with_both_parts_and_its_own_size(tmp_path: Path, prefix: st
     make_tree(tmp_path / "tree" / "val", dict.fromkeys(COLORS, 2))
     (tmp_path / "tree" / "__MACOSX").mkdir()
     (tmp_path / "tree" / "__MACOSX" / "x.png").write_bytes(b"junk")
-    with pytest.warns(UserWarning, match=r"1 hidden or tool folder \(.*__MACOSX\)"):
+    with pytest.warns(UserWarning, match=r"skipped 1 .*__MACOSX"):
         data = load_data(folder(make_zip(tmp_path / "tree", tmp_path / "pets.zip", prefix, folders=True)))
     assert (len(data.train), len(data.val), data.img_size, data.name) == (30, 6, 16, "pets")
     assert color_of(data.val[5][0]) == COLORS["zebra"]
@@ -182,9 +179,8 @@ def sizes(data: Any) -> tuple[list[str], int, int]:
 
 @pytest.mark.filterwarnings("ignore:.*(part|not used)")
 @pytest.mark.parametrize(("train", "val"), [
-    ("Training", "Testing"), ("TRAIN", "VAL"), ("seg_train/seg_train", "seg_test/seg_test"), ("training", "validation"),
-    ("train", "eval"), ("train", "dev"), ("train_images", "valid_set"), ("images/train", "images/test"),
-    ("dataset/Train", "dataset/Test"), ("TrainingSet", "TestSet"), ("train2017", "val2017"),
+    ("Training", "Testing"), ("seg_train/seg_train", "seg_test/seg_test"), ("train_images", "valid_set"),
+    ("images/train", "images/test"), ("TrainingSet", "dev"), ("train2017", "val2017"),
 ])  # fmt: skip
 def test_parts_are_known_by_their_usual_names(
     tmp_path: Path, packed: Callable[[Path], DataConfig], train: str, val: str
@@ -206,9 +202,7 @@ def test_one_held_out_part_is_chosen_and_the_others_are_named(
         load_data(packed(tmp_path / "tree"))
 
 
-@pytest.mark.parametrize(
-    "names", [("A", "B"), ("entrenamiento", "prueba"), ("train", "holdout"), ("cat", "test_tubes")]
-)
+@pytest.mark.parametrize("names", [("A", "B"), ("train", "holdout"), ("cat", "test_tubes")])
 def test_folders_that_hold_the_same_folders_are_refused(
     tmp_path: Path, packed: Callable[[Path], DataConfig], names: tuple[str, str]
 ) -> None:
@@ -241,21 +235,9 @@ def test_what_systems_and_tools_leave_does_not_count(tmp_path: Path, packed: Cal
         shutil.copy(tree / "cat" / "0.png", where / "copy.png")
     for name in ("._0.png", "notes.txt", "Thumbs.db", ".DS_Store"):
         (tree / "dog" / name).write_bytes(b"x")
-    with pytest.warns(UserWarning, match=r"4 files .*Thumbs\.db.* and 10 hidden or tool folders"):
+    with pytest.warns(UserWarning, match="skipped 14 .*"):
         data: Any = load_data(packed(tree))
     assert len(data.train) + len(data.val) == 12
-
-
-@pytest.mark.parametrize("ending", ["jfif", "JPE", "gif", "webp", "TIF", "avif", "jp2"])
-def test_images_count_by_the_endings_that_are_read(tmp_path: Path, ending: str) -> None:
-    if f".{ending.lower()}" not in EXTENSIONS:
-        pytest.skip("this Pillow does not read it")
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        for number in range(2):
-            Image.new("RGB", (16, 16), (number, 9, 9)).save(tmp_path / name / f"{number}.{ending}")
-    data = load_data(folder(tmp_path, img_size=16))
-    assert (len(data.train), len(data.val), data.train.batch([0, 1])[0].shape[0]) == (2, 2, 2)
 
 
 def test_class_names_have_one_form(tmp_path: Path, packed: Callable[[Path], DataConfig]) -> None:
@@ -268,21 +250,11 @@ def test_class_names_have_one_form(tmp_path: Path, packed: Callable[[Path], Data
     make_tree(tmp_path / "alike", {"a\nb": 2, "a\\nb": 2, "cow": 2}, size=8)
     with pytest.raises(RecastError, match=r"two class folders a\\nb"):
         load_data(packed(tmp_path / "alike"))
+    make_tree(tmp_path / "control", {"red\x1b[31m": 4, "b": 4}, size=8)
+    assert load_data(packed(tmp_path / "control")).classes == ["b", r"red\x1b[31m"]
 
 
-def test_names_in_an_index_have_either_form_and_no_control_characters(tmp_path: Path) -> None:
-    decomposed = unicodedata.normalize("NFD", "Café")
-    make_tree(tmp_path / "index", {decomposed: 1})
-    data = load_data(make_index(tmp_path / "index", ("file", "class_index", "name"), ("Café/0.png", "0", decomposed)))
-    assert (len(data.val), data.classes) == (1, ["Café"])
-    tree = make_tree(tmp_path / "tree", {"red\x1b[31m": 4, "b\udce9te": 4})
-    assert load_data(folder(tree)).classes == [r"b\udce9te", r"red\x1b[31m"]
-    (tree / "red\x1b[31m" / "0.png").write_bytes(b"broken")
-    with pytest.raises(RecastError, match=r"red\\x1b\[31m/0\.png"):
-        open_image(tree / "red\x1b[31m" / "0.png")
-
-
-@pytest.mark.parametrize("name", ["a//0.png", "a/./0.png", "./a/0.png"])
+@pytest.mark.parametrize("name", ["a//0.png", "./a/0.png"])
 def test_an_image_twice_in_a_zip_is_refused(tmp_path: Path, name: str) -> None:
     path = make_zip(make_tree(tmp_path / "tree", {"a": 2, "b": 2}), tmp_path / "a.zip")
     with zipfile.ZipFile(path, "a") as archive:
@@ -291,7 +263,7 @@ def test_an_image_twice_in_a_zip_is_refused(tmp_path: Path, name: str) -> None:
         load_data(folder(path))
 
 
-@pytest.mark.parametrize("target", ["..", "../ant", ".", "../../../other/up", "../ant/0.png"])
+@pytest.mark.parametrize("target", ["..", "../ant", "../../../other/up", "../ant/0.png"])
 def test_a_link_that_would_count_images_twice_is_refused(tmp_path: Path, target: str) -> None:
     tree = make_tree(tmp_path / "data" / "tree")
     make_tree(tmp_path / "other")
@@ -304,7 +276,7 @@ def test_a_link_that_would_count_images_twice_is_refused(tmp_path: Path, target:
     link.unlink()
     (tree / "zebra" / "link").symlink_to(tmp_path / "other" / "ant")  # images from elsewhere
     (tree / "zebra" / "loop").symlink_to("loop")
-    with pytest.warns(UserWarning, match=r"1 file .*\(zebra/loop\)"):
+    with pytest.warns(UserWarning, match="skipped 1 .*: zebra/loop"):
         assert len(load_data(folder(tree)).train) == len(data.train) + 9
 
 
@@ -374,14 +346,3 @@ def test_crop_pct_says_how_much_validation_sees(tmp_path: Path) -> None:
             assert unshifted.equal(data.val[0][0])  # crop=none: as in validation
     whole, part = (load_data(DataConfig(img_size=16, crop_pct=crop_pct)).val[0][0] for crop_pct in (1.0, 0.5))
     assert part.mean() > whole.mean()  # the middle of a digit is brighter than its border
-
-
-def test_mean_and_std_of_the_data(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "tree", {"ant": 4, "Bee": 4}, size=40)
-    data: Any = load_data(folder(tree, img_size=40, mean="data", std="data", val_fraction=0.5))
-    pixels = data.train.plain().batch(range(4))[0]
-    assert data.mean == pytest.approx(pixels.mean((0, 2, 3)).tolist(), abs=1e-4)
-    assert data.std == pytest.approx(pixels.std((0, 2, 3), correction=0).tolist(), abs=4e-3)
-    assert load_data(folder(tree, img_size=40, std="data")).mean[0] == 0.485
-    with pytest.raises(RecastError, match="mean must be"):
-        folder(tree, mean="dota")

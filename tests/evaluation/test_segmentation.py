@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -17,8 +16,7 @@ from torch import nn
 from recast.lab.config.evaluation import Options
 from recast.lab.data import Data
 from recast.lab.evaluation.runner import measure, open_context
-from recast.lab.tasks.predictions import draw_predictions
-from recast.lab.tasks.segment.evaluation import inner_boundary, mask_panels, mean_iou, over_views, pixel_counts, slide
+from recast.lab.tasks.segment.evaluation import inner_boundary, mean_iou, over_views, pixel_counts
 from recast.lab.tasks.segment.networks import SceneFCN
 from recast.lab.tasks.segment.pairs import IGNORE, ImagePairs
 
@@ -106,23 +104,6 @@ def test_the_suite_has_intervals_and_paired_differences() -> None:
     assert gap.low > 0
 
 
-@pytest.mark.parametrize("window", [16, 40, 25, 9, 1])
-def test_sliding_windows(window: int) -> None:
-    """Against every window written out."""
-    torch.manual_seed(0)
-    network, images = SceneFCN(3, widths=(4, 6, 8)).eval(), torch.rand(2, 3, 24, 37)
-    forward = torch.no_grad()(network if window >= 16 else lambda x: torch.cat([x, x.mean((2, 3), True) + 0 * x], 1))
-    found = slide(forward, images, window)
-    sums, seen, stride = torch.zeros_like(found), torch.zeros(24, 37), max(1, 2 * window // 3)
-    starts = (sorted({min(i * stride, max(side - window, 0)) for i in range(side)}) for side in (24, 37))
-    for top, left in product(*starts):
-        part = (..., slice(top, top + window), slice(left, left + window))
-        sums[part] += forward(images[part])
-        seen[part] += 1
-    assert seen.min() == 1
-    torch.testing.assert_close(found, sums / seen)
-
-
 def test_scales_and_mirrored_images() -> None:
     torch.manual_seed(0)
     network, images = SceneFCN(3, widths=(4, 6, 8)).eval(), torch.rand(2, 3, 24, 36)
@@ -136,8 +117,8 @@ def test_scales_and_mirrored_images() -> None:
     torch.testing.assert_close(over_views(forward, images, (1.0, 1.5), flip=True), mean)
 
 
-@pytest.mark.parametrize("mode", ["square", "whole", "slide"])
-def test_images_of_other_shapes(mode: Literal["square", "whole", "slide"], tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["square", "whole"])
+def test_images_of_other_shapes(mode: Literal["square", "whole"], tmp_path: Path) -> None:
     """Every pixel of wide and tall images counts once, and what fills a batch up does not."""
     random, sizes = np.random.default_rng(0), [(8, 8), (8, 20), (13, 8), (16, 16), (24, 16)]
     labels, said, files = list[np.ndarray](), list[np.ndarray](), tuple[list[str], list[str]]([] for _ in range(2))
@@ -159,18 +140,3 @@ def test_images_of_other_shapes(mode: Literal["square", "whole", "slide"], tmp_p
         assert rows["miou"] != pytest.approx(everything["miou"], rel=1e-3)
     else:
         assert rows == pytest.approx(everything, rel=1e-5)
-
-
-def test_predictions_are_drawn() -> None:
-    data = dense_data()
-    drawn = np.asarray(
-        draw_predictions(open_context({"recast": Reads(), "finetuned": Reads(1)}, data, 5), mask_panels, count=3)
-    )
-    assert drawn.shape == (3 * 12, 4 * 12, 3)
-    image, mask, recast, finetuned = (panel[2:10, 2:10] for panel in np.split(drawn[:12], 4, axis=1))
-    (index,) = [i for i, (pixels, _) in enumerate(data.val) if np.array_equal(pixels.permute(1, 2, 0) * 255, image)]
-    assert np.array_equal((mask == 255).all(-1), data.val[index][1] == IGNORE)
-    known = data.val[index][1].numpy() != IGNORE
-    agree = data.val[index][1].numpy() == image[..., 0]
-    assert np.array_equal((mask == recast).all(-1)[known], agree[known])
-    assert not (recast == finetuned).all(-1).any()

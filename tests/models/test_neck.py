@@ -6,7 +6,6 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from recast.errors import RecastError
 from recast.lab.tasks.neck import Neck
 from recast.lab.tasks.segment.networks import UperHead, fcn_head
 
@@ -44,14 +43,3 @@ def test_what_each_map_is() -> None:
     torch.testing.assert_close(p32, x.unfold(2, 2, 2).unfold(3, 2, 2).amax((-2, -1)))
     first, norm, second = neck.up4[0], neck.up4[1], neck.up4[3]
     torch.testing.assert_close(p4, second(nn.functional.gelu(norm(first(x)))))
-
-
-@pytest.mark.parametrize(
-    ("shape", "match"),
-    [((1, 3, 4, 4), "map of 4 channels"), ((4, 4, 4), "got \\(4, 4, 4\\)"), ((1, 4, 1, 6), "got 1×6")],
-)
-def test_mistakes_are_named(shape: tuple[int, ...], match: str) -> None:
-    with pytest.raises(RecastError, match=match):
-        Neck(4)(torch.zeros(shape))
-    with pytest.raises(RecastError, match="got 0"):
-        Neck(0)

@@ -14,7 +14,6 @@ from timm.models import generate_default_cfgs
 from timm.models.resnet import BasicBlock
 from torch import Tensor, nn
 
-from recast.errors import RecastError
 from recast.models.register import CIFAR10, CIFAR100, IMAGENET, pretrained_cfg, register
 
 __all__ = ["CifarResNet", "SubsampleShortcut"]
@@ -45,10 +44,6 @@ def _shortcut(in_channels: int, channels: int, stride: int, kind: Shortcut) -> n
     if stride == 1 and in_channels == channels:
         return None
     if kind == "option_a":
-        if channels < in_channels or (channels - in_channels) % 2:
-            raise RecastError(
-                f"option_a pads channels evenly on both sides: cannot go from {in_channels} to {channels}"
-            )
         return SubsampleShortcut(stride, (channels - in_channels) // 2)
     return nn.Sequential(nn.Conv2d(in_channels, channels, 1, stride=stride, bias=False), nn.BatchNorm2d(channels))
 
@@ -71,8 +66,6 @@ class CifarResNet(nn.Module):
         stem_stride: int = 1,
     ) -> None:
         super().__init__()
-        if shortcut not in ("option_a", "conv"):
-            raise RecastError(f"shortcut must be 'option_a' or 'conv', got {shortcut!r}")
         self.num_classes = num_classes
         self.in_chans = in_chans
         self.num_features = self.head_hidden_size = widths[-1]
@@ -107,7 +100,7 @@ class CifarResNet(nn.Module):
         setattr(self, self.head_name, head.to(self.conv1.weight.device))
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """B×C×H×W images to the last stage's map, B×widths[-1]×H/4×W/4."""
+        """Return the last stage's map, B×widths[-1]×H/4×W/4, of images B×C×H×W."""
         x = self.act1(self.bn1(self.conv1(x)))
         for stage in self.feature_info:
             x = getattr(self, str(stage["module"]))(x)
@@ -121,8 +114,8 @@ class CifarResNet(nn.Module):
         return self.forward_head(self.forward_features(x))
 
 
-# Name: blocks of each stage, whether the shortcuts have parameters, the head's attribute, what it is. The names of
-# parameters are those of chenyaofo/pytorch-cifar-models and, with _a, of akamaster/pytorch_resnet_cifar10.
+# Name: blocks of each stage, kind of shortcut, attribute of the head, description. The names of parameters are those of
+# chenyaofo/pytorch-cifar-models and, with _a, of akamaster/pytorch_resnet_cifar10.
 VARIANTS: dict[str, tuple[tuple[int, ...], Shortcut, str, str]] = {
     "cifar_resnet20": ((3, 3, 3), "conv", "fc", "ResNet-20 with 1×1 shortcuts"),
     "cifar_resnet56": ((9, 9, 9), "conv", "fc", "ResNet-56 with 1×1 shortcuts"),

@@ -57,9 +57,8 @@ class Options(Config):
     """Labels of knn and retrieval, whatever a run was trained with. None: its own."""
     sets: FilePath | None = None
     """Folder of imagenet-c/, imagenet-a/ ... None: the one that RECAST_DATA names."""
-    test_mode: Literal["square", "whole", "slide"] = "square"
-    """Segmentation: the middle square of an image; all of it, its short side the square's; or all of it by windows
-    as large as the square, two thirds of it apart, and their mean."""
+    test_mode: Literal["square", "whole"] = "square"
+    """Segmentation: the middle square of an image, or all of it, its short side the square's."""
     test_scales: Annotated[tuple[Positive, ...], MinLen(1), AfterValidator(_once), Rare()] = (1.0,)
     """Segmentation: mean of the predictions of the image at these scales."""
     test_flip: Annotated[bool, Rare()] = False

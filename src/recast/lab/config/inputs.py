@@ -40,10 +40,9 @@ class DataConfig(Config):
     """Images"""
 
     name: str = "digits"
-    """digits, cifar10, cifar100, imagenet, folder, csv, zip, torch/NAME, hfds/NAME, wds/SHARDS. folder, zip: an
-    ImageFolder tree. csv: the images of labels_file. torch: torchvision; hfds: Hugging Face datasets; wds: WebDataset.
-    Segmentation: scenes, masks (folders of images and masks). Detection: scene_objects, coco (images and COCO's
-    JSON)."""
+    """digits, cifar10, cifar100, imagenet, folder, csv, zip, torch/NAME, hfds/NAME. folder, zip: an ImageFolder tree. csv:
+    the images of labels_file. torch: torchvision; hfds: Hugging Face datasets. Segmentation: scenes, masks (folders of
+    images and masks). Detection: scene_objects, coco (images and COCO's JSON)."""
     data_dir: FilePath | None = None
     """Folder with train/ and val/, or a .zip. test/, train.zip and test.zip will do too. None: $RECAST_DATA/NAME."""
     img_size: Pixels | None = None
@@ -53,11 +52,11 @@ class DataConfig(Config):
     """Side in pixels in validation. None: img_size."""
     crop_pct: Annotated[CropShare | None, Rare()] = None
     """Share of the short side that validation's center crop keeps. None: 0.875, and 1 for small images."""
-    mean: Annotated[tuple[Finite, ...] | Literal["data"] | None, Rare()] = None
-    """Per-channel mean of the normalization in [0, 1] pixels, or data: measured on training images. None: what the
-    network was trained with, if it says so (timm's do), else the data set's own."""
-    std: Annotated[tuple[Positive, ...] | Literal["data"] | None, Rare()] = None
-    """Per-channel standard deviation of the normalization, or data. None: as for the mean."""
+    mean: Annotated[tuple[Finite, Finite, Finite] | None, Rare()] = None
+    """Per-channel mean of the normalization in [0, 1] pixels. None: what the network was trained with, if it says so
+    (timm's do), else the data set's own."""
+    std: Annotated[tuple[Positive, Positive, Positive] | None, Rare()] = None
+    """Per-channel standard deviation of the normalization. None: as for the mean."""
     batch_size: Count = 128
     """Images per update, over all processes and accumulated parts."""
     workers: Annotated[Workers, MayChange()] = 0
@@ -98,8 +97,8 @@ class LabelsConfig(Config):
     """coarse: train with the labels of coarse classes, each of which holds several of the data's own, the fine ones."""
     coarse_file: Annotated[FilePath | None, Rare()] = None
     """A CSV with the columns fine and coarse, a line a class. None: CIFAR-100's 20 superclasses, or `rank`."""
-    rank: Annotated[Literal["folder", "kingdom", "phylum", "class", "order", "family", "genus"] | None, Rare()] = None
-    """Coarse classes in the data: folder, the outer of two levels of folders; the others, of iNaturalist's names."""
+    rank: Annotated[Literal["kingdom", "phylum", "class", "order", "family", "genus"] | None, Rare()] = None
+    """Coarse classes by rank, from the class names of iNaturalist."""
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:

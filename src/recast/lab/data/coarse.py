@@ -1,11 +1,10 @@
 """Coarse classes, each of which holds several classes of a data set.
 
-They are CIFAR-100's superclasses, a CSV, the outer of two levels of folders, or a rank of iNaturalist's taxonomy.
+They are CIFAR-100's superclasses, those of a CSV, or a rank of iNaturalist's taxonomy.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import NamedTuple
 
 import torch
@@ -58,10 +57,8 @@ def coarse_classes(data: str, config: LabelsConfig, classes: list[str]) -> Coars
     where = config.coarse_file or f"rank={config.rank}"
     if config.coarse_file is not None:
         coarse_of = read_mapping(config.coarse_file)
-    elif config.rank == "folder":
-        coarse_of = _outer_folders(data, classes)
     elif config.rank is not None:
-        coarse_of = _ranks(classes, config.rank)
+        coarse_of = {name: _taxon(name, config.rank) for name in classes}
     else:
         coarse_of = {fine: coarse for coarse, names in CIFAR100.items() for fine in names.split()}
         if not set(classes) <= coarse_of.keys():
@@ -88,43 +85,20 @@ def read_mapping(path: str) -> dict[str, str]:
     if sorted(name for name in table.columns if name in ("coarse", "fine")) != ["coarse", "fine"]:
         raise RecastError(f"{path} must have the columns fine and coarse, got {', '.join(table.columns)}")
     coarse_of: dict[str, str] = {}
-    places = table.columns.index("fine"), table.columns.index("coarse")
     for row in table.rows:
-        fine, coarse = (composed(str(row[place]).strip()) for place in places)
+        cells = dict(zip(table.columns, row, strict=True))
+        fine, coarse = (composed(str(cells[column]).strip()) for column in ("fine", "coarse"))
         if not (fine and coarse):
             raise RecastError(f"{path}: class {shown(fine or coarse)} has no {'coarse' if fine else 'fine'} name")
-        _add(coarse_of, fine, coarse, path)
+        if (other := coarse_of.setdefault(fine, coarse)) != coarse:
+            raise RecastError(f"{path}: class {shown(fine)} is in {shown(other)} and in {shown(coarse)}, expected one")
     return coarse_of
 
 
-def _add(coarse_of: dict[str, str], fine: str, coarse: str, where: str) -> None:
-    if (other := coarse_of.setdefault(fine, coarse)) != coarse:
-        raise RecastError(f"{where}: class {shown(fine)} is in {shown(other)} and in {shown(coarse)}, expected one")
-
-
-def _outer_folders(data: str, classes: list[str]) -> dict[str, str]:
-    if data != "folder":
-        raise RecastError(f"rank=folder requires folders COARSE/FINE/IMAGE (data.name=folder), got {data}")
-    outer: dict[str, str] = {}
-    for name in classes:
-        coarse, _, fine = name.partition("/")
-        _add(outer, fine, coarse, "the folders of coarse classes")
-    return {name: name.partition("/")[0] for name in classes}
-
-
-def _ranks(classes: list[str], rank: str) -> dict[str, str]:
-    """Return the taxon of every class, whose name is NUMBER_KINGDOM_PHYLUM_CLASS_ORDER_FAMILY_GENUS_SPECIES.
-
-    Two taxa with the same name, such as a genus of birds and one of plants, are named with the ranks above them.
-    """
-    taxa: dict[str, tuple[str, str]] = {}
-    for name in classes:
-        parts, end = name.split("_"), 2 + RANKS.index(rank)
-        if len(parts) != len(RANKS) + 2:
-            expected = "NUMBER_KINGDOM_PHYLUM_CLASS_ORDER_FAMILY_GENUS_SPECIES"
-            raise RecastError(f"rank={rank} requires iNaturalist's class names, {expected}, got {shown(name)}")
-        if not parts[end - 1]:
-            raise RecastError(f"rank={rank} is empty in the class name {shown(name)}: choose another rank")
-        taxa[name] = parts[end - 1], "_".join(parts[1:end])
-    counts = Counter(taxon for taxon, _ in set(taxa.values()))
-    return {name: taxon if counts[taxon] == 1 else path for name, (taxon, path) in taxa.items()}
+def _taxon(name: str, rank: str) -> str:
+    """Return the taxon of a class, from its kingdom down to `rank`: two taxa may have one name, as some genera do."""
+    parts, end = name.split("_"), 2 + RANKS.index(rank)
+    if len(parts) != len(RANKS) + 2 or not parts[end - 1]:
+        expected = "NUMBER_KINGDOM_PHYLUM_CLASS_ORDER_FAMILY_GENUS_SPECIES"
+        raise RecastError(f"rank={rank} requires iNaturalist's class names, {expected}, got {shown(name)}")
+    return "_".join(parts[1:end])

@@ -19,10 +19,8 @@ from recast.errors import RecastError
 from recast.lab.config import Augmentation, Crop
 from recast.lab.data.augment import file_transform, only_shifts, resolve, shift_and_flip
 from recast.lab.data.images import PHOTO, open_image, resize_and_crop, to_bytes
-from recast.lab.data.seeding import drawing, epoch_order, mix_seed
-
-MAX_BYTES = 4 * 2**30
-"""Largest size of decoded images in memory."""
+from recast.lab.data.seeding import mix_seed, seeded
+from recast.lab.device import check_memory
 
 SIZED = 15
 """Number of images whose sizes are read to choose `img_size`."""
@@ -34,7 +32,7 @@ IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Mean and standard deviation of R, G, B in [0, 1] pixels."""
 
 
-class LabelledImages(Dataset[tuple[Tensor, int]]):
+class LabelledImages(Dataset[tuple[Tensor, Any]]):
     """Base class of all data sets here."""
 
     labels: Tensor
@@ -67,18 +65,6 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
         """Return the name of an image for messages."""
         return f"image {index}"
 
-    def order(self, seed: int | None, epoch: int, repeats: int) -> Iterable[Any]:
-        """Return the items of an epoch in the order of `epoch_order`; here these are indices."""
-        return epoch_order(len(self), seed, epoch, repeats).tolist()
-
-    def load(self, items: Sequence[Any], seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return images and labels of items of `order`, as `batch` does."""
-        return self.batch(items, seeds)
-
-    def candidates(self, items: Sequence[Any], slot: int) -> Sequence[Any]:
-        """Return the item of a slot in a batch and its replacements if it cannot be read, nearest first."""
-        return [(items[slot] + step) % len(self) for step in range(min(len(self), MAX_BAD))]
-
     def subset(self, indices: Tensor) -> Self:
         """Return the data set of these images, in this order."""
         raise NotImplementedError
@@ -96,7 +82,7 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
         return replace(self, img_size=img_size, crop_pct=crop_pct)  # type: ignore[type-var]  # as above
 
     def targets(self) -> list[str]:
-        """Return the label of each image as text, for fingerprints; empty if labels are not known beforehand."""
+        """Return the label of each image as text, for fingerprints."""
         return list(map(str, self.labels.tolist()))
 
     def label_source(self, index: int) -> Any:
@@ -119,21 +105,16 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
         else:
             results = []
             for image, seed in zip(images, seeds or (), strict=True):
-                with drawing(seed):
+                with seeded(seed):
                     results.append(self.transform(image))
         return torch.stack(results) if results else torch.empty(0, 3, self.img_size, self.img_size)
 
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Any]]:
-        labels: Any
-        images, labels = self.batch(indices)
-        if isinstance(labels, Tensor):
-            labels = labels.tolist() if labels.dim() == 1 else labels.unbind()
-        return list(zip(images.unbind(), labels, strict=True))
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[Tensor, Any]:
         if not -len(self) <= index < len(self):
             raise IndexError(f"index {index} of {len(self)} images")
-        return self.__getitems__([index % len(self)])[0]
+        images, labels = self.batch([index % len(self)])
+        label: Any = labels[0]
+        return images[0], label.item() if isinstance(label, Tensor) and label.dim() == 0 else label
 
 
 def drawn_seeds(count: int) -> list[int]:
@@ -221,15 +202,11 @@ class ImageFiles(LabelledImages):
     def decoded(self, skip: bool) -> tuple[ImageTensors, list[str]]:
         """Decode all images as validation sees them; return them and the names of unreadable ones.
 
-        Raises RecastError for the first unreadable image (`skip`: only if all are unreadable), and if the images need
-        more than MAX_BYTES.
+        Raises RecastError for the first unreadable image (`skip`: only if all are unreadable), and if the images do not
+        fit into memory.
         """
         count, side = len(self), self.img_size
-        if (needed := count * 3 * side**2) > MAX_BYTES:
-            raise RecastError(
-                f"{self.where.rstrip(':')}: {count} images at img_size={side} are {needed / 2**30:.1f} GiB, the limit "
-                f"is {MAX_BYTES / 2**30:.0f} GiB; set num_train or a smaller img_size, or unpack them and use folder"
-            )
+        check_memory(count * 3 * side**2, f"{self.where} {count:,} images of {side} pixels a side")
         pixels = torch.empty(count, 3, side, side, dtype=torch.uint8)
         readable: list[int] = []
         bad: list[str] = []

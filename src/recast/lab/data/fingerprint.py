@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -23,14 +22,13 @@ from recast.reading import MIB
 FINGERPRINT = "data.json"
 """File of `fingerprint_of` the data in a run folder."""
 SIZES, CONTENTS = 100_000, 512
-"""Largest numbers of files whose sizes, and of images whose contents are read; chosen by name."""
+"""Largest numbers of files whose sizes, and of images whose contents are read."""
 
 
-def fingerprint_of(data: Data, *parts: str) -> dict[str, Any]:
+def fingerprint_of(data: Data, *parts: str) -> dict[str, dict[str, Any]]:
     """Return the fingerprint of parts (default: `train` and `val`).
 
-    It holds the number of images, digests of names, labels and sizes, and name, label and content of up to CONTENTS
-    images.
+    It holds the number of images, digests of names, labels and sizes, and [label, content] of up to CONTENTS images.
     """
     return {part: _of_part(getattr(data, part)) for part in parts or ("train", "val")}
 
@@ -47,85 +45,67 @@ def check_classes(run: Path, data: Data) -> None:
 
 
 def check_same(run: Path, data: Data, *, goes_on: bool) -> None:
-    """Warn of changes since the run began: of the validation images, and, if training `goes_on`, of all images.
+    """Warn of changes since the run began: of the validation images, and of all images if training `goes_on`.
 
-    Raises RecastError if training would go on with other labels or another number of training images.
+    Raises RecastError if training would go on with other names, labels or numbers of images. Images whose contents
+    alone changed may be mended ones.
     """
-    if not (run / FINGERPRINT).is_file():  # of an earlier version
+    path = run / FINGERPRINT
+    if not path.is_file():
         return
-    parts = ("train", "val") if goes_on else ("val",)
-    before, now = read_json(run / FINGERPRINT, *parts), fingerprint_of(data, *parts)
+    parts = {"train": "training", "val": "validation"} if goes_on else {"val": "validation"}
+    before, now = read_json(path, *parts), fingerprint_of(data, *parts)
+    changes, is_refused = [], False
     try:
-        changes = [change for part in parts for change in _changes(part, before[part], now[part])]
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise RecastError(f"{run / FINGERPRINT} is damaged: delete it to continue without this check") from None
-    if goes_on and (refused := [change for change, is_refused in changes if is_refused]):
+        for part, title in parts.items():
+            names = [name for name, value in now[part].items() if before[part][name] != value]
+            old, new = (_labels_by_content(side[part]["contents"]) for side in (before, now))
+            if any(old[content].isdisjoint(new[content]) for content in old.keys() & new.keys()):
+                names = [*dict.fromkeys((*names, "labels"))]
+            changes += [f"{name} of the {title} images" for name in names]
+            is_refused |= not {"sizes", "contents"}.issuperset(names)
+    except (KeyError, TypeError, ValueError):
+        raise RecastError(f"{path} is damaged: delete it to continue without this check") from None
+    text = ", ".join(changes)
+    if goes_on and is_refused:
         raise RecastError(
-            f"cannot resume {run}, its data changed: {'; '.join(refused)}. Restore them, or start a new run with --out"
+            f"cannot resume {run}, its data changed since it began: {text}. Restore the images, or start a new run "
+            "with --out"
         )
     if changes:
-        text = "; ".join(change for change, _ in changes)
         warnings.warn(f"the data of {run} changed since it began: {text}", stacklevel=2)
 
 
-def _changes(part: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterable[tuple[str, bool]]:
-    """Yield the changes of a part, each with True if training must not go on."""
-    part = {"train": "training", "val": "validation"}[part]
-    if before == now:
-        return
-    same_names = before["names"] == now["names"]
-    old, new = ({name: row for name, *row in side["sample"] if name} for side in (before, now))
-    both = old.keys() & new.keys()
-    old_labels, new_labels = (_labels_of_contents(side["sample"]) for side in (before, now))
-    moved = sum(old[name][0] != new[name][0] for name in both) or sum(
-        old_labels[content].isdisjoint(new_labels[content]) for content in old_labels.keys() & new_labels.keys()
-    )
-    if moved or (same_names and before["labels"] != now["labels"]):
-        yield f"labels of {_some(moved)} {part} images", True
-    if before["count"] != now["count"]:
-        yield f"there were {before['count']} {part} images, now there are {now['count']}", part == "training"
-    elif not same_names:
-        yield f"names of {part} images", False
-    others = sum(old[name][1] != new[name][1] for name in both)
-    if others or (same_names and before["sizes"] != now["sizes"]):
-        yield f"contents of {_some(others)} {part} images", False
-
-
-def _some(count: int) -> str:
-    return f"at least {count}" if count else "some"
-
-
-def _labels_of_contents(sample: Iterable[tuple[str, str, str]]) -> Mapping[str, set[str]]:
+def _labels_by_content(rows: Iterable[tuple[str, str]]) -> Mapping[str, set[str]]:
+    """Return the labels of each content: equal images may have several."""
     labels = defaultdict[str, set[str]](set)
-    for _, label, content in sample:
+    for label, content in rows:
         labels[content].add(label)
     return labels
 
 
 def _of_part(images: LabelledImages) -> dict[str, Any]:
-    fields, count = vars(images), len(images)
-    items = fields.get("shards", fields.get("items", fields.get("pixels", range(count))))
-    is_files = len(items) > 0 and isinstance(items[0], str)
-    names, order = [""] * len(items), list(range(len(items)))
-    if is_files:  # the same for the same images in another folder, and beside other files
+    fields, count, labels = vars(images), len(images), images.targets()
+    items = fields.get("items", fields.get("pixels", range(count)))
+    names = []
+    if count and isinstance(items[0], str):  # the same for the same images in another folder
         top = len(os.path.commonpath([os.path.dirname(path) for path in (min(items), max(items))]))
         names = [path[top:] for path in items]
-        order.sort(key=lambda index: (zlib.crc32(os.fsencode(os.path.basename(names[index]))), index))
-    targets = images.targets() or [""] * len(items)  # labels of a stream are not known beforehand
-    sample = []
-    for index in order[:CONTENTS]:
+    contents = []
+    for index in range(0, count, count // CONTENTS + 1):
         source = images.label_source(index)
-        label = targets[index] if source is None else digest_of([_content(images, source, index)])
-        sample.append([names[index], label, digest_of([_content(images, items[index], index)])])
-    sizes = [items.contiguous().numpy()] if isinstance(items, Tensor) else [size_of(items[i]) for i in order[:SIZES]]
+        label = labels[index] if source is None else digest_of([_content(images, source, index)])
+        contents.append([label, digest_of([_content(images, items[index], index)])])
+    is_tensor = isinstance(items, Tensor)
+    sizes = [items.contiguous().numpy()] if is_tensor else map(size_of, items[:: count // SIZES + 1])
     return {
-        "count": count, "names": digest_of(names if is_files else [str(count)]), "labels": digest_of(targets),
-        "sizes": digest_of(sizes), "sample": sample,
+        "number": count, "names": digest_of(names), "labels": digest_of(labels), "sizes": digest_of(sizes),
+        "contents": contents,
     }  # fmt: skip
 
 
 def _content(images: LabelledImages, item: Any, index: int) -> bytes | np.ndarray:
-    """Return the bytes of an image, of a file its beginning; empty if it cannot be read."""
+    """Return the bytes of an image, or of its label, of a file its beginning; empty if it cannot be read."""
     try:
         if isinstance(item, Tensor):
             return item.contiguous().numpy()

@@ -38,59 +38,10 @@ def data_dir(config: DataConfig) -> Path:
     return path
 
 
-def _images(files: Files, place: str, classes: Mapping[str, list[str]]) -> ImageFiles:
-    """Return the images with labels in the order of the class names. Raises RecastError for a class without images."""
-    where, names = files.where(place), sorted(classes)
-    if not names:
-        raise RecastError(f"no class folders with images in {where}: expected CLASS/IMAGE.png")
-    if empty := [name for name in names if not classes[name]]:
-        reason = "".join(f" ({note})" for note in files.notes())
-        raise RecastError(f"class folder without an image: {empty[0]} in {where}{reason}; add images or remove it")
-    counts = torch.tensor([len(classes[name]) for name in names])
-    labels = torch.arange(len(names)).repeat_interleave(counts)
-    items = [item for name in names for item in sorted(classes[name])]
-    return ImageFiles(labels, PHOTO, items, files.read, files.prefix)
-
-
-def _classes(files: Files, place: str, two_levels: bool) -> dict[str, list[str]]:
-    """Return the images of every class. Raises RecastError for two folders whose printed names are equal."""
-    folders = list(files.inside(place).folders)
-    files.skip_beside(place)
-    if two_levels:
-        for name in folders:
-            files.skip_beside(join(place, name))
-        folders = [join(name, inner) for name in folders for inner in files.inside(join(place, name)).folders]
-    classes: dict[str, list[str]] = {}
-    for name in sorted(folders):
-        title = printable(composed(name))
-        if title in classes:
-            raise RecastError(f"{files.where(place)} has two class folders {title}, spelled differently; rename one")
-        classes[title] = list(files.images(join(place, name)))
-    return classes
-
-
-def _assemble(name: str, parts: Sequence[tuple[Files, str] | None], two_levels: bool, **defaults: Any) -> Found:
-    """Return both parts, one of which may be None. Raises RecastError if their classes differ."""
-    for files, place in filter(None, parts):
-        if place:
-            files.check(place)
-    trees = [part and (*part, _classes(*part, two_levels)) for part in parts]
-    train, val = (tree and _images(*tree) for tree in trees)
-    present = [tree for tree in trees if tree]
-    if train and val and present[0][2].keys() != present[1][2].keys():
-        (first, second), titles = (tree[2].keys() for tree in present), [tree[0].where(tree[1]) for tree in present]
-        only = [f"only in {title}: {listed(sorted(names), 5)}"
-                for title, names in zip(titles, (first - second, second - first), strict=True) if names]  # fmt: skip
-        raise RecastError(f"class folders of training and validation differ: {'; '.join(only)}")
-    notes = [note for files in dict.fromkeys(tree[0] for tree in present) for note in files.notes()]
-    return Found(name, train, val, sorted(present[0][2]), notes=[*defaults.pop("notes", ()), *notes], **defaults)
-
-
-def find_folder(config: DataConfig, two_levels: bool = False) -> Found:
+def find_folder(config: DataConfig) -> Found:
     """Read an image folder: `index.csv`, a training and a held-out part, or class folders alone.
 
-    With `two_levels`, class folders lie in folders of their coarse classes. Raises RecastError if there are no images,
-    a class has none, or the parts have different classes.
+    Raises RecastError if there are no images, a class has none, or the parts have different classes.
     """
     root = data_dir(config)
     if not root.is_dir():
@@ -98,18 +49,32 @@ def find_folder(config: DataConfig, two_levels: bool = False) -> Found:
     name = config.name if config.name == "imagenet" else root.resolve().name
     if (root / "index.csv").is_file():
         return Found(name, None, *_read_index(root), crop="random")
-    return _find_in(Disk(root), name, two_levels, crop="random")
+    return _find_in(Disk(root), name, crop="random")
 
 
-def _find_in(files: Files, name: str, two_levels: bool, **defaults: Any) -> Found:
+def find_archives(config: DataConfig, **defaults: Any) -> Found | None:
+    """Read a zip of an image folder, or the train.zip and test.zip (or val.zip) of a folder; None without either."""
+    path = data_dir(config)
+    name = config.name if config.name != "zip" else path.resolve().stem
+    if path.is_file() and path.suffix.lower() == ".zip":
+        return _find_in(Archive(path), name, in_memory=True, **defaults)
+    zips = {file.stem: file for file in path.glob("*.[zZ][iI][pP]") if not is_hidden(file.name)}
+    chosen = choose_parts(zips, str(path))
+    if None in chosen:
+        return None
+    parts = [(files, _descend(files, "", True)) for files in (Archive(zips[part]) for part in chosen if part)]
+    return _assemble(name, parts, parts_note(str(path), *chosen, zips), in_memory=True, **defaults)
+
+
+def _find_in(files: Files, name: str, **defaults: Any) -> Found:
     top = _descend(files, "", False)
-    train, val = _parts(files, top, two_levels)
+    train, val = _parts(files, top)
     if train is None and val is None:
-        return _assemble(name, [(files, top), None], two_levels, **defaults)
+        return _assemble(name, [(files, top), None], [], **defaults)
     files.skip_beside(top)
     notes = parts_note(files.where(top), train, val, files.inside(top).folders)
-    parts = [(files, _descend(files, join(top, part), not two_levels)) if part else None for part in (train, val)]
-    return _assemble(name, parts, two_levels, notes=notes, **defaults)
+    parts = [(files, _descend(files, join(top, part), True)) if part else None for part in (train, val)]
+    return _assemble(name, parts, notes, **defaults)
 
 
 def _descend(files: Files, place: str, is_part: bool) -> str:
@@ -129,7 +94,7 @@ def _descend(files: Files, place: str, is_part: bool) -> str:
         place = join(place, filled[0])
 
 
-def _parts(files: Files, top: str, two_levels: bool) -> tuple[str | None, str | None]:
+def _parts(files: Files, top: str) -> tuple[str | None, str | None]:
     """Return the folders of the training and of the held-out part; None twice if all folders are classes.
 
     A class may be called train, as in CIFAR-100: a part holds class folders, or all folders have the name of a part.
@@ -142,27 +107,68 @@ def _parts(files: Files, top: str, two_levels: bool) -> tuple[str | None, str | 
     train, val = choose_parts(named, files.where(top))
     if train is None and val and len(inner) > 1 and val.lower() not in HELD_OUT:
         val = None  # a class such as test_tubes
-    if val is None and not two_levels:
-        several = sorted((name for name in inner if len(inner[name]) > 1), key=lambda name: len(inner[name]))
-        for first, second in combinations(several, 2):
-            if inner[first] <= inner[second]:
+    if val is None:
+        for first, second in combinations(sorted(inner, key=lambda name: len(inner[name])), 2):
+            if len(inner[first]) > 1 and inner[first] <= inner[second]:
                 raise RecastError(
                     f"{first} and {second} in {files.where(top)} hold the same folders "
-                    f"({listed(sorted(inner[first]), 3)}): name the parts train and val and move other folders away; "
-                    "if they are classes, give --rank folder and --labels coarse"
+                    f"({listed(sorted(inner[first]), 3)}): name the parts train and val and move other folders away"
                 )
     return train, val
 
 
+def _assemble(name: str, parts: Sequence[tuple[Files, str] | None], notes: Sequence[str], **defaults: Any) -> Found:
+    """Return both parts, one of which may be None. Raises RecastError if their classes differ."""
+    for files, place in filter(None, parts):
+        if place:
+            files.check(place)
+    classes = [_classes(*part) if part else {} for part in parts]
+    train, val = (_images(*part, names) if part else None for part, names in zip(parts, classes, strict=True))
+    present = [(*part, names) for part, names in zip(parts, classes, strict=True) if part]
+    if train and val and classes[0].keys() != classes[1].keys():
+        only = [f"only in {files.where(place)}: {listed(sorted(names.keys() - others.keys()), 5)}"
+                for (files, place, names), others in zip(present, classes[::-1], strict=True)
+                if names.keys() - others.keys()]  # fmt: skip
+        raise RecastError(f"class folders of training and validation differ: {'; '.join(only)}")
+    skipped = [note for files in dict.fromkeys(files for files, *_ in present) for note in files.notes()]
+    return Found(name, train, val, sorted(present[0][2]), notes=[*notes, *skipped], **defaults)
+
+
+def _classes(files: Files, place: str) -> dict[str, list[str]]:
+    """Return the images of every class. Raises RecastError for two folders whose printed names are equal."""
+    files.skip_beside(place)
+    classes: dict[str, list[str]] = {}
+    for name in sorted(files.inside(place).folders):
+        title = printable(composed(name))
+        if title in classes:
+            raise RecastError(f"{files.where(place)} has two class folders {title}, spelled differently; rename one")
+        classes[title] = sorted(files.images(join(place, name)))
+    return classes
+
+
+def _images(files: Files, place: str, classes: Mapping[str, list[str]]) -> ImageFiles:
+    """Return the images with labels in the order of the class names. Raises RecastError for a class without images."""
+    where, names = files.where(place), sorted(classes)
+    if not names:
+        raise RecastError(f"no class folders with images in {where}: expected CLASS/IMAGE.png")
+    if empty := [name for name in names if not classes[name]]:
+        reason = "".join(f" ({note})" for note in files.notes())
+        raise RecastError(f"class folder without an image: {empty[0]} in {where}{reason}; add images or remove it")
+    labels = torch.arange(len(names)).repeat_interleave(torch.tensor([len(classes[name]) for name in names]))
+    return ImageFiles(labels, PHOTO, [item for name in names for item in classes[name]], files.read, files.prefix)
+
+
 def _read_index(root: Path) -> tuple[ImageFiles, list[str]]:
-    """Read validation images from `index.csv`: columns `file`, `class_index`, and `wnid` or `name` of the class."""
+    """Read validation images from `index.csv`: columns `file`, `class_index`, and `wnid` or `name` of the class.
+
+    The classes are all 1,000 of ImageNet-1k if the wnids are its own, else those up to the largest index.
+    """
     path = root / "index.csv"
     table = read_table(path)
     if missing := {"file", "class_index"}.difference(table.columns):
         raise RecastError(f"{path} must have columns file and class_index, missing: {', '.join(sorted(missing))}")
-    labels: dict[str, int] = {}
-    names: dict[int, str] = {}
-    wnids: dict[int, str | None] = {}
+    imagenet = ImageNetInfo("imagenet-1k")
+    files, labels, names, is_imagenet = list[str](), list[int](), dict[int, str](), True
     for line, cells in enumerate(table.rows, start=2):
         row = dict(zip(table.columns, map(str, cells), strict=True))
         index, file = row["class_index"], find_file(root, row["file"])
@@ -171,36 +177,15 @@ def _read_index(root: Path) -> tuple[ImageFiles, list[str]]:
             raise RecastError(f"{where}: class_index must be 0, 1, 2 ..., below {MAX_CLASSES}, got {shown(index)}")
         if file is None:
             raise RecastError(f"{where}: the image does not exist: {root / row['file']}")
-        if str(file) in labels:
-            raise RecastError(f"{where}: the image is listed twice")
-        label = labels[str(file)] = int(index)
+        label = int(index)
+        files.append(str(file))
+        labels.append(label)
         names[label] = composed(row.get("name") or row.get("wnid") or index)
-        wnids[label] = row.get("wnid")
-    if not labels:
+        is_imagenet &= label < imagenet.num_classes() and imagenet.index_to_label_name(label) == row.get("wnid")
+    if not files:
         raise RecastError(f"{path} lists no image")
-    return ImageFiles(torch.tensor(list(labels.values())), PHOTO, list(labels)), _class_names(names, wnids)
-
-
-def _class_names(names: dict[int, str], wnids: dict[int, str | None]) -> list[str]:
-    """Return a name for every class index: all 1,000 if the wnids are those of ImageNet-1k, else up to the largest."""
-    imagenet = ImageNetInfo("imagenet-1k")
-    size = imagenet.num_classes()
-    if all(index < size and imagenet.index_to_label_name(index) == wnid for index, wnid in wnids.items()):
-        return [names.get(index) or imagenet.index_to_description(index) for index in range(size)]
-    return [names.get(index, str(index)) for index in range(max(names) + 1)]
-
-
-def find_archives(config: DataConfig, **defaults: Any) -> Found | None:
-    """Read a zip of an image folder, or the train.zip and test.zip (or val.zip) of a folder; None without either."""
-    path = data_dir(config)
-    name = config.name if config.name != "zip" else path.resolve().stem
-    if path.is_file() and path.suffix.lower() == ".zip":
-        return _find_in(Archive(path), name, False, in_memory=True, **defaults)
-    zips = {file.stem: file for file in path.glob("*.[zZ][iI][pP]") if not is_hidden(file.name)}
-    chosen = choose_parts(zips, str(path))
-    if None in chosen:
-        return None
-    archives = [Archive(zips[part]) for part in chosen if part]
-    parts = [(files, _descend(files, "", True)) for files in archives]
-    notes = parts_note(str(path), *chosen, zips)
-    return _assemble(name, parts, False, in_memory=True, notes=notes, **defaults)
+    if is_imagenet:
+        classes = [names.get(index) or imagenet.index_to_description(index) for index in range(imagenet.num_classes())]
+    else:
+        classes = [names.get(index, str(index)) for index in range(max(names) + 1)]
+    return ImageFiles(torch.tensor(labels), PHOTO, files), classes

@@ -5,7 +5,6 @@ Items of timm's readers and of torchvision's classes start with an image or an o
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,14 +57,6 @@ def _read(dataset: Any, where: str, index: int) -> Image.Image:
 
 def _images(dataset: Any, labels: Tensor, where: str) -> ImageFiles:
     return ImageFiles(labels, PHOTO, range(len(labels)), partial(_read, dataset, where), where)
-
-
-def pick_splits(where: str, splits: Collection[str]) -> tuple[str | None, str | None]:
-    """Return the training and the validation split; one of them may be None."""
-    train, val = choose_parts(splits, where)
-    if train is None and val is None:
-        raise RecastError(f"{where} has the splits {', '.join(splits)}: expected train, validation or test")
-    return train, val
 
 
 def find_in_torchvision(config: DataConfig) -> Found:
@@ -136,8 +127,9 @@ def _labels(dataset: Any) -> Tensor:
 def find_on_hub(config: DataConfig) -> Found:
     """Read hfds/NAME: a data set of the Hub (cached ones offline too) or a local folder; data_dir is the cache.
 
-    Images are the first image column, labels the first column of named classes, else `label`. Raises RecastError if the
-    data set cannot be loaded or has no such columns, no labels, or no train or validation split.
+    Images are the first image column, labels the first column of named classes, else `label`, or `cls` of WebDataset
+    shards. Raises RecastError if the data set cannot be loaded or has no such columns, no labels, or no train or
+    validation split.
     """
     datasets = optional_package("datasets", "datasets", "hfds/NAME requires Hugging Face datasets")
     from timm.data.readers.reader_hfds import ReaderHfds
@@ -148,11 +140,14 @@ def find_on_hub(config: DataConfig) -> Found:
         splits = datasets.load_dataset(name, cache_dir=cache)
     except (ValueError, OSError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise RecastError(f"cannot load {config.name}: {first_line(error).rstrip('.')}") from None
-    train, val = pick_splits(config.name, splits)
+    train, val = choose_parts(splits, config.name)
+    if train is None and val is None:
+        raise RecastError(f"{config.name} has the splits {', '.join(splits)}: expected train, validation or test")
     features = next(iter(splits.values())).features
     image = next((key for key, feature in features.items() if isinstance(feature, datasets.Image)), None)
     named = next((key for key, feature in features.items() if isinstance(feature, datasets.ClassLabel)), None)
-    label = named or ("label" if "int" in str(getattr(features.get("label"), "dtype", "")) else None)
+    whole = (key for key in ("label", "cls") if "int" in str(getattr(features.get(key), "dtype", "")))
+    label = named or next(whole, None)
     if image is None or label is None:
         raise RecastError(
             f"{config.name} has the columns {', '.join(features)}: expected a column of images and one of labels "

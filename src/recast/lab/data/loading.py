@@ -1,6 +1,6 @@
 """Batches whose images, order and augmentation depend only on (seed, epoch, position).
 
-Batches of an epoch are numbered. Each process loads its share of every batch, each of its workers every N-th batch.
+Batches of an epoch are numbered. Each process loads its share of every batch.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
-from itertools import islice
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader
 
 from recast.errors import RecastError, first_line
 from recast.lab.data.datasets import MAX_BAD, LabelledImages
-from recast.lab.data.seeding import mix_seed
+from recast.lab.data.seeding import epoch_order, mix_seed
 
 WHOLE_VIEWS = 2
 """Number of views at full size, before the smaller ones of `Loader.local`."""
@@ -45,8 +45,8 @@ class Loader:
 
     `len` is the number of batches over all processes from `start` on. The pixels of an image depend on (shuffle_seed,
     epoch, position in the order): they are bitwise equal for any batch size, start, workers and parts. Raises
-    RecastError for numbers out of range, an empty training set or one smaller than a batch (drop_last), an unreadable
-    image, and a dead loader process.
+    RecastError for an empty training set or one smaller than a batch (drop_last), an unreadable image, and a dead
+    loader process.
     """
 
     dataset: LabelledImages
@@ -80,11 +80,6 @@ class Loader:
     """Names of unreadable images so far, each once."""
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("repeats", 1), ("views", 1), ("workers", 0)):
-            if (value := getattr(self, name)) < least:
-                raise RecastError(f"{name} must be at least {least}, got {value}")
-        if not 0 <= self.part < self.parts:
-            raise RecastError(f"part must be one of 0 to {self.parts - 1}, got {self.part}")
         size = len(self.dataset)
         self.batches = (size if self.drop_last else size + self.batch_size - 1) // self.batch_size
         if self.shuffle_seed is not None:
@@ -99,8 +94,6 @@ class Loader:
                 raise RecastError(
                     f"batch_size {self.batch_size} is smaller than the number of processes ({self.parts}): raise it"
                 )
-        if not 0 <= self.start <= self.batches:
-            raise RecastError(f"start must be between 0 and {self.batches} (batches of an epoch), got {self.start}")
         self.pin_memory = self.pin_memory and torch.cuda.is_available()  # without a GPU torch would warn
 
     def __len__(self) -> int:
@@ -110,7 +103,8 @@ class Loader:
         is_empty = True
         # twice: torch's report, which comes once, may also come while the inner one is left for another error
         with worker_errors(), worker_errors():
-            for item in _from_processes(self) if self.workers or self.pin_memory else self.shares():
+            numbers = range(self.start, self.batches)
+            for item in _from_processes(self) if self.workers or self.pin_memory else map(self.__getitem__, numbers):
                 if isinstance(item, RecastError):
                     raise item
                 self.bad_images += [name for name in dict.fromkeys(item.bad) if name not in self.bad_images]
@@ -120,38 +114,36 @@ class Loader:
         if is_empty and len(self.bad_images) >= min(MAX_BAD, max(1, len(self.dataset))):
             raise RecastError(f"no image could be read; the first is {self.bad_images[0]}. Check that the files exist")
 
-    def shares(self, worker: int = 0, workers: int = 1) -> Iterator[Loaded | RecastError]:
-        """Yield this process's share of every batch from `start` on; with N workers, worker k yields every N-th batch.
+    @cached_property
+    def order(self) -> Tensor:
+        """Return the indices of the epoch's images."""
+        return epoch_order(len(self.dataset), self.shuffle_seed, self.epoch, self.repeats)
 
-        An error is yielded as the last item: torch would wrap one raised in a loader process in its traceback.
-        """
-        order = iter(self.dataset.order(self.shuffle_seed, self.epoch, self.repeats))
-        positions = range(len(self.dataset))
+    def __getitem__(self, number: int) -> Loaded | RecastError:
+        """Return this process's share of a batch, or its error: torch would wrap one that a loader process raises."""
+        first = number * self.batch_size
+        positions = range(len(self.dataset))[first : first + self.batch_size][self.part :: self.parts]
         try:
-            for number in range(self.batches):
-                batch = positions[number * self.batch_size : (number + 1) * self.batch_size]
-                items = list(islice(order, len(batch)))
-                if number >= self.start and (number - self.start) % workers == worker:
-                    yield self._share(items, batch)
+            return self._share(self.order[list(positions)].tolist(), positions)
         except RecastError as error:
-            yield error
+            return error
 
-    def _share(self, items: Sequence[Any], positions: range) -> Loaded:
-        slots = range(len(items))[self.part :: self.parts]
-        if not slots:
+    def _share(self, indices: Sequence[int], positions: range) -> Loaded:
+        if not indices:
             return NOTHING
-        seeds = [0] * len(slots)
+        seeds = [0] * len(indices)
         if self.dataset.augment is not None:
-            seeds = [mix_seed("augment", self.shuffle_seed, self.epoch, positions[slot]) for slot in slots]
+            seeds = [mix_seed("augment", self.shuffle_seed, self.epoch, position) for position in positions]
         try:
-            return self._load([items[slot] for slot in slots], seeds)
+            return self._load(indices, seeds)
         except RecastError:
             if self.bad_image == "stop":
                 raise
         readable, bad = [], []
-        for slot, seed in zip(slots, seeds, strict=True):
-            candidates = self.dataset.candidates(items, slot)
-            for candidate in candidates if self.shuffle_seed is not None else candidates[:1]:
+        tries = min(len(self.dataset), MAX_BAD) if self.shuffle_seed is not None else 1
+        for index, seed in zip(indices, seeds, strict=True):
+            for candidate in range(index, index + tries):
+                candidate %= len(self.dataset)
                 try:
                     readable.append(self._load([candidate], [seed])[:2])
                     break
@@ -160,31 +152,20 @@ class Loader:
                     bad.append(self.dataset.image_name(candidate))
             else:
                 if self.shuffle_seed is not None:
-                    raise RecastError(f"{len(candidates)} images in a row cannot be read; the last: {reason}")
+                    raise RecastError(f"{tries} images in a row cannot be read; the last: {reason}")
         images, labels = zip(*(readable or [NOTHING[:2]]), strict=True)
         return Loaded(torch.cat(images), self.dataset.joined(labels) if readable else labels[0], bad)
 
-    def _load(self, items: Sequence[Any], seeds: Sequence[int]) -> Loaded:
-        """Load images and labels of items; every view has its own seeds, the first view those of a single one."""
-        images, labels = self.dataset.load(items, seeds)
+    def _load(self, indices: Sequence[int], seeds: Sequence[int]) -> Loaded:
+        """Load images and labels; every view has its own seeds, the first view those of a single one."""
+        images, labels = self.dataset.batch(indices, seeds)
         if self.views == 1:
             return Loaded(images, labels)
         batches = [images]
         for view in range(1, self.views):
             source = self.dataset if view < WHOLE_VIEWS or self.local is None else self.local
-            batches.append(source.load(items, [mix_seed("view", view, seed) for seed in seeds])[0])
+            batches.append(source.batch(indices, [mix_seed("view", view, seed) for seed in seeds])[0])
         return Loaded(torch.stack(batches, 1), labels)
-
-
-class _Shares(IterableDataset[Any]):
-    """The data set of a loader process: its shares."""
-
-    def __init__(self, source: Loader) -> None:
-        self.source = source
-
-    def __iter__(self) -> Iterator[Loaded | RecastError]:
-        worker = get_worker_info()
-        return self.source.shares(worker.id, worker.num_workers) if worker else self.source.shares()
 
 
 def _ignore_signals(_worker: int) -> None:
@@ -197,8 +178,9 @@ def _ignore_signals(_worker: int) -> None:
 def _from_processes(source: Loader) -> Iterator[Loaded | RecastError]:
     try:
         yield from DataLoader(
-            _Shares(source),
+            source,  # type: ignore[arg-type]  # anything with items
             batch_size=None,  # an item is a batch
+            sampler=range(source.start, source.batches),
             num_workers=source.workers,
             pin_memory=source.pin_memory,
             worker_init_fn=_ignore_signals,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from recast.errors import RecastError, listed
 
@@ -44,8 +44,3 @@ def parts_note(where: str, train: str | None, val: str | None, names: Iterable[s
         return []
     chosen = [f"{title} part {name}" for title, name in (("training", train), ("validation", val)) if name]
     return [f"{where}: {', '.join(chosen)}{f'; not used: {listed(unused, 5)}' if unused else ''}"]
-
-
-def best_part(names: Sequence[str], words: Sequence[str]) -> list[str]:
-    """Return the names with the first of the words that any name has."""
-    return next((matches for word in words if (matches := [name for name in names if part_word(name) == word])), [])

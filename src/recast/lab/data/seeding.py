@@ -6,9 +6,7 @@ Choices are balanced over the classes and the same for the same labels, so that 
 from __future__ import annotations
 
 import hashlib
-import os
 import random
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -47,21 +45,6 @@ def seeded(seed: int | None = None) -> Iterator[None]:
         torch.set_rng_state(states[0])
         np.random.set_state(states[1])
         random.setstate(states[2])
-
-
-_DRAWING = threading.RLock()
-if hasattr(os, "register_at_fork"):  # a forked loader process must not inherit the lock of another thread
-    os.register_at_fork(before=_DRAWING.acquire, after_in_parent=_DRAWING.release, after_in_child=_DRAWING.release)
-
-
-@contextmanager
-def drawing(seed: int) -> Iterator[None]:
-    """Run a block with the global generators seeded for it, one thread at a time.
-
-    The numbers follow from the seed unless another thread draws from the global generators outside such a block.
-    """
-    with _DRAWING, seeded(seed):
-        yield
 
 
 @contextmanager

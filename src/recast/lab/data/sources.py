@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Literal
 
 import torch
@@ -22,12 +21,8 @@ from recast.lab.data.folders import data_dir, find_archives, find_folder
 from recast.lab.data.libraries import NORMS, find_in_torchvision, find_on_hub, read_vision
 from recast.lab.data.loading import Loader
 from recast.lab.data.seeding import choose_balanced, choose_fraction, hold_out
-from recast.lab.data.shards import ImageStream, find_shards
 from recast.lab.data.table import find_csv
 from recast.lab.tasks import TASKS, Task
-
-MEASURED = 2048
-"""Number of images that mean and deviation are measured on."""
 
 
 @dataclass(frozen=True)
@@ -107,11 +102,7 @@ def load_data(config: DataConfig, augment: Augmentation | None = None, labels: L
     if source is None:
         names = ", ".join([*sources, *(f"{library}/NAME" for library in _LIBRARIES)])
         raise RecastError(f"unknown data set {config.name!r}: expected one of {names}.{suggest(config.name, sources)}")
-    for name, values in (("mean", config.mean), ("std", config.std)):
-        if values not in (None, "data") and len(values) != 3:
-            raise RecastError(f"data.{name} must be three numbers (of R, G, B in [0, 1]), got {values}")
-    two_levels = labels.rank == "folder" and config.name == "folder"
-    images = find_folder(config, two_levels=True) if two_levels else source(config)
+    images = source(config)
     for note in images.notes:
         warnings.warn(note, stacklevel=2)
     return assemble(config, augment, images, labels)
@@ -131,11 +122,8 @@ def assemble(config: DataConfig, augment: Augmentation | None, source: Found, la
         train = val.subset(torch.empty(0, dtype=torch.long))
     classes = source.classes or [str(n) for n in range(int(torch.cat([train.labels, val.labels]).max()) + 1)]
     coarse = coarse_classes(config.name, labels, classes)
-    if labels.labels == "coarse" and isinstance(val, ImageStream):
-        raise RecastError("WebDataset shards only have fine labels: set papers.grafit.labels to fine")
     for part, images in (("training", train), ("validation", val)):
-        if not isinstance(images, ImageStream):  # a stream checks each label as it comes
-            _check_labels(images, classes, part)
+        _check_labels(images, classes, part)
     skip, img_size = config.bad_image == "skip", config.img_size or val.img_size
     if source.in_memory and config.img_size is None and isinstance(val, ImageFiles):
         img_size = val.own_size(skip)
@@ -155,28 +143,11 @@ def assemble(config: DataConfig, augment: Augmentation | None, source: Found, la
         parts.append(images)
     train, val = parts
     train = train.augmented(resolve(augment, train.img_size, crop=source.crop, flip=source.flip))
-    measured = measured_norm(train, config.bad_image) if "data" in (config.mean, config.std) else source.norm
-    mean, std = (
-        tuple(value if given == "data" else given or default)
-        for given, value, default in zip((config.mean, config.std), measured, source.norm, strict=True)
-    )
+    mean, std = (tuple(given or own) for given, own in zip((config.mean, config.std), source.norm, strict=True))
     if labels.labels == "coarse" and coarse is not None:  # after the subsets, which are chosen by fine labels
         train, val = (part.relabelled(coarse.of[part.labels]) for part in (train, val))
         classes, coarse = coarse.names, None
     return Data(source.name, train, val, classes, mean, std, train.img_size, coarse, tuple(bad), source.kinds)
-
-
-def measured_norm(
-    images: LabelledImages, bad_image: Literal["stop", "skip"]
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of each channel over MEASURED images as validation sees them."""
-    sums, count = torch.zeros(2, 3, dtype=torch.float64), 0
-    for pixels, _ in islice(Loader(images.plain(), 64, shuffle_seed=0, bad_image=bad_image), MEASURED // 64):
-        sums += torch.stack([(pixels.double() ** power).sum((0, 2, 3)) for power in (1, 2)])
-        count += pixels[:, 0].numel()
-    mean, square = sums / count
-    std = (square - mean**2).clamp(min=1 / 255**2).sqrt()  # at least one step of 8 bits: images may be of one grey
-    return tuple(round(x, 4) for x in mean.tolist()), tuple(round(x, 4) for x in std.tolist())
 
 
 def _check_labels(images: LabelledImages, classes: list[str], part: str) -> None:
@@ -216,5 +187,4 @@ _SOURCES: dict[str, Callable[[DataConfig], Found]] = {
 _LIBRARIES: dict[str, Callable[[DataConfig], Found]] = {
     "torch": find_in_torchvision,
     "hfds": find_on_hub,
-    "wds": find_shards,
 }

@@ -10,7 +10,6 @@ import os
 import struct
 import unicodedata
 import zipfile
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, NamedTuple
@@ -31,13 +30,16 @@ class Listing(NamedTuple):
     skipped: dict[str, None]
     """Files that are not images, and hidden and tool folders with a trailing `/`."""
 
-    def add_folder(self, name: str) -> bool:
-        """Add a folder; return False if it is hidden and skipped."""
-        if is_hidden(name):
-            self.skipped[f"{name}/"] = None
-        else:
+    def add(self, name: str, item: str, is_folder: bool) -> bool:
+        """Add a folder or a file; return False if it is skipped."""
+        if is_hidden(name) or not (is_folder or is_image_name(name)):
+            self.skipped[name + "/" * is_folder] = None
+            return False
+        if is_folder:
             self.folders[name] = None
-        return name in self.folders
+        else:
+            self.images.append(item)
+        return True
 
 
 class Files:
@@ -55,7 +57,7 @@ class Files:
 
     def inside(self, place: str) -> Listing:
         """Return the contents of a folder."""
-        return self.listings[place]
+        return self.listings.setdefault(place, Listing({}, [], {}))
 
     def where(self, place: str) -> str:
         """Return the name of a folder for messages."""
@@ -85,15 +87,9 @@ class Files:
 
     def notes(self) -> list[str]:
         """Return a line with number and names of what was skipped; none if nothing was."""
-        counts = []
-        for title, is_folder in (
-            ("file{} without an image's ending, hidden or outside class folders", False),
-            ("hidden or tool folder{}", True),
-        ):
-            names = sorted(printable(name).rstrip("/") for name in self.skipped if name.endswith("/") == is_folder)
-            if names:
-                counts.append(f"{len(names)} {title.format('s' * (len(names) > 1))} ({listed(names, 5)})")
-        return [f"{self.top}: skipped {' and '.join(counts)}"] if counts else []
+        names = sorted(map(printable, self.skipped))
+        what = f"skipped {len(names)} that are hidden, not images or outside class folders: {listed(names, 5)}"
+        return [f"{self.top}: {what}"] if names else []
 
 
 def join(place: str, name: str) -> str:
@@ -111,18 +107,13 @@ class Disk(Files):
 
     def inside(self, place: str) -> Listing:
         if place not in self.listings:
-            listing = self.listings[place] = Listing({}, [], {})
+            listing = super().inside(place)
             with os.scandir(self.top / place) as entries:
                 for entry in entries:
                     is_link = entry.is_symlink()
-                    if os.path.isdir(entry.path) if is_link else entry.is_dir():
-                        listing.add_folder(entry.name)
-                    elif not is_image_name(entry.name):
-                        listing.skipped[entry.name] = None
-                    else:
-                        listing.images.append(entry.path)
-                        if is_link:
-                            self.links.add(entry.path)
+                    listing.add(entry.name, entry.path, os.path.isdir(entry.path) if is_link else entry.is_dir())
+                    if is_link:
+                        self.links.add(entry.path)
         return self.listings[place]
 
     def check(self, place: str) -> None:
@@ -147,27 +138,17 @@ class Archive(Files):
             self.file = zipfile.ZipFile(path)
         except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, struct.error) as error:
             raise RecastError(f"cannot read archive {path}: {error}; is it complete?") from None
-        self.listings = listings = defaultdict[str, Listing](lambda: Listing({}, [], {}))
         files = set[str]()
         for name in self.file.namelist():
-            path_of, place = PurePosixPath(name.lstrip("/")), ""
-            folders, last = (path_of.parts, "") if name.endswith("/") else (path_of.parts[:-1], path_of.name)
-            for folder in folders:
-                if not listings[place].add_folder(folder):
+            parts, place = PurePosixPath(name.lstrip("/")).parts, ""
+            for number, part in enumerate(parts, start=1):
+                is_folder = number < len(parts) or name.endswith("/")
+                if not self.inside(place).add(part, name, is_folder):
                     break
-                place = join(place, folder)
-            else:
-                listing, file = listings[place], join(place, last)
-                if is_image_name(last):
-                    if file in files:
-                        raise RecastError(f"{path} holds {file} twice; pack every image once")
-                    files.add(file)
-                    listing.images.append(name)
-                elif last:
-                    listing.skipped[last] = None
-
-    def where(self, place: str) -> str:
-        return f"{self.top}: {place}" if place else str(self.top)
+                place = join(place, part)
+                if not is_folder and place in files:
+                    raise RecastError(f"{path} holds {place} twice; pack every image once")
+            files.add(place)
 
     def __call__(self, name: str) -> Image.Image:
         where = f"{self.top}: {name}"

@@ -77,10 +77,7 @@ def sources_resolution(context: Context) -> list[Source]:
     """
     images = context.data.val
     if not isinstance(images, ImageFiles | ImageTensors):
-        raise NotMeasured(
-            f"resolution opens images again at every size, but the shards of {context.data.name} do not allow it; use "
-            "an image folder, a zip or hfds/NAME"
-        )
+        raise NotMeasured(f"resolution requires images with a class each, {context.data.name} has others")
     sizes = tuple(dict.fromkeys(parse_size(size) for size in context.options.sizes or ()))
     return [
         Source(ResizedImages(images, (height, width)), f"{height}x{width}")

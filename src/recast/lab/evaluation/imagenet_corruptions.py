@@ -20,7 +20,6 @@ from torch import Tensor
 
 from recast.errors import optional_package
 from recast.lab.data.seeding import mix_seed, seeded
-from recast.lab.data.shards import ImageStream
 from recast.lab.evaluation.context import Context, NotMeasured, Source
 from recast.lab.evaluation.derived_images import DerivedImages
 from recast.lab.suites import CATEGORIES, SEVERITIES
@@ -76,11 +75,6 @@ class CorruptedImages(DerivedImages):
 def sources_corruptions(context: Context) -> list[Source]:
     """Return the validation images with 15 corruptions at five severities."""
     data = context.data
-    if isinstance(data.val, ImageStream):
-        raise NotMeasured(
-            f"corruptions depend on the index of an image, but the shards of {data.name} do not have one; use an image "
-            "folder, a zip or hfds/NAME, or the suite basic"
-        )
     if data.test_size < MIN_SIDE:
         raise NotMeasured(
             f"corruptions requires images of at least {MIN_SIDE}x{MIN_SIDE} pixels, {data.name} has "

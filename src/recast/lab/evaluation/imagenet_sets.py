@@ -23,7 +23,6 @@ from torch.nn.utils.rnn import pad_sequence
 from recast.errors import RecastError, listed
 from recast.lab.data.datasets import ImageFiles
 from recast.lab.data.images import is_image_name, open_image, opened
-from recast.lab.data.shards import ImageStream
 from recast.lab.evaluation.context import Context, NotMeasured, Source, sampled
 from recast.lab.suites import CATEGORIES, SEVERITIES, SUITES
 
@@ -145,7 +144,7 @@ def sources_real(context: Context) -> list[Source]:
     Each of an image's labels is right (Beyer et al. 2020, arXiv:2006.07159).
     """
     val, data = context.data.val, context.data.name
-    names = [] if isinstance(val, ImageStream) else [val.image_name(index) for index in range(len(val))]
+    names = [val.image_name(index) for index in range(len(val))]
     labels = [real_labels().get(f"{match[0]}.JPEG") for name in names if (match := VAL_IMAGE.search(name))]
     if len(labels) != len(val) or None in labels:
         other = next((name for name in names if not VAL_IMAGE.search(name)), "others")

@@ -108,7 +108,7 @@ def score_knn(batch: Batch) -> Iterator[Score]:
 
 
 def bank_images(data: Data) -> LabelledImages:
-    """Return the training images without augmentation at the test size (those of shards at the training size)."""
+    """Return the training images without augmentation at the test size."""
     images = data.train.plain()
     if data.img_size == data.test_size or not isinstance(images, ImageFiles | ImageTensors):
         return images

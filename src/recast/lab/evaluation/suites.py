@@ -14,7 +14,6 @@ from recast.analysis.cka import tabulate_cka
 from recast.analysis.fourier import tabulate_fourier
 from recast.analysis.head_statistics import tabulate_heads
 from recast.errors import RecastError, suggest
-from recast.lab.data.shards import ImageStream
 from recast.lab.evaluation import accuracy, attacks
 from recast.lab.evaluation.agreement import predict
 from recast.lab.evaluation.basic_corruptions import mean_over_corruptions, score_basic
@@ -83,14 +82,11 @@ def analyse_agreement(context: Context) -> Table:
 
 
 def _some(context: Context, most: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield batches of `most` images; of shards, which cannot be sampled, of the first ones."""
+    """Yield batches of `most` images."""
     images = context.data.val
-    is_stream = isinstance(images, ImageStream)
-    if context.options.num_images is None and not is_stream:
+    if context.options.num_images is None:
         images = sampled(images, most)
     for batch in context.batches(Source(images)):
-        if is_stream and batch.first >= most:
-            return
         yield batch.images, batch.labels
 
 

@@ -1,4 +1,4 @@
-"""`Task`, the questions that everything else asks of a task, and `TASKS`, the tasks by name."""
+"""`Task`, the interface of a task, and `TASKS`, the tasks by name."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ if TYPE_CHECKING:
     from recast.models.config import ModelConfig
 
 Loss = Callable[[Any, Any], Any]
-"""What a network returns in training and the targets of its images → the mean loss, a tensor."""
+"""Outputs of a network in training and targets of its images → the mean loss, a tensor."""
 
 
 class Meter(Protocol):
-    """A validation as it goes on."""
+    """A validation in progress."""
 
     sums: Tensor
-    """(k,) float64 on the CPU: what is added up over the images. Several processes add theirs."""
+    """(k,) float64 on the CPU: sums over the images; several processes add theirs."""
 
     def add(self, model: nn.Module, images: Tensor, labels: Any) -> float:
-        """Count normalised images (B, 3, H, W); labels are still on the CPU. Return the sum of their losses."""
+        """Count normalised images (B, 3, H, W) with labels on the CPU; return the sum of their losses."""
 
     def values(self, sums: Tensor) -> tuple[float, ...]:
-        """Return the metrics of `Task.validation` in their order, of `sums` over all processes."""
+        """Return the metrics of `Task.validation` in their order from the `sums` over all processes."""
 
 
 class StatefulLoss(Protocol):
-    """A loss that keeps something from step to step; an `nn.Module`, as its state is part of the run's."""
+    """A loss with a state, which is saved with the run's; an `nn.Module`."""
 
     step: int
-    """Number of the step that comes next, over the whole run from 0."""
+    """Number of the next step, over the whole run from 0."""
 
     @property
     def evaluated(self) -> nn.Module | None:
-        """The network that is measured and kept in place of the one that is trained; None: that one."""
+        """Return the network that is measured and saved instead of the trained one; None: the trained one."""
 
     def __call__(self, outputs: Any, images: Tensor, targets: Tensor) -> Tensor: ...
 
     def after_step(self, model: nn.Module) -> None:
-        """The weights have moved."""
+        """Follow an update of the weights."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -58,38 +58,38 @@ class StatefulLoss(Protocol):
 
 
 class Task:
-    """What is asked of an image. A subclass sets the words and answers the questions that have no default.
+    """A task.
 
-    A task needs `name`, `title`, `main` and `validation`, its data sets (`data_sets`, `find`: the labels of their
-    images are what its loss, meter and suites take), `loss` and `meter`, and a suite with its evaluator for `main`.
+    A subclass requires `name`, `title`, `main` and `validation`, data sets (`find`) with the labels that its loss,
+    meter and suites take, `check_outputs`, `loss` and `meter`, and a suite with its evaluator for `main`.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
-    """In messages: `detection`."""
+    """Name in messages: `detection`."""
     main: ClassVar[tuple[str, str]]
-    """Suite and metric that a run is judged by: in percent, the higher the better."""
+    """Suite and metric that a run is judged by, in percent; higher is better."""
     validation: ClassVar[tuple[str, ...]]
-    """Metrics after every epoch, `val_METRIC` of metrics.jsonl. That of `main` is among them."""
+    """Metrics after every epoch, `val_METRIC` of metrics.jsonl, that of `main` among them."""
     counts_images: ClassVar[bool] = False
-    """The metric of `main` is the share of images that are right."""
+    """True if the metric of `main` is the share of correct images."""
     suites: ClassVar[Mapping[str, Suite]] = {}
     metrics: ClassVar[Mapping[str, Metric]] = {}
-    """Of `suites`, where they are not known."""
+    """New metrics of `suites`."""
     unasked: ClassVar[tuple[str, ...]] = ()
-    """Suites for all tasks that this one is measured by only where they are asked for."""
+    """Suites for all tasks that are measured for this one only on request."""
     keeps_network: ClassVar[bool] = True
-    """The network is trained as its constructor builds it: `adapt_` leaves it as it is."""
+    """True if `adapt_` leaves the network as its constructor builds it."""
     whole: ClassVar[bool] = False
-    """Image files that are explained are seen whole, the rest of the square filled up, instead of cut."""
+    """True if explained image files are filled up to a square instead of cut."""
     outputs: ClassVar[Literal["softmax", "sigmoid"] | None] = None
     """How logits become probabilities where images are explained; None: a softmax, of one logit a sigmoid."""
     crop_pct: ClassVar[float | None] = None
-    """Share of the short side that image files are cut to where they are explained; None: that of the data."""
+    """Share of the short side that explained image files are cut to; None: that of the data."""
 
     @property
     def data_sets(self) -> tuple[str, ...]:
-        """Names (`data.name`) that `find` knows: those of its settings, the `TaskConfig` of the same name."""
+        """Return the names (`data.name`) that `find` reads: those of the `TaskConfig` of the same name."""
         config = TaskConfig.members.get(self.name)
         return config.data_sets if config else ()
 
@@ -98,18 +98,18 @@ class Task:
         raise NotImplementedError
 
     def check_data(self, recipe: Recipe, data: Data) -> None:
-        """Raise RecastError for data that this training cannot use."""
+        """Raise RecastError for data that the training cannot use."""
 
     def notes(self, recipe: Recipe, data: Data) -> Iterator[str]:
-        """Yield what to warn of before training."""
+        """Yield warnings before training."""
         yield from ()
 
     def network(self, config: ModelConfig, data: Data) -> ModelConfig:
-        """Return what the parent is built from, for these images."""
+        """Return the config of the parent for these images."""
         return config
 
     def adapt_(self, model: nn.Module, recipe: Recipe, classes: int) -> nn.Module:
-        """Give a network of `classes` outputs the form that is trained, in place, and return it."""
+        """Change a network of `classes` outputs in place to the form that is trained, and return it."""
         return model
 
     def undone(self, model: nn.Module) -> nn.Module:
@@ -117,30 +117,30 @@ class Task:
         return model
 
     def check_outputs(self, outputs: Any, data: Data, name: str) -> None:
-        """Raise RecastError unless `outputs` are those for one image of `data`; `name` is the network's."""
+        """Raise RecastError unless `outputs` of the network `name` fit one image of `data`."""
         raise NotImplementedError
 
     def loading(self, recipe: Recipe, data: Data) -> dict[str, Any]:
-        """Return what a `Loader` of training images is given that depends on the task."""
+        """Return the arguments of the `Loader` of training images that depend on the task."""
         return {"dataset": data.train}
 
     def loss(self, config: Any, data: Data) -> Loss:
-        """Return the loss of the labels; `config` is the recipe's `task`."""
+        """Return the loss of the labels; `config` is the `task` of the recipe."""
         raise NotImplementedError
 
     def stateful_loss(
         self, recipe: Recipe, data: Data, student: nn.Module, loss: Loss, steps: int, device: torch.device,
         amp: torch.dtype | None,
     ) -> StatefulLoss | None:  # fmt: skip
-        """Return what is minimised in place of `loss`, over `steps` steps; None: `loss` itself."""
+        """Return the loss that replaces `loss` over `steps` steps; None: `loss` itself."""
         return None
 
     def inputs(self, images: Tensor, targets: Any) -> tuple[Any, ...]:
-        """Return what the network is given in training."""
+        """Return the arguments of the network in training."""
         return (images,)
 
     def clipped(self, model: nn.Module) -> list[nn.Parameter]:
-        """Return the parameters whose gradient is clipped, together."""
+        """Return the parameters whose gradients are clipped together."""
         return list(model.parameters())
 
     def meter(self, data: Data) -> Meter:
@@ -148,18 +148,18 @@ class Task:
         raise NotImplementedError
 
     def evaluators(self) -> Mapping[str, Evaluator]:
-        """Return how `suites` are measured, by their names."""
+        """Return the evaluators of `suites` by name."""
         return {}
 
     def draw(self, run: OpenRun, context: Context, suites: Sequence[str]) -> None:
-        """Write pictures for the report into the folder of a run whose arms were measured by `suites`."""
+        """Write pictures for the report into the folder of a run that was measured by `suites`."""
 
     def examples(self, data: Data, count: int) -> list[int]:
-        """Return the numbers of `count` validation images to look at, as different as they come."""
+        """Return the indices of at most `count` different validation images to look at."""
         return list(range(min(count, len(data.val))))
 
     def answer(self, data: Data, label: Any) -> str | None:
-        """Return the right answer to an image as a word; None where there is none."""
+        """Return the label of an image as a word; None if it has none."""
         return None
 
 
@@ -168,14 +168,7 @@ TASKS: dict[str, Task] = {}
 
 
 def register_task(task: Task) -> Task:
-    """Make a task, its suites and its metrics known by their names; returns it.
-
-    >>> from recast.lab.tasks import Classify
-    >>> class Counting(Classify):
-    ...     name = "count"
-    >>> TASKS.pop(register(Counting()).name).title
-    'classification'
-    """
+    """Register a task, its suites and its metrics by their names; return it."""
     METRICS.update(task.metrics)
     SUITES.update(task.suites)
     TASKS[task.name] = task
@@ -192,12 +185,12 @@ def task_of(recipe: Recipe) -> Task:
 
 
 def task_of_data(config: DataConfig) -> Task:
-    """Return the task that a data set is for, as `Data.task`: classification, unless it is another task's own."""
+    """Return the task of a data set, as `Data.task`: classification, unless it belongs to another task."""
     return next((task for task in TASKS.values() if config.name in task.data_sets), TASKS["classify"])
 
 
 def suites_of(task: Task, only_default: bool = False) -> list[str]:
-    """Return the suites that data of a task can be measured by, or those that it is by default; its own come first."""
+    """Return the suites for data of a task, all or the default ones; its own come first."""
     return [
         name for name, suite in {**task.suites, **SUITES}.items()
         if suite.task in ("", task.name) and (not only_default or (suite.default and name not in task.unasked))

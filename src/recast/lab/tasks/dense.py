@@ -1,14 +1,15 @@
-"""Images with more on them than one class."""
+"""Images with more than one class: masks or objects, which are cut, scaled and mirrored with them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import torch
 from PIL import Image
 from torch import Tensor
+from torchvision import transforms
 
 from recast.errors import RecastError
 from recast.lab.config import Augmentation
@@ -19,17 +20,17 @@ from recast.lab.data.images import open_image
 
 @dataclass(eq=False)
 class DenseImages(LabelledImages):
-    """Images with more on them than one class, which is cut, scaled and mirrored with them."""
+    """Base class of images with masks or objects."""
 
     items: Sequence[str] | Tensor
-    """Paths that are read each time, or (N, 3, H, W) uint8."""
+    """Paths that are read at each access, or (N, 3, H, W) uint8."""
     _: KW_ONLY
     augment: Augmentation | None = None
     crop_pct: float | None = None
     labels: Tensor = field(init=False)
-    """Zeros: an image has no class, so every choice of images is a plain one."""
+    """Zeros: an image has no class, so that every choice of images is a plain one."""
     have: ClassVar[str]
-    """What is on them, for messages."""
+    """Name of the field with the masks or objects."""
 
     def __post_init__(self) -> None:
         self.labels = torch.zeros(len(self.items), dtype=torch.long)
@@ -43,19 +44,26 @@ class DenseImages(LabelledImages):
                 )
 
     def open(self, index: int) -> Image.Image:
-        """The RGB image, as large as it is."""
+        """Return the RGB image at its full size."""
         item = self.items[index]
         return Image.fromarray(item.permute(1, 2, 0).numpy()) if isinstance(item, Tensor) else open_image(item)
 
     def draw(self, index: int, seed: int) -> tuple[Tensor, Any]:
-        """The pixels of an image and what is on them, as `batch` gives them."""
+        """Return the pixels of an image and its mask or objects, as `batch` gives them."""
         raise NotImplementedError
 
     def drawn(self, indices: Sequence[int], seeds: Sequence[int] | None) -> list[tuple[Tensor, Any]]:
-        """`draw` of each, by the seeds of `batch`."""
+        """Return `draw` of each index, by the seeds of `batch`."""
         if seeds is None:
             seeds = drawn_seeds(len(indices)) if self.augment is not None else [0] * len(indices)
         return [self.draw(index, seed) for index, seed in zip(indices, seeds, strict=True)]
+
+    def cut(self, size: tuple[int, int], scale: float, augment: Augmentation) -> tuple[float, list[int], list[int]]:
+        """Draw a factor of `augment.resize`; return scale, sides, and the left and top corner of a random S x S cut."""
+        smallest, largest = augment.resize
+        scale *= smallest + (largest - smallest) * float(torch.rand(()))
+        sides = [max(1, round(side * scale)) for side in size]
+        return scale, sides, [int(torch.randint(max(side - self.img_size, 0) + 1, ())) for side in sides]
 
     def image_name(self, index: int) -> str:
         item = self.items[index]
@@ -64,7 +72,19 @@ class DenseImages(LabelledImages):
     def relabelled(self, labels: Tensor) -> Self:
         raise RecastError(f"images with {self.have} have no labels to change")
 
+    def subset(self, indices: Tensor) -> Self:
+        def chosen(values: Any) -> Any:
+            return values[indices] if isinstance(values, Tensor) else [values[index] for index in indices.tolist()]
 
-def chosen(items: Any, indices: Tensor) -> Any:
-    """Some of a list or of a tensor, as what it is."""
-    return items[indices] if isinstance(items, Tensor) else [items[index] for index in indices.tolist()]
+        return replace(self, items=chosen(self.items), **{self.have: chosen(getattr(self, self.have))})
+
+
+def mirrored(augment: Augmentation) -> bool:
+    """Draw whether an image is mirrored."""
+    return bool(augment.flip and torch.rand(()) < 0.5)
+
+
+def coloured(image: Image.Image, augment: Augmentation) -> Image.Image:
+    """Return the image with random brightness, contrast and saturation."""
+    jitter = augment.color_jitter
+    return transforms.ColorJitter(jitter, jitter, jitter)(image) if jitter else image

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from recast.errors import RecastError
-from recast.lab.data.shards import ImageStream
 from recast.lab.tasks import Loss, register_task
 from recast.lab.tasks.classify import Classify
 from recast.papers.grafit.config import Dino, Neighbors, projector_of
@@ -28,12 +26,6 @@ class Embed(Classify):
     name = "embed"
     title = "an embedding"
     keeps_network = False
-
-    def check_data(self, recipe: Recipe, data: Data) -> None:
-        if isinstance(data.train, ImageStream):
-            raise RecastError(
-                "an embedding is remembered by an image's number, and shards are a stream: use image files"
-            )
 
     def notes(self, recipe: Recipe, data: Data) -> Iterator[str]:
         projector = projector_of(recipe)

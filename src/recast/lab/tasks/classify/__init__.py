@@ -26,7 +26,7 @@ class Classify(Task):
 
     def notes(self, recipe: Recipe, data: Data) -> Iterator[str]:
         if len(data.classes) == 1:
-            yield "there is one class: whatever a network says of it is right"
+            yield "the data have one class: every prediction is correct"
 
     def check_outputs(self, outputs: Any, data: Data, name: str) -> None:
         from recast.models.build import check_logits

@@ -22,11 +22,10 @@ NUM_PICTURES = 4
 
 
 def write_pictures(run: OpenRun) -> Path:
-    """Maps of the first validation images of a few different classes, for the report: RUN/attention.npz.
+    """Write RUN/attention.npz for the report: maps of the first validation images of a few different classes.
 
-    Of every GPSA layer i, for the query whose maps differ most between these images: `mix_i` (N, heads, rows, columns)
-    over the real pixels of its input, `query_i` (row, column) there, `gate_i` (heads,) that of the content,
-    `kernel_i`.
+    For every GPSA layer i, and the query whose maps differ most between these images: `mix_i` (N, heads, rows, columns)
+    over the pixels of its input, `query_i` (row, column), the content gates `gate_i` (heads,), and `kernel_i`.
     """
     first: dict[int, Tensor] = {}
     for images, labels in Loader(run.data.val, 1, bad_image="skip"):

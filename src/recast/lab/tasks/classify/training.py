@@ -1,4 +1,4 @@
-"""What a classifier learns, and how it is validated."""
+"""Loss and validation of a classifier."""
 
 from __future__ import annotations
 
@@ -29,24 +29,27 @@ def label_loss(config: ImageTask, num_classes: int, weights: Tensor | None = Non
         bce  −1/(B·C) Σ_b Σ_c [t_bc · log σ(z_bc) + (1 − t_bc) · log(1 − σ(z_bc))]
 
     Labels (B,) become t = 1 − s + s/C for their class and s/C for the others, s the label smoothing. Targets (B, C) are
-    taken as they are: timm's Mixup has smoothed them. With a threshold θ, bce's t are then 1 where t > θ, else 0. Of
-    several outputs the logits are the first. With `weights` (C,) ce multiplies the term of an image by Σ_c w_c t_bc of
-    the t before smoothing.
+    taken as they are: timm's Mixup has smoothed them. With a threshold θ, bce's t are then 1 where t > θ, else 0. The
+    first of several outputs is the logits. With `weights` (C,) ce multiplies the term of an image by Σ_c w_c t_bc of the
+    t before smoothing.
     Sources: Szegedy et al. 2016 (smoothing); Wightman et al. 2021, RSB (bce over mixed labels); DeiT III (θ = 0).
 
-    Raises RecastError for a threshold that all classes pass or none, and, when called, for logits or targets of another
-    shape.
+    Raises RecastError for a threshold that all classes pass or none.
     """
     smoothing, is_binary = config.label_smoothing, isinstance(config.loss, BinaryCrossEntropy)
     threshold = config.loss.bce_threshold if isinstance(config.loss, BinaryCrossEntropy) else None
-    if threshold is not None:
-        _check_threshold(smoothing, threshold, num_classes)
+    others = smoothing / num_classes
+    # equal counts as passed: mixing λ·t + (1 − λ)·t of equal targets may round up
+    if threshold is not None and not (others if smoothing else -1) < threshold < 1 - smoothing + others:
+        raise RecastError(
+            f"task.loss.bce_threshold={threshold} gives all classes the same target: with label_smoothing={smoothing} "
+            f"it must lie between {others:.3g} and {1 - smoothing + others:.3g}"
+        )
     binary = BinaryLoss(smoothing=smoothing, target_threshold=threshold)
 
     def loss(outputs: Any, targets: Tensor) -> Tensor:
-        logits = outputs if isinstance(outputs, Tensor) else outputs[0]
-        are_labels = _check_shapes(logits, targets, num_classes)
-        logits = widened(logits)
+        logits = widened(outputs if isinstance(outputs, Tensor) else outputs[0])
+        are_labels = targets.dim() == 1
         targets = targets if are_labels else targets.to(logits.dtype)
         if is_binary:
             return binary(logits, targets)
@@ -57,35 +60,6 @@ def label_loss(config: ImageTask, num_classes: int, weights: Tensor | None = Non
         return (terms * (of_class[targets] if are_labels else targets @ of_class)).mean()
 
     return loss
-
-
-def _check_threshold(smoothing: float, threshold: float, num_classes: int) -> None:
-    others, own = smoothing / num_classes, 1 - smoothing + smoothing / num_classes
-    # equal counts as passed: mixing λ·t + (1 − λ)·t of equal targets may round up
-    if smoothing > 0 and threshold <= others:
-        raise RecastError(
-            f"task.loss.bce_threshold={threshold} turns every class into 1: label_smoothing={smoothing} gives "
-            f"each of the {num_classes} classes {others:.3g}; set label_smoothing=0 (DeiT III), or a higher threshold"
-        )
-    if threshold >= own:
-        raise RecastError(
-            f"task.loss.bce_threshold={threshold} turns every class into 0: a label is at most {own:.3g}; "
-            "set a lower threshold"
-        )
-
-
-def _check_shapes(logits: Tensor, targets: Tensor, num_classes: int) -> bool:
-    """Whether the targets are labels; raises for logits or targets that are neither (B, C) nor (B,)."""
-    if logits.dim() != 2 or logits.shape[1] != num_classes:
-        raise RecastError(f"expected logits (images, {num_classes} classes), got {tuple(logits.shape)}")
-    if targets.shape == logits.shape[:1] and not targets.is_floating_point():
-        return True
-    if targets.shape == logits.shape and targets.is_floating_point():
-        return False
-    raise RecastError(
-        f"expected {len(logits)} labels (whole numbers), or targets of shape {tuple(logits.shape)}, "
-        f"got {tuple(targets.shape)} of {targets.dtype}"
-    )
 
 
 class ClassMeter:

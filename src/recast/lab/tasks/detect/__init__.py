@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from recast.lab.config import DataConfig, DetectConfig, Recipe
     from recast.lab.data import Data
     from recast.lab.data.datasets import Found
-    from recast.lab.evaluation.context import Context
-    from recast.lab.evaluation.run_folder import OpenRun
     from recast.lab.evaluation.suites import Evaluator
     from recast.lab.tasks.detect.objects import ObjectImages
     from recast.models.config import ModelConfig
@@ -56,7 +54,7 @@ class Detect(Task):
 
         source, name = split_name(config.name)
         if source in DETECTORS or (source == "torchvision" and not name.startswith("ssd")):
-            return config.replace(input_size=data.img_size)  # images come as large as they shall be
+            return config.replace(input_size=data.img_size)  # no resizing: images have this size
         return config
 
     def check_outputs(self, outputs: Any, data: Data, name: str) -> None:
@@ -67,8 +65,8 @@ class Detect(Task):
             part.has_masks for part in cast("list[ObjectImages]", [data.train, data.val])
         ):
             raise RecastError(
-                f"{name} learns masks, and objects of {data.name} have none: add COCO's segmentation to all of "
-                "them, or take a network of boxes such as torchvision:fasterrcnn_resnet50_fpn"
+                f"{name} learns masks, and objects of {data.name} have none: add COCO's segmentation to all, or use a "
+                "network of boxes such as torchvision:fasterrcnn_resnet50_fpn"
             )
 
     def loss(self, config: DetectConfig, data: Data) -> Loss:
@@ -89,10 +87,3 @@ class Detect(Task):
         from recast.lab.tasks.detect.evaluation import pool_detection, score_detection
 
         return {"detection": Evaluator(score_detection, pool=pool_detection)}
-
-    def draw(self, run: OpenRun, context: Context, suites: Sequence[str]) -> None:
-        from recast.lab.tasks.detect.evaluation import object_panels
-        from recast.lab.tasks.predictions import write_predictions
-
-        if self.main[0] in suites:
-            write_predictions(run.folder, context, object_panels)

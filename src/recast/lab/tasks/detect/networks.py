@@ -1,7 +1,7 @@
-"""Networks that find objects: what torchvision's detectors take and return, and a small one for the embedded scenes.
+"""Detectors: what torchvision's take and return, some on networks of timm, and a small one for the embedded scenes.
 
-Training: images (B, 3, H, W) and targets, a dictionary an image → a dictionary of losses. Otherwise: images → of every
-image the boxes (n, 4), labels (n,) from 1, scores (n,) and, of Mask R-CNN, masks (n, 1, H, W).
+In training: images (B, 3, H, W) and targets, a dictionary an image → a dictionary of losses. Otherwise: images → boxes
+(n, 4), labels (n,) from 1, scores (n,) of every image and, of Mask R-CNN, masks (n, 1, H, W).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from recast.models.sources import ON_TIMM_BUILDERS
 __all__ = ["SceneRCNN", "TimmPyramid", "check_detections", "detector", "losing", "total_loss"]
 
 SWITCHED = "torchvision.models.detection."
-"""Modules of which `training` says losses or detections; of all others (norms, dropout) it says how they compute."""
+"""Modules whose `training` chooses losses or detections; that of others (norms, dropout) chooses how they compute."""
 
 
 @contextmanager
 def losing(model: nn.Module) -> Iterator[None]:
-    """A detector in eval mode gives losses in here, by the statistics of eval mode."""
+    """Make a detector in eval mode return losses, with the statistics of eval mode."""
     parts = [m for m in model.modules() if m is model or type(m).__module__.startswith(SWITCHED)]
     before = [part.training for part in parts]
     try:
@@ -52,7 +52,7 @@ def losing(model: nn.Module) -> Iterator[None]:
 
 
 def total_loss(outputs: Any) -> Tensor:
-    """The sum of a detector's own losses."""
+    """Return the sum of a detector's losses."""
     if not isinstance(outputs, Mapping) or not outputs or not all(isinstance(v, Tensor) for v in outputs.values()):
         raise _no_detector(outputs, "the model")
     return sum(value.float() for value in outputs.values())
@@ -60,9 +60,8 @@ def total_loss(outputs: Any) -> Tensor:
 
 def check_detections(outputs: Any, images: int, of: str = "the model") -> None:
     """Raise RecastError unless `outputs` has boxes, labels and scores of every image."""
-    keys = {"boxes", "labels", "scores"}
-    found = outputs if isinstance(outputs, Sequence) else ()
-    if len(found) != images or not all(isinstance(one, Mapping) and keys <= one.keys() for one in found):
+    keys, rows = {"boxes", "labels", "scores"}, outputs if isinstance(outputs, Sequence) else ()
+    if len(rows) != images or not all(isinstance(row, Mapping) and keys <= row.keys() for row in rows):
         raise _no_detector(outputs, of)
 
 
@@ -75,9 +74,10 @@ def _no_detector(outputs: Any, of: str) -> RecastError:
 
 
 class TimmPyramid(Stages):
-    """A network of timm with torchvision's feature pyramid, for torchvision's detectors: its maps from stride
-    `finest` on, and `extra` ones, by default one that is half the last.
-    `MaskRCNN(TimmPyramid("convnext_tiny"), num_classes=91)`."""
+    """A network of timm with torchvision's feature pyramid: `MaskRCNN(TimmPyramid("convnext_tiny"), num_classes=91)`.
+
+    Its maps from stride `finest` on, and `extra` ones, by default one of half the size of the last.
+    """
 
     def __init__(
         self, name: str, out_channels: int = 256, pretrained: bool = False, finest: int = 4,
@@ -90,42 +90,45 @@ class TimmPyramid(Stages):
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         maps = self.maps(x)[self.first :]
-        found: dict[str, Tensor] = self.fpn(OrderedDict((str(i), x) for i, x in enumerate(maps)))
-        return found
+        pyramid: dict[str, Tensor] = self.fpn(OrderedDict((str(i), x) for i, x in enumerate(maps)))
+        return pyramid
 
 
 def detector(
     kind: str, name: str, num_classes: int = 80, img_size: int | None = None, pretrained: bool = False
 ) -> nn.Module:
-    """`maskrcnn:NAME`, `fasterrcnn:NAME`, `retinanet:NAME`: torchvision's own on a pyramid of timm's NAME, RetinaNet's
-    from stride 8 on (Lin et al. 2017, arXiv:1708.02002). Images are resized to `img_size`, by default as torchvision
-    does, and normalised as the network's were; num_classes is without the background.
+    """Return torchvision's detector of a `kind` (maskrcnn, fasterrcnn, retinanet) on a pyramid of timm's `name`.
 
-    Raises RecastError for a network whose maps are not of strides 4, 8, 16 and 32.
+    RetinaNet's begins at stride 8 (Lin et al. 2017, arXiv:1708.02002). Images are resized to `img_size`, by default as
+    torchvision does, and normalised as the network's were; num_classes is without the background.
+
+    Raises RecastError for a network whose maps do not have the strides 4, 8, 16 and 32.
     """
-    told = timm.get_pretrained_cfg(name)
-    own = {"img_size": img_size} if told is not None and told.fixed_input_size and img_size is not None else {}
+    cfg = timm.get_pretrained_cfg(name)
+    own = {"img_size": img_size} if cfg is not None and cfg.fixed_input_size and img_size is not None else {}
     only = {"finest": 8, "extra": LastLevelP6P7(256, 256)} if kind == "retinanet" else {}
     body = TimmPyramid(name, pretrained=pretrained, **only, **own)
     if body.strides != [4, 8, 16, 32]:
         raise RecastError(f"{name} has maps of strides {body.strides}, a detector takes 4, 8, 16 and 32: take another")
     options: dict[str, Any] = {} if img_size is None else {"min_size": img_size, "max_size": img_size}
-    if told is not None:
-        options |= {"image_mean": list(told.mean), "image_std": list(told.std)}
+    if cfg is not None:
+        options |= {"image_mean": list(cfg.mean), "image_std": list(cfg.std)}
     make = {"maskrcnn": MaskRCNN, "fasterrcnn": FasterRCNN, "retinanet": RetinaNet}[kind]
     return make(body, num_classes + 1, **options)
 
 
 class _AsLarge(GeneralizedRCNNTransform):
-    """Images stay as large as they are."""
+    """Does not resize images."""
 
     def resize(self, image: Tensor, target: Any = None) -> tuple[Tensor, Any]:
         return image, target
 
 
 class SceneRCNN(MaskRCNN):
-    """Mask R-CNN with a small ResNet's three maps, of strides 2, 4 and 8, and heads of 64 channels: for objects of 10
-    to 50 pixels, in minutes on a CPU. Images stay as large as they are."""
+    """Mask R-CNN on a small ResNet's three maps, of strides 2, 4 and 8, with heads of 64 channels.
+
+    For objects of 10 to 50 pixels, in minutes on a CPU. Images are not resized.
+    """
 
     def __init__(self, num_classes: int = 8, width: int = 64, in_chans: int = 3) -> None:
         widths = (24, 48, 96)

@@ -1,65 +1,66 @@
 """Images with objects: boxes, classes and masks (`ObjectImages`), and folders of them.
 
-An image is brought to S x S pixels: its long side to S, the rest filled up to the right and below, so that nothing is
-cut off. Shapes of one image's objects: boxes (n, 4) as left, top, right, bottom; classes, crowd, area (n,).
+An image is resized to S x S pixels: its long side to S, the rest filled up to the right and below, so that nothing is
+cut off. Shapes of the objects of an image: boxes (n, 4) as left, top, right, bottom; classes, crowd, area (n,).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision import transforms
 
 from recast.errors import RecastError, listed, shown
 from recast.lab.config import DataConfig
 from recast.lab.data.datasets import Found
 from recast.lab.data.fingerprint import digest_of
 from recast.lab.data.folders import data_dir
-from recast.lab.data.images import BICUBIC, PADDING, PHOTO, to_pixels
-from recast.lab.data.parts import HELD_OUT, TRAINING, best_part, part_word
-from recast.lab.data.seeding import drawing
+from recast.lab.data.images import BICUBIC, NEAREST, PADDING, PHOTO, to_pixels
+from recast.lab.data.parts import HELD_OUT, TRAINING, part_word
+from recast.lab.data.seeding import seeded
 from recast.lab.data.trees import find_file
-from recast.lab.tasks.dense import DenseImages, chosen
+from recast.lab.tasks.dense import DenseImages, coloured, mirrored
 from recast.lab.tasks.detect.coco import Annotations, drawn_masks, read_coco
 
 AS_IT_IS = (0.0,) * 3, (1.0,) * 3
-"""Detectors normalise by themselves."""
+"""Mean and deviation of data for detectors, which normalise by themselves."""
 
 
 class Objects(list[dict[str, Tensor]]):
-    """What is on each image of a batch, as torchvision's detectors take it (labels from 1), with crowd and area; scale:
-    the image's pixels to its own."""
+    """The objects of each image of a batch, as torchvision's detectors take them (labels from 1).
+
+    Besides, crowd, area, and scale, the factor from the image's own pixels to these.
+    """
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Objects:
-        """Copies there."""
-        moved = ({k: v.to(device, non_blocking=non_blocking) for k, v in one.items()} for one in self)
+        """Return copies on a device."""
+        moved = ({k: v.to(device, non_blocking=non_blocking) for k, v in each.items()} for each in self)
         return Objects(moved)
 
     def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(index)
-        return Objects(found) if isinstance(index, slice) else found
+        objects = super().__getitem__(index)
+        return Objects(objects) if isinstance(index, slice) else objects
 
     def taught(self) -> Objects:
-        """Those that training sees: no crowds, nothing that is thinner than a pixel."""
-        found = Objects()
-        for one in self:
-            sides = one["boxes"][:, 2:] - one["boxes"][:, :2]
-            kept = (sides >= 1).all(1) & ~one["crowd"]
-            found.append({name: one[name][kept] for name in ("boxes", "labels", "masks") if name in one})
-        return found
+        """Return the objects of training: no crowds, and none thinner than a pixel."""
+        rest = Objects()
+        for each in self:
+            sides = each["boxes"][:, 2:] - each["boxes"][:, :2]
+            is_taught = (sides >= 1).all(1) & ~each["crowd"]
+            rest.append({name: each[name][is_taught] for name in ("boxes", "labels", "masks") if name in each})
+        return rest
 
 
 @dataclass(eq=False)
 class ObjectImages(DenseImages):
-    """Images and what is on them."""
+    """Images and their objects."""
 
     objects: Sequence[Annotations]
     img_size: int
@@ -68,115 +69,117 @@ class ObjectImages(DenseImages):
 
     @property
     def has_masks(self) -> bool:
-        """Every object has one."""
-        return all(one.masks is not None for one in self.objects)
+        """Return True if every object has a mask."""
+        return all(each.masks is not None for each in self.objects)
 
     def targets(self) -> list[str]:
-        return [digest_of([one.boxes.tobytes(), one.classes.tobytes()]) for one in self.objects]
+        return [digest_of([each.boxes.tobytes(), each.classes.tobytes()]) for each in self.objects]
 
     @staticmethod
     def joined(labels: Sequence[Any]) -> Any:
         return Objects(chain(*labels))
 
     def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Any]:
-        if not (found := self.drawn(indices, seeds)):
+        if not (rows := self.drawn(indices, seeds)):
             return torch.empty(0, 3, self.img_size, self.img_size), Objects()
-        return torch.stack([pixels for pixels, _ in found]), Objects(target for _, target in found)
+        return torch.stack([pixels for pixels, _ in rows]), Objects(target for _, target in rows)
 
     def draw(self, index: int, seed: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """The image and its objects on S x S pixels: scaled by a factor of `augment.resize` (1: the long side to S),
-        cut or filled up, mirrored, coloured."""
-        image, found, size, augment = self.open(index), self.objects[index], self.img_size, self.augment
-        if found.size not in (None, image.size):
-            sizes = "{}x{}, the file has {}x{}".format(*found.size or (), *image.size)
-            name = self.image_name(index)
+        """Return image and objects on S x S pixels.
+
+        They are scaled by a factor of `augment.resize` (1: the long side to S), cut or filled up, mirrored, coloured.
+        """
+        image, objects, size, augment = self.open(index), self.objects[index], self.img_size, self.augment
+        name = self.image_name(index)
+        if objects.size not in (None, image.size):
+            sizes = "{}x{}, the file has {}x{}".format(*objects.size or (), *image.size)
             raise RecastError(f"{name}: the JSON says {sizes} (width x height): mend the JSON or the file")
-        scale, left, top, flip = size / max(image.size), 0, 0, False
-        with drawing(seed):
-            if augment is not None and augment.crop == "random":
-                smallest, largest = augment.resize
-                scale *= smallest + (largest - smallest) * float(torch.rand(()))
-            scaled = [max(1, round(side * scale)) for side in image.size]
-            if augment is not None:
+        scale, corner, flip = size / max(image.size), [0, 0], False
+        sides = [max(1, round(side * scale)) for side in image.size]
+        if augment is not None:
+            with seeded(seed):
                 if augment.crop == "random":
-                    left, top = (int(torch.randint(max(side - size, 0) + 1, ())) for side in scaled)
-                flip = bool(augment.flip and torch.rand(()) < 0.5)
-                if jitter := augment.color_jitter:
-                    image = transforms.ColorJitter(jitter, jitter, jitter)(image)
-        ends = [min(side - start, size) for side, start in zip(scaled, (left, top), strict=True)]
-        boxes = (found.boxes * scale - (left, top, left, top)).clip(0, ends * 2)
+                    scale, sides, corner = self.cut(image.size, scale, augment)
+                flip = mirrored(augment)
+                image = coloured(image, augment)
+        left, top = corner
+        ends = [min(side - start, size) for side, start in zip(sides, corner, strict=True)]
+        boxes = (objects.boxes * scale - corner * 2).clip(0, ends * 2)
         if flip:
             boxes = np.stack([size - boxes[:, 2], boxes[:, 1], size - boxes[:, 0], boxes[:, 3]], 1)
 
-        def canvas(one: Image.Image, fill: Any, how: Image.Resampling) -> Image.Image:
-            whole = Image.new(one.mode, (size, size), fill)
-            whole.paste(one if one.size == tuple(scaled) else one.resize(scaled, how), (-left, -top))
+        def canvas(picture: Image.Image, fill: Any, how: Image.Resampling) -> Image.Image:
+            whole = Image.new(picture.mode, (size, size), fill)
+            whole.paste(picture if picture.size == tuple(sides) else picture.resize(sides, how), (-left, -top))
             return whole.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else whole
 
         target = {
-            "boxes": torch.from_numpy(boxes).float().reshape(-1, 4), "labels": torch.from_numpy(found.classes + 1),
-            "crowd": torch.from_numpy(found.crowd), "area": torch.from_numpy(found.area),
+            "boxes": torch.from_numpy(boxes).float().reshape(-1, 4), "labels": torch.from_numpy(objects.classes + 1),
+            "crowd": torch.from_numpy(objects.crowd), "area": torch.from_numpy(objects.area),
             "scale": torch.tensor(scale, dtype=torch.float64),
         }  # fmt: skip
-        if found.masks is not None:  # one at a time: hundreds on a large image would fill the memory
-            masks = drawn_masks(found.masks, image.height, image.width, self.image_name(index))
-            drawn = [np.array(canvas(Image.fromarray(mask), 0, Image.Resampling.NEAREST)) for mask in masks]
+        if objects.masks is not None:  # one at a time: hundreds on a large image would fill the memory
+            masks = drawn_masks(objects.masks, image.height, image.width, name)
+            drawn = [np.array(canvas(Image.fromarray(mask), 0, NEAREST)) for mask in masks]
             target["masks"] = torch.from_numpy(np.stack(drawn) if drawn else np.zeros((0, size, size), np.uint8))
         return to_pixels(canvas(image, PADDING, BICUBIC)), target
 
-    def subset(self, indices: Tensor) -> Self:
-        return replace(self, items=chosen(self.items, indices), objects=chosen(self.objects, indices))
-
 
 def find_coco(config: DataConfig) -> Found:
-    """A folder with COCO's JSON: annotations/*train*.json and *val*.json (or *test*), train/*.json and valid/*.json, or
-    one annotations.json of which a share is held out. Images are where the JSON's file_name says: in the folder, beside
-    the JSON, in images/ of either, or in a folder of the part's name (train2017). Its categories are the classes, in
-    the order of their ids, gaps and all."""
+    """Read annotations/*train*.json and *val*.json (or *test*), train/*.json and valid/*.json, or annotations.json.
+
+    A share of the images of a single JSON is held out. Images are where the JSON's file_name says: in the folder,
+    beside the JSON, in images/ of either, or in a folder of the part's name (train2017).
+    """
     root = data_dir(config)
     folders = [folder.name for folder in sorted(root.iterdir()) if folder.is_dir() and part_word(folder.name)]
     files = _json(root, "", "annotations") or _json(root, *folders)
-    paths = {str(file.relative_to(root)): file for file in files}
-    by_part = {part: [paths[name] for name in best_part(list(paths), words)]
-               for part, words in (("train", TRAINING), ("val", HELD_OUT))}  # fmt: skip
-    if not any(by_part.values()):
-        by_part["train"] = files
-    for part, found in by_part.items():
-        instances = [file for file in found if file.stem.startswith("instances")] or found
-        if len(instances) > 1:
-            raise RecastError(f"{root} has {len(instances)} JSON files for {part} ({instances[0].name}, ...): keep one")
-        by_part[part] = instances
-    if not by_part["train"]:
+    parts = [_of_part(files, root, words) for words in (TRAINING, HELD_OUT)]
+    train, val = parts if any(parts) else (_only(files, root), None)
+    if train is None:
         expected = "annotations.json, annotations/*train*.json and *val*.json, or train/*.json and valid/*.json"
         raise RecastError(f"{root} has no COCO JSON: expected {expected}")
-    read = {part: _read(found[0], root) for part, found in by_part.items() if found}
-    objects, names = read["train"][0].objects, read["train"][1]
-    if all(one.crowd.all() for one in objects):
-        which = "nothing but crowds" if any(len(one.classes) for one in objects) else "no object on any"
-        raise RecastError(f"{by_part['train'][0]} has {len(objects)} images and {which}: nothing can be learned")
-    if "val" in read and read["val"][1] != names:
-        raise RecastError(f"{by_part['val'][0]} has other categories than {by_part['train'][0]}: they must be the same")
-    val = read["val"][0] if "val" in read else None
-    unused = [str(file) for name, file in paths.items() if part_word(name) and [file] not in by_part.values()]
+    images, names = _read(train, root)
+    if all(each.crowd.all() for each in images.objects):
+        raise RecastError(f"{train} has {len(images)} images and no object but crowds: nothing can be learned")
+    held_out, other_names = _read(val, root) if val else (None, names)
+    if other_names != names:
+        raise RecastError(f"{val} has other categories than {train}: they must be the same")
+    unused = [str(file) for file in files if part_word(str(file.relative_to(root))) and file not in (train, val)]
     notes = [f"{root}: not used: {listed(unused, 5)}"] if unused else []
-    return Found(root.resolve().name, read["train"][0], val, names, AS_IT_IS, "none", notes=notes)
+    return Found(root.resolve().name, images, held_out, names, AS_IT_IS, "none", notes=notes)
 
 
 def _json(root: Path, *folders: str) -> list[Path]:
     return [file for folder in folders for file in sorted((root / folder).glob("*.json"))]
 
 
+def _of_part(files: Sequence[Path], root: Path, words: Sequence[str]) -> Path | None:
+    """Return the JSON of a part: that with the first of its words that any has."""
+    for word in words:
+        if same := [file for file in files if part_word(str(file.relative_to(root))) == word]:
+            return _only(same, root)
+    return None
+
+
+def _only(files: Sequence[Path], root: Path) -> Path | None:
+    """Return the only JSON, or the only one called instances*; None without any."""
+    files = [file for file in files if file.stem.startswith("instances")] or files
+    if len(files) > 1:
+        raise RecastError(f"{root} has {len(files)} JSON files for one part ({files[0].name}, ...): keep one")
+    return files[0] if files else None
+
+
 def _read(path: Path, root: Path) -> tuple[ObjectImages, list[str]]:
-    """The images of a COCO JSON, and the names of its categories."""
-    own, objects, classes = read_coco(path)
-    paths = []
+    """Return the images of a COCO JSON, and the names of its categories."""
+    names, objects, classes = read_coco(path)
     folders = [root, root / "images", path.parent, path.parent / "images"]
     folders += [folder for folder in sorted(root.iterdir()) if folder.is_dir()]
     folders.sort(key=lambda folder: folder.name not in path.stem)  # train2017 of instances_train2017.json
-    for name in own:
-        there = next(filter(None, (find_file(folder, name) for folder in folders)), None)
-        if there is None:
-            looked = f"{root}, images/, {path.parent.name}/"
-            raise RecastError(f"{path} names the image {shown(name)}, which is in none of the folders {looked}")
-        paths.append(str(there))
+    paths = []
+    for name in names:
+        file = next(filter(None, (find_file(folder, name) for folder in folders)), None)
+        if file is None:
+            raise RecastError(f"{path} names the image {shown(name)}, which is in no folder of {root}")
+        paths.append(str(file))
     return ObjectImages(paths, objects, PHOTO), classes

@@ -1,4 +1,4 @@
-"""How a detector is validated; it computes its losses itself."""
+"""The validation of a detector, which computes its losses itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recast.lab.tasks.detect.objects import Objects
 
 
 class ObjectMeter:
-    """The sum of a detector's losses, AP of the boxes at IoU 0.5 and AP, in percent; of one process."""
+    """Sum of a detector's losses, AP of the boxes at IoU 0.5 and AP, in percent; in one process."""
 
     def __init__(self, data: Data) -> None:
         self.data, self.sums = data, torch.zeros(0, dtype=torch.float64)
@@ -30,7 +30,7 @@ class ObjectMeter:
 
     def values(self, sums: Tensor) -> tuple[float, ...]:
         """Return AP at IoU 0.5, and AP."""
-        found = average_precisions(stacked(self.rows), np.ones((1, len(self.rows))), len(self.data.classes))
-        aps = summarised(found, self.data.classes, {})
+        precisions = average_precisions(stacked(self.rows), np.ones((1, len(self.rows))), len(self.data.classes))
+        aps = summarised(precisions, self.data.classes, {})
         ap50, ap = (float(np.nan_to_num(aps[name][0])) for name in ("ap50", "ap"))
         return ap50, ap

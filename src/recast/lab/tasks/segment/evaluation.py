@@ -23,14 +23,13 @@ from torch.nn import functional as F
 from recast.errors import RecastError
 from recast.lab.evaluation.context import Batch, Context, Score, Source
 from recast.lab.evaluation.stats import Statistic, known_mean
-from recast.lab.tasks.predictions import class_colours
 from recast.lab.tasks.segment.networks import pixel_logits
 from recast.lab.tasks.segment.pairs import IGNORE, OUTSIDE, ImagePairs
 
 Forward = Callable[[Tensor], Tensor]
 """Images → logits for every pixel."""
 WIDTH = 0.02
-"""Of the inner boundary of a class, in diagonals of the image."""
+"""Width of the inner boundary of a class, in diagonals of the image."""
 
 
 def class_logits(context: Context, name: str, images: Tensor) -> Tensor:
@@ -45,21 +44,22 @@ def class_logits(context: Context, name: str, images: Tensor) -> Tensor:
 
 
 def pixel_counts(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """(B, 3, classes): pixels of an image that are labelled with a class, predicted as it, and both; of those that are
-    `IGNORE` none. predicted and labels (B, H, W)."""
-    known, found = labels != IGNORE, []
+    """Return (B, 3, classes): the pixels labelled with a class, predicted as it, and both, without `IGNORE`.
+
+    predicted and labels: (B, H, W).
+    """
+    known, counts = labels != IGNORE, []
     for which, values in ((known, labels), (predicted != IGNORE, predicted), (known & (predicted == labels), labels)):
-        ones = which.flatten(1).double()
         sums = torch.zeros(len(labels), classes, dtype=torch.float64, device=labels.device)
-        found.append(sums.scatter_add_(1, values.flatten(1).clamp(max=classes - 1), ones))
-    return torch.stack(found, 1)
+        counts.append(sums.scatter_add_(1, values.flatten(1).clamp(max=classes - 1), which.flatten(1).double()))
+    return torch.stack(counts, 1)
 
 
 def inner_boundary(labels: Tensor) -> Tensor:
-    """(B, H, W): `IGNORE` but for pixels with another class, or none, less than d + 1 rows and columns away.
+    """Return labels (B, H, W) with `IGNORE` where all pixels less than d + 1 rows and columns away have the same class.
 
-    So what is left of a class is its mask without the mask eroded d times by 3 x 3 pixels, as in the paper's code: d is
-    2 % of the diagonal, at least 1, and beyond the image's border, or on ignored pixels, there is no class.
+    A class keeps its mask without the mask eroded d times by 3 x 3 pixels, as in the paper's code. d is 2 % of the
+    diagonal, at least 1; beyond the image's border, and on ignored pixels, there is no class.
     """
     d = max(1, round(WIDTH * math.hypot(*labels.shape[1:])))
     framed = F.pad(labels.float(), (1, 1, 1, 1), value=-1)
@@ -69,38 +69,22 @@ def inner_boundary(labels: Tensor) -> Tensor:
     return labels.masked_fill(is_inside[:, 1:-1, 1:-1], IGNORE)
 
 
-def slide(forward: Forward, images: Tensor, window: int) -> Tensor:
-    """Mean of the logits of windows of `window` x `window` pixels, two thirds of it apart; the last end at the edge."""
-    stride, total, seen = max(1, 2 * window // 3), None, torch.zeros(images.shape[2:], device=images.device)
-    starts = (range(0, max(side - window, 0) + stride, stride) for side in images.shape[2:])
-    for place in product(*starts):
-        ends = [min(start + window, side) for start, side in zip(place, images.shape[2:], strict=True)]
-        rows, columns = (slice(max(end - window, 0), end) for end in ends)
-        logits = forward(images[..., rows, columns])
-        if total is None:
-            total = logits.new_zeros(*logits.shape[:2], *images.shape[2:])
-        total[..., rows, columns] += logits
-        seen[rows, columns] += 1
-    assert total is not None
-    return total / seen
-
-
 def over_views(forward: Forward, images: Tensor, scales: Sequence[float], flip: bool) -> Tensor:
-    """Mean of the class probabilities of the images at some scales and mirrored; of one view its logits."""
+    """Return the mean class probabilities over scales and mirror images; for a single view its logits."""
     views = list(product(scales, (False, True) if flip else (False,)))
-    found = []
+    outputs = []
     for scale, is_mirrored in views:
         sides = [max(1, round(side * scale)) for side in images.shape[2:]]
-        seen = images if scale == 1 else F.interpolate(images, sides, mode="bicubic", antialias=True).clamp(0, 1)
-        logits = forward(seen.flip(3)).flip(3) if is_mirrored else forward(seen)
+        view = images if scale == 1 else F.interpolate(images, sides, mode="bicubic", antialias=True).clamp(0, 1)
+        logits = forward(view.flip(3)).flip(3) if is_mirrored else forward(view)
         if scale != 1:
             logits = F.interpolate(logits, images.shape[2:], mode="bilinear")
-        found.append(logits if len(views) == 1 else logits.softmax(1))
-    return sum(found[1:], found[0]) / len(found)
+        outputs.append(logits if len(views) == 1 else logits.softmax(1))
+    return sum(outputs[1:], outputs[0]) / len(outputs)
 
 
 def sources_segmentation(context: Context) -> list[Source]:
-    """The validation images: their middle squares, or all of them."""
+    """Return the validation images: their middle squares, or all of them."""
     images = context.data.val
     if context.options.test_mode == "square" or not isinstance(images, ImagePairs):
         return [context.validation]
@@ -108,7 +92,7 @@ def sources_segmentation(context: Context) -> list[Source]:
 
 
 def _parts(batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
-    """Images and masks of one size: the whole batch, or one after the other without what fills it up."""
+    """Yield images and masks of one size: the whole batch, or one after the other without its filling."""
     if batch.options.test_mode == "square":
         yield batch.images, batch.labels
         return
@@ -118,14 +102,11 @@ def _parts(batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def score_segmentation(batch: Batch) -> Iterator[Score]:
-    """miou, macc, aacc, boundary_iou, and iou/CLASS."""
+    """Yield miou, macc, aacc, boundary_iou, and iou/CLASS."""
     context, options = batch.context, batch.options
     classes, side = context.data.classes, context.data.val.img_size
     for name in batch.models:
-        forward: Forward = partial(class_logits, context, name)
-        if options.test_mode == "slide":
-            forward = partial(slide, forward, window=side)
-        parts = []
+        forward, parts = partial(class_logits, context, name), []
         for images, masks in _parts(batch):
             predicted = over_views(forward, images, options.test_scales, options.test_flip).argmax(1)
             predicted = predicted.masked_fill(masks == IGNORE, IGNORE)
@@ -144,37 +125,21 @@ def score_segmentation(batch: Batch) -> Iterator[Score]:
 
 
 def mean_iou(means: np.ndarray) -> np.ndarray:
-    """100 · mean over the classes of both/(labelled + predicted − both), of those that are labelled or predicted."""
-    labelled, predicted, both = np.moveaxis(_by_class(means, 3), -2, 0)
+    """Return 100 · mean of both/(labelled + predicted − both) over the classes that are labelled or predicted."""
+    labelled, predicted, both = np.moveaxis(means.reshape(*means.shape[:-1], 3, -1), -2, 0)
     return _mean_ratio(both, labelled + predicted - both)
 
 
 def mean_accuracy(means: np.ndarray) -> np.ndarray:
-    """100 · mean over the classes of both/labelled, of those that are labelled; of one sum of all it is the pixels'."""
-    labelled, both = np.moveaxis(_by_class(means, 2), -2, 0)
+    """Return 100 · mean of both/labelled over the labelled classes; that of the pixels for a single sum."""
+    labelled, both = np.moveaxis(means.reshape(*means.shape[:-1], 2, -1), -2, 0)
     return _mean_ratio(both, labelled)
 
 
-def _by_class(means: np.ndarray, parts: int) -> np.ndarray:
-    return means.reshape(*means.shape[:-1], parts, -1)
-
-
 def _mean_ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """NaN where there is no whole at all."""
     return 100 * known_mean(np.divide(part, whole, out=np.full_like(part, np.nan), where=whole > 0))
 
 
 STATISTICS: dict[str, Statistic] = {
     "miou": mean_iou, "boundary_iou": mean_iou, "iou": mean_iou, "macc": mean_accuracy, "aacc": mean_accuracy,
 }  # fmt: skip
-
-
-def mask_panels(batch: Batch) -> Iterator[tuple[float, list[np.ndarray]]]:
-    """`Panels` of masks. What is ignored is white."""
-    colours = class_colours(len(batch.context.data.classes))
-    palette = np.concatenate([np.zeros((1, 3)), colours[1:], np.ones((IGNORE + 1 - len(colours), 3))])
-    said = torch.stack([class_logits(batch.context, name, batch.images).argmax(1) for name in batch.models], 1).cpu()
-    for image, mask, predicted in zip(batch.images.cpu(), batch.labels.cpu(), said, strict=True):
-        differ = float((predicted[-1] != predicted[-2:]).any(0).double().mean())
-        maps = [palette[values.numpy()] for values in (mask, *predicted)]
-        yield differ, [image.permute(1, 2, 0).numpy(), *maps]

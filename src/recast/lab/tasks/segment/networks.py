@@ -12,6 +12,7 @@ import torch
 from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.ops import Conv2dNormActivation as ConvNormReLU
 
 from recast.errors import RecastError
 from recast.lab.networks import HALF, CifarResNet
@@ -23,17 +24,15 @@ __all__ = ["SceneFCN", "UperHead", "UperNet", "pixel_logits"]
 
 
 def pixel_logits(outputs: Any, classes: int, size: tuple[int, int], of: str = "the model") -> dict[str, Tensor]:
-    """The logits (B, classes, H, W) of a segmenter, `out` and, where it has an auxiliary head, `aux`.
+    """Return the logits (B, classes, H, W) of a segmenter, `out` and, if it has an auxiliary head, `aux`.
 
     `outputs` is a tensor, or torchvision's {"out": ..., "aux": ...}; smaller maps are enlarged to `size` (bilinear, as
     in torchvision's own networks). Raises RecastError for anything else.
     """
     maps = outputs if isinstance(outputs, Mapping) else {"out": outputs}
-    found: dict[str, Tensor] = {}
-    for name in ("out", "aux"):
+    result: dict[str, Tensor] = {}
+    for name in ("out", "aux") if "aux" in maps else ("out",):
         logits = maps.get(name)
-        if logits is None and name == "aux":
-            continue
         if not isinstance(logits, Tensor) or logits.dim() != 4 or logits.shape[1] != classes:
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(outputs).__name__
             raise RecastError(
@@ -41,16 +40,15 @@ def pixel_logits(outputs: Any, classes: int, size: tuple[int, int], of: str = "t
                 "segmentation takes networks such as scenes_fcn and torchvision:deeplabv3_resnet50"
             )
         same = logits.shape[2:] == size
-        found[name] = logits if same else F.interpolate(logits, size, mode="bilinear", align_corners=False)
-    return found
+        result[name] = logits if same else F.interpolate(logits, size, mode="bilinear", align_corners=False)
+    return result
 
 
 class SceneFCN(nn.Module):
-    """A small ResNet's three maps, of strides 2, 4 and 8, each scored by a 1×1 convolution; the scores are added up,
-    from coarse to fine, and enlarged to the image: skips as in Long et al. 2015 (arXiv:1411.4038).
+    """A small ResNet whose three maps, of strides 2, 4 and 8, are each scored by a 1×1 convolution.
 
-    What it says of a pixel depends on 37 rows and columns around it at most: less than what makes a ring's class in the
-    scenes.
+    The scores are added up from coarse to fine, skips as in Long et al. 2015 (arXiv:1411.4038). A pixel's scores depend
+    on 37 rows and columns around it at most, less than what decides the class of a ring in the scenes.
     """
 
     def __init__(self, num_classes: int = 9, widths: tuple[int, ...] = (24, 48, 96), in_chans: int = 3) -> None:
@@ -61,7 +59,7 @@ class SceneFCN(nn.Module):
         self.reset_classifier(num_classes)
 
     def get_classifier(self) -> tuple[nn.Module, ...]:
-        """The three of them."""
+        """Return the three of them."""
         return tuple(self.scores)
 
     def reset_classifier(self, num_classes: int) -> None:
@@ -80,19 +78,21 @@ class SceneFCN(nn.Module):
 
 
 class UperHead(nn.Module):
-    """Maps of several strides, finest first, to logits (B, classes, h, w) of the finest (Xiao et al. 2018,
-    arXiv:1807.10221): a pyramid of pooled maps on the coarsest, a feature pyramid over all, everything fused."""
+    """Maps of several strides, finest first, to logits (B, classes, h, w) of the finest (Xiao et al. 2018).
+
+    A pyramid of pooled maps on the coarsest, a feature pyramid over all, everything fused (arXiv:1807.10221).
+    """
 
     def __init__(self, channels: Sequence[int], num_classes: int, hidden: int = 512, dropout: float = 0.1) -> None:
         super().__init__()
         *finer, coarsest = channels
         self.pooled = nn.ModuleList(
-            nn.Sequential(nn.AdaptiveAvgPool2d(size), _conv(coarsest, hidden, 1)) for size in (1, 2, 3, 6)
+            nn.Sequential(nn.AdaptiveAvgPool2d(size), ConvNormReLU(coarsest, hidden, 1)) for size in (1, 2, 3, 6)
         )
-        self.bottleneck = _conv(coarsest + 4 * hidden, hidden, 3)
-        self.lateral = nn.ModuleList(_conv(width, hidden, 1) for width in finer)
-        self.smooth = nn.ModuleList(_conv(hidden, hidden, 3) for _ in finer)
-        self.fuse = _conv(len(channels) * hidden, hidden, 3)
+        self.bottleneck = ConvNormReLU(coarsest + 4 * hidden, hidden, 3)
+        self.lateral = nn.ModuleList(ConvNormReLU(width, hidden, 1) for width in finer)
+        self.smooth = nn.ModuleList(ConvNormReLU(hidden, hidden, 3) for _ in finer)
+        self.fuse = ConvNormReLU(len(channels) * hidden, hidden, 3)
         self.dropout = nn.Dropout2d(dropout)
         self.classify = nn.Conv2d(hidden, num_classes, 1)
 
@@ -101,18 +101,17 @@ class UperHead(nn.Module):
             return F.interpolate(x, size=like.shape[2:], mode="bilinear")
 
         *finer, coarsest = maps
-        found = [self.bottleneck(torch.cat([coarsest, *(to(pool(coarsest), coarsest) for pool in self.pooled)], 1))]
+        pyramid = [self.bottleneck(torch.cat([coarsest, *(to(pool(coarsest), coarsest) for pool in self.pooled)], 1))]
         for lateral, x in zip(list(self.lateral)[::-1], finer[::-1], strict=True):
-            found.insert(0, lateral(x) + to(found[0], x))
-        smooth = [layer(x) for layer, x in zip(self.smooth, found[:-1], strict=True)]
-        fused = self.fuse(torch.cat([to(x, found[0]) for x in (*smooth, found[-1])], 1))
+            pyramid.insert(0, lateral(x) + to(pyramid[0], x))
+        smooth = [layer(x) for layer, x in zip(self.smooth, pyramid[:-1], strict=True)]
+        fused = self.fuse(torch.cat([to(x, pyramid[0]) for x in (*smooth, pyramid[-1])], 1))
         logits: Tensor = self.classify(self.dropout(fused))
         return logits
 
 
 class UperNet(Stages):
-    """`upernet:NAME`: `UperHead` on the maps of timm's NAME; in training with an FCN head on the last but one for the
-    auxiliary loss."""
+    """`upernet:NAME`: `UperHead` on the maps of timm's NAME; in training, an auxiliary FCN head on the last but one."""
 
     def __init__(
         self, name: str, num_classes: int = 150, hidden: int = 512, pretrained: bool = False, **options: Any
@@ -120,11 +119,11 @@ class UperNet(Stages):
         super().__init__(name, pretrained, **options)
         self.head = UperHead(self.channels, num_classes, hidden)
         self.auxiliary = fcn_head(self.channels[-2], num_classes, hidden // 2)
-        told: Any = self.body.pretrained_cfg
-        self.pretrained_cfg = {key: value for key, value in told.items() if key not in ("num_classes", "classifier")}
+        cfg: Any = self.body.pretrained_cfg
+        self.pretrained_cfg = {key: value for key, value in cfg.items() if key not in ("num_classes", "classifier")}
 
     def get_classifier(self) -> tuple[nn.Module, ...]:
-        """Of the head and of the auxiliary one."""
+        """Return those of the head and of the auxiliary one."""
         return self.head.classify, self.auxiliary[-1]
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
@@ -133,14 +132,8 @@ class UperNet(Stages):
 
 
 def fcn_head(channels: int, num_classes: int, hidden: int = 256, dropout: float = 0.1) -> nn.Sequential:
-    """The auxiliary head on the map of stride 16."""
-    return nn.Sequential(_conv(channels, hidden, 3), nn.Dropout2d(dropout), nn.Conv2d(hidden, num_classes, 1))
-
-
-def _conv(inputs: int, outputs: int, kernel: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()
-    )
+    """Return the auxiliary head on the map of stride 16."""
+    return nn.Sequential(ConvNormReLU(channels, hidden, 3), nn.Dropout2d(dropout), nn.Conv2d(hidden, num_classes, 1))
 
 
 HEADS = tuple(f"scores.{stage}" for stage in range(3))

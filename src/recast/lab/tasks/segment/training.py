@@ -1,4 +1,4 @@
-"""What a segmenter learns, and how it is validated."""
+"""Loss and validation of a segmenter."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ AUXILIARY_WEIGHT = 0.4
 
 
 def pixel_loss(config: SegmentConfig, num_classes: int) -> Callable[[Any, Tensor], Tensor]:
-    """Cross-entropy of every pixel: what a segmenter returns, masks (B, H, W) → a scalar, in float32 at least.
+    """Return the cross-entropy of every pixel: outputs, masks (B, H, W) → a scalar, computed in float32 at least.
 
-        1/(B·H·W) Σ −log softmax(z)_label over the pixels whose class is known (+ AUXILIARY times the same of `aux`)
+        1/(B·H·W) Σ −log softmax(z)_label over the pixels of known class (+ AUXILIARY_WEIGHT times the same of `aux`)
 
-    A pixel that is ignored counts in the divisor: the mean over parts and processes is that of the whole batch.
+    Ignored pixels count in the divisor, so that the mean over parts and processes is that of the whole batch.
     """
 
     def loss(outputs: Any, masks: Tensor) -> Tensor:
         maps = pixel_logits(outputs, num_classes, (masks.shape[1], masks.shape[2]))
         total = torch.zeros((), device=masks.device)
         for name, logits in maps.items():
-            found = F.cross_entropy(
+            part = F.cross_entropy(
                 widened(logits), masks, ignore_index=IGNORE, label_smoothing=config.label_smoothing, reduction="sum"
             )
-            total = total + (found if name == "out" else AUXILIARY_WEIGHT * found)
+            total = total + (part if name == "out" else AUXILIARY_WEIGHT * part)
         return total / masks.numel()
 
     return loss
