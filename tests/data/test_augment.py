@@ -6,12 +6,15 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from recast.lab.config import Augmentation
 from recast.lab.data.augment import file_transform, shift_and_flip
-from recast.lab.data.datasets import ImageFiles
+from recast.lab.data.datasets import ImageFiles, ImageTensors
+from recast.lab.data.images import to_pixels
+
+ALONE = {"crop": "none", "flip": False}
 
 
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -22,6 +25,27 @@ def noise(width: int, height: int, seed: int = 0) -> Image.Image:
 def draws(image: Image.Image, size: int, augment: Augmentation, count: int) -> Tensor:
     files = ImageFiles(torch.zeros(count), size, [image] * count, lambda given: given, augment=augment)
     return files.batch(range(count), range(1, count + 1))[0]
+
+
+def spread_of(images: Tensor) -> Tensor:
+    """Largest minus smallest value of each image."""
+    return images.flatten(1).amax(1) - images.flatten(1).amin(1)
+
+
+def test_three_augment_takes_each_operation_a_third_of_the_time() -> None:
+    image = noise(8, 8)
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    data = ImageTensors(pixels.repeat(10_000, 1, 1, 1), torch.zeros(10_000), Augmentation(auto_augment="3a", **ALONE))
+    images, _ = data.batch(range(10_000), range(10_000))
+    grey = (images[:, :1] == images).flatten(1).all(1)
+    solarised = (images == to_pixels(ImageOps.solarize(image, 128))).flatten(1).all(1)
+    blurred = spread_of(images) < 0.99 * spread_of(to_pixels(image)[None])
+    blurred &= ~grey & ~solarised
+    for hit in (grey, solarised, blurred | ~(grey | solarised)):
+        assert hit.float().mean().item() == pytest.approx(1 / 3, abs=0.015)
+    assert images[grey].unique(dim=0).equal(to_pixels(image.convert("L").convert("RGB"))[None])
+    assert blurred.sum() > 2500  # radius U(0.1, 2): the smallest ones hardly change an image
+    assert len(images[blurred].unique(dim=0)) > 50
 
 
 def test_simple_crop_is_a_window_of_the_reflected_image_at_its_own_aspect() -> None:

@@ -13,8 +13,16 @@ from recast.errors import RecastError
 from recast.lab.config import DataConfig
 from recast.lab.data import Data, load_data
 from recast.lab.evaluation.runner import evaluate, measure, open_context
-from recast.lab.tasks.detect.evaluation import average_precisions, scores_of, stacked, summarised
+from recast.lab.tasks.detect.evaluation import (
+    ENLARGED,
+    average_precisions,
+    object_panels,
+    scores_of,
+    stacked,
+    summarised,
+)
 from recast.lab.tasks.detect.objects import AS_IT_IS, Annotations, ObjectImages
+from recast.lab.tasks.predictions import draw_predictions
 
 SIDE, CLASSES = 128, ["a", "b", "c"]
 Case = tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]
@@ -102,7 +110,7 @@ def ours(found: list[dict[str, Tensor]], objects: list[dict[str, Tensor]], what:
 @pytest.mark.parametrize("what", ["boxes", "masks"])
 def test_random_detections_against_cocos_code(what: str) -> None:
     # 500 strays: more than 100 of a class, and of all classes far more
-    for seed, stray in ((0, 4), (3, 4), (4, 0), (5, 500)):
+    for seed, stray in ((0, 4), (1, 4), (2, 4), (3, 4), (4, 0), (5, 500)):
         case = random_case(seed, 10 if stray < 500 else 3, stray)
         wanted = of_coco(*case, what)
         found = ours(*case, what)
@@ -154,6 +162,9 @@ def test_the_suite_has_intervals_and_paired_differences() -> None:
     (gap,) = [line for line in found.differences if line.metric == "ap50"]
     assert gap.value > 0
     assert 0 <= gap.low < gap.value < gap.high
+    drawn = draw_predictions(open_context(models, data, 5), object_panels, count=2)
+    assert np.asarray(drawn).shape == (2 * 196, 4 * 196, 3)
+    assert ENLARGED // 96 * 96 == 192
 
 
 def test_what_cannot_be_measured() -> None:

@@ -105,6 +105,7 @@ def evaluate_run(
     RUN/evaluation.json               by suite: command, versions, machine, data, options, date
     RUN/scores/                       per-image scores: measured again only for other weights, images or options
     RUN/attention.npz                 maps of a few images, for the report
+    RUN/predictions.png               of segmentation and detection: image, truth and the arms, where these differ most
 
     Raises `RecastError` as `open_run` and `measure` do (what was finished by
     then is kept), and where another process writes the folder.

@@ -6,6 +6,7 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
@@ -51,6 +52,7 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "heat": heat_tables(run),
         "corruptions": curves.corruptions(run),
         "sweeps": curves.sweeps(run),
+        "predictions": _picture(run.path / "predictions.png"),
         "training": curves.training(run),
         "switches": switch_part(run),
         "head_layers": head_layers,
@@ -79,6 +81,13 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         (bool(part["costs"]), part["is_robust"]), "Cost and robustness"
     )
     return part | {"figures": lambda: run_figures(part)}
+
+
+def _picture(path: Path) -> str:
+    """Return a PNG of the run folder as a data: URI; empty if the file is missing or not a PNG."""
+    content = path.read_bytes() if path.is_file() else b""
+    is_png = content.startswith(b"\x89PNG")
+    return "data:image/png;base64," + base64.b64encode(content).decode("ascii") if is_png else ""
 
 
 def run_figures(part: Part) -> list[Chart]:

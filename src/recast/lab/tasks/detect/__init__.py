@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from recast.lab.config import DataConfig, DetectConfig, Recipe
     from recast.lab.data import Data
     from recast.lab.data.datasets import Found
+    from recast.lab.evaluation.context import Context
+    from recast.lab.evaluation.run_folder import OpenRun
     from recast.lab.evaluation.suites import Evaluator
     from recast.lab.tasks.detect.objects import ObjectImages
     from recast.models.config import ModelConfig
@@ -87,3 +89,10 @@ class Detect(Task):
         from recast.lab.tasks.detect.evaluation import pool_detection, score_detection
 
         return {"detection": Evaluator(score_detection, pool=pool_detection)}
+
+    def draw(self, run: OpenRun, context: Context, suites: Sequence[str]) -> None:
+        from recast.lab.tasks.detect.evaluation import object_panels
+        from recast.lab.tasks.predictions import write_predictions
+
+        if self.main[0] in suites:
+            write_predictions(run.folder, context, object_panels)

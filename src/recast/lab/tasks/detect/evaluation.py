@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torchvision.ops import box_area, box_iou
+from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
 from recast.errors import RecastError
 from recast.lab.evaluation.context import Batch, Context, Score
 from recast.lab.evaluation.stats import known_mean
 from recast.lab.tasks.detect.networks import check_detections
+from recast.lab.tasks.predictions import class_colours
 
 MOST = 100
 IOUS = np.linspace(0.5, 0.95, 10)
@@ -31,6 +33,8 @@ PREFIXES = {"boxes": "", "masks": "mask_"}
 _BITS = 2 ** np.arange(len(IOUS))
 WIDTH = 2 + 2 * len(AREAS)
 """Numbers that are stored for a detection."""
+SURE, ENLARGED = 0.5, 256
+"""Lowest score of a detection that is drawn; side in pixels up to which small images are enlarged for boxes."""
 
 
 def detections(context: Context, name: str, images: Tensor) -> list[dict[str, Tensor]]:
@@ -186,3 +190,36 @@ def pool_detection(context: Context, metric: str, scores: np.ndarray, images: np
     precisions = average_precisions(scores.astype(np.float64), images, len(context.data.classes))
     named = summarised(precisions, context.data.classes, context.data.kinds)
     return {f"{PREFIXES[metric]}{name}": values for name, values in named.items()}
+
+
+def object_panels(batch: Batch) -> Iterator[tuple[float, list[np.ndarray]]]:
+    """Yield `Panels` of boxes and masks; models differ by the pixels in boxes of a class that only one detects."""
+    classes = len(batch.context.data.classes)
+    outputs = [map(_sure, detections(batch.context, name, batch.images)) for name in batch.models]
+    for image, truth, *predicted in zip(batch.images.cpu(), map(_sure, batch.labels), *outputs, strict=True):
+        covered = torch.zeros(len(predicted), classes + 1, *image.shape[1:], dtype=torch.bool)
+        for number, each in enumerate(predicted):
+            for box, label in zip(each["boxes"].tolist(), each["labels"], strict=True):
+                left, top, right, bottom = map(round, box)
+                covered[number, label, top:bottom, left:right] = True
+        differ = float((covered[-2:] != covered[-1]).any(0).any(0).double().mean())
+        yield differ, [_drawn(image, each, classes) for each in ({"labels": torch.empty(0)}, truth, *predicted)]
+
+
+def _sure(objects: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what is drawn: objects, and detections with a score of `SURE` or more."""
+    rows = objects["scores"] >= SURE if "scores" in objects else slice(None)
+    return {name: objects[name][rows].cpu() for name in ("boxes", "labels", "masks") if name in objects}
+
+
+def _drawn(image: Tensor, objects: Mapping[str, Tensor], classes: int) -> np.ndarray:
+    """Return the image with boxes in the colours of their classes, and masks below them."""
+    palette, factor = (class_colours(classes + 1) * 255).astype(int).tolist(), max(1, ENLARGED // image.shape[1])
+    colours = [tuple(palette[label]) for label in objects["labels"].tolist()]
+    if colours and "masks" in objects:
+        masks = objects["masks"].reshape(-1, *image.shape[1:]) > 0.5
+        image = draw_segmentation_masks(image, masks, 0.5, colours)
+    image = image.repeat_interleave(factor, 1).repeat_interleave(factor, 2)
+    if colours:
+        image = draw_bounding_boxes(image, objects["boxes"] * factor, colors=colours, width=2)
+    return image.permute(1, 2, 0).numpy()

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from recast.lab.config import DataConfig, SegmentConfig
     from recast.lab.data import Data
     from recast.lab.data.datasets import Found
+    from recast.lab.evaluation.context import Context
+    from recast.lab.evaluation.run_folder import OpenRun
     from recast.lab.evaluation.suites import Evaluator
 
 
@@ -61,3 +63,10 @@ class Segment(Task):
             uses=("test_mode", "test_scales", "test_flip"),
         )  # fmt: skip
         return {"segmentation": how}
+
+    def draw(self, run: OpenRun, context: Context, suites: Sequence[str]) -> None:
+        from recast.lab.tasks.predictions import write_predictions
+        from recast.lab.tasks.segment.evaluation import mask_panels
+
+        if self.main[0] in suites:
+            write_predictions(run.folder, context, mask_panels)

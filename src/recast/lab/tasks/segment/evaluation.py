@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from recast.errors import RecastError
 from recast.lab.evaluation.context import Batch, Context, Score, Source
 from recast.lab.evaluation.stats import Statistic, known_mean
+from recast.lab.tasks.predictions import class_colours
 from recast.lab.tasks.segment.networks import pixel_logits
 from recast.lab.tasks.segment.pairs import IGNORE, OUTSIDE, ImagePairs
 
@@ -143,3 +144,14 @@ def _mean_ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 STATISTICS: dict[str, Statistic] = {
     "miou": mean_iou, "boundary_iou": mean_iou, "iou": mean_iou, "macc": mean_accuracy, "aacc": mean_accuracy,
 }  # fmt: skip
+
+
+def mask_panels(batch: Batch) -> Iterator[tuple[float, list[np.ndarray]]]:
+    """Yield `Panels` of masks; ignored pixels are white."""
+    colours = class_colours(len(batch.context.data.classes))
+    palette = np.concatenate([np.zeros((1, 3)), colours[1:], np.ones((IGNORE + 1 - len(colours), 3))])
+    classes = torch.stack([class_logits(batch.context, name, batch.images).argmax(1) for name in batch.models], 1).cpu()
+    for image, mask, predicted in zip(batch.images.cpu(), batch.labels.cpu(), classes, strict=True):
+        differ = float((predicted[-1] != predicted[-2:]).any(0).double().mean())
+        maps = [palette[values.numpy()] for values in (mask, *predicted)]
+        yield differ, [image.permute(1, 2, 0).numpy(), *maps]
