@@ -43,7 +43,6 @@ WAKING_IMAGES = 512
 """Training images that queries and keys are taken from with query_key=images."""
 
 
-
 @dataclass(frozen=True)
 class Prepared:
     """Data and parent of a run."""

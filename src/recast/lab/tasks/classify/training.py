@@ -30,8 +30,8 @@ def label_loss(config: ImageTask, num_classes: int, weights: Tensor | None = Non
 
     Labels (B,) become t = 1 − s + s/C for their class and s/C for the others, s the label smoothing. Targets (B, C) are
     taken as they are: timm's Mixup has smoothed them. With a threshold θ, bce's t are then 1 where t > θ, else 0. The
-    first of several outputs is the logits. With `weights` (C,) ce multiplies the term of an image by Σ_c w_c t_bc of the
-    t before smoothing.
+    first of several outputs is the logits. With `weights` (C,) ce multiplies the term of an image by Σ_c w_c t_bc, t
+    before smoothing.
     Sources: Szegedy et al. 2016 (smoothing); Wightman et al. 2021, RSB (bce over mixed labels); DeiT III (θ = 0).
 
     Raises RecastError for a threshold that all classes pass or none.
