@@ -173,5 +173,5 @@ def test_an_evaluated_run_brings_its_table(hub: Path, tmp_path: Path, monkeypatc
     text = (hub / REPO / "README.md").read_text(encoding="utf-8")
     assert "## Results on digits" in text
     assert "95 % confidence intervals" in text
-    assert "| **" in text
+    assert "| Clean images | Top-1, % |" in text
     assert same(load(f"hf-hub:{REPO}"), child)

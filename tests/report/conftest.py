@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from changed_runs import rewrite, set_recipe, set_values
+from changed_runs import set_recipe, set_values
 
 from recast.lab.records import ARMS, Row, write_records
 from recast.tables import read_records
@@ -64,27 +64,6 @@ def make_plain(make_run: Callable[..., Path]) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def make_learned(make_run: Callable[..., Path]) -> Callable[..., Path]:
-    """A run of a learned schedule of 6 epochs that has got to epoch 3; `promise` is what the gates promise."""
-
-    def make(name: str = "learned", chosen: bool = True, promise: float = 0.05) -> Path:
-        path = make_run(name, "during", recipe={"schedule": {"kind": "learned"}, "epochs": 6})
-        layers = ["layer3.0.conv1", "layer3.0.conv2"]
-        before, after = {"val_loss": 1.9, "val_top1": 40.0}, {"val_loss": 2.02, "val_top1": 38.4}
-        probes = [
-            {"epoch": epoch, "train_loss": 1.0 / epoch, "delivered": delivered, "promised": {layers[0]: promise}}
-            | {"chosen": layers[:1] if chosen and epoch == 2 else []}
-            for epoch, delivered in ((1, None), (2, 0.25), (3, -0.02))
-        ]
-        switch = {"epoch": 3, "layers": layers[:1], "before": before, "after": after}
-        happened = {"dates": {layers[0]: 3}, "switches": [switch]} if chosen else {"dates": {}, "switches": []}
-        rewrite(path / "schedule.json", name="learned", layers=layers, epochs=6, probes=probes, **happened)
-        return path
-
-    return make
-
-
-@pytest.fixture
 def make_measured(make_run: Callable[..., Path]) -> Callable[..., Path]:
     """A run of which every suite was measured; `gain` is what recast has more than the control arm, in points."""
 
@@ -98,6 +77,7 @@ def make_measured(make_run: Callable[..., Path]) -> Callable[..., Path]:
             **{(suite, f"top1@{eps:g}"): 17 * eps for suite in ("fgsm", "autoattack") for eps in (0.5, 1, 4)},
             **{("imagenet-c", f"top1/{kind}/{by}"): 9.0 * by for kind in ("fog", "snow") for by in (1, 5)},
             **{("basic", f"top1/{kind}/{by}"): 9.0 * by for kind in ("blur", "contrast") for by in (1, 5)},
+            **{(suite, f"top1/mean/{by}"): 9.0 * by for suite in ("imagenet-c", "basic") for by in (1, 5)},
             ("imagenet-c", "top1/weather"): 27.0,
             ("imagenet-c", "top1/mean"): 27.0,
             ("imagenet-sketch", "top1"): 48.0,

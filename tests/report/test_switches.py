@@ -44,7 +44,7 @@ def test_one_switch_of_many_layers_is_shortened(make_run: MakeRun) -> None:
     rewrite(path / "schedule.json", name="at_once", layers=layers, dates=dict.fromkeys(layers, 2), switches=[switch])
     run = read_run(path)
     cell = switches.switch_part(run)["table"].groups[0].rows[0][0]
-    assert cell.small == ("45 layers: blocks.0.mixer … blocks.44.mixer",)
+    assert cell.small == ("45 layers",)
     assert cell.title.count(",") == 44
     assert run.switching is not None
     assert switches.bars(run.switching) == [("blocks.44.mixer +44", 2)]
@@ -52,7 +52,7 @@ def test_one_switch_of_many_layers_is_shortened(make_run: MakeRun) -> None:
 
 def test_bars_are_thin_before_the_switch_and_pale_after_the_last_epoch() -> None:
     axes = Figure((4, 3)).add_axes((0, 0, 1, 1))
-    switches.draw_bars(axes, [("a", 3), ("b", 1), ("c", None), ("d", 9)], 10, 4, "never", PAGE)
+    switches.draw_bars(axes, [("a", 3), ("b", 1), ("c", None), ("d", 9)], 10, 4, PAGE)
     parts: list[list[tuple[float, float, bool, float]]] = [[], [], [], []]
     for patch in axes.patches:
         left, bottom = patch.get_xy()  # type: ignore[attr-defined]
@@ -72,22 +72,12 @@ def test_the_picture_has_layers_dates_and_both_arms(make_run: MakeRun) -> None:
     assert {"var(--recast)", "var(--finetuned)", "var(--muted)"} <= set(re.findall(r"var\(--\w+\)", chart.svg))
 
 
-def test_the_curve_jumps_at_a_switch(make_learned: MakeRun) -> None:
-    _, recast = switches.arm_curves(read_run(make_learned()), "val_loss")
+def test_the_curve_jumps_at_a_switch(make_run: MakeRun) -> None:
+    path = make_run(source="during")
+    before, after = {"val_loss": 1.9, "val_top1": 40.0}, {"val_loss": 2.02, "val_top1": 38.4}
+    switch = {"epoch": 3, "layers": ["layer3.0.conv1"], "before": before, "after": after}
+    rewrite(path / "schedule.json", switches=[switch])
+    _, recast = switches.arm_curves(read_run(path), "val_loss")
     at_two = [point.y for point in recast.points if point.x == 2]
     assert len(at_two) == 2
     assert at_two[1] == pytest.approx(2.02)
-
-
-def test_learned_shows_what_was_promised(make_learned: MakeRun) -> None:
-    part = switches.switch_part(read_run(make_learned()))
-    assert "after epoch 2 layer3.0.conv1 (promised 0.05, delivered 0.25)" in part["reading"]
-    assert "epoch 3 of 6" in part["unfinished"]
-    assert "logarithmic scale" not in part["probes"].svg
-    assert ">undecided</text>" in part["chart"].svg
-    untaken = switches.switch_part(read_run(make_learned("untaken", chosen=False, promise=1e-4)))
-    assert untaken["table"] is None
-    assert "layer3.0.conv1" in untaken["reading"]
-    svg = untaken["probes"].svg
-    assert "logarithmic scale" in svg
-    assert {">0.0001</text>", ">−0.01</text>"} <= set(re.findall(r">[^<]+</text>", svg))  # a loss that rose too

@@ -12,11 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from recast.files import number
-from recast.lab.records import GateProbe, Switching
+from recast.lab.records import Switching
 from recast.lab.report import formats
-from recast.lab.report.charts import Chart, Hit, Palette
+from recast.lab.report.charts import Chart, Palette
 from recast.lab.report.curves import training_series
-from recast.lab.report.draw import Point, Series, draw_series, in_words, shortened
+from recast.lab.report.draw import Point, Series, draw_series, shortened
 from recast.lab.report.formats import NBSP
 from recast.lab.report.labels import arm_keys
 from recast.lab.report.load import Run
@@ -26,20 +26,14 @@ from recast.lab.suites import METRICS
 RULES = {
     "at_once": "All layers at the same epoch (at_once).",
     "progressive": "One layer after the other, at equal intervals (progressive).",
-    "progressive, learned": "One layer after the other, at equal intervals (progressive). Each time, the layer whose "
-    "gates promise the largest decrease of the training loss per added multiply-add is chosen.",
     "listed": "At the epochs listed in the recipe (listed).",
-    "learned": "As soon as the gates of a layer promise a larger decrease of the training loss than the last epoch "
-    "delivered. Among several such layers, the largest promise per added multiply-add wins (learned).",
 }
 WIDTH, TOP, PANEL, GAP, AXIS = 4.0, 0.2, 1.05, 0.3, 0.42  # inches: width, then heights of title, panel, gap and axis
 ROW, CLOSE_ROW, MANY_ROWS = 0.2, 0.15, 16  # inches per layer, and if there are more than MANY_ROWS
 MOST_ROWS = 40  # of more layers, neighbors with the same date share a bar
 LONGEST = 22  # letters shown of the name of a layer
-FAR = 15  # ratio of the largest delivered to the largest promised above which a linear scale would show promises as 0
-MOST_READ = 8  # promises listed in the text
 DateBar = tuple[str, int | None]
-"""A layer, or neighbors with the same date, and its first epoch as attention; None: never, or undecided."""
+"""A layer, or neighbors with the same date, and its first epoch as attention; None: never."""
 
 
 def switch_part(run: Run) -> dict[str, Any]:
@@ -47,17 +41,14 @@ def switch_part(run: Run) -> dict[str, Any]:
     switching = run.switching
     if switching is None:
         return {}
-    schedule, probes = switching.schedule, switching.probes
-    rule = f"{schedule.name}, learned" if probes and schedule.name != "learned" else schedule.name
+    schedule = switching.schedule
     unfinished = f"The run has reached epoch {run.epochs} of {switching.epochs}; later epochs are pale."
     return {
-        "rule": RULES.get(rule, f"Schedule: {schedule.name}."),
+        "rule": RULES.get(schedule.name, f"Schedule: {schedule.name}."),
         "unfinished": unfinished if run.epochs < switching.epochs else "",
         "chart": _timeline(run, switching) if schedule.layers else None,
         "table": switch_table(run),
         "largest": _largest(switching),
-        "probes": _probe_chart(switching) if sum(probe.delivered is not None for probe in probes) > 1 else None,
-        "reading": _reading(switching),
     }
 
 
@@ -102,7 +93,6 @@ def _timeline(run: Run, switching: Switching) -> Chart:
     }  # fmt: skip
     labels = [shortened(name, LONGEST) for name, _ in rows]
     left = max(min(max(map(len, labels)) * 4.1 + 8, 100) / (72 * WIDTH), 0.12)
-    undated = "undecided" if switching.schedule.name == "learned" and run.epochs < switching.epochs else "never"
 
     def layout(palette: Palette) -> Figure:
         figure = Figure((WIDTH, height))
@@ -115,21 +105,18 @@ def _timeline(run: Run, switching: Switching) -> Chart:
             indent = 0 if series else 0.01 - left / (0.84 - left)
             axes.set_title(title, loc="left", fontsize=8.5, color=palette["ink"], x=indent)
             axes.tick_params(labelbottom=not series)
-        draw_bars(grid[-1], rows, switching.epochs, run.epochs, undated, palette)
+        draw_bars(grid[-1], rows, switching.epochs, run.epochs, palette)
         grid[-1].set_yticks(range(len(rows)), labels, fontsize=7.4)
         grid[-1].set_xlabel("epoch")
         return figure
 
-    dates = "; ".join(f"{name} {'without a date' if date is None else f'from epoch {date}'}" for name, date in rows)
-    ends = " ".join(in_words(title, series) for title, series in curves.items())
-    story = f"Time line of {switching.epochs} epochs. Layers as attention: {dates}. {ends}"
     cells = [(title, line.role, p.x, p.y) for title, series in curves.items() for line in series for p in line.points]
     keys = arm_keys(run, [line.role for series in list(curves.values())[:1] for line in series])
     columns = ("quantity", "arm", "epoch", "value")
-    return Chart("switches", "Layers, loss and accuracy by epoch", story, columns, cells, keys=keys, layout=layout)
+    return Chart("switches", "Layers, loss and accuracy by epoch", columns, cells, keys=keys, layout=layout)
 
 
-def draw_bars(axes: Axes, rows: Sequence[DateBar], epochs: int, trained: int, undated: str, palette: Palette) -> None:
+def draw_bars(axes: Axes, rows: Sequence[DateBar], epochs: int, trained: int, palette: Palette) -> None:
     """Draw a bar per row over `epochs`, of which `trained` are done."""
     for place, (_, date) in enumerate(rows):
         switch = epochs if date is None else min(date - 1, epochs)
@@ -138,55 +125,12 @@ def draw_bars(axes: Axes, rows: Sequence[DateBar], epochs: int, trained: int, un
             for low, high, alpha in ((start, min(end, trained), 1.0), (max(start, trained), end, 0.35)):
                 if high > low:
                     axes.barh(place, high - low, thick, low, color=color, alpha=alpha, linewidth=0)
-        text = undated if date is None else f"epoch {date}"
+        text = "never" if date is None else f"epoch {date}"
         ink = palette["ink"] if date is not None and date <= trained else palette["muted"]
         beside = axes.get_yaxis_transform()
         axes.text(1.02, place, text, transform=beside, va="center_baseline", fontsize=7.6, color=ink)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.grid(visible=False)
-
-
-def _probe_chart(switching: Switching) -> Chart:
-    """Draw the loss decrease delivered by each epoch (dark) and promised by each convolution, the largest thick.
-
-    A ring marks a promise that was taken: the layer is attention from the next epoch on.
-    """
-    probes = switching.probes
-    layers = dict.fromkeys(layer for probe in probes for layer in probe.promised)
-
-    def promise(probe: GateProbe, layer: str) -> Point:
-        return Point(probe.epoch, probe.promised.get(layer, math.nan))
-
-    largest = [promise(probe, _largest_promise(probe)) for probe in probes]
-    delivered = [Point(probe.epoch, probe.delivered) for probe in probes if probe.delivered is not None]
-    taken = [promise(probe, layer) for probe in probes for layer in probe.chosen]
-    series = [
-        *(Series("", [promise(probe, layer) for probe in probes], look="thin") for layer in layers),
-        Series("", largest, look="thick"),
-        Series("Delivered", delivered, "ink"),
-        Series("", taken, "ink", "rings"),
-    ]
-    promises, gains = [point.y for point in largest if point.y > 0], [abs(point.y) for point in delivered]
-
-    def draw(axes: Axes, palette: Palette) -> list[Hit]:
-        hits = draw_series(axes, palette, series, xlabel="epoch", whole_x=True, level=(0.0, "muted"))
-        if promises and max(gains) > FAR * max(promises):  # symlog: a loss that rose is below zero
-            axes.set_yscale("symlog", linthresh=10 ** math.floor(math.log10(min(promises))))
-            axes.yaxis.set_major_formatter(lambda value, _: formats.significant(value))
-            axes.minorticks_off()
-            axes.set_title("logarithmic scale", loc="left", fontsize=7.6, color=palette["muted"])
-        return hits
-
-    rows = [(probe.epoch, layer, value, probe.delivered) for probe in probes for layer, value in probe.promised.items()]
-    title = "Decrease of the training loss per epoch"
-    story = in_words(title, series, note=_reading(switching))
-    return Chart("promises", title, story, ("epoch", "layer", "promised", "delivered"), rows, draw, (WIDTH, 2.7))
-
-
-def _largest_promise(probe: GateProbe) -> str:
-    """Return the layer whose gates promise the most; "" if no convolution is left."""
-    finite = {layer: value for layer, value in probe.promised.items() if math.isfinite(value)}
-    return max(finite, key=finite.__getitem__, default="")
 
 
 def _largest(switching: Switching) -> str:
@@ -201,23 +145,3 @@ def _largest(switching: Switching) -> str:
         return ""
     changes_text = f"validation loss {formats.signed(loss, 3)}, top-1 {formats.signed(top1, 2)} points"
     return f"The switch at epoch{NBSP}{epoch} changed the loss most: {changes_text}."
-
-
-def _reading(switching: Switching) -> str:
-    """Return a sentence on the promises taken, or on the latest one if none was."""
-    if not switching.probes:
-        return ""
-
-    def both(probe: GateProbe, layer: str) -> str:
-        values = (probe.promised.get(layer, math.nan), number(probe.delivered))
-        return "promised {}, delivered {}".format(*map(formats.significant, values))
-
-    probes = switching.probes
-    taken = [f"after epoch {p.epoch} {layer} ({both(p, layer)})" for p in probes for layer in p.chosen]
-    if taken:
-        more = f"; and {len(taken) - MOST_READ} more" if len(taken) > MOST_READ else ""
-        return f"Taken: {'; '.join(taken[:MOST_READ])}{more}."
-    latest = probes[-1]
-    layer = _largest_promise(latest)
-    after = f"; the largest after epoch {latest.epoch} is of {layer} ({both(latest, layer)})" if layer else ""
-    return f"No promise was taken{after}."
