@@ -21,6 +21,7 @@ from recast.checking import check
 from recast.errors import RecastError
 from recast.hub import push_to_hub
 from recast.io import load, save
+from recast.lab.report import results_of
 from recast.models.build import build, constructor
 from recast.models.config import ModelConfig
 from recast.surgery.apply import recast_
@@ -145,3 +146,15 @@ def test_a_file_from_the_hub_runs_no_code(hub: Path, child: nn.Module, tmp_path:
     for ask in (load, check):
         with pytest.raises(RecastError, match="the file names code to run, somebodys:network"):
             ask(f"hf-hub:{REPO}")
+
+
+def test_an_evaluated_run_brings_its_table(hub: Path, tmp_path: Path, monkeypatch: Any, child: nn.Module) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(Path(__file__).parent / "report/runs/before", run)
+    save(child, run / "weights.safetensors", constructor(CONFIG))
+    push_to_hub(run, REPO, results=results_of(run))
+    text = (hub / REPO / "README.md").read_text(encoding="utf-8")
+    assert "## Results on digits" in text
+    assert "95 % confidence intervals" in text
+    assert "| Clean images | Top-1, % |" in text
+    assert same(load(f"hf-hub:{REPO}"), child)

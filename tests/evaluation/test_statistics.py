@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from recast.lab.statistics import Agreement, mean_interval, net_interval
+from recast.lab.statistics import Agreement, mean_interval
 
 
 @pytest.mark.parametrize(("count", "quantile"), [(2, 12.706), (3, 4.303), (31, 2.042), (61, 2.000)])
@@ -25,9 +25,3 @@ def test_a_mean_over_seeds(count: int, quantile: float) -> None:
 )
 def test_mcnemar(won: int, lost: int, p: float) -> None:
     assert Agreement(0, 0, 0, 0, tuple(range(won)), tuple(range(lost))).p_value == pytest.approx(p, rel=1e-2)
-
-
-def test_the_net_gain_has_an_interval() -> None:
-    assert net_interval(60, 40, 1000) == pytest.approx((0.0, 4.0), abs=0.1)  # 2.0 ± 1.96 · √(100 − 0.4)/1000, in points
-    low, high = net_interval(0, 0, 100)
-    assert low < 0 < high

@@ -77,6 +77,7 @@ def make_measured(make_run: Callable[..., Path]) -> Callable[..., Path]:
             **{(suite, f"top1@{eps:g}"): 17 * eps for suite in ("fgsm", "pgd") for eps in (0.5, 1, 4)},
             **{("imagenet-c", f"top1/{kind}/{by}"): 9.0 * by for kind in ("fog", "snow") for by in (1, 5)},
             **{("basic", f"top1/{kind}/{by}"): 9.0 * by for kind in ("blur", "contrast") for by in (1, 5)},
+            **{(suite, f"top1/mean/{by}"): 9.0 * by for suite in ("imagenet-c", "basic") for by in (1, 5)},
             ("imagenet-c", "top1/weather"): 27.0,
             ("imagenet-c", "top1/mean"): 27.0,
             ("imagenet-v2", "top1"): 48.0,

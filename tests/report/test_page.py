@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -16,7 +15,6 @@ import pytest
 from changed_runs import rewrite
 from in_browser import CHROMIUM, chromium, opened
 
-import recast.lab.report
 from recast.errors import RecastError
 from recast.lab.report import write_report
 from recast.lab.report.load import read_run
@@ -127,11 +125,10 @@ def test_sections_without_data_are_left_out(make_run: MakeRun, make_plain: MakeR
     assert "recast evaluate" in text
     assert "control arm" in text
     alone = text_of(make_plain())
-    assert not any(part in alone for part in ("Recast −", "Gates and spans", "What was recast, and what it costs"))
+    assert not any(part in alone for part in ("Recast −", "Gates and spans", "Recast layers"))
     pooled = make_run(without=absent, epochs=2, recipe={"where": ["none"], "pool.kind": "per_class"})
     rewrite(pooled / "plan.json", steps=[])
     text = text_of(pooled)
-    assert "Compute with attention pooling" in text
     assert "Comparison" in text
     assert "Gates and spans" not in text
 
@@ -141,14 +138,13 @@ def test_several_runs(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run(f"seed{seed}", recipe={"seed": seed}, epochs=0, without=absent) for seed in (0, 1)]
     text = write_report(runs, tmp_path / "both.html").read_text(encoding="utf-8")
     assert all(part in text for part in ('href="#run2">seed1</a>', 'id="run2"', "Mean of the seeds"))
-    assert ">Schedule</th>" not in text
     alike = write_report([runs[0], make_run("sub/seed0", epochs=0, without=absent)], tmp_path / "alike.html")
     text = alike.read_text(encoding="utf-8")
-    assert f'href="#run1">{tmp_path.name}/seed0</a>' in text
+    assert 'href="#run1">seed0</a>' in text
     assert 'href="#run2">sub/seed0</a>' in text
-    apart = text_of(runs[0], make_run("other", recipe={"data.name": "cifar10"}, epochs=0, without=absent))
-    assert "2 data sets" in apart
-    assert "Mean of the seeds" not in apart
+    other = make_run("other", recipe={"data.name": "cifar10"}, epochs=0, without=absent)
+    with pytest.raises(RecastError, match="digits, cifar10"):
+        write_report([runs[0], other], tmp_path / "apart.html")
 
 
 def test_an_error_leaves_the_old_report(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,17 +176,6 @@ def test_without_the_extra(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -
         write_report([make_run()])
 
 
-def test_torch_is_not_imported(make_run: MakeRun) -> None:
-    source = str(Path(recast.lab.report.__file__).parents[2])
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from recast.lab.report import write_report; "
-        "write_report([sys.argv[2]]); "
-        "assert 'torch' not in sys.modules and 'matplotlib.pyplot' not in sys.modules"
-    )
-    path = make_run(epochs=0, without=("analysis",))
-    subprocess.run([sys.executable, "-c", code, source, str(path)], check=True)
-
-
 # in a browser
 
 
@@ -202,12 +187,11 @@ def test_in_a_browser(make_run: MakeRun) -> None:
         with opened(browser, report, viewport={"width": 1100, "height": 900}) as page:
             folds_open(page)
             costs_are_chosen(page)
-            values_are_told(page)
             figures_grow(page)
         with opened(browser, report, viewport=phone, java_script_enabled=False) as page:
             nothing_needs_the_script(page)
-        with opened(browser, report, viewport=phone, has_touch=True) as page:
-            a_tap_tells_a_value(page)
+        with opened(browser, report, viewport=phone) as page:
+            it_fits_a_phone(page)
 
 
 OPEN_ALL = "document.querySelectorAll('details').forEach(item => item.open = true)"
@@ -241,59 +225,28 @@ def costs_are_chosen(page: Any) -> None:
     assert costs.get_by_role("radio", name="MACs per image").is_checked()
 
 
-def right_above(point: Any, tip: Any) -> bool:
-    box = tip.bounding_box()
-    return bool(0 < point.bounding_box()["y"] - (box["y"] + box["height"]) < 20)
-
-
-def values_are_told(page: Any) -> None:
-    tip = page.locator(".tip")
-    chart = page.locator("#run1-robust figure.card > svg[role=img]:visible").first
-    chart.scroll_into_view_if_needed()
-    chart.locator(".hit").last.hover(force=True)
-    assert tip.inner_text() == "Recast, MACs per image 6.17\u00a0M: 32 % (20.0 to 44.0)"
-    assert right_above(chart.locator(".hit").last, tip)
-    page.mouse.move(2, 2)
-    assert not tip.is_visible()
-    chart.focus()
-    for key, arm in (("ArrowRight", "Parent"), ("ArrowLeft", "Recast")):
-        page.keyboard.press(key)
-        assert tip.inner_text().startswith(f"{arm}, MACs")
-    page.keyboard.press("Escape")
-    assert not tip.is_visible()
-
-
 def figures_grow(page: Any) -> None:
     page.locator(".axis:visible .enlarge").first.click()
-    dialog, tip = page.locator("dialog"), page.locator(".tip")
+    dialog = page.locator("dialog")
     assert dialog.locator("svg").bounding_box()["width"] > 700
-    dialog.locator(".hit").first.hover(force=True)
-    assert right_above(dialog.locator(".hit").first, tip)
     dialog.get_by_role("button", name="Close").click()
     assert not dialog.is_visible()
-    assert not tip.is_visible()
 
 
 def nothing_needs_the_script(page: Any) -> None:
     page.locator("#run1-robust summary").first.click()
     costs = page.locator("#run1-robust .choice")
     costs.locator("label", has_text="parameters").click()
-    assert "parameters" in costs.locator(".axis:visible svg").first.get_attribute("aria-label")
-    assert page.locator(".hit title").count() > 60
+    assert "parameters" in costs.locator(".axis:visible svg").first.text_content()
     assert page.locator(".enlarge").count() == 0
 
 
-def a_tap_tells_a_value(page: Any) -> None:
+def it_fits_a_phone(page: Any) -> None:
     page.evaluate(OPEN_ALL)
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     wide = "[...document.querySelectorAll('.scroll')].filter(box => box.scrollWidth > box.clientWidth)"
     assert page.evaluate(f"{wide}.map(box => box.ariaLabel)") == []
     assert page.evaluate("[...document.images].filter(image => !image.naturalWidth).length") == 0
-    chart = page.locator("#run1-fourier figure.card > svg").first
-    chart.scroll_into_view_if_needed()
-    chart.locator(".hit").last.tap(force=True)
-    box = page.locator(".tip").bounding_box()
-    assert 0 <= box["x"] <= 390 - box["width"]
 
 
 def test_the_first_screen_has_one_map_and_legends_are_of_what_is_drawn(make_run: MakeRun) -> None:

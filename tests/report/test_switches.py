@@ -44,7 +44,7 @@ def test_one_switch_of_many_layers_is_shortened(make_run: MakeRun) -> None:
     rewrite(path / "schedule.json", name="at_once", layers=layers, dates=dict.fromkeys(layers, 2), switches=[switch])
     run = read_run(path)
     cell = switches.switch_part(run)["table"].groups[0].rows[0][0]
-    assert cell.small == ("45 layers: blocks.0.mixer … blocks.44.mixer",)
+    assert cell.small == ("45 layers",)
     assert cell.title.count(",") == 44
     assert run.switching is not None
     assert switches.bars(run.switching) == [("blocks.44.mixer +44", 2)]

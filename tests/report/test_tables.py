@@ -15,11 +15,11 @@ from recast.lab.cli.evaluate import _suites_of
 from recast.lab.records import Difference, Row, write_records
 from recast.lab.report import formats
 from recast.lab.report.arms_table import LABELS, arms_table, heat_tables
-from recast.lab.report.load import Run, UnchangedLayer, read_run
-from recast.lab.report.page import group_parts, render_page, run_part
-from recast.lab.report.summary import missing, provenance, tiles, won_and_lost
+from recast.lab.report.load import Run, read_run
+from recast.lab.report.page import joint_part, render_page, run_part
+from recast.lab.report.summary import missing, provenance, won_and_lost
 from recast.lab.report.table import Cell
-from recast.lab.report.tables import head_table, left_by_reason, seeds_table
+from recast.lab.report.tables import head_table, seeds_table, steps_table
 from recast.lab.report.verdict import why_no_mean
 
 MakeRun = Callable[..., Path]
@@ -51,15 +51,12 @@ def test_differences_of_every_suite(make_run: MakeRun) -> None:
     assert [cell.text for cell in top1[1:]] == ["95.6", "96.8", "96.0", "+0.4", "−0.8", "360"]
     assert [cell.kind for cell in top1[4:6]] == ["by-recast", "by-finetuned"]
     assert top1[4].bar is None
-    bar = top1[5].bar
-    assert bar is not None
-    assert not bar.paired
-    assert (bar.better, bar.value) == ("finetuned", pytest.approx(-0.8))
+    assert top1[5].bar is None  # without a paired interval
     loss = found["Clean images, Loss"][5]
     assert (loss.text[0], loss.kind, loss.bar) == ("+", "by-finetuned", None)  # a higher loss is worse
     cost = found["Cost, Parameters"][4]
     assert (cost.text, cost.kind) == ("+25.9\u00a0%", "by-parent")
-    assert "Corrupted images, five kinds, mean of all" in found
+    assert "Corrupted images, five kinds, Top-1, %, mean of all" in found
 
 
 def test_intervals_decide_who_is_better(make_measured: MakeRun) -> None:
@@ -69,17 +66,16 @@ def test_intervals_decide_who_is_better(make_measured: MakeRun) -> None:
     assert (top1[5].text, top1[5].small, top1[5].kind) == ("+1.20", ("0.48 to 1.92",), "by-recast")
     bar = top1[5].bar
     assert bar is not None
-    assert bar.paired
     assert (bar.value, bar.low, bar.high) == pytest.approx((1.2, 0.48, 1.92))
     assert found["ImageNet-C, mCE, %"][5].kind == "by-recast"  # lower
     assert found["Cost, Peak memory"][1].text == "2.9\u00a0GiB"
     for label in (
         "Other test sets, ImageNet-V2",
-        "PGD, iterated in an L∞ ball, ε = 4/255",
-        "Test resolution, 160 × 192",
+        "PGD, Top-1, %, ε = 4/255",
+        "Test resolution, Top-1, %, 160x192",
     ):
         assert label in found
-    assert "Nearest neighbours of the features, k = 5" in found
+    assert "Nearest neighbours of the features, Top-1, %, k = 5" in found
     open_ended = read_run(make_measured("open", gain=0.5))
     top1 = lines(open_ended)["Clean images, Top-1, %"]
     assert [cell.kind for cell in top1[4:6]] == ["by-recast", "by-"]
@@ -102,11 +98,7 @@ def test_an_interval_that_is_written_as_ending_at_zero_decides_nothing(
     assert (cell.small[0] if cell.small else None, cell.kind) == expected
 
 
-def test_no_tile_and_no_mean_is_decided_by_one_either(make_run: MakeRun) -> None:
-    path = make_run("alone", without=("differences.csv",))
-    paired = Difference("run", "recast", "finetuned", "fgsm", "digits", "top1@1", 0.8, 0.04, 1.6, 360)
-    write_records(path / "differences.csv", Difference, [paired])
-    assert not [tile for tile in tiles(read_run(path)) if tile["label"].startswith("Largest")]
+def test_no_mean_is_decided_by_one_either(make_run: MakeRun) -> None:
     tops = [{"parent": 70.0, "finetuned": 75.0, "recast": 75.0 + gain} for gain in (0.3706, 0.6, 0.8294)]
     paths = [make_run(f"s{seed}", top1=top1, recipe={"seed": seed}) for seed, top1 in enumerate(tops)]
     cell = seed_rows(paths)["Clean images: Top-1, %"][-1]
@@ -124,22 +116,19 @@ def test_what_is_unknown_and_what_is_masked(make_run: MakeRun) -> None:
     assert found["PGD, iterated in an L∞ ball, Images without a gradient, %"][3].text == "12.5"
 
 
-def test_heads_and_what_was_left(make_run: MakeRun) -> None:
+def test_heads_and_steps(make_run: MakeRun) -> None:
     path = make_run()
     lines_of = (path / "analysis" / "heads.csv").read_text(encoding="utf-8").splitlines()
     lines_of[6] = lines_of[6].replace(",false,", ",true,")
     (path / "analysis" / "heads.csv").write_text("\n".join(lines_of) + "\n", encoding="utf-8")
     run = read_run(path)
-    heads = head_table(run)
+    heads, steps = head_table(run), steps_table(run)
     assert heads is not None
-    assert [cell.text for cell in heads.groups[0].rows[0]][:2] == ["layer3.0.conv1", "1 of 9 (→)"]  # as in the charts
-    del run.heads[0]  # one row short, as a damaged file may be
-    assert (heads := head_table(run)) is not None
-    assert heads.groups[0].rows[0][1].text == "1 of 8 (5)"
-    reasons = {"a": "too many tokens: 90 (9× of 10)", "b": "1×1", "c": "too many tokens: 80 (8× of 10)", "d": "1×1"}
-    run.plan.left[:] = [UnchangedLayer(*item) for item in (reasons | {"e": "1×1"}).items()]
-    found = left_by_reason(run)
-    assert found == [("1×1", 3, "b, d, e"), ("too many tokens", 2, "a: 90 (9× of 10)\nc: 80 (8× of 10)")]
+    assert steps is not None
+    assert [cell.text for cell in heads.groups[0].rows[0]][:2] == ["layer3.0.conv1", "1 of 9"]
+    first = steps.groups[0].rows[0]
+    assert [cell.text for cell in first[:4]] == ["layer3.0.conv1", "9", "16 × 100", "18.4\u00a0k → 21.2\u00a0k"]
+    assert (first[0].small[0], steps.foot[2].small[0]) == ("3×3, 32×8×8 → 64×4×4", "+26\u00a0%")
 
 
 # seeds
@@ -163,7 +152,6 @@ def test_the_same_recipe_carried_out_otherwise_is_the_same(make_run: MakeRun) ->
         ({"optim.lr": 3e-4}, "(optim.lr)"),
         ({"model.checkpoint": "other.safetensors"}, "(model.checkpoint)"),
         ({"seed": 0}, "same seed"),
-        ({"data.name": "cifar10"}, "different data"),
     ],
 )
 def test_why_there_is_no_mean(make_run: MakeRun, changes: dict[str, object], reason: str) -> None:
@@ -172,16 +160,11 @@ def test_why_there_is_no_mean(make_run: MakeRun, changes: dict[str, object], rea
     assert not seed_rows(paths)
 
 
-def test_runs_of_different_data_share_nothing(make_run: MakeRun) -> None:
-    changes = [{"seed": 0}, {"seed": 1}, {"seed": 2, "data.name": "cifar100"}]
-    groups = group_parts([read_run(make_run(f"r{place}", recipe=one)) for place, one in enumerate(changes)])
-    assert [(group["data"], [run.name for run in group["runs"]]) for group in groups] == [
-        ("digits", ["r0", "r1"]),
-        ("cifar100", ["r2"]),
-    ]
-    assert [row[0].link for row in groups[1]["table"].groups[0].rows] == ["#run3"]
-    assert groups[0]["table"].foot[1].text == "58.0"
-    assert {row[0] for charts in groups[0]["costs"].values() for chart in charts for row in chart.rows} == {"r0", "r1"}
+def test_runs_together(make_run: MakeRun) -> None:
+    part = joint_part([read_run(make_run(f"r{seed}", recipe={"seed": seed})) for seed in (0, 1)])
+    assert [row[0].link for row in part["table"].groups[0].rows] == ["#run1", "#run2"]
+    assert part["table"].foot[1].text == "58.0"
+    assert {row[0] for row in part["costs"]["macs"][0].rows} >= {"r0, Parent", "r1, Recast"}
 
 
 # agreement, provenance
@@ -195,25 +178,23 @@ def test_won_and_lost(make_run: MakeRun) -> None:
         encoding="utf-8",
     )
     (pair,) = won_and_lost(read_run(path))
-    assert pair["arm"] == "parent"
-    assert [image["index"] for image in pair["changed"]["won"]] == ["1", "4"]
-    assert [image["image"] for image in pair["changed"]["lost"]] == ["c.png"]
+    won, lost = ([[cell.text for cell in row] for row in pair["tables"][way].groups[0].rows] for way in ("won", "lost"))
+    assert won == [["b.png", "cat", "dog", "cat"], ["4", "dog", "owl", "dog"]]
+    assert [row[0] for row in lost] == ["c.png"]
     assert pair["counts"] == {"right": 1, "won": 2, "lost": 1, "wrong": 1}
-    assert pair["agreed"].same == 2
-    assert all(part in pair["sentence"] for part in ("+20.00", "p = 1.00"))
+    assert all(part in pair["sentence"] for part in ("2\u00a0images won", "p = 1.000", "agree on 2"))
 
 
 def test_how_it_was_made_and_what_is_missing(make_run: MakeRun) -> None:
     path = make_run()
     suites = json.loads((path / "evaluation.json").read_text(encoding="utf-8"))["suites"]
-    suites["pgd"] = suites["fgsm"] = suites["fgsm"] | {"command": "recast evaluate 'a b'", "seconds": 31.5}
+    suites["fgsm"] |= {"command": "recast evaluate 'a b'", "seconds": 31.5}
     rewrite(path / "evaluation.json", suites=suites)
-    made = {line["command"]: line for line in provenance(read_run(path))}
-    both = made["recast evaluate 'a b'"]
-    (((data, options), names),) = both["parts"].items()
-    assert (names, data) == (["FGSM, one gradient step", "PGD, iterated in an L∞ ball"], "digits, 50 images")
-    assert "eps 1" in options
-    assert both["when"] == "2026-01-01, 32\u00a0s"  # one pass for both
+    table = provenance(read_run(path))
+    assert table is not None
+    data, made, where = next(row for row in table.groups[0].rows if "FGSM" in row[0].text)
+    assert (made.text, where.text) == ("recast evaluate 'a b'", "2026-01-01, 32\u00a0s")
+    assert (data.small[0], "eps" in data.small[1]) == ("digits, 50 images", True)
     absent, command = missing(read_run(path))
     assert command == f"recast evaluate {path} --suite pgd,resolution,knn"
     assert len(absent) == 3
@@ -221,7 +202,7 @@ def test_how_it_was_made_and_what_is_missing(make_run: MakeRun) -> None:
 
 def test_numbers() -> None:
     assert [formats.decimal(value) for value in (-0.04, -1234.56)] == ["0.0", "−1,234.6"]
-    assert [formats.signed(0.04), formats.signed(0.25, 2), formats.points(0.04)] == ["0.0", "+0.25", "0.04"]
+    assert [formats.signed(0.04), formats.signed(0.25, 2)] == ["0.0", "+0.25"]
     assert [formats.share(3.0, old) for old in (2.0, 0.0)] == ["+50\u00a0%", ""]
     assert [formats.significant(value) for value in (-0.000138, 9.13e-6)] == ["−0.00014", "9.1e−6"]
     counts = [formats.compact(value) for value in (9_870_000, 999_960, 9_996, 512)]
@@ -244,16 +225,15 @@ def test_classes_have_a_table_of_their_own(make_run: MakeRun) -> None:
     (first,) = arms_table(run).groups
     whole = ["Box AP,\u00a0%", "Box AP,\u00a0%, local\u00a0classes", "Mask AP,\u00a0%"]
     assert [row[0].text for row in first.rows] == whole
-    boxes, masks = arms_table(run, "classes").groups
-    assert (boxes.title, masks.title) == ("Objects: box AP,\u00a0%", "Objects: mask AP,\u00a0%")
-    assert [row[0].text for row in (*boxes.rows, *masks.rows)] == ["disc", "red/blue ring", "disc"]
+    (classes,) = arms_table(run, "classes").groups
+    assert [row[0].text.rpartition("\u00a0%, ")[2] for row in classes.rows] == ["disc", "red/blue ring", "disc"]
     text = evaluate.arms_table(run.rows)
     assert "detection ap@local" in text
     assert not any(name in text for name in ("disc", "ring"))
-    page = render_page([part := run_part(run, "run1", 1)], [])
+    page = render_page([part := run_part(run, "run1", 1)], None)
     assert [chart.title for chart in part["costs"]["macs"]] == ["Box AP", "Mask AP"]
-    assert part["costs"]["macs"][0].rows[0][4:] == (5.0, 3.0, 8.0)
-    assert next(figure.name for figure in part["figures"]()) == "accuracy_macs"
+    assert part["costs"]["macs"][0].rows[0][2:] == (5.0, 3.0, 8.0)
+    assert part["figures"][0].name == "cost_macs_ap"
     assert all(place in page for place in ('id="run1-classes"', 'href="#run1-classes"'))
     assert not any("Fourier" in name for name in part["missing"]), "of a detector only where it is asked for"
     assert "fourier" not in _suites_of(path)

@@ -22,18 +22,6 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-def net_interval(won: int, lost: int, images: int) -> tuple[float, float]:
-    """95 % interval of 100·(won − lost)/images in points: Wald's for paired shares, with a pseudo-image on either side.
-
-    The half image added to each of won, lost (and the rest) is Agresti and Min's adjustment (2005): it keeps the
-    interval honest where hardly any image changed.
-    """
-    more, b, c = images + 2, won + 0.5, lost + 0.5
-    centre = (b - c) / more
-    half = 1.959964 * math.sqrt(max(b + c - (b - c) ** 2 / more, 0)) / more
-    return 100 * (centre - half), 100 * (centre + half)
-
-
 def paired_interval(differences: Sequence[Sequence[float]]) -> tuple[float, float, float]:
     """(mean, low, high) of a 95 % interval over seeds and images: mean ± t·SE of paired differences (seeds, images).
 

@@ -40,9 +40,9 @@ class DataConfig(Config):
     """Images"""
 
     name: str = "digits"
-    """digits, cifar10, cifar100, imagenet, folder, csv, zip, torch/NAME, hfds/NAME. folder, zip: an ImageFolder tree. csv:
-    the images of labels_file. torch: torchvision; hfds: Hugging Face datasets. Segmentation: scenes, masks (folders of
-    images and masks). Detection: scene_objects, coco (images and COCO's JSON)."""
+    """digits, cifar10, cifar100, imagenet, folder, csv, zip, torch/NAME, hfds/NAME. folder, zip: an ImageFolder tree.
+    csv: the images of labels_file. torch: torchvision; hfds: Hugging Face datasets. Segmentation: scenes, masks
+    (folders of images and masks). Detection: scene_objects, coco (images and COCO's JSON)."""
     data_dir: FilePath | None = None
     """Folder with train/ and val/, or a .zip. test/, train.zip and test.zip will do too. None: $RECAST_DATA/NAME."""
     img_size: Pixels | None = None

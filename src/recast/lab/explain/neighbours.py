@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from html import escape
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.files import check_ours, write_json, write_text
+from recast.files import check_ours, write_text
 from recast.lab.config.evaluation import Options
 from recast.lab.config.explain import ExplainOptions
 from recast.lab.data import Data, load_data
@@ -23,7 +22,7 @@ from recast.lab.evaluation.runner import open_context
 from recast.lab.explain.inputs import Input, find_inputs, page_stem, read_inputs, some_of_validation
 from recast.lab.explain.write import PAGES, check_target, fill_page
 from recast.lab.records import ARMS
-from recast.lab.report.neighbours import FILE, Neighbours, Query, Shown, draw_neighbours, png
+from recast.lab.report.neighbours import Query, Shown, draw_neighbours, png
 from recast.tracing.hooks import in_eval
 
 NEAREST = 10
@@ -32,7 +31,7 @@ SIDE = 112  # longest side of a picture on the page
 
 def find_neighbours(
     models: Mapping[str, nn.Module], data: Data, inputs: Sequence[Input], device: str = "cpu", fine: bool = False
-) -> Neighbours:
+) -> list[Query]:
     """Return the training images nearest to each input, by the features that the suite `knn` compares.
 
     Args:
@@ -58,7 +57,7 @@ def find_neighbours(
             similarities, indices = nearest(unit_features(context, model, images), bank, NEAREST)
             for query, row, columns in zip(queries, similarities.tolist(), indices.tolist(), strict=True):
                 query.nearest[name] = _shown(data, source.depends[0], columns, row)
-    return Neighbours(queries)
+    return queries
 
 
 def _shown(data: Data, database: LabelledImages, indices: list[int], similarities: list[float]) -> list[Shown]:
@@ -81,7 +80,7 @@ def _coarse(data: Data, name: str | None) -> str:
 
 
 def neighbours_page(options: ExplainOptions, size: tuple[int, int] | None) -> Path:
-    """Write RUN/neighbours.json, which the report shows too, and its page; return the path of the page.
+    """Write the page of nearest training images and return its path.
 
     Fine classes are shown even if the run was trained with coarse labels; coarse classes stand beside them.
     """
@@ -106,10 +105,9 @@ def neighbours_page(options: ExplainOptions, size: tuple[int, int] | None) -> Pa
         words or some_of_validation(data), size or (side, side), options.num_images, names, trained.crop_pct, data
     )
     models = {"Network" if run.recipe.is_plain else ARMS[arm]: model for arm, model in run.models.items()}
-    neighbours = find_neighbours(models, data, inputs, options.device, fine)
-    write_json(folder / FILE, asdict(neighbours))
+    neighbours = draw_neighbours(find_neighbours(models, data, inputs, options.device, fine))
     target.parent.mkdir(parents=True, exist_ok=True)
     title = f"Nearest training images: {run.recipe.model.name} on {data.name}"
     note = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
-    write_text(target, fill_page("neighbours.html", title, notes=note, neighbours=draw_neighbours(neighbours)))
+    write_text(target, fill_page("neighbours.html", title, notes=note, neighbours=neighbours))
     return target

@@ -1,7 +1,8 @@
-"""Write a self-contained HTML report and a folder of figures from run folders. Does not import torch."""
+"""Write a self-contained HTML report and a folder of figures from run folders."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -13,9 +14,9 @@ from recast.files import check_ours, check_place, write_text
 __all__ = ["results_of", "write_report"]
 
 
-def check_packages() -> None:
-    """Raise RecastError unless matplotlib and jinja2 are installed."""
-    for name in ("matplotlib", "jinja2"):
+def check_packages(*names: str) -> None:
+    """Raise RecastError unless matplotlib, jinja2 and `names` are installed."""
+    for name in ("matplotlib", "jinja2", *names):
         try:
             import_module(name)
         except ModuleNotFoundError:
@@ -26,17 +27,15 @@ def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figu
     """Write the report of one or several run folders and return its path.
 
     Args:
-        runs: run folders, see `recast.lab.report.load`.
+        runs: run folders, see `recast.lab.report.load`; several must share their data set.
         out: the HTML file; default RUN/report.html for one run.
         figures: a folder for every figure as SVG and PNG, its numbers as CSV, and tables; see
             `recast.lab.report.export`. It must be new, empty, or hold the figures of an earlier report.
 
-    Page and folder are written under temporary names and renamed, so a failure keeps older ones.
-
     Raises:
         RecastError: no run, a missing or truncated file in a run, an invalid `out` or `figures`, or a missing package.
     """
-    folders = [Path(run) for run in runs]
+    folders = list(dict.fromkeys(Path(run) for run in runs))
     if not folders:
         raise RecastError("a report needs at least one run folder, got none")
     if out is None and len(folders) > 1:
@@ -45,25 +44,29 @@ def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figu
     if out is not None:
         check_place(target, "the report", "report.html")
     check_ours(target)
-    check_packages()
-    from recast.lab.report.export import check_folder, write_figures
+    check_packages(*(["pandas"] if figures is not None else []))
     from recast.lab.report.load import read_run
-    from recast.lab.report.page import group_parts, render_page, run_part
+    from recast.lab.report.page import joint_part, render_page, run_part
 
     if figures is not None:
+        from recast.lab.report.export import check_folder, write_figures
+
         check_folder(Path(figures))
-    loaded, different = [read_run(folder) for folder in folders], len({folder.resolve() for folder in folders})
-    while len({run.name for run in loaded}) < different:
-        loaded = [replace(run, named_by=run.named_by + 1) for run in loaded]
+    loaded = [read_run(folder) for folder in folders]
+    if len({(run.data, run.classes) for run in loaded}) > 1:
+        names = ", ".join(dict.fromkeys(run.data for run in loaded))
+        raise RecastError(f"the runs use different data ({names}): write one report for each")
+    if len({run.name for run in loaded}) < len(loaded):
+        common = os.path.commonpath([folder.resolve().parent for folder in folders])
+        loaded = [replace(run, name=os.path.relpath(run.path.resolve(), common)) for run in loaded]
     parts = [run_part(run, f"run{number}", len(loaded)) for number, run in enumerate(loaded, start=1)]
-    groups = group_parts(loaded)
-    html = render_page(parts, groups)
+    joint = joint_part(loaded) if len(loaded) > 1 else None
     try:
-        write_text(target, html)
+        write_text(target, render_page(parts, joint))
     except OSError as error:
         raise RecastError(f"cannot write the report {target}: {error.strerror}") from error
     if figures is not None:
-        write_figures(Path(figures), parts, groups)
+        write_figures(Path(figures), parts, joint)
     return target
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from recast.lab.records import ARMS, Row
 from recast.lab.report import formats
-from recast.lab.report.formats import NBSP
-from recast.lab.report.labels import TEST_SETS, is_accuracy, measured, metric_label, suite_title, words, worth_a_line
+from recast.lab.report.labels import TEST_SETS, is_accuracy, measured, suite_title, words, worth_a_line
 from recast.lab.report.load import Run
 from recast.lab.report.table import Bar, Cell, Group, PageTable
 from recast.lab.suites import METRICS, PER_CLASS, PER_CORRUPTION, SUITES, base, of_kind
@@ -16,6 +14,7 @@ from recast.lab.suites import METRICS, PER_CLASS, PER_CORRUPTION, SUITES, base, 
 SWEPT = of_kind("sweep")
 LABELS = {"arms": "All measurements of all networks", "swept": "Test-time sweeps", "classes": "Results by class"}
 """Tables of a run. Sweeps, which are better read from charts, and classes, which may be many, have their own."""
+PLANNED = ("parameters", "macs")  # costs that do not depend on images
 
 
 def arm_heads(*runs: Run) -> list[Cell]:
@@ -27,127 +26,90 @@ def arm_heads(*runs: Run) -> list[Cell]:
 
 
 def arms_table(run: Run, name: str = "arms") -> PageTable:
-    """Return a table of `LABELS`; single corruptions are in `heat_tables`."""
-    rows = [row for row in run.rows if _table_of(row) == name]
-    against = _against(run, any(row.model == "finetuned" for row in rows))
-    groups, bars = [], list[Bar]()
-    for (title, _), lines in _grouped(rows).items():
-        metrics = [metric for _, metric in lines]
-        bases = {base(metric) for metric in metrics}
-        shared = bases.pop() if len(bases) == 1 and not set(metrics) & set(METRICS) else ""
-        if shared in METRICS:
-            word, space, rest = metric_label(shared).partition(" ")
-            title = f"{title}: {word.lower() if word == word.capitalize() else word}{space}{rest}"  # IoU stays IoU
-        groups.append(Group(title, [_cells(run, suite, metric, shared, against) for suite, metric in lines]))
-        bars += [cell.bar for row in groups[-1].rows for cell in row if cell.bar]
-    ends = [abs(end) for bar in bars for end in (bar.value, *((bar.low, bar.high) if bar.paired else ()))]
-    scale = 50 / max(ends) if ends and max(ends) > 0 else 0.0
+    """Return a table of `LABELS`, grouped by suite, costs last; single corruptions are in `heat_tables`."""
+    order = {suite: index for index, suite in enumerate(SUITES)}
+    suites: dict[str, dict[tuple[str, str], None]] = {}
+    for row in sorted(worth_a_line(run.rows), key=lambda row: order.get(row.suite, order["cost"] - 0.5)):
+        if _table_of(row) == name and not PER_CORRUPTION.match(row.metric):
+            title = "Other test sets: top-1, %" if row.suite in TEST_SETS else suite_title(row.suite)
+            suites.setdefault(title, {})[row.suite, row.metric] = None
+    groups = [Group(title, [_cells(run, *line) for line in lines]) for title, lines in suites.items()]
+    bars = [cell.bar for group in groups for row in group.rows for cell in row if cell.bar]
+    largest = max((abs(end) for bar in bars for end in (bar.value, bar.low, bar.high)), default=0.0)
+    heads = [Cell("Measured"), *arm_heads(run), Cell("Images")]
     kind = "arms both" if len(words(run).others) > 1 else "arms"
-    return PageTable(LABELS[name], [Cell("Measured"), *arm_heads(run), Cell("Images")], groups, kind=kind, scale=scale)
+    return PageTable(LABELS[name], heads, groups, kind=kind, scale=50 / largest if largest else 0.0)
 
 
 def _table_of(row: Row) -> str:
     return "swept" if row.suite in SWEPT else "classes" if PER_CLASS.match(row.metric) else "arms"
 
 
-def _against(run: Run, has_control: bool) -> str:
-    """Return the baseline of colors and bars."""
+def _baseline(run: Run) -> str:
+    """Return the arm that colors and bars compare with."""
+    has_control = any(row.model == "finetuned" for row in run.rows)
     return "finetuned" if has_control or "parent" not in words(run).others else "parent"
 
 
-def _grouped(rows: Sequence[Row]) -> dict[tuple[str, str], dict[tuple[str, str], None]]:
-    """Return (title, metric of classes) → (suite, metric) of its lines.
-
-    There is a group per suite, per metric of classes, and one for all other test sets. Unknown suites precede costs;
-    metrics keep the order of rows.csv.
-    """
-    groups: dict[tuple[str, str], dict[tuple[str, str], None]] = {}
-    order = {suite: index for index, suite in enumerate(SUITES)}
-    for row in sorted(worth_a_line(rows), key=lambda row: order.get(row.suite, order["cost"] - 0.5)):
-        if not PER_CORRUPTION.match(row.metric):
-            title = f"Other test sets: top-1,{NBSP}%" if row.suite in TEST_SETS else suite_title(row.suite)
-            class_metric = base(row.metric) if PER_CLASS.match(row.metric) else ""
-            groups.setdefault((title, class_metric), {})[row.suite, row.metric] = None
-    return groups
-
-
-def _cells(run: Run, suite: str, metric: str, shared: str, against: str) -> list[Cell]:
+def _cells(run: Run, suite: str, metric: str) -> list[Cell]:
     rows = {arm: row for arm in ARMS if (row := run.row(arm, suite, metric))}
     name, images, names = base(metric), max((row.n for row in rows.values()), default=0), words(run)
-    digits = 4 if name == "loss" else 2 if images >= 2000 else 1
-    meaning = METRICS[name].meaning if name in METRICS else ""
-    cells = [Cell(measured(suite, metric, shared), title=meaning)]
+    digits = 3 if name == "loss" else 2 if images >= 2000 else 1
+    cells = [Cell(measured(suite, metric), title=METRICS[name].meaning if name in METRICS else "")]
     for arm in names.arms:
         row, value = rows.get(arm), run.value(arm, suite, metric)
         small: tuple[str, ...] = ()
-        if row and row.low is not None and row.high is not None and math.isfinite(row.low + row.high):
-            small = (" to ".join(write(name, end, min(digits, 3)) for end in (row.low, row.high)),)  # 3 for a loss
-        exact = f"{value:,.10g}" if math.isfinite(value) else "not measured"
-        cells.append(Cell(write(name, value, digits), small, exact, arm))
-    cells += [_difference(run, suite, metric, other, digits, other == against) for other in names.others]
-    return [*cells, Cell("" if name in {"parameters", "macs"} else f"{images:,}" if images else formats.MISSING)]
+        if row and row.low is not None and row.high is not None:
+            small = (f"{write(name, row.low, digits)} to {write(name, row.high, digits)}",)
+        cells.append(Cell(write(name, value, digits), small, f"{value:,.10g}" if math.isfinite(value) else "", arm))
+    cells += [_difference(run, suite, metric, other, digits) for other in names.others]
+    return [*cells, Cell("" if name in PLANNED else f"{images:,}")]
 
 
 def write(name: str, value: float, digits: int) -> str:
     """Format a value of the metric `name`."""
-    if name == "images_per_second":
-        return formats.decimal(value, 0 if value >= 100 else 1)
     if name == "peak_memory":
         return formats.memory(value)
-    return formats.compact(value) if name in {"parameters", "macs"} else formats.decimal(value, digits)
+    return formats.compact(value) if METRICS.get(name) and METRICS[name].is_cost else formats.decimal(value, digits)
 
 
-def _difference(run: Run, suite: str, metric: str, other: str, digits: int, with_bar: bool) -> Cell:
+def _difference(run: Run, suite: str, metric: str, other: str, digits: int) -> Cell:
     """Return a difference, colored by the better arm unless it is a tie or its interval includes 0."""
     recast, value = (run.value(arm, suite, metric) for arm in ("recast", other))
     gain, entry, paired = recast - value, METRICS.get(base(metric)), run.difference(other, suite, metric)
     if not math.isfinite(gain):
         return Cell(formats.MISSING)
-    if entry and entry.is_cost:
-        text = formats.share(recast, value, 1) or formats.signed(gain, 0)
-    else:
-        text = formats.signed(gain, max(digits, 2) if 0 < abs(gain) < 0.05 else digits)
-    lower = entry is not None and entry.lower_is_better
-    better = "" if gain == 0 else "recast" if (gain > 0) != lower else other
-    bar: Bar | None = None
-    small: tuple[str, ...] = ()
-    if with_bar and is_accuracy(metric):
-        # without a paired interval: one standard error, as for different images
-        rows = [row for arm in ("recast", other) if (row := run.row(arm, suite, metric))]
-        variance = sum(row.value * (100 - row.value) / row.n if row.n else 0 for row in rows)
-        error = math.sqrt(max(variance, 0))
-        ends = (paired.low, paired.high) if paired else (-error, error)
-        bar = Bar("recast" if gain > 0 else other, gain, *ends, paired is not None)
-    if paired:
-        digits = min(digits, 3)
-        better = better if formats.leaves_out_zero(paired.low, paired.high, digits) else ""
-        small = (formats.interval(paired.low, paired.high, digits) if paired.low < paired.high else "none changed",)
-    return Cell(text, small, kind=f"by-{better}", bar=bar)
+    text = formats.share(recast, value, 1) if entry and entry.is_cost else formats.signed(gain, digits)
+    better = "" if gain == 0 else "recast" if (gain > 0) != (entry is not None and entry.lower_is_better) else other
+    if paired is None:
+        return Cell(text, kind=f"by-{better}")
+    better = better if formats.leaves_out_zero(paired.low, paired.high, digits) else ""
+    bar = None
+    if is_accuracy(metric) and other == _baseline(run):
+        bar = Bar("recast" if gain > 0 else other, gain, paired.low, paired.high)
+    return Cell(text, (formats.interval(paired.low, paired.high, digits),), kind=f"by-{better}", bar=bar)
 
 
 def heat_tables(run: Run) -> list[tuple[str, str, PageTable]]:
     """Return (suite, baseline, table of top-1 and difference by kind and severity of corruption)."""
-    tables = []
+    tables, against = [], _baseline(run)
     for suite, kinds in run.corruptions.items():
-        metrics = [metric for by_severity in kinds.values() for metric in by_severity.values()]
         severities = sorted({severity for by_severity in kinds.values() for severity in by_severity}, key=int)
-        against = _against(run, any(run.row("finetuned", suite, metric) for metric in metrics))
-        gaps = {metric: run.value("recast", suite, metric) - run.value(against, suite, metric) for metric in metrics}
+        metrics = {(kind, severity): kinds[kind].get(severity, "") for kind in kinds for severity in severities}
+        gaps = {key: run.value("recast", suite, m) - run.value(against, suite, m) for key, m in metrics.items()}
         largest = max((abs(gap) for gap in gaps.values() if math.isfinite(gap)), default=0.0) or 1.0
-        rows = []
-        for kind in kinds:
-            rows.append([Cell(kind.replace("_", " "))])
-            for severity in severities:
-                metric = kinds[kind].get(severity, "")
-                gap, paired = gaps.get(metric, math.nan), run.difference(against, suite, metric)
-                differs = math.isfinite(gap) and gap != 0
-                differs = differs and (paired is None or formats.leaves_out_zero(paired.low, paired.high))
-                title = f"95 % interval: {formats.interval(paired.low, paired.high)}" if paired else ""
-                kind_of_cell = f"b-{('recast' if gap > 0 else against) if differs else ''}"
-                strength = round(55 * abs(gap) / largest) if differs else 0
-                value = formats.decimal(run.value("recast", suite, metric))
-                rows[-1].append(Cell(value, (formats.signed(gap),), title, kind_of_cell, strength=strength))
+        cells = {}
+        for key, gap in gaps.items():
+            paired, tone, strength, title = run.difference(against, suite, metrics[key]), "", 0, ""
+            if paired is not None:
+                title = f"95 % interval: {formats.interval(paired.low, paired.high)}"
+            if math.isfinite(gap) and (paired is None or formats.leaves_out_zero(paired.low, paired.high)):
+                tone, strength = "recast" if gap > 0 else against, round(55 * abs(gap) / largest)
+            value = formats.decimal(run.value("recast", suite, metrics[key]))
+            cells[key] = Cell(value, (formats.signed(gap),), title, f"b-{tone}", strength=strength)
+        rows = [[Cell(kind.replace("_", " ")), *(cells[kind, severity] for severity in severities)] for kind in kinds]
         name = suite_title(suite, short=True)
-        label, heads = f"Results by corruption, {name}", [Cell("Severity"), *map(Cell, severities)]
+        heads = [Cell("Severity"), *map(Cell, severities)]
+        label = f"Results by corruption, {name}"
         tables.append((name, against, PageTable(label, heads, [Group("", rows)], kind="heat")))
     return tables

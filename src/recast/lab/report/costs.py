@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from typing import Any
 
 from recast.lab.report import formats
-from recast.lab.report.charts import Chart, joined
-from recast.lab.report.curves import SMALL, settings
+from recast.lab.report.charts import Chart
+from recast.lab.report.curves import settings
 from recast.lab.report.draw import Point, Series, series_chart
 from recast.lab.report.labels import CORRUPTIONS, arm_keys, suite_title, words
 from recast.lab.report.load import Run
 from recast.lab.suites import METRICS, base, of_kind
 
+SMALL = (3.5, 2.4)
 COSTS = {
-    "macs": ("MACs per image", formats.compact),
-    "parameters": ("parameters", formats.compact),
-    "images_per_second": ("images per second", formats.compact),
+    "macs": ("MACs per image", partial(formats.compact, digits=4)),  # 4, since close values differ
+    "parameters": ("parameters", partial(formats.compact, digits=4)),
+    "images_per_second": ("images per second", partial(formats.compact, digits=4)),
     "peak_memory": ("peak memory, bytes", formats.memory),
     "seconds": ("training time", formats.duration),
 }
@@ -28,21 +29,12 @@ MOST_NAMED = 6  # names of more runs would hide the points
 
 
 def cost_charts(runs: Sequence[Run]) -> dict[str, list[Chart]]:
-    """Return charts of accuracy and robustness by cost (T-CNN, Figs. 1 and 2), for runs of one data set."""
+    """Return charts of accuracy and robustness by cost (T-CNN, Figs. 1 and 2)."""
     charts: dict[str, list[Chart]] = {}
     for cost, (suite, metric, title) in product(COSTS, _accuracies(runs)):
         if chart := _cost_chart(runs, cost, suite, metric, title):
             charts.setdefault(cost, []).append(chart)
     return charts
-
-
-def cost_figures(charts: Mapping[str, Sequence[Chart]]) -> list[Chart]:
-    """Return the charts of each cost as one figure."""
-    figures = []
-    for cost, panels in charts.items():
-        metrics = "Top-1" if "top1" in panels[0].columns else ", ".join(chart.title for chart in panels)
-        figures.append(joined(f"accuracy_{cost}", f"{metrics}, %, against {COSTS[cost][0]}", panels))
-    return figures
 
 
 def _accuracies(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
@@ -65,35 +57,52 @@ def _cost(run: Run, arm: str, cost: str) -> float:
         rows = run.control if arm == "finetuned" and not run.is_plain else [] if arm == "parent" else run.metrics
         return sum(row.seconds or 0.0 for row in rows)
     value = run.value(arm, "cost", cost)
-    if math.isfinite(value) or cost not in {"macs", "parameters"} or run.plan.totals is None:
+    if math.isfinite(value) or cost not in {"macs", "parameters"} or run.plan is None:
         return value
-    return float(getattr(run.plan.totals.after if arm == "recast" else run.plan.totals.before, cost))
+    return float(getattr(run.plan.after if arm == "recast" else run.plan.before, cost))
 
 
 def _cost_chart(runs: Sequence[Run], cost: str, suite: str, metric: str, title: str) -> Chart | None:
-    label, as_text = COSTS[cost]
-    rows, dots, lines = list[tuple[Any, ...]](), list[Series](), list[Series]()
+    dots, lines = list[Series](), list[Series]()
     for run in runs:
         points = []
         for arm in words(run).drawn:
             row, x = run.row(arm, suite, metric), _cost(run, arm, cost)
             if row is not None and math.isfinite(row.value) and x > 0:
-                name = f"{run.name + ', ' if len(runs) > 1 else ''}{words(run).arms.get(arm, arm)}"
-                place = f"{label.partition(',')[0]} {as_text(x)}"
-                points.append(Series(name, [Point(x, row.value, row.low, row.high, place)], arm, "points"))
+                name = f"{run.name + ', ' if len(runs) > 1 else ''}{words(run).arms[arm]}"
+                points.append(Series(name, [Point(x, row.value, row.low, row.high)], arm, "points"))
         if points:
-            rows += [(run.name, point.role, suite, *point.points[0][:4]) for point in points]
             end = run.name if 1 < len(runs) <= MOST_NAMED else ""
-            lines.append(Series("", [point.points[0] for point in points], "muted", "thin", end))
+            lines.append(Series("", [dot.points[0] for dot in points], "muted", "thin", end))
             dots += points
     costs = [dot.points[0].x for dot in dots]
     if len(set(costs)) < 2:
         return None
-    name, column, suffix = (suite, "top1", ": top-1") if base(metric) == "top1" else (metric, "percent", "")
-    columns = ("run", "arm", "suite", cost, column, "low", "high")
-    ticks = partial(formats.compact, digits=4) if as_text is formats.compact else as_text  # close values differ
-    axis: dict[str, Any] = {"xlabel": label, "xformat": ticks, "log_x": max(costs) > 8 * min(costs), "size": SMALL}
-    subject, keys = f"{title}{suffix} against {label}", arm_keys(runs[0], [dot.role for dot in dots])
-    return series_chart(
-        f"cost_{cost}_{name}", title, [*lines, *dots], (columns, rows), subject=subject, unit=" %", keys=keys, **axis
-    )
+    label, as_text = COSTS[cost]
+    axis: dict[str, Any] = {"xlabel": label, "xformat": as_text, "log_x": max(costs) > 8 * min(costs)}
+    keys = arm_keys(runs[0], [dot.role for dot in dots])
+    name = f"cost_{cost}_{suite if base(metric) == 'top1' else metric}"
+    return series_chart(name, title, [*lines, *dots], size=SMALL, keys=keys, x=cost, **axis)
+
+
+def frontier(run: Run) -> list[Chart]:
+    """Return accuracy against time as the heads of the recast network are closed one by one, beside the other arms."""
+    arms = {arm: [line for line in run.frontier if line.model == arm] for arm in words(run).drawn}
+    arms = {arm: lines for arm, lines in arms.items() if lines}
+    charts = []
+    for metric, title in (("top1", "Clean images"), ("noise", "Gaussian noise")) if "recast" in arms else ():
+        points = {arm: [Point(line.ms, getattr(line, metric)) for line in lines] for arm, lines in arms.items()}
+        series = [Series(words(run).arms[arm], line, arm, "points") for arm, line in points.items()]
+        series.append(Series("", _best(points["recast"]), "recast", "thin"))
+        axis: dict[str, Any] = {"xlabel": "milliseconds per image", "xformat": "{:.3g}".format, "size": SMALL}
+        charts.append(series_chart(f"frontier_{metric}", title, series, **axis))
+    return charts
+
+
+def _best(points: Sequence[Point]) -> list[Point]:
+    """Return the points that no faster one reaches."""
+    front: list[Point] = []
+    for point in sorted(points, key=lambda point: (point.x, -point.y)):
+        if not front or point.y > front[-1].y:
+            front.append(point)
+    return front

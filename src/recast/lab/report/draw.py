@@ -13,8 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from scipy.optimize import isotonic_regression
 
-from recast.lab.report import formats
-from recast.lab.report.charts import Cells, Chart, Hit, Key, Palette, Role
+from recast.lab.report.charts import Chart, Key, Palette, Role
 
 MARKERS = {"parent": "D", "finetuned": "s", "ink": "s"}  # by role; default circles
 LOOKS: dict[str, dict[str, Any]] = {
@@ -24,16 +23,11 @@ LOOKS: dict[str, dict[str, Any]] = {
     "thin": {"linewidth": 0.9, "alpha": 0.75},
     "thick": {"linewidth": 2.6, "zorder": 3},
     "points": {"linestyle": "none", "markersize": 5.5, "zorder": 3},
-    "rings": {"linestyle": "none", "markersize": 7, "markerfacecolor": "none", "markeredgewidth": 1.3, "zorder": 4},
 }
 BARS = {"bars": 1.0, "pale bars": 0.4}  # looks of bars and their opacity
-SINGLE = ("points", "rings")  # looks without a line
-MOST_MARKED = 30  # longer lines have neither markers nor tooltips
-MOST_TICKS = 8  # with more, matplotlib chooses the ticks
+MOST_MARKED = 30  # longer lines have no markers
 ALL_LABELLED = 12  # of more ends, only the three highest and the three lowest are labeled
 MOST_NAMED = 16  # of more layers, only every n-th is named on an axis of a heat map
-LETTERS = 48  # that fit side by side under an axis
-MOST_HITS = 400  # larger heat maps have no tooltips; their values are in the folder of figures
 
 
 class Point(NamedTuple):
@@ -43,18 +37,13 @@ class Point(NamedTuple):
     y: float
     low: float | None = None
     high: float | None = None
-    place: str = ""  # text for `x`, if not the number
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        return None if self.low is None or self.high is None else (self.low, self.high)
 
 
 @dataclass(frozen=True)
 class Series:
     """Points of one kind: a line, single points, or bars."""
 
-    label: str  # in tooltips and legends; "" for none
+    label: str  # in legends; "" for none
     points: Sequence[Point]
     role: Role = "recast"
     look: str = "line"  # one of `LOOKS` or `BARS`
@@ -62,46 +51,27 @@ class Series:
 
 
 def series_chart(
-    name: str, title: str, series: Sequence[Series], table: tuple[Sequence[str], Cells] | str, *, subject: str = "",
-    note: str = "", size: tuple[float, float] = (4.0, 2.4), right: float = 0.97, keys: Sequence[Key] | None = None,
-    **settings: Any,
+    name: str, title: str, series: Sequence[Series], *, size: tuple[float, float] = (4.0, 2.4), right: float = 0.97,
+    keys: Sequence[Key] | None = None, x: str = "", **settings: Any,
 ) -> Chart:  # fmt: skip
-    """Return a chart of series.
+    """Return a chart of series, whose numbers are the points of every series with a name.
 
     Args:
-        table: (columns, rows) of the CSV file; for arms, the name of the column of x.
         keys: the legend; default the labels of the series.
+        x: the column of x in the CSV file; default the label of the axis.
         settings: arguments of `draw_series`.
     """
-    rows: Cells
-    if isinstance(table, str):
-        columns: Sequence[str] = ("arm", "label", table, "top1", "low", "high")
-        rows = [(line.role, line.label, *point[:4]) for line in series for point in line.points]
-    else:
-        columns, rows = table
+    names = settings.get("xticks") or {}
+    rows = [
+        (line.label or line.end, str(names.get(point.x, point.x)).replace("\n", " "), *point[1:])
+        for line in series
+        if line.label or line.end
+        for point in line.points
+    ]
     if keys is None:
         keys = list(dict.fromkeys(Key(s.label, s.role, BARS.get(s.look, 1.0)) for s in series if s.label))
-    story = in_words(subject or title, series, settings.get("unit", ""), note, settings.get("xlabel", ""))
-    panel = partial(draw_series, series=series, **settings)
-    return Chart(name, title, story, columns, rows, panel, size, right, keys, note)
-
-
-def in_words(title: str, series: Sequence[Series], unit: str = "", note: str = "", xlabel: str = "epoch") -> str:
-    """Describe a chart: the ends of its lines, and its bars; of unlabeled curves the first and the last."""
-
-    def value(point: Point) -> str:
-        place = point.place or f"{'epoch ' if xlabel == 'epoch' else ''}{point.x:g}"
-        return f"{formats.significant(point.y, 4)}{unit} at {place}"
-
-    labeled = [line for line in series if line.label and line.points]
-    shown = [line for line in labeled if line.look in ("line", "thick", *BARS) or len(line.points) == 1]
-    parts = []
-    for line in shown or [*labeled[:1], *labeled[1:][-1:]]:
-        if line.look in ("line", "bare") and len(line.points) > 1:
-            parts.append(f"{line.label} from {value(line.points[0])} to {value(line.points[-1])}")
-        else:
-            parts.append(f"{line.label} {', '.join(map(value, line.points))}")
-    return " ".join(part for part in (f"{title}.", f"{'; '.join(parts)}." if parts else "", note) if part)
+    columns = ("series", x or settings.get("xlabel") or "x", "value", "low", "high")
+    return Chart(name, title, columns, rows, partial(draw_series, series=series, **settings), size, right, keys)
 
 
 def draw_series(
@@ -110,7 +80,6 @@ def draw_series(
     series: Sequence[Series],
     *,
     xlabel: str = "",
-    unit: str = "",
     xlim: tuple[float, float] | None = None,
     ylim: tuple[float, float] | None = None,
     xticks: Mapping[float, str] | None = None,
@@ -120,11 +89,10 @@ def draw_series(
     xformat: Callable[[float], str] | None = None,
     level: tuple[float, Role] = (math.nan, "muted"),
     switches: Sequence[float] = (),
-) -> list[Hit]:
-    """Draw series on a pair of axes and return their tooltips.
+) -> None:
+    """Draw series on a pair of axes.
 
     Args:
-        unit: appended to values in tooltips.
         level: (value, role) of a dashed horizontal line.
         switches: positions of light vertical lines, where layers became attention.
     """
@@ -133,8 +101,11 @@ def draw_series(
     if math.isfinite(level[0]):
         axes.axhline(level[0], color=palette.color(level[1]), linewidth=1.2, dashes=(4, 3))
     bars = [line for line in series if line.look in BARS]
-    hits = [hit for line in series if line not in bars for hit in _line(axes, line, palette, xlabel, unit)]
-    hits += [hit for index in range(len(bars)) for hit in _bars(axes, bars, index, palette, unit)]
+    for line in series:
+        if line not in bars:
+            _draw_line(axes, line, palette)
+    for index in range(len(bars)):
+        _draw_bars(axes, bars, index, palette)
     axes.set_xlabel(xlabel)
     if log_x:
         axes.set_xscale("log")
@@ -145,50 +116,34 @@ def draw_series(
         axes.xaxis.set_major_formatter(lambda value, _: xformat(value))
         axes.margins(0.14)
     axes.yaxis.set_major_locator(MaxNLocator(yticks))
-    if xticks is not None and len(xticks) <= MOST_TICKS:
+    if xticks is not None:
         axes.set_xticks(list(xticks), list(xticks.values()))
     axes.set(xlim=xlim, ylim=ylim)
     _label_ends(axes, [line for line in series if line.end and math.isfinite(line.points[-1].y)], palette)
-    return hits
 
 
-def _line(axes: Axes, line: Series, palette: Palette, xlabel: str, unit: str) -> list[Hit]:
-    marked = line.look in SINGLE or (line.look == "line" and len(line.points) <= MOST_MARKED)
-    marker = "o" if line.look == "rings" else MARKERS.get(str(line.role), "o") if marked else None
+def _draw_line(axes: Axes, line: Series, palette: Palette) -> None:
+    marked = line.look == "points" or (line.look == "line" and len(line.points) <= MOST_MARKED)
+    marker = MARKERS.get(str(line.role), "o") if marked else None
     color = palette.color(line.role)
     look = {"zorder": 2.7 if line.role == "recast" else 2.5} | LOOKS[line.look]
     axes.plot(
         [point.x for point in line.points], [point.y for point in line.points], color=color, marker=marker, **look
     )
     for point in line.points if marked else ():
-        if point.interval is not None:
-            axes.vlines(point.x, *point.interval, color=color, linewidth=1.2, alpha=0.7, zorder=2.4)
-    pointed_at = line.points if marked else line.points[-1:] if line.look == "bare" else ()
-    return [
-        hit for point in pointed_at for hit in _hit(axes, line, point, point.place or f"{xlabel} {point.x:g}", unit)
-    ]
+        if point.low is not None and point.high is not None:
+            axes.vlines(point.x, point.low, point.high, color=color, linewidth=1.2, alpha=0.7, zorder=2.4)
 
 
-def _hit(axes: Axes, line: Series, point: Point, where: str, unit: str, x: float | None = None) -> list[Hit]:
-    if not line.label or not math.isfinite(point.y):
-        return []
-    text = f"{line.label}, {where}: {formats.significant(point.y, 4)}{unit}"
-    text += f" ({formats.interval(*point.interval)})" if point.interval else ""
-    return [Hit(axes, float(point.x if x is None else x), float(point.y), text)]
-
-
-def _bars(axes: Axes, bars: Sequence[Series], index: int, palette: Palette, unit: str) -> list[Hit]:
-    line, width, hits = bars[index], 0.72 / len(bars), list[Hit]()
+def _draw_bars(axes: Axes, bars: Sequence[Series], index: int, palette: Palette) -> None:
+    line, width = bars[index], 0.72 / len(bars)
     for point in line.points:
         x = point.x + (index - (len(bars) - 1) / 2) * width
-        alpha = BARS[line.look]
-        axes.bar(x, point.y, 0.9 * width, color=palette.color(line.role), alpha=alpha, linewidth=0)
-        if point.interval is not None:
-            axes.vlines(x, *point.interval, color=palette["ink"], linewidth=1.1)
-        hits += _hit(axes, line, point, point.place, unit, x)
+        axes.bar(x, point.y, 0.9 * width, color=palette.color(line.role), alpha=BARS[line.look], linewidth=0)
+        if point.low is not None and point.high is not None:
+            axes.vlines(x, point.low, point.high, color=palette["ink"], linewidth=1.1)
     axes.axhline(0, color=palette["ink"], linewidth=0.9)
     axes.tick_params(axis="x", length=0)
-    return hits
 
 
 def _label_ends(axes: Axes, series: Sequence[Series], palette: Palette) -> None:
@@ -221,7 +176,7 @@ def spread(positions: Sequence[float], gap: float) -> list[float]:
 
 def draw_heat_map(
     axes: Axes, palette: Palette, values: np.ndarray, columns: Sequence[str], rows: Sequence[str], a: str, b: str
-) -> list[Hit]:
+) -> None:
     """Draw values from 0 to 1, the first row at the bottom, with a color bar; the colors are the same in dark mode."""
     image = axes.imshow(values, cmap="cividis", vmin=0, vmax=1, origin="lower", interpolation="none", aspect="auto")
     axes.set_position((0.25, 0.25, 0.62, 0.68))
@@ -234,23 +189,6 @@ def draw_heat_map(
     bar = axes.figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03)
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=0, labelsize=7)
-    return [
-        Hit(axes, x, y, f"{columns[x]} and {rows[y]}: {formats.decimal(float(values[y, x]), 3)}")
-        for y, x in np.ndindex(*values.shape)
-        if values.size <= MOST_HITS and math.isfinite(values[y, x])
-    ]
-
-
-def layer_ticks(names: Sequence[str]) -> dict[float, str]:
-    """Return names of layers for an axis, the last component on its own line; only every n-th, to avoid overlap."""
-
-    def lines(name: str) -> list[str]:
-        first, _, last = name.rpartition(".")
-        return [shortened(part, 12) for part in ((name,) if last.isdecimal() else (first, last)) if part]
-
-    parts = list(map(lines, names))
-    step = math.ceil(len(names) * (max(len(part) for texts in parts for part in texts) + 1) / LETTERS)
-    return {float(place): "\n".join(parts[place]) for place in range(0, len(names), step)}
 
 
 def shortened(name: str, most: int) -> str:

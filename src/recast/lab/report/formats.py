@@ -23,11 +23,6 @@ def signed(value: float, digits: int = 1) -> str:
     return f"+{text}" if value > 0 and text.strip("0.") else text
 
 
-def points(value: float) -> str:
-    """Format a difference in percentage points with one digit, or two if one would hide it."""
-    return decimal(value, 2 if 0 < abs(value) < 0.095 else 1)
-
-
 def percent(value: float, digits: int = 1) -> str:
     return f"{decimal(value, digits)}{NBSP}%" if math.isfinite(value) else MISSING
 

@@ -29,16 +29,13 @@ class Words:
         return [arm for arm in self.arms if arm != "parent" or arm in self.others]
 
 
+ALL_ARMS = "The original network, the same network fine-tuned, and the recast network fine-tuned in the same way."
 PARENT = Words(
     arms=ARMS,
     control="the parent fine-tuned the same way",
     parent="the parent before fine-tuning",
-    comparison="The original network, the same network fine-tuned, and the recast network fine-tuned in the same way. "
-    "Only the comparison with the fine-tuned parent shows what attention adds: fine-tuning alone has an effect too.",
-)
-UNTAUGHT = (
-    "The original network, the same network fine-tuned, and the recast network fine-tuned in the same way. The "
-    "original is no baseline here: {}. The difference to the fine-tuned parent shows the effect of attention."
+    comparison=f"{ALL_ARMS} Only the comparison with the fine-tuned parent shows what attention adds: fine-tuning "
+    "alone has an effect too.",
 )
 FROM_START = Words(
     arms={"parent": "Before training", "finetuned": "Convolution only", "recast": "Recast"},
@@ -48,12 +45,7 @@ FROM_START = Words(
     "recast during training. The difference between the last two is the effect of attention.",
     others=("finetuned",),
 )
-PLAIN = replace(
-    PARENT,
-    arms={"finetuned": "Network"},
-    comparison="This run recast nothing: its only arm is the trained network.",
-    others=(),
-)
+PLAIN = replace(PARENT, arms={"finetuned": "Network"}, comparison="This run recast nothing.", others=())
 
 
 def words(*runs: Run) -> Words:
@@ -61,15 +53,11 @@ def words(*runs: Run) -> Words:
     recast = [run for run in runs if not run.is_plain]
     if not recast:
         return PLAIN
-    if all(map(learns_from_start, recast)):
+    if all(run.is_scheduled and has_new_parent(run.recipe, run.path) for run in recast):  # trained from scratch
         return FROM_START
     reason = next((run.untaught for run in recast if run.untaught), "")
-    return replace(PARENT, others=("finetuned",), comparison=UNTAUGHT.format(reason)) if reason else PARENT
-
-
-def learns_from_start(run: Run) -> bool:
-    """Return True if a run trains from scratch and is recast during training."""
-    return run.is_scheduled and has_new_parent(run.recipe, run.path)
+    comparison = f"{ALL_ARMS} The original is no baseline here: {reason}."
+    return replace(PARENT, others=("finetuned",), comparison=comparison) if reason else PARENT
 
 
 def arm_keys(run: Run, arms: Collection[object] = ARMS) -> list[Key]:
@@ -93,28 +81,19 @@ def metric_label(metric: str) -> str:
     return metric if entry is None else f"{entry.label},{NBSP}%" if entry.unit == "%" else entry.label
 
 
-def measured(suite: str, metric: str, shared: str = "") -> str:
-    """Return the label of a row: `Top-1, %, ε = 1/255`; without the metric if the heading has it (`shared`)."""
+def measured(suite: str, metric: str) -> str:
+    """Return the label of a row: `Top-1, %, ε = 1/255`."""
     name, _, setting = metric.partition("@")
     first, _, detail = name.partition("/")
     if suite in TEST_SETS:
         return suite_title(suite) if metric == "top1" else f"{suite_title(suite)}, {metric_label(first)}"
-    if suite == "resolution" and setting:
-        height, _, width = setting.partition("x")
-        setting = f"{height} × {width or height}"
-    elif setting and suite in SUITES:
+    if setting and suite in SUITES:
         setting = SUITES[suite].setting.format(setting)
     if match := PER_CORRUPTION.match(metric):
         detail = f"{match['kind'].replace('_', ' ')} at severity {match['severity']}"
-    label = "" if first == shared else metric_label(first)
+    label = f"{first} frequencies" if suite == "frequency" else metric_label(first)
     parts = [label, "mean of all" if detail == "mean" else detail, setting.replace(" ", NBSP)]
     return ", ".join(part for part in parts if part)
-
-
-def in_suite(suite: str, metric: str) -> str:
-    """Return the label of a row with its suite."""
-    label = measured(suite, metric)
-    return label if suite in TEST_SETS else f"{suite_title(suite)}: {label}"
 
 
 def glossary(runs: Sequence[Run]) -> dict[str, str]:

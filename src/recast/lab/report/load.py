@@ -1,7 +1,7 @@
 """Read a run folder as plain data.
 
     RUN/recipe.yaml plan.json metrics.jsonl            required
-    RUN/verify.json environment.json rows.csv attention.npz neighbours.json    optional
+    RUN/verify.json environment.json rows.csv attention.npz    optional
     RUN/schedule.json                                  if layers became attention during training
     RUN/differences.csv evaluation.json analysis/*.csv written by `recast evaluate` beside rows.csv
     RUN/finetuned/metrics.jsonl                        the control arm: the parent trained the same way
@@ -22,71 +22,21 @@ from typing import Any, TypeVar
 
 from recast.analysis.records import FourierLine, HeadLine, SimilarityLine
 from recast.config import read
-from recast.errors import RecastError, shown
-from recast.files import number, read_json, read_lines, read_names, read_text
+from recast.errors import RecastError
+from recast.files import read_json, read_lines, read_names, read_text
 from recast.lab.config import Recipe
 from recast.lab.recipe import SEAL, load_recipe, why_untaught
-from recast.lab.records import Difference, Epoch, Evaluation, Provenance, Row, Switching
+from recast.lab.records import Difference, Epoch, Evaluation, FrontierLine, Provenance, Row, Switching
 from recast.lab.report.maps import Attention, read_attention
-from recast.lab.report.neighbours import FILE, Neighbours, read_neighbours
 from recast.lab.suites import METRICS, PER_CORRUPTION
 from recast.lab.tasks import Task, task_of_data
+from recast.surgery.plan import Plan
+from recast.surgery.records import Step
 from recast.tables import read_records, read_table
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class StepCosts:
-    """Costs of a layer or network per image."""
-
-    parameters: int
-    macs: int
-    activation_bytes: int
-
-
-@dataclass(frozen=True)
-class CostChange:
-    """Costs before and after the recast."""
-
-    before: StepCosts
-    after: StepCosts
-
-
-@dataclass(frozen=True)
-class PlanRow(CostChange):
-    """A recast layer of plan.json."""
-
-    name: str
-    exact: bool
-    input: list[int]
-    output: list[int]
-    kernel: list[int]
-    stride: list[int]
-    dilation: list[int]
-    heads: int
-    queries: int
-    keys: int
-    groups: int
-
-
-@dataclass(frozen=True)
-class UnchangedLayer:
-    """A layer of plan.json that is not recast."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class PlanTable:
-    """The content of plan.json; without totals for a run that recasts nothing."""
-
-    steps: list[PlanRow]
-    left: list[UnchangedLayer]
-    edits: list[dict[str, Any]]
-    totals: CostChange | None
-    note: str = ""
+VERIFY = ("images", "max_relative_error", "bitwise", "argmax_agreement")
+SCHEDULE = ("version", "name", "layers", "dates")
 
 
 @dataclass(frozen=True)
@@ -96,7 +46,7 @@ class Run:
     path: Path
     recipe: Recipe
     recipe_text: str
-    plan: PlanTable
+    plan: Plan | None  # None if nothing is recast
     metrics: list[Epoch]  # of the recast arm; empty if every line is damaged
     control: list[Epoch]  # of the parent trained the same way; empty without a control arm
     verify: dict[str, Any] | None
@@ -107,16 +57,16 @@ class Run:
     fourier: list[FourierLine]
     heads: list[HeadLine]
     cka: list[SimilarityLine]
+    frontier: list[FrontierLine]
     agreement: list[dict[str, str]]  # predictions of every arm: index, image, label, and a class name by arm
     attention: Attention | None
     classes: tuple[str, ...]  # in the order of the logits
-    neighbours: Neighbours | None
     switching: Switching | None  # of a run that is recast during training
-    named_by: int = 1  # trailing folders of the path in its name; more than one if other runs have the same name
+    name: str
 
     @property
-    def name(self) -> str:
-        return "/".join(self.path.resolve().parts[-self.named_by :])
+    def steps(self) -> tuple[Step, ...]:
+        return self.plan.steps if self.plan else ()
 
     @property
     def title(self) -> str:
@@ -162,11 +112,11 @@ class Run:
         return self.metrics[-1].epoch if self.metrics else self.recipe.epochs
 
     @property
-    def data_key(self) -> tuple[str, ...]:
-        """Key of the data set; folders are identified by name and classes."""
+    def data(self) -> str:
+        """Name of the data set; folders and zip files by their own name."""
         data = self.recipe.data
         folder = Path(data.data_dir or "").name if data.name in {"folder", "zip"} else ""
-        return data.name, folder, *self.classes
+        return f"{data.name} {folder}".strip()
 
     def row(self, model: str, suite: str, metric: str) -> Row | None:
         """Return a row of rows.csv; None if it was not measured."""
@@ -228,42 +178,24 @@ def read_run(path: Path) -> Run:
         path=path,
         recipe=recipe,
         recipe_text=recipe_text,
-        plan=PlanTable([], [], [], None) if recipe.is_plain else _plan(path / "plan.json"),
+        plan=None if recipe.is_plain else Plan.from_json(read_text(path / "plan.json"), str(path / "plan.json")),
         metrics=_metrics(path / "metrics.jsonl"),
         control=optional("finetuned/metrics.jsonl", _metrics) or [],
-        verify=optional("verify.json", _verify),
+        verify=optional("verify.json", lambda file: read_json(file, *VERIFY)),
         environment=optional("environment.json", read_json) or {},
         rows=records("rows.csv", Row),
         differences=records("differences.csv", Difference),
-        provenance=optional("evaluation.json", _provenance) or {},
+        provenance=optional("evaluation.json", lambda file: read(Evaluation, read_json(file), str(file)).suites) or {},
         fourier=records("analysis/fourier.csv", FourierLine),
         heads=records("analysis/heads.csv", HeadLine),
         cka=records("analysis/cka.csv", SimilarityLine),
+        frontier=records("analysis/frontier.csv", FrontierLine),
         agreement=optional("analysis/agreement.csv", _agreement) or [],
         attention=optional("attention.npz", read_attention),
         classes=tuple(optional("classes.json", read_names) or ()),
-        neighbours=optional(FILE, read_neighbours),
-        switching=optional("schedule.json", _schedule),
+        switching=optional("schedule.json", lambda file: Switching.from_dict(read_json(file, *SCHEDULE), str(file))),
+        name=path.resolve().name,
     )
-
-
-def _verify(path: Path) -> dict[str, Any]:
-    record = read_json(path, "images", "max_relative_error", "bitwise", "argmax_agreement")
-    if not math.isfinite(number(record["images"])):
-        raise RecastError(f"images in {path} must be a number, got {shown(record['images'])}")
-    return record
-
-
-def _provenance(path: Path) -> dict[str, Provenance]:
-    return read(Evaluation, read_json(path), str(path)).suites
-
-
-def _schedule(path: Path) -> Switching:
-    return Switching.from_dict(read_json(path, "version", "name", "layers", "dates"), str(path))
-
-
-def _plan(path: Path) -> PlanTable:
-    return read(PlanTable, read_json(path), str(path))
 
 
 def _metrics(path: Path) -> list[Epoch]:

@@ -1,24 +1,17 @@
-"""Nearest training images: RUN/neighbours.json of `recast explain RUN --neighbours`, and its HTML."""
+"""Nearest training images of `recast explain RUN --neighbours` as HTML."""
 
 from __future__ import annotations
 
 import base64
 import io
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from recast.config import read
-from recast.errors import RecastError
-from recast.files import read_json
-
-FILE = "neighbours.json"
-PNG = re.compile(r"data:image/png;base64,[A-Za-z0-9+/=]+")
 COLOURS = {"right": "#1a7f37", "coarse class right": "#b26a00", "wrong": "#b3261e", "": "#8a9099"}
 MARKS = {"right": "✓", "coarse class right": "~", "wrong": "✗", "": ""}
 
@@ -43,10 +36,6 @@ class Shown:
     coarse: str = ""
     similarity: float = 1.0  # cosine with the query
 
-    def __post_init__(self) -> None:
-        if not PNG.fullmatch(self.picture):
-            raise RecastError("a picture must be a data: URI of a PNG")
-
     def beside(self, query: Shown) -> str:
         """Compare the class with that of the query: a key of `MARKS`, empty if the query has no label."""
         if not query.label:
@@ -64,22 +53,10 @@ class Query:
     nearest: dict[str, list[Shown]]
 
 
-@dataclass(frozen=True)
-class Neighbours:
-    """The content of neighbours.json."""
-
-    queries: list[Query]
-
-
-def read_neighbours(path: Path) -> Neighbours:
-    """Read neighbours.json. Raises RecastError for another file."""
-    return read(Neighbours, read_json(path), str(path))
-
-
-def draw_neighbours(neighbours: Neighbours) -> str:
+def draw_neighbours(queries: Sequence[Query]) -> str:
     """Return HTML: a row of pictures for every query and arm, each with its class, marked right or wrong."""
     parts = []
-    for query in neighbours.queries:
+    for query in queries:
         rows = []
         for arm, images in query.nearest.items():
             right = sum(image.beside(query.image) == "right" for image in images)

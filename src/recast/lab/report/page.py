@@ -4,37 +4,32 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FunctionLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from recast.lab.report import curves, layers, summary
 from recast.lab.report.arms_table import LABELS, arms_table, heat_tables
-from recast.lab.report.charts import Chart, joined
-from recast.lab.report.costs import COSTS, cost_charts, cost_figures
+from recast.lab.report.charts import Chart
+from recast.lab.report.costs import COSTS, cost_charts, frontier
 from recast.lab.report.labels import glossary, words
 from recast.lab.report.load import Run
-from recast.lab.report.maps import GATES, first_map, image_maps, map_charts
-from recast.lab.report.neighbours import draw_neighbours
+from recast.lab.report.maps import GATES, first_map, image_maps
 from recast.lab.report.switches import switch_part
 from recast.lab.report.tables import head_table, left_by_reason, runs_table, seeds_table, steps_table
 from recast.lab.report.verdict import joint_verdict, verdict, why_no_mean
 
-MAP_BYTES = 1_600_000  # of attention maps per page; the page counts the images beyond it
-HEAD_BYTES = 1_200_000  # of charts of gates and spans per page
 Part = dict[str, Any]
-"""Template variables of one run, or of the runs of one data set; `figures()` returns the charts for paper."""
+"""Template variables of one run, or of several together; `figures` are its charts."""
 
 
 def run_part(run: Run, anchor: str, count: int) -> Part:
     """Return the variables of one of `count` runs of a page; empty for what was not measured."""
     symbol, meaning = GATES.get(run.recipe.recast.gate, ("", ""))
-    maps = image_maps(run.attention, symbol, MAP_BYTES // count) if run.attention else []
-    head_layers, hidden = layers.head_charts(run, HEAD_BYTES // count)
     absent, command = summary.missing(run)
     part: Part = {
         "anchor": anchor,
@@ -44,27 +39,22 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "verdict": verdict(run),
         "tiles": summary.tiles(run),
         **{name: arms_table(run, name) for name in LABELS},
-        "chance": summary.chance(run),
         "has_control": run.is_plain or bool(run.control) or any(row.model == "finetuned" for row in run.rows),
         "costs": cost_charts([run]) if count == 1 else {},
+        "frontier": frontier(run),
         "adversarial": curves.attacks(run),
         "relative": curves.relative(run),
         "heat": heat_tables(run),
-        "corruptions": curves.corruptions(run),
         "sweeps": curves.sweeps(run),
         "predictions": _picture(run.path / "predictions.png"),
         "training": curves.training(run),
         "switches": switch_part(run),
-        "head_layers": head_layers,
-        "hidden_layers": hidden,
+        "head_layers": layers.head_charts(run),
         "heads": head_table(run),
         "distances": layers.distance_charts(run),
         "symbol": symbol,
         "symbol_means": meaning,
-        "maps": maps,
-        "left_out": len(run.attention.images) - len(maps) if run.attention else 0,
-        "left_out_layers": len(run.attention.layers) - len(run.attention.shown) if run.attention else 0,
-        "neighbours": Markup(draw_neighbours(run.neighbours)) if run.neighbours else "",
+        "maps": image_maps(run.attention, symbol) if run.attention else [],
         "fourier": layers.fourier_charts(run),
         "fourier_depth": layers.depth_charts(run),
         "similarity": layers.similarity_charts(run),
@@ -76,11 +66,16 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "missing": absent,
         "missing_command": command,
     }
-    part["is_robust"] = any(part[name] for name in ("adversarial", "relative", "heat", "sweeps"))
-    part["cost_title"] = {(True, False): "Cost", (False, True): "Robustness"}.get(
-        (bool(part["costs"]), part["is_robust"]), "Cost and robustness"
-    )
-    return part | {"figures": lambda: run_figures(part)}
+    return part | {"figures": list(_charts(part))}
+
+
+def _charts(value: object) -> Iterator[Chart]:
+    """Yield every chart in nested lists and dictionaries."""
+    if isinstance(value, Chart):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _charts(item)
 
 
 def _picture(path: Path) -> str:
@@ -90,65 +85,27 @@ def _picture(path: Path) -> str:
     return "data:image/png;base64," + base64.b64encode(content).decode("ascii") if is_png else ""
 
 
-def run_figures(part: Part) -> list[Chart]:
-    """Return every figure of the run for paper; small charts of one kind are the panels of one figure."""
-    run, corruptions = part["run"], part["corruptions"]
-    figures = [
-        *cost_figures(part["costs"]),
-        *part["adversarial"],
-        *part["relative"],
-        joined("severity", "Top-1, %, by severity", corruptions) if corruptions else None,
-        *part["sweeps"],
-        *part["training"],
-        part["switches"].get("chart"),
-        *(panel.chart for panels in part["head_layers"].values() for panel in panels),
-        *part["distances"],
-        *part["fourier"],
-        *part["fourier_depth"],
-        *part["similarity"],
-        *(map_charts(run.attention, part["symbol"]) if run.attention else ()),
-    ]
-    return [chart for chart in figures if chart]
+def joint_part(runs: Sequence[Run]) -> Part:
+    """Return the variables of several runs together."""
+    part: Part = {
+        "verdict": joint_verdict(runs),
+        "table": runs_table(runs),
+        "why_no_mean": why_no_mean(runs),
+        "seeds": seeds_table(runs),
+        "costs": cost_charts(runs),
+        "fourier": layers.joint_fourier(runs),
+        "curves": curves.of_runs(runs),
+    }
+    return part | {"figures": list(_charts(part))}
 
 
-def group_parts(runs: Sequence[Run]) -> list[Part]:
-    """Return the variables of runs by data set; runs on different data share neither a figure nor a mean."""
-    parts = []
-    for place, key in enumerate(dict.fromkeys(run.data_key for run in runs)):
-        anchors = {f"run{number}": run for number, run in enumerate(runs, start=1) if run.data_key == key}
-        group, data = list(anchors.values()), " ".join(part for part in key[:2] if part)
-        costs = cost_charts(group) if len(group) > 1 else {}
-        fourier, by_run = layers.joint_fourier(group), curves.of_runs(group)
-        figures = [*cost_figures(costs), *fourier, *by_run]
-        parts.append(
-            {
-                "anchor": f"data{place + 1}",
-                "data": data,
-                "runs": group,
-                "words": words(*group),
-                "judged": f"{group[0].judged} on the test images",
-                "table": runs_table(group, list(anchors), data, any(run.is_scheduled for run in runs)),
-                "why_no_mean": why_no_mean(group) if len(group) > 1 else "",
-                "seeds": seeds_table(group),
-                "costs": costs,
-                "fourier": fourier,
-                "curves": by_run,
-                "figures": lambda figures=figures: figures,
-            }
-        )
-    return parts
-
-
-def render_page(parts: Sequence[Part], groups: Sequence[Part]) -> str:
-    """Return the page of runs."""
+def render_page(parts: Sequence[Part], joint: Part | None) -> str:
+    """Return the page of runs; `joint` is that of several."""
     runs = [part["run"] for part in parts]
-    first, several = runs[0], len(runs) > 1
     return _filled(
         "page.html.j2",
-        f"Recast report: {len(runs)} runs" if several else f"Recast report: {first.title.partition(',')[0]}",
-        several=several,
-        verdict=joint_verdict(runs) if several else verdict(first),
-        groups=groups,
+        f"Recast report: {len(runs)} runs" if joint else f"Recast report: {runs[0].title.partition(',')[0]}",
+        joint=joint,
         sections=parts,
         glossary=glossary(runs),
         costs={cost: label.partition(",")[0] for cost, (label, _) in COSTS.items()},
@@ -158,13 +115,12 @@ def render_page(parts: Sequence[Part], groups: Sequence[Part]) -> str:
 def _filled(template: str, title: str, **values: Any) -> str:
     """Render a template that extends base.html.j2."""
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=FunctionLoader(_source)
-    )
-    style, script = Markup(_source("page.css")), Markup(_source("page.js"))
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        loader=PackageLoader("recast.lab.report"),
+    )  # fmt: skip
+    folder = files("recast.lab.report").joinpath("templates")
+    style, script = (Markup(folder.joinpath(name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
-    page = environment.get_template(template)
-    return page.render(title=title, style=style, script=script, script_digest=digest, **values)
-
-
-def _source(name: str) -> str:
-    return files("recast.lab.report").joinpath("templates", name).read_text(encoding="utf-8")
+    return environment.get_template(template).render(
+        title=title, style=style, script=script, script_digest=digest, **values
+    )

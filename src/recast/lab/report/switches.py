@@ -16,7 +16,7 @@ from recast.lab.records import Switching
 from recast.lab.report import formats
 from recast.lab.report.charts import Chart, Palette
 from recast.lab.report.curves import training_series
-from recast.lab.report.draw import Point, Series, draw_series, in_words, shortened
+from recast.lab.report.draw import Point, Series, draw_series, shortened
 from recast.lab.report.formats import NBSP
 from recast.lab.report.labels import arm_keys
 from recast.lab.report.load import Run
@@ -110,13 +110,10 @@ def _timeline(run: Run, switching: Switching) -> Chart:
         grid[-1].set_xlabel("epoch")
         return figure
 
-    dates = "; ".join(f"{name} {'without a date' if date is None else f'from epoch {date}'}" for name, date in rows)
-    ends = " ".join(in_words(title, series) for title, series in curves.items())
-    story = f"Time line of {switching.epochs} epochs. Layers as attention: {dates}. {ends}"
     cells = [(title, line.role, p.x, p.y) for title, series in curves.items() for line in series for p in line.points]
     keys = arm_keys(run, [line.role for series in list(curves.values())[:1] for line in series])
     columns = ("quantity", "arm", "epoch", "value")
-    return Chart("switches", "Layers, loss and accuracy by epoch", story, columns, cells, keys=keys, layout=layout)
+    return Chart("switches", "Layers, loss and accuracy by epoch", columns, cells, keys=keys, layout=layout)
 
 
 def draw_bars(axes: Axes, rows: Sequence[DateBar], epochs: int, trained: int, palette: Palette) -> None:

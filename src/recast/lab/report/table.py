@@ -1,4 +1,4 @@
-"""Tables as cells of text, printed by the templates of the page, or as Markdown and LaTeX."""
+"""Tables as cells of text, printed by the templates of the page, or as Markdown."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ class Bar:
 
     better: str
     value: float
-    low: float  # 95 % interval of the paired difference, else ± one standard error around 0
+    low: float  # 95 % interval of the paired difference
     high: float
-    paired: bool
 
 
 @dataclass(frozen=True)
@@ -61,36 +60,15 @@ class PageTable:
     scale: float = 0.0  # percent of a bar's track per point
 
 
-def cited(tables: Sequence[PageTable]) -> tuple[list[str], list[list[str]]]:
-    """Return heads and rows of tables with the same columns as text; the title of a group is a row of one cell."""
-    heads = ["", *(cell.text.replace("\n", " ") for cell in tables[0].heads[1:])]
-    rows = []
-    for group in (group for table in tables for group in table.groups):
-        rows += [[group.title], *([cell.cited for cell in row] for row in group.rows)]
-    return heads, rows
+def texts(tables: Sequence[PageTable]) -> tuple[list[str], list[list[str]]]:
+    """Return heads and rows of tables with the same columns as text; the first column is the title of the group."""
+    heads = ["Suite", *(cell.text.replace("\n", " ") for cell in tables[0].heads)]
+    groups = [group for table in tables for group in table.groups]
+    return heads, [[group.title, *(cell.cited for cell in row)] for group in groups for row in group.rows]
 
 
 def markdown(tables: Sequence[PageTable]) -> str:
     """Return tables with the same columns as one Markdown table."""
-    heads, rows = cited(tables)
-    lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
-    lines += [row if len(row) > 1 else [f"**{row[0]}**", *[""] * (len(heads) - 1)] for row in rows]
-    texts = [" | ".join(cell.replace("|", "\\|") for cell in line) for line in lines]
-    return "\n".join(f"| {text} |" for text in texts).replace(NBSP, " ")
-
-
-def latex(tables: Sequence[PageTable]) -> str:
-    """Return tables with the same columns as one LaTeX tabular, which needs no package."""
-    heads, rows = cited(tables)
-    lines = [[cell.translate(SYMBOLS) for cell in row] for row in (heads, *rows)]
-    title = rf"\multicolumn{{{len(heads)}}}{{l}}{{\textbf{{%s}}}}"
-    head, *body = [(" & ".join(line) if len(line) > 1 else title % line[0]) + r" \\" for line in lines]
-    opening = rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}"
-    return "\n".join([opening, r"\hline", head, r"\hline", *body, r"\hline", r"\end{tabular}"])
-
-
-SYMBOLS = str.maketrans(
-    {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "$": r"\$"}
-    | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "−": r"$-$", "–": "--", NBSP: "~"}
-    | {"ε": r"$\varepsilon$", "π": r"$\pi$", "∞": r"$\infty$", "×": r"$\times$"}
-)
+    heads, rows = texts(tables)
+    lines = [" | ".join(cell.replace("|", "\\|") for cell in line) for line in (heads, ["---"] * len(heads), *rows)]
+    return "\n".join(f"| {line} |" for line in lines).replace(NBSP, " ")

@@ -3,41 +3,39 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Any
 
-from recast.analysis.records import HeadLine
 from recast.files import number
 from recast.lab.records import ARMS
 from recast.lab.report import formats
-from recast.lab.report.arms_table import arm_heads, write
-from recast.lab.report.formats import NBSP
-from recast.lab.report.labels import CORRUPTIONS, in_suite, is_accuracy, words
-from recast.lab.report.load import PlanRow, Run, StepCosts, UnchangedLayer
-from recast.lab.report.maps import head_labels
+from recast.lab.report.arms_table import PLANNED, arm_heads, write
+from recast.lab.report.labels import is_accuracy, measured, suite_title, words
+from recast.lab.report.layers import last_heads
+from recast.lab.report.load import Run
 from recast.lab.report.table import Cell, Group, PageTable
 from recast.lab.report.verdict import accuracy, is_exact, why_no_mean
 from recast.lab.statistics import mean_interval
 from recast.lab.suites import METRICS, PER_CORRUPTION, base
+from recast.tracing.cost import Cost
 
 PLAN_COSTS = {"parameters": formats.compact, "macs": formats.compact, "activation_bytes": formats.memory}
-NAMED = 3  # layers of a switch that are all named; of more, the first and the last
+NAMED = 3  # layers of a switch that are named; of more, their number
 
 
 def steps_table(run: Run) -> PageTable | None:
     """Return a row per recast convolution; None if there is none."""
-    if not run.plan.steps or run.plan.totals is None:
+    if run.plan is None or not run.steps:
         return None
     rows = []
-    for step in run.plan.steps:
-        name = Cell(step.name, (_kernel(step), f"{_times(step.input)} → {_times(step.output)}"), code=True)
-        counts = Cell(str(step.heads)), Cell(f"{step.queries:,} × {step.keys:,}")
+    for step in run.steps:
+        sizes = f"{_times(step.geometry.kernel)}, {_times(step.input)} → {_times(step.output)}"
+        name, tokens = Cell(step.name, (sizes,), code=True), Cell(f"{step.queries:,} × {step.keys:,}")
         start = Cell("exact" if step.exact else "not exact", kind="text")
-        rows.append([name, *counts, *_costs(step.before, step.after), start])
+        rows.append([name, Cell(str(step.geometry.num_heads)), tokens, *_costs(step.before, step.after), start])
     heads = ["Layer", "Heads", "Tokens,\nquery × key", "Parameters", "MACs", "Activation memory"]
-    foot = [Cell("Whole model"), Cell("", span=2), *_costs(run.plan.totals.before, run.plan.totals.after), Cell("")]
+    foot = [Cell("Whole model"), Cell("", span=2), *_costs(run.plan.before, run.plan.after), Cell("")]
     return PageTable("The plan", [*map(Cell, heads), Cell("Start", kind="text")], [Group("", rows)], foot, "stack")
 
 
@@ -45,15 +43,7 @@ def _times(sizes: Sequence[int]) -> str:
     return "×".join(map(str, sizes))
 
 
-def _kernel(step: PlanRow) -> str:
-    parts = [_times(step.kernel)]
-    for name, sizes in (("stride", step.stride), ("dilation", step.dilation)):
-        if set(sizes) != {1}:
-            parts.append(f"{name} {_times(sizes if len(set(sizes)) > 1 else sizes[:1])}")
-    return ", ".join([*parts, f"{step.groups} groups"] if step.groups != 1 else parts)
-
-
-def _costs(before: StepCosts, after: StepCosts) -> list[Cell]:
+def _costs(before: Cost, after: Cost) -> list[Cell]:
     """Return every cost before → after with its relative change."""
     cells = []
     for key, as_text in PLAN_COSTS.items():
@@ -62,54 +52,22 @@ def _costs(before: StepCosts, after: StepCosts) -> list[Cell]:
     return cells
 
 
-def left_by_reason(run: Run) -> list[tuple[str, int, str]]:
-    """Return (reason, number of layers, their names) of unchanged layers, the most frequent first.
-
-    Reasons that only differ in numbers are merged: the common words become the reason, the rest follows the names.
-    """
-
-    def pattern(layer: UnchangedLayer) -> str:
-        return re.sub(r"\d+(?:[.,]\d+)*", "…", layer.reason)
-
-    groups = []
-    for common, members in groupby(sorted(run.plan.left, key=pattern), pattern):
-        layers: dict[str, list[str]] = {}
-        for layer in members:
-            layers.setdefault(layer.reason, []).append(layer.name)
-        heading, text = next(iter(layers)), ", ".join(next(iter(layers.values())))
-        if len(layers) > 1:
-            heading = common.partition("…")[0].rstrip(" (:,") or common
-            details = {reason.removeprefix(heading).lstrip(" :,"): names for reason, names in layers.items()}
-            text = "\n".join(f"{', '.join(names)}: {reason}" for reason, names in details.items())
-        groups.append((heading, sum(map(len, layers.values())), text))
-    return sorted(groups, key=lambda group: -group[1])
-
-
-def last_heads(run: Run) -> dict[str, list[HeadLine]]:
-    """Return the heads of every layer at the end, in the order of the network."""
-    layers: dict[str, list[HeadLine]] = {}
-    for line in run.heads:
-        if line.model == "recast":
-            layers.setdefault(line.layer, []).append(line)
-    for name, lines in layers.items():
-        epochs = [math.inf if line.epoch is None else line.epoch for line in lines]
-        layers[name] = [line for line, epoch in zip(lines, epochs, strict=True) if epoch == max(epochs)]
-    return layers
+def left_by_reason(run: Run) -> dict[str, list[str]]:
+    """Return reason → names of the unchanged layers."""
+    reasons: dict[str, list[str]] = {}
+    for layer in run.plan.left if run.plan else ():
+        reasons.setdefault(layer.reason, []).append(layer.name)
+    return reasons
 
 
 def head_table(run: Run) -> PageTable | None:
     """Return mean and range over the heads of each layer at the end; None if nothing was measured."""
-    kernels = {step.name: step.kernel for step in run.plan.steps}
     rows = []
     for layer, heads in last_heads(run).items():
-        convolutional = [head for head in heads if head.is_convolution]
-        labels = dict(enumerate(head_labels(len(heads), kernels.get(layer, ()))))
-        names = ", ".join(labels.get(head.head, str(head.head)) for head in convolutional)  # a row may be missing
-        suffix = f" ({names})" if 0 < len(convolutional) < len(heads) and len(convolutional) <= 9 else ""
         metrics = ("distance", "nonlocality", "entropy", "span")
         ranges = [formats.mean_range([number(getattr(head, metric)) for head in heads]) for metric in metrics]
-        texts = f"{len(convolutional)} of {len(heads)}{suffix}", *ranges, f"{max(head.n for head in heads):,}"
-        rows.append([Cell(layer, code=True), *map(Cell, texts)])
+        convolutional = f"{sum(head.is_convolution for head in heads)} of {len(heads)}"
+        rows.append([Cell(layer, code=True), *map(Cell, (convolutional, *ranges, f"{heads[0].n:,}"))])
     columns = ("Layer", "Still\nconvolutional", "Attention distance", "Non-locality", "Entropy", "Span 1/α", "Images")
     return PageTable("Heads by layer", list(map(Cell, columns)), [Group("", rows)], kind="stack") if rows else None
 
@@ -120,8 +78,8 @@ def switch_table(run: Run) -> PageTable | None:
     for switch in run.switching.switches if run.switching else ():
         end = next((row.measured for row in run.metrics if row.epoch == switch.epoch), None)
         names = ", ".join(switch.layers)
-        short = f"{len(switch.layers)} layers: {switch.layers[0]} … {switch.layers[-1]}"
-        row = [Cell(f"epoch {switch.epoch}", (names if len(switch.layers) <= NAMED else short,), names)]
+        short = names if len(switch.layers) <= NAMED else f"{len(switch.layers)} layers"
+        row = [Cell(f"epoch {switch.epoch}", (short,), names)]
         for key, digits in (("val_loss", 3), ("val_top1", 2)):
             values = [number(getattr(moment, key, None)) for moment in (switch.before, switch.after, end)]
             at_switch, in_epoch = (formats.signed(new - old, digits) for old, new in pairwise(values))
@@ -133,24 +91,15 @@ def switch_table(run: Run) -> PageTable | None:
     return PageTable("Every switch", heads, [Group("", rows)], kind="stack switches") if rows else None
 
 
-def runs_table(runs: Sequence[Run], anchors: Sequence[str], data: str, scheduled: bool) -> PageTable:
-    """Return a row per run; at its foot, mean and 95 % interval if the runs differ in the seed only.
-
-    `scheduled` adds a column for the schedules.
-    """
+def runs_table(runs: Sequence[Run]) -> PageTable:
+    """Return a row per run; at its foot, mean and 95 % interval if the runs differ in the seed only."""
     names = words(*runs)
     rows = []
-    for run, anchor in zip(runs, anchors, strict=True):
+    for number_of_run, run in enumerate(runs, start=1):
         start = "unmeasured" if run.verify is None else "exact" if is_exact(run) else "inexact"
-        detail = "" if run.is_plain else f"{start} {'recast' if run.is_scheduled else 'start'}, "
-        detail += f"{run.epochs} epochs, seed {run.recipe.seed}"
-        row = [Cell(run.name, (run.title, detail), link=f"#{anchor}")]
-        if scheduled:
-            schedule = run.switching.schedule.name if run.switching else run.recipe.schedule.kind
-            epochs = [switch.epoch for switch in run.switching.switches] if run.switching else []
-            last = f" to {epochs[-1]}" if epochs and epochs[-1] != epochs[0] else ""
-            switched = (f"epoch{NBSP}{epochs[0]}{last}",) if epochs else ()
-            row.append(Cell(schedule.replace("_", " "), switched, kind="text"))
+        start = "" if run.is_plain else "recast during training, " if run.is_scheduled else f"{start} start, "
+        detail = f"{start}{run.epochs} epochs, seed {run.recipe.seed}"
+        row = [Cell(run.name, (run.title, detail), link=f"#run{number_of_run}")]
         row += [Cell(formats.decimal(accuracy(run, arm)), kind=arm) for arm in names.arms]
         for arm in names.others:
             paired = run.difference(arm, *run.main)
@@ -159,11 +108,10 @@ def runs_table(runs: Sequence[Run], anchors: Sequence[str], data: str, scheduled
         rows.append(row)
     foot: list[Cell] = []
     if not why_no_mean(runs):
-        foot = [Cell("Mean of the seeds", ("and its 95 % interval",)), *([Cell("")] if scheduled else [])]
+        foot = [Cell("Mean of the seeds", ("and its 95 % interval",))]
         foot += [_mean([accuracy(run, arm) for run in runs], formats.decimal) for arm in names.arms]
         foot += [_mean([accuracy(run, "recast") - accuracy(run, arm) for run in runs]) for arm in names.others]
-    heads = [Cell("Run"), *([Cell("Schedule", kind="text")] if scheduled else []), *arm_heads(*runs)]
-    return PageTable(f"Runs on {data}", heads, [Group("", rows)], foot, "stack")
+    return PageTable("All runs", [Cell("Run"), *arm_heads(*runs)], [Group("", rows)], foot, "stack")
 
 
 def _mean(
@@ -185,14 +133,11 @@ def seeds_table(runs: Sequence[Run]) -> PageTable | None:
     names = words(*runs)
     for suite, metric in dict.fromkeys((row.suite, row.metric) for row in runs[0].rows):
         arms = {arm: [run.value(arm, suite, metric) for run in runs] for arm in ARMS}
-        images = {row.n for run in runs if (row := run.row("recast", suite, metric))}
-        name, single = base(metric), suite in CORRUPTIONS and not metric.endswith(("mean", "mce"))
-        if single or PER_CORRUPTION.match(metric) or name in {"parameters", "macs"}:
-            continue
-        if len(images) > 1 or not all(map(math.isfinite, arms["recast"])):
+        name = base(metric)
+        if PER_CORRUPTION.match(metric) or name in PLANNED or not all(map(math.isfinite, arms["recast"])):
             continue
         digits = 3 if name == "loss" else 1
-        cells = [Cell(in_suite(suite, metric))]
+        cells = [Cell(f"{suite_title(suite)}: {measured(suite, metric)}")]
         cells += [Cell(write(name, sum(arms[arm]) / len(runs), digits), kind=arm) for arm in names.arms]
         for arm in names.others:
             gaps = [recast - other for recast, other in zip(arms["recast"], arms[arm], strict=True)]
