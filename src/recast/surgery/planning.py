@@ -247,13 +247,13 @@ def _step(
     return step, after - replaced
 
 
-def _noise_like(example: Example) -> Example:
-    """Return the example with noise for its images."""
-    generator = torch.Generator().manual_seed(0)
+def _noise_like(model: nn.Module, example: Example) -> Example:
+    """Return the example with noise for its images, where the model's weights are."""
+    generator, parameter = torch.Generator().manual_seed(0), next(model.parameters(), None)
 
     def drawn(x: Tensor) -> Tensor:
         is_image = x.dim() == 4 and x.is_floating_point()
-        return torch.randn(x.shape, generator=generator).to(x) if is_image and not x.is_meta else x
+        return torch.randn(x.shape, generator=generator).to(x if parameter is None else parameter) if is_image else x
 
     return tree_map_only(Tensor, drawn, example)
 
@@ -270,7 +270,7 @@ def _pool(
 
     `edited` is the pass without it, after `edits`; `names` are the layers that become attention too.
     """
-    place = find_place(model, _noise_like(example))
+    place = find_place(model, _noise_like(model, example))
     check_change(model, pool, place)
     if pool.kind == "per_class" and place.classifier in names:
         raise RecastError(
