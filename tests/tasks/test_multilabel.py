@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recast.errors import RecastError
@@ -18,9 +20,10 @@ from recast.lab.config import ClassifyConfig
 from recast.lab.evaluation.class_metrics import pool_classes, ranked
 from recast.lab.evaluation.run_folder import evaluate_run
 from recast.lab.tasks.classify.training import balanced_weights, label_loss
+from recast.lab.tasks.multilabel import training
 from recast.lab.tasks.multilabel.evaluation import label_metrics
 from recast.lab.tasks.multilabel.images import rarest
-from recast.lab.tasks.multilabel.training import multi_hot_loss
+from recast.lab.tasks.multilabel.training import LabelMeter, multi_hot_loss
 
 metrics = pytest.importorskip("sklearn.metrics")
 
@@ -106,6 +109,9 @@ def test_other_layouts_are_trained_by_one_command(
     assert main([*TRAIN, str(tmp_path / "run"), "--no-control", "--labels-file", *words.split()]) == 0
     assert 0 < last_row(tmp_path / "run")[metric] <= 100
     assert json.loads((tmp_path / "run" / "classes.json").read_text()) == classes
+    if metric == "val_top1":
+        rows = evaluate_run(tmp_path / "run", ["classes"], device="cpu", progress=False).rows
+        assert {row.metric for row in rows} == {"balanced", "f1", "auroc"}
 
 
 def test_a_mistake_is_one_line(
@@ -153,6 +159,25 @@ def test_metrics_of_one_label_are_those_of_scikit_learn() -> None:
     assert got["balanced"] == pytest.approx([100 * metrics.balanced_accuracy_score(labels, predicted)])
     assert got["f1"] == pytest.approx([100 * metrics.f1_score(labels, predicted, average="macro")])
     assert got["auroc"] == pytest.approx([100 * metrics.roc_auc_score(labels, probabilities, multi_class="ovr")])
+
+
+def test_two_processes_measure_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, labels = (torch.from_numpy(values.astype(float)) for values in scores())
+    data: Any = SimpleNamespace(val=range(60), classes=list("abcd"), name="drawn")
+
+    def measured(part: int, parts: int) -> LabelMeter:
+        monkeypatch.setattr(training, "process_number", lambda: part)
+        monkeypatch.setattr(training, "process_count", lambda: parts)
+        meter = LabelMeter(data)
+        for start in range(0, 60, 25):
+            share = slice(start + part, min(start + 25, 60), parts)
+            meter.add(nn.Identity(), logits[share], labels[share])
+        return meter
+
+    one, first, second = measured(0, 1), measured(0, 2), measured(1, 2)
+    expected = 100 * metrics.average_precision_score(labels.numpy(), logits.numpy(), average="macro")
+    assert one.values(one.sums) == pytest.approx((expected,))
+    assert first.values(first.sums + second.sums) == pytest.approx((expected,))
 
 
 def test_a_class_without_images_has_no_rank() -> None:
