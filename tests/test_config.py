@@ -141,7 +141,7 @@ task.teacher.kind=parent task.teacher.targets.kind=hard task.teacher.targets.tem
 FINE = """
 recast.gate=sigmoid schedule.calibrate=10 | optim.gate_l1=1 | regularization.freeze=trunk where=none | data.name=scenes
 data.name=scenes task.resize=1,1 | schedule.kind=never recast.stride=remove | schedule.kind=learned
-pool.kind=per_class | data.mean=data | recast.content_heads=0,4
+pool.kind=per_class | recast.content_heads=0,4
 recast.gate=bias recast.bias_init=10 schedule.kind=progressive | task.loss.kind=bce task.loss.bce_threshold=0
 task.kind=embed pool.kind=single task.projector.kind=dino task.auto_augment=3a | data.num_train=0.1 | data.num_train=10
 task.teacher.kind=model task.teacher.teacher_model=resnet18 task.teacher.targets.kind=hard
