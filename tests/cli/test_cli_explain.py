@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 
 import recast
 from recast.lab.cli import main
-from recast.lab.explain import sheet
 
 Cli = Callable[..., Any]
 Refused = Callable[..., str]
@@ -73,7 +72,7 @@ def test_a_page_of_a_run_over_its_epochs(page: Cli, kept_run: Path, photos: Path
 def test_folders_validation_images_and_json(cli: Cli, shared: Path, photos: Path, tmp_path: Path) -> None:
     run = shutil.copytree(shared / "run", tmp_path / "run", ignore=shutil.ignore_patterns("rows.csv"))
     found = json.loads(cli("explain", run, photos, "val:1", "--json").out)
-    assert found["pages"] == [str(run / "explain" / "images.html")]
+    assert found["page"] == str(run / "explain" / "images.html")
     assert [(one["name"], one["label"]) for one in found["images"]][:2] == [("b.png", "3"), ("a.png", "7")]
     assert found["epochs"] == []
     assert list(found["images"][0]["predictions"]) == ["parent", "finetuned", "recast"]
@@ -155,7 +154,7 @@ def test_a_model_by_name(cli: Cli, vit: str, photos: Path, tmp_path: Path) -> No
     done = cli("explain", vit, image, *words, "--layer", data["order"][0], "--out", "page.html", "--json")
     assert done.err == ""
     found = json.loads(done.out)
-    assert (found["pages"], found["layers"], found["opens"]) == (["page.html"], data["order"], data["order"][0])
+    assert (found["page"], found["layers"], found["opens"]) == ("page.html", data["order"], data["order"][0])
     assert found["images"][0]["label"] == "3"
     assert {one["class"] for one in found["images"][0]["predictions"]["recast"]} == {"cat", "dog", "3", "cow"}
     data = data_of(tmp_path / "page.html")
@@ -183,8 +182,7 @@ def test_a_picture_of_a_folder_with_a_file_that_is_no_image(cli: Cli, vit: str, 
     assert f"note: Skipped unreadable images: {photos / '3' / 'a.png'}.\n" in done.err
     with Image.open(tmp_path / "maps.png") as drawn:
         width, height = drawn.size
-    assert width == 2 * sheet.MARGIN + 5 * sheet.SIDE + 4 * sheet.GAP  # the image, the mean, three heads
-    assert height > 2 * sheet.SIDE
+    assert (width, height > width // 2) == (1150, True)  # two rows of the image, the mean and three heads
 
 
 @pytest.mark.usefixtures("vit")
@@ -228,7 +226,7 @@ def test_mistakes_with_models_are_one_line(
         ([vit, image, *size, "--checkpoint", weights], "does not fit VisionTransformer"),
         ([vit, image, *size, "--mean", "120", "110", "100"], "--mean must be <= 1"),
         ([vit, image, *size, "--classes", "gap.txt"], "but line 2 is empty"),
-        ([vit, image, "--img-size", "48"], "cannot take an image of 48×48 pixels"),
+        ([vit, image, "--img-size", "48"], "on an image of 48×48 pixels failed"),
         ([vit, image, "--img-size", "32x64", "--crop-pct", "1"], "--crop-pct requires a square --img-size, got 32x64"),
         (["own_vit:no_map", image, *size, "--out", "x.png"], "recast train attention_pool_quick"),
     ):

@@ -18,7 +18,7 @@ from torch import nn
 from recast.lab.explain.inputs import Input
 from recast.lab.explain.make import explain, make_scene
 from recast.lab.explain.scene import Layer, Maps, Picture, Scene, State
-from recast.lab.explain.write import write_pages
+from recast.lab.explain.write import write_scene
 from recast.layers.functional.operands import scatter_heads
 from recast.layers.gpsa import GPSA
 from recast.surgery.apply import recast_
@@ -103,7 +103,7 @@ def a_run(tmp_path: Path, open_gates: Callable[..., GPSA]) -> Path:
     arms = {"parent": "Parent", "recast": "Recast"}
     classes = ["cat", "dog", "cow"]
     scene = make_scene("net on pets", shown, states, classes, ((0.5,) * 3, (0.5,) * 3), arms, ["A note."])
-    return write_pages(scene, tmp_path / "run.html")[0]
+    return write_scene(scene, tmp_path / "run.html")
 
 
 def where(page: Any) -> str:
@@ -220,7 +220,7 @@ def test_maps_of_classes_need_no_query(look: Callable[..., Any], tmp_path: Path)
     """What attention pooling and class tokens give, beside a layer with queries."""
     scene = scene_with_classes()
     stored = [picture.maps[0] for picture in scene.pictures]
-    page = look(write_pages(scene, tmp_path / "page.html")[0])
+    page = look(write_scene(scene, tmp_path / "page.html"))
 
     def captions() -> list[str]:
         return [head.inner_text() for head in page.locator(".caption").all()]

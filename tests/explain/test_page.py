@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ import recast.lab.explain
 from recast.errors import RecastError
 from recast.lab.explain.pack import LIMIT, first_layer, pack
 from recast.lab.explain.scene import GRAD_CAM, Layer, Maps, Picture, Prediction, Scene, State
-from recast.lab.explain.write import page_names, write_pages
+from recast.lab.explain.write import write_scene
 
 PAGE = Path(recast.lab.explain.__file__).parent / "assets"
 
@@ -70,12 +69,12 @@ def test_maps_of_classes_are_open_first(tmp_path: Path) -> None:
         scene = replace(a_scene(), states=(State(0, layers),), layer_order=tuple(layer.name for layer in layers))
         assert first_layer(scene) == layers[0].name
     with pytest.raises(RecastError, match=r"'layer5' .*Did you mean layer4"):
-        write_pages(a_scene(), tmp_path / "page.html", layer="layer5")
+        write_scene(a_scene(), tmp_path / "page.html", layer="layer5")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_page_too_large_gets_coarser_maps_and_says_so() -> None:
-    def maps(limit: int | None) -> tuple[dict[str, Any], list[str]]:
+    def maps(limit: int) -> tuple[dict[str, Any], list[str]]:
         packed = pack(a_scene(side=8), limit=limit)
         return packed["pictures"][0]["maps"][0]["layer4"], packed["notes"]
 
@@ -95,7 +94,7 @@ def addresses(text: str) -> set[str]:
 
 
 def test_a_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
-    (path,) = write_pages(a_scene(2), tmp_path / "page.html")
+    path = write_scene(a_scene(2), tmp_path / "page.html")
     text = path.read_text(encoding="utf-8")
     assert addresses(text) == {"data:,"}
     assert "url(" not in text
@@ -108,35 +107,15 @@ def test_what_names_say_is_never_markup(tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script>$style&amp;"
     scene = a_scene(title=evil, notes=(evil,), about=(("Run", evil),))
     picture = replace(scene.pictures[0], name=evil, label=evil, predictions=[{"recast": (Prediction(evil, 0.5, 0),)}])
-    (path,) = write_pages(replace(scene, pictures=(picture,)), tmp_path / "page.html")
+    path = write_scene(replace(scene, pictures=(picture,)), tmp_path / "page.html")
     text = path.read_text(encoding="utf-8")
     assert text.count("<script") == 2
     data = data_of(path)
     assert data["title"] == data["notes"][0] == data["pictures"][0]["name"] == evil
     assert data["pictures"][0]["predictions"][0]["recast"][0][0] == evil
-    paths = write_pages(replace(scene, pictures=(picture, picture)), tmp_path / "list.html", limit=10)
-    assert "<script" not in paths[0].read_text(encoding="utf-8")
 
 
-def test_images_that_do_not_fit_get_a_page_each(tmp_path: Path) -> None:
-    scene = a_scene(3)
-    one = len(json.dumps(pack(replace(scene, pictures=scene.pictures[:1]), None)))
-    first, *pages = write_pages(scene, tmp_path / "all.html", limit=int(1.2 * one))
-    assert first == tmp_path / "all.html"
-    assert [page.relative_to(tmp_path).as_posix() for page in pages] == [f"all_files/cat-{i}.html" for i in range(3)]
-    linked = addresses(first.read_text(encoding="utf-8"))
-    assert {page.relative_to(tmp_path).as_posix() for page in pages} == {a for a in linked if not a.startswith("data:")}
-    assert data_of(pages[1])["home"] == "../all.html"
-    assert data_of(pages[1])["pictures"][0]["name"] == "cat 1.jpg"
-    assert data_of(pages[1])["notes"] == []  # none had to become coarser
-
-
-def test_file_names_are_safe_and_no_two_alike() -> None:
-    names = page_names(["a/cat.jpg", "Cat.png", "cat.jpeg", "../..", "x y/ü.png", "val:3", ""])
-    assert names == ["cat.html", "Cat-2.html", "cat-3.html", "image.html", "ü.html", "val-3.html", "image-2.html"]
-
-
-def test_nowhere_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nowhere_to_write(tmp_path: Path) -> None:
     for out, message in (
         (tmp_path, "got the folder"),
         (tmp_path / "no" / "page.html", "does not exist"),
@@ -144,19 +123,9 @@ def test_nowhere_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         (tmp_path / "page.JPG", r"page\.JPG: use the ending .* \.png"),
     ):
         with pytest.raises(RecastError, match=message):
-            write_pages(a_scene(), out)
+            write_scene(a_scene(), out)
     page = tmp_path / "page.html"
     page.write_text("mine", encoding="utf-8")
     with pytest.raises(RecastError, match="was not written by this command"):
-        write_pages(a_scene(), page)
-    old = '<meta name="generator" content="recast">'
-    page.write_text(old, encoding="utf-8")
-
-    def refuse(source: Path, target: Path) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("recast.files.os.replace", refuse)
-    with pytest.raises(RecastError, match=r"cannot write the page .*: Permission denied"):
-        write_pages(a_scene(), page)
-    assert page.read_text(encoding="utf-8") == old
+        write_scene(a_scene(), page)
     assert [p.name for p in tmp_path.iterdir()] == ["page.html"]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from recast.lab.explain.scene import Scene
 
 EXAMPLES = """  recast explain runs/mine cat.jpg
-  recast explain runs/mine photos/                (a folder: one page with all images, or one for each)
+  recast explain runs/mine photos/                (a folder: one page with all images)
   recast explain runs/mine val:17 val:18          (validation images of the run's own data)
   recast explain runs/mine                        (four of them, of different classes)
   recast explain runs/mine --neighbours           (the training images that are nearest to them)
@@ -40,8 +40,8 @@ def explain(
     """One self-contained HTML page: where a network looks in an image. Of attention pooling and class tokens it
     shows a map for each likely class or head; in layers with a query, click a pixel and every head shows where
     it looks. Of a run, the predictions of the arms stand beside each other, and a slider goes over the epochs
-    whose weights were kept (recast train … --keep-every N). Images that do not fit into one page get one each,
-    and a page that lists them. --out FILE.png draws one layer's maps as a contact sheet, a row an image.
+    whose weights were kept (recast train … --keep-every N). --out FILE.png draws one layer's maps as a contact
+    sheet, a row an image.
 
     Args:
         subject: Run folder of recast train; or a model: timm:NAME (or NAME), torchvision:NAME,
@@ -53,18 +53,16 @@ def explain(
     size = None if asked.img_size is None else parse_size(asked.img_size, "--img-size")
     if asked.neighbours:
         return _neighbours(asked, size, trust, output)
-    from recast.lab.explain.pages import explain_pages  # needs torch, which the help does without
+    from recast.lab.explain.pages import explain_page  # needs torch, which the help does without
 
     with trusting(subject, trust=trust):
-        pages, scene, notes = explain_pages(asked, size)
+        page, scene, notes = explain_page(asked, size)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     if output.as_json:
-        print_json(_summary(pages, scene, asked.layer))
+        print_json(_summary(page, scene, asked.layer))
     else:
-        first, *others = pages
-        kind = "picture" if first.suffix.lower() == ".png" else "page"
-        print(f"{kind}: {first}" + (f" and {len(others)} in {others[0].parent}" if others else ""))
+        print(f"{'picture' if page.suffix.lower() == '.png' else 'page'}: {page}")
     return 0
 
 
@@ -79,19 +77,19 @@ def _neighbours(options: ExplainOptions, size: tuple[int, int] | None, trust: bo
     with trusting(options.subject, trust=trust):
         page = neighbours_page(options, size)
     if output.as_json:
-        print_json({"pages": [str(page)]})
+        print_json({"page": str(page)})
     else:
         print(f"page: {page}")
     return 0
 
 
-def _summary(pages: list[Path], scene: Scene, layer: str | None) -> dict[str, Any]:
-    """The pages, and the predictions at the last epoch."""
+def _summary(page: Path, scene: Scene, layer: str | None) -> dict[str, Any]:
+    """The page, and the predictions at the last epoch."""
     from recast.lab.explain.pack import first_layer
 
     unit = "logit" if scene.scale == "logits" else "probability"
     return {
-        "pages": [str(path) for path in pages],
+        "page": str(page),
         "layers": list(scene.layer_order),
         "opens": first_layer(scene, layer),
         "outputs": scene.scale,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -36,7 +35,6 @@ from recast.reading import decode, read_bytes
 VALIDATION = re.compile(r"val:(\d+)")
 DIFFERENT = 4  # default number of validation images, each of a different class
 NAMED = 3  # unreadable files named in a note
-MOST_FILES = 100_000  # in a folder and below it; catches a link to /
 
 
 @dataclass(frozen=True)
@@ -50,13 +48,13 @@ class Input:
 
 
 def read_image(
-    source: Path | Image.Image,
+    path: Path,
     size: tuple[int, int],
     labels: Mapping[str, str] | None = None,
     crop_pct: float | None = None,
     whole: bool = False,
 ) -> Input:
-    """Read an image file or a PIL image, upright, and resize and crop it as validation does.
+    """Read an image file, upright, and resize and crop it as validation does.
 
     Args:
         size: (height, width). A square uses `resize_and_crop`: short side to size / crop_pct, then the center. A
@@ -67,18 +65,14 @@ def read_image(
     Raises:
         RecastError: the file is missing, truncated, not an image, or larger than Pillow opens.
     """
-    name, folder, notes = "the image", "", []
-    if isinstance(source, Image.Image):
-        image = to_rgb(source)
-    else:
-        name, folder = source.name, source.resolve().parent.name
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # twice that size is an error
-            with opened(source, str(source)) as stored:
-                turned = stored.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
-                image = to_rgb(ImageOps.exif_transpose(stored) if turned else stored)
-        if turned:
-            notes.append("Rotated upright by its EXIF tag; training and evaluation read it as stored.")
+    notes = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # twice that size is an error
+        with opened(path, str(path)) as stored:
+            turned = stored.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
+            image = to_rgb(ImageOps.exif_transpose(stored) if turned else stored)
+    if turned:
+        notes.append("Rotated upright by its EXIF tag; training and evaluation read it as stored.")
     width, height = image.size
     if whole:
         image, crop = ImageOps.pad(image, (size[1], size[0]), BICUBIC, PADDING, (0, 0)), 1.0
@@ -91,7 +85,7 @@ def read_image(
         if whole or (crop == 1 and width * size[0] == height * size[1]):
             part = "all of it"
         notes.append(f"The file has {height}×{width} pixels (height × width); the network sees {part}, resized.")
-    return Input(name, to_pixels(image), (labels or {}).get(folder), tuple(notes))
+    return Input(path.name, to_pixels(image), (labels or {}).get(path.resolve().parent.name), tuple(notes))
 
 
 def page_stem(words: Sequence[str | Path]) -> str:
@@ -116,27 +110,16 @@ def find_inputs(words: Sequence[str | Path]) -> list[int | Path]:
         elif str(word).startswith("val:"):
             raise RecastError(f"a validation image is given by its number, such as val:3, got {word}")
         elif path.is_dir():
-            images += images_below(path)
+            below = [file for file in sorted(path.rglob("*")) if is_image_name(file.name) and file.is_file()]
+            shown = [file for file in below if not any(map(is_hidden, file.relative_to(path).parts))]
+            if not shown:
+                raise RecastError(f"no images in folder {path}: expected files such as .png, .jpg or .webp")
+            images += shown
         elif path.exists():
             images.append(path)
         else:
             raise RecastError(f"no such image or folder: {path}")
     return images
-
-
-def images_below(folder: Path) -> list[Path]:
-    """Return all images in a folder and below it, sorted. Raises `RecastError` for none, and for too many files."""
-    images: list[Path] = []
-    num_files = 0
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not is_hidden(name)]
-        num_files += len(folders) + len(names)
-        if num_files > MOST_FILES:
-            raise RecastError(f"{folder} holds more than {MOST_FILES:,} files: name images, or a smaller folder")
-        images += [path for name in names if is_image_name(name) and (path := Path(parent, name)).is_file()]
-    if not images:
-        raise RecastError(f"no images in folder {folder}: expected files such as .png, .jpg or .webp")
-    return sorted(images)
 
 
 def some_of_validation(data: Data) -> list[int | Path]:
@@ -209,14 +192,9 @@ def imagenet_names() -> tuple[list[str], dict[str, str]]:
 
 def read_class_names(path: Path) -> list[str]:
     """Read a text file with one class per line. Raises `RecastError` for an unreadable file and for empty lines."""
-    try:
-        names = [line.strip() for line in decode(read_bytes(path), path).rstrip().splitlines()]
-    except (OSError, RecastError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise RecastError(f"cannot read class names from {path}: {reason}; expected one name per line") from None
-    if not names or "" in names:
-        problem = f"line {names.index('') + 1} is empty" if names else "the file is empty"
-        raise RecastError(f"{path} must name one class per line, but {problem}")
+    names = [line.strip() for line in decode(read_bytes(path), path).rstrip().split("\n")]
+    if "" in names:
+        raise RecastError(f"{path} must name one class per line, but line {names.index('') + 1} is empty")
     return names
 
 

@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
 from recast.analysis.grad_cam import grad_cam
-from recast.errors import RecastError, first_line
+from recast.errors import RecastError, blamed
 from recast.lab.explain.inputs import Input, likeliest, read_image, read_outputs
 from recast.lab.explain.maps import TOP_CLASSES, Described, cam_layer, map_name, record_maps
 from recast.lab.explain.scene import Layer, Outputs, Picture, Prediction, Scene, State
-from recast.lab.explain.write import check_target, write_pages
+from recast.lab.explain.write import check_target, write_scene
 from recast.lab.records import ARMS
 from recast.models.build import InputDefaults, class_names, input_defaults
 from recast.tracing.hooks import in_eval
@@ -29,7 +28,7 @@ ASSUMED = InputDefaults((224, 224), None, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAUL
 
 def explain(
     model: nn.Module,
-    image: str | Path | Image.Image | Tensor,
+    image: str | Path | Tensor,
     out: str | Path = "explain.html",
     *,
     classes: Sequence[str] | None = None,
@@ -49,7 +48,7 @@ def explain(
     are left unchanged.
 
     Args:
-        image: a file, a PIL image, or pixels (3, height, width) in [0, 1], which are used as they are.
+        image: a file, or pixels (3, height, width) in [0, 1], which are used as they are.
         out: the page, or a .png picture.
         classes: names of the outputs; default those stored by `recast.save`, else numbers.
         mean, std: normalization; default the network's own (timm, a saved file), else ImageNet's.
@@ -69,14 +68,13 @@ def explain(
     defaults, classes = input_defaults(model) or ASSUMED, classes or class_names(model)
     shape = (size, size) if isinstance(size, int) else size or defaults.size
     if not isinstance(image, Tensor):
-        source = image if isinstance(image, Image.Image) else Path(image)
-        shown = read_image(source, shape, {name: name for name in classes or ()})
+        shown = read_image(Path(image), shape, {name: name for name in classes or ()})
     elif image.dim() == 3 and image.shape[0] == 3 and image.is_floating_point():
         shown = Input("the image", image)
     else:
         raise RecastError(
-            f"image must be a file, a PIL image, or pixels (3, height, width) in [0, 1], got a tensor "
-            f"{tuple(image.shape)} of {image.dtype}"
+            f"image must be a file, or pixels (3, height, width) in [0, 1], got a tensor {tuple(image.shape)} of "
+            f"{image.dtype}"
         )
     arms = {**(against or {}), "recast": model}
     scene = make_scene(
@@ -88,7 +86,7 @@ def explain(
         {arm: ARMS.get(arm, arm) for arm in arms} if against else {"recast": "Model"},
         outputs=outputs,
     )
-    return write_pages(scene, Path(out))[0]
+    return write_scene(scene, Path(out))
 
 
 def make_scene(
@@ -123,7 +121,7 @@ def make_scene(
             for arm, network in networks.items():
                 x = normalize(image.pixels[None], mean, std)
                 x = x.to(next(network.parameters(), x))  # its device and dtype
-                try:
+                with blamed("running the network ({}) on an image of {}×{} pixels".format(arms[arm], *x.shape[-2:])):
                     if arm == "recast":
                         output, described, messages = record_maps(network, x, classes, outputs)
                         layers = tuple(layer for layer, _ in described)
@@ -132,14 +130,6 @@ def make_scene(
                     else:
                         with in_eval(network), torch.no_grad():
                             output = network(x)
-                except RecastError:
-                    raise
-                except (AssertionError, RuntimeError, ValueError) as error:
-                    name = f"the network ({arm})" if len(networks) > 1 else "the network"
-                    height, width = x.shape[-2:]
-                    raise RecastError(
-                        f"{name} cannot take an image of {height}×{width} pixels: {first_line(error)}"
-                    ) from None
                 results[arm] = x, output
             best = {arm: likeliest(output, classes, TOP, outputs) for arm, (_, output) in results.items()}
             picture.predictions.append({arm: ranking for arm, ranking in best.items() if ranking})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import math
 import zlib
 from itertools import pairwise
 from typing import Any
@@ -58,15 +57,14 @@ def first_layer(scene: Scene, layer: str | None = None) -> str | None:
     return class_maps[-1] if class_maps else next(iter(scene.layer_order), None)
 
 
-def pack(scene: Scene, limit: int | None = LIMIT, layer: str | None = None) -> dict[str, Any]:
+def pack(scene: Scene, limit: int = LIMIT, layer: str | None = None) -> dict[str, Any]:
     """Return the scene as JSON-able data that opens with `layer`, and notes on maps that are not stored in full.
 
-    While the data exceed `limit` bytes, the largest layer is made coarser; with None it is stored as it is. Raises
-    `RecastError` as `first_layer` does.
+    While the data exceed `limit` bytes, the largest layer is made coarser. Raises `RecastError` as `first_layer` does.
     """
     first = first_layer(scene, layer)
     sources = [png(picture.pixels) for picture in scene.pictures]
-    packed, notes = _packed_maps(scene, math.inf if limit is None else limit - sum(map(len, sources)))
+    packed, notes = _packed_maps(scene, limit - sum(map(len, sources)))
     return {
         "title": scene.title,
         "arms": scene.arms,
@@ -108,7 +106,7 @@ def pack(scene: Scene, limit: int | None = LIMIT, layer: str | None = None) -> d
     }
 
 
-def _packed_maps(scene: Scene, budget: float) -> tuple[dict[str, dict[PictureState, dict[str, Any]]], list[str]]:
+def _packed_maps(scene: Scene, budget: int) -> tuple[dict[str, dict[PictureState, dict[str, Any]]], list[str]]:
     """Return the packed maps by layer, picture and state, the largest layers coarser until all fit, and notes."""
     layers: dict[str, dict[PictureState, Maps]] = {}
     for index, picture in enumerate(scene.pictures):

@@ -14,7 +14,7 @@ from recast.files import write_text
 from recast.lab.data import Data
 from recast.lab.explain.inputs import Input
 from recast.lab.explain.make import make_scene
-from recast.lab.explain.write import write_pages
+from recast.lab.explain.write import write_scene
 from recast.lab.records import ARMS
 from recast.lab.report import formats
 from recast.lab.report.charts import Role
@@ -75,4 +75,4 @@ def write_heads(folder: Path, parent: nn.Module, child: nn.Module, data: Data) -
     scene = make_scene(
         "Where heads look", inputs, [(None, networks)], data.classes, norm, {n: ARMS[n] for n in networks}
     )
-    return write_pages(scene, folder / HEADS)[0]
+    return write_scene(scene, folder / HEADS)

@@ -288,7 +288,6 @@ const page = (() => {
   }
 
   function start() {
-    if (scene.home) Object.assign(by("home"), { href: scene.home, hidden: false });
     choices("layers", "layer", scene.order.map((layer, i) => [String(i), layer]));
     choices("views", "view", Object.entries(VIEWS).map(([view, [text, title]]) => [view, text, title]));
     choices("scales", "each", [["false", "All heads", "one scale for all heads of the layer"], ["true", "Each head", "one scale per head"]]);
