@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal
 
 import torch
@@ -23,6 +24,9 @@ from recast.lab.data.loading import Loader
 from recast.lab.data.seeding import choose_balanced, choose_fraction, hold_out
 from recast.lab.data.table import find_csv
 from recast.lab.tasks import TASKS, Task
+
+MEASURED = 2048
+"""Number of images that mean and deviation are measured on."""
 
 
 @dataclass(frozen=True)
@@ -143,11 +147,28 @@ def assemble(config: DataConfig, augment: Augmentation | None, source: Found, la
         parts.append(images)
     train, val = parts
     train = train.augmented(resolve(augment, train.img_size, crop=source.crop, flip=source.flip))
-    mean, std = (tuple(given or own) for given, own in zip((config.mean, config.std), source.norm, strict=True))
+    measured = measured_norm(train, config.bad_image) if "data" in (config.mean, config.std) else source.norm
+    mean, std = (
+        tuple(value if given == "data" else given or own)
+        for given, value, own in zip((config.mean, config.std), measured, source.norm, strict=True)
+    )
     if labels.labels == "coarse" and coarse is not None:  # after the subsets, which are chosen by fine labels
         train, val = (part.relabelled(coarse.of[part.labels]) for part in (train, val))
         classes, coarse = coarse.names, None
     return Data(source.name, train, val, classes, mean, std, train.img_size, coarse, tuple(bad), source.kinds)
+
+
+def measured_norm(
+    images: LabelledImages, bad_image: Literal["stop", "skip"]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation of each channel over MEASURED images as validation sees them."""
+    sums, count = torch.zeros(2, 3, dtype=torch.float64), 0
+    for pixels, _ in islice(Loader(images.plain(), 64, shuffle_seed=0, bad_image=bad_image), MEASURED // 64):
+        sums += torch.stack([(pixels.double() ** power).sum((0, 2, 3)) for power in (1, 2)])
+        count += pixels[:, 0].numel()
+    mean, square = sums / count
+    std = (square - mean**2).clamp(min=1 / 255**2).sqrt()  # at least one step of 8 bits: images may be of one grey
+    return tuple(round(x, 4) for x in mean.tolist()), tuple(round(x, 4) for x in std.tolist())
 
 
 def _check_labels(images: LabelledImages, classes: list[str], part: str) -> None:

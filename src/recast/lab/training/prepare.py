@@ -187,9 +187,9 @@ def _with_norm(recipe: Recipe, data: Data, parent: nn.Module) -> tuple[Recipe, D
         std = data.std if recipe.data.std else defaults.std
         data, norm_from = replace(data, mean=mean, std=std), "the network's"
     elif (data.mean, data.std) == IMAGENET:
-        norm_from = "ImageNet's, as the network states none; set others with --mean and --std"
+        norm_from = "ImageNet's, as the network states none; --mean data --std data measures the images"
     if recipe.data.mean or recipe.data.std:
-        norm_from = "as given"
+        norm_from = "measured on training images" if "data" in (recipe.data.mean, recipe.data.std) else "as given"
     norm = (" ".join(f"{value:.3g}" for value in values) for values in (data.mean, data.std))
     text = "images: {0}x{0} pixels{1}, mean {2}, std {3} ({4})".format(data.img_size, size_from, *norm, norm_from)
     return recipe, data, text
