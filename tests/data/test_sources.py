@@ -346,3 +346,14 @@ def test_crop_pct_says_how_much_validation_sees(tmp_path: Path) -> None:
             assert unshifted.equal(data.val[0][0])  # crop=none: as in validation
     whole, part = (load_data(DataConfig(img_size=16, crop_pct=crop_pct)).val[0][0] for crop_pct in (1.0, 0.5))
     assert part.mean() > whole.mean()  # the middle of a digit is brighter than its border
+
+
+def test_mean_and_std_of_the_data(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "tree", {"ant": 4, "Bee": 4}, size=40)
+    data: Any = load_data(folder(tree, img_size=40, mean="data", std="data", val_fraction=0.5))
+    pixels = data.train.plain().batch(range(4))[0]
+    assert data.mean == pytest.approx(pixels.mean((0, 2, 3)).tolist(), abs=1e-4)
+    assert data.std == pytest.approx(pixels.std((0, 2, 3), correction=0).tolist(), abs=4e-3)
+    assert load_data(folder(tree, img_size=40, std="data")).mean[0] == 0.485
+    with pytest.raises(RecastError, match="mean must be"):
+        folder(tree, mean="dota")
