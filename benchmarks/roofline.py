@@ -2,8 +2,9 @@
 
     python benchmarks/roofline.py              # writes results/roofline.csv (a minute on 2 cores)
 
-Columns: side, channels, pass (forward, backward), step, library (what computes it), macs (multiply-accumulates of a pair, 0 where it is no product), picoseconds (of a pair),
-spread, gmacs (10⁹ multiply-accumulates a second), share (of the 3×3 convolution's speed at this map), machine.
+Columns: side, channels, pass (forward, backward), step, library (what computes it), macs (multiply-accumulates of a
+pair, 0 where it is no product), picoseconds (of a pair), spread, gmacs (10⁹ multiply-accumulates a second), share (of
+the 3×3 convolution's speed at this map), machine.
 `convolution` is that convolution, per pixel and not per pair. A head has a ninth of the channels in queries and keys,
 and all of them in the values; a tensor of pairs holds what the operator holds at a time (`MAP_NUMBERS`).
 """
