@@ -107,9 +107,8 @@ def _wanted(
     """Return the convolutions selected by their full name, and the reasons for those not selected."""
     if callable(where) and not isinstance(where, nn.Module):
         return set(), {name: "excluded by the predicate" for name, m in convolutions.items() if not where(name, m)}
-    given = [where] if isinstance(where, str) or not isinstance(where, Iterable) else list(where)
-    patterns = [pattern for pattern in given if isinstance(pattern, str)]
-    if len(patterns) < len(given):
+    patterns: list[Any] = [where] if isinstance(where, str) or not isinstance(where, Iterable) else list(where)
+    if not all(isinstance(pattern, str) for pattern in patterns):
         raise RecastError(f"where takes names, globs, re:REGEX, stage:N or a predicate, got {shown(where)}")
     sizes = _map_sizes(convolutions, observed)
     wanted = {name for pattern in patterns for name in _matches(pattern, model, convolutions, sizes)}
