@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import recast.lab.cli.plan
 import recast.papers.networks  # noqa: F401  registers the networks, tasks and recipes
 from recast.layers.config import PAPERS_LAYER, LinearGate
 from recast.layers.gpsa import GPSA

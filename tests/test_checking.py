@@ -155,7 +155,7 @@ def test_the_command(tmp_path: Path, parent: nn.Module, child: nn.Module, capsys
     found = json.loads(capsys.readouterr().out)
     assert found["ok"] is True
     assert {finding["holds"] for finding in found["findings"]} == {True}
-    assert main(["check", str(path), "--parent", str(weights)]) == 1
+    assert main(["check", str(path), "--parent", "digits_resnet", "--checkpoint", str(weights)]) == 1
     assert "FAILS        parent" in capsys.readouterr().out
     torch.save({"state_dict": {f"model.{k}": v for k, v in parent.state_dict().items()}}, tmp_path / "parent.ckpt")
     of_parent = ["--checkpoint", str(tmp_path / "parent.ckpt")]

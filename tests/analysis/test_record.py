@@ -85,7 +85,7 @@ def test_the_maps_of_a_pass_make_its_output(network: Any) -> None:
     with record(network) as maps, captured_inputs([("in", network[2]), ("out", network[3])]) as seen:
         network(x)
     assert list(maps) == ["0", "2"]
-    assert "'2': Attention(2 × 15 heads" in str(maps)
+    assert "2: Attention(2 × 15 heads" in str(maps)
     layer, (inner,), (output,) = network[2], seen["in"], seen["out"]
     padded = layer.geometry.pad(torch.nn.functional.conv2d(inner, layer.value[:, :, None, None])).flatten(2)
     gathered = torch.einsum("bhnm,bcm->bhnc", maps["2"].mix, padded)

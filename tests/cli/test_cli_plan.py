@@ -62,7 +62,7 @@ def test_bad_checkpoints(refused: Refused, shared: Path, tmp_path: Path) -> None
     save_file(weights, tmp_path / "nan.safetensors")
     for name, message in (
         ("half.safetensors", "truncated"),
-        ("code.pth", "refused"),
+        ("code.pth", "code"),
         ("foreign.safetensors", "does not fit"),
         ("nan.safetensors", "NaN or infinity in conv1.weight"),
     ):
@@ -135,7 +135,7 @@ def test_attention_pooling_is_planned_and_verified(cli: Cli, refused: Refused, t
     path, alone = tmp_path / "plan.json", (*MODEL, "--where", "none", "--pool", "per_class")
     shown = cli("plan", *alone, "--out", path)
     assert "0 of 11 convolutions recast, attention pooling" in shown.out
-    assert "a token for every class, 1 head, starts as the average; adds" in shown.out
+    assert "a token for every class" in shown.out
     assert cli("verify", *MODEL, "--plan", path, "--num-images", "2").code == 0
     assert "--plan names the layers" in refused("plan", *MODEL, "--plan", path, "--pool", "single")
     done = cli("verify", *alone, "--start", "paper", "--num-images", "2")

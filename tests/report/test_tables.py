@@ -71,7 +71,7 @@ def test_intervals_decide_who_is_better(make_measured: MakeRun) -> None:
     assert found["Cost, Peak memory"][1].text == "2.9\u00a0GiB"
     for label in (
         "Other test sets, ImageNet-V2",
-        "PGD, Top-1, %, ε = 4/255",
+        "PGD, iterated in an L∞ ball, Top-1, %, ε = 4/255",
         "Test resolution, Top-1, %, 160x192",
     ):
         assert label in found

@@ -223,7 +223,7 @@ def test_mistakes_leave_no_folder(run: Path, tmp_path: Path) -> None:
         ({"where": ["layer9.*"]}, "layer9"),
         ({"budget": "tokens=1"}, "budget"),
         ({"model": ModelConfig("digits_resnett")}, "digits_resnet"),
-        ({"model": ModelConfig("digits_resnet", num_classes=7)}, r"logits of shape \(1, 10\)"),
+        ({"model": ModelConfig("digits_resnet", num_classes=7)}, r"logits \(1, 10\)"),
         ({"data": DataConfig("digit")}, "digits"),
         ({"data": DataConfig("digits", num_train=20, batch_size=500)}, "larger than the training set of 20 images"),
         ({"device": "cuda:99"}, "cuda:99"),

@@ -21,6 +21,9 @@ from recast.surgery.pooling.adapters import PooledLayer
 from recast.surgery.wrappers import unwrapped
 from recast.tracing.hooks import hooked, in_eval
 
+SHOWN = 16
+"""Layers that a printed record names, one a line."""
+
 
 @dataclass(frozen=True, repr=False)
 class Attention:
@@ -43,7 +46,8 @@ class Attention:
 
     def __repr__(self) -> str:
         images, heads, queries, keys = self.mix.shape
-        return f"Attention({images} × {heads} heads, {queries} queries, {keys} keys, grid {self.grid})"
+        over = "" if self.grid is None else f", over {self.grid[0]}×{self.grid[1]}"
+        return f"Attention({images} × {heads} heads, {queries} queries, {keys} keys{over})"
 
     @property
     def num_prefix(self) -> int:
@@ -80,6 +84,11 @@ class Record(dict[str, Attention]):
         super().__init__()
         self.left_out: dict[str, str] = {}
         """Modules that attend and gave no maps, and why."""
+
+    def __repr__(self) -> str:
+        lines = [f"Record of {len(self)} layers" + (f", {len(self.left_out)} left out" if self.left_out else "")]
+        lines += [f"  {name or 'the model'}: {attention!r}" for name, attention in list(self.items())[:SHOWN]]
+        return "\n".join([*lines, f"  and {len(self) - SHOWN} more"] if len(self) > SHOWN else lines)
 
     def keep(self, name: str, attention: Attention) -> None:
         """Put it last: its layer was called now."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +117,11 @@ class Switching:
             raise RecastError(
                 f"{source} is of version {found['version']}: this recast reads version {SWITCHING_VERSION}"
             )
-        read(Schedule, found, source)  # names its keys as the file does
-        return read(cls, {**found, "schedule": found}, source)
+        keys = {field.name for field in fields(Schedule)}
+        schedule = {key: value for key, value in found.items() if key in keys}
+        read(Schedule, schedule, source)  # names its keys as the file does
+        others = {key: value for key, value in found.items() if key not in keys and key != "version"}
+        return read(cls, {**others, "schedule": schedule}, source)
 
     @property
     def switched(self) -> list[str]:

@@ -176,6 +176,9 @@ def _document(text: str, source: str) -> dict[str, Any]:
         raise RecastError(f"{source} is not a plan: expected an object with a list of steps")
     if version == 5 and isinstance(data.get("config"), dict):  # which may be older than these choices
         data["config"] = PAPERS_LAYER | data["config"]
+        for step in data["steps"]:  # folded before BatchNorms were left to compilers
+            if isinstance(step, dict) and isinstance(step.get("fold"), dict):
+                step["fold"].pop("batch_norm", None)
     return data
 
 

@@ -70,6 +70,7 @@ def fold(
     from recast.layers.gpsa import gpsa_layers
     from recast.models.build import Images
     from recast.models.weights import read_header
+    from recast.surgery.folding.closing import heads_left
     from recast.surgery.folding.model import fold_
 
     with trusting(subject, trust=trust):
@@ -77,20 +78,20 @@ def fold(
         model = open_model(ModelConfig(subject)) if run is None else run.models.get("recast")
     if model is None or not gpsa_layers(model):
         raise RecastError(f"{subject} has no GPSA layer: there is nothing to fold")
+    before = len(heads_left(model))
     if run is not None and heads is not None:
         close_to(run, heads)
     layers = fold_(model, tol)
+    after = len(heads_left(model))
     header = read_header(source if run is None else source / "weights.safetensors")
     write_model(model, path, header["constructor"], Images.of(model), tried=False)
-    count = sum(layer.heads for layer in layers)
-    left = count - sum(layer.closed for layer in layers)
     if output.as_json:
-        print_json({"file": str(path), "heads": count, "open": left, "layers": [asdict(layer) for layer in layers]})
+        print_json({"file": str(path), "heads": before, "open": after, "layers": [asdict(layer) for layer in layers]})
         return 0
     for layer in layers:
         form = "a convolution" if layer.convolution else f"{layer.heads - layer.closed} of {layer.heads} heads open"
         print(f"  {layer.name}: {form}")
-    print(f"{path}: {left} of {count} heads open; recast.load({str(path)!r})")
+    print(f"{path}: {after} of {before} heads open; recast.load({str(path)!r})")
     return 0
 
 
