@@ -35,7 +35,9 @@ def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figu
     Raises:
         RecastError: no run, a missing or truncated file in a run, an invalid `out` or `figures`, or a missing package.
     """
-    folders = list(dict.fromkeys(Path(run) for run in runs))
+    folders = [Path(run) for run in runs]
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise RecastError("a report takes every run once, got one twice")
     if not folders:
         raise RecastError("a report needs at least one run folder, got none")
     if out is None and len(folders) > 1:
