@@ -37,7 +37,7 @@ def explain(error: ValidationError, model: Any, name: Callable[[Keys], str]) -> 
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return _unknown(model, path, holder, name)
     if kind == "missing" and isinstance(first["loc"][-1], int):
-        count = max(e["loc"][-1] for e in errors if e["loc"][:-1] == first["loc"][:-1]) + 1
+        count = max(int(e["loc"][-1]) for e in errors if e["loc"][:-1] == first["loc"][:-1]) + 1
         return f"{name(tuple(key for key in path if not key.isdecimal()))} must have {count} values, got {shown(got)}"
     if kind in ("missing", "missing_argument"):
         base = union_of(holder)
