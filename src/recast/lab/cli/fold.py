@@ -63,36 +63,8 @@ def fold(
     if path.exists() and not _is_folded(path):
         raise RecastError(f"{path} exists and is no file of recast fold: choose another file with --out")
 
-    from recast.io import write_model
-    from recast.lab.evaluation.frontier import close_to
-    from recast.lab.evaluation.run_folder import open_run
-    from recast.lab.explain.open import names_a_run, open_model
-    from recast.layers.gpsa import gpsa_layers
-    from recast.models.build import Images
-    from recast.models.weights import read_header
-    from recast.surgery.folding.closing import heads_left
-    from recast.surgery.folding.model import fold_
-
     with trusting(subject, trust=trust):
-        run = open_run(subject) if names_a_run(subject) else None
-        model = open_model(ModelConfig(subject)) if run is None else run.models.get("recast")
-    if model is None or not gpsa_layers(model):
-        raise RecastError(f"{subject} has no GPSA layer: there is nothing to fold")
-    before = len(heads_left(model))
-    if run is not None and heads is not None:
-        close_to(run, heads)
-    layers = fold_(model, tol)
-    after = len(heads_left(model))
-    header = read_header(source if run is None else source / "weights.safetensors")
-    write_model(model, path, header["constructor"], Images.of(model), tried=False)
-    if output.as_json:
-        print_json({"file": str(path), "heads": before, "open": after, "layers": [asdict(layer) for layer in layers]})
-        return 0
-    for layer in layers:
-        form = "a convolution" if layer.convolution else f"{layer.heads - layer.closed} of {layer.heads} heads open"
-        print(f"  {layer.name}: {form}")
-    print(f"{path}: {after} of {before} heads open; recast.load({str(path)!r})")
-    return 0
+        return _save(subject, path, tol, heads, output.as_json)
 
 
 COMMAND = Command(fold, "RUN|FILE [options]", EXAMPLES)
@@ -105,6 +77,39 @@ def _is_folded(path: Path) -> bool:
         return bool((read_header(path)["proof"] or {}).get("folded"))
     except RecastError:
         return False
+
+
+def _save(subject: str, path: Path, tol: float, heads: int | None, as_json: bool) -> int:
+    """Fold the network, write it and say what became of its layers."""
+    from recast.io import write_model
+    from recast.lab.evaluation.frontier import close_to
+    from recast.lab.evaluation.run_folder import open_run
+    from recast.lab.explain.open import names_a_run, open_model
+    from recast.layers.gpsa import gpsa_layers
+    from recast.models.build import Images
+    from recast.models.weights import read_header
+    from recast.surgery.folding.closing import heads_left
+    from recast.surgery.folding.model import fold_
+
+    run = open_run(subject) if names_a_run(subject) else None
+    model = open_model(ModelConfig(subject)) if run is None else run.models.get("recast")
+    if model is None or not gpsa_layers(model):
+        raise RecastError(f"{subject} has no GPSA layer: there is nothing to fold")
+    before = len(heads_left(model))
+    if run is not None and heads is not None:
+        close_to(run, heads)
+    layers = fold_(model, tol)
+    after = len(heads_left(model))
+    header = read_header(subject if run is None else run.folder / "weights.safetensors")
+    write_model(model, path, header["constructor"], Images.of(model), tried=False)
+    if as_json:
+        print_json({"file": str(path), "heads": before, "open": after, "layers": [asdict(layer) for layer in layers]})
+        return 0
+    for layer in layers:
+        form = "a convolution" if layer.convolution else f"{layer.heads - layer.closed} of {layer.heads} heads open"
+        print(f"  {layer.name}: {form}")
+    print(f"{path}: {after} of {before} heads open; recast.load({str(path)!r})")
+    return 0
 
 
 def _measure(run: str, command: str, as_json: bool) -> int:
