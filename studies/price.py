@@ -3,13 +3,16 @@
     python studies/price.py odd_digit sweep --out runs/price                    # goes on where it was stopped
     RECAST_DATA=DIR python studies/price.py cifar sweep --out runs/price        # CIFAR-10 ResNet-20 → CIFAR-100
     python studies/price.py odd_digit times --out runs/price                    # on an idle machine
-    python studies/price.py odd_digit compare --out runs/price --seeds 0 1 2    # after times
+    python studies/price.py odd_digit rates --out runs/price                    # each arm's learning rate
+    python studies/price.py odd_digit compare --out runs/price --seeds 0 1 2    # after times and rates
     python studies/price.py odd_digit table --out runs/price                    # writes results/price_*.csv
 
 sweep: content heads × width × Gaussians × W_val × rates × start, on held-out images: canvases of 300 digits of the
 training part (odd_digit), a tenth of train.zip (cifar). It fixes the defaults; no test image is read.
 
 times: seconds of a training step and of inference of every arm, by turns, one thread.
+
+rates: every arm at the learning rates of `RATES`, seed 0, on the held-out images of the sweep; compare takes its best.
 
 compare, on test images, stated before they were looked at. Arms (`arms`): the parent; fine-tuned for as many updates
 as one wide head; fine-tuned for as many seconds, by the measured step times; nine heads, the former default, for as
@@ -64,6 +67,8 @@ START = {"odd_digit": "zero", "cifar": "images"}
 """Queries and keys at the start, the former default of the task's recipe."""
 EPOCHS = {"odd_digit": 10, "cifar": 5}
 LR = {"odd_digit": 2e-3, "cifar": 1e-3}
+"""Of the sweep."""
+RATES = (1e-3, 5e-3, 2e-2)
 
 
 def settings(task: str) -> list[dict[str, Any]]:
@@ -207,9 +212,8 @@ def macs_of(model: nn.Module, images: Tensor) -> float:
     return counter.get_total_flops() / 4
 
 
-def groups_of(model: nn.Module, task: str, setting: dict[str, Any]) -> list[dict[str, Any]]:
+def groups_of(model: nn.Module, lr: float, setting: dict[str, Any]) -> list[dict[str, Any]]:
     """Parameter groups; the non-local block's normalisation, which starts at zero, learns as fast as gates."""
-    lr = LR[task]
     ratio, qk_ratio = setting["gate_ratio"], setting["qk_ratio"]
     groups = recast.param_groups(model, lr=lr, gate_lr=lr * ratio, qk_lr=lr * qk_ratio, weight_decay=0.05)
     for norm in (block.norm.weight for block in model.modules() if isinstance(block, NonLocalAttn)):
@@ -302,7 +306,7 @@ def sweep(task: str, out: Path, seeds: list[int], first: int | None) -> None:
                 continue
             started = time.process_time()
             model = build(parent, setting, data[0], seed)
-            train(model, data, groups_of(model, task, setting), setting["epochs"], seed, task == "cifar")
+            train(model, data, groups_of(model, LR[task], setting), setting["epochs"], seed, task == "cifar")
             seconds = time.process_time() - started
             awake = Wakefulness.of(wakefulness(model, data[2][:64]))
             append(path, key | {
@@ -322,7 +326,7 @@ def times(task: str, out: Path, rounds: int = 15) -> None:
     for name, setting in ({"parent": {}} | arms(task)).items():
         setting = filled(task, setting)
         model = build(parent, setting, data[0], 0)
-        optimizer = torch.optim.AdamW(groups_of(model, task, setting))
+        optimizer = torch.optim.AdamW(groups_of(model, LR[task], setting))
         tested = copy.deepcopy(model)
         for parameter_name, p in tested.named_parameters():
             if parameter_name.endswith(("gamma", "spread")):
@@ -360,6 +364,29 @@ def times(task: str, out: Path, rounds: int = 15) -> None:
         })  # fmt: skip
 
 
+def rates(task: str, out: Path, only: list[str] | None) -> None:
+    """Every arm and rate that the table lacks, on held-out images; equal seconds take the rate of equal updates."""
+    path = out / f"rates_{task}.csv"
+    parent, data = load(task, "dev", out)
+    for lr in RATES:
+        for name, setting in arms(task).items():
+            done = any((row["arm"], float(row["lr"])) == (name, lr) for row in read(path))
+            if done or name == "fine-tuned, equal seconds" or (only and name not in only):
+                continue
+            setting = filled(task, {n: v for n, v in setting.items() if n != "as_long_as"})
+            model = build(parent, setting, data[0], 0)
+            train(model, data, groups_of(model, lr, setting), setting["epochs"], 0, task == "cifar")
+            top1 = 100 * float(right(model, *data[2:]).float().mean())
+            append(path, {"task": task, "arm": name, "lr": lr, "top1": f"{top1:.2f}"})
+
+
+def best_rate(task: str, out: Path, arm: str) -> float:
+    """Return the rate with the highest held-out accuracy of an arm."""
+    arm = arm.replace("equal seconds", "equal updates") if arm.startswith("fine-tuned") else arm
+    tried = [row for row in read(out / f"rates_{task}.csv") if row["arm"] == arm]
+    return float(max(tried, key=lambda row: float(row["top1"]))["lr"])
+
+
 def compare(task: str, out: Path, seeds: list[int], only: list[str] | None) -> None:
     """Every run of the comparison that the table lacks; keeps which test images were right."""
     parent, data = load(task, "test", out)
@@ -374,14 +401,14 @@ def compare(task: str, out: Path, seeds: list[int], only: list[str] | None) -> N
             if other := setting.get("as_long_as"):
                 epochs *= cost[other] / cost[name]
             setting = filled(task, {n: v for n, v in setting.items() if n != "as_long_as"})
-            model = build(parent, setting, data[0], seed)
-            train(model, data, groups_of(model, task, setting), epochs, seed, task == "cifar")
+            model, lr = build(parent, setting, data[0], seed), best_rate(task, out, name)
+            train(model, data, groups_of(model, lr, setting), epochs, seed, task == "cifar")
             hits = right(model, *data[2:])
             (out / "right").mkdir(exist_ok=True)
             np.save(out / "right" / f"{task}_{name}_{seed}.npy", np.packbits(hits.numpy()))
             awake = Wakefulness.of(wakefulness(model, data[2][:64]))
             append(path, {
-                "task": task, "arm": name, "seed": seed, "epochs": f"{epochs:.2f}",
+                "task": task, "arm": name, "seed": seed, "lr": lr, "epochs": f"{epochs:.2f}",
                 "top1": f"{100 * float(hits.float().mean()):.2f}",
                 "awake": f"{awake.awake}/{awake.heads}" if awake else "",
             })  # fmt: skip
@@ -389,9 +416,9 @@ def compare(task: str, out: Path, seeds: list[int], only: list[str] | None) -> N
 
 def table(task: str, out: Path, results: Path) -> None:
     """Write results/price_TASK.csv (the sweep) and results/price_compare_TASK.csv (means and differences)."""
-    for name in (f"price_{task}.csv", f"times_{task}.csv"):
-        if (out / name).exists():
-            (results / name.replace("times", "price_times")).write_text((out / name).read_text())
+    for kind in ("price", "times", "rates"):
+        if (source := out / f"{kind}_{task}.csv").exists():
+            (results / f"price_{kind}_{task}.csv".replace("price_price", "price")).write_text(source.read_text())
     rows = read(out / f"compare_{task}.csv")
     path = results / f"price_compare_{task}.csv"
     path.unlink(missing_ok=True)
@@ -409,7 +436,7 @@ def table(task: str, out: Path, results: Path) -> None:
         difference = 100 * np.stack([(ours[seed] - theirs[seed])[:count] for seed in shared])
         n, mean = len(shared), float(difference.mean())
         row = {
-            "task": task, "arm": arm, "seeds": n, "epochs": of_arm[0]["epochs"],
+            "task": task, "arm": arm, "seeds": n, "lr": of_arm[0]["lr"], "epochs": of_arm[0]["epochs"],
             "top1": f"{statistics.mean(float(r['top1']) for r in of_arm):.2f}",
             "top1_of_seeds": " ".join(r["top1"] for r in of_arm), "awake": " ".join(r["awake"] for r in of_arm),
         }  # fmt: skip
@@ -429,11 +456,11 @@ def main() -> None:
     """Run a part of the study."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=("odd_digit", "cifar"))
-    parser.add_argument("part", choices=("sweep", "times", "compare", "table"))
+    parser.add_argument("part", choices=("sweep", "times", "rates", "compare", "table"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--first", type=int, help="of sweep: so many settings")
-    parser.add_argument("--only", nargs="+", help="of compare: these arms")
+    parser.add_argument("--only", nargs="+", help="of rates and compare: these arms")
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -441,6 +468,8 @@ def main() -> None:
         sweep(options.task, options.out, options.seeds, options.first)
     elif options.part == "times":
         times(options.task, options.out)
+    elif options.part == "rates":
+        rates(options.task, options.out, options.only)
     elif options.part == "compare":
         compare(options.task, options.out, options.seeds, options.only)
     else:
