@@ -68,7 +68,7 @@ START = {"odd_digit": "zero", "cifar": "images"}
 EPOCHS = {"odd_digit": 10, "cifar": 5}
 LR = {"odd_digit": 2e-3, "cifar": 1e-3}
 """Of the sweep."""
-RATES = (1e-3, 5e-3, 2e-2)
+RATES = (5e-3, 2e-2, 1e-3)
 
 
 def settings(task: str) -> list[dict[str, Any]]:
