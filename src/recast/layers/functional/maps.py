@@ -23,6 +23,7 @@ from recast.layers.functional.operands import (
     finite_half,
     project_out,
     project_values,
+    take_heads,
 )  # fmt: skip
 from recast.layers.geometry import Geometry, is_channels_last
 
@@ -248,7 +249,7 @@ def _convolution_and_open_heads(x: Tensor, w: Weights, attend: Attend) -> Tensor
     """Return the convolution with a scaled kernel, plus what the open heads gather, content by `attend`."""
     geometry, (height, width) = w.geometry, x.shape[-2:]
     values = project_values(x, w.value, w.groups)
-    weight, bias, output = w.weight.flatten(2), w.bias, None
+    weight, bias, output = w.weight.flatten(2).movedim(2, 0), w.bias, None
     if w.gates.shift is not None:
         kernel = w.weight * w.gates.shift.view(w.weight.shape[2:]).to(w.weight.dtype)
         output, bias = geometry.convolve(values, kernel, bias, w.groups), None
@@ -282,7 +283,7 @@ def _convolution_and_open_heads(x: Tensor, w: Weights, attend: Attend) -> Tensor
         else:
             gathered.append((w.content_heads, images))
     for heads, images in gathered:
-        more = project_out(images, weight[..., list(heads)], bias, w.groups)
+        more = project_out(images, take_heads(weight, heads, geometry.num_heads).movedim(0, 2), bias, w.groups)
         output, bias = more if output is None else output + more, None
     assert output is not None  # heads without a shift have a Gaussian
     return output
