@@ -104,10 +104,14 @@ def test_a_form_that_is_not_clearly_faster_twice_is_not_taken(
     assert {(row.before, row.chosen, row.over_before) for row in table} == {("merged", "merged", 1.0)}
 
 
-def test_a_slow_form_that_was_set_is_replaced(open_gates: Any) -> None:
+@pytest.mark.parametrize(
+    "geometry", [PAD_1, Geometry((3, 3), padding=(1, 1, 1, 1), upsample=(2, 2), is_transposed=True)]
+)
+def test_a_slow_form_that_was_set_is_replaced(geometry: Geometry, open_gates: Any) -> None:
     """On the real clock: the definition goes head by head with whole maps, several times slower than any other."""
-    model = nn.Sequential(open_gates(GPSA(8, 8, PAD_1, config=RecastConfig(backend="reference"))))
-    table = recast.tune_(model, torch.randn(4, 8, 16, 16), seconds=0.02)
+    model = nn.Sequential(open_gates(GPSA(8, 8, geometry, config=RecastConfig(backend="reference"))))
+    with torch.inference_mode():
+        table = recast.tune_(model, torch.randn(4, 8, 16, 16), seconds=0.02)
     assert [row.before for row in table] == ["reference", "reference"]
     assert "reference" not in {row.chosen for row in table}
     assert all(row.over_before < 0.8 for row in table)

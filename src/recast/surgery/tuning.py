@@ -7,7 +7,8 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from rich.table import Table
@@ -23,44 +24,39 @@ from recast.tracing.hooks import hooked, in_eval, undisturbed
 from recast.tracing.timing import time_models
 
 FORMS = ("split", "merged", "sdpa", "dense")
-MARGIN = 0.03
-"""Another form must save this share of the time of the one that runs now."""
-DENSE_NUMBERS = 2**24
-"""Numbers of all attention maps (B·H·N·M) up to which `dense`, which holds several such tensors, is timed."""
+MARGIN = 0.03  # another form must save this share of the time
+MAP_NUMBERS = 2**24  # B·H·N·M up to which forms that hold the maps whole are timed
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Times of the forms of a layer, in a pass of one mode: forward in eval, forward and backward in training."""
+    """Times of the forms of a layer: of a forward pass (inference), of forward and backward (training)."""
 
     layers: str
     """Layers of the same kind with the same input, timed once: "layer3.1.conv2 and 3 more"."""
     mode: str
-    """inference or training."""
     batch: int
     channels: int
     height: int
     width: int
     dtype: str
     before: str
-    """The form that ran so far."""
     chosen: str
     over_before: float
-    """Time of the chosen form over that of `before`, measured once more after the choice; 1 where nothing changed."""
-    split_ms: float | None = None
-    merged_ms: float | None = None
-    sdpa_ms: float | None = None
-    dense_ms: float | None = None
+    """Time of the chosen form over that of `before`, measured once more; 1 where nothing changed."""
+    split_ms: float | None
+    merged_ms: float | None
+    sdpa_ms: float | None
+    dense_ms: float | None
     """Medians in milliseconds; None for a form that was not timed."""
 
 
 class Tuning(list[Timed]):
-    """Rows of `tune_`, with the layers that did not run; printed as a table."""
+    """Rows of `tune_`, and `left_out`: layers that the images did not reach, which keep their form."""
 
     def __init__(self, rows: list[Timed], left_out: list[str]) -> None:
         super().__init__(rows)
         self.left_out = left_out
-        """Layers that the images did not reach: they keep their form."""
 
     def __str__(self) -> str:
         table = Table()
@@ -74,35 +70,31 @@ class Tuning(list[Timed]):
         return text if not self.left_out else f"{text}\nnot run by these images: {listed(self.left_out, NAMED)}"
 
 
-class _Kind(NamedTuple):
-    """A layer, its input, and the names of all layers that compute the same on inputs of this kind."""
-
-    layer: GPSA
-    x: Tensor
-    names: list[str]
+_Kind = tuple[GPSA, Tensor, dict[str, None]]  # a layer, its input, and the names of all that compute the same
 
 
 @typed("model", "seconds")
+@torch.inference_mode(False)
 def tune_(model: nn.Module, images: Example, *, seconds: Positive = 0.5) -> Tuning:
     """Time the forms of every GPSA layer on this device, and let the fastest run, in place.
 
     Each layer is timed on its own input, captured in one pass of `images`, in eval mode without gradients and in
-    training (forward and backward): `split`, `merged`, `sdpa`, and `dense` where its maps are small. The forms take
-    turns, and medians are compared. Another form is chosen only if it saves 3 % of the time twice: among all forms, and
-    once more beside the one that ran before. With one CPU thread the process's own time counts, without waiting.
+    training (forward and backward): `split`, `merged`, and where the maps that they hold are small `sdpa` and `dense`.
+    Forms take turns, and medians are compared. Another form is chosen only if it saves 3 % of the time twice: among all
+    forms, and beside the one that ran before. With one CPU thread the process's own time counts, without waiting.
 
     A choice holds for inputs of the same height and width on the same type of device, in eval mode and in training
-    apart; other inputs keep the rule of "auto". It is not saved: tune again after `load`, and after training and
-    folding, which change what a layer computes. Tune in the precision that runs, inside `torch.autocast` if that is so;
-    compiled code is not timed. A `backend` set before is the form that ran before, and becomes "auto".
+    apart; other inputs keep the rule of "auto". It is not saved: tune again after `load`, training and `fold_`. Tune in
+    the precision that runs, inside `torch.autocast` if that is so; compiled code is not timed. A `backend` that was set
+    counts as the form that ran before, and becomes "auto".
 
     Args:
         model: a recast network, in any wrapper.
-        images: a batch (B, C, H, W), as large as those that will run, or another example as `plan` takes it.
+        images: (B, C, H, W), as many as will run at a time, or another example as `plan` takes it.
         seconds: time of a measurement; there are up to four for each kind of layer and input.
 
     Returns:
-        A `Tuning`: a list of `Timed` rows, which prints as a table. Its `left_out` names layers that did not run.
+        `Tuning`, a list of `Timed` rows that prints as a table. Its `left_out` names layers that did not run.
 
     Raises:
         RecastError: for a network without GPSA layers, without images, or if the images reach no GPSA layer.
@@ -115,8 +107,7 @@ def tune_(model: nn.Module, images: Example, *, seconds: Positive = 0.5) -> Tuni
         >>> [(row.layers, row.mode, row.before) for row in rows]
         [('0', 'training', 'split')]
     """
-    network = unwrapped(model)
-    layers = gpsa_layers(network)
+    layers = gpsa_layers(network := unwrapped(model))
     if not layers:
         raise RecastError("tune_ found no GPSA layer: call recast_ first, with gate='linear' or 'sigmoid'")
     check_values(images, model)
@@ -124,24 +115,22 @@ def tune_(model: nn.Module, images: Example, *, seconds: Positive = 0.5) -> Tuni
 
     def capture(name: str, layer: Any, inputs: tuple[Any, ...]) -> None:
         x = inputs[0]
-        heads = layer.gaussian_heads, layer.content_heads, layer.open_heads
-        key = type(layer), layer.extra_repr(), heads, x.shape, x.stride(), x.dtype
-        kinds.setdefault(key, _Kind(layer, x.detach().clone(), [])).names.append(name)
+        key = type(layer), layer.extra_repr(), layer.gaussian_heads, layer.content_heads, x.shape, x.stride(), x.dtype
+        kinds.setdefault(key, (layer, x.detach().clone(), {}))[2][name] = None
 
     with in_eval(network), undisturbed(network):
         with torch.no_grad(), hooked(layers.items(), before=capture):
             run_example(model, images)
         if not kinds:
-            raise RecastError(f"the images reach no GPSA layer, not {listed(list(layers), 1)}: call recast_ again")
+            raise RecastError(f"these images do not reach {listed([*layers], 2)}: pass the network's own input")
         rows = [(kind, [_time(kind, training, seconds) for training in (False, True)]) for kind in kinds.values()]
-    for kind, (inference, training) in rows:
+    for (_, x, names), (inference, training) in rows:
         assert training is not None
-        size = kind.x.shape[2], kind.x.shape[3]
-        forms = Forms(kind.x.device.type, size, inference and inference.chosen, training.chosen)
-        for layer in map(layers.__getitem__, kind.names):
+        forms = Forms(x.device.type, (x.shape[2], x.shape[3]), inference.chosen if inference else None, training.chosen)
+        for layer in map(layers.__getitem__, names):
             layer.backend = "auto"
             layer.tuned = (*(old for old in layer.tuned if old[:2] != forms[:2]), forms)
-    reached = {name for kind in kinds.values() for name in kind.names}
+    reached = {name for *_, names in kinds.values() for name in names}
     return Tuning([row for _, both in rows for row in both if row], [name for name in layers if name not in reached])
 
 
@@ -155,8 +144,7 @@ def _time(kind: _Kind, training: bool, seconds: float) -> Timed | None:
             return None
         before = layer.chosen_backend((x.shape[2], x.shape[3]))
         calls = {form: _call(layer, form, training) for form in dict.fromkeys((before, *_forms(layer, x)))}
-        one_thread = x.device.type == "cpu" and torch.get_num_threads() == 1
-        clock = time.process_time if one_thread else time.perf_counter
+        clock = time.process_time if x.device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
         times = {form: statistics.median(of) for form, of in time_models(calls, x, seconds, clock).items()}
         chosen, ratio = min(times, key=lambda form: times[form]), 1.0
         if times[chosen] < (1 - MARGIN) * times[before]:
@@ -167,32 +155,27 @@ def _time(kind: _Kind, training: bool, seconds: float) -> Timed | None:
     finally:
         layer.training = False
     mode, dtype = "training" if training else "inference", str(x.dtype).removeprefix("torch.")
-    shown = {f"{form}_ms": 1e3 * of for form, of in times.items() if form in FORMS}
-    return Timed(listed(names, 1), mode, *x.shape, dtype, before, chosen, ratio, **shown)
+    milliseconds = (1e3 * times[form] if form in times else None for form in FORMS)
+    b, c, h, w = x.shape
+    return Timed(listed([*names], 1), mode, b, c, h, w, dtype, before, chosen, ratio, *milliseconds)
 
 
 def _forms(layer: GPSA, x: Tensor) -> list[str]:
     """Return the forms that differ for a layer and are worth timing."""
-    forms = ["split", "sdpa"]
-    if layer.config.gate == "linear" and not layer.geometry.is_transposed:
-        forms.append("merged")  # elsewhere it is `split`
     queries, keys = (math.prod(of(*x.shape[2:])) for of in (layer.geometry.output_size, layer.geometry.padded_size))
-    if len(x) * layer.num_heads * queries * keys <= DENSE_NUMBERS:
-        forms.append("dense")
-    return forms
+    is_small = len(x) * layer.num_heads * queries * keys <= MAP_NUMBERS
+    differs = layer.config.gate == "linear" and not layer.geometry.is_transposed  # elsewhere `merged` is `split`
+    use = {"split": True, "merged": differs, "sdpa": is_small or x.is_cuda, "dense": is_small}
+    return [form for form in FORMS if use[form]]
 
 
 def _call(layer: GPSA, form: str, training: bool) -> Callable[[Tensor], object]:
     """Return a pass: forward, and in training backward to the input and every parameter."""
 
-    def inference(x: Tensor) -> Tensor:
-        return layer.computed_by(form, x)
-
     def step(x: Tensor) -> object:
         with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            y = layer.computed_by(form, x)
+            y = layer.computed_by(form, x := x.detach().requires_grad_())
             trained = [p for p in layer.parameters() if p.requires_grad]
             return torch.autograd.grad(y, [x, *trained], torch.ones_like(y), allow_unused=True)
 
-    return step if training else inference
+    return step if training else partial(layer.computed_by, form)
