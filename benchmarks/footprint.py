@@ -2,6 +2,7 @@
 
     python benchmarks/footprint.py            # writes results/footprint.csv
     python benchmarks/footprint.py light      # writes results/light.csv: what it takes before anything is computed
+    python benchmarks/footprint.py start      # writes results/start.csv: starting up beside importing torch and timm
 
 Each job runs in a process of its own. Peak memory is the process's largest resident size above what it had after its
 imports, the model's own weights included. Two threads, batch of 8 images of 224×224, random weights.
@@ -9,6 +10,8 @@ imports, the model's own weights included. Two threads, batch of 8 images of 224
 light.csv: MB on disk of what `pip install recast-vision` brings (files of the packages in this environment that it
 needs, extras left out), MB of a wheel given as a second argument, and seconds, elapsed and of the processor, of whole
 processes: medians of 5. Of a shared machine, take the processor's.
+
+start.csv: the same seconds, medians of 7 by turns, and the processor's over those of `import torch, timm`.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import time
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from statistics import median
 
 from timing import RESULTS, machine, write_table
 
@@ -92,16 +96,31 @@ def needed(name: str, found: dict[str, float]) -> dict[str, float]:
     return found
 
 
+def once(command: Sequence[str]) -> tuple[float, float]:
+    """Seconds of one process, elapsed and of the processor."""
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    elapsed, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return elapsed, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
 def seconds(command: Sequence[str]) -> tuple[float, float]:
     """Elapsed and of the processor, of one process: medians."""
-    elapsed, used = [], []
-    for _ in range(5):
-        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        subprocess.run(command, check=True, capture_output=True)
-        elapsed.append(time.perf_counter() - started)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return sorted(elapsed)[2], sorted(used)[2]
+    elapsed, used = zip(*(once(command) for _ in range(5)), strict=True)
+    return median(elapsed), median(used)
+
+
+def start() -> None:
+    """Processes by turns, to start.csv."""
+    libraries = "import torch, timm"
+    plan = f"import recast; {libraries}; recast.plan(timm.create_model('resnet50'), torch.zeros(1, 3, 224, 224))"
+    jobs = {libraries: ["-c", libraries], "import recast": ["-c", "import recast"]}
+    jobs |= {"recast --help": ["-m", "recast", "--help"], "recast.plan of resnet50": ["-c", plan]}
+    rounds = [{what: once([sys.executable, *arguments]) for what, arguments in jobs.items()} for _ in range(7)]
+    rows = [[what, *(round(median(r[what][i] for r in rounds), 3) for i in (0, 1))] for what in jobs]
+    table = [[*row, round(row[2] / rows[0][2], 4), machine()] for row in rows]
+    write_table(RESULTS / "start.csv", ["what", "elapsed_s", "processor_s", "over_torch_timm", "machine"], table)
+    print(*table, sep="\n")
 
 
 def light(wheel: str | None) -> None:
@@ -141,7 +160,9 @@ def light(wheel: str | None) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["light"]:
+    if sys.argv[1:2] == ["start"]:
+        start()
+    elif sys.argv[1:2] == ["light"]:
         light(next(iter(sys.argv[2:]), None))
     else:
         job(sys.argv[1]) if len(sys.argv) > 1 else main()

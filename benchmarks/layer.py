@@ -96,6 +96,7 @@ def arms_of(side: int, channels: int, batch: int) -> dict[str, nn.Module]:
         "all open, split": opened(channels, 9, 9, fold=False, backend="split"),
         "3 open, split": opened(channels, 3, 3, fold=True, backend="split"),
         "3 open, merged": opened(channels, 3, 3, fold=True, backend="merged"),
+        "all open, sdpa": opened(channels, 9, 9, fold=False, backend="sdpa"),
     }
     if side >= LONG:
         for name in ("1 open", "6 open", "content", "content, folded", "all open, folded", "3 open, merged"):

@@ -67,7 +67,7 @@ MODES = {
 """TF32 and fp16 keep 11 bits of a number, bf16 8: rounding once leaves 5e-4 and 4e-3."""
 GRADIENTS = 5
 """Times the output's limit for gradients: those of α, Δ and the gates are sums over all pixels that mostly cancel."""
-BACKENDS = ("split", "merged", "dense", "auto")
+BACKENDS = ("split", "merged", "dense", "sdpa", "auto")
 NINE = RecastConfig(**PAPERS_LAYER)
 LAYERS: dict[str, tuple[Callable[[], nn.Module], RecastConfig]] = {
     "3x3": (lambda: nn.Conv2d(32, 48, 3, padding=1), NINE),
@@ -220,7 +220,7 @@ def check_network(name: str, images: int, side: int, device: torch.device) -> li
     parent = randomize_scales_(build(ModelConfig(name))).eval().to(device)
     rows = []
     deterministic, torch.backends.cudnn.deterministic = torch.backends.cudnn.deterministic, True
-    for layers, form, found, control in compare(parent, [batch], "last_stage", {"split": 1, "merged": 1, "dense": 1}):
+    for layers, form, found, control in compare(parent, [batch], "last_stage", dict.fromkeys(BACKENDS[:-1], 1)):
         rows.append(row(form, "logits", found.max_relative_error, TOLERANCE, f"{layers} layers; {found}"))
         rows.append(row(form, "images with another argmax", found.differing, 0))
         rows.append(row(form, "tolerance over the control's error", TOLERANCE / max(control, 1e-30), CONTROL))

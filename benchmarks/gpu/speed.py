@@ -4,6 +4,7 @@ layer    benchmarks/layer.py: convolution, our forms, the papers' formula, timm'
 chunks   the streaming operator by how many numbers of a map, and of what heads gather, it holds at a time
          (`stream.MAP_NUMBERS`, `VALUE_NUMBERS`): 2^22 to 2^28, one of the two changed at a time
 memory   peak of a pass with all heads open, and of it over that of the dense form, which must be larger
+tune     benchmarks/tune.py: what `recast.tune_` chooses; measured again it must not be slower than what ran before
 network  benchmarks/model.py: T-ResNet-RS beside the same network without attention
 
 fp32: TF32 off. bf16: autocast and channels_last. Quantities are the columns of those scripts.
@@ -21,6 +22,7 @@ from typing import Any
 import layer
 import model
 import torch
+import tune
 from part import precision, start
 from rows import Row, Unit, row
 from timing import by_turns, ratio, spread
@@ -28,6 +30,7 @@ from torch import Tensor
 
 from recast.lab.evaluation.cost import peak_memory
 from recast.layers.functional.streaming import stream
+from recast.surgery.tuning import FORMS
 
 MAPS = ((14, 512, 32), (28, 256, 16), (56, 128, 2))
 """Side and channels of a map, images: four times as many as on a CPU, as far as the naive form's maps allow."""
@@ -37,6 +40,8 @@ NETWORKS = {"resnetrs50": (224, (64, 64)), "resnetrs152": (320, (16, 16))}
 SIZES = tuple(2**power for power in range(22, 29))
 PRECISIONS = ("fp32", "bf16")
 ROUNDS = 5
+SLOWER = 1.1
+"""Time of a tuned choice over that of the form before, measured again: more is worse than noise."""
 NAMES = frozenset(("arm", "side", "channels", "batch", "format", "family", "img_size", "pass", "machine"))
 """Columns of those scripts that say what was measured: they are in the unit's name, or the same for all."""
 
@@ -96,7 +101,8 @@ def time_chunks(
     torch.manual_seed(0)
     rows = []
     with computing(kind, device) as memory_format:
-        gpsa = layer.opened(channels, 9, 9, fold=False).to(device, memory_format=memory_format).train(training)  # type: ignore[call-overload]
+        gpsa = layer.opened(channels, 9, 9, fold=False, backend="merged").train(training)  # the operator, on a GPU too
+        gpsa = gpsa.to(device, memory_format=memory_format)  # type: ignore[call-overload]
         gpsa.refresh_gates()
         x = torch.randn(batch, channels, side, side, device=device).to(memory_format=memory_format)
         gradient: Tensor | None = torch.randn_like(x) if training else None
@@ -115,7 +121,7 @@ def compare_memory(side: int, channels: int, images: int, device: torch.device) 
     """All heads open: a forward pass, and on a GPU a training step."""
     torch.manual_seed(0)
     x, peaks = torch.randn(images, channels, side, side, device=device), {}
-    for backend in ("auto", "dense"):
+    for backend in ("auto", "merged", "dense"):
         gpsa = layer.opened(channels, 9, 9, fold=False, backend=backend).to(device)
         peak_memory(gpsa, x)  # the first pass takes the libraries' workspaces too
         peaks[backend, "forward"] = peak_memory(gpsa, x)
@@ -128,7 +134,20 @@ def compare_memory(side: int, channels: int, images: int, device: torch.device) 
         del gpsa
     rows = [row(backend, f"peak MiB, {what}", peak / 2**20) for (backend, what), peak in peaks.items()]
     whats = sorted({what for _, what in peaks})
-    return rows + [row("auto", f"{w}, over dense", peaks["auto", w] / peaks["dense", w], 1) for w in whats]
+    forms = ("auto", "merged")
+    return rows + [row(f, f"{w}, over dense", peaks[f, w] / peaks["dense", w], 1) for f in forms for w in whats]
+
+
+def time_choices(name: str, heads: str, kind: str, device: torch.device, toy: bool) -> list[Row]:
+    """A network's layers, each form; images enough to keep a GPU busy."""
+    rows = []
+    with computing(kind, device):
+        for each in tune.measure(name, heads, device, 0.01 if toy else 0.3, 2 if toy else 64):
+            what = f"{each['mode']}, {each['layers']}"
+            rows += [row(what, f"{form} ms", each[f"{form}_ms"]) for form in FORMS if each[f"{form}_ms"] != ""]
+            quantity, limit = f"{each['chosen']} over {each['before']}, again", None if toy else SLOWER
+            rows.append(row(what, quantity, each["again"], limit))
+    return rows
 
 
 def time_network(
@@ -153,6 +172,9 @@ def units(device: torch.device, toy: bool) -> Iterator[Unit]:
             yield f"layer/{'x'.join(map(str, at))}/{kind}", partial(time_layer, at, kind, device, arms)
     for at in maps:
         yield f"memory/{'x'.join(map(str, at))}", partial(compare_memory, *at, device)
+    for name, heads in (("cifar_resnet20", "one"),) if toy else (("resnet26t", "one"), ("resnet50", "all")):
+        for kind in kinds:
+            yield f"tune/{name}/{heads}/{kind}", partial(time_choices, name, heads, kind, device, toy)
     for training in (False, True):
         for kind in kinds:
             for at in maps if toy else CHUNKED:

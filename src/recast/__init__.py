@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from recast.surgery.planning import plan as plan
     from recast.surgery.pooling.swap import attention_pool_ as attention_pool_
     from recast.surgery.schedule import Schedule as Schedule
+    from recast.surgery.tuning import tune_ as tune_
     from recast.surgery.verify import trace as trace
     from recast.surgery.verify import verify as verify
     from recast.surgery.wake import wake_ as wake_
@@ -66,6 +67,7 @@ _HOME = {
     "refresh_gates_": "surgery.apply",
     "save": "io",
     "trace": "surgery.verify",
+    "tune_": "surgery.tuning",
     "verify": "surgery.verify",
     "wake_": "surgery.wake",
 }

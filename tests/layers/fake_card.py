@@ -45,7 +45,7 @@ def on_card(model: nn.Module, dtype: torch.dtype = torch.float32) -> nn.Module:
 
 
 def layers() -> Iterator[Case]:
-    """Every gate and form of GPSA and C-MHSA on geometries of every kind."""
+    """Every pair of a geometry, a form, a gate or kind of content, and a dtype; all heads' and one head's layers."""
     convolutions = {
         "3x3": nn.Conv2d(8, 8, 3, padding=1), "stride": nn.Conv2d(8, 12, (5, 3), 2, (2, 1), bias=False),
         "reflect": nn.Conv2d(8, 8, 3, padding=1, padding_mode="reflect"),
@@ -53,21 +53,22 @@ def layers() -> Iterator[Case]:
         "transposed": nn.ConvTranspose2d(8, 8, 3, 2, 1),
     }  # fmt: skip
     opened: dict[str, Any] = {"gamma_init": 0.3, "s_init": 0.3, "gaussian_heads": "all"}
-    configs: list[dict[str, Any]] = [
-        settings | {"backend": backend}
-        for backend in ("auto", "reference", "dense", "split", "merged")
-        for settings in (opened, {"gate": "sigmoid"}, opened | {"content": "linear"}, opened | {"attend_padding": True})
-    ]
+    kinds = opened, {"gate": "sigmoid"}, opened | {"content": "linear"}, opened | {"attend_padding": True}
+    dtypes = torch.float32, torch.bfloat16
     middle = {"gamma_init": 0.3, "head_dim": 8}
-    configs += [{}, middle, middle | {"project_values": False}, {"gate": "bias", "bias_init": 10.0}]
-    for (name, conv), config in itertools.product(convolutions.items(), configs):
-        if config.get("gate") == "bias" and name != "3x3":
-            continue
-        layer = convert(conv, recast.RecastConfig(**config))
+    cases: list[tuple[str, dict[str, Any], torch.dtype]] = [
+        ("3x3", {"gate": "bias", "bias_init": 10.0}, dtype) for dtype in dtypes
+    ]
+    for at, name in enumerate(convolutions):
+        for form, backend in enumerate(("auto", "reference", "dense", "split", "merged", "sdpa")):
+            cases.append((name, kinds[(at + form) % 4] | {"backend": backend}, dtypes[(at // 4 + form) % 2]))
+        for number, config in enumerate(({}, middle, middle | {"project_values": False})):
+            cases.append((name, config, dtypes[(at + number) % 2]))
+    for name, config, dtype in cases:
+        layer = convert(convolutions[name], recast.RecastConfig(**config))
         if config.get("gate") == "bias":
             layer.set_size_(9, 7)
-        for dtype in (torch.float32, torch.bfloat16) if name == "3x3" else (torch.float32,):
-            yield f"{name} {config}", layer, (2, 8, 9, 7), dtype
+        yield f"{name} {config}", layer, (2, 8, 9, 7), dtype
 
 
 def networks() -> Iterator[Case]:

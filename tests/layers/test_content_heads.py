@@ -125,7 +125,7 @@ def test_every_form_is_the_reference_forward_and_backward(
 
     expected = run("reference")
     assert all(bool(gradient.any()) for gradient in expected)
-    for backend in ("dense", "split", "merged"):
+    for backend in ("dense", "split", "merged", "sdpa"):
         for ours, theirs in zip(run(backend), expected, strict=True):
             assert error_of(ours, theirs) < (1e-10 if dtype == torch.float64 else 5e-5)
 

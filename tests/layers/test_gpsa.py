@@ -24,7 +24,7 @@ from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
 from recast.surgery.rules import find_rule
 
-BACKENDS = ("split", "merged", "dense", "reference")
+BACKENDS = ("split", "merged", "sdpa", "dense", "reference")
 # torch says this about its own 'same' padding of even kernels
 pytestmark = [
     pytest.mark.usefixtures("papers_layer"),
@@ -280,7 +280,7 @@ def test_tolerance_closes_small_gates_and_nan_stays_open() -> None:
 @pytest.mark.parametrize(
     ("gate", "backend", "content"),
     [("linear", "split", "softmax"), ("sigmoid", "dense", "softmax"), ("linear", "merged", "softmax"),
-     ("linear", "auto", "linear"), ("bias", "auto", "softmax")],
+     ("sigmoid", "sdpa", "softmax"), ("linear", "auto", "linear"), ("bias", "auto", "softmax")],
 )  # fmt: skip
 def test_compiles_in_one_graph_once_a_size(gate: Any, backend: Any, content: Any, open_gates: Any) -> None:
     geometry, groups = Geometry((3, 3), (2, 2), (1, 1, 1, 1)), 1 if backend in ("merged", "auto") else 2
@@ -431,7 +431,7 @@ def test_helpers_that_build_a_convolution_warn() -> None:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize("gamma", [0.0, 0.5])
-@pytest.mark.parametrize("backend", ["split", "merged", "plain", "reference"])
+@pytest.mark.parametrize("backend", ["split", "merged", "plain", "sdpa", "reference"])
 def test_half_precision_never_makes_nan(kind: str, gamma: float, backend: Any) -> None:
     """Logits pass 65,504: where the parent is finite so is the child, and closed gates pass finite gradients."""
     parent, child, x = recast_pair(CONFIGS[kind], gamma)

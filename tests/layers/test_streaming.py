@@ -141,7 +141,7 @@ def test_gradient_checkpointing(form: Any, open_gates: Any) -> None:
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("form", ["split", "merged", "dense"])
+@pytest.mark.parametrize("form", ["split", "merged", "dense", "sdpa"])
 def test_autocast_reaches_what_has_no_product_before(form: Any) -> None:
     """Gaussian maps alone, W_val folded away: the output is of the dtype of a convolution."""
     layer = GPSA(8, 8, PAD_1, config=RecastConfig(backend=form))
@@ -157,7 +157,7 @@ def test_autocast_reaches_what_has_no_product_before(form: Any) -> None:
         assert layer.double()(x.double()).dtype == torch.float64
 
 
-@pytest.mark.parametrize("form", ["split", "merged"])
+@pytest.mark.parametrize("form", ["split", "merged", "sdpa"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("gate", "groups"), [("linear", 1), ("sigmoid", 4)])
 def test_half_precision_gradients(form: Any, dtype: torch.dtype, gate: Any, groups: int, open_gates: Any) -> None:
@@ -179,7 +179,7 @@ def test_half_precision_gradients(form: Any, dtype: torch.dtype, gate: Any, grou
         assert error < 32 * step, name
 
 
-@pytest.mark.parametrize("form", ["split", "merged"])
+@pytest.mark.parametrize("form", ["split", "merged", "sdpa"])
 @pytest.mark.parametrize("content", ["softmax", "linear"])
 def test_no_images_and_one_pixel(form: Any, content: Any, open_gates: Any) -> None:
     layer = open_gates(GPSA(4, 5, PAD_1, config=RecastConfig(backend=form, content=content)))
@@ -187,6 +187,33 @@ def test_no_images_and_one_pixel(form: Any, content: Any, open_gates: Any) -> No
     y = layer(torch.randn(3, 4, 1, 1, requires_grad=True))
     assert y.shape == (3, 5, 1, 1)
     y.sum().backward()
+
+
+@pytest.mark.parametrize("attend_padding", [False, True])
+def test_sdpa_gets_what_torchs_gpu_kernels_take(
+    attend_padding: bool, monkeypatch: pytest.MonkeyPatch, open_gates: Any
+) -> None:
+    """Widths of queries and keys in eights, channels side by side, values of one head for all, keys without padding."""
+    layer = open_gates(GPSA(16, 4, PAD_1, config=RecastConfig(backend="sdpa", attend_padding=attend_padding)))
+    calls, attention = [], torch.nn.functional.scaled_dot_product_attention
+
+    def spy(*tensors: Tensor, **options: Any) -> Tensor:
+        calls.append(tensors)
+        return attention(*tensors, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    layer(torch.randn(2, 16, 5, 6))
+    ((q, k, v),) = calls
+    keys = 7 * 8 if attend_padding else 5 * 6
+    assert (layer.head_dim, q.shape, k.shape, v.shape) == (1, (2, 9, 30, 8), (2, 9, keys, 8), (2, 9, keys, 16))
+    assert q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
+    assert v.stride(1) == 0
+
+
+def test_a_gpu_takes_sdpa_unless_all_heads_are_closed() -> None:
+    for opened, expected in ((1, "sdpa"), (9, "sdpa"), (0, "split")):
+        assert functional.choose_backend(PAD_1, 1, opened, True, "cuda") == expected
+    assert functional.choose_backend(PAD_1, 1, 9, True, "cpu") == "merged"
 
 
 def test_content_of_a_sigmoid_gate_is_never_rounded_to_zero() -> None:

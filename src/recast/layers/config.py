@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from recast.config import Finite, OneOf, Positive, PythonOnly, Rare, Ratio, Width, clash, problem
 
-Backend = Literal["auto", "reference", "dense", "split", "merged"]
+Backend = Literal["auto", "reference", "dense", "split", "merged", "sdpa"]
 PoolStart = Literal["average", "paper"]
 PoolKind = Literal["none", "single", "per_class"]
 QueryKey = Literal["zero", "random", "similar", "images"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,18 @@ from recast.tracing.hooks import computes_as
 
 LAMBDA_WITHOUT_CONTENT = 40.0
 """λ of a sigmoid head whose content map was pruned: σ(40) is 1 in single precision."""
+
+
+class Forms(NamedTuple):
+    """Backends that `recast.tune_` chose for inputs of one size: what runs in eval mode, and in training."""
+
+    device: str
+    """Type of the device they were timed on; on another one they do not apply."""
+    size: tuple[int, int]
+    """Height and width of the input."""
+    inference: str | None
+    """None: all heads were closed then, so there was nothing to choose."""
+    training: str
 
 
 class GPSA(AttentionConv2d):
@@ -47,8 +59,8 @@ class GPSA(AttentionConv2d):
     gates every map runs again, until `eval()` or `recast.refresh_gates_(model)` reads them. Writes through `.data`, and
     writes under a compiled layer, are not noticed.
 
-    `backend` names the code that runs (`layers.functional`), "auto" the cheapest. All agree to rounding. In eval with
-    all heads closed that is the convolution itself, bit for bit.
+    `backend` names the code that runs (`layers.functional`), "auto" the fastest that `recast.tune_` measured, else the
+    cheapest by a rule. All agree to rounding. In eval with all heads closed that is the convolution, bit for bit.
 
     Args:
         in_channels, out_channels: C and O, divisible by `groups`.
@@ -74,6 +86,8 @@ class GPSA(AttentionConv2d):
     """Heads that have a Gaussian map: those that `config.gaussian_heads` names, less those that were pruned."""
     _seen: SeenGates | None
     """State of the gates when they were last read; None in training and before."""
+    tuned: tuple[Forms, ...]
+    """Choices of `recast.tune_`, one for each size of input, the latest last; not saved, and dropped by `prune_`."""
     raw_alpha: nn.Parameter
     gamma: nn.Parameter
     spread: nn.Parameter
@@ -85,6 +99,7 @@ class GPSA(AttentionConv2d):
         self.backend = self.config.backend
         self.gaussian_heads = self.geometry.heads(self.config.gaussian_heads)
         self._seen = None
+        self.tuned = ()
         self.center = self._parameter(len(self.gaussian_heads), 2)
         self.raw_alpha = self._parameter(len(self.gaussian_heads))
         if self.config.gate == "linear":
@@ -200,23 +215,37 @@ class GPSA(AttentionConv2d):
             self.config.attend_padding, self.config.content,
         )  # fmt: skip
 
-    def chosen_backend(self) -> str:
-        """Return the backend that runs now: the configured one, or the cheapest (`functional.choose_backend`)."""
+    def chosen_backend(self, size: tuple[int, int] | None = None) -> str:
+        """Return the backend that runs now for inputs of a height and width; without, for those tuned last.
+
+        It is the configured one, the one that `recast.tune_` chose, or the cheapest (`functional.choose_backend`).
+        """
         if self.backend != "auto":
             return self.backend
         if self._is_known_closed():
             return "split"  # bitwise the convolution, also where all maps run because gradients are asked for
+        device = self.query.device.type
+        for forms in reversed(self.tuned):
+            if forms.device == device and (size is None or forms.size == size):
+                form = forms.training if self.training else forms.inference
+                if form is not None:
+                    return form
         gaussian, content = self._maps_to_run() or (self.gaussian_heads, self.content_heads)
         opened = len({*gaussian, *content})
-        return functional.choose_backend(self.geometry, self.groups, opened, self.config.gate == "linear")
+        return functional.choose_backend(self.geometry, self.groups, opened, self.config.gate == "linear", device)
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input(input)
+        if is_exported() or in_transform():
+            return self.computed_by("plain", input)
+        return self.computed_by(self.chosen_backend((input.shape[2], input.shape[3])), input)
+
+    def computed_by(self, backend: str, x: Tensor) -> Tensor:
+        """Return the output for x (B, C, H, W), computed by a function of `layers.functional`."""
         w, maps = self.weights(), self._maps_to_run()
         if maps is not None:
             w = functional.select_heads(w, *maps)
-        backend = "plain" if is_exported() or in_transform() else self.chosen_backend()
-        output: Tensor = getattr(functional, backend)(input, w)
+        output: Tensor = getattr(functional, backend)(x, w)
         return output
 
     def attention(self, x: Tensor) -> AttentionMaps:
@@ -288,6 +317,7 @@ class GPSA(AttentionConv2d):
             if (old := self._parameters.get(name)) is not None:
                 setattr(self, name, nn.Parameter(old[index].clone(), old.requires_grad and len(index) > 0))
         self.gaussian_heads, self.content_heads = gaussian, content
+        self.tuned = ()
         self._look()
 
     def fold(self, tol: float = 0.0) -> nn.Module:

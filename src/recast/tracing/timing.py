@@ -12,25 +12,28 @@ SECONDS = 2.0
 """Time a model may take, unless its first batches take longer."""
 
 
+Clock = Callable[[], float]
 Model = Callable[[Tensor], object]
 
 
-def time_models(models: Mapping[str, Model], images: Tensor, seconds: float = SECONDS) -> dict[str, list[float]]:
+def time_models(
+    models: Mapping[str, Model], images: Tensor, seconds: float = SECONDS, clock: Clock = time.perf_counter
+) -> dict[str, list[float]]:
     """Measure the seconds of a batch, several times for each model.
 
     The models take turns, so that a machine that slows down slows them all. First one round that is not counted.
     """
-    first = [_time(model, images) for model in models.values()]
+    first = [_time(model, images, clock) for model in models.values()]
     repeats = min(20, max(3, int(seconds / max(first))))
-    rounds = [[_time(model, images) for model in models.values()] for _ in range(repeats)]
+    rounds = [[_time(model, images, clock) for model in models.values()] for _ in range(repeats)]
     return dict(zip(models, map(list, zip(*rounds, strict=True)), strict=True))
 
 
 @torch.no_grad()
-def _time(model: Model, images: Tensor) -> float:
+def _time(model: Model, images: Tensor, clock: Clock) -> float:
     wait = torch.accelerator.synchronize if images.device.type != "cpu" else lambda device: None
     wait(images.device)
-    begin = time.perf_counter()
+    begin = clock()
     model(images)
     wait(images.device)
-    return time.perf_counter() - begin
+    return clock() - begin

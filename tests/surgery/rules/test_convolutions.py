@@ -20,7 +20,7 @@ from recast.layers.gpsa import GPSA
 KINDS = (
     "Conv2d", "Conv2dSame", "ConvTranspose2d", "ScaledStdConv2d", "ScaledStdConv2dSame", "StdConv2d", "StdConv2dSame"
 )  # fmt: skip
-BACKENDS = ("split", "merged", "dense", "reference")
+BACKENDS = ("split", "merged", "sdpa", "dense", "reference")
 NUM_GEOMETRIES = int(os.environ.get("RECAST_NUM_GEOMETRIES", "500"))
 # torch says this about its own 'same' padding of even kernels
 pytestmark = [
@@ -133,7 +133,7 @@ def test_backends_agree_with_random_open_gates(
         # a gradient that is exactly zero comes out as a rounding error
         least = 1.0 if dtype == torch.float32 else 1e-5
         smallest = dict.fromkeys(expected, least * steepest) | {"output": min(least, 0.1) * size_of_terms(layer, x)}
-        for backend in ("dense", "split", "merged", "plain"):
+        for backend in ("dense", "split", "merged", "plain", "sdpa"):
             measured = outputs_and_gradients(layer, x, backend)
             assert measured.keys() == expected.keys()
             for name, value in measured.items():
@@ -185,7 +185,9 @@ def test_memory_format_is_carried_over(kind: str, layer_of: Any) -> None:
     layer = layer_of(module)
     if "Std" not in kind:  # a standardised kernel is computed, in another format than its weight
         assert layer.weight.is_contiguous(memory_format=torch.channels_last)
-    for x in (torch.randn(2, 4, 9, 8), torch.randn(2, 4, 9, 8).to(memory_format=torch.channels_last)):
+    pixels = torch.randn(2, 4, 9, 8)
+    for x, backend in itertools.product((pixels, pixels.to(memory_format=torch.channels_last)), ("auto", "sdpa")):
+        layer.backend = backend
         expected, trained, to_train = module(x), layer.train()(x), layer.chosen_backend()
         evaluated = layer.eval()(x)
         torch.testing.assert_close(trained, expected, rtol=1e-5, atol=1e-5)

@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from recast.layers.config import RecastConfig
-from recast.layers.functional import dense, merged, plain, reference, split
+from recast.layers.functional import dense, merged, plain, reference, sdpa, split
 from recast.layers.gpsa import GPSA
 
-FUNCTIONS = {"reference": reference, "dense": dense, "split": split, "merged": merged, "plain": plain}
+FUNCTIONS = {f.__name__: f for f in (reference, dense, split, merged, plain, sdpa)}
 SEEDS = range(500, 516)
 Array = NDArray[np.float64]
 # torch says this about its own 'same' padding of even kernels

@@ -13,8 +13,9 @@ row-major), M keys (pixels of the padded input, row-major), I×J the query grid,
 rounding.
 
 operands       the tensors of a layer, its gates and their mix, choices of heads
-maps           S, G and C written out; the backends `reference`, the definition, and `dense`; `plain`, for exporters
-backends       `split` and `merged`, and the choice between them
+maps           S, G and C written out; the backends `reference`, the definition, and `dense`; `plain`, for exporters;
+               `sdpa`, the same by torch's attention
+backends       `split` and `merged`, and the choice of a backend
 streaming      the operator both rest on: no map is ever held whole, forward or backward
 relative_bias  another layer: position as a bias in the content's softmax (C-MHSA), written out and fast
 """
@@ -28,10 +29,12 @@ from recast.layers.functional.maps import (
     gaussian_factors,
     plain,
     reference,
+    sdpa,
 )
 from recast.layers.functional.operands import Gates, Weights, expand_heads, linear_gates, select_heads, sigmoid_gates
 
 __all__ = [
     "AttentionMaps", "Gates", "Weights", "attention_maps", "choose_backend", "dense", "expand_heads", "gather",
-    "gaussian_factors", "linear_gates", "merged", "plain", "reference", "select_heads", "sigmoid_gates", "split",
+    "gaussian_factors", "linear_gates", "merged", "plain", "reference", "sdpa", "select_heads", "sigmoid_gates",
+    "split",
 ]  # fmt: skip

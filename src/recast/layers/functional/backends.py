@@ -1,4 +1,4 @@
-"""The two fast backends, `split` and `merged`, and which of them is cheapest for a layer.
+"""The backends `split` and `merged`, and which backend is cheapest for a layer.
 
 `split` is the convolution plus what open heads add to it, `merged` everything in one. Neither holds a map whole.
 """
@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recast.layers.functional.maps import gaussian_factors, query_tokens
+from recast.layers.functional.maps import gaussian_factors, in_format_of, query_tokens
 from recast.layers.functional.operands import Weights, finite_half, project_values, take_heads
 from recast.layers.functional.streaming import attend
 from recast.layers.functional.streaming.stream import MERGE_KEYS
-from recast.layers.geometry import Geometry, is_channels_last
+from recast.layers.geometry import Geometry
 
 KEEP_COST = 0.1
 """Gathers are recomputed in the backward pass if that costs at most this share of a step."""
@@ -23,14 +23,21 @@ PRODUCT = 1.15
 """Time of a matrix product against a convolution of as many multiply-accumulates (results/layer.csv, CPU)."""
 
 
-def choose_backend(geometry: Geometry, groups: int, opened: int, has_shift: bool) -> Literal["split", "merged"]:
-    """Return `split` or `merged` for a layer with `opened` heads that have a Gaussian or a content map.
+def choose_backend(
+    geometry: Geometry, groups: int, opened: int, has_shift: bool, device: str = "cpu"
+) -> Literal["split", "merged", "sdpa"]:
+    """Return the backend for a layer with `opened` heads that have a Gaussian or a content map, by type of device.
+
+    On CUDA it is `sdpa`: the operator of the other two is written for a CPU's caches. Without open heads all are the
+    convolution.
 
     What a head gathers costs the same in both. `split` convolves with all H kernel positions and projects the open
     heads' gathers; `merged` projects all heads' gathers by a matrix product, which is slower than a convolution:
     H + PRODUCT · opened against PRODUCT · H. Grouped and transposed layers, where products are small, are always split.
     """
     heads = geometry.num_heads
+    if device == "cuda" and opened:
+        return "sdpa"
     if groups > 1 or geometry.is_transposed or not has_shift:
         return "split"
     return "merged" if PRODUCT * heads < heads + PRODUCT * opened else "split"
@@ -44,7 +51,7 @@ def split(x: Tensor, w: Weights) -> Tensor:
     """
     values = project_values(x, w.value, w.groups)
     if w.gates.shift is None:
-        return _in_format_of(x, w.weight, _streamed(x, values, w, None, w.bias))
+        return in_format_of(x, w.weight, _streamed(x, values, w, None, w.bias))
     if is_light := _is_light(x, w):
         (head,) = w.content_heads
         if w.geometry.offsets()[head] == (0, 0) and not w.geometry.is_transposed:
@@ -96,7 +103,7 @@ def merged(x: Tensor, w: Weights) -> Tensor:
     # tokens lie channel by channel in memory: all that follows reads them without another copy
     tokens = x.contiguous(memory_format=torch.channels_last)
     values = project_values(tokens, w.value, w.groups)
-    return _in_format_of(x, w.weight, _streamed(tokens, values, w, w.gates.shift, w.bias))
+    return in_format_of(x, w.weight, _streamed(tokens, values, w, w.gates.shift, w.bias))
 
 
 def _streamed(x: Tensor, values: Tensor, w: Weights, shift: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -197,11 +204,6 @@ def _autocast_dtype(x: Tensor) -> torch.dtype:
     if x.dtype != torch.float32 or not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return x.dtype
     return torch.get_autocast_dtype(kind)
-
-
-def _in_format_of(x: Tensor, weight: Tensor, y: Tensor) -> Tensor:
-    """Return `y`, which is channels_last, in the memory format of a convolution of `x` with `weight`."""
-    return y if is_channels_last(x) or is_channels_last(weight) else y.contiguous()
 
 
 def _project_tokens(x: Tensor, matrix: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 `reference` goes head by head; everything is compared with it. `dense` takes two products. Both hold all B·H·N·M numbers
 of the maps and have derivatives of any order. So has `plain`, which writes out open heads' content maps only: what an
-exported layer computes.
+exported layer computes. `sdpa` is `plain` with torch's scaled dot-product attention in place of the maps.
 """
 
 from __future__ import annotations
@@ -23,8 +23,15 @@ from recast.layers.functional.operands import (
     finite_half,
     project_out,
     project_values,
+    take_heads,
 )  # fmt: skip
-from recast.layers.geometry import Geometry
+from recast.layers.geometry import Geometry, is_channels_last
+
+ALIGNED = 8
+"""torch's GPU kernels require widths of queries and keys that are multiples of this, in half precision."""
+
+Attend = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+"""(Q (B, H, D, N), K (B, H, D, M), V (B, M, C) of all heads, scale) → softmax(scale · Q Kᵀ) V, (B, H, N, C)."""
 
 
 class AttentionMaps(NamedTuple):
@@ -206,9 +213,43 @@ def plain(x: Tensor, w: Weights) -> Tensor:
 
     Uses operations that every exporter and function transform supports. Height and width may be symbols.
     """
+    return _convolution_and_open_heads(x, w, _written_out)
+
+
+def sdpa(x: Tensor, w: Weights) -> Tensor:
+    """Compute `plain` with `scaled_dot_product_attention` in place of the content maps: its GPU kernels hold no map.
+
+    Linear content has no such product and stays as it is.
+    """
+    return in_format_of(x, w.weight, _convolution_and_open_heads(x, w, _scaled_dot_product))
+
+
+def in_format_of(x: Tensor, weight: Tensor, y: Tensor) -> Tensor:
+    """Return `y`, which may be channels_last, in the memory format of a convolution of `x` with `weight`."""
+    return y if is_channels_last(x) or is_channels_last(weight) else y.contiguous()
+
+
+def _written_out(q: Tensor, k: Tensor, values: Tensor, scale: float) -> Tensor:
+    """Compute the attention (`Attend`) with its maps written out."""
+    maps = torch.softmax(finite_half(q.transpose(-1, -2) @ k * scale), -1)
+    return (maps.flatten(1, 2) @ values.to(maps.dtype)).unflatten(1, maps.shape[1:3])
+
+
+def _scaled_dot_product(q: Tensor, k: Tensor, values: Tensor, scale: float) -> Tensor:
+    """Compute the attention (`Attend`) by torch's kernels, for which queries and keys get columns of zeros.
+
+    No mask is needed, as the keys are the pixels that are seen. The values are expanded over the heads without a copy.
+    """
+    q, k = (F.pad(t, (0, 0, 0, -t.shape[2] % ALIGNED)).transpose(-1, -2).contiguous() for t in (q, k))
+    shared = values.to(q.dtype).contiguous()[:, None].expand(-1, q.shape[1], -1, -1)
+    return F.scaled_dot_product_attention(q, k, shared, scale=scale)
+
+
+def _convolution_and_open_heads(x: Tensor, w: Weights, attend: Attend) -> Tensor:
+    """Return the convolution with a scaled kernel, plus what the open heads gather, content by `attend`."""
     geometry, (height, width) = w.geometry, x.shape[-2:]
     values = project_values(x, w.value, w.groups)
-    weight, bias, output = w.weight.flatten(2), w.bias, None
+    weight, bias, output = w.weight.flatten(2).movedim(2, 0), w.bias, None
     if w.gates.shift is not None:
         kernel = w.weight * w.gates.shift.view(w.weight.shape[2:]).to(w.weight.dtype)
         output, bias = geometry.convolve(values, kernel, bias, w.groups), None
@@ -234,8 +275,7 @@ def plain(x: Tensor, w: Weights) -> Tensor:
         if w.content == "linear":
             mixed = torch.softmax(q, 2).transpose(-1, -2) @ (torch.softmax(k, -1) @ visible[:, None])
         else:
-            maps = torch.softmax(finite_half(q.transpose(-1, -2) @ k * w.head_dim**-0.5), -1)
-            mixed = (maps.flatten(1, 2) @ visible.to(maps.dtype)).unflatten(1, maps.shape[1:3])
+            mixed = attend(q, k, visible, w.head_dim**-0.5)
         mixed = mixed * w.gates.content.to(mixed.dtype)[:, None, None]
         images = mixed.permute(0, 3, 1, 2).unflatten(-1, geometry.output_size(height, width))
         if w.content_heads == w.gaussian_heads:  # one product for both
@@ -243,7 +283,7 @@ def plain(x: Tensor, w: Weights) -> Tensor:
         else:
             gathered.append((w.content_heads, images))
     for heads, images in gathered:
-        more = project_out(images, weight[..., list(heads)], bias, w.groups)
+        more = project_out(images, take_heads(weight, heads, geometry.num_heads).movedim(0, 2), bias, w.groups)
         output, bias = more if output is None else output + more, None
     assert output is not None  # heads without a shift have a Gaussian
     return output

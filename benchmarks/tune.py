@@ -1,0 +1,66 @@
+"""What `recast.tune_` chooses, and whether that is faster when measured again.
+
+    OMP_NUM_THREADS=1 python benchmarks/tune.py          # writes results/tune.csv (two minutes of the processor)
+
+Rows: the layers of a network with open gates that compute the same on the same input, in inference and in training
+(forward and backward). Columns: network, heads (with content: one, or all nine, with Gaussians and W_val); those of
+`recast.surgery.tuning.Timed`; again (time of the chosen form over that of the form before, from a second call of
+`tune_`, which times all forms again); machine. With one thread all times are the process's own, on a busy machine too.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import timm
+import torch
+from timing import RESULTS, machine, write
+from wide import opened
+
+import recast
+import recast.papers.networks
+from recast.layers.config import PAPERS_LAYER
+
+NETWORKS: dict[str, tuple[int, int, Any]] = {
+    "cifar_resnet20": (32, 32, None), "resnet26t": (256, 4, None), "resnet50": (224, 2, r"re:layer[34]\.\d\.conv2"),
+}  # fmt: skip
+"""Side of an image, images, layers (None: the last stage)."""
+HEADS: dict[str, dict[str, Any]] = {"one": {}, "all": PAPERS_LAYER}
+
+
+def measure(
+    name: str, heads: str, device: torch.device, seconds: float, images: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """Tune a network twice; the second call gives the times again."""
+    torch.manual_seed(0)
+    size, batch, where = NETWORKS[name]
+    x = torch.randn(images or batch, 3, size, size, device=device)
+    model, config = timm.create_model(name), recast.RecastConfig(**HEADS[heads])
+    model = opened(recast.recast_(model, recast.plan(model, x[:1].cpu(), config, where=where))).to(device)
+    first, second = recast.tune_(model, x, seconds=seconds), recast.tune_(model, x, seconds=seconds)
+    print(name, heads, first, sep="\n", flush=True)
+    for row, again in zip(first, second, strict=True):
+        ratio = getattr(again, f"{row.chosen}_ms") / getattr(again, f"{row.before}_ms")
+        values = {
+            key: round(v, 3) if isinstance(v, float) else "" if v is None else v for key, v in asdict(row).items()
+        }
+        yield {"network": name, "heads": heads, **values, "again": round(ratio, 3), "machine": machine()}
+
+
+def main() -> None:
+    """Every network, the file after each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    parser.add_argument("--seconds", type=float, default=0.3)
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for name, heads in (("cifar_resnet20", "one"), ("resnet26t", "one"), ("resnet50", "one"), ("resnet50", "all")):
+        rows += measure(name, heads, arguments.device, arguments.seconds)
+        write(RESULTS / "tune.csv", rows)
+
+
+if __name__ == "__main__":
+    main()

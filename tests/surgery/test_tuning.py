@@ -1,0 +1,161 @@
+"""`tune_`: the fastest form of each layer, mode and size runs, and nothing else changes."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import recast
+from recast import GPSA, Geometry, RecastConfig, RecastError
+from recast.layers.gpsa import gpsa_layers
+from recast.surgery import tuning
+
+PAD_1 = Geometry((3, 3), padding=(1, 1, 1, 1))
+
+
+def network(open_gates: Callable[..., GPSA], backend: Any = "auto") -> nn.Sequential:
+    """Two layers of the same kind, one with a stride, and one that no image reaches."""
+    config = RecastConfig(content_heads=3, gaussian_heads=2, backend=backend)
+    same, strided = PAD_1, Geometry((3, 3), (2, 2), (1, 1, 1, 1))
+    torch.manual_seed(0)
+    model = nn.Sequential(*(GPSA(4, 4, geometry, config=config) for geometry in (same, same, strided))).double()
+    model[0].aside = GPSA(4, 4, PAD_1).double()
+    for layer in gpsa_layers(model).values():
+        open_gates(layer)
+    return model
+
+
+def timing(**milliseconds: float) -> Callable[..., dict[str, list[float]]]:
+    """Replace the clock: every form takes 1 s unless named."""
+
+    def times(models: Mapping[str, Any], images: Tensor, *_: Any) -> dict[str, list[float]]:
+        for model in models.values():
+            model(images)  # every form runs
+        return {form: [milliseconds.get(form, 1.0)] * 3 for form in models}
+
+    return times
+
+
+def outputs_and_gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
+    x = x.clone().requires_grad_()
+    y = model(x)
+    trained = [p for p in model.parameters() if p.numel()]
+    return [y, *(g for g in torch.autograd.grad(y.sin().sum(), [x, *trained], allow_unused=True) if g is not None)]
+
+
+@pytest.mark.parametrize("form", tuning.FORMS)
+def test_a_choice_runs_and_changes_nothing(
+    form: str, open_gates: Any, error_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = network(open_gates), torch.randn(2, 4, 7, 6, dtype=torch.float64)
+    expected = {size: outputs_and_gradients(model, x[..., :size]) for size in (6, 5)}
+    monkeypatch.setattr(tuning, "time_models", timing(**{form: 0.5}))
+    random = torch.get_rng_state()
+    table = recast.tune_(model, x)
+    assert [(row.layers, row.mode, row.chosen) for row in table] == [
+        (name, mode, form) for name in ("0 and 1 more", "2") for mode in ("inference", "training")
+    ]
+    assert table.left_out == ["0.aside"]
+    assert "0.aside" in str(table)
+    assert all(module.training for module in model.modules())
+    assert torch.equal(torch.get_rng_state(), random)
+    for tuned in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        first = tuned[0]
+        assert first.chosen_backend((7, 6)) == first.eval().chosen_backend((7, 6)) == form
+        assert (first.chosen_backend((7, 5)), first.aside.chosen_backend((7, 6))) == ("merged", "split")  # by the rule
+        for size, values in expected.items():
+            for a, b in zip(outputs_and_gradients(tuned.train(), x[..., :size]), values, strict=True):
+                assert error_of(a, b) < 1e-10
+    model[0].prune_((), (4,))
+    assert not model[0].tuned
+
+
+def test_the_modes_are_chosen_apart(open_gates: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, calls = network(open_gates), torch.randn(1, 4, 7, 6, dtype=torch.float64), []
+
+    def times(models: Mapping[str, Any], images: Tensor, *_: Any) -> dict[str, list[float]]:
+        fast = "dense" if model[0].training or model[2].training else "merged"
+        calls.append(fast)
+        return {form: [0.5 if form == fast else 1.0] for form in models}
+
+    monkeypatch.setattr(tuning, "time_models", times)
+    recast.tune_(model.eval(), x)
+    assert set(calls) == {"dense", "merged"}
+    assert not any(module.training for module in model.modules())
+    assert model[0].chosen_backend((7, 6)) == "merged"
+    assert model.train()[0].chosen_backend((7, 6)) == "dense"
+
+
+@pytest.mark.parametrize("ratios", [(0.98, 0.98), (0.5, 0.99)])
+def test_a_form_that_is_not_clearly_faster_twice_is_not_taken(
+    ratios: tuple[float, float], open_gates: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def times(models: Mapping[str, Any], images: Tensor, *_: Any) -> dict[str, list[float]]:
+        return {form: [ratios[len(models) == 2] if form == "dense" else 1.0] for form in models}
+
+    monkeypatch.setattr(tuning, "time_models", times)
+    table = recast.tune_(network(open_gates), torch.randn(1, 4, 7, 6, dtype=torch.float64))
+    assert {(row.before, row.chosen, row.over_before) for row in table} == {("merged", "merged", 1.0)}
+
+
+@pytest.mark.parametrize(
+    "geometry", [PAD_1, Geometry((3, 3), padding=(1, 1, 1, 1), upsample=(2, 2), is_transposed=True)]
+)
+def test_a_slow_form_that_was_set_is_replaced(geometry: Geometry, open_gates: Any) -> None:
+    """On the real clock: the definition goes head by head with whole maps, several times slower than any other."""
+    model = nn.Sequential(open_gates(GPSA(8, 8, geometry, config=RecastConfig(backend="reference"))))
+    with torch.inference_mode():
+        table = recast.tune_(model, torch.randn(4, 8, 16, 16), seconds=0.02)
+    assert [row.before for row in table] == ["reference", "reference"]
+    assert "reference" not in {row.chosen for row in table}
+    assert all(row.over_before < 0.8 for row in table)
+    assert model[0].backend == "auto"
+    assert model[0].chosen_backend((16, 16)) == table[1].chosen
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_closed_heads_stay_the_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    parent, x = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1)).eval(), torch.randn(2, 4, 6, 6)
+    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, x))
+    monkeypatch.setattr(tuning, "time_models", timing(dense=0.5))
+    (row,) = recast.tune_(child.eval(), x)
+    assert (row.mode, row.chosen) == ("training", "dense")
+    assert torch.equal(child(x), parent(x))
+
+
+def test_a_tuned_layer_compiles_in_one_graph(open_gates: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = open_gates(GPSA(4, 4, PAD_1))
+    monkeypatch.setattr(tuning, "time_models", timing(sdpa=0.5))
+    recast.tune_(layer, torch.randn(2, 4, 8, 8))
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    for size in ((8, 8), (9, 6), (7, 10), (8, 8)):
+        x = torch.randn(2, 4, *size)
+        torch.testing.assert_close(compiled(x), layer(x))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nn.Sequential(nn.Conv2d(4, 4, 3)), "no GPSA layer: call recast_"),
+        (lambda: nn.Sequential(recast.CMHSA(4, 4, PAD_1)), "no GPSA layer"),
+        (lambda: nn.Identity(), "no GPSA layer"),
+    ],
+)
+def test_networks_without_a_choice_are_refused(make: Callable[[], nn.Module], message: str) -> None:
+    with pytest.raises(RecastError, match=message):
+        recast.tune_(make(), torch.randn(1, 4, 6, 6))
+
+
+def test_images_that_reach_no_layer_are_refused() -> None:
+    model = nn.Identity()
+    model.aside = GPSA(4, 4, PAD_1, config=RecastConfig(backend="dense"))
+    with pytest.raises(RecastError, match="aside"):
+        recast.tune_(model, torch.randn(1, 4, 6, 6))
+    assert model.aside.backend == "dense"
