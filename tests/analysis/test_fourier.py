@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import recast.papers  # noqa: F401  (registers the small networks with timm)
-from recast.analysis.blocks import find_blocks, unwrapped
-from recast.analysis.fourier import diagonal_log_amplitude, fourier, tabulate_fourier
 from recast.errors import RecastError
+from recast.lab.analysis.blocks import find_blocks, unwrapped
+from recast.lab.analysis.fourier import diagonal_log_amplitude, fourier, tabulate_fourier
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 

@@ -16,13 +16,13 @@ from torchvision import models as torchvision_models
 
 from recast import plan, recast_
 from recast.errors import RecastError
+from recast.lab.scales import randomize_scales_
 from recast.layers.attention_pool import AttentionPool, ClassHead, attention_pools
 from recast.layers.config import PoolConfig
 from recast.surgery.plan import Plan
 from recast.surgery.pooling.adapters import PooledLayer
 from recast.surgery.pooling.find import find_place
 from recast.surgery.pooling.swap import attention_pool_
-from recast.surgery.scales import randomize_scales_
 from recast.tracing.hooks import captured_inputs
 
 

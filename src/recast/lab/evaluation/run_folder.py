@@ -27,10 +27,10 @@ from recast.lab.evaluation.runner import Results, measure, open_context
 from recast.lab.evaluation.suites import check_suites, check_task, evaluator, passes
 from recast.lab.recipe import functions_of, has_new_parent, load_recipe
 from recast.lab.records import Difference, Provenance, Row, write_records
+from recast.lab.tables import read_records, write_table
 from recast.lab.tasks import task_of
 from recast.models.build import build
 from recast.models.trust import check_trusted, follow_up
-from recast.tables import read_records, write_table
 
 
 @dataclass(frozen=True)

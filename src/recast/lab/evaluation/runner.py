@@ -27,7 +27,7 @@ from recast.lab.evaluation.context import Batch, Context, NotMeasured, PixelMode
 from recast.lab.evaluation.stats import Resampled
 from recast.lab.evaluation.suites import check_suites, check_task, evaluator
 from recast.lab.records import Difference, Row
-from recast.tables import Table
+from recast.lab.tables import Table
 from recast.tracing.examples import check_weights
 from recast.tracing.hooks import in_eval
 

@@ -21,6 +21,7 @@ from recast.lab.data.datasets import IMAGENET, ImageFiles, LabelledImages
 from recast.lab.data.fingerprint import FINGERPRINT
 from recast.lab.data.seeding import mix_seed, seeded
 from recast.lab.recipe import COARSE_FILE, PARENT_WEIGHTS, changes, functions_of, load_recipe, may_change
+from recast.lab.scales import batch_norms
 from recast.lab.tasks import task_of
 from recast.lab.training.optim import check_trainable
 from recast.models.build import build, input_defaults
@@ -30,7 +31,6 @@ from recast.models.trust import follow_up
 from recast.reading import decode, read_bytes
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
-from recast.surgery.scales import batch_norms
 from recast.tracing.hooks import in_eval
 
 PARENT = "parent"

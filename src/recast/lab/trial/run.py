@@ -20,9 +20,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from recast.analysis.records import Wakefulness
 from recast.errors import RecastError
 from recast.files import locked, read_json, read_lines, replaced, sealed, write_json, write_text
+from recast.lab.analysis.records import Wakefulness
 from recast.lab.data import Data, Loader
 from recast.lab.data.datasets import ImageFiles, ImageTensors, LabelledImages
 from recast.lab.data.fingerprint import fingerprint_of

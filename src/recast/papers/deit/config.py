@@ -42,7 +42,7 @@ class DeitConfig(PaperConfig):
         blocks too, as in the published code. Raises RecastError for a network without it."""
         from torch.nn import init
 
-        from recast.surgery.scales import layer_scales
+        from recast.lab.scales import layer_scales
 
         if self.layer_scale is None:
             return

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recast.analysis.queries import telling_query
 from recast.files import replaced
+from recast.lab.analysis.queries import telling_query
 from recast.lab.data import Loader
 from recast.lab.evaluation.context import PixelModel
 from recast.lab.evaluation.run_folder import OpenRun

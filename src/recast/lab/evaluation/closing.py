@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recast.errors import RecastError
+from recast.lab.scales import recalibrate_batch_norm_
 from recast.layers.gpsa import GPSA, LAMBDA_WITHOUT_CONTENT, gpsa_layers
-from recast.surgery.scales import recalibrate_batch_norm_
 from recast.tracing.hooks import in_eval
 
 TRIED = 4
