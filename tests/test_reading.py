@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from recast.errors import RecastError, one_line, shown
-from recast.files import read_text
 from recast.lab.config import Recipe
+from recast.lab.files import read_text
 from recast.lab.recipe import SEAL, load_recipe, save_recipe
 from recast.lab.tables import read_table
 from recast.reading import parse_json, read_bytes

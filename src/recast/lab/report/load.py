@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 
 from recast.config import read
 from recast.errors import RecastError
-from recast.files import read_json, read_lines, read_names, read_text
 from recast.lab.analysis.records import FourierLine, HeadLine, SimilarityLine
 from recast.lab.config import Recipe
+from recast.lab.files import read_json, read_lines, read_names, read_text
 from recast.lab.recipe import SEAL, load_recipe, why_untaught
 from recast.lab.records import Difference, Epoch, Evaluation, FrontierLine, Provenance, Row, Switching
 from recast.lab.report.maps import Attention, read_attention

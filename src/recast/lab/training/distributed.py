@@ -23,9 +23,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from recast.errors import RecastError
-from recast.files import locked
 from recast.lab.config import ClassifyConfig, Recipe
 from recast.lab.device import choose_device
+from recast.lab.files import locked
 from recast.tracing.hooks import computes_as
 
 T = TypeVar("T")

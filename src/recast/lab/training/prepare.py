@@ -13,13 +13,13 @@ from torch import nn
 
 from recast.analysis.transformers import is_attention
 from recast.errors import RecastError, first_line
-from recast.files import LOCK
 from recast.lab.config import LabelsConfig, Recipe
 from recast.lab.config.tasks import ModelTeacher
 from recast.lab.data import Data, Loader, load_data
 from recast.lab.data.datasets import IMAGENET, ImageFiles, LabelledImages
 from recast.lab.data.fingerprint import FINGERPRINT
 from recast.lab.data.seeding import mix_seed, seeded
+from recast.lab.files import LOCK
 from recast.lab.recipe import COARSE_FILE, PARENT_WEIGHTS, changes, functions_of, load_recipe, may_change
 from recast.lab.scales import batch_norms
 from recast.lab.tasks import task_of

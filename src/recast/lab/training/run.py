@@ -19,12 +19,13 @@ import torch
 from torch import nn
 
 from recast.errors import RecastError
-from recast.files import number, read_json, read_text, write_json, write_text
+from recast.files import write_text
 from recast.lab.config import Recipe
 from recast.lab.data.fingerprint import FINGERPRINT, check_classes, check_same, fingerprint_of
 from recast.lab.data.seeding import mix_seed, seeded
 from recast.lab.data.table import with_task
 from recast.lab.device import surroundings
+from recast.lab.files import number, read_json, read_text, write_json
 from recast.lab.recipe import COARSE_FILE, PARENT_WEIGHTS, functions_of, save_recipe
 from recast.lab.scales import recalibrate_batch_norm_
 from recast.lab.tasks import task_of
