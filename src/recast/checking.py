@@ -122,11 +122,7 @@ def _findings(
     plan = applied_plan(model)
     pool = "" if plan.pool is None else " and attention pooling"
     yield Finding("network", True, f"{name}: the plan's {len(plan.steps)} layers{pool} are put in, all tensors fit")
-    if layers := gpsa_layers(model):
-        heads = sum(layer.num_heads for layer in layers.values())
-        open_heads = [(layer.num_heads, layer.open_heads) for layer in layers.values()]
-        opened = sum(count if numbers is None else len(numbers) for count, numbers in open_heads)
-        yield Finding("gates", True, f"{opened} of {heads} heads in {len(layers)} layers have left the convolution")
+    yield from _gates(model)
     try:
         yield from _against_parent(plan, proof, model, parent)
     except RecastError as error:  # a parent of another shape
@@ -135,6 +131,15 @@ def _findings(
         yield _folds(proof, model)
     for file_name, record in (proof.exported or {}).items():
         yield _export(path.parent / Path(file_name).name, record)
+
+
+def _gates(model: nn.Module) -> Iterator[Finding]:
+    """Yield how many heads are open, if the network has any."""
+    if layers := gpsa_layers(model):
+        heads = sum(layer.num_heads for layer in layers.values())
+        open_heads = [(layer.num_heads, layer.open_heads) for layer in layers.values()]
+        opened = sum(count if numbers is None else len(numbers) for count, numbers in open_heads)
+        yield Finding("gates", True, f"{opened} of {heads} heads in {len(layers)} layers have left the convolution")
 
 
 def _against_parent(plan: Plan, proof: Proof, model: nn.Module, parent: nn.Module | None) -> Iterator[Finding]:

@@ -69,29 +69,12 @@ def calibrate_(
     plan = applied_plan(child)
     whole, child, parent = child, unwrapped(child), unwrapped(parent)
     layers = gpsa_layers(child)
-    if others := [name for name in recast_layers(child) if name not in layers]:
-        raise RecastError(
-            f"calibrate_ requires gate='sigmoid' or 'linear', but {others[0]} is CMHSA: raise bias_init instead"
-        )
-    held = [batch for batch, _ in read_batches(child, batches)]
-    if not held:
-        raise RecastError("calibrate_ requires at least one batch of images")
-    for batch in held:
-        check_values(batch, child, parent)
-        if not all(bool(t.isfinite().all()) for t in tensors_of(batch)):
-            raise RecastError("a batch holds NaN or infinite values: check the images")
-    parents = {n: m for n, m in parent.named_modules() if is_convolution(m) and not isinstance(m, RecastLayer)}
-    if missing := [name for name in layers if name not in parents]:
-        raise RecastError(f"the parent has no convolution at {missing[0]!r}: pass the network the child was made from")
-    if computed := [name for name, layer in layers.items() if parametrization_of(layer) is not None]:
-        raise RecastError(f"{computed[0]} computes its weight (keep_parametrization): calibrate_ cannot set it")
+    convolutions = _convolutions_of(child, parent, layers)
+    images = _finite_batches(child, parent, batches)
     with in_eval(child, parent), full_precision(), _given_back_on_error(layers):
-        order: dict[str, None] = {}  # each once: solved again, a layer would be pulled towards its own solution
-        with hooked(layers.items(), before=lambda name, _module, _inputs: order.setdefault(name)):
-            run_example(child, held[0])
-        for name in order:
-            layer, convolution = layers[name], parents[name]
-            pairs = (_features_and_targets(child, parent, layer, convolution, batch) for batch in held)
+        for name in _order_of_calls(child, layers, images[0]):
+            layer = layers[name]
+            pairs = (_features_and_targets(child, parent, layer, convolutions[name], batch) for batch in images)
             prior = _kernel_over_share(layer)
             weights, bias = _ridge_regression(pairs, ridge, prior if shrink_to_kernel else torch.zeros_like(prior))
             layer.weight.copy_(weights.mT.reshape(layer.weight.shape))
@@ -101,6 +84,43 @@ def calibrate_(
     steps = tuple(replace(step, bias_added=step.name in layers or step.bias_added) for step in plan.steps)
     set_plan_(child, replace(plan, steps=steps))
     return whole
+
+
+def _convolutions_of(child: nn.Module, parent: nn.Module, layers: dict[str, GPSA]) -> dict[str, nn.Module]:
+    """Return the parent's convolutions by name. Raises `RecastError` for a layer that cannot be fitted to one."""
+    if others := [name for name in recast_layers(child) if name not in layers]:
+        raise RecastError(
+            f"calibrate_ requires gate='sigmoid' or 'linear', but {others[0]} is CMHSA: raise bias_init instead"
+        )
+    convolutions = {n: m for n, m in parent.named_modules() if is_convolution(m) and not isinstance(m, RecastLayer)}
+    if missing := [name for name in layers if name not in convolutions]:
+        raise RecastError(f"the parent has no convolution at {missing[0]!r}: pass the network the child was made from")
+    if computed := [name for name, layer in layers.items() if parametrization_of(layer) is not None]:
+        raise RecastError(f"{computed[0]} computes its weight (keep_parametrization): calibrate_ cannot set it")
+    return convolutions
+
+
+def _finite_batches(child: nn.Module, parent: nn.Module, batches: Any) -> list[Example]:
+    """Return the batches. Raises `RecastError` if there is none, and for NaN and infinity."""
+    examples = [batch for batch, _ in read_batches(child, batches)]
+    if not examples:
+        raise RecastError("calibrate_ requires at least one batch of images")
+    for batch in examples:
+        check_values(batch, child, parent)
+        if not all(bool(t.isfinite().all()) for t in tensors_of(batch)):
+            raise RecastError("a batch holds NaN or infinite values: check the images")
+    return examples
+
+
+def _order_of_calls(child: nn.Module, layers: dict[str, GPSA], batch: Example) -> list[str]:
+    """Return the layers in the order of their first calls.
+
+    Each once: solved again, a layer would be pulled towards its own solution.
+    """
+    order: dict[str, None] = {}
+    with hooked(layers.items(), before=lambda name, _module, _inputs: order.setdefault(name)):
+        run_example(child, batch)
+    return list(order)
 
 
 @contextmanager

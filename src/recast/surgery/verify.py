@@ -116,7 +116,7 @@ def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
         signal[name] = max(signal.get(name, 0.0), share if shows else 0.0)
 
     layers = _layers_of(model, plan)
-    pools = [] if plan.pool is None else list(attention_pools(model))
+    pools = list(attention_pools(model)) if plan.pool is not None else []
     if recast := [name for name, layer in layers.items() if isinstance(layer, RecastLayer)] + pools:
         raise RecastError(
             f"the parent is recast itself, {recast[0] or 'the model'} is attention: pass the network before recast_"
@@ -233,6 +233,7 @@ def verify(
 
 
 def _verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, backend: Backend | None) -> Exactness:
+    """Compare once, and note a result that holds on the child."""
     plan = applied_plan(child)
     attention = {child, *recast_layers(child).values(), *attention_pools(child).values()}
     if not isinstance(parent, Trace) and (parent in child.modules() or not attention.isdisjoint(parent.modules())):
@@ -246,25 +247,16 @@ def _verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, backend
     if silent := [name for name in before.layers if name not in outputs]:
         raise RecastError(f"the child never calls {silent[0] or 'its layer'}: another module still calls the old layer")
     tensors = _comparable(output, before.output)
-    images, (first, reference) = batch_of(batch), (answer_of(output), answer_of(before.output))
-    if not isinstance(first, Tensor) or not isinstance(reference, Tensor):
-        first, reference = next(iter(tensors.values()))
-    # one dictionary of boxes an image, as detectors return, has no classes in its first tensor
-    boxes = isinstance(before.output, list) and any(isinstance(item, dict) for item in before.output)
-    comparable = not boxes and first.shape == reference.shape and first.dim() > 1 and len(first) == images
-    equal = first.argmax(1) == reference.argmax(1) if comparable else torch.zeros(0)
+    equal = _equal_predictions(output, before.output, tensors, batch_of(batch))
     layers = {name: _layer_error(outputs[name], ys, before.ranges[name]) for name, ys in before.layers.items()}
     signal = {step.name: before.signal.get(step.name, 0.0) for step in plan.steps}
     if plan.pool is not None:
-        with shifted_queries(child), in_eval(child), undisturbed(child), torch.no_grad():
-            moved = _comparable(run_example(child, batch), output)
-        share = max(relative_error(a, b) for a, b in moved.values()) if _can_show(batch) else 0.0
-        signal[next(iter(attention_pools(child)))] = share
+        signal[next(iter(attention_pools(child)))] = _pool_signal(child, batch, output)
     errors = {path: worst_channel(a, b) for path, (a, b) in tensors.items()}
     path, (error, channel) = max(errors.items(), key=lambda item: item[1][0])
     worst = f"output{path}" + ("" if channel is None else f", channel {channel}")
     result = Exactness(
-        images=images,
+        images=batch_of(batch),
         max_relative_error=error,
         bitwise=not error and all(torch.equal(a, b) for a, b in tensors.values()) and not any(layers.values()),
         argmax_agreement=float(equal.double().mean()),
@@ -277,6 +269,27 @@ def _verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, backend
     if result.ok():
         note_(child, replace(proof_of(child), verified=result))
     return result
+
+
+def _equal_predictions(output: Any, expected: Any, tensors: dict[str, tuple[Tensor, Tensor]], images: int) -> Tensor:
+    """Return whether each image (or pixel) has the same argmax in both; no element if there are no classes."""
+    first, reference = answer_of(output), answer_of(expected)
+    if not isinstance(first, Tensor) or not isinstance(reference, Tensor):
+        first, reference = next(iter(tensors.values()))
+    # detectors return a dictionary of boxes per image, with no classes in its first tensor
+    boxes = isinstance(expected, list) and any(isinstance(item, dict) for item in expected)
+    if boxes or first.shape != reference.shape or first.dim() < 2 or len(first) != images:
+        return torch.zeros(0)
+    return first.argmax(1) == reference.argmax(1)
+
+
+def _pool_signal(child: nn.Module, batch: Example, output: Any) -> float:
+    """Return how far moved queries of the attention pooling move the outputs."""
+    if not _can_show(batch):
+        return 0.0
+    with shifted_queries(child), in_eval(child), undisturbed(child), torch.no_grad():
+        moved = _comparable(run_example(child, batch), output)
+    return max(relative_error(a, b) for a, b in moved.values())
 
 
 def _comparable(output: Any, expected: Any) -> dict[str, tuple[Tensor, Tensor]]:

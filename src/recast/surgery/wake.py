@@ -128,34 +128,46 @@ def wake_(
         ['0']
     """
     model = unwrapped(model)
-    every = recast_layers(model)
-    if unknown := [name for name in layers or () if name not in every]:
-        name = str(unknown[0])
-        raise RecastError(f"no layer {name!r} of {type(model).__name__} was recast.{suggest(name, every)}")
-    chosen = {name: layer for name, layer in every.items() if layers is None or name in layers}
-    if not chosen:
-        raise RecastError(f"{type(model).__name__} has no recast layer to wake")
-    if pruned := [name for name, layer in chosen.items() if not len(layer.query)]:
-        raise RecastError(f"{pruned[0] or 'the layer'} has no content map (all pruned): drop it from layers")
-    moments_of = {name: _Moments() for name in chosen}
-    with in_eval(model), hooked(chosen.items(), before=lambda name, _layer, inputs: moments_of[name].add(inputs[0])):
-        for batch, _ in read_batches(model, batches):
-            run_example(model, batch)
-    for name, moments in moments_of.items():
-        if not moments.count:
-            raise RecastError(f"{name} got no image: pass at least one batch")
-        if not moments.products.isfinite().all():
-            raise RecastError(f"{name} got NaN or infinite values: check the images, and the weights before it")
+    chosen = _layers_to_wake(model, layers)
+    moments = _input_moments(model, chosen, batches)
     warn_if_frozen(chosen.values())
     generator = torch.Generator().manual_seed(int(seed))
     woken = []
     for name, layer in chosen.items():
         # autocast may be the network's own
-        inputs = [x.to(layer.query.dtype) for x in moments_of[name].sample.values()]
+        inputs = [x.to(layer.query.dtype) for x in moments[name].sample.values()]
         before = content_entropy(layer, inputs)
-        _set_queries_and_keys(layer, moments_of[name].components(layer.head_dim), inputs, logit_std, generator)
+        _set_queries_and_keys(layer, moments[name].components(layer.head_dim), inputs, logit_std, generator)
         woken.append(Woken(name, before, content_entropy(layer, inputs)))
     return woken
+
+
+def _layers_to_wake(model: nn.Module, names: Collection[str] | None) -> dict[str, RecastLayer]:
+    """Return the recast layers of these names, or all. Raises `RecastError` for none, and for pruned ones."""
+    layers = recast_layers(model)
+    if unknown := [name for name in names or () if name not in layers]:
+        name = str(unknown[0])
+        raise RecastError(f"no layer {name!r} of {type(model).__name__} was recast.{suggest(name, layers)}")
+    chosen = {name: layer for name, layer in layers.items() if names is None or name in names}
+    if not chosen:
+        raise RecastError(f"{type(model).__name__} has no recast layer to wake")
+    if pruned := [name for name, layer in chosen.items() if not len(layer.query)]:
+        raise RecastError(f"{pruned[0] or 'the layer'} has no content map (all pruned): drop it from layers")
+    return chosen
+
+
+def _input_moments(model: nn.Module, layers: dict[str, RecastLayer], batches: Any) -> dict[str, _Moments]:
+    """Return the moments of the inputs of every layer. Raises `RecastError` for missing and infinite inputs."""
+    moments = {name: _Moments() for name in layers}
+    with in_eval(model), hooked(layers.items(), before=lambda name, _layer, inputs: moments[name].add(inputs[0])):
+        for batch, _ in read_batches(model, batches):
+            run_example(model, batch)
+    for name, layer_moments in moments.items():
+        if not layer_moments.count:
+            raise RecastError(f"{name} got no image: pass at least one batch")
+        if not layer_moments.products.isfinite().all():
+            raise RecastError(f"{name} got NaN or infinite values: check the images, and the weights before it")
+    return moments
 
 
 def warn_if_frozen(layers: Iterable[RecastLayer]) -> None:
