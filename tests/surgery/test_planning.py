@@ -15,11 +15,12 @@ from torch.nn.utils import parametrizations
 from torch.utils.flop_counter import FlopCounterMode
 
 from recast.errors import RecastError
+from recast.lab.edited_plan import Edited, read_edited, replan
 from recast.lab.networks import CifarResNet
 from recast.layers.config import PAPERS_LAYER, PoolConfig, RecastConfig
 from recast.surgery.apply import recast_
-from recast.surgery.plan import Edited, Plan
-from recast.surgery.planning import plan, replan
+from recast.surgery.plan import Plan
+from recast.surgery.planning import plan
 from recast.surgery.pooling.swap import attention_pool_
 from recast.surgery.table import quantity
 
@@ -202,7 +203,7 @@ def test_a_file_that_is_no_plan_is_refused(change: Callable[[dict[str, Any]], An
 def edited(change: Callable[[dict[str, Any]], None]) -> Edited:
     document = json.loads(plan(small(), X, where="all").to_json())
     change(document)
-    return Plan.read_edited(json.dumps(document))
+    return read_edited(json.dumps(document))
 
 
 def test_an_edited_plan_is_worked_out_again() -> None:
@@ -258,7 +259,7 @@ def test_a_pool_is_counted_and_nothing_is_changed(kind: Any, where: Any) -> None
     assert len(found.left) + len(found.steps) == sum(isinstance(module, nn.Conv2d) for module in model.modules())
     assert Plan.from_json(found.to_json()) == found
     assert "attention pooling: " + ("a single token" if kind == "single" else "a token for every class") in str(found)
-    assert replan(model, X, Plan.read_edited(found.to_json())).after == found.after
+    assert replan(model, X, read_edited(found.to_json())).after == found.after
 
 
 def test_a_budget_counts_the_pool() -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from pydantic import ConfigDict
@@ -13,7 +12,7 @@ from torch import nn
 
 from recast.config import adapter, read
 from recast.errors import RecastError, listed, shown
-from recast.layers.config import PAPERS_LAYER, AttentionPooling, PoolConfig, RecastConfig
+from recast.layers.config import PAPERS_LAYER, AttentionPooling, RecastConfig
 from recast.layers.geometry import Geometry
 from recast.reading import parse_json
 from recast.surgery import table
@@ -25,19 +24,6 @@ from recast.tracing.cost import Cost
 VERSION = 6
 NOTHING = Cost(0, 0, 0)
 GEOMETRY = tuple(entry.name for entry in fields(Geometry))
-
-
-NO_NAMES = ("all", "last_stage", "none")
-"""Words for layers that name none."""
-
-
-@dataclass(frozen=True)
-class Edited:
-    """A plan as someone left it: the settings, and what the file says of every step. The rest is worked out again."""
-
-    config: RecastConfig = RecastConfig()
-    pool: PoolConfig | None = None
-    steps: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -87,7 +73,7 @@ class Plan:
     @classmethod
     def from_json(cls, text: str, source: str = "the text") -> Plan:
         """Read the text of `to_json`. Raises `RecastError`, naming the `source`, if it is no plan of this version."""
-        data = _document(text, source)
+        data = plan_document(text, source)
         try:
             totals, steps = data.pop("totals"), [_step_fields(step) for step in data.pop("steps")]
             return read(cls, data | totals | {"steps": steps}, source)
@@ -95,29 +81,6 @@ class Plan:
             raise
         except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise RecastError(f"{source} is not a plan ({type(error).__name__}: {error})") from error
-
-    @staticmethod
-    def read_edited(text: str, source: str = "the plan") -> Edited:
-        """Read a plan that was edited by hand; missing settings have their defaults.
-
-        Raises `RecastError`, naming the `source`, if it cannot be read.
-        """
-        data = _document(text, source)
-        steps: dict[str, dict[str, Any]] = {}
-        for step in data["steps"]:
-            if not isinstance(step, dict) or not isinstance(step.get("name"), str):
-                raise RecastError(
-                    f'{source}: a step needs the name of its layer, {{"name": "layer4.0.conv2"}}, got {shown(step)}'
-                )
-            if not re.fullmatch(r"[^\s*?\[\]:]*", step["name"]) or step["name"] in NO_NAMES:
-                raise RecastError(
-                    f"{source}: a step must name one layer in full, got {shown(step['name'])}; use globs with --where"
-                )
-            if step["name"] in steps:
-                raise RecastError(f"{source} names {shown(step['name'])} twice")
-            steps[step["name"]] = step
-        asked: dict[str, Any] = {key: data[key] for key in ("config", "pool") if key in data}
-        return replace(read(Edited, asked, source), steps=steps)
 
     def only(self, names: Sequence[str]) -> Plan:
         """The same plan with some of its steps. Raises `RecastError` for a name that is no step."""
@@ -161,8 +124,8 @@ def nothing_to_see(plan: Plan) -> str:
     return f"{layers} ({listed(alone, 3)}), where attention has nothing to choose: larger images, or earlier layers"
 
 
-def _document(text: str, source: str) -> dict[str, Any]:
-    """A plan's JSON as it stands, written by `to_json` or by hand; what it may lack is its version."""
+def plan_document(text: str, source: str) -> dict[str, Any]:
+    """Parse the JSON of a plan, written by `to_json` or by hand; the version may be missing."""
     if not isinstance(text, str):
         raise RecastError(f"a plan must be text in JSON, as its to_json gives, got {shown(text)}")
     try:
