@@ -85,13 +85,13 @@ def blamed(action: str) -> Iterator[None]:
 
 
 def suggest(name: str, choices: Iterable[str]) -> str:
-    """`" Did you mean a, b?"` with the known names closest to `name`, or an empty string."""
+    """Return `" Did you mean a, b?"` with the choices closest to `name`, or an empty string."""
     close = difflib.get_close_matches(name, list(choices), n=3, cutoff=0.5)
     return f" Did you mean {', '.join(close)}?" if close else ""
 
 
 def listed(names: Sequence[str], most: int) -> str:
-    """`"a, b and 7 more"`: the first `most` of the names, and how many there are besides."""
+    """Return `"a, b and 7 more"`: the first `most` of the names, and the number of the others."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 

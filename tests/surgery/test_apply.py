@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from recast.errors import RecastError
 from recast.lab.networks import CifarResNet
@@ -231,27 +230,6 @@ def test_a_refusal_is_one_line_and_changes_nothing(case: str) -> None:
     before.check(model)
 
 
-def test_pooling_after_a_sequential_whose_names_are_not_its_numbers() -> None:
-    """The number of its next layer is another's name."""
-    trunk = nn.Sequential(OrderedDict({"1": nn.Conv2d(3, 8, 3), "2": nn.Conv2d(8, 8, 3)}))
-    model = Averaged(trunk).eval()
-    expected = model(X + 1)
-    attention_pool_(model, example=X + torch.randn(X.shape))
-    assert list(trunk._modules)[:2] == ["1", "2"]
-    assert len(attention_pools(model)) == 1
-    torch.testing.assert_close(model(X + 1), expected, rtol=1e-5, atol=1e-5)
-
-
-class Averaged(nn.Module):
-    def __init__(self, trunk: nn.Module) -> None:
-        super().__init__()
-        self.trunk, self.fc = trunk, nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.fc(self.trunk(x).mean((2, 3)))
-        return logits
-
-
 def test_fold_replaces_a_shared_layer_everywhere_and_never_the_root() -> None:
     shared = GPSA(3, 3, Geometry((3, 3), padding=(1, 1, 1, 1)))
     model = nn.Sequential(shared, nn.Sequential(shared))
@@ -306,27 +284,6 @@ def replayed(parent: nn.Module, child: nn.Module) -> nn.Module:
     return refresh_gates_(again)
 
 
-@pytest.mark.parametrize("stride", ["keep", "dilate"])
-@pytest.mark.parametrize("pool", POOLS)
-def test_pooled_first_or_recast_first_is_the_same_network(pool: PoolConfig, stride: Any) -> None:
-    parent = sized()
-    config = RecastConfig(stride=stride)
-    first, second = copy.deepcopy(parent), copy.deepcopy(parent)
-    attention_pool_(first, config=pool)
-    planned = plan(first, X.double(), config)  # of a network that pools already
-    assert planned.pool is None
-    recast_(first, planned, steps=[planned.steps[1].name])
-    recast_(first, planned, steps=[planned.steps[0].name])
-    recast_(second, plan(second, X.double(), config))
-    recast_(second, plan(second, X.double(), where="none", pool=pool))
-    x = torch.randn(4, 3, 16, 16).double()
-    for model in (first, second):
-        assert (applied_plan(model).pool, len(applied_plan(model).steps)) == (pool, 2)
-        if stride == "keep":
-            torch.testing.assert_close(model(x), parent(x), rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(replayed(parent, model)(x), model(x), rtol=1e-12, atol=1e-12)
-
-
 def test_steps_alone_leave_the_pool_for_later() -> None:
     parent = sized()
     child, pool = copy.deepcopy(parent), PoolConfig("single")
@@ -348,15 +305,6 @@ def test_a_plan_of_nothing_leaves_the_pool_in_the_plan() -> None:
     recast_(child, plan(parent, X.double()).without_steps())
     assert noted.pool == POOLS[0]
     assert applied_plan(child) == noted
-
-
-def test_folding_goes_on_with_a_pool() -> None:
-    parent, child = pooled_pair(POOLS[0], "last_stage")
-    assert all(done.convolution for done in fold_(child))
-    assert (applied_plan(child).pool, gpsa_layers(child)) == (POOLS[0], {})
-    x = torch.randn(4, 3, 16, 16).double()
-    torch.testing.assert_close(child(x), parent(x), rtol=1e-12, atol=1e-12)
-    assert torch.equal(replayed(parent, child)(x), child(x))
 
 
 def test_a_pool_has_rates_of_its_own_and_its_tokens_never_decay() -> None:

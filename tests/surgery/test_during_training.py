@@ -249,16 +249,6 @@ def test_a_kernel_that_is_computed_starts_anew_with_a_warning_or_moves_whole() -
         assert {id(p) for g in optimizer.param_groups for p in g["params"]} == {id(p) for p in model.parameters()}
 
 
-def test_a_frozen_layer_stays_frozen_whole() -> None:
-    model = network()
-    model.stem.requires_grad_(False)
-    optimizer = torch.optim.SGD(param_groups(model, 0.1), momentum=0.9)
-    recast_during_training_(model, optimizer, every(model), ["stem"])
-    trained = {id(p) for g in optimizer.param_groups for p in g["params"]}
-    assert isinstance(model.stem, GPSA)
-    assert trained.isdisjoint(map(id, model.stem.parameters()))
-
-
 def test_a_kernel_of_another_layout_moves_with_its_permutation() -> None:
     conv = nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2)
     model = nn.Sequential(conv)

@@ -79,12 +79,6 @@ def test_totals_are_those_of_the_real_models(gate: Any, stride: Any, parametrise
     assert p.after.activation_bytes > p.before.activation_bytes
 
 
-def test_costs_do_not_depend_on_the_mode() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1))
-    costs = [plan(model.train(mode), torch.randn(2, 3, 8, 8)).after for mode in (True, False)]
-    assert costs[0] == costs[1]
-
-
 def test_costs_do_not_depend_on_the_batch_or_on_what_is_frozen() -> None:
     expected = plan(small(), X[:1])  # a slice: the storage behind it holds more than one image
     assert plan(small(), torch.zeros(5, 3, 16, 16)) == expected
@@ -306,9 +300,3 @@ def test_layers_with_nothing_to_look_at_are_told() -> None:
     text = str(plan(small(), torch.zeros(1, 3, 4, 4), where=["layer2.*", "layer3.*"]))
     assert "note: 1 of 4 layers see a single pixel (layer3.0.conv2)" in text
     assert "a single pixel" not in str(plan(small(), X))
-
-
-def test_a_stride_goes_beside_attention_over_channels() -> None:
-    """Its 1d convolution over channels runs at no map's size."""
-    model = timm.create_model("ecaresnet26t").eval()
-    assert plan(model, torch.zeros(1, 3, 64, 64), RecastConfig(stride="remove")).edits

@@ -145,11 +145,6 @@ def test_budgets(text: Any, expected: Budget) -> None:
     assert Budget.parse(text) == expected
 
 
-def test_a_budget_limits_once() -> None:
-    with pytest.raises(RecastError, match="the budget limits macs twice, expected it once"):
-        Budget.parse("macs=1.2x,macs=9x")
-
-
 def test_a_layer_over_the_token_budget_is_left_or_refused() -> None:
     left = {item.name: item.reason for item in plan(Model(), X, where="all", budget="tokens=50").left}
     assert left["stem"] == (

@@ -221,8 +221,10 @@ def class_maps(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def token_names(model: nn.Module, count: int) -> tuple[str, ...]:
-    """What the `count` tokens before the patches are, by the names of the network's parameters; all of them registers
-    where the network pools its patches (BEiT, `global_pool="avg"`, attention pooling)."""
+    """Return the names of the `count` tokens before the patches, from the names of the network's parameters.
+
+    All are registers where the network pools its patches (BEiT, `global_pool="avg"`, attention pooling).
+    """
     parameters = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
     pooling = getattr(model, "global_pool", None)
     if attention_pools(model) or (isinstance(pooling, str) and pooling not in ("token", "")):

@@ -53,16 +53,20 @@ class Grids:
             self._seen.append((output.shape[2], output.shape[3]))
 
     def of(self, batch: int, tokens: int, max_prefix: int = MAX_PREFIX) -> tuple[int, int] | None:
-        """Rows and columns of the latest map that has as many pixels as there are tokens, or up to `max_prefix` fewer:
-        class, distillation and register tokens come before the patches. None where no map fits."""
+        """Return the size of the latest map with as many pixels as there are tokens, or up to `max_prefix` fewer.
+
+        Class, distillation and register tokens come before the patches. None if no map fits.
+        """
         if self.batch not in (None, batch):
             return None
         fits = (size for size in reversed(self._seen) if 0 <= tokens - size[0] * size[1] <= max_prefix)
         return next(fits, None)
 
     def of_patches(self, batch: int, patches: int) -> tuple[int, int] | None:
-        """Rows and columns of so many patches: those of a map that fits, else the grid of the image's own shape, one
-        stride for both directions (later stages of LeViT and MViT make no maps). None where there is neither."""
+        """Return rows and columns of so many patches: those of a map that fits, else the grid of the image's own shape.
+
+        That grid has one stride for both axes (later stages of LeViT and MViT make no maps). None if neither fits.
+        """
         if (grid := self.of(batch, patches, max_prefix=0)) is not None or self._image is None:
             return grid
         height, width = self._image

@@ -33,15 +33,15 @@ class _Reached(BaseException):
     """Ends a forward pass at the layer that was waited for."""
 
 
-@typed("child", "parent", "batches", "ridge", "shrink_to_kernel")
+@typed("child", "parent", "batches", "ridge")
 @torch.no_grad()
 def calibrate_(
-    child: nn.Module, parent: nn.Module, batches: Tensor | Iterable[Any], ridge: Positive = 1e-4, *,
-    shrink_to_kernel: bool = True,
+    child: nn.Module, parent: nn.Module, batches: Tensor | Iterable[Any], ridge: Positive = 1e-4
 ) -> nn.Module:  # fmt: skip
     """Fit W_out and the bias of every GPSA layer of `child` to the outputs of `parent`, by ridge regression, in place.
 
-        min_W ‖F W − T‖² + ridge · tr(FᵀF)/K · ‖W − prior‖²      F: gathers of the child, T: outputs of the parent
+        min_W ‖F W − T‖² + ridge · tr(FᵀF)/K · ‖W − prior‖²      F: gathers of the child, T: outputs of the parent,
+                                                                 prior: the kernel over the gate's share
 
     Layers are solved in order, each on inputs from the calibrated layers before it. A layer without bias gets one.
 
@@ -50,7 +50,6 @@ def calibrate_(
         parent: the network before `recast_`.
         batches: images, or batches of them, read as `wake_` does; all are held in memory and run twice per layer.
         ridge: weight of the penalty, relative to the mean square of the features.
-        shrink_to_kernel: pull W_out to the parent's kernel over the gate's share, else to 0.
 
     Returns:
         `child`.
@@ -75,8 +74,7 @@ def calibrate_(
         for name in _order_of_calls(child, layers, images[0]):
             layer = layers[name]
             pairs = (_features_and_targets(child, parent, layer, convolutions[name], batch) for batch in images)
-            prior = _kernel_over_share(layer)
-            weights, bias = _ridge_regression(pairs, ridge, prior if shrink_to_kernel else torch.zeros_like(prior))
+            weights, bias = _ridge_regression(pairs, ridge, _kernel_over_share(layer))
             layer.weight.copy_(weights.mT.reshape(layer.weight.shape))
             layer.add_bias_()
             assert layer.bias is not None
@@ -156,7 +154,7 @@ def _seen_by(model: nn.Module, layer: nn.Module, batch: Example, output: bool = 
 def _features_and_targets(
     child: nn.Module, parent: nn.Module, layer: GPSA, convolution: nn.Module, batch: Example
 ) -> tuple[Tensor, Tensor]:
-    """Features (g, n, C/g·H) that the child's heads gather, and the parent's outputs (g, n, O/g)."""
+    """Return the features (g, n, C/g·H) that the child's heads gather, and the parent's outputs (g, n, O/g)."""
     x, target = _seen_by(child, layer, batch), _seen_by(parent, convolution, batch, output=True)
     gathered = functional.gather(x, layer.weights())
     if gathered.shape[-2:] != target.shape[-2:]:
@@ -170,7 +168,7 @@ def _features_and_targets(
 
 
 def _kernel_over_share(layer: GPSA) -> Tensor:
-    """The kernel (g, K, P) over the share of the gate that a head's position has."""
+    """Return the kernel (g, K, P) over the share of the gate that a head's position has."""
     kernel = layer.weight.cpu().double().flatten(1).unflatten(0, (layer.groups, -1)).mT
     gates = functional.expand_heads(layer.weights()).gates
     share = (gates.gaussian if gates.shift is None else gates.shift + gates.gaussian).cpu().double()
@@ -178,7 +176,7 @@ def _kernel_over_share(layer: GPSA) -> Tensor:
 
 
 def _ridge_regression(pairs: Iterable[tuple[Tensor, Tensor]], ridge: float, prior: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights (g, K, P) nearest `prior` that fit features F (g, n, K) to targets T (g, n, P), and the intercept (g, P).
+    """Return weights (g, K, P) that fit features F (g, n, K) to targets T (g, n, P), and the intercept (g, P).
 
     Minimises ‖F W − T‖² + ridge · tr(FᵀF)/K · ‖W − prior‖² with centred F and T. Products of a pair are made in its own
     precision, and summed over the pairs in fp64.

@@ -116,12 +116,12 @@ def _members(
 
 
 def layer_of(module: str, layers: dict[str, int], default: int) -> int:
-    """Number of the layer that the parameters of a module are in."""
+    """Return the number of the layer that the parameters of a module are in."""
     return next((number for name, number in layers.items() if name.startswith(f"{module}.")), default)
 
 
 def layer_numbers(model: nn.Module) -> dict[str, int]:
-    """Name of a parameter → number of its layer, 0 for the stem, the largest for the head, as timm groups them."""
+    """Return the number of every parameter's layer, as timm groups them: 0 for the stem, the largest for the head."""
     matcher = getattr(model, "group_matcher", None)
     if not callable(matcher):
         raise RecastError(
@@ -131,8 +131,7 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
 
 
 def parameter_kinds(model: nn.Module, queries_apart: bool) -> dict[int, str]:
-    """The kind of every parameter, by id: decay, no_decay, gates or sigmoid_gates; W_qry's and W_key's queries_keys
-    where they are apart."""
+    """Return the kind (`KINDS`) of every parameter by id; W_qry and W_key are queries_keys if `queries_apart`."""
     kinds: dict[int, str] = {}
     undecayed: list[str] = []  # names and globs that a network, or one inside it, asks for
     for name, module in model.named_modules():

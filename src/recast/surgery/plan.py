@@ -83,18 +83,18 @@ class Plan:
             raise RecastError(f"{source} is not a plan ({type(error).__name__}: {error})") from error
 
     def only(self, names: Sequence[str]) -> Plan:
-        """The same plan with some of its steps. Raises `RecastError` for a name that is no step."""
+        """Return the plan with some of its steps. Raises `RecastError` for a name that is no step."""
         all_names = [step.name for step in self.steps]
         if unknown := [name for name in names if name not in all_names]:
             raise RecastError(f"the plan has no step {unknown[0]!r}; its steps are {', '.join(all_names) or 'none'}")
         return replace(self, steps=tuple(step for step in self.steps if step.name in names))
 
     def without_steps(self) -> Plan:
-        """The plan of a network none of whose convolutions is recast: its pooling may be."""
+        """Return the plan without steps, as of a network of which only the pooling is replaced."""
         return replace(self, steps=(), edits=(), after=self.before + (self.pool_cost or NOTHING))
 
     def without_pool(self) -> Plan:
-        """The plan with the network's own pooling."""
+        """Return the plan with the network's own pooling."""
         return replace(self, pool=None, pool_cost=None, place=None, after=self.after - (self.pool_cost or NOTHING))
 
     def __str__(self) -> str:
@@ -146,19 +146,19 @@ def plan_document(text: str, source: str) -> dict[str, Any]:
 
 
 def _step_fields(step: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a `Step`, of what its `to_dict` gave."""
+    """Return the fields of a `Step` from its `to_dict`."""
     geometry = {name: step[name] for name in GEOMETRY}
     return {entry.name: step[entry.name] for entry in fields(Step) if entry.name != "geometry"} | {"geometry": geometry}
 
 
 def plan_of(model: nn.Module) -> Plan | None:
-    """The plan that made `model` what it is; None for a model that was never recast."""
+    """Return the plan that made `model` what it is; None for a model that was never recast."""
     plan = getattr(unwrapped(model), "recast_plan", None)
     return plan if isinstance(plan, Plan) else None
 
 
 def applied_plan(model: nn.Module) -> Plan:
-    """The plan that made `model` what it is. Raises `RecastError` for a model that was never recast."""
+    """Return the plan that made `model` what it is. Raises `RecastError` for a model that was never recast."""
     plan = plan_of(model)
     if plan is None:
         raise RecastError(f"{type(model).__name__} was not recast by this library: call recast_(model, plan) first")
@@ -166,5 +166,5 @@ def applied_plan(model: nn.Module) -> Plan:
 
 
 def set_plan_(model: nn.Module, plan: Plan) -> None:
-    """Note on a model what makes it of its parent: `save` writes it, and whatever changes the model goes on from it."""
+    """Attach to a model the plan that makes it from its parent, for `save` and for later changes."""
     unwrapped(model).recast_plan = plan  # type: ignore[assignment]

@@ -73,7 +73,7 @@ def is_convolution(module: nn.Module) -> bool:
 
 
 def axes_of(module: nn.Module) -> int:
-    """Axes that a convolution runs over: 1 and 3 of torch's others, else 2."""
+    """Return the number of axes that a convolution runs over."""
     return len(module.kernel_size) if isinstance(module, nn.modules.conv._ConvNd) else 2
 
 

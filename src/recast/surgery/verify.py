@@ -134,8 +134,10 @@ def _run(model: nn.Module, layers: dict[str, nn.Module], batch: Example) -> tupl
 
 
 def _can_show(batch: Example) -> bool:
-    """True where an image has two different pixels, and none has values above `LARGEST`; images are what has three axes
-    or more."""
+    """Return True if an image has two different pixels and none has values above `LARGEST`.
+
+    Images are the tensors with three axes or more.
+    """
     images = [t for t in tensors_of(arguments_of(batch)) if t.dim() > 2 and t.numel()]
     if any(t.is_floating_point() and float(t.abs().max()) > LARGEST for t in images):
         return False
@@ -143,8 +145,10 @@ def _can_show(batch: Example) -> bool:
 
 
 def _signal(module: nn.Module, x: Tensor, output: Tensor) -> tuple[Tensor, float]:
-    """max|output − bias| of every channel of a layer that is linear in its input, and the share in the largest of what
-    varies in the input: what is gone when every pixel of all images is their mean."""
+    """Return max|output − bias| of every channel, and the share of the largest that varies with the input.
+
+    The layer is linear in its input. What varies is gone when every pixel of all images is their mean.
+    """
     if not output.numel():  # no boxes were found: nothing to differ
         return output.new_zeros(output.shape[1]), 0.0
     image = x[:1]
@@ -155,8 +159,9 @@ def _signal(module: nn.Module, x: Tensor, output: Tensor) -> tuple[Tensor, float
 
 
 def _layers_of(model: nn.Module, plan: Plan) -> dict[str, nn.Module]:
-    """The layers of the plan's steps in a model, whatever it is wrapped in (torch.compile, DataParallel, a module of
-    the user's). Raises `RecastError` for a model that has not all of them.
+    """Return the layers of the plan's steps in a model, inside any wrapper (torch.compile, DataParallel, the user's).
+
+    Raises `RecastError` if one is missing.
     """
     modules = modules_by_name(model)
     first = plain_name(plan.steps[0].name) if plan.steps else ""
@@ -293,8 +298,11 @@ def _pool_signal(child: nn.Module, batch: Example, output: Any) -> float:
 
 
 def _comparable(output: Any, expected: Any) -> dict[str, tuple[Tensor, Tensor]]:
-    """The tensors of two outputs in pairs, by their path. Raises `RecastError` unless both are nests of one kind, with
-    tensors of the same types (of maps the size may differ, of logits not) and equal other values in the same places."""
+    """Return the tensors of two outputs in pairs, by their path.
+
+    Raises `RecastError` unless both are nests of one kind, with tensors of the same types (maps may differ in size,
+    logits may not) and equal other values in the same places.
+    """
     actual, wanted = dict(leaves_of(output)), dict(leaves_of(expected))
 
     def alike(a: Any, b: Any) -> bool:
@@ -318,7 +326,7 @@ def _comparable(output: Any, expected: Any) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def _kind(x: Tensor) -> str:
-    """float32 (2, 10)"""
+    """Return dtype and shape as text, `float32 (2, 10)`."""
     return f"{x.dtype} {tuple(x.shape)}".removeprefix("torch.")
 
 

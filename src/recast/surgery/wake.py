@@ -60,7 +60,7 @@ class _Moments:
             self.sample[size] = torch.cat([*parts, x[:missing]])  # a copy: a view would hold the whole batch
 
     def components(self, least: int) -> Tensor:
-        """Leading principal components (K, C) orthogonal to the mean, at least `least` where there are so many."""
+        """Return the leading principal components (K, C) orthogonal to the mean, at least `least` if possible."""
         mean = self.sum / self.count
         covariance = self.products / self.count - mean.outer(mean)
         if (length := mean.norm()) > 0:
@@ -184,7 +184,7 @@ def warn_if_frozen(layers: Iterable[RecastLayer]) -> None:
 def _set_queries_and_keys(
     layer: RecastLayer, components: Tensor, inputs: Sequence[Tensor], logit_std: float, generator: torch.Generator
 ) -> None:
-    """W_qry = W_key = c · R_h U for every head that has a content map."""
+    """Set W_qry = W_key = c · R_h U for every head that has a content map."""
     depth, heads = layer.head_dim, len(layer.query) // layer.head_dim
     rows = torch.cat([rotation(len(components), depth, generator) @ components for _ in range(heads)]).to(layer.query)
     for weight in (layer.query, layer.key):
@@ -206,7 +206,7 @@ def _is_linear(layer: RecastLayer) -> bool:
 
 
 def _deviation(variances: Sequence[Tensor], where_none: float) -> Tensor:
-    """Standard deviation of every head, (H,), over images and queries, from variances (B, H, ·) each."""
+    """Return the standard deviation of every head, (H,), over images and queries, from variances (B, H, ·) each."""
     images, mean = sum(map(len, variances)), torch.zeros((), device=variances[0].device)
     for part in variances:
         mean = mean + part.mean((0, 2)) * (len(part) / images)
@@ -214,7 +214,7 @@ def _deviation(variances: Sequence[Tensor], where_none: float) -> Tensor:
 
 
 def rotation(dim: int, rows: int, generator: torch.Generator) -> Tensor:
-    """The first `rows` rows of a random orthogonal matrix of `dim`; where that has fewer, rows of zeros below."""
+    """Return the first `rows` rows of a random orthogonal matrix of `dim`, with rows of zeros below if it has fewer."""
     full = torch.linalg.qr(torch.randn(dim, dim, dtype=torch.float64, generator=generator))[0]
     return torch.cat([full[:rows], full.new_zeros(max(0, rows - dim), dim)])
 
@@ -224,7 +224,7 @@ def _scale_heads_(weight: nn.Parameter, scale: Tensor) -> None:
 
 
 def _projections(layer: RecastLayer, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries of some output pixels (B, H, n, D), and keys of all pixels (B, H, M, D), in fp32."""
+    """Return queries of some output pixels (B, H, n, D), and keys of all pixels (B, H, M, D), in fp32."""
     tokens = query_tokens(x, layer.geometry).flatten(2).transpose(1, 2)
     tokens = tokens[:, :: math.ceil(tokens.shape[1] / MAX_QUERIES)]
     pixels = x.flatten(2).transpose(1, 2)
@@ -233,14 +233,14 @@ def _projections(layer: RecastLayer, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _logits(layer: RecastLayer, x: Tensor) -> Tensor:
-    """Logits of content alone of some queries over the image's pixels, (B, H, n, M)."""
+    """Return the logits of content alone of some queries over the image's pixels, (B, H, n, M)."""
     q, k = _projections(layer, x)
     return q @ k.transpose(-1, -2) / layer.head_dim**0.5
 
 
 @torch.no_grad()
 def content_entropy(layer: RecastLayer, inputs: Sequence[Tensor]) -> float:
-    """`relative_entropy` of the content maps, in the mean over all heads."""
+    """Return the `relative_entropy` of the content maps, in the mean over all heads."""
     entropy, images = 0.0, sum(map(len, inputs))
     for x in inputs:
         if _is_linear(layer):

@@ -35,7 +35,7 @@ def computes_as(module: nn.Module, *kinds: type[nn.Module]) -> bool:
 
 
 def hooks_of(module: nn.Module) -> tuple[dict[int, Any], ...]:
-    """The hooks of a module's forward and backward passes, by their kinds."""
+    """Return the hooks of a module's forward and backward passes, by kind."""
     return (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
 
 
@@ -97,7 +97,7 @@ def hooked(
 
 
 def named(model: nn.Module, names: Iterable[str]) -> list[tuple[str, nn.Module]]:
-    """The modules of these names, each once, in the network's order."""
+    """Return the modules of these names, each once, in the network's order."""
     wanted = set(names)
     return [(name, module) for name, module in model.named_modules() if name in wanted]
 

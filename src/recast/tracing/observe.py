@@ -47,7 +47,7 @@ class Observation:
 
 
 def copy_with(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Module:
-    """A copy of `model` whose tensors are converted (to fake ones, to the meta device) before they are copied."""
+    """Copy `model`, with its tensors converted (to fake ones, to the meta device) before they are copied."""
     memo: dict[int, Any] = {}
     for module in model.modules():
         # the older weight_norm keeps the computed weight as a plain attribute
@@ -61,7 +61,7 @@ def copy_with(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Modul
 
 
 def on_meta(module: nn.Module) -> nn.Module:
-    """A copy without values, on the meta device: made in no time, of any size."""
+    """Copy a module to the meta device, without values."""
     return copy_with(module, lambda tensor: tensor.to("meta"))
 
 

@@ -63,7 +63,7 @@ def _is_whole(layer: GPSA) -> bool:
 
 
 def as_folded(layer: GPSA, fold: Fold) -> nn.Module:
-    """`layer` in the form that `fold` describes, for weights to be loaded into."""
+    """Return `layer` in the form that `fold` describes, for loading weights."""
     if not fold.convolution:
         layer.prune_(fold.gaussian_heads, fold.content_heads)
         if not fold.value:
@@ -94,7 +94,7 @@ def guard_merging_(model: nn.Module) -> None:
 
 
 def _merge(block: nn.Module, method: str) -> nn.Module | None:
-    """The block's own merging, or the block as it is where attention is left in it; closed layers are folded first."""
+    """Merge a block as timm does, after folding its closed layers; return it as it is if attention remains in it."""
     for layer in gpsa_layers(block).values():
         replace_module_(block, layer, layer.fold())
     if recast_layers(block):

@@ -147,8 +147,10 @@ def _classifier(model: nn.Module, place: Place) -> nn.Module:
 
 @torch.no_grad()
 def _pools_otherwise(model: Any, at: nn.Module, place: Place) -> bool:
-    """True if the pooling module, or the head that pools, shows on noise that it does not average. The network itself
-    does not run, and what takes no map of this size shows nothing."""
+    """Return True if the pooling module, or the head that pools, does not average noise.
+
+    The network itself does not run. A module that does not take a map of this size shows nothing.
+    """
     run = at if place.how == "module" else model.forward_head if place.how == "head" else None
     parameter, side = next(model.parameters()), max(2, isqrt(place.positions))
     if run is None or parameter.is_meta:
