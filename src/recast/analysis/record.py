@@ -16,10 +16,11 @@ from recast.config import typed
 from recast.errors import RecastError
 from recast.layers.attention_pool import AttentionPool, attention_pools
 from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
+from recast.modes import in_eval
 from recast.surgery.limits import DEFAULT_TOKENS
 from recast.surgery.pooling.adapters import PooledLayer
 from recast.surgery.wrappers import unwrapped
-from recast.tracing.hooks import hooked, in_eval
+from recast.tracing.hooks import hooked
 
 SHOWN = 16
 """Layers that a printed record names, one a line."""

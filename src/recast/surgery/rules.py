@@ -23,7 +23,7 @@ from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.config import RecastConfig
 from recast.layers.geometry import Geometry, flip_transpose
 from recast.layers.gpsa import GPSA
-from recast.tracing.hooks import FORWARD, hooks_of, in_eval, inherits_forward
+from recast.modes import FORWARD, hooks_of, in_eval, inherits_forward
 
 Rule = Callable[[nn.Module, RecastConfig], RecastLayer]
 

@@ -18,6 +18,7 @@ from recast.layers.attention_pool import attention_pools
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.config import Backend
 from recast.layers.gpsa import gpsa_layers
+from recast.modes import in_eval
 from recast.surgery.exactness import Exactness, relative_error, worst_channel
 from recast.surgery.folding.forms import modules_by_name, plain_name
 from recast.surgery.plan import Plan, applied_plan
@@ -25,7 +26,7 @@ from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Step
 from recast.surgery.rules import convert, find_rule, parametrization_of
 from recast.tracing.examples import Example, arguments_of, batch_of, check_values, run_example
-from recast.tracing.hooks import captured_outputs, hooked, in_eval, undisturbed
+from recast.tracing.hooks import captured_outputs, hooked, undisturbed
 from recast.tracing.observe import on_meta
 from recast.tracing.outputs import PLAIN, answer_of, leaves_of, tensors_of
 

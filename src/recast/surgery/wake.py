@@ -30,9 +30,10 @@ from recast.errors import RecastError, suggest
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.config import GaussianGate
 from recast.layers.functional.maps import query_tokens, relative_entropy
+from recast.modes import in_eval
 from recast.surgery.wrappers import unwrapped
 from recast.tracing.examples import read_batches, run_example
-from recast.tracing.hooks import hooked, in_eval
+from recast.tracing.hooks import hooked
 
 VARIANCE = 0.99
 """Share of the variance that the principal components in use hold."""

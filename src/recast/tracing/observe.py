@@ -20,9 +20,10 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from recast.errors import first_line
+from recast.modes import in_eval
 from recast.tracing.cost import saved_sizes
 from recast.tracing.examples import Example, batch_of, check_not_lazy, run_example
-from recast.tracing.hooks import hooked, in_eval, named
+from recast.tracing.hooks import hooked, named
 
 
 @dataclass(frozen=True)

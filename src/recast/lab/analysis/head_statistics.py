@@ -19,7 +19,8 @@ from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.functional import expand_heads
 from recast.layers.functional.maps import positions, under_taps
 from recast.layers.gpsa import GPSA
-from recast.tracing.hooks import hooked, in_eval
+from recast.modes import in_eval
+from recast.tracing.hooks import hooked
 
 TOLERANCE = 1e-3
 """Share of its attention that a head may give to others than its tap, and still be a convolution."""

@@ -19,7 +19,8 @@ from recast.layers.config import GaussianGate
 from recast.layers.functional import expand_heads
 from recast.layers.functional.maps import real_keys, relative_entropy
 from recast.layers.functional.operands import block_diagonal
-from recast.tracing.hooks import hooked, in_eval
+from recast.modes import in_eval
+from recast.tracing.hooks import hooked
 
 MAX_QUERIES = 32
 PART = 8

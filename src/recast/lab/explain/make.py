@@ -19,7 +19,7 @@ from recast.lab.explain.scene import Layer, Outputs, Picture, Prediction, Scene,
 from recast.lab.explain.write import check_target, write_scene
 from recast.lab.records import ARMS
 from recast.models.build import InputDefaults, class_names, input_defaults
-from recast.tracing.hooks import in_eval
+from recast.modes import in_eval
 
 TOP = 5
 ASSUMED = InputDefaults((224, 224), None, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)

@@ -18,7 +18,7 @@ from recast.layers.attention_pool import attention_pools
 from recast.layers.cmhsa import RecastLayer
 from recast.layers.functional import expand_heads
 from recast.layers.gpsa import GPSA
-from recast.tracing.hooks import in_eval
+from recast.modes import in_eval
 
 MAX_QUERIES, MAX_KEYS = 400, 1024  # stored queries and blocks of keys of a layer; early layers have thousands of each
 MAX_PIXELS = 128 * 128  # of a map without a query; there are few of them, so they may be larger

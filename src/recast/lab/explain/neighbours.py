@@ -24,7 +24,7 @@ from recast.lab.explain.write import PAGES, check_target, fill_page
 from recast.lab.files import check_ours
 from recast.lab.records import ARMS
 from recast.lab.report.neighbours import Query, Shown, draw_neighbours, png
-from recast.tracing.hooks import in_eval
+from recast.modes import in_eval
 
 NEAREST = 10
 SIDE = 112  # longest side of a picture on the page

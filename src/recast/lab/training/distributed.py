@@ -26,7 +26,7 @@ from recast.errors import RecastError
 from recast.lab.config import ClassifyConfig, Recipe
 from recast.lab.device import choose_device
 from recast.lab.files import locked
-from recast.tracing.hooks import computes_as
+from recast.modes import computes_as
 
 T = TypeVar("T")
 

@@ -28,10 +28,10 @@ from recast.models.build import build, input_defaults
 from recast.models.config import ModelConfig
 from recast.models.names import split_name
 from recast.models.trust import follow_up
+from recast.modes import in_eval
 from recast.reading import decode, read_bytes
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
-from recast.tracing.hooks import in_eval
 
 PARENT = "parent"
 """The one thing that may be in a run folder before the run: a folder with the training of its parent."""

@@ -10,10 +10,11 @@ from timm.layers import adaptive_avgmax_pool as timm_pools
 from torch import Tensor, nn
 
 from recast.errors import RecastError, blamed
+from recast.modes import computes_as, in_eval
 from recast.surgery.pooling.probe import Done, Probe, is_one, same
 from recast.surgery.records import Layout, Place
 from recast.tracing.examples import Example, arguments_of
-from recast.tracing.hooks import computes_as, in_eval, undisturbed
+from recast.tracing.hooks import undisturbed
 
 POOLS: tuple[type[nn.Module], ...] = (
     nn.AdaptiveAvgPool2d,

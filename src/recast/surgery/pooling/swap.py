@@ -14,6 +14,7 @@ from recast.config import typed
 from recast.errors import RecastError, shown
 from recast.layers.attention_pool import attention_pools
 from recast.layers.config import AttentionPooling, PoolConfig, RecastConfig
+from recast.modes import computes_as, in_eval
 from recast.surgery.plan import NOTHING, Plan, plan_of, set_plan_
 from recast.surgery.pooling.adapters import PooledLayer, class_head, hold_pool_
 from recast.surgery.pooling.find import find_place, single
@@ -23,7 +24,7 @@ from recast.surgery.records import Place
 from recast.surgery.stride import replace_module_
 from recast.surgery.wrappers import changeable
 from recast.tracing.examples import Example, check_not_lazy
-from recast.tracing.hooks import computes_as, in_eval, undisturbed
+from recast.tracing.hooks import undisturbed
 
 SIDE = 128
 """Side of the images for a network that does not say what it takes."""
