@@ -114,8 +114,8 @@ def _save(subject: str, path: Path, tol: float, heads: int | None, as_json: bool
 
 def _measure(run: str, command: str, as_json: bool) -> int:
     """Measure the curve and print it."""
-    from recast.lab.files import read_json
     from recast.lab.evaluation.run_folder import evaluate_run
+    from recast.lab.files import read_json
     from recast.lab.report.maps import head_labels
     from recast.lab.tables import read_records
 
