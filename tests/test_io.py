@@ -151,5 +151,7 @@ def test_places_that_cannot_be_written(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RecastError, match="path"):
         save(nn.Conv2d(3, 4, 3), tmp_path / name)
+    with pytest.raises(RecastError, match=r"save writes \.safetensors, got notes\.txt"):
+        save(nn.Conv2d(3, 4, 3), tmp_path / "notes.txt")
     with pytest.raises(RecastError, match="no such file"):
         load("a" * 5000 + ".safetensors")

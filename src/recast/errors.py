@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-OBEYED = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Terminal control characters, bidi overrides and lone surrogates."""
 
 
@@ -58,7 +58,9 @@ def one_line(message: object) -> str:
 
 def printable(text: str, keep: str = "") -> str:
     """Escape terminal control characters in the text, but for `keep`: names of files may hold anything."""
-    return OBEYED.sub(lambda match: match[0] if match[0] in keep else match[0].encode("unicode_escape").decode(), text)
+    return UNPRINTABLE.sub(
+        lambda match: match[0] if match[0] in keep else match[0].encode("unicode_escape").decode(), text
+    )
 
 
 def first_line(error: BaseException) -> str:

@@ -28,7 +28,7 @@ from recast.models.sources import check_registered, reaching
 from recast.models.trust import may_run
 from recast.models.weights import CHECKSUM, HEADER, load_weights_, mismatch, read_header, read_safetensors
 from recast.surgery.apply import refresh_gates_
-from recast.surgery.folding.forms import as_it_is, is_as_told, last_of, modules_by_name
+from recast.surgery.folding.forms import as_it_is, last_of, matches_report, modules_by_name
 from recast.surgery.plan import plan_of
 from recast.surgery.proof import checksum, proof_of
 from recast.surgery.wrappers import unwrapped
@@ -134,7 +134,7 @@ def _plan_and_proof(model: nn.Module) -> dict[str, Any]:
                 "network's"
             )
     steps = tuple(as_it_is(layers[step.name], step) for step in plan.steps)
-    folded = [fold for fold in proof.folded or () if is_as_told(fold, layers[fold.name])]
+    folded = [fold for fold in proof.folded or () if matches_report(fold, layers[fold.name])]
     return {
         "plan": replace(plan, steps=steps).to_json(),
         "proof": replace(proof, folded=proof.folded and folded).to_dict(),

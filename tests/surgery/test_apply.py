@@ -211,6 +211,11 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "layers": ("no layer '5'", opened, lambda m: wake_(m, BATCH[0], layers=[5])),
     "failing batches": ("batches.*KeyError", opened, lambda m: wake_(m, failing())),
     "no images in a batch": ("cannot run on the example 7", opened, lambda m: wake_(m, iter([BATCH[0], 7]))),
+    "not recast": ("was not recast by this library", small, lambda m: calibrate_(m, m, [X])),
+    "recast already": ("pass the parent to plan", opened, lambda m: plan(m, X)),
+    "rate": ("lr must be .*got nan", opened, lambda m: param_groups(m, lr=NAN)),
+    "pool heads": ("num_heads=7", small, lambda m: attention_pool_(
+        m, config=PoolConfig("single", num_heads=7), example=X)),
     "channels": ("in_channels must be >= 1, got 0", small, lambda _: GPSA(0, 3, Geometry((3, 3)))),
     "plan": ("holds no image", small, lambda m: plan(m, X[:0])),
     "buffer": ("has a 'mask' of its own", lambda: hung(lambda conv: conv.register_buffer("mask", torch.ones(1))),
@@ -296,6 +301,11 @@ def test_steps_alone_leave_the_pool_for_later() -> None:
     assert (done.pool, done.pool_cost, done.after) == (pool, planned.pool_cost, planned.after)
     assert planned.without_steps().after == planned.before + planned.pool_cost
     assert planned.without_pool().after == plan(parent, X.double()).after
+    last = recast_(copy.deepcopy(parent), plan(parent, X.double()))
+    recast_(last, plan(parent, X.double(), where="none", pool=pool))
+    assert (applied_plan(last).pool, len(applied_plan(last).steps)) == (pool, 2)
+    x = torch.randn(4, 3, 16, 16).double()
+    torch.testing.assert_close(replayed(parent, last)(x), last(x), rtol=1e-12, atol=1e-12)
 
 
 def test_a_plan_of_nothing_leaves_the_pool_in_the_plan() -> None:

@@ -71,7 +71,7 @@ def calibrate_(
     layers = gpsa_layers(child)
     convolutions = _convolutions_of(child, parent, layers)
     images = _finite_batches(child, parent, batches)
-    with in_eval(child, parent), full_precision(), _given_back_on_error(layers):
+    with in_eval(child, parent), full_precision(), _restored_on_error(layers):
         for name in _order_of_calls(child, layers, images[0]):
             layer = layers[name]
             pairs = (_features_and_targets(child, parent, layer, convolutions[name], batch) for batch in images)
@@ -123,7 +123,7 @@ def _order_of_calls(child: nn.Module, layers: dict[str, GPSA], batch: Example) -
 
 
 @contextmanager
-def _given_back_on_error(layers: dict[str, GPSA]) -> Iterator[None]:
+def _restored_on_error(layers: dict[str, GPSA]) -> Iterator[None]:
     """Restore kernels and biases if the block raises."""
     before = [(m, m.weight.clone(), None if m.bias is None else m.bias.clone()) for m in layers.values()]
     try:

@@ -34,7 +34,7 @@ LARGEST = 1e6
 """Values of images beyond which a comparison proves nothing: biases are lost in rounding."""
 QUERY = 10.0
 """What the control adds to a query: far from the average, whose queries are 0."""
-_ALONE = RLock()
+_LOCK = RLock()
 """A comparison sets modes and backends, and gives them back: one at a time, or a second would keep those of a first."""
 
 
@@ -122,7 +122,7 @@ def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
         raise RecastError(
             f"the parent is recast itself, {recast[0] or 'the model'} is attention: pass the network before recast_"
         )
-    with _ALONE, hooked(layers.items(), after=measure):
+    with _LOCK, hooked(layers.items(), after=measure):
         return Trace(*_run(model, layers, batch), ranges, signal)
 
 
@@ -230,7 +230,7 @@ def verify(
         >>> recast.verify(parent, child, images, control=True).telling
         'outputs'
     """
-    with _ALONE:
+    with _LOCK:
         result = _verify(parent, child, batch, backend)
         if control:
             with swapped_heads(child) if applied_plan(child).steps else shifted_queries(child):

@@ -49,7 +49,7 @@ def as_it_is(layer: nn.Module, step: Step) -> Step:
     return replace(step, fold=describe(layer))
 
 
-def is_as_told(report: Folded, layer: nn.Module) -> bool:
+def matches_report(report: Folded, layer: nn.Module) -> bool:
     """Return True if a layer has the form in the report of `fold_`."""
     form = describe(layer)
     actual = form.convolution, form.kernel, len(form.gaussian_heads), len(form.content_heads)
