@@ -26,13 +26,13 @@ from trained import CIFAR, trained
 from recast.lab.config import DataConfig
 from recast.lab.data import Loader, load_data
 from recast.lab.data.datasets import IMAGENET
+from recast.lab.scales import randomize_scales_
 from recast.layers.config import Backend
 from recast.models.build import build
 from recast.models.config import ModelConfig
 from recast.surgery.apply import recast_, refresh_gates_
 from recast.surgery.exactness import Exactness
 from recast.surgery.planning import plan
-from recast.surgery.scales import randomize_scales_
 from recast.surgery.verify import swapped_heads, verify
 
 RESULT = Path(__file__).parents[1] / "results" / "exactness.csv"

@@ -23,15 +23,15 @@ from timing import RESULTS, write_table
 from torchvision.transforms.v2.functional import normalize
 
 import recast
-from recast.analysis.records import Wakefulness
+from recast.lab.analysis.records import Wakefulness
 from recast.lab.data import load_data
 from recast.lab.recipe import load_recipe
 from recast.lab.records import Row
 from recast.lab.statistics import mean_interval
+from recast.lab.tables import read_records
 from recast.lab.training.metrics import read_metrics
 from recast.layers.gpsa import gpsa_layers
 from recast.models.build import build
-from recast.tables import read_records
 
 METRICS = (("clean", "top1"), ("fgsm", "top1@1"), ("pgd", "top1@1"), ("basic", "top1/mean"))
 WITHOUT = {"uniform maps": "key", "no content": "gamma"}

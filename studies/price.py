@@ -51,8 +51,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import recast
 import recast.papers.networks  # registers the networks
-from recast.analysis.records import Wakefulness
-from recast.analysis.wakefulness import wakefulness
+from recast.lab.analysis.records import Wakefulness
+from recast.lab.analysis.wakefulness import wakefulness
 from recast.lab.data.digits import as_rgb, draw_canvases, draw_classes, read_digits
 from recast.lab.data.seeding import choose_balanced, hold_out
 

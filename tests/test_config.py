@@ -11,9 +11,10 @@ from torch import nn
 
 import recast
 from recast import PoolConfig, RecastConfig, RecastError
-from recast.config import Count, Keys, OneOf, checked, convert, fields_of, merge, read, typed
+from recast.config import Count, Keys, OneOf, checked, convert, read, typed
 from recast.lab.config import OptimConfig, Recipe, ScheduleConfig, TaskConfig
 from recast.lab.config.recipe import PaperConfig
+from recast.lab.fields import fields_of, merge
 from recast.lab.recipe import override
 from recast.layers.config import AttentionPooling, BiasGate, SigmoidGate
 

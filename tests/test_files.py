@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from recast.errors import RecastError
-from recast.files import LOCK, check_ours, check_place, locked, read_lines, replaced, sealed, write_text
+from recast.files import check_place, replaced, write_text
+from recast.lab.files import LOCK, check_ours, locked, read_lines, sealed
 
 HOLDS = """
 import sys, time
-from recast.files import locked
+from recast.lab.files import locked
 with locked(sys.argv[1]):
     print(1, flush=True)
     time.sleep(60)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from recast.errors import RecastError
@@ -93,46 +92,13 @@ def test_what_cannot_be_loaded_is_refused(saved: Path, tmp_path: Path) -> None:
         load(saved)
 
 
-def test_tensors_that_do_not_fit_are_refused(saved: Path) -> None:
-    tensors, header = load_file(saved), read_header(saved)
-    metadata = {"recast": json.dumps(header)}
-    missing = dict(tensors)
-    del missing["layer3.0.conv1.gamma"]
-    save_file(missing, saved, metadata=metadata)
-    with pytest.raises(RecastError, match=r"1 missing.*gamma"):
-        load(saved)
-    save_file(tensors | {"layer3.0.conv1.gamma": torch.zeros(8)}, saved, metadata=metadata)
-    with pytest.raises(RecastError, match=r"gamma is \(8,\), the model's is \(9,\)"):
-        load(saved)
-
-
-def test_weights_that_are_damaged_or_no_numbers_are_refused(saved: Path) -> None:
-    tensors, name = load_file(saved), "layer3.0.conv1.gamma"
+def test_weights_that_are_damaged_are_refused(saved: Path) -> None:
     content = bytearray(saved.read_bytes())
-    content[content.index(tensors["layer1.0.conv1.weight"].numpy().tobytes())] ^= 1
-    metadata = {"recast": json.dumps(read_header(saved))}
+    content[content.index(load_file(saved)["layer1.0.conv1.weight"].numpy().tobytes())] ^= 1
     saved.write_bytes(content)
     for read in (load, read_weights):
         with pytest.raises(RecastError, match=r"child\.safetensors is damaged: its checksum"):
             read(saved)
-    save_file(tensors | {name: torch.full((9,), torch.nan)}, saved, metadata=metadata)
-    with pytest.raises(RecastError, match=f"NaN or infinity in {name}"):
-        load(saved)
-    save_file(tensors | {name: torch.zeros(9, dtype=torch.int64)}, saved, metadata=metadata)
-    with pytest.raises(RecastError, match=r"not floating point .*gamma"):
-        load(saved)
-
-
-def test_a_failed_write_keeps_the_old_file(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = saved.read_bytes()
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr("recast.io.save_file", fail)
-    with pytest.raises(OSError, match="disk full"):
-        save(recast_model(), saved)
-    assert saved.read_bytes() == before
 
 
 def test_a_constructor_is_checked_when_it_is_written(tmp_path: Path) -> None:
@@ -185,5 +151,7 @@ def test_places_that_cannot_be_written(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RecastError, match="path"):
         save(nn.Conv2d(3, 4, 3), tmp_path / name)
+    with pytest.raises(RecastError, match=r"save writes \.safetensors, got notes\.txt"):
+        save(nn.Conv2d(3, 4, 3), tmp_path / "notes.txt")
     with pytest.raises(RecastError, match="no such file"):
         load("a" * 5000 + ".safetensors")

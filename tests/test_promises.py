@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 import recast
-from recast.errors import RecastError
 
 
 def digits_resnet(num_classes: int = 10) -> Any:
@@ -87,49 +86,4 @@ def test_a_promise_holds(promise: str, names: dict[str, Any]) -> None:
 def test_looking_changes_nothing(call: str, names: dict[str, Any]) -> None:
     before = state_of(names)
     eval(call, names)
-    assert state_of(names) == before
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        "recast.recast_(child, p)",
-        "recast.recast_(model, p, steps=['layer9'])",
-        "recast.recast_(nn.Sequential(nn.Conv2d(3, 4, 3)), p)",
-        "recast.recast_(model, recast.Plan.from_json(p.to_json().replace('layer3.1.conv2', 'layer3.9.conv2')))",
-        "recast.fold_(child, -1.0)",
-        "recast.fold_(child, 0.1, data=[])",
-        "recast.fold_(child, 0.1, data=x * float('nan'))",
-        "recast.attention_pool_(model, config=recast.PoolConfig(kind='single', num_heads=7))",
-        "recast.attention_pool_(model, example=torch.zeros(1, 5, 16, 16))",
-        "recast.calibrate_(model, model, [x])",
-        "recast.calibrate_(soft, model, [])",
-        "recast.calibrate_(soft, model, [x * float('nan')])",
-        "recast.wake_(model, x)",
-        "recast.wake_(child, x * float('nan'))",
-        "recast.wake_(child, x, layers=['layer9'])",
-        "recast.param_groups(child, lr=float('nan'))",
-        "recast.verify(model, model, x)",
-        "recast.verify(digits_resnet(3), child, x)",
-        "recast.plan(model, torch.zeros(0, 3, 16, 16))",
-        "recast.plan(model, x, where='re:(')",
-        "recast.plan(model, x, where=lambda name, module: False)",
-        "recast.plan(nn.Sequential(nn.LazyConv2d(4, 3)), x)",
-        "recast.load('notes.txt')",
-        "recast.load('child.safetensors', child)",
-        "recast.save(child, 'notes.txt')",
-        "recast.save(digits_resnet().to('meta'), 'new.safetensors')",
-        "recast.recast_during_training_(model, optimizer, p, ['layer9'])",
-        "recast.recast_during_training_(model, torch.optim.SGD(child.parameters(), lr=0.1), p)",
-    ],
-)
-def test_a_refusal_is_one_line_and_changes_nothing(call: str, names: dict[str, Any]) -> None:
-    generator = torch.get_rng_state()
-    extra = {"digits_resnet": lambda n=10: timm.create_model("digits_resnet", num_classes=n).eval()}
-    before = state_of(names)
-    with pytest.raises(RecastError) as error:
-        eval(call, names | extra)
-    if "nn." in call or "digits_resnet(" in call:  # the snippet itself draws weights
-        torch.set_rng_state(generator)
-    assert "\n" not in str(error.value)
     assert state_of(names) == before

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from recast.errors import RecastError, one_line, shown
-from recast.files import read_text
 from recast.lab.config import Recipe
+from recast.lab.files import read_text
 from recast.lab.recipe import SEAL, load_recipe, save_recipe
+from recast.lab.tables import read_table
 from recast.reading import parse_json, read_bytes
-from recast.tables import read_table
 
 BOMB = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]" for i in range(12))
 

@@ -7,7 +7,7 @@ import pytest
 
 from recast.errors import RecastError
 from recast.lab.records import Difference, Row, write_records
-from recast.tables import read_records
+from recast.lab.tables import read_records
 
 ROW = Row("runs/a, b", "recast", "clean", "digits", "top1", 100 / 3, 500)
 OTHERS = [

@@ -25,6 +25,7 @@ from part import precision, start
 from rows import Row, Unit, row
 from torch import Tensor, nn
 
+from recast.lab.scales import randomize_scales_
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.functional.relative_bias import biased_reference
@@ -34,7 +35,6 @@ from recast.models.build import build
 from recast.models.config import ModelConfig
 from recast.surgery.exactness import TOLERANCE, relative_error
 from recast.surgery.rules import convert
-from recast.surgery.scales import randomize_scales_
 
 SIZE = (2, 32, 17, 14)
 CUDNN = 1e-6

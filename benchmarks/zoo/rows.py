@@ -11,7 +11,7 @@ from statistics import median
 
 from recast.errors import RecastError
 from recast.files import replaced
-from recast.tables import read_records
+from recast.lab.tables import read_records
 
 EXACT = ("exact", "exact_fp64")
 NOTHING = ("no spatial convolution", "no two-dimensional convolution")

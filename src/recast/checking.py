@@ -21,7 +21,7 @@ from recast.models.build import check_constructor, input_defaults
 from recast.models.trust import check_trusted, trusting
 from recast.models.weights import CHECKSUM, read_header, read_safetensors
 from recast.surgery.apply import recast_
-from recast.surgery.folding.forms import is_as_told
+from recast.surgery.folding.forms import matches_report
 from recast.surgery.plan import Plan, applied_plan
 from recast.surgery.pooling.swap import noise
 from recast.surgery.proof import Proof, fingerprint
@@ -29,7 +29,7 @@ from recast.surgery.verify import verify
 
 LARGEST = 1024
 """Pixels of a side of the images that are tried."""
-SAID = {True: "holds", False: "FAILS", None: "not checked"}
+VERDICTS = {True: "holds", False: "FAILS", None: "not checked"}
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Checked:
         return {"path": str(self.path), "ok": self.ok, "findings": [asdict(finding) for finding in self.findings]}
 
     def __str__(self) -> str:
-        lines = [f"  {SAID[finding.holds]:<12} {finding.claim}: {finding.told}" for finding in self.findings]
+        lines = [f"  {VERDICTS[finding.holds]:<12} {finding.claim}: {finding.told}" for finding in self.findings]
         return "\n".join([f"{self.path}: {'nothing was found wrong' if self.ok else 'NOT as it says'}", *lines])
 
 
@@ -122,11 +122,7 @@ def _findings(
     plan = applied_plan(model)
     pool = "" if plan.pool is None else " and attention pooling"
     yield Finding("network", True, f"{name}: the plan's {len(plan.steps)} layers{pool} are put in, all tensors fit")
-    if layers := gpsa_layers(model):
-        heads = sum(layer.num_heads for layer in layers.values())
-        open_heads = [(layer.num_heads, layer.open_heads) for layer in layers.values()]
-        opened = sum(count if numbers is None else len(numbers) for count, numbers in open_heads)
-        yield Finding("gates", True, f"{opened} of {heads} heads in {len(layers)} layers have left the convolution")
+    yield from _gates(model)
     try:
         yield from _against_parent(plan, proof, model, parent)
     except RecastError as error:  # a parent of another shape
@@ -135,6 +131,15 @@ def _findings(
         yield _folds(proof, model)
     for file_name, record in (proof.exported or {}).items():
         yield _export(path.parent / Path(file_name).name, record)
+
+
+def _gates(model: nn.Module) -> Iterator[Finding]:
+    """Yield how many heads are open, if the network has any."""
+    if layers := gpsa_layers(model):
+        heads = sum(layer.num_heads for layer in layers.values())
+        open_heads = [(layer.num_heads, layer.open_heads) for layer in layers.values()]
+        opened = sum(count if numbers is None else len(numbers) for count, numbers in open_heads)
+        yield Finding("gates", True, f"{opened} of {heads} heads in {len(layers)} layers have left the convolution")
 
 
 def _against_parent(plan: Plan, proof: Proof, model: nn.Module, parent: nn.Module | None) -> Iterator[Finding]:
@@ -186,7 +191,7 @@ def _folds(proof: Proof, model: nn.Module) -> Finding:
     for report in folded:
         if report.name not in modules:
             return Finding("folds", False, f"the network has no layer {report.name!r}, which fold_ reports")
-        if not is_as_told(report, modules[report.name]):
+        if not matches_report(report, modules[report.name]):
             return Finding("folds", False, f"{report.name} has another form than fold_ reports")
     worst = max((report.output_error or 0.0 for report in folded), default=0.0)
     measured = f"; recorded: outputs moved by {worst:.1e} on images that the file does not hold" if worst else ""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
-from recast.config import Config, Keys, Sections, fields_of, is_union, kinds_of, parts_of, union_of
+from recast.config import Config, Keys, PythonOnly, Sections, is_union, kinds_of, parts_of, union_of
 from recast.errors import shown
 
 SIGNS = {
@@ -70,11 +70,24 @@ def _unknown(model: Any, path: Keys, holder: Any, name: Callable[[Keys], str]) -
         beside = list(holder.members)
     else:
         beside = [field for member in (base.members.values() if base else (holder,)) for field in member.model_fields]
-    elsewhere = [field.path for field in fields_of(model) if field.path[-1] == key]
+    elsewhere = [place for place in _places(model) if place[-1] == key]
     near = elsewhere or [(*outer, word) for word in difflib.get_close_matches(key, beside, n=3, cutoff=0.5)]
     if near:
         return f"unknown name {name(path)}; did you mean {', '.join(map(name, dict.fromkeys(near)))}?"
     return f"unknown name {name(path)}; expected {', '.join(dict.fromkeys(beside)) or 'none'}"
+
+
+def _places(model: Any, path: Keys = ()) -> Iterator[Keys]:
+    """Yield the keys of every field of a config and of the configs in it."""
+    if is_union(model):
+        for member in model.members.values():
+            yield from _places(member, path)
+        return
+    sections = isinstance(model, Sections)
+    for key, info in (model.members if sections else model.model_fields).items():
+        part = info if sections else parts_of(model, key)
+        if sections or PythonOnly() not in info.metadata:
+            yield from [(*path, key)] if part is None else _places(part, (*path, key))
 
 
 def _locate(model: Any, location: tuple[int | str, ...]) -> tuple[Keys, Any, Any]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-OBEYED = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Terminal control characters, bidi overrides and lone surrogates."""
 
 
@@ -58,7 +58,9 @@ def one_line(message: object) -> str:
 
 def printable(text: str, keep: str = "") -> str:
     """Escape terminal control characters in the text, but for `keep`: names of files may hold anything."""
-    return OBEYED.sub(lambda match: match[0] if match[0] in keep else match[0].encode("unicode_escape").decode(), text)
+    return UNPRINTABLE.sub(
+        lambda match: match[0] if match[0] in keep else match[0].encode("unicode_escape").decode(), text
+    )
 
 
 def first_line(error: BaseException) -> str:
@@ -85,13 +87,13 @@ def blamed(action: str) -> Iterator[None]:
 
 
 def suggest(name: str, choices: Iterable[str]) -> str:
-    """`" Did you mean a, b?"` with the known names closest to `name`, or an empty string."""
+    """Return `" Did you mean a, b?"` with the choices closest to `name`, or an empty string."""
     close = difflib.get_close_matches(name, list(choices), n=3, cutoff=0.5)
     return f" Did you mean {', '.join(close)}?" if close else ""
 
 
 def listed(names: Sequence[str], most: int) -> str:
-    """`"a, b and 7 more"`: the first `most` of the names, and how many there are besides."""
+    """Return `"a, b and 7 more"`: the first `most` of the names, and the number of the others."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 

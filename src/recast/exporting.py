@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map, tree_map_only
 from recast.config import typed
 from recast.errors import RecastError, first_line
 from recast.files import check_place, free_space, replaced
+from recast.modes import in_eval
 from recast.surgery.apply import refresh_gates_
 from recast.surgery.exactness import relative_error
 from recast.surgery.plan import plan_of
@@ -34,7 +35,6 @@ from recast.tracing.examples import (
     part_of,
     run_example,
 )
-from recast.tracing.hooks import in_eval
 from recast.tracing.outputs import tensors_of
 
 Target = Literal["onnx", "torch"]

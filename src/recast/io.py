@@ -28,7 +28,7 @@ from recast.models.sources import check_registered, reaching
 from recast.models.trust import may_run
 from recast.models.weights import CHECKSUM, HEADER, load_weights_, mismatch, read_header, read_safetensors
 from recast.surgery.apply import refresh_gates_
-from recast.surgery.folding.forms import as_it_is, is_as_told, last_of, modules_by_name
+from recast.surgery.folding.forms import as_it_is, last_of, matches_report, modules_by_name
 from recast.surgery.plan import plan_of
 from recast.surgery.proof import checksum, proof_of
 from recast.surgery.wrappers import unwrapped
@@ -101,30 +101,10 @@ def write_model(
         check_registered(*check_constructor(constructor)[:2])
     model = unwrapped(model)  # a wrapper has names of its own
     check_weights(model)
-    plan = plan_of(model)
-    layers = modules_by_name(model)
-    header: dict[str, Any] = {"constructor": constructor, "plan": None}
+    header: dict[str, Any] = {"constructor": constructor, "plan": None} | _plan_and_proof(model)
     if images != Images():
         header["images"] = asdict(images)
-    if plan is not None:
-        for step in plan.steps:
-            layer = layers.get(step.name)
-            if layer is None or not isinstance(last_of(layer), RecastLayer | nn.Conv2d | nn.ConvTranspose2d):
-                raise RecastError(
-                    f"{step.name} was recast and is not a recast layer or a convolution any more: the plan is another "
-                    "network's"
-                )
-        steps, proof = [as_it_is(layers[step.name], step) for step in plan.steps], proof_of(model)
-        folded = [fold for fold in proof.folded or () if is_as_told(fold, layers[fold.name])]
-        header["plan"] = replace(plan, steps=tuple(steps)).to_json()
-        header["proof"] = replace(proof, folded=proof.folded and folded).to_dict()
-    tensors: dict[str, Tensor] = {}
-    storages: set[int] = set()
-    for name, tensor in model.state_dict().items():
-        tensor = tensor.detach().cpu().contiguous()
-        # safetensors refuses two names for one memory
-        tensors[name] = tensor.clone() if tensor.untyped_storage().data_ptr() in storages else tensor
-        storages.add(tensor.untyped_storage().data_ptr())
+    tensors = _unshared_tensors(model)
     if constructor is not None and tried:
         _try_constructor(header, tensors, model)
     with suppress(OSError):  # `check_place` says what is wrong
@@ -138,6 +118,38 @@ def write_model(
         except SafetensorError as error:  # of a full disk too
             raise RecastError(f"cannot write {path}: {error}; its disk has {free_space(path.parent)} left") from None
     return path
+
+
+def _plan_and_proof(model: nn.Module) -> dict[str, Any]:
+    """Return the header's entries of a recast model, for its layers as they are now; none for a plain model."""
+    plan, layers = plan_of(model), modules_by_name(model)
+    if plan is None:
+        return {}
+    proof = proof_of(model)
+    for step in plan.steps:
+        layer = layers.get(step.name)
+        if layer is None or not isinstance(last_of(layer), RecastLayer | nn.Conv2d | nn.ConvTranspose2d):
+            raise RecastError(
+                f"{step.name} was recast and is not a recast layer or a convolution any more: the plan is another "
+                "network's"
+            )
+    steps = tuple(as_it_is(layers[step.name], step) for step in plan.steps)
+    folded = [fold for fold in proof.folded or () if matches_report(fold, layers[fold.name])]
+    return {
+        "plan": replace(plan, steps=steps).to_json(),
+        "proof": replace(proof, folded=proof.folded and folded).to_dict(),
+    }
+
+
+def _unshared_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state on the CPU; safetensors refuses two names for one memory."""
+    tensors: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in model.state_dict().items():
+        tensor = tensor.detach().cpu().contiguous()
+        tensors[name] = tensor.clone() if tensor.untyped_storage().data_ptr() in storages else tensor
+        storages.add(tensor.untyped_storage().data_ptr())
+    return tensors
 
 
 def _try_constructor(header: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module) -> None:

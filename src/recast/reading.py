@@ -1,6 +1,6 @@
 """Bounded reading of foreign files. Imports no torch.
 
-Only regular files are opened, no more is read than a file of its kind holds, YAML and JSON nest no deeper than ours.
+Only regular files are opened, and no more is read than a file of its kind holds.
 """
 
 from __future__ import annotations
@@ -11,17 +11,11 @@ import stat
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from recast.errors import RecastError, first_line, shown
 
 MIB = 2**20
 LARGEST = 256 * MIB
 """Bytes of a text file: more than the longest metrics.jsonl or table."""
-SETTINGS = MIB // 2
-"""Bytes of what people write by hand: recipes. PyYAML reads some 100 kB a second."""
-DEEPEST = 32
-"""Levels of lists and mappings in one another."""
 
 
 def read_bytes(path: str | Path, limit: int = LARGEST) -> bytes:
@@ -69,37 +63,3 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
         raise ValueError(f"it has {shown(next(key for key in keys if keys.count(key) > 1))} twice")
     return mapping
-
-
-def parse_yaml(text: str) -> Any:
-    """YAML as plain data. Raises ValueError in one line for what is none, and for what a recipe has no use for: aliases
-    (a few lines of them stand for gigabytes), keys that stand twice, lists in lists without end."""
-    try:
-        return yaml.load(text, _PlainLoader)
-    except (yaml.YAMLError, ValueError) as error:  # the latter for a number of 5,000 digits
-        raise ValueError(" ".join(str(error).split())) from None
-    except Exception as error:  # PyYAML lets through what Python says to `!!bool x`
-        raise ValueError(f"a value is not what its tag says ({type(error).__name__})") from None
-
-
-class _PlainLoader(yaml.SafeLoader):
-    """YAML loader of lists, mappings and scalars only."""
-
-    depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError(f"line {self.peek_event().start_mark.line + 1} has an alias (*): write it out")
-        self.depth += 1
-        if self.depth > DEEPEST:
-            raise yaml.YAMLError(f"lists and mappings are nested deeper than {DEEPEST} levels")
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if len(set(keys)) < len(keys):
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise yaml.YAMLError(f"line {node.start_mark.line + 1}: {shown(twice)} stands twice in a mapping")
-        return super().construct_mapping(node, deep)

@@ -19,8 +19,8 @@ from timm.data import Mixup
 from torch import nn
 
 import recast
-from recast.analysis.fourier import fourier
-from recast.analysis.wakefulness import wakefulness
+from recast.lab.analysis.fourier import fourier
+from recast.lab.analysis.wakefulness import wakefulness
 from recast.lab.config import OptimConfig
 from recast.lab.data.seeding import choose_balanced
 from recast.lab.training.optim import WarmupDecay, make_optimizer, set_learning_rate

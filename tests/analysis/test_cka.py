@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import recast.papers  # noqa: F401  (registers the small networks with timm)
-from recast.analysis.cka import cka, tabulate_cka
 from recast.errors import RecastError
+from recast.lab.analysis.cka import cka, tabulate_cka
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 

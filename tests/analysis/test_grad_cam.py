@@ -12,7 +12,7 @@ from pytorch_grad_cam import GradCAM
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import nn
 
-from recast.analysis.grad_cam import grad_cam
+from recast.lab.analysis.grad_cam import grad_cam
 from recast.papers.patchconvnet.network import PatchConvNet
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recast.analysis import queries
-from recast.analysis.head_statistics import head_statistics, tabulate_heads
-from recast.analysis.queries import content_of, pieces, telling_query
-from recast.analysis.records import HeadLine
 from recast.errors import RecastError
 from recast.io import load, save
+from recast.lab.analysis import queries
+from recast.lab.analysis.head_statistics import head_statistics, tabulate_heads
+from recast.lab.analysis.queries import content_of, pieces, telling_query
+from recast.lab.analysis.records import HeadLine
 from recast.layers.cmhsa import CMHSA
 from recast.layers.config import RecastConfig
 from recast.layers.geometry import Geometry

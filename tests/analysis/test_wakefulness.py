@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import recast
-from recast.analysis.wakefulness import wakefulness
+from recast.lab.analysis.wakefulness import wakefulness
 from recast.layers.cmhsa import CMHSA, recast_layers
 from recast.layers.config import RecastConfig
 from recast.surgery.wake import wake_

@@ -16,8 +16,8 @@ from recast.lab.data.sources import labelled_images
 from recast.lab.evaluation import frontier
 from recast.lab.evaluation.run_folder import open_run
 from recast.lab.records import FrontierLine
-from recast.surgery.scales import recalibrate_batch_norm_
-from recast.tables import read_records
+from recast.lab.scales import recalibrate_batch_norm_
+from recast.lab.tables import read_records
 
 
 def test_the_folded_network_computes_the_same(cli: Callable[..., Any], shared: Path, tmp_path: Path) -> None:

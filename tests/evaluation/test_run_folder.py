@@ -13,17 +13,17 @@ import torch
 from torchvision.transforms.v2.functional import normalize
 
 from recast.errors import RecastError
-from recast.files import locked
 from recast.lab.config import DataConfig, Recipe
 from recast.lab.config.evaluation import Options
 from recast.lab.data import load_data
 from recast.lab.evaluation.run_folder import evaluate_run, open_run
 from recast.lab.evaluation.runner import Results
+from recast.lab.files import locked
 from recast.lab.records import Row
+from recast.lab.tables import read_records
 from recast.lab.tasks.classify.pictures import write_pictures
 from recast.lab.training.run import train
 from recast.models.config import ModelConfig
-from recast.tables import read_records
 
 
 @pytest.fixture(scope="module")

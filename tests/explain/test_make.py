@@ -14,8 +14,8 @@ from on_pages import data_of
 from PIL import Image
 from torch import nn
 
-from recast.analysis.grad_cam import grad_cam
 from recast.errors import RecastError
+from recast.lab.analysis.grad_cam import grad_cam
 from recast.lab.evaluation.run_folder import OpenRun
 from recast.lab.explain.inputs import Input
 from recast.lab.explain.make import explain, make_scene

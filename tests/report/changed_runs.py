@@ -12,7 +12,7 @@ import yaml
 
 from recast.lab.recipe import override, recipe_from_dict, recipe_to_dict
 from recast.lab.records import Difference, Row, write_records
-from recast.tables import read_records
+from recast.lab.tables import read_records
 
 
 def rewrite(path: Path, **changes: Any) -> None:

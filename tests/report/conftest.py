@@ -12,7 +12,7 @@ import pytest
 from changed_runs import set_recipe, set_values
 
 from recast.lab.records import ARMS, Row, write_records
-from recast.tables import read_records
+from recast.lab.tables import read_records
 
 FROZEN = Path(__file__).with_name("runs")
 

@@ -21,7 +21,7 @@ from recast.lab.report.charts import DEPTHS, Chart
 from recast.lab.report.draw import Point, Series, series_chart
 from recast.lab.report.load import Run, read_run
 from recast.lab.report.maps import Attention, AttentionLayer
-from recast.tables import Table, write_table
+from recast.lab.tables import Table, write_table
 
 MakeRun = Callable[..., Path]
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from recast.errors import RecastError
 from recast.lab.networks import CifarResNet
@@ -212,6 +211,11 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "layers": ("no layer '5'", opened, lambda m: wake_(m, BATCH[0], layers=[5])),
     "failing batches": ("batches.*KeyError", opened, lambda m: wake_(m, failing())),
     "no images in a batch": ("cannot run on the example 7", opened, lambda m: wake_(m, iter([BATCH[0], 7]))),
+    "not recast": ("was not recast by this library", small, lambda m: calibrate_(m, m, [X])),
+    "recast already": ("pass the parent to plan", opened, lambda m: plan(m, X)),
+    "rate": ("lr must be .*got nan", opened, lambda m: param_groups(m, lr=NAN)),
+    "pool heads": ("num_heads=7", small, lambda m: attention_pool_(
+        m, config=PoolConfig("single", num_heads=7), example=X)),
     "channels": ("in_channels must be >= 1, got 0", small, lambda _: GPSA(0, 3, Geometry((3, 3)))),
     "plan": ("holds no image", small, lambda m: plan(m, X[:0])),
     "buffer": ("has a 'mask' of its own", lambda: hung(lambda conv: conv.register_buffer("mask", torch.ones(1))),
@@ -229,27 +233,6 @@ def test_a_refusal_is_one_line_and_changes_nothing(case: str) -> None:
         change(model)
     assert "\n" not in str(refused.value)
     before.check(model)
-
-
-def test_pooling_after_a_sequential_whose_names_are_not_its_numbers() -> None:
-    """The number of its next layer is another's name."""
-    trunk = nn.Sequential(OrderedDict({"1": nn.Conv2d(3, 8, 3), "2": nn.Conv2d(8, 8, 3)}))
-    model = Averaged(trunk).eval()
-    expected = model(X + 1)
-    attention_pool_(model, example=X + torch.randn(X.shape))
-    assert list(trunk._modules)[:2] == ["1", "2"]
-    assert len(attention_pools(model)) == 1
-    torch.testing.assert_close(model(X + 1), expected, rtol=1e-5, atol=1e-5)
-
-
-class Averaged(nn.Module):
-    def __init__(self, trunk: nn.Module) -> None:
-        super().__init__()
-        self.trunk, self.fc = trunk, nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.fc(self.trunk(x).mean((2, 3)))
-        return logits
 
 
 def test_fold_replaces_a_shared_layer_everywhere_and_never_the_root() -> None:
@@ -306,27 +289,6 @@ def replayed(parent: nn.Module, child: nn.Module) -> nn.Module:
     return refresh_gates_(again)
 
 
-@pytest.mark.parametrize("stride", ["keep", "dilate"])
-@pytest.mark.parametrize("pool", POOLS)
-def test_pooled_first_or_recast_first_is_the_same_network(pool: PoolConfig, stride: Any) -> None:
-    parent = sized()
-    config = RecastConfig(stride=stride)
-    first, second = copy.deepcopy(parent), copy.deepcopy(parent)
-    attention_pool_(first, config=pool)
-    planned = plan(first, X.double(), config)  # of a network that pools already
-    assert planned.pool is None
-    recast_(first, planned, steps=[planned.steps[1].name])
-    recast_(first, planned, steps=[planned.steps[0].name])
-    recast_(second, plan(second, X.double(), config))
-    recast_(second, plan(second, X.double(), where="none", pool=pool))
-    x = torch.randn(4, 3, 16, 16).double()
-    for model in (first, second):
-        assert (applied_plan(model).pool, len(applied_plan(model).steps)) == (pool, 2)
-        if stride == "keep":
-            torch.testing.assert_close(model(x), parent(x), rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(replayed(parent, model)(x), model(x), rtol=1e-12, atol=1e-12)
-
-
 def test_steps_alone_leave_the_pool_for_later() -> None:
     parent = sized()
     child, pool = copy.deepcopy(parent), PoolConfig("single")
@@ -339,6 +301,11 @@ def test_steps_alone_leave_the_pool_for_later() -> None:
     assert (done.pool, done.pool_cost, done.after) == (pool, planned.pool_cost, planned.after)
     assert planned.without_steps().after == planned.before + planned.pool_cost
     assert planned.without_pool().after == plan(parent, X.double()).after
+    last = recast_(copy.deepcopy(parent), plan(parent, X.double()))
+    recast_(last, plan(parent, X.double(), where="none", pool=pool))
+    assert (applied_plan(last).pool, len(applied_plan(last).steps)) == (pool, 2)
+    x = torch.randn(4, 3, 16, 16).double()
+    torch.testing.assert_close(replayed(parent, last)(x), last(x), rtol=1e-12, atol=1e-12)
 
 
 def test_a_plan_of_nothing_leaves_the_pool_in_the_plan() -> None:
@@ -348,15 +315,6 @@ def test_a_plan_of_nothing_leaves_the_pool_in_the_plan() -> None:
     recast_(child, plan(parent, X.double()).without_steps())
     assert noted.pool == POOLS[0]
     assert applied_plan(child) == noted
-
-
-def test_folding_goes_on_with_a_pool() -> None:
-    parent, child = pooled_pair(POOLS[0], "last_stage")
-    assert all(done.convolution for done in fold_(child))
-    assert (applied_plan(child).pool, gpsa_layers(child)) == (POOLS[0], {})
-    x = torch.randn(4, 3, 16, 16).double()
-    torch.testing.assert_close(child(x), parent(x), rtol=1e-12, atol=1e-12)
-    assert torch.equal(replayed(parent, child)(x), child(x))
 
 
 def test_a_pool_has_rates_of_its_own_and_its_tokens_never_decay() -> None:

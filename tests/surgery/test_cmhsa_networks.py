@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 import recast
 from recast.errors import RecastError
+from recast.lab.scales import randomize_scales_
 from recast.layers.cmhsa import CMHSA, recast_layers
 from recast.layers.config import RecastConfig
 from recast.models.build import build, constructor
 from recast.models.config import ModelConfig
 from recast.papers.prs.network import CMHSAViT
-from recast.surgery.scales import randomize_scales_
 from recast.surgery.verify import swapped_heads
 
 BIAS = RecastConfig(gate="bias")

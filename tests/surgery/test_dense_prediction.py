@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN, maskrcnn_resnet50_fpn
 
+from recast.lab.scales import randomize_scales_
 from recast.layers.gpsa import gpsa_layers
 from recast.surgery.apply import recast_
 from recast.surgery.exactness import TOLERANCE, relative_error
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
-from recast.surgery.scales import randomize_scales_
 from recast.surgery.verify import swapped_heads, trace, verify
 from recast.tracing.examples import Example, run_example
 

@@ -104,6 +104,9 @@ def test_one_dimensional_convolutions_are_no_stage(length: int) -> None:
         ([], "matches no convolution"),
         (["unused"], "unused cannot be recast: not called by the example"),
         ("gate", "gate cannot be recast: no rule for Conv1d"),
+        ("re:(", "is no regular expression"),
+        ("stage:7", "has stages stage:0 to stage:1"),
+        (lambda name, module: False, "the selection predicate matches no"),
     ],
 )
 def test_a_selection_that_cannot_be_met_is_refused(where: Any, message: str) -> None:
@@ -143,9 +146,6 @@ def test_a_layer_used_twice_belongs_to_its_largest_use() -> None:
 )
 def test_budgets(text: Any, expected: Budget) -> None:
     assert Budget.parse(text) == expected
-
-
-def test_a_budget_limits_once() -> None:
     with pytest.raises(RecastError, match="the budget limits macs twice, expected it once"):
         Budget.parse("macs=1.2x,macs=9x")
 

@@ -87,6 +87,20 @@ class Outputs(nn.Module):
         return self.answer(self.conv(x))
 
 
+class Held:
+    """An object of a user's, which no pytree knows."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+class Slots:
+    __slots__ = ("held",)
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
 ANSWERS: dict[str, Callable[[Tensor], Any]] = {
     "map": lambda y: y,
     "logits": lambda y: y.mean((2, 3)),
@@ -95,6 +109,11 @@ ANSWERS: dict[str, Callable[[Tensor], Any]] = {
     "dict": lambda y: {"a": y.mean((2, 3)), "b": [y, y.sum()], "c": None, "d": 3},
     "tuple with integers": lambda y: (y.mean((2, 3)), y.argmax(1), y > 0),
     "features": lambda y: [y, y.mean((2, 3))],
+    "an object": lambda y: Held(y.mean((2, 3))),
+    "slots": Slots,
+    "objects in a list": lambda y: [Held(Held(y))],
+    "NumPy": lambda y: {"boxes": y.detach().numpy(), "area": float(y.detach().sum())},
+    "a user's mapping": lambda y: UserDict(held=y),
 }
 
 
@@ -280,60 +299,8 @@ def test_neither_random_state_nor_buffers_nor_backends_move() -> None:
     assert parent.seen == child.seen == 0
 
 
-def test_a_denser_output_is_another_function_and_can_be_printed() -> None:
-    parent = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1)).eval()
-    child = recast_(copy.deepcopy(parent), plan(parent, X, RecastConfig(stride="remove")))
-    exactness = verify(parent, child, torch.randn(X.shape))
-    assert not exactness.ok()
-    assert exactness.max_relative_error == float("inf")
-    assert exactness.layers == {"0": 0.0}  # at the parent's positions it is the same
-    assert "inf" in str(exactness)
-
-
-class Held:
-    """An object of a user's, which no pytree knows."""
-
-    def __init__(self, held: Any) -> None:
-        self.held = held
-
-
-class Slots:
-    __slots__ = ("held",)
-
-    def __init__(self, held: Any) -> None:
-        self.held = held
-
-
-HOLDERS: dict[str, Callable[[Tensor], Any]] = {
-    "object": Held, "slots": Slots, "objects in a list": lambda t: [Held(Held(t))],
-    "NumPy": lambda t: t.detach().numpy(),
-    "a mapping": lambda t: UserDict(held=t), "a number": lambda t: float(t.detach().sum()),
-}  # fmt: skip
-
-
-class TwoHeads(nn.Module):
-    def __init__(self, hold: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.body, self.logits, self.boxes, self.hold = nn.Conv2d(3, 8, 3), nn.Linear(8, 5), nn.Linear(8, 4), hold
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.body(x).mean((2, 3))
-        return {"logits": self.logits(y), "boxes": self.hold(self.boxes(y))}
-
-
-@pytest.mark.parametrize("holder", HOLDERS)
-def test_outputs_in_objects_are_compared(holder: str) -> None:
-    parent = TwoHeads(HOLDERS[holder]).eval()
-    child, x = recast_(copy.deepcopy(parent), plan(parent, X)), torch.randn(X.shape)
-    assert verify(parent, child, x).ok()
-    nn.init.normal_(child.boxes.weight)
-    exactness = verify(parent, child, x)
-    assert not exactness.ok()
-    assert exactness.worst.startswith("output['boxes']")
-
-
 def test_what_cannot_be_compared_is_refused() -> None:
-    parent = TwoHeads(iter).eval()
+    parent = Outputs(lambda y: [y, iter(y)]).eval()
     with pytest.raises(RecastError, match="iterator"):
         verify(parent, recast_(copy.deepcopy(parent), plan(parent, X)), torch.randn(X.shape))
 
@@ -352,32 +319,6 @@ def test_a_large_class_hides_no_other(classes: int, large: str) -> None:
     assert not exactness.ok()
     assert exactness.worst == f"output, channel {classes - 1}"
     assert f"channel {classes - 1}" in str(exactness)
-
-
-def test_a_large_channel_hides_no_other_in_a_layer_or_a_map() -> None:
-    parent = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).eval()
-    nn.init.zeros_(parent[1].weight)
-    with torch.no_grad():
-        parent[0].weight[2] *= 1e8
-    child, x = recast_(copy.deepcopy(parent), plan(parent, X)), torch.randn(X.shape)
-    assert verify(parent, child, x, backend="dense").ok()
-    with torch.no_grad():
-        child[0].weight[5] *= 2
-    exactness = verify(parent, child, x)
-    assert exactness.max_relative_error == 0
-    assert exactness.layers["0"] > 0.01
-    assert not exactness.ok()
-
-
-@pytest.mark.parametrize("size", [0.0, 1e-9])
-def test_a_dead_class_does_not_fail_by_rounding(size: float) -> None:
-    parent = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)).eval()
-    with torch.no_grad():
-        parent[3].weight[1], parent[3].bias[1] = size * torch.randn(8), 0
-    child = recast_(copy.deepcopy(parent), plan(parent, X))
-    exactness = verify(parent, child, torch.randn(X.shape), backend="dense")
-    assert not exactness.bitwise
-    assert exactness.ok()
 
 
 def test_a_recast_parent_is_refused() -> None:
@@ -399,16 +340,6 @@ def test_images_without_a_scale_prove_nothing(scale: float) -> None:
     parent, child = pair()
     assert not verify(parent, child, scale * torch.randn(X.shape)).ok()
     assert verify(parent, child, 1e3 * torch.randn(X.shape)).ok()
-
-
-@pytest.mark.parametrize("value", ["inf", "-inf", "nan"])
-def test_what_is_not_finite_on_both_sides_is_no_proof(value: str) -> None:
-    parent = small()
-    with torch.no_grad():
-        parent.fc.bias[0] = float(value)
-    exactness = verify(parent, recast_(copy.deepcopy(parent), plan(parent, X)), torch.randn(X.shape))
-    assert not exactness.bitwise
-    assert not exactness.ok()
 
 
 def test_nan_in_a_layer_is_never_ok() -> None:

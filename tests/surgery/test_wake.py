@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import recast
-from recast.analysis.wakefulness import wakefulness
 from recast.errors import RecastError
+from recast.lab.analysis.wakefulness import wakefulness
 from recast.layers.cmhsa import recast_layers
 from recast.layers.config import RecastConfig
 from recast.surgery.wake import _logits, wake_

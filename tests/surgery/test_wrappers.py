@@ -120,13 +120,6 @@ def test_checkpointed_layers_have_the_names_of_their_weights(tmp_path: Path) -> 
         recast.fold_(child, tol=0.1)
 
 
-def test_a_network_built_of_recast_layers_is_saved_without_a_plan(tmp_path: Path) -> None:
-    net = nn.Sequential(recast.GPSA(3, 4, recast.Geometry((3, 3))))
-    path = recast.save(net, tmp_path / "own.safetensors")
-    again = recast.load(path, parent=nn.Sequential(recast.GPSA(3, 4, recast.Geometry((3, 3)))))
-    assert torch.equal(again[0].weight, net[0].weight)
-
-
 def test_a_report_of_fold_that_no_longer_holds_is_not_saved(tmp_path: Path) -> None:
     parent, x = Net().eval(), torch.randn(2, 3, 8, 8)
     child = opened(recast.recast_(copy.deepcopy(parent), recast.plan(parent, x))).eval()

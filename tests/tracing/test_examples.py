@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import recast
-from recast.analysis.grad_cam import grad_cam
 from recast.errors import RecastError
+from recast.lab.analysis.grad_cam import grad_cam
 from recast.lab.config import DataConfig
 from recast.lab.data import load_data
 from recast.lab.evaluation import evaluate
+from recast.lab.scales import recalibrate_batch_norm_
 from recast.surgery.calibrate import calibrate_
-from recast.surgery.scales import recalibrate_batch_norm_
 from recast.tracing.examples import batch_of, part_of, read_batches
 from recast.tracing.outputs import answer_of, leaves_of
 

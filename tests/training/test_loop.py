@@ -14,9 +14,9 @@ from small import assert_same, small_child, small_data, small_fit, small_parent,
 from torch import nn
 
 from recast.errors import RecastError
-from recast.files import read_lines
 from recast.io import load
 from recast.lab.config import RegularizationConfig
+from recast.lab.files import read_lines
 from recast.lab.training import loop
 from recast.lab.training.checkpoint import states
 from recast.lab.training.distributed import Interrupted

@@ -19,9 +19,9 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from small import assert_same, digits_recipe
 
-from recast.analysis.records import Wakefulness
 from recast.errors import RecastError
 from recast.io import load
+from recast.lab.analysis.records import Wakefulness
 from recast.lab.config import (
     AugmentConfig,
     ClassifyConfig,

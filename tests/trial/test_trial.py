@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import recast
-from recast.analysis.records import Wakefulness
+from recast.lab.analysis.records import Wakefulness
 from recast.lab.cli import main
 from recast.lab.config import DataConfig
 from recast.lab.data import Data, load_data

@@ -1,1 +1,1 @@
-"""Analyses of heads and features, for any network and images."""
+"""Attention maps of any network."""

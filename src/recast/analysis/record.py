@@ -16,10 +16,11 @@ from recast.config import typed
 from recast.errors import RecastError
 from recast.layers.attention_pool import AttentionPool, attention_pools
 from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
+from recast.modes import in_eval
 from recast.surgery.limits import DEFAULT_TOKENS
 from recast.surgery.pooling.adapters import PooledLayer
 from recast.surgery.wrappers import unwrapped
-from recast.tracing.hooks import hooked, in_eval
+from recast.tracing.hooks import hooked
 
 SHOWN = 16
 """Layers that a printed record names, one a line."""
@@ -221,8 +222,10 @@ def class_maps(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def token_names(model: nn.Module, count: int) -> tuple[str, ...]:
-    """What the `count` tokens before the patches are, by the names of the network's parameters; all of them registers
-    where the network pools its patches (BEiT, `global_pool="avg"`, attention pooling)."""
+    """Return the names of the `count` tokens before the patches, from the names of the network's parameters.
+
+    All are registers where the network pools its patches (BEiT, `global_pool="avg"`, attention pooling).
+    """
     parameters = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
     pooling = getattr(model, "global_pool", None)
     if attention_pools(model) or (isinstance(pooling, str) and pooling not in ("token", "")):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from recast.layers.cmhsa import RecastLayer
 from recast.surgery.pooling.find import MAX_PREFIX
-from recast.tracing.hooks import After, hooked, replaced_inputs, replaced_output
+from recast.tracing.hooks import hooked, replaced_inputs, replaced_output
 
 SILENT = "gives no weights of one token for another"
 NOT_WHOLE = "attention within windows, over reduced keys or over channels, which has no maps over the whole grid"
@@ -53,16 +53,20 @@ class Grids:
             self._seen.append((output.shape[2], output.shape[3]))
 
     def of(self, batch: int, tokens: int, max_prefix: int = MAX_PREFIX) -> tuple[int, int] | None:
-        """Rows and columns of the latest map that has as many pixels as there are tokens, or up to `max_prefix` fewer:
-        class, distillation and register tokens come before the patches. None where no map fits."""
+        """Return the size of the latest map with as many pixels as there are tokens, or up to `max_prefix` fewer.
+
+        Class, distillation and register tokens come before the patches. None if no map fits.
+        """
         if self.batch not in (None, batch):
             return None
         fits = (size for size in reversed(self._seen) if 0 <= tokens - size[0] * size[1] <= max_prefix)
         return next(fits, None)
 
     def of_patches(self, batch: int, patches: int) -> tuple[int, int] | None:
-        """Rows and columns of so many patches: those of a map that fits, else the grid of the image's own shape, one
-        stride for both directions (later stages of LeViT and MViT make no maps). None where there is neither."""
+        """Return rows and columns of so many patches: those of a map that fits, else the grid of the image's own shape.
+
+        That grid has one stride for both axes (later stages of LeViT and MViT make no maps). None if neither fits.
+        """
         if (grid := self.of(batch, patches, max_prefix=0)) is not None or self._image is None:
             return grid
         height, width = self._image
@@ -104,24 +108,28 @@ def watched_tokens(
         else:
             keep(name, weights.detach(), grid)
 
-    def saying(reason: str) -> After:
-        return lambda name, _module, _inputs, _output: leave_out(name, reason)
-
     inside = {part for module in ours for part in module.modules()}
     with ExitStack() as stack:
         for name, module in model.named_modules():
-            if module in inside:
-                continue
-            if isinstance(module, nn.MultiheadAttention):
-                stack.enter_context(_watched_torch(module, partial(see, name)))
-            elif isinstance(getattr(module, "attn_drop", None), nn.Module):
-                if hasattr(module, "temperature"):  # over channels (XCiT), whatever their number
-                    stack.enter_context(hooked([(name, module)], after=saying(NOT_WHOLE)))
-                else:
-                    stack.enter_context(_watched_timm(module, partial(see, name)))
-            elif hasattr(module, "fused_attn"):
-                stack.enter_context(hooked([(name, module)], after=saying(FUSED)))
+            if module not in inside:
+                stack.enter_context(_watched(module, partial(see, name), partial(leave_out, name)))
         yield
+
+
+def _watched(
+    module: nn.Module, see: Callable[[Tensor | None], None], leave_out: Callable[[str], None]
+) -> AbstractContextManager[None]:
+    """Report the weights of an attention layer to `see`, or to `leave_out` why it has none; nothing for others."""
+
+    def without_maps(reason: str) -> AbstractContextManager[None]:
+        return hooked([("", module)], after=lambda *_: leave_out(reason))
+
+    if isinstance(module, nn.MultiheadAttention):
+        return _watched_torch(module, see)
+    if isinstance(getattr(module, "attn_drop", None), nn.Module):
+        # with a temperature, over channels (XCiT), whatever their number
+        return without_maps(NOT_WHOLE) if hasattr(module, "temperature") else _watched_timm(module, see)
+    return without_maps(FUSED) if hasattr(module, "fused_attn") else nullcontext()
 
 
 @contextmanager

@@ -13,13 +13,15 @@ from typing import Any
 
 import yaml
 
-from recast.config import File, Keys, MayChange, fields_of, merge, read
+from recast.config import File, Keys, MayChange, read
 from recast.errors import RecastError
 from recast.files import write_text
 from recast.lab.config import Recipe
 from recast.lab.config.recipe import task_of_data
+from recast.lab.fields import fields_of, merge
 from recast.lab.records import Row
-from recast.reading import SETTINGS, decode, parse_yaml, read_bytes
+from recast.lab.yaml_files import SETTINGS, parse_yaml
+from recast.reading import decode, read_bytes
 
 SEAL = "# sha256 of the lines above: "
 """Start of the last line of a run's recipe, a checksum of the others. Delete the line after editing the file."""

@@ -1,4 +1,4 @@
-"""What a run writes down, one definition for those who write and those who read it; `recast.tables` has the CSV.
+"""What a run writes down, one definition for those who write and those who read it; `recast.lab.tables` has the CSV.
 
 metrics.jsonl           Epoch, one a line
 schedule.json           Switching, with a Switch for every swap
@@ -19,8 +19,8 @@ from typing import Any
 
 from recast.config import convert, read
 from recast.errors import RecastError
+from recast.lab.tables import columns_of, read_records, write_rows
 from recast.surgery.schedule import Schedule
-from recast.tables import columns_of, read_records, write_rows
 
 ARMS = {"parent": "Parent", "finetuned": "Parent, fine-tuned", "recast": "Recast"}
 """The networks of a run, and what they are called."""
@@ -45,7 +45,7 @@ class Epoch:
     """Images that could not be read."""
     bad_val_images: int = 0
     layers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Of every recast layer: gate, backend, how awake its heads are (`recast.analysis.wakefulness`), and of GPSA layers
+    """Of every recast layer: gate, backend, how awake its heads are (`lab.analysis.wakefulness`), and of GPSA layers
     the gates of every head and their spans 1/α."""
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from recast.errors import RecastError
 from recast.layers.config import LinearGate, RecastConfig
 from recast.layers.functional.operands import fold_value
 from recast.layers.geometry import Geometry, convolution
-from recast.tracing.hooks import in_eval
+from recast.modes import in_eval
 
 QUERY_STD = 0.02
 GROUPED_HEAD_DIM = 8

@@ -17,7 +17,7 @@ from recast.layers.functional import operands
 from recast.layers.functional.maps import AttentionMaps
 from recast.layers.functional.operands import Gates, OpenMaps, SeenGates, Weights, nonzero, scatter_heads, take_heads
 from recast.layers.geometry import Geometry
-from recast.tracing.hooks import computes_as
+from recast.modes import computes_as
 
 LAMBDA_WITHOUT_CONTENT = 40.0
 """λ of a sigmoid head whose content map was pruned: σ(40) is 1 in single precision."""

@@ -1,4 +1,4 @@
-"""First weights, and weights made to fit the same architecture with other classes or another image size."""
+"""Weights made to fit the same architecture with other classes or another image size."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import isqrt, prod
 
 import torch
-from timm.layers import resample_abs_pos_embed, trunc_normal_
+from timm.layers import resample_abs_pos_embed
 from timm.models.mlp_mixer import MlpMixer
 from torch import Tensor, nn
 from torchvision.models.detection import FCOS, RetinaNet
@@ -123,22 +123,3 @@ def resampled(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tens
                 weights[name], list(grid), [side, side], num_prefix_tokens=prefix, antialias=False
             )
     return result
-
-
-def draw_(model: nn.Module, std: float) -> nn.Module:
-    """First weights as DeiT's code draws them (Touvron et al. 2021), ResMLP's and DeiT III's too: of linear layers, and
-    class and distillation tokens, from a normal distribution cut off at ±2, bias 0; of convolutions as torch does.
-
-    timm draws a ViT's class token with 1e-6, and a mixer's layers by Xavier's rule, the head at 0.
-    """
-    for name, parameter in model.named_parameters():
-        if name.rpartition(".")[2] in ("cls_token", "dist_token"):
-            trunc_normal_(parameter, std=std)
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            trunc_normal_(module.weight, std=std)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Conv2d):
-            module.reset_parameters()
-    return model

@@ -89,7 +89,7 @@ def _on_timm(kind: str, name: str, kwargs: dict[str, Any], pretrained: bool) -> 
     if pretrained:
         _check_published(name)
         return _fetched(name, lambda: make(pretrained=True))
-    with _told(f"timm's {name} cannot be the body of {kind}"):
+    with _user_code(f"timm's {name} cannot be the body of {kind}"):
         return make()
 
 
@@ -172,7 +172,7 @@ def _function(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
             inspect.signature(function).bind(**wanted)
         except TypeError as error:
             raise RecastError(f"{name} cannot be called with {wanted or 'nothing'}: {error}") from None
-        with _told(f"{name} failed"):
+        with _user_code(f"{name} failed"):
             model = function(**wanted)
     if not isinstance(model, nn.Module):
         raise RecastError(f"{name} must return an nn.Module, got {type(model).__name__}")
@@ -184,7 +184,7 @@ def _find_function(name: str) -> Callable[..., Any]:
     module_name, _, function_name = name.partition(":")
     if module_name.partition(".")[0] in sys.stdlib_module_names or "__main__" in module_name.split("."):
         raise RecastError(f"{name} belongs to Python's standard library: a model is named {FORMS}")
-    with _told(f"cannot import {module_name} for model {name}{elsewhere(name)}"):
+    with _user_code(f"cannot import {module_name} for model {name}{elsewhere(name)}"):
         module = importlib.import_module(module_name)
     function = getattr(module, function_name, None)
     if not callable(function):
@@ -194,7 +194,7 @@ def _find_function(name: str) -> Callable[..., Any]:
 
 
 @contextmanager
-def _told(action: str) -> Iterator[None]:
+def _user_code(action: str) -> Iterator[None]:
     """Turn any exception of the user's code, SystemExit included, into a RecastError."""
     try:
         yield

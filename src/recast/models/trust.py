@@ -24,7 +24,7 @@ _TRUST: ContextVar[bool] = ContextVar("_TRUST", default=False)
 
 @contextmanager
 def trusting(*typed: str | None, trust: bool = False) -> Iterator[None]:
-    """While the block runs, the functions whose names were `typed` may run; with `trust` those that files name too."""
+    """Allow the functions whose names were `typed` inside the block; with `trust`, those that files name too."""
     typed_before = _TYPED.set(_TYPED.get() | set(filter(None, typed)))
     trust_before = _TRUST.set(_TRUST.get() or trust)
     try:
@@ -40,7 +40,7 @@ def is_function(name: str | None) -> bool:
 
 
 def follow_up(*words: str, functions: Iterable[str | None] = ()) -> str:
-    """A command as a user may type it next, with what it needs where a file names `functions` of the user's."""
+    """Return a command to type next, with the words it needs if a file names `functions` of the user."""
     named = any(map(is_function, functions))
     is_hidden = Path(sys.argv[0]).name == "recast" and shutil.which("recast") is None
     program = sys.argv[0] if is_hidden else "recast"

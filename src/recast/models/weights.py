@@ -109,7 +109,7 @@ def select_weights(
 
 
 def _prefixes(name: str) -> list[str]:
-    """`a.b.weight` → "", `a.`, `a.b.`."""
+    """Return the prefixes of a name: "", `a.` and `a.b.` for `a.b.weight`."""
     return [name[: dot.end()] for dot in re.finditer(r"^|\.", name)]
 
 

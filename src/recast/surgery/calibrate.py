@@ -20,12 +20,13 @@ from recast.errors import RecastError
 from recast.layers import functional
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.gpsa import GPSA, gpsa_layers
+from recast.modes import in_eval
 from recast.surgery.plan import applied_plan, set_plan_
 from recast.surgery.rules import is_convolution, parametrization_of
 from recast.surgery.verify import full_precision
 from recast.surgery.wrappers import unwrapped
 from recast.tracing.examples import Example, check_values, read_batches, run_example
-from recast.tracing.hooks import hooked, in_eval
+from recast.tracing.hooks import hooked
 from recast.tracing.outputs import tensors_of
 
 
@@ -33,15 +34,15 @@ class _Reached(BaseException):
     """Ends a forward pass at the layer that was waited for."""
 
 
-@typed("child", "parent", "batches", "ridge", "shrink_to_kernel")
+@typed("child", "parent", "batches", "ridge")
 @torch.no_grad()
 def calibrate_(
-    child: nn.Module, parent: nn.Module, batches: Tensor | Iterable[Any], ridge: Positive = 1e-4, *,
-    shrink_to_kernel: bool = True,
+    child: nn.Module, parent: nn.Module, batches: Tensor | Iterable[Any], ridge: Positive = 1e-4
 ) -> nn.Module:  # fmt: skip
     """Fit W_out and the bias of every GPSA layer of `child` to the outputs of `parent`, by ridge regression, in place.
 
-        min_W ‖F W − T‖² + ridge · tr(FᵀF)/K · ‖W − prior‖²      F: gathers of the child, T: outputs of the parent
+        min_W ‖F W − T‖² + ridge · tr(FᵀF)/K · ‖W − prior‖²      F: gathers of the child, T: outputs of the parent,
+                                                                 prior: the kernel over the gate's share
 
     Layers are solved in order, each on inputs from the calibrated layers before it. A layer without bias gets one.
 
@@ -50,7 +51,6 @@ def calibrate_(
         parent: the network before `recast_`.
         batches: images, or batches of them, read as `wake_` does; all are held in memory and run twice per layer.
         ridge: weight of the penalty, relative to the mean square of the features.
-        shrink_to_kernel: pull W_out to the parent's kernel over the gate's share, else to 0.
 
     Returns:
         `child`.
@@ -69,31 +69,13 @@ def calibrate_(
     plan = applied_plan(child)
     whole, child, parent = child, unwrapped(child), unwrapped(parent)
     layers = gpsa_layers(child)
-    if others := [name for name in recast_layers(child) if name not in layers]:
-        raise RecastError(
-            f"calibrate_ requires gate='sigmoid' or 'linear', but {others[0]} is CMHSA: raise bias_init instead"
-        )
-    held = [batch for batch, _ in read_batches(child, batches)]
-    if not held:
-        raise RecastError("calibrate_ requires at least one batch of images")
-    for batch in held:
-        check_values(batch, child, parent)
-        if not all(bool(t.isfinite().all()) for t in tensors_of(batch)):
-            raise RecastError("a batch holds NaN or infinite values: check the images")
-    parents = {n: m for n, m in parent.named_modules() if is_convolution(m) and not isinstance(m, RecastLayer)}
-    if missing := [name for name in layers if name not in parents]:
-        raise RecastError(f"the parent has no convolution at {missing[0]!r}: pass the network the child was made from")
-    if computed := [name for name, layer in layers.items() if parametrization_of(layer) is not None]:
-        raise RecastError(f"{computed[0]} computes its weight (keep_parametrization): calibrate_ cannot set it")
-    with in_eval(child, parent), full_precision(), _given_back_on_error(layers):
-        order: dict[str, None] = {}  # each once: solved again, a layer would be pulled towards its own solution
-        with hooked(layers.items(), before=lambda name, _module, _inputs: order.setdefault(name)):
-            run_example(child, held[0])
-        for name in order:
-            layer, convolution = layers[name], parents[name]
-            pairs = (_features_and_targets(child, parent, layer, convolution, batch) for batch in held)
-            prior = _kernel_over_share(layer)
-            weights, bias = _ridge_regression(pairs, ridge, prior if shrink_to_kernel else torch.zeros_like(prior))
+    convolutions = _convolutions_of(child, parent, layers)
+    images = _finite_batches(child, parent, batches)
+    with in_eval(child, parent), full_precision(), _restored_on_error(layers):
+        for name in _order_of_calls(child, layers, images[0]):
+            layer = layers[name]
+            pairs = (_features_and_targets(child, parent, layer, convolutions[name], batch) for batch in images)
+            weights, bias = _ridge_regression(pairs, ridge, _kernel_over_share(layer))
             layer.weight.copy_(weights.mT.reshape(layer.weight.shape))
             layer.add_bias_()
             assert layer.bias is not None
@@ -103,8 +85,45 @@ def calibrate_(
     return whole
 
 
+def _convolutions_of(child: nn.Module, parent: nn.Module, layers: dict[str, GPSA]) -> dict[str, nn.Module]:
+    """Return the parent's convolutions by name. Raises `RecastError` for a layer that cannot be fitted to one."""
+    if others := [name for name in recast_layers(child) if name not in layers]:
+        raise RecastError(
+            f"calibrate_ requires gate='sigmoid' or 'linear', but {others[0]} is CMHSA: raise bias_init instead"
+        )
+    convolutions = {n: m for n, m in parent.named_modules() if is_convolution(m) and not isinstance(m, RecastLayer)}
+    if missing := [name for name in layers if name not in convolutions]:
+        raise RecastError(f"the parent has no convolution at {missing[0]!r}: pass the network the child was made from")
+    if computed := [name for name, layer in layers.items() if parametrization_of(layer) is not None]:
+        raise RecastError(f"{computed[0]} computes its weight (keep_parametrization): calibrate_ cannot set it")
+    return convolutions
+
+
+def _finite_batches(child: nn.Module, parent: nn.Module, batches: Any) -> list[Example]:
+    """Return the batches. Raises `RecastError` if there is none, and for NaN and infinity."""
+    examples = [batch for batch, _ in read_batches(child, batches)]
+    if not examples:
+        raise RecastError("calibrate_ requires at least one batch of images")
+    for batch in examples:
+        check_values(batch, child, parent)
+        if not all(bool(t.isfinite().all()) for t in tensors_of(batch)):
+            raise RecastError("a batch holds NaN or infinite values: check the images")
+    return examples
+
+
+def _order_of_calls(child: nn.Module, layers: dict[str, GPSA], batch: Example) -> list[str]:
+    """Return the layers in the order of their first calls.
+
+    Each once: solved again, a layer would be pulled towards its own solution.
+    """
+    order: dict[str, None] = {}
+    with hooked(layers.items(), before=lambda name, _module, _inputs: order.setdefault(name)):
+        run_example(child, batch)
+    return list(order)
+
+
 @contextmanager
-def _given_back_on_error(layers: dict[str, GPSA]) -> Iterator[None]:
+def _restored_on_error(layers: dict[str, GPSA]) -> Iterator[None]:
     """Restore kernels and biases if the block raises."""
     before = [(m, m.weight.clone(), None if m.bias is None else m.bias.clone()) for m in layers.values()]
     try:
@@ -136,7 +155,7 @@ def _seen_by(model: nn.Module, layer: nn.Module, batch: Example, output: bool = 
 def _features_and_targets(
     child: nn.Module, parent: nn.Module, layer: GPSA, convolution: nn.Module, batch: Example
 ) -> tuple[Tensor, Tensor]:
-    """Features (g, n, C/g·H) that the child's heads gather, and the parent's outputs (g, n, O/g)."""
+    """Return the features (g, n, C/g·H) that the child's heads gather, and the parent's outputs (g, n, O/g)."""
     x, target = _seen_by(child, layer, batch), _seen_by(parent, convolution, batch, output=True)
     gathered = functional.gather(x, layer.weights())
     if gathered.shape[-2:] != target.shape[-2:]:
@@ -150,7 +169,7 @@ def _features_and_targets(
 
 
 def _kernel_over_share(layer: GPSA) -> Tensor:
-    """The kernel (g, K, P) over the share of the gate that a head's position has."""
+    """Return the kernel (g, K, P) over the share of the gate that a head's position has."""
     kernel = layer.weight.cpu().double().flatten(1).unflatten(0, (layer.groups, -1)).mT
     gates = functional.expand_heads(layer.weights()).gates
     share = (gates.gaussian if gates.shift is None else gates.shift + gates.gaussian).cpu().double()
@@ -158,7 +177,7 @@ def _kernel_over_share(layer: GPSA) -> Tensor:
 
 
 def _ridge_regression(pairs: Iterable[tuple[Tensor, Tensor]], ridge: float, prior: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights (g, K, P) nearest `prior` that fit features F (g, n, K) to targets T (g, n, P), and the intercept (g, P).
+    """Return weights (g, K, P) that fit features F (g, n, K) to targets T (g, n, P), and the intercept (g, P).
 
     Minimises ‖F W − T‖² + ridge · tr(FᵀF)/K · ‖W − prior‖² with centred F and T. Products of a pair are made in its own
     precision, and summed over the pairs in fp64.

@@ -170,14 +170,8 @@ def _join_(
 ) -> None:
     """Put a new parameter into the group of its kind; a missing group is made from the kernel's, `home`."""
     peak = _peak_of(kind, optimizer, home, own_lr)
-    prefix, slash, number = str(home.get("name", "")).partition("/")
-    decay = float(home.get("weight_decay", 0.0)) if kind in DECAYED else 0.0
-    settings = {key: copy.deepcopy(home[key]) for key in home.keys() - {"params", "param_names", "step"}}
-    if prefix in KINDS or (peak, decay) != (_peak(home), home.get("weight_decay", 0.0)):
-        settings["name"] = f"{kind}{slash}{number}"
-    settings |= dict.fromkeys((key for key in PEAKS if key in home), peak)
-    settings |= {key: home[key] * peak / _peak(home) for key in ENDS if key in home and _peak(home)}
-    settings |= {"lr": peak * (float(home["lr"]) / _peak(home) if _peak(home) else 0.0), "weight_decay": decay}
+    settings = _settings(home, kind, peak)
+    prefix = str(home.get("name", "")).partition("/")[0]
     compared = ["name"] if prefix in KINDS else list(settings)  # groups of `param_groups` go by their names
     for group in optimizer.param_groups:
         # where a group counts its steps, the count would be wrong for a new parameter
@@ -188,3 +182,15 @@ def _join_(
             return
     entry: Any = (name, parameter) if "param_names" in home else parameter
     optimizer.add_param_group({**settings, "params": [entry]})
+
+
+def _settings(home: dict[str, Any], kind: str, peak: float) -> dict[str, Any]:
+    """Return the settings of a group for parameters of this kind, with this peak rate, beside the kernel's group."""
+    prefix, slash, number = str(home.get("name", "")).partition("/")
+    decay = float(home.get("weight_decay", 0.0)) if kind in DECAYED else 0.0
+    settings = {key: copy.deepcopy(home[key]) for key in home.keys() - {"params", "param_names", "step"}}
+    if prefix in KINDS or (peak, decay) != (_peak(home), home.get("weight_decay", 0.0)):
+        settings["name"] = f"{kind}{slash}{number}"
+    settings |= dict.fromkeys((key for key in PEAKS if key in home), peak)
+    settings |= {key: home[key] * peak / _peak(home) for key in ENDS if key in home and _peak(home)}
+    return settings | {"lr": peak * (float(home["lr"]) / _peak(home) if _peak(home) else 0.0), "weight_decay": decay}

@@ -84,7 +84,7 @@ class Exactness:
         return {name: value for name, value in values.items() if name != "control" or value is not None}
 
     def __add__(self, other: Exactness) -> Exactness:
-        """Both batches together."""
+        """Return the result for both batches together."""
         images = self.images + other.images
         predictions = self.predictions + other.predictions
         agreement = 1 - (self.differing + other.differing) / predictions if predictions else float("nan")

@@ -39,7 +39,7 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str | int | Budget | None) -> Budget:
-        """`"macs=1.3x,params=30M,memory=2GiB,tokens=1024"`, a number of tokens, or None for the default.
+        """Parse `"macs=1.3x,params=30M,memory=2GiB,tokens=1024"`, a number of tokens, or None for the default.
 
         Amounts take k, M, G, T (memory: KiB, MiB, GiB or kB, MB, GB) or `x`, a multiple of the parent's;
         `tokens=none` lifts that limit. Raises `RecastError`.

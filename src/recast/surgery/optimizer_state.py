@@ -24,7 +24,7 @@ class Carried(NamedTuple):
 
 @torch.no_grad()
 def carried_parameters(conv: nn.Module, layer: nn.Module) -> list[Carried]:
-    """Parameters of `conv` that live on in the layer that it became, with the same numbers in another order at most.
+    """Return the parameters of `conv` that live on in its layer: the same numbers, perhaps in another order.
 
     A pair counts only if the numbers are equal: a kernel that was computed from its parameter is not that parameter.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 from recast.config import NotNegative, Positive, typed
 from recast.errors import RecastError
 from recast.layers.attention_pool import attention_pools
-from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
+from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.gpsa import GPSA
 from recast.surgery.plan import Plan
 from recast.surgery.wake import warn_if_frozen
@@ -71,21 +72,14 @@ def param_groups(
     """
     warn_if_frozen(recast_layers(model).values())
     check_not_lazy(model)
-    kinds = parameter_kinds(model, qk_lr is not None)
-    if pool_lr is not None:
-        pooling = {id(p) for pool in attention_pools(model).values() for p in pool.parameters()}
-        kinds = {key: f"pool_{kind}" if key in pooling else kind for key, kind in kinds.items()}
     layers = {} if layer_decay is None else layer_numbers(model)
     last = max(layers.values(), default=0)
-    members: dict[tuple[str, int], list[nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter.numel():
-            members.setdefault((kinds[id(parameter)], layers.get(name, last)), []).append(parameter)
+    members = _members(model, layers, last, qk_lr is not None, pool_lr is not None)
     if plan is not None:
-        for step in plan.steps:
-            queries_keys = () if qk_lr is None else ("queries_keys",)
-            for kind in ("decay", "no_decay", *queries_keys, *GATES_OF[plan.config.gate]):
-                members.setdefault((kind, layer_of(step.name, layers, last)), [])
+        queries_keys = () if qk_lr is None else ("queries_keys",)
+        kinds = ("decay", "no_decay", *queries_keys, *GATES_OF[plan.config.gate])
+        numbers = [layer_of(step.name, layers, last) for step in plan.steps]
+        members = {(kind, number): [] for number in numbers for kind in kinds} | members
     rates = {
         "decay": lr,
         "no_decay": lr,
@@ -106,13 +100,28 @@ def param_groups(
     ]
 
 
+def _members(
+    model: nn.Module, layers: dict[str, int], last: int, queries_apart: bool, pools_apart: bool
+) -> dict[tuple[str, int], list[nn.Parameter]]:
+    """Return the trained parameters by their kind and the number of their layer."""
+    kinds = parameter_kinds(model, queries_apart)
+    if pools_apart:
+        pooling = {id(p) for pool in attention_pools(model).values() for p in pool.parameters()}
+        kinds = {key: f"pool_{kind}" if key in pooling else kind for key, kind in kinds.items()}
+    members: dict[tuple[str, int], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.numel():
+            members.setdefault((kinds[id(parameter)], layers.get(name, last)), []).append(parameter)
+    return members
+
+
 def layer_of(module: str, layers: dict[str, int], default: int) -> int:
-    """Number of the layer that the parameters of a module are in."""
+    """Return the number of the layer that the parameters of a module are in."""
     return next((number for name, number in layers.items() if name.startswith(f"{module}.")), default)
 
 
 def layer_numbers(model: nn.Module) -> dict[str, int]:
-    """Name of a parameter → number of its layer, 0 for the stem, the largest for the head, as timm groups them."""
+    """Return the number of every parameter's layer, as timm groups them: 0 for the stem, the largest for the head."""
     matcher = getattr(model, "group_matcher", None)
     if not callable(matcher):
         raise RecastError(
@@ -122,24 +131,11 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
 
 
 def parameter_kinds(model: nn.Module, queries_apart: bool) -> dict[int, str]:
-    """The kind of every parameter, by id: decay, no_decay, gates or sigmoid_gates; W_qry's and W_key's queries_keys
-    where they are apart."""
+    """Return the kind (`KINDS`) of every parameter by id; W_qry and W_key are queries_keys if `queries_apart`."""
     kinds: dict[int, str] = {}
     undecayed: list[str] = []  # names and globs that a network, or one inside it, asks for
     for name, module in model.named_modules():
-        # parameters whose number of axes does not tell their kind
-        if isinstance(module, RecastLayer) and queries_apart:
-            kinds |= {id(p): "queries_keys" for p in (module.query, module.key)}
-        if isinstance(module, GPSA):
-            kinds |= {id(p): "no_decay" for p in (module.center, module.raw_alpha, module.value) if p is not None}
-            if module.config.gate == "linear":
-                kinds |= {id(p): "gates" for p in (module.gamma, module.spread)}
-            else:
-                kinds[id(module.lam)] = "sigmoid_gates"
-        elif isinstance(module, CMHSA):
-            kinds |= {id(p): "no_decay" for p in (module.relative_bias, module.value) if p is not None}
-        elif isinstance(module, Affine):  # ResMLP's norm: timm writes its vectors as (1, 1, C)
-            kinds |= {id(p): "no_decay" for p in module.parameters()}
+        kinds |= {id(p): kind for p, kind in _exceptions(module, queries_apart)}
         asked = getattr(module, "no_weight_decay", None)
         if callable(asked):
             undecayed += [f"{name}.{pattern}" if name else pattern for pattern in asked()]
@@ -148,3 +144,17 @@ def parameter_kinds(model: nn.Module, queries_apart: bool) -> dict[int, str]:
         decays = is_weight and not any(fnmatchcase(name, pattern) for pattern in undecayed)
         kinds.setdefault(id(parameter), "decay" if decays else "no_decay")
     return kinds
+
+
+def _exceptions(module: nn.Module, queries_apart: bool) -> Iterator[tuple[nn.Parameter, str]]:
+    """Yield the parameters of a module whose number of axes does not give their kind, with that kind."""
+    if isinstance(module, RecastLayer):
+        fixed = (module.center, module.raw_alpha) if isinstance(module, GPSA) else (module.relative_bias,)
+        yield from ((p, "no_decay") for p in (*fixed, module.value) if p is not None)
+        yield from ((p, "queries_keys") for p in (module.query, module.key) if queries_apart)
+    if isinstance(module, GPSA):
+        is_linear = module.config.gate == "linear"
+        gates = (module.gamma, module.spread) if is_linear else (module.lam,)
+        yield from ((gate, "gates" if is_linear else "sigmoid_gates") for gate in gates)
+    elif isinstance(module, Affine):  # ResMLP's norm: timm writes its vectors as (1, 1, C)
+        yield from ((p, "no_decay") for p in module.parameters())

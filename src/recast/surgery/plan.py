@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from pydantic import ConfigDict
@@ -13,7 +12,7 @@ from torch import nn
 
 from recast.config import adapter, read
 from recast.errors import RecastError, listed, shown
-from recast.layers.config import PAPERS_LAYER, AttentionPooling, PoolConfig, RecastConfig
+from recast.layers.config import PAPERS_LAYER, AttentionPooling, RecastConfig
 from recast.layers.geometry import Geometry
 from recast.reading import parse_json
 from recast.surgery import table
@@ -25,19 +24,6 @@ from recast.tracing.cost import Cost
 VERSION = 6
 NOTHING = Cost(0, 0, 0)
 GEOMETRY = tuple(entry.name for entry in fields(Geometry))
-
-
-NO_NAMES = ("all", "last_stage", "none")
-"""Words for layers that name none."""
-
-
-@dataclass(frozen=True)
-class Edited:
-    """A plan as someone left it: the settings, and what the file says of every step. The rest is worked out again."""
-
-    config: RecastConfig = RecastConfig()
-    pool: PoolConfig | None = None
-    steps: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -87,7 +73,7 @@ class Plan:
     @classmethod
     def from_json(cls, text: str, source: str = "the text") -> Plan:
         """Read the text of `to_json`. Raises `RecastError`, naming the `source`, if it is no plan of this version."""
-        data = _document(text, source)
+        data = plan_document(text, source)
         try:
             totals, steps = data.pop("totals"), [_step_fields(step) for step in data.pop("steps")]
             return read(cls, data | totals | {"steps": steps}, source)
@@ -96,42 +82,19 @@ class Plan:
         except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise RecastError(f"{source} is not a plan ({type(error).__name__}: {error})") from error
 
-    @staticmethod
-    def read_edited(text: str, source: str = "the plan") -> Edited:
-        """Read a plan that was edited by hand; missing settings have their defaults.
-
-        Raises `RecastError`, naming the `source`, if it cannot be read.
-        """
-        data = _document(text, source)
-        steps: dict[str, dict[str, Any]] = {}
-        for step in data["steps"]:
-            if not isinstance(step, dict) or not isinstance(step.get("name"), str):
-                raise RecastError(
-                    f'{source}: a step needs the name of its layer, {{"name": "layer4.0.conv2"}}, got {shown(step)}'
-                )
-            if not re.fullmatch(r"[^\s*?\[\]:]*", step["name"]) or step["name"] in NO_NAMES:
-                raise RecastError(
-                    f"{source}: a step must name one layer in full, got {shown(step['name'])}; use globs with --where"
-                )
-            if step["name"] in steps:
-                raise RecastError(f"{source} names {shown(step['name'])} twice")
-            steps[step["name"]] = step
-        asked: dict[str, Any] = {key: data[key] for key in ("config", "pool") if key in data}
-        return replace(read(Edited, asked, source), steps=steps)
-
     def only(self, names: Sequence[str]) -> Plan:
-        """The same plan with some of its steps. Raises `RecastError` for a name that is no step."""
+        """Return the plan with some of its steps. Raises `RecastError` for a name that is no step."""
         all_names = [step.name for step in self.steps]
         if unknown := [name for name in names if name not in all_names]:
             raise RecastError(f"the plan has no step {unknown[0]!r}; its steps are {', '.join(all_names) or 'none'}")
         return replace(self, steps=tuple(step for step in self.steps if step.name in names))
 
     def without_steps(self) -> Plan:
-        """The plan of a network none of whose convolutions is recast: its pooling may be."""
+        """Return the plan without steps, as of a network of which only the pooling is replaced."""
         return replace(self, steps=(), edits=(), after=self.before + (self.pool_cost or NOTHING))
 
     def without_pool(self) -> Plan:
-        """The plan with the network's own pooling."""
+        """Return the plan with the network's own pooling."""
         return replace(self, pool=None, pool_cost=None, place=None, after=self.after - (self.pool_cost or NOTHING))
 
     def __str__(self) -> str:
@@ -161,8 +124,8 @@ def nothing_to_see(plan: Plan) -> str:
     return f"{layers} ({listed(alone, 3)}), where attention has nothing to choose: larger images, or earlier layers"
 
 
-def _document(text: str, source: str) -> dict[str, Any]:
-    """A plan's JSON as it stands, written by `to_json` or by hand; what it may lack is its version."""
+def plan_document(text: str, source: str) -> dict[str, Any]:
+    """Parse the JSON of a plan, written by `to_json` or by hand; the version may be missing."""
     if not isinstance(text, str):
         raise RecastError(f"a plan must be text in JSON, as its to_json gives, got {shown(text)}")
     try:
@@ -183,19 +146,19 @@ def _document(text: str, source: str) -> dict[str, Any]:
 
 
 def _step_fields(step: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a `Step`, of what its `to_dict` gave."""
+    """Return the fields of a `Step` from its `to_dict`."""
     geometry = {name: step[name] for name in GEOMETRY}
     return {entry.name: step[entry.name] for entry in fields(Step) if entry.name != "geometry"} | {"geometry": geometry}
 
 
 def plan_of(model: nn.Module) -> Plan | None:
-    """The plan that made `model` what it is; None for a model that was never recast."""
+    """Return the plan that made `model` what it is; None for a model that was never recast."""
     plan = getattr(unwrapped(model), "recast_plan", None)
     return plan if isinstance(plan, Plan) else None
 
 
 def applied_plan(model: nn.Module) -> Plan:
-    """The plan that made `model` what it is. Raises `RecastError` for a model that was never recast."""
+    """Return the plan that made `model` what it is. Raises `RecastError` for a model that was never recast."""
     plan = plan_of(model)
     if plan is None:
         raise RecastError(f"{type(model).__name__} was not recast by this library: call recast_(model, plan) first")
@@ -203,5 +166,5 @@ def applied_plan(model: nn.Module) -> Plan:
 
 
 def set_plan_(model: nn.Module, plan: Plan) -> None:
-    """Note on a model what makes it of its parent: `save` writes it, and whatever changes the model goes on from it."""
+    """Attach to a model the plan that makes it from its parent, for `save` and for later changes."""
     unwrapped(model).recast_plan = plan  # type: ignore[assignment]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Collection
 
 import torch
@@ -17,7 +16,7 @@ from recast.layers.config import AttentionPooling, LinearGate, PoolConfig, Recas
 from recast.layers.geometry import Geometry
 from recast.surgery.budget import keep_within
 from recast.surgery.limits import Budget
-from recast.surgery.plan import GEOMETRY, Edited, Plan
+from recast.surgery.plan import Plan
 from recast.surgery.pooling.find import find_place
 from recast.surgery.pooling.swap import check_change, put_pool_
 from recast.surgery.records import Left, Place, Step
@@ -159,27 +158,6 @@ def _observe_edited(
         raise RecastError(
             f"stride={config.stride!r}: shapes do not match without the stride of {first}; use stride='keep'. {error}"
         ) from error
-
-
-def replan(model: nn.Module, example: Example, edited: Edited) -> Plan:
-    """Return the plan of an edited one (`Plan.read_edited`): its settings, the layers of its steps, new costs.
-
-    A step requires only its `name`. Raises `RecastError` if its other fields contradict the layer.
-    """
-    if not edited.steps and (edited.pool is None or not edited.pool.is_on):
-        raise RecastError("the plan has no steps: name at least one layer to recast")
-    where = list(edited.steps) or "none"
-    planned = plan(model, example, edited.config, where=where, budget=Budget(tokens=None), pool=edited.pool)
-    for step in planned.steps:
-        actual = json.loads(json.dumps(step.to_dict()))
-        stated = edited.steps[step.name]
-        for key in ("rule", "groups", *GEOMETRY):
-            if key in stated and stated[key] != actual[key]:
-                raise RecastError(
-                    f"{key} of step {step.name} is {stated[key]}, the model has {actual[key]}: only the config and the "
-                    "list of steps can be edited"
-                )
-    return planned
 
 
 def _convolutions(model: nn.Module, needed: bool) -> dict[str, nn.Module]:

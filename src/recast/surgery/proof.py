@@ -32,13 +32,13 @@ class Proof:
     """Name of a file that was written of the model → what `Exported.to_dict` tells of it, and its SHA-256."""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able fields, without those of which nothing is known."""
+        """Return the JSON-able fields that are not None."""
         values = asdict(self) | {"verified": self.verified and self.verified.to_dict()}
         return {name: value for name, value in values.items() if value is not None}
 
 
 def checksum(*content: str | Mapping[str, Tensor] | None) -> str:
-    """SHA-256 of texts, and of tensors with their names, types and shapes."""
+    """Return the SHA-256 of texts, and of tensors with their names, types and shapes."""
     digest = hashlib.sha256()
     for part in content:
         if not isinstance(part, Mapping):
@@ -52,7 +52,7 @@ def checksum(*content: str | Mapping[str, Tensor] | None) -> str:
 
 
 def fingerprint(model: nn.Module) -> str | None:
-    """The `checksum` of a model's weights and buffers; None where they have no values (device meta)."""
+    """Return the `checksum` of a model's weights and buffers; None where they have no values (device meta)."""
     state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     return None if any(value.is_meta for value in state.values()) else checksum(state)
 

@@ -77,7 +77,7 @@ class Step:
         return rows * columns
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able fields, those of the geometry among them, and what a reader wants to see beside them."""
+        """Return the JSON-able fields, those of the geometry among them, with heads, queries and keys."""
         plain = asdict(self)
         shown = {"heads": self.geometry.num_heads, "queries": self.queries, "keys": self.keys}
         return plain | plain.pop("geometry") | shown

@@ -23,11 +23,13 @@ from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.config import RecastConfig
 from recast.layers.geometry import Geometry, flip_transpose
 from recast.layers.gpsa import GPSA
-from recast.tracing.hooks import FORWARD, hooks_of, in_eval, inherits_forward
+from recast.modes import FORWARD, hooks_of, in_eval, inherits_forward
 
 Rule = Callable[[nn.Module, RecastConfig], RecastLayer]
 
 _RULES: dict[type[nn.Module], Rule] = {}
+EXPECTED = {"weight", "bias", "gain", "parametrizations"}
+"""Tensors and modules of a convolution of torch or timm that rules carry over."""
 
 
 def recasts(kind: type[nn.Module]) -> Callable[[Callable[..., RecastLayer]], Callable[..., RecastLayer]]:
@@ -71,7 +73,7 @@ def is_convolution(module: nn.Module) -> bool:
 
 
 def axes_of(module: nn.Module) -> int:
-    """Axes that a convolution runs over: 1 and 3 of torch's others, else 2."""
+    """Return the number of axes that a convolution runs over."""
     return len(module.kernel_size) if isinstance(module, nn.modules.conv._ConvNd) else 2
 
 
@@ -99,34 +101,36 @@ def refusal(module: nn.Module) -> str | None:
         return f"{kind} is quantised: recast the float model, and quantise that"
     if reason := getattr(module, "not_recast", None):
         return str(reason)
-    if find_rule(module) is None:
-        if (axes := axes_of(module)) != 2:
-            return f"no rule for {kind}, which is {axes}-d: only 2-d convolutions become attention"
-        for base in type(module).__mro__:
-            if base in _RULES and base.__name__ == kind:  # detectron2's and mmcv's are called as torch's
-                return f"no rule for {type(module).__module__}.{kind}: its forward is not that of torch's {kind}"
-        return f"no rule for {kind} (rules exist for {', '.join(sorted(rule.__name__ for rule in _RULES))})"
+    rule = find_rule(module)
+    return _no_rule(module) if rule is None else _lost(module, rule[0])
+
+
+def _no_rule(module: nn.Module) -> str:
+    """Return the reason why no rule takes a convolution."""
+    kind = type(module).__name__
+    if (axes := axes_of(module)) != 2:
+        return f"no rule for {kind}, which is {axes}-d: only 2-d convolutions become attention"
+    if any(base in _RULES and base.__name__ == kind for base in type(module).__mro__):  # detectron2's and mmcv's
+        return f"no rule for {type(module).__module__}.{kind}: its forward is not that of torch's {kind}"
+    return f"no rule for {kind} (rules exist for {', '.join(sorted(rule.__name__ for rule in _RULES))})"
+
+
+def _lost(module: nn.Module, base: type[nn.Module]) -> str | None:
+    """Return what the layer made by the rule for `base` would lose: hooks, a replaced forward, added tensors.
+
+    A custom rule knows the tensors and modules of its own kind.
+    """
+    kind = type(module).__name__
     if any(map(len, hooks_of(module))):
         return f"{kind} carries hooks, which the new layer would lose"
-    if reason := _hung_on(module):
-        return reason
+    if base.__module__.partition(".")[0] in ("torch", "timm"):
+        added = {*module._buffers, *module._parameters, *module._modules} - EXPECTED
+        if added:
+            return f"{kind} has a {min(added)!r} of its own, which the new layer would lose"
     if patched := [name for name in FORWARD if name in vars(module)]:
         return f"{kind} has a {patched[0]} of its own, set on the instance"
     if any(parameter.is_complex() for parameter in module.parameters()):
         return f"{kind} has complex weights: attention is real"
-    return None
-
-
-def _hung_on(module: nn.Module) -> str | None:
-    """Return the reason if a convolution of torch or timm holds what the new layer would lose: a buffer, a parameter, a
-    module. A custom rule knows its module."""
-    rule = find_rule(module)
-    if rule is None or rule[0].__module__.partition(".")[0] not in ("torch", "timm"):
-        return None
-    kind, expected = type(module).__name__, ("weight", "bias", "gain", "parametrizations")
-    for name in (*module._buffers, *module._parameters, *module._modules):
-        if name not in expected:
-            return f"{kind} has a {name!r} of its own, which the new layer would lose"
     return None
 
 

@@ -98,7 +98,7 @@ class Schedule:
         return tuple(layer for layer in self.layers if layer not in self.dates)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able fields."""
+        """Return the JSON-able fields."""
         return {"name": self.name, "layers": list(self.layers), "dates": dict(self.dates)}
 
     @classmethod
@@ -107,7 +107,7 @@ class Schedule:
         return read(cls, data, "the schedule")
 
     def __str__(self) -> str:
-        """Every layer with its date, in the order of the dates."""
+        """List every layer with its date, in the order of the dates."""
         width = max(map(len, self.layers), default=0)
         lines = [
             f"  {layer:<{width}}  attention from epoch {date}" + (" (the start)" if date == 1 else "")

@@ -133,22 +133,12 @@ def _wanted(
 
 def _matches(pattern: str, model: nn.Module, convolutions: Modules, sizes: Sizes) -> list[str]:
     """Return the convolutions that a pattern matches, 1×1 included. Raises `RecastError` for none."""
-    spatial = [name for name, module in convolutions.items() if is_spatial(module)]
     if pattern == "all":
-        return spatial
+        return [name for name, module in convolutions.items() if is_spatial(module)]
     if pattern == "last_stage":
-        if not sizes:
-            raise RecastError("the model has no 2-d convolution with a kernel larger than 1×1 that the example reaches")
-        # where the very last stage is of another kind (a mixture of kernels, say), the last that is not
-        possible = [size for name, size in sizes.items() if find_rule(convolutions[name])] or list(sizes.values())
-        return [name for name, size in sizes.items() if size == min(possible, key=math.prod)]
+        return _last_stage(convolutions, sizes)
     if pattern.startswith("stage:"):
-        areas = sorted({math.prod(size) for size in sizes.values()}, reverse=True)
-        stages = [[name for name, size in sizes.items() if math.prod(size) == area] for area in areas]
-        if not re.fullmatch(r"-?\d+", pattern[6:]) or not -len(stages) <= int(pattern[6:]) < len(stages):
-            last = len(stages) - 1
-            raise RecastError(f"{type(model).__name__} has stages stage:0 to stage:{last}, got {pattern!r}")
-        return stages[int(pattern[6:])]
+        return _stage(pattern, model, sizes)
     if pattern.startswith("re:"):
         try:
             names = [name for name in convolutions if re.search(pattern[3:], name)]
@@ -162,6 +152,23 @@ def _matches(pattern: str, model: nn.Module, convolutions: Modules, sizes: Sizes
             f"as layer4.*, or re:REGEX.{suggest(pattern, convolutions)}"
         )
     return names
+
+
+def _last_stage(convolutions: Modules, sizes: Sizes) -> list[str]:
+    if not sizes:
+        raise RecastError("the model has no 2-d convolution with a kernel larger than 1×1 that the example reaches")
+    # where the very last stage is of another kind (a mixture of kernels, say), the last that is not
+    possible = [size for name, size in sizes.items() if find_rule(convolutions[name])] or list(sizes.values())
+    return [name for name, size in sizes.items() if size == min(possible, key=math.prod)]
+
+
+def _stage(pattern: str, model: nn.Module, sizes: Sizes) -> list[str]:
+    areas = sorted({math.prod(size) for size in sizes.values()}, reverse=True)
+    stages = [[name for name, size in sizes.items() if math.prod(size) == area] for area in areas]
+    number = pattern.removeprefix("stage:")
+    if not re.fullmatch(r"-?\d+", number) or not -len(stages) <= int(number) < len(stages):
+        raise RecastError(f"{type(model).__name__} has stages stage:0 to stage:{len(stages) - 1}, got {pattern!r}")
+    return stages[int(number)]
 
 
 def _map_sizes(convolutions: Modules, observed: Observation) -> Sizes:

@@ -16,8 +16,8 @@ from torch import nn
 
 from recast.errors import RecastError
 from recast.layers.geometry import Geometry
+from recast.modes import computes_as
 from recast.surgery.rules import pads_same
-from recast.tracing.hooks import computes_as
 from recast.tracing.observe import Call
 
 Action = Literal["geometry", "stride_1", "identity", "pool_stride_1"]

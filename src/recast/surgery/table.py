@@ -22,7 +22,7 @@ NAMED = 4
 
 
 def quantity(value: float, unit: str = "", base: int = 1000) -> str:
-    """A number with three digits and a prefix: 2.36 M, 1.72 MiB."""
+    """Return a number with three digits and a prefix: 2.36 M, 1.72 MiB."""
     prefixes = ("", "k", "M", "G", "T") if base == 1000 else ("", "Ki", "Mi", "Gi", "Ti")
     size, prefix = float(value), ""
     for prefix in prefixes:
@@ -34,7 +34,7 @@ def quantity(value: float, unit: str = "", base: int = 1000) -> str:
 
 
 def terminal_width() -> int:
-    """Columns of the terminal that is written to; a pipe or a file takes any width."""
+    """Return the columns of the terminal; a pipe or a file takes any width."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
 
 
@@ -100,7 +100,7 @@ def pooling(config: AttentionPooling, cost: Cost | None) -> str:
 
 
 def render(table: Table, width: int = WIDTH) -> str:
-    """A table as plain text without spaces at the ends of lines."""
+    """Return a table as plain text without trailing spaces."""
     buffer = io.StringIO()
     Console(file=buffer, width=width, color_system=None).print(table)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())

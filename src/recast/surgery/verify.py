@@ -18,6 +18,7 @@ from recast.layers.attention_pool import attention_pools
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.config import Backend
 from recast.layers.gpsa import gpsa_layers
+from recast.modes import in_eval
 from recast.surgery.exactness import Exactness, relative_error, worst_channel
 from recast.surgery.folding.forms import modules_by_name, plain_name
 from recast.surgery.plan import Plan, applied_plan
@@ -25,7 +26,7 @@ from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Step
 from recast.surgery.rules import convert, find_rule, parametrization_of
 from recast.tracing.examples import Example, arguments_of, batch_of, check_values, run_example
-from recast.tracing.hooks import captured_outputs, hooked, in_eval, undisturbed
+from recast.tracing.hooks import captured_outputs, hooked, undisturbed
 from recast.tracing.observe import on_meta
 from recast.tracing.outputs import PLAIN, answer_of, leaves_of, tensors_of
 
@@ -33,7 +34,7 @@ LARGEST = 1e6
 """Values of images beyond which a comparison proves nothing: biases are lost in rounding."""
 QUERY = 10.0
 """What the control adds to a query: far from the average, whose queries are 0."""
-_ALONE = RLock()
+_LOCK = RLock()
 """A comparison sets modes and backends, and gives them back: one at a time, or a second would keep those of a first."""
 
 
@@ -116,12 +117,12 @@ def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
         signal[name] = max(signal.get(name, 0.0), share if shows else 0.0)
 
     layers = _layers_of(model, plan)
-    pools = [] if plan.pool is None else list(attention_pools(model))
+    pools = list(attention_pools(model)) if plan.pool is not None else []
     if recast := [name for name, layer in layers.items() if isinstance(layer, RecastLayer)] + pools:
         raise RecastError(
             f"the parent is recast itself, {recast[0] or 'the model'} is attention: pass the network before recast_"
         )
-    with _ALONE, hooked(layers.items(), after=measure):
+    with _LOCK, hooked(layers.items(), after=measure):
         return Trace(*_run(model, layers, batch), ranges, signal)
 
 
@@ -134,8 +135,10 @@ def _run(model: nn.Module, layers: dict[str, nn.Module], batch: Example) -> tupl
 
 
 def _can_show(batch: Example) -> bool:
-    """True where an image has two different pixels, and none has values above `LARGEST`; images are what has three axes
-    or more."""
+    """Return True if an image has two different pixels and none has values above `LARGEST`.
+
+    Images are the tensors with three axes or more.
+    """
     images = [t for t in tensors_of(arguments_of(batch)) if t.dim() > 2 and t.numel()]
     if any(t.is_floating_point() and float(t.abs().max()) > LARGEST for t in images):
         return False
@@ -143,8 +146,10 @@ def _can_show(batch: Example) -> bool:
 
 
 def _signal(module: nn.Module, x: Tensor, output: Tensor) -> tuple[Tensor, float]:
-    """max|output − bias| of every channel of a layer that is linear in its input, and the share in the largest of what
-    varies in the input: what is gone when every pixel of all images is their mean."""
+    """Return max|output − bias| of every channel, and the share of the largest that varies with the input.
+
+    The layer is linear in its input. What varies is gone when every pixel of all images is their mean.
+    """
     if not output.numel():  # no boxes were found: nothing to differ
         return output.new_zeros(output.shape[1]), 0.0
     image = x[:1]
@@ -155,8 +160,9 @@ def _signal(module: nn.Module, x: Tensor, output: Tensor) -> tuple[Tensor, float
 
 
 def _layers_of(model: nn.Module, plan: Plan) -> dict[str, nn.Module]:
-    """The layers of the plan's steps in a model, whatever it is wrapped in (torch.compile, DataParallel, a module of
-    the user's). Raises `RecastError` for a model that has not all of them.
+    """Return the layers of the plan's steps in a model, inside any wrapper (torch.compile, DataParallel, the user's).
+
+    Raises `RecastError` if one is missing.
     """
     modules = modules_by_name(model)
     first = plain_name(plan.steps[0].name) if plan.steps else ""
@@ -224,7 +230,7 @@ def verify(
         >>> recast.verify(parent, child, images, control=True).telling
         'outputs'
     """
-    with _ALONE:
+    with _LOCK:
         result = _verify(parent, child, batch, backend)
         if control:
             with swapped_heads(child) if applied_plan(child).steps else shifted_queries(child):
@@ -233,6 +239,7 @@ def verify(
 
 
 def _verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, backend: Backend | None) -> Exactness:
+    """Compare once, and note a result that holds on the child."""
     plan = applied_plan(child)
     attention = {child, *recast_layers(child).values(), *attention_pools(child).values()}
     if not isinstance(parent, Trace) and (parent in child.modules() or not attention.isdisjoint(parent.modules())):
@@ -246,25 +253,16 @@ def _verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, backend
     if silent := [name for name in before.layers if name not in outputs]:
         raise RecastError(f"the child never calls {silent[0] or 'its layer'}: another module still calls the old layer")
     tensors = _comparable(output, before.output)
-    images, (first, reference) = batch_of(batch), (answer_of(output), answer_of(before.output))
-    if not isinstance(first, Tensor) or not isinstance(reference, Tensor):
-        first, reference = next(iter(tensors.values()))
-    # one dictionary of boxes an image, as detectors return, has no classes in its first tensor
-    boxes = isinstance(before.output, list) and any(isinstance(item, dict) for item in before.output)
-    comparable = not boxes and first.shape == reference.shape and first.dim() > 1 and len(first) == images
-    equal = first.argmax(1) == reference.argmax(1) if comparable else torch.zeros(0)
+    equal = _equal_predictions(output, before.output, tensors, batch_of(batch))
     layers = {name: _layer_error(outputs[name], ys, before.ranges[name]) for name, ys in before.layers.items()}
     signal = {step.name: before.signal.get(step.name, 0.0) for step in plan.steps}
     if plan.pool is not None:
-        with shifted_queries(child), in_eval(child), undisturbed(child), torch.no_grad():
-            moved = _comparable(run_example(child, batch), output)
-        share = max(relative_error(a, b) for a, b in moved.values()) if _can_show(batch) else 0.0
-        signal[next(iter(attention_pools(child)))] = share
+        signal[next(iter(attention_pools(child)))] = _pool_signal(child, batch, output)
     errors = {path: worst_channel(a, b) for path, (a, b) in tensors.items()}
     path, (error, channel) = max(errors.items(), key=lambda item: item[1][0])
     worst = f"output{path}" + ("" if channel is None else f", channel {channel}")
     result = Exactness(
-        images=images,
+        images=batch_of(batch),
         max_relative_error=error,
         bitwise=not error and all(torch.equal(a, b) for a, b in tensors.values()) and not any(layers.values()),
         argmax_agreement=float(equal.double().mean()),
@@ -279,9 +277,33 @@ def _verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, backend
     return result
 
 
+def _equal_predictions(output: Any, expected: Any, tensors: dict[str, tuple[Tensor, Tensor]], images: int) -> Tensor:
+    """Return whether each image (or pixel) has the same argmax in both; no element if there are no classes."""
+    first, reference = answer_of(output), answer_of(expected)
+    if not isinstance(first, Tensor) or not isinstance(reference, Tensor):
+        first, reference = next(iter(tensors.values()))
+    # detectors return a dictionary of boxes per image, with no classes in its first tensor
+    boxes = isinstance(expected, list) and any(isinstance(item, dict) for item in expected)
+    if boxes or first.shape != reference.shape or first.dim() < 2 or len(first) != images:
+        return torch.zeros(0)
+    return first.argmax(1) == reference.argmax(1)
+
+
+def _pool_signal(child: nn.Module, batch: Example, output: Any) -> float:
+    """Return how far moved queries of the attention pooling move the outputs."""
+    if not _can_show(batch):
+        return 0.0
+    with shifted_queries(child), in_eval(child), undisturbed(child), torch.no_grad():
+        moved = _comparable(run_example(child, batch), output)
+    return max(relative_error(a, b) for a, b in moved.values())
+
+
 def _comparable(output: Any, expected: Any) -> dict[str, tuple[Tensor, Tensor]]:
-    """The tensors of two outputs in pairs, by their path. Raises `RecastError` unless both are nests of one kind, with
-    tensors of the same types (of maps the size may differ, of logits not) and equal other values in the same places."""
+    """Return the tensors of two outputs in pairs, by their path.
+
+    Raises `RecastError` unless both are nests of one kind, with tensors of the same types (maps may differ in size,
+    logits may not) and equal other values in the same places.
+    """
     actual, wanted = dict(leaves_of(output)), dict(leaves_of(expected))
 
     def alike(a: Any, b: Any) -> bool:
@@ -305,7 +327,7 @@ def _comparable(output: Any, expected: Any) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def _kind(x: Tensor) -> str:
-    """float32 (2, 10)"""
+    """Return dtype and shape as text, `float32 (2, 10)`."""
     return f"{x.dtype} {tuple(x.shape)}".removeprefix("torch.")
 
 

@@ -30,9 +30,10 @@ from recast.errors import RecastError, suggest
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.config import GaussianGate
 from recast.layers.functional.maps import query_tokens, relative_entropy
+from recast.modes import in_eval
 from recast.surgery.wrappers import unwrapped
 from recast.tracing.examples import read_batches, run_example
-from recast.tracing.hooks import hooked, in_eval
+from recast.tracing.hooks import hooked
 
 VARIANCE = 0.99
 """Share of the variance that the principal components in use hold."""
@@ -60,7 +61,7 @@ class _Moments:
             self.sample[size] = torch.cat([*parts, x[:missing]])  # a copy: a view would hold the whole batch
 
     def components(self, least: int) -> Tensor:
-        """Leading principal components (K, C) orthogonal to the mean, at least `least` where there are so many."""
+        """Return the leading principal components (K, C) orthogonal to the mean, at least `least` if possible."""
         mean = self.sum / self.count
         covariance = self.products / self.count - mean.outer(mean)
         if (length := mean.norm()) > 0:
@@ -128,34 +129,46 @@ def wake_(
         ['0']
     """
     model = unwrapped(model)
-    every = recast_layers(model)
-    if unknown := [name for name in layers or () if name not in every]:
-        name = str(unknown[0])
-        raise RecastError(f"no layer {name!r} of {type(model).__name__} was recast.{suggest(name, every)}")
-    chosen = {name: layer for name, layer in every.items() if layers is None or name in layers}
-    if not chosen:
-        raise RecastError(f"{type(model).__name__} has no recast layer to wake")
-    if pruned := [name for name, layer in chosen.items() if not len(layer.query)]:
-        raise RecastError(f"{pruned[0] or 'the layer'} has no content map (all pruned): drop it from layers")
-    moments_of = {name: _Moments() for name in chosen}
-    with in_eval(model), hooked(chosen.items(), before=lambda name, _layer, inputs: moments_of[name].add(inputs[0])):
-        for batch, _ in read_batches(model, batches):
-            run_example(model, batch)
-    for name, moments in moments_of.items():
-        if not moments.count:
-            raise RecastError(f"{name} got no image: pass at least one batch")
-        if not moments.products.isfinite().all():
-            raise RecastError(f"{name} got NaN or infinite values: check the images, and the weights before it")
+    chosen = _layers_to_wake(model, layers)
+    moments = _input_moments(model, chosen, batches)
     warn_if_frozen(chosen.values())
     generator = torch.Generator().manual_seed(int(seed))
     woken = []
     for name, layer in chosen.items():
         # autocast may be the network's own
-        inputs = [x.to(layer.query.dtype) for x in moments_of[name].sample.values()]
+        inputs = [x.to(layer.query.dtype) for x in moments[name].sample.values()]
         before = content_entropy(layer, inputs)
-        _set_queries_and_keys(layer, moments_of[name].components(layer.head_dim), inputs, logit_std, generator)
+        _set_queries_and_keys(layer, moments[name].components(layer.head_dim), inputs, logit_std, generator)
         woken.append(Woken(name, before, content_entropy(layer, inputs)))
     return woken
+
+
+def _layers_to_wake(model: nn.Module, names: Collection[str] | None) -> dict[str, RecastLayer]:
+    """Return the recast layers of these names, or all. Raises `RecastError` for none, and for pruned ones."""
+    layers = recast_layers(model)
+    if unknown := [name for name in names or () if name not in layers]:
+        name = str(unknown[0])
+        raise RecastError(f"no layer {name!r} of {type(model).__name__} was recast.{suggest(name, layers)}")
+    chosen = {name: layer for name, layer in layers.items() if names is None or name in names}
+    if not chosen:
+        raise RecastError(f"{type(model).__name__} has no recast layer to wake")
+    if pruned := [name for name, layer in chosen.items() if not len(layer.query)]:
+        raise RecastError(f"{pruned[0] or 'the layer'} has no content map (all pruned): drop it from layers")
+    return chosen
+
+
+def _input_moments(model: nn.Module, layers: dict[str, RecastLayer], batches: Any) -> dict[str, _Moments]:
+    """Return the moments of the inputs of every layer. Raises `RecastError` for missing and infinite inputs."""
+    moments = {name: _Moments() for name in layers}
+    with in_eval(model), hooked(layers.items(), before=lambda name, _layer, inputs: moments[name].add(inputs[0])):
+        for batch, _ in read_batches(model, batches):
+            run_example(model, batch)
+    for name, layer_moments in moments.items():
+        if not layer_moments.count:
+            raise RecastError(f"{name} got no image: pass at least one batch")
+        if not layer_moments.products.isfinite().all():
+            raise RecastError(f"{name} got NaN or infinite values: check the images, and the weights before it")
+    return moments
 
 
 def warn_if_frozen(layers: Iterable[RecastLayer]) -> None:
@@ -172,7 +185,7 @@ def warn_if_frozen(layers: Iterable[RecastLayer]) -> None:
 def _set_queries_and_keys(
     layer: RecastLayer, components: Tensor, inputs: Sequence[Tensor], logit_std: float, generator: torch.Generator
 ) -> None:
-    """W_qry = W_key = c · R_h U for every head that has a content map."""
+    """Set W_qry = W_key = c · R_h U for every head that has a content map."""
     depth, heads = layer.head_dim, len(layer.query) // layer.head_dim
     rows = torch.cat([rotation(len(components), depth, generator) @ components for _ in range(heads)]).to(layer.query)
     for weight in (layer.query, layer.key):
@@ -194,7 +207,7 @@ def _is_linear(layer: RecastLayer) -> bool:
 
 
 def _deviation(variances: Sequence[Tensor], where_none: float) -> Tensor:
-    """Standard deviation of every head, (H,), over images and queries, from variances (B, H, ·) each."""
+    """Return the standard deviation of every head, (H,), over images and queries, from variances (B, H, ·) each."""
     images, mean = sum(map(len, variances)), torch.zeros((), device=variances[0].device)
     for part in variances:
         mean = mean + part.mean((0, 2)) * (len(part) / images)
@@ -202,7 +215,7 @@ def _deviation(variances: Sequence[Tensor], where_none: float) -> Tensor:
 
 
 def rotation(dim: int, rows: int, generator: torch.Generator) -> Tensor:
-    """The first `rows` rows of a random orthogonal matrix of `dim`; where that has fewer, rows of zeros below."""
+    """Return the first `rows` rows of a random orthogonal matrix of `dim`, with rows of zeros below if it has fewer."""
     full = torch.linalg.qr(torch.randn(dim, dim, dtype=torch.float64, generator=generator))[0]
     return torch.cat([full[:rows], full.new_zeros(max(0, rows - dim), dim)])
 
@@ -212,7 +225,7 @@ def _scale_heads_(weight: nn.Parameter, scale: Tensor) -> None:
 
 
 def _projections(layer: RecastLayer, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries of some output pixels (B, H, n, D), and keys of all pixels (B, H, M, D), in fp32."""
+    """Return queries of some output pixels (B, H, n, D), and keys of all pixels (B, H, M, D), in fp32."""
     tokens = query_tokens(x, layer.geometry).flatten(2).transpose(1, 2)
     tokens = tokens[:, :: math.ceil(tokens.shape[1] / MAX_QUERIES)]
     pixels = x.flatten(2).transpose(1, 2)
@@ -221,14 +234,14 @@ def _projections(layer: RecastLayer, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _logits(layer: RecastLayer, x: Tensor) -> Tensor:
-    """Logits of content alone of some queries over the image's pixels, (B, H, n, M)."""
+    """Return the logits of content alone of some queries over the image's pixels, (B, H, n, M)."""
     q, k = _projections(layer, x)
     return q @ k.transpose(-1, -2) / layer.head_dim**0.5
 
 
 @torch.no_grad()
 def content_entropy(layer: RecastLayer, inputs: Sequence[Tensor]) -> float:
-    """`relative_entropy` of the content maps, in the mean over all heads."""
+    """Return the `relative_entropy` of the content maps, in the mean over all heads."""
     entropy, images = 0.0, sum(map(len, inputs))
     for x in inputs:
         if _is_linear(layer):

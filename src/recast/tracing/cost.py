@@ -42,7 +42,7 @@ class Cost:
 
 @contextmanager
 def saved_sizes(model: nn.Module) -> Iterator[list[int]]:
-    """Sizes in bytes of what autograd keeps for backward, each storage once, parameters and buffers excluded."""
+    """Collect the bytes that autograd keeps for backward: each storage once, without parameters and buffers."""
     counted = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
     alive: list[Tensor] = []  # a freed storage's address may be given out again
     sizes: list[int] = []
@@ -67,12 +67,12 @@ def _storage(tensor: Tensor) -> int:
 
 
 def count_parameters(module: nn.Module) -> int:
-    """Scalars in the parameters, shared ones once."""
+    """Count the scalars in the parameters, shared ones once."""
     return sum(p.numel() for p in module.parameters())
 
 
 def layer_cost(layer: nn.Module, *size: int) -> Cost:
-    """Cost of a layer on one map (C, H, W) in training, counted on the meta device: nothing is allocated or computed.
+    """Return the cost of a layer on one map (C, H, W) in training. Nothing is allocated or computed.
 
     `layer` is on the meta device. Activation memory is the growth from one map to two; the rest is fixed.
     """
@@ -91,7 +91,7 @@ def layer_cost(layer: nn.Module, *size: int) -> Cost:
 
 
 def cost_of_calls(layer: nn.Module, inputs: Iterable[tuple[int, ...]], images: int) -> Cost:
-    """Cost per image of all uses of a layer on the meta device, given the shapes of its inputs (maps, C, H, W).
+    """Return the cost per image of all uses of a layer on the meta device, from its inputs' shapes (maps, C, H, W).
 
     A layer may run at several sizes, and on more maps than there are images (a detector's proposals).
     """

@@ -140,7 +140,7 @@ def read_batches(model: nn.Module, data: Any) -> Iterator[tuple[Example, Any]]:
 
 
 def _has_labels(batch: Any, fewest: int, most: float) -> bool:
-    """True for a pair (example, labels), given to a network of `fewest` to `most` arguments."""
+    """Return True for a pair (example, labels), given to a network of `fewest` to `most` arguments."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         return False
     first, second = batch

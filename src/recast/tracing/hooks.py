@@ -1,7 +1,4 @@
-"""Forward hooks that are always removed, and eval mode that always ends.
-
-Every hook and every switch to eval mode of the package goes through here.
-"""
+"""Forward hooks that are always removed. Every hook of the package goes through here."""
 
 from __future__ import annotations
 
@@ -16,41 +13,6 @@ Before = Callable[[str, nn.Module, tuple[Any, ...]], object]
 """(name, module, inputs): called before a forward pass of the module; inputs passed by name come last."""
 After = Callable[[str, nn.Module, tuple[Any, ...], Any], Any]
 """(name, module, inputs, output): called after it; what it returns, unless None, takes the output's place."""
-
-
-FORWARD = ("forward", "_conv_forward", "__call__")
-"""What a subclass, or somebody on an instance, replaces to compute something else."""
-
-
-def inherits_forward(kind: type, base: type) -> bool:
-    """Return True if a class overrides nothing of the forward pass of its base."""
-    return issubclass(kind, base) and all(getattr(kind, name, None) is getattr(base, name, None) for name in FORWARD)
-
-
-def computes_as(module: nn.Module, *kinds: type[nn.Module]) -> bool:
-    """Return True if `module` computes what one of `kinds` does: its forward pass is inherited, not replaced on the
-    instance, and no hook could change what goes in or comes out. `isinstance` promises none of that."""
-    inherits = any(inherits_forward(type(module), base) for base in kinds)
-    return inherits and vars(module).keys().isdisjoint(FORWARD) and not any(map(len, hooks_of(module)))
-
-
-def hooks_of(module: nn.Module) -> tuple[dict[int, Any], ...]:
-    """The hooks of a module's forward and backward passes, by their kinds."""
-    return (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-
-
-@contextmanager
-def in_eval(*models: nn.Module) -> Iterator[None]:
-    """Set eval mode, and give every module its own mode back afterwards."""
-    before = {module: module.training for model in models for module in model.modules()}
-    for model in models:
-        model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before.items():
-            # `train(True)` on a GPSA layer forgets its closed heads, and some modules refuse it: the flag alone
-            module.training = training
 
 
 @contextmanager
@@ -97,7 +59,7 @@ def hooked(
 
 
 def named(model: nn.Module, names: Iterable[str]) -> list[tuple[str, nn.Module]]:
-    """The modules of these names, each once, in the network's order."""
+    """Return the modules of these names, each once, in the network's order."""
     wanted = set(names)
     return [(name, module) for name, module in model.named_modules() if name in wanted]
 

@@ -20,9 +20,10 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from recast.errors import first_line
+from recast.modes import in_eval
 from recast.tracing.cost import saved_sizes
 from recast.tracing.examples import Example, batch_of, check_not_lazy, run_example
-from recast.tracing.hooks import hooked, in_eval, named
+from recast.tracing.hooks import hooked, named
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Observation:
 
 
 def copy_with(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Module:
-    """A copy of `model` whose tensors are converted (to fake ones, to the meta device) before they are copied."""
+    """Copy `model`, with its tensors converted (to fake ones, to the meta device) before they are copied."""
     memo: dict[int, Any] = {}
     for module in model.modules():
         # the older weight_norm keeps the computed weight as a plain attribute
@@ -61,7 +62,7 @@ def copy_with(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Modul
 
 
 def on_meta(module: nn.Module) -> nn.Module:
-    """A copy without values, on the meta device: made in no time, of any size."""
+    """Copy a module to the meta device, without values."""
     return copy_with(module, lambda tensor: tensor.to("meta"))
 
 

@@ -19,9 +19,9 @@ PLAIN = (bool, int, float, complex, str, bytes, type, type(None), torch.dtype, t
 
 
 def leaves_of(value: Any, path: str = "", above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Every leaf of a nest with its path, `['boxes'].t` or `[1]`; the type of a mapping, list or object comes first.
+    """Yield every leaf of a nest with its path, `['boxes'].t` or `[1]`.
 
-    Floats and NumPy arrays of numbers come as tensors.
+    The type of a mapping, list or object comes before its leaves. Floats and NumPy arrays of numbers come as tensors.
     """
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         value = torch.from_numpy(np.ascontiguousarray(value))

@@ -147,22 +147,3 @@ def test_against_loops_in_numpy(
         for name, function in FUNCTIONS.items():
             y = function(x, layer.weights()).detach().numpy()
             assert np.abs(y - expected).max() <= 1e-10 * np.abs(expected).max(), f"{name}, {text}"
-
-
-def test_inserted_zeros_are_tokens_of_the_gaussian_and_not_of_the_content(layer_of: Any) -> None:
-    """Two pixels in, five out at stride 2: content sees two tokens whatever the keys say, the Gaussian all seven."""
-    module = torch.nn.ConvTranspose2d(1, 1, (1, 3), stride=2, bias=False, dtype=torch.float64)
-    layer = layer_of(module)
-    with torch.no_grad():
-        layer.key.fill_(3)
-        layer.gamma.fill_(1)
-    x = torch.tensor([[[[1.0, 2.0]]]], dtype=torch.float64)
-    maps = layer.attention(x)
-    # tokens: two zeros, a pixel, an inserted zero, a pixel, two zeros
-    assert maps.content.shape == (1, 3, 5, 7)
-    assert maps.content[..., [0, 1, 3, 5, 6]].eq(0).all()
-    assert maps.content[..., [2, 4]].gt(0).all()
-    assert maps.gaussian.gt(0).all()
-    assert maps.shift[0, 1].argmax(-1).tolist() == [1, 2, 3, 4, 5]
-    # the middle window, anchored on the inserted zero, reads its query at a pixel: its logits are not all equal
-    assert maps.content[0, 1, 2, 2] != maps.content[0, 1, 2, 4]

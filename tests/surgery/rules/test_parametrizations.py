@@ -43,33 +43,6 @@ class Gain(nn.Module):
         return (weight - self.offset) / self.gain
 
 
-class LowRank(nn.Module):
-    """Two originals of other shapes than the kernel."""
-
-    def __init__(self, shape: torch.Size) -> None:
-        super().__init__()
-        self.shape = shape
-
-    def forward(self, left: Tensor, right: Tensor) -> Tensor:
-        return (left @ right).reshape(self.shape)
-
-    def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        left, values, right = torch.linalg.svd(weight.flatten(1), full_matrices=False)
-        return left[:, :2] * values[:2], right[:2]
-
-
-class Positive(nn.Module):
-    """Its inverse looks at the values that it is given, and refuses some."""
-
-    def forward(self, weight: Tensor) -> Tensor:
-        return weight.exp()
-
-    def right_inverse(self, weight: Tensor) -> Tensor:
-        if not bool((weight > 0).all()):
-            raise ValueError("not positive")
-        return weight.log()
-
-
 def conv() -> nn.Conv2d:
     return nn.Conv2d(4, 6, 3, padding=1)
 
@@ -94,12 +67,10 @@ BUILDERS: dict[str, Callable[[], nn.Module]] = {
     "weight norm": lambda: parametrizations.weight_norm(conv()),
     "spectral norm": lambda: parametrizations.spectral_norm(conv(), n_power_iterations=2),
     "no inverse": lambda: made(Symmetric()),
-    "low rank": lambda: made(LowRank(conv().weight.shape)),
     "chain": lambda: made(Gain(), Symmetric(), Gain()),
     "chain of norms": lambda: parametrizations.spectral_norm(parametrizations.weight_norm(conv())),
     "weight norm before standardisation": lambda: parametrizations.weight_norm(with_gain(ScaledStdConv2d(4, 6, 3))),
     "orthogonal": lambda: parametrizations.orthogonal(conv()),
-    "positive": lambda: made(Positive()),
 }
 X = torch.randn(2, 4, 9, 8, generator=torch.Generator().manual_seed(0))
 

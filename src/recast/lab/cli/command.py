@@ -23,7 +23,8 @@ from cyclopts import App, Group, Parameter
 from cyclopts.help import PlainFormatter
 from pydantic_core import PydanticUndefined
 
-from recast.config import Config, Field, File, Keys, Rare, Threads, fields_of, merge, read
+from recast.config import Config, File, Keys, Rare, Threads, read
+from recast.lab.fields import Field, fields_of, merge
 from recast.lab.threads import use_threads
 
 Model = TypeVar("Model", bound=Config)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from recast.config import Count, FilePath, Pixels, Workers
 from recast.errors import RecastError
-from recast.files import read_names
 from recast.lab.cli.command import Command, Compute, Line, print_json
 from recast.lab.cli.guard import complain
 from recast.lab.config import DataConfig
 from recast.lab.config.evaluation import Options
+from recast.lab.files import read_names
 from recast.lab.recipe import load_recipe, why_untaught
 from recast.lab.records import Difference, Row
 from recast.lab.suites import METRICS, PER_CLASS, SUITES, base

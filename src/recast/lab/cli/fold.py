@@ -82,13 +82,13 @@ def _is_folded(path: Path) -> bool:
 def _save(subject: str, path: Path, tol: float, heads: int | None, as_json: bool) -> int:
     """Fold the network, write it and say what became of its layers."""
     from recast.io import write_model
+    from recast.lab.evaluation.closing import heads_left
     from recast.lab.evaluation.frontier import close_to
     from recast.lab.evaluation.run_folder import open_run
     from recast.lab.explain.open import names_a_run, open_model
     from recast.layers.gpsa import gpsa_layers
     from recast.models.build import Images
     from recast.models.weights import read_header
-    from recast.surgery.folding.closing import heads_left
     from recast.surgery.folding.model import fold_
 
     run = open_run(subject) if names_a_run(subject) else None
@@ -114,10 +114,10 @@ def _save(subject: str, path: Path, tol: float, heads: int | None, as_json: bool
 
 def _measure(run: str, command: str, as_json: bool) -> int:
     """Measure the curve and print it."""
-    from recast.files import read_json
     from recast.lab.evaluation.run_folder import evaluate_run
+    from recast.lab.files import read_json
     from recast.lab.report.maps import head_labels
-    from recast.tables import read_records
+    from recast.lab.tables import read_records
 
     for error in evaluate_run(run, ["frontier"], command=command, progress=sys.stderr.isatty()).not_measured:
         raise error

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from recast.lab.data import Data
-    from recast.surgery.plan import Edited, Plan
+    from recast.lab.edited_plan import Edited
+    from recast.surgery.plan import Plan
     from recast.tracing.examples import Example
 
 EXAMPLES = """  recast plan resnet50
@@ -100,7 +101,8 @@ class Network(Config):
 
     def plan_of(self, model: nn.Module, example: Example) -> Plan:
         """Return the plan of a model."""
-        from recast.surgery.planning import plan, replan
+        from recast.lab.edited_plan import replan
+        from recast.surgery.planning import plan
 
         if self.plan is not None:
             return replan(model, example, read_edited(self.plan))
@@ -115,9 +117,9 @@ def check_alone(typed: Typed[Any]) -> None:
 
 def read_edited(path: str) -> Edited:
     """Read a plan file as someone left it. Raises RecastError for another file."""
-    from recast.surgery.plan import Plan
+    from recast.lab import edited_plan
 
-    return Plan.read_edited(decode(read_bytes(path), path), path)
+    return edited_plan.read_edited(decode(read_bytes(path), path), path)
 
 
 def example_shape(model: nn.Module, img_size: str | None) -> tuple[int, int, int]:

@@ -11,10 +11,10 @@ from typing import Any
 
 from recast.config import FilePath, Seed
 from recast.errors import RecastError
-from recast.files import locked
 from recast.lab.cli.command import Command, Compute, print_json
 from recast.lab.cli.evaluate import arms_table, compared_with
 from recast.lab.config import OptimConfig
+from recast.lab.files import locked
 from recast.lab.recipe import load_recipe
 
 SUITES = ("clean", "fgsm", "pgd", "basic", "cost")

@@ -65,8 +65,8 @@ def verify(
     import torch
 
     from recast.lab.device import choose_device
+    from recast.lab.scales import randomize_scales_
     from recast.surgery.apply import recast_
-    from recast.surgery.scales import randomize_scales_
     from recast.surgery.verify import verify as exactness
 
     torch.manual_seed(seed)

@@ -14,9 +14,9 @@ import numpy as np
 from torch import Tensor
 
 from recast.errors import RecastError
-from recast.files import read_json, read_names
 from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.sources import Data
+from recast.lab.files import read_json, read_names
 from recast.reading import MIB
 
 FINGERPRINT = "data.json"

@@ -17,7 +17,7 @@ from recast.lab.data.datasets import Found, ImageFiles
 from recast.lab.data.images import PHOTO, is_hidden
 from recast.lab.data.parts import HELD_OUT, choose_parts, part_word, parts_note
 from recast.lab.data.trees import Archive, Disk, Files, composed, find_file, join
-from recast.tables import read_table
+from recast.lab.tables import read_table
 
 MAX_CLASSES = 100_000
 """Upper bound of class numbers; catches typos. ImageNet-22k, the largest set in use, has 21,841 classes."""

@@ -19,7 +19,7 @@ from recast.lab.data.images import PHOTO, is_hidden, is_image_name
 from recast.lab.data.parts import choose_parts, part_word, parts_note
 from recast.lab.data.trees import composed, find_file
 from recast.lab.recipe import override
-from recast.tables import Table, read_table
+from recast.lab.tables import Table, read_table
 
 IMAGES = (
     "path file filename file_name filepath file_path image image_id image_index image_name image_path img img_path"

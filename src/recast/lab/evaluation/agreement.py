@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from recast.analysis.blocks import Batches, device_of
 from recast.errors import RecastError
+from recast.lab.analysis.blocks import Batches, device_of
 from recast.models.build import check_logits
-from recast.tracing.hooks import in_eval
+from recast.modes import in_eval
 
 
 @torch.no_grad()

@@ -13,14 +13,14 @@ from torch import nn
 from recast.errors import RecastError
 from recast.lab.data.sources import labelled_images
 from recast.lab.evaluation.basic_corruptions import corrupt
+from recast.lab.evaluation.closing import close_, closing_, heads_left, parts_of
 from recast.lab.evaluation.context import Context, NotMeasured, PixelModel, Source, is_correct, sampled
 from recast.lab.records import FrontierLine
+from recast.lab.scales import recalibrate_batch_norm_
+from recast.lab.tables import Table, read_records
+from recast.lab.timing import time_models
 from recast.layers.gpsa import gpsa_layers
-from recast.surgery.folding.closing import close_, closing_, heads_left, parts_of
 from recast.surgery.folding.model import fold_
-from recast.surgery.scales import recalibrate_batch_norm_
-from recast.tables import Table, read_records
-from recast.tracing.timing import time_models
 
 if TYPE_CHECKING:
     from recast.lab.evaluation.run_folder import OpenRun

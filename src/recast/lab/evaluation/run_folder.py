@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from recast.errors import RecastError
-from recast.files import locked, read_json, require, write_json
+from recast.files import require
 from recast.io import load
 from recast.lab.config import Recipe
 from recast.lab.config.evaluation import Options
@@ -25,12 +25,13 @@ from recast.lab.device import surroundings
 from recast.lab.evaluation.context import Context, PixelModel
 from recast.lab.evaluation.runner import Results, measure, open_context
 from recast.lab.evaluation.suites import check_suites, check_task, evaluator, passes
+from recast.lab.files import locked, read_json, write_json
 from recast.lab.recipe import functions_of, has_new_parent, load_recipe
 from recast.lab.records import Difference, Provenance, Row, write_records
+from recast.lab.tables import read_records, write_table
 from recast.lab.tasks import task_of
 from recast.models.build import build
 from recast.models.trust import check_trusted, follow_up
-from recast.tables import read_records, write_table
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from recast.lab.evaluation.context import Batch, Context, NotMeasured, PixelMode
 from recast.lab.evaluation.stats import Resampled
 from recast.lab.evaluation.suites import check_suites, check_task, evaluator
 from recast.lab.records import Difference, Row
-from recast.tables import Table
+from recast.lab.tables import Table
+from recast.modes import in_eval
 from recast.tracing.examples import check_weights
-from recast.tracing.hooks import in_eval
 
 SAVE_EVERY = 30.0
 """Seconds between two saves of the scores."""

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from recast.analysis.cka import tabulate_cka
-from recast.analysis.fourier import tabulate_fourier
-from recast.analysis.head_statistics import tabulate_heads
 from recast.errors import RecastError, suggest
+from recast.lab.analysis.cka import tabulate_cka
+from recast.lab.analysis.fourier import tabulate_fourier
+from recast.lab.analysis.head_statistics import tabulate_heads
 from recast.lab.evaluation import accuracy, attacks
 from recast.lab.evaluation.agreement import predict
 from recast.lab.evaluation.basic_corruptions import mean_over_corruptions, score_basic
@@ -27,9 +27,9 @@ from recast.lab.evaluation.knn import score_knn, sources_knn
 from recast.lab.evaluation.retrieval import score_retrieval
 from recast.lab.evaluation.stats import Statistic, plain_mean
 from recast.lab.suites import SUITES
+from recast.lab.tables import Table
 from recast.lab.tasks import TASKS, Task, suites_of
 from recast.layers.cmhsa import recast_layers
-from recast.tables import Table
 
 IMAGES, HEAD_IMAGES = 500, 200
 """Default numbers of validation images of an analysis: curves change little with more, maps of heads are slow."""

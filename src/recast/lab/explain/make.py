@@ -11,15 +11,15 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
-from recast.analysis.grad_cam import grad_cam
 from recast.errors import RecastError, blamed
+from recast.lab.analysis.grad_cam import grad_cam
 from recast.lab.explain.inputs import Input, likeliest, read_image, read_outputs
 from recast.lab.explain.maps import TOP_CLASSES, Described, cam_layer, map_name, record_maps
 from recast.lab.explain.scene import Layer, Outputs, Picture, Prediction, Scene, State
 from recast.lab.explain.write import check_target, write_scene
 from recast.lab.records import ARMS
 from recast.models.build import InputDefaults, class_names, input_defaults
-from recast.tracing.hooks import in_eval
+from recast.modes import in_eval
 
 TOP = 5
 ASSUMED = InputDefaults((224, 224), None, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)

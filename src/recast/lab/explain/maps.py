@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recast.analysis.queries import MAX_NUMBERS, content_of, rows_of
 from recast.analysis.record import Attention, token_names, watched
 from recast.analysis.transformers import NO_GRID
 from recast.errors import RecastError, listed
+from recast.lab.analysis.queries import MAX_NUMBERS, content_of, rows_of
 from recast.lab.explain.inputs import likeliest
 from recast.lab.explain.scene import GRAD_CAM, Floats, Layer, Maps, Outputs, Prediction, share_text
 from recast.layers.attention_pool import attention_pools
 from recast.layers.cmhsa import RecastLayer
 from recast.layers.functional import expand_heads
 from recast.layers.gpsa import GPSA
-from recast.tracing.hooks import in_eval
+from recast.modes import in_eval
 
 MAX_QUERIES, MAX_KEYS = 400, 1024  # stored queries and blocks of keys of a layer; early layers have thousands of each
 MAX_PIXELS = 128 * 128  # of a map without a query; there are few of them, so they may be larger

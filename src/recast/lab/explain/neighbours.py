@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.files import check_ours, write_text
+from recast.files import write_text
 from recast.lab.config.evaluation import Options
 from recast.lab.config.explain import ExplainOptions
 from recast.lab.data import Data, load_data
@@ -21,9 +21,10 @@ from recast.lab.evaluation.run_folder import open_run
 from recast.lab.evaluation.runner import open_context
 from recast.lab.explain.inputs import Input, find_inputs, page_stem, read_inputs, some_of_validation
 from recast.lab.explain.write import PAGES, check_target, fill_page
+from recast.lab.files import check_ours
 from recast.lab.records import ARMS
 from recast.lab.report.neighbours import Query, Shown, draw_neighbours, png
-from recast.tracing.hooks import in_eval
+from recast.modes import in_eval
 
 NEAREST = 10
 SIDE = 112  # longest side of a picture on the page

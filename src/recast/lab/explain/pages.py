@@ -31,11 +31,11 @@ from recast.lab.explain.scene import Scene
 from recast.lab.explain.write import check_target, safe_stem, write_scene
 from recast.lab.recipe import why_untaught
 from recast.lab.records import ARMS, Row
+from recast.lab.tables import read_records
 from recast.layers.config import AttentionPooling
 from recast.models.adapt import classifiers
 from recast.models.build import class_names, input_defaults
 from recast.models.config import ModelConfig
-from recast.tables import read_records
 
 SEED = 0  # of random weights: the same command draws the same page
 MODEL_OPTIONS = ("checkpoint", "checkpoint_key", "pretrained", "num_classes", "classes", "mean", "std", "crop_pct")

@@ -12,9 +12,10 @@ from string import Template
 from typing import Any
 
 from recast.errors import RecastError
-from recast.files import check_ours, check_place, write_text
+from recast.files import check_place, write_text
 from recast.lab.explain.pack import pack
 from recast.lab.explain.scene import Scene
+from recast.lab.files import check_ours
 
 PAGES, PICTURE = (".html", ".htm"), ".png"
 SCRIPTS = ("maps.js", "colors.js", "words.js", "page.js")

@@ -9,7 +9,8 @@ from importlib import import_module
 from pathlib import Path
 
 from recast.errors import RecastError
-from recast.files import check_ours, check_place, write_text
+from recast.files import check_place, write_text
+from recast.lab.files import check_ours
 
 __all__ = ["results_of", "write_report"]
 

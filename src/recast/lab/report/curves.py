@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recast.files import number
+from recast.lab.files import number
 from recast.lab.report.charts import Chart
 from recast.lab.report.draw import Point, Series, series_chart
 from recast.lab.report.labels import CORRUPTIONS, suite_title, words

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from recast.analysis.records import FourierLine, HeadLine
-from recast.files import number
+from recast.lab.analysis.records import FourierLine, HeadLine
+from recast.lab.files import number
 from recast.lab.records import ARMS
 from recast.lab.report.charts import Chart, Key, lines_table
 from recast.lab.report.draw import Point, Series, draw_heat_map, series_chart

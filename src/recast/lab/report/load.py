@@ -20,19 +20,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from recast.analysis.records import FourierLine, HeadLine, SimilarityLine
 from recast.config import read
 from recast.errors import RecastError
-from recast.files import read_json, read_lines, read_names, read_text
+from recast.lab.analysis.records import FourierLine, HeadLine, SimilarityLine
 from recast.lab.config import Recipe
+from recast.lab.files import read_json, read_lines, read_names, read_text
 from recast.lab.recipe import SEAL, load_recipe, why_untaught
 from recast.lab.records import Difference, Epoch, Evaluation, FrontierLine, Provenance, Row, Switching
 from recast.lab.report.maps import Attention, read_attention
 from recast.lab.suites import METRICS, PER_CORRUPTION
+from recast.lab.tables import read_records, read_table
 from recast.lab.tasks import Task, task_of_data
 from recast.surgery.plan import Plan
 from recast.surgery.records import Step
-from recast.tables import read_records, read_table
 
 T = TypeVar("T")
 VERIFY = ("images", "max_relative_error", "bitwise", "argmax_agreement")

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from recast.analysis.records import Wakefulness
-from recast.files import number
+from recast.lab.analysis.records import Wakefulness
+from recast.lab.files import number
 from recast.lab.recipe import functions_of
 from recast.lab.records import ARMS
 from recast.lab.report import formats

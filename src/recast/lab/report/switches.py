@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recast.files import number
+from recast.lab.files import number
 from recast.lab.records import Switching
 from recast.lab.report import formats
 from recast.lab.report.charts import Chart, Palette

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from recast.files import number
+from recast.lab.files import number
 from recast.lab.records import ARMS
 from recast.lab.report import formats
 from recast.lab.report.arms_table import PLANNED, arm_heads, write

@@ -8,9 +8,9 @@ from itertools import product
 from pathlib import PurePath
 from typing import NamedTuple
 
-from recast.analysis.records import Wakefulness
 from recast.errors import listed
-from recast.files import number
+from recast.lab.analysis.records import Wakefulness
+from recast.lab.files import number
 from recast.lab.recipe import flat, how_it_runs, paths
 from recast.lab.report import formats
 from recast.lab.report.formats import NBSP

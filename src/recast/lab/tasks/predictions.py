@@ -11,7 +11,7 @@ from PIL import Image
 
 from recast.files import replaced
 from recast.lab.evaluation.context import Batch, Context, Source, sampled
-from recast.tracing.hooks import in_eval
+from recast.modes import in_eval
 
 GAP = ((2, 2), (2, 2), (0, 0))
 """White pixels around a panel."""

@@ -23,10 +23,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from recast.errors import RecastError
-from recast.files import locked
 from recast.lab.config import ClassifyConfig, Recipe
 from recast.lab.device import choose_device
-from recast.tracing.hooks import computes_as
+from recast.lab.files import locked
+from recast.modes import computes_as
 
 T = TypeVar("T")
 

@@ -16,12 +16,12 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.files import write_json
 from recast.io import write_model
 from recast.lab.config import Recipe
 from recast.lab.data import Data, Loader
 from recast.lab.data.loading import worker_errors
 from recast.lab.data.seeding import seeded
+from recast.lab.files import write_json
 from recast.lab.records import Epoch, Measured
 from recast.lab.signals import stop_signals, uninterrupted
 from recast.lab.tasks import task_of

@@ -13,12 +13,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
-from recast.analysis.records import Wakefulness
-from recast.analysis.wakefulness import wakefulness
 from recast.errors import RecastError, listed
-from recast.files import read_lines, sealed, write_text
+from recast.files import write_text
+from recast.lab.analysis.records import Wakefulness
+from recast.lab.analysis.wakefulness import wakefulness
 from recast.lab.config import Recipe
 from recast.lab.data import Data, Loader
+from recast.lab.files import read_lines, sealed
 from recast.lab.records import Epoch
 from recast.lab.suites import METRICS
 from recast.lab.tasks import task_of

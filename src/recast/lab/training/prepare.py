@@ -13,25 +13,25 @@ from torch import nn
 
 from recast.analysis.transformers import is_attention
 from recast.errors import RecastError, first_line
-from recast.files import LOCK
 from recast.lab.config import LabelsConfig, Recipe
 from recast.lab.config.tasks import ModelTeacher
 from recast.lab.data import Data, Loader, load_data
 from recast.lab.data.datasets import IMAGENET, ImageFiles, LabelledImages
 from recast.lab.data.fingerprint import FINGERPRINT
 from recast.lab.data.seeding import mix_seed, seeded
+from recast.lab.files import LOCK
 from recast.lab.recipe import COARSE_FILE, PARENT_WEIGHTS, changes, functions_of, load_recipe, may_change
+from recast.lab.scales import batch_norms
 from recast.lab.tasks import task_of
 from recast.lab.training.optim import check_trainable
 from recast.models.build import build, input_defaults
 from recast.models.config import ModelConfig
 from recast.models.names import split_name
 from recast.models.trust import follow_up
+from recast.modes import in_eval
 from recast.reading import decode, read_bytes
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
-from recast.surgery.scales import batch_norms
-from recast.tracing.hooks import in_eval
 
 PARENT = "parent"
 """The one thing that may be in a run folder before the run: a folder with the training of its parent."""

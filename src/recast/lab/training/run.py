@@ -19,13 +19,15 @@ import torch
 from torch import nn
 
 from recast.errors import RecastError
-from recast.files import number, read_json, read_text, write_json, write_text
+from recast.files import write_text
 from recast.lab.config import Recipe
 from recast.lab.data.fingerprint import FINGERPRINT, check_classes, check_same, fingerprint_of
 from recast.lab.data.seeding import mix_seed, seeded
 from recast.lab.data.table import with_task
 from recast.lab.device import surroundings
+from recast.lab.files import number, read_json, read_text, write_json
 from recast.lab.recipe import COARSE_FILE, PARENT_WEIGHTS, functions_of, save_recipe
+from recast.lab.scales import recalibrate_batch_norm_
 from recast.lab.tasks import task_of
 from recast.lab.training import distributed
 from recast.lab.training.checkpoint import newest_state, states
@@ -48,7 +50,6 @@ from recast.surgery.folding.model import fold_
 from recast.surgery.plan import Plan, applied_plan, nothing_to_see, plan_of
 from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Left
-from recast.surgery.scales import recalibrate_batch_norm_
 from recast.surgery.schedule import Schedule
 from recast.surgery.verify import verify
 from recast.surgery.wake import told, wake_

@@ -10,7 +10,7 @@ from typing import Literal
 
 from rich.table import Table
 
-from recast.analysis.records import Wakefulness
+from recast.lab.analysis.records import Wakefulness
 from recast.lab.report.formats import decimal, plural, signed
 from recast.lab.statistics import paired_interval
 from recast.surgery.table import render

@@ -15,19 +15,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recast.analysis.records import Wakefulness
-from recast.analysis.wakefulness import wakefulness
+from recast.lab.analysis.records import Wakefulness
+from recast.lab.analysis.wakefulness import wakefulness
 from recast.lab.data.seeding import mix_seed, seeded, seeded_on
 from recast.lab.trial.features import Bank
 from recast.lab.trial.split import Tail, split
 from recast.models.adapt import classifiers
+from recast.modes import in_eval
 from recast.surgery.apply import recast_
 from recast.surgery.parameters import param_groups
 from recast.surgery.plan import Plan
 from recast.surgery.records import Step
 from recast.surgery.stride import replace_module_
 from recast.surgery.wake import wake_
-from recast.tracing.hooks import in_eval
 
 Arm = Literal["parent", "finetuned", "longer", "added", "recast"]
 ARMS: dict[Arm, str] = {

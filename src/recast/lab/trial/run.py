@@ -20,14 +20,15 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from recast.analysis.records import Wakefulness
 from recast.errors import RecastError
-from recast.files import locked, read_json, read_lines, replaced, sealed, write_json, write_text
+from recast.files import replaced, write_text
+from recast.lab.analysis.records import Wakefulness
 from recast.lab.data import Data, Loader
 from recast.lab.data.datasets import ImageFiles, ImageTensors, LabelledImages
 from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.data.seeding import choose_balanced, hold_out
 from recast.lab.device import choose_device
+from recast.lab.files import locked, read_json, read_lines, sealed, write_json
 from recast.lab.report.formats import plural
 from recast.lab.trial import arms
 from recast.lab.trial.answer import Answer, ArmLine, Facts, judge

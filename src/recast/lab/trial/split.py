@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from recast.errors import RecastError
+from recast.modes import in_eval
 from recast.surgery.wrappers import unwrapped
 from recast.tracing.examples import run_example
-from recast.tracing.hooks import hooked, in_eval, replaced_inputs, undisturbed
+from recast.tracing.hooks import hooked, replaced_inputs, undisturbed
 from recast.tracing.outputs import answer_of
 
 ROUNDING = 1e-5

@@ -32,7 +32,7 @@ class DeitConfig(PaperConfig):
 
     def draw_(self, model: nn.Module) -> None:
         """Draw the weights of linear layers and tokens anew."""
-        from recast.models.adapt import draw_
+        from recast.papers.first_weights import draw_
 
         if self.init_std is not None:
             draw_(model, self.init_std)
@@ -42,7 +42,7 @@ class DeitConfig(PaperConfig):
         blocks too, as in the published code. Raises RecastError for a network without it."""
         from torch.nn import init
 
-        from recast.surgery.scales import layer_scales
+        from recast.lab.scales import layer_scales
 
         if self.layer_scale is None:
             return

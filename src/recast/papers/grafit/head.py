@@ -10,7 +10,8 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from recast.errors import RecastError
 from recast.lab.evaluation.knn import Embedder
-from recast.models.adapt import classifiers, draw_
+from recast.models.adapt import classifiers
+from recast.papers.first_weights import draw_
 from recast.papers.grafit.config import Dino, Neighbors
 
 

@@ -27,7 +27,7 @@ from recast.lab.evaluation.context import Batch, Context, NotMeasured, Score
 from recast.lab.evaluation.knn import banks, sources_knn, unit_features
 from recast.lab.evaluation.stats import plain_mean
 from recast.lab.evaluation.suites import EVALUATORS, Evaluator
-from recast.tracing.hooks import in_eval
+from recast.modes import in_eval
 
 if TYPE_CHECKING:
     from sklearn.linear_model import LogisticRegression

@@ -49,7 +49,7 @@ def as_it_is(layer: nn.Module, step: Step) -> Step:
     return replace(step, fold=describe(layer))
 
 
-def is_as_told(report: Folded, layer: nn.Module) -> bool:
+def matches_report(report: Folded, layer: nn.Module) -> bool:
     """Return True if a layer has the form in the report of `fold_`."""
     form = describe(layer)
     actual = form.convolution, form.kernel, len(form.gaussian_heads), len(form.content_heads)
@@ -63,7 +63,7 @@ def _is_whole(layer: GPSA) -> bool:
 
 
 def as_folded(layer: GPSA, fold: Fold) -> nn.Module:
-    """`layer` in the form that `fold` describes, for weights to be loaded into."""
+    """Return `layer` in the form that `fold` describes, for loading weights."""
     if not fold.convolution:
         layer.prune_(fold.gaussian_heads, fold.content_heads)
         if not fold.value:
@@ -94,7 +94,7 @@ def guard_merging_(model: nn.Module) -> None:
 
 
 def _merge(block: nn.Module, method: str) -> nn.Module | None:
-    """The block's own merging, or the block as it is where attention is left in it; closed layers are folded first."""
+    """Merge a block as timm does, after folding its closed layers; return it as it is if attention remains in it."""
     for layer in gpsa_layers(block).values():
         replace_module_(block, layer, layer.fold())
     if recast_layers(block):

@@ -10,6 +10,7 @@ from torch import nn
 from recast.config import typed
 from recast.errors import RecastError
 from recast.layers.gpsa import GPSA, gpsa_layers
+from recast.modes import in_eval
 from recast.surgery.exactness import relative_error
 from recast.surgery.folding.forms import as_it_is, describe, modules_by_name, plain_name
 from recast.surgery.plan import plan_of, set_plan_
@@ -18,7 +19,6 @@ from recast.surgery.records import Folded
 from recast.surgery.stride import replace_module_
 from recast.surgery.wrappers import changeable
 from recast.tracing.examples import Example, batch_of, run_example
-from recast.tracing.hooks import in_eval
 from recast.tracing.outputs import tensors_of
 
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from recast.errors import RecastError
 from recast.layers.attention_pool import AttentionPool, ClassHead
 from recast.layers.config import AttentionPooling
+from recast.modes import computes_as
 from recast.surgery.records import Place
 from recast.surgery.stride import replace_module_
-from recast.tracing.hooks import computes_as
 
 
 class PooledLayer(AttentionPool):
@@ -45,7 +45,7 @@ class PooledLayer(AttentionPool):
         return 1
 
     def as_map(self, x: Tensor) -> Tensor:
-        """The input as a map (B, C, h, w). Tokens do not tell their grid: theirs is (B, C, 1, n)."""
+        """Return the input as a map (B, C, h, w). The grid of tokens is unknown: theirs is (B, C, 1, n)."""
         if self.takes == "NHWC":
             return x.permute(0, 3, 1, 2)
         if self.takes == "NLC":
@@ -81,13 +81,13 @@ def hold_pool_(model: Any, before_head: bool) -> None:
 
 
 def _forward_head(model: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """The network's own, which gets a single position, the pooled one: the mean over it is that position."""
+    """Run the network's own head on a single position, the pooled one, whose mean is that position."""
     logits: Tensor = model.__class__.forward_head(model, model.attention_pool(x), *args, **kwargs)
     return logits
 
 
 def _reset_classifier(model: Any, num_classes: int, *args: Any, **kwargs: Any) -> None:
-    """A new classifier, as the network makes it; the pooling stays, and gets new tokens if it has one a class.
+    """Make a new classifier as the network does; the pooling stays, with new tokens if it has one per class.
 
     Raises RecastError for a pooling of the network's own, which attention pooling stands for.
     """
@@ -107,7 +107,7 @@ def _reset_classifier(model: Any, num_classes: int, *args: Any, **kwargs: Any) -
 
 
 def class_head(layer: nn.Module) -> ClassHead:
-    """A classifier's rows as a layer that gives each to its own class's vector; its weights are copied."""
+    """Return a layer that applies each row of a classifier to its own class's vector; weights are copied."""
     if not isinstance(layer, nn.Linear | nn.Conv2d) or not computes_as(layer, nn.Linear, nn.Conv2d, TimmLinear):
         raise RecastError(
             f"expected a linear classifier, got {type(layer).__name__} (with a forward or hooks of its own?): take a "

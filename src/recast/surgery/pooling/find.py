@@ -10,10 +10,11 @@ from timm.layers import adaptive_avgmax_pool as timm_pools
 from torch import Tensor, nn
 
 from recast.errors import RecastError, blamed
+from recast.modes import computes_as, in_eval
 from recast.surgery.pooling.probe import Done, Probe, is_one, same
 from recast.surgery.records import Layout, Place
 from recast.tracing.examples import Example, arguments_of
-from recast.tracing.hooks import computes_as, in_eval, undisturbed
+from recast.tracing.hooks import undisturbed
 
 POOLS: tuple[type[nn.Module], ...] = (
     nn.AdaptiveAvgPool2d,
@@ -62,7 +63,7 @@ def find_place(model: nn.Module, example: Example) -> Place:
 
 
 def _pooling_module(net: Probe) -> Place | None:
-    """The last pooling module, where nothing but single positions comes after it."""
+    """Return the last pooling module, if only single positions come after it."""
     pools = [i for i, (n, shape) in enumerate(net.order) if computes_as(net.modules[n], *POOLS) and is_one(shape)]
     if not pools or any(not is_one(shape) for _, shape in net.order[pools[-1] + 1 :]):
         return None  # none, or the last is of a channel attention: there are maps after it
@@ -99,7 +100,7 @@ def _layout(pool: Done) -> tuple[Layout, bool]:
 
 
 def _head(net: Probe) -> Place | None:
-    """A network of timm whose `forward_head` pools: it gets a single position, in the layout of its features.
+    """Return the head of a timm network whose `forward_head` pools: it gets one position in the features' layout.
 
     None if it has no such head, or one that cannot take a single position.
     """
@@ -135,7 +136,7 @@ def _head(net: Probe) -> Place | None:
 
 
 def _forms(net: Probe, x: Tensor) -> list[tuple[Layout, int]]:
-    """Layouts and numbers of leading tokens that features may have, the likeliest first."""
+    """Return the layouts and numbers of leading tokens that features may have, the likeliest first."""
     if x.dim() == 4:
         return [("NCHW", 0), ("NHWC", 0)]
     stated = getattr(net.model, "num_prefix_tokens", None)
@@ -146,13 +147,13 @@ def _forms(net: Probe, x: Tensor) -> list[tuple[Layout, int]]:
 
 
 def single(x: Tensor, layout: Layout, prefix: int = 0) -> Tensor:
-    """The mean over positions, as one position; of tokens also in the place of those before the patches."""
+    """Return the mean over positions as one position; for tokens, also in place of those before the patches."""
     mean = x[:, prefix:].mean(MEANS[layout], keepdim=True)
     return mean.expand(-1, prefix + 1, -1) if layout == "NLC" else mean
 
 
 def _after_sequential(net: Probe) -> Place | None:
-    """An nn.Sequential whose map may be averaged, after a ReLU or not, and the answer stays what it is."""
+    """Return the nn.Sequential whose map, after a ReLU or not, can be averaged without changing the answer."""
     names = [
         name
         for name, shape in net.order

@@ -82,7 +82,7 @@ class Probe:
         return self.probe(self.run, self.example)
 
     def answer_if(self, module: nn.Module, given: Tensor, x: Example) -> tuple[Tensor, list[Done]] | None:
-        """`probe` of the network itself on x, with `given` for whatever a module gives."""
+        """Return `probe` of the network on x, with `given` as the output of a module."""
         with replaced_output(module, lambda _: given.clone()):
             return self.probe(self.run, x)
 
@@ -96,7 +96,7 @@ class Probe:
         return self.answer is not None and other is not None and same(other[0], self.answer[0])
 
     def classifier(self, tail: list[Done]) -> str | None:
-        """The last linear layer, if what it gives are the logits. Where all are zero, the only one of that size."""
+        """Return the last linear layer if its output is the logits; if all are zero, the only one of that size."""
         fits = [done for done in tail if done.output.numel() == self.logits.numel()]
         if not fits or fits[-1] is not tail[-1] or not same(tail[-1].output.flatten(), self.logits.flatten()):
             return None
@@ -141,6 +141,6 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 
 def _first(values: Any) -> Tensor | None:
-    """The tensor that a module takes or gives; the first of several."""
+    """Return the tensor that a module takes or gives; the first of several."""
     several = values if isinstance(values, tuple | list) else (values,)
     return next((value for value in several if isinstance(value, Tensor)), None)

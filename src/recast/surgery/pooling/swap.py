@@ -14,6 +14,7 @@ from recast.config import typed
 from recast.errors import RecastError, shown
 from recast.layers.attention_pool import attention_pools
 from recast.layers.config import AttentionPooling, PoolConfig, RecastConfig
+from recast.modes import computes_as, in_eval
 from recast.surgery.plan import NOTHING, Plan, plan_of, set_plan_
 from recast.surgery.pooling.adapters import PooledLayer, class_head, hold_pool_
 from recast.surgery.pooling.find import find_place, single
@@ -23,7 +24,7 @@ from recast.surgery.records import Place
 from recast.surgery.stride import replace_module_
 from recast.surgery.wrappers import changeable
 from recast.tracing.examples import Example, check_not_lazy
-from recast.tracing.hooks import computes_as, in_eval, undisturbed
+from recast.tracing.hooks import undisturbed
 
 SIDE = 128
 """Side of the images for a network that does not say what it takes."""
@@ -102,25 +103,9 @@ def put_pool_(model: nn.Module, config: AttentionPooling, place: Place) -> None:
     """
     _check_own_pool(model)
     at = _module_at(model, place.name)
-    if place.how == "head" and (not hasattr(model, "forward_head") or hasattr(model, "attention_pool")):
-        has = "no forward_head" if not hasattr(model, "forward_head") else "an attention_pool of its own"
-        raise RecastError(f"the plan is for another model: {type(model).__name__} has {has}")
-    if place.how == "append" and not computes_as(at, nn.Sequential):
-        raise RecastError(f"the plan is for another model: {place.name} is {type(at).__name__}, no nn.Sequential")
-    if place.averages and config.start == "average" and _pools_otherwise(model, at, place):
-        raise RecastError(
-            f"the plan is for another model: {type(model).__name__} no longer averages at {place.name or 'its head'} "
-            f"({shown(at)}); plan again"
-        )
-    head = None
-    if config.kind == "per_class":
-        if place.classifier is None:
-            raise RecastError(
-                f"the logits of {type(model).__name__} are not those of one linear layer after its pooling, whose rows "
-                "could go to the classes: take a single token (per_class=False)"
-            )
-        classifier = _module_at(model, place.classifier)
-        head = class_head(classifier)
+    _check_place(model, at, place, config)
+    classifier = _classifier(model, place) if config.kind == "per_class" else None
+    head = None if classifier is None else class_head(classifier)
     pool = PooledLayer(place, None if head is None else head.out_features, config).to(next(model.parameters()))
     pool.train(model.training)
     if place.how == "module":
@@ -133,14 +118,40 @@ def put_pool_(model: nn.Module, config: AttentionPooling, place: Place) -> None:
     else:
         model.attention_pool = pool
     hold_pool_(model, before_head=place.how == "head")
-    if head is not None:
+    if classifier is not None and head is not None:
         replace_module_(model, classifier, head)
+
+
+def _check_place(model: nn.Module, at: nn.Module, place: Place, config: AttentionPooling) -> None:
+    """Raise `RecastError` if the module `at` a place is not what it was when the place was found."""
+    kind, problem = type(model).__name__, ""
+    if place.how == "head" and not hasattr(model, "forward_head"):
+        problem = f"{kind} has no forward_head"
+    elif place.how == "head" and hasattr(model, "attention_pool"):
+        problem = f"{kind} has an attention_pool of its own"
+    elif place.how == "append" and not computes_as(at, nn.Sequential):
+        problem = f"{place.name} is {type(at).__name__}, no nn.Sequential"
+    elif place.averages and config.start == "average" and _pools_otherwise(model, at, place):
+        problem = f"{kind} no longer averages at {place.name or 'its head'} ({shown(at)}); plan again"
+    if problem:
+        raise RecastError(f"the plan is for another model: {problem}")
+
+
+def _classifier(model: nn.Module, place: Place) -> nn.Module:
+    if place.classifier is None:
+        raise RecastError(
+            f"the logits of {type(model).__name__} are not those of one linear layer after its pooling, whose rows "
+            "could go to the classes: take a single token (per_class=False)"
+        )
+    return _module_at(model, place.classifier)
 
 
 @torch.no_grad()
 def _pools_otherwise(model: Any, at: nn.Module, place: Place) -> bool:
-    """True if the pooling module, or the head that pools, shows on noise that it does not average. The network itself
-    does not run, and what takes no map of this size shows nothing."""
+    """Return True if the pooling module, or the head that pools, does not average noise.
+
+    The network itself does not run. A module that does not take a map of this size shows nothing.
+    """
     run = at if place.how == "module" else model.forward_head if place.how == "head" else None
     parameter, side = next(model.parameters()), max(2, isqrt(place.positions))
     if run is None or parameter.is_meta:

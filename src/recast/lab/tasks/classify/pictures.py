@@ -9,14 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recast.analysis.queries import telling_query
 from recast.files import replaced
+from recast.lab.analysis.queries import telling_query
 from recast.lab.data import Loader
 from recast.lab.evaluation.context import PixelModel
 from recast.lab.evaluation.run_folder import OpenRun
 from recast.layers.functional import expand_heads
 from recast.layers.gpsa import gpsa_layers
-from recast.tracing.hooks import hooked, in_eval
+from recast.modes import in_eval
+from recast.tracing.hooks import hooked
 
 NUM_PICTURES = 4
 

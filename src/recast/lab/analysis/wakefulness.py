@@ -12,14 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recast.analysis.blocks import Images, device_of, each_batch
-from recast.analysis.queries import content_of, logits_and_bias
+from recast.lab.analysis.blocks import Images, device_of, each_batch
+from recast.lab.analysis.queries import content_of, logits_and_bias
 from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
 from recast.layers.config import GaussianGate
 from recast.layers.functional import expand_heads
 from recast.layers.functional.maps import real_keys, relative_entropy
 from recast.layers.functional.operands import block_diagonal
-from recast.tracing.hooks import hooked, in_eval
+from recast.modes import in_eval
+from recast.tracing.hooks import hooked
 
 MAX_QUERIES = 32
 PART = 8

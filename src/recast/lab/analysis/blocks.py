@@ -13,7 +13,8 @@ from torchvision.ops.misc import ConvNormActivation
 
 from recast.analysis.transformers import Grids, watched_grids
 from recast.errors import RecastError, suggest
-from recast.tracing.hooks import hooked, in_eval
+from recast.modes import in_eval
+from recast.tracing.hooks import hooked
 
 STEM = "stem"
 _CONTAINERS = (

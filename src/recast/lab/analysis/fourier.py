@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recast.analysis.blocks import Batches, BlockSequence, Images, each_batch
-from recast.analysis.records import FourierLine
 from recast.errors import RecastError
-from recast.tables import Table
+from recast.lab.analysis.blocks import Batches, BlockSequence, Images, each_batch
+from recast.lab.analysis.records import FourierLine
+from recast.lab.tables import Table
 
 FREQUENCIES = tuple(i / 30 for i in range(31))
 """Where curves are read, in units of π; 1/3, 2/3 and 1 are among them."""

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 import recast
 from recast.errors import RecastError
+from recast.lab.evaluation import closing
+from recast.lab.evaluation.closing import close_, closing_, heads_left
+from recast.lab.scales import recalibrate_batch_norm_
 from recast.layers.gpsa import gpsa_layers
-from recast.surgery.folding import closing
-from recast.surgery.folding.closing import close_, closing_, heads_left
-from recast.surgery.scales import recalibrate_batch_norm_
 
 pytestmark = pytest.mark.usefixtures("papers_layer")
 

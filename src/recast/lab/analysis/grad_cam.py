@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from recast.layers.attention_pool import attention_pools
+from recast.modes import in_eval
 from recast.surgery.pooling.probe import is_one
-from recast.tracing.hooks import hooked, in_eval, replaced_output
+from recast.tracing.hooks import hooked, replaced_output
 from recast.tracing.outputs import logits_of
 
 

@@ -11,9 +11,9 @@ from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 
 from recast.errors import RecastError
+from recast.lab.scales import layer_scales, randomize_scales_, recalibrate_batch_norm_
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
-from recast.surgery.scales import layer_scales, randomize_scales_, recalibrate_batch_norm_
 
 
 def test_every_layer_scale_of_a_network_is_woken_and_gates_are_none() -> None:

@@ -10,16 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recast.analysis.blocks import Batches, Images, device_of, each_batch, unwrapped
-from recast.analysis.queries import pieces
-from recast.analysis.records import HeadLine
 from recast.errors import RecastError
+from recast.lab.analysis.blocks import Batches, Images, device_of, each_batch, unwrapped
+from recast.lab.analysis.queries import pieces
+from recast.lab.analysis.records import HeadLine
+from recast.lab.tables import Table
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.functional import expand_heads
 from recast.layers.functional.maps import positions, under_taps
 from recast.layers.gpsa import GPSA
-from recast.tables import Table
-from recast.tracing.hooks import hooked, in_eval
+from recast.modes import in_eval
+from recast.tracing.hooks import hooked
 
 TOLERANCE = 1e-3
 """Share of its attention that a head may give to others than its tap, and still be a convolution."""

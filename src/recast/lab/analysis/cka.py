@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from recast.analysis.blocks import Batches, BlockSequence, Images, each_batch
-from recast.analysis.records import SimilarityLine
 from recast.errors import RecastError
-from recast.tables import Table
+from recast.lab.analysis.blocks import Batches, BlockSequence, Images, each_batch
+from recast.lab.analysis.records import SimilarityLine
+from recast.lab.tables import Table
 
 MIN_IMAGES = 4
 """The unbiased estimate needs so many in a batch."""

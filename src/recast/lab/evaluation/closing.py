@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recast.errors import RecastError
+from recast.lab.scales import recalibrate_batch_norm_
 from recast.layers.gpsa import GPSA, LAMBDA_WITHOUT_CONTENT, gpsa_layers
-from recast.surgery.scales import recalibrate_batch_norm_
-from recast.tracing.hooks import in_eval
+from recast.modes import in_eval
 
 TRIED = 4
 """Heads whose closing is measured before one of them is chosen."""
