@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from recast.lab.data import Data
 from recast.lab.evaluation.cost import count_macs, peak_memory
-from recast.lab.timing import time_models
+from recast.tracing.timing import time_models
 
 
 class Attention(nn.Module):

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from recast.config import Positive, typed
 from recast.errors import RecastError, listed
 from recast.layers.gpsa import GPSA, Forms, gpsa_layers
+from recast.modes import in_eval
 from recast.surgery.table import NAMED, render, terminal_width
 from recast.surgery.wrappers import unwrapped
 from recast.tracing.examples import Example, check_values, run_example
-from recast.tracing.hooks import hooked, in_eval, undisturbed
+from recast.tracing.hooks import hooked, undisturbed
 from recast.tracing.timing import time_models
 
 FORMS = ("split", "merged", "sdpa", "dense")

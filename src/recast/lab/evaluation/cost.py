@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from recast.lab.evaluation.context import Context
-from recast.lab.timing import time_models
 from recast.tracing.cost import count_parameters
+from recast.tracing.timing import time_models
 
 BATCH_SIZE = 32
 

@@ -18,9 +18,9 @@ from recast.lab.evaluation.context import Context, NotMeasured, PixelModel, Sour
 from recast.lab.records import FrontierLine
 from recast.lab.scales import recalibrate_batch_norm_
 from recast.lab.tables import Table, read_records
-from recast.lab.timing import time_models
 from recast.layers.gpsa import gpsa_layers
 from recast.surgery.folding.model import fold_
+from recast.tracing.timing import time_models
 
 if TYPE_CHECKING:
     from recast.lab.evaluation.run_folder import OpenRun
