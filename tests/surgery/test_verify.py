@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.lab.networks import CifarResNet
-from recast.layers.config import PoolConfig, RecastConfig
+from recast.layers.config import PAPERS_LAYER, PoolConfig, RecastConfig
 from recast.layers.gpsa import gpsa_layers
 from recast.surgery.apply import recast_
 from recast.surgery.exactness import TOLERANCE, Exactness, relative_error
 from recast.surgery.planning import plan
 from recast.surgery.verify import trace, verify
 
-pytestmark = pytest.mark.usefixtures("papers_layer")
+PAPERS = RecastConfig(**PAPERS_LAYER)
 
 X = torch.zeros(2, 3, 16, 16)
 
@@ -34,7 +34,11 @@ def small() -> CifarResNet:
 @pytest.mark.parametrize("gate", ["linear", "sigmoid"])
 def test_every_backend_can_be_verified_and_is_given_back(backend: Any, gate: Any) -> None:
     parent = small()
-    config = RecastConfig(gate=gate) if gate == "linear" else RecastConfig(gate=gate, alpha=20.0, lambda_init=14.0)
+    config = (
+        RecastConfig(gate=gate, **PAPERS_LAYER)
+        if gate == "linear"
+        else RecastConfig(gate=gate, alpha=20.0, lambda_init=14.0)
+    )
     child = recast_(copy.deepcopy(parent), plan(parent, X, config))
     child.layer3[0].conv1.backend = "reference"
     x = torch.randn(4, 3, 16, 16)
@@ -48,7 +52,7 @@ def test_inplace_activations_do_not_hide_a_difference() -> None:
     """The trace keeps copies: an in-place ReLU after the layer must not change what was kept."""
     parent = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.LazyLinear(3))
     parent(X)
-    p = plan(parent, X)
+    p = plan(parent, X, PAPERS)
     kept = trace(parent, p, torch.randn(X.shape)).layers["0"][0]
     assert bool((kept < 0).any())
 
@@ -57,7 +61,7 @@ def test_inplace_activations_do_not_hide_a_difference() -> None:
 def test_modes_backends_and_tf32_are_given_back(fail: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     parent = small().train()
     parent.layer2.eval()
-    child = recast_(copy.deepcopy(parent), plan(parent, X))
+    child = recast_(copy.deepcopy(parent), plan(parent, X, PAPERS))
     child.layer1.eval()
     flags = [module.training for model in (parent, child) for module in model.modules()]
     state = copy.deepcopy((parent.state_dict(), child.state_dict()))
@@ -101,7 +105,7 @@ ANSWERS: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_any_nest_of_tensors(answer: str) -> None:
     parent = Outputs(ANSWERS[answer]).eval()
-    child = recast_(copy.deepcopy(parent), plan(parent, X))
+    child = recast_(copy.deepcopy(parent), plan(parent, X, PAPERS))
     x = torch.randn(X.shape)
     exactness = verify(parent, child, x)
     assert exactness.bitwise
@@ -131,7 +135,7 @@ OTHER_OUTPUTS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Tensor], Any]]
 @pytest.mark.parametrize("case", OTHER_OUTPUTS)
 def test_outputs_of_another_kind_are_refused(case: str) -> None:
     parent = Outputs(lambda y: y)
-    child = recast_(copy.deepcopy(parent), plan(parent, X))
+    child = recast_(copy.deepcopy(parent), plan(parent, X, PAPERS))
     parent.answer, child.answer = OTHER_OUTPUTS[case]
     with pytest.raises(RecastError, match="different kinds of output"):
         verify(parent, child, torch.randn(X.shape))
@@ -139,7 +143,7 @@ def test_outputs_of_another_kind_are_refused(case: str) -> None:
 
 def pair() -> tuple[CifarResNet, CifarResNet]:
     parent = small()
-    return parent, recast_(copy.deepcopy(parent), plan(parent, X))
+    return parent, recast_(copy.deepcopy(parent), plan(parent, X, PAPERS))
 
 
 def open_and_triple_(child: nn.Module) -> None:
@@ -187,7 +191,7 @@ def test_a_layer_cannot_hide_behind_what_follows(hides: str) -> None:
         elif hides == "of the layer":
             parent.layer3[0].conv2.bias = nn.Parameter(torch.full((16,), 1e4))
         parent.fc.bias.fill_(1e12)
-    child = recast_(copy.deepcopy(parent), plan(parent, X))
+    child = recast_(copy.deepcopy(parent), plan(parent, X, PAPERS))
     x = torch.randn(X.shape)
     assert verify(parent, child, x).ok()
     open_and_triple_(child)
@@ -202,7 +206,7 @@ def test_a_layer_cannot_hide_behind_what_follows(hides: str) -> None:
 def test_all_of_it_in_inference_mode() -> None:
     with torch.inference_mode():
         parent, x = CifarResNet((1, 1, 1), (8, 8, 16), shortcut="conv").eval(), torch.randn(X.shape)
-        child = recast_(copy.deepcopy(parent), plan(parent, x))
+        child = recast_(copy.deepcopy(parent), plan(parent, x, PAPERS))
         assert verify(parent, child, x).bitwise
 
 
@@ -219,7 +223,7 @@ def test_a_layer_that_runs_less_often_is_another_function() -> None:
             return y + 0 * self.conv(x) if self.again else y
 
     parent = Twice().eval()
-    child = recast_(copy.deepcopy(parent), plan(parent, X))
+    child = recast_(copy.deepcopy(parent), plan(parent, X, PAPERS))
     child.again = False
     exactness = verify(parent, child, torch.randn(X.shape))
     assert exactness.max_relative_error == 0
@@ -264,9 +268,9 @@ def test_neither_random_state_nor_buffers_nor_backends_move() -> None:
 
     parent, pooled = Restless().eval(), small()
     state = torch.get_rng_state()
-    planned = plan(parent, X)
+    planned = plan(parent, X, PAPERS)
     assert planned.note.startswith("planned from one real pass")
-    plan(pooled, X, pool=PoolConfig("single"))
+    plan(pooled, X, PAPERS, pool=PoolConfig("single"))
     assert torch.equal(torch.get_rng_state(), state)
     child = recast_(copy.deepcopy(parent), planned)
     state, x = torch.get_rng_state(), torch.randn(16, *X.shape[1:])
@@ -282,7 +286,7 @@ def test_neither_random_state_nor_buffers_nor_backends_move() -> None:
 
 def test_a_denser_output_is_another_function_and_can_be_printed() -> None:
     parent = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1)).eval()
-    child = recast_(copy.deepcopy(parent), plan(parent, X, RecastConfig(stride="remove")))
+    child = recast_(copy.deepcopy(parent), plan(parent, X, RecastConfig(stride="remove", **PAPERS_LAYER)))
     exactness = verify(parent, child, torch.randn(X.shape))
     assert not exactness.ok()
     assert exactness.max_relative_error == float("inf")
@@ -324,7 +328,7 @@ class TwoHeads(nn.Module):
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_outputs_in_objects_are_compared(holder: str) -> None:
     parent = TwoHeads(HOLDERS[holder]).eval()
-    child, x = recast_(copy.deepcopy(parent), plan(parent, X)), torch.randn(X.shape)
+    child, x = recast_(copy.deepcopy(parent), plan(parent, X, PAPERS)), torch.randn(X.shape)
     assert verify(parent, child, x).ok()
     nn.init.normal_(child.boxes.weight)
     exactness = verify(parent, child, x)
@@ -335,7 +339,7 @@ def test_outputs_in_objects_are_compared(holder: str) -> None:
 def test_what_cannot_be_compared_is_refused() -> None:
     parent = TwoHeads(iter).eval()
     with pytest.raises(RecastError, match="iterator"):
-        verify(parent, recast_(copy.deepcopy(parent), plan(parent, X)), torch.randn(X.shape))
+        verify(parent, recast_(copy.deepcopy(parent), plan(parent, X, PAPERS)), torch.randn(X.shape))
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
@@ -344,7 +348,7 @@ def test_a_large_class_hides_no_other(classes: int, large: str) -> None:
     parent = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes)).eval()
     with torch.no_grad():
         getattr(parent[3], large)[0] = 1e8
-    child, x = recast_(copy.deepcopy(parent), plan(parent, X)), torch.randn(X.shape)
+    child, x = recast_(copy.deepcopy(parent), plan(parent, X, PAPERS)), torch.randn(X.shape)
     assert verify(parent, child, x, backend="dense").ok()
     with torch.no_grad():
         child[3].weight[classes - 1] += 1
@@ -359,7 +363,7 @@ def test_a_large_channel_hides_no_other_in_a_layer_or_a_map() -> None:
     nn.init.zeros_(parent[1].weight)
     with torch.no_grad():
         parent[0].weight[2] *= 1e8
-    child, x = recast_(copy.deepcopy(parent), plan(parent, X)), torch.randn(X.shape)
+    child, x = recast_(copy.deepcopy(parent), plan(parent, X, PAPERS)), torch.randn(X.shape)
     assert verify(parent, child, x, backend="dense").ok()
     with torch.no_grad():
         child[0].weight[5] *= 2
@@ -374,7 +378,7 @@ def test_a_dead_class_does_not_fail_by_rounding(size: float) -> None:
     parent = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)).eval()
     with torch.no_grad():
         parent[3].weight[1], parent[3].bias[1] = size * torch.randn(8), 0
-    child = recast_(copy.deepcopy(parent), plan(parent, X))
+    child = recast_(copy.deepcopy(parent), plan(parent, X, PAPERS))
     exactness = verify(parent, child, torch.randn(X.shape), backend="dense")
     assert not exactness.bitwise
     assert exactness.ok()
@@ -388,8 +392,8 @@ def test_a_recast_parent_is_refused() -> None:
         with pytest.raises(RecastError, match=r"recast itself, .*layer3\.0\.conv1"):
             verify(model, child, x)
         with pytest.raises(RecastError, match="recast itself"):
-            trace(model, plan(parent, X), x)
-    pooled = recast_(copy.deepcopy(parent), plan(parent, X, where="none", pool=PoolConfig("single")))
+            trace(model, plan(parent, X, PAPERS), x)
+    pooled = recast_(copy.deepcopy(parent), plan(parent, X, PAPERS, where="none", pool=PoolConfig("single")))
     with pytest.raises(RecastError, match="recast itself"):
         verify(copy.deepcopy(pooled), pooled, x)
 
@@ -406,7 +410,7 @@ def test_what_is_not_finite_on_both_sides_is_no_proof(value: str) -> None:
     parent = small()
     with torch.no_grad():
         parent.fc.bias[0] = float(value)
-    exactness = verify(parent, recast_(copy.deepcopy(parent), plan(parent, X)), torch.randn(X.shape))
+    exactness = verify(parent, recast_(copy.deepcopy(parent), plan(parent, X, PAPERS)), torch.randn(X.shape))
     assert not exactness.bitwise
     assert not exactness.ok()
 
