@@ -8,16 +8,14 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import recast.lab.cli.plan
 import recast.papers.networks  # noqa: F401  registers the networks, tasks and recipes
-from recast.layers.config import PAPERS_LAYER, LinearGate
 from recast.layers.gpsa import GPSA
 
 # xdist already runs one worker a core; more threads only fight (and change the order of sums between runs)
@@ -27,17 +25,6 @@ torch.set_num_threads(1)
 # a shell starts what it puts behind "&" with Ctrl-C ignored, and commands that the tests interrupt would inherit it
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.fixture
-def papers_layer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Content, a Gaussian and W_val in every head, unless a test asks for less: what the papers have."""
-    with monkeypatch.context() as patch:
-        for name, value in PAPERS_LAYER.items():
-            patch.setattr(LinearGate.model_fields[name], "default", value)
-        LinearGate.model_rebuild(force=True)
-        yield
-    LinearGate.model_rebuild(force=True)
 
 
 class Case(NamedTuple):

@@ -19,7 +19,7 @@ from recast.errors import RecastError
 from recast.exporting import export, missing_packages
 from recast.io import load, save
 from recast.lab.cli import main
-from recast.layers.config import PoolConfig
+from recast.layers.config import PAPERS_LAYER, PoolConfig, RecastConfig
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.models.build import build, constructor
 from recast.models.config import ModelConfig
@@ -30,7 +30,8 @@ from recast.surgery.planning import plan
 from recast.surgery.proof import checksum, fingerprint, proof_of
 from recast.surgery.verify import verify
 
-pytestmark = pytest.mark.usefixtures("papers_layer")
+PAPERS = RecastConfig(**PAPERS_LAYER)
+
 
 CONFIG = ModelConfig("digits_resnet", num_classes=10)
 MADE_BY = constructor(CONFIG)
@@ -49,7 +50,7 @@ def parent() -> nn.Module:
 
 @pytest.fixture
 def child(parent: nn.Module) -> nn.Module:
-    return recast_(copy.deepcopy(parent), plan(parent, X))
+    return recast_(copy.deepcopy(parent), plan(parent, X, PAPERS))
 
 
 def held(found: Checked) -> dict[str, bool | None]:
@@ -140,7 +141,7 @@ def test_an_exported_file_is_the_one_that_was_compared(tmp_path: Path, child: nn
 
 
 def test_attention_pooling_is_verified_again(tmp_path: Path, parent: nn.Module) -> None:
-    child = recast_(copy.deepcopy(parent), plan(parent, X, where="none", pool=PoolConfig("per_class")))
+    child = recast_(copy.deepcopy(parent), plan(parent, X, PAPERS, where="none", pool=PoolConfig("per_class")))
     found = check(save(child, tmp_path / "child.safetensors", MADE_BY), parent)
     assert found.ok
     assert held(found)["same function"] is True

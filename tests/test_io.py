@@ -14,7 +14,7 @@ from torch import nn
 
 from recast.errors import RecastError
 from recast.io import load, save
-from recast.layers.config import RecastConfig
+from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.models.build import build, class_names, constructor, input_defaults
 from recast.models.config import ModelConfig
@@ -23,8 +23,6 @@ from recast.surgery.apply import recast_
 from recast.surgery.folding.model import fold_
 from recast.surgery.planning import plan
 
-pytestmark = pytest.mark.usefixtures("papers_layer")
-
 CONFIG = ModelConfig("digits_resnet", num_classes=10)
 X = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
@@ -32,7 +30,7 @@ X = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 def recast_model(config: RecastConfig | None = None, steps: list[str] | None = None) -> nn.Module:
     torch.manual_seed(0)
     model = build(CONFIG)
-    return recast_(model, plan(model, X, config), steps=steps)
+    return recast_(model, plan(model, X, config or RecastConfig(**PAPERS_LAYER)), steps=steps)
 
 
 def output(model: nn.Module) -> torch.Tensor:
@@ -43,7 +41,7 @@ def output(model: nn.Module) -> torch.Tensor:
 @pytest.mark.parametrize("stride", ["keep", "remove", "dilate"])
 @pytest.mark.parametrize("gate", ["linear", "sigmoid"])
 def test_a_recast_model_comes_back(tmp_path: Path, gate: Any, stride: Any, open_gates: Callable[..., GPSA]) -> None:
-    model = recast_model(RecastConfig(gate=gate, stride=stride))
+    model = recast_model(RecastConfig(gate=gate, stride=stride, **PAPERS_LAYER))
     for layer in gpsa_layers(model).values():
         open_gates(layer)
     path = save(model, tmp_path / "deep" / "child.safetensors", constructor(CONFIG))

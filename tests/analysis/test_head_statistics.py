@@ -19,13 +19,14 @@ from recast.lab.analysis.head_statistics import head_statistics, tabulate_heads
 from recast.lab.analysis.queries import content_of, pieces, telling_query
 from recast.lab.analysis.records import HeadLine
 from recast.layers.cmhsa import CMHSA
-from recast.layers.config import RecastConfig
+from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 
-pytestmark = pytest.mark.usefixtures("papers_layer")
+PAPERS = RecastConfig(**PAPERS_LAYER)
+
 
 PLAIN = Geometry((3, 3), padding=(1, 1, 1, 1))
 STRIDED = Geometry((2, 3), (2, 1), (1, 0, 2, 1), dilation=(1, 2))
@@ -37,7 +38,7 @@ SIGMOID = RecastConfig(gate="sigmoid")
 def gpsa(open_gates: Callable[..., GPSA]) -> Callable[..., GPSA]:
     def made(geometry: Geometry = PLAIN, **config: Any) -> GPSA:
         torch.manual_seed(0)
-        return open_gates(GPSA(4, 3, geometry, config=RecastConfig(**config))).eval()
+        return open_gates(GPSA(4, 3, geometry, config=RecastConfig(**PAPERS_LAYER | config))).eval()
 
     return made
 
@@ -133,7 +134,7 @@ def test_without_content_in_the_mix(config: Any, gpsa: Any, monkeypatch: Any) ->
 
 
 def test_which_heads_stayed_convolutional(gpsa: Callable[..., GPSA]) -> None:
-    x, layer = torch.randn(2, 4, 6, 6), GPSA(4, 3, PLAIN).eval()
+    x, layer = torch.randn(2, 4, 6, 6), GPSA(4, 3, PLAIN, config=PAPERS).eval()
     with torch.no_grad():
         layer.gamma[3], layer.gamma[5], layer.gamma[7] = 0.2, -0.2, 2e-4
         layer.spread[8] = 0.3
@@ -170,7 +171,7 @@ def small() -> Any:
 
 def test_the_table_with_checkpoints(tmp_path: Path) -> None:
     x, parent = torch.rand(3, 3, 6, 6), small()
-    recast: Any = recast_(small(), plan(parent, x, where="all")).train()
+    recast: Any = recast_(small(), plan(parent, x, PAPERS, where="all")).train()
     loads: list[Any] = [("recast", -1, small)]  # before its layers were recast
     for epoch in (0, 2):
         with torch.no_grad():
@@ -196,14 +197,14 @@ def test_nothing_to_measure_is_said() -> None:
     with pytest.raises(RecastError, match="none of parent"):
         tabulate_heads({"parent": small()}, lambda: [(torch.rand(1, 3, 6, 6), torch.zeros(1))])
     with pytest.raises(RecastError, match="queries"):
-        head_statistics(GPSA(2, 2, PLAIN), torch.rand(1, 2, 4, 4), queries=0)
+        head_statistics(GPSA(2, 2, PLAIN, config=PAPERS), torch.rand(1, 2, 4, 4), queries=0)
 
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_the_telling_query_at_the_start_is_the_middle_one(stride: int) -> None:
     """With closed gates no map differs, and head h looks at one pixel: the query moved by the tap's offset."""
     geometry = Geometry((3, 3), (stride, stride), (1, 1, 1, 1))
-    maps, (row, column) = telling_query(GPSA(2, 2, geometry), torch.randn(2, 2, 7, 9))
+    maps, (row, column) = telling_query(GPSA(2, 2, geometry, config=PAPERS), torch.randn(2, 2, 7, 9))
     assert maps.shape == (2, 9, 7, 9)
     assert (row, column) == ((3, 4) if stride == 1 else (4, 4))
     for h, (dr, dc) in enumerate(geometry.offsets()):

@@ -15,7 +15,7 @@ from torchvision.models import VisionTransformer
 from recast.analysis.record import Record, class_maps, record, token_names
 from recast.analysis.transformers import NO_GRID, NOT_WHOLE
 from recast.errors import RecastError
-from recast.layers.config import RecastConfig
+from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.papers.patchconvnet.network import PatchConvNet
 from recast.surgery.apply import recast_
@@ -23,7 +23,8 @@ from recast.surgery.planning import plan
 from recast.surgery.pooling.swap import attention_pool_
 from recast.tracing.hooks import captured_inputs
 
-pytestmark = pytest.mark.usefixtures("papers_layer")
+PAPERS = RecastConfig(**PAPERS_LAYER)
+
 
 TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 12, "num_heads": 3, "num_classes": 5}
 DEIT = "deit_tiny_patch16_224"
@@ -74,7 +75,7 @@ def network(open_gates: Callable[..., GPSA]) -> nn.Module:
         nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(4, 6, (3, 5), padding=(1, 2)),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(),
     )  # fmt: skip
-    recast_(made, plan(made, torch.randn(1, 3, 8, 10), where="all"))
+    recast_(made, plan(made, torch.randn(1, 3, 8, 10), PAPERS, where="all"))
     for layer in gpsa_layers(made).values():
         open_gates(layer)
     return made
@@ -105,7 +106,7 @@ def test_the_maps_of_a_pass_make_its_output(network: Any) -> None:
 
 def test_long_maps_warn() -> None:
     made = nn.Sequential(nn.Conv2d(1, 1, 2))
-    recast_(made, plan(made, torch.randn(1, 1, 33, 33), budget=2000))
+    recast_(made, plan(made, torch.randn(1, 1, 33, 33), PAPERS, budget=2000))
     with pytest.warns(UserWarning, match="1089 tokens"), record(made):
         made(torch.randn(1, 1, 33, 33))
 
@@ -178,7 +179,7 @@ def test_a_compiled_network_that_ran_before_is_recorded() -> None:
     torch._dynamo.reset()
     model = nn.Sequential(nn.Conv2d(3, 4, 3))
     x = torch.randn(1, 3, 8, 8)
-    recast_(model, plan(model, x))
+    recast_(model, plan(model, x, PAPERS))
     compiled = torch.compile(model, backend="eager")
     compiled(x)
     with record(compiled) as maps:

@@ -16,9 +16,8 @@ from recast.errors import RecastError
 from recast.lab.evaluation import closing
 from recast.lab.evaluation.closing import close_, closing_, heads_left
 from recast.lab.scales import recalibrate_batch_norm_
+from recast.layers.config import PAPERS_LAYER
 from recast.layers.gpsa import gpsa_layers
-
-pytestmark = pytest.mark.usefixtures("papers_layer")
 
 X = torch.randn(24, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 Y = torch.arange(24) % 10
@@ -28,7 +27,7 @@ def network(gate: str) -> nn.Module:
     """Two recast layers, every head open by its own amount."""
     torch.manual_seed(0)
     parent = timm.create_model("digits_resnet", num_classes=10).eval()
-    config = recast.RecastConfig(gate=gate, query_key="random")
+    config = recast.RecastConfig(gate=gate, query_key="random", **PAPERS_LAYER)
     model = recast.recast_(parent, recast.plan(parent, X[:1], config, where=["layer3.1.conv1", "layer3.1.conv2"]))
     with torch.no_grad():
         for layer in gpsa_layers(model).values():

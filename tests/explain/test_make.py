@@ -21,11 +21,13 @@ from recast.lab.explain.inputs import Input
 from recast.lab.explain.make import explain, make_scene
 from recast.lab.explain.pages import kept_states
 from recast.lab.explain.scene import share_text
+from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.gpsa import GPSA
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 
-pytestmark = pytest.mark.usefixtures("papers_layer")
+PAPERS = RecastConfig(**PAPERS_LAYER)
+
 
 MEAN, STD = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
 
@@ -40,7 +42,9 @@ def network() -> nn.Sequential:
 
 def child(*names: str) -> Any:
     model = network()
-    return recast_(model, plan(model, torch.zeros(1, 3, 8, 8), where=["0", "2"]), steps=list(names) or ["0", "2"])
+    return recast_(
+        model, plan(model, torch.zeros(1, 3, 8, 8), PAPERS, where=["0", "2"]), steps=list(names) or ["0", "2"]
+    )
 
 
 def page_of(model: nn.Module, image: Any, path: Path, **options: Any) -> Mapping[str, Any]:

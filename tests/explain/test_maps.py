@@ -19,13 +19,14 @@ from recast.lab.explain.inputs import likeliest
 from recast.lab.explain.maps import pool_layer, recast_layer, record_maps
 from recast.lab.explain.scene import Layer, Maps, Outputs, Prediction, share_text
 from recast.layers.cmhsa import recast_layers
-from recast.layers.config import RecastConfig
+from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.gpsa import GPSA
 from recast.papers.patchconvnet.network import PatchConvNet
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 
-pytestmark = pytest.mark.usefixtures("papers_layer")
+PAPERS = RecastConfig(**PAPERS_LAYER)
+
 
 QUANTISED = 0.0041
 """Half a step of the coarsest quantisation, as a share of a map's largest value."""
@@ -39,7 +40,7 @@ def assert_stored(values: np.ndarray, wanted: np.ndarray, text: str = "", steps:
 
 
 def recast_conv(conv: nn.Module, x: Tensor, **config: Any) -> Any:
-    made = plan(nn.Sequential(conv), x, RecastConfig(**config), where=["0"], budget="tokens=none")
+    made = plan(nn.Sequential(conv), x, RecastConfig(**PAPERS_LAYER | config), where=["0"], budget="tokens=none")
     return recast_(nn.Sequential(conv), made)[0]
 
 
@@ -112,7 +113,7 @@ def test_layers_come_in_the_order_of_their_calls_and_the_model_is_left_alone() -
             return self.late(input=self.early(x)).mean((2, 3))
 
     model, x = Turned(), torch.rand(1, 3, 6, 6)
-    recast_(model, plan(model, x, where="all"))
+    recast_(model, plan(model, x, PAPERS, where="all"))
     model.train()
     output, described, notes = record_maps(model, x)
     assert [layer.name for layer, _ in described] == ["early", "late"]

@@ -12,8 +12,7 @@ from recast.lab.cli import main
 from recast.lab.config import DataConfig, Recipe
 from recast.lab.data import load_data
 from recast.lab.explain.inputs import read_inputs
-from recast.lab.explain.neighbours import find_neighbours
-from recast.lab.report.neighbours import Query, Shown, draw_neighbours
+from recast.lab.explain.neighbours import Query, Shown, draw_neighbours, find_neighbours
 from recast.lab.training.run import train
 from recast.models.config import ModelConfig
 

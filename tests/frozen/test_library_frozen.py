@@ -14,7 +14,7 @@ import write_library as frozen
 
 from recast.surgery import during_training, parameters
 
-pytestmark = pytest.mark.usefixtures("papers_layer", "slow_gates")
+pytestmark = pytest.mark.usefixtures("slow_gates")
 
 SAVED = sorted(frozen.read("saved")["outputs"])
 ELSEWHERE = frozen.read("saved")["platform"] != frozen.platform()

@@ -232,7 +232,7 @@ def _gpsa(geometry: Geometry, channels: tuple[int, int], groups: int = 1, fold: 
     """A layer; with `fold`, two heads opened and the rest removed."""
 
     def make() -> nn.Module:
-        layer: Any = GPSA(*channels, geometry, groups=groups, config=RecastConfig(**config))
+        layer: Any = GPSA(*channels, geometry, groups=groups, config=RecastConfig(**PAPERS_LAYER | config))
         if fold and layer.config.gate == "linear":
             with torch.no_grad():
                 layer.gamma[1], layer.spread[3] = 0.3, 0.4
@@ -262,8 +262,8 @@ def _pooled(**config: Any) -> Any:
 
 def _recast(convolution: Callable[[], nn.Module], size: tuple[int, ...], **config: Any) -> Any:
     def make() -> nn.Module:
-        model = nn.Sequential(convolution()).eval()
-        return recast.recast_(model, recast.plan(model, images(*size), RecastConfig(**config), where="all", budget=""))
+        model, settings = nn.Sequential(convolution()).eval(), RecastConfig(**PAPERS_LAYER | config)
+        return recast.recast_(model, recast.plan(model, images(*size), settings, where="all", budget=""))
 
     return make, size
 
@@ -352,13 +352,13 @@ def layer_of(name: str) -> Any:
 
 
 def _saved_models() -> dict[str, nn.Module]:
-    x = images(2, 3, 16, 16)
+    x, papers = images(2, 3, 16, 16), RecastConfig(**PAPERS_LAYER)
     settings: dict[str, tuple[RecastConfig, PoolConfig | None]] = {
-        "recast_model": (RecastConfig(), None),
+        "recast_model": (papers, None),
         "recast_sigmoid_model": (RecastConfig(gate="sigmoid", stride="dilate"), None),
         "recast_bias_model": (RecastConfig(gate="bias", bias_init=10.0), None),
-        "pooled_model": (RecastConfig(), PoolConfig("single")),
-        "pooled_class_model": (RecastConfig(), PoolConfig("per_class", start="paper", num_heads=2)),
+        "pooled_model": (papers, PoolConfig("single")),
+        "pooled_class_model": (papers, PoolConfig("per_class", start="paper", num_heads=2)),
     }
     found = {}
     for name, (config, pool) in settings.items():
@@ -367,7 +367,7 @@ def _saved_models() -> dict[str, nn.Module]:
         planned = recast.plan(model, x, config, where=where, **({} if pool is None else {"pool": pool}))
         found[name] = disturbed(recast.recast_(model, planned))
     folded = tiny_network().eval()
-    recast.recast_(folded, recast.plan(folded, x, where="all"))
+    recast.recast_(folded, recast.plan(folded, x, papers, where="all"))
     with torch.no_grad():
         layers: Any = folded
         layers[0].gamma[1], layers[0].spread[3], layers[6].gamma[4] = 0.3, 0.4, -0.2
@@ -413,7 +413,7 @@ def _training() -> tuple[nn.Module, Any, Any]:
         accumulate=2, save_steps=2,
     )  # fmt: skip
     model = small_parent()
-    return recast.recast_(model, small_plan(model, "4")), small_data(), recipe
+    return recast.recast_(model, small_plan(model, "4", **PAPERS_LAYER)), small_data(), recipe
 
 
 def trained(folder: Path, resume: bool, stop_at: tuple[int, int] | None = None) -> Any:

@@ -16,6 +16,7 @@ from torch import nn
 import recast
 from recast import GPSA, Geometry, RecastConfig, RecastError
 from recast.layers import functional
+from recast.layers.config import PAPERS_LAYER
 
 KERNELS = {
     "3×3": Geometry((3, 3), padding=(1, 1, 1, 1)),
@@ -130,12 +131,11 @@ def test_every_form_is_the_reference_forward_and_backward(
             assert error_of(ours, theirs) < (1e-10 if dtype == torch.float64 else 5e-5)
 
 
-@pytest.mark.usefixtures("papers_layer")
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_it_is_the_whole_layer_pruned(config: dict[str, Any], open_gates: Callable[..., GPSA]) -> None:
-    layer = made("3×3", torch.float64, open_gates, **config)
+    layer = made("3×3", torch.float64, open_gates, **PAPERS_LAYER | config)
     whole = {name: value for name, value in config.items() if name not in ("content_heads", "gaussian_heads")}
-    other = made("3×3", torch.float64, open_gates, **whole, head_dim=layer.head_dim)
+    other = made("3×3", torch.float64, open_gates, **PAPERS_LAYER | whole, head_dim=layer.head_dim)
     other.prune_(layer.gaussian_heads, layer.content_heads)
     assert {n: p.shape for n, p in other.named_parameters()} == {n: p.shape for n, p in layer.named_parameters()}
     other.load_state_dict(layer.state_dict())
@@ -143,7 +143,6 @@ def test_it_is_the_whole_layer_pruned(config: dict[str, Any], open_gates: Callab
     assert torch.equal(layer(x), other(x))
 
 
-@pytest.mark.usefixtures("papers_layer")
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_a_network_keeps_its_form(config: dict[str, Any], tmp_path: Path, error_of: Callable[..., float]) -> None:
     """Exact at the start; trained, saved, loaded, folded and exported as it is; what is planned is what it costs."""
@@ -153,10 +152,9 @@ def test_a_network_keeps_its_form(config: dict[str, Any], tmp_path: Path, error_
         nn.Flatten(), nn.Linear(16, 5),
     ).eval()  # fmt: skip
     x = torch.randn(4, 3, 16, 16)
-    plan = recast.plan(parent, x, RecastConfig(**config), where="2")
-    full = recast.plan(
-        parent, x, RecastConfig(**{k: v for k, v in config.items() if k in ("gate", "content")}), where="2"
-    )
+    plan = recast.plan(parent, x, RecastConfig(**PAPERS_LAYER | config), where="2")
+    whole = {name: value for name, value in config.items() if name in ("gate", "content")}
+    full = recast.plan(parent, x, RecastConfig(**PAPERS_LAYER | whole), where="2")
     assert plan.after.macs < full.after.macs
     child = recast.recast_(copy.deepcopy(parent), plan)
     if config.get("gate") != "sigmoid":

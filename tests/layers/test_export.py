@@ -13,12 +13,13 @@ from torchvision.models.feature_extraction import create_feature_extractor
 
 from recast.layers.attention_pool import AttentionPool
 from recast.layers.cmhsa import CMHSA
-from recast.layers.config import RecastConfig
+from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
 
+PAPERS = RecastConfig(**PAPERS_LAYER)
+
 pytestmark = [
-    pytest.mark.usefixtures("papers_layer"),
     pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch's exporter, of its own code
 ]
@@ -28,7 +29,7 @@ EXAMPLE, OTHERS = (2, 4, 7, 9), ((3, 4, 10, 8), (1, 4, 9, 12))
 
 
 def pruned() -> GPSA:
-    layer = GPSA(4, 6, PAD_1)
+    layer = GPSA(4, 6, PAD_1, config=PAPERS)
     layer.prune_((1, 4, 8), (4, 5))
     return layer
 
@@ -40,7 +41,7 @@ def biased(geometry: Geometry, groups: int = 1) -> CMHSA:
 
 
 def gpsa(geometry: Geometry, groups: int = 1, **config: Any) -> GPSA:
-    return GPSA(4, 4, geometry, groups=groups, config=RecastConfig(**config))
+    return GPSA(4, 4, geometry, groups=groups, config=RecastConfig(**PAPERS_LAYER | config))
 
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
@@ -94,7 +95,7 @@ def operators(layer: nn.Module) -> set[str]:
 
 
 def test_a_closed_layer_is_exported_as_its_convolution_and_an_opened_one_is_noticed(error_of: Any) -> None:
-    layer, x = GPSA(4, 4, PAD_1).eval(), torch.randn(EXAMPLE)
+    layer, x = GPSA(4, 4, PAD_1, config=PAPERS).eval(), torch.randn(EXAMPLE)
     assert "aten.softmax.int" not in operators(layer)
     with torch.no_grad():
         layer.gamma[3] = layer.spread[2] = 0.5
@@ -104,7 +105,7 @@ def test_a_closed_layer_is_exported_as_its_convolution_and_an_opened_one_is_noti
 
 
 def test_strict_export_and_backward_of_a_program_in_training(open_gates: Any, error_of: Any) -> None:
-    layer, x = open_gates(GPSA(4, 4, PAD_1)), torch.randn(EXAMPLE)
+    layer, x = open_gates(GPSA(4, 4, PAD_1, config=PAPERS)), torch.randn(EXAMPLE)
     program = torch.export.export(layer, (x,), strict=True).module()
     for module in (layer, program):
         module(x).square().sum().backward()

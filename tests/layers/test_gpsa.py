@@ -18,22 +18,21 @@ import recast
 from recast.errors import RecastError
 from recast.layers import functional
 from recast.layers.cmhsa import CMHSA
-from recast.layers.config import RecastConfig
+from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.functional import backends
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
 from recast.surgery.rules import find_rule
 
+PAPERS = RecastConfig(**PAPERS_LAYER)
+
 BACKENDS = ("split", "merged", "sdpa", "dense", "reference")
 # torch says this about its own 'same' padding of even kernels
-pytestmark = [
-    pytest.mark.usefixtures("papers_layer"),
-    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 
 
 def recast_layer(conv: nn.Conv2d, config: RecastConfig | None = None) -> GPSA:
-    return find_rule(conv)[1](conv, config or RecastConfig())
+    return find_rule(conv)[1](conv, config or PAPERS)
 
 
 def forward_and_gradients(module: nn.Module, x: Tensor) -> list[Tensor]:
@@ -61,7 +60,7 @@ def test_sigmoid_gate_reaches_the_convolution_in_the_limit(backend: Any, random_
     [(512, 3, 1, None, 56), (4, 3, 1, None, 1), (64, 7, 64, None, 8), (64, 3, 32, None, 7), (512, 3, 1, 64, 64)],
 )
 def test_head_width(channels: int, kernel: int, groups: int, asked: int | None, expected: int) -> None:
-    config = RecastConfig(head_dim=asked)
+    config = RecastConfig(head_dim=asked, **PAPERS_LAYER)
     layer = GPSA(channels, channels, Geometry((kernel, kernel)), groups=groups, config=config, device="meta")
     assert layer.head_dim == expected
     assert layer.query.shape == layer.key.shape == (kernel**2 * expected, channels)
@@ -69,7 +68,7 @@ def test_head_width(channels: int, kernel: int, groups: int, asked: int | None, 
 
 
 def test_the_start_of_every_parameter() -> None:
-    layer = GPSA(6, 8, Geometry((2, 3), dilation=(1, 2)), groups=2)
+    layer = GPSA(6, 8, Geometry((2, 3), dilation=(1, 2)), groups=2, config=PAPERS)
     assert torch.equal(layer.value, torch.eye(3).repeat(2, 1))
     assert not layer.key.any()
     assert 0.01 < float(layer.query.detach().std()) < 0.03
@@ -91,7 +90,7 @@ def gradients_of(layer: GPSA) -> dict[str, bool]:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_is_alive_at_the_start(backend: Any) -> None:
     """Sigmoid: W_key = 0 and W_qry random, so the key moves first, then the query."""
-    layer = GPSA(9, 4, Geometry((3, 3), padding=(1, 1, 1, 1)), config=RecastConfig(backend=backend))
+    layer = GPSA(9, 4, Geometry((3, 3), padding=(1, 1, 1, 1)), config=RecastConfig(backend=backend, **PAPERS_LAYER))
     alive = gradients_of(layer)
     assert {name for name, is_alive in alive.items() if is_alive} == {"weight", "bias", "value", "gamma", "spread"}
     assert bool((layer.gamma.grad != 0).all())
@@ -113,7 +112,7 @@ def test_what_is_alive_at_the_start(backend: Any) -> None:
 
 def test_gate_range_clamps_and_lets_gradients_in() -> None:
     """Outside the range and on its border only gradients that push inward pass (descent moves against the gradient)."""
-    layer = GPSA(1, 1, Geometry((1, 5)), config=RecastConfig(gate_range=(0.0, 1.0)))
+    layer = GPSA(1, 1, Geometry((1, 5)), config=RecastConfig(gate_range=(0.0, 1.0), **PAPERS_LAYER))
     start = [-0.5, 0.0, 0.5, 1.0, 1.5]
     with torch.no_grad():
         layer.gamma.copy_(torch.tensor(start))
@@ -122,7 +121,7 @@ def test_gate_range_clamps_and_lets_gradients_in() -> None:
     assert gradient.tolist() == [0, 0, 1, 1, 1]
     (gradient,) = torch.autograd.grad(-layer.gates()["gamma"].sum(), layer.gamma)  # descent goes up
     assert gradient.tolist() == [-1, -1, -1, 0, 0]
-    free = GPSA(1, 1, Geometry((1, 5)))
+    free = GPSA(1, 1, Geometry((1, 5)), config=PAPERS)
     with torch.no_grad():
         free.gamma.copy_(torch.tensor(start))
     assert free.gates()["gamma"].tolist() == start
@@ -150,7 +149,7 @@ def open_two(layer: GPSA) -> GPSA:
 
 
 def test_closed_heads_are_skipped_in_eval_without_gradients_after_a_refresh(heads_run: list[int]) -> None:
-    layer = open_two(GPSA(3, 4, Geometry((3, 3), padding=(1, 1, 1, 1))).eval())
+    layer = open_two(GPSA(3, 4, Geometry((3, 3), padding=(1, 1, 1, 1)), config=PAPERS).eval())
     x = torch.randn(1, 3, 5, 5)
     with torch.no_grad():
         everything = layer(x)
@@ -167,14 +166,14 @@ def test_closed_heads_are_skipped_in_eval_without_gradients_after_a_refresh(head
 
 
 def _reloaded(layer: GPSA) -> GPSA:
-    again = GPSA(3, 4, layer.geometry).eval()
+    again = GPSA(3, 4, layer.geometry, config=PAPERS).eval()
     again.load_state_dict(layer.state_dict())
     return again
 
 
 def _assigned(layer: GPSA) -> GPSA:
     with torch.device("meta"):
-        again = GPSA(3, 4, layer.geometry).eval()
+        again = GPSA(3, 4, layer.geometry, config=PAPERS).eval()
     again.load_state_dict(layer.state_dict(), assign=True)
     return again
 
@@ -215,7 +214,7 @@ def test_nothing_is_computed_when_all_heads_are_closed(way: str, heads_run: list
 @pytest.mark.parametrize("change", ["train", "load", "load assign", "optimiser", "refresh in training", "copy"])
 def test_a_stale_answer_is_never_used(change: str, error_of: Any) -> None:
     """All heads were closed when somebody looked; then the gates opened. Eval must compute the open ones."""
-    layer = GPSA(3, 4, Geometry((3, 3), padding=(1, 1, 1, 1)))
+    layer = GPSA(3, 4, Geometry((3, 3), padding=(1, 1, 1, 1)), config=PAPERS)
     opened = open_two(copy.deepcopy(layer))
     layer.train(change == "refresh in training").refresh_gates()
     if change == "load":
@@ -240,7 +239,7 @@ def test_a_stale_answer_is_never_used(change: str, error_of: Any) -> None:
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_step_of_an_optimiser_is_noticed(fused: bool) -> None:
     """Fused ones write without raising the tensor's own count; in eval mode, as where BatchNorm is frozen."""
-    layer = GPSA(3, 4, Geometry((3, 3), padding=(1, 1, 1, 1))).eval()
+    layer = GPSA(3, 4, Geometry((3, 3), padding=(1, 1, 1, 1)), config=PAPERS).eval()
     layer.refresh_gates()
     x = torch.randn(2, 3, 5, 5)
     optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, fused=fused)
@@ -252,7 +251,7 @@ def test_a_step_of_an_optimiser_is_noticed(fused: bool) -> None:
 
 
 def test_tolerance_closes_small_gates_and_nan_stays_open() -> None:
-    layer = open_two(GPSA(3, 4, Geometry((3, 3))))
+    layer = open_two(GPSA(3, 4, Geometry((3, 3)), config=PAPERS))
     both = layer.refresh_gates()
     assert len(both) == 2
     layer.close_maps_(0.25)
@@ -260,7 +259,7 @@ def test_tolerance_closes_small_gates_and_nan_stays_open() -> None:
     layer.close_maps_(0.3)
     assert layer.open_heads == ()
     assert not any(gate.any() for gate in layer.gates().values())
-    layer = GPSA(3, 4, Geometry((3, 3)))
+    layer = GPSA(3, 4, Geometry((3, 3)), config=PAPERS)
     with torch.no_grad():
         layer.gamma[7] = float("nan")
     layer.close_maps_(0.3)
@@ -272,7 +271,7 @@ def test_tolerance_closes_small_gates_and_nan_stays_open() -> None:
         layer.prune_((), (3,))
     with pytest.raises(RecastError, match="prune content heads only"):
         sigmoid.prune_((), ())
-    half = RecastConfig(gamma_init=0.5, s_init=0.5, gate_range=(0.1, 1))
+    half = RecastConfig(gamma_init=0.5, s_init=0.5, gate_range=(0.1, 1), **PAPERS_LAYER)
     with pytest.raises(RecastError, match="excludes 0"):
         GPSA(3, 4, Geometry((3, 3)), config=half).close_maps_(1)
 
@@ -291,7 +290,7 @@ def test_compiles_in_one_graph_once_a_size(gate: Any, backend: Any, content: Any
         nn.init.normal_(layer.key)
     else:
         gate_range = (-1.0, 1.0) if gate == "linear" else None
-        config = RecastConfig(gate=gate, backend=backend, content=content, gate_range=gate_range)
+        config = RecastConfig(gate=gate, backend=backend, content=content, gate_range=gate_range, **PAPERS_LAYER)
         layer = open_gates(GPSA(4, 4, geometry, groups=groups, config=config))
     torch._dynamo.reset()
     graphs: list[Any] = []
@@ -313,7 +312,7 @@ def test_compiles_in_one_graph_once_a_size(gate: Any, backend: Any, content: Any
 
 
 def test_second_derivatives_are_for_the_written_out_forms(open_gates: Any, error_of: Any) -> None:
-    layer = open_gates(GPSA(4, 4, Geometry((3, 3), padding=(1, 1, 1, 1)))).double()
+    layer = open_gates(GPSA(4, 4, Geometry((3, 3), padding=(1, 1, 1, 1)), config=PAPERS)).double()
     x = torch.randn(2, 4, 5, 6, dtype=torch.float64, requires_grad=True)
 
     def second(backend: Any) -> Tensor:
@@ -357,7 +356,7 @@ TRANSFORMS: dict[str, Callable[[GPSA, Tensor], Tensor]] = {
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # torch.jit is deprecated
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_function_transforms_agree_with_the_reference(transform: str, open_gates: Any, error_of: Any) -> None:
-    config = RecastConfig(gate_range=(-2.0, 2.0))
+    config = RecastConfig(gate_range=(-2.0, 2.0), **PAPERS_LAYER)
     layer = open_gates(GPSA(4, 4, Geometry((3, 3), padding=(1, 1, 1, 1)), config=config)).double()
     x = torch.randn(2, 4, 5, 5, dtype=torch.float64)
     found = TRANSFORMS[transform](layer, x)
@@ -374,7 +373,7 @@ def test_function_transforms_agree_with_the_reference(transform: str, open_gates
     ],
 )
 def test_what_cannot_be_run_says_so(run: Callable[[nn.Module, Tensor], Any], message: str) -> None:
-    for layer in (GPSA(3, 4, Geometry((3, 3))), CMHSA(3, 4, Geometry((3, 3)))):
+    for layer in (GPSA(3, 4, Geometry((3, 3)), config=PAPERS), CMHSA(3, 4, Geometry((3, 3)))):
         with pytest.raises(RecastError, match=message):
             run(layer, torch.zeros(1, 3, 5, 5))
 
@@ -388,7 +387,7 @@ def recast_pair(config: dict[str, Any], gamma: float = 0.0) -> tuple[nn.Module, 
     """A network of one convolution, the recast one with its heads open by γ, and images."""
     torch.manual_seed(0)
     x, parent = torch.randn(2, 8, 9, 9), nn.Sequential(nn.Conv2d(8, 8, 3, padding=1)).eval()
-    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, x, RecastConfig(**config)))
+    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, x, RecastConfig(**PAPERS_LAYER | config)))
     recast.wake_(child, x)
     if gamma and isinstance(child[0], GPSA) and child[0].config.gate == "linear":
         nn.init.constant_(child[0].gamma, gamma)

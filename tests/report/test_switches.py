@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from changed_runs import rewrite
 from matplotlib.figure import Figure
 
@@ -33,7 +32,6 @@ def test_every_switch_is_a_line(make_run: MakeRun) -> None:
     assert rows[0][1].small == ("+0.120, then −0.124",)
     assert rows[0][2].small == ("−1.60, then −6.40",)
     assert rows[2][1].text == "1.984 → – → 1.823"
-    assert all(part_of in part["largest"] for part_of in ("epoch\u00a01", "+0.120", "−1.60"))
 
 
 def test_one_switch_of_many_layers_is_shortened(make_run: MakeRun) -> None:
@@ -42,17 +40,16 @@ def test_one_switch_of_many_layers_is_shortened(make_run: MakeRun) -> None:
     measured = {"val_loss": 2.0, "val_top1": 40.0}
     switch = {"epoch": 2, "layers": layers, "before": measured, "after": measured}
     rewrite(path / "schedule.json", name="at_once", layers=layers, dates=dict.fromkeys(layers, 2), switches=[switch])
-    run = read_run(path)
-    cell = switches.switch_part(run)["table"].groups[0].rows[0][0]
+    part = switches.switch_part(read_run(path))
+    assert part["chart"].rows == [(layer, 2) for layer in layers]
+    cell = part["table"].groups[0].rows[0][0]
     assert cell.small == ("45 layers",)
     assert cell.title.count(",") == 44
-    assert run.switching is not None
-    assert switches.bars(run.switching) == [("blocks.44.mixer +44", 2)]
 
 
 def test_bars_are_thin_before_the_switch_and_pale_after_the_last_epoch() -> None:
     axes = Figure((4, 3)).add_axes((0, 0, 1, 1))
-    switches.draw_bars(axes, [("a", 3), ("b", 1), ("c", None), ("d", 9)], 10, 4, PAGE)
+    switches.draw_bars(axes, PAGE, [("a", 3), ("b", 1), ("c", None), ("d", 9)], 10, 4)
     parts: list[list[tuple[float, float, bool, float]]] = [[], [], [], []]
     for patch in axes.patches:
         left, bottom = patch.get_xy()  # type: ignore[attr-defined]
@@ -66,18 +63,7 @@ def test_bars_are_thin_before_the_switch_and_pale_after_the_last_epoch() -> None
     ]
 
 
-def test_the_picture_has_layers_dates_and_both_arms(make_run: MakeRun) -> None:
+def test_the_picture_has_layers_and_dates(make_run: MakeRun) -> None:
     chart = switches.switch_part(read_run(make_run(source="during")))["chart"]
-    assert all(f">{word}</text>" in chart.svg for word in ("layer3.1.conv2", "epoch 3", "Validation loss", "Top-1, %"))
-    assert {"var(--recast)", "var(--finetuned)", "var(--muted)"} <= set(re.findall(r"var\(--\w+\)", chart.svg))
-
-
-def test_the_curve_jumps_at_a_switch(make_run: MakeRun) -> None:
-    path = make_run(source="during")
-    before, after = {"val_loss": 1.9, "val_top1": 40.0}, {"val_loss": 2.02, "val_top1": 38.4}
-    switch = {"epoch": 3, "layers": ["layer3.0.conv1"], "before": before, "after": after}
-    rewrite(path / "schedule.json", switches=[switch])
-    _, recast = switches.arm_curves(read_run(path), "val_loss")
-    at_two = [point.y for point in recast.points if point.x == 2]
-    assert len(at_two) == 2
-    assert at_two[1] == pytest.approx(2.02)
+    assert all(f">{word}</text>" in chart.svg for word in ("layer3.1.conv2", "epoch 3"))
+    assert {"var(--recast)", "var(--muted)"} <= set(re.findall(r"var\(--\w+\)", chart.svg))

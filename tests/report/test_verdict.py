@@ -19,7 +19,7 @@ from recast.lab.report.curves import attacks, relative
 from recast.lab.report.labels import FROM_START, PARENT, glossary, words
 from recast.lab.report.load import read_run
 from recast.lab.report.summary import tiles, won_and_lost
-from recast.lab.report.verdict import joint_verdict, verdict
+from recast.lab.report.verdict import harmed, is_exact, joint_verdict, kept_predictions, verdict
 from recast.lab.suites import METRICS
 
 MakeRun = Callable[..., Path]
@@ -38,63 +38,47 @@ def sentences(*paths: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("recast", "expected"),
-    [
-        (96.8 + 5 / 3.6, ("1.4 points above", "98.2 %", "96.8 %")),
-        (96.0, ("0.8 points below", "−0.8")),
-        (96.8, ("level with", "96.8 %")),
-    ],
+    ("recast", "numbers"), [(96.8 + 5 / 3.6, ("1.4", "98.2 %", "96.8 %")), (96.0, ("0.8", "−0.8")), (96.8, ("96.8 %",))]
 )
-def test_better_or_not(make_run: MakeRun, recast: float, expected: tuple[str, ...]) -> None:
+def test_better_or_not(make_run: MakeRun, recast: float, numbers: tuple[str, ...]) -> None:
     text = sentences(make_run(top1={"parent": 95.6, "finetuned": 96.8, "recast": recast}))
-    assert all(part in text for part in (*expected, "one seed"))
-
-
-def test_an_interval_that_holds_0_shows_nothing(make_run: MakeRun) -> None:
-    path = make_run()
-    assert "58.0 % fell to 32.0 %" in headline_of(path)
-    assert "−36.0 to −12.0" in sentences(path)
-    set_values(path, "clean", "top1", {"parent": 58.0, "finetuned": 56.0, "recast": 57.0}, half=2)
-    assert "not shown to differ" in headline_of(path)
-    assert "−0.2 to 2.2" in sentences(path)
+    assert all(number in text for number in numbers)
 
 
 @pytest.mark.parametrize(
-    ("top1", "headline", "is_worse"),
+    ("top1", "numbers", "is_worse"),
     [
-        ((92.0, 85.7, 86.2), "92.0 % fell to 86.2 %", True),
-        ((92.0, 85.7, 91.8), "6.1 points above", False),
-        ((92.0, 91.5, 91.6), "not shown to differ", False),
-        ((92.0, 92.5, 86.0), "92.0 % fell to 86.0 %", True),
+        ((58.0, 56.0, 57.0), ("−0.2 to 2.2",), False),
+        ((92.0, 85.7, 86.2), ("92.0 % fell to 86.2 %", "--lr (here 0.001)"), True),
+        ((92.0, 85.7, 91.8), ("6.1 points above",), False),
+        ((92.0, 92.5, 86.0), ("92.0 % fell to 86.0 %",), True),
     ],
 )
-def test_harm_is_the_headline(make_run: MakeRun, top1: tuple[float, ...], headline: str, is_worse: bool) -> None:
+def test_harm_is_the_headline(
+    make_run: MakeRun, top1: tuple[float, ...], numbers: tuple[str, ...], is_worse: bool
+) -> None:
     path = make_run(top1=dict.fromkeys(ARMS, 0.0))
     set_values(path, "clean", "top1", dict(zip(ARMS, top1, strict=True)), half=2)
-    assert headline in headline_of(path)
-    assert ("--lr (here 0.001)" in sentences(path)) == is_worse
-    assert ("In 2 of 2 runs" in headline_of(path, path)) == is_worse
+    assert all(number in sentences(path) for number in numbers)
+    assert harmed(read_run(path)) == is_worse
+    assert headline_of(path, path).startswith("In 2 of 2 runs") == is_worse
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("changes", "exact", "same"),
     [
-        ({"max_relative_error": 3.2e-7}, "starts exactly as its parent: 50 of 50 predictions agree (max relative e"),
-        ({"max_relative_error": 2e-3}, "not start exactly as its parent: 50 of 50 predictions agree (max relative e"),
-        ({"max_relative_error": float("nan")}, "not finite"),
-        ({"argmax_agreement": 0.98}, "49 of 50"),
+        ({"max_relative_error": 3.2e-7}, True, 50),
+        ({"max_relative_error": 2e-3}, False, 50),
+        ({"max_relative_error": float("nan")}, False, 50),
+        ({"argmax_agreement": 0.98}, False, 49),
     ],
 )
-def test_how_it_starts(make_run: MakeRun, changes: dict[str, Any], expected: str) -> None:
+def test_how_it_starts(make_run: MakeRun, changes: dict[str, Any], exact: bool, same: int) -> None:
     path = make_run()
     rewrite(path / "verify.json", bitwise=False, **changes)
-    assert expected in sentences(path)
-
-
-def test_without_control(make_run: MakeRun) -> None:
-    path = make_run(without=("finetuned", "differences.csv", "rows.csv"))
-    (path / "rows.csv").write_text(HEADER + "r,recast,clean,d,top1,90,50,,\n", encoding="utf-8")
-    assert "Nothing to compare with" in headline_of(path)
+    run = read_run(path)
+    assert (is_exact(run), kept_predictions(run)) == (exact, (same, 50))
+    assert f"{same} of 50" in sentences(path)
 
 
 @pytest.mark.parametrize(("low", "compared"), [(9.0, False), (11.0, True)], ids=["a guess", "better"])
@@ -125,35 +109,37 @@ def test_a_parent_with_a_new_classifier_is_not_compared_with(make_run: MakeRun) 
     assert "− parent" not in evaluate.arms_table(run.rows, run.differences, ("finetuned",))
 
 
-def test_an_untrained_and_an_unfinished_run(make_run: MakeRun) -> None:
+def test_runs_that_lack_something(make_run: MakeRun, make_plain: MakeRun) -> None:
     untrained = sentences(make_run("a", epochs=0, without=("rows.csv", "verify.json")))
-    assert all(part in untrained for part in ("not been trained", "58.0 %", "verify.json"))
+    assert all(part in untrained for part in ("58.0 %", "verify.json"))
     assert "2 of 3 epochs" in sentences(make_run("b", epochs=2, without=("rows.csv",)))
+    alone = make_run("c", without=("finetuned", "differences.csv", "rows.csv"))
+    (alone / "rows.csv").write_text(HEADER + "r,recast,clean,d,top1,90,50,,\n", encoding="utf-8")
+    assert PARENT.control in headline_of(alone)
+    assert PARENT.control in headline_of(alone, alone)
+    assert "schedule.json" in sentences(make_run("lost", "during", without=("schedule.json",)))
+    before, during, plain = make_run("d"), make_run("e", "during"), make_plain()
+    assert "58.0 %" in sentences(plain)
+    assert headline_of(plain, before) == headline_of(before)
+    assert headline_of(plain, plain) == headline_of(plain)
+    assert "1 of 1" in sentences(before, during)
 
 
 def test_seeds_give_a_mean_and_other_recipes_none(make_run: MakeRun) -> None:
     tops = [{"parent": 95.6, "finetuned": 96.8, "recast": 96.8 + gain} for gain in (0.4, 0.8, -0.3)]
     paths = [make_run(f"s{seed}", top1=top1, recipe={"seed": seed}) for seed, top1 in enumerate(tops)]
-    assert all(part in headline_of(*paths) for part in ("Over 3 seeds", "not shown to differ"))
-    assert all(part in sentences(*paths) for part in ("+0.3 points", "−1.1 to 1.7", "3 of 3 recast models start"))
+    assert all(part in sentences(*paths) for part in ("3 seeds", "+0.3 points", "−1.1 to 1.7", "3 of 3"))
     other = make_run("other", top1=tops[2], recipe={"seed": 9, "optim.lr": 0.5})
     rewrite(other / "verify.json", argmax_agreement=0.5)
-    assert "in 0 of 2 runs" in headline_of(paths[0], other)
-    assert all(part in sentences(paths[0], other) for part in ("below in 0", "1 of 2 recast"))
+    assert all(part in sentences(paths[0], other) for part in ("0 of 2", "1 of 2"))
 
 
-@pytest.mark.parametrize(
-    ("switches", "expected"),
-    [
-        ([0, 1, 2], "4 of 4 layers became attention, the first at epoch 1, the last at epoch 3"),
-        ([], "0 of 4 layers became attention"),
-    ],
-)
-def test_when_layers_became_attention(make_run: MakeRun, switches: list[int], expected: str) -> None:
+@pytest.mark.parametrize(("switches", "numbers"), [([0, 1, 2], ("4 of 4", "epoch 1", "epoch 3")), ([], ("0 of 4",))])
+def test_when_layers_became_attention(make_run: MakeRun, switches: list[int], numbers: tuple[str, ...]) -> None:
     path = make_run(source="during", recipe=OWN)
     every = json.loads((path / "schedule.json").read_text(encoding="utf-8"))["switches"]
     rewrite(path / "schedule.json", switches=[every[place] for place in switches])
-    assert f"{expected}." in sentences(path)
+    assert all(number in sentences(path) for number in numbers)
 
 
 def test_a_network_that_learns_from_the_start_has_other_words(make_run: MakeRun) -> None:
@@ -164,12 +150,3 @@ def test_a_network_that_learns_from_the_start_has_other_words(make_run: MakeRun)
         assert words(read_run(make_run(name, "during", recipe=changes))) is PARENT
     lonely = make_run("lonely", "during", recipe=OWN, without=("finetuned", "rows.csv"))
     assert FROM_START.control in headline_of(lonely)
-    assert "schedule.json" in sentences(make_run("lost", "during", without=("schedule.json",)))
-
-
-def test_several_runs_of_several_kinds(make_run: MakeRun, make_plain: MakeRun) -> None:
-    before, during, plain = make_run("a"), make_run("b", "during"), make_plain()
-    assert "58.0 %" in sentences(plain)
-    assert headline_of(plain, before) == headline_of(before)
-    assert "Nothing was recast" in headline_of(plain, plain)
-    assert "1 of 1 recast models start exactly" in sentences(before, during)

@@ -14,7 +14,7 @@ from torch import nn
 from recast.errors import RecastError
 from recast.lab.networks import CifarResNet
 from recast.layers.attention_pool import attention_pools
-from recast.layers.config import PoolConfig, RecastConfig
+from recast.layers.config import PAPERS_LAYER, PoolConfig, RecastConfig
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.surgery.apply import recast_, refresh_gates_
@@ -26,8 +26,6 @@ from recast.surgery.planning import plan
 from recast.surgery.pooling.swap import attention_pool_
 from recast.surgery.verify import verify
 from recast.surgery.wake import wake_
-
-pytestmark = pytest.mark.usefixtures("papers_layer")
 
 X = torch.zeros(2, 3, 16, 16)
 
@@ -119,7 +117,7 @@ SPOILS: dict[str, Callable[[Any], Any]] = {
 def test_an_error_leaves_nothing_half_done(message: str, stride: Any) -> None:
     """The second of two layers does not fit: the first is not swapped, no shortcut is edited."""
     model = small()
-    p = plan(model, X, RecastConfig(stride=stride))
+    p = plan(model, X, RecastConfig(stride=stride, **PAPERS_LAYER))
     SPOILS[message](model.layer3[0])
     before = Snapshot(model)
     with pytest.raises(RecastError, match=message):
@@ -129,7 +127,7 @@ def test_an_error_leaves_nothing_half_done(message: str, stride: Any) -> None:
 
 def opened() -> nn.Module:
     """A recast network, the first layer's heads closed, the second's open."""
-    model = recast_(small(), plan(small(), X))
+    model = recast_(small(), plan(small(), X, RecastConfig(**PAPERS_LAYER)))
     nn.init.constant_(list(gpsa_layers(model).values())[1].gamma, 0.5)
     return model
 
@@ -149,7 +147,7 @@ def without(name: str) -> nn.Module:
 
 
 def never_closing() -> nn.Module:
-    config = RecastConfig(gamma_init=0.5, s_init=0.5, gate_range=(0.1, 1))
+    config = RecastConfig(gamma_init=0.5, s_init=0.5, gate_range=(0.1, 1), **PAPERS_LAYER)
     model = small()
     recast_(model, plan(model, X, where=["layer2.0.conv1"]))
     layer = GPSA(16, 16, Geometry((3, 3), padding=(1, 1, 1, 1)), bias=False, config=config)
@@ -178,7 +176,7 @@ POOLS = [PoolConfig("single"), PoolConfig("per_class", num_heads=2)]
 BATCH = (torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 3]))
 REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = {
     "an edit": ("another model: it changes 'layer3.0.downsample", lambda: without("downsample"), lambda m: recast_(
-        m, plan(small(), X, RecastConfig(stride="remove")))),
+        m, plan(small(), X, RecastConfig(stride="remove", **PAPERS_LAYER)))),
     "a place": ("without a place", small, lambda m: recast_(m, replace(plan(m, X), pool=POOLS[0]))),
     "a pool twice": ("already", lambda: attention_pool_(sized(), config=POOLS[1]), lambda m: recast_(
         m, plan(sized(), X.double(), pool=POOLS[0]))),
@@ -256,7 +254,7 @@ def pooled_pair(pool: PoolConfig, where: str, **config: Any) -> tuple[nn.Module,
     """A parent in double precision, and what a plan with `pool` makes of it."""
     parent = sized()
     return parent, recast_(
-        copy.deepcopy(parent), plan(parent, X.double(), RecastConfig(**config), where=where, pool=pool)
+        copy.deepcopy(parent), plan(parent, X.double(), RecastConfig(**PAPERS_LAYER | config), where=where, pool=pool)
     )
 
 

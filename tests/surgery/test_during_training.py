@@ -30,11 +30,11 @@ from recast import (
     recast_,
     recast_during_training_,
 )  # fmt: skip
+from recast.layers.config import PAPERS_LAYER
 from recast.papers.prs.pixel_conv import PixelConv2d
 from recast.surgery.optimizer_state import carried_parameters
 
-pytestmark = pytest.mark.usefixtures("papers_layer")
-
+PAPERS = RecastConfig(**PAPERS_LAYER)
 OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "sgd": lambda m: torch.optim.SGD(param_groups(m, 0.05), momentum=0.9, nesterov=True),
     "adamw": lambda m: torch.optim.AdamW(param_groups(m, 1e-2)),
@@ -109,7 +109,7 @@ def relative(a: Tensor, b: Tensor) -> float:
 
 
 def every(model: nn.Module) -> Plan:
-    return plan(model, batch(0, next(model.parameters()).dtype)[0], where=["stem", "strided", "up"])
+    return plan(model, batch(0, next(model.parameters()).dtype)[0], PAPERS, where=["stem", "strided", "up"])
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -240,7 +240,7 @@ def test_a_kernel_that_is_computed_starts_anew_with_a_warning_or_moves_whole() -
         model = nn.Sequential(StdConv2d(3, 4, 3, padding=1), nn.Flatten(), nn.Linear(256, 4)).double()
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
         train(model, optimizer, range(2))
-        planned = plan(model, batch(0)[0], RecastConfig(keep_parametrization=keep), where=["0"])
+        planned = plan(model, batch(0)[0], RecastConfig(keep_parametrization=keep, **PAPERS_LAYER), where=["0"])
         with nullcontext() if keep else pytest.warns(UserWarning, match="keep_parametrization keeps them"):
             recast_during_training_(model, optimizer, planned)
         layer = model[0]
@@ -252,7 +252,7 @@ def test_a_kernel_that_is_computed_starts_anew_with_a_warning_or_moves_whole() -
 def test_a_kernel_of_another_layout_moves_with_its_permutation() -> None:
     conv = nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2)
     model = nn.Sequential(conv)
-    planned = plan(model, torch.zeros(1, 4, 5, 5), where=["0"])
+    planned = plan(model, torch.zeros(1, 4, 5, 5), PAPERS, where=["0"])
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     model(torch.randn(1, 4, 5, 5)).square().sum().backward()
     optimizer.step()
@@ -348,7 +348,7 @@ def test_factored_moments_of_another_layout_start_anew() -> None:
     optimizer = timm.optim.create_optimizer_v2(model.parameters(), "adafactor", lr=1e-2)
     model(torch.randn(2, 32, 4, 4)).square().mean().backward()
     optimizer.step()
-    recast_during_training_(model, optimizer, plan(model, torch.zeros(1, 32, 4, 4), where=["0"]))
+    recast_during_training_(model, optimizer, plan(model, torch.zeros(1, 32, 4, 4), PAPERS, where=["0"]))
     assert model[0].weight not in optimizer.state
     assert model[0].bias in optimizer.state
 
@@ -357,7 +357,7 @@ def test_factored_moments_of_another_layout_start_anew() -> None:
 @pytest.mark.filterwarnings("ignore:every recast layer is frozen")
 def test_gates_of_a_layer_decay_with_it(frozen: bool) -> None:
     model = timm.create_model("test_resnet")
-    todo = plan(model, torch.zeros(1, 3, 64, 64))
+    todo = plan(model, torch.zeros(1, 3, 64, 64), PAPERS)
     for step in todo.steps:
         model.get_submodule(step.name).requires_grad_(not frozen)
     optimizer = torch.optim.AdamW(param_groups(model, 1e-2, gate_lr=0.1, layer_decay=0.5))
@@ -383,7 +383,7 @@ def test_groups_that_know_names_learn_the_new_ones() -> None:
 
 def test_nothing_due_changes_nothing() -> None:
     model = timm.create_model("test_resnet")
-    todo = plan(model, torch.zeros(1, 3, 64, 64), RecastConfig(stride="remove"))
+    todo = plan(model, torch.zeros(1, 3, 64, 64), RecastConfig(stride="remove", **PAPERS_LAYER))
     optimizer, images = torch.optim.SGD(model.parameters(), 0.1), torch.randn(1, 3, 64, 64)
     shape = model.forward_features(images).shape
     assert recast_during_training_(model, optimizer, todo, ()) is model
@@ -394,7 +394,7 @@ def test_nothing_due_changes_nothing() -> None:
 
 def test_a_pool_goes_in_before_the_optimiser_is_made() -> None:
     model = timm.create_model("digits_resnet")
-    planned = plan(model, torch.randn(1, 3, 32, 32), where="layer3.1.conv2", pool=PoolConfig("single"))
+    planned = plan(model, torch.randn(1, 3, 32, 32), PAPERS, where="layer3.1.conv2", pool=PoolConfig("single"))
     with pytest.raises(RecastError, match="before the optimiser is made"):
         recast_during_training_(model, sgd(model), planned)
     assert not any(isinstance(module, GPSA) for module in model.modules())

@@ -9,16 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recast.layers.config import RecastConfig
+from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
 from recast.surgery.rules import convert
 
+PAPERS = RecastConfig(**PAPERS_LAYER)
+
 # torch says this about its own 'same' padding of even kernels
-pytestmark = [
-    pytest.mark.usefixtures("papers_layer"),
-    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 
 PAD_1 = Geometry((3, 3), padding=(1, 1, 1, 1))
 
@@ -50,7 +49,7 @@ def test_what_is_closed_goes_and_the_function_stays(
     """Random geometries, all four forms, outputs and the gradients of what is left."""
     for seed in range(start, start + 20):
         conv, x, text = random_case(seed)
-        layer = partly_closed(open_gates(convert(conv, RecastConfig(gate=gate)), seed), seed)
+        layer = partly_closed(open_gates(convert(conv, RecastConfig(gate=gate, **PAPERS_LAYER)), seed), seed)
         expected = layer(x).detach()
         whole = gradients(copy.deepcopy(layer), x)
         folded = copy.deepcopy(layer).fold()
@@ -78,7 +77,7 @@ def test_what_is_closed_goes_and_the_function_stays(
 
 
 def test_pruned_maps_keep_their_heads_and_stay_closed_in_training(open_gates: Any) -> None:
-    layer = open_gates(GPSA(4, 4, PAD_1))
+    layer = open_gates(GPSA(4, 4, PAD_1, config=PAPERS))
     with torch.no_grad():
         layer.gamma[[0, 8]], layer.spread[4] = 0, 0
     before, x = {name: value.detach().clone() for name, value in layer.gates().items()}, torch.randn(2, 4, 6, 6)

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import recast
+from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.gpsa import gpsa_layers
 
-pytestmark = pytest.mark.usefixtures("papers_layer")
+PAPERS = RecastConfig(**PAPERS_LAYER)
+
 
 X = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 
@@ -36,7 +38,7 @@ def parent() -> nn.Module:
 @pytest.fixture
 def child(parent: nn.Module) -> nn.Module:
     """All four stages recast; the last stage's two layers half open."""
-    model = recast.recast_(copy.deepcopy(parent), recast.plan(parent, X, where=["stage:2", "stage:3"])).eval()
+    model = recast.recast_(copy.deepcopy(parent), recast.plan(parent, X, PAPERS, where=["stage:2", "stage:3"])).eval()
     *_, first, second = gpsa_layers(model).values()
     with torch.no_grad():
         first.spread[2:5], first.gamma[1] = 0.4, 0.01
@@ -125,7 +127,7 @@ def test_a_network_with_autocast_in_its_code_is_woken_and_folded() -> None:
                 return self.net(x).float().mean((2, 3))
 
     model, x = Half().eval(), torch.randn(64, 3, 8, 8)
-    planned = recast.plan(model, x, where=["net.2"])
+    planned = recast.plan(model, x, PAPERS, where=["net.2"])
     recast.recast_(model, planned)
     assert len(recast.wake_(model, x)) == 1
     (folded,) = recast.fold_(model, data=x)
@@ -138,7 +140,7 @@ def test_blocks_that_merge_their_branches_keep_attention(name: str, error_of: An
     """timm's blocks read a convolution's kernel where W_out is: they wait until their layers are convolutions again."""
     torch.manual_seed(0)
     parent, x = timm.create_model(name, num_classes=5).eval(), X[:2, :, :32, :32]
-    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, x)).eval()
+    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, x, PAPERS)).eval()
     recast.wake_(child, x)
     for layer in gpsa_layers(child).values():
         nn.init.constant_(layer.gamma, 0.5)

@@ -8,12 +8,12 @@ from torch import nn
 
 import recast
 from recast.errors import RecastError
-from recast.layers.config import RecastConfig
+from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.surgery.apply import recast_
 from recast.surgery.parameters import layer_numbers, param_groups
 from recast.surgery.planning import plan
 
-pytestmark = pytest.mark.usefixtures("papers_layer")
+PAPERS = RecastConfig(**PAPERS_LAYER)
 
 
 def meta(name: str) -> nn.Module:
@@ -58,7 +58,7 @@ def decaying(model: nn.Module) -> set[str]:
 def test_what_a_convolution_became_learns_at_the_rate_of_its_layer() -> None:
     model = timm.create_model("test_resnet", num_classes=3)
     before = layer_numbers(model)
-    recast_(model, plan(model, torch.zeros(1, 3, 64, 64), RecastConfig(), where=["layer2.0.conv2", "layer4.0.conv2"]))
+    recast_(model, plan(model, torch.zeros(1, 3, 64, 64), PAPERS, where=["layer2.0.conv2", "layer4.0.conv2"]))
     groups = param_groups(model, lr=1.0, layer_decay=0.5)
     own = {id(p): group for group in groups for p in group["params"]}
     last = max(before.values())
@@ -75,7 +75,7 @@ def test_what_a_convolution_became_learns_at_the_rate_of_its_layer() -> None:
 
 def test_queries_and_keys_have_a_rate_of_their_own_and_decay() -> None:
     model = timm.create_model("test_resnet", num_classes=3)
-    recast_(model, plan(model, torch.zeros(1, 3, 64, 64), RecastConfig(), where=["layer4.0.conv2"]))
+    recast_(model, plan(model, torch.zeros(1, 3, 64, 64), PAPERS, where=["layer4.0.conv2"]))
     layer = model.get_submodule("layer4.0.conv2")
     (own,) = (group for group in param_groups(model, qk_lr=0.5, weight_decay=0.1) if group["name"] == "queries_keys")
     assert {id(p) for p in own["params"]} == {id(layer.query), id(layer.key)}

@@ -24,8 +24,6 @@ from recast.surgery.planning import plan
 from recast.surgery.pooling.swap import attention_pool_
 from recast.surgery.table import quantity
 
-pytestmark = pytest.mark.usefixtures("papers_layer")
-
 X = torch.zeros(2, 3, 16, 16)
 
 
@@ -52,7 +50,7 @@ def test_plan_reads_only(parametrised: str | None, stride: Any) -> None:
     flags = [(module, module.training) for module in model.modules()]
     trained = [p.requires_grad for p in model.parameters()]
     text, rng = repr(model), torch.random.get_rng_state()
-    plan(model, X, RecastConfig(stride=stride))
+    plan(model, X, RecastConfig(stride=stride, **PAPERS_LAYER))
     assert repr(model) == text
     assert all(module.training == training for module, training in flags)
     assert [p.requires_grad for p in model.parameters()] == trained
@@ -70,7 +68,7 @@ def test_totals_are_those_of_the_real_models(gate: Any, stride: Any, parametrise
     parent = small()
     if parametrised:
         parametrizations.weight_norm(parent.layer3[0].conv1)
-    p = plan(parent, X, RecastConfig(gate=gate, stride=stride))
+    p = plan(parent, X, RecastConfig(gate=gate, stride=stride, **PAPERS_LAYER))
     child = recast_(copy.deepcopy(parent), p)
     assert p.before.parameters == sum(q.numel() for q in parent.parameters())
     assert p.after.parameters == sum(q.numel() for q in child.parameters())
@@ -211,7 +209,7 @@ def test_an_edited_plan_is_worked_out_again() -> None:
     found = replan(small(), X, wanted)
     names = [step.name for step in found.steps]
     assert sorted(names) == sorted(wanted.steps)
-    config = RecastConfig(head_dim=3, gate_range=(0, 1))
+    config = RecastConfig(head_dim=3, gate_range=(0, 1), **PAPERS_LAYER)
     assert found == plan(small(), X, config, where=list(wanted.steps), budget="tokens=none")
 
 

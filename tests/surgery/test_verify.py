@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.lab.networks import CifarResNet
-from recast.layers.config import PoolConfig, RecastConfig
+from recast.layers.config import PAPERS_LAYER, PoolConfig, RecastConfig
 from recast.layers.gpsa import gpsa_layers
 from recast.surgery.apply import recast_
 from recast.surgery.exactness import TOLERANCE, Exactness, relative_error
 from recast.surgery.planning import plan
 from recast.surgery.verify import trace, verify
 
-pytestmark = pytest.mark.usefixtures("papers_layer")
+PAPERS = RecastConfig(**PAPERS_LAYER)
 
 X = torch.zeros(2, 3, 16, 16)
 
@@ -34,7 +34,11 @@ def small() -> CifarResNet:
 @pytest.mark.parametrize("gate", ["linear", "sigmoid"])
 def test_every_backend_can_be_verified_and_is_given_back(backend: Any, gate: Any) -> None:
     parent = small()
-    config = RecastConfig(gate=gate) if gate == "linear" else RecastConfig(gate=gate, alpha=20.0, lambda_init=14.0)
+    config = (
+        RecastConfig(gate=gate, **PAPERS_LAYER)
+        if gate == "linear"
+        else RecastConfig(gate=gate, alpha=20.0, lambda_init=14.0)
+    )
     child = recast_(copy.deepcopy(parent), plan(parent, X, config))
     child.layer3[0].conv1.backend = "reference"
     x = torch.randn(4, 3, 16, 16)
@@ -48,7 +52,7 @@ def test_inplace_activations_do_not_hide_a_difference() -> None:
     """The trace keeps copies: an in-place ReLU after the layer must not change what was kept."""
     parent = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.LazyLinear(3))
     parent(X)
-    p = plan(parent, X)
+    p = plan(parent, X, PAPERS)
     kept = trace(parent, p, torch.randn(X.shape)).layers["0"][0]
     assert bool((kept < 0).any())
 
@@ -57,7 +61,7 @@ def test_inplace_activations_do_not_hide_a_difference() -> None:
 def test_modes_backends_and_tf32_are_given_back(fail: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     parent = small().train()
     parent.layer2.eval()
-    child = recast_(copy.deepcopy(parent), plan(parent, X))
+    child = recast_(copy.deepcopy(parent), plan(parent, X, PAPERS))
     child.layer1.eval()
     flags = [module.training for model in (parent, child) for module in model.modules()]
     state = copy.deepcopy((parent.state_dict(), child.state_dict()))
@@ -120,7 +124,7 @@ ANSWERS: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_any_nest_of_tensors(answer: str) -> None:
     parent = Outputs(ANSWERS[answer]).eval()
-    child = recast_(copy.deepcopy(parent), plan(parent, X))
+    child = recast_(copy.deepcopy(parent), plan(parent, X, PAPERS))
     x = torch.randn(X.shape)
     exactness = verify(parent, child, x)
     assert exactness.bitwise
@@ -150,7 +154,7 @@ OTHER_OUTPUTS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Tensor], Any]]
 @pytest.mark.parametrize("case", OTHER_OUTPUTS)
 def test_outputs_of_another_kind_are_refused(case: str) -> None:
     parent = Outputs(lambda y: y)
-    child = recast_(copy.deepcopy(parent), plan(parent, X))
+    child = recast_(copy.deepcopy(parent), plan(parent, X, PAPERS))
     parent.answer, child.answer = OTHER_OUTPUTS[case]
     with pytest.raises(RecastError, match="different kinds of output"):
         verify(parent, child, torch.randn(X.shape))
@@ -158,7 +162,7 @@ def test_outputs_of_another_kind_are_refused(case: str) -> None:
 
 def pair() -> tuple[CifarResNet, CifarResNet]:
     parent = small()
-    return parent, recast_(copy.deepcopy(parent), plan(parent, X))
+    return parent, recast_(copy.deepcopy(parent), plan(parent, X, PAPERS))
 
 
 def open_and_triple_(child: nn.Module) -> None:
@@ -206,7 +210,7 @@ def test_a_layer_cannot_hide_behind_what_follows(hides: str) -> None:
         elif hides == "of the layer":
             parent.layer3[0].conv2.bias = nn.Parameter(torch.full((16,), 1e4))
         parent.fc.bias.fill_(1e12)
-    child = recast_(copy.deepcopy(parent), plan(parent, X))
+    child = recast_(copy.deepcopy(parent), plan(parent, X, PAPERS))
     x = torch.randn(X.shape)
     assert verify(parent, child, x).ok()
     open_and_triple_(child)
@@ -221,7 +225,7 @@ def test_a_layer_cannot_hide_behind_what_follows(hides: str) -> None:
 def test_all_of_it_in_inference_mode() -> None:
     with torch.inference_mode():
         parent, x = CifarResNet((1, 1, 1), (8, 8, 16), shortcut="conv").eval(), torch.randn(X.shape)
-        child = recast_(copy.deepcopy(parent), plan(parent, x))
+        child = recast_(copy.deepcopy(parent), plan(parent, x, PAPERS))
         assert verify(parent, child, x).bitwise
 
 
@@ -238,7 +242,7 @@ def test_a_layer_that_runs_less_often_is_another_function() -> None:
             return y + 0 * self.conv(x) if self.again else y
 
     parent = Twice().eval()
-    child = recast_(copy.deepcopy(parent), plan(parent, X))
+    child = recast_(copy.deepcopy(parent), plan(parent, X, PAPERS))
     child.again = False
     exactness = verify(parent, child, torch.randn(X.shape))
     assert exactness.max_relative_error == 0
@@ -283,9 +287,9 @@ def test_neither_random_state_nor_buffers_nor_backends_move() -> None:
 
     parent, pooled = Restless().eval(), small()
     state = torch.get_rng_state()
-    planned = plan(parent, X)
+    planned = plan(parent, X, PAPERS)
     assert planned.note.startswith("planned from one real pass")
-    plan(pooled, X, pool=PoolConfig("single"))
+    plan(pooled, X, PAPERS, pool=PoolConfig("single"))
     assert torch.equal(torch.get_rng_state(), state)
     child = recast_(copy.deepcopy(parent), planned)
     state, x = torch.get_rng_state(), torch.randn(16, *X.shape[1:])
@@ -302,7 +306,7 @@ def test_neither_random_state_nor_buffers_nor_backends_move() -> None:
 def test_what_cannot_be_compared_is_refused() -> None:
     parent = Outputs(lambda y: [y, iter(y)]).eval()
     with pytest.raises(RecastError, match="iterator"):
-        verify(parent, recast_(copy.deepcopy(parent), plan(parent, X)), torch.randn(X.shape))
+        verify(parent, recast_(copy.deepcopy(parent), plan(parent, X, PAPERS)), torch.randn(X.shape))
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
@@ -311,7 +315,7 @@ def test_a_large_class_hides_no_other(classes: int, large: str) -> None:
     parent = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes)).eval()
     with torch.no_grad():
         getattr(parent[3], large)[0] = 1e8
-    child, x = recast_(copy.deepcopy(parent), plan(parent, X)), torch.randn(X.shape)
+    child, x = recast_(copy.deepcopy(parent), plan(parent, X, PAPERS)), torch.randn(X.shape)
     assert verify(parent, child, x, backend="dense").ok()
     with torch.no_grad():
         child[3].weight[classes - 1] += 1
@@ -329,8 +333,8 @@ def test_a_recast_parent_is_refused() -> None:
         with pytest.raises(RecastError, match=r"recast itself, .*layer3\.0\.conv1"):
             verify(model, child, x)
         with pytest.raises(RecastError, match="recast itself"):
-            trace(model, plan(parent, X), x)
-    pooled = recast_(copy.deepcopy(parent), plan(parent, X, where="none", pool=PoolConfig("single")))
+            trace(model, plan(parent, X, PAPERS), x)
+    pooled = recast_(copy.deepcopy(parent), plan(parent, X, PAPERS, where="none", pool=PoolConfig("single")))
     with pytest.raises(RecastError, match="recast itself"):
         verify(copy.deepcopy(pooled), pooled, x)
 

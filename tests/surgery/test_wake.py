@@ -13,10 +13,8 @@ import recast
 from recast.errors import RecastError
 from recast.lab.analysis.wakefulness import wakefulness
 from recast.layers.cmhsa import recast_layers
-from recast.layers.config import RecastConfig
+from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.surgery.wake import _logits, wake_
-
-pytestmark = pytest.mark.usefixtures("papers_layer")
 
 CONVOLUTIONS: dict[str, dict[str, Any]] = {
     "plain": {"padding": 1},
@@ -44,7 +42,9 @@ def network(transposed: bool = False, **options: Any) -> nn.Module:
 
 def recast_network(parent: nn.Module, **config: Any) -> nn.Module:
     child = copy.deepcopy(parent)
-    return recast.recast_(child, recast.plan(child, images()[:1], RecastConfig(**config), where="all", budget=2000))
+    return recast.recast_(
+        child, recast.plan(child, images()[:1], RecastConfig(**PAPERS_LAYER | config), where="all", budget=2000)
+    )
 
 
 @pytest.mark.parametrize("content", ["softmax", "linear"])
@@ -116,7 +116,7 @@ def test_a_layer_that_sees_several_sizes_is_woken(content: str) -> None:
             return self.head(x).mean() + self.head(x[..., ::2, ::2]).mean()
 
     model = Pyramid().eval()
-    recast.recast_(model, recast.plan(model, images(), RecastConfig(content=content), where="head"))
+    recast.recast_(model, recast.plan(model, images(), RecastConfig(content=content, **PAPERS_LAYER), where="head"))
     (woken,) = wake_(model, [images()[:3], images(1)[:2, :, :9], images(2)])
     assert 0.3 < woken.entropy_after < 0.99 < woken.entropy_before
     with pytest.raises(RecastError, match="no layer 'hed' of Pyramid was recast"):

@@ -17,9 +17,10 @@ from torch.optim.swa_utils import AveragedModel
 
 import recast
 from recast import RecastError
+from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.gpsa import gpsa_layers
 
-pytestmark = pytest.mark.usefixtures("papers_layer")
+PAPERS = RecastConfig(**PAPERS_LAYER)
 
 WRAPPERS: dict[str, Callable[[nn.Module], Any]] = {
     "torch.compile": lambda model: torch.compile(model, backend="eager"),
@@ -55,9 +56,9 @@ def test_a_wrapped_network_is_recast_folded_and_saved(wrap: Any, wrapped_first: 
     parent, x = Net().eval(), torch.randn(2, 3, 8, 8)
     if wrapped_first:
         model = wrap(copy.deepcopy(parent))
-        assert recast.recast_(model, recast.plan(model, x)) is model
+        assert recast.recast_(model, recast.plan(model, x, PAPERS)) is model
     else:
-        model = wrap(recast.recast_(copy.deepcopy(parent), recast.plan(parent, x)))
+        model = wrap(recast.recast_(copy.deepcopy(parent), recast.plan(parent, x, PAPERS)))
     recast.wake_(model, x)
     opened(model).eval()
     report = recast.fold_(model, tol=0.1)
@@ -80,7 +81,7 @@ def test_the_pooling_of_a_wrapped_network_is_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize("verb", ["recast_", "fold_", "attention_pool_"])
 def test_what_is_bound_to_its_parameters_is_refused(verb: str) -> None:
     parent, x = Net(), torch.randn(2, 3, 8, 8)
-    planned = recast.plan(parent, x)
+    planned = recast.plan(parent, x, PAPERS)
     bound = DistributedDataParallel.__new__(DistributedDataParallel)
     nn.Module.__init__(bound)
     bound.module = parent
@@ -97,7 +98,7 @@ class Around(nn.Module):
 
 def test_a_file_that_nothing_could_load_is_not_written(tmp_path: Path) -> None:
     parent, x = Net().eval(), torch.randn(2, 3, 8, 8)
-    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, x))
+    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, x, PAPERS))
     with pytest.raises(RecastError, match="builds another network than this Around"):
         recast.save(Around(child), tmp_path / "around.safetensors", "resnet18")
     kept = copy.deepcopy(child)
@@ -112,7 +113,7 @@ def test_a_file_that_nothing_could_load_is_not_written(tmp_path: Path) -> None:
 
 def test_checkpointed_layers_have_the_names_of_their_weights(tmp_path: Path) -> None:
     parent, x = Net().eval(), torch.randn(2, 3, 8, 8)
-    child = opened(recast.recast_(copy.deepcopy(parent), recast.plan(parent, x))).eval()
+    child = opened(recast.recast_(copy.deepcopy(parent), recast.plan(parent, x, PAPERS))).eval()
     apply_activation_checkpointing(child, check_fn=lambda layer: isinstance(layer, recast.GPSA))
     for path in (tmp_path / "open.safetensors", tmp_path / "folded.safetensors"):
         with torch.no_grad():
@@ -122,7 +123,7 @@ def test_checkpointed_layers_have_the_names_of_their_weights(tmp_path: Path) -> 
 
 def test_a_report_of_fold_that_no_longer_holds_is_not_saved(tmp_path: Path) -> None:
     parent, x = Net().eval(), torch.randn(2, 3, 8, 8)
-    child = opened(recast.recast_(copy.deepcopy(parent), recast.plan(parent, x))).eval()
+    child = opened(recast.recast_(copy.deepcopy(parent), recast.plan(parent, x, PAPERS))).eval()
     recast.fold_(child)
     child.conv.prune_([], [5, 6])
     assert recast.check(recast.save(child, tmp_path / "net.safetensors"), parent=parent).ok
@@ -136,7 +137,7 @@ def test_layers_that_were_changed_by_hand_are_saved_as_they_are(tmp_path: Path) 
         ("linear", lambda layer: layer.fold()),
         ("bias", lambda layer: layer.set_size_(12, 10)),
     ):
-        planned = recast.plan(parent, x, recast.RecastConfig(gate=gate))
+        planned = recast.plan(parent, x, recast.RecastConfig(gate=gate, **PAPERS_LAYER))
         child = opened(recast.recast_(copy.deepcopy(parent), planned)).eval()
         change(child.conv)
         loaded = recast.load(recast.save(child, tmp_path / "net.safetensors"), parent=parent)

@@ -22,9 +22,8 @@ from recast.lab.training.checkpoint import states
 from recast.lab.training.distributed import Interrupted
 from recast.lab.training.loop import fit
 from recast.lab.training.metrics import validate
+from recast.layers.config import PAPERS_LAYER
 from recast.layers.gpsa import gpsa_layers
-
-pytestmark = pytest.mark.usefixtures("papers_layer")
 
 CPU = torch.device("cpu")
 AVERAGED = RegularizationConfig(ema_decay=0.5)
@@ -35,7 +34,7 @@ def measured(model: nn.Module) -> tuple[float, float]:
 
 
 def test_a_recast_arm_has_every_row_and_every_file(tmp_path: Path) -> None:
-    before, child = measured(small_parent()), small_child()
+    before, child = measured(small_parent()), small_child(**PAPERS_LAYER)
     rows = small_fit(tmp_path, child)
     assert [row["epoch"] for row in rows] == [0, 1, 2, 3]
     assert (rows[0]["val_loss"], rows[0]["val_top1"]) == pytest.approx(before, rel=1e-12)
@@ -70,7 +69,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path: 
 
 
 def test_the_average_is_what_is_measured_and_saved(tmp_path: Path) -> None:
-    child = small_child()
+    child = small_child(**PAPERS_LAYER)
     rows = small_fit(tmp_path, child, regularization=AVERAGED)
     state = torch.load(states(tmp_path)[-1], weights_only=True)
     saved = load_file(tmp_path / "weights.safetensors")
@@ -82,7 +81,7 @@ def test_the_average_is_what_is_measured_and_saved(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("averaged", [RegularizationConfig(), AVERAGED])
 def test_gate_l1_closes_heads_at_exactly_zero(tmp_path: Path, averaged: RegularizationConfig) -> None:
-    child = small_child()
+    child = small_child(**PAPERS_LAYER)
     layer = gpsa_layers(child)["4"]
     with torch.no_grad():
         layer.gamma.fill_(0.05)

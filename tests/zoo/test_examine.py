@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from zoo.architectures import Instance, spatial_convolutions
 from zoo.examine import examine
 
 from recast.layers import functional
+from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.functional import backends
+from recast.surgery.planning import plan
 
 SAMPLE = """
     timm:skresnet18 timm:resnest14d timm:densenet121 timm:mobilenetv3_small_050 timm:regnety_002 timm:nf_regnet_b0
@@ -89,11 +92,11 @@ def test_a_broken_layer_is_inexact(walked: Any, monkeypatch: pytest.MonkeyPatch)
     assert walked(Net).status == "exact"  # rounding to fp32 is within the tolerance
 
 
-@pytest.mark.usefixtures("papers_layer")
 def test_open_heads_are_compared(walked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     right = backends.gaussian_factors
     shifted = lambda *args: tuple(f.roll(1, -1) for f in right(*args))  # noqa: E731
     monkeypatch.setattr(backends, "gaussian_factors", shifted)
+    monkeypatch.setattr(examining, "plan", partial(plan, config=RecastConfig(**PAPERS_LAYER)))
     assert walked(Net).open_error > 1e-2  # `reference` writes its Gaussian out by itself
 
 

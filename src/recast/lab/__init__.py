@@ -1,4 +1,4 @@
-"""The bench: train, evaluate, explain and report, and the command line. Imports no torch."""
+"""Bench: train, evaluate, explain and report, and the command line. Imports no torch."""
 
 import recast.lab.tasks  # noqa: F401  registers them, and their suites
 from recast.models.names import PLUGINS

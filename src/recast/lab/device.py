@@ -1,4 +1,4 @@
-"""The device of a run, and the versions and machine that its numbers depend on."""
+"""Choose the device of a run, and describe the versions and machine that its numbers depend on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recast.errors import RecastError, first_line
 
 
 def choose_device(name: str | torch.device = "auto") -> torch.device:
-    """Return a device; `auto` is the accelerator, else the CPU. Raises RecastError for one that cannot be used."""
+    """Return a device; `auto` is the accelerator, else the CPU. Raises RecastError if it cannot be used."""
     if name == "auto":
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:

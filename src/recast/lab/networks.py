@@ -22,9 +22,9 @@ Shortcut = Literal["option_a", "conv"]
 
 
 class SubsampleShortcut(nn.Module):
-    """y = pad(x[:, :, ::stride, ::stride]): every stride-th pixel, `pad_channels` zero channels before and after.
+    """Shortcut without parameters (option A of the paper): y = pad(x[:, :, ::stride, ::stride]).
 
-    Option A of the paper: a shortcut without parameters.
+    It takes every stride-th pixel and adds `pad_channels` zero channels before and after.
     """
 
     def __init__(self, stride: int, pad_channels: int) -> None:
@@ -49,10 +49,12 @@ def _shortcut(in_channels: int, channels: int, stride: int, kind: Shortcut) -> n
 
 
 class CifarResNet(nn.Module):
-    """Stem 3×3, three stages, average pooling, a linear head.
+    """Network of a 3×3 stem, three stages, average pooling and a linear head.
 
-    `blocks`: blocks of each stage. `head_name`: the head's attribute, so that published weights load as they are.
-    `num_classes=0`: pooled features B×widths[-1] instead of logits.
+    Args:
+        blocks, widths: blocks and channels of each stage.
+        num_classes: 0 for pooled features B×widths[-1] instead of logits.
+        head_name: attribute of the head, so that published weights load as they are.
     """
 
     def __init__(

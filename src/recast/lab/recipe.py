@@ -1,4 +1,4 @@
-"""Recipes as YAML files: strict to read, complete to write. Imports no torch.
+"""Read recipes from YAML files, which may leave out fields, and write them with every field. Imports no torch.
 
 Paths in a recipe file are relative to the file, so that a run folder can be moved together with what lies in it.
 """
@@ -24,7 +24,7 @@ from recast.lab.yaml_files import SETTINGS, parse_yaml
 from recast.reading import decode, read_bytes
 
 SEAL = "# sha256 of the lines above: "
-"""Start of the last line of a run's recipe, a checksum of the others. Delete the line after editing the file."""
+"""Start of the last line of a run's recipe, the checksum of the other lines. Delete it after editing the file."""
 PARENT_WEIGHTS = "parent.safetensors"
 """In a run folder: the parent's weights, if they are random or the classifier is new."""
 COARSE_FILE = "coarse.csv"
@@ -37,12 +37,12 @@ def paths() -> list[Keys]:
 
 
 def how_it_runs() -> list[str]:
-    """Return the fields that say how a run is carried out, not what it computes, by their dotted names."""
+    """Return the dotted names of the fields that change how a run is carried out, not its result."""
     return [".".join(field.path) for field in fields_of(Recipe) if MayChange in field.marks]
 
 
 def may_change() -> list[str]:
-    """Return what may differ when a run goes on: how it runs and where things lie."""
+    """Return the dotted names of the fields that may differ when a run is resumed: `how_it_runs` and `paths`."""
     return [*how_it_runs(), *map(".".join, paths())]
 
 
@@ -69,11 +69,11 @@ def override(
     Args:
         base: the recipe to change.
         changes: nested plain data, such as `{"optim": {"lr": "1e-3"}}`.
-        name: how an error calls a field.
-        source: what an error begins with.
+        name: returns the name of a field in an error.
+        source: start of an error.
 
     Raises:
-        RecastError: for an unknown field, and a value that is not allowed.
+        RecastError: a field is unknown, or a value is not allowed.
 
     Example:
         >>> from recast.lab.config import Recipe
@@ -88,22 +88,16 @@ def override(
 
 
 def load_recipe(path: str | Path, *, complete: bool = False) -> Recipe:
-    """Read a recipe file; relative paths in it are looked for beside it, then in the current folder.
+    """Read a recipe file. Relative paths in it are searched beside it, then in the current folder.
 
-    `complete`: a run's own recipe, which must hold every field and be as it was written; for others an edit is a
-    warning. Raises RecastError for that, for a missing file, no YAML mapping, an unknown key, or a wrong value.
+    Args:
+        complete: require every field and an unchanged file, as for the recipe of a run. Otherwise an edit is a warning.
+
+    Raises:
+        RecastError: the file is missing, incomplete, edited or no YAML mapping, or a key or value is wrong.
     """
     path = Path(path)
-    try:
-        data = parse_yaml(text := decode(read_bytes(path, SETTINGS), path))
-    except FileNotFoundError:
-        raise RecastError(f"no such recipe: {path}") from None
-    except RecastError:
-        raise
-    except ValueError as error:
-        raise RecastError(f"cannot read recipe {path}: {error}") from None
-    if not isinstance(data, dict):
-        raise RecastError(f"recipe {path} must hold a mapping of keys to values, got {type(data).__name__}")
+    text, data = _read(path)
     given = _flat(data)
     for keys in paths():
         value = given.get(".".join(keys))
@@ -124,8 +118,23 @@ def load_recipe(path: str | Path, *, complete: bool = False) -> Recipe:
     return recipe
 
 
+def _read(path: Path) -> tuple[str, dict[str, Any]]:
+    """Return the text of a recipe file and the mapping in it."""
+    try:
+        data = parse_yaml(text := decode(read_bytes(path, SETTINGS), path))
+    except FileNotFoundError:
+        raise RecastError(f"no such recipe: {path}") from None
+    except RecastError:
+        raise
+    except ValueError as error:
+        raise RecastError(f"cannot read recipe {path}: {error}") from None
+    if not isinstance(data, dict):
+        raise RecastError(f"recipe {path} must hold a mapping of keys to values, got {type(data).__name__}")
+    return text, data
+
+
 def save_recipe(recipe: Recipe, path: str | Path) -> None:
-    """Write the complete recipe. Paths become absolute, or relative to the file where they lie below its folder."""
+    """Write the complete recipe. Paths below the folder of the file become relative to it, others absolute."""
     path = Path(path)
     data = recipe_to_dict(recipe)
     folder = path.parent.resolve()
@@ -140,7 +149,7 @@ def save_recipe(recipe: Recipe, path: str | Path) -> None:
 
 
 def _section(data: Any, keys: Keys) -> Any:
-    """Return the mapping that a field is in; an empty one if it has no place."""
+    """Return the mapping that contains a field; an empty one if there is none."""
     for key in keys[:-1]:
         data = data.get(key, {}) if isinstance(data, dict) else {}
     return data if isinstance(data, dict) else {}
@@ -150,9 +159,9 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
-def changes(one: Recipe, other: Recipe, ignore: Iterable[str] = ()) -> list[str]:
+def changes(before: Recipe, now: Recipe, ignore: Iterable[str] = ()) -> list[str]:
     """Return the fields in which two recipes differ, as "optim.lr (0.1, now 0.2)", without those named in `ignore`."""
-    a, b = flat(one), flat(other)
+    a, b = flat(before), flat(now)
     names = [name for name in dict.fromkeys((*a, *b)) if a.get(name) != b.get(name) and name not in ignore]
     return [f"{name} ({a.get(name)}, now {b.get(name)})" for name in names]
 
@@ -170,12 +179,12 @@ def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def functions_of(recipe: Recipe) -> tuple[str | None, str | None]:
-    """Return the values that may name a function of the user: model and teacher."""
+    """Return the names of model and teacher, which may be functions of the user."""
     return recipe.model.name, getattr(getattr(recipe.task, "teacher", None), "teacher_model", None)
 
 
 def has_new_parent(recipe: Recipe, folder: Path) -> bool:
-    """True if the parent of the run in `folder` has a new classifier or random weights."""
+    """Return True if the parent of the run in `folder` has a new classifier or random weights."""
     checkpoint = recipe.model.checkpoint
     if checkpoint is None:
         return not recipe.model.pretrained
@@ -183,9 +192,9 @@ def has_new_parent(recipe: Recipe, folder: Path) -> bool:
 
 
 def why_untaught(recipe: Recipe, folder: Path, classes: int, rows: Iterable[Row]) -> str:
-    """Return why the untrained parent of a run is no yardstick: it never learned these classes; empty if it may have.
+    """Return why the parent of a run before fine-tuning is no baseline; empty if it is one.
 
-    It has a new classifier, or its top-1 in `rows` is not shown to be above a guess among `classes`.
+    It is none if its classifier is new, or if its top-1 in `rows` is not shown to be above a guess among `classes`.
     """
     if has_new_parent(recipe, folder):
         return "its classifier was new"

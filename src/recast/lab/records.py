@@ -1,4 +1,4 @@
-"""What a run writes down, one definition for those who write and those who read it; `recast.lab.tables` has the CSV.
+"""Records in the files of a run, defined once for writing and reading. `recast.lab.tables` reads and writes CSV.
 
 metrics.jsonl           Epoch, one a line
 schedule.json           Switching, with a Switch for every swap
@@ -23,12 +23,12 @@ from recast.lab.tables import columns_of, read_records, write_rows
 from recast.surgery.schedule import Schedule
 
 ARMS = {"parent": "Parent", "finetuned": "Parent, fine-tuned", "recast": "Recast"}
-"""The networks of a run, and what they are called."""
+"""The networks of a run and their names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
-    """What is known after an epoch of training; epoch 0 is measured before any."""
+    """Measurements after an epoch of training. Epoch 0 is measured before training."""
 
     epoch: int
     train_loss: float | None = None
@@ -52,15 +52,15 @@ class Epoch:
         convert(dict[str, dict[str, str | list[float | None]]], self.layers, "layers (texts and lists of numbers)")
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of its line."""
-        found: dict[str, Any] = {}
+        """Return the content of its line."""
+        line: dict[str, Any] = {}
         for name, value in asdict(self).items():
-            found |= {f"val_{metric}": x for metric, x in value.items()} if name == "metrics" else {name: value}
-        return found
+            line |= {f"val_{metric}": x for metric, x in value.items()} if name == "metrics" else {name: value}
+        return line
 
     @classmethod
     def from_dict(cls, line: Mapping[str, Any], source: str) -> Epoch:
-        """The inverse of `to_dict`. Raises RecastError that names `source` and the key that is wrong or missing."""
+        """Read the result of `to_dict`. Raises RecastError that names `source` and the wrong or missing key."""
         metrics = {key[4:]: value for key, value in line.items() if key.startswith("val_") and key != "val_loss"}
         return read(cls, {**line, "metrics": metrics}, source)
 
@@ -81,7 +81,7 @@ class Measured:
 
 @dataclass
 class Switch:
-    """Layers that became attention before `epoch`; validation right before and right after it, before any training."""
+    """Layers that became attention before `epoch`, and the validation right before and right after the switch."""
 
     epoch: int
     layers: tuple[str, ...]
@@ -91,47 +91,47 @@ class Switch:
 
 
 SWITCHING_VERSION = 1
-"""Of schedule.json."""
+"""Version of schedule.json."""
 
 
 @dataclass(kw_only=True)
 class Switching:
-    """A schedule and what came of it. Epochs count from 1; a date is the first epoch in which a layer is attention."""
+    """A schedule and its switches so far. Epochs count from 1. A date is the first epoch of a layer as attention."""
 
     schedule: Schedule
     epochs: int
-    """Of the whole training."""
+    """Epochs of the whole training."""
     switches: list[Switch]
-    """Those that have happened."""
+    """Switches so far."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of schedule.json: the schedule's fields stand beside the others."""
+        """Return the content of schedule.json, in which the fields of the schedule stand beside the others."""
         others = asdict(self)
         del others["schedule"]
         return {"version": SWITCHING_VERSION, **self.schedule.to_dict(), **others}
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any], source: str) -> Switching:
-        """The inverse of `to_dict`. Raises RecastError that names `source` and the key that is wrong or missing."""
-        if found["version"] != SWITCHING_VERSION:
+    def from_dict(cls, content: Mapping[str, Any], source: str) -> Switching:
+        """Read the result of `to_dict`. Raises RecastError that names `source` and the wrong or missing key."""
+        if content["version"] != SWITCHING_VERSION:
             raise RecastError(
-                f"{source} is of version {found['version']}: this recast reads version {SWITCHING_VERSION}"
+                f"{source} has version {content['version']}, this recast reads version {SWITCHING_VERSION}"
             )
         keys = {field.name for field in fields(Schedule)}
-        schedule = {key: value for key, value in found.items() if key in keys}
+        schedule = {key: value for key, value in content.items() if key in keys}
         read(Schedule, schedule, source)  # names its keys as the file does
-        others = {key: value for key, value in found.items() if key not in keys and key != "version"}
+        others = {key: value for key, value in content.items() if key not in keys and key != "version"}
         return read(cls, {**others, "schedule": schedule}, source)
 
     @property
     def switched(self) -> list[str]:
-        """The layers that have become attention, in that order."""
+        """The layers that have become attention, in the order of their switches."""
         return [layer for switch in self.switches for layer in switch.layers]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """How the numbers of one suite were made."""
+    """Origin of the numbers of a suite."""
 
     command: str
     date: str
@@ -167,13 +167,13 @@ class Row:
     n: int
     """Images behind the number."""
     low: float | None = None
-    """The 95 % interval of the value over images, from `low` to `high`. None: there is none."""
+    """95 % interval of the value over images, from `low` to `high`; None without an interval."""
     high: float | None = None
 
 
 @dataclass(frozen=True)
 class Difference:
-    """value = what `model` has more than `against`, measured on the same images, with its paired 95 % interval."""
+    """value = `model` − `against` on the same images, with its paired 95 % interval."""
 
     run: str
     model: str
@@ -189,34 +189,38 @@ class Difference:
 
 @dataclass(frozen=True)
 class FrontierLine:
-    """A network on the way from all heads open to none: what it reaches, and the time that it takes."""
+    """Accuracy and time of a network while its heads are closed one by one."""
 
     model: str
     heads: int
-    """That are open; 0 for a network without recast layers."""
+    """Open heads; 0 for a network without recast layers."""
     layer: str
-    """Of the head that was closed last; "" where none was."""
+    """Layer of the head that was closed last; "" if none was."""
     head: int | None
     loss: float | None
-    """On the training images that heads are chosen by."""
+    """Loss on the training images by which heads are chosen."""
     top1: float
     noise: float
     """Top-1 under Gaussian noise, in percent as `top1`."""
     ms: float
-    """An image takes, in batches, folded."""
+    """Milliseconds per image of the folded network, in batches."""
     chosen_on: int
-    """Training images."""
+    """Number of those training images."""
     n: int
 
 
 def write_records(path: str | Path, kind: type[Row] | type[Difference], records: Iterable[Row | Difference]) -> None:
-    """Put rows or differences into a run's CSV file: those of a suite replace all older ones of that suite.
+    """Write rows or differences to a run's CSV file. They replace all older ones of their suites.
 
-    So what stands there of a suite was measured together. The records that stay get the new ones' name of the run: the
-    folder may have been renamed. An existing file that is no table of this kind is left alone: RecastError.
+    The rows of a suite are thus measured together. Older rows of other suites get the run's name from the new ones,
+    as the folder may have been renamed.
+
+    Raises:
+        RecastError: the existing file is no table of this kind. It is not changed.
     """
     path, new = Path(path), list(records)
     measured = {record.suite for record in new}
-    older = [one for one in (read_records(path, kind) if path.exists() else []) if one.suite not in measured]
-    kept = [replace(one, run=new[0].run) for one in older] if new else older
-    write_rows(path, columns_of(kind), map(astuple, (*kept, *new)))
+    older = [record for record in (read_records(path, kind) if path.exists() else []) if record.suite not in measured]
+    if new:
+        older = [replace(record, run=new[0].run) for record in older]
+    write_rows(path, columns_of(kind), map(astuple, (*older, *new)))

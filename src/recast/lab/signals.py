@@ -1,6 +1,6 @@
-"""Signals that end a training: Ctrl-C, SIGTERM, and a terminal that is closed (SIGHUP).
+"""Handle the signals that end a training: Ctrl-C, SIGTERM, and a closed terminal (SIGHUP).
 
-Imports no torch. Signals reach the main thread only: elsewhere nobody can ask.
+Imports no torch. Signals reach the main thread only; in other threads these functions do nothing.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from threading import Event
 from types import FrameType
 
 BURST = 1.0
-"""Seconds in which Ctrl-C, pressed again, is the same wish: raised while torch cleans up it may abort the process."""
+"""Seconds during which a second Ctrl-C is ignored: raised while torch cleans up, it may abort the process."""
 
 
 @contextmanager
 def stop_signals() -> Iterator[Event]:
-    """Listen to SIGINT, SIGTERM and SIGHUP for the block, and yield an event that is set once the run should stop.
+    """Handle SIGINT, SIGTERM and SIGHUP during the block and yield an event that is set once the run should stop.
 
-    The run looks at it after every step, so that no state is ever half a step. Ctrl-C a second time, BURST seconds
-    later or more, raises KeyboardInterrupt at once; further ones do nothing.
+    The run checks it after every step, so that no state is half a step. A second Ctrl-C, at least BURST seconds later,
+    raises KeyboardInterrupt at once. Further ones do nothing.
     """
     stop, last = Event(), -math.inf
 
@@ -44,7 +44,7 @@ def stop_signals() -> Iterator[Event]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Put signals off until the block ends, each kind once: an exception in torch's writer aborts the process."""
+    """Delay signals until the block ends, each kind once: an exception in torch's writer would abort the process."""
     late: set[int] = set()
     with _heard_by(lambda number, _frame: late.add(number)):
         yield
@@ -54,7 +54,7 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def _heard_by(hear: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Handle the signals that end a run; under nohup a closed terminal is none."""
+    """Call `hear` for the signals that end a run; not for SIGHUP under nohup."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """(mean, low, high) of a 95 % interval over independent values: mean ± t·s/√n; infinite for a single one.
+    """Return (mean, low, high) of a 95 % interval over independent values: mean ± t·s/√n, infinite for one value.
 
-    t is the 97.5 % quantile of Student's distribution of n − 1 degrees of freedom, s the sample's standard deviation.
+    t is the 97.5 % quantile of Student's distribution with n − 1 degrees of freedom, s the sample standard deviation.
     """
     from scipy.special import stdtrit
 
@@ -23,16 +23,17 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def paired_interval(differences: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """(mean, low, high) of a 95 % interval over seeds and images: mean ± t·SE of paired differences (seeds, images).
+    """Return (mean, low, high) of a 95 % interval over seeds and images: mean ± t·SE of paired differences.
 
-    An image's difference is −100, 0 or 100 points.
+    Args:
+        differences: (seeds, images), each −100, 0 or 100 points.
 
         SE² = s²_seeds / S + s²_images / N      s²_seeds: variance over seeds of the means over images
                                                 s²_images: variance over images of the means over seeds
 
-    The second term holds part of the first: the interval errs on the wide side. It is never narrower than one image.
-    t is of Student's distribution with the degrees of freedom of Welch and Satterthwaite. One seed gives an interval
-    over images alone.
+    The second term contains part of the first, so the interval is rather too wide. SE is at least one image. t is from
+    Student's distribution with the degrees of freedom of Welch and Satterthwaite. One seed gives an interval over the
+    images.
     """
     from scipy.special import stdtrit
 
@@ -49,34 +50,34 @@ def paired_interval(differences: Sequence[Sequence[float]]) -> tuple[float, floa
 
 @dataclass(frozen=True)
 class Agreement:
-    """A model against another, image by image. `won` and `lost` are positions of images."""
+    """Comparison of a model with another, image by image. `won` and `lost` are positions of images."""
 
     n: int
     same: int
-    """Images that both put into one class, rightly or not."""
+    """Images with the same prediction of both, right or wrong."""
     both_right: int
     both_wrong: int
     won: tuple[int, ...]
-    """Right now, wrong in the other."""
+    """Right in this model, wrong in the other."""
     lost: tuple[int, ...]
-    """Wrong now, right in the other."""
+    """Wrong in this model, right in the other."""
 
     @classmethod
     def of(cls, labels: Sequence[Hashable], ours: Sequence[Hashable], theirs: Sequence[Hashable]) -> Agreement:
-        """From the classes of the images and what either model says."""
+        """Compare the predictions of both models, `ours` and `theirs`, with the labels."""
         right = [(our == label, their == label) for label, our, their in zip(labels, ours, theirs, strict=True)]
         return cls(
             n=len(right),
             same=sum(our == their for our, their in zip(ours, theirs, strict=True)),
             both_right=right.count((True, True)),
             both_wrong=right.count((False, False)),
-            won=tuple(place for place, found in enumerate(right) if found == (True, False)),
-            lost=tuple(place for place, found in enumerate(right) if found == (False, True)),
+            won=tuple(place for place, pair in enumerate(right) if pair == (True, False)),
+            lost=tuple(place for place, pair in enumerate(right) if pair == (False, True)),
         )
 
     @property
     def p_value(self) -> float:
-        """McNemar's exact two-sided test: P(as uneven a split of won + lost fair coin tosses), at most 1."""
+        """McNemar's exact two-sided test: the probability of such an uneven split of won + lost fair coin tosses."""
         from scipy.special import bdtr
 
         won, lost = len(self.won), len(self.lost)

@@ -1,7 +1,7 @@
-"""The suites of `recast evaluate`, in one table: command line, evaluation and report read names and metrics here.
+"""Names, options and metrics of the suites of `recast evaluate`, for command line, evaluation and report.
 
-Those of classification and of every task are here, a task registers its own (`recast.lab.tasks`). How a suite is
-measured says `recast.lab.evaluation.suites`, or its task. Imports no torch.
+This table has the suites of classification and of every task; a task registers its own (`recast.lab.tasks`).
+`recast.lab.evaluation.suites`, or the task, measures them. Imports no torch.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ Kind = Literal["accuracy", "attack", "corruption", "test set", "sweep", "cost", 
 
 @dataclass(frozen=True)
 class Metric:
-    """A measured number: `top1` is also that of `top1@4` (a setting) and of `top1/fog/3` (a part)."""
+    """A measured number. `top1` describes `top1@4` (a setting) and `top1/fog/3` (a part) too."""
 
     label: str
     unit: str = "%"
-    """"%", "" for a plain number, or what is counted."""
+    """"%", "" for a plain number, or the unit that is counted."""
     lower_is_better: bool = False
     is_cost: bool = False
-    """Compared by its ratio, not by its difference."""
+    """Two values are compared by their ratio, not by their difference."""
     meaning: str = ""
-    """For who meets the word for the first time."""
+    """Explanation for the glossary."""
 
     @property
     def in_text(self) -> str:
@@ -33,7 +33,7 @@ class Metric:
 
     @property
     def is_accuracy(self) -> bool:
-        """A share of right answers, in percent."""
+        """True for a share of right answers in percent."""
         return self.unit == "%" and not self.lower_is_better
 
 
@@ -79,10 +79,10 @@ METRICS = {
     **{
         f"{prefix}ap{part}": Metric(
             f"{what}{size}{f' at IoU 0.{part}' if part.isdigit() else ''}", meaning=f"average precision of {meaning}"
-            + (f", IoU {part} % is enough" if part.isdigit() else ", mean over IoU 50 to 95 %") + told
+            + (f", IoU {part} % is enough" if part.isdigit() else ", mean over IoU 50 to 95 %") + sizes
         )
         for prefix, what, meaning in (("", "Box AP", "boxes"), ("mask_", "Mask AP", "masks"))
-        for part, size, told in (
+        for part, size, sizes in (
             ("", "", ""), ("50", "", ""), ("75", "", ""), ("_small", ", small", ", below 32² pixels"),
             ("_medium", ", medium", ", 32² to 96² pixels"), ("_large", ", large", ", above 96² pixels"),
         )
@@ -92,7 +92,7 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Suite:
-    """What is known of a suite without measuring it."""
+    """Description of a suite."""
 
     label: str
     help: str
@@ -100,17 +100,17 @@ class Suite:
     kind: Kind
     metrics: tuple[str, ...] = ("top1",)
     setting: str = ""
-    """What a metric's setting says, NAME@SETTING: "ε = {}/255"."""
+    """Text of the setting in NAME@SETTING, such as "ε = {}/255"."""
     short: str = ""
     """The label in a figure's title; empty: the label."""
     missing: str = ""
-    """What a report lacks without the suite; empty: a report does not ask for it."""
+    """Description of the missing numbers in a report; empty: a report does not ask for the suite."""
     needs: str = ""
-    """The data set it looks at and where that is from; empty: the run's own images."""
+    """Its data set and where to get it; empty: the images of the run."""
     default: bool = False
-    """It is measured where no suites are asked for."""
+    """True if it is measured by default."""
     task: str = "classify"
-    """Name of the task that data must be for; empty: it looks at any."""
+    """Name of the task it measures; empty: any task."""
 
     @property
     def title(self) -> str:
@@ -219,10 +219,10 @@ PER_CLASS = re.compile("^(?:iou|f1|auroc|(?:mask_)?ap)/")
 
 
 def of_kind(*kinds: Kind) -> list[str]:
-    """The suites of some kinds, in order."""
+    """Return the suites of some kinds, in the order of the table."""
     return [name for name, suite in SUITES.items() if suite.kind in kinds]
 
 
 def base(metric: str) -> str:
-    """`top1` of `top1@4` and `top1/blur/3`."""
+    """Return the name of a metric without setting and part: `top1` for `top1@4` and `top1/blur/3`."""
     return metric.partition("@")[0].partition("/")[0]

@@ -1,6 +1,6 @@
-"""The number of torch's threads: the cores that other programs leave free when a command starts.
+"""Set the number of torch's threads: the cores that other programs leave free when a command starts.
 
-Imports no torch: what is chosen before torch starts reaches it, NumPy and child processes by OMP_NUM_THREADS.
+Imports no torch. A number chosen before torch starts reaches it, NumPy and child processes by OMP_NUM_THREADS.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 
 SAMPLED = 0.2
-"""Seconds over which the cores are watched."""
+"""Seconds over which the load of the cores is measured."""
 
 
 def use_threads(number: int | None) -> None:
-    """Compute with `number` threads. None: as OMP_NUM_THREADS says, else with the free cores (on Linux)."""
+    """Use `number` threads. None: OMP_NUM_THREADS, else the number of free cores (on Linux)."""
     if number is not None:
         set_threads(number)
     elif not os.environ.get("OMP_NUM_THREADS") and Path("/proc/stat").exists():
@@ -28,14 +28,14 @@ def use_threads(number: int | None) -> None:
 
 
 def set_threads(number: int) -> None:
-    """Set the number for torch, whether it is imported or not."""
+    """Set the number of threads, whether torch is imported or not."""
     os.environ["OMP_NUM_THREADS"] = str(number)
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(number)
 
 
 def free_cores(cores: set[int], usable: int) -> int:
-    """Number of cores that other processes leave free during `SAMPLED` seconds; from 1 to `usable`."""
+    """Return the number of cores that other processes leave free during `SAMPLED` seconds, from 1 to `usable`."""
     start, before = sample(cores)
     time.sleep(SAMPLED)
     end, after = sample(cores)
@@ -43,7 +43,7 @@ def free_cores(cores: set[int], usable: int) -> int:
 
 
 def sample(cores: set[int]) -> tuple[float, float]:
-    """Seconds so far: of the clock, and that other processes computed on these cores."""
+    """Return seconds so far: of the clock, and of computation by other processes on these cores."""
     rows = (row.split() for row in Path("/proc/stat").read_text(encoding="ascii").splitlines())
     # user, nice, system, then, after idle and iowait, irq, softirq and steal
     ticks = sum(sum(map(int, row[1:4] + row[6:9])) for row in rows if row[0] in {f"cpu{core}" for core in cores})
@@ -51,7 +51,7 @@ def sample(cores: set[int]) -> tuple[float, float]:
 
 
 def usable_cores(cores: set[int]) -> int:
-    """Number of cores that threads can use: hyperthreads of a core count once, and a container may have a quota."""
+    """Return the number of cores for threads. Hyperthreads of a core count once; a container may have a quota."""
     topology = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
     physical = len({_text(topology.format(core)) or str(core) for core in cores})
     group = _text("/proc/self/cgroup").rpartition("0::")[2].partition("\n")[0]

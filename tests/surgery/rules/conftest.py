@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import recast
-from recast.layers.config import RecastConfig
+from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.gpsa import GPSA
 from recast.surgery.rules import convert
 
@@ -122,7 +122,7 @@ def kernel_of() -> Callable[[Any], Tensor]:
 @pytest.fixture(scope="session")
 def layer_of() -> Callable[..., GPSA]:
     """`layer_of(module, config)`: what the rule of a module makes of it."""
-    return lambda module, config=None: convert(module, config or RecastConfig())
+    return lambda module, config=None: convert(module, config or RecastConfig(**PAPERS_LAYER))
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recast.layers.config import RecastConfig
+from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.functional import backends, operands
 from recast.layers.functional.streaming import short, stream
 from recast.layers.gpsa import GPSA
@@ -23,10 +23,7 @@ KINDS = (
 BACKENDS = ("split", "merged", "sdpa", "dense", "reference")
 NUM_GEOMETRIES = int(os.environ.get("RECAST_NUM_GEOMETRIES", "500"))
 # torch says this about its own 'same' padding of even kernels
-pytestmark = [
-    pytest.mark.usefixtures("papers_layer"),
-    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
@@ -107,7 +104,9 @@ def test_backends_agree_with_random_open_gates(
 
     fp64 relative to each tensor; fp32 relative to the terms where they cancel, in outputs of a few numbers.
     """
-    config = RecastConfig(gate=gate, content=content, attend_padding=attend_padding, keep_parametrization=True)
+    config = RecastConfig(
+        gate=gate, content=content, attend_padding=attend_padding, keep_parametrization=True, **PAPERS_LAYER
+    )
     options = (dtype == torch.float32, gate == "sigmoid", content == "linear", attend_padding)
     first = 1000 * sum(2**i for i, chosen in enumerate(options) if chosen)
     for seed in range(first, first + max(30, NUM_GEOMETRIES // 12)):
@@ -200,7 +199,7 @@ def test_memory_format_is_carried_over(kind: str, layer_of: Any) -> None:
 def test_autocast_takes_the_layer_where_it_takes_the_module(kind: str, case_of: Any, layer_of: Any) -> None:
     for seed, keep in itertools.product(range(4), (False, True)):
         module, x, text = case_of(kind, seed, torch.float32)
-        layer = layer_of(module, RecastConfig(keep_parametrization=keep)).eval()
+        layer = layer_of(module, RecastConfig(keep_parametrization=keep, **PAPERS_LAYER)).eval()
         layer.refresh_gates()
         with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
             assert torch.equal(layer(x), module(x)), text

@@ -16,8 +16,6 @@ import recast
 from recast.layers.config import RecastConfig
 from recast.layers.gpsa import GPSA
 
-pytestmark = pytest.mark.usefixtures("papers_layer")
-
 KINDS = (
     "Conv2d", "Conv2dSame", "ConvTranspose2d", "ScaledStdConv2d", "ScaledStdConv2dSame", "StdConv2d", "StdConv2dSame"
 )  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from recast.layers.config import RecastConfig
+from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.functional import dense, merged, plain, reference, sdpa, split
 from recast.layers.gpsa import GPSA
 
@@ -19,10 +19,7 @@ FUNCTIONS = {f.__name__: f for f in (reference, dense, split, merged, plain, sdp
 SEEDS = range(500, 516)
 Array = NDArray[np.float64]
 # torch says this about its own 'same' padding of even kernels
-pytestmark = [
-    pytest.mark.usefixtures("papers_layer"),
-    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 
 
 def softmax(logits: Array) -> Array:
@@ -142,7 +139,9 @@ def test_against_loops_in_numpy(
 ) -> None:
     for seed in SEEDS:
         module, x, text = case_of(kind, seed)
-        layer = open_gates(layer_of(module, RecastConfig(gate=gate, attend_padding=attend_padding)), seed)
+        layer = open_gates(
+            layer_of(module, RecastConfig(gate=gate, attend_padding=attend_padding, **PAPERS_LAYER)), seed
+        )
         expected = np.stack([attention_loops(image, module, layer, attend_padding) for image in x.numpy()])
         for name, function in FUNCTIONS.items():
             y = function(x, layer.weights()).detach().numpy()

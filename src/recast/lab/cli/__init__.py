@@ -1,7 +1,6 @@
-"""The command `recast`: a thin layer over the library. A command's module is imported when it is called.
+"""The command `recast`, a thin layer over the library. The module of a command is imported when it is called.
 
-Exit codes: 0 done, 1 the check that was asked for failed (`verify`, `check`), 2 a mistake in the request, 130
-interrupted.
+Exit codes: 0 done, 1 a check failed (`verify`, `check`), 2 a mistake in the request, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -52,8 +51,9 @@ start here:  recast quickstart
 def main(argv: Sequence[str] | None = None, extend: Callable[[], None] = lambda: None) -> int:
     """Run one command and return its exit code.
 
-    argv: the words behind the command's name; None: those of the process. extend: called before a command is loaded,
-    to add to its options.
+    Args:
+        argv: the words behind the command's name; None: those of the process.
+        extend: called before a command is loaded, to add to its options.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["help"]:
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None, extend: Callable[[], None] = lambda:
 
 
 def _parse(words: list[str], extend: Callable[[], None]) -> tuple[Callable[[], Any], Output]:
-    """Return the call that the words ask for, which raises where they are wrong, and where its output goes."""
+    """Return the call for the words, which raises if they are wrong, and the output options."""
     try:
         if set(words) - {*HELP, "--version"}:
             extend()
@@ -83,7 +83,7 @@ def _parse(words: list[str], extend: Callable[[], None]) -> tuple[Callable[[], A
 
 
 def _message(error: CycloptsError) -> str:
-    """Return a mistake of a command line in one line."""
+    """Describe a mistake in a command line in one line."""
     if isinstance(error, UnusedCliTokensError):
         return f"unexpected argument {shown((error.unused_tokens or [''])[0])}"
     if isinstance(error, MissingArgumentError) and error.argument:
@@ -98,7 +98,7 @@ def _refuse(error: BaseException) -> None:
 
 
 def _app(words: Sequence[str]) -> App:
-    """Return the application. Only the module of the command that is called is imported."""
+    """Return the application. Only the module of the called command is imported."""
     width = min(110, shutil.get_terminal_size((100, 24)).columns)
     shows_help = not words or set(HELP) & set(words)
     app = App(
@@ -143,7 +143,7 @@ def _complain(name: str, message: str, error: BaseException, verbose: bool) -> i
 
 @contextmanager
 def _one_line_warnings() -> Iterator[None]:
-    """Warnings as one line on stderr, without the place in the code that they come from."""
+    """Print warnings as one line on stderr, without their place in the code."""
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
         print(f"note: {one_line(message)}", file=sys.stderr)

@@ -85,7 +85,7 @@ def _named(
 
 
 def _of_run(folder: Path) -> nn.Module | None:
-    """The parent of a run; None of one that recast nothing, and where its task changed the network."""
+    """Return the parent of a run; None if nothing was recast or the task changed the network."""
     from recast.lab.evaluation.run_folder import check_run
     from recast.lab.recipe import load_recipe
     from recast.lab.tasks import task_of

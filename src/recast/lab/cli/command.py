@@ -1,4 +1,4 @@
-"""A command is a typed function: cyclopts reads the words, pydantic decides what they mean.
+"""Make commands from typed functions: cyclopts reads the words, pydantic validates them.
 
 Keyword-only parameters are options, and so are the fields of configs among them: every field has its dotted name
 (`--optim.lr`) and a short one (`--lr`). Fields of the kinds of a union are options beside one another.
@@ -29,12 +29,12 @@ from recast.lab.threads import use_threads
 
 Model = TypeVar("Model", bound=Config)
 Line = NewType("Line", str)
-"""Annotates a parameter that gets the command as it was typed; it is no option."""
+"""Annotation of a parameter that gets the command as typed. It is not an option."""
 HELP = ("--help", "-h", "--help-all")
 COLUMN = 34
-"""Where the text of the help begins."""
+"""Column at which the text of the help begins."""
 SENTENCE = re.compile(r"(?<!\.\w)\. ")
-"""What separates sentences; not the full stops of e.g. this."""
+"""Separator of sentences; not the full stops of e.g."""
 
 
 class Output(Config):
@@ -58,7 +58,7 @@ class Compute(Output):
 
 
 class Option:
-    """A field as an option of cyclopts: its names, what it takes, and its help."""
+    """A field as an option of cyclopts: its names, values and help."""
 
     def __init__(self, field: Field, dotted: str, short: str) -> None:
         self.field, self.dotted, self.short = field, dotted, short
@@ -78,7 +78,7 @@ class Option:
         self.metavar = None if kind is bool else word + " ..." * (several is not None and count != 2)
 
     def value(self, config: Any) -> Any:
-        """Return the field's value in a config; where that is of another kind, the field's own default."""
+        """Return the value of the field in a config; its default if the config is of another kind."""
         for key in self.field.path:
             config = config.get(key) if isinstance(config, Mapping) else getattr(config, key, None)
         default = self.field.info.get_default()
@@ -95,7 +95,7 @@ class Option:
 
 
 def leaves(hint: Any) -> list[Any]:
-    """Return the types and Annotated's marks that a type is made of; lists, tuples and Literals also as they are."""
+    """Return the types and the marks of Annotated inside a type; lists, tuples and Literals also as a whole."""
     if get_origin(hint) in (None, Literal):
         return [hint]
     parts = [hint.__origin__, *hint.__metadata__] if get_origin(hint) is Annotated else get_args(hint)
@@ -107,8 +107,8 @@ def leaves(hint: Any) -> list[Any]:
 class Part:
     """The options of one config: a parameter of a function, or the plain parameters of the function.
 
-    is_typed: the function gets the words, not the config. has_base: it is
-    laid over another one, so that its switches can be turned off. words: fields with these names are no options.
+    is_typed: the function gets the words, not the config. has_base: the config is laid over another one, so that
+    switches can be turned off. words: names of fields that are not options.
     """
 
     model: type[Config]
@@ -118,7 +118,7 @@ class Part:
 
     @cached_property
     def options(self) -> dict[Keys, Option]:
-        """The options by the path of their field; of two fields of one name the deeper has a longer option."""
+        """The options by the path of their field. Of two fields with the same name the deeper gets a longer option."""
         options: dict[Keys, Option] = {}
         taken: set[str] = set()
         fields = [field for field in fields_of(self.model) if field.path[0] not in self.words]
@@ -131,7 +131,7 @@ class Part:
         return {field.path: options[field.path] for field in fields}
 
     def parameters(self, name: str, groups: dict[str, Group], everything: bool, base: Any) -> Iterator[Any]:
-        """Yield a keyword-only parameter for each option. Rare ones show on request."""
+        """Yield a keyword-only parameter for each option. Rare ones are shown by --help-all."""
         base = base or self.model()
         for path, option in self.options.items():
             field, names = option.field, dict.fromkeys((option.short, option.dotted))
@@ -154,14 +154,14 @@ class Part:
 
 
 class Typed(Generic[Model]):
-    """The options of a config that were typed, to be laid over another one. Annotates a parameter."""
+    """The typed options of a config, to be laid over another one. Annotation of a parameter."""
 
     def __init__(self, part: Part, words: Mapping[Keys, Any]) -> None:
         self.name, self.model, self.words = part.name, part.model, words
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The words as nested data: with commas separated, but for a regular expression's, and null as None."""
+        """The words as nested data. Commas separate values except in regular expressions; null becomes None."""
         changes: dict[str, Any] = {}
         for path, words in self.words.items():
             target = changes
@@ -173,21 +173,20 @@ class Typed(Generic[Model]):
         return changes
 
     def over(self, base: Mapping[str, Any]) -> Model:
-        """Return the config with the values of `base` and those that were typed.
-
-        Raises RecastError that names the option.
-        """
+        """Return the config with the values of `base` and the typed ones. Raises RecastError that names the option."""
         return read(self.model, merge(self.model, base, self.changes), name=self.name)  # type: ignore[return-value]
 
 
 class Command:
     """A typed function as a command of `recast`.
 
-    function: returns the exit code. Its positional parameters are words, named by the usage; each keyword-only one is
-    an option, a config whose fields are options, `Typed[Config]`, or the `Line`.
-    usage: what follows the command's name. examples: the end of its help.
-    describe: for the words of a call for help, more of what the command does, and the config that a `Typed` parameter
-    will be laid over, for the defaults.
+    Args:
+        function: returns the exit code. Its positional parameters are words, named by the usage; each keyword-only one
+            is an option, a config whose fields are options, `Typed[Config]`, or the `Line`.
+        usage: the words and options behind the command's name.
+        examples: the end of its help.
+        describe: returns, for the words of a call for help, a longer description, and the config with the defaults of
+            a `Typed` parameter.
     """
 
     def __init__(
@@ -226,8 +225,8 @@ class Command:
                 parts[name] = Part(model, is_typed, has_base, words)
             else:
                 plain[name] = (parameter.annotation, pydantic.Field(parameter.default, description=help_of[name]))
-        own = pydantic.create_model("Options", __base__=Config, __doc__="Options", **plain)
-        self.parts = {"": Part(own), **parts}
+        options = pydantic.create_model("Options", __base__=Config, __doc__="Options", **plain)
+        self.parts = {"": Part(options), **parts}
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -240,7 +239,7 @@ class Command:
         return inspect.Signature(parameters)
 
     def app(self, argv: Sequence[str]) -> App:
-        """Return the command as an application of cyclopts, for the words behind its name."""
+        """Return the command as an application of cyclopts; `argv` are the words behind its name."""
         self.argv, self.base, about = argv, None, ""
         if self.describe and set(HELP) & set(argv):
             about, self.base = self.describe(argv)
@@ -250,7 +249,7 @@ class Command:
         )  # fmt: skip
 
     def __call__(self, *args: Any, **typed: Any) -> int:
-        """Validate what cyclopts has read, and run."""
+        """Validate the values that cyclopts has read, and call the function."""
         values: dict[str, Any] = {self.line: shlex.join(["recast", self.name, *self.argv])} if self.line else {}
         for part_name, part in self.parts.items():
             given = {path: typed.get("__".join((part_name, *path))) for path in part.options}
@@ -266,7 +265,7 @@ class Command:
 
 
 class Columns(PlainFormatter):
-    """Help in two columns: the name of an option or command, and what it is for."""
+    """Formatter of the help in two columns: options or commands, and their description."""
 
     def __init__(self, width: int) -> None:
         super().__init__(max_width=width)
@@ -287,7 +286,7 @@ class Columns(PlainFormatter):
         console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
     def render_description(self, console: Any, options: Any, description: Any) -> None:
-        """Print what a command does."""
+        """Print the description of a command."""
         first, *lines = description.primary_renderable.plain.strip().splitlines()
         filled = [textwrap.fill(line, self.width, subsequent_indent="    ") for line in lines]
         text = "\n".join([textwrap.fill(first, self.width), *filled, ""])
@@ -295,6 +294,6 @@ class Columns(PlainFormatter):
 
 
 def print_json(content: Any) -> None:
-    """Print machine-readable output to standard output, where nothing else goes then (`recast.lab.cli.guard`)."""
+    """Print machine-readable output to standard output, see `recast.lab.cli.guard`."""
     text = content if isinstance(content, str) else json.dumps(content, indent=1)
     print(text, file=getattr(sys.stdout, "result", sys.stdout))

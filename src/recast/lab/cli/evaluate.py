@@ -7,11 +7,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from recast.config import Count, FilePath, Pixels, Workers
 from recast.errors import RecastError
-from recast.lab.cli.command import Command, Compute, Line, print_json
+from recast.lab.cli.command import Command, Compute, Line, Output, print_json
 from recast.lab.cli.guard import complain
 from recast.lab.config import DataConfig
 from recast.lab.config.evaluation import Options
@@ -23,7 +23,7 @@ from recast.lab.tasks import suites_of, task_of
 from recast.models.trust import trusting
 
 if TYPE_CHECKING:
-    from recast.lab.evaluation.context import Context, NotMeasured
+    from recast.lab.evaluation.runner import Results
 
 EXAMPLES = """  recast evaluate runs/mine
   recast evaluate runs/mine --suite clean,pgd --eps 0.5,1,2 --steps 20 --restarts 3 --num-images 1000
@@ -72,49 +72,24 @@ def evaluate(
     are_files = any(Path(word).is_file() for word in runs)
     if not are_files and (data or data_dir or img_size):
         raise RecastError("--data, --data-dir and --img-size require two files of recast.save; a run has its own data")
-    from recast.lab.evaluation.run_folder import check_run, evaluate_run
-    from recast.lab.evaluation.runner import measure
-
-    rows: list[Row] = []
-    missing: dict[str, NotMeasured] = {}
-    progress = sys.stderr.isatty()
+    how = {"batch_size": batch_size, "device": device, "options": options, "workers": workers}
     try:
         if are_files:
-            config = DataConfig(data or "folder", data_dir, img_size=img_size, workers=workers)
-            context = _open_files(runs, config, batch_size, device, options, trust)
-            results = measure(context, suites or [context.data.task.main[0]], progress=progress)
-            rows, missing = results.rows, {str(error): error for error in results.not_measured}
-            if not output.as_json:
-                names = dict(zip(context.models, runs, strict=True))
-                print(arms_table(rows, results.differences, names=names) + LEGEND)
-            runs = ()
-        with trusting(trust=trust):
-            for folder in runs:  # all of them before the first is measured
-                check_run(folder)
-            for folder in runs:
-                results = evaluate_run(
-                    folder, suites or _suites_of(Path(folder)), batch_size=batch_size, device=device, options=options,
-                    workers=workers, command=line, progress=progress,
-                )  # fmt: skip
-                rows += results.rows
-                missing |= {str(error): error for error in results.not_measured}
-                if not output.as_json:
-                    table = arms_table(results.rows, results.differences, compared_with(Path(folder), results.rows))
-                    print(f"{folder}\n{table}{LEGEND}" if results.rows else folder)
-                    for saved in results.tables.values():
-                        print(f"  {Path(folder, 'analysis', saved.name)}.csv: {len(saved.rows)} rows")
-                if {row.model for row in results.rows} == {"parent", "recast"}:
-                    print(f"note: {NO_CONTROL}", file=sys.stderr)
+            images = DataConfig(data or "folder", data_dir, img_size=img_size)
+            results = _compare_files(runs, images, suites, how, trust, output)
+        else:
+            results = _evaluate_runs(runs, suites, {**how, "command": line}, trust, output)
     except KeyboardInterrupt:
-        note = "what was scored is kept, and the same command goes on from there"
-        raise KeyboardInterrupt(f"interrupted: {note}") from None
+        raise KeyboardInterrupt(
+            "interrupted: what was scored is kept, and the same command goes on from there"
+        ) from None
     if output.as_json:
-        print_json([asdict(row) for row in rows])
-    for error in missing:
-        complain("recast evaluate", f"error: {error}")
-    if rows and runs and not output.as_json:
+        print_json([asdict(row) for row in results.rows])
+    for message in dict.fromkeys(map(str, results.not_measured)):
+        complain("recast evaluate", f"error: {message}")
+    if results.rows and not (are_files or output.as_json):
         print(f"next: recast report {shlex.join(runs)}" + (" --out FILE.html" if runs[1:] else ""))
-    return 2 if missing else 0
+    return 2 if results.not_measured else 0
 
 
 COMMAND = Command(
@@ -123,31 +98,65 @@ COMMAND = Command(
 )  # fmt: skip
 
 
-def _open_files(
-    files: Sequence[str], config: DataConfig, batch_size: int, device: str, options: Options, trust: bool
-) -> Context:
-    """Open two files of `recast.save`: images as the networks state (timm's do), else as the data set says."""
+def _evaluate_runs(
+    folders: Sequence[str], suites: Sequence[str], how: Mapping[str, Any], trust: bool, output: Output
+) -> Results:
+    """Measure the arms of each run, print their tables, and return all results."""
+    from recast.lab.evaluation.run_folder import check_run, evaluate_run
+    from recast.lab.evaluation.runner import Results
+
+    results = Results()
+    with trusting(trust=trust):
+        for folder in folders:  # all of them before the first is measured
+            check_run(folder)
+        for folder in folders:
+            measured = evaluate_run(folder, suites or _suites_of(Path(folder)), progress=sys.stderr.isatty(), **how)
+            results.extend(measured)
+            if not output.as_json:
+                _print_run(Path(folder), measured)
+            if {row.model for row in measured.rows} == {"parent", "recast"}:
+                print(f"note: {NO_CONTROL}", file=sys.stderr)
+    return results
+
+
+def _print_run(folder: Path, results: Results) -> None:
+    print(folder)
+    if results.rows:
+        print(arms_table(results.rows, results.differences, compared_with(folder, results.rows)) + LEGEND)
+    for table in results.tables.values():
+        print(f"  {folder / 'analysis' / table.name}.csv: {len(table.rows)} rows")
+
+
+def _compare_files(
+    files: Sequence[str], images: DataConfig, suites: Sequence[str], how: Mapping[str, Any], trust: bool, output: Output
+) -> Results:
+    """Measure two files of `recast.save` on the same images, print their table, and return the results."""
     from recast.io import load
     from recast.lab.data import load_data
     from recast.lab.evaluation.context import PixelModel
-    from recast.lab.evaluation.runner import open_context
+    from recast.lab.evaluation.runner import measure, open_context
     from recast.models.build import input_defaults
 
     if len(files) != 2:
         raise RecastError(f"expected run folders, or two files of recast.save, got {len(files)} words")
     networks = {file: load(file, trust=trust) for file in files}
-    stated = {file: input_defaults(network) for file, network in networks.items()}
-    sides = {defaults.size[0] for defaults in stated.values() if defaults}
-    if config.img_size is None and len(sides) > 1:
+    inputs = {file: input_defaults(network) for file, network in networks.items()}
+    sides = {stated.size[0] for stated in inputs.values() if stated}
+    if images.img_size is None and len(sides) > 1:
         raise RecastError(f"the networks take images of {sorted(sides)} pixels: choose one, --img-size")
-    images = load_data(config.replace(img_size=config.img_size or next(iter(sides), None)))
-    for file in (file for file in files if stated[file] is None):
-        print(f"note: {file} states no normalisation; it gets that of {images.name}", file=sys.stderr)
-    models = {
-        arm: PixelModel(networks[file], (stated[file] or images).mean, (stated[file] or images).std)
-        for arm, file in zip(("finetuned", "recast"), files, strict=True)
-    }
-    return open_context(models, images, batch_size, device, options, config.workers)
+    data = load_data(images.replace(img_size=images.img_size or next(iter(sides), None)))
+    models = {}
+    for arm, file in zip(("finetuned", "recast"), files, strict=True):
+        if inputs[file] is None:
+            print(f"note: {file} states no normalisation; it gets that of {data.name}", file=sys.stderr)
+        normalisation = inputs[file] or data
+        models[arm] = PixelModel(networks[file], normalisation.mean, normalisation.std)
+    context = open_context(models, data, **how)
+    results = measure(context, suites or [data.task.main[0]], progress=sys.stderr.isatty())
+    if not output.as_json:
+        names = dict(zip(models, files, strict=True))
+        print(arms_table(results.rows, results.differences, names=names) + LEGEND)
+    return results
 
 
 def _suites_of(folder: Path) -> list[str]:

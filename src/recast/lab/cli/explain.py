@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recast.errors import RecastError
-from recast.lab.cli.command import Command, Compute, Output, Typed, print_json
+from recast.lab.cli.command import Command, Compute, Typed, print_json
 from recast.lab.config.evaluation import parse_size
 from recast.lab.config.explain import ExplainOptions
 from recast.models.trust import trusting
@@ -49,16 +49,12 @@ def explain(
     """
     asked = options.over({"subject": subject, "images": list(images)})
     size = None if asked.img_size is None else parse_size(asked.img_size, "--img-size")
-    if asked.neighbours:
-        return _neighbours(asked, size, trust, output)
-    from recast.lab.explain.pages import explain_page  # needs torch, which the help does without
-
+    if asked.neighbours and not (Path(subject) / "recipe.yaml").is_file():
+        raise RecastError(f"--neighbours looks among a run's training images, but {subject} is no run folder")
     with trusting(subject, trust=trust):
-        page, scene, notes = explain_page(asked, size)
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+        page, summary = _neighbours(asked, size) if asked.neighbours else _page(asked, size)
     if output.as_json:
-        print_json(_summary(page, scene, asked.layer))
+        print_json({"page": str(page), **summary})
     else:
         print(f"{'picture' if page.suffix.lower() == '.png' else 'page'}: {page}")
     return 0
@@ -67,27 +63,27 @@ def explain(
 COMMAND = Command(explain, "RUN|MODEL [IMAGE…] [options]", EXAMPLES)
 
 
-def _neighbours(options: ExplainOptions, size: tuple[int, int] | None, trust: bool, output: Output) -> int:
-    if not (Path(options.subject) / "recipe.yaml").is_file():
-        raise RecastError(f"--neighbours looks among a run's training images, but {options.subject} is no run folder")
-    from recast.lab.explain.neighbours import neighbours_page
+def _neighbours(options: ExplainOptions, size: tuple[int, int] | None) -> tuple[Path, dict[str, Any]]:
+    from recast.lab.explain.neighbours import neighbours_page  # needs torch, which the help does without
 
-    with trusting(options.subject, trust=trust):
-        page = neighbours_page(options, size)
-    if output.as_json:
-        print_json({"page": str(page)})
-    else:
-        print(f"page: {page}")
-    return 0
+    return neighbours_page(options, size), {}
 
 
-def _summary(page: Path, scene: Scene, layer: str | None) -> dict[str, Any]:
-    """The page, and the predictions at the last epoch."""
+def _page(options: ExplainOptions, size: tuple[int, int] | None) -> tuple[Path, dict[str, Any]]:
+    from recast.lab.explain.pages import explain_page
+
+    page, scene, notes = explain_page(options, size)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    return page, _summary(scene, options.layer)
+
+
+def _summary(scene: Scene, layer: str | None) -> dict[str, Any]:
+    """Return the layers, and the predictions at the last epoch."""
     from recast.lab.explain.pack import first_layer
 
     unit = "logit" if scene.scale == "logits" else "probability"
     return {
-        "page": str(page),
         "layers": list(scene.layer_order),
         "opens": first_layer(scene, layer),
         "outputs": scene.scale,
@@ -97,8 +93,8 @@ def _summary(page: Path, scene: Scene, layer: str | None) -> dict[str, Any]:
                 "name": picture.name,
                 "label": picture.label,
                 "predictions": {
-                    arm: [{"class": one.name, unit: one.probability} for one in ranked]
-                    for arm, ranked in picture.predictions[-1].items()
+                    arm: [{"class": best.name, unit: best.probability} for best in ranking]
+                    for arm, ranking in picture.predictions[-1].items()
                 },
             }
             for picture in scene.pictures

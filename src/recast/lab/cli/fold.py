@@ -80,7 +80,7 @@ def _is_folded(path: Path) -> bool:
 
 
 def _save(subject: str, path: Path, tol: float, heads: int | None, as_json: bool) -> int:
-    """Fold the network, write it and say what became of its layers."""
+    """Fold the network, write it and print the form of its layers."""
     from recast.io import write_model
     from recast.lab.evaluation.closing import heads_left
     from recast.lab.evaluation.frontier import close_to

@@ -1,4 +1,4 @@
-"""What stands between a command and the terminal: streams that cannot fail, and one line for whatever goes wrong."""
+"""Streams that cannot fail, and one-line messages for errors."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from recast.errors import first_line, one_line, printable
 class Stream:
     """Standard output or error, without terminal control characters.
 
-    Where it cannot be written to (its reader has gone, the disk is full) the command goes on in silence, and `failed`
-    says why.
+    If it cannot be written to (closed pipe, full disk), the command continues in silence and `failed` has the reason.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -52,8 +51,8 @@ class Stream:
 def guarded_streams(json: bool, quiet: bool = False) -> Iterator[Stream]:
     """Make `sys.stdout` and `sys.stderr` streams that cannot fail, and yield the one that results go to.
 
-    With `json` nothing but `print_json` reaches standard output: what else is printed goes to standard error. With
-    `quiet` nothing but `complain` reaches standard error.
+    With `json` only `print_json` reaches standard output; other output goes to standard error. With `quiet` only
+    `complain` reaches standard error.
     """
     before = sys.stdout, sys.stderr
     for stream in before:
@@ -74,7 +73,7 @@ def guarded_streams(json: bool, quiet: bool = False) -> Iterator[Stream]:
 
 
 def describe(error: BaseException) -> str:
-    """Describe an error in one line: the system's own words, or the kind of the error and what it says."""
+    """Describe an error in one line: the message of the system, or the kind of the error and its message."""
     message = first_line(error)
     if isinstance(error, MemoryError) or any(text in str(error) for text in ("allocate memory", "out of memory")):
         return f"not enough memory ({message}): ask for less at a time"
@@ -86,17 +85,17 @@ def describe(error: BaseException) -> str:
 
 
 def later_process() -> str:
-    """Return the number of one of torchrun's processes that is not the first, which alone prints; else empty."""
+    """Return the rank of a later process of torchrun; empty for the first, which alone prints."""
     number = os.environ.get("RANK", "0")
     is_one_of_several = os.environ.get("WORLD_SIZE", "1") not in ("", "1")  # else RANK is another program's
     return number if is_one_of_several and number != "0" else ""
 
 
-def complain(who: str, message: str, code: int = 2) -> int:
-    """Print one line on standard error; returns the exit code."""
+def complain(command: str, message: str, code: int = 2) -> int:
+    """Print one line on standard error and return the exit code."""
     if number := later_process():
-        who = f"{who} [process {number}]"
+        command = f"{command} [process {number}]"
     if isinstance(sys.stderr, Stream):
         sys.stderr.is_muted = False
-    print(f"{who}: {one_line(message)}", file=sys.stderr)
+    print(f"{command}: {one_line(message)}", file=sys.stderr)
     return code

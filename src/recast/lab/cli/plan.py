@@ -110,20 +110,20 @@ class Network(Config):
 
 
 def check_alone(typed: Typed[Any]) -> None:
-    """Raise RecastError for options beside --plan that say what the plan says."""
+    """Raise RecastError for options beside --plan that the plan file contains too."""
     if options := [typed.name(path) for path in typed.words if path[0] in IN_PLAN]:
         raise RecastError(f"--plan names the layers and holds their settings: drop {options[0]}, or change the file")
 
 
 def read_edited(path: str) -> Edited:
-    """Read a plan file as someone left it. Raises RecastError for another file."""
+    """Read a plan file, edited or not. Raises RecastError for another file."""
     from recast.lab import edited_plan
 
     return edited_plan.read_edited(decode(read_bytes(path), path), path)
 
 
 def example_shape(model: nn.Module, img_size: str | None) -> tuple[int, int, int]:
-    """Channels, rows and columns of an image for `model`: its first convolution's channels, its own size or 224."""
+    """Return channels, rows and columns of an image for `model`; the default size is the network's own, else 224."""
     from recast.models.build import input_defaults
     from recast.surgery.rules import is_convolution
 
@@ -141,7 +141,7 @@ def plan(
     network: Typed[Network],
     output: Compute,
 ) -> int:
-    """What of a model becomes attention, at what cost, and why the rest stays. Nothing is changed.
+    """Show which layers of a model become attention, at what cost, and why the rest stays. Nothing is changed.
 
     Args:
         model: timm:NAME (or NAME), torchvision:NAME, upernet|maskrcnn|fasterrcnn|retinanet:NAME, or
@@ -170,7 +170,7 @@ COMMAND = Command(plan, "MODEL [options]", EXAMPLES)
 
 
 def _check_plan_file(out: Path) -> None:
-    """A plan replaces an older plan, but no other file."""
+    """Raise RecastError if `out` is a file other than an older plan."""
     check_place(out, "--out", "plan.json")
     if out.exists():
         from recast.surgery.plan import Plan
@@ -178,4 +178,4 @@ def _check_plan_file(out: Path) -> None:
         try:
             Plan.from_json(decode(read_bytes(out), out))
         except RecastError:
-            raise RecastError(f"{out} exists and is no plan: choose another file with --out") from None
+            raise RecastError(f"{out} exists and is not a plan: choose another file with --out") from None

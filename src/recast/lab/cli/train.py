@@ -33,10 +33,10 @@ Every option is a field of recipe.yaml and has its place there as a longer name:
 """
 
 AUTO = "auto"
-"""`--resume auto`: go on with the run in --out where there is one, else start it."""
+"""`--resume auto`: resume the run in --out if there is one, else start it."""
 
 DOTTED = re.compile(r"\b[a-z_]+(?:\.[a-z_]+)+\b")
-"""What may be the name of a field."""
+"""Possible name of a field."""
 FUNCTIONS = (("model", "name"), ("task", "teacher", "teacher_model"))
 """Options that may name a function of the user's."""
 RANDOM = "the parent has random weights: give --checkpoint or --pretrained for trained ones"
@@ -63,51 +63,64 @@ def train(
         resume: Run folder to go on with; auto: --out if it is one.
         trust: Run the code (pkg.module:function) that the files name.
     """
-    base = _base(recipe, resume, out)
-    wanted = override(base, config.changes, config.name)
-    if wanted.model.checkpoint and base.model.pretrained and not base.model.checkpoint:
-        # weights that were given stand for those the recipe would fetch
-        wanted = wanted.replace(model=wanted.model.replace(pretrained=False))
-    _check_weights(recipe, wanted)
-    if plan is not None:
-        check_alone(config)
-        wanted = _as_planned(wanted, plan)
-    Budget.parse(wanted.budget)
+    wanted = _wanted(recipe, plan, _base(recipe, resume, out), config)
     folder = Path(out or f"runs/{Path(recipe or '').stem}-{wanted.model.name.replace(':', '-')}")
     if resume == AUTO:
         resume = str(folder) if (folder / "recipe.yaml").is_file() else None
     elif resume:
         folder = Path(resume)
-
-    from recast.lab.training.run import train as run
-
-    def say(text: str) -> None:
-        if not (wanted.model.checkpoint or wanted.model.pretrained):
-            print(f"note: {RANDOM}", file=sys.stderr)
-        print(text, file=sys.stderr if output.as_json else None)
-
-    functions = functions_of(wanted)
-    with trusting(*(config.words.get(path) for path in FUNCTIONS), trust=trust):
-        check_trusted(*functions)
-        try:
-            run(wanted, folder, resume=resume is not None, command=line, say=say)
-        except RecastError as error:  # training names the fields of a recipe
-            named = DOTTED.sub(lambda match: config.name(tuple(match[0].split("."))), str(error))
-            error.args = (named,)
-            raise
+    _run(wanted, folder, resume is not None, trust, config, line, output.as_json)
     if later_process():
         return 0
     if output.as_json:
         print_json(_summary(folder))
     else:
+        functions = functions_of(wanted)
         evaluate = follow_up("evaluate", str(folder), functions=functions)
         report = "" if wanted.is_plain else f" && {follow_up('report', str(folder))}"
         print(f"{_arms(folder)}\nrun: {folder}\nnext: {evaluate}{report}")
     return 0
 
 
+def _wanted(name: str | None, plan: str | None, base: Recipe, config: Typed[Recipe]) -> Recipe:
+    """Return the recipe with the options that were typed and the layers of a plan file.
+
+    Raises RecastError for settings that do not fit together, and for a fine-tuning from random weights.
+    """
+    wanted = override(base, config.changes, config.name)
+    if wanted.model.checkpoint and base.model.pretrained and not base.model.checkpoint:
+        # weights that were given stand for those the recipe would fetch
+        wanted = wanted.replace(model=wanted.model.replace(pretrained=False))
+    _check_weights(name, wanted)
+    if plan is not None:
+        check_alone(config)
+        wanted = _as_planned(wanted, plan)
+    Budget.parse(wanted.budget)
+    return wanted
+
+
+def _run(
+    recipe: Recipe, folder: Path, resume: bool, trust: bool, config: Typed[Recipe], line: str, as_json: bool
+) -> None:
+    """Train. Errors name the options instead of the fields of the recipe."""
+    from recast.lab.training.run import train as run
+
+    def say(text: str) -> None:
+        if not (recipe.model.checkpoint or recipe.model.pretrained):
+            print(f"note: {RANDOM}", file=sys.stderr)
+        print(text, file=sys.stderr if as_json else None)
+
+    with trusting(*(config.words.get(path) for path in FUNCTIONS), trust=trust):
+        check_trusted(*functions_of(recipe))
+        try:
+            run(recipe, folder, resume=resume, command=line, say=say)
+        except RecastError as error:
+            error.args = (DOTTED.sub(lambda match: config.name(tuple(match[0].split("."))), str(error)),)
+            raise
+
+
 def _check_weights(name: str | None, recipe: Recipe) -> None:
-    """A fine-tuning from random weights is a mistake that costs days: it is refused."""
+    """Raise RecastError for a fine-tuning from random weights, a mistake that costs days."""
     entry = RECIPES.get(name or "")
     if entry is None or not entry.needs_weights or recipe.model.checkpoint or recipe.model.pretrained:
         return
@@ -116,7 +129,7 @@ def _check_weights(name: str | None, recipe: Recipe) -> None:
 
 
 def _as_planned(recipe: Recipe, path: str) -> Recipe:
-    """Return the recipe with the layers and settings of a plan file: recipe.yaml replays the run without it."""
+    """Return the recipe with the layers and settings of a plan file, so that recipe.yaml replays the run without it."""
     edited = read_edited(path)
     return recipe.replace(
         where=list(edited.steps) or ["none"], budget="tokens=none", recast=edited.config,
@@ -125,7 +138,7 @@ def _as_planned(recipe: Recipe, path: str) -> Recipe:
 
 
 def _base(name: str | None, resume: str | None, out: str | None) -> Recipe:
-    """Return the recipe of a name or file, or that of the run to go on with."""
+    """Return the recipe of a name or file, or of the run to resume."""
     if resume in (None, AUTO):
         if name is None:
             raise RecastError("which recipe? A name of docs/recipes.md, a recipe.yaml, or --resume RUN")
@@ -144,9 +157,9 @@ def _describe(words: Sequence[str]) -> tuple[str, Recipe | None]:
     if not words[0].startswith("-"):
         base = _base(words[0], None, None)
         return f"{words[0]}: {RECIPES[words[0]].text}" if words[0] in RECIPES else COMMAND.about, base
-    own = next(iter(recipes_by_paper().values()))
-    papers = f"{len(RECIPES) - len(own)} more, of papers, in docs/recipes.md"
-    more = f"Recipes ({papers}), with their values by recast train RECIPE --help:\n  {', '.join(own)}"
+    names = next(iter(recipes_by_paper().values()))
+    papers = f"{len(RECIPES) - len(names)} more, of papers, in docs/recipes.md"
+    more = f"Recipes ({papers}), with their values by recast train RECIPE --help:\n  {', '.join(names)}"
     return f"{COMMAND.about}\n\n{more}", None
 
 
@@ -154,7 +167,7 @@ COMMAND = Command(train, "[RECIPE] [options]", EXAMPLES, _describe)
 
 
 def _arms(out: Path) -> str:
-    """Return what every arm reached on the validation images; the parent as it was is epoch 0 of its own training."""
+    """Return the validation results of every arm as text. The parent is epoch 0 of the control arm."""
     from recast.lab.suites import METRICS
     from recast.lab.tasks import task_of
     from recast.lab.training.metrics import read_metrics

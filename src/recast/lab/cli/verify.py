@@ -17,7 +17,7 @@ from recast.lab.cli.plan import Network, example_shape
 from recast.layers.config import Backend
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from recast.lab.data import Data
     from recast.surgery.exactness import Exactness
@@ -29,7 +29,7 @@ EXAMPLES = """  recast verify resnet50
   recast verify cifar_resnet20 --checkpoint weights.safetensors --data cifar100 --data-dir DIR --num-images 1000
 """
 AT_ONCE = 16
-"""Images that a network is given at a time: however many are asked for, the memory of what it computes is bounded."""
+"""Images per forward pass, which bounds the memory."""
 
 
 def verify(
@@ -65,19 +65,44 @@ def verify(
     import torch
 
     from recast.lab.device import choose_device
-    from recast.lab.scales import randomize_scales_
-    from recast.surgery.apply import recast_
-    from recast.surgery.verify import verify as exactness
 
     torch.manual_seed(seed)
     place = choose_device(device)
     parent, dataset = wanted.open(model, wanted.load(data, data_dir) if data else None)
     images = _images(dataset, num_images, example_shape(parent, wanted.img_size))
     if not (wanted.pretrained or wanted.checkpoint):
-        # the statistics of a map of one pixel need two images
-        randomize_scales_(parent, torch.cat([images, images.flip(-1)]) if len(images) == 1 else images[:AT_ONCE])
+        _randomize_scales(parent, images)
     parent, images = parent.to(place), images.to(place)
     planned = wanted.plan_of(parent, images[:1])
+    results = _compare(parent, planned, images)
+    is_same, telling = all(result.ok() for result in results.values()), results[[*results][-1]].telling
+    if output.as_json:
+        print_json(_summary(results, is_same))
+    else:
+        _print(planned, images, results, is_same)
+    for note in _notes(planned, telling, is_same):
+        print(f"note: {note}", file=sys.stderr)
+    return 0 if is_same and telling else 1
+
+
+COMMAND = Command(verify, "MODEL [options]", EXAMPLES)
+
+
+def _randomize_scales(parent: nn.Module, images: Tensor) -> None:
+    """Draw the scales that start at zero or one anew, so that every layer of random weights moves the outputs."""
+    import torch
+
+    from recast.lab.scales import randomize_scales_
+
+    # the statistics of a map of one pixel need two images
+    randomize_scales_(parent, torch.cat([images, images.flip(-1)]) if len(images) == 1 else images[:AT_ONCE])
+
+
+def _compare(parent: nn.Module, planned: Plan, images: Tensor) -> dict[str, Exactness]:
+    """Recast a copy of the parent and compare the two in every form of the layers, with a control."""
+    from recast.surgery.apply import recast_
+    from recast.surgery.verify import verify as exactness
+
     child = recast_(copy.deepcopy(parent), planned)
     # C-MHSA and attention pooling have one form only
     one_form = planned.config.gate == "bias" or not planned.steps
@@ -87,18 +112,7 @@ def verify(
         parts = images.split(AT_ONCE)
         return reduce(operator.add, (exactness(parent, child, part, backend=form, control=True) for part in parts))
 
-    results = {str(form): compare(form) for form in forms}
-    is_same = all(result.ok() for result in results.values())
-    if output.as_json:
-        print_json(_summary(results, is_same))
-    else:
-        _print(planned, images, results, is_same)
-    for note in _notes(planned, results[forms[-1]], is_same):
-        print(f"note: {note}", file=sys.stderr)
-    return 0 if is_same and results[forms[-1]].telling else 1
-
-
-COMMAND = Command(verify, "MODEL [options]", EXAMPLES)
+    return {str(form): compare(form) for form in forms}
 
 
 def _images(data: Data | None, number: int, shape: tuple[int, int, int]) -> Tensor:
@@ -138,10 +152,10 @@ def _print(plan: Plan, images: Tensor, results: dict[str, Exactness], is_same: b
     print(("same function" if is_same else "NOT the same function") + by[result.telling])
 
 
-def _notes(plan: Plan, result: Exactness, is_same: bool) -> Iterator[str]:
-    """Yield why a comparison ends as it does."""
+def _notes(plan: Plan, telling: str, is_same: bool) -> Iterator[str]:
+    """Yield explanations of the result of a comparison."""
     gate, start = plan.config.gate if plan.steps else "", getattr(plan.pool, "start", "")
-    if result.telling == "layers":
+    if telling == "layers":
         yield (
             "the outputs do not show even the control (a detector with random weights finds no boxes): only the layers "
             "were compared; trained weights (--pretrained, --checkpoint) let the outputs tell"

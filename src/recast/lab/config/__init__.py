@@ -1,4 +1,4 @@
-"""What a run is, as plain data: no torch in here, so that the command line starts fast.
+"""Settings of a run as plain data. Imports no torch, so that the command line starts fast.
 
 A `Recipe` is complete: written to `recipe.yaml`, it replays the run.
 """

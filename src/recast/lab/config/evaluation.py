@@ -1,4 +1,4 @@
-"""What the suites of an evaluation can be told, as plain data."""
+"""Options of the suites of an evaluation, as plain data."""
 
 from __future__ import annotations
 

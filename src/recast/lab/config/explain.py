@@ -1,4 +1,4 @@
-"""What `recast explain` can be asked for, as plain data."""
+"""Options of `recast explain`, as plain data."""
 
 from __future__ import annotations
 

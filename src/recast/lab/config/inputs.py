@@ -1,4 +1,4 @@
-"""Which network, which images, and what training sees of them, as plain data."""
+"""Settings of images, labels and augmentation, as plain data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from recast.config import (
 
 
 def ordered(values: tuple[float, float]) -> tuple[float, float]:
-    """Return (smallest, largest); anything else is a mistake."""
+    """Return (smallest, largest). Raises a validation error for another order."""
     if values[0] > values[1]:
         raise problem("must be (smallest, largest)")
     return values
@@ -126,7 +126,7 @@ class AugmentConfig(Config):
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is done to a training image: the fields of `AugmentConfig` and of a task that concern images."""
+    """Augmentation of a training image: the fields of `AugmentConfig` and of a task that concern images."""
 
     crop: Crop | None = None
     scale: tuple[float, float] = (0.08, 1.0)

@@ -1,4 +1,4 @@
-"""One run, complete: what is shared by all tasks and papers. Imports no torch."""
+"""The complete settings of a run that all tasks and papers share. Imports no torch."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ class RegularizationConfig(Config):
 
 
 class PaperConfig(Config):
-    """Base of the settings that only one paper needs; `papers.NAME` of a recipe, NAME the class attribute `section`.
+    """Base of the settings that only one paper needs: `papers.NAME` of a recipe, where NAME is `section` of the class.
 
-    Defining a subclass adds it. The methods are where training asks it.
+    Defining a subclass registers it. Training calls the methods.
     """
 
     section: ClassVar[str]
@@ -108,10 +108,10 @@ class PaperConfig(Config):
         Recipe.model_rebuild(force=True)
 
     def check(self, recipe: Recipe) -> None:
-        """Raise `clash` for settings of the recipe that these cannot go with."""
+        """Raise `clash` for settings of the recipe that contradict these."""
 
     def check_trained(self) -> None:
-        """Raise RecastError for settings that would wipe trained weights."""
+        """Raise RecastError for settings that would overwrite trained weights."""
 
     def draw_(self, model: nn.Module) -> None:
         """Change the random weights that a network starts with."""
@@ -120,11 +120,11 @@ class PaperConfig(Config):
         """Change a network before it is trained, whatever its weights are."""
 
     def drop_path_(self, model: nn.Module, rate: float) -> None:
-        """Change stochastic depth, which rises to `rate` by then."""
+        """Change stochastic depth, which rises to `rate` with the depth of the network."""
 
 
 PAPERS: dict[str, type[PaperConfig]] = {}
-"""Settings of papers by their names."""
+"""Settings of papers by their `section`."""
 
 
 class Recipe(Config):
@@ -209,7 +209,7 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        """Check the few rules between sections that no union can express."""
+        """Check the rules between sections that no union of configs can express."""
         schedule, gate = self.schedule, self.recast.gate
         if isinstance(schedule, Before):
             if schedule.calibrate and gate != "sigmoid":
@@ -242,5 +242,5 @@ EXTENDED.append(Recipe)
 
 
 def task_of_data(name: Any) -> str | None:
-    """Return the task that a data set is for alone; None where several can use it."""
+    """Return the only task of a data set; None if several tasks can use it."""
     return next((kind for kind, task in TaskConfig.members.items() if name in task.data_sets), None)

@@ -41,11 +41,11 @@ class ScheduleConfig(OneOf):
 
     @property
     def start(self) -> Before:
-        """What is done between a recast before training and the training."""
+        """Steps between a recast before training and the training."""
         return Before()
 
     def dated(self, plan: Plan, epochs: int) -> Schedule | None:
-        """Return the dates of the layers of a plan in so many epochs; None if layers are not recast during training."""
+        """Return the dates of the layers of a plan over `epochs`; None if layers are not recast during training."""
         return None
 
 
@@ -65,12 +65,12 @@ class Before(ScheduleConfig):
 
     @property
     def start(self) -> Before:
-        """What is done between the recast and the training."""
+        """Steps between the recast and the training."""
         return self
 
 
 class Never(ScheduleConfig):
-    """A control whose maps are as large as the hybrid's, without attention."""
+    """Never: a control with maps as large as the hybrid's, without attention."""
 
     kind: Literal["never"] = "never"
 
@@ -102,7 +102,7 @@ class Progressive(ScheduleConfig):
     """Layer that becomes attention first. PRS begins with the last."""
 
     def dated(self, plan: Plan, epochs: int) -> Schedule:
-        """Return the dates of the layers of a plan in so many epochs."""
+        """Return the dates of the layers of a plan over `epochs`."""
         from recast.surgery.schedule import Schedule
 
         return Schedule.progressive(plan, epochs, self.order)

@@ -32,9 +32,9 @@ class TaskConfig(OneOf):
 
     default: ClassVar[str] = "classify"
     data_sets: ClassVar[tuple[str, ...]] = ()
-    """Data sets that are for this task alone: they choose it where a recipe does not."""
+    """Data sets of this task alone. They choose the task if a recipe does not."""
     unused: ClassVar[tuple[str, ...]] = ()
-    """Fields of the shared sections that mean nothing for this task, by their dotted names."""
+    """Dotted names of fields of the shared sections that this task does not use."""
 
     kind: str
     """Labels of an image. The data set chooses the task where it can. multilabel: any number of classes (csv). embed:

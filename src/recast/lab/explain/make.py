@@ -24,6 +24,8 @@ from recast.modes import in_eval
 TOP = 5
 ASSUMED = InputDefaults((224, 224), None, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
 """Input of a network that does not state its own."""
+Results = dict[str, tuple[Tensor, Any]]
+"""Input and output by arm."""
 
 
 def explain(
@@ -67,15 +69,7 @@ def explain(
     check_target(Path(out))
     defaults, classes = input_defaults(model) or ASSUMED, classes or class_names(model)
     shape = (size, size) if isinstance(size, int) else size or defaults.size
-    if not isinstance(image, Tensor):
-        shown = read_image(Path(image), shape, {name: name for name in classes or ()})
-    elif image.dim() == 3 and image.shape[0] == 3 and image.is_floating_point():
-        shown = Input("the image", image)
-    else:
-        raise RecastError(
-            f"image must be a file, or pixels (3, height, width) in [0, 1], got a tensor {tuple(image.shape)} of "
-            f"{image.dtype}"
-        )
+    shown = _input(image, shape, classes or ())
     arms = {**(against or {}), "recast": model}
     scene = make_scene(
         title or f"{type(model).__name__} on {shown.name}",
@@ -87,6 +81,17 @@ def explain(
         outputs=outputs,
     )
     return write_scene(scene, Path(out))
+
+
+def _input(image: str | Path | Tensor, size: tuple[int, int], classes: Sequence[str]) -> Input:
+    if not isinstance(image, Tensor):
+        return read_image(Path(image), size, {name: name for name in classes})
+    if image.dim() == 3 and image.shape[0] == 3 and image.is_floating_point():
+        return Input("the image", image)
+    raise RecastError(
+        f"image must be a file, or pixels (3, height, width) in [0, 1], got a tensor {tuple(image.shape)} of "
+        f"{image.dtype}"
+    )
 
 
 def make_scene(
@@ -115,36 +120,47 @@ def make_scene(
     left_out: dict[str, None] = {}
     mean, std = (list(values) for values in normalization)
     for epoch, networks in states:
-        layers: tuple[Layer, ...] = ()
+        layers: list[Layer] = []
         for picture, image in zip(pictures, inputs, strict=True):
-            results: dict[str, tuple[Tensor, Any]] = {}
-            for arm, network in networks.items():
-                x = normalize(image.pixels[None], mean, std)
-                x = x.to(next(network.parameters(), x))  # its device and dtype
-                with blamed("running the network ({}) on an image of {}×{} pixels".format(arms[arm], *x.shape[-2:])):
-                    if arm == "recast":
-                        output, described, messages = record_maps(network, x, classes, outputs)
-                        layers = tuple(layer for layer, _ in described)
-                        picture.maps.append({layer.name: maps for layer, maps in described})
-                        left_out |= dict.fromkeys(messages)
-                    else:
-                        with in_eval(network), torch.no_grad():
-                            output = network(x)
-                results[arm] = x, output
+            results, described, messages = _run_arms(
+                networks, normalize(image.pixels[None], mean, std), classes, arms, outputs
+            )
             best = {arm: likeliest(output, classes, TOP, outputs) for arm, (_, output) in results.items()}
             picture.predictions.append({arm: ranking for arm, ranking in best.items() if ranking})
             if cam := _grad_cam(networks, results, best, arms, outputs):
-                layers = (*layers, cam[0])
-                picture.maps[-1][cam[0].name] = cam[1]
-        done.append(State(epoch, layers))
+                described.append(cam)
+            picture.maps.append({layer.name: maps for layer, maps in described})
+            layers = [layer for layer, _ in described]
+            left_out |= dict.fromkeys(messages)
+        done.append(State(epoch, tuple(layers)))
     # layers that become attention stay so: the last state has all of them, in the order of the network
     order = dict.fromkeys(layer.name for state in reversed(done) for layer in state.layers)
     return Scene(title, dict(arms), tuple(done), tuple(pictures), (*notes, *left_out), tuple(about), tuple(order))
 
 
+def _run_arms(
+    networks: Mapping[str, nn.Module], pixels: Tensor, classes: Sequence[str] | None, arms: Mapping[str, str],
+    outputs: Outputs | None,
+) -> tuple[Results, list[Described], list[str]]:  # fmt: skip
+    """Run normalized pixels (1, 3, height, width) through every arm and record the maps of the arm "recast"."""
+    results: Results = {}
+    described: list[Described] = []
+    messages: list[str] = []
+    for arm, network in networks.items():
+        x = pixels.to(next(network.parameters(), pixels))  # its device and dtype
+        with blamed("running the network ({}) on an image of {}×{} pixels".format(arms[arm], *x.shape[-2:])):
+            if arm == "recast":
+                output, described, messages = record_maps(network, x, classes, outputs)
+            else:
+                with in_eval(network), torch.no_grad():
+                    output = network(x)
+        results[arm] = x, output
+    return results, described, messages
+
+
 def _grad_cam(
     networks: Mapping[str, nn.Module],
-    results: Mapping[str, tuple[Tensor, Any]],
+    results: Results,
     best: Mapping[str, Sequence[Prediction]],
     arms: Mapping[str, str],
     outputs: Outputs | None,

@@ -207,7 +207,7 @@ def _class_maps(
     """
     pool = _step(maps.shape[-2:], MAX_PIXELS)
     blocks = (_pooled(maps, pool) / _pooled(torch.ones_like(maps), pool) * pool**2)[:, None, None]
-    stored = Maps.of(_array(blocks), (0,), (0,), pool, names=image_names, signed=signed, from_least=True)
+    stored = Maps.of(_array(blocks), (0,), (0,), pool, image_names, signed)
     return _layer(name, "classes", text, maps, names), stored
 
 

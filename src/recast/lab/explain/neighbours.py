@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
@@ -23,11 +24,46 @@ from recast.lab.explain.inputs import Input, find_inputs, page_stem, read_inputs
 from recast.lab.explain.write import PAGES, check_target, fill_page
 from recast.lab.files import check_ours
 from recast.lab.records import ARMS
-from recast.lab.report.neighbours import Query, Shown, draw_neighbours, png
+from recast.lab.report.formats import png
 from recast.modes import in_eval
 
 NEAREST = 10
 SIDE = 112  # longest side of a picture on the page
+MARKS = {
+    "right": ("✓", "#1a7f37"), "coarse class right": ("~", "#b26a00"), "wrong": ("✗", "#b3261e"), "": ("", "#8a9099"),
+}  # fmt: skip
+"""Comparison with the class of the query → mark and color."""
+LEAD = (
+    "Training images with the highest cosine similarity of features to the image on the left, the nearest first. "
+    "Green ✓: same class; amber ~: same coarse class only; red ✗: another class."
+)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An image and its class; the coarse class is empty if the data have none."""
+
+    picture: str  # data: URI of a PNG
+    name: str
+    label: str
+    coarse: str = ""
+    similarity: float = 1.0  # cosine with the query
+
+    def beside(self, query: Shown) -> str:
+        """Compare the class with that of the query: a key of `MARKS`, empty if the query has no label."""
+        if not query.label:
+            return ""
+        if self.label == query.label:
+            return "right"
+        return "coarse class right" if self.coarse and self.coarse == query.coarse else "wrong"
+
+
+@dataclass(frozen=True)
+class Query:
+    """An image and its neighbours by arm, the nearest first."""
+
+    image: Shown
+    nearest: dict[str, list[Shown]]
 
 
 def find_neighbours(
@@ -78,6 +114,38 @@ def _coarse(data: Data, name: str | None) -> str:
     if data.coarse is None or name is None:
         return ""
     return data.coarse.names[int(data.coarse.of[data.classes.index(name)])]
+
+
+def draw_neighbours(queries: Sequence[Query]) -> str:
+    """Return HTML: a row of pictures for every query and arm, each with its class, marked right or wrong."""
+    parts = []
+    for query in queries:
+        rows = []
+        for arm, images in query.nearest.items():
+            right = sum(image.beside(query.image) == "right" for image in images)
+            count = f", {right} of {len(images)} right" if query.image.label else ""
+            figures = "".join(_figure(image, image.beside(query.image)) for image in images)
+            rows.append(f"<p>{escape(arm)}{count}</p><div style='display:flex;flex-wrap:wrap;gap:4px'>{figures}</div>")
+        parts.append(
+            f"<article class='card' style='margin:0 0 20px'><div style='display:flex;gap:20px;flex-wrap:wrap'>"
+            f"{_figure(query.image, '', is_query=True)}<div style='flex:1;min-width:0'>{''.join(rows)}</div></div>"
+            "</article>"
+        )
+    return f"<p class='lead'>{LEAD}</p>{''.join(parts)}"
+
+
+def _figure(image: Shown, verdict: str, is_query: bool = False) -> str:
+    side, under = 112 if is_query else 74, escape((image.label or "class unknown").replace("_", " "))
+    mark, color = MARKS[verdict]
+    coarse = f"{escape(image.coarse.replace('_', ' '))}<br>" if image.coarse else ""
+    last = escape(image.name) if is_query else f"{image.similarity:.2f}"
+    alt = f"{under}{', ' + verdict if verdict else ''}"
+    return (
+        f"<figure style='margin:0;width:{side + 8}px;font-size:11px;line-height:1.3;overflow-wrap:anywhere'>"
+        f"<img src='{image.picture}' alt='{alt}' title='{escape(image.name)}' style='width:{side}px;height:{side}px;"
+        f"object-fit:contain;image-rendering:pixelated;border:4px solid {color}'>"
+        f"<figcaption style='font:inherit'><b>{mark} {under}</b><br>{coarse}{last}</figcaption></figure>"
+    )
 
 
 def neighbours_page(options: ExplainOptions, size: tuple[int, int] | None) -> Path:

@@ -91,58 +91,46 @@ def _gaussian(alpha: float, middle: float, padded: int) -> Floats:
 class Maps:
     """The stored maps of a layer for one image: some queries, over blocks of keys, one byte b per value.
 
-        value ≈ scale · (b / 255)²                                scale (H, I', J'): the largest value of the map
-        value ≈ scale · sign(b − 128) · ((b − 128) / 127)²        signed: the largest |value|
-        value ≈ low + scale · (b / 255)²                          from the least: low is the least, scale the range
+        value ≈ low + scale · (b / 255)²          low, scale (H, I', J'): least value of the map, or 0, and the range
 
-    A value is the total attention that a query gives to a block of `pool` × `pool` pixels. The square gives small
-    weights finer steps, down to 1/65,025 of the largest. The error is at most 0.4 % of the largest value, 0.8 % for
-    signed maps. Queries in `rows` and `columns` (indices on the query grid) are stored; others use the nearest.
-    Maps without a query have one row and one column. They are stored from their least value because they are drawn
-    from there: bytes that start at 0 would leave few steps for a nearly uniform map.
+    A value is the total attention that a query gives to a block of `pool` × `pool` pixels. The square gives weights
+    near `low` finer steps, down to 1/65,025 of the range. The error is at most 0.4 % of the range. Queries in `rows`
+    and `columns` (indices on the query grid) are stored; others use the nearest. Maps without a query have one row and
+    one column. They are stored from their least value because they are drawn from there: bytes that start at 0 would
+    leave few steps for a nearly uniform map. Positive maps with a query are stored from 0, which compresses better.
     """
 
+    low: Floats
     scale: Floats
     stored: NDArray[np.uint8]  # (H, I', J', Y', X')
     rows: tuple[int, ...]
     columns: tuple[int, ...]
     pool: int = 1
     names: tuple[str, ...] = ()  # names for this image, such as "tabby 61 %"; empty: those of the layer
-    signed: bool = False
-    low: Floats | None = None  # (H, I', J') if stored from the least value
+    signed: bool = False  # values may be negative
 
     @classmethod
     def of(
-        cls,
-        values: Floats,
-        rows: tuple[int, ...],
-        columns: tuple[int, ...],
-        pool: int = 1,
-        *,
-        names: tuple[str, ...] = (),
-        signed: bool = False,
-        from_least: bool = False,
-    ) -> Maps:
+        cls, values: Floats, rows: tuple[int, ...], columns: tuple[int, ...], pool: int = 1,
+        names: tuple[str, ...] = (), signed: bool = False,
+    ) -> Maps:  # fmt: skip
         """Quantize values (H, I', J', Y', X'). Negative values become 0 unless `signed`."""
         values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
         values = values if signed else np.maximum(values, 0.0)
-        low = values.min(axis=(-2, -1)).astype(np.float32) if from_least else None
-        if low is not None:
-            values = values - low[..., None, None]
-        scale = np.abs(values).max(axis=(-2, -1)).astype(np.float32)
+        low = values.min(axis=(-2, -1)).astype(np.float32)
+        if values.shape[1:3] != (1, 1):
+            low = np.minimum(low, 0)
+        values = np.maximum(values - low[..., None, None], 0.0)
+        scale = values.max(axis=(-2, -1)).astype(np.float32)
         shares = values / np.where(scale > 0, scale, 1.0)[..., None, None]
-        roots = np.sign(shares) * np.sqrt(np.abs(shares))
-        stored = np.round(128 + 127 * roots) if signed and low is None else np.round(255 * roots)
-        return cls(scale, stored.astype(np.uint8), rows, columns, pool, names, signed, low)
+        stored = np.round(255 * np.sqrt(shares)).astype(np.uint8)
+        return cls(low, scale, stored, rows, columns, pool, names, signed)
 
     @property
     def values(self) -> Floats:
         """Dequantized values (H, I', J', Y', X'), as the page computes them."""
-        stored = self.stored.astype(np.float32)
-        centered = self.signed and self.low is None
-        roots = (stored - np.float32(128)) / np.float32(127) if centered else stored / np.float32(255)
-        values = self.scale[..., None, None] * np.sign(roots) * roots**2
-        return np.asarray(values if self.low is None else self.low[..., None, None] + values, dtype=np.float32)
+        shares = (self.stored / np.float32(255)) ** 2
+        return np.asarray(self.low[..., None, None] + self.scale[..., None, None] * shares, dtype=np.float32)
 
     def at(self, head: int, query: tuple[int, int]) -> Floats:
         """Return the map (Y', X') of the stored query nearest to `query`."""
@@ -158,16 +146,14 @@ class Maps:
         return replace(self[:, ::2, ::2], rows=self.rows[::2], columns=self.columns[::2])
 
     def __getitem__(self, part: tuple[slice, slice, slice]) -> Maps:
-        low = None if self.low is None else self.low[part]
-        return replace(self, scale=self.scale[part], stored=self.stored[part], low=low)
+        return replace(self, low=self.low[part], scale=self.scale[part], stored=self.stored[part])
 
     def coarser_keys(self) -> Maps:
         """Return the sums over blocks of twice the side."""
         values = self.values
         for axis in (-2, -1):
             values = np.add.reduceat(values, np.arange(0, values.shape[axis], 2), axis=axis)
-        options = {"names": self.names, "signed": self.signed, "from_least": self.low is not None}
-        return Maps.of(values, self.rows, self.columns, 2 * self.pool, **options)  # type: ignore[arg-type]
+        return Maps.of(values, self.rows, self.columns, 2 * self.pool, self.names, self.signed)
 
 
 class Prediction(NamedTuple):

@@ -66,8 +66,9 @@ def fill_page(template: str, title: str, **parts: str) -> str:
     """Return an HTML page: a template of assets/ inside shell.html. Placeholders in `parts` are not replaced."""
     title = html.escape(title)
     body = Template(_read(template)).substitute(title=title, **parts)
-    return Template(_read("shell.html")).substitute(title=title, style=_read("page.css"), body=body)
+    style = _read("base.css", "report/templates") + _read("page.css")
+    return Template(_read("shell.html")).substitute(title=title, style=style, body=body)
 
 
-def _read(name: str) -> str:
-    return files("recast.lab.explain").joinpath("assets", name).read_text(encoding="utf-8")
+def _read(name: str, folder: str = "explain/assets") -> str:
+    return files("recast.lab").joinpath(folder, name).read_text(encoding="utf-8")

@@ -1,12 +1,12 @@
-"""Recipes by name: `make_recipe("finetune")`. Tables of values, one YAML file a paper; no torch in here.
+"""Make recipes by name, `make_recipe("finetune")`, from one YAML file per paper. Imports no torch.
 
-A recipe's text gives what it trains, the paper's experiment, the command, the published number, the cost, and what the
-paper leaves open and is inferred here.
+The text of a recipe states what it trains, the paper's experiment, the command, the published number, the cost, and
+what is inferred here because the paper leaves it open.
 
 A file holds `paper`, `notes` (texts said more than once), `bases` (settings with a name, under the dotted names of a
 recipe's fields; other files may build on them), `sizes` (columns of numbers and texts, a row for every size of the
-network), and `groups` of recipes. A recipe of a group is made for each of its rows, or for those named in `for`; where
-its name, texts and settings say {column}, they get that of the row (its own, that of its size, or a note).
+network), and `groups` of recipes. A recipe of a group is made for each of its rows, or for those named in `for`.
+{column} in its name, texts and settings is replaced by the value of the row, of its size, or of a note.
 """
 
 from __future__ import annotations
@@ -38,30 +38,30 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True)
 class Entry:
-    """One recipe: what it trains, where it comes from, what to expect of it, and its settings."""
+    """Description, source, expected results and settings of a recipe."""
 
     name: str
     title: str
-    """What it trains, in less than 90 characters."""
+    """Summary in less than 90 characters."""
     paper: str
-    """With the experiment, table or section."""
+    """Paper, with the experiment, table or section."""
     expected: str
     """The published number."""
     cost: str
     inferred: str
-    """What the paper leaves open or says in two ways, and what is taken here."""
+    """Choices made here where the paper is silent or ambiguous."""
     settings: Mapping[str, Any]
-    """What differs from `Recipe()`, under the dotted names of the fields."""
+    """Differences from `Recipe()`, by the dotted names of the fields."""
     after: str | None = None
     """The recipe whose weights it starts from (`--checkpoint`)."""
     needs_weights: bool = False
-    """It means nothing from random weights: it is to be given `--checkpoint` (or `--pretrained`)."""
+    """True if it requires trained weights: `--checkpoint` or `--pretrained`."""
     given_command: str | None = None
     data: str | None = None
-    """Of `DATA`. None: what the settings say."""
+    """Key of `DATA`; None: the data set of the settings."""
 
     def make(self) -> Recipe:
-        """A fresh recipe."""
+        """Return a new recipe."""
         nested: dict[str, Any] = {}
         for key, value in self.settings.items():
             *sections, field = key.split(".")
@@ -73,7 +73,7 @@ class Entry:
 
     @property
     def command(self) -> str:
-        """The command line; a later stage names the weights of the earlier one."""
+        """The command line. A later stage names the weights of the earlier one."""
         if self.given_command:
             return self.given_command
         weights = f" --checkpoint runs/{self.after}/weights.safetensors" if self.after else ""
@@ -82,7 +82,7 @@ class Entry:
 
     @property
     def text(self) -> str:
-        """All that is told of it, the title first."""
+        """The whole description, the title first."""
         return (
             f"{self.title}\n\nPaper: {self.paper}\nCommand: {self.command}\nExpected: {self.expected}\n"
             f"Cost: {self.cost}\nInferred: {self.inferred}"
@@ -92,10 +92,12 @@ class Entry:
 def compute(
     settings: Mapping[str, Any], gmacs: float | list[list[float]], teacher_gmac: float = 0.0, data: str | None = None
 ) -> str:
-    """Floating-point operations of a training: images · epochs · 2 · (3 · gmac + teacher_gmac), as text.
+    """Return the floating-point operations of a training as text: images · epochs · 2 · (3 · gmac + teacher_gmac).
 
-    Two operations a multiply-add, a backward pass twice the forward pass, a teacher runs forward only. `gmacs`:
-    billions of multiply-adds of one image, forward; where they change, [gmac, epochs] each.
+    A multiply-add is two operations, a backward pass costs two forward passes, and a teacher runs forward only.
+
+    Args:
+        gmacs: billions of multiply-adds of one image, forward; a list of [gmac, epochs] if they change.
     """
     images = DATA[data or settings["data.name"]][0] * float(settings.get("data.num_train", 1.0))
     parts = gmacs if isinstance(gmacs, list) else [[gmacs, settings["epochs"]]]
@@ -111,14 +113,14 @@ def recipe_files() -> list[Path]:
 
 
 def read_papers(paths: Sequence[Path]) -> dict[str, list[Entry]]:
-    """Paper → its recipes, in the order of the files."""
+    """Return paper → its recipes, in the order of the files."""
     papers = [yaml.load(path.read_text("utf-8"), LOADER) for path in paths]
     bases = {name: base for paper in papers for name, base in paper.get("bases", {}).items()}
 
     def settings(table: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of a table and of the bases that it names in `from`, the later ones before the earlier.
+        """Return the settings of a table over those of the bases that it names in `from`, later ones over earlier ones.
 
-        Another `kind` drops what was set for the one before.
+        Another `kind` drops the settings of the previous kind.
         """
         merged: dict[str, Any] = {}
         for part in (*(settings(bases[base]) for base in table.get("from", [])), dict(table)):
@@ -130,36 +132,36 @@ def read_papers(paths: Sequence[Path]) -> dict[str, list[Entry]]:
             merged |= part
         return merged
 
-    found: dict[str, list[Entry]] = {paper["paper"]: [] for paper in papers}
+    entries: dict[str, list[Entry]] = {paper["paper"]: [] for paper in papers}
     for paper in papers:
         for name, table in recipes_of(paper):
-            own, cost = settings({"from": table.get("from", []), **table.get("set", {})}), table.get("cost", "")
+            values, cost = settings({"from": table.get("from", []), **table.get("set", {})}), table.get("cost", "")
             if "gmac" in table:
-                cost = compute(own, table["gmac"], table.get("teacher_gmac", 0.0), table.get("data")) + cost
+                cost = compute(values, table["gmac"], table.get("teacher_gmac", 0.0), table.get("data")) + cost
             source = f"{paper['paper']}: {table['experiment']}" if "experiment" in table else table["paper"]
-            found[paper["paper"]].append(Entry(
-                name, table["title"], source, table["expected"], cost, table["inferred"], own,
+            entries[paper["paper"]].append(Entry(
+                name, table["title"], source, table["expected"], cost, table["inferred"], values,
                 after=table.get("after"), needs_weights="after" in table or table.get("needs_weights", False),
                 given_command=table.get("command"), data=table.get("data"),
             ))  # fmt: skip
-    return found
+    return entries
 
 
 def recipes_of(paper: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name and table of every recipe of a paper, one for each row of its group, the columns filled in."""
+    """Yield name and table of every recipe of a paper, one for each row of its group, with the columns filled in."""
     sizes, notes = paper.get("sizes", {}), paper.get("notes", {})
     for group in paper["groups"]:
         rows = group.get("rows", [""])
         for row in rows:
-            own = (rows[row] or {}) if isinstance(rows, Mapping) else {}
-            columns = {"size": row} | notes | sizes.get(own.get("size", row), {}) | own
+            values = (rows[row] or {}) if isinstance(rows, Mapping) else {}
+            columns = {"size": row} | notes | sizes.get(values.get("size", row), {}) | values
             for name, table in group["recipes"].items():
                 if row in table.get("for", [row]):
                     yield filled(name, columns), filled(table, columns)
 
 
 def filled(template: Any, columns: Mapping[str, Any]) -> Any:
-    """A copy of nested plain data with the columns where it names them; a text that is {column} alone is its value."""
+    """Return a copy of nested plain data with every {column} replaced; a text of one {column} becomes its value."""
     if isinstance(template, Mapping):
         return {key: filled(value, columns) for key, value in template.items()}
     if isinstance(template, list):
@@ -178,7 +180,7 @@ RECIPES: dict[str, Entry] = {entry.name: entry for entries in _BY_PAPER.values()
 
 
 def make_recipe(name: str) -> Recipe:
-    """A fresh recipe. Raises RecastError for an unknown name."""
+    """Return a new recipe. Raises RecastError for an unknown name."""
     if name not in RECIPES:
         raise RecastError(
             f"unknown recipe {name!r}: expected a name of docs/recipes.md, or a .yaml file.{suggest(name, RECIPES)}"
@@ -187,5 +189,5 @@ def make_recipe(name: str) -> Recipe:
 
 
 def recipes_by_paper() -> dict[str, list[str]]:
-    """Names of the recipes below the paper that they come from, this library's own first."""
+    """Return paper → names of its recipes, those of this library first."""
     return {paper: [entry.name for entry in entries] for paper, entries in _BY_PAPER.items()}

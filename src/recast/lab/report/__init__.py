@@ -7,10 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from recast.errors import RecastError
 from recast.files import check_place, write_text
 from recast.lab.files import check_ours
+
+if TYPE_CHECKING:
+    from recast.lab.report.load import Run
 
 __all__ = ["results_of", "write_report"]
 
@@ -37,31 +41,15 @@ def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figu
         RecastError: no run, a missing or truncated file in a run, an invalid `out` or `figures`, or a missing package.
     """
     folders = [Path(run) for run in runs]
-    if len({folder.resolve() for folder in folders}) < len(folders):
-        raise RecastError("a report takes every run once, got one twice")
-    if not folders:
-        raise RecastError("a report needs at least one run folder, got none")
-    if out is None and len(folders) > 1:
-        raise RecastError(f"a report of {len(folders)} runs has no default file: add --out report.html")
-    target = Path(out) if out is not None else folders[0] / "report.html"
-    if out is not None:
-        check_place(target, "the report", "report.html")
-    check_ours(target)
+    target = _target(folders, out)
     check_packages(*(["pandas"] if figures is not None else []))
-    from recast.lab.report.load import read_run
     from recast.lab.report.page import joint_part, render_page, run_part
 
     if figures is not None:
         from recast.lab.report.export import check_folder, write_figures
 
         check_folder(Path(figures))
-    loaded = [read_run(folder) for folder in folders]
-    if len({(run.data, run.classes) for run in loaded}) > 1:
-        names = ", ".join(dict.fromkeys(run.data for run in loaded))
-        raise RecastError(f"the runs use different data ({names}): write one report for each")
-    if len({run.name for run in loaded}) < len(loaded):
-        common = os.path.commonpath([folder.resolve().parent for folder in folders])
-        loaded = [replace(run, name=os.path.relpath(run.path.resolve(), common)) for run in loaded]
+    loaded = _load(folders)
     parts = [run_part(run, f"run{number}", len(loaded)) for number, run in enumerate(loaded, start=1)]
     joint = joint_part(loaded) if len(loaded) > 1 else None
     try:
@@ -71,6 +59,37 @@ def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figu
     if figures is not None:
         write_figures(Path(figures), parts, joint)
     return target
+
+
+def _target(folders: Sequence[Path], out: Path | str | None) -> Path:
+    """Return the file of the report; RecastError if there is none, or if it cannot be written."""
+    if not folders:
+        raise RecastError("a report needs at least one run folder, got none")
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise RecastError("a report takes every run once, got one twice")
+    if out is not None:
+        target = Path(out)
+        check_place(target, "the report", "report.html")
+    elif len(folders) == 1:
+        target = folders[0] / "report.html"
+    else:
+        raise RecastError(f"a report of {len(folders)} runs has no default file: add --out report.html")
+    check_ours(target)
+    return target
+
+
+def _load(folders: Sequence[Path]) -> list[Run]:
+    """Read the runs, which must share their data set, and give them different names."""
+    from recast.lab.report.load import read_run
+
+    runs = [read_run(folder) for folder in folders]
+    if len({(run.data, run.classes) for run in runs}) > 1:
+        names = ", ".join(dict.fromkeys(run.data for run in runs))
+        raise RecastError(f"the runs use different data ({names}): write one report for each")
+    if len({run.name for run in runs}) < len(runs):
+        common = os.path.commonpath([folder.resolve().parent for folder in folders])
+        runs = [replace(run, name=os.path.relpath(run.path.resolve(), common)) for run in runs]
+    return runs
 
 
 def results_of(run: Path | str) -> str:

@@ -65,7 +65,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture of one panel, or of several with a `layout`."""
+    """A picture of one panel."""
 
     name: str  # stem of its files: letters, digits, `-` and `_`
     title: str
@@ -75,12 +75,9 @@ class Chart:
     size: tuple[float, float] = (4.0, 2.4)  # inches
     right: float = 0.97  # right end of the panel as a share of the width
     keys: Sequence[Key] = ()
-    layout: Callable[[Palette], Figure] | None = None
 
     def draw(self, palette: Palette) -> Figure:
         """Draw the picture, for page or paper; call inside `styled`."""
-        if self.layout is not None:
-            return self.layout(palette)
         # fixed margins: a layout engine takes longer than the drawing
         left, bottom = 0.5 / self.size[0], 34 / 72 / self.size[1]
         figure = Figure(self.size)

@@ -83,7 +83,6 @@ def draw_series(
     xlim: tuple[float, float] | None = None,
     ylim: tuple[float, float] | None = None,
     xticks: Mapping[float, str] | None = None,
-    yticks: int = 5,
     whole_x: bool = False,
     log_x: bool = False,
     xformat: Callable[[float], str] | None = None,
@@ -115,7 +114,7 @@ def draw_series(
     if xformat is not None:
         axes.xaxis.set_major_formatter(lambda value, _: xformat(value))
         axes.margins(0.14)
-    axes.yaxis.set_major_locator(MaxNLocator(yticks))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
     if xticks is not None:
         axes.set_xticks(list(xticks), list(xticks.values()))
     axes.set(xlim=xlim, ylim=ylim)

@@ -1,10 +1,16 @@
-"""Format numbers as text: a true minus sign, grouped thousands, NaN as an en dash."""
+"""Format numbers as text (a true minus sign, grouped thousands, NaN as an en dash), and pixels as the URI of a PNG."""
 
 from __future__ import annotations
 
+import base64
+import io
 import math
 from collections.abc import Sequence
 from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
 MISSING = "–"
 NBSP = "\u00a0"  # keeps a number and its unit on one line
@@ -106,3 +112,13 @@ def mean_range(values: Sequence[float]) -> str:
 
 def plural(count: int, noun: str) -> str:
     return f"{count:,}{NBSP}{noun}{'' if count == 1 else 's'}"
+
+
+def png(pixels: NDArray[np.uint8], most: int | None = None) -> str:
+    """Return pixels (height, width, 3 or 4) as the data: URI of a PNG, shrunk to sides of at most `most`."""
+    buffer = io.BytesIO()
+    picture = Image.fromarray(pixels)
+    if most is not None:
+        picture.thumbnail((most, most))
+    picture.save(buffer, format="PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")

@@ -16,7 +16,7 @@ import numpy as np
 
 from recast.errors import RecastError
 from recast.lab.report import formats
-from recast.lab.report.neighbours import png
+from recast.lab.report.formats import png
 
 ADDS, SUBTRACTS = "#d95f02", "#5e3c99"  # orange and purple, color-blind safe; larger weights are more opaque
 LEVELS = 128  # of a map on the page, on either side of 0
@@ -106,30 +106,23 @@ class Attention:
 
 def read_attention(path: Path) -> Attention:
     """Read attention.npz. Raises RecastError for a truncated file, or a missing or misshapen array."""
+    layers = []
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-        images, classes = arrays["images"], arrays["classes"]
-        if images.ndim != 4 or images.dtype != np.uint8:
-            raise RecastError(f"{path}: images must be uint8 (N, H, W, 3), got {images.dtype} {images.shape}")
-        layers = []
-        for index, name in enumerate(arrays["layers"]):
-            mix, gate = arrays[f"mix_{index}"], arrays[f"gate_{index}"]
-            if mix.ndim != 4 or mix.shape[:2] != (len(images), len(gate)):
-                expected = f"(images, heads, h, w) = ({len(images)}, {len(gate)}, h, w)"
-                raise RecastError(f"{path}: mix_{index} must be {expected}, got {mix.shape}")
-            (row, column), (kh, kw) = (map(int, arrays[f"{key}_{index}"]) for key in ("query", "kernel"))
-            layers.append(AttentionLayer(str(name), mix.astype(np.float32), (row, column), gate, (kh, kw)))
-        labels, predictions = (
-            [str(classes[index]) if 0 <= index < len(classes) else str(index) for index in arrays[key]]
-            for key in ("labels", "predictions")
-        )
-    except RecastError:
-        raise
-    except KeyError as error:
-        raise RecastError(f"{path} lacks the array {error.args[0]}") from None
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        raise RecastError(f"{path} is truncated or not an .npz of attention maps") from error
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            images, classes = arrays["images"], arrays["classes"]
+            for index, name in enumerate(arrays["layers"]):
+                mix, gate, query, kernel = (arrays[f"{key}_{index}"] for key in ("mix", "gate", "query", "kernel"))
+                if mix.ndim != 4 or mix.shape[:2] != (len(images), len(gate)):
+                    raise ValueError(f"mix_{index} has the shape {mix.shape}")
+                (row, column), (height, width) = query.tolist(), kernel.tolist()
+                layer = AttentionLayer(str(name), mix.astype(np.float32), (row, column), gate, (height, width))
+                layers.append(layer)
+            labels, predictions = (
+                [str(classes[index]) if 0 <= index < len(classes) else str(index) for index in arrays[key]]
+                for key in ("labels", "predictions")
+            )
+    except (KeyError, OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        raise RecastError(f"{path} is damaged, or not an .npz of attention maps") from error
     return Attention(images, labels, predictions, layers)
 
 

@@ -3,8 +3,7 @@
 
    gpsa:  A = c_S·S + c_G·G + c_C·C   S one-hot at the tap, G a Gaussian around Δ over the padded grid, C stored
    maps, classes:  stored as they are
-   stored value = scale · (byte / 255)², of a block of pool × pool pixels, shared out evenly among them;
-   where it may be negative scale · sign(byte − 128) · ((byte − 128) / 127)², from the least low + scale · (byte / 255)² */
+   stored value = low + scale · (byte / 255)², of a block of pool × pool pixels, shared out evenly among them */
 const Maps = (() => {
   async function unpack(packed) {
     const text = atob(packed.data);
@@ -13,14 +12,11 @@ const Maps = (() => {
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
     const all = await new Response(stream).arrayBuffer();
     const size = packed.blocks[0] * packed.blocks[1];
-    const head = packed.fromLeast ? 8 : 4; // a scale of 4 bytes for each map, and its least value
-    const maps = all.byteLength / (size + head);
-    const view = new DataView(all, 0, head * maps);
+    const maps = all.byteLength / (size + 8); // a scale of 4 bytes for each map, and its least value
+    const view = new DataView(all, 0, 8 * maps);
     const floats = (from) => Float32Array.from({ length: maps }, (_, i) => view.getFloat32(4 * (from + i), true));
-    const [scale, low] = [floats(0), packed.fromLeast ? floats(maps) : new Float32Array(maps)];
-    const share = (byte) => (packed.signed && !packed.fromLeast ? Math.sign(byte - 128) * ((byte - 128) / 127) ** 2 : (byte / 255) ** 2);
-    const shares = Float64Array.from({ length: 256 }, (_, byte) => share(byte));
-    return { ...packed, data: null, scale, low, shares, bytes: new Uint8Array(all, head * maps) };
+    const shares = Float64Array.from({ length: 256 }, (_, byte) => (byte / 255) ** 2);
+    return { ...packed, data: null, scale: floats(0), low: floats(maps), shares, bytes: new Uint8Array(all, 8 * maps) };
   }
 
   function nearest(values, target) {
