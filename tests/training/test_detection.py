@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +31,6 @@ from recast.models.sources import create
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 
-SLOW = pytest.mark.skipif(not os.environ.get("RECAST_SLOW"), reason="a process of its own: RECAST_SLOW=1")
 SMALL = DataConfig("scene_objects", num_train=4, num_val=2, batch_size=2)
 
 
@@ -52,13 +50,11 @@ def child() -> nn.Module:
     return recast_(model, plan(model, torch.zeros(1, 3, 96, 96)))
 
 
-def resumable(folder: Path, model: nn.Module, **how: Any) -> list[dict[str, Any]]:
-    return fit(model, load_data(SMALL), recipe(save_steps=1), folder, progress=False, **how)
+def test_it_goes_on_bit_for_bit(tmp_path: Path, data: Data, goes_on: Callable[..., nn.Module]) -> None:
+    def trains(folder: Path, model: nn.Module, resume: bool = False) -> list[dict[str, Any]]:
+        return fit(model, data, recipe(save_steps=1), folder, progress=False, resume=resume)
 
-
-@pytest.mark.parametrize("kill", [None, pytest.param((__file__, (2, 2)), marks=SLOW)], ids=["stop", "kill"])
-def test_it_goes_on_bit_for_bit(tmp_path: Path, kill: Any, goes_on: Callable[..., nn.Module]) -> None:
-    goes_on(resumable, child, "update", 3, kill=kill)
+    goes_on(trains, child, "update", 3)
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert rows[-1]["val_ap"] is not None
     assert rows[-1]["val_loss"] < rows[0]["val_loss"], "it learns"

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -105,6 +107,24 @@ def test_accumulated_parts_give_the_gradient_of_the_whole_batch(tmp_path: Path) 
     for model in models[1:]:
         for name, value in models[0].state_dict().items():
             torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_the_row_says_how_long_was_waited_for_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = small_data()
+    batch = type(data.train).batch
+
+    def slow(self: Any, *args: Any) -> Any:
+        time.sleep(0.2)  # longer than a step, on a busy machine too
+        return batch(self, *args)
+
+    monkeypatch.setattr(type(data.train), "batch", slow)
+    rows = fit(small_parent(), data, small_recipe(epochs=1), tmp_path)
+    assert rows[0]["data_wait"] is None
+    assert rows[1]["data_wait"] > 0.5
+    assert 0 < rows[1]["images_per_second"] < 40 / 0.25
+    assert f"images/s  data {rows[1]['data_wait']:.0%}" in capsys.readouterr().err
 
 
 # --- losses and weights that are not finite ---------------------------------------------------------------------------
