@@ -168,7 +168,7 @@ def main() -> None:
         answer = try_(model, data, plan, options.out / name, minutes=options.minutes, **settings)
         print(answer)
         stored = json.loads((options.out / name / run.TRIAL).read_text(encoding="utf-8"))
-        minutes = run.Pace.of(stored["pace"]).seconds(options.seeds) / 60
+        minutes = run.Pace(**stored["pace"]).seconds(options.seeds) / 60
         updates, longer = answer.gains["finetuned"], answer.gains["longer"]
         gains = [f"{value:.2f}" for gain in (updates, longer) for value in (gain.mean, gain.low, gain.high)]
         row = [

@@ -27,11 +27,6 @@ def batch(digits: Data) -> tuple[Tensor, Tensor]:
     return digits.val.batch(range(len(digits.val)))
 
 
-def noise_like(images: Tensor, seeds: list[int]) -> Tensor:
-    drawn = [torch.rand(images.shape[1:], generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-    return 2 * torch.stack(drawn) - 1
-
-
 @pytest.mark.parametrize(("steps", "size"), [(1, 2.0), (3, 0.9)])
 def test_steps_are_the_formula_of_fgsm_and_pgd(
     steps: int, size: float, victim: PixelModel, batch: tuple[Tensor, Tensor]
@@ -67,8 +62,10 @@ def test_the_suite_takes_the_very_attack_and_all_restarts_must_fail(
     images, labels = batch
 
     def right(start: int | None) -> Tensor:
-        seeds = [mix_seed("pgd", 0, start, index) for index in range(len(labels))]
-        noise = None if start is None else noise_like(images, seeds)
+        seeds = [torch.Generator().manual_seed(mix_seed("pgd", 0, start, i)) for i in range(len(labels))]
+        noise = None
+        if start is not None:
+            noise = 2 * torch.stack([torch.rand(images.shape[1:], generator=seed) for seed in seeds]) - 1
         with torch.no_grad():
             return victim(pgd(victim, images, labels, 10.0, steps=2, noise=noise)).argmax(1) == labels
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -48,11 +47,6 @@ def test_corruption_errors_are_the_published_ones() -> None:
     assert mean_corruption_error(errors) == pytest.approx(CLEAN_MCE, abs=0.005)
 
 
-@pytest.fixture(scope="module")
-def digits32() -> Data:
-    return load_data(DataConfig(num_train=50, num_val=6, img_size=32))
-
-
 def picture(height: int, width: int) -> np.ndarray:
     rows, columns = np.mgrid[:height, :width]
     shades = [np.sin(rows / 5) + np.cos(columns / 7), rows / height, columns / width]
@@ -78,10 +72,10 @@ def test_the_same_seed_gives_the_same_bytes_and_no_global_generator_moves(kind: 
 
 
 @needs_package
-def test_the_suite_of_imagenets_corruptions(digits32: Data, score: Score) -> None:
+def test_the_suite_of_imagenets_corruptions(score: Score) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10)).eval()
-    small = replace(digits32, val=digits32.val.subset(torch.arange(2)))
+    small = load_data(DataConfig(num_train=10, num_val=2, img_size=32))
     found, other = score("corruptions", net, small, 2), score("corruptions", net, small, 1)
     single = [f"top1/{kind}/{severity}" for kind in KINDS for severity in SEVERITIES]
     assert list(found)[:75] == single
@@ -101,7 +95,7 @@ def make_images(height: int, width: int, count: int = 8) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", CORRUPTIONS)
-@pytest.mark.parametrize("size", [(8, 8), (16, 12), (45, 64), (224, 224)])
+@pytest.mark.parametrize("size", [(8, 8), (16, 12), (45, 64)])
 def test_severities_move_away_from_the_clean_image(kind: str, size: tuple[int, int]) -> None:
     images = make_images(*size, count=3)
     distances = [0.0, *((corrupt(images, kind, severity) - images).norm().item() for severity in SEVERITIES)]

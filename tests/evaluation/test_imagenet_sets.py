@@ -131,14 +131,6 @@ def test_missing_sets_and_other_classes(
             score(suite, Decode(), data)
 
 
-def real_data(digits: Data, root: Path, numbers: list[int], decode: Callable[[int], int]) -> Data:
-    """Images whose colour tells the label that `decode` gives for their number."""
-    paths = [root / f"ILSVRC2012_val_{number:08d}.JPEG" for number in numbers]
-    for path, number in zip(paths, numbers, strict=True):
-        Image.new("RGB", (16, 16), encode(decode(number))).save(path, "PNG")
-    return replace(named(digits), val=ImageFiles(torch.zeros(len(paths), dtype=torch.long), 16, list(map(str, paths))))
-
-
 def test_real_counts_any_of_an_images_labels(tmp_path: Path, digits: Data, score: Score) -> None:
     labels = list(real_labels().values())
     assert len(labels) == 50_000
@@ -151,7 +143,12 @@ def test_real_counts_any_of_an_images_labels(tmp_path: Path, digits: Data, score
         off = {near: 2, far: 500}.get(number, 0)
         return (labels[number - 1][-1] + off) % 1000 if labels[number - 1] else 0
 
-    found = score("imagenet-real", Decode(), real_data(digits, tmp_path, [*several, none, near, far], shown))
+    numbers_shown = [*several, none, near, far]
+    paths = [tmp_path / f"ILSVRC2012_val_{number:08d}.JPEG" for number in numbers_shown]
+    for path, number in zip(paths, numbers_shown, strict=True):
+        Image.new("RGB", (16, 16), encode(shown(number))).save(path, "PNG")
+    images = ImageFiles(torch.zeros(len(paths), dtype=torch.long), 16, list(map(str, paths)))
+    found = score("imagenet-real", Decode(), replace(named(digits), val=images))
     assert found["top1"][:, 0].tolist() == [1, 1, 1, 1, 0, 0]
     assert found["top5"][:, 0].tolist() == [1, 1, 1, 1, 1, 0]
 

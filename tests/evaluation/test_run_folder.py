@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -107,7 +108,13 @@ def test_what_made_the_numbers_is_written_beside_them(copied: Path) -> None:
 
 
 def test_a_look_at_fewer_images_does_not_replace_what_is_there(copied: Path) -> None:
-    measured(copied, ["clean", "agreement"], command="all")
+    top1 = {
+        r.model: r.value for r in measured(copied, ["clean", "agreement"], command="all").rows if r.metric == "top1"
+    }
+    with (copied / "analysis" / "agreement.csv").open(encoding="utf-8") as file:
+        predictions = list(csv.DictReader(file))
+    for arm, value in top1.items():
+        assert sum(row[arm] == row["label"] for row in predictions) == pytest.approx(0.3 * value)
     before = {name: (copied / name).read_bytes() for name in ("rows.csv", "differences.csv", "analysis/agreement.csv")}
     few = Options(num_images=10)
     with pytest.warns(UserWarning, match=r"keeps (clean|agreement) of 30 images: this look at 10 is not written"):

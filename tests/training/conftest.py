@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -18,17 +16,6 @@ from torch import nn
 from recast.lab.training import loop
 from recast.lab.training.distributed import Interrupted
 from recast.lab.training.metrics import read_metrics
-
-KILLED = """
-import importlib.util, os, signal, sys, torch
-torch.set_num_threads(1)
-spec = importlib.util.spec_from_file_location("trained", sys.argv[2])
-spec.loader.exec_module(trained := importlib.util.module_from_spec(spec))
-def told(epoch, step, loss):
-    if str((epoch, step)) == sys.argv[3]:
-        os.kill(os.getpid(), signal.SIGKILL)
-trained.resumable(sys.argv[1], trained.child(), on_step=told)
-"""
 
 
 @pytest.fixture
@@ -62,24 +49,14 @@ def ctrl_c(after: Callable[..., AbstractContextManager[None]]) -> Callable[[str,
 @pytest.fixture
 def goes_on(ctrl_c: Callable[[str, int], AbstractContextManager[None]], tmp_path: Path) -> Callable[..., nn.Module]:
     """`goes_on(train, make, where, calls)`: stopped there and resumed, `train(folder, make(), ...)` gives the rows and
-    the weights, bit for bit, of one that was not stopped: the folders `run` and `straight`. Returns the network.
-    `kill`: a test file, and of it (epoch, step): its `resumable(folder, child(), on_step=...)` is killed there in a
-    process of its own, in the place of a Ctrl-C."""
+    the weights, bit for bit, of one that was not stopped: the folders `run` and `straight`. Returns the network."""
 
-    def check(
-        train: Any, make: Callable[[], nn.Module], where: str, calls: int, /,
-        kill: tuple[str, tuple[int, int]] | None = None, **fields: Any,
-    ) -> nn.Module:  # fmt: skip
+    def check(train: Any, make: Callable[[], nn.Module], where: str, calls: int, /, **fields: Any) -> nn.Module:
         straight, again = make(), make()
         expected = train(tmp_path / "straight", straight, **fields)
-        if kill is not None:
-            done = subprocess.run([sys.executable, "-c", KILLED, *map(str, (tmp_path / "run", *kill))])
-            assert done.returncode == -signal.SIGKILL
-            assert list((tmp_path / "run" / "resume").glob("state-*.pt")), "it was killed before its first state"
-        else:
-            with ctrl_c(where, calls), pytest.raises(Interrupted, match="state saved") as stopped:
-                train(tmp_path / "run", make(), **fields)
-            assert stopped.value.saved
+        with ctrl_c(where, calls), pytest.raises(Interrupted, match="state saved") as stopped:
+            train(tmp_path / "run", make(), **fields)
+        assert stopped.value.saved
         assert not (tmp_path / "run" / "weights.safetensors").exists()
         torch.rand(7)  # a generator's state does not matter
         rows = train(tmp_path / "run", again, resume=True, **fields)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -31,8 +31,7 @@ from recast.models.sources import create
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 
-SLOW = pytest.mark.skipif(not os.environ.get("RECAST_SLOW"), reason="a process of its own: RECAST_SLOW=1")
-SMALL = DataConfig("scene_objects", num_train=8, num_val=4, batch_size=4)
+SMALL = DataConfig("scene_objects", num_train=4, num_val=2, batch_size=2)
 
 
 def recipe(**fields: object) -> Recipe:
@@ -51,23 +50,14 @@ def child() -> nn.Module:
     return recast_(model, plan(model, torch.zeros(1, 3, 96, 96)))
 
 
-def resumable(folder: Path, model: nn.Module, **how: Any) -> list[dict[str, Any]]:
-    return fit(model, load_data(SMALL), recipe(save_steps=1), folder, progress=False, **how)
+def test_it_goes_on_bit_for_bit(tmp_path: Path, data: Data, goes_on: Callable[..., nn.Module]) -> None:
+    def trains(folder: Path, model: nn.Module, resume: bool = False) -> list[dict[str, Any]]:
+        return fit(model, data, recipe(save_steps=1), folder, progress=False, resume=resume)
 
-
-@pytest.mark.parametrize("kill", [None, pytest.param((__file__, (2, 2)), marks=SLOW)], ids=["stop", "kill"])
-def test_it_goes_on_bit_for_bit(tmp_path: Path, kill: Any, goes_on: Callable[..., nn.Module]) -> None:
-    goes_on(resumable, child, "update", 3, kill=kill)
+    goes_on(trains, child, "update", 3)
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert rows[-1]["val_ap"] is not None
     assert rows[-1]["val_loss"] < rows[0]["val_loss"], "it learns"
-
-
-def test_three_arms(tmp_path: Path) -> None:
-    told: list[str] = []
-    out = train(recipe(epochs=1, data=SMALL.replace(num_train=4, num_val=2)), tmp_path / "run", say=told.append)
-    assert "bitwise equal" in "".join(told)
-    assert (out / "finetuned" / "weights.safetensors").is_file()
 
 
 def test_losses_in_eval_mode_move_no_statistics(data: Data) -> None:
@@ -123,17 +113,17 @@ def test_retinanet_begins_at_stride_8_and_sees_images_as_the_body_did() -> None:
 
 
 def test_a_detector_by_its_name(tmp_path: Path) -> None:
-    """It learns a few scenes around the weights of a classifier, recast, and the run is opened again."""
+    """It learns a few scenes around the weights of a classifier, recast, in all arms; the run is opened again."""
     classifier = timm.create_model("resnet10t", num_classes=7)
     save(classifier, tmp_path / "net.safetensors")
     model = ModelConfig("fasterrcnn:resnet10t", str(tmp_path / "net.safetensors"))
     with pytest.raises(RecastError, match=r"has no head of FasterRCNN, only its body: set model.new_head"):
         build(model, num_classes=8)
-    small = SMALL.replace(num_train=4, num_val=2)
-    config = recipe(
-        model=model.replace(new_head=True), data=small, epochs=1, where=["backbone.body.layer4.*"], control=False
-    )
+    few = SMALL.replace(num_train=2, num_val=1)
+    config = recipe(model=model.replace(new_head=True), data=few, epochs=1, where=["backbone.body.layer4.*"])
     run = open_run(train(config, tmp_path / "run", progress=False))
+    assert json.loads((tmp_path / "run" / "verify.json").read_text())["bitwise"]
+    assert list(run.models) == ["parent", "finetuned", "recast"]
     parent, own = run.models["parent"].backbone.body.state_dict(), classifier.state_dict()
     assert all(torch.equal(own[name], value) for name, value in parent.items())
     assert len(gpsa_layers(run.models["recast"].backbone.body)) == 2

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import copy
 import math
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -93,6 +96,36 @@ def test_gate_l1_closes_heads_at_exactly_zero(tmp_path: Path, averaged: Regulari
     assert layer.open_heads == (0,)
 
 
+def test_accumulated_parts_give_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:
+    parent = small_parent()
+    parent[3] = nn.Identity()  # type: ignore[operator]  # no dropout: it is drawn anew for every part
+    models = [copy.deepcopy(parent) for _ in range(3)]
+    sgd, frozen = {"opt": "sgd", "lr": 0.1, "weight_decay": 0.0}, RegularizationConfig(freeze="batch_norm")
+    for parts, model in zip((1, 2, 4), models, strict=True):
+        small_fit(tmp_path / str(parts), model, optim=sgd, regularization=frozen, accumulate=parts)
+    for model in models[1:]:
+        for name, value in models[0].state_dict().items():
+            torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_the_row_says_how_long_was_waited_for_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = small_data()
+    batch = type(data.train).batch
+
+    def slow(self: Any, *args: Any) -> Any:
+        time.sleep(0.2)  # longer than a step, on a busy machine too
+        return batch(self, *args)
+
+    monkeypatch.setattr(type(data.train), "batch", slow)
+    rows = fit(small_parent(), data, small_recipe(epochs=1), tmp_path)
+    assert rows[0]["data_wait"] is None
+    assert rows[1]["data_wait"] > 0.5
+    assert 0 < rows[1]["images_per_second"] < 40 / 0.25
+    assert f"images/s  data {rows[1]['data_wait']:.0%}" in capsys.readouterr().err
+
+
 # --- losses and weights that are not finite ---------------------------------------------------------------------------
 
 
@@ -144,21 +177,20 @@ def test_what_cannot_be_trained_is_refused_before_the_folder_is_made(tmp_path: P
 # --- weights that are kept on the way ---------------------------------------------------------------------------------
 
 
-def kept(folder: Path) -> list[Path]:
-    return sorted((folder / "checkpoints").iterdir())
+def kept(folder: Path) -> dict[str, Path]:
+    return {path.name: path for path in sorted((folder / "checkpoints").iterdir())}
 
 
 def test_weights_are_kept_every_so_many_epochs_and_before_training(tmp_path: Path) -> None:
     small_fit(tmp_path / "plain", regularization=AVERAGED, epochs=4)
     rows = small_fit(tmp_path / "kept", regularization=AVERAGED, epochs=4, keep_every=2)
-    assert not (tmp_path / "plain" / "checkpoints").exists()
     assert_same(tmp_path / "plain", tmp_path / "kept")
-    assert [path.name for path in kept(tmp_path / "kept")] == [f"epoch-{e:04d}.safetensors" for e in (0, 2, 4)]
-    for epoch, path in zip((0, 2, 4), kept(tmp_path / "kept"), strict=True):
-        model = load(path, parent=small_parent())
-        assert measured(model)[0] == pytest.approx(rows[epoch]["val_loss"], rel=1e-6)
-    assert_same(small_child(), kept(tmp_path / "kept")[0])
-    assert_same(tmp_path / "kept", kept(tmp_path / "kept")[-1])
+    paths = kept(tmp_path / "kept")
+    assert list(paths) == [f"epoch-{epoch:04d}.safetensors" for epoch in (0, 2, 4)]
+    for row, path in zip(rows[::2], paths.values(), strict=True):
+        assert measured(load(path, parent=small_parent()))[0] == pytest.approx(row["val_loss"], rel=1e-6)
+    assert_same(small_child(), paths["epoch-0000.safetensors"])
+    assert_same(tmp_path / "kept", paths["epoch-0004.safetensors"])
 
 
 def test_a_resumed_run_keeps_what_one_that_was_never_stopped_does(
@@ -167,7 +199,7 @@ def test_a_resumed_run_keeps_what_one_that_was_never_stopped_does(
     small_fit(tmp_path / "whole", keep_every=1)
     with ctrl_c("update", 7), pytest.raises(Interrupted):
         small_fit(tmp_path / "stopped", keep_every=1)
-    assert [path.name for path in kept(tmp_path / "stopped")] == ["epoch-0000.safetensors", "epoch-0001.safetensors"]
+    assert len(kept(tmp_path / "stopped")) == 2
     small_fit(tmp_path / "stopped", keep_every=1, resume=True)
-    for one, other in zip(kept(tmp_path / "whole"), kept(tmp_path / "stopped"), strict=True):
-        assert_same(one, other)
+    for name, path in kept(tmp_path / "whole").items():
+        assert_same(path, kept(tmp_path / "stopped")[name])

@@ -12,12 +12,7 @@ from torch import nn
 
 from recast.errors import RecastError
 from recast.lab.config import OptimConfig
-from recast.lab.training.optim import (
-    WarmupDecay,
-    learning_rates,
-    make_optimizer,
-    shrink_gates_,
-)
+from recast.lab.training.optim import WarmupDecay, learning_rates, make_optimizer, shrink_gates_
 from recast.layers.config import PAPERS_LAYER
 from recast.layers.gpsa import gpsa_layers
 from recast.surgery.apply import recast_
@@ -35,13 +30,17 @@ def rates(model: nn.Module, **fields: Any) -> tuple[float, float | None]:
 def test_schedule_warms_up_linearly_and_falls_as_a_cosine() -> None:
     schedule = WarmupDecay(OptimConfig(lr=1e-3, warmup_lr=1e-5, min_lr=1e-4, warmup_epochs=2), 10, 5, 8)
     factors = [schedule.factor(step) for step in range(50)]
-    assert factors[0] == pytest.approx(1e-2)
-    assert factors[5] == pytest.approx((1e-2 + 1) / 2)
-    assert factors[10] == 1
-    assert factors[-1] == pytest.approx(0.1)
+    assert [factors[step] for step in (0, 5, 10, 49)] == pytest.approx([1e-2, (1e-2 + 1) / 2, 1, 0.1])
     assert (factors[29] + factors[30]) / 2 == pytest.approx(0.55)  # halfway down, halfway between 1 and 0.1
     assert factors[:11] == sorted(factors[:11])
     assert factors[10:] == sorted(factors[10:], reverse=True)
+
+
+@pytest.mark.parametrize(("decay", "power"), [("poly", 0.9), ("linear", 1.0)])
+def test_polynomial_decay(decay: Any, power: float) -> None:
+    schedule = WarmupDecay(OptimConfig(lr=1.0, decay=decay, warmup_epochs=1, warmup_lr=0, min_lr=0), 5, 10, 8)
+    factors = [schedule.factor(step) for step in (10, 30, 49)]
+    assert factors == pytest.approx([1, (1 - 20 / 39) ** power, 0])
 
 
 # DeiT III: 400 epochs, lr 3e-3, 5 of warm-up; values of the published schedule at the start of an epoch

@@ -82,10 +82,6 @@ def test_every_block_gets_its_probability(networks: dict[str, nn.Module], name: 
     assert list(model.state_dict()) == names
 
 
-def scaled(model: nn.Module, value: float) -> Any:
-    return prepare_(model, Recipe(papers={"deit": {"layer_scale": value}}))
-
-
 # --- LayerScale -------------------------------------------------------------------------------------------------------
 
 
@@ -95,7 +91,7 @@ def scaled(model: nn.Module, value: float) -> Any:
 def test_every_layer_scale_gets_its_value(networks: dict[str, nn.Module], name: str, count: int) -> None:
     model = networks[name]
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    scaled(model, 0.123)
+    prepare_(model, Recipe(papers={"deit": {"layer_scale": 0.123}}))
     changed = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
     assert changed == set(layer_scales(model))
     assert len(changed) == count
@@ -133,26 +129,26 @@ def test_what_a_network_has_not_is_refused() -> None:
         with pytest.raises(RecastError, match=f"got {rate}"):
             set_drop_path_(plain, rate)
     with pytest.raises(RecastError, match="no LayerScale"):
-        scaled(plain, 1e-4)
+        prepare_(plain, Recipe(papers={"deit": {"layer_scale": 1e-4}}))
 
 
 # --- what is frozen ---------------------------------------------------------------------------------------------------
 
 
-FROZEN: list[tuple[str, set[str]]] = [
-    ("all_but_batch_norm", {"1.", "5.", "9."}),
-    ("all_but_attention", {"4.", "9."}),
-]
-
-
-@pytest.mark.parametrize(("freeze", "trained"), FROZEN)
-def test_only_what_is_left_out_of_the_frozen_changes(freeze: Any, trained: set[str], tmp_path: Path) -> None:
-    """BatchNorms are 1 and 5, the recast layer 4, the classifier 9; running statistics end in running_ and so on."""
-    model = small_child() if freeze == "all_but_attention" else small_parent()
+@pytest.mark.parametrize(
+    ("freeze", "make", "where", "trained"),
+    [
+        ("all_but_batch_norm", small_parent, ["none"], {"1.", "5.", "9."}),
+        ("all_but_attention", small_child, ["4"], {"4.", "9."}),
+    ],
+)
+def test_only_what_is_left_out_of_the_frozen_changes(
+    freeze: Any, make: Callable[[], nn.Module], where: list[str], trained: set[str], tmp_path: Path
+) -> None:
+    """BatchNorms are 1 and 5, the recast layer 4, the classifier 9."""
+    model = make()
     before = copy.deepcopy(model.state_dict())
-    frozen = RegularizationConfig(freeze=freeze)
-    where = ["4"] if freeze == "all_but_attention" else ["none"]
-    rows = small_fit(tmp_path, model, regularization=frozen, where=where)
+    rows = small_fit(tmp_path, model, regularization=RegularizationConfig(freeze=freeze), where=where)
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert {next((start for start in trained if name.startswith(start)), name) for name in changed} == trained
     assert freeze == "all_but_attention" or {"1.running_mean", "5.running_var"} <= changed

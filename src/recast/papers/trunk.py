@@ -1,4 +1,4 @@
-"""What networks share whose blocks all work on maps of one size, in the words that timm has for it."""
+"""Base class of networks whose blocks work on maps of one size, with the methods of timm's networks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from recast.errors import RecastError
 
 FEATURES = {"out_indices": 3, "feature_cls": "getter"}
-"""What `timm.create_model(..., features_only=True)` gives: the last three maps, through `forward_intermediates`."""
+"""Settings of `timm.create_model(..., features_only=True)`: the last three maps, by `forward_intermediates`."""
 
 
 def start_small_(layer: nn.Linear | nn.Conv2d) -> nn.Module:
-    """A linear layer as vision transformers start it."""
+    """Initialise a linear layer as in vision transformers."""
     trunc_normal_(layer.weight, std=0.02)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
@@ -24,9 +24,9 @@ def start_small_(layer: nn.Linear | nn.Conv2d) -> nn.Module:
 
 
 class Trunk(nn.Module):
-    """A stem of stride P and blocks on maps B×d×h×w; a subclass adds `norm` (where it has a last one) and `head_drop`.
+    """A stem of stride P and blocks on maps B×d×h×w; subclasses add `head_drop`, and `norm` if they have a final one.
 
-    `stem_name`: the stem's attribute. `pools`: what `global_pool` may be; "" is always the map, without pooling.
+    `stem_name`: the stem's attribute. `pools`: values of `global_pool`; "" gives the map, without pooling.
     """
 
     stem_name: str
@@ -50,11 +50,11 @@ class Trunk(nn.Module):
         self.norm: nn.Module | None = None
 
     def get_classifier(self) -> nn.Module:
-        """The head: a layer, or the identity for features."""
+        """Return the head: a layer, or the identity for features."""
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new head of `num_classes` (0: none). `global_pool`: one of `pools` or "" (the map); None: as it is.
+        """Make a new head of `num_classes` (0: none). `global_pool`: one of `pools` or "" (the map); None: unchanged.
 
         Raises RecastError for another pooling, and for classes without any.
         """
@@ -72,26 +72,26 @@ class Trunk(nn.Module):
         self.head = head.to(next(self.parameters()))  # the device and dtype that the model has by now
 
     def reset_pool(self, global_pool: str, num_classes: int) -> None:
-        """Pooling for a new head."""
+        """Make the pooling for a new head."""
 
     def pooled(self, x: Tensor) -> Tensor:
-        """The last map to what enters the head."""
+        """Return the input of the head for the last map."""
         raise NotImplementedError
 
     def _normed(self, x: Tensor) -> Tensor:
         return x if self.norm is None else self.norm(x)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute each block in the backward pass instead of keeping what it computed."""
+        """Recompute each block in the backward pass instead of storing its activations."""
         self.grad_checkpointing = enable
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """B×in_chans×H×W images to the last block's map, B×d×H/P×W/P with P the stem's stride, normalised."""
+        """Return the normalised map of the last block, B×d×H/P×W/P, for images B×in_chans×H×W."""
         x = getattr(self, self.stem_name)(x)
         return self._normed(checkpoint_seq(self.blocks, x) if self.grad_checkpointing else self.blocks(x))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """The last map to logits B×num_classes; `pre_logits`: to what enters the head."""
+        """Return logits B×num_classes for the last map; `pre_logits`: the input of the head."""
         x = self.pooled(x)
         return x if pre_logits else self.head(self.head_drop(x))
 
@@ -106,9 +106,9 @@ class Trunk(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """The maps after blocks: the last `indices` (all if None), or those listed; `norm`: through the last norm.
+        """Return maps after blocks: the last `indices` (None: all), or those listed; `norm`: with the final norm.
 
-        `intermediates_only`: the list alone, else the final map and the list.
+        `intermediates_only`: return the list alone, else the final map and the list.
         """
         if output_fmt != "NCHW":
             raise RecastError(f"a {type(self).__name__}'s maps are NCHW, got output_fmt={output_fmt!r}")
@@ -124,7 +124,7 @@ class Trunk(nn.Module):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop what the maps of `indices` do not need; returns their block numbers."""
+        """Drop the layers that the maps of `indices` do not need; returns their block numbers."""
         taken, last = feature_take_indices(len(self.blocks), indices)
         shorter = last + 1 < len(self.blocks)
         self.blocks = self.blocks[: last + 1]

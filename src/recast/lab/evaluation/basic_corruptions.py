@@ -7,7 +7,7 @@ differ by their strength alone. Not comparable with ImageNet-C.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -113,7 +113,7 @@ def score_basic(batch: Batch) -> Iterator[Score]:
             yield from batch.top1(f"top1/{kind}/{severity}", corrupt(batch.images, kind, severity, batch.first))
 
 
-def mean_over_corruptions(scores: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def mean_over_corruptions(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return top1/mean over all kinds and severities, and top1/mean/SEVERITY over the kinds."""
     by_severity: dict[str, list[np.ndarray]] = {}
     for metric, values in scores.items():

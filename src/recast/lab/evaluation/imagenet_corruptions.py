@@ -20,6 +20,7 @@ from torch import Tensor
 
 from recast.errors import optional_package
 from recast.lab.data.seeding import mix_seed, seeded
+from recast.lab.evaluation.basic_corruptions import mean_over_corruptions
 from recast.lab.evaluation.context import Context, NotMeasured, Source
 from recast.lab.evaluation.derived_images import DerivedImages
 from recast.lab.suites import CATEGORIES, SEVERITIES
@@ -92,11 +93,9 @@ def means_over_corruptions(scores: Mapping[str, np.ndarray], with_mce: bool = Fa
 
     scores: top1/KIND/SEVERITY. T-CNN (d'Ascoli et al. 2021, Fig. 3) shows these means of accuracies, not the mCE.
     """
-    single = np.array([[scores[f"top1/{kind}/{severity}"] for severity in SEVERITIES] for kind in KINDS])
-    by_kind = dict(zip(KINDS, single.mean(1), strict=True))
-    groups = {f"top1/{category}": np.array([by_kind[kind] for kind in kinds]) for category, kinds in CATEGORIES.items()}
-    groups |= {f"top1/mean/{severity}": single[:, index] for index, severity in enumerate(SEVERITIES)}
-    means = {metric: np.mean(group, axis=0) for metric, group in (groups | {"top1/mean": single.mean(1)}).items()}
+    by_kind = {kind: np.mean([scores[f"top1/{kind}/{s}"] for s in SEVERITIES], axis=0) for kind in KINDS}
+    means = {f"top1/{name}": np.mean([by_kind[kind] for kind in kinds], axis=0) for name, kinds in CATEGORIES.items()}
+    means |= mean_over_corruptions(scores)
     if with_mce:
         means["mce"] = mean_corruption_error({kind: 1 - mean for kind, mean in by_kind.items()})
     return means

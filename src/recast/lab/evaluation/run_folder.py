@@ -48,7 +48,7 @@ class OpenRun:
 
     @property
     def kept(self) -> dict[int, Path]:
-        """Epoch → the weights of that epoch, ascending, where the recipe kept some (`keep_every`)."""
+        """Return the weight files of earlier epochs (`keep_every`), {epoch: path} in ascending order."""
         paths = (self.folder / "checkpoints").glob("epoch-*.safetensors")
         numbered = ((path.stem.removeprefix("epoch-"), path) for path in paths)
         return dict(sorted((int(number), path) for number, path in numbered if number.isdecimal()))
@@ -108,8 +108,8 @@ def evaluate_run(
     RUN/attention.npz                 maps of a few images, for the report
     RUN/predictions.png               of segmentation and detection: image, truth and the arms, where these differ most
 
-    Raises `RecastError` as `open_run` and `measure` do (what was finished by
-    then is kept), and where another process writes the folder.
+    Raises `RecastError` as `open_run` and `measure` do, after writing what was finished, and if another process writes
+    the folder.
     """
     check_suites(suites)
     folder = Path(folder)
@@ -126,11 +126,11 @@ def evaluate_run(
             epochs=[("recast", epoch, partial(_kept_model, run, path)) for epoch, path in kept],
         )
         scores, results = folder / "scores", Results()
-        # What shares a pass is measured together, and each group is written as soon as it is there.
+        # suites that share a pass are measured together, and each group is written when it is finished
         for together in passes(suites):
             begin = time.time()
             measured = measure(context, together, run=folder.resolve().name, cache=scores, progress=progress)
-            context.store.clear()  # what one group keeps may fill the memory
+            context.store.clear()  # features of a group may fill the memory
             _write(run, measured, together, context, command, time.time() - begin)
             results.extend(measured)
         data.task.draw(run, context, suites)
@@ -146,9 +146,9 @@ def _check_files(folder: Path) -> None:
 
 
 def _labelled(run: OpenRun, suites: Sequence[str], options: Options) -> Data:
-    """The data of a run, with the labels that the options ask for.
+    """Return the data of a run with the labels of the options.
 
-    Raises RecastError for suites of what the network says of an image, which needs the labels that it was taught.
+    Raises RecastError for suites that need the labels of the training.
     """
     config = run.recipe.labels
     if options.labels in (None, config.labels):
@@ -162,42 +162,44 @@ def _labelled(run: OpenRun, suites: Sequence[str], options: Options) -> Data:
 
 
 def _kept_model(run: OpenRun, path: Path) -> nn.Module:
-    """The recast model with the weights that were kept of an epoch."""
+    """Return the recast model with the weights of an earlier epoch."""
     parent = task_of(run.recipe).adapt_(copy.deepcopy(run.models["parent"]), run.recipe, len(run.data.classes))
     return PixelModel(load(path, parent=parent), run.data.mean, run.data.std).eval()
 
 
 def _provenance(folder: Path) -> dict[str, Any]:
-    """evaluation.json as it stands, {"suites": {...}}."""
+    """Return the content of evaluation.json, {"suites": {...}}."""
     path = folder / "evaluation.json"
-    known = read_json(path, "suites") if path.is_file() else {"suites": {}}
-    require(f"suites of {path}", known["suites"])
-    return known
+    content = read_json(path, "suites") if path.is_file() else {"suites": {}}
+    require(f"suites of {path}", content["suites"])
+    return content
 
 
-def _write(run: OpenRun, found: Results, suites: Sequence[str], context: Context, command: str, seconds: float) -> None:
-    """Put results into the run's files; a suite's new ones replace all its older ones.
+def _write(
+    run: OpenRun, results: Results, suites: Sequence[str], context: Context, command: str, seconds: float
+) -> None:
+    """Write results into the run's files, where they replace all older ones of their suites.
 
-    A look at some images (num_images) does not replace what was measured on more of them.
+    Results on some of the images (num_images) do not replace those on more images.
     """
-    known, machine, options = _provenance(run.folder), surroundings(context.device), context.options.model_dump()
+    content, machine, options = _provenance(run.folder), surroundings(context.device), context.options.model_dump()
     path = run.folder / "rows.csv"
     older = read_records(path, Row) if path.is_file() else []
     written = set()
     for name in suites:
-        rows = [row for row in found.rows if row.suite == name]
-        if not rows and name not in found.tables:
+        rows = [row for row in results.rows if row.suite == name]
+        if not rows and name not in results.tables:
             continue
-        images = max(row.n for row in rows) if rows else found.tables[name].images
-        before = known["suites"].get(name, {}).get("images", 0)
+        images = max(row.n for row in rows) if rows else results.tables[name].images
+        before = content["suites"].get(name, {}).get("images", 0)
         if options["num_images"] is not None and before > images:
             warnings.warn(
                 f"{run.folder} keeps {name} of {before:,} images: this look at {images:,} is not written", stacklevel=2
             )
             continue
         written.add(name)
-        if rows and name in known["suites"] and rows == [row for row in older if row.suite == name]:
-            continue  # read from RUN/scores: they were made as it says
+        if rows and name in content["suites"] and rows == [row for row in older if row.suite == name]:
+            continue  # read from RUN/scores: the older provenance is right
         provenance = Provenance(
             command=command,
             date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -210,9 +212,9 @@ def _write(run: OpenRun, found: Results, suites: Sequence[str], context: Context
             machine=f"{machine['platform']}, {machine['cpu_count']} CPUs",
             versions={what: str(machine[what]) for what in ("recast", "torch", "timm", "python")},
         )
-        known["suites"][name] = asdict(provenance)
-    write_records(path, Row, [row for row in found.rows if row.suite in written])
-    write_records(run.folder / "differences.csv", Difference, [d for d in found.differences if d.suite in written])
-    for name in found.tables.keys() & written:
-        write_table(run.folder / "analysis", found.tables[name])
-    write_json(run.folder / "evaluation.json", known)
+        content["suites"][name] = asdict(provenance)
+    write_records(path, Row, [row for row in results.rows if row.suite in written])
+    write_records(run.folder / "differences.csv", Difference, [d for d in results.differences if d.suite in written])
+    for name in results.tables.keys() & written:
+        write_table(run.folder / "analysis", results.tables[name])
+    write_json(run.folder / "evaluation.json", content)

@@ -73,17 +73,13 @@ class Resampled:
 
     scores: {(model, metric): (n, k)}, the same n; statistics: {metric: f}, for `iou/dog` that of `iou`; pool: for
     metrics that are not functions of a mean (average precision). NaN values (the IoU of an absent class) are dropped.
-    Raises ValueError for different n.
     """
 
     def __init__(
         self, scores: Mapping[tuple[str, str], np.ndarray], statistics: Mapping[str, Statistic], seed: int,
         pool: Pool | None = None,
     ) -> None:  # fmt: skip
-        lengths = {len(values) for values in scores.values()}
-        if len(lengths) != 1:
-            raise ValueError(f"expected scores of one set of images, got {sorted(lengths)} images")
-        (self.n,) = lengths
+        (self.n,) = {len(values) for values in scores.values()}
         self.values: dict[tuple[str, str], float] = {}
         self.resamples: dict[tuple[str, str], np.ndarray] = {}
         if pool is not None:

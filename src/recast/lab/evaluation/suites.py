@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from recast.errors import RecastError, suggest
@@ -15,7 +16,6 @@ from recast.lab.analysis.cka import tabulate_cka
 from recast.lab.analysis.fourier import tabulate_fourier
 from recast.lab.analysis.head_statistics import tabulate_heads
 from recast.lab.evaluation import accuracy, attacks
-from recast.lab.evaluation.agreement import predict
 from recast.lab.evaluation.basic_corruptions import mean_over_corruptions, score_basic
 from recast.lab.evaluation.class_metrics import pool_classes, score_classes, sources_classes
 from recast.lab.evaluation.context import Batch, Context, NotMeasured, Score, Source, sampled
@@ -73,10 +73,13 @@ def analyse_heads(context: Context) -> Table:
 
 def analyse_agreement(context: Context) -> Table:
     """Return the prediction of every model for every validation image."""
-    data = context.data
-    columns = predict(context.models, lambda: ((batch.images, batch.labels) for batch in context.batches()))
+    data, columns = context.data, {name: list[Tensor]() for name in ("label", *context.models)}
+    for batch in context.batches():
+        columns["label"].append(batch.labels)
+        for name in context.models:
+            columns[name].append(batch.logits(name).argmax(1))
     names = [data.val.image_name(index) for index in range(len(data.val))]
-    predictions = [[data.classes[value] for value in values] for values in columns.values()]
+    predictions = [[data.classes[value] for value in torch.cat(parts).tolist()] for parts in columns.values()]
     rows = tuple(zip(range(len(names)), names, *predictions, strict=True))
     return Table("agreement", ("index", "image", *columns), rows)
 

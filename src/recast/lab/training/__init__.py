@@ -1,1 +1,1 @@
-"""Training: `loop.fit` trains one model into a folder, `run.train` makes a whole run of both arms."""
+"""Training: `loop.fit` trains one model into a folder, `run.train` makes a run of both arms."""

@@ -1,9 +1,9 @@
-"""The state of a training run on disk, so that it can go on where it stopped: bit for bit on the CPU,
-and as far as its kernels are deterministic on an accelerator.
+"""The state of a training run on disk. A resumed run continues bit for bit on a CPU, and on an accelerator as far as
+its kernels are deterministic.
 
-`resume/` holds the newest states, one file each: `state-EPOCH-STEP.pt`, tensors, numbers and text only, read with
-torch's `weights_only` reader: no pickled object. Writes are atomic: there is always a whole state. Order, augmentation,
-mixing and dropout are drawn from (seed, epoch, step), on any number of processes: no generator's state is saved.
+`resume/` holds the newest states, one file `state-EPOCH-STEP.pt` each. They hold tensors, numbers and text, and are
+read with torch's `weights_only` reader. Writes are atomic: there is always a whole state. Order, augmentation, mixing
+and dropout are drawn from (seed, epoch, step), on any number of processes: no generator's state is saved.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from recast.models.weights import first_nonfinite, mismatch
 
 VERSION = 4
 KEPT = 2
-"""States that stay on disk, the newest ones."""
+"""Number of states on disk, the newest ones."""
 
 
 @dataclass
 class Position:
-    """Where a run is: `step` batches of `epoch` are done (epoch 0: nothing is measured yet)."""
+    """Position of a run: `step` batches of `epoch` are done (epoch 0: nothing is measured yet)."""
 
     epoch: int = 0
     step: int = 0
     loss_sum: float = 0.0
     """Sum of the training loss over the batches of this epoch so far."""
     bad_images: list[str] = field(default_factory=list)
-    """Unreadable images of this process in this epoch; others took their places."""
+    """Unreadable images of this process in this epoch, which others replaced."""
     seconds: float = 0.0
     """Time spent on this epoch so far, without interruptions."""
     waited: float = 0.0
@@ -50,7 +50,7 @@ class Position:
 
     @property
     def wait(self) -> float:
-        """Share of the epoch's time so far that was spent waiting for data."""
+        """Return the share of the epoch's time so far that was spent waiting for data."""
         return self.waited / self.seconds if self.seconds else 0.0
 
 
@@ -70,7 +70,7 @@ class State:
 
     @property
     def evaluated(self) -> nn.Module:
-        """The network that is measured and saved: the average if there is one, also the loss's."""
+        """Return the network that is measured and saved: the average of the weights if there is one, or the model."""
         if self.ema is not None:
             return self.ema.module
         return self.model if self.loss is None or self.loss.evaluated is None else self.loss.evaluated
@@ -88,10 +88,10 @@ def newest_state(folder: Path) -> str:
 
 
 def save_state(state: State, recipe: Recipe, folder: Path, images: int) -> None:
-    """Add this state to those on disk, then drop the oldest above `KEPT`.
+    """Write this state, then drop all but the `KEPT` newest.
 
-    `images` is the size of the training set, which a resumed run must have too. Raises RecastError for weights that are
-    not finite, and if the disk refuses: the states before it stay as they were.
+    `images` is the size of the training set, which must be the same on resume. Raises RecastError for weights that are
+    not finite, and if the file cannot be written; the states before it stay as they were.
     """
     position = state.position
     for module in dict.fromkeys((state.model, state.evaluated)):
@@ -126,12 +126,12 @@ def save_state(state: State, recipe: Recipe, folder: Path, images: int) -> None:
         ) from None
     paths = states(folder)
     number = paths.index(path) + 1
-    for old in (*paths[: max(0, number - KEPT)], *paths[number:]):  # later ones belong to a future given up
+    for old in (*paths[: max(0, number - KEPT)], *paths[number:]):  # later ones belong to an abandoned continuation
         old.unlink(missing_ok=True)
 
 
 def restore_(state: State, recipe: Recipe, folder: Path, images: int, path: Path | None = None) -> Path:
-    """Load the newest whole state on disk into `state` (or the one in `path`); returns its path.
+    """Load the newest whole state on disk (or the one in `path`) into `state`; returns its path.
 
     Damaged states are skipped with a warning. Raises RecastError if none is left, or if it belongs to another recipe
     (every difference is listed), model or number of training images.
@@ -146,7 +146,7 @@ def restore_(state: State, recipe: Recipe, folder: Path, images: int, path: Path
         raise RecastError(f"{folder} was trained on {content['images']} images, now there are {images}: {start_again}")
     if state.switches is not None and content["switches"] is not None:
         state.switches.replay_(content["switches"], state.model, state.ema)
-        if state.switches.record.switched:  # the groups that this left; their settings and state are loaded below
+        if state.switches.record.switched:  # parameter groups after the switches; settings and state are loaded below
             parameters, defaults = dict(state.model.named_parameters()), state.optimizer.defaults
             state.optimizer.param_groups[:] = [
                 {**defaults, "params": [parameters[name] for name in names]} for names in content["groups"]

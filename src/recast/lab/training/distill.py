@@ -1,6 +1,6 @@
-"""A teacher beside the labels: soft and hard distillation, with and without a distillation token.
+"""Distillation, soft and hard, with and without a distillation token.
 
-timm's distillation tasks own the loop's model and have no hard distillation without a token: so the terms are here.
+timm's distillation tasks hold the loop's model and have no hard distillation without a token.
 Source: Touvron et al. 2021, Training data-efficient image transformers (DeiT), section 4; Hinton et al. 2015 (soft).
 """
 
@@ -29,18 +29,17 @@ Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def widened(values: Tensor) -> Tensor:
-    """Return half-precision values (autocast's logits) in float32: exponentials and sums need the digits."""
+    """Return half-precision values (autocast's logits) in float32, for exponentials and sums."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 class Teacher:
-    """A trained network that only answers: `teacher(images)` → logits (B, C) in float32, without gradients.
+    """A trained network without gradients: `teacher(images)` → logits (B, C) in float32.
 
-    `images` (B, channels, height, width) are normalised for the student by `student`. They are mapped to the teacher's
-    `norm`, x·σ_s/σ_t + (μ_s − μ_t)/σ_t (None: the same). `amp` is the student's autocast type (None: whatever surrounds
-    the call).
+    `images` (B, channels, height, width) have the normalisation `student`. They are mapped to the teacher's `norm` by
+    x·σ_s/σ_t + (μ_s − μ_t)/σ_t (None: the same). `amp` is the student's autocast type (None: that of the caller).
 
-    It holds a copy of `model` in eval mode, and is no module: `train()` and state_dict of a student never reach it.
+    It holds a copy of `model` in eval mode and is no module: `train()` and state_dict of a student do not reach it.
     """
 
     def __init__(
@@ -69,10 +68,10 @@ def build_teacher(
 ) -> Teacher:  # fmt: skip
     """Return the teacher of `config` on `device`, tried on one image of the student's `img_size`.
 
-    A `ParentTeacher` is a copy of `parent` as it is now: call this before the parent is trained. Other networks have
-    the normalisation of timm's configuration, torchvision's weights that of ImageNet, else the student's.
+    A `ParentTeacher` copies the present weights of `parent`: call this before the parent is trained. Other networks
+    have the normalisation of timm's configuration, torchvision's weights that of ImageNet, all others the student's.
 
-    Raises RecastError for a teacher without weights, with another number of classes, or that cannot take the images.
+    Raises RecastError for a teacher without weights, with another number of classes, or that does not support the size.
     """
     name, norm = "parent", student
     if not isinstance(config, ModelTeacher):
@@ -88,7 +87,7 @@ def build_teacher(
     teacher = Teacher(model, student=student, norm=norm, amp=amp, device=device)
     try:
         logits = teacher(torch.zeros(1, teacher.channels, img_size, img_size, device=device))
-    except Exception as error:  # every network has its own way to refuse a size
+    except Exception as error:  # networks raise different errors for a size
         raise RecastError(f"the teacher {name} cannot take images of side {img_size} ({first_line(error)})") from error
     if logits.shape != (1, num_classes):
         got = f"{logits.shape[1]} classes" if logits.dim() == 2 else f"outputs of shape {tuple(logits.shape[1:])}"
@@ -104,7 +103,7 @@ def _named(config: ModelTeacher, num_classes: int) -> nn.Module:
         raise RecastError(
             f"the teacher {name} would have random weights: set task.teacher.teacher_checkpoint or teacher_pretrained"
         )
-    # fetched weights keep their own head: for another number of classes timm would replace it by a random one
+    # downloaded weights keep their head: for another number of classes timm would replace it by a random one
     classes = num_classes if checkpoint is not None else None
     try:
         return build(
@@ -115,18 +114,18 @@ def _named(config: ModelTeacher, num_classes: int) -> nn.Module:
 
 
 def soft_loss(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
-    """τ²/B Σ_b KL(p_t ‖ p_s), p = softmax(z/τ), for logits (B, C).
+    """Return τ²/B Σ_b KL(p_t ‖ p_s), p = softmax(z/τ), for logits (B, C).
 
-    DeiT's published code divides by C too, which a `teacher_weight` of w/C does here. KL is
-    Σ_c p_t (log p_t − log p_s), as there; DeiT's equation prints the arguments the other way round.
+    DeiT's published code also divides by C, which a `teacher_weight` of w/C does here. KL is
+    Σ_c p_t (log p_t − log p_s), as there; DeiT's equation prints the arguments in the other order.
     """
-    given, wanted = (F.log_softmax(widened(z) / temperature, dim=-1) for z in (logits, teacher_logits))
-    total = F.kl_div(given, wanted, reduction="sum", log_target=True) * temperature**2
+    student, teacher = (F.log_softmax(widened(z) / temperature, dim=-1) for z in (logits, teacher_logits))
+    total = F.kl_div(student, teacher, reduction="sum", log_target=True) * temperature**2
     return total / len(logits)
 
 
 def hard_loss(logits: Tensor, teacher_logits: Tensor) -> Tensor:
-    """Cross-entropy of logits (B, C) with the class that the teacher decides on, never smoothed (DeiT, Eq. 3)."""
+    """Return the cross-entropy of logits (B, C) with the teacher's class, without smoothing (DeiT, Eq. 3)."""
     return F.cross_entropy(widened(logits), teacher_logits.argmax(dim=-1))
 
 
@@ -134,8 +133,8 @@ class Distillation:
     """(1 − w)·L_label(z_cls, targets) + w·L_teacher(z_dist, teacher(images)), w = `config.teacher_weight`.
 
     L_teacher is `soft_loss` or `hard_loss`. z_cls and z_dist are the two heads of a network with a distillation token
-    (`train_token_`), for any other both are its logits. `images` are what the student saw, mixed and erased. The terms
-    are computed in float32 at least. DeiT: hard, w = 0.5; soft, w = 0.1, τ = 3.
+    (`train_token_`), for any other network both are its logits. `images` are the student's, mixed and erased. The terms
+    are computed in float32 or more. DeiT: hard, w = 0.5; soft, w = 0.1, τ = 3.
     """
 
     def __init__(self, config: Teaching, teacher: Teacher, label_loss: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -146,13 +145,14 @@ class Distillation:
         class_logits, token_logits = outputs if isinstance(outputs, tuple) else (outputs, outputs)
         teacher_logits = self.teacher(images)
         if isinstance(config.targets, SoftTargets):
-            taught = soft_loss(token_logits, teacher_logits, config.targets.temperature)
+            teacher_loss = soft_loss(token_logits, teacher_logits, config.targets.temperature)
         else:
-            taught = hard_loss(token_logits, teacher_logits)
-        return (1 - config.teacher_weight) * self.label_loss(class_logits, targets) + config.teacher_weight * taught
+            teacher_loss = hard_loss(token_logits, teacher_logits)
+        label_loss = self.label_loss(class_logits, targets)
+        return (1 - config.teacher_weight) * label_loss + config.teacher_weight * teacher_loss
 
 
 def train_token_(model: nn.Module) -> None:
-    """Let a network of timm with a distillation token return both logits while it trains."""
-    if (switch := getattr(model, "set_distilled_training", None)) is not None:
-        switch(True)
+    """Make a network of timm with a distillation token return both logits in training mode."""
+    if (set_training := getattr(model, "set_distilled_training", None)) is not None:
+        set_training(True)

@@ -31,12 +31,12 @@ from recast.modes import computes_as
 T = TypeVar("T")
 
 TIMEOUT = timedelta(minutes=30)
-"""Without an answer from the others for so long, a process stops."""
+"""Longest wait of a process for the others."""
 PLAIN_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, BatchNormAct2d)
 
 
-class ToldByFirst(RecastError):
-    """An error that the first process reports: the others stop in silence."""
+class ReportedByFirst(RecastError):
+    """An error that the first process reports: the others stop without a message."""
 
     already_told = True
 
@@ -52,7 +52,7 @@ def process_count() -> int:
 
 
 def is_first() -> bool:
-    """True for the process that writes files and messages."""
+    """Return True in the process that writes files and messages."""
     return process_number() == 0
 
 
@@ -64,39 +64,41 @@ def process_group(device: str) -> Iterator[torch.device]:
     (gloo). Raises RecastError where there are fewer GPUs than processes on a machine.
     """
     chosen = choose_device(device)
-    shared = dist.is_initialized() or os.environ.get("WORLD_SIZE", "1") != "1"
-    if shared and chosen.type == "cuda":
+    is_shared = dist.is_initialized() or os.environ.get("WORLD_SIZE", "1") != "1"
+    if is_shared and chosen.type == "cuda":
         number, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
         if number >= count:
             raise RecastError(f"process {number} has no GPU: start torchrun with --nproc_per_node {count}")
         torch.cuda.set_device(number)
         chosen = torch.device("cuda", number)
-    if dist.is_initialized() or not shared:  # inside of another such block, or the only process
+    if dist.is_initialized() or not is_shared:  # inside another such block, or the only process
         yield chosen
         return
     dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=TIMEOUT)
     try:
         yield chosen
     finally:
-        with suppress(RuntimeError):  # the others may have ended
+        with suppress(RuntimeError):  # another process may have ended
             dist.destroy_process_group()
 
 
 def check_shares(recipe: Recipe) -> None:
-    """Raise RecastError unless every part of every process gets the same number of images, even ones for Mixup."""
+    """Raise RecastError unless every part of every process gets the same number of images, an even one for Mixup."""
     parts = process_count() * recipe.accumulate
     size, rest = divmod(recipe.data.batch_size, parts)
-    how = f"data.batch_size {recipe.data.batch_size}, {process_count()} processes and accumulate {recipe.accumulate}"
+    settings = (
+        f"data.batch_size {recipe.data.batch_size}, {process_count()} processes and accumulate {recipe.accumulate}"
+    )
     if rest or not size:
-        raise RecastError(f"{how}: every part must have the same number of images, use a multiple of {parts}")
+        raise RecastError(f"{settings}: every part must have the same number of images, use a multiple of {parts}")
     if isinstance(recipe.task, ClassifyConfig) and recipe.task.mixes and size % 2:
-        raise RecastError(f"{how} make parts of {size} images, but Mixup and CutMix pair them: use an even number")
+        raise RecastError(f"{settings} make parts of {size} images, but Mixup and CutMix pair them: use an even number")
 
 
 def synchronise_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
-    """Return the model with timm's SyncBatchNorm in the place of every BatchNorm; as it is in a single process.
+    """Return the model with timm's SyncBatchNorm instead of every BatchNorm; a single process keeps its layers.
 
-    Raises RecastError on a CPU, where torch has no such layer, and for a BatchNorm with a forward pass of its own.
+    Raises RecastError on a CPU, where torch has no such layer, and for a subclass of BatchNorm.
     """
     if process_count() == 1:
         return model
@@ -109,21 +111,20 @@ def synchronise_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def wrapped(model: nn.Module, device: torch.device, before: nn.Module | None = None) -> nn.Module:
-    """Return the network whose backward pass averages gradients over the processes; a single process needs none.
+    """Return the network whose backward pass averages gradients over the processes; the model for a single process.
 
-    Weights and buffers of the first process go to all. BatchNorm's statistics are the first process's, sent to the
-    others before every forward pass, so that they are what is saved and measured. `before` is the return value for the
-    same network while it had other parameters.
+    All processes get weights and buffers of the first one, before every forward pass its BatchNorm statistics: these
+    are measured and saved. `before` is the return value for the same network while it had other parameters.
     """
     if isinstance(before, DistributedDataParallel):
-        before.reducer._remove_autograd_hooks()  # of parameters that stay: they must not report to two reducers
+        before.reducer._remove_autograd_hooks()  # parameters of both must not report to two reducers
     if process_count() == 1:
         return model
     return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
 
 
 def sum_over_processes_(values: Tensor, device: torch.device) -> Tensor:
-    """Sum of a small tensor of numbers over the processes, perhaps in place, on `device`; waits for nothing there."""
+    """Return the sum of a small tensor over the processes, perhaps in place, on `device`, without waiting for it."""
     if process_count() > 1:
         values = values.to(device)
         dist.all_reduce(values)
@@ -131,7 +132,7 @@ def sum_over_processes_(values: Tensor, device: torch.device) -> Tensor:
 
 
 def gathered(values: Tensor) -> Tensor:
-    """`values` (B, ...) of all processes, as many in each, in the order of the processes."""
+    """Return `values` (B, ...) of all processes in their order; B must be equal in all."""
     if process_count() == 1:
         return values
     parts = [torch.empty_like(values) for _ in range(process_count())]
@@ -141,14 +142,14 @@ def gathered(values: Tensor) -> Tensor:
 
 @torch.no_grad()
 def share_(model: nn.Module, weights: bool = True) -> None:
-    """Give every process the first one's buffers (BatchNorm's statistics) and weights, so that all have one network."""
+    """Copy the buffers (BatchNorm statistics) of the first process to all, and its weights."""
     if process_count() > 1:
         for tensor in (*(model.parameters() if weights else ()), *model.buffers()):
             dist.broadcast(tensor.data, src=0)
 
 
 def on_first(function: Callable[[], T]) -> T:
-    """Call `function` in the first process; all return its value, and its RecastError or OSError stops all of them."""
+    """Call `function` in the first process. All return its value, and its RecastError or OSError stops all of them."""
     if process_count() == 1:
         return function()
     outcome: list[object] = [None, None]
@@ -162,12 +163,12 @@ def on_first(function: Callable[[], T]) -> T:
     if error is not None:
         raise error
     if outcome[1] is not None:
-        raise ToldByFirst(str(outcome[1]))
+        raise ReportedByFirst(str(outcome[1]))
     return outcome[0]  # type: ignore[return-value]
 
 
 def first_then_all(function: Callable[[], T]) -> T:
-    """Call `function` in the first process before the others, which find there what it downloads."""
+    """Call `function` in the first process, then in the others, which use the files that it downloaded."""
     values: list[T] = []
     on_first(lambda: values.append(function()))
     return values[0] if values else function()
@@ -175,16 +176,16 @@ def first_then_all(function: Callable[[], T]) -> T:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Be the only run that writes `folder` for the block: the first process holds it (`locked`) for all of them."""
+    """Lock `folder` for the block: the first process holds it (`locked`) for all of them."""
     with ExitStack() as stack:
         on_first(lambda: stack.enter_context(locked(folder)))
         yield
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, SIGTERM or SIGHUP. The message names the command that goes on; `saved` is True if the state is on disk.
+    """Ctrl-C, SIGTERM or SIGHUP. The message names the command that resumes; `saved` is True if the state is on disk.
 
-    A KeyboardInterrupt, so that an `except Exception` around a study does not go on with the next run.
+    It is a KeyboardInterrupt, so that an `except Exception` around a study does not start its next run.
     """
 
     def __init__(self, message: str, saved: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""`fit`: the training loop, for a recast model and for a plain one alike."""
+"""`fit`: the training loop, for recast models and plain ones."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ from recast.lab.training import distributed
 from recast.lab.training.checkpoint import Position, State, newest_state, restore_, save_state, states
 from recast.lab.training.distributed import Interrupted, Stopped, is_first, on_first, process_count
 from recast.lab.training.metrics import Journal, heads_of, read_metrics, validate
-from recast.lab.training.objective import Objective
 from recast.lab.training.optim import WarmupDecay, check_trainable, learning_rates, make_optimizer
 from recast.lab.training.prepare import some_images
 from recast.lab.training.regularization import prepare_, train_mode
-from recast.lab.training.step import Update
+from recast.lab.training.step import Objective, Update
 from recast.lab.training.switches import Switches
 from recast.layers.cmhsa import recast_layers
 from recast.models.build import Images, constructor
@@ -42,7 +41,7 @@ from recast.surgery.apply import recast_, refresh_gates_
 from recast.surgery.plan import Plan
 
 PROBED = 16
-"""Validation images on which wakefulness is measured after every epoch."""
+"""Number of validation images on which wakefulness is measured after every epoch."""
 
 
 def fit(
@@ -51,7 +50,7 @@ def fit(
     on_step: Callable[[int, int, float], object] = lambda epoch, step, loss: None,
     on_start: Callable[[], object] = lambda: None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Train `model` on `data` for `recipe.epochs` into the folder `out`; started by torchrun, processes share a batch.
+    """Train `model` on `data` for `recipe.epochs` into the folder `out`; processes started by torchrun share a batch.
 
     Writes `metrics.jsonl` (a row per epoch, epoch 0 before any training), `resume/` after every epoch, every
     `recipe.save_steps` updates and on Ctrl-C or SIGTERM, `checkpoints/epoch-0000.safetensors` and so on for every
@@ -92,8 +91,8 @@ def fit(
     ):  # fmt: skip
         if rows := on_first(finished):
             if plan is not None and (saved := read_header(weights)["plan"]) is not None:
-                ended = Plan.from_json(saved, f"{weights}'s plan")  # its pool is in the model that was given
-                recast_(model, ended, steps=[step.name for step in ended.steps])
+                final = Plan.from_json(saved, f"{weights}'s plan")  # its pooling is in the model that was given
+                recast_(model, final, steps=[step.name for step in final.steps])
             load_weights_(model, read_safetensors(weights), weights)
             refresh_gates_(model.eval())
             return rows
@@ -102,7 +101,7 @@ def fit(
 
 
 def write_weights(model: nn.Module, path: Path, recipe: Recipe, data: Data, is_buildable: bool = True) -> None:
-    """Write a weight file with what is known of the images and, if the network can be built anew, its constructor."""
+    """Write a weight file with classes, normalisation and, if the network can be rebuilt by name, its constructor."""
     made_by = constructor(recipe.model, num_classes=len(data.classes)) if is_buildable else None
     images = Images(tuple(data.classes), (data.test_size, data.test_size), data.mean, data.std)
     write_model(model, path, made_by, images, tried=False)
@@ -139,99 +138,116 @@ class _Loop:
         network = distributed.wrapped(self.compiled, device)
         self.update = Update(self.state, network, recipe, data, self.objective, device)
         self.probe: list[Tensor] | None = None
-        self.launched: deque[tuple[int, Tensor]] = deque()
-        """Steps in flight: number, then [loss, stop flag] summed over the processes."""
+        self.in_flight: deque[tuple[int, Tensor]] = deque()
+        """Steps that the device may not have finished: number, then [loss, stop flag] summed over the processes."""
 
     def run(self, resume: bool, on_start: Callable[[], object]) -> list[dict[str, Any]]:
         """Measure epoch 0, then train, measure and save every epoch."""
-        state, recipe, out = self.state, self.recipe, self.out
-        if resume and on_first(lambda: bool(states(out))):
-            images = len(self.data.train)
-            newest = on_first(lambda: restore_(state, recipe, out, images))
-            if not is_first():
-                restore_(state, recipe, out, images, path=newest)
-                state.position.bad_images = []  # those in the state are the first process's
-            if state.switches is not None:
-                self.update.network = distributed.wrapped(self.compiled, self.device, self.update.network)
+        if resume and on_first(lambda: bool(states(self.out))):
+            self._restore()
         on_first(on_start)
         try:
-            with self.journal.open(state.position.epoch), worker_errors():
-                if state.position.epoch == 0:
-                    self._end_epoch()
-                else:
-                    self.journal.say(f"note: goes on at epoch {state.position.epoch}, step {state.position.step}")
-                while state.position.epoch <= recipe.epochs:
-                    self._train_epoch()
-                    self._end_epoch()
+            with self.journal.open(self.state.position.epoch), worker_errors():
+                self._train()
         except Stopped:
-            with stop_signals():  # another Ctrl-C while it is saved
+            with stop_signals():  # another Ctrl-C must not break off the saving
                 self._save()
-            what = f"interrupted: state saved in {out / 'resume'}; fit(..., resume=True) goes on"
-            raise Interrupted(what, saved=True) from None
-        except KeyboardInterrupt:  # the second Ctrl-C: perhaps in the middle of a step
-            raise Interrupted(f"interrupted at once, nothing saved: {newest_state(out)}") from None
-        if state.evaluated is not self.model:
-            self.model.load_state_dict(state.evaluated.state_dict())
+            message = f"interrupted: state saved in {self.out / 'resume'}; fit(..., resume=True) goes on"
+            raise Interrupted(message, saved=True) from None
+        except KeyboardInterrupt:  # the second Ctrl-C, which may come in the middle of a step
+            raise Interrupted(f"interrupted at once, nothing saved: {newest_state(self.out)}") from None
+        if self.state.evaluated is not self.model:
+            self.model.load_state_dict(self.state.evaluated.state_dict())
         self._write_weights(refresh_gates_(self.model.eval()), "weights.safetensors")
-        if self._asked_to_stop():
+        if self._is_stop_requested():
             raise Interrupted("interrupted: state saved; this training is finished", saved=True)
         return on_first(lambda: read_metrics(self.journal.path))
 
-    def _asked_to_stop(self) -> bool:
-        """True, in all processes, if one of them was asked to stop."""
+    def _restore(self) -> None:
+        """Load the newest state; every process loads the one that the first process chose."""
+        images = len(self.data.train)
+        path = on_first(lambda: restore_(self.state, self.recipe, self.out, images))
+        if not is_first():
+            restore_(self.state, self.recipe, self.out, images, path=path)
+            self.state.position.bad_images = []  # the state lists those of the first process
+        if self.state.switches is not None:
+            self._wrap_again()
+
+    def _wrap_again(self) -> None:
+        """Average the gradients of the parameters that the network has now."""
+        self.update.network = distributed.wrapped(self.compiled, self.device, self.update.network)
+
+    def _train(self) -> None:
+        """Run the epochs that are left, from the position of the state."""
+        if self.state.position.epoch == 0:
+            self._end_epoch()
+        else:
+            position = self.state.position
+            self.journal.say(f"note: goes on at epoch {position.epoch}, step {position.step}")
+        while self.state.position.epoch <= self.recipe.epochs:
+            self._train_epoch()
+            self._end_epoch()
+
+    def _is_stop_requested(self) -> bool:
+        """Return True in all processes if a stop of any of them was requested."""
         return distributed.sum_over_processes_(torch.tensor(float(self.stop.is_set())), self.device).item() > 0
 
     def _train_epoch(self) -> None:
+        """Train the batches of this epoch that are left. Raises Stopped if a stop was requested."""
         recipe, position = self.recipe, self.state.position
         if position.step == 0:
             self._switch()
         train_mode(self.model, recipe)
         self.journal.start_epoch(position)
-        source = self._loader(position.epoch, position.step)
-        asked = time.perf_counter()
-        for pixels, labels in source:
-            came = time.perf_counter()
-            number = (position.epoch - 1) * self.batches + position.step
-            if self.state.loss is not None:
-                self.state.loss.step = number
-            loss = self.update(pixels, labels, self.rates.factor(number))
-            position.step += 1
-            stop = torch.full_like(loss, float(self.stop.is_set()), dtype=torch.float32)
-            sums = distributed.sum_over_processes_(torch.stack([loss.float(), stop]), self.device)
-            self.launched.append((position.step, sums))
-            position.waited += came - asked
-            position.seconds += time.perf_counter() - asked
-            for name in set(source.bad_images).difference(position.bad_images):
+        loader = self._loader(position.epoch, position.step)
+        begin = time.perf_counter()
+        for pixels, labels in loader:
+            position.waited += time.perf_counter() - begin
+            self._launch(pixels, labels)
+            position.seconds += time.perf_counter() - begin
+            for name in set(loader.bad_images).difference(position.bad_images):
                 warnings.warn(f"{name} cannot be read: another image took its place", stacklevel=2)
                 position.bad_images.append(name)
             if self._finish(lag=0 if self.device.type == "cpu" else 1):
                 raise Stopped
             if recipe.save_steps and position.step % recipe.save_steps == 0 and position.step < self.batches:
                 self._save()
-            asked = time.perf_counter()
+            begin = time.perf_counter()
         self._finish()
-        if self._asked_to_stop():
+        if self._is_stop_requested():
             raise Stopped
-        if process_count() > 1:  # a shared validation is not broken off: what was trained is safe before it begins
+        if process_count() > 1:  # a validation on several processes cannot be interrupted: save what was trained
             self._save()
+
+    def _launch(self, pixels: Tensor, labels: Tensor) -> None:
+        """Update the weights by a batch, without waiting for the device."""
+        position = self.state.position
+        number = (position.epoch - 1) * self.batches + position.step
+        if self.state.loss is not None:
+            self.state.loss.step = number
+        loss = self.update(pixels, labels, self.rates.factor(number))
+        position.step += 1
+        stop = torch.full_like(loss, float(self.stop.is_set()), dtype=torch.float32)
+        sums = distributed.sum_over_processes_(torch.stack([loss.float(), stop]), self.device)
+        self.in_flight.append((position.step, sums))
 
     def _switch(self) -> None:
         """Recast the layers that are due before this epoch, and measure the network before and after."""
         state, switches, epoch = self.state, self.state.switches, self.state.position.epoch
         if switches is None:
             return
-        if due := switches.due(epoch):
+        if layers := switches.due(epoch):
             before = Measured(*on_first(lambda: self._measured_after(epoch - 1)))
             switches.take_(epoch, before, state.model, state.optimizer, state.ema, self.recipe, self.data)
-            # the averaging of gradients is bound to the parameters that there were
-            self.update.network = distributed.wrapped(self.compiled, self.device, self.update.network)
-            self.journal.say(f"note: epoch {epoch}: {', '.join(due)} → attention")
+            self._wrap_again()
+            self.journal.say(f"note: epoch {epoch}: {', '.join(layers)} → attention")
         last = switches.record.switches[-1] if switches.record.switches else None
         if last is not None and last.epoch == epoch and last.after is None:
             last.after = Measured(*self._measure([])[:2])
         self._write_schedule()
 
     def _measured_after(self, epoch: int) -> tuple[float, float]:
+        """Return validation loss and metric of an epoch from metrics.jsonl; NaN if its row is missing."""
         rows = (row for row in read_metrics(self.journal.path) if row["epoch"] == epoch)
         metric = f"val_{self.objective.task.validation[0]}"
         return next(((row["val_loss"], row[metric]) for row in rows), (math.nan, math.nan))
@@ -248,65 +264,68 @@ class _Loop:
         return validate(self.state.evaluated, self.data, self.recipe, self.device, skipped, self.stop)
 
     def _probe(self) -> list[Tensor]:
-        """Return the first `PROBED` validation images."""
+        """Return the first `PROBED` validation images, or nothing for a network without recast layers."""
         if self.probe is None and recast_layers(self.state.evaluated):
             self.probe = list(some_images(self.data.val, PROBED, self.recipe, self.data, self.device))
         return self.probe or []
 
     def _finish(self, lag: int = 0) -> bool:
-        """Count the steps in flight but for the last `lag`; True if some process was asked to stop.
+        """Count the steps in flight except the last `lag`; True if a stop of some process was requested.
 
         With a lag of one step an accelerator never waits for us. Raises RecastError for a loss that is not finite.
         """
-        position, stop = self.state.position, False
-        while len(self.launched) > lag:
-            step, sums = self.launched.popleft()
+        position, is_stop_requested = self.state.position, False
+        while len(self.in_flight) > lag:
+            step, sums = self.in_flight.popleft()
             loss, stops = (sums / process_count()).tolist()
             if not math.isfinite(loss):
                 self._diverged(f"loss is {loss} at epoch {position.epoch}, step {step}")
             position.loss_sum += loss
             self.on_step(position.epoch, step, loss)
             self.journal.step(loss, learning_rates(self.state.optimizer)[0], position)
-            stop = stop or stops > 0
-        return stop
+            is_stop_requested = is_stop_requested or stops > 0
+        return is_stop_requested
 
     def _end_epoch(self) -> None:
         """Measure the network, write the row, move on to the next epoch and save the state, in this order."""
-        state, recipe, started = self.state, self.recipe, time.perf_counter()
-        position, trained = state.position, state.position.epoch > 0
-        skipped: list[str] = []
+        state, recipe, epoch = self.state, self.recipe, self.state.position.epoch
+        self.journal.write(self._row())
+        if recipe.keep_every is not None and epoch % recipe.keep_every == 0:
+            # before the state: a run that resumes from an earlier state writes the same file again
+            self._write_weights(state.evaluated, f"checkpoints/epoch-{epoch:04d}.safetensors")
+        self._write_schedule()
+        state.position = Position(epoch=epoch + 1)
+        self._save()
+        if state.position.epoch <= recipe.epochs and self._is_stop_requested():
+            raise Stopped
+
+    def _row(self) -> Epoch:
+        """Measure the network and return the row of this epoch. Raises RecastError for a loss that is not finite."""
+        position, begin, skipped = self.state.position, time.perf_counter(), list[str]()
         loss, *values = self._measure(skipped)
         if not math.isfinite(loss):
             self._diverged(f"validation loss is {loss} after epoch {position.epoch}")
-        lr, gate_lr = learning_rates(state.optimizer)
+        trained: dict[str, Any] = {}
+        if position.epoch > 0:
+            lr, gate_lr = learning_rates(self.state.optimizer)
+            speed = self.batches * self.recipe.data.batch_size / position.seconds
+            trained = {"train_loss": position.loss_sum / self.batches, "lr": lr, "gate_lr": gate_lr,
+                       "images_per_second": speed, "data_wait": position.wait}  # fmt: skip
         bad = torch.tensor([len(position.bad_images), len(skipped)])
         bad_images, bad_val_images = distributed.sum_over_processes_(bad, self.device).tolist()
-        row = Epoch(
+        return Epoch(
             epoch=position.epoch,
-            train_loss=position.loss_sum / self.batches if trained else None,
             val_loss=loss,
             metrics=dict(zip(self.objective.task.validation, values, strict=True)),
-            lr=lr if trained else None,
-            gate_lr=gate_lr if trained else None,
-            seconds=position.seconds + time.perf_counter() - started,
-            images_per_second=self.batches * recipe.data.batch_size / position.seconds if trained else None,
-            data_wait=position.wait if trained else None,
+            seconds=position.seconds + time.perf_counter() - begin,
             bad_images=bad_images,
             bad_val_images=bad_val_images,
-            layers=heads_of(state.evaluated, self._probe()),
+            layers=heads_of(self.state.evaluated, self._probe()),
+            **trained,
         )
-        self.journal.write(row)
-        if recipe.keep_every is not None and position.epoch % recipe.keep_every == 0:
-            # before the state: a run that goes on from an earlier one writes the same file again
-            self._write_weights(state.evaluated, f"checkpoints/epoch-{position.epoch:04d}.safetensors")
-        self._write_schedule()
-        state.position = Position(epoch=position.epoch + 1)
-        self._save()
-        if state.position.epoch <= recipe.epochs and self._asked_to_stop():
-            raise Stopped
 
     def _save(self) -> None:
-        """Wait for the device and check every loss before the state is written."""
+        """Wait for the device, check every loss and write the state."""
         self._finish()
         with uninterrupted():
             on_first(lambda: save_state(self.state, self.recipe, self.out, len(self.data.train)))
@@ -324,7 +343,7 @@ class _Loop:
             bad_image=config.bad_image,
         )  # fmt: skip
 
-    def _diverged(self, what: str) -> None:
-        raise (RecastError if is_first() else distributed.ToldByFirst)(
-            f"the {what}: lower optim.lr or optim.gate_lr, or set optim.clip_grad; {newest_state(self.out)}"
+    def _diverged(self, reason: str) -> None:
+        raise (RecastError if is_first() else distributed.ReportedByFirst)(
+            f"the {reason}: lower optim.lr or optim.gate_lr, or set optim.clip_grad; {newest_state(self.out)}"
         )

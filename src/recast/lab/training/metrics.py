@@ -1,4 +1,4 @@
-"""What a training measures and shows: validation, metrics.jsonl, a line per epoch on the terminal."""
+"""Validation, metrics.jsonl, and a line per epoch on the terminal."""
 
 from __future__ import annotations
 
@@ -37,35 +37,37 @@ def validate(
     """Return the mean loss over `data.val` and the metrics of `Task.validation`, in full precision.
 
     The model is left in eval mode. The names of unreadable images go to `skipped`. Several processes share the images,
-    each is counted once. Raises RecastError if the model does not give what the task asks for or no image is left;
-    Stopped where `stop` is set, unless several processes share the validation.
+    each is counted once.
+
+    Raises:
+        RecastError: for outputs that do not fit the task, and if no image is left.
+        Stopped: if `stop` is set, unless several processes share the validation.
     """
     model.eval()
     config, meter = recipe.data, data.task.meter(data)
     totals = torch.zeros(2, dtype=torch.float64)  # loss, images
-    source = Loader(
+    loader = Loader(
         data.val, config.batch_size, workers=config.workers, part=process_number(), parts=process_count(),
         bad_image=config.bad_image,
     )  # fmt: skip
-    for pixels, labels in source:
+    for pixels, labels in loader:
         if stop is not None and stop.is_set() and process_count() == 1:
             raise Stopped
         loss = meter.add(model, data.normalised(pixels, device), labels)
         totals += torch.tensor([loss, len(labels)], dtype=torch.float64)
-    for name in source.bad_images:
-        warnings.warn(f"{name} cannot be read: it is left out of the validation", stacklevel=2)
+    for name in loader.bad_images:
+        warnings.warn(f"{name} cannot be read: skipped in the validation", stacklevel=2)
     if skipped is not None:
-        skipped += source.bad_images
+        skipped += loader.bad_images
     loss, images = sum_over_processes_(totals, device).tolist()
     if images == 0:
-        raise RecastError(f"{data.name} has no validation images: nothing could be measured")
+        raise RecastError(f"{data.name} has no readable validation images")
     return loss / images, *meter.values(sum_over_processes_(meter.sums, device))
 
 
 @torch.no_grad()
 def heads_of(model: nn.Module, images: list[Tensor]) -> dict[str, dict[str, Any]]:
-    """Return gate, backend and wakefulness of the heads of every recast layer; of GPSA layers also the heads' gates
-    (`GPSA.gates`) and spans 1/α."""
+    """Return gate, backend and wakefulness of the heads of every recast layer, and gates and spans of GPSA's."""
     awake = wakefulness(model, images) if recast_layers(model) else {}
     rows: dict[str, dict[str, Any]] = {}
     for name, layer in recast_layers(model).items():
@@ -83,7 +85,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 class Journal:
-    """The rows of metrics.jsonl, and a line per epoch on stderr, on a terminal a bar too; `shown=False` shows nothing.
+    """Rows of metrics.jsonl, and a line per epoch on stderr with a bar on a terminal; `shown=False` shows nothing.
 
     Only the first process writes and shows.
     """
@@ -99,17 +101,17 @@ class Journal:
         self.progress = self.bar.add_task(name, total=recipe.epochs * batches, note="", visible=False)
 
     def open(self, epoch: int) -> Progress:
-        """Drop the rows of `epoch` and later ones, which the run writes again; returns the bar, a context manager."""
+        """Drop the rows from `epoch` on, which the run writes again; returns the bar, a context manager."""
         if is_first():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             rows = [row for row in read_metrics(self.path) if row["epoch"] < epoch]
             write_text(self.path, "".join(map(sealed, rows)))
             if missing := sorted(set(range(epoch)) - {row["epoch"] for row in rows}):
-                warnings.warn(f"{self.path} has lost epoch {listed([*map(str, missing)], 5)}", stacklevel=3)
+                warnings.warn(f"{self.path} lacks epoch {listed([*map(str, missing)], 5)}", stacklevel=3)
         return self.bar
 
     def start_epoch(self, position: Position) -> None:
-        """Show the epoch, some batches of which may have been trained before."""
+        """Show the epoch and the batches that were trained before."""
         description = f"{self.name} epoch {position.epoch}/{self.recipe.epochs}"
         done = (position.epoch - 1) * self.batches + position.step
         self.bar.reset(self.progress, description=description, completed=done, visible=True)
@@ -121,7 +123,7 @@ class Journal:
         self.bar.update(self.progress, advance=1, note=note)
 
     def write(self, row: Epoch) -> None:
-        """Append the row of an epoch, on the disk when this returns, and show a line."""
+        """Append the row of an epoch, flush it to the disk, and show a line."""
         if not is_first():
             return
         with self.path.open("a", encoding="utf-8") as file:
@@ -131,8 +133,9 @@ class Journal:
         train = "before training  " if row.train_loss is None else f"train loss {row.train_loss:.3f} "
         text = f"{self.name:>9}  epoch {row.epoch:>3}/{self.recipe.epochs}  {train} "
         metric = task_of(self.recipe).main[1]
-        reached = f"{METRICS[metric].in_text} {row.metrics[metric]:.2f} %"
-        text += f"val loss {row.val_loss:.3f}  {reached}  {row.seconds:.1f} s"
+        text += (
+            f"val loss {row.val_loss:.3f}  {METRICS[metric].in_text} {row.metrics[metric]:.2f} %  {row.seconds:.1f} s"
+        )
         if row.train_loss is not None:
             text += f"  {row.images_per_second:,.0f} images/s  data {row.data_wait:.0%}"
         self.say(text)

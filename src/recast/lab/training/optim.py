@@ -9,9 +9,9 @@ updates t = 0 … T − 1 of the run:
     f(t) = e + (1 − e)·0.1^([u ≥ 3/4] + [u ≥ 11/12])  t ≥ W       decay=steps (COCO's 3×: epochs 27 and 33 of 36)
 
 With `warmup_prefix` u = (t − W)/(T − 1 − W): the cosine begins where the warm-up ends and is over at the last update.
-Without it u = t/T, as in timm and DeiT (Touvron et al. 2021), where the value at an epoch's start holds for all of it;
-here the rate moves at every update. timm's schedulers start and end every group at the same absolute rate, which would
-lose the gates' ratio to the base rate; and this one has no state.
+Without it u = t/T, as in timm and DeiT (Touvron et al. 2021), which keep the value at an epoch's start for the epoch;
+here the rate changes at every update. timm's schedulers start and end every group at the same absolute rate, which
+loses the gates' ratio to the base rate, and they have a state.
 
 With `base_batch` the lr above is lr × batch_size / base_batch (Goyal et al. 2017). gate_lr, qk_lr, pool_lr, warmup_lr
 and min_lr are absolute, never scaled. Gates without a gate_lr have 50 × the scaled rate, pooling without a pool_lr has
@@ -39,7 +39,7 @@ from recast.surgery.parameters import param_groups
 RATES = {
     "gates": "gates", "sigmoid_gates": "gates", "pool_decay": "pool", "pool_no_decay": "pool", "queries_keys": "keys"
 }  # fmt: skip
-"""Rate of a kind of group, the part of its name before the slash; other groups have the weights'."""
+"""Rate of each kind of group (its name before the slash); other groups have that of the weights."""
 POWERS = {"poly": 0.9, "linear": 1.0}
 STEPS = 27 / 36, 33 / 36
 
@@ -54,37 +54,37 @@ def check_trainable(recipe: Recipe) -> None:
 def optimizer_options(config: OptimConfig) -> dict[str, Any]:
     """Return those of momentum, betas and eps that the optimizer `config.opt` takes, as keyword arguments.
 
-    Raises RecastError for an optimizer timm does not provide, and for an option that was set and that it does not take.
+    Raises RecastError for an optimizer timm does not provide, and for an option that it does not take.
     """
     name, default = config.opt.lower(), OptimConfig()
-    names = [str(each) for each in timm.optim.list_optimizers()]
+    names = list(map(str, timm.optim.list_optimizers()))
     if name not in names:
-        raise RecastError(f"timm has no optimiser {config.opt!r}.{suggest(config.opt, names)}")
+        raise RecastError(f"timm has no optimizer {config.opt!r}.{suggest(config.opt, names)}")
     info = timm.optim.get_optimizer_info(name)
     if info.second_order:
-        raise RecastError(f"optimiser {config.opt} needs second derivatives: choose another optim.opt")
+        raise RecastError(f"optimizer {config.opt} needs second derivatives: choose another optim.opt")
     options: dict[str, Any] = {}
     for option, taken in (("momentum", info.has_momentum), ("betas", info.has_betas), ("eps", info.has_eps)):
         value = getattr(config, option)
         if not taken and value != getattr(default, option):
-            raise RecastError(f"optim.{option} is {value}, but optimiser {config.opt} has no {option}: leave it out")
+            raise RecastError(f"optim.{option} is {value}, but optimizer {config.opt} has no {option}: drop it")
         if taken and value is not None:
             options[option] = value
     if "lamb" in name:
-        options["max_grad_norm"] = None  # LAMB would clip the gradient's norm at 1 by itself
+        options["max_grad_norm"] = None  # by default LAMB clips the gradient's norm at 1
     return options
 
 
 def peak_lr(config: OptimConfig, batch_size: int) -> float:
-    """Return the peak rate of the weights: lr, or lr × batch_size / base_batch for `batch_size` images an update."""
+    """Return the peak rate of the weights for `batch_size` images an update: lr, or lr × batch_size / base_batch."""
     return config.lr if config.base_batch is None else config.lr * batch_size / config.base_batch
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig, batch_size: int) -> Optimizer:
     """Return timm's optimizer `config.opt` over the groups of `param_groups`, each with its peak rate as "peak_lr".
 
-    `batch_size`: images an update, over all processes and accumulated parts. Raises RecastError for a network with
-    nothing to train or, with layer decay, without layers.
+    `batch_size`: images an update, over all processes and accumulated parts. Raises RecastError for a network without
+    trainable parameters or, with layer decay, without layers.
     """
     lr, options = peak_lr(config, batch_size), optimizer_options(config)
     with warnings.catch_warnings():
@@ -101,8 +101,10 @@ def make_optimizer(model: nn.Module, config: OptimConfig, batch_size: int) -> Op
 
 
 class WarmupDecay:
-    """f(t) of the module's docstring. A base rate of 0 (gates only) starts and ends at 0; a warm-up longer than the run
-    fills it."""
+    """f(t) of the module's docstring.
+
+    A base rate of 0 (gates only) starts and ends at 0. A warm-up longer than the run fills it.
+    """
 
     def __init__(self, config: OptimConfig, epochs: int, steps_per_epoch: int, batch_size: int) -> None:
         lr = peak_lr(config, batch_size)
@@ -113,22 +115,22 @@ class WarmupDecay:
         self.decay = config.decay
 
     def factor(self, step: int) -> float:
-        """Share of the peak rate at update `step`."""
+        """Return the share of the peak rate at update `step`."""
         if step < self.warmup:
             return self.start + (1 - self.start) * step / self.warmup
         first, last = self.falling
         done = min(1.0, (step - first) / max(1, last - first))
         if self.decay == "steps":
-            left = 0.1 ** sum(done >= part for part in STEPS)
+            share = 0.1 ** sum(done >= part for part in STEPS)
         elif self.decay == "cosine":
-            left = (1 + math.cos(math.pi * done)) / 2
+            share = (1 + math.cos(math.pi * done)) / 2
         else:
-            left = (1 - done) ** POWERS[self.decay]
-        return self.end + (1 - self.end) * left
+            share = (1 - done) ** POWERS[self.decay]
+        return self.end + (1 - self.end) * share
 
 
 def set_learning_rate(optimizer: Optimizer, factor: float) -> None:
-    """Give every group `factor` times its peak rate."""
+    """Set the rate of every group to `factor` times its peak rate."""
     for group in optimizer.param_groups:
         group["lr"] = group["peak_lr"] * factor
 
@@ -136,20 +138,20 @@ def set_learning_rate(optimizer: Optimizer, factor: float) -> None:
 def learning_rates(optimizer: Optimizer) -> tuple[float, float | None]:
     """Return the present rates of the weights and of the gates (None without gates); with layer decay, the head's.
 
-    Where no weights train, the rate of the pooling or the gates stands for theirs.
+    If no weights train, the first is the rate of the pooling, of queries and keys, or of the gates.
     """
     rates: dict[str, float] = {}
     for group in optimizer.param_groups:
-        of = RATES.get(str(group["name"]).partition("/")[0], "weights")
-        rates[of] = max(float(group["lr"]), rates.get(of, 0.0))
-    return next(rates[of] for of in ("weights", "pool", "keys", "gates") if of in rates), rates.get("gates")
+        kind = RATES.get(str(group["name"]).partition("/")[0], "weights")
+        rates[kind] = max(float(group["lr"]), rates.get(kind, 0.0))
+    return next(rates[kind] for kind in ("weights", "pool", "keys", "gates") if kind in rates), rates.get("gates")
 
 
 @torch.no_grad()
 def shrink_gates_(optimizer: Optimizer, gate_l1: float) -> None:
-    """The proximal step of gate_l1·‖(γ, s)‖₁: γ ← sign(γ)·max(|γ| − η·gate_l1, 0), η the gates' rate now; s likewise.
+    """Take a proximal step of gate_l1·‖(γ, s)‖₁: γ ← sign(γ)·max(|γ| − η·gate_l1, 0), η the gates' rate; s likewise.
 
-    A gradient step on the penalty would leave gates trembling around 0; this one leaves them at exactly 0.
+    Gates stop at exactly 0, around which gradient steps on the penalty would oscillate.
     """
     for group in optimizer.param_groups:
         if str(group["name"]).partition("/")[0] == "gates":
@@ -159,7 +161,7 @@ def shrink_gates_(optimizer: Optimizer, gate_l1: float) -> None:
 
 @torch.no_grad()
 def close_averaged_gates_(averaged: nn.Module, model: nn.Module) -> None:
-    """Set the gates of the average to 0 where the model's are exactly 0: an average by itself never gets there."""
+    """Set the gates of the average to 0 where the model's are exactly 0, which an average does not reach."""
     layers = gpsa_layers(model)
     for name, layer in gpsa_layers(averaged).items():
         if layer.config.gate == "linear":

@@ -23,6 +23,7 @@ from recast.lab.files import LOCK
 from recast.lab.recipe import COARSE_FILE, PARENT_WEIGHTS, changes, functions_of, load_recipe, may_change
 from recast.lab.scales import batch_norms
 from recast.lab.tasks import task_of
+from recast.lab.training.distributed import check_shares
 from recast.lab.training.optim import check_trainable
 from recast.models.build import build, input_defaults
 from recast.models.config import ModelConfig
@@ -34,13 +35,13 @@ from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
 
 PARENT = "parent"
-"""The one thing that may be in a run folder before the run: a folder with the training of its parent."""
+"""The only folder that a run folder may hold before the run: the training of its parent."""
 FIRST = ("classes.json", FINGERPRINT, COARSE_FILE, PARENT_WEIGHTS, "recipe.yaml", "environment.json", "plan.json",
          "verify.json", "schedule.json", "metrics.jsonl", "checkpoints/epoch-0000.safetensors")  # fmt: skip
 """Files that a run writes before its first state."""
 
 WAKING_IMAGES = 512
-"""Training images that queries and keys are taken from with query_key=images."""
+"""Number of training images that queries and keys are taken from with query_key=images."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Prepared:
     data: Data
     parent: nn.Module
     plan: Plan | None
-    """None where nothing is recast."""
+    """None if nothing is recast."""
     keeps_parent: bool
     """The run folder must hold the parent's weights: they are random, or the classifier is new."""
     pixels: str
@@ -71,7 +72,7 @@ def refuse_used(out: Path) -> None:
 
 
 def withdraw(out: Path) -> None:
-    """Remove what a run that failed before its first state has written into `out`."""
+    """Remove the files that a run wrote into `out`, if it failed before its first state."""
     for name in FIRST:
         (out / name).unlink(missing_ok=True)
     for folder in ("checkpoints", "resume"):
@@ -82,18 +83,19 @@ def withdraw(out: Path) -> None:
 def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
     """Return the recipe in the run folder with the fields that `may_change` from `recipe`; others must agree."""
     stored = load_recipe(out / "recipe.yaml", complete=True)
-    filled = ("model.num_classes", "model.pretrained", "model.new_head", "data.mean", "data.std")
+    completed = ("model.num_classes", "model.pretrained", "model.new_head", "data.mean", "data.std")
     if recipe.data.img_size is None:
         recipe = recipe.replace(data=recipe.data.replace(img_size=stored.data.img_size))
-    if changed := changes(stored, with_size(recipe), ignore=(*may_change(), *filled)):
+    if changed := changes(stored, with_size(recipe), ignore=(*may_change(), *completed)):
         raise RecastError(
             f"{out} was started with another {', '.join(changed)}: go on with "
             f"{follow_up('train', '--resume', str(out), functions=functions_of(recipe))}, or start a new run from "
             f"{out}/recipe.yaml"
         )
-    # what `recipe` leaves open is where it was; a parent that is kept in the run folder is the run's
-    kept = stored.model.checkpoint is not None and Path(stored.model.checkpoint).parent == out.resolve()
-    checkpoint = stored.model.checkpoint if kept else recipe.model.checkpoint or stored.model.checkpoint
+    # paths that `recipe` leaves open stay as they were, and so do weights of the parent in the run folder
+    checkpoint = stored.model.checkpoint
+    if checkpoint is None or Path(checkpoint).parent != out.resolve():
+        checkpoint = recipe.model.checkpoint or checkpoint
     data = {"workers": recipe.data.workers, "data_dir": recipe.data.data_dir or stored.data.data_dir,
             "labels_file": recipe.data.labels_file or stored.data.labels_file}  # fmt: skip
     task = recipe.task
@@ -106,29 +108,26 @@ def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
 
 
 def with_size(recipe: Recipe) -> Recipe:
-    """Return the recipe with the image size of a network that is built for one, unless the recipe has a size."""
+    """Return the recipe with the image size that the network is built for, unless the recipe has a size."""
     if recipe.data.img_size is not None or recipe.model.input_size is None:
         return recipe
     return recipe.replace(data=recipe.data.replace(img_size=recipe.model.input_size))
 
 
 def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
-    """Load data and parent, and plan. Raises RecastError for whatever is wrong, before anything is written."""
-    check_trainable(recipe)
-    if not resume and (recipe.model.checkpoint or recipe.model.pretrained):
-        for paper in recipe.papers.values():
-            paper.check_trained()
+    """Load data and parent, and plan. Raises RecastError for every mistake, before anything is written."""
+    _check_settings(recipe, resume)
     recipe, task = with_size(recipe), task_of(recipe)
     data = load_data(recipe.data, recipe.augmentation, recipe.labels)
     _check_images(recipe, data)
     config = task.network(recipe.model, data)
-    parent = _parent(recipe, config, data)
+    parent = _build_parent(recipe, config, data)
     recipe, data, pixels = _with_norm(recipe, data, parent)
-    is_new = _is_new(config, parent, data)
+    is_new = _has_new_classifier(config, parent, data)
     if is_new and recipe.teacher.kind == "parent":
         raise RecastError(
-            "task.teacher.kind=parent: the parent's classifier is a new one, which knows nothing of these classes. "
-            "Train it on them first (--where none), then give its weights as --checkpoint"
+            "task.teacher.kind=parent: the parent has a new, untrained classifier. Train it on these classes first "
+            "(--where none), then give its weights as --checkpoint"
         )
     example = torch.zeros(1, 3, data.img_size, data.img_size)
     task.check_outputs(_outputs(parent, example, config.name), data, config.name)
@@ -137,35 +136,37 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
     if not recipe.is_plain:
         where = recipe.where[0] if len(recipe.where) == 1 else recipe.where
         planned = plan(parent, example, recipe.recast, where=where, budget=recipe.budget, pool=recipe.pool)
-    config = config.replace(num_classes=config.num_classes or len(data.classes))
-    if keeps_parent := is_new and planned is not None and not resume:
-        path = f"{(out / PARENT_WEIGHTS).resolve()}"
-        config = config.replace(checkpoint=path, checkpoint_key=None, pretrained=False, new_head=False)
-    papers, coarse = dict(recipe.papers), None
-    for name, paper in papers.items():
-        if isinstance(paper, LabelsConfig) and paper.coarse_file is not None:
-            coarse = decode(read_bytes(paper.coarse_file), paper.coarse_file)
-            papers[name] = paper.replace(coarse_file=f"{(out / COARSE_FILE).resolve()}")
-    recipe = recipe.replace(model=config, data=recipe.data.replace(mean=data.mean, std=data.std), papers=papers)
+    keeps_parent = is_new and planned is not None and not resume
+    recipe, coarse = _completed(recipe, config, data, out, keeps_parent)
     return Prepared(recipe, data, parent, planned, keeps_parent, pixels, coarse)
+
+
+def _check_settings(recipe: Recipe, resume: bool) -> None:
+    """Raise RecastError for settings with which no training can start, whatever the data."""
+    check_trainable(recipe)
+    check_shares(recipe)
+    if not resume and (recipe.model.checkpoint or recipe.model.pretrained):
+        for paper in recipe.papers.values():
+            paper.check_trained()
 
 
 def _check_images(recipe: Recipe, data: Data) -> None:
     """Raise RecastError for images that this recipe cannot train on."""
     if missing := [name for name, part in (("training", data.train), ("validation", data.val)) if len(part) == 0]:
         raise RecastError(f"{data.name} has no {missing[0]} images: training needs both parts")
-    Loader(  # a batch that the data cannot fill is found now, not after the recast
+    Loader(  # raises for a batch larger than the training set
         data.train, recipe.data.batch_size, shuffle_seed=recipe.seed, repeats=recipe.augment.repeats, drop_last=True
     )
     task_of(recipe).check_data(recipe, data)
 
 
-def _parent(recipe: Recipe, config: ModelConfig, data: Data) -> nn.Module:
+def _build_parent(recipe: Recipe, config: ModelConfig, data: Data) -> nn.Module:
     """Return the network that the run starts from, in the form that its task trains."""
     with seeded(mix_seed("parent", recipe.seed)):
         parent = build(config, num_classes=len(data.classes))
-        for paper in () if config.checkpoint or config.pretrained else recipe.papers.values():
-            paper.draw_(parent)
+        if not (config.checkpoint or config.pretrained):
+            for paper in recipe.papers.values():
+                paper.draw_(parent)
     with seeded(mix_seed("embedding", recipe.seed)):
         return task_of(recipe).adapt_(parent, recipe, len(data.classes))
 
@@ -174,15 +175,15 @@ def _with_norm(recipe: Recipe, data: Data, parent: nn.Module) -> tuple[Recipe, D
     """Return recipe and data with the parent's image size and normalisation, and `Prepared.pixels`."""
     defaults, size_from = input_defaults(parent), ""
     is_stated = defaults is not None or split_name(recipe.model.name)[0] == "torchvision"
-    if not is_stated and recipe.data.img_size is None and isinstance(data.train, ImageFiles):
-        size = data.train.own_size(recipe.data.bad_image == "skip")
-        sides = (data.train, size), (data.val, recipe.data.test_size or size)
-        train, val = (replace(part, img_size=side) if isinstance(part, ImageFiles) else part for part, side in sides)
-        data = replace(data, train=train, val=val, img_size=size)
+    train, val = data.train, data.val
+    if not is_stated and recipe.data.img_size is None and isinstance(train, ImageFiles) and isinstance(val, ImageFiles):
+        size = train.own_size(recipe.data.bad_image == "skip")
+        val = replace(val, img_size=recipe.data.test_size or size)
+        data = replace(data, train=replace(train, img_size=size), val=val, img_size=size)
         recipe = recipe.replace(data=recipe.data.replace(img_size=size))
         size_from = " (the files' own, as the network states none; --img-size)"
     norm_from = "the data set's"
-    if defaults is not None and len(defaults.mean) == 3:  # pixels must come as the parent knows them
+    if defaults is not None and len(defaults.mean) == 3:
         mean = data.mean if recipe.data.mean else defaults.mean
         std = data.std if recipe.data.std else defaults.std
         data, norm_from = replace(data, mean=mean, std=std), "the network's"
@@ -195,12 +196,14 @@ def _with_norm(recipe: Recipe, data: Data, parent: nn.Module) -> tuple[Recipe, D
     return recipe, data, text
 
 
-def _is_new(config: ModelConfig, parent: nn.Module, data: Data) -> bool:
-    """True if the parent's classifier is untrained."""
+def _has_new_classifier(config: ModelConfig, parent: nn.Module, data: Data) -> bool:
+    """Return True if the parent's classifier is untrained."""
+    if config.new_head or config.checkpoint is not None:
+        return config.new_head
     cfg = getattr(parent, "pretrained_cfg", None)
-    own_classes = cfg.get("num_classes") if isinstance(cfg, Mapping) else None
-    own_head = config.name.startswith("torchvision:") or own_classes == len(data.classes)
-    return config.new_head or (config.checkpoint is None and not (config.pretrained and own_head))
+    classes = cfg.get("num_classes") if isinstance(cfg, Mapping) else None
+    keeps_head = config.name.startswith("torchvision:") or classes == len(data.classes)
+    return not (config.pretrained and keeps_head)
 
 
 def _outputs(parent: nn.Module, example: torch.Tensor, name: str) -> Any:
@@ -217,15 +220,32 @@ def _outputs(parent: nn.Module, example: torch.Tensor, name: str) -> Any:
 
 
 def _check_frozen(recipe: Recipe, parent: nn.Module) -> None:
-    """Raise RecastError if the network has nothing that the recipe would train."""
+    """Raise RecastError if the network has no layer of the kind that the recipe would train."""
     freeze = recipe.regularization.freeze
-    has = {
+    trains = {
         "all_but_attention": recipe.has_layers or any(map(is_attention, parent.modules())),
         "all_but_batch_norm": batch_norms(parent),
     }
-    if not has.get(freeze, True):
-        what = freeze.removeprefix("all_but_").replace("_", " ")
-        raise RecastError(f"regularization.freeze={freeze}: {recipe.model.name} has no {what}; take freeze=trunk")
+    if not trains.get(freeze, True):
+        layers = freeze.removeprefix("all_but_").replace("_", " ")
+        raise RecastError(f"regularization.freeze={freeze}: {recipe.model.name} has no {layers}; take freeze=trunk")
+
+
+def _completed(
+    recipe: Recipe, config: ModelConfig, data: Data, out: Path, keeps_parent: bool
+) -> tuple[Recipe, str | None]:
+    """Return the recipe that replays the run, and `Prepared.coarse`."""
+    config = config.replace(num_classes=config.num_classes or len(data.classes))
+    if keeps_parent:
+        path = f"{(out / PARENT_WEIGHTS).resolve()}"
+        config = config.replace(checkpoint=path, checkpoint_key=None, pretrained=False, new_head=False)
+    papers, coarse = dict(recipe.papers), None
+    for name, paper in papers.items():
+        if isinstance(paper, LabelsConfig) and paper.coarse_file is not None:
+            coarse = decode(read_bytes(paper.coarse_file), paper.coarse_file)
+            papers[name] = paper.replace(coarse_file=f"{(out / COARSE_FILE).resolve()}")
+    data_config = recipe.data.replace(mean=data.mean, std=data.std)
+    return recipe.replace(model=config, data=data_config, papers=papers), coarse
 
 
 def some_images(

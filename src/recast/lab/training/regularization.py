@@ -1,6 +1,6 @@
-"""Regularisation that is a property of the network: stochastic depth, LayerScale, what is frozen.
+"""Regularisation that is a property of the network: stochastic depth and frozen parameters.
 
-Everything here works on a network that exists, recast or not, and leaves the names of its state_dict alone.
+The functions change networks in place, recast or not, without renaming anything in their state_dict.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ CLASS_ATTENTION = (LayerScaleBlockClassAttn, ClassAttentionBlock, ClassBlock)
 def drop_path_places(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
     """Return the places of stochastic depth, (module, attribute), by block, in the order of `named_modules`.
 
-    A ViT's block has two places. A block without a shortcut has none but counts, as in timm.
+    A ViT's block has two places. A block without a shortcut has none, but counts as a block, as in timm.
     """
     blocks: dict[str, list[tuple[nn.Module, str]]] = {}
     for name, module in model.named_modules():
         if isinstance(module, CLASS_ATTENTION):
             continue
-        kept = {k: v for k, v in vars(module).items() if v is None} | dict(module.named_children())
-        for attribute, value in kept.items():
+        attributes = {k: v for k, v in vars(module).items() if v is None} | dict(module.named_children())
+        for attribute, value in attributes.items():
             if DROP_PATH.fullmatch(attribute) and (
                 value is None or computes_as(value, DropPath, StochasticDepth, nn.Identity)
             ):
@@ -53,10 +53,10 @@ def drop_path_places(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
 
 
 def set_drop_path_(model: nn.Module, rate: float, mode: Literal["linear", "uniform"] = "linear") -> nn.Module:
-    """Stochastic depth (Huang et al. 2016): in training, per image, y = x + F(x)·b/(1 − p), b ~ Bernoulli(1 − p).
+    """Set stochastic depth (Huang et al. 2016): y = x + F(x)·b/(1 − p) per training image, b ~ Bernoulli(1 − p).
 
     uniform: p = rate in all of the L blocks (CaiT, DeiT III). linear: p = rate·l/(L − 1) in block l = 0 … L − 1, timm's
-    rule. Whatever probabilities were there before are replaced; rate 0 removes them. Nothing changes in eval mode.
+    rule. Earlier probabilities are replaced; rate 0 removes them. Nothing changes in eval mode.
 
     Raises RecastError for a rate outside [0, 1), and for a network without a place for it (torchvision's ResNets).
     """
@@ -65,8 +65,8 @@ def set_drop_path_(model: nn.Module, rate: float, mode: Literal["linear", "unifo
     blocks = drop_path_places(model)
     if rate and not blocks:
         raise RecastError(
-            f"{type(model).__name__} has no residual block with a place for stochastic depth: leave drop_path out, "
-            "or take timm's version of the network"
+            f"{type(model).__name__} has no residual block with a place for stochastic depth: drop drop_path, or "
+            "use timm's version of the network"
         )
     last = max(1, len(blocks) - 1)
     for number, places in enumerate(blocks):
@@ -78,8 +78,7 @@ def set_drop_path_(model: nn.Module, rate: float, mode: Literal["linear", "unifo
 
 
 def trained_parts(model: nn.Module, freeze: Freeze, num_classes: int | None = None) -> list[nn.Module]:
-    """Return the modules that train where the rest is frozen: attention pooling, classifiers, and the exceptions of
-    `freeze`.
+    """Return the modules that train if the rest is frozen: attention pooling, classifiers, and what `freeze` excepts.
 
     Raises RecastError if the classifier cannot be determined (`recast.models.adapt.classifiers`).
     """
@@ -94,8 +93,7 @@ def trained_parts(model: nn.Module, freeze: Freeze, num_classes: int | None = No
 def prepare_(model: nn.Module, recipe: Recipe) -> nn.Module:
     """Apply a recipe's stochastic depth, settings of papers, freezing and memory format.
 
-    Weights of a state are loaded after this. Frozen parameters require no gradient. Raises RecastError if the network
-    has no place for stochastic depth.
+    Frozen parameters require no gradient. Raises RecastError if the network has no place for stochastic depth.
     """
     config, papers = recipe.regularization, recipe.papers.values()
     if config.drop_path is not None:
@@ -115,16 +113,17 @@ def prepare_(model: nn.Module, recipe: Recipe) -> nn.Module:
 
 
 def train_mode(model: nn.Module, recipe: Recipe) -> None:
-    """Set training mode, except for what the recipe freezes.
+    """Set training mode, except for frozen modules.
 
     trunk, all_but_batch_norm: everything but `trained_parts` is in eval mode. batch_norm, all_but_attention: BatchNorm
     uses its stored statistics; dropout and stochastic depth stay on.
     """
     config = recipe.regularization
-    rests = config.freeze in ("trunk", "all_but_batch_norm")
-    model.train(not rests)
-    for part in trained_parts(model, config.freeze, recipe.model.num_classes) if rests else ():
-        part.train()
+    model.train()
+    if config.freeze in ("trunk", "all_but_batch_norm"):
+        model.eval()
+        for part in trained_parts(model, config.freeze, recipe.model.num_classes):
+            part.train()
     if config.freeze in ("batch_norm", "all_but_attention"):
         for norm in batch_norms(model):
             norm.training = False  # not eval(): timm's BatchNormAct2d holds an activation and a dropout

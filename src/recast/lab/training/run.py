@@ -1,4 +1,4 @@
-"""`train`: everything that `recast train` does, from a recipe to a run folder with both arms."""
+"""`train`: a whole run, from a recipe to a run folder with both arms."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import json
 import operator
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from recast.errors import RecastError
+from recast.errors import RecastError, listed
 from recast.files import write_text
 from recast.lab.config import Recipe
 from recast.lab.data.fingerprint import FINGERPRINT, check_classes, check_same, fingerprint_of
@@ -55,8 +55,7 @@ from recast.surgery.verify import verify
 from recast.surgery.wake import told, wake_
 
 VERIFIED = 500
-"""How many validation images parent and child are compared on before training."""
-
+"""Number of validation images on which parent and child are compared before training."""
 ASLEEP = 16.0
 """Above this relative bias too little of the gradient reaches C-MHSA's attention (results/cmhsa_training.csv)."""
 
@@ -70,11 +69,11 @@ def train(
     With `recipe.schedule` the parent is trained as it is and its layers become attention on their dates; attention
     pooling (`recipe.pool`) still goes in before training. The control arm keeps the network's own pooling.
 
-    out/                recipe.yaml classes.json environment.json plan.json verify.json
-                        metrics.jsonl weights.safetensors resume/; schedule.json where `recipe.schedule` is one
-    out/finetuned/      the control arm (`recipe.control`): metrics.jsonl weights.safetensors resume/
+    out/                     recipe.yaml classes.json environment.json plan.json verify.json
+                             metrics.jsonl weights.safetensors resume/; schedule.json with a schedule
+    out/finetuned/           the control arm (`recipe.control`): metrics.jsonl weights.safetensors resume/
     out/parent.safetensors   the parent, if its weights are random or its classifier is new
-    out/coarse.csv           a copy of `data.coarse_file`, if the recipe names one
+    out/coarse.csv           a copy of the file of coarse classes, if the recipe names one
 
     A recipe that recasts nothing (`where: [none]`, `pool.kind: none`) trains the network itself into `out`, without a
     plan and a control arm.
@@ -100,7 +99,6 @@ def train(
             recipe = distributed.first_then_all(lambda: recipe_of_run(recipe, out))
         else:
             distributed.on_first(lambda: refuse_used(out))
-        distributed.on_first(lambda: distributed.check_shares(recipe))
         prepared = distributed.first_then_all(lambda: prepare(recipe, out, resume))
         if distributed.is_first():
             say(prepared.pixels)
@@ -108,63 +106,69 @@ def train(
         if resume:
             distributed.on_first(lambda: check_classes(out, prepared.data))
             distributed.on_first(lambda: check_same(out, prepared.data, goes_on=True))
-        run = _Run(prepared, out, device, resume, progress, say, command)
         try:
-            run.train()
-        except (RecastError, OSError):  # the mistake mended, the same command starts again
+            _Run(prepared, out, device, resume, progress, say, command).train()
+        except (RecastError, OSError):  # after the mistake is fixed, the same command starts again
             if distributed.is_first() and not resume and not states(out):
                 withdraw(out)
             raise
         except KeyboardInterrupt as stopped:
-            again = follow_up("train", "--resume", str(out), functions=functions_of(recipe))
+            command = follow_up("train", "--resume", str(out), functions=functions_of(recipe))
             saved = isinstance(stopped, distributed.Interrupted) and stopped.saved
-            what = "interrupted: state saved" if saved else str(stopped) or f"interrupted: {newest_state(out)}"
-            raise distributed.Interrupted(f"{what}; continue with: {again}", saved) from None
+            reason = "interrupted: state saved" if saved else str(stopped) or f"interrupted: {newest_state(out)}"
+            raise distributed.Interrupted(f"{reason}; continue with: {command}", saved) from None
     return out
 
 
 def _warn(prepared: Prepared) -> None:
+    """Warn of unreadable images, notes of the task, and settings with which attention learns little."""
     bad, config = prepared.data.bad_images, prepared.recipe.recast
     if bad:
-        named = ", ".join(bad[:5]) + (" ..." if len(bad) > 5 else "")
-        warnings.warn(f"{len(bad)} images cannot be read and are left out: {named}", stacklevel=3)
+        warnings.warn(f"{len(bad)} images cannot be read and are left out: {listed(bad, 5)}", stacklevel=3)
     for note in task_of(prepared.recipe).notes(prepared.recipe, prepared.data):
         warnings.warn(note, stacklevel=3)
-    if prepared.plan is not None and (nothing := nothing_to_see(prepared.plan)):
-        warnings.warn(f"{nothing} (--img-size, --where stage:-2)", stacklevel=3)
+    if prepared.plan is not None and (reason := nothing_to_see(prepared.plan)):
+        warnings.warn(f"{reason} (--img-size, --where stage:-2)", stacklevel=3)
     if isinstance(config, BiasGate) and config.bias_init > ASLEEP:
         reason = f"C-MHSA starts at a bias of {config.bias_init:g}, where its attention hardly learns"
-        warnings.warn(f"{reason}: --bias-init 10 to 15 is for training", stacklevel=3)
+        warnings.warn(f"{reason}: use --bias-init 10 to 15 for training", stacklevel=3)
 
 
+@dataclass
 class _Run:
     """Both arms of a run, in its folder."""
 
-    def __init__(
-        self, prepared: Prepared, out: Path, device: torch.device, resume: bool, progress: bool,
-        say: Callable[[str], object], command: str,
-    ) -> None:  # fmt: skip
-        self.prepared, self.recipe, self.data, self.parent = prepared, prepared.recipe, prepared.data, prepared.parent
-        self.out, self.device, self.resume, self.progress, self.say = out, device, resume, progress, say
-        self.command, self.started = command, time.time()
-        self.environment: dict[str, Any] = {}
-        """The content of environment.json, once `open` wrote it."""
+    prepared: Prepared
+    out: Path
+    device: torch.device
+    resume: bool
+    progress: bool
+    say: Callable[[str], object]
+    command: str
+    environment: dict[str, Any] = field(default_factory=dict)
+    """The content of environment.json, once `open` wrote it."""
+
+    def __post_init__(self) -> None:
+        self.recipe, self.data, self.parent = self.prepared.recipe, self.prepared.data, self.prepared.parent
+        self.start_time = time.time()
+        weights = self.out / "weights.safetensors"
+        self.has_begun = distributed.on_first(lambda: bool(states(self.out)) or weights.exists())
 
     def train(self) -> None:
         """Train every arm; nothing is written before the run has passed every check."""
-        if not (self.resume and distributed.on_first(lambda: bool(states(self.out)))):
+        if not self.has_begun:
             distributed.on_first(self.open)
         try:
-            self._train()
-            distributed.on_first(self.open)  # all was trained before, but paths may have changed
+            self._train_arms()
+            distributed.on_first(self.open)  # all arms were finished, but paths may have changed
         finally:
             if self.environment:
-                spent = self.environment["seconds"] + time.time() - self.started
+                seconds = self.environment["seconds"] + time.time() - self.start_time
                 with suppress(OSError):  # a full disk must not hide why the run ended
-                    write_json(self.out / "environment.json", {**self.environment, "seconds": round(spent, 1)})
+                    write_json(self.out / "environment.json", {**self.environment, "seconds": round(seconds, 1)})
 
     def open(self) -> None:
-        """Write what is known before training, once; recipe.yaml comes after the files that a resumption needs."""
+        """Write once what is known before training; recipe.yaml comes after the files that a resumption needs."""
         if self.environment:
             return
         path = self.out / "environment.json"
@@ -187,9 +191,9 @@ class _Run:
         }
         write_json(path, self.environment)
 
-    def _train(self) -> None:
-        """Train the recast arm and the control arm, or the parent alone where nothing is recast."""
-        recipe = self.recipe
+    def _train_arms(self) -> None:
+        """Train the recast arm and the control arm, or the parent alone if nothing is recast."""
+        recipe, schedule = self.recipe, self.recipe.schedule
         teacher = copy.deepcopy(self.parent) if recipe.teacher.kind == "parent" else None
         arm = partial(
             fit, data=self.data, resume=self.resume, progress=self.progress, parent=teacher, on_start=self.open
@@ -197,74 +201,68 @@ class _Run:
         if self.prepared.plan is None:
             arm(self.parent, recipe=recipe, out=self.out, name="trained")
             return
-        child, planned = self._start(self.prepared.plan)
-        later = recipe.schedule.is_during
-        arm(child, recipe=recipe, out=self.out, name="recast", plan=planned if later else None)
-        if later:
-            distributed.on_first(lambda: write_text(self.out / "plan.json", as_it_ended(planned, child).to_json()))
-        if recipe.control:  # the control arm stays the network that it is
-            unscheduled = recipe.replace(schedule=recipe.schedule.start)
+        if self.has_begun:
+            plan = Plan.from_json(read_text(self.out / "plan.json"), str(self.out / "plan.json"))
+            child = copy.deepcopy(self.parent)
+            if not schedule.is_during:
+                recast_(child, plan)  # `fit` loads the weights
+        else:
+            child, plan = self._recast(self.prepared.plan)
+            distributed.on_first(lambda: write_text(self.out / "plan.json", plan.to_json()))
+        if schedule.is_during and plan.pool is not None:
+            with seeded(mix_seed("pool", recipe.seed)):
+                recast_(child, plan.without_steps())
+        arm(child, recipe=recipe, out=self.out, name="recast", plan=plan if schedule.is_during else None)
+        if schedule.is_during:
+            distributed.on_first(lambda: write_text(self.out / "plan.json", plan_as_trained(plan, child).to_json()))
+        if recipe.control:
+            unscheduled = recipe.replace(schedule=schedule.start)
             arm(self.parent, recipe=unscheduled, out=self.out / "finetuned", name="finetuned")
 
-    def _start(self, planned: Plan) -> tuple[nn.Module, Plan]:
-        """Return the network that training starts with, and the plan of the run, which is in plan.json.
+    def _recast(self, plan: Plan) -> tuple[nn.Module, Plan]:
+        """Recast the parent and verify it. Returns the network that training starts with, and its plan.
 
-        The network is recast; with a schedule it has the plan's pooling alone. A resumed run has its own plan, and
-        `fit` loads the weights.
+        With a schedule that network is the parent.
         """
-        recipe, file = self.recipe, self.out / "plan.json"
-        images = partial(some_images, recipe=recipe, data=self.data, device=self.device)
-        later = recipe.schedule.is_during
-        if distributed.on_first(lambda: bool(states(self.out)) or (self.out / "weights.safetensors").exists()):
-            planned = Plan.from_json(read_text(file), str(file))
-            child = copy.deepcopy(self.parent)
-            if not later:
-                recast_(child, planned)
-        else:
-            self.parent.to(self.device)
-            with seeded(mix_seed("recast", recipe.seed)):
-                child = recast_(copy.deepcopy(self.parent), planned)
-                if recipe.schedule.kind == "never":
-                    fold_(child)  # every head is closed
-            if recipe.recast.query_key == "images" and recast_layers(child):
-                batches = images(self.data.train.plain(), WAKING_IMAGES)
-                woken = wake_(child, batches, recipe.recast.logit_std, recipe.seed)
-                distributed.on_first(lambda: self.say(told(woken)))
-            schedule = recipe.schedule.dated(planned, recipe.epochs)
-            distributed.on_first(lambda: self._announce(planned, child, schedule))
-            if later:
-                child = copy.deepcopy(self.parent)
-            else:
-                start = recipe.schedule.start
-                if start.calibrate:
-                    calibrate_(child, self.parent, images(self.data.train.plain(), start.calibrate))
-                if start.recalibrate_bn:
-                    recalibrate_batch_norm_(child, images(self.data.train.plain(), start.recalibrate_bn))
-                planned = applied_plan(child)
-            distributed.on_first(lambda: write_text(file, planned.to_json()))
-        if later and planned.pool is not None:
-            with seeded(mix_seed("pool", recipe.seed)):
-                recast_(child, planned.without_steps())
-        return child, planned
+        recipe, schedule = self.recipe, self.recipe.schedule
+        self.parent.to(self.device)
+        with seeded(mix_seed("recast", recipe.seed)):
+            child = recast_(copy.deepcopy(self.parent), plan)
+            if schedule.kind == "never":
+                fold_(child)  # every head is closed
+        if recipe.recast.query_key == "images" and recast_layers(child):
+            woken = wake_(child, self._training_images(WAKING_IMAGES), recipe.recast.logit_std, recipe.seed)
+            distributed.on_first(lambda: self.say(told(woken)))
+        distributed.on_first(lambda: self._verify(child, plan, schedule.dated(plan, recipe.epochs)))
+        if schedule.is_during:
+            return copy.deepcopy(self.parent), plan
+        if count := schedule.start.calibrate:
+            calibrate_(child, self.parent, self._training_images(count))
+        if count := schedule.start.recalibrate_bn:
+            recalibrate_batch_norm_(child, self._training_images(count))
+        return child, applied_plan(child)
 
-    def _announce(self, planned: Plan, child: nn.Module, schedule: Schedule | None) -> None:
+    def _training_images(self, count: int) -> Iterator[Tensor]:
+        return some_images(self.data.train.plain(), count, self.recipe, self.data, self.device)
+
+    def _verify(self, child: nn.Module, plan: Plan, schedule: Schedule | None) -> None:
         """Compare parent and child on the first VERIFIED validation images; write and report the result."""
         batches = some_images(self.data.val, VERIFIED, self.recipe, self.data, self.device, whole=True)
         verified = reduce(operator.add, (verify(self.parent, child, images) for images in batches))
         write_json(self.out / "verify.json", verified.to_dict())
         if verified.ok():
             note_(child, replace(proof_of(child), verified=verified))  # of all batches
+        images = f"{verified.images} validation images"
         if schedule is None:
-            self.say(f"{planned}\nagainst the parent on {verified.images} validation images: {verified}\n")
+            self.say(f"{plan}\nagainst the parent on {images}: {verified}\n")
         else:
-            how = f"recast as it is now, it would differ on {verified.images} validation images by: {verified}"
-            self.say(f"{planned}\n{how}\n{schedule}\n")
+            self.say(f"{plan}\nrecast as it is now, it would differ on {images} by: {verified}\n{schedule}\n")
 
 
-def as_it_ended(planned: Plan, child: nn.Module) -> Plan:
+def plan_as_trained(plan: Plan, child: nn.Module) -> Plan:
     """Return the plan with the steps that were taken; layers that stayed convolutions are in `left`."""
-    done = plan_of(child)
-    ended = done if done is not None and done.steps else planned.without_steps()
-    taken = {step.name for step in ended.steps}
-    stayed = tuple(Left(s.name, "stayed a convolution in this run") for s in planned.steps if s.name not in taken)
-    return replace(ended, left=planned.left + stayed)
+    applied = plan_of(child)
+    trained = applied if applied is not None and applied.steps else plan.without_steps()
+    names = {step.name for step in trained.steps}
+    stayed = tuple(Left(s.name, "stayed a convolution in this run") for s in plan.steps if s.name not in names)
+    return replace(trained, left=plan.left + stayed)

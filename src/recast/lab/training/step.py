@@ -1,8 +1,9 @@
-"""One update of the weights: this process's share of a batch, in parts, averaged over the processes."""
+"""One update of the weights: the loss of a recipe, and its gradient over parts and processes."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from timm.data import Mixup
@@ -13,20 +14,54 @@ from torch.nn.parallel import DistributedDataParallel
 from torchvision.transforms.v2.functional import normalize
 
 from recast.lab.config import ClassifyConfig, Recipe
+from recast.lab.config.tasks import Teaching
 from recast.lab.data import Data
 from recast.lab.data.seeding import mix_seed, seed_cpu
+from recast.lab.tasks import task_of
 from recast.lab.training.checkpoint import State
+from recast.lab.training.distill import Distillation, build_teacher, train_token_
 from recast.lab.training.distributed import process_count, process_number
-from recast.lab.training.objective import AMP_DTYPES, Objective
 from recast.lab.training.optim import close_averaged_gates_, set_learning_rate, shrink_gates_
+
+AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Objective:
+    """The loss of the recipe's task, with a teacher if it has one. `parent` is that of `task.teacher.kind=parent`."""
+
+    def __init__(
+        self, recipe: Recipe, data: Data, student: nn.Module, parent: nn.Module | None, batches: int,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        config, amp = recipe.teacher, AMP_DTYPES.get(recipe.amp)
+        self.task = task_of(recipe)
+        self.label_loss = self.task.loss(recipe.task, data)
+        steps = recipe.epochs * batches
+        self.stateful = self.task.stateful_loss(recipe, data, student, self.label_loss, steps, device, amp)
+        self.distillation: Distillation | None = None
+        if isinstance(config, Teaching):
+            teacher = build_teacher(
+                config, parent, len(data.classes), student=(data.mean, data.std), img_size=data.img_size,
+                device=device, amp=amp,
+            )  # fmt: skip
+            train_token_(student)
+            self.distillation = Distillation(config, teacher, self.label_loss)
+
+    def __call__(self, outputs: Any, images: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss over the images of a part."""
+        if self.stateful is not None:
+            return self.stateful(outputs, images, targets)
+        if self.distillation is not None:
+            return self.distillation(outputs, images, targets)
+        return self.label_loss(outputs, targets)
 
 
 class Update:
     """Forward, backward and the optimiser's step for one batch.
 
     Every part of every process holds the same number of images B / (w·n), its loss is a mean over them, and the
-    gradient is the mean over parts and processes: for any w processes and n parts it is that of the whole batch
-    (BatchNorm, which sees one part at a time, excepted). Random erasing, Mixup and CutMix are timm's.
+    gradient is the mean over parts and processes. For any w processes and n parts it equals that of the whole batch,
+    except for BatchNorm, which sees one part at a time. Random erasing, Mixup and CutMix are timm's.
     """
 
     def __init__(
@@ -46,31 +81,41 @@ class Update:
             )  # fmt: skip
 
     def __call__(self, pixels: Tensor, labels: Tensor, lr_factor: float) -> Tensor:
-        """One update on this process's share; returns its mean loss, a tensor that nobody has waited for."""
-        state, recipe, parts = self.state, self.recipe, self.recipe.accumulate
-        # of several processes: gradients stay in each for all parts of the batch but the last
-        sharing = self.network if isinstance(self.network, DistributedDataParallel) else None
+        """Update the weights by this process's share of a batch; returns its mean loss, a tensor on the device."""
+        state, parts = self.state, self.recipe.accumulate
+        # with several processes, gradients stay in each for all parts of the batch except the last
+        averaging = self.network if isinstance(self.network, DistributedDataParallel) else None
         set_learning_rate(state.optimizer, lr_factor)
         state.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.device)
         for part in range(parts):
-            # Erasing, mixing, dropout and stochastic depth follow from (seed, epoch, step, part) alone: a resumed run
-            # draws what it would have drawn, and no generator's state is ever saved.
-            number = process_number() + process_count() * part
-            seed = mix_seed("step", recipe.seed, state.position.epoch, state.position.step, number)
-            torch.manual_seed(seed)  # on every device
-            seed_cpu(seed)
+            self._seed(part)
             images, targets = self.inputs(pixels[part::parts], labels[part::parts])
-            with nullcontext() if sharing is None or part == parts - 1 else sharing.no_sync():
+            with nullcontext() if averaging is None or part == parts - 1 else averaging.no_sync():
                 total += self._backward(images, targets) / parts
         self._step()
         if state.loss is not None:
             state.loss.after_step(state.model)
         return total
 
+    def _seed(self, part: int) -> None:
+        """Seed erasing, mixing, dropout and stochastic depth by (seed, epoch, step, part) alone.
+
+        A resumed run draws what it would have drawn, without the state of a generator.
+        """
+        number = process_number() + process_count() * part
+        position = self.state.position
+        seed = mix_seed("step", self.recipe.seed, position.epoch, position.step, number)
+        torch.manual_seed(seed)  # on every device
+        seed_cpu(seed)
+
     def inputs(self, pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Pixels (B, 3, H, W) in [0, 1] and labels (B,) → normalised images and targets on the network's device:
-        labels (B,), or (B, classes) when mixed. Several views of each image (B, T, 3, H, W) come side by side."""
+        """Return normalised images and targets on the network's device.
+
+        Args:
+            pixels: (B, 3, H, W) in [0, 1]; several views of each image, (B, T, 3, H, W), become (B·T, 3, H, W).
+            labels: (B,). Targets are the labels, or (B, classes) when mixed.
+        """
         pixels = pixels.flatten(0, -4)
         pixels = pixels.to(self.device, non_blocking=True, memory_format=self.memory_format)
         images = normalize(pixels, self.mean, self.std)

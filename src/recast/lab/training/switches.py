@@ -1,7 +1,6 @@
-"""A schedule carried out: which layers of a training have left the convolution, and what that did.
+"""Execution of a schedule: layers that were recast during a training, with the measurements before and after.
 
-`schedule.json` in the run folder says so for readers; the checkpoint holds the same, so that a resumed run has the
-network and the optimiser that it had.
+`schedule.json` in the run folder and the checkpoint hold the same record: a resumed run rebuilds its network from it.
 """
 
 from __future__ import annotations
@@ -34,48 +33,49 @@ class Switches:
 
     @classmethod
     def of(cls, recipe: Recipe, plan: Plan | None) -> Switches | None:
-        """Those of a recipe; None where nothing is recast during training.
+        """Return the switches of a recipe; None if nothing is recast during training.
 
         Raises RecastError for a schedule without a plan, a plan without a schedule, and dates outside of the training.
         """
-        name = recipe.schedule.kind
         if plan is None:
             if recipe.schedule.is_during:
-                raise RecastError(f"schedule={name} recasts during training: pass fit(plan=plan(model, …))")
+                raise RecastError(
+                    f"schedule={recipe.schedule.kind} recasts during training: pass fit(plan=plan(model, …))"
+                )
             return None
         if (schedule := recipe.schedule.dated(plan, recipe.epochs)) is None:
             raise RecastError("fit(plan=...) is for layers that are recast during training: set recipe.schedule")
         return cls(plan, Switching(schedule=schedule, epochs=recipe.epochs, switches=[]))
 
     def due(self, epoch: int) -> tuple[str, ...]:
-        """Layers to swap before `epoch` begins that are not swapped yet."""
+        """Return the layers to recast before `epoch` that are still convolutions."""
         return tuple(layer for layer in self.record.schedule.due(epoch) if layer not in self.record.switched)
 
     def take_(
         self, epoch: int, before: Measured, model: nn.Module, optimizer: Optimizer, ema: ModelEmaV3 | None,
         recipe: Recipe, data: Data,
     ) -> None:  # fmt: skip
-        """Swap what is due before `epoch`; what is random in the new layers follows from (seed, epoch). With
-        query_key=images queries and keys are taken from what the layers see now."""
-        layers = self.due(epoch)
+        """Recast the layers that are due before `epoch`. Random numbers of the new layers are seeded by (seed, epoch).
+
+        With query_key=images, queries and keys are computed from the present inputs of the layers.
+        """
+        layers, device = self.due(epoch), next(model.parameters()).device
         averages = [] if ema is None else [ema.module]
-        with seeded_on(next(model.parameters()).device, mix_seed("switch", recipe.seed, epoch)):
+        with seeded_on(device, mix_seed("switch", recipe.seed, epoch)):
             recast_during_training_(
                 model, optimizer, self.plan, layers, averages=averages, gate_lr=recipe.optim.gate_lr,
                 qk_lr=recipe.optim.qk_lr,
             )  # fmt: skip
         if self.plan.config.query_key == "images" and layers:
-            images = some_images(data.train.plain(), WAKING_IMAGES, recipe, data, next(model.parameters()).device)
+            images = some_images(data.train.plain(), WAKING_IMAGES, recipe, data, device)
             wake_(model, images, self.plan.config.logit_std, recipe.seed, layers)
-            for average in averages:  # of what has had one value only
-                for name in layers:
-                    for own in ("query", "key"):
-                        theirs, ours = (getattr(network.get_submodule(name), own) for network in (average, model))
-                        theirs.detach().copy_(ours.detach())
+            for average in averages:  # so far the average of one value
+                for path in (f"{name}.{matrix}" for name in layers for matrix in ("query", "key")):
+                    average.get_parameter(path).detach().copy_(model.get_parameter(path).detach())
         self.record.switches.append(Switch(epoch, layers, before))
 
     def replay_(self, saved: dict[str, Any], model: nn.Module, ema: ModelEmaV3 | None) -> None:
-        """Give a network that was never recast the form it had when `record` was saved; weights are loaded later."""
+        """Recast the layers that were recast when `record` was saved; their weights are loaded later."""
         if tuple(saved["layers"]) != self.record.schedule.layers:
             raise RecastError("the state belongs to another plan: its layers are " + ", ".join(saved["layers"]))
         self.record = Switching.from_dict(saved, "the state")

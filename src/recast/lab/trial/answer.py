@@ -1,4 +1,4 @@
-"""What a trial says: one sentence with intervals and a recommendation, then a table. Imports no torch."""
+"""The answer of a trial: one sentence with intervals and a recommendation, then a table. Imports no torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Right = Sequence[Sequence[bool]]
 
 @dataclass(frozen=True)
 class ArmLine:
-    """What an arm reached, in the mean over seeds; the parent is not trained."""
+    """Result of an arm, as the mean over seeds; the parent is not trained."""
 
     arm: str
     label: str
@@ -47,7 +47,7 @@ class Gain:
 
     @property
     def half(self) -> float:
-        """Half the width of the interval: a smaller gain could not be told from 0."""
+        """Return half the width of the interval, below which a gain cannot be distinguished from 0."""
         return (self.high - self.low) / 2
 
     def __str__(self) -> str:
@@ -60,11 +60,11 @@ class Facts:
 
     train: int
     epochs: float
-    """How often an arm saw every training image."""
+    """Passes of an arm over the training images."""
     most_epochs: float
     minutes: float
     entry: str
-    """Where the network was split; empty: it was not."""
+    """Module at which the network was split; empty if it was not."""
     views: int
     notes: tuple[str, ...] = ()
 
@@ -76,7 +76,7 @@ class Answer:
     worth: Worth
     sentence: str
     changes: tuple[str, ...]
-    """What would change the answer."""
+    """Changes that could turn the answer."""
     arms: tuple[ArmLine, ...]
     gains: Mapping[str, Gain]
     """By the arm that recast is compared with: finetuned (equal updates), longer (equal time), added."""
@@ -122,7 +122,7 @@ def judge(right: Mapping[str, Right], arms: Sequence[ArmLine], attention: Wakefu
 
     Args:
         right: arm → seed → which validation images are right; the same seeds and images for every arm.
-        arms: what each reached, in the order of the table.
+        arms: their results, in the order of the table.
         attention: heads of the recast arm that attend.
         facts: of the trial.
 
@@ -164,7 +164,7 @@ def _gain(over: str, right: Mapping[str, Right]) -> Gain:
 
 
 def _remedies(updates: Gain, time: Gain, right: Mapping[str, Right], facts: Facts) -> list[str]:
-    """What could turn a no or an unclear answer."""
+    """Return changes that could turn a no or an unclear answer."""
     images, seeds = len(right["recast"][0]), len(right["recast"])
     remedies = []
     if updates.low > 0:

@@ -37,20 +37,20 @@ ARMS: dict[Arm, str] = {
     "added": "convolutions added",
     "recast": "recast",
 }
-"""Arms and what they are called."""
+"""Arms and their labels."""
 TRAINED: tuple[Arm, ...] = ("finetuned", "longer", "added", "recast")
 RATED: tuple[Arm, ...] = ("finetuned", "added", "recast")
 """Arms with a learning rate of their own; `longer` has that of finetuned."""
 RATES = (1e-4, 5e-4, 2e-3)
 """Learning rates of AdamW that an arm chooses among."""
 WEIGHT_DECAY, WARM_UP, LOWEST = 0.05, 20, 1e-2
-"""Of AdamW; a twentieth of the updates warms up; the cosine ends at a hundredth of the rate."""
+"""AdamW: weight decay, 1/20 of the updates for the warm-up, 1/100 of the rate at the end of the cosine."""
 WAKING, WATCHED = 256, 64
-"""Images that queries and keys start from, and whose attention is looked at."""
+"""Numbers of images that queries and keys start from, and on which attention is measured."""
 HEAD_UPDATES, HEAD_BATCH, HEAD_RATE = 300, 256, 1e-2
 """Training of a new classifier on what enters it."""
 POINTS, DIVERGED = 20, 1e9
-"""Points of a loss curve; a loss that is no number, which JSON does not have."""
+"""Number of points of a loss curve; stand-in for a loss that is not finite, which JSON does not support."""
 
 
 class Beside(nn.Module):
@@ -74,7 +74,7 @@ class Beside(nn.Module):
         nn.init.zeros_(self.wide.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) → what the convolution gives, and the other path's output."""
+        """Return the sum of both paths for x (B, C, H, W)."""
         y: Tensor = self.conv(x)
         return y + self.wide(F.gelu(F.adaptive_avg_pool2d(self.narrow(x), (y.shape[-2], y.shape[-1]))))
 
@@ -97,7 +97,7 @@ def make(arm: Arm, tail: Tail, plan: Plan, train: Bank, seed: int, device: torch
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training gave: seconds, loss curve (update, loss), loss and correctness on the images of the end."""
+    """Result of a training: seconds, loss curve (update, loss), loss and correctness on the test images."""
 
     seconds: float
     curve: tuple[tuple[int, float], ...]
@@ -175,9 +175,9 @@ def with_head(model: nn.Module, classes: int) -> nn.Module:
     return model
 
 
-def step_seconds(tails: Mapping[Arm, Tail], train: Bank, batch: int, device: torch.device) -> dict[str, float]:
+def step_seconds(tails: Mapping[Arm, Tail], train: Bank, batch: int, device: torch.device) -> dict[Arm, float]:
     """Return the median seconds of an update of every arm, of three in turns; the tails are trained on."""
-    times: dict[str, list[float]] = {arm: [] for arm in tails}
+    times: dict[Arm, list[float]] = {arm: [] for arm in tails}
     for _ in range(4):
         for arm, tail in tails.items():
             trained = train_(tail, train, train.spread(1), rate=1e-6, updates=1, batch=batch, seed=0, device=device)

@@ -6,6 +6,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -70,23 +71,9 @@ class Bank:
         return torch.from_numpy(np.stack(rows)).float().to(device), self.labels[images].to(device)
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How the features of an image are stored."""
-
-    shape: tuple[int, ...]
-    dtype: str
-
-    @classmethod
-    def of(cls, features: Tensor) -> Layout:
-        """Choose it from the features (B, …) of some images."""
-        dtype = "float16" if float(features.abs().max()) < HALF else "float32"
-        return cls(tuple(features.shape[1:]), dtype)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of an image."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+def dtype_of(features: Tensor) -> str:
+    """Return the type in which such features are stored."""
+    return "float16" if float(features.abs().max()) < HALF else "float32"
 
 
 def check_space(folder: Path, needed: int) -> None:
@@ -100,30 +87,27 @@ def check_space(folder: Path, needed: int) -> None:
 
 
 def store(
-    split: Split, data: Data, images: LabelledImages, views: int, layout: Layout, folder: Path, name: str,
+    split: Split, data: Data, images: LabelledImages, views: int, dtype: str, folder: Path, name: str,
     device: torch.device, advance: Callable[[int], None],
 ) -> Bank:  # fmt: skip
-    """Compute the features of images, or read those that are there; a view is one file, FOLDER/NAME-VIEW.npy."""
+    """Compute the features of images, or read those on disk; a view is one file, FOLDER/NAME-VIEW.npy."""
     arrays = []
     for view in range(views):
         path = folder / f"{name}-{view}.npy"
         if not path.is_file():
+            parts = (split.features(data.normalised(pixels, device)) for pixels, _ in Loader(images, PART, epoch=view))
             with replaced(path) as temporary:
-                _write(split, data, Loader(images, PART, epoch=view), len(images), layout, temporary, device, advance)
+                _write(parts, len(images), dtype, temporary, advance)
         arrays.append(np.load(path, mmap_mode="r"))
     return Bank(tuple(arrays), images.labels.clone(), torch.arange(len(images)))
 
 
-def _write(
-    split: Split, data: Data, loader: Loader, count: int, layout: Layout, path: Path, device: torch.device,
-    advance: Callable[[int], None],
-) -> None:  # fmt: skip
-    dtype, place = np.dtype(layout.dtype), 0
-    array = np.lib.format.open_memmap(path, "w+", dtype, (count, *layout.shape))
-    most = float(np.finfo(dtype).max)
-    for pixels, _ in loader:
-        part = split.features(data.normalised(pixels, device)).clamp(-most, most)
-        array[place : place + len(part)] = part.cpu().numpy().astype(dtype)
+def _write(parts: Iterator[Tensor], count: int, dtype: str, path: Path, advance: Callable[[int], None]) -> None:
+    first = next(parts)
+    array = np.lib.format.open_memmap(path, "w+", np.dtype(dtype), (count, *first.shape[1:]))
+    most, place = float(np.finfo(dtype).max), 0
+    for part in chain([first], parts):
+        array[place : place + len(part)] = part.clamp(-most, most).cpu().numpy().astype(dtype)
         place += len(part)
         advance(len(part))
     array.flush()

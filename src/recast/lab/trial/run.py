@@ -1,9 +1,8 @@
-"""`try_`: will attention help on these images? The tail of a network trained in several ways, in minutes."""
+"""`try_`: estimate in minutes if attention helps on some images, by training the tail of a network in several ways."""
 
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import math
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -33,11 +33,12 @@ from recast.lab.report.formats import plural
 from recast.lab.trial import arms
 from recast.lab.trial.answer import Answer, ArmLine, Facts, judge
 from recast.lab.trial.arms import ARMS, RATED, RATES, TRAINED, Arm
-from recast.lab.trial.features import PART, Bank, Layout, check_space, store
+from recast.lab.trial.features import PART, Bank, check_space, dtype_of, store
 from recast.lab.trial.split import Tail, split
 from recast.models.build import check_logits, input_defaults
 from recast.surgery.apply import recast_
 from recast.surgery.plan import Plan
+from recast.surgery.proof import fingerprint
 from recast.tracing.examples import run_example
 
 TRIAL, RUNS, FEATURES, ANSWER = "trial.json", "runs.jsonl", "features", "answer.json"
@@ -57,49 +58,34 @@ AT_CHANCE, SURE = 512, 3
 
 @dataclass(frozen=True)
 class Pace:
-    """What fits into the time, by measured rates. It is written down: a trial that goes on does the same."""
+    """Amounts that fit into the time, by measured rates. trial.json keeps them: a resumed trial does the same."""
 
     train: int
     val: int
     views: int
     batch: int
-    updates: int
-    longer: int
-    """Updates of the parent in the time of the recast arm."""
-    step: Mapping[str, float]
-    """Seconds of an update of each arm."""
+    updates: Mapping[Arm, int]
+    step: Mapping[Arm, float]
+    """Seconds of an update."""
     image: float
     """Seconds of an image's features."""
-    layout: Layout
-
-    @classmethod
-    def of(cls, stored: Mapping[str, Any]) -> Pace:
-        """Return the pace that trial.json holds."""
-        layout = Layout(tuple(stored["layout"]["shape"]), stored["layout"]["dtype"])
-        return cls(**{**stored, "layout": layout})
+    image_bytes: int
+    dtype: str
 
     @property
     def bytes(self) -> int:
-        """Size of the features on disk."""
-        return (self.train * self.views + self.val) * self.layout.bytes
+        """Return the size of the features on disk."""
+        return (self.train * self.views + self.val) * self.image_bytes
 
     @property
     def epochs(self) -> float:
-        """How often an arm sees every training image."""
-        return self.updates * self.batch / self.train
-
-    def updates_of(self, arm: Arm) -> int:
-        """Updates of an arm."""
-        return self.longer if arm == "longer" else self.updates
-
-    def step_of(self, arm: Arm) -> float:
-        """Seconds of an update of an arm."""
-        return self.step["finetuned" if arm == "longer" else arm]
+        """Return how often the recast arm sees every training image."""
+        return self.updates["recast"] * self.batch / self.train
 
     def seconds(self, seeds: int) -> float:
-        """Estimate of the whole trial, without validation."""
-        runs = seeds * sum(self.updates_of(arm) * self.step_of(arm) for arm in TRAINED)
-        rates = len(RATES) * (self.updates // RATE_PART) * sum(map(self.step_of, RATED))
+        """Return an estimate for the whole trial, without validation."""
+        runs = seeds * sum(self.updates[arm] * self.step[arm] for arm in TRAINED)
+        rates = len(RATES) * (self.updates["recast"] // RATE_PART) * sum(self.step[arm] for arm in RATED)
         return (self.train * self.views + self.val) * self.image + runs + rates
 
 
@@ -154,13 +140,16 @@ def try_(
         if len(images) < FEWEST:
             raise RecastError(f"a trial takes {FEWEST} {part} images or more, {data.name} has {len(images)}")
     hold_out(data.train.labels, HELD_OUT)  # raises where no class can spare an image
-    if (known := input_defaults(model)) is not None and len(known.mean) == 3:
-        data = replace(data, mean=known.mean, std=known.std)
+    if (defaults := input_defaults(model)) is not None and len(defaults.mean) == 3:
+        data = replace(data, mean=defaults.mean, std=defaults.std)
     return _Trial(model, data, plan, Path(out), minutes, seeds, choose_device(device), say).run(progress)
 
 
 class _Trial:
     """A trial in its folder: settings and pace in trial.json, a line for every finished training in runs.jsonl."""
+
+    bar: Progress
+    task: TaskID
 
     def __init__(
         self, model: nn.Module, data: Data, plan: Plan, out: Path, minutes: float, seeds: int, device: torch.device,
@@ -168,29 +157,28 @@ class _Trial:
     ) -> None:  # fmt: skip
         self.data, self.plan, self.out, self.device, self.say = data, plan, out, device, say
         self.minutes, self.seeds, self.notes = minutes, seeds, list[str]()
-        network, classes = copy.deepcopy(model).eval().to(device), len(data.classes)
-        images = next(iter(Loader(data.val, 4)))[0]
-        images = data.normalised(images, device)
+        self.network, classes = copy.deepcopy(model).eval().to(device), len(data.classes)
+        images = data.normalised(next(iter(Loader(data.val, 4)))[0], device)
         with torch.no_grad():
-            logits = run_example(network, images)
+            logits = run_example(self.network, images)
         self.is_new = isinstance(logits, Tensor) and logits.dim() == 2 and logits.shape[1] != classes
         if self.is_new:
-            arms.with_head(network, classes)
+            arms.with_head(self.network, classes)
         else:
             check_logits(logits, len(images), classes, data.name)
         settings = {
-            "network": _digest(network), "plan": plan.to_json(), "data": fingerprint_of(data), "minutes": minutes,
-            "seeds": seeds, "augment": str(data.train.augment),
+            "network": fingerprint(self.network), "plan": plan.to_json(), "data": fingerprint_of(data),
+            "minutes": minutes, "seeds": seeds, "augment": str(data.train.augment),
         }  # fmt: skip
         self.settings = json.loads(json.dumps(settings))
         self.before = self._read_before()
-        self.parts = split(network, [step.name for step in plan.steps], images)
-        self.network = network
+        self.parts = split(self.network, [step.name for step in plan.steps], images)
 
     def _read_before(self) -> dict[str, Any] | None:
+        """Return the content of trial.json; None in a new folder. Raises RecastError for any other folder."""
         if not (self.out / TRIAL).is_file():
             if self.out.is_dir() and any(self.out.iterdir()):
-                raise RecastError(f"{self.out} holds something else: choose a new folder with --out")
+                raise RecastError(f"{self.out} is not empty: choose a new folder with --out")
             return None
         before = read_json(self.out / TRIAL, "settings", "pace")
         changed = [name for name, value in self.settings.items() if before["settings"].get(name) != value]
@@ -201,26 +189,24 @@ class _Trial:
         return before
 
     def run(self, progress: bool) -> Answer:
-        """Go through the trial, or through the rest of it."""
+        """Run the trial, or the rest of it."""
         if self.parts.is_whole:
             self._note("the network cannot be split before its recast layers: it runs whole, with its trunk frozen")
         else:
             count = sum(p.numel() for p in self.parts.tail.parameters())
             share = count / sum(p.numel() for p in self.network.parameters())
             self.say(f"split at {self.parts.tail.entry}: {share:.0%} of the parameters are trained")
+        self.pace = self._measure_pace() if self.before is None else Pace(**self.before["pace"])
         if self.before is None:
-            self.pace = self._measure_pace()
             check_space(self.out, self.pace.bytes)
-        else:
-            self.pace = Pace.of(self.before["pace"])
         self._say_pace()
-        with locked(self.out):
+        columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
+        self.bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not progress)
+        self.task = self.bar.add_task("features", total=self.pace.seconds(self.seeds))
+        with locked(self.out), self.bar:
             if self.before is None:
                 write_json(self.out / TRIAL, {"settings": self.settings, "pace": asdict(self.pace)})
-            columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
-            console = Console(stderr=True)
-            with Progress(*columns, console=console, transient=True, disable=not progress) as bar:
-                return self._answer(bar, bar.add_task("features", total=self.pace.seconds(self.seeds)))
+            return self._answer()
 
     def _note(self, line: str) -> None:
         self.notes.append(line)
@@ -235,107 +221,114 @@ class _Trial:
             )
         self.say(
             f"{pace.train:,} training images in {plural(pace.views, 'view')}, {pace.val:,} validation images: "
-            f"{pace.bytes / 2**20:,.0f} MiB of features in {self.out / FEATURES}\n{pace.updates:,} updates of "
-            f"{pace.batch} images an arm, {pace.epochs:.2g} epochs; about {pace.seconds(self.seeds) / 60:.1f} minutes"
+            f"{pace.bytes / 2**20:,.0f} MiB of features in {self.out / FEATURES}\n"
+            f"{pace.updates['recast']:,} updates of {pace.batch} images an arm, {pace.epochs:.2g} epochs; "
+            f"about {pace.seconds(self.seeds) / 60:.1f} minutes"
         )
 
     def _measure_pace(self) -> Pace:
         """Measure the seconds of an image's features and of an update of every arm, and fill the time with them."""
         data, budget = self.data, 60 * self.minutes
         count = min(PART, len(data.train))
-        views_of = []
+        pixels_of_views = []
         for view in range(2):  # the first one warms up
             begin = time.perf_counter()
             pixels, labels = next(iter(Loader(data.train, count, epoch=view)))
-            views_of.append(pixels)
+            pixels_of_views.append(pixels)
             features = self.parts.features(data.normalised(pixels, self.device))
             image = (time.perf_counter() - begin) / count
-        layout = Layout.of(features)
-        most = min(FEATURE_SHARE * budget / image, MOST_BYTES / layout.bytes)
+        dtype = dtype_of(features)
+        image_bytes = math.prod(features.shape[1:]) * np.dtype(dtype).itemsize
+        most = min(FEATURE_SHARE * budget / image, MOST_BYTES / image_bytes)
         val = min(len(data.val), max(FEWEST, int(most / 2)))
         train = min(len(data.train), max(FEWEST, int(most) - val))
         batch = min(BATCHES[data.img_size < SMALL], train)
         few = Bank((features.cpu().numpy(),), labels, torch.arange(batch) % count)
         tails = {arm: arms.make(arm, self.parts.tail, self.plan, few, 0, self.device) for arm in RATED}
         step = arms.step_seconds(tails, few, batch, self.device)
-        third = {arm: seconds / 3 for arm, seconds in step.items()}  # of a step: without gradients
-        look = val / batch * self.seeds * (2 * third["finetuned"] + third["added"] + third["recast"])
-        look += HELD_OUT * train / batch * len(RATES) * sum(third.values())
-        a_seed = step["finetuned"] + step["added"] + 2 * step["recast"]  # `longer` takes as long as recast
-        an_update = self.seeds * a_seed + len(RATES) / RATE_PART * sum(step.values())
-        views = max(1, min(1 if torch.equal(*views_of) else MOST_VIEWS, int((most - val) / train)))
+        forward = {arm: seconds / 3 for arm, seconds in step.items()}  # a step without gradients
+        look = val / batch * self.seeds * (2 * forward["finetuned"] + forward["added"] + forward["recast"])
+        look += HELD_OUT * train / batch * len(RATES) * sum(forward.values())
+        per_seed = step["finetuned"] + step["added"] + 2 * step["recast"]  # `longer` takes as long as recast
+        per_update = self.seeds * per_seed + len(RATES) / RATE_PART * sum(step.values())
+        views = max(1, min(1 if torch.equal(*pixels_of_views) else MOST_VIEWS, int((most - val) / train)))
         while True:
-            fits = int((budget - (train * views + val) * image - look) / an_update)
+            fits = int((budget - (train * views + val) * image - look) / per_update)
             updates = max(LEAST_UPDATES, min(fits, MOST_EPOCHS * train // batch))
             if views <= max(1, updates * batch / train):
                 break
-            views -= 1  # nobody would see the last one
+            views -= 1  # no update would use the last one
         longer = max(1, round(updates * step["recast"] / step["finetuned"]))
-        return Pace(train, val, views, batch, updates, longer, step, image, layout)
+        updates_of = dict.fromkeys(TRAINED, updates) | {"longer": longer}
+        step_of = step | {"longer": step["finetuned"]}
+        return Pace(train, val, views, batch, updates_of, step_of, image, image_bytes, dtype)
 
-    def _bank(self, images: LabelledImages, count: int, views: int, name: str, bar: Progress, task: TaskID) -> Bank:
+    def _bank(self, images: LabelledImages, count: int, views: int, name: str) -> Bank:
         if count < len(images):
             images = images.subset(choose_balanced(images.labels, count, name))
+        (folder := self.out / FEATURES).mkdir(exist_ok=True)
+        return store(
+            self.parts, self.data, images, views, self.pace.dtype, folder, name, self.device,
+            lambda done: self.bar.advance(self.task, done * self.pace.image),
+        )  # fmt: skip
 
-        def advance(done: int) -> None:
-            bar.advance(task, done * self.pace.image)
-
-        folder = self.out / FEATURES
-        folder.mkdir(exist_ok=True)
-        return store(self.parts, self.data, images, views, self.pace.layout, folder, name, self.device, advance)
-
-    def _answer(self, bar: Progress, task: TaskID) -> Answer:
-        pace, path = self.pace, self.out / RUNS
-        rows = [row for _, row in read_lines(path)[0]] if path.is_file() else []
-        write_text(path, "".join(map(sealed, rows)))  # without the half line of a process that was killed
-        val = self._bank(self.data.val, pace.val, 1, "val", bar, task)
-        train = self._bank(self.data.train, pace.train, pace.views, "train", bar, task)
-        kept, held = (train.subset(places) for places in hold_out(train.labels, HELD_OUT))
-        tail = kept_tail = self.parts.tail.to(self.device)
+    def _answer(self) -> Answer:
+        """Compute the features, choose the rates, train every arm and judge them."""
+        path = self.out / RUNS
+        self.rows = [row for _, row in read_lines(path)[0]] if path.is_file() else []
+        write_text(path, "".join(map(sealed, self.rows)))  # without the half line of a process that was killed
+        val = self._bank(self.data.val, self.pace.val, 1, "val")
+        train = self._bank(self.data.train, self.pace.train, self.pace.views, "train")
+        part, held_out = (train.subset(places) for places in hold_out(train.labels, HELD_OUT))
+        tail = tail_of_part = self.parts.tail.to(self.device)
         if self.is_new or self._is_at_chance(tail, train):
-            bar.update(task, description="classifier")
-            tail, kept_tail = arms.with_fitted_head(tail, [train, kept], self.device)
-
-        def train_arm(kind: str, start: Tail, arm: Arm, seed: int, rate: float, *banks: Bank) -> dict[str, Any]:
-            key = {"kind": kind, "arm": arm, "seed": seed, "rate": rate}
-            updates = pace.updates_of(arm) if kind == "final" else max(1, pace.updates // RATE_PART)
-            row = next((row for row in rows if key.items() <= row.items()), None)
-            if row is not None:
-                bar.advance(task, updates * pace.step_of(arm))
-                return row
-            detail = f"seed {seed}" if kind == "final" else f"rate {rate:.0e}"
-            bar.update(task, description=f"{ARMS[arm]}, {detail}")
-            tail = arms.make(arm, start, self.plan, banks[0], seed, self.device)
-            trained = arms.train_(
-                tail, *banks, rate=rate, updates=updates, batch=pace.batch, seed=seed, device=self.device,
-                advance=lambda: bar.advance(task, pace.step_of(arm)),
-            )  # fmt: skip
-            row = key | {"updates": updates, **asdict(trained)}
-            if kind == "final" and arm == "recast":
-                awake = arms.attention(tail, val, self.device)
-                row["attention"] = None if awake is None else asdict(awake)
-                if seed == 0:
-                    with replaced(self.out / WEIGHTS) as temporary:
-                        save_file({name: t.contiguous() for name, t in tail.network.state_dict().items()}, temporary)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(sealed(row))
-            rows.append(row)
-            return row
-
+            self.bar.update(self.task, description="classifier")
+            tail, tail_of_part = arms.with_fitted_head(tail, [train, part], self.device)
         rates: dict[Arm, float] = {}
         for arm in RATED:
-            losses = {rate: train_arm("rate", kept_tail, arm, 0, rate, kept, held)["loss"] for rate in RATES}
-            rates[arm] = min(RATES, key=losses.__getitem__)
+            rows = [self._train_arm("rate", arm, 0, rate, tail_of_part, part, held_out) for rate in RATES]
+            rates[arm] = min(rows, key=lambda row: row["loss"])["rate"]
         rates["longer"] = rates["finetuned"]
         runs: dict[Arm, list[dict[str, Any]]] = {arm: [] for arm in TRAINED}
-        for seed in range(self.seeds):  # a trial that is stopped has whole pairs
+        for seed in range(self.seeds):  # all arms of a seed first: an interrupted trial has whole pairs
             for arm in TRAINED:
-                runs[arm].append(train_arm("final", tail, arm, seed, rates[arm], train, val))
+                runs[arm].append(self._train_arm("final", arm, seed, rates[arm], tail, train, val))
         _, parent = arms.measure(tail, val, self.device)
         answer = self._judge(parent, runs, rates)
         write_text(self.out / ANSWER, answer.to_json() + "\n")
         self._write_pages(answer, runs, tail)
         return answer
+
+    def _train_arm(
+        self, kind: str, arm: Arm, seed: int, rate: float, start: Tail, train: Bank, test: Bank
+    ) -> dict[str, Any]:
+        """Train an arm from the tail `start` and return its row of runs.jsonl, or the row that is there."""
+        key, updates, seconds = (
+            {"kind": kind, "arm": arm, "seed": seed, "rate": rate}, self.pace.updates[arm], self.pace.step[arm]
+        )  # fmt: skip
+        if kind == "rate":
+            updates = max(1, updates // RATE_PART)
+        if (stored := next((row for row in self.rows if key.items() <= row.items()), None)) is not None:
+            self.bar.advance(self.task, updates * seconds)
+            return stored
+        detail = f"seed {seed}" if kind == "final" else f"rate {rate:.0e}"
+        self.bar.update(self.task, description=f"{ARMS[arm]}, {detail}")
+        tail = arms.make(arm, start, self.plan, train, seed, self.device)
+        trained = arms.train_(
+            tail, train, test, rate=rate, updates=updates, batch=self.pace.batch, seed=seed, device=self.device,
+            advance=lambda: self.bar.advance(self.task, seconds),
+        )  # fmt: skip
+        row = key | {"updates": updates, **asdict(trained)}
+        if kind == "final" and arm == "recast":
+            awake = arms.attention(tail, test, self.device)
+            row["attention"] = None if awake is None else asdict(awake)
+            if seed == 0:
+                with replaced(self.out / WEIGHTS) as temporary:
+                    save_file({name: t.contiguous() for name, t in tail.network.state_dict().items()}, temporary)
+        with (self.out / RUNS).open("a", encoding="utf-8") as file:
+            file.write(sealed(row))
+        self.rows.append(row)
+        return row
 
     def _write_pages(self, answer: Answer, runs: Mapping[Arm, Sequence[Mapping[str, Any]]], tail: Tail) -> None:
         if missing := [name for name in ("jinja2", "matplotlib") if find_spec(name) is None]:
@@ -351,7 +344,7 @@ class _Trial:
         curves: dict[str, list[tuple[int, float]]] = {}
         for arm, rows in runs.items():
             points = zip(*(row["curve"] for row in rows), strict=True)
-            curves[arm] = [(each[0][0], mean(loss for _, loss in each)) for each in points]
+            curves[arm] = [(point[0][0], mean(loss for _, loss in point)) for point in points]
         page = write_page(self.out, answer, curves, f"{self.plan.model} on {self.data.name}")
         self.say(f"the page: {page}")
 
@@ -375,22 +368,10 @@ class _Trial:
         for arm in TRAINED:
             top1 = 100 * mean(mean(row["right"]) for row in runs[arm])
             seconds = mean(row["seconds"] for row in runs[arm])
-            step_ms = 1000 * pace.step_of(arm)
-            lines.append(ArmLine(arm, ARMS[arm], top1, pace.updates_of(arm), seconds, step_ms, rates[arm]))
+            lines.append(ArmLine(arm, ARMS[arm], top1, pace.updates[arm], seconds, 1000 * pace.step[arm], rates[arm]))
         awake = [Wakefulness(**row["attention"]) for row in runs["recast"] if row.get("attention")]
-        attention = sorted(awake, key=lambda each: each.awake)[len(awake) // 2] if awake else None
+        attention = sorted(awake, key=lambda seed: seed.awake)[len(awake) // 2] if awake else None
         most = MOST_EPOCHS * pace.train // pace.batch * pace.batch / pace.train
-        facts = Facts(
-            pace.train, pace.epochs, most, self.minutes, self.parts.tail.entry, pace.views,
-            tuple(self.notes),
-        )  # fmt: skip
+        facts = Facts(pace.train, pace.epochs, most, self.minutes, self.parts.tail.entry, pace.views, tuple(self.notes))
         right: dict[str, Any] = {arm: [row["right"] for row in rows] for arm, rows in runs.items()}
         return judge(right, lines, attention, facts)
-
-
-def _digest(network: nn.Module) -> str:
-    """Checksum of the weights."""
-    digest = hashlib.sha256()
-    for name, tensor in network.state_dict().items():
-        digest.update(name.encode() + tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]

@@ -1,8 +1,8 @@
-"""Split a network at its first layer to be recast: what comes before is computed once, what follows is a network.
+"""Split a network at its first layer to be recast: features before it are computed once, the tail is a network.
 
-The tail is the network itself on images of the meta device, which have a shape and no values. Modules that finish
-before the entry are replaced by stubs that give such tensors; at the entry the features take their place. Whatever
-passes the entry by (a skip from the trunk to the head) meets the features without values and fails: a result with
+The tail is the network on images of the meta device, which have a shape and no values. Modules that finish before the
+entry are replaced by stubs with such outputs; the input of the entry is replaced by the features. A path around the
+entry (a skip from the trunk to the head) combines features with tensors without values and fails. So a result with
 values depends on the features alone.
 """
 
@@ -36,16 +36,15 @@ class Stub(nn.Module):
         self.output, self.batch = tree_map_only(Tensor, lambda t: t.to("meta"), output), batch
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Give the recorded output, with as many images as the first input has."""
-        given = next(value for value in (*inputs, *named.values()) if isinstance(value, Tensor))
-        count = len(given)
+        """Return the recorded output, with as many images as the first input has."""
+        count = len(next(value for value in (*inputs, *named.values()) if isinstance(value, Tensor)))
         return tree_map_only(
             Tensor, lambda t: t.new_empty(len(t) * count // self.batch, *t.shape[1:]) if t.dim() else t, self.output
         )
 
 
 class Tail(nn.Module):
-    """What a network computes of the input of its module `entry`; of its images where `entry` is empty.
+    """A network as a function of the input of its module `entry`, or of its images if `entry` is empty.
 
     `frozen` are modules that neither train nor follow the data.
     """
@@ -87,7 +86,7 @@ class Split:
 
     @property
     def is_whole(self) -> bool:
-        """True where the network could not be split: features are the images, and what comes first is frozen."""
+        """True if the network could not be split: features are the images, and the trunk is frozen."""
         return not self.tail.entry
 
     def features(self, images: Tensor) -> Tensor:
@@ -159,7 +158,7 @@ def split(model: nn.Module, layers: Sequence[str], images: Tensor) -> Split:
                 error = _difference(tail.eval()(features), logits)
                 with undisturbed(tail):  # auxiliary heads run in training alone
                     tail.train()(features)
-            except Exception:  # whatever a network does with tensors that have no values
+            except Exception:  # networks raise different errors for tensors without values
                 continue
             if error <= ROUNDING:
                 return Split(network, copy.deepcopy(tail), error)  # with parameters of its own
@@ -188,7 +187,7 @@ def _watch(network: nn.Module, images: Tensor) -> tuple[dict[str, _Use], Tensor]
 
 
 def _entries(uses: dict[str, _Use], first: int, batch: int) -> Iterator[str]:
-    """Modules that the tail may begin with, the latest first: called once, with one tensor of all images."""
+    """Yield modules that the tail may begin with, the latest first: called once, with one tensor of all images."""
     for name, use in sorted(uses.items(), key=lambda item: -item[1].begin):
         single = len(use.inputs) == 1 and isinstance(use.inputs[0], Tensor) and use.inputs[0].dim() > 1
         if name and use.begin <= first and use.calls == 1 and single and len(use.inputs[0]) == batch:
@@ -196,14 +195,15 @@ def _entries(uses: dict[str, _Use], first: int, batch: int) -> Iterator[str]:
 
 
 def _without(network: nn.Module, before: Sequence[str], uses: dict[str, _Use], batch: int) -> nn.Module:
-    """A copy with stubs in the place of some modules, and with the network's own parameters elsewhere."""
+    """Return a copy with stubs instead of the modules `before`; all others share the network's parameters."""
     memo: dict[int, Any] = {id(tensor): tensor for tensor in network.parameters()}
     for name in before:
         memo[id(network.get_submodule(name))] = Stub(uses[name].output, batch)
     return copy.deepcopy(network, memo)
 
 
-def _difference(ours: Tensor, theirs: Tensor) -> float:
-    if ours.is_meta or ours.shape != theirs.shape:
+def _difference(logits: Tensor, expected: Tensor) -> float:
+    """Return the largest difference relative to the largest logit; infinity without values."""
+    if logits.is_meta or logits.shape != expected.shape:
         return float("inf")
-    return float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-30))
+    return float((logits - expected).abs().max() / expected.abs().max().clamp_min(1e-30))

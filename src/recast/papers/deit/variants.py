@@ -1,4 +1,4 @@
-"""Sizes and ablations of CaiT and ResMLP that their papers train and timm has no name for, as rows of values.
+"""Sizes and ablations of CaiT and ResMLP that their papers train and timm lacks, as rows of values.
 
 CaiT: Touvron et al. 2021, arXiv:2103.17239, table of sizes. ResMLP: Touvron et al. 2021, arXiv:2105.03404, table of
 ablations of S12; no code of these was published, and parameters agree with the paper's. Shapes: B images of n tokens of
@@ -23,7 +23,7 @@ from recast.models.register import IMAGENET, pretrained_cfg, register
 
 
 class CaiT(Cait):
-    """timm's, for sizes that it has no name for."""
+    """timm's network, for sizes that it lacks."""
 
 
 class OnGrid(nn.Sequential):
@@ -42,7 +42,7 @@ MIXERS: dict[str, Callable[[int, int], nn.Module]] = {
     "depthwise": lambda dim, tokens: OnGrid(nn.Conv2d(dim, dim, 3, padding=1, groups=dim)),
     "separable": lambda dim, tokens: OnGrid(nn.Conv2d(dim, dim, 3, padding=1, groups=dim), nn.Conv2d(dim, dim, 1)),
 }
-"""What tokens are mixed by in the place of ResMLP's linear layer, from d and n."""
+"""Token mixers that replace ResMLP's linear layer, by (d, n)."""
 
 
 class ClassLayer(nn.Module):
@@ -56,8 +56,8 @@ class ClassLayer(nn.Module):
         self.gamma_1, self.gamma_2 = (nn.Parameter(torch.full((dim,), init_values)) for _ in range(2))
 
     def forward(self, token: Tensor, x: Tensor) -> Tensor:
-        seen = self.norm1(torch.cat([token, x], 1))
-        token = token + self.gamma_1 * self.linear(seen.mT).mT
+        tokens = self.norm1(torch.cat([token, x], 1))
+        token = token + self.gamma_1 * self.linear(tokens.mT).mT
         return token + self.gamma_2 * self.mlp(self.norm2(token))
 
 
@@ -75,19 +75,19 @@ class ResMLP(MlpMixer):
         dim, stem = self.embed_dim, self.stem
         assert isinstance(stem, PatchEmbed)
         if mixer != "linear":
-            for each in self.blocks:
-                each.linear_tokens = MIXERS[mixer](dim, stem.num_patches)
+            for layer in self.blocks:
+                layer.linear_tokens = MIXERS[mixer](dim, stem.num_patches)
         self.class_layers = nn.ModuleList(ClassLayer(dim, stem.num_patches, init_values) for _ in range(class_layers))
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if class_layers else None
         if self.cls_token is not None:
             trunc_normal_(self.cls_token, std=0.02)
 
     def no_weight_decay(self) -> set[str]:
-        """Names of parameters with more than one dimension that must not decay."""
+        """Return names of parameters with more than one dimension that must not decay."""
         return {"cls_token"}
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """B×n×d tokens to logits; `pre_logits`: to what enters the head."""
+        """Return logits for tokens B×n×d; `pre_logits`: the input of the head."""
         if self.cls_token is None:
             logits: Tensor = super().forward_head(x, pre_logits)
             return logits
@@ -110,7 +110,7 @@ VARIANTS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     "resmlp_12_class": (ResMLP, {**S12, "class_layers": 2}),
     **{f"resmlp_12_{mixer}": (ResMLP, {**S12, "mixer": mixer}) for mixer in MIXERS},
 }
-"""Name → class and what sets it apart."""
+"""Name → class and its settings."""
 default_cfgs = generate_default_cfgs(
     {
         name: pretrained_cfg(224, 1000, IMAGENET, first_conv="patch_embed.proj" if made is CaiT else "stem.proj")

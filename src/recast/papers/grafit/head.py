@@ -34,12 +34,11 @@ class Prototypes(nn.Module):
 
 
 class EmbeddingHead(Embedder):
-    """In a classifier's place: features f (B, D) → in evaluation logits, as before; in training logits, P(f), q(P(f)).
+    """Replacement of a classifier: features f (B, D) → logits in evaluation; logits, P(f), q(P(f)) in training.
 
-    P is linear or D → hidden → dim with a ReLU, q (only where there is an instance loss) dim → hidden → dim with
-    BatchNorm and a ReLU, as in BYOL (Grill et al. 2020). With dino P is the identity and q `Prototypes`. The embedding
-    of an image is P(f) of length 1. Where labels have no part in the loss the classifier sees features without a
-    gradient: it is a probe that moves nothing else.
+    P is linear or D → hidden → dim with a ReLU, q (only with an instance loss) dim → hidden → dim with BatchNorm and a
+    ReLU, as in BYOL (Grill et al. 2020). With dino P is the identity and q `Prototypes`. The embedding of an image is
+    P(f) of length 1. Without a loss of labels the classifier is a probe: features get no gradient from it.
     """
 
     def __init__(self, classifier: nn.Linear, config: Neighbors | Dino) -> None:
@@ -70,20 +69,20 @@ class EmbeddingHead(Embedder):
 
 
 def add_embedding_(model: nn.Module, config: Neighbors | Dino, num_classes: int) -> nn.Module:
-    """Put an `EmbeddingHead` in the place of the classifier, in place. RecastError unless that is one nn.Linear."""
+    """Replace the classifier by an `EmbeddingHead`, in place. Raises RecastError unless it is one nn.Linear."""
     names = classifiers(model, num_classes)
-    found = model.get_submodule(names[0])
-    if len(names) > 1 or not isinstance(found, nn.Linear):
+    classifier = model.get_submodule(names[0])
+    if len(names) > 1 or not isinstance(classifier, nn.Linear):
         raise RecastError(
-            f"an embedding takes the place of one linear classifier, {type(model).__name__} has "
-            f"{' and '.join(names)} ({type(found).__name__}): choose another network"
+            f"an embedding requires one linear classifier, {type(model).__name__} has {' and '.join(names)} "
+            f"({type(classifier).__name__}): choose another network"
         )
-    model.set_submodule(names[0], EmbeddingHead(found, config).train(found.training))
+    model.set_submodule(names[0], EmbeddingHead(classifier, config).train(classifier.training))
     return model
 
 
 def without_embedding(model: nn.Module) -> nn.Module:
-    """A copy with the classifier itself in its place."""
+    """Return a copy with the plain classifier instead of the `EmbeddingHead`."""
     copied = copy.deepcopy(model)
     for name, module in model.named_modules():
         if isinstance(module, EmbeddingHead):
@@ -92,12 +91,12 @@ def without_embedding(model: nn.Module) -> nn.Module:
 
 
 def without_probe(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters, but for those of a classifier that learns beside: its gradient is not to shorten the others'."""
+    """Return the parameters without those of a probe, whose gradient must not count in the norm that is clipped."""
     head = embedding_head(model)
-    beside = set() if head is None or head.teaches else {*head.classifier.parameters()}
-    return [parameter for parameter in model.parameters() if parameter not in beside]
+    probe = set() if head is None or head.teaches else {*head.classifier.parameters()}
+    return [parameter for parameter in model.parameters() if parameter not in probe]
 
 
 def embedding_head(model: nn.Module) -> EmbeddingHead | None:
-    """The head that makes the embedding of a network, where it has one."""
+    """Return the embedding head of a network, or None."""
     return next((module for module in model.modules() if isinstance(module, EmbeddingHead)), None)

@@ -1,8 +1,8 @@
-"""What Grafit minimises (Touvron et al. 2021, Grafit: Learning fine-grained image representations with coarse labels).
+"""Losses of Grafit (Touvron et al. 2021, Grafit: Learning fine-grained image representations with coarse labels).
 
     L = w_knn · L_knn + w_inst · L_inst + w_label · L_label
 
-g is the embedding of length 1 of an image, m_j that of training image j as it was when last seen (the memory), q the
+g is the embedding of length 1 of an image, m_j that of training image j at its last visit (the memory), q the
 predictor, ξ the weights' moving average (the target network), t_1 … t_T random views of the image.
 
     L_knn(i)  = −log Σ_{j≠i, y_j=y_i} p_ij,   p_ij = softmax over j ≠ i of ⟨g(t_1 x_i), m_j⟩/σ    (SNCA, Wu et al. 2018)
@@ -39,10 +39,10 @@ FAR = -1e30
 
 
 def neighbour_loss(embeddings: Tensor, indices: Tensor, memory: Tensor, labels: Tensor, sigma: float) -> Tensor:
-    """L_knn (B,) of unit embeddings (B, D), images number `indices` (B,) of the memory (N, D) with labels (N,).
+    """Return L_knn (B,) of unit embeddings (B, D), images number `indices` (B,) of the memory (N, D) with labels (N,).
 
-    An image that is alone in its class has no positive: its loss is 0, it is skipped. In float32 at least.
-    L = log(1 + Σ_negatives/Σ_positives): unlike a difference of two sums' logarithms, exact where it is near 0.
+    The loss of an image that is alone in its class is 0. Computed in float32 or more, as
+    L = log(1 + Σ_negatives/Σ_positives), which is exact near 0, unlike a difference of logarithms.
     """
     z = widened(embeddings)
     same = labels[indices][:, None] == labels
@@ -55,25 +55,25 @@ def neighbour_loss(embeddings: Tensor, indices: Tensor, memory: Tensor, labels: 
 
 
 def instance_loss(predictions: Tensor, targets: Tensor) -> Tensor:
-    """L_inst (B,) of q(g(t_a x)) and g_ξ(t_b x), both (B, T, D): at least −1, where all agree."""
-    ours, theirs = F.normalize(widened(predictions), dim=-1), F.normalize(widened(targets), dim=-1)
-    views = ours.shape[1]
-    pairs = (ours.sum(1) * theirs.sum(1)).sum(-1) - (ours * theirs).sum((1, 2))
+    """Return L_inst (B,) ≥ −1 of q(g(t_a x)) and g_ξ(t_b x), both (B, T, D)."""
+    q, g = F.normalize(widened(predictions), dim=-1), F.normalize(widened(targets), dim=-1)
+    views = q.shape[1]
+    pairs = (q.sum(1) * g.sum(1)).sum(-1) - (q * g).sum((1, 2))
     return -pairs / (views * (views - 1))
 
 
-def dino_loss(ours: Tensor, theirs: Tensor, center: Tensor, temperature: float) -> Tensor:
-    """L_dino (B,) of products of the network (B, T, K) and of its moving average (B, G, K), G ≤ T, the first views."""
-    logs = (widened(ours) / STUDENT_TEMPERATURE).log_softmax(-1)
-    wanted = ((widened(theirs) - center) / temperature).softmax(-1)
-    views, whole = ours.shape[1], theirs.shape[1]
-    pairs = torch.einsum("bgk,btk->b", wanted, logs) - (wanted * logs[:, :whole]).sum((1, 2))
+def dino_loss(student: Tensor, teacher: Tensor, center: Tensor, temperature: float) -> Tensor:
+    """Return L_dino (B,) of products of the network (B, T, K) and its moving average (B, G, K), G first views."""
+    logs = (widened(student) / STUDENT_TEMPERATURE).log_softmax(-1)
+    targets = ((widened(teacher) - center) / temperature).softmax(-1)
+    views, whole = student.shape[1], teacher.shape[1]
+    pairs = torch.einsum("bgk,btk->b", targets, logs) - (targets * logs[:, :whole]).sum((1, 2))
     return -pairs / (whole * (views - 1))
 
 
 @torch.no_grad()
 def remember_(memory: Tensor, indices: Tensor, embeddings: Tensor) -> None:
-    """m_i ← (m_i + g(x_i))/2, of length 1 again. Of an image that is there twice the first counts, in every process."""
+    """Set m_i ← (m_i + g(x_i))/2, normalised to length 1. The first of several embeddings of an image counts."""
     order = indices.argsort(stable=True)
     is_first = torch.ones_like(order, dtype=torch.bool)
     is_first[1:] = indices[order][1:] != indices[order][:-1]
@@ -82,12 +82,12 @@ def remember_(memory: Tensor, indices: Tensor, embeddings: Tensor) -> None:
 
 
 class EmbeddingLoss(nn.Module):
-    """L of the outputs of a network with an `EmbeddingHead`; holds the memory and the target network, which are part of
-    a run's state. Every process has the whole memory, the same in all.
+    """L of the outputs of a network with an `EmbeddingHead`.
 
-    The mean is over all images, those that L_knn skips too: so it does not depend on how a batch is shared out. The
-    target is normalised by the statistics of the batch, as in BYOL, and leaves out no branch; its decay τ rises to 1 by
-    a cosine over the run. DINO's is what is measured and kept, as in its paper.
+    Memory and target network are part of a run's state; every process has the same, whole memory. The mean is over all
+    images, also those whose L_knn is 0, so that it does not depend on how a batch is shared out. The target uses the
+    statistics of the batch, as in BYOL, and no stochastic depth; its decay τ rises to 1 by a cosine over the run. With
+    DINO, the target is the network that is measured and saved, as in its paper.
     """
 
     memory: Tensor
@@ -110,58 +110,56 @@ class EmbeddingLoss(nn.Module):
         if isinstance(self.config, Dino) or self.config.instance_weight:
             self.target = ModelEmaV3(student, decay=self.config.target_decay).requires_grad_(False)
             train_mode(set_drop_path_(self.target.module, 0.0), recipe)
-        self._seen: list[tuple[Tensor, Tensor]] = []
+        self._embeddings: list[tuple[Tensor, Tensor]] = []
         self._centers: list[Tensor] = []
 
     @property
     def evaluated(self) -> nn.Module | None:
-        """DINO's moving average."""
+        """Return DINO's moving average."""
         return self.target.module if self.is_dino and self.target is not None else None
 
     def forward(self, outputs: tuple[Tensor, Tensor, Tensor], images: Tensor, indices: Tensor) -> Tensor:
-        """The mean of L over a part: T views (B·T, …) side by side of the training images number `indices` (B,)."""
+        """Return the mean of L over a part: T views (B·T, …) of the training images number `indices` (B,)."""
         config, views = self.config, self.config.views
-        if self.target is not None and not self.target.module.training:  # it was measured
+        if self.target is not None and not self.target.module.training:  # after a validation
             train_mode(self.target.module, self.recipe)
         logits, projected, predicted = outputs
-        told = self.label_loss(logits[::views], self.classes[indices])
+        label_loss = self.label_loss(logits[::views], self.classes[indices])
         # without a weight the classifier learns as a probe, and its loss is not counted
-        loss = config.label_weight * told if config.label_weight else told - told.detach()
+        loss = config.label_weight * label_loss if config.label_weight else label_loss - label_loss.detach()
         if isinstance(config, Dino):
             return loss + self._dino(config, predicted, images)
         first = F.normalize(widened(projected[::views]), dim=1)
         if config.knn_weight:
-            found = neighbour_loss(first, indices, self.memory, self.classes, config.sigma)
-            loss = loss + config.knn_weight * found.mean()
+            losses = neighbour_loss(first, indices, self.memory, self.classes, config.sigma)
+            loss = loss + config.knn_weight * losses.mean()
         if self.target is not None:
             with torch.no_grad(), torch.autocast(images.device.type, self.amp, enabled=self.amp is not None):
-                wanted = self.target(images)[1]
-            ours, theirs = (each.unflatten(0, (-1, views)) for each in (predicted, wanted))
-            loss = loss + config.instance_weight * instance_loss(ours, theirs).mean()
-        self._seen.append((indices, first.detach()))
+                targets = self.target(images)[1].unflatten(0, (-1, views))
+            losses = instance_loss(predicted.unflatten(0, (-1, views)), targets)
+            loss = loss + config.instance_weight * losses.mean()
+        self._embeddings.append((indices, first.detach()))
         return loss
 
     def _dino(self, config: Dino, predicted: Tensor, images: Tensor) -> Tensor:
-        """The mean of L_dino over a part; the moving average sees the first two views of each image."""
-        views = config.views
+        """Return the mean of L_dino over a part; the moving average gets the first two views of each image."""
         assert self.target is not None
-        whole = images.unflatten(0, (-1, views))[:, :WHOLE_VIEWS].flatten(0, 1)
+        whole = images.unflatten(0, (-1, config.views))[:, :WHOLE_VIEWS].flatten(0, 1)
         with torch.no_grad(), torch.autocast(images.device.type, self.amp, enabled=self.amp is not None):
-            wanted = widened(self.target(whole)[2])
-        self._centers.append(wanted.mean(0))
-        theirs = wanted.unflatten(0, (-1, WHOLE_VIEWS))
-        ours = predicted.unflatten(0, (-1, views))
-        return dino_loss(ours, theirs, self.center, config.teacher_temperature).mean()
+            targets = widened(self.target(whole)[2])
+        self._centers.append(targets.mean(0))
+        teacher, student = targets.unflatten(0, (-1, WHOLE_VIEWS)), predicted.unflatten(0, (-1, config.views))
+        return dino_loss(student, teacher, self.center, config.teacher_temperature).mean()
 
     def after_step(self, model: nn.Module) -> None:
-        """The weights have moved: remember the embeddings of the whole batch, let the target follow."""
+        """Store the embeddings of the whole batch, and update the target."""
         if self.is_dino:
             mean = gathered(torch.stack(self._centers)).mean(0)
             self._centers.clear()
             self.center.lerp_(mean, 1 - CENTER_MOMENTUM)
         else:
-            indices, embeddings = (torch.cat(parts) for parts in zip(*self._seen, strict=True))
-            self._seen.clear()
+            indices, embeddings = (torch.cat(parts) for parts in zip(*self._embeddings, strict=True))
+            self._embeddings.clear()
             remember_(self.memory, gathered(indices), gathered(embeddings))
         if self.target is not None:
             rest = (1 - self.config.target_decay) * (1 + math.cos(math.pi * self.step / max(1, self.steps))) / 2

@@ -44,7 +44,7 @@ class Embed(Classify):
         return without_embedding(model)
 
     def loading(self, recipe: Recipe, data: Data) -> dict[str, Any]:
-        """The memory is kept by an image's number, which leads to its label."""
+        """Return the loader's arguments; labels are the numbers of the images, by which the memory is stored."""
         images, local = data.train.relabelled(torch.arange(len(data.train))), None
         projector = projector_of(recipe)
         if isinstance(projector, Dino) and images.augment is not None:

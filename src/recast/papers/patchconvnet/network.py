@@ -33,7 +33,7 @@ DEPTHS = {"s": (20, 36, 60, 120), "b": (36, 60, 120), "l": (60, 120)}
 
 
 def _stem(in_chans: int, dim: int) -> nn.Sequential:
-    """Four 3×3 convolutions of stride 2 without bias or norm, GELU between them: B×in_chans×H×W to B×d×H/16×W/16."""
+    """Return four 3×3 convolutions of stride 2 without bias or norm, with GELU between them."""
     widths = (in_chans, dim // 8, dim // 4, dim // 2, dim)
     layers: list[nn.Module] = []
     for a, b in pairwise(widths):
@@ -118,7 +118,7 @@ class PatchConvNet(Trunk):
         return checkpoint_filter_fn(weights, self)
 
     def reset_pool(self, global_pool: str, num_classes: int) -> None:
-        """Attention pooling is kept where it is; per class it gets new tokens where their number changes."""
+        """Make the pooling, or keep attention pooling; per class it gets new tokens if their number changes."""
         if not global_pool:
             self.pool = nn.Identity()
         elif global_pool == "avg":
@@ -136,15 +136,15 @@ class PatchConvNet(Trunk):
             self.pool = AttentionPool(self.embed_dim, tokens, **self._pool).to(next(self.parameters()))
 
     def no_weight_decay(self) -> set[str]:
-        """Names of parameters with more than one dimension that must not decay."""
+        """Return names of parameters with more than one dimension that must not decay."""
         return {"pool.cls_token"} if isinstance(self.pool, AttentionPool) else set()
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Stem, blocks, pooling and head in order, for layer-wise rates."""
+        """Return patterns of stem, blocks, pooling and head in order, for layer-wise rates."""
         return {"stem": r"^stem", "blocks": r"^blocks\.(\d+)", "pool": r"^pool"}
 
     def pooled(self, x: Tensor) -> Tensor:
-        """B×d, or B×C×d with one token a class; B×d×h×w without pooling."""
+        """Return B×d, or B×C×d with one token per class; B×d×h×w without pooling."""
         return self.pool(x)
 
 

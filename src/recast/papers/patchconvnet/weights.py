@@ -36,8 +36,7 @@ TOKENS = "pool.cls_token"
 
 
 def renamed(name: str, pairs: Iterable[tuple[str, str]]) -> str:
-    """The second form of a name whose first form is among the pairs. One that fits none stays as it is: whoever loads
-    the weights says that it is unexpected."""
+    """Return the new name by the first pair (old, new) that matches, or the name itself."""
     for old, new in pairs:
         if match := re.fullmatch(re.escape(old).replace(r"\*", "(.+)"), name):
             same = iter(match.groups())
@@ -46,9 +45,9 @@ def renamed(name: str, pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def from_official(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Published weights, one token or one a class, under our names; weights under our names come back as they are.
+    """Return published weights, with one token or one per class, under our names; our own weights are unchanged.
 
-    Raises RecastError if a class's head is absent.
+    Raises RecastError if the head of a class is missing.
     """
     weights: Mapping[str, Tensor] = clean_state_dict(checkpoint.get("model", checkpoint))
     if not any(name.startswith("patch_embed.proj.") for name in weights):
@@ -58,31 +57,30 @@ def from_official(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _joined(heads: dict[str, Tensor]) -> dict[str, Tensor]:
-    """`head.j.weight` (1, d), `head.j.bias` (1) of classes j = 0 … C − 1 to `head.weight` (C, d), `head.bias` (C)."""
+    """Join `head.j.weight` (1, d), `head.j.bias` (1) of C classes to `head.weight` (C, d), `head.bias` (C)."""
     if not heads:
         return {}
     classes = 1 + max(int(name.split(".")[1]) for name in heads)
-    wanted = {kind: [f"head.{j}.{kind}" for j in range(classes)] for kind in ("weight", "bias")}
-    if absent := [name for names in wanted.values() for name in names if name not in heads]:
+    names = {kind: [f"head.{j}.{kind}" for j in range(classes)] for kind in ("weight", "bias")}
+    if missing := [name for name in (*names["weight"], *names["bias"]) if name not in heads]:
         raise RecastError(
-            f"the checkpoint has heads of {classes} classes but {len(absent)} of their tensors are absent "
-            f"(first: {absent[0]}): it is not whole"
+            f"the checkpoint has heads of {classes} classes but {len(missing)} of their tensors are missing "
+            f"(first: {missing[0]})"
         )
-    return {f"head.{kind}": torch.cat([heads[name] for name in names]) for kind, names in wanted.items()}
+    return {f"head.{kind}": torch.cat([heads[name] for name in names[kind]]) for kind in names}
 
 
 def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: nn.Module) -> dict[str, Tensor]:
-    """Weights in our names for a PatchConvNet, from the published ones or ours.
+    """Return weights under our names for a PatchConvNet, from the published ones or ours.
 
-    A single token is repeated for every class, whose own the head's row j becomes. With `cls_in_keys=True` the
-    per-class network computes what the single-token one did. In the paper's own form the logits differ through the
-    token's own key, which the single token looks at and the classes' do not: a short fine-tuning follows (as in the
-    paper, section 3.1). Tokens of other classes give way to the model's own, new ones. The head is left as it came:
-    whoever loads it replaces it for other classes, or says that it does not fit.
+    For a network with a token per class a single token is repeated, and class j has row j of the head. With
+    `cls_in_keys=True` this computes the function of the single-token network. In the paper's form only the single token
+    attends to its own key, so the logits differ: a short fine-tuning follows (section 3.1). Tokens of another number of
+    classes are replaced by the model's new ones. The head is unchanged.
     """
     weights = from_official(state_dict)
     tokens, classes = weights.get(TOKENS), getattr(model.pool, "num_classes", None)
     if tokens is None or classes in (None, tokens.shape[1]):
         return weights
-    own = model.state_dict()[TOKENS]
-    return weights | {TOKENS: tokens.repeat(1, classes, 1) if tokens.shape[1] == 1 else own}
+    new = tokens.repeat(1, classes, 1) if tokens.shape[1] == 1 else model.state_dict()[TOKENS]
+    return weights | {TOKENS: new}

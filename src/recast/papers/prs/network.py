@@ -1,4 +1,4 @@
-"""The vision transformer of C-MHSA and PRS, born with convolutions: six blocks that recast turns into attention.
+"""The vision transformer of C-MHSA and PRS with convolutions, which recast turns into attention.
 
     z_0  = PE(X)                       patches of P×P pixels, a linear map of each
     z'_l = mixer(LN(z_{l−1})) + z_{l−1}        a K×K convolution; after the recast MHSA with a relative bias
@@ -114,7 +114,7 @@ class CMHSAViT(Trunk):
         self.reset_classifier(num_classes, global_pool)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Stem, blocks, norm and head in order, for layer-wise rates."""
+        """Return patterns of stem, blocks, norm and head in order, for layer-wise rates."""
         return {"stem": r"^patch_embed", "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))]}
 
     def pooled(self, x: Tensor) -> Tensor:

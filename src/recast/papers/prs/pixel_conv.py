@@ -48,7 +48,7 @@ class PixelConv2d(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As `nn.Conv2d` starts."""
+        """Initialise as `nn.Conv2d` does."""
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         if self.bias is not None:
             bound = 1 / math.sqrt(self.weight[0].numel())
@@ -56,12 +56,12 @@ class PixelConv2d(nn.Module):
 
     @property
     def reach(self) -> int:
-        """m, tokens that the kernel reaches beyond its own: ⌈(K−1)/2P⌉."""
+        """Return m = ⌈(K−1)/2P⌉, the number of tokens that the kernel reaches beyond its own."""
         return -(-(self.kernel - 1) // (2 * self.patch_size))
 
     @property
     def kernel_size(self) -> tuple[int, int]:
-        """Rows and columns of the convolution of tokens, 2m+1 each."""
+        """Return rows and columns of the convolution of tokens, 2m+1 each."""
         return 2 * self.reach + 1, 2 * self.reach + 1
 
     def forward(self, x: Tensor) -> Tensor:
@@ -70,12 +70,12 @@ class PixelConv2d(nn.Module):
         return tokens if self.bias is None else tokens + self.bias[:, None, None]
 
     def token_kernel(self, weight: Tensor) -> Tensor:
-        """T, the kernel of the convolution of tokens: any tensor (C', C, K, K) laid out as (P²C', P²C, 2m+1, 2m+1).
+        """Return T, the kernel of tokens (P²C', P²C, 2m+1, 2m+1) for a kernel of pixels `weight` (C', C, K, K).
 
             T[(c', p', q'), (c, p, q), u+m, v+m] = weight[c', c, u·P + p − p' + r, v·P + q − q' + r] within the kernel,
             else 0; r = ⌊K/2⌋.
 
-        Entries are copied, none is computed, so it lays out an optimiser's moments of `weight` as well.
+        Entries are copied, not computed: this holds for an optimiser's moments of `weight` as well.
         """
         size, reach, kernel = self.patch_size, self.reach, self.kernel
         u = torch.arange(-reach, reach + 1, device=weight.device)
@@ -96,7 +96,7 @@ class PixelConv2d(nn.Module):
 
 @recasts(PixelConv2d)
 def _pixel_conv2d(conv: PixelConv2d, config: RecastConfig) -> RecastLayer:
-    """T is the kernel: W_out^(u,v) = T_uv, W_val = I."""
+    """Recast with T as the kernel: W_out^(u,v) = T_uv, W_val = I."""
     if config.keep_parametrization:
         raise RecastError("a kernel of pixels becomes one of tokens, another layout: keep_parametrization must be off")
     kernel = conv.token_kernel(effective_weight(conv))
