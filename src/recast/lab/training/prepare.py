@@ -18,6 +18,7 @@ from recast.lab.config import LabelsConfig, Recipe
 from recast.lab.config.tasks import ModelTeacher
 from recast.lab.data import Data, Loader, load_data
 from recast.lab.data.datasets import IMAGENET, ImageFiles, LabelledImages
+from recast.lab.data.duplicates import DUPLICATES
 from recast.lab.data.fingerprint import FINGERPRINT
 from recast.lab.data.seeding import mix_seed, seeded
 from recast.lab.recipe import COARSE_FILE, PARENT_WEIGHTS, changes, functions_of, load_recipe, may_change
@@ -35,8 +36,9 @@ from recast.tracing.hooks import in_eval
 
 PARENT = "parent"
 """The one thing that may be in a run folder before the run: a folder with the training of its parent."""
-FIRST = ("classes.json", FINGERPRINT, COARSE_FILE, PARENT_WEIGHTS, "recipe.yaml", "environment.json", "plan.json",
-         "verify.json", "schedule.json", "metrics.jsonl", "checkpoints/epoch-0000.safetensors")  # fmt: skip
+FIRST = ("classes.json", FINGERPRINT, DUPLICATES, COARSE_FILE, PARENT_WEIGHTS, "recipe.yaml", "environment.json",
+         "plan.json", "verify.json", "schedule.json", "metrics.jsonl",
+         "checkpoints/epoch-0000.safetensors")  # fmt: skip
 """Files that a run writes before its first state."""
 
 WAKING_IMAGES = 512

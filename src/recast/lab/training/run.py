@@ -21,6 +21,7 @@ from torch import nn
 from recast.errors import RecastError
 from recast.files import number, read_json, read_text, write_json, write_text
 from recast.lab.config import Recipe
+from recast.lab.data.duplicates import report_duplicates
 from recast.lab.data.fingerprint import FINGERPRINT, check_classes, check_same, fingerprint_of
 from recast.lab.data.seeding import mix_seed, seeded
 from recast.lab.data.table import with_task
@@ -171,6 +172,8 @@ class _Run:
         if not self.resume:
             write_json(self.out / "classes.json", self.data.classes)
             write_text(self.out / FINGERPRINT, json.dumps(fingerprint_of(self.data)) + "\n")
+            if line := report_duplicates(self.data, self.out):
+                self.say(line)
         if self.prepared.coarse is not None:
             write_text(self.out / COARSE_FILE, self.prepared.coarse)
         if self.prepared.keeps_parent:
