@@ -36,6 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "accumulate": 2,
         "save_steps": 2,
     },
+    "balanced": {"task": ClassifyConfig(sampler="balanced"), "save_steps": 2},
     "lamb": {"optim": {"opt": "lamb"}},
 }
 
@@ -52,6 +53,7 @@ def position(folder: Path) -> tuple[int, int]:
         ("plain", "update", 8),
         ("plain", "measure", 3),
         ("lamb", "update", 8),
+        ("balanced", "update", 8),
     ],
 )
 def test_resumed_equals_uninterrupted(goes_on: Callable[..., Any], settings: str, where: str, calls: int) -> None:
