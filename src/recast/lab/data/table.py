@@ -143,11 +143,13 @@ def _check_filled(path: Path, column: str, cells: Sequence[str | list[str]]) -> 
 
 def _one_hot(path: Path, columns: dict[str, list[str]]) -> list[list[str]]:
     """Return the labels of every row. Raises RecastError for a cell that is neither 0 nor 1."""
+    is_signed = {cell for cells in columns.values() for cell in cells} == {"-1", "1"}  # CelebA's
+    bits = {"-1": False, "1": True} if is_signed else BITS
     wrong = [
         (name, number, cell)
         for name, cells in columns.items()
         for number, cell in enumerate(cells, start=1)
-        if cell.lower() not in BITS
+        if cell.lower() not in bits
     ]
     if wrong:
         name, number, cell = wrong[0]
@@ -156,7 +158,7 @@ def _one_hot(path: Path, columns: dict[str, list[str]]) -> list[list[str]]:
             f"column {name}, row {number}"
         )
     rows = zip(*columns.values(), strict=True)
-    return [[name for name, cell in zip(columns, row, strict=True) if BITS[cell.lower()]] for row in rows]
+    return [[name for name, cell in zip(columns, row, strict=True) if bits[cell.lower()]] for row in rows]
 
 
 def find_csv(config: DataConfig) -> Found:
