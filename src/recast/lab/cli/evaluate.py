@@ -140,7 +140,9 @@ def _open_files(
     sides = {defaults.size[0] for defaults in stated.values() if defaults}
     if config.img_size is None and len(sides) > 1:
         raise RecastError(f"the networks take images of {sorted(sides)} pixels: choose one, --img-size")
-    images = load_data(config.replace(img_size=config.img_size or next(iter(sides), None)))
+    channels = {len(defaults.mean) for defaults in stated.values() if defaults} - {3}
+    in_chans = next(iter(channels), None)
+    images = load_data(config.replace(img_size=config.img_size or next(iter(sides), None)), in_chans=in_chans)
     for file in (file for file in files if stated[file] is None):
         print(f"note: {file} states no normalisation; it gets that of {images.name}", file=sys.stderr)
     models = {
@@ -153,9 +155,10 @@ def _open_files(
 def _suites_of(folder: Path) -> list[str]:
     """Return the default suites that make sense for a run."""
     recipe = load_recipe(folder / "recipe.yaml", complete=True)
-    has_arms, has_heads = not recipe.is_plain, recipe.has_layers
     fits = suites_of(task_of(recipe), only_default=True)
-    return [name for name in fits if {"agreement": has_arms, "heads": has_heads}.get(name, True)]
+    if recipe.model.in_chans is not None:
+        fits = [name for name in fits if not SUITES[name].needs_rgb]
+    return [name for name in fits if name != "heads" or recipe.has_layers]
 
 
 def compared_with(folder: Path, rows: Sequence[Row]) -> tuple[str, ...]:

@@ -133,7 +133,7 @@ def _thumbnails(images: LabelledImages) -> Tensor:
 
 def _thumbnail(images: LabelledImages, index: int) -> Tensor:
     item = getattr(images, "items", {index: None})[index]
-    if not isinstance(item, str) or not os.path.isfile(item):
+    if images.in_chans is not None or not isinstance(item, str) or not os.path.isfile(item):
         return F.adaptive_avg_pool2d(images.batch([index])[0].mean(1), SIDE).flatten()
     with opened(item, item) as image:
         image.draft("RGB", (4 * SIDE, 4 * SIDE))  # of a JPEG only an eighth of each side is computed

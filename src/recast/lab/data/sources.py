@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Literal
 
@@ -48,6 +48,8 @@ class Data:
     """Skipped images of an archive that could not be decoded (`bad_image: skip`)."""
     kinds: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Groups of classes that are measured separately too: name → classes."""
+    in_chans: int | None = None
+    """Number of bands of an image; None: RGB pictures."""
 
     @property
     def task(self) -> Task:
@@ -58,6 +60,11 @@ class Data:
     def test_size(self) -> int:
         """Return the side of the validation images in pixels."""
         return self.val.img_size
+
+    @property
+    def example(self) -> Tensor:
+        """Return an empty training image, (1, C, S, S)."""
+        return torch.zeros(1, self.in_chans or 3, self.img_size, self.img_size)
 
     def normalised(self, pixels: Tensor, device: torch.device) -> Tensor:
         """Normalise pixels (B, 3, H, W) on a device."""
@@ -78,7 +85,9 @@ FINE = LabelsConfig()
 """The labels of the data set itself."""
 
 
-def load_data(config: DataConfig, augment: Augmentation | None = None, labels: LabelsConfig = FINE) -> Data:
+def load_data(
+    config: DataConfig, augment: Augmentation | None = None, labels: LabelsConfig = FINE, in_chans: int | None = None
+) -> Data:
     """Load a data set by name.
 
     Subsets (num_train, num_val) and splits are class-balanced and always the same.
@@ -87,6 +96,7 @@ def load_data(config: DataConfig, augment: Augmentation | None = None, labels: L
         config: name, folder, sizes and subsets.
         augment: of the training images; None: the defaults of the data set.
         labels: the data set's own (fine) labels, or coarse ones.
+        in_chans: number of bands of an image, also 3 and 1; None: RGB pictures.
 
     Returns:
         Training and validation images, class names and normalisation.
@@ -109,10 +119,13 @@ def load_data(config: DataConfig, augment: Augmentation | None = None, labels: L
     images = source(config)
     for note in images.notes:
         warnings.warn(note, stacklevel=2)
-    return assemble(config, augment, images, labels)
+    return assemble(config, augment, images, labels, in_chans)
 
 
-def assemble(config: DataConfig, augment: Augmentation | None, source: Found, labels: LabelsConfig = FINE) -> Data:
+def assemble(
+    config: DataConfig, augment: Augmentation | None, source: Found, labels: LabelsConfig = FINE,
+    in_chans: int | None = None,
+) -> Data:  # fmt: skip
     """Return the `Data` of a source: hold out images, choose subsets, set sizes and augmentation.
 
     Raises RecastError for an image with a wrong label.
@@ -144,30 +157,42 @@ def assemble(config: DataConfig, augment: Augmentation | None, source: Found, la
         if source.in_memory and isinstance(images, ImageFiles):
             images, names = images.decoded(skip)
             bad += names
-        parts.append(images)
+        parts.append(images if in_chans is None else images.banded(in_chans))
     train, val = parts
+    if in_chans is not None and augment is not None:
+        augment = replace(augment, auto_augment=None, color_jitter=0.0)
     train = train.augmented(resolve(augment, train.img_size, crop=source.crop, flip=source.flip))
-    measured = measured_norm(train, config.bad_image) if "data" in (config.mean, config.std) else source.norm
+    is_measured = "data" in (config.mean, config.std) or (in_chans is not None and None in (config.mean, config.std))
+    measured = measured_norm(train if len(train) else val, config.bad_image) if is_measured else source.norm
     mean, std = (
         tuple(value if given == "data" else given or own)
-        for given, value, own in zip((config.mean, config.std), measured, source.norm, strict=True)
+        for given, value, own in zip(
+            (config.mean, config.std), measured, source.norm if in_chans is None else measured, strict=True
+        )
     )
+    if {len(mean), len(std)} != {in_chans or 3}:
+        raise RecastError(
+            f"data.mean and data.std need {in_chans or 3} numbers each, one a channel, got {len(mean)} and {len(std)}"
+        )
     if labels.labels == "coarse" and coarse is not None:  # after the subsets, which are chosen by fine labels
         train, val = (part.relabelled(coarse.of[part.labels]) for part in (train, val))
         classes, coarse = coarse.names, None
-    return Data(source.name, train, val, classes, mean, std, train.img_size, coarse, tuple(bad), source.kinds)
+    return Data(source.name, train, val, classes, mean, std, train.img_size, coarse, tuple(bad), source.kinds, in_chans)
 
 
 def measured_norm(
     images: LabelledImages, bad_image: Literal["stop", "skip"]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation of each channel over MEASURED images as validation sees them."""
-    sums, count = torch.zeros(2, 3, dtype=torch.float64), 0
+    sums, count = torch.zeros(2, images.in_chans or 3, dtype=torch.float64), 0
     for pixels, _ in islice(Loader(images.plain(), 64, shuffle_seed=0, bad_image=bad_image), MEASURED // 64):
         sums += torch.stack([(pixels.double() ** power).sum((0, 2, 3)) for power in (1, 2)])
         count += pixels[:, 0].numel()
     mean, square = sums / count
-    std = (square - mean**2).clamp(min=1 / 255**2).sqrt()  # at least one step of 8 bits: images may be of one grey
+    least = 1 / 255**2 if images.in_chans is None else 1e-12  # images may be of one grey
+    std = (square - mean**2).clamp(min=least).sqrt()
+    if images.in_chans is not None:  # bands may have any scale
+        return tuple(float(f"{x:.4g}") for x in mean.tolist()), tuple(float(f"{x:.4g}") for x in std.tolist())
     return tuple(round(x, 4) for x in mean.tolist()), tuple(round(x, 4) for x in std.tolist())
 
 

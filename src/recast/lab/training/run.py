@@ -128,6 +128,9 @@ def _warn(prepared: Prepared) -> None:
     if bad:
         named = ", ".join(bad[:5]) + (" ..." if len(bad) > 5 else "")
         warnings.warn(f"{len(bad)} images cannot be read and are left out: {named}", stacklevel=3)
+    augment, in_chans = prepared.recipe.augmentation, prepared.data.in_chans
+    if in_chans is not None and (augment.auto_augment or augment.color_jitter):
+        warnings.warn(f"auto_augment and color_jitter require RGB: left out for in_chans={in_chans}", stacklevel=3)
     for note in task_of(prepared.recipe).notes(prepared.recipe, prepared.data):
         warnings.warn(note, stacklevel=3)
     if prepared.plan is not None and (nothing := nothing_to_see(prepared.plan)):
