@@ -41,8 +41,9 @@ def open_bands(path: str, in_chans: int) -> Tensor:
             check_regular(path)
             pixels = tifffile.imread(path)
     else:
-        with opened(path, path) as image:
-            return bands_of(image, in_chans, path)
+        with opened(path, path) as stored:
+            image = stored.copy()
+        return bands_of(image, in_chans, path)
     return _as_tensor(pixels, in_chans, path)
 
 
@@ -77,7 +78,7 @@ def _as_tensor(pixels: np.ndarray, in_chans: int, name: str) -> Tensor:
         pixels = np.moveaxis(pixels, 0, -1)
     if pixels.shape[-1] != in_chans:
         bands = pixels.shape[0 if pixels.shape[0] < min(pixels.shape[1:]) else -1]
-        raise RecastError(f"{name} has {bands} bands, the network takes {in_chans}: set --in-chans {bands}")
+        raise RecastError(f"{name} has {bands} bands, the network takes {in_chans} (--in-chans)")
     scale = np.iinfo(pixels.dtype).max if pixels.dtype.kind == "u" else 1
     tensor = torch.from_numpy(pixels.astype(np.float32) / np.float32(scale)).permute(2, 0, 1).contiguous()
     if not tensor.isfinite().all():

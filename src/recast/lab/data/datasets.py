@@ -199,8 +199,9 @@ class ImageFiles(LabelledImages):
     def open(self, index: int) -> Any:
         """Return the RGB image at its full size, or its bands (C, H, W)."""
         image = self.read(self.items[index])
-        is_picture = self.in_chans is not None and isinstance(image, Image.Image)
-        return bands_of(image, self.in_chans, self.image_name(index)) if is_picture else image
+        if self.in_chans is None or isinstance(image, Tensor):
+            return image
+        return bands_of(image, self.in_chans, self.image_name(index))
 
     def banded(self, in_chans: int) -> Self:
         read = partial(open_bands, in_chans=in_chans) if self.read is open_image else self.read

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from collections.abc import Iterator
@@ -37,6 +38,8 @@ SIXTEEN_BIT = ("PNG", "PPM")
 NEAREST, BICUBIC = Image.Resampling.NEAREST, Image.Resampling.BICUBIC
 PADDING = (124, 116, 104)
 """Colour around an image that does not fill its square: ImageNet's mean."""
+
+logging.getLogger("PIL.TiffImagePlugin").setLevel(logging.CRITICAL)  # repeats every error that it raises
 
 LONGEST = 20
 """Largest ratio of long to short side that is resized."""
@@ -95,7 +98,9 @@ def decode_errors(name: str) -> Iterator[None]:
         unknown = isinstance(error, Image.UnidentifiedImageError)  # its text repeats the path, or names a BytesIO
         reason = "not an image in a known format, or truncated" if unknown else first_line(error).rstrip(".")
         if unknown and name.lower().endswith((*ARRAYS, ".tif", ".tiff")):
-            reason = "no RGB picture; arrays and TIFF of several bands require --in-chans N"
+            raise RecastError(
+                f"{name} is no RGB picture, or truncated: give the number of its bands, --in-chans N"
+            ) from None
         raise RecastError(f"cannot read image {name}: {reason}. Replace or remove the file") from None
 
 

@@ -178,7 +178,7 @@ def _explain_run(
 def parse_bands(text: str | None) -> tuple[int, ...]:
     """Return the numbers of `--bands 3,2,1`, or of one band. Raises RecastError for anything else."""
     numbers = tuple(int(part) if part.strip().isdecimal() else 0 for part in text.split(",")) if text else ()
-    if len(numbers) not in (0, 1, 3):
+    if len(numbers) not in (0, 1, 3) or 0 in numbers:
         raise RecastError(f"--bands must be one number or three, such as 3,2,1, got {text!r}")
     return numbers
 
