@@ -88,6 +88,16 @@ def test_rgb_mode_names_the_option(tmp_path: Path) -> None:
             open_image(path)
 
 
+def test_pages_of_a_tiff_are_reported(tmp_path: Path) -> None:
+    for number in range(4):
+        path = tmp_path / "ab"[number % 2] / f"{number}.tif"
+        path.parent.mkdir(exist_ok=True)
+        tifffile.imwrite(path, np.moveaxis(NINE, -1, 0).astype(np.uint8), photometric="minisblack")
+    with pytest.warns(UserWarning, match="has 9 pages"):
+        load_data(DataConfig("folder", str(tmp_path), img_size=8))
+    assert load_data(DataConfig("folder", str(tmp_path), img_size=8), in_chans=9).val[0][0].shape == (9, 8, 8)
+
+
 @pytest.mark.parametrize(("size", "side"), [((90, 60), 32), ((64, 64), 64), ((40, 130), 100), ((20, 20), 32)])
 def test_validation_sees_what_it_sees_of_a_picture(size: tuple[int, int], side: int) -> None:
     rng = np.random.default_rng(0)

@@ -19,6 +19,7 @@ from torchvision.transforms.v2 import functional
 
 from recast.errors import RecastError, optional_package
 from recast.lab.config import Augmentation
+from recast.lab.data.augment import SIMPLE_PADDING, pad_width
 from recast.lab.data.images import ARRAYS, check_regular, crop_fraction, decode_errors, opened
 
 BICUBIC = v2.InterpolationMode.BICUBIC
@@ -110,10 +111,11 @@ def band_transform(
         return whole
     crops: dict[str | None, list[Callable[[Any], Any]]] = {
         "none": [whole],
-        "pad": [whole, v2.RandomCrop(img_size, padding=max(1, img_size // 8))],
+        "pad": [whole, v2.RandomCrop(img_size, padding=pad_width(img_size))],
         "random": [v2.RandomResizedCrop(img_size, augment.scale, interpolation=BICUBIC, antialias=True)],
         "simple": [
-            v2.Resize(img_size, BICUBIC, antialias=True), v2.RandomCrop(img_size, padding=4, padding_mode="reflect"),
+            v2.Resize(img_size, BICUBIC, antialias=True),
+            v2.RandomCrop(img_size, padding=SIMPLE_PADDING, padding_mode="reflect"),
         ],
     }  # fmt: skip
     return v2.Compose([*crops[augment.crop], *([v2.RandomHorizontalFlip()] if augment.flip else [])])

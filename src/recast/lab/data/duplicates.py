@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,21 +52,16 @@ class Duplicates(NamedTuple):
 def find_duplicates(train: LabelledImages, val: LabelledImages) -> Duplicates:
     """Compare all validation with all training images. Unreadable ones have no duplicates."""
     count, files = len(train) + len(val), [getattr(part, "items", [None]) for part in (train, val)]
-    if not (len(train) and len(val)):
-        return Duplicates({}, "")
-    on_disk = all(isinstance(items[0], str) and os.path.isfile(items[0]) for items in files)
-    if not isinstance(train, ImageTensors) and count > (MOST_FILES if on_disk else MOST_PICTURES):
-        return Duplicates({}, f"{count:,} images are too many to compare")
-    pairs = _equal_files(*files) if on_disk else {}
+    pairs: dict[int, int] = {}
     if not isinstance(train, ImageTensors):
-        size = sum(map(_size, files[0] + files[1])) if on_disk else 0
-        if count > MOST_PICTURES or size > MOST_BYTES:
+        on_disk = all(isinstance(items[0], str) and os.path.isfile(items[0]) for items in files)
+        if count > (MOST_FILES if on_disk else MOST_PICTURES):
+            return Duplicates({}, f"{count:,} images are too many to compare")
+        pairs = _equal_files(*files) if on_disk else {}
+        if count > MOST_PICTURES or (on_disk and sum(map(_size, files[0] + files[1])) > MOST_BYTES):
             return Duplicates(pairs, "files were compared, not pictures: the same picture saved anew is not noticed")
-    rest = [index for index in range(len(val)) if index not in pairs]
-    pairs |= {
-        rest[row]: column for row, column in _equal_pictures(_thumbnails(train.plain()), _thumbnails(val)[rest]).items()
-    }
-    return Duplicates(dict(sorted(pairs.items())), "")
+    alike = _equal_pictures(_thumbnails(train.plain()), _thumbnails(val))
+    return Duplicates(dict(sorted((alike | pairs).items())), "")
 
 
 def report_duplicates(data: Data, folder: Path) -> str:
@@ -90,21 +86,18 @@ def _size(path: str) -> int:
         return -1
 
 
+def _digest(path: str, most: int = -1) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read(most)).digest()
+    except OSError:
+        return os.fsencode(path)
+
+
 def _equal_files(train: Sequence[str], val: Sequence[str]) -> dict[int, int]:
     """Compare the sizes of files, then the beginnings of those of one size, then all bytes."""
-
-    def digest(most: int) -> Callable[[str], bytes]:
-        def of(path: str) -> bytes:
-            try:
-                with open(path, "rb") as file:
-                    return hashlib.sha256(file.read(most)).digest()
-            except OSError:
-                return os.fsencode(path)
-
-        return of
-
     groups = [(list(range(len(train))), list(range(len(val))))]
-    for key in (_size, digest(BEGINNING), digest(-1)):
+    for key in (_size, partial(_digest, most=BEGINNING), _digest):
         split = []
         for first, second in groups:
             of_key = defaultdict[object, tuple[list[int], list[int]]](lambda: ([], []))

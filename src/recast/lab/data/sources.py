@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Literal
@@ -16,9 +17,11 @@ from recast.errors import RecastError, suggest
 from recast.lab.config import Augmentation, DataConfig, LabelsConfig
 from recast.lab.data import digits
 from recast.lab.data.augment import resolve
+from recast.lab.data.bands import TIFF
 from recast.lab.data.coarse import Coarse, coarse_classes
 from recast.lab.data.datasets import Found, ImageFiles, LabelledImages
 from recast.lab.data.folders import data_dir, find_archives, find_folder
+from recast.lab.data.images import opened
 from recast.lab.data.libraries import NORMS, find_in_torchvision, find_on_hub, read_vision
 from recast.lab.data.loading import Loader
 from recast.lab.data.seeding import choose_balanced, choose_fraction, hold_out
@@ -117,7 +120,8 @@ def load_data(
         names = ", ".join([*sources, *(f"{library}/NAME" for library in _LIBRARIES)])
         raise RecastError(f"unknown data set {config.name!r}: expected one of {names}.{suggest(config.name, sources)}")
     images = source(config)
-    for note in images.notes:
+    notes = [*images.notes] if in_chans else [*images.notes, *_pages_note(images.train or images.val)]
+    for note in notes:
         warnings.warn(note, stacklevel=2)
     return assemble(config, augment, images, labels, in_chans)
 
@@ -162,22 +166,25 @@ def assemble(
     if in_chans is not None and augment is not None:
         augment = replace(augment, auto_augment=None, color_jitter=0.0)
     train = train.augmented(resolve(augment, train.img_size, crop=source.crop, flip=source.flip))
-    is_measured = "data" in (config.mean, config.std) or (in_chans is not None and None in (config.mean, config.std))
-    measured = measured_norm(train if len(train) else val, config.bad_image) if is_measured else source.norm
-    mean, std = (
-        tuple(value if given == "data" else given or own)
-        for given, value, own in zip(
-            (config.mean, config.std), measured, source.norm if in_chans is None else measured, strict=True
-        )
-    )
-    if {len(mean), len(std)} != {in_chans or 3}:
-        raise RecastError(
-            f"data.mean and data.std need {in_chans or 3} numbers each, one a channel, got {len(mean)} and {len(std)}"
-        )
+    mean, std = _norm(config, source, train if len(train) else val)
     if labels.labels == "coarse" and coarse is not None:  # after the subsets, which are chosen by fine labels
         train, val = (part.relabelled(coarse.of[part.labels]) for part in (train, val))
         classes, coarse = coarse.names, None
     return Data(source.name, train, val, classes, mean, std, train.img_size, coarse, tuple(bad), source.kinds, in_chans)
+
+
+def _norm(config: DataConfig, source: Found, images: LabelledImages) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the given mean and deviation, measured ones ("data", and by default of bands), or those of the source."""
+    defaults = source.norm if images.in_chans is None else ("data", "data")
+    chosen = [given or default for given, default in zip((config.mean, config.std), defaults, strict=True)]
+    measured = measured_norm(images, config.bad_image) if "data" in chosen else source.norm
+    mean, std = (tuple(own if norm == "data" else norm) for norm, own in zip(chosen, measured, strict=True))
+    if {len(mean), len(std)} != {images.in_chans or 3}:
+        raise RecastError(
+            f"data.mean and data.std need {images.in_chans or 3} numbers each, one a channel, got {len(mean)} and "
+            f"{len(std)}"
+        )
+    return mean, std
 
 
 def measured_norm(
@@ -194,6 +201,17 @@ def measured_norm(
     if images.in_chans is not None:  # bands may have any scale
         return tuple(float(f"{x:.4g}") for x in mean.tolist()), tuple(float(f"{x:.4g}") for x in std.tolist())
     return tuple(round(x, 4) for x in mean.tolist()), tuple(round(x, 4) for x in std.tolist())
+
+
+def _pages_note(images: LabelledImages | None) -> list[str]:
+    """Return a line if the first image is a TIFF of several pages; none otherwise."""
+    items = images.items if isinstance(images, ImageFiles) else ()
+    if not (len(items) and isinstance(items[0], str) and items[0].lower().endswith(TIFF)):
+        return []
+    with suppress(RecastError), opened(items[0], items[0]) as image:
+        if (pages := getattr(image, "n_frames", 1)) > 1:
+            return [f"{items[0]} has {pages} pages and is read as the first; --in-chans N reads them as bands"]
+    return []
 
 
 def _check_labels(images: LabelledImages, classes: list[str], part: str) -> None:

@@ -38,7 +38,7 @@ def confusion_charts(run: Run) -> list[Chart]:
                 (label, prediction, int(counts[i, j]))
                 for i, label in enumerate(run.classes) for j, prediction in enumerate(run.classes) if counts[i, j]
             ]  # fmt: skip
-            title = f"{words(run).arms[arm]}: labels (up) and predictions (across)"
+            title = f"{words(run).arms[arm]}: labels (down) and predictions (across)"
             panel = partial(_panel, counts=counts, names=run.classes)
             columns = ("label", "prediction", "images")
             charts.append(Chart(f"confusion_{arm}", title, columns, rows, panel, (4.0, 3.6)))
@@ -48,6 +48,7 @@ def confusion_charts(run: Run) -> list[Chart]:
 def _panel(axes: Axes, palette: Palette, counts: np.ndarray, names: tuple[str, ...]) -> None:
     shares = counts / counts.sum(1, keepdims=True).clip(min=1)
     draw_heat_map(axes, palette, shares, names, names, "prediction", "label")
+    axes.invert_yaxis()  # the first class at the top
     for row, column in zip(*counts.nonzero(), strict=True) if len(names) <= MOST_COUNTED else ():
         color = "black" if shares[row, column] > 0.5 else "white"  # cividis is light from the middle on
         axes.text(column, row, str(counts[row, column]), ha="center", va="center", fontsize=6.6, color=color)
