@@ -144,6 +144,18 @@ def test_arrays_beside_pictures_are_no_images(tmp_path: Path) -> None:
     assert len(data.train) + len(data.val) == 4
 
 
+@pytest.mark.filterwarnings("ignore:.*labels[.]")
+@pytest.mark.parametrize("task", ["csv", "csv_multilabel"])
+def test_arrays_in_a_table(tmp_path: Path, task: Any) -> None:
+    arrays(tmp_path / "data", 5)
+    rows = [f"{number},{'ab'[number % 2]}" for number in range(24)]  # without folder and ending
+    (tmp_path / "labels.csv").write_text("\n".join(["path,label", *rows]))
+    config = DataConfig(task, str(tmp_path / "data"), labels_file=str(tmp_path / "labels.csv"), img_size=16)
+    data = load_data(config, in_chans=5)
+    assert data.val[0][0].shape == (5, 16, 16)
+    assert len(data.train) + len(data.val) == 24
+
+
 def test_grey_images_in_memory() -> None:
     data = load_data(DataConfig(num_val=20), in_chans=1)
     rgb = load_data(DataConfig(num_val=20))

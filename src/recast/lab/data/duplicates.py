@@ -136,7 +136,7 @@ def _thumbnail(images: LabelledImages, index: int) -> Tensor:
 
 def _equal_pictures(train: Tensor, val: Tensor) -> dict[int, int]:
     """Return the most similar training image of every validation image that is ALIKE."""
-    pairs = {}
+    pairs: dict[int, int] = {}
     for start in range(0, len(val), 512):
         alike, column = (val[start : start + 512] @ train.T).nan_to_num(0).max(1)
         pairs |= {start + row: int(column[row]) for row in (alike >= ALIKE).nonzero().flatten().tolist()}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -176,7 +176,7 @@ def assemble(
 def _norm(config: DataConfig, source: Found, images: LabelledImages) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the given mean and deviation, measured ones ("data", and by default of bands), or those of the source."""
     defaults = source.norm if images.in_chans is None else ("data", "data")
-    chosen = [given or default for given, default in zip((config.mean, config.std), defaults, strict=True)]
+    chosen: list[Any] = [given or default for given, default in zip((config.mean, config.std), defaults, strict=True)]
     measured = measured_norm(images, config.bad_image) if "data" in chosen else source.norm
     mean, std = (tuple(own if norm == "data" else norm) for norm, own in zip(chosen, measured, strict=True))
     if {len(mean), len(std)} != {images.in_chans or 3}:

@@ -15,7 +15,7 @@ from torch import Tensor
 from recast.errors import RecastError, first_line, listed, optional_package, shown
 from recast.lab.config import DataConfig, Recipe
 from recast.lab.data.datasets import Found, ImageFiles, LabelledImages
-from recast.lab.data.images import PHOTO, is_hidden, is_image_name
+from recast.lab.data.images import ARRAYS, PHOTO, is_hidden, is_image_name
 from recast.lab.data.parts import choose_parts, part_word, parts_note
 from recast.lab.data.trees import composed, find_file
 from recast.lab.recipe import override
@@ -228,7 +228,8 @@ def _locate(root: Path, table: Labels) -> tuple[list[str | None], int]:
     fitting, everything = defaultdict[str, list[str]](list), set[str]()
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if not is_hidden(name))
-        for name in filter(is_image_name, sorted(names)):
+        arrays = [name for name in sorted(names) if name.lower().endswith(ARRAYS) and not is_hidden(name)]
+        for name in list(filter(is_image_name, sorted(names))) or arrays:
             path = Path(folder, name)
             everything.add(str(path))
             parts = composed(path.relative_to(root).as_posix()).split("/")
