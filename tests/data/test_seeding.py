@@ -8,6 +8,7 @@ import torch
 
 from recast.errors import RecastError
 from recast.lab.data.seeding import (
+    balanced_epoch,
     balanced_order,
     choose_balanced,
     choose_fraction,
@@ -68,3 +69,21 @@ def test_fraction_is_of_every_class_nested_and_at_least_one() -> None:
     assert torch.cat([train, val]).sort().values.equal(torch.arange(77))
     assert LABELS[val].bincount().tolist() == [5, 1, 2]
     assert 0 in hold_out(torch.tensor([0, 1, 1]), 0.5)[0]  # a single image goes to training
+
+
+def test_balanced_epochs() -> None:
+    labels = torch.tensor([0] * 70 + [1] * 7 + [2] * 23)
+    order = balanced_epoch(labels, 3, 5)
+    assert order.equal(balanced_epoch(labels, 3, 5))
+    assert not order.equal(balanced_epoch(labels, 3, 6))
+    assert sorted(labels[order].bincount().tolist()) == [33, 33, 34]
+    times = order.bincount(minlength=100)
+    for label, (least, most) in enumerate([(0, 1), (4, 5), (1, 2)]):  # in turns
+        assert set(times[labels == label].tolist()) <= {least, most}
+    seen = torch.cat([balanced_epoch(labels, 3, epoch) for epoch in range(24)]).bincount(minlength=100)
+    assert seen.min() > 0
+    twice = balanced_epoch(labels, 3, 5, repeats=2)
+    assert len(twice) == 100
+    assert twice[::2].equal(twice[1::2])
+    assert sorted(labels[twice].bincount().tolist()) == [32, 34, 34]
+    assert len(balanced_epoch(torch.zeros(5, dtype=torch.long), 0, 0)) == 5

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from changed_runs import rewrite, set_values
+from sklearn.metrics import confusion_matrix
 
 from recast.lab.cli import evaluate
 from recast.lab.cli.evaluate import _suites_of
 from recast.lab.records import Difference, Row, write_records
 from recast.lab.report import formats
 from recast.lab.report.arms_table import LABELS, arms_table, heat_tables
+from recast.lab.report.confusion import confusion, confusion_charts
 from recast.lab.report.load import Run, read_run
 from recast.lab.report.page import joint_part, render_page, run_part
 from recast.lab.report.summary import missing, provenance, won_and_lost
@@ -183,6 +187,24 @@ def test_won_and_lost(make_run: MakeRun) -> None:
     assert [row[0] for row in lost] == ["c.png"]
     assert pair["counts"] == {"right": 1, "won": 2, "lost": 1, "wrong": 1}
     assert all(part in pair["sentence"] for part in ("2\u00a0images won", "p = 1.000", "agree on 2"))
+
+
+def test_confusion_matrix(make_run: MakeRun) -> None:
+    path = make_run()
+    run = read_run(path)
+    rng = np.random.default_rng(0)
+    table = rng.integers(len(run.classes), size=(40, 3))
+    lines = [f"{n},{n}.png,{','.join(run.classes[k] for k in row)}" for n, row in enumerate(table)]
+    (path / "analysis/agreement.csv").write_text(
+        "\n".join(["index,image,label,finetuned,recast", *lines]), encoding="utf-8"
+    )
+    run = read_run(path)
+    for column, arm in ((1, "finetuned"), (2, "recast")):
+        assert (confusion(run, arm) == confusion_matrix(table[:, 0], table[:, column])).all()
+    first, second = confusion_charts(run)
+    assert sum(row[2] for row in first.rows) == 40
+    assert "<svg" in second.svg
+    assert not confusion_charts(replace(run, classes=tuple(map(str, range(51)))))
 
 
 def test_how_it_was_made_and_what_is_missing(make_run: MakeRun) -> None:

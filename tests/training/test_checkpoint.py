@@ -36,6 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "accumulate": 2,
         "save_steps": 2,
     },
+    "balanced": {"task": ClassifyConfig(sampler="balanced"), "save_steps": 2},
     "lamb": {"optim": {"opt": "lamb"}},
 }
 
@@ -43,7 +44,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
 STOPS = [("everything", "update", 1), ("everything", "update", 8), ("everything", "measure", 1)]
 
 
-@pytest.mark.parametrize(("settings", "where", "calls"), [*STOPS, ("plain", "measure", 3), ("lamb", "update", 8)])
+CASES = [*STOPS, ("plain", "measure", 3), ("lamb", "update", 8), ("balanced", "update", 8)]
+
+
+@pytest.mark.parametrize(("settings", "where", "calls"), CASES)
 def test_resumed_equals_uninterrupted(goes_on: Callable[..., Any], settings: str, where: str, calls: int) -> None:
     goes_on(small_fit, small_child, where, calls, **SETTINGS[settings])
 

@@ -113,6 +113,11 @@ class Suite:
     """Name of the task it measures; empty: any task."""
 
     @property
+    def needs_rgb(self) -> bool:
+        """True if it changes RGB pixels in [0, 1]."""
+        return self.kind in ("attack", "corruption", "test set")
+
+    @property
     def title(self) -> str:
         """The label for figures."""
         return self.short or self.label

@@ -7,6 +7,7 @@ from math import isqrt, prod
 
 import torch
 from timm.layers import resample_abs_pos_embed
+from timm.models import adapt_input_conv
 from timm.models.mlp_mixer import MlpMixer
 from torch import Tensor, nn
 from torchvision.models.detection import FCOS, RetinaNet
@@ -25,6 +26,16 @@ SEGMENTER = ("classifier", "aux_classifier")
 DETECTOR = ("box_predictor.cls_score", "box_predictor.bbox_pred", "mask_fcn_logits", "classification_head.cls_logits")
 SSD_HEAD = "classification_head"
 """Layers of torchvision's detectors with numbers for every class; SSD's are a list of convolutions."""
+
+
+def with_channels(model: nn.Module, weights: Mapping[str, Tensor], in_chans: int) -> Mapping[str, Tensor]:
+    """Return the weights with first convolutions of RGB fitted to `in_chans` channels, as timm does."""
+    state = model.state_dict()
+    rgb = [
+        name for name, value in weights.items()
+        if value.ndim == 4 and name in state and value.shape[1] == 3 and state[name].shape[1] == in_chans
+    ]  # fmt: skip
+    return {**weights, **{name: adapt_input_conv(in_chans, weights[name]) for name in rgb}}
 
 
 def classifiers(model: nn.Module, num_classes: int | None = None) -> tuple[str, ...]:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from recast.config import Classes, Config, Finite, Pixels, Positive, checked, read
+from recast.config import Classes, Config, Count, Finite, Pixels, Positive, checked, read
 from recast.errors import RecastError
-from recast.models.adapt import other_classes, resampled, with_own_classifier
+from recast.models.adapt import other_classes, resampled, with_channels, with_own_classifier
 from recast.models.config import ModelConfig
 from recast.models.names import split_name
 from recast.models.sources import create
@@ -26,7 +26,7 @@ from recast.surgery.plan import Plan
 from recast.surgery.proof import Proof, note_
 from recast.tracing.examples import check_weights
 
-KWARGS = ("num_classes", "img_size")
+KWARGS = ("num_classes", "img_size", "in_chans")
 """What a constructor may set."""
 
 
@@ -78,7 +78,8 @@ def _weights(
     if config.checkpoint is not None:
         return read_weights(config.checkpoint)
     if config.pretrained and (config.new_head or config.input_size is not None):
-        published = {} if config.new_head else {key: value for key, value in kwargs.items() if key != "img_size"}
+        left = KWARGS[:2] if config.new_head else ("img_size",)
+        published = {key: value for key, value in kwargs.items() if key not in left}
         return create(source, name, published, pretrained=True, trust=trust).state_dict()
     return None
 
@@ -102,6 +103,8 @@ def _adapted(
         raise RecastError(
             f"{origin} has {theirs} classes, {expected} {ours}: pass num_classes={theirs}, or set model.new_head"
         )
+    if config.in_chans is not None:
+        weights = with_channels(model, weights, config.in_chans)
     return weights if config.input_size is None else resampled(model, weights)
 
 
@@ -115,7 +118,8 @@ def replayed(model: nn.Module, header: Mapping[str, Any], path: str | Path) -> n
 
 def _kwargs(config: ModelConfig, num_classes: int | None) -> dict[str, int]:
     classes = num_classes if config.num_classes is None else config.num_classes
-    return {key: value for key, value in zip(KWARGS, (classes, config.input_size), strict=True) if value is not None}
+    values = (classes, config.input_size, config.in_chans)
+    return {key: value for key, value in zip(KWARGS, values, strict=True) if value is not None}
 
 
 def constructor(config: ModelConfig, *, num_classes: int | None = None) -> dict[str, Any]:
@@ -136,8 +140,8 @@ def build_from(constructor: Mapping[str, Any], *, trust: bool = False) -> nn.Mod
 def check_constructor(constructor: Mapping[str, Any]) -> tuple[str, str, dict[str, int]]:
     """Return (source, name, arguments) of a constructor, as `create` takes them.
 
-    Raises RecastError for anything that is not `{"name": str, "kwargs": {"num_classes": int, "img_size": int}}`, of
-    which both numbers may be left out.
+    Raises RecastError for anything that is not `{"name": str, "kwargs": {"num_classes": int, "img_size": int,
+    "in_chans": int}}`, of which every number may be left out.
     """
     made = read(Constructor, constructor, "the constructor")
     return (*split_name(made.name), made.kwargs.model_dump(exclude_none=True))
@@ -148,6 +152,7 @@ class Arguments(Config):
 
     num_classes: Classes | None = None
     img_size: Pixels | None = None
+    in_chans: Count | None = None
 
 
 class Constructor(Config):

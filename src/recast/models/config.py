@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from recast.config import Classes, Config, FilePath, Pixels, Rare
+from recast.config import Classes, Config, Count, FilePath, Pixels, Rare
 
 
 class ModelConfig(Config):
@@ -23,5 +23,8 @@ class ModelConfig(Config):
     """Load the checkpoint without its classifier and draw a new one. For data with other classes."""
     input_size: Annotated[Pixels | None, Rare()] = None
     """Side in pixels for networks built for one size (ViT, CaiT, ResMLP); positions of a checkpoint are resampled."""
+    in_chans: Annotated[Count | None, Rare()] = None
+    """Channels of an image, for networks of timm. The images then have this many bands: grey (1), TIFF, arrays (.npy,
+    .npz: rows x columns x bands). None: RGB."""
     checkpoint_key: Annotated[str | None, Rare()] = None
     """Which weights of a checkpoint with several, e.g. state_dict. None: as timm, a moving average (EMA) first."""

@@ -67,22 +67,27 @@ def _timm(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
     if pretrained:
         _check_published(name)
         return _fetched(name, lambda: timm.create_model(name, pretrained=True, **kwargs))
-    if "img_size" not in kwargs:
-        return timm.create_model(name, **kwargs)
-    size = kwargs["img_size"]
+    size = kwargs.get("img_size")
     try:
         model: nn.Module = timm.create_model(name, **kwargs)
     except TypeError:  # an argument that it does not take; all take num_classes
+        if size is None:
+            raise
         raise RecastError(f"{name} takes images of any size: drop model.input_size, and set data.img_size") from None
     except (AssertionError, ArithmeticError, RuntimeError, ValueError) as error:
+        if size is None:
+            raise
         raise RecastError(f"{name} cannot be built for model.input_size={size} ({first_line(error)})") from None
     cfg: Any = model.pretrained_cfg  # tells what this network takes (`input_defaults`), not what was published
-    cfg["input_size"] = (cfg["input_size"][0], size, size)
+    if size is not None:
+        cfg["input_size"] = (cfg["input_size"][0], size, size)
     return model
 
 
 def _on_timm(kind: str, name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
     check_registered(kind, name)
+    if "in_chans" in kwargs:
+        raise RecastError(f"model.in_chans requires a network of timm or a function, got {kind}:{name}: drop it")
     if kind not in ON_TIMM_BUILDERS:
         raise RecastError(f"nothing is registered that builds {kind}:NAME: import the module that does")
     make = partial(ON_TIMM_BUILDERS[kind], name, **kwargs)
@@ -102,6 +107,8 @@ def _torchvision(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Modu
     from torchvision import models
 
     check_registered("torchvision", name)
+    if "in_chans" in kwargs:
+        raise RecastError(f"model.in_chans requires a network of timm or a function, got torchvision:{name}: drop it")
     is_detector = ".detection." in models.get_model_builder(name).__module__
     kwargs, options = dict(kwargs), dict[str, Any]()
     if "img_size" in kwargs and not is_detector:

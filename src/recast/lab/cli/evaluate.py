@@ -144,7 +144,9 @@ def _compare_files(
     sides = {stated.size[0] for stated in inputs.values() if stated}
     if images.img_size is None and len(sides) > 1:
         raise RecastError(f"the networks take images of {sorted(sides)} pixels: choose one, --img-size")
-    data = load_data(images.replace(img_size=images.img_size or next(iter(sides), None)))
+    channels = {len(stated.mean) for stated in inputs.values() if stated} - {3}
+    images = images.replace(img_size=images.img_size or next(iter(sides), None))
+    data = load_data(images, in_chans=next(iter(channels), None))
     models = {}
     for arm, file in zip(("finetuned", "recast"), files, strict=True):
         if inputs[file] is None:
@@ -162,9 +164,10 @@ def _compare_files(
 def _suites_of(folder: Path) -> list[str]:
     """Return the default suites that make sense for a run."""
     recipe = load_recipe(folder / "recipe.yaml", complete=True)
-    has_arms, has_heads = not recipe.is_plain, recipe.has_layers
     fits = suites_of(task_of(recipe), only_default=True)
-    return [name for name in fits if {"agreement": has_arms, "heads": has_heads}.get(name, True)]
+    if recipe.model.in_chans is not None:
+        fits = [name for name in fits if not SUITES[name].needs_rgb]
+    return [name for name in fits if name != "heads" or recipe.has_layers]
 
 
 def compared_with(folder: Path, rows: Sequence[Row]) -> tuple[str, ...]:

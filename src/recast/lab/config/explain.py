@@ -43,6 +43,8 @@ class ExplainOptions(Config):
     """Normalization of a model, R G B in [0, 1] pixels. None: what it says (timm's do), else ImageNet's."""
     std: Annotated[tuple[Positive, Positive, Positive] | None, Rare()] = None
     """Normalization of a model. None: as for the mean."""
+    bands: str | None = None
+    """Bands that a page shows of images with several, 3,2,1 as red, green and blue, from 1. None: the first three."""
     crop_pct: Annotated[CropShare | None, Rare()] = None
     """Share of the short side that the center crop keeps. None: what a model says, else 0.875, and 1 for small images.
     """

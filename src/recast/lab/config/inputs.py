@@ -52,10 +52,10 @@ class DataConfig(Config):
     """Side in pixels in validation. None: img_size."""
     crop_pct: Annotated[CropShare | None, Rare()] = None
     """Share of the short side that validation's center crop keeps. None: 0.875, and 1 for small images."""
-    mean: Annotated[tuple[Finite, Finite, Finite] | Literal["data"] | None, Rare()] = None
+    mean: Annotated[tuple[Finite, ...] | Literal["data"] | None, Rare()] = None
     """Per-channel mean of the normalization in [0, 1] pixels, or data: measured on training images. None: what the
     network was trained with, if it says so (timm's do), else the data set's own."""
-    std: Annotated[tuple[Positive, Positive, Positive] | Literal["data"] | None, Rare()] = None
+    std: Annotated[tuple[Positive, ...] | Literal["data"] | None, Rare()] = None
     """Per-channel standard deviation of the normalization, or data. None: as for the mean."""
     batch_size: Count = 128
     """Images per update, over all processes and accumulated parts."""

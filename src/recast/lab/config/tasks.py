@@ -161,8 +161,13 @@ class ClassifyConfig(ImageTask):
     class_weights: Annotated[Literal["balanced"] | None, Rare()] = None
     """Weights of the classes in the loss. balanced: every class counts equally. None: every image does."""
 
+    sampler: Annotated[Literal["balanced"] | None, Rare()] = None
+    """Images of an epoch. balanced: every class equally often, rare images several times. None: every image once."""
+
     @model_validator(mode="after")
     def _weighs_cross_entropy(self) -> Self:
+        if self.class_weights is not None and self.sampler is not None:
+            raise clash("`class_weights` and `sampler` balanced both make classes count equally; drop one of them")
         if self.class_weights is not None and self.loss.kind != "ce":
             raise clash("`class_weights` requires `loss` ce")
         return self

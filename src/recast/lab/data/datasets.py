@@ -1,12 +1,13 @@
 """Map-style data sets of (image, label) pairs, in memory as bytes or decoded at each access.
 
-Shapes: B images of C = 3 channels and S x S pixels, float32 in [0, 1].
+Shapes: B images of C channels (3 where `in_chans` is None) and S x S pixels, float32 in [0, 1].
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median_low
 from typing import Any, ClassVar, Self
 
@@ -14,10 +15,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
+from torchvision.transforms.v2.functional import rgb_to_grayscale
 
 from recast.errors import RecastError
 from recast.lab.config import Augmentation, Crop
 from recast.lab.data.augment import file_transform, only_shifts, resolve, shift_and_flip
+from recast.lab.data.bands import band_transform, bands_of, open_bands
 from recast.lab.data.images import PHOTO, open_image, resize_and_crop, to_bytes
 from recast.lab.data.seeding import mix_seed, seeded
 from recast.lab.device import check_memory
@@ -42,13 +45,16 @@ class LabelledImages(Dataset[tuple[Tensor, Any]]):
     augment: Augmentation | None
     """Augmentation of an image; None: that of validation."""
     crop_pct: float | None = None
+    in_chans: int | None = None
+    """Number of bands of an image; None: RGB pictures."""
     task: ClassVar[str] = "classify"
     """Name of the task of the labels (`recast.lab.tasks.TASKS`)."""
 
     def __post_init__(self) -> None:
         if self.augment is not None:
             self.augment = resolve(self.augment, self.img_size)
-        self.transform = file_transform(self.img_size, self.augment, self.crop_pct)
+        make = file_transform if self.in_chans is None else band_transform
+        self.transform = make(self.img_size, self.augment, self.crop_pct)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -81,6 +87,10 @@ class LabelledImages(Dataset[tuple[Tensor, Any]]):
         """Return the same images at `img_size` pixels with the crop `crop_pct`."""
         return replace(self, img_size=img_size, crop_pct=crop_pct)  # type: ignore[type-var]  # as above
 
+    def banded(self, in_chans: int) -> Self:
+        """Return the same images with this number of bands. Raises RecastError if they can only be RGB."""
+        raise RecastError(f"in_chans={in_chans} requires images with classes in files: --data folder, csv or zip")
+
     def targets(self) -> list[str]:
         """Return the label of each image as text, for fingerprints."""
         return list(map(str, self.labels.tolist()))
@@ -98,8 +108,8 @@ class LabelledImages(Dataset[tuple[Tensor, Any]]):
         """Return the same images without augmentation."""
         return self.augmented(None)
 
-    def prepared(self, images: Iterable[Image.Image], seeds: Sequence[int] | None) -> Tensor:
-        """Transform images to (B, 3, S, S) pixels, each with the global generators seeded for it alone."""
+    def prepared(self, images: Iterable[Any], seeds: Sequence[int] | None) -> Tensor:
+        """Transform images to (B, C, S, S) pixels, each with the global generators seeded for it alone."""
         if self.augment is None:
             results = [self.transform(image) for image in images]
         else:
@@ -107,7 +117,7 @@ class LabelledImages(Dataset[tuple[Tensor, Any]]):
             for image, seed in zip(images, seeds or (), strict=True):
                 with seeded(seed):
                     results.append(self.transform(image))
-        return torch.stack(results) if results else torch.empty(0, 3, self.img_size, self.img_size)
+        return torch.stack(results) if results else torch.empty(0, self.in_chans or 3, *[self.img_size] * 2)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Any]:
         if not -len(self) <= index < len(self):
@@ -125,12 +135,13 @@ def drawn_seeds(count: int) -> list[int]:
 
 @dataclass(eq=False)
 class ImageTensors(LabelledImages):
-    """Small images, decoded once: pixels is (N, 3, S, S) uint8, labels is (N,) int64."""
+    """Small images, decoded once: pixels is (N, C, S, S) uint8, labels is (N,) int64."""
 
     pixels: Tensor
     labels: Tensor
     augment: Augmentation | None = None
     img_size: int = field(init=False)
+    in_chans: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         self.img_size = self.pixels.shape[-1]
@@ -146,8 +157,18 @@ class ImageTensors(LabelledImages):
             return shift_and_flip(pixels, torch.as_tensor(seeds), self.augment).float().div_(255), labels
         return self.prepared(map(self.open, indices), seeds), labels
 
-    def open(self, index: int) -> Image.Image:
-        """Return the stored RGB image."""
+    def banded(self, in_chans: int) -> Self:
+        if in_chans not in (1, 3):
+            super().banded(in_chans)
+        pixels = self.pixels
+        if in_chans == 1:
+            pixels = torch.cat([rgb_to_grayscale(part.float()).round().byte() for part in pixels.split(1024)])
+        return replace(self, pixels=pixels, in_chans=in_chans)
+
+    def open(self, index: int) -> Any:
+        """Return the stored RGB image, or its bands (C, S, S) in [0, 1]."""
+        if self.in_chans is not None:
+            return self.pixels[index].float() / 255
         return Image.fromarray(self.pixels[index].permute(1, 2, 0).contiguous().numpy())
 
     def subset(self, indices: Tensor) -> Self:
@@ -166,16 +187,25 @@ class ImageFiles(LabelledImages):
     img_size: int
     items: Sequence[Any]
     """Arguments of `read`, one for each image: paths, or indices of the other library."""
-    read: Callable[[Any], Image.Image] = open_image
-    """Return the whole RGB image; raises RecastError if it cannot be read. Loader workers get a copy of it."""
+    read: Callable[[Any], Any] = open_image
+    """Return the whole RGB image, or its bands (C, H, W); raises RecastError if it cannot be read. Loader workers get a
+    copy of it."""
     where: str = ""
     """Name of the data set for messages, before the item."""
     augment: Augmentation | None = field(default=None, kw_only=True)
     crop_pct: float | None = field(default=None, kw_only=True)
+    in_chans: int | None = field(default=None, kw_only=True)
 
-    def open(self, index: int) -> Image.Image:
-        """Return the RGB image at its full size."""
-        return self.read(self.items[index])
+    def open(self, index: int) -> Any:
+        """Return the RGB image at its full size, or its bands (C, H, W)."""
+        image = self.read(self.items[index])
+        if self.in_chans is None or isinstance(image, Tensor):
+            return image
+        return bands_of(image, self.in_chans, self.image_name(index))
+
+    def banded(self, in_chans: int) -> Self:
+        read = partial(open_bands, in_chans=in_chans) if self.read is open_image else self.read
+        return replace(self, read=read, in_chans=in_chans)
 
     def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         labels = self.labels[torch.as_tensor(indices, dtype=torch.long)]
@@ -193,7 +223,8 @@ class ImageFiles(LabelledImages):
         sides = []
         for index in range(0, len(self), max(1, len(self) // SIZED)):
             try:
-                sides.append(min(self.open(index).size))
+                image = self.open(index)
+                sides.append(min(image.shape[-2:] if isinstance(image, Tensor) else image.size))
             except RecastError:
                 if not skip:
                     raise

@@ -112,7 +112,8 @@ def _content(images: LabelledImages, item: Any, index: int) -> bytes | np.ndarra
         if isinstance(item, str):
             with open(item, "rb") as file:
                 return file.read(MIB)
-        return images.open(index).tobytes()  # type: ignore[attr-defined]
+        image = images.open(index)  # type: ignore[attr-defined]
+        return image.numpy() if isinstance(image, Tensor) else image.tobytes()
     except (OSError, RecastError):
         return b""
 

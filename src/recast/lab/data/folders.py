@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
@@ -19,6 +19,10 @@ from recast.lab.data.parts import HELD_OUT, choose_parts, part_word, parts_note
 from recast.lab.data.trees import Archive, Disk, Files, composed, find_file, join
 from recast.lab.tables import read_table
 
+LEFTOVERS = ("thumbs.db", "desktop.ini", ".pth", ".pt", ".ckpt", ".safetensors", ".h5", ".keras")
+"""Ends of the names of files that systems and trainings leave in a data folder, in lower case."""
+PICTURES, BESIDE = {"images", "jpegimages"}, {"annotations", "labels", "masks", "segmentationclass", "trimaps"}
+"""Names of folders, in lower case, with the images of another task and with what belongs to them."""
 MAX_CLASSES = 100_000
 """Upper bound of class numbers; catches typos. ImageNet-22k, the largest set in use, has 21,841 classes."""
 
@@ -108,6 +112,18 @@ def _parts(files: Files, top: str) -> tuple[str | None, str | None]:
     if train is None and val and len(inner) > 1 and val.lower() not in HELD_OUT:
         val = None  # a class such as test_tubes
     if val is None:
+        names = {name.lower(): name for name in inner}
+        if (pictures := names.keys() & PICTURES) and (beside := names.keys() & BESIDE):
+            raise RecastError(
+                f"{names[pictures.pop()]} and {names[beside.pop()]} in {files.where(top)} are no classes: use --data "
+                "masks or coco, or a table of labels with --data csv"
+            )
+        for name, folders in inner.items():
+            if len(shared := inner.keys() & folders) > 1:
+                raise RecastError(
+                    f"{name} in {files.where(top)} holds the folders {listed(sorted(shared), 3)}, and so does "
+                    f"{files.where(top)} itself: choose one with --data-dir"
+                )
         for first, second in combinations(sorted(inner, key=lambda name: len(inner[name])), 2):
             if len(inner[first]) > 1 and inner[first] <= inner[second]:
                 raise RecastError(
@@ -139,6 +155,9 @@ def _classes(files: Files, place: str) -> dict[str, list[str]]:
     files.skip_beside(place)
     classes: dict[str, list[str]] = {}
     for name in sorted(files.inside(place).folders):
+        if _is_leftover(files, join(place, name)):
+            files.skip(place, f"{name}/")
+            continue
         title = printable(composed(name))
         if title in classes:
             raise RecastError(f"{files.where(place)} has two class folders {title}, spelled differently; rename one")
@@ -146,11 +165,22 @@ def _classes(files: Files, place: str) -> dict[str, list[str]]:
     return classes
 
 
+def _is_leftover(files: Files, place: str) -> bool:
+    """Return True for a folder that is empty, or holds files of systems and trainings alone."""
+    listing = files.inside(place)
+    others = [name for name in listing.skipped if not (is_hidden(name) or name.lower().endswith(LEFTOVERS))]
+    inner = (_is_leftover(files, join(place, name)) for name in listing.folders)
+    return not (listing.images or others) and all(inner)
+
+
 def _images(files: Files, place: str, classes: Mapping[str, list[str]]) -> ImageFiles:
     """Return the images with labels in the order of the class names. Raises RecastError for a class without images."""
     where, names = files.where(place), sorted(classes)
     if not names:
-        raise RecastError(f"no class folders with images in {where}: expected CLASS/IMAGE.png")
+        flat = files.inside(place).images
+        name = PurePath(flat[0]).name if flat else ""
+        instead = f"; for images without class folders ({name}) use a table of labels, --data csv"
+        raise RecastError(f"no class folders with images in {where}: expected CLASS/IMAGE.png{instead * bool(flat)}")
     if empty := [name for name in names if not classes[name]]:
         reason = "".join(f" ({note})" for note in files.notes())
         raise RecastError(f"class folder without an image: {empty[0]} in {where}{reason}; add images or remove it")

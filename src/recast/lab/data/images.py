@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ from recast.errors import RecastError, first_line
 _SAFE = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
 EXTENSIONS = frozenset(ending for ending, kind in Image.registered_extensions().items() if kind in _SAFE)
 
+ARRAYS = (".npy", ".npz")
+"""Endings of NumPy arrays: images of any number of bands (`bands`), where a folder holds no pictures."""
+
 FORMATS = tuple(kind for kind in _SAFE if kind in Image.OPEN)
 """Formats that are decoded, whatever the name of a file: for others Pillow may run a program (Ghostscript for EPS)."""
 
@@ -34,6 +38,8 @@ SIXTEEN_BIT = ("PNG", "PPM")
 NEAREST, BICUBIC = Image.Resampling.NEAREST, Image.Resampling.BICUBIC
 PADDING = (124, 116, 104)
 """Colour around an image that does not fill its square: ImageNet's mean."""
+
+logging.getLogger("PIL.TiffImagePlugin").setLevel(logging.CRITICAL)  # repeats every error that it raises
 
 LONGEST = 20
 """Largest ratio of long to short side that is resized."""
@@ -61,12 +67,18 @@ def open_image(source: str | Path | IO[bytes], name: str | None = None) -> Image
         return to_rgb(image)
 
 
+def check_regular(path: str | Path) -> None:
+    """Raise OSError for a pipe or a device, which may never end."""
+    if stat.S_IFMT(os.stat(path).st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+        raise OSError("expected a regular file")
+
+
 @contextmanager
 def opened(source: str | Path | IO[bytes], name: str) -> Iterator[Image.Image]:
     """Open an image file with Pillow; errors of the block become a RecastError as in `decode_errors`."""
     with decode_errors(name):
-        if isinstance(source, str | Path) and stat.S_IFMT(os.stat(source).st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
-            raise OSError("expected a regular file")  # a pipe or a device may never end
+        if isinstance(source, str | Path):
+            check_regular(source)
         with Image.open(source, formats=FORMATS) as image:
             yield image
 
@@ -85,6 +97,10 @@ def decode_errors(name: str) -> Iterator[None]:
     except Exception as error:  # Pillow's decoders raise errors of any kind on broken files
         unknown = isinstance(error, Image.UnidentifiedImageError)  # its text repeats the path, or names a BytesIO
         reason = "not an image in a known format, or truncated" if unknown else first_line(error).rstrip(".")
+        if unknown and name.lower().endswith((*ARRAYS, ".tif", ".tiff")):
+            raise RecastError(
+                f"{name} is no RGB picture, or truncated: give the number of its bands, --in-chans N"
+            ) from None
         raise RecastError(f"cannot read image {name}: {reason}. Replace or remove the file") from None
 
 

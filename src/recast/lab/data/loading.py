@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from recast.errors import RecastError, first_line
 from recast.lab.data.datasets import MAX_BAD, LabelledImages
-from recast.lab.data.seeding import epoch_order, mix_seed
+from recast.lab.data.seeding import balanced_epoch, epoch_order, mix_seed
 
 WHOLE_VIEWS = 2
 """Number of views at full size, before the smaller ones of `Loader.local`."""
@@ -67,6 +67,8 @@ class Loader:
     """Number of augmentations of each image; with more than one, batches are (B, views, C, S, S)."""
     local: LabelledImages | None = None
     """The same images, cut smaller: the source of views after the second (DINO's multi-crop)."""
+    balanced: bool = False
+    """Show every class equally often: images of rare ones several times in an epoch, of others some."""
     drop_last: bool = False
     """Drop the last batch of an epoch if it is smaller."""
     part: int = 0
@@ -117,6 +119,8 @@ class Loader:
     @cached_property
     def order(self) -> Tensor:
         """Return the indices of the epoch's images."""
+        if self.balanced and self.shuffle_seed is not None:
+            return balanced_epoch(self.dataset.labels, self.shuffle_seed, self.epoch, self.repeats)
         return epoch_order(len(self.dataset), self.shuffle_seed, self.epoch, self.repeats)
 
     def __getitem__(self, number: int) -> Loaded | RecastError:

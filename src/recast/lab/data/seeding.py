@@ -68,6 +68,21 @@ def epoch_order(size: int, seed: int | None, epoch: int, repeats: int = 1) -> Te
     return order if repeats == 1 else order[: -(-size // repeats)].repeat_interleave(repeats)[:size]
 
 
+def balanced_epoch(labels: Tensor, seed: int, epoch: int, repeats: int = 1) -> Tensor:
+    """Return the indices of an epoch (size,) int64 in which every class occurs equally often, give or take one.
+
+    The images of a class come in turns: each once, before any comes again. Drawn by (seed, epoch); `repeats` is that of
+    `epoch_order`.
+    """
+    size = -(-len(labels) // repeats)
+    _, classes = shuffled_classes(labels, mix_seed("balanced", seed, epoch))
+    turns = -(-size // len(classes))
+    rows = torch.stack([of_class.repeat(-(-turns // len(of_class)))[:turns] for of_class in classes])
+    order = rows.T.flatten()[:size]  # a turn of all classes after the other, so that the cut is fair
+    order = order[torch.randperm(size, generator=torch.Generator().manual_seed(mix_seed("order", seed, epoch)))]
+    return order.repeat_interleave(repeats)[: len(labels)]
+
+
 def shuffled_classes(labels: Tensor, seed: int) -> tuple[Tensor, list[Tensor]]:
     """Return all indices in a random order, and the indices of each class in that order."""
     shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))

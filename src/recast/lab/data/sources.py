@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,9 +17,11 @@ from recast.errors import RecastError, suggest
 from recast.lab.config import Augmentation, DataConfig, LabelsConfig
 from recast.lab.data import digits
 from recast.lab.data.augment import resolve
+from recast.lab.data.bands import TIFF
 from recast.lab.data.coarse import Coarse, coarse_classes
 from recast.lab.data.datasets import Found, ImageFiles, LabelledImages
 from recast.lab.data.folders import data_dir, find_archives, find_folder
+from recast.lab.data.images import opened
 from recast.lab.data.libraries import NORMS, find_in_torchvision, find_on_hub, read_vision
 from recast.lab.data.loading import Loader
 from recast.lab.data.seeding import choose_balanced, choose_fraction, hold_out
@@ -48,6 +51,8 @@ class Data:
     """Skipped images of an archive that could not be decoded (`bad_image: skip`)."""
     kinds: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Groups of classes that are measured separately too: name → classes."""
+    in_chans: int | None = None
+    """Number of bands of an image; None: RGB pictures."""
 
     @property
     def task(self) -> Task:
@@ -58,6 +63,11 @@ class Data:
     def test_size(self) -> int:
         """Return the side of the validation images in pixels."""
         return self.val.img_size
+
+    @property
+    def example(self) -> Tensor:
+        """Return an empty training image, (1, C, S, S)."""
+        return torch.zeros(1, self.in_chans or 3, self.img_size, self.img_size)
 
     def normalised(self, pixels: Tensor, device: torch.device) -> Tensor:
         """Normalise pixels (B, 3, H, W) on a device."""
@@ -78,7 +88,9 @@ FINE = LabelsConfig()
 """The labels of the data set itself."""
 
 
-def load_data(config: DataConfig, augment: Augmentation | None = None, labels: LabelsConfig = FINE) -> Data:
+def load_data(
+    config: DataConfig, augment: Augmentation | None = None, labels: LabelsConfig = FINE, in_chans: int | None = None
+) -> Data:
     """Load a data set by name.
 
     Subsets (num_train, num_val) and splits are class-balanced and always the same.
@@ -87,6 +99,7 @@ def load_data(config: DataConfig, augment: Augmentation | None = None, labels: L
         config: name, folder, sizes and subsets.
         augment: of the training images; None: the defaults of the data set.
         labels: the data set's own (fine) labels, or coarse ones.
+        in_chans: number of bands of an image, also 3 and 1; None: RGB pictures.
 
     Returns:
         Training and validation images, class names and normalisation.
@@ -107,12 +120,16 @@ def load_data(config: DataConfig, augment: Augmentation | None = None, labels: L
         names = ", ".join([*sources, *(f"{library}/NAME" for library in _LIBRARIES)])
         raise RecastError(f"unknown data set {config.name!r}: expected one of {names}.{suggest(config.name, sources)}")
     images = source(config)
-    for note in images.notes:
+    notes = [*images.notes] if in_chans else [*images.notes, *_pages_note(images.train or images.val)]
+    for note in notes:
         warnings.warn(note, stacklevel=2)
-    return assemble(config, augment, images, labels)
+    return assemble(config, augment, images, labels, in_chans)
 
 
-def assemble(config: DataConfig, augment: Augmentation | None, source: Found, labels: LabelsConfig = FINE) -> Data:
+def assemble(
+    config: DataConfig, augment: Augmentation | None, source: Found, labels: LabelsConfig = FINE,
+    in_chans: int | None = None,
+) -> Data:  # fmt: skip
     """Return the `Data` of a source: hold out images, choose subsets, set sizes and augmentation.
 
     Raises RecastError for an image with a wrong label.
@@ -144,31 +161,57 @@ def assemble(config: DataConfig, augment: Augmentation | None, source: Found, la
         if source.in_memory and isinstance(images, ImageFiles):
             images, names = images.decoded(skip)
             bad += names
-        parts.append(images)
+        parts.append(images if in_chans is None else images.banded(in_chans))
     train, val = parts
+    if in_chans is not None and augment is not None:
+        augment = replace(augment, auto_augment=None, color_jitter=0.0)
     train = train.augmented(resolve(augment, train.img_size, crop=source.crop, flip=source.flip))
-    measured = measured_norm(train, config.bad_image) if "data" in (config.mean, config.std) else source.norm
-    mean, std = (
-        tuple(value if given == "data" else given or own)
-        for given, value, own in zip((config.mean, config.std), measured, source.norm, strict=True)
-    )
+    mean, std = _norm(config, source, train if len(train) else val)
     if labels.labels == "coarse" and coarse is not None:  # after the subsets, which are chosen by fine labels
         train, val = (part.relabelled(coarse.of[part.labels]) for part in (train, val))
         classes, coarse = coarse.names, None
-    return Data(source.name, train, val, classes, mean, std, train.img_size, coarse, tuple(bad), source.kinds)
+    return Data(source.name, train, val, classes, mean, std, train.img_size, coarse, tuple(bad), source.kinds, in_chans)
+
+
+def _norm(config: DataConfig, source: Found, images: LabelledImages) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the given mean and deviation, measured ones ("data", and by default of bands), or those of the source."""
+    defaults = source.norm if images.in_chans is None else ("data", "data")
+    chosen: list[Any] = [given or default for given, default in zip((config.mean, config.std), defaults, strict=True)]
+    measured = measured_norm(images, config.bad_image) if "data" in chosen else source.norm
+    mean, std = (tuple(own if norm == "data" else norm) for norm, own in zip(chosen, measured, strict=True))
+    if {len(mean), len(std)} != {images.in_chans or 3}:
+        raise RecastError(
+            f"data.mean and data.std need {images.in_chans or 3} numbers each, one a channel, got {len(mean)} and "
+            f"{len(std)}"
+        )
+    return mean, std
 
 
 def measured_norm(
     images: LabelledImages, bad_image: Literal["stop", "skip"]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation of each channel over MEASURED images as validation sees them."""
-    sums, count = torch.zeros(2, 3, dtype=torch.float64), 0
+    sums, count = torch.zeros(2, images.in_chans or 3, dtype=torch.float64), 0
     for pixels, _ in islice(Loader(images.plain(), 64, shuffle_seed=0, bad_image=bad_image), MEASURED // 64):
         sums += torch.stack([(pixels.double() ** power).sum((0, 2, 3)) for power in (1, 2)])
         count += pixels[:, 0].numel()
     mean, square = sums / count
-    std = (square - mean**2).clamp(min=1 / 255**2).sqrt()  # at least one step of 8 bits: images may be of one grey
+    least = 1 / 255**2 if images.in_chans is None else 1e-12  # images may be of one grey
+    std = (square - mean**2).clamp(min=least).sqrt()
+    if images.in_chans is not None:  # bands may have any scale
+        return tuple(float(f"{x:.4g}") for x in mean.tolist()), tuple(float(f"{x:.4g}") for x in std.tolist())
     return tuple(round(x, 4) for x in mean.tolist()), tuple(round(x, 4) for x in std.tolist())
+
+
+def _pages_note(images: LabelledImages | None) -> list[str]:
+    """Return a line if the first image is a TIFF of several pages; none otherwise."""
+    items = images.items if isinstance(images, ImageFiles) else ()
+    if not (len(items) and isinstance(items[0], str) and items[0].lower().endswith(TIFF)):
+        return []
+    with suppress(RecastError), opened(items[0], items[0]) as image:
+        if (pages := getattr(image, "n_frames", 1)) > 1:
+            return [f"{items[0]} has {pages} pages and is read as the first; --in-chans N reads them as bands"]
+    return []
 
 
 def _check_labels(images: LabelledImages, classes: list[str], part: str) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from recast.errors import RecastError, first_line, listed, optional_package, shown
 from recast.lab.config import DataConfig, Recipe
 from recast.lab.data.datasets import Found, ImageFiles, LabelledImages
-from recast.lab.data.images import PHOTO, is_hidden, is_image_name
+from recast.lab.data.images import ARRAYS, PHOTO, is_hidden, is_image_name
 from recast.lab.data.parts import choose_parts, part_word, parts_note
 from recast.lab.data.trees import composed, find_file
 from recast.lab.recipe import override
@@ -143,11 +143,13 @@ def _check_filled(path: Path, column: str, cells: Sequence[str | list[str]]) -> 
 
 def _one_hot(path: Path, columns: dict[str, list[str]]) -> list[list[str]]:
     """Return the labels of every row. Raises RecastError for a cell that is neither 0 nor 1."""
+    is_signed = {cell for cells in columns.values() for cell in cells} == {"-1", "1"}  # CelebA's
+    bits = {"-1": False, "1": True} if is_signed else BITS
     wrong = [
         (name, number, cell)
         for name, cells in columns.items()
         for number, cell in enumerate(cells, start=1)
-        if cell.lower() not in BITS
+        if cell.lower() not in bits
     ]
     if wrong:
         name, number, cell = wrong[0]
@@ -156,7 +158,7 @@ def _one_hot(path: Path, columns: dict[str, list[str]]) -> list[list[str]]:
             f"column {name}, row {number}"
         )
     rows = zip(*columns.values(), strict=True)
-    return [[name for name, cell in zip(columns, row, strict=True) if BITS[cell.lower()]] for row in rows]
+    return [[name for name, cell in zip(columns, row, strict=True) if bits[cell.lower()]] for row in rows]
 
 
 def find_csv(config: DataConfig) -> Found:
@@ -226,7 +228,8 @@ def _locate(root: Path, table: Labels) -> tuple[list[str | None], int]:
     fitting, everything = defaultdict[str, list[str]](list), set[str]()
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if not is_hidden(name))
-        for name in filter(is_image_name, sorted(names)):
+        arrays = [name for name in sorted(names) if name.lower().endswith(ARRAYS) and not is_hidden(name)]
+        for name in list(filter(is_image_name, sorted(names))) or arrays:
             path = Path(folder, name)
             everything.add(str(path))
             parts = composed(path.relative_to(root).as_posix()).split("/")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from recast.errors import RecastError, listed, printable
-from recast.lab.data.images import decode_errors, is_hidden, is_image_name, open_image
+from recast.lab.data.images import ARRAYS, decode_errors, is_hidden, is_image_name, open_image
 from recast.reading import LARGEST
 
 
@@ -114,6 +114,11 @@ class Disk(Files):
                     listing.add(entry.name, entry.path, os.path.isdir(entry.path) if is_link else entry.is_dir())
                     if is_link:
                         self.links.add(entry.path)
+            if not listing.images:
+                arrays = [name for name in listing.skipped if name.lower().endswith(ARRAYS) and not is_hidden(name)]
+                listing.images.extend(str(self.top / place / name) for name in arrays)
+                for name in arrays:
+                    del listing.skipped[name]
         return self.listings[place]
 
     def check(self, place: str) -> None:

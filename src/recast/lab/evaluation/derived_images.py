@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from recast.lab.data.bands import cover
 from recast.lab.data.datasets import ImageFiles, ImageTensors, LabelledImages
 from recast.lab.data.images import crop_fraction, resize_to, to_pixels
 
@@ -44,5 +45,8 @@ class ResizedImages(DerivedImages):
         if self.size == (side, side):
             return self.base.batch([index])[0][0]
         image = self.base.open(index)
+        if isinstance(image, Tensor):
+            share = 1.0 if crop_pct is None and image.shape[-2:] == (side, side) else crop_pct or crop_fraction(side)
+            return cover(image, self.size, share)
         is_whole = crop_pct is None and image.size == (side, side)  # `resize_and_crop` does not crop it either
         return to_pixels(resize_to(image, self.size, 1.0 if is_whole else crop_pct or crop_fraction(side)))

@@ -73,7 +73,7 @@ def open_run(folder: str | Path) -> OpenRun:
     folder = Path(folder)
     recipe = load_recipe(folder / "recipe.yaml", complete=True)
     check_trusted(recipe.model.name)
-    data = load_data(recipe.data, recipe.augmentation, recipe.labels)
+    data = load_data(recipe.data, recipe.augmentation, recipe.labels, recipe.model.in_chans)
     classes, task = len(data.classes), task_of(recipe)
     check_classes(folder, data)
     if recipe.is_plain:
@@ -158,7 +158,8 @@ def _labelled(run: OpenRun, suites: Sequence[str], options: Options) -> Data:
             f"{run.folder} was trained with {config.labels} labels: {others[0]} cannot be measured with "
             f"labels={options.labels}, only knn and retrieval can"
         )
-    return load_data(run.recipe.data, run.recipe.augmentation, config.replace(labels=options.labels))
+    chosen = config.replace(labels=options.labels)
+    return load_data(run.recipe.data, run.recipe.augmentation, chosen, run.recipe.model.in_chans)
 
 
 def _kept_model(run: OpenRun, path: Path) -> nn.Module:

@@ -27,6 +27,7 @@ from recast.lab.evaluation.context import Batch, Context, NotMeasured, PixelMode
 from recast.lab.evaluation.stats import Resampled
 from recast.lab.evaluation.suites import check_suites, check_task, evaluator
 from recast.lab.records import Difference, Row
+from recast.lab.suites import SUITES
 from recast.lab.tables import Table
 from recast.modes import in_eval
 from recast.tracing.examples import check_weights
@@ -191,6 +192,8 @@ def score_suites(
         if suite.score is None:
             continue
         try:
+            if SUITES[name].needs_rgb and context.data.in_chans is not None:
+                raise NotMeasured(f"{name} requires RGB pictures, {context.data.name} is read with in_chans")
             sources = [context.validation] if suite.sources is None else suite.sources(context)
         except NotMeasured as error:
             missing.append(error)

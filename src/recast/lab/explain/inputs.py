@@ -15,6 +15,7 @@ from torch import Tensor
 
 from recast.errors import RecastError, listed
 from recast.lab.data import Data
+from recast.lab.data.bands import cover, open_bands
 from recast.lab.data.images import (
     BICUBIC,
     PADDING,
@@ -42,7 +43,7 @@ class Input:
     """An image as the network sees it, before normalisation."""
 
     name: str
-    pixels: Tensor  # (3, height, width) float32 in [0, 1]
+    pixels: Tensor  # (C, height, width) float32, RGB in [0, 1]
     label: str | None = None
     notes: tuple[str, ...] = ()
 
@@ -155,7 +156,11 @@ def read_inputs(
             inputs.append(_validation_image(data, image, size))
             continue
         try:
-            inputs.append(read_image(image, size, labels, crop_pct, task.whole))
+            if data is None or data.in_chans is None:
+                inputs.append(read_image(image, size, labels, crop_pct, task.whole))
+            else:
+                pixels = cover(open_bands(str(image), data.in_chans), size, crop_pct or crop_fraction(size[0]))
+                inputs.append(Input(image.name, pixels, (labels or {}).get(image.resolve().parent.name)))
         except RecastError as error:
             if len(images) == 1:
                 raise

@@ -13,6 +13,7 @@ from torchvision.transforms.v2.functional import normalize
 
 from recast.errors import RecastError, blamed
 from recast.lab.analysis.grad_cam import grad_cam
+from recast.lab.data.bands import as_picture
 from recast.lab.explain.inputs import Input, likeliest, read_image, read_outputs
 from recast.lab.explain.maps import TOP_CLASSES, Described, cam_layer, map_name, record_maps
 from recast.lab.explain.scene import Layer, Outputs, Picture, Prediction, Scene, State
@@ -104,6 +105,7 @@ def make_scene(
     notes: Sequence[str] = (),
     about: Sequence[tuple[str, str]] = (),
     outputs: Outputs | None = None,
+    bands: Sequence[int] = (),
 ) -> Scene:
     """Run every image through the networks of every state and return the scene of a page.
 
@@ -113,10 +115,12 @@ def make_scene(
         states: (epoch, networks by arm), the earliest first. A generator may load them one after the other.
         normalization: mean and std of each channel.
         arms: name of each arm on the page.
+        bands: numbers of the bands that are shown of images with several, from 1.
         notes, about: remarks, and (term, value) pairs on how the page was made.
     """
     done: list[State] = []
-    pictures = [Picture(image.name, _bytes(image.pixels), image.label, image.notes) for image in inputs]
+    shown = [_bytes(as_picture(image.pixels, bands)) for image in inputs]
+    pictures = [Picture(image.name, rgb, image.label, image.notes) for image, rgb in zip(inputs, shown, strict=True)]
     left_out: dict[str, None] = {}
     mean, std = (list(values) for values in normalization)
     for epoch, networks in states:

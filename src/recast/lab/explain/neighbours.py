@@ -15,6 +15,7 @@ from recast.files import write_text
 from recast.lab.config.evaluation import Options
 from recast.lab.config.explain import ExplainOptions
 from recast.lab.data import Data, load_data
+from recast.lab.data.bands import as_picture
 from recast.lab.data.datasets import LabelledImages
 from recast.lab.evaluation.context import Batch
 from recast.lab.evaluation.knn import banks, nearest, sources_knn, unit_features
@@ -107,7 +108,7 @@ def _shown(data: Data, database: LabelledImages, indices: list[int], similaritie
 
 
 def _png(pixels: Tensor) -> str:
-    return png((pixels * 255).round().byte().permute(1, 2, 0).cpu().numpy(), SIDE)
+    return png((as_picture(pixels) * 255).round().byte().permute(1, 2, 0).cpu().numpy(), SIDE)
 
 
 def _coarse(data: Data, name: str | None) -> str:
@@ -167,7 +168,9 @@ def neighbours_page(options: ExplainOptions, size: tuple[int, int] | None) -> Pa
     run = open_run(folder)
     data, trained = run.data, run.recipe.data
     if fine := run.recipe.labels.labels == "coarse":
-        data = load_data(trained, run.recipe.augmentation, run.recipe.labels.replace(labels="fine"))
+        data = load_data(
+            trained, run.recipe.augmentation, run.recipe.labels.replace(labels="fine"), run.recipe.model.in_chans
+        )
     side = data.test_size
     names = {name: name for name in data.classes}
     inputs, notes = read_inputs(

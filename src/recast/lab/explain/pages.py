@@ -76,6 +76,8 @@ def _name(subject: str) -> str:
 
 def _check_options(options: ExplainOptions, size: tuple[int, int] | None, is_run: bool) -> None:
     """Raise `RecastError` for options that do not apply to the subject."""
+    if options.bands and not is_run:
+        raise RecastError(f"--bands requires a run folder, got {options.subject}: drop it")
     if is_run:
         for name in MODEL_OPTIONS:
             if getattr(options, name) != getattr(ExplainOptions(), name):
@@ -168,9 +170,17 @@ def _explain_run(
     title, networks = f"{recipe.model.name} on {data.name}", _networks(run, arms, states, device)
     scene = make_scene(
         title, inputs, networks, data.classes, (data.mean, data.std), arms, [*notes, *remarks], about,
-        options.outputs or data.task.outputs,
+        options.outputs or data.task.outputs, parse_bands(options.bands),
     )  # fmt: skip
     return scene, remarks
+
+
+def parse_bands(text: str | None) -> tuple[int, ...]:
+    """Return the numbers of `--bands 3,2,1`, or of one band. Raises RecastError for anything else."""
+    numbers = tuple(int(part) if part.strip().isdecimal() else 0 for part in text.split(",")) if text else ()
+    if len(numbers) not in (0, 1, 3) or 0 in numbers:
+        raise RecastError(f"--bands must be one number or three, such as 3,2,1, got {text!r}")
+    return numbers
 
 
 def kept_states(run: OpenRun) -> tuple[dict[int, Path | None], list[str]]:

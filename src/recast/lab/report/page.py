@@ -15,6 +15,7 @@ from markupsafe import Markup
 from recast.lab.report import curves, layers, summary
 from recast.lab.report.arms_table import LABELS, arms_table, heat_tables
 from recast.lab.report.charts import Chart
+from recast.lab.report.confusion import confusion_charts
 from recast.lab.report.costs import COSTS, cost_charts, frontier
 from recast.lab.report.labels import glossary, words
 from recast.lab.report.load import Run
@@ -58,6 +59,7 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "fourier": layers.fourier_charts(run),
         "fourier_depth": layers.depth_charts(run),
         "similarity": layers.similarity_charts(run),
+        "confusion": confusion_charts(run),
         "agreement": summary.won_and_lost(run),
         "plan": steps_table(run),
         "left": left_by_reason(run),

@@ -79,8 +79,8 @@ def build_teacher(
             raise RecastError("task.teacher.kind=parent needs the network that was recast, got none: name a model")
         model = parent
     else:
-        name, model = config.teacher_model, _named(config, num_classes)
-        if (defaults := input_defaults(model)) is not None:
+        name, model = config.teacher_model, _named(config, num_classes, len(student[0]))
+        if (defaults := input_defaults(model)) is not None and len(defaults.mean) == len(student[0]):
             norm = defaults.mean, defaults.std
         elif name.startswith("torchvision:") and config.teacher_pretrained:
             norm = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
@@ -97,7 +97,7 @@ def build_teacher(
     return teacher
 
 
-def _named(config: ModelTeacher, num_classes: int) -> nn.Module:
+def _named(config: ModelTeacher, num_classes: int, channels: int) -> nn.Module:
     name, checkpoint = config.teacher_model, config.teacher_checkpoint
     if checkpoint is None and not config.teacher_pretrained and not is_function(name):
         raise RecastError(
@@ -107,7 +107,13 @@ def _named(config: ModelTeacher, num_classes: int) -> nn.Module:
     classes = num_classes if checkpoint is not None else None
     try:
         return build(
-            ModelConfig(name, checkpoint=checkpoint, pretrained=config.teacher_pretrained), num_classes=classes
+            ModelConfig(
+                name,
+                checkpoint=checkpoint,
+                pretrained=config.teacher_pretrained,
+                in_chans=None if channels == 3 else channels,
+            ),
+            num_classes=classes,
         )
     except RecastError as error:
         raise RecastError(f"the teacher {name}: {error}") from None

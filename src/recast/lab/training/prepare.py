@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from recast.lab.config import LabelsConfig, Recipe
 from recast.lab.config.tasks import ModelTeacher
 from recast.lab.data import Data, Loader, load_data
 from recast.lab.data.datasets import IMAGENET, ImageFiles, LabelledImages
+from recast.lab.data.duplicates import DUPLICATES
 from recast.lab.data.fingerprint import FINGERPRINT
 from recast.lab.data.seeding import mix_seed, seeded
 from recast.lab.files import LOCK
@@ -36,8 +38,9 @@ from recast.surgery.planning import plan
 
 PARENT = "parent"
 """The only folder that a run folder may hold before the run: the training of its parent."""
-FIRST = ("classes.json", FINGERPRINT, COARSE_FILE, PARENT_WEIGHTS, "recipe.yaml", "environment.json", "plan.json",
-         "verify.json", "schedule.json", "metrics.jsonl", "checkpoints/epoch-0000.safetensors")  # fmt: skip
+FIRST = ("classes.json", FINGERPRINT, DUPLICATES, COARSE_FILE, PARENT_WEIGHTS, "recipe.yaml", "environment.json",
+         "plan.json", "verify.json", "schedule.json", "metrics.jsonl",
+         "checkpoints/epoch-0000.safetensors")  # fmt: skip
 """Files that a run writes before its first state."""
 
 WAKING_IMAGES = 512
@@ -118,7 +121,7 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
     """Load data and parent, and plan. Raises RecastError for every mistake, before anything is written."""
     _check_settings(recipe, resume)
     recipe, task = with_size(recipe), task_of(recipe)
-    data = load_data(recipe.data, recipe.augmentation, recipe.labels)
+    data = load_data(recipe.data, recipe.augmentation, recipe.labels, recipe.model.in_chans)
     _check_images(recipe, data)
     config = task.network(recipe.model, data)
     parent = _build_parent(recipe, config, data)
@@ -129,8 +132,8 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
             "task.teacher.kind=parent: the parent has a new, untrained classifier. Train it on these classes first "
             "(--where none), then give its weights as --checkpoint"
         )
-    example = torch.zeros(1, 3, data.img_size, data.img_size)
-    task.check_outputs(_outputs(parent, example, config.name), data, config.name)
+    example = data.example
+    task.check_outputs(_outputs(parent, data, config.name), data, config.name)
     _check_frozen(recipe, parent)
     planned = None
     if not recipe.is_plain:
@@ -183,7 +186,9 @@ def _with_norm(recipe: Recipe, data: Data, parent: nn.Module) -> tuple[Recipe, D
         recipe = recipe.replace(data=recipe.data.replace(img_size=size))
         size_from = " (the files' own, as the network states none; --img-size)"
     norm_from = "the data set's"
-    if defaults is not None and len(defaults.mean) == 3:
+    if data.in_chans is not None:
+        norm_from = "measured on training images, as the network states none for these channels"
+    if defaults is not None and len(defaults.mean) == len(data.mean):
         mean = data.mean if recipe.data.mean else defaults.mean
         std = data.std if recipe.data.std else defaults.std
         data, norm_from = replace(data, mean=mean, std=std), "the network's"
@@ -206,13 +211,18 @@ def _has_new_classifier(config: ModelConfig, parent: nn.Module, data: Data) -> b
     return not (config.pretrained and keeps_head)
 
 
-def _outputs(parent: nn.Module, example: torch.Tensor, name: str) -> Any:
-    """Return the parent's outputs for an image. Raises RecastError if it cannot take one of this size."""
+def _outputs(parent: nn.Module, data: Data, name: str) -> Any:
+    """Return the parent's outputs for an image. Raises RecastError if it cannot take one of these channels and size."""
     try:
         with torch.no_grad(), in_eval(parent):
-            return parent(example)
+            return parent(data.example)
     except (AssertionError, RuntimeError, ValueError) as error:
-        size = example.shape[-1]
+        size = data.img_size
+        if channels := re.search(r"to have (\d+) channels, but got (\d+) channels", str(error)):
+            raise RecastError(
+                f"{name} takes images of {channels[1]} channels, but {data.train.image_name(0)} is read with "
+                f"{channels[2]}: set model.in_chans={channels[1]}"
+            ) from None
         raise RecastError(
             f"{name} cannot take images of {size}x{size} ({first_line(error)}): set data.img_size, or "
             f"model.input_size={size} for a network built for one size"

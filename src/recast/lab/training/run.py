@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from recast.errors import RecastError, listed
 from recast.files import write_text
 from recast.lab.config import Recipe
+from recast.lab.data.duplicates import report_duplicates
 from recast.lab.data.fingerprint import FINGERPRINT, check_classes, check_same, fingerprint_of
 from recast.lab.data.seeding import mix_seed, seeded
 from recast.lab.data.table import with_task
@@ -125,6 +126,9 @@ def _warn(prepared: Prepared) -> None:
     bad, config = prepared.data.bad_images, prepared.recipe.recast
     if bad:
         warnings.warn(f"{len(bad)} images cannot be read and are left out: {listed(bad, 5)}", stacklevel=3)
+    augment, in_chans = prepared.recipe.augmentation, prepared.data.in_chans
+    if in_chans is not None and (augment.auto_augment or augment.color_jitter):
+        warnings.warn(f"auto_augment and color_jitter require RGB: left out for in_chans={in_chans}", stacklevel=3)
     for note in task_of(prepared.recipe).notes(prepared.recipe, prepared.data):
         warnings.warn(note, stacklevel=3)
     if prepared.plan is not None and (reason := nothing_to_see(prepared.plan)):
@@ -176,6 +180,8 @@ class _Run:
         if not self.resume:
             write_json(self.out / "classes.json", self.data.classes)
             write_text(self.out / FINGERPRINT, json.dumps(fingerprint_of(self.data)) + "\n")
+            if line := report_duplicates(self.data, self.out):
+                self.say(line)
         if self.prepared.coarse is not None:
             write_text(self.out / COARSE_FILE, self.prepared.coarse)
         if self.prepared.keeps_parent:

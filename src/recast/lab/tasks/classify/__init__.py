@@ -33,6 +33,9 @@ class Classify(Task):
 
         check_logits(outputs, 1, len(data.classes), data.name)
 
+    def loading(self, recipe: Recipe, data: Data) -> dict[str, Any]:
+        return super().loading(recipe, data) | {"balanced": getattr(recipe.task, "sampler", None) is not None}
+
     def loss(self, config: ImageTask, data: Data) -> Loss:
         from recast.lab.tasks.classify.training import balanced_weights, label_loss
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from recast.files import replaced
 from recast.lab.analysis.queries import telling_query
 from recast.lab.data import Loader
+from recast.lab.data.bands import as_picture
 from recast.lab.evaluation.context import PixelModel
 from recast.lab.evaluation.run_folder import OpenRun
 from recast.layers.functional import expand_heads
@@ -43,7 +44,7 @@ def write_pictures(run: OpenRun) -> Path:
     with in_eval(model), torch.no_grad(), hooked(layers.items(), before=draw):
         logits = PixelModel(model, run.data.mean, run.data.std)(pixels)
     arrays: dict[str, Any] = {
-        "images": (pixels * 255).round().byte().permute(0, 2, 3, 1).numpy(),
+        "images": (as_picture(pixels) * 255).round().byte().permute(0, 2, 3, 1).numpy(),
         "labels": np.asarray(list(first), dtype=np.int64),
         "predictions": logits.argmax(1).numpy(),
         "classes": np.asarray(run.data.classes, dtype=np.str_),

@@ -1,0 +1,137 @@
+"""Images of any number of bands as float32 tensors (C, H, W): grey and multi-band TIFF, NumPy arrays.
+
+RGB pictures stay Pillow's, in `images` and `augment`; these functions do the same to tensors.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional
+
+from recast.errors import RecastError, optional_package
+from recast.lab.config import Augmentation
+from recast.lab.data.augment import SIMPLE_PADDING, pad_width
+from recast.lab.data.images import ARRAYS, check_regular, crop_fraction, decode_errors, opened
+
+BICUBIC = v2.InterpolationMode.BICUBIC
+TIFF = (".tif", ".tiff")
+
+
+def open_bands(path: str, in_chans: int) -> Tensor:
+    """Read an image of `in_chans` bands, (C, H, W). Unsigned integers are divided by their largest value.
+
+    Raises RecastError if it cannot be read or has another number of bands. An RGB picture for one band becomes grey.
+    """
+    ending = os.path.splitext(path)[1].lower()
+    if ending in ARRAYS:
+        with decode_errors(path):
+            check_regular(path)
+            pixels = _array(path)
+    elif ending in TIFF:
+        tifffile = optional_package("tifffile", "'recast-vision[bands]'", f"the bands of {path} require tifffile")
+        with decode_errors(path):
+            check_regular(path)
+            pixels = tifffile.imread(path)
+    else:
+        with opened(path, path) as stored:
+            image = stored.copy()
+        return bands_of(image, in_chans, path)
+    return _as_tensor(pixels, in_chans, path)
+
+
+def bands_of(image: Image.Image, in_chans: int, name: str) -> Tensor:
+    """Convert a picture to `in_chans` bands, as `open_bands` does."""
+    if image.mode in ("P", "1", "CMYK", "YCbCr"):
+        image = image.convert("RGB")
+    grey, bands = image.mode in ("L", "LA"), len(image.getbands())
+    if in_chans == 1 and image.mode in ("RGB", "RGBA", "LA"):
+        image = image.convert("L")
+    elif in_chans == 3 and (grey or bands == 4):
+        image = image.convert("RGB")
+    return _as_tensor(np.asarray(image), in_chans, name)
+
+
+def _array(path: str) -> np.ndarray:
+    loaded = np.load(path, allow_pickle=False)
+    if isinstance(loaded, np.ndarray):
+        return loaded
+    with loaded:
+        if len(loaded.files) != 1:
+            raise ValueError(f"it holds {len(loaded.files)} arrays, expected one")
+        return loaded[loaded.files[0]]
+
+
+def _as_tensor(pixels: np.ndarray, in_chans: int, name: str) -> Tensor:
+    if pixels.ndim == 2:
+        pixels = pixels[..., None]
+    if pixels.ndim != 3 or 0 in pixels.shape or pixels.dtype.kind not in "uifb":
+        raise RecastError(f"{name} is no image: expected rows x columns x bands, got {pixels.shape} of {pixels.dtype}")
+    if pixels.shape[-1] != in_chans and pixels.shape[0] == in_chans:
+        pixels = np.moveaxis(pixels, 0, -1)
+    if pixels.shape[-1] != in_chans:
+        bands = pixels.shape[0 if pixels.shape[0] < min(pixels.shape[1:]) else -1]
+        raise RecastError(f"{name} has {bands} bands, the network takes {in_chans} (--in-chans)")
+    scale = np.iinfo(pixels.dtype).max if pixels.dtype.kind == "u" else 1
+    tensor = torch.from_numpy(pixels.astype(np.float32) / np.float32(scale)).permute(2, 0, 1).contiguous()
+    if not tensor.isfinite().all():
+        raise RecastError(f"{name} has pixels that are NaN or infinite: replace them, or remove the file")
+    return tensor
+
+
+def cover(image: Tensor, size: tuple[int, int], share: float) -> Tensor:
+    """Resize to the smallest image that covers (height, width)/share (bicubic), and cut the center (height, width)."""
+    sides = image.shape[-2:]
+    factor = max(int(side / share) / own for side, own in zip(size, sides, strict=True))
+    image = functional.resize(image, [max(1, round(own * factor)) for own in sides], BICUBIC, antialias=True)
+    return functional.center_crop(image, list(size))
+
+
+def as_validation(image: Tensor, img_size: int, crop_pct: float | None = None) -> Tensor:
+    """Do what `resize_and_crop` does to a picture."""
+    if crop_pct is None and image.shape[-2:] == (img_size, img_size):
+        return image
+    return cover(image, (img_size, img_size), crop_pct or crop_fraction(img_size))
+
+
+def band_transform(
+    img_size: int, augment: Augmentation | None = None, crop_pct: float | None = None
+) -> Callable[[Any], Tensor]:
+    """Return the crops and flip of `file_transform` for tensors; `augment` is resolved."""
+    whole = partial(as_validation, img_size=img_size, crop_pct=crop_pct)
+    if augment is None:
+        return whole
+    crops: dict[str | None, list[Callable[[Any], Any]]] = {
+        "none": [whole],
+        "pad": [whole, v2.RandomCrop(img_size, padding=pad_width(img_size))],
+        "random": [v2.RandomResizedCrop(img_size, augment.scale, interpolation=BICUBIC, antialias=True)],
+        "simple": [
+            v2.Resize(img_size, BICUBIC, antialias=True),
+            v2.RandomCrop(img_size, padding=SIMPLE_PADDING, padding_mode="reflect"),
+        ],
+    }  # fmt: skip
+    return v2.Compose([*crops[augment.crop], *([v2.RandomHorizontalFlip()] if augment.flip else [])])
+
+
+def as_picture(pixels: Tensor, bands: Sequence[int] = ()) -> Tensor:
+    """Return three bands of images (…, C, H, W) for the eye: RGB as it is, others from their 2 % to 98 % quantile.
+
+    bands: their numbers, from 1; default the first three, and a single one as grey.
+    """
+    channels = pixels.shape[-3]
+    if not bands and channels == 3 and 0 <= float(pixels.min()) and float(pixels.max()) <= 1:
+        return pixels
+    if wrong := [band for band in bands if not 1 <= band <= channels]:
+        raise RecastError(f"--bands {wrong[0]}: the images have the bands 1 to {channels}")
+    chosen = [band - 1 for band in bands] or list(range(min(channels, 3)))
+    shown = pixels[..., (chosen * 3)[:3] if len(chosen) == 1 else [*chosen, chosen[-1]][:3], :, :].float()
+    low, high = shown.flatten(-2).quantile(torch.tensor([0.02, 0.98]), dim=-1)[..., None, None]
+    return ((shown - low) / (high - low).clamp(min=1e-6)).clamp(0, 1)

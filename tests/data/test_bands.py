@@ -1,0 +1,192 @@
+"""Images of any number of bands: files, transforms, the network's first convolution, a run, and what is refused."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torchvision.transforms.v2.functional import pil_to_tensor
+
+from recast.errors import RecastError
+from recast.lab.config import Augmentation, DataConfig
+from recast.lab.data import load_data
+from recast.lab.data.bands import as_picture, as_validation, open_bands
+from recast.lab.data.images import open_image, resize_and_crop
+from recast.models.build import build
+from recast.models.config import ModelConfig
+
+GREY = np.arange(64, dtype=np.uint8).reshape(8, 8)
+NINE = np.arange(6 * 5 * 9, dtype=np.uint16).reshape(6, 5, 9)
+
+
+def npz(**arrays: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def test_values_of_files(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", NINE, photometric="minisblack", planarconfig="contig")
+    tifffile.imwrite(tmp_path / "b.tiff", np.moveaxis(NINE, -1, 0), photometric="minisblack")
+    np.save(tmp_path / "c.npy", NINE)
+    (tmp_path / "d.npz").write_bytes(npz(any_name=NINE))
+    expected = torch.from_numpy(NINE.astype(np.float32) / 65535).permute(2, 0, 1)
+    for path in sorted(tmp_path.iterdir()):
+        assert open_bands(str(path), 9).equal(expected), path
+    np.save(tmp_path / "f.npy", NINE.astype(np.float32) - 3)  # no fixed white level: as they are
+    assert open_bands(str(tmp_path / "f.npy"), 9).equal(expected * 65535 - 3)
+    Image.fromarray(GREY).save(tmp_path / "g.png")
+    assert open_bands(str(tmp_path / "g.png"), 1).equal(torch.from_numpy(GREY / np.float32(255))[None])
+    assert open_bands(str(tmp_path / "g.png"), 3).equal(open_bands(str(tmp_path / "g.png"), 1).expand(3, -1, -1))
+    Image.fromarray(GREY).convert("RGB").save(tmp_path / "h.png")
+    assert open_bands(str(tmp_path / "h.png"), 1).equal(open_bands(str(tmp_path / "g.png"), 1))
+    Image.fromarray(GREY.astype(np.uint16) * 256).save(tmp_path / "i.png")
+    assert open_bands(str(tmp_path / "i.png"), 1).equal(torch.from_numpy(GREY.astype(np.float32) * 256 / 65535)[None])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.npy", NINE, "has 9 bands, the network takes 4"),
+        ("a.npy", np.zeros((2, 2, 2, 4)), r"got \(2, 2, 2, 4\)"),
+        ("a.npy", np.zeros((0, 2, 4)), r"got \(0, 2, 4\)"),
+        ("a.npy", np.full((2, 2, 4), np.nan), "NaN"),
+        ("a.npy", np.array([{}]), "allow_pickle"),
+        ("a.npy", b"nothing", "cannot read image"),
+        ("a.npz", npz(a=NINE, b=NINE), "2 arrays"),
+        ("a.tif", b"II*\0nothing", "is no image"),
+        ("a.png", GREY, "has 1 bands, the network takes 4"),
+    ],
+)
+def test_one_line_with_the_path(tmp_path: Path, name: str, content: Any, words: str) -> None:
+    path = tmp_path / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif path.suffix == ".npy":
+        np.save(path, content, allow_pickle=True)
+    else:
+        Image.fromarray(content).save(path)
+    with pytest.raises(RecastError, match=words) as caught:
+        open_bands(str(path), 4)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_rgb_mode_names_the_option(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", NINE)
+    tifffile.imwrite(tmp_path / "a.tif", NINE, photometric="minisblack", planarconfig="contig")
+    for path in tmp_path.iterdir():
+        with pytest.raises(RecastError, match="--in-chans"):
+            open_image(path)
+
+
+def test_pages_of_a_tiff_are_reported(tmp_path: Path) -> None:
+    for number in range(4):
+        path = tmp_path / "ab"[number % 2] / f"{number}.tif"
+        path.parent.mkdir(exist_ok=True)
+        tifffile.imwrite(path, np.moveaxis(NINE, -1, 0).astype(np.uint8), photometric="minisblack")
+    with pytest.warns(UserWarning, match="has 9 pages"):
+        load_data(DataConfig("folder", str(tmp_path), img_size=8))
+    assert load_data(DataConfig("folder", str(tmp_path), img_size=8), in_chans=9).val[0][0].shape == (9, 8, 8)
+
+
+@pytest.mark.parametrize(("size", "side"), [((90, 60), 32), ((64, 64), 64), ((40, 130), 100), ((20, 20), 32)])
+def test_validation_sees_what_it_sees_of_a_picture(size: tuple[int, int], side: int) -> None:
+    rng = np.random.default_rng(0)
+    image = Image.fromarray(rng.integers(0, 256, (7, 7, 3), np.uint8)).resize(size, Image.BICUBIC)
+    ours = as_validation(pil_to_tensor(image).float() / 255, side)
+    theirs = pil_to_tensor(resize_and_crop(image, side)).float() / 255
+    assert ours.shape == theirs.shape
+    assert (ours.clamp(0, 1) - theirs).abs().max() < 4 / 255  # Pillow rounds to bytes after each axis
+
+
+def arrays(root: Path, bands: int, count: int = 12) -> DataConfig:
+    """Write arrays of two classes that a network can tell apart."""
+    rng = np.random.default_rng(0)
+    for number in range(2 * count):
+        path = root / "ab"[number % 2] / f"{number}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, rng.normal(300 * (number % 2), 20, (20, 20, bands)).astype(np.float32))
+    return DataConfig("folder", str(root), img_size=16, val_fraction=0.25)
+
+
+@pytest.mark.parametrize("crop", ["none", "pad", "random", "simple"])
+def test_a_folder_of_arrays(tmp_path: Path, crop: Any) -> None:
+    augment = Augmentation(crop=crop, auto_augment="rand-m9", color_jitter=0.4)
+    data = load_data(arrays(tmp_path, 5), augment, in_chans=5)
+    image, _ = data.train[0]
+    assert image.shape == (5, 16, 16) == tuple(data.example.shape[1:])
+    first, again, other = (data.train.batch([0], [seed])[0] for seed in (1, 1, 2))
+    assert first.equal(again)
+    assert first.equal(other) == (crop == "none" and first.flip(-1).equal(other.flip(-1)))
+    pixels = data.train.plain().batch(range(len(data.train)))[0]
+    assert data.mean == pytest.approx(pixels.mean((0, 2, 3)).tolist(), rel=1e-2)
+    assert data.std == pytest.approx(pixels.std((0, 2, 3)).tolist(), rel=1e-2)
+    with pytest.raises(RecastError, match="5 numbers each"):
+        load_data(arrays(tmp_path, 5).replace(mean=(0.1, 0.2, 0.3)), in_chans=5)
+
+
+def test_arrays_beside_pictures_are_no_images(tmp_path: Path) -> None:
+    config = arrays(tmp_path, 3)
+    for name in "ab":
+        Image.fromarray(GREY).save(tmp_path / name / "x.png")
+        Image.fromarray(GREY).save(tmp_path / name / "y.png")
+    with pytest.warns(UserWarning, match="skipped 24"):
+        data = load_data(config)
+    assert len(data.train) + len(data.val) == 4
+
+
+@pytest.mark.filterwarnings("ignore:.*labels[.]")
+@pytest.mark.parametrize("task", ["csv", "csv_multilabel"])
+def test_arrays_in_a_table(tmp_path: Path, task: Any) -> None:
+    arrays(tmp_path / "data", 5)
+    rows = [f"{number},{'ab'[number % 2]}" for number in range(24)]  # without folder and ending
+    (tmp_path / "labels.csv").write_text("\n".join(["path,label", *rows]))
+    config = DataConfig(task, str(tmp_path / "data"), labels_file=str(tmp_path / "labels.csv"), img_size=16)
+    data = load_data(config, in_chans=5)
+    assert data.val[0][0].shape == (5, 16, 16)
+    assert len(data.train) + len(data.val) == 24
+
+
+def test_grey_images_in_memory() -> None:
+    data = load_data(DataConfig(num_val=20), in_chans=1)
+    rgb = load_data(DataConfig(num_val=20))
+    assert data.val.batch([3])[0].equal(rgb.val.batch([3])[0][:, :1])
+    assert data.train.batch([3], [5])[0].shape == (1, 1, 32, 32)
+    with pytest.raises(RecastError, match="in_chans=4"):
+        load_data(DataConfig(), in_chans=4)
+
+
+@pytest.mark.parametrize("in_chans", [1, 4, 12])
+def test_weights_of_rgb_are_adapted_as_timm_does(tmp_path: Path, in_chans: int) -> None:
+    torch.manual_seed(0)
+    rgb = timm.create_model("test_resnet.r160_in1k")
+    save_file(rgb.state_dict(), tmp_path / "rgb.safetensors")
+    config = ModelConfig("test_resnet.r160_in1k", str(tmp_path / "rgb.safetensors"), in_chans=in_chans)
+    network = build(config).eval()
+    name, first = next((name, value) for name, value in rgb.state_dict().items() if value.dim() == 4)
+    assert network.state_dict()[name].equal(timm.models.adapt_input_conv(in_chans, first))
+    grey = torch.rand(1, 1, 64, 64, generator=torch.Generator().manual_seed(1)).expand(-1, in_chans, -1, -1)
+    if in_chans != 4:  # timm repeats R, G, B and scales by 3/4
+        torch.testing.assert_close(network(grey), rgb.eval()(grey[:, :1].expand(-1, 3, -1, -1)))
+    for name in ("torchvision:resnet18", "upernet:resnet18"):
+        with pytest.raises(RecastError, match="in_chans requires"):
+            build(ModelConfig(name, in_chans=in_chans))
+
+
+def test_bands_for_the_eye() -> None:
+    pixels = torch.arange(4.0).view(1, 4, 1, 1) * 100 + torch.arange(25.0).view(1, 1, 5, 5)
+    assert as_picture(pixels).shape == (1, 3, 5, 5)
+    assert as_picture(pixels, (4,))[0, 0].flatten().diff().ge(0).all()
+    assert as_picture(pixels[:, :1]).shape == (1, 3, 5, 5)
+    assert as_picture(rgb := torch.rand(3, 5, 5)).equal(rgb)
+    with pytest.raises(RecastError, match="1 to 4"):
+        as_picture(pixels, (5, 1, 2))

@@ -1,0 +1,82 @@
+"""Validation images that training shows too."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from recast.tables import read_table
+
+from recast.lab.config import DataConfig
+from recast.lab.data import Data, duplicates, load_data
+from recast.lab.data.datasets import ImageTensors
+from recast.lab.data.duplicates import find_duplicates, report_duplicates
+
+
+def photo(seed: int) -> Image.Image:
+    """Return a smooth picture with noise."""
+    rng = np.random.default_rng(seed)
+    smooth = np.array(Image.fromarray(rng.integers(0, 256, (6, 6, 3), np.uint8)).resize((160, 120), Image.BICUBIC))
+    noise = rng.integers(-20, 20, smooth.shape)
+    return Image.fromarray((smooth.astype(int) + noise).clip(0, 255).astype(np.uint8))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Twelve training images and four others, two of which are copies of training images, in the validation part."""
+    for number in range(16):
+        path = tmp_path / ("train", "val")[number >= 12] / "ab"[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        photo(number).save(path, quality=92)
+    shutil.copy(tmp_path / "train/a/2.jpg", tmp_path / "val/a/copy.jpg")
+    with Image.open(tmp_path / "train/b/5.jpg") as image:
+        image.resize((120, 90)).save(tmp_path / "val/b/saved_anew.png")
+    return tmp_path
+
+
+def names(data: Data) -> dict[str, str]:
+    pairs = find_duplicates(data.train, data.val).pairs
+    return {Path(data.val.image_name(a)).stem: Path(data.train.image_name(b)).stem for a, b in pairs.items()}
+
+
+def test_copies_and_pictures_saved_anew_are_found(folder: Path) -> None:
+    data = load_data(DataConfig("folder", str(folder)))
+    assert names(data) == {"copy": "2", "saved_anew": "5"}
+    line = report_duplicates(data, folder)
+    assert "2 of 6" in line
+    assert "33 %" in line
+    rows = read_table(folder / "duplicates.csv").rows
+    assert [[Path(cell).name for cell in row] for row in rows] == [["copy.jpg", "2.jpg"], ["saved_anew.png", "5.jpg"]]
+
+
+def test_an_unreadable_or_missing_image_has_no_duplicate(folder: Path) -> None:
+    data = load_data(DataConfig("folder", str(folder)))
+    (folder / "val/b/saved_anew.png").write_bytes(b"broken")
+    (folder / "train/a/2.jpg").unlink()
+    assert names(data) == {}
+    assert report_duplicates(data, folder) == ""
+
+
+def test_what_is_too_much_is_not_compared_and_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = load_data(DataConfig("folder", str(folder)))
+    monkeypatch.setattr(duplicates, "MOST_PICTURES", 17)
+    assert names(data) == {"copy": "2"}
+    assert find_duplicates(data.train, data.val).unchecked in report_duplicates(data, folder)
+    monkeypatch.setattr(duplicates, "MOST_FILES", 17)
+    assert names(data) == {}
+    assert report_duplicates(data, folder).startswith("duplicates: none found; 18 images")
+
+
+def test_images_in_memory_and_flat_ones() -> None:
+    pixels = torch.randint(256, (6, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    pixels[3:5] = 7  # pictures without content are not one picture
+    train, val = (
+        ImageTensors(part, torch.zeros(len(part), dtype=torch.long)) for part in (pixels[:4], pixels[[4, 5, 1]])
+    )
+    assert find_duplicates(train, val).pairs == {2: 1}
+    digits = load_data(DataConfig())
+    assert find_duplicates(digits.train, digits.val) == ({}, "")
