@@ -14,8 +14,8 @@ import pytest
 import tifffile
 from PIL import Image
 
-from recast.files import read_names
 from recast.lab.data.duplicates import DUPLICATES
+from recast.lab.files import read_names
 
 Cli = Callable[..., Any]
 Refused = Callable[..., str]

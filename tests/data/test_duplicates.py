@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from recast.tables import read_table
 
 from recast.lab.config import DataConfig
 from recast.lab.data import Data, duplicates, load_data
 from recast.lab.data.datasets import ImageTensors
 from recast.lab.data.duplicates import find_duplicates, report_duplicates
+from recast.lab.tables import read_table
 
 
 def photo(seed: int) -> Image.Image:

@@ -24,7 +24,7 @@ from recast.errors import RecastError, listed
 from recast.lab.data.datasets import ImageTensors, LabelledImages
 from recast.lab.data.images import opened, to_pixels, to_rgb
 from recast.lab.data.sources import Data
-from recast.tables import write_csv
+from recast.lab.tables import write_csv
 
 DUPLICATES = "duplicates.csv"
 """File of the pairs in a run folder."""
