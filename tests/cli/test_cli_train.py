@@ -74,7 +74,9 @@ def test_an_image_that_cannot_be_read_and_a_class_without_one(cli: Cli, refused:
     words = (*words, "--img-size", "16", "--epochs", "1", "--json", "--batch-size", "6", "--out", tmp_path / "run")
     words = (*words, "--query-key", "zero")  # no image is seen before the training begins
     (root / "train" / "c").mkdir()
+    (root / "train" / "c" / "0.heic").write_bytes(b"another format")
     assert "class folder without an image: c" in refused(*words)
+    (root / "train" / "c" / "0.heic").unlink()
     (root / "train" / "c").rmdir()
     kept = (root / "train" / "b" / "1.png").read_bytes()
     (root / "train" / "b" / "1.png").write_bytes(kept[:40])
