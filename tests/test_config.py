@@ -11,7 +11,7 @@ from torch import nn
 
 import recast
 from recast import PoolConfig, RecastConfig, RecastError
-from recast.config import Count, Keys, OneOf, checked, convert, read, typed
+from recast.config import Count, Keys, OneOf, checked, coerce, read, typed
 from recast.lab.config import OptimConfig, Recipe, ScheduleConfig, TaskConfig
 from recast.lab.config.recipe import PaperConfig
 from recast.lab.fields import fields_of, merge
@@ -228,7 +228,7 @@ def test_arguments_and_dataclasses_are_checked() -> None:
     with pytest.raises(RecastError, match="x must be a whole number"):
         Point("a")
     with pytest.raises(RecastError, match="y must be"):
-        convert(tuple[int, int], "12", "y")
+        coerce(tuple[int, int], "12", "y")
 
 
 def test_a_union_needs_no_table() -> None:

@@ -115,7 +115,7 @@ class Config(BaseModel):
         try:
             super().__init__(**dict(zip(type(self).model_fields, values, strict=False)) | named)  # as in a dataclass
         except ValidationError as error:
-            raise refusal(error, type(self)) from None
+            raise as_recast_error(error, type(self)) from None
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # nested configs are validated with their parent
 
@@ -256,10 +256,12 @@ def read(model: type[T], data: Any, source: str = "", name: Callable[[Keys], str
         result: T = adapter(model).validate_python(data)  # type: ignore[arg-type]
         return result
     except ValidationError as error:
-        raise refusal(error, model, name, f"{source}: " if source else "") from None
+        raise as_recast_error(error, model, name, f"{source}: " if source else "") from None
 
 
-def refusal(error: ValidationError, model: Any, name: Callable[[Keys], str] = ".".join, start: str = "") -> RecastError:
+def as_recast_error(
+    error: ValidationError, model: Any, name: Callable[[Keys], str] = ".".join, start: str = ""
+) -> RecastError:
     """Return the error of one line for a value of `model` that pydantic refused."""
     from recast.config_errors import explain  # which imports this module
 
@@ -272,12 +274,12 @@ def adapter(model: Any) -> TypeAdapter[Any]:
     return TypeAdapter(model)
 
 
-def convert(hint: Any, value: Any, name: str) -> Any:
+def coerce(hint: Any, value: Any, name: str) -> Any:
     """Return a value as a type has it, or raise RecastError that says what `name` must be."""
     try:
         return adapter(hint).validate_python(value)
     except ValidationError as error:
-        raise refusal(error, hint, lambda path: name) from None
+        raise as_recast_error(error, hint, lambda path: name) from None
 
 
 @dataclass_transform(frozen_default=True)
@@ -290,7 +292,7 @@ def checked(cls: type[T]) -> type[T]:
         try:
             init(self, *values[len(names) :], **dict(zip(names, values, strict=False)) | named)
         except ValidationError as error:
-            raise refusal(error, cls) from None
+            raise as_recast_error(error, cls) from None
 
     made.__init__ = __init__
     checked_class: type[T] = made
@@ -317,7 +319,7 @@ def typed(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
             except TypeError:
                 return function(*args, **kwargs)  # Python's own words name the function
             for name in [name for name in bound.arguments if name in names]:
-                bound.arguments[name] = convert(hints()[name], bound.arguments[name], name)
+                bound.arguments[name] = coerce(hints()[name], bound.arguments[name], name)
             return function(*bound.args, **bound.kwargs)
 
         return run

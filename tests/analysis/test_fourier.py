@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import recast.papers  # noqa: F401  (registers the small networks with timm)
 from recast.errors import RecastError
-from recast.lab.analysis.blocks import find_blocks, unwrapped
+from recast.lab.analysis.blocks import body_of, find_blocks
 from recast.lab.analysis.fourier import diagonal_log_amplitude, fourier, tabulate_fourier
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
@@ -133,7 +133,7 @@ def test_mistakes_are_named(call: Callable[[], object], match: str) -> None:
 
 def test_wrappers_are_looked_through() -> None:
     network = timm.create_model("digits_resnet")
-    assert unwrapped(Wrapped(Wrapped(network))) == ("model.model.", network)
+    assert body_of(Wrapped(Wrapped(network))) == ("model.model.", network)
     assert find_blocks(network)[0] == "layer1.0"
     chain = Wrapped(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten()))
     found = fourier(chain, torch.rand(1, 3, 8, 8))

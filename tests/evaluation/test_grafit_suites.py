@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from recast.errors import RecastError
 from recast.lab.data import Data
 from recast.lab.evaluation import evaluate
-from recast.papers.grafit.suites import choose_classifier, energy, fit, halves_accuracy, scaled
+from recast.papers.grafit.suites import choose_classifier, energy, fit_linear, halves_accuracy, scaled
 
 
 def unit(count: int, width: int) -> torch.Tensor:
@@ -23,7 +23,7 @@ def unit(count: int, width: int) -> torch.Tensor:
 
 def test_the_classifier_minimises_cross_entropy_and_decay() -> None:
     x, labels, decay = scaled(unit(60, 5)), np.arange(60) % 3, 0.01
-    classifier = fit(x, labels, decay)
+    classifier = fit_linear(x, labels, decay)
     weight = torch.tensor(classifier.coef_, requires_grad=True)
     logits = torch.tensor(x) @ weight.T + torch.tensor(classifier.intercept_)
     loss = F.cross_entropy(logits, torch.tensor(labels)) + decay / 2 * weight.square().sum()

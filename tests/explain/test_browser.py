@@ -17,7 +17,7 @@ from torch import nn
 
 from recast.lab.explain.inputs import Input
 from recast.lab.explain.make import explain, make_scene
-from recast.lab.explain.scene import Layer, Maps, Picture, Scene, State
+from recast.lab.explain.scene import Layer, Maps, Picture, Scene, ViewState
 from recast.lab.explain.write import write_scene
 from recast.layers.functional.operands import scatter_heads
 from recast.layers.gpsa import GPSA
@@ -205,7 +205,7 @@ def scene_with_classes() -> Scene:
         pictures.append(Picture(name, pixels, None, (), [{}], [stored]))
     order = ("mixing", "token", "pool")
     layers = (mixing, heads, pool)
-    return Scene("classes", {"recast": "Network"}, (State(None, layers),), tuple(pictures), layer_order=order)
+    return Scene("classes", {"recast": "Network"}, (ViewState(None, layers),), tuple(pictures), layer_order=order)
 
 
 PIXELS = """(selector) => [...document.querySelectorAll(selector)].map((canvas) => {

@@ -14,7 +14,7 @@ from on_pages import data_of
 import recast.lab.explain
 from recast.errors import RecastError
 from recast.lab.explain.pack import LIMIT, first_layer, pack
-from recast.lab.explain.scene import GRAD_CAM, Layer, Maps, Picture, Prediction, Scene, State
+from recast.lab.explain.scene import GRAD_CAM, Layer, Maps, Picture, Prediction, Scene, ViewState
 from recast.lab.explain.write import write_scene
 
 PAGE = Path(recast.lab.explain.__file__).parent / "assets"
@@ -50,7 +50,7 @@ def a_scene(pictures: int = 1, states: int = 1, side: int = 6, **fields: Any) ->
         **{
             "title": "net on pets",
             "arms": {"parent": "Parent", "recast": "Recast"},
-            "states": tuple(State(epoch, (a_layer(side=side),)) for epoch in range(states)),
+            "states": tuple(ViewState(epoch, (a_layer(side=side),)) for epoch in range(states)),
             "pictures": shown,
             "layer_order": ("layer4",),
             **fields,
@@ -61,12 +61,14 @@ def a_scene(pictures: int = 1, states: int = 1, side: int = 6, **fields: Any) ->
 def test_maps_of_classes_are_open_first(tmp_path: Path) -> None:
     kinds = dict(zip("abcd", ("gpsa", "classes", "classes", "maps"), strict=True))
     layers = tuple(replace(a_layer(name), kind=kind) for name, kind in kinds.items())
-    scene = replace(a_scene(states=2), states=(State(0, layers[:1]), State(1, layers)), layer_order=tuple(kinds))
+    scene = replace(
+        a_scene(states=2), states=(ViewState(0, layers[:1]), ViewState(1, layers)), layer_order=tuple(kinds)
+    )
     assert (first_layer(scene), first_layer(scene, "a"), first_layer(a_scene())) == ("c", "a", "layer4")
     assert first_layer(replace(a_scene(), layer_order=())) is None
     cam = replace(a_layer(GRAD_CAM), kind="classes")  # where there is nothing else
     for layers in ((cam,), (a_layer("d"), cam)):
-        scene = replace(a_scene(), states=(State(0, layers),), layer_order=tuple(layer.name for layer in layers))
+        scene = replace(a_scene(), states=(ViewState(0, layers),), layer_order=tuple(layer.name for layer in layers))
         assert first_layer(scene) == layers[0].name
     with pytest.raises(RecastError, match=r"'layer5' .*Did you mean layer4"):
         write_scene(a_scene(), tmp_path / "page.html", layer="layer5")

@@ -11,7 +11,7 @@ import pytest
 from matplotlib.axes import Axes
 
 from recast.errors import RecastError
-from recast.lab.explain.scene import Layer, Maps, Picture, Prediction, Scene, State
+from recast.lab.explain.scene import Layer, Maps, Picture, Prediction, Scene, ViewState
 from recast.lab.explain.sheet import draw_sheet
 from recast.lab.explain.write import write_scene
 
@@ -42,7 +42,7 @@ def a_scene(pictures: int = 1, signed: bool = False) -> Scene:
     pixels = np.full((40, 80, 3), 230, dtype=np.uint8)
     said: dict[str, Any] = {"recast": (Prediction("cat", 0.61, 0), Prediction("dog", 0.2, 1))}
     shown = tuple(Picture(f"{i}.png", pixels, "cat", (), [said], [stored]) for i in range(pictures))
-    return Scene("net", {"recast": "Network"}, (State(None, (pool, last)),), shown, layer_order=("pool", "last"))
+    return Scene("net", {"recast": "Network"}, (ViewState(None, (pool, last)),), shown, layer_order=("pool", "last"))
 
 
 def hottest(axes: Axes) -> tuple[int, int]:
@@ -78,7 +78,7 @@ def test_a_layer_with_queries_shows_the_middle_one() -> None:
 
 def test_what_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "map.png"
-    empty = replace(a_scene(), states=(State(None, ()),), layer_order=())
+    empty = replace(a_scene(), states=(ViewState(None, ()),), layer_order=())
     with pytest.raises(RecastError, match=r"net has no maps to draw: write an \.html page"):
         write_scene(empty, target)
     with pytest.raises(RecastError, match=r"no layer 'lsat' has maps. Did you mean last\?"):

@@ -20,7 +20,7 @@ from recast.lab.report import charts, costs, curves, draw, layers, maps
 from recast.lab.report.charts import DEPTHS, Chart
 from recast.lab.report.draw import Point, Series, series_chart
 from recast.lab.report.load import Run, read_run
-from recast.lab.report.maps import Attention, AttentionLayer
+from recast.lab.report.maps import AttentionLayer, MapView
 from recast.lab.tables import Table, write_table
 
 MakeRun = Callable[..., Path]
@@ -168,7 +168,7 @@ def test_a_users_matplotlib_settings_do_not_reach_the_page(monkeypatch: pytest.M
 def image_layer(mix: np.ndarray, kernel: tuple[int, int] = (1, 1)) -> tuple[dict[str, Any], np.ndarray]:
     """The only layer of the first image on the page, and the picture of its last head."""
     layer = AttentionLayer("conv", mix.astype(np.float32), (1, 2), np.full(mix.shape[1], 0.25), kernel)
-    attention = Attention(np.zeros((len(mix), 8, 8, 3), np.uint8), ["a"] * len(mix), ["b"] * len(mix), [layer])
+    attention = MapView(np.zeros((len(mix), 8, 8, 3), np.uint8), ["a"] * len(mix), ["b"] * len(mix), [layer])
     image, *_ = maps.image_maps(attention, "γ")
     (found,) = image["layers"]
     header, _, data = found["heads"][-1]["picture"].partition(",")
@@ -207,7 +207,7 @@ def test_layers_whose_maps_differ_most_are_shown() -> None:
         mix[:, 0, 0, 0] = 1 - share
         mix[0, 0, 0, 1] = mix[1, 0, 1, 0] = share
         layers.append(AttentionLayer(str(share), mix, (0, 0), np.zeros(1), (1, 1)))
-    attention = Attention(np.zeros((2, 8, 8, 3), np.uint8), ["a"] * 2, ["b"] * 2, layers)
+    attention = MapView(np.zeros((2, 8, 8, 3), np.uint8), ["a"] * 2, ["b"] * 2, layers)
     assert [layer.name for layer in attention.shown] == ["0.3", "0.5", "0.1", "0.2"]
 
 

@@ -249,7 +249,7 @@ def test_classes_have_a_table_of_their_own(make_run: MakeRun) -> None:
     assert [row[0].text for row in first.rows] == whole
     (classes,) = arms_table(run, "classes").groups
     assert [row[0].text.rpartition("\u00a0%, ")[2] for row in classes.rows] == ["disc", "red/blue ring", "disc"]
-    text = evaluate.arms_table(run.rows)
+    text = evaluate.format_arms(run.rows)
     assert "detection ap@local" in text
     assert not any(name in text for name in ("disc", "ring"))
     page = render_page([part := run_part(run, "run1", 1)], None)

@@ -106,7 +106,7 @@ def test_a_parent_with_a_new_classifier_is_not_compared_with(make_run: MakeRun) 
     assert {row[0] for chart in charts for row in chart.rows} == {"Parent, fine-tuned", "Recast"}
     assert compared_with(path, run.rows) == ("finetuned",)
     assert METRICS["no_gradient"].label not in glossary([run])  # 0 everywhere: no line of the tables is about it
-    assert "− parent" not in evaluate.arms_table(run.rows, run.differences, ("finetuned",))
+    assert "− parent" not in evaluate.format_arms(run.rows, run.differences, ("finetuned",))
 
 
 def test_runs_that_lack_something(make_run: MakeRun, make_plain: MakeRun) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchvision.models import DenseNet, get_model
 
 import recast
-from recast.lab.trial.split import split
+from recast.lab.trial.split import split_network
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_the_tail_of_the_features_is_the_network(name: str, entry: str) -> None:
             module.running_var.uniform_(0.5, 2)
     images = torch.randn(2, 3, 64, 64)
     layers = [step.name for step in recast.plan(model, images[:1]).steps]
-    parts = split(model, layers, images)
+    parts = split_network(model, layers, images)
     assert parts.tail.entry == entry
     assert not parts.is_whole
     others = torch.randn(5, 3, 64, 64)
@@ -61,7 +61,7 @@ class Skip(nn.Module):
 
 def test_a_network_with_a_skip_around_the_stage_runs_whole_with_its_trunk_frozen() -> None:
     model, images = Skip().eval(), torch.randn(4, 3, 8, 8)
-    parts = split(model, ["stage.0"], images)
+    parts = split_network(model, ["stage.0"], images)
     assert parts.is_whole
     assert parts.tail.frozen == ("stem",)
     assert torch.equal(parts.features(images), images)
@@ -88,23 +88,23 @@ class Auxiliary(nn.Module):
 
 def test_a_classifier_on_the_trunk_is_seen_in_training() -> None:
     model, images = Auxiliary().eval(), torch.randn(4, 3, 8, 8)
-    assert split(model, ["stage"], images).tail.frozen == ("stem", "between")
+    assert split_network(model, ["stage"], images).tail.frozen == ("stem", "between")
 
 
 def test_a_layer_that_is_not_called_is_named() -> None:
     with pytest.raises(recast.RecastError, match="aux"):
-        split(Auxiliary().eval(), ["aux"], torch.randn(2, 3, 8, 8))
+        split_network(Auxiliary().eval(), ["aux"], torch.randn(2, 3, 8, 8))
 
 
 def test_the_tail_can_be_recast_and_split_again() -> None:
     torch.manual_seed(0)
     model, images = timm.create_model("digits_resnet").eval(), torch.randn(3, 3, 32, 32)
     plan = recast.plan(model, images[:1])
-    parts = split(model, [step.name for step in plan.steps], images)
+    parts = split_network(model, [step.name for step in plan.steps], images)
     with torch.no_grad():
         features = parts.features(images)
         recast.recast_(parts.tail.network, plan)
         torch.testing.assert_close(parts.tail.eval()(features), model(images), rtol=1e-5, atol=1e-6)
-        again = split(parts.tail, ["network.fc"], features)
+        again = split_network(parts.tail, ["network.fc"], features)
         assert again.tail.entry == "network.fc"
         torch.testing.assert_close(again.tail.eval()(again.features(features)), model(images), rtol=1e-5, atol=1e-6)

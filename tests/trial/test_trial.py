@@ -126,7 +126,7 @@ def test_a_fitted_classifier_learns_what_features_hold() -> None:
     parts = arms.split(model, ["0"], images)
     train, cpu = Bank((images.numpy(),), labels, torch.arange(40)), torch.device("cpu")
     (tail,) = arms.with_fitted_head(parts.tail, [train], cpu)
-    assert all(arms.measure(tail, train, cpu)[1])
+    assert all(arms.score(tail, train, cpu)[1])
     assert torch.equal(tail.network.get_parameter("0.weight"), model.get_parameter("0.weight"))
 
 

@@ -17,7 +17,7 @@ from recast.config import File, Keys, MayChange, read
 from recast.errors import RecastError
 from recast.files import write_text
 from recast.lab.config import Recipe
-from recast.lab.config.recipe import task_of_data
+from recast.lab.config.recipe import task_name_of_data
 from recast.lab.fields import fields_of, merge
 from recast.lab.records import Row
 from recast.lab.yaml_files import SETTINGS, parse_yaml
@@ -82,7 +82,7 @@ def override(
         'bias'
     """
     task, name_of_data = changes.get("task", {}), changes.get("data", {}).get("name", base.data.name)
-    if (kind := task_of_data(name_of_data)) and isinstance(task, Mapping) and "kind" not in task:
+    if (kind := task_name_of_data(name_of_data)) and isinstance(task, Mapping) and "kind" not in task:
         changes = {**changes, "task": {"kind": kind, **task}}
     return read(Recipe, merge(Recipe, base.model_dump(), changes), source, name)
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from recast.config import convert, read
+from recast.config import coerce, read
 from recast.errors import RecastError
 from recast.lab.tables import columns_of, read_records, write_rows
 from recast.surgery.schedule import Schedule
@@ -49,7 +49,7 @@ class Epoch:
     the gates of every head and their spans 1/α."""
 
     def __post_init__(self) -> None:
-        convert(dict[str, dict[str, str | list[float | None]]], self.layers, "layers (texts and lists of numbers)")
+        coerce(dict[str, dict[str, str | list[float | None]]], self.layers, "layers (texts and lists of numbers)")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of its line."""

@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from recast.config import convert
+from recast.config import coerce
 from recast.errors import RecastError
 from recast.files import replaced
 from recast.reading import decode, read_bytes
@@ -108,7 +108,7 @@ def _cells(path: Path) -> tuple[list[str], list[tuple[str, list[str]]]]:
 
 def _value(hint: Any, text: str, where: str) -> Scalar:
     """Convert a cell to the type `hint`; an empty one to None."""
-    value: Scalar = convert(hint, None if get_args(hint) and not text else text, where)
+    value: Scalar = coerce(hint, None if get_args(hint) and not text else text, where)
     return value
 
 

@@ -11,7 +11,7 @@ import torch
 from timm.layers import LayerScale, Mlp, trunc_normal_
 from torch import Tensor, nn
 
-from recast.config import convert
+from recast.config import coerce
 from recast.errors import RecastError
 from recast.layers.config import PoolStart
 from recast.layers.functional.operands import finite_half
@@ -97,7 +97,7 @@ class AttentionPool(nn.Module):
         eps: float = 1e-6,
     ) -> None:
         super().__init__()
-        convert(PoolStart, start, "start")
+        coerce(PoolStart, start, "start")
         averages = start == "average"
         if averages and cls_in_keys:
             raise RecastError(

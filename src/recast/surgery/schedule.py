@@ -11,7 +11,7 @@ from dataclasses import field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
-from recast.config import Count, checked, convert, read
+from recast.config import Count, checked, coerce, read
 from recast.errors import RecastError, shown, suggest
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Schedule:
 
         T-CNN* (d'Ascoli et al. 2021, Sec. 5) trains t₁ epochs as a CNN: epoch = t₁ + 1.
         """
-        convert(int, epoch, "epoch")
+        coerce(int, epoch, "epoch")
         return cls.listed(plan, {epoch: ["*"]}, name="at_once")
 
     @classmethod
@@ -58,8 +58,8 @@ class Schedule:
         becomes attention first, after T/(L+1) epochs. Compared as whole numbers, t·(L+1) ≤ T·(L+1−l), so that no date
         depends on rounding. `order="first_first"` begins with the first layer instead.
         """
-        convert(Order, order, "order")
-        convert(Count, epochs, "epochs")
+        coerce(Order, order, "order")
+        coerce(Count, epochs, "epochs")
         layers = _layers(plan)
         last = len(layers) + 1
         dates = [epochs * (last - number) // last + 1 for number in range(1, last)]
@@ -73,7 +73,7 @@ class Schedule:
         Raises RecastError for an epoch below 1, a name that matches no step, and a layer with two dates.
         """
         layers, epochs = _layers(plan), dict[str, int]()
-        convert(Mapping[int, list[str]], dates, "dates (epoch → list of layers)")
+        coerce(Mapping[int, list[str]], dates, "dates (epoch → list of layers)")
         for epoch, patterns in dates.items():
             if epoch < 1:
                 raise RecastError(f"epochs count from 1, got {epoch} for {', '.join(patterns)}")

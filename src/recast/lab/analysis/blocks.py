@@ -44,7 +44,7 @@ def each_batch(images: Images) -> Iterator[Tensor]:
         raise RecastError("images is empty: pass at least one batch")
 
 
-def unwrapped(model: nn.Module) -> tuple[str, nn.Module]:
+def body_of(model: nn.Module) -> tuple[str, nn.Module]:
     """The network inside modules that only hold it, as `model`, `module` (DDP) or `_orig_mod` (`torch.compile`), and
     the prefix of its names."""
     prefix = ""
@@ -120,7 +120,7 @@ class BlockSequence:
 
     def __init__(self, model: nn.Module, blocks: Sequence[str] | None = None) -> None:
         self.model = model
-        prefix, self.network = unwrapped(model)
+        prefix, self.network = body_of(model)
         self.is_given = blocks is not None
         names = find_blocks(self.network) if blocks is None else [name.removeprefix(prefix) for name in blocks]
         if not names:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.lab.analysis.blocks import Batches, Images, device_of, each_batch, unwrapped
+from recast.lab.analysis.blocks import Batches, Images, body_of, device_of, each_batch
 from recast.lab.analysis.queries import pieces
 from recast.lab.analysis.records import HeadLine
 from recast.lab.tables import Table
@@ -85,7 +85,7 @@ def _measure(
 ) -> dict[str, list[HeadLine]]:
     """Measure the heads of every model in one pass in eval mode; models without recast layers have none."""
     sums = {
-        name: {layer: _Sums(of, queries, seed) for layer, of in recast_layers(unwrapped(model)[1]).items()}
+        name: {layer: _Sums(of, queries, seed) for layer, of in recast_layers(body_of(model)[1]).items()}
         for name, model in models.items()
     }
     measured = [(model, sums[name]) for name, model in models.items() if sums[name]]

@@ -21,7 +21,7 @@ from cyclopts import App, CycloptsError, MissingArgumentError, UnusedCliTokensEr
 from recast import __version__
 from recast.errors import RecastError, one_line, shown
 from recast.lab.cli.command import HELP, Columns, Output
-from recast.lab.cli.guard import complain, describe, guarded_streams, later_process
+from recast.lab.cli.guard import complain, describe_error, guarded_streams, later_process
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -132,7 +132,7 @@ def _run(call: Callable[[], Any], name: str, verbose: bool) -> int:
             return 130
         return complain(f"recast {name}".strip(), str(error) or "interrupted", 130)
     except BaseException as error:  # a user's module may raise SystemExit, GeneratorExit or a kind of its own
-        return _complain(name, f"error: {describe(error)}", error, verbose)
+        return _complain(name, f"error: {describe_error(error)}", error, verbose)
 
 
 def _complain(name: str, message: str, error: BaseException, verbose: bool) -> int:

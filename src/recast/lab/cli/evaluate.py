@@ -122,7 +122,7 @@ def _evaluate_runs(
 def _print_run(folder: Path, results: Results) -> None:
     print(folder)
     if results.rows:
-        print(arms_table(results.rows, results.differences, compared_with(folder, results.rows)) + LEGEND)
+        print(format_arms(results.rows, results.differences, compared_with(folder, results.rows)) + LEGEND)
     for table in results.tables.values():
         print(f"  {folder / 'analysis' / table.name}.csv: {len(table.rows)} rows")
 
@@ -157,7 +157,7 @@ def _compare_files(
     results = measure(context, suites or [data.task.main[0]], progress=sys.stderr.isatty())
     if not output.as_json:
         names = dict(zip(models, files, strict=True))
-        print(arms_table(results.rows, results.differences, names=names) + LEGEND)
+        print(format_arms(results.rows, results.differences, names=names) + LEGEND)
     return results
 
 
@@ -178,7 +178,7 @@ def compared_with(folder: Path, rows: Sequence[Row]) -> tuple[str, ...]:
     return ("finetuned",) if untaught else ("parent", "finetuned")
 
 
-def arms_table(
+def format_arms(
     rows: Sequence[Row],
     differences: Sequence[Difference] = (),
     others: Sequence[str] = ("parent", "finetuned"),

@@ -11,7 +11,7 @@ from typing import Any
 from recast.errors import first_line, one_line, printable
 
 
-class Stream:
+class TerminalStream:
     """Standard output or error, without terminal control characters.
 
     If it cannot be written to (closed pipe, full disk), the command continues in silence and `failed` has the reason.
@@ -20,7 +20,7 @@ class Stream:
     def __init__(self, stream: Any) -> None:
         self.stream = stream
         self.failed: OSError | None = None
-        self.result: Stream = self
+        self.result: TerminalStream = self
         self.is_muted = False
         self.shows_bars = stream.isatty() and stream is sys.__stderr__
 
@@ -48,7 +48,7 @@ class Stream:
 
 
 @contextmanager
-def guarded_streams(json: bool, quiet: bool = False) -> Iterator[Stream]:
+def guarded_streams(json: bool, quiet: bool = False) -> Iterator[TerminalStream]:
     """Make `sys.stdout` and `sys.stderr` streams that cannot fail, and yield the one that results go to.
 
     With `json` only `print_json` reaches standard output; other output goes to standard error. With `quiet` only
@@ -59,7 +59,7 @@ def guarded_streams(json: bool, quiet: bool = False) -> Iterator[Stream]:
         if hasattr(stream, "reconfigure"):  # Windows redirects to a code page that has no → and no σ
             with suppress(OSError):  # a pipe without a reader may not let it
                 stream.reconfigure(encoding="utf-8", errors="backslashreplace")
-    result, error = map(Stream, before)
+    result, error = map(TerminalStream, before)
     error.is_muted = quiet
     out = error if json else result
     out.result = result  # for `print_json`
@@ -72,7 +72,7 @@ def guarded_streams(json: bool, quiet: bool = False) -> Iterator[Stream]:
         sys.stdout, sys.stderr = before
 
 
-def describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Describe an error in one line: the message of the system, or the kind of the error and its message."""
     message = first_line(error)
     if isinstance(error, MemoryError) or any(text in str(error) for text in ("allocate memory", "out of memory")):
@@ -95,7 +95,7 @@ def complain(command: str, message: str, code: int = 2) -> int:
     """Print one line on standard error and return the exit code."""
     if number := later_process():
         command = f"{command} [process {number}]"
-    if isinstance(sys.stderr, Stream):
+    if isinstance(sys.stderr, TerminalStream):
         sys.stderr.is_muted = False
     print(f"{command}: {one_line(message)}", file=sys.stderr)
     return code

@@ -12,7 +12,7 @@ from typing import Any
 from recast.config import FilePath, Seed
 from recast.errors import RecastError
 from recast.lab.cli.command import Command, Compute, print_json
-from recast.lab.cli.evaluate import arms_table, compared_with
+from recast.lab.cli.evaluate import compared_with, format_arms
 from recast.lab.config import OptimConfig
 from recast.lab.files import locked
 from recast.lab.recipe import load_recipe
@@ -80,7 +80,7 @@ def _run(out: Path, seed: int, resume: bool, as_json: bool) -> int:
     train(recipe, out, resume=(out / "recipe.yaml").is_file(), command="recast quickstart", say=say)
     say("\n── 4/5  evaluate the three arms on 1,000 canvases of held-out digits")
     results = evaluate_run(out, SUITES, command="recast quickstart", progress=sys.stderr.isatty())
-    say(arms_table(results.rows, results.differences, compared_with(out, results.rows)))
+    say(format_arms(results.rows, results.differences, compared_with(out, results.rows)))
     say("\n── 5/5  report")
     report = write_report([out]).resolve()
     seconds = time.time() - started

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeVar
 from annotated_types import MinLen
 from pydantic import AfterValidator
 
-from recast.config import Config, Count, CountOrZero, FilePath, NotNegative, Pixels, Positive, Rare, convert, problem
+from recast.config import Config, Count, CountOrZero, FilePath, NotNegative, Pixels, Positive, Rare, coerce, problem
 from recast.errors import RecastError, shown
 
 T = TypeVar("T")
@@ -19,7 +19,7 @@ def parse_size(text: str, name: str = "each of sizes") -> tuple[int, int]:
     match = re.fullmatch(r"([0-9]{1,9})(?:[x×]([0-9]{1,9}))?", text.strip().lower())
     if not match:
         raise RecastError(f"{name} takes pixels, 224 or 224x160 (height x width), got {shown(text)}")
-    height, width = (convert(Pixels, side, name) for side in (match[1], match[2] or match[1]))
+    height, width = (coerce(Pixels, side, name) for side in (match[1], match[2] or match[1]))
     return height, width
 
 

@@ -203,7 +203,7 @@ class Recipe(Config):
             return values
         data, task = values.get("data", {}), values.get("task", {})
         name = data.get("name") if isinstance(data, dict) else getattr(data, "name", None)
-        if isinstance(task, dict) and "kind" not in task and (kind := task_of_data(name)):
+        if isinstance(task, dict) and "kind" not in task and (kind := task_name_of_data(name)):
             return {**values, "task": {"kind": kind, **task}}
         return values
 
@@ -230,7 +230,7 @@ class Recipe(Config):
                 f"`regularization.freeze` {freeze} requires `where` none, as recast layers would never train; or take "
                 "all_but_attention"
             )
-        if (kind := task_of_data(self.data.name) or self.task.kind) != self.task.kind:
+        if (kind := task_name_of_data(self.data.name) or self.task.kind) != self.task.kind:
             raise clash(f"`data.name` {self.data.name} requires `task.kind` {kind}, got {self.task.kind}")
         self.task.check(self)
         for paper in self.papers.values():
@@ -241,6 +241,6 @@ class Recipe(Config):
 EXTENDED.append(Recipe)
 
 
-def task_of_data(name: Any) -> str | None:
+def task_name_of_data(name: Any) -> str | None:
     """Return the only task of a data set; None if several tasks can use it."""
     return next((kind for kind, task in TaskConfig.members.items() if name in task.data_sets), None)

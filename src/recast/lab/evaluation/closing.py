@@ -85,10 +85,10 @@ def close_(model: nn.Module, heads: list[tuple[str, int]], images: Tensor) -> No
             raise RecastError(f"{type(model).__name__} has no open head {head} in {name}")
         content, gaussian = {*layer.content_heads} - {head}, {*layer.gaussian_heads}
         layer.prune_(gaussian - {head} if layer.config.gate == "linear" else gaussian, content)
-    recalibrate_batch_norm_(model, parts_of(images))
+    recalibrate_batch_norm_(model, batches_of(images))
 
 
-def parts_of(images: Tensor) -> tuple[Tensor, ...]:
+def batches_of(images: Tensor) -> tuple[Tensor, ...]:
     """Split images into even parts of about `PART`: a single last image would have no variance on 1×1 maps."""
     return images.tensor_split(-(-len(images) // PART))
 

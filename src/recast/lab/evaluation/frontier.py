@@ -13,7 +13,7 @@ from torch import nn
 from recast.errors import RecastError
 from recast.lab.data.sources import labelled_images
 from recast.lab.evaluation.basic_corruptions import corrupt
-from recast.lab.evaluation.closing import close_, closing_, heads_left, parts_of
+from recast.lab.evaluation.closing import batches_of, close_, closing_, heads_left
 from recast.lab.evaluation.context import Context, NotMeasured, PixelModel, Source, is_correct, sampled
 from recast.lab.records import FrontierLine
 from recast.lab.scales import recalibrate_batch_norm_
@@ -52,7 +52,7 @@ def tabulate_frontier(context: Context) -> Table:
     images, labels = labelled_images(context.data, count, 0, "skip", context.device)
     models = {other: copy.deepcopy(model) for other, model in context.models.items()}
     for model in models.values():
-        recalibrate_batch_norm_(model.model, parts_of(images))
+        recalibrate_batch_norm_(model.model, batches_of(images))
     rest, first = models[name], fold_exactly(models[name])
     total = len(heads_left(first.model))
     source, reference = Source(sampled(context.data.val, context.options.num_images or IMAGES)), list[float]()

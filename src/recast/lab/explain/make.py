@@ -16,7 +16,7 @@ from recast.lab.analysis.grad_cam import grad_cam
 from recast.lab.data.bands import as_picture
 from recast.lab.explain.inputs import Input, likeliest, read_image, read_outputs
 from recast.lab.explain.maps import TOP_CLASSES, Described, cam_layer, map_name, record_maps
-from recast.lab.explain.scene import Layer, Outputs, Picture, Prediction, Scene, State
+from recast.lab.explain.scene import Layer, Outputs, Picture, Prediction, Scene, ViewState
 from recast.lab.explain.write import check_target, write_scene
 from recast.lab.records import ARMS
 from recast.models.build import InputDefaults, class_names, input_defaults
@@ -118,7 +118,7 @@ def make_scene(
         bands: numbers of the bands that are shown of images with several, from 1.
         notes, about: remarks, and (term, value) pairs on how the page was made.
     """
-    done: list[State] = []
+    done: list[ViewState] = []
     shown = [_bytes(as_picture(image.pixels, bands)) for image in inputs]
     pictures = [Picture(image.name, rgb, image.label, image.notes) for image, rgb in zip(inputs, shown, strict=True)]
     left_out: dict[str, None] = {}
@@ -136,7 +136,7 @@ def make_scene(
             picture.maps.append({layer.name: maps for layer, maps in described})
             layers = [layer for layer, _ in described]
             left_out |= dict.fromkeys(messages)
-        done.append(State(epoch, tuple(layers)))
+        done.append(ViewState(epoch, tuple(layers)))
     # layers that become attention stay so: the last state has all of them, in the order of the network
     order = dict.fromkeys(layer.name for state in reversed(done) for layer in state.layers)
     return Scene(title, dict(arms), tuple(done), tuple(pictures), (*notes, *left_out), tuple(about), tuple(order))

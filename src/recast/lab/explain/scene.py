@@ -186,7 +186,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class State:
+class ViewState:
     """The network at one epoch, or the only state (epoch None)."""
 
     epoch: int | None
@@ -199,7 +199,7 @@ class Scene:
 
     title: str
     arms: dict[str, str]  # parent, finetuned, recast → name on the page
-    states: tuple[State, ...]
+    states: tuple[ViewState, ...]
     pictures: tuple[Picture, ...]
     notes: tuple[str, ...] = ()
     about: tuple[tuple[str, str], ...] = ()  # how the page was made

@@ -8,7 +8,7 @@ from recast.lab.records import ARMS, Row
 from recast.lab.report import formats
 from recast.lab.report.labels import TEST_SETS, is_accuracy, measured, suite_title, words, worth_a_line
 from recast.lab.report.load import Run
-from recast.lab.report.table import Bar, Cell, Group, PageTable
+from recast.lab.report.table import Bar, Cell, ColumnGroup, PageTable
 from recast.lab.suites import METRICS, PER_CLASS, PER_CORRUPTION, SUITES, base, of_kind
 
 SWEPT = of_kind("sweep")
@@ -33,7 +33,7 @@ def arms_table(run: Run, name: str = "arms") -> PageTable:
         if _table_of(row) == name and not PER_CORRUPTION.match(row.metric):
             title = "Other test sets: top-1, %" if row.suite in TEST_SETS else suite_title(row.suite)
             suites.setdefault(title, {})[row.suite, row.metric] = None
-    groups = [Group(title, [_cells(run, *line) for line in lines]) for title, lines in suites.items()]
+    groups = [ColumnGroup(title, [_cells(run, *line) for line in lines]) for title, lines in suites.items()]
     bars = [cell.bar for group in groups for row in group.rows for cell in row if cell.bar]
     largest = max((abs(end) for bar in bars for end in (bar.value, bar.low, bar.high)), default=0.0)
     heads = [Cell("Measured"), *arm_heads(run), Cell("Images")]
@@ -111,5 +111,5 @@ def heat_tables(run: Run) -> list[tuple[str, str, PageTable]]:
         name = suite_title(suite, short=True)
         heads = [Cell("Severity"), *map(Cell, severities)]
         label = f"Results by corruption, {name}"
-        tables.append((name, against, PageTable(label, heads, [Group("", rows)], kind="heat")))
+        tables.append((name, against, PageTable(label, heads, [ColumnGroup("", rows)], kind="heat")))
     return tables

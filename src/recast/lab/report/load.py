@@ -27,7 +27,7 @@ from recast.lab.config import Recipe
 from recast.lab.files import read_json, read_lines, read_names, read_text
 from recast.lab.recipe import SEAL, load_recipe, why_untaught
 from recast.lab.records import Difference, Epoch, Evaluation, FrontierLine, Provenance, Row, Switching
-from recast.lab.report.maps import Attention, read_attention
+from recast.lab.report.maps import MapView, read_attention
 from recast.lab.suites import METRICS, PER_CORRUPTION
 from recast.lab.tables import read_records, read_table
 from recast.lab.tasks import Task, task_of_data
@@ -59,7 +59,7 @@ class Run:
     cka: list[SimilarityLine]
     frontier: list[FrontierLine]
     agreement: list[dict[str, str]]  # predictions of every arm: index, image, label, and a class name by arm
-    attention: Attention | None
+    attention: MapView | None
     classes: tuple[str, ...]  # in the order of the logits
     switching: Switching | None  # of a run that is recast during training
     name: str

@@ -89,7 +89,7 @@ class AttentionLayer:
 
 
 @dataclass(frozen=True)
-class Attention:
+class MapView:
     """The content of attention.npz: maps of every head for a few images."""
 
     images: np.ndarray  # (N, H, W, 3) uint8
@@ -104,7 +104,7 @@ class Attention:
         return [layer for layer in self.layers if layer in most]
 
 
-def read_attention(path: Path) -> Attention:
+def read_attention(path: Path) -> MapView:
     """Read attention.npz. Raises RecastError for a truncated file, or a missing or misshapen array."""
     layers = []
     try:
@@ -123,10 +123,10 @@ def read_attention(path: Path) -> Attention:
             )
     except (KeyError, OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise RecastError(f"{path} is damaged, or not an .npz of attention maps") from error
-    return Attention(images, labels, predictions, layers)
+    return MapView(images, labels, predictions, layers)
 
 
-def image_maps(attention: Attention, symbol: str) -> list[dict[str, Any]]:
+def image_maps(attention: MapView, symbol: str) -> list[dict[str, Any]]:
     """Return the panels of every image; `symbol` is that of the content gate under a map, else the tap is printed."""
     return [
         {
@@ -143,7 +143,7 @@ def image_maps(attention: Attention, symbol: str) -> list[dict[str, Any]]:
     ]
 
 
-def first_map(attention: Attention, symbol: str) -> dict[str, Any]:
+def first_map(attention: MapView, symbol: str) -> dict[str, Any]:
     """Return the map at the top of the page: of an image predicted correctly, the layer with the most pixels, and the
     head whose weights lie most outside its largest one."""
     right = [a == b for a, b in zip(attention.labels, attention.predictions, strict=True)]

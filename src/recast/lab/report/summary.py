@@ -14,7 +14,7 @@ from recast.lab.report import formats
 from recast.lab.report.formats import NBSP
 from recast.lab.report.labels import CORRUPTIONS, suite_title, words
 from recast.lab.report.load import Run
-from recast.lab.report.table import Cell, Group, PageTable
+from recast.lab.report.table import Cell, ColumnGroup, PageTable
 from recast.lab.report.verdict import accuracy, kept_predictions
 from recast.lab.statistics import Agreement
 from recast.lab.suites import SUITES
@@ -93,7 +93,7 @@ def provenance(run: Run) -> PageTable | None:
         where = Cell(when, (f"{made.device}, {made.machine}", versions), kind="text")
         rows.append([data, Cell(made.command, kind="text", code=True), where])
     heads = [Cell("Suite, data"), Cell("Command", kind="text"), Cell("When, where, with", kind="text")]
-    return PageTable("Sources of the numbers, by suite", heads, [Group("", rows)], kind="made") if rows else None
+    return PageTable("Sources of the numbers, by suite", heads, [ColumnGroup("", rows)], kind="made") if rows else None
 
 
 def missing(run: Run) -> tuple[list[str], str]:
@@ -135,7 +135,7 @@ def won_and_lost(run: Run) -> list[dict[str, Any]]:
                 for image in (images[place] for place in places[:MOST_IMAGES])
             ]
             if rows:
-                tables[title] = PageTable(f"Images {title} against {name}", heads, [Group("", rows)])
+                tables[title] = PageTable(f"Images {title} against {name}", heads, [ColumnGroup("", rows)])
         counts = {"right": agreed.both_right, "won": won, "lost": lost, "wrong": agreed.both_wrong}
         pairs.append({"name": name, "counts": counts, "tables": tables, "sentence": sentence})
     return pairs

@@ -41,7 +41,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Group:
+class ColumnGroup:
     """Rows below a title; "" for none."""
 
     title: str
@@ -54,7 +54,7 @@ class PageTable:
 
     label: str  # for screen readers
     heads: list[Cell]  # with \n between lines
-    groups: list[Group]
+    groups: list[ColumnGroup]
     foot: Sequence[Cell] = ()
     kind: str = ""
     scale: float = 0.0  # percent of a bar's track per point

@@ -14,7 +14,7 @@ from recast.lab.report.arms_table import PLANNED, arm_heads, write
 from recast.lab.report.labels import is_accuracy, measured, suite_title, words
 from recast.lab.report.layers import last_heads
 from recast.lab.report.load import Run
-from recast.lab.report.table import Cell, Group, PageTable
+from recast.lab.report.table import Cell, ColumnGroup, PageTable
 from recast.lab.report.verdict import accuracy, is_exact, why_no_mean
 from recast.lab.statistics import mean_interval
 from recast.lab.suites import METRICS, PER_CORRUPTION, base
@@ -36,7 +36,9 @@ def steps_table(run: Run) -> PageTable | None:
         rows.append([name, Cell(str(step.geometry.num_heads)), tokens, *_costs(step.before, step.after), start])
     heads = ["Layer", "Heads", "Tokens,\nquery × key", "Parameters", "MACs", "Activation memory"]
     foot = [Cell("Whole model"), Cell("", span=2), *_costs(run.plan.before, run.plan.after), Cell("")]
-    return PageTable("The plan", [*map(Cell, heads), Cell("Start", kind="text")], [Group("", rows)], foot, "stack")
+    return PageTable(
+        "The plan", [*map(Cell, heads), Cell("Start", kind="text")], [ColumnGroup("", rows)], foot, "stack"
+    )
 
 
 def _times(sizes: Sequence[int]) -> str:
@@ -69,7 +71,9 @@ def head_table(run: Run) -> PageTable | None:
         convolutional = f"{sum(head.is_convolution for head in heads)} of {len(heads)}"
         rows.append([Cell(layer, code=True), *map(Cell, (convolutional, *ranges, f"{heads[0].n:,}"))])
     columns = ("Layer", "Still\nconvolutional", "Attention distance", "Non-locality", "Entropy", "Span 1/α", "Images")
-    return PageTable("Heads by layer", list(map(Cell, columns)), [Group("", rows)], kind="stack") if rows else None
+    return (
+        PageTable("Heads by layer", list(map(Cell, columns)), [ColumnGroup("", rows)], kind="stack") if rows else None
+    )
 
 
 def switch_table(run: Run) -> PageTable | None:
@@ -88,7 +92,7 @@ def switch_table(run: Run) -> PageTable | None:
         rows.append(row)
     steps = ("before → after → end",)
     heads = [Cell("Switch"), Cell("Validation loss", steps), Cell(f"{METRICS[run.task.validation[0]].label}, %", steps)]
-    return PageTable("Every switch", heads, [Group("", rows)], kind="stack switches") if rows else None
+    return PageTable("Every switch", heads, [ColumnGroup("", rows)], kind="stack switches") if rows else None
 
 
 def runs_table(runs: Sequence[Run]) -> PageTable:
@@ -111,7 +115,7 @@ def runs_table(runs: Sequence[Run]) -> PageTable:
         foot = [Cell("Mean of the seeds", ("and its 95 % interval",))]
         foot += [_mean([accuracy(run, arm) for run in runs], formats.decimal) for arm in names.arms]
         foot += [_mean([accuracy(run, "recast") - accuracy(run, arm) for run in runs]) for arm in names.others]
-    return PageTable("All runs", [Cell("Run"), *arm_heads(*runs)], [Group("", rows)], foot, "stack")
+    return PageTable("All runs", [Cell("Run"), *arm_heads(*runs)], [ColumnGroup("", rows)], foot, "stack")
 
 
 def _mean(
@@ -144,4 +148,4 @@ def seeds_table(runs: Sequence[Run]) -> PageTable | None:
             cells.append(_mean(gaps, digits=digits, better=("recast", arm) if is_accuracy(metric) else ("", "")))
         rows.append(cells)
     heads = [Cell("Measured"), *arm_heads(*runs)]
-    return PageTable("All metrics over the seeds", heads, [Group("", rows)], kind="stack") if rows else None
+    return PageTable("All metrics over the seeds", heads, [ColumnGroup("", rows)], kind="stack") if rows else None

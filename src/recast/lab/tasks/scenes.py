@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from recast.config import convert
+from recast.config import coerce
 from recast.lab.config import DataConfig
 from recast.lab.data.datasets import Found
 from recast.lab.data.digits import read_digits
@@ -130,7 +130,7 @@ def find_scenes(_config: DataConfig) -> Found:
 def find_scene_objects(_config: DataConfig) -> Found:
     """Return the same with the visible part of every object."""
     train, val = (
-        ObjectImages(_pixels(scenes), parsed(convert(CocoFile, as_coco(scenes), "scenes"), "scenes"), SIDE)
+        ObjectImages(_pixels(scenes), parsed(coerce(CocoFile, as_coco(scenes), "scenes"), "scenes"), SIDE)
         for scenes in map(draw_scenes, NUM_SCENES)
     )
     return Found("scene_objects", train, val, list(CLASSES[1:]), AS_IT_IS, crop="none", flip=False, kinds=KINDS)

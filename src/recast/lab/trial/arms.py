@@ -19,7 +19,7 @@ from recast.lab.analysis.records import Wakefulness
 from recast.lab.analysis.wakefulness import wakefulness
 from recast.lab.data.seeding import mix_seed, seeded, seeded_on
 from recast.lab.trial.features import Bank
-from recast.lab.trial.split import Tail, split
+from recast.lab.trial.split import Tail, split_network
 from recast.models.adapt import classifiers
 from recast.modes import in_eval
 from recast.surgery.apply import recast_
@@ -137,11 +137,11 @@ def train_(
                 losses = []
             advance()
     seconds = time.perf_counter() - begin
-    return Trained(seconds, tuple(curve), *measure(tail, test, device))
+    return Trained(seconds, tuple(curve), *score(tail, test, device))
 
 
 @torch.no_grad()
-def measure(tail: Tail, test: Bank, device: torch.device) -> tuple[float, tuple[bool, ...]]:
+def score(tail: Tail, test: Bank, device: torch.device) -> tuple[float, tuple[bool, ...]]:
     """Return the mean cross entropy over the images, and which are right."""
     losses, right = [], []
     with in_eval(tail):
@@ -191,7 +191,7 @@ def with_fitted_head(tail: Tail, trains: Sequence[Bank], device: torch.device) -
     What enters the classifier is computed once.
     """
     names = [f"network.{name}" for name in classifiers(tail.network)]
-    parts = split(tail, names, next(trains[0].plain(4, device))[0])
+    parts = split_network(tail, names, next(trains[0].plain(4, device))[0])
     whole = trains[0].whole()
     views = []
     for view in range(len(whole.views)):

@@ -19,7 +19,7 @@ from recast.lab.records import ARMS
 from recast.lab.report import formats
 from recast.lab.report.charts import Role
 from recast.lab.report.draw import Point, Series, series_chart
-from recast.lab.report.table import Cell, Group, PageTable
+from recast.lab.report.table import Cell, ColumnGroup, PageTable
 from recast.lab.trial.answer import COLUMNS, Answer
 
 PAGE, HEADS = "trial.html", "heads.html"
@@ -56,7 +56,7 @@ def write_page(folder: Path, answer: Answer, curves: Mapping[str, Curve], title:
 
 def _table(answer: Answer) -> PageTable:
     rows = [[Cell(text) for text in row] for row in answer.rows()]
-    return PageTable("arms", [Cell(text) for text in COLUMNS], [Group("", rows)])
+    return PageTable("arms", [Cell(text) for text in COLUMNS], [ColumnGroup("", rows)])
 
 
 def write_heads(folder: Path, parent: nn.Module, child: nn.Module, data: Data) -> Path:

@@ -34,7 +34,7 @@ from recast.lab.trial import arms
 from recast.lab.trial.answer import Answer, ArmLine, Facts, judge
 from recast.lab.trial.arms import ARMS, RATED, RATES, TRAINED, Arm
 from recast.lab.trial.features import PART, Bank, check_space, dtype_of, store
-from recast.lab.trial.split import Tail, split
+from recast.lab.trial.split import Tail, split_network
 from recast.models.build import check_logits, input_defaults
 from recast.surgery.apply import recast_
 from recast.surgery.plan import Plan
@@ -172,7 +172,7 @@ class _Trial:
         }  # fmt: skip
         self.settings = json.loads(json.dumps(settings))
         self.before = self._read_before()
-        self.parts = split(self.network, [step.name for step in plan.steps], images)
+        self.parts = split_network(self.network, [step.name for step in plan.steps], images)
 
     def _read_before(self) -> dict[str, Any] | None:
         """Return the content of trial.json; None in a new folder. Raises RecastError for any other folder."""
@@ -293,7 +293,7 @@ class _Trial:
         for seed in range(self.seeds):  # all arms of a seed first: an interrupted trial has whole pairs
             for arm in TRAINED:
                 runs[arm].append(self._train_arm("final", arm, seed, rates[arm], tail, train, val))
-        _, parent = arms.measure(tail, val, self.device)
+        _, parent = arms.score(tail, val, self.device)
         answer = self._judge(parent, runs, rates)
         write_text(self.out / ANSWER, answer.to_json() + "\n")
         self._write_pages(answer, runs, tail)
@@ -350,7 +350,7 @@ class _Trial:
 
     def _is_at_chance(self, tail: Tail, train: Bank) -> bool:
         few = train.spread(AT_CHANCE)
-        _, right = arms.measure(tail, few, self.device)
+        _, right = arms.score(tail, few, self.device)
         chance = 1 / len(self.data.classes)
         is_at_chance = mean(right) < chance + SURE * math.sqrt(chance * (1 - chance) / len(few))
         if is_at_chance:

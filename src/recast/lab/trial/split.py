@@ -122,7 +122,7 @@ class _Use:
     output: Any = None
 
 
-def split(model: nn.Module, layers: Sequence[str], images: Tensor) -> Split:
+def split_network(model: nn.Module, layers: Sequence[str], images: Tensor) -> Split:
     """Split a network as late as its function allows, at the first of `layers` or before it.
 
     Args:

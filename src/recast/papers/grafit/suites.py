@@ -39,7 +39,7 @@ STEPS = 200
 """Of L-BFGS at most."""
 
 
-def fit(x: np.ndarray, labels: np.ndarray, decay: float) -> LogisticRegression:
+def fit_linear(x: np.ndarray, labels: np.ndarray, decay: float) -> LogisticRegression:
     """Fit min mean cross-entropy + λ/2·‖W‖² to rows x (N, D)."""
     sklearn = optional_package("sklearn.linear_model", "scikit-learn", "linear classifiers require it", NotMeasured)
     with warnings.catch_warnings(action="ignore"):  # of separable classes and a small λ the minimum lies far out
@@ -51,9 +51,9 @@ def choose_classifier(x: np.ndarray, labels: Tensor) -> tuple[LogisticRegression
     if int(labels.bincount().max()) < 2:
         raise RecastError("linear needs a class with two training images to choose its weight decay; add images")
     y, (fitted, held_out) = labels.numpy(), (part.numpy() for part in hold_out(labels, 0.1))
-    scores = [fit(x[fitted], y[fitted], decay).score(x[held_out], y[held_out]) for decay in DECAYS]
+    scores = [fit_linear(x[fitted], y[fitted], decay).score(x[held_out], y[held_out]) for decay in DECAYS]
     best = DECAYS[int(np.argmax(scores))]
-    return fit(x, y, best), best
+    return fit_linear(x, y, best), best
 
 
 def scaled(features: Tensor) -> np.ndarray:
@@ -100,7 +100,7 @@ def halves_accuracy(x: np.ndarray, labels: Tensor, seed: int) -> tuple[float, fl
     for members in shuffled_classes(labels, seed)[1]:
         halves[members[(len(members) + 1) // 2 :]] = 1
     targets, classes = (2 * labels + halves).numpy(), labels.numpy()
-    of_half, of_class = fit(x, targets, HALVES_DECAY), fit(x, classes, HALVES_DECAY)
+    of_half, of_class = fit_linear(x, targets, HALVES_DECAY), fit_linear(x, classes, HALVES_DECAY)
     alone = of_half.predict_log_proba(x)
     place = np.searchsorted(of_class.classes_, of_half.classes_ // 2)
     conditioned = alone + of_class.predict_log_proba(x)[:, place]

@@ -18,7 +18,7 @@ from timm.layers import DropPath, LayerNorm2d, LayerScale2d, SelectAdaptivePool2
 from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
-from recast.config import convert
+from recast.config import coerce
 from recast.errors import RecastError
 from recast.layers.attention_pool import AttentionPool, ClassHead
 from recast.models.register import IMAGENET, pretrained_cfg, register
@@ -98,7 +98,7 @@ class PatchConvNet(Trunk):
     ) -> None:
         if embed_dim < 8 or embed_dim % 8:
             raise RecastError(f"embed_dim of a PatchConvNet must be a multiple of 8, got {embed_dim}")
-        convert(Literal[tuple(NORMS)], norm_layer, "norm_layer")
+        coerce(Literal[tuple(NORMS)], norm_layer, "norm_layer")
         blocks = (Block(embed_dim, norm_layer, init_values, drop_path_rate) for _ in range(depth))
         stem = nn.Conv2d(in_chans, embed_dim, 16, stride=16) if linear_stem else _stem(in_chans, embed_dim)
         super().__init__(embed_dim, in_chans, 16, stem, blocks)

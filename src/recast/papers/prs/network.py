@@ -27,7 +27,7 @@ from timm.layers import DropPath, LayerNorm2d, Mlp
 from timm.models import PretrainedCfg, generate_default_cfgs
 from torch import Tensor, nn
 
-from recast.config import convert
+from recast.config import coerce
 from recast.errors import RecastError
 from recast.models.register import CIFAR100, IMAGENET, pretrained_cfg, register
 from recast.papers.prs.pixel_conv import PixelConv2d
@@ -93,7 +93,7 @@ class CMHSAViT(Trunk):
         final_norm: bool = True,
         global_pool: str = "avg",
     ) -> None:
-        convert(Literal[tuple(MIXERS)], mixer, "mixer")
+        coerce(Literal[tuple(MIXERS)], mixer, "mixer")
         if kernel < 1 or kernel % 2 == 0:
             raise RecastError(f"kernel of a mixer must be odd, got {kernel}")
 

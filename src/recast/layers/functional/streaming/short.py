@@ -20,7 +20,7 @@ GROUP_NUMBERS = {"cpu": 2**18, "cuda": 2**26}
 """Numbers of a group's maps that are held at a time, or one image's; several such tensors share a CPU's cache."""
 
 
-class Group(NamedTuple):
+class KeyGroup(NamedTuple):
     """Content heads that are computed together."""
 
     heads: list[int]
@@ -31,7 +31,7 @@ class Group(NamedTuple):
     """Of a chunk."""
 
 
-def groups(s: Stream) -> Iterator[Group]:
+def groups(s: Stream) -> Iterator[KeyGroup]:
     """Yield the content heads of a stream that `merges` in groups; one by one in a grouped layer."""
     kind, grouped, a_map = s.kind, s.weight.shape[1] > 1, s.I * s.J * s.num_keys
     together = max(1, min(len(s.content_heads), 1 if grouped else GROUP_NUMBERS[kind] // a_map))
@@ -39,10 +39,10 @@ def groups(s: Stream) -> Iterator[Group]:
     images = min(maps[kind] // (together * a_map), VALUE_NUMBERS[kind] // (together * s.I * s.J * s.channels))
     for first in range(0, len(s.content_heads), together):
         heads = s.content_heads[first : first + together]
-        yield Group(heads, slice(first, first + len(heads)), max(1, min(s.batch, images)))
+        yield KeyGroup(heads, slice(first, first + len(heads)), max(1, min(s.batch, images)))
 
 
-def chunks(s: Stream, group: Group) -> Iterator[slice]:
+def chunks(s: Stream, group: KeyGroup) -> Iterator[slice]:
     """Yield all images in parts."""
     return (slice(b, min(s.batch, b + group.images)) for b in range(0, s.batch, group.images))
 
@@ -96,18 +96,18 @@ def backward(s: Backward, dy: Tensor, saved: Tensor | None) -> None:
         _positional_gradient(s, group, d_positional)
 
 
-def _weight(s: Stream, group: Group) -> Tensor:
+def _weight(s: Stream, group: KeyGroup) -> Tensor:
     """Return W_out of the group's heads beside each other: (g, O/g, G·C/g)."""
     return torch.stack([s.weight[head] for head in group.heads], 2).flatten(2)
 
 
-def _heads(s: Stream, group: Group, images: slice) -> tuple[Tensor, Tensor]:
+def _heads(s: Stream, group: KeyGroup, images: slice) -> tuple[Tensor, Tensor]:
     """Return queries (n·G, N, D) and keys (n·G, D, keys) of a group."""
     queries = s.query[images].unflatten(-1, (-1, s.head_dim))[:, :, group.content]
     return queries.transpose(1, 2).flatten(0, 1), s.keys[0][group.content, images].transpose(0, 1).flatten(0, 1)
 
 
-def _attention(s: Stream, group: Group, images: slice) -> Tensor:
+def _attention(s: Stream, group: KeyGroup, images: slice) -> Tensor:
     """Return softmax(Q Kᵀ / √D), (n, G, N, keys)."""
     q, k = _heads(s, group, images)
     shape = (len(q), q.shape[1], s.num_keys)
@@ -119,12 +119,12 @@ def _attention(s: Stream, group: Group, images: slice) -> Tensor:
     return attention.unflatten(0, (-1, len(group.heads)))
 
 
-def _grid(s: Stream, group: Group, maps: Tensor) -> Tensor:
+def _grid(s: Stream, group: KeyGroup, maps: Tensor) -> Tensor:
     """View maps (N, G, keys) as (I, J, G, Y, X)."""
     return maps.view(s.I, s.J, len(group.heads), s.Y, s.X)
 
 
-def _positional(s: Stream, group: Group) -> Tensor:
+def _positional(s: Stream, group: KeyGroup) -> Tensor:
     """Return shift · S + R ⊗ K, (N, G, keys): the same for all images."""
     maps = s.values.new_zeros(s.I * s.J, len(group.heads), s.num_keys)
     grid = _grid(s, group, maps)
@@ -137,7 +137,7 @@ def _positional(s: Stream, group: Group) -> Tensor:
     return maps
 
 
-def _positional_gradient(s: Backward, group: Group, maps: Tensor) -> None:
+def _positional_gradient(s: Backward, group: KeyGroup, maps: Tensor) -> None:
     """Add the gradient of the positional maps to those of the Gaussian factors and the shifts."""
     grid = _grid(s, group, maps)
     for at, head in enumerate(group.heads):
@@ -150,7 +150,7 @@ def _positional_gradient(s: Backward, group: Group, maps: Tensor) -> None:
             s.d_shift[head] = shifted.sum(dtype=s.d_shift.dtype)
 
 
-def _mixed(s: Stream, group: Group, positional: Tensor, attention: Tensor) -> Tensor:
+def _mixed(s: Stream, group: KeyGroup, positional: Tensor, attention: Tensor) -> Tensor:
     """Mix the three maps of the group's heads, query by query: (n, N, G, keys)."""
     gate = s.content[group.content].to(attention.dtype)[:, None]
     n, count, queries, keys = attention.shape
@@ -158,12 +158,12 @@ def _mixed(s: Stream, group: Group, positional: Tensor, attention: Tensor) -> Te
     return torch.addcmul(positional, attention.transpose(1, 2), gate, out=out)
 
 
-def _saved(s: Stream, group: Group, images: slice, saved: Tensor) -> Tensor:
+def _saved(s: Stream, group: KeyGroup, images: slice, saved: Tensor) -> Tensor:
     """View the saved gathers of the group's heads for some images: (n, N·G, C)."""
     return saved[group.content].view(s.batch, -1, s.channels)[images]
 
 
-def _gather(s: Stream, group: Group, images: slice, mixed: Tensor, saved: Tensor | None) -> Tensor:
+def _gather(s: Stream, group: KeyGroup, images: slice, mixed: Tensor, saved: Tensor | None) -> Tensor:
     """Return the gathers of the group's heads, (n, N·G, C), written into `saved` if there is one."""
     n, queries, count, keys = mixed.shape
     shape = (n, queries * count, s.channels)
