@@ -23,7 +23,7 @@ from recast.models.config import ModelConfig
 CLASSES = 4
 
 
-def tiny_data(config: DataConfig, augment: Augmentation, labels: LabelsConfig) -> Data:
+def tiny_data(config: DataConfig, augment: Augmentation, labels: LabelsConfig, in_chans: int | None = None) -> Data:
     """Noise of the size of the stand-ins, with the recipe's augmentation."""
     augment, parts = resolve(augment, SIZE), []
     for count in (10, 4):
