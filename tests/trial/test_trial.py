@@ -21,7 +21,7 @@ from recast.lab.config import DataConfig
 from recast.lab.data import Data, load_data
 from recast.lab.data.seeding import choose_balanced
 from recast.lab.trial import arms, run, try_
-from recast.lab.trial.answer import ArmLine, Facts, judge
+from recast.lab.trial.answer import RATES, ArmLine, Facts, judge
 from recast.lab.trial.features import Bank
 
 
@@ -78,7 +78,7 @@ def test_an_interrupted_trial_goes_on_to_the_same_numbers(
     with torch.no_grad():
         logits = child.eval()(data.normalised(images, torch.device("cpu")))
     assert (logits.argmax(1) == labels).tolist() == first["right"]
-    rates, finals = calls[2 : 2 + len(arms.RATED) * len(arms.RATES)], calls[-2 * len(arms.TRAINED) :]
+    rates, finals = calls[2 : 2 + len(arms.RATED) * len(RATES)], calls[-2 * len(arms.TRAINED) :]
     assert len({call[:4] for call in rates}) == 1  # paired: the same images, views and order
     assert [len({call[:4] for call in part}) for part in (finals[:4], finals[4:])] == [1, 1]
     assert [call[3] for call in finals] == [0] * 4 + [1] * 4
@@ -88,7 +88,7 @@ def test_an_interrupted_trial_goes_on_to_the_same_numbers(
     with (tmp_path / "part" / run.RUNS).open("a") as file:
         file.write('{"kind": "final", "arm": "fine')  # killed while it wrote
     assert comparable(try_(network(7), data, plan, tmp_path / "part", minutes=1e-3, seeds=2)) == comparable(whole)
-    trainings = len(arms.RATED) * len(arms.RATES) + 2 * len(arms.TRAINED)
+    trainings = len(arms.RATED) * len(RATES) + 2 * len(arms.TRAINED)
     assert len(calls) == stop + 2 + trainings - 11  # two classifiers again, and all but the 11 finished trainings
     assert comparable(try_(network(7), data, plan, tmp_path / "part", minutes=1e-3, seeds=2)) == comparable(whole)
     with pytest.raises(recast.RecastError, match="another network"):
@@ -162,6 +162,9 @@ def test_the_answer_says_what_the_table_holds(
     assert f"Worth a full run: {worth}." in answer.sentence
     assert json.loads(answer.to_json())["gains"]["longer"]["mean"] == answer.gains["longer"].mean
     assert ("--minutes 40" in str(answer)) == (worth != "yes")
+    assert "learning rate" not in str(answer)
+    at_edge = [replace(line, rate=RATES[-1] if line.arm == "recast" else RATES[0]) for line in lines]
+    assert any("learning rate" in change for change in judge(table(rights, images), at_edge, None, FACTS).changes)
     asleep = judge(table(rights, images), lines, Wakefulness(36, 1, 0.99), FACTS)
     assert asleep.worth == {"no": "unclear"}.get(worth, worth)
 

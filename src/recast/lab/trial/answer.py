@@ -10,6 +10,7 @@ from typing import Literal
 
 from rich.table import Table
 
+from recast.errors import listed
 from recast.lab.analysis.records import Wakefulness
 from recast.lab.report.formats import decimal, plural, signed
 from recast.lab.statistics import paired_interval
@@ -18,6 +19,8 @@ from recast.surgery.table import render
 Worth = Literal["yes", "no", "unclear"]
 HIDDEN = 2.0
 """Points: a full run is not worth it where its gain is shown to be smaller than this."""
+RATES = (2e-4, 1e-3, 5e-3)
+"""Learning rates of AdamW that an arm chooses among (results/price_rates_cifar.csv: 5e-3 was best for every arm)."""
 COLUMNS = ("arm", "top-1", "recast gains", "updates", "ms/step", "rate")
 Right = Sequence[Sequence[bool]]
 """Of an arm: for each seed, which validation images are right."""
@@ -151,6 +154,9 @@ def judge(right: Mapping[str, Right], arms: Sequence[ArmLine], attention: Wakefu
         changes.append(
             f"{attention}: this is no evidence about attention; --query-key images starts its maps elsewhere"
         )
+    if at_edge := [line.label for line in arms if line.rate == RATES[-1]]:
+        labels = listed(at_edge, len(at_edge))
+        changes.append(f"a higher learning rate than those tried: {labels} took the highest, {RATES[-1]:.0e}")
     if worth != "yes":
         changes += _remedies(updates, time, right, facts)
     return Answer(worth, " ".join(parts), tuple(changes), tuple(arms), gains, heads, awake, seeds, images, facts)

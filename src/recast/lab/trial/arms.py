@@ -41,8 +41,6 @@ ARMS: dict[Arm, str] = {
 TRAINED: tuple[Arm, ...] = ("finetuned", "longer", "added", "recast")
 RATED: tuple[Arm, ...] = ("finetuned", "added", "recast")
 """Arms with a learning rate of their own; `longer` has that of finetuned."""
-RATES = (1e-4, 5e-4, 2e-3)
-"""Learning rates of AdamW that an arm chooses among."""
 WEIGHT_DECAY, WARM_UP, LOWEST = 0.05, 20, 1e-2
 """AdamW: weight decay, 1/20 of the updates for the warm-up, 1/100 of the rate at the end of the cosine."""
 WAKING, WATCHED = 256, 64

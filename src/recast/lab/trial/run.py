@@ -31,8 +31,8 @@ from recast.lab.device import choose_device
 from recast.lab.files import locked, read_json, read_lines, sealed, write_json
 from recast.lab.report.formats import plural
 from recast.lab.trial import arms
-from recast.lab.trial.answer import Answer, ArmLine, Facts, judge
-from recast.lab.trial.arms import ARMS, RATED, RATES, TRAINED, Arm
+from recast.lab.trial.answer import RATES, Answer, ArmLine, Facts, judge
+from recast.lab.trial.arms import ARMS, RATED, TRAINED, Arm
 from recast.lab.trial.features import PART, Bank, check_space, dtype_of, store
 from recast.lab.trial.split import Tail, split_network
 from recast.models.build import check_logits, input_defaults
