@@ -176,7 +176,7 @@ def main() -> None:
             *gains, answer.awake, answer.heads, f"{minutes:.1f}",
         ]  # fmt: skip
         if options.full:
-            run.split = whole  # type: ignore[assignment]
+            run.split_network = whole  # type: ignore[assignment]
             settings["minutes"] = 10 * options.minutes
             gain = try_(model, data, plan, options.out / f"{name}-full", **settings).gains["finetuned"]
             row += ["--full", *(f"{value:.2f}" for value in (gain.mean, gain.low, gain.high)), settings["minutes"]]

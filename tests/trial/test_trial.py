@@ -123,7 +123,7 @@ def test_a_fitted_classifier_learns_what_features_hold() -> None:
     labels = torch.arange(40) % 4
     images = torch.nn.functional.one_hot(labels, 4).float()[:, :, None, None].expand(-1, -1, 4, 4).clone()
     model = arms.with_head(nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 9)), 4).eval()
-    parts = arms.split(model, ["0"], images)
+    parts = arms.split_network(model, ["0"], images)
     train, cpu = Bank((images.numpy(),), labels, torch.arange(40)), torch.device("cpu")
     (tail,) = arms.with_fitted_head(parts.tail, [train], cpu)
     assert all(arms.score(tail, train, cpu)[1])
