@@ -82,8 +82,11 @@ def test_the_numbers_of_the_readme_are_those_of_the_results() -> None:
     gain = rows["recast − finetuned"]
     mean, low, high = (f"{float(gain[name]):.1f}" for name in ("mean", "low_95", "high_95"))
     ours, theirs = (float(rows[arm]["mean"]) for arm in ("recast", "finetuned"))
-    said = f"**{ours:.1f} %** recast against {theirs:.1f} % for the ResNet"
-    assert f"{said}, **+{mean} points (95 % interval {low} to {high})**" in " ".join(readme.split())
+    assert f"| {theirs:.1f} | **{ours:.1f}** | **+{mean} ({low}, {high})** |" in readme
+    with (ROOT / "results/price_compare_cifar.csv").open(encoding="utf-8") as file:
+        arms = {row["arm"]: row for row in csv.DictReader(file)}
+    tops = [f"{float(arms[arm]['top1']):.1f}" for arm in ("fine-tuned, equal updates", "one wide head")]
+    assert "| " + " | ".join(tops) + " |" in readme
 
 
 @pytest.mark.parametrize("page", [page for page, blocks in PAGES.items() if blocks])
