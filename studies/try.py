@@ -163,7 +163,8 @@ def main() -> None:
     rows = {row["task"]: row for row in csv.DictReader(path.open(encoding="utf-8"))} if path.exists() else {}
     for name in options.tasks:
         model, data = TASKS[name]()
-        plan = recast.plan(model, torch.zeros(1, 3, data.img_size, data.img_size))
+        start = recast.RecastConfig(query_key="zero" if name == "odd_digit" else "images")  # as the published trainings
+        plan = recast.plan(model, torch.zeros(1, 3, data.img_size, data.img_size), start)
         settings: dict[str, Any] = {"seeds": options.seeds, "progress": True, "say": print}
         answer = try_(model, data, plan, options.out / name, minutes=options.minutes, **settings)
         print(answer)

@@ -12,7 +12,7 @@ import recast
 import recast.lab.evaluation
 
 NAMES = [name for name in recast.__all__ if name != "__version__"]
-EVALUATION = ["evaluate", "PixelModel", "attacks.pgd", "agreement.predict"]
+EVALUATION = ["evaluate", "PixelModel", "attacks.pgd"]
 LAB = ["lab.data.load_data", *(f"lab.evaluation.{name}" for name in EVALUATION)]
 
 

@@ -193,7 +193,9 @@ def test_sdpa_gets_what_torchs_gpu_kernels_take(
     attend_padding: bool, monkeypatch: pytest.MonkeyPatch, open_gates: Any
 ) -> None:
     """Widths of queries and keys in eights, channels side by side, values of one head for all, keys without padding."""
-    layer = open_gates(GPSA(16, 4, PAD_1, config=RecastConfig(backend="sdpa", attend_padding=attend_padding)))
+    layer = open_gates(
+        GPSA(16, 4, PAD_1, config=RecastConfig(backend="sdpa", attend_padding=attend_padding, **PAPERS_LAYER))
+    )
     calls, attention = [], torch.nn.functional.scaled_dot_product_attention
 
     def spy(*tensors: Tensor, **options: Any) -> Tensor:
