@@ -25,7 +25,8 @@ import recast.papers.networks
 from recast.layers.config import PAPERS_LAYER
 
 NETWORKS: dict[str, tuple[int, int, Any]] = {
-    "cifar_resnet20": (32, 32, None), "resnet26t": (256, 4, None), "resnet50": (224, 2, r"re:layer[34]\.\d\.conv2"),
+    "cifar_resnet20": (32, 32, None), "resnet18": (128, 8, None), "resnet26t": (256, 4, None),
+    "resnet50": (224, 2, r"re:layer[34]\.\d\.conv2"),
 }  # fmt: skip
 """Side of an image, images, layers (None: the last stage)."""
 HEADS: dict[str, dict[str, Any]] = {"one": {}, "all": PAPERS_LAYER}
@@ -57,7 +58,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.3)
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    for name, heads in (("cifar_resnet20", "one"), ("resnet26t", "one"), ("resnet50", "one"), ("resnet50", "all")):
+    for name, heads in (*((name, "one") for name in NETWORKS), ("resnet50", "all")):
         rows += measure(name, heads, arguments.device, arguments.seconds)
         write(RESULTS / "tune.csv", rows)
 
