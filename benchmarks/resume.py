@@ -21,6 +21,7 @@ import shutil
 import signal
 import tempfile
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 from itertools import count
@@ -32,6 +33,7 @@ import torch
 from safetensors.torch import load_file
 from timing import RESULTS, write_table
 
+import recast.papers.networks  # noqa: F401  registers those of the scenes
 from recast import files
 from recast.lab.config import AugmentConfig, ClassifyConfig, DataConfig, OptimConfig, Recipe, RegularizationConfig
 from recast.lab.data import load_data
@@ -81,7 +83,7 @@ def train(task: str, folder: Path, workers: int, on_step: Callable[[int, int, fl
     """The whole run, or what is left of it."""
     torch.set_num_threads(1)
     chosen = recipe(task, workers)
-    data = load_data(chosen.data, chosen.augment)
+    data = load_data(chosen.data, chosen.augmentation)
     torch.manual_seed(0)
     parent = build(chosen.model, num_classes=len(data.classes))
     child = recast_(parent, plan(parent, torch.zeros(1, 3, data.img_size, data.img_size)))
@@ -138,9 +140,11 @@ def launch(task: str, folder: Path, workers: int, way: str | None, chance: rando
         code = 1
         try:
             os.setsid()
-            torch.set_num_threads(torch.get_num_threads())  # see durable.py
+            torch.set_num_threads(torch.get_num_threads())
             train(task, folder, workers, arm(task, way, chance))
             code = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
     if way == "at a random moment":

@@ -1,10 +1,12 @@
-"""`benchmarks/gpu` keeps the rows that passed, and `benchmarks/peers.py` is rehearsed on the CPU."""
+"""`benchmarks/gpu` keeps the rows that passed, and `benchmarks/peers.py` and `resume.py` are rehearsed on the CPU."""
 
 from __future__ import annotations
 
 import csv
 import importlib.util
 import math
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -98,3 +100,13 @@ def test_the_peers_are_measured_beside_their_parent(tmp_path: Path, monkeypatch:
         assert gmacs[0] == gmacs[2] < min(gmacs[1], gmacs[3])
         assert float(table[kind, "resnet26t"]["relative_speed"]) == 1
         assert all(float(table[kind, arm]["peak_mib"]) > 1 for arm in arms)
+
+
+@pytest.mark.skipif("RECAST_SLOW" not in os.environ, reason="half a minute: RECAST_SLOW=1")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_killed_runs_end_with_the_same_bits(tmp_path: Path) -> None:
+    words = ("--kills", "2", "--out", str(tmp_path / "resume.csv"))
+    done = subprocess.run([sys.executable, str(BENCHMARKS / "resume.py"), *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (row,) = read(tmp_path / "resume.csv")
+    assert (row["kills"], row["bitwise_equal"], row["left_over"]) == ("2", "True", "0")
