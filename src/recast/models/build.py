@@ -78,8 +78,8 @@ def _weights(
     if config.checkpoint is not None:
         return read_weights(config.checkpoint)
     if config.pretrained and (config.new_head or config.input_size is not None):
-        left = KWARGS[:2] if config.new_head else ("img_size",)
-        published = {key: value for key, value in kwargs.items() if key not in left}
+        dropped = KWARGS[:2] if config.new_head else ("img_size",)
+        published = {key: value for key, value in kwargs.items() if key not in dropped}
         return create(source, name, published, pretrained=True, trust=trust).state_dict()
     return None
 

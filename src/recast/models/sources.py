@@ -31,6 +31,9 @@ def create(source: str, name: str, kwargs: dict[str, Any], pretrained: bool, tru
     or cannot be fetched.
     """
     make = {"timm": _timm, "torchvision": _torchvision, "function": _function}.get(source) or partial(_on_timm, source)
+    if "in_chans" in kwargs and source not in ("timm", "function"):
+        check_registered(source, name)
+        raise RecastError(f"model.in_chans requires a network of timm or a function, got {source}:{name}: drop it")
     with trusting(trust=True) if trust else nullcontext():
         return make(name, kwargs, pretrained)
 
@@ -86,8 +89,6 @@ def _timm(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
 
 def _on_timm(kind: str, name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
     check_registered(kind, name)
-    if "in_chans" in kwargs:
-        raise RecastError(f"model.in_chans requires a network of timm or a function, got {kind}:{name}: drop it")
     if kind not in ON_TIMM_BUILDERS:
         raise RecastError(f"nothing is registered that builds {kind}:NAME: import the module that does")
     make = partial(ON_TIMM_BUILDERS[kind], name, **kwargs)
@@ -107,8 +108,6 @@ def _torchvision(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Modu
     from torchvision import models
 
     check_registered("torchvision", name)
-    if "in_chans" in kwargs:
-        raise RecastError(f"model.in_chans requires a network of timm or a function, got torchvision:{name}: drop it")
     is_detector = ".detection." in models.get_model_builder(name).__module__
     kwargs, options = dict(kwargs), dict[str, Any]()
     if "img_size" in kwargs and not is_detector:

@@ -105,7 +105,7 @@ class Network(Config):
         from recast.surgery.planning import plan
 
         if self.plan is not None:
-            return replan(model, example, read_edited(self.plan))
+            return replan(model, example, read_plan_file(self.plan))
         return plan(model, example, self.recast, where=self.where, budget=self.budget, pool=self.pool)
 
 
@@ -115,11 +115,11 @@ def check_alone(typed: Typed[Any]) -> None:
         raise RecastError(f"--plan names the layers and holds their settings: drop {options[0]}, or change the file")
 
 
-def read_edited(path: str) -> Edited:
+def read_plan_file(path: str) -> Edited:
     """Read a plan file, edited or not. Raises RecastError for another file."""
-    from recast.lab import edited_plan
+    from recast.lab.edited_plan import read_edited
 
-    return edited_plan.read_edited(decode(read_bytes(path), path), path)
+    return read_edited(decode(read_bytes(path), path), path)
 
 
 def example_shape(model: nn.Module, img_size: str | None) -> tuple[int, int, int]:

@@ -13,7 +13,7 @@ from recast.config import FilePath
 from recast.errors import RecastError
 from recast.lab.cli.command import Command, Compute, Line, Typed, print_json
 from recast.lab.cli.guard import later_process
-from recast.lab.cli.plan import check_alone, read_edited
+from recast.lab.cli.plan import check_alone, read_plan_file
 from recast.lab.config import Recipe
 from recast.lab.recipe import functions_of, has_new_parent, load_recipe, override
 from recast.lab.recipes import RECIPES, make_recipe, recipes_by_paper
@@ -130,7 +130,7 @@ def _check_weights(name: str | None, recipe: Recipe) -> None:
 
 def _as_planned(recipe: Recipe, path: str) -> Recipe:
     """Return the recipe with the layers and settings of a plan file, so that recipe.yaml replays the run without it."""
-    edited = read_edited(path)
+    edited = read_plan_file(path)
     return recipe.replace(
         where=list(edited.steps) or ["none"], budget="tokens=none", recast=edited.config,
         pool=edited.pool or PoolConfig(),

@@ -90,8 +90,8 @@ def _as_tensor(pixels: np.ndarray, in_chans: int, name: str) -> Tensor:
 def cover(image: Tensor, size: tuple[int, int], share: float) -> Tensor:
     """Resize to the smallest image that covers (height, width)/share (bicubic), and cut the center (height, width)."""
     sides = image.shape[-2:]
-    factor = max(int(side / share) / own for side, own in zip(size, sides, strict=True))
-    image = functional.resize(image, [max(1, round(own * factor)) for own in sides], BICUBIC, antialias=True)
+    factor = max(int(wanted / share) / side for wanted, side in zip(size, sides, strict=True))
+    image = functional.resize(image, [max(1, round(side * factor)) for side in sides], BICUBIC, antialias=True)
     return functional.center_crop(image, list(size))
 
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 from collections.abc import Iterator, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from recast.lab.report import curves, layers, summary
 from recast.lab.report.arms_table import LABELS, arms_table, heat_tables
 from recast.lab.report.charts import Chart
 from recast.lab.report.confusion import confusion_charts
 from recast.lab.report.costs import COSTS, cost_charts, frontier
+from recast.lab.report.filling import fill_page
 from recast.lab.report.labels import glossary, words
 from recast.lab.report.load import Run
 from recast.lab.report.maps import GATES, first_map, image_maps
@@ -104,25 +100,12 @@ def joint_part(runs: Sequence[Run]) -> Part:
 def render_page(parts: Sequence[Part], joint: Part | None) -> str:
     """Return the page of runs; `joint` is that of several."""
     runs = [part["run"] for part in parts]
-    return _filled(
+    return fill_page(
         "page.html.j2",
-        f"Recast report: {len(runs)} runs" if joint else f"Recast report: {runs[0].title.partition(',')[0]}",
+        script="page.js",
+        title=f"Recast report: {len(runs)} runs" if joint else f"Recast report: {runs[0].title.partition(',')[0]}",
         joint=joint,
         sections=parts,
         glossary=glossary(runs),
         costs={cost: label.partition(",")[0] for cost, (label, _) in COSTS.items()},
-    )
-
-
-def _filled(template: str, title: str, **values: Any) -> str:
-    """Render a template that extends base.html.j2."""
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        loader=PackageLoader("recast.lab.report"),
-    )  # fmt: skip
-    folder = files("recast.lab.report").joinpath("templates")
-    style, script = (Markup(folder.joinpath(name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
-    return environment.get_template(template).render(
-        title=title, style=style, script=script, script_digest=digest, **values
     )

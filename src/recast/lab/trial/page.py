@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 from torch import nn
 
 from recast.files import write_text
@@ -19,6 +16,7 @@ from recast.lab.records import ARMS
 from recast.lab.report import formats
 from recast.lab.report.charts import Role
 from recast.lab.report.draw import Point, Series, series_chart
+from recast.lab.report.filling import fill_page
 from recast.lab.report.table import Cell, ColumnGroup, PageTable
 from recast.lab.trial.answer import COLUMNS, Answer
 
@@ -42,13 +40,8 @@ def write_page(folder: Path, answer: Answer, curves: Mapping[str, Curve], title:
         for title, gain in zip(("at equal updates", "at equal time"), answer.gains.values(), strict=False)
     ]
     tiles.append(("heads that attend", f"{answer.awake} of {answer.heads}", "in the recast arm"))
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        loader=PackageLoader("recast.lab.report"),
-    )  # fmt: skip
-    style = Markup(files("recast.lab.report").joinpath("templates", "page.css").read_text(encoding="utf-8"))
-    text = environment.get_template("trial.html.j2").render(
-        title=title, style=style, answer=answer, tiles=tiles, table=_table(answer), chart=chart, heads=HEADS
+    text = fill_page(
+        "trial.html.j2", title=title, answer=answer, tiles=tiles, table=_table(answer), chart=chart, heads=HEADS
     )
     write_text(folder / PAGE, text)
     return folder / PAGE
