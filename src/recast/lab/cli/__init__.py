@@ -1,12 +1,14 @@
 """The command `recast`, a thin layer over the library. The module of a command is imported when it is called.
 
+Its own help and version import no library; the help of a command imports its configs, and no parser.
+
 Exit codes: 0 done, 1 a check failed (`verify`, `check`), 2 a mistake in the request, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import importlib
-import shutil
+import inspect
 import sys
 import traceback
 import warnings
@@ -16,15 +18,15 @@ from functools import partial
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
-from cyclopts import App, CycloptsError, MissingArgumentError, UnusedCliTokensError
-
 from recast import __version__
 from recast.errors import RecastError, one_line, shown
-from recast.lab.cli.command import HELP, Columns, Output
 from recast.lab.cli.guard import complain, describe_error, guarded_streams, later_process
+from recast.lab.cli.help import HELP, help_text
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from cyclopts import App, CycloptsError
+
+    from recast.lab.cli.command import Command
 
 COMMANDS = {
     "quickstart": "The whole story on embedded data, in minutes",
@@ -39,8 +41,13 @@ COMMANDS = {
     "export": "Write ONNX or a program of torch.export, and check the file",
     "report": "Make one HTML page of one or several runs",
 }
-ABOUT = """Recast the convolutions of a trained network as gated positional self-attention,
-without changing what it computes; then train on."""
+OPTIONS = {
+    "--help": "Display this message and exit.",
+    "--install-completion": "complete with TAB in this shell",
+    "--version": "Display application version.",
+}
+ABOUT = """Recast the convolutions of a trained network as gated positional self-attention, without changing what it \
+computes; then train on."""
 END = """
   recast COMMAND --help   options and examples of a command; --help-all: the rare options too
 
@@ -58,9 +65,9 @@ def main(argv: Sequence[str] | None = None, extend: Callable[[], None] = lambda:
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["help"]:
         words = [*words[1:2], "--help"]
-    call, output = _parse(words, extend)
-    with guarded_streams(output.as_json, output.quiet) as out, _one_line_warnings():
-        code = _run(call, words[0] if words[:1] and words[0] in COMMANDS else "", output.verbose)
+    call, flags = _parse(words, extend)
+    with guarded_streams("as_json" in flags, "quiet" in flags) as out, _one_line_warnings():
+        code = _run(call, words[0] if words[:1] and words[0] in COMMANDS else "", "verbose" in flags)
         out.flush()  # a pipe whose reader has gone says so here, not at the interpreter's exit
         trains = words[:1] in (["train"], ["quickstart"])  # and left its results in files
         if not (code or trains or out.failed is None or isinstance(out.failed, BrokenPipeError)):
@@ -68,22 +75,56 @@ def main(argv: Sequence[str] | None = None, extend: Callable[[], None] = lambda:
     return code
 
 
-def _parse(words: list[str], extend: Callable[[], None]) -> tuple[Callable[[], Any], Output]:
-    """Return the call for the words, which raises if they are wrong, and the output options."""
+def _parse(words: list[str], extend: Callable[[], None]) -> tuple[Callable[[], Any], set[str]]:
+    """Return the call for the words, which raises if they are wrong, and the output options that are on."""
     try:
-        if set(words) - {*HELP, "--version"}:
-            extend()
+        if (text := _help(words, extend)) is not None:
+            return partial(print, text), set()
+        extend()
+        command, bound = _bound(words)
+    except BaseException as error:  # a mistake, or a module of a command that cannot be imported
+        return partial(_refuse, error), set()
+    flags = {name for name in ("as_json", "quiet", "verbose") if bound.kwargs.get(f"output__{name}")}
+    return partial(command, *bound.args, **bound.kwargs), flags
+
+
+def _help(words: list[str], extend: Callable[[], None]) -> str | None:
+    """Return the help or the version that the words ask for; None for a command to run, or a mistake."""
+    asked = set(words[: words.index("--")] if "--" in words else words) & set(HELP)
+    name, *rest = [word for word in words if word not in HELP] or ["--help"]
+    if asked and name in COMMANDS:
+        extend()
+        return _command(name).help([*rest, *asked])
+    if not words or (asked and name.startswith("-")):
+        return help_text("recast COMMAND [options]", ABOUT, {"Commands": [*COMMANDS.items(), *OPTIONS.items()]}, END)
+    return f"recast {__version__}" if name == "--version" else None
+
+
+def _path(name: str) -> str:
+    """Return the module of a command."""
+    return f"recast.lab.cli.{name}{'_' * iskeyword(name)}"
+
+
+def _command(name: str) -> Command:
+    command: Command = importlib.import_module(_path(name)).COMMAND
+    return command
+
+
+def _bound(words: list[str]) -> tuple[Callable[..., Any], inspect.BoundArguments]:
+    """Return the function of the words and its arguments. Raises RecastError for a mistake."""
+    from cyclopts import CycloptsError
+
+    try:
         command, bound, _ = _app(words).parse_args(words, exit_on_error=False, print_error=False)
-        typed = {name: bool(bound.kwargs.get(f"output__{name}")) for name in ("as_json", "quiet", "verbose")}
-        return partial(command, *bound.args, **bound.kwargs), Output(**typed)
     except CycloptsError as error:
-        return partial(_refuse, RecastError(_message(error))), Output()
-    except BaseException as error:  # a module of a command cannot be imported
-        return partial(_refuse, error), Output()
+        raise RecastError(_message(error)) from None
+    return command, bound
 
 
 def _message(error: CycloptsError) -> str:
     """Describe a mistake in a command line in one line."""
+    from cyclopts import MissingArgumentError, UnusedCliTokensError
+
     if isinstance(error, UnusedCliTokensError):
         return f"unexpected argument {shown((error.unused_tokens or [''])[0])}"
     if isinstance(error, MissingArgumentError) and error.argument:
@@ -99,27 +140,16 @@ def _refuse(error: BaseException) -> None:
 
 def _app(words: Sequence[str]) -> App:
     """Return the application. Only the module of the called command is imported."""
-    width = min(110, shutil.get_terminal_size((100, 24)).columns)
-    shows_help = not words or set(HELP) & set(words)
-    app = App(
-        name="recast", help=ABOUT, usage="recast COMMAND [options]", help_format="plaintext", help_epilogue=END,
-        help_formatter=Columns(width), help_flags=HELP, version=f"recast {__version__}",
-        console=_console(width) if shows_help else None,
-    )  # fmt: skip
+    from cyclopts import App
+
+    app = App(name="recast", help=ABOUT, help_flags=HELP, version=f"recast {__version__}")
     for name, text in COMMANDS.items():
-        path = f"recast.lab.cli.{name}{'_' * iskeyword(name)}"
         if words[:1] == [name]:
-            app.command(importlib.import_module(path).COMMAND.app(words[1:]), name=name)
+            app.command(_command(name).app(words[1:]), name=name)
         else:
-            app.command(f"{path}:COMMAND", name=name, help=text, sort_key=len(app._commands))
-    app.register_install_completion_command(add_to_startup=False, help="complete with TAB in this shell")
+            app.command(f"{_path(name)}:COMMAND", name=name, help=text, sort_key=len(app._commands))
+    app.register_install_completion_command(add_to_startup=False, help=OPTIONS["--install-completion"])
     return app
-
-
-def _console(width: int) -> Console:
-    from rich.console import Console  # takes longer than a plain option is read
-
-    return Console(width=2 * width)  # examples are not wrapped
 
 
 def _run(call: Callable[[], Any], name: str, verbose: bool) -> int:

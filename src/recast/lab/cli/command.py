@@ -1,4 +1,4 @@
-"""Make commands from typed functions: cyclopts reads the words, pydantic validates them.
+"""Make commands from typed functions: cyclopts reads the words, pydantic validates them. Help does not import cyclopts.
 
 Keyword-only parameters are options, and so are the fields of configs among them: every field has its dotted name
 (`--optim.lr`) and a short one (`--lr`). Fields of the kinds of a union are options beside one another.
@@ -11,28 +11,26 @@ import json
 import re
 import shlex
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import NoneType
-from typing import Annotated, Any, Generic, Literal, NewType, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NewType, TypeVar, get_args, get_origin
 
 import pydantic
-from cyclopts import App, Group, Parameter
-from cyclopts.help import PlainFormatter
 from pydantic_core import PydanticUndefined
 
 from recast.config import Config, File, Keys, Rare, Threads, read
+from recast.lab.cli.help import HELP, Entry, help_text
 from recast.lab.fields import Field, fields_of, merge
 from recast.lab.threads import use_threads
+
+if TYPE_CHECKING:
+    from cyclopts import App
 
 Model = TypeVar("Model", bound=Config)
 Line = NewType("Line", str)
 """Annotation of a parameter that gets the command as typed. It is not an option."""
-HELP = ("--help", "-h", "--help-all")
-COLUMN = 34
-"""Column at which the text of the help begins."""
 SENTENCE = re.compile(r"(?<!\.\w)\. ")
 """Separator of sentences; not the full stops of e.g."""
 
@@ -75,7 +73,7 @@ class Option:
         if words:
             word = "TEXT" if is_open else f"{{{','.join(map(str, words))}}}"
         word = f"{word} {word}" if count == 2 else word
-        self.metavar = None if kind is bool else word + " ..." * (several is not None and count != 2)
+        self.metavar = "" if kind is bool else word + " ..." * (several is not None and count != 2)
 
     def value(self, config: Any) -> Any:
         """Return the value of the field in a config; its default if the config is of another kind."""
@@ -130,18 +128,29 @@ class Part:
             options[field.path] = Option(field, *(f"--{name.replace('_', '-')}" for name in (".".join(full), short)))
         return {field.path: options[field.path] for field in fields}
 
-    def parameters(self, name: str, groups: dict[str, Group], everything: bool, base: Any) -> Iterator[Any]:
-        """Yield a keyword-only parameter for each option. Rare ones are shown by --help-all."""
+    def entries(self, everything: bool, base: Any, with_values: bool) -> Iterator[tuple[str, Entry]]:
+        """Yield heading and entry of every option for the help. Rare ones are shown by --help-all."""
         base = base or self.model()
+        for option in self.options.values():
+            if everything or Rare not in option.field.marks:
+                heading = option.field.section.__name__.removesuffix("Config").removesuffix("Options") or "Options"
+                name = f"--[no-]{option.short[2:]}" if self.can_be_off(option, base) else option.short
+                yield heading, (f"{name} {option.metavar}".rstrip(), option.help(everything or with_values, base))
+
+    def can_be_off(self, option: Option, base: Any) -> bool:
+        """Return True if the option is a switch that --no-NAME turns off."""
+        return option.hint is bool and (self.has_base or option.value(base) is True)
+
+    def parameters(self, name: str) -> Iterator[inspect.Parameter]:
+        """Yield a keyword-only parameter for each option, as cyclopts reads it; completion shows their help."""
+        from cyclopts import Parameter  # takes as long as the rest of a call for help
+
+        base = self.model()
         for path, option in self.options.items():
-            field, names = option.field, dict.fromkeys((option.short, option.dotted))
-            can_be_off = option.hint is bool and (self.has_base or option.value(base) is True)
-            heading = field.section.__name__.removesuffix("Config").removesuffix("Options") or "Options"
             settings = Parameter(
-                name=tuple(names), metavar=option.metavar, help=option.help(everything or not name, base),
-                group=groups.setdefault(heading, Group(heading, sort_key=len(groups))), show_default=False,
-                show=everything or Rare not in field.marks, show_choices=False,
-                negative=f"--no-{option.short[2:]}" if can_be_off else (), consume_multiple=option.takes,
+                name=tuple(dict.fromkeys((option.short, option.dotted))), help=option.help(not name, base),
+                show=Rare not in option.field.marks, consume_multiple=option.takes,
+                negative=f"--no-{option.short[2:]}" if self.can_be_off(option, base) else (),
             )  # fmt: skip
             hint: Any = Annotated[option.hint | None, settings]
             key = "__".join((name, *path))
@@ -196,12 +205,12 @@ class Command:
         self.function, self.usage, self.examples, self.describe = function, usage, examples, describe
         self.name = function.__name__.rstrip("_")  # try is a word of Python
         self.argv: Sequence[str] = ()
-        self.base: Any = None
         self.__annotations__: dict[str, Any] = {}  # cyclopts asks for them; those of the signature count
         about, _, docs = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
         self.about = "\n\n".join(" ".join(paragraph.split()) for paragraph in about.split("\n\n"))
         help_of = dict(re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", docs, re.MULTILINE))
-        self.words: list[inspect.Parameter] = []
+        self.words: dict[str, tuple[inspect.Parameter, str]] = {}
+        """Positional parameters and their help, by their label in the usage."""
         labels = usage.split()
         self.line = ""
         parts: dict[str, Part] = {}
@@ -210,16 +219,11 @@ class Command:
             hint = parameter.annotation
             model = get_args(hint)[0] if get_origin(hint) is Typed else hint
             if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
-                label = labels[len(self.words)]
-                required = not label.startswith("[")
-                settings = Parameter(
-                    name=label.strip("[]"), required=required, help=" ".join(help_of[name].split()).rstrip(".")
-                )
-                self.words.append(parameter.replace(annotation=Annotated[hint, settings]))
+                self.words[labels[len(self.words)]] = parameter, " ".join(help_of[name].split()).rstrip(".")
             elif hint is Line:
                 self.line = name
             elif isinstance(model, type) and issubclass(model, Config):
-                words = [word.name for word in self.words]
+                words = [word.name for word, _ in self.words.values()]
                 is_typed = get_origin(hint) is Typed
                 has_base = is_typed and describe is not None
                 parts[name] = Part(model, is_typed, has_base, words)
@@ -231,22 +235,30 @@ class Command:
     @property
     def __signature__(self) -> inspect.Signature:
         """The words, then all options, as cyclopts reads them."""
-        everything = "--help-all" in self.argv
-        groups: dict[str, Group] = {}
-        parameters = list(self.words)
-        for name, part in self.parts.items():
-            parameters += part.parameters(name, groups, everything, self.base if part.has_base else None)
-        return inspect.Signature(parameters)
+        from cyclopts import Parameter
+
+        parameters: list[inspect.Parameter] = []
+        for label, (word, text) in self.words.items():
+            settings = Parameter(name=label.strip("[]"), required=not label.startswith("["), help=text)
+            parameters.append(word.replace(annotation=Annotated[word.annotation, settings]))
+        return inspect.Signature([*parameters, *(o for name, part in self.parts.items() for o in part.parameters(name))])
 
     def app(self, argv: Sequence[str]) -> App:
         """Return the command as an application of cyclopts; `argv` are the words behind its name."""
-        self.argv, self.base, about = argv, None, ""
-        if self.describe and set(HELP) & set(argv):
-            about, self.base = self.describe(argv)
-        return App(
-            name=self.name, help=about or self.about, usage=f"recast {self.name} {self.usage}",
-            help_epilogue=f"Examples:\n{self.examples}", default_command=self, version_flags=[], help_flags=HELP,
-        )  # fmt: skip
+        from cyclopts import App
+
+        self.argv = argv
+        return App(name=self.name, help=self.about, default_command=self, version_flags=[], help_flags=HELP)
+
+    def help(self, argv: Sequence[str]) -> str:
+        """Return the help; `argv` are the words behind the command's name."""
+        about, base = self.describe(argv) if self.describe else ("", None)
+        panels: dict[str, list[Entry]] = {"Arguments": [(label.strip("[]"), text) for label, (_, text) in self.words.items()]}
+        for name, part in self.parts.items():
+            for heading, entry in part.entries("--help-all" in argv, base if part.has_base else None, not name):
+                panels.setdefault(heading, []).append(entry)
+        usage = f"recast {self.name} {self.usage}"
+        return help_text(usage, about or self.about, panels, f"Examples:\n{self.examples}")
 
     def __call__(self, *args: Any, **typed: Any) -> int:
         """Validate the values that cyclopts has read, and call the function."""
@@ -262,35 +274,6 @@ class Command:
             if isinstance(config, Compute):
                 use_threads(config.threads)
         return self.function(*args, **values)
-
-
-class Columns(PlainFormatter):
-    """Formatter of the help in two columns: options or commands, and their description."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__(max_width=width)
-        self.width = width
-
-    def __call__(self, console: Any, options: Any, panel: Any) -> None:
-        """Print one group of options or commands."""
-        if not panel.entries:
-            return
-        lines = [f"{panel.title}:"]
-        for entry in panel.entries:
-            name = next(iter(entry.positive_names), entry.positional_label)
-            name = f"--[no-]{name[2:]}" if entry.negative_names else name
-            left = f"  {name} {entry.metavar if entry.positive_names and entry.metavar else ''}".rstrip()
-            text = textwrap.wrap(entry.description.primary_renderable.plain, self.width - COLUMN) or [""]
-            first = f"{left:<{COLUMN - 1}} {text.pop(0)}" if len(left) < COLUMN else left
-            lines += [first, *(" " * COLUMN + line for line in text)]
-        console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
-
-    def render_description(self, console: Any, options: Any, description: Any) -> None:
-        """Print the description of a command."""
-        first, *lines = description.primary_renderable.plain.strip().splitlines()
-        filled = [textwrap.fill(line, self.width, subsequent_indent="    ") for line in lines]
-        text = "\n".join([textwrap.fill(first, self.width), *filled, ""])
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_json(content: Any) -> None:
