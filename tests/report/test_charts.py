@@ -227,3 +227,8 @@ def test_the_curve_of_closed_heads(make_run: MakeRun) -> None:
     best = costs._best(clean.panel.keywords["series"][-2].points)
     assert [(point.x, point.y) for point in best] == [(1.0, 60.0), (3.0, 91.0)]
     assert [chart.name for chart in (clean, noise)] == ["frontier_top1", "frontier_noise"]
+    run = read_run(path)
+    assert costs.joint_frontier([run]) == []
+    joint = costs.joint_frontier([run, replace(run, name="another")])
+    assert {row[0] for row in joint[0].rows} == {run.name, "another"}
+    assert [(row[1], row[2]) for row in joint[1].rows if row[0] == "another"] == [(str(ms), n) for *_, n, ms in points]
