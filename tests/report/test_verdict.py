@@ -16,7 +16,7 @@ from recast.lab.records import ARMS
 from recast.lab.report.arms_table import arms_table
 from recast.lab.report.costs import cost_charts
 from recast.lab.report.curves import attacks, relative
-from recast.lab.report.labels import FROM_START, PARENT, glossary, words
+from recast.lab.report.labels import PARENT, glossary, words
 from recast.lab.report.load import read_run
 from recast.lab.report.summary import tiles, won_and_lost
 from recast.lab.report.verdict import harmed, is_exact, joint_verdict, kept_predictions, verdict
@@ -140,13 +140,3 @@ def test_when_layers_became_attention(make_run: MakeRun, switches: list[int], nu
     every = json.loads((path / "schedule.json").read_text(encoding="utf-8"))["switches"]
     rewrite(path / "schedule.json", switches=[every[place] for place in switches])
     assert all(number in sentences(path) for number in numbers)
-
-
-def test_a_network_that_learns_from_the_start_has_other_words(make_run: MakeRun) -> None:
-    path = make_run(source="during", recipe=OWN)
-    assert words(read_run(path)) is FROM_START
-    assert FROM_START.control in headline_of(path)
-    for name, changes in (("weights", {}), ("pretrained", OWN | {"model.pretrained": True})):
-        assert words(read_run(make_run(name, "during", recipe=changes))) is PARENT
-    lonely = make_run("lonely", "during", recipe=OWN, without=("finetuned", "rows.csv"))
-    assert FROM_START.control in headline_of(lonely)
