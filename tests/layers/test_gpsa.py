@@ -278,8 +278,8 @@ def test_tolerance_closes_small_gates_and_nan_stays_open() -> None:
 
 @pytest.mark.parametrize(
     ("gate", "backend", "content"),
-    [("linear", "split", "softmax"), ("sigmoid", "dense", "softmax"), ("linear", "merged", "softmax"),
-     ("sigmoid", "sdpa", "softmax"), ("linear", "auto", "linear"), ("bias", "auto", "softmax")],
+    [("linear", "split", "softmax"), ("sigmoid", "sdpa", "softmax"), ("linear", "auto", "linear"),
+     ("bias", "auto", "softmax")],
 )  # fmt: skip
 def test_compiles_in_one_graph_once_a_size(gate: Any, backend: Any, content: Any, open_gates: Any) -> None:
     geometry, groups = Geometry((3, 3), (2, 2), (1, 1, 1, 1)), 1 if backend in ("merged", "auto") else 2
@@ -300,7 +300,7 @@ def test_compiles_in_one_graph_once_a_size(gate: Any, backend: Any, content: Any
         return graph.forward
 
     compiled = torch.compile(layer, fullgraph=True, backend=count)
-    sizes = [(8, 8), (9, 6), (8, 8), (7, 10), (9, 6)]
+    sizes = [(8, 8), (9, 6), (7, 10), (9, 6)]
     for height, width in sizes:
         x = torch.randn(2, 4, height, width)
         torch.testing.assert_close(compiled(x), layer(x))
@@ -414,18 +414,9 @@ def test_weight_read_as_a_kernel_warns_once(kind: str, gamma: float, warned: int
         messages = [w for w in caught if "recast.fold_" in str(w.message)]
     assert len(messages) == warned
     assert all(w.filename == __file__ for w in messages)
-
-
-def test_helpers_that_build_a_convolution_warn() -> None:
-    _, child, _ = recast_pair({}, 0.5)
-    for _ in range(2):  # each of its copies is another layer
+    if warned:  # so do helpers that build a convolution of the layer, and each of its copies
         with pytest.warns(UserWarning, match="W_out"):
-            fuse_conv_bn_eval(child[0], nn.BatchNorm2d(8).eval())
-    with torch.no_grad():
-        child[0].gamma.zero_()
-        child[0].value.mul_(2)  # closed, and still no kernel
-    with pytest.warns(UserWarning, match="W_out"):
-        assert child[0].weight is not None
+            fuse_conv_bn_eval(layer, nn.BatchNorm2d(8).eval())
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
