@@ -295,6 +295,32 @@ def test_pools_of_tokens_lie_on_their_grid() -> None:
     assert close(class_maps(vit, x), of.tokens[:, 0])
 
 
+@torch.no_grad()
+def test_tokens_without_maps_lie_on_the_grid_of_the_image() -> None:
+    """LeViT's later stages make no maps: 96 tokens of a 128×192 image are 8×12, and where nothing fits, an error."""
+
+    class Tokens(nn.Sequential):
+        def forward_features(self, x: Tensor) -> Tensor:
+            return self[0](x).flatten(2).transpose(1, 2)[:, :: self.keep]  # 16×24 patches, every keep-th
+
+        def forward_head(self, x: Tensor) -> Tensor:
+            return self[1](x.mean(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.forward_head(self.forward_features(x))
+
+    images = torch.rand(2, 3, 128, 192)
+
+    def pooled(keep: int) -> nn.Module:
+        model = Tokens(nn.Conv2d(3, 6, 8, stride=8), nn.Linear(6, 4))
+        model.keep = keep
+        return attention_pool_(model, True, example=images).eval()
+
+    assert class_maps(pooled(4), images).shape == (2, 4, 8, 12)
+    with pytest.raises(RecastError, match="grid is not known"):
+        class_maps(pooled(5), images)
+
+
 def test_class_tokens() -> None:
     x = torch.randn(2, 3, 32, 32).double()
     cait, deit = transformer("cait_xxs24_224", depth=2), transformer("deit_tiny_distilled_patch16_224", depth=2)

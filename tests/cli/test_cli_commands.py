@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -172,28 +170,3 @@ def test_the_command_takes_a_number_of_threads(cli: Cli, monkeypatch: pytest.Mon
     cli("plan", "digits_resnet", "--num-classes", "10", "--img-size", "16", "--threads", "3")
     cli("report", "nowhere")
     assert numbers == [3]
-
-
-def test_tab_completes(tmp_path: Path) -> None:
-    """In a shell, with the script that the command installs."""
-    command = tmp_path / "recast"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m recast "$@"\n')
-    command.chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    env = os.environ | {"HOME": str(tmp_path), "SHELL": shutil.which("bash") or "", "PATH": path}
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(words, env=env, capture_output=True, text=True)
-
-    done = run("recast", "--install-completion")
-    assert done.returncode == 0, done.stderr
-    (script,) = (tmp_path / ".local").rglob("recast")
-    completed = {
-        "e": "evaluate",
-        "train finetune --gate-": "--gate-l1",
-        "plan resnet18 --query-key ": "similar",
-    }
-    for line, word in completed.items():
-        *words, begun = line.split(" ")
-        ask = f"COMP_WORDS=(recast {' '.join(words)} {begun!r}); COMP_CWORD={len(words) + 1}; _recast"
-        assert word in run("bash", "-c", f"source {script}; {ask}; echo ${{COMPREPLY[*]}}").stdout.split(), line

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,14 @@ import pytest
 from PIL import Image
 
 from recast.lab.records import FrontierLine
-from recast.lab.report import charts, costs, curves, layers, maps
-from recast.lab.report.charts import DEPTHS, Chart
+from recast.lab.report import charts, costs, curves, maps
+from recast.lab.report.charts import Chart
 from recast.lab.report.draw import Point, Series, series_chart
 from recast.lab.report.load import Run, read_run
 from recast.lab.report.maps import AttentionLayer, MapView
 from recast.lab.tables import Table, write_table
 
 MakeRun = Callable[..., Path]
-
-
-@pytest.fixture
-def run(make_run: MakeRun) -> Run:
-    return read_run(make_run())
 
 
 @pytest.fixture
@@ -81,20 +75,6 @@ def test_sweeps(full: Run) -> None:
     assert (first["epsilon_255"], first["value"]) == ("0", full.value("recast", "clean", "top1"))
 
 
-def test_fourier_of_several_runs(run: Run, make_run: MakeRun) -> None:
-    found = layers.joint_fourier([run, read_run(make_run("other"))])
-    for joint, frequency in zip(found, (1 / 3, 2 / 3, 1), strict=True):
-        assert {row["series"] for row in rows_where(joint)} == {"run, recast at once", "other, recast at once"}
-        deltas = [line.delta_log_amplitude for line in run.fourier if abs(line.frequency - frequency) < 1e-5]
-        assert {row["value"] for row in rows_where(joint)} <= set(deltas)
-    assert ">other</text>" in joint.svg
-    assert {"var(--depth0)", f"var(--depth{DEPTHS - 1})"} <= set(re.findall(r"var\(--\w+\)", joint.svg))
-    assert layers.joint_fourier([run]) == []
-    assert [chart.name for chart in layers.depth_charts(run)] == [
-        "fourier_depth_third_pi", "fourier_depth_two_thirds_pi", "fourier_depth",
-    ]  # fmt: skip
-
-
 # colours
 
 
@@ -134,19 +114,6 @@ def test_nothing_is_seen_of_weights_of_0() -> None:
     assert (zero[3], plus[3], minus[3]) == (0, 255, 255)
     assert plus[0] > plus[2] + 60  # orange
     assert minus[2] > minus[1] + 60  # purple
-
-
-def test_other_maps() -> None:
-    mix = np.zeros((1, 1, 4, 4))
-    mix[0, 0, 2, 2] = 1.0
-    assert image_layer(mix)[0]["high"] == "≥ 1"  # a closed head is drawn at its own scale
-    large = np.random.default_rng(0).normal(size=(1, 2, 40, 30))
-    large[0, 0, 0, 0] = np.nan
-    assert image_layer(large)[1].shape == (40, 30, 4)
-    layer, _ = image_layer(np.ones((1, 6, 4, 8)), kernel=(2, 3))
-    assert (layer["query"], layer["columns"]) == ("left:25.0%;top:25.0%;width:12.5%;height:25.0%", 3)
-    assert layer["heads"][5]["alt"] == "Head ↘: γ = 0.25"
-    assert maps.head_labels(5, (2, 3)) == ["0", "1", "2", "3", "4"]
 
 
 def test_a_dollar_in_a_name_is_a_dollar() -> None:

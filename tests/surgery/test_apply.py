@@ -66,6 +66,7 @@ def test_steps_now_and_the_rest_later() -> None:
         recast_(child, p, steps=names[3:])
     with pytest.raises(RecastError, match="the plan has no step 'fc'"):
         recast_(child, p, steps=["fc"])
+    assert recast_(child, p, steps=[]) is child
     assert list(gpsa_layers(child)) == names[2:4]
     recast_(child, p, steps=names[:2])
     recast_(child, p, steps=names[4:])
@@ -192,6 +193,7 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "tol": ("0 or more, got nan", opened, lambda m: fold_(m, tol=NAN)),
     "closes": ("excludes 0", never_closing, lambda m: fold_(m, tol=0.1)),
     "pool example": ("cannot run on the example", small, lambda m: attention_pool_(m, example=X[:, :2])),
+    "no pool": ("kind is none", small, lambda m: attention_pool_(m, config=PoolConfig())),
     "logit_std": ("logit_std must be > 0, got 0", opened, lambda m: wake_(m, BATCH[0], 0)),
     "nothing to wake": ("no recast layer", small, lambda m: wake_(m, BATCH[0])),
     "pruned": ("conv1 has no content map", pruned, lambda m: wake_(m, BATCH[0])),
@@ -304,15 +306,6 @@ def test_steps_alone_leave_the_pool_for_later() -> None:
     assert (applied_plan(last).pool, len(applied_plan(last).steps)) == (pool, 2)
     x = torch.randn(4, 3, 16, 16).double()
     torch.testing.assert_close(replayed(parent, last)(x), last(x), rtol=1e-12, atol=1e-12)
-
-
-def test_a_plan_of_nothing_leaves_the_pool_in_the_plan() -> None:
-    parent = sized()
-    child = attention_pool_(copy.deepcopy(parent), config=POOLS[0])
-    noted = applied_plan(child)
-    recast_(child, plan(parent, X.double()).without_steps())
-    assert noted.pool == POOLS[0]
-    assert applied_plan(child) == noted
 
 
 def test_a_pool_has_rates_of_its_own_and_its_tokens_never_decay() -> None:

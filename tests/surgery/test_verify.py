@@ -222,13 +222,6 @@ def test_a_layer_cannot_hide_behind_what_follows(hides: str) -> None:
     assert "bitwise" not in str(exactness)
 
 
-def test_all_of_it_in_inference_mode() -> None:
-    with torch.inference_mode():
-        parent, x = CifarResNet((1, 1, 1), (8, 8, 16), shortcut="conv").eval(), torch.randn(X.shape)
-        child = recast_(copy.deepcopy(parent), plan(parent, x, PAPERS))
-        assert verify(parent, child, x).bitwise
-
-
 def test_a_layer_that_runs_less_often_is_another_function() -> None:
     """Whatever it gives when it runs: the parent's layer runs twice, the child's once."""
 

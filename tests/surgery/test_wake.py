@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 import recast
 from recast.errors import RecastError
-from recast.lab.analysis.wakefulness import wakefulness
 from recast.layers.cmhsa import recast_layers
 from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.surgery.wake import _logits, wake_
@@ -57,13 +56,6 @@ def test_a_woken_network_computes_what_it_did_bit_for_bit(kind: str, content: st
     assert 0.3 < woken.entropy_after < 0.97
     with torch.no_grad():
         assert torch.equal(child(images(1)), parent(images(1)))
-
-
-def test_a_map_of_a_single_pixel_is_uniform() -> None:
-    child, pixel = recast_network(network(padding=1)), images()[..., :1, :1]
-    (woken,) = wake_(child, pixel)
-    (awake,) = wakefulness(child, pixel).values()
-    assert {woken.entropy_before, woken.entropy_after, *awake["entropy"]} == {1}
 
 
 def test_logits_have_the_stated_deviation_in_every_head_and_the_mean_is_projected_out() -> None:
