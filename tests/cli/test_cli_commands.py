@@ -128,6 +128,7 @@ def test_options_lie_over_a_recipe(trained: Callable[..., Recipe], tmp_path: Pat
         ("report", "RUN"),
         ("evaluate x --img-size 3", "--img-size, two files"),
         ("evaluate x --sizes 16", "--sizes, --suite resolution"),
+        ("evaluate x --suite resolution --sizes 16y", "--sizes"),
         ("evaluate x --threads 0", "--threads, 1"),
         ("train", "--resume"),
         ("train nope", "nope"),

@@ -17,7 +17,7 @@ from recast.lab.data import Data
 from recast.lab.data.datasets import ImageFiles
 from recast.lab.evaluation import Options
 from recast.lab.evaluation.context import Context, NotMeasured
-from recast.lab.evaluation.imagenet_corruptions import ALEXNET_ERRORS
+from recast.lab.evaluation.imagenet_corruptions import ALEXNET_ERRORS, KINDS
 from recast.lab.evaluation.imagenet_sets import (
     SETS,
     imagenet_wnids,
@@ -203,6 +203,16 @@ def test_both_layouts_unresized_and_by_name(folder: str, corrupted: Path, three:
     assert scores["mce"].mean() == pytest.approx(expected)
     part = score("imagenet-c", Shades(), three, 4, sets=corrupted / folder, num_images=3)
     assert part["top1/mean"][:, 0].tolist() == [1, 1, 0]
+
+
+def test_the_images_are_those_of_their_folder(corrupted: Path, three: Data) -> None:
+    sources = sources_imagenet_c(context(three, corrupted))
+    assert [source.part for source in sources] == [f"{kind}/{severity}" for kind in KINDS for severity in SEVERITIES]
+    for source in sources:
+        images, labels = source.images.batch([0, 3, 4])
+        severity = int(source.part[-1])
+        assert (255 * images[:, 0, 5, 5]).round().tolist() == [severity, 120 + severity, 160 + severity]
+        assert labels.tolist() == [2, 0, 1]  # outputs of the model
 
 
 def test_everything_that_is_missing_is_in_one_error(tmp_path: Path, three: Data) -> None:

@@ -16,7 +16,8 @@ from torch import nn
 from recast.lab.config.evaluation import Options
 from recast.lab.data import Data
 from recast.lab.evaluation.runner import measure, open_context
-from recast.lab.tasks.segment.evaluation import inner_boundary, mean_iou, over_views, pixel_counts
+from recast.lab.tasks.predictions import draw_predictions
+from recast.lab.tasks.segment.evaluation import inner_boundary, mask_panels, mean_iou, over_views, pixel_counts
 from recast.lab.tasks.segment.networks import SceneFCN
 from recast.lab.tasks.segment.pairs import IGNORE, ImagePairs
 
@@ -140,3 +141,18 @@ def test_images_of_other_shapes(mode: Literal["square", "whole"], tmp_path: Path
         assert rows["miou"] != pytest.approx(everything["miou"], rel=1e-3)
     else:
         assert rows == pytest.approx(everything, rel=1e-5)
+
+
+def test_predictions_are_drawn() -> None:
+    data = dense_data()
+    drawn = np.asarray(
+        draw_predictions(open_context({"recast": Reads(), "finetuned": Reads(1)}, data, 5), mask_panels, count=3)
+    )
+    assert drawn.shape == (3 * 12, 4 * 12, 3)
+    image, mask, recast, finetuned = (panel[2:10, 2:10] for panel in np.split(drawn[:12], 4, axis=1))
+    (index,) = [i for i, (pixels, _) in enumerate(data.val) if np.array_equal(pixels.permute(1, 2, 0) * 255, image)]
+    assert np.array_equal((mask == 255).all(-1), data.val[index][1] == IGNORE)
+    known = data.val[index][1].numpy() != IGNORE
+    agree = data.val[index][1].numpy() == image[..., 0]
+    assert np.array_equal((mask == recast).all(-1)[known], agree[known])
+    assert not (recast == finetuned).all(-1).any()

@@ -166,9 +166,32 @@ def test_closed_heads_are_skipped_in_eval_without_gradients_after_a_refresh(head
     assert heads_run == [9, 2, 9, 9]
 
 
-def test_nothing_is_computed_when_all_heads_are_closed(heads_run: list[int]) -> None:
+def loaded(layer: GPSA, state: GPSA, assign: bool) -> GPSA:
+    nn.Sequential(layer).load_state_dict(nn.Sequential(state).state_dict(), assign=assign)
+    return layer
+
+
+def on_meta_first(state: GPSA) -> GPSA:
+    with torch.device("meta"):
+        layer = GPSA(3, 4, state.geometry, config=PAPERS)
+    return loaded(layer.eval(), state, assign=True)
+
+
+WAYS: dict[str, Callable[[GPSA], GPSA]] = {
+    "as it is": lambda layer: layer,
+    "copied": copy.deepcopy,
+    "pickled": lambda layer: pickle.loads(pickle.dumps(layer)),
+    "loaded": lambda layer: loaded(GPSA(3, 4, layer.geometry, config=PAPERS).eval(), layer, assign=False),
+    "made on the meta device": on_meta_first,
+    "trained and back": lambda layer: layer.train().eval(),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_is_computed_when_all_heads_are_closed(way: str, heads_run: list[int]) -> None:
+    """Without a call by the user."""
     conv, x = nn.Conv2d(3, 4, 3, padding=1).eval(), torch.randn(1, 3, 5, 5)
-    layer = recast_layer(conv)
+    layer = WAYS[way](recast_layer(conv))
     with torch.no_grad():
         assert torch.equal(layer(x), conv(x))
     layer.requires_grad_(False)
@@ -179,11 +202,6 @@ def test_nothing_is_computed_when_all_heads_are_closed(heads_run: list[int]) -> 
     assert heads_run == []
 
 
-def loaded(layer: GPSA, opened: GPSA, assign: bool) -> GPSA:
-    nn.Sequential(layer).load_state_dict(nn.Sequential(opened).state_dict(), assign=assign)
-    return layer
-
-
 def written(layer: GPSA, opened: GPSA) -> GPSA:
     with torch.no_grad():
         for mine, theirs in zip(layer.parameters(), opened.parameters(), strict=True):
@@ -191,22 +209,13 @@ def written(layer: GPSA, opened: GPSA) -> GPSA:
     return layer
 
 
-def on_meta_first(layer: GPSA, opened: GPSA) -> GPSA:
-    with torch.device("meta"):
-        again = GPSA(3, 4, layer.geometry, config=PAPERS)
-    return loaded(again.eval(), opened, assign=True)
-
-
 OPENINGS: dict[str, Callable[[GPSA, GPSA], GPSA]] = {
     "trained": lambda layer, opened: written(layer.train(), opened),
     "written to in eval mode": written,
     "copied, then written to": lambda layer, opened: written(copy.deepcopy(layer), opened),  # as an average does
     "pickled, then written to": lambda layer, opened: written(pickle.loads(pickle.dumps(layer)), opened),
-    "copied open": lambda layer, opened: copy.deepcopy(opened),
-    "pickled open": lambda layer, opened: pickle.loads(pickle.dumps(opened)),
     "loaded": lambda layer, opened: loaded(layer, opened, assign=False),
     "loaded by assignment": lambda layer, opened: loaded(layer, opened, assign=True),
-    "made on the meta device": on_meta_first,
 }
 
 
