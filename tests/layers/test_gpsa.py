@@ -341,12 +341,9 @@ def forward_mode(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 TRANSFORMS: dict[str, Callable[[GPSA, Tensor], Tensor]] = {
-    "vmap": lambda layer, x: torch.func.vmap(layer)(x[None]),
     "grad of each image": per_sample,
-    "jacrev": lambda layer, x: torch.func.jacrev(lambda z: layer(z).sum((1, 2, 3)))(x),
     "hessian": lambda layer, x: torch.func.hessian(lambda z: layer(z).square().sum())(x[:1, :, :3, :3]),
     "forward mode": forward_mode,
-    "export": lambda layer, x: torch.export.export(layer, (x,)).module()(x),
 }
 
 

@@ -39,8 +39,7 @@ def distance(parent: nn.Module, child: nn.Module, images: Tensor) -> float:
         return float((child(images) - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("groups", "bias"), [(1, False), (2, True)])
 def test_new_images_come_closer(groups: int, bias: bool) -> None:
     parent, child = pair(groups, bias)
     new = smooth_images(50, seed=1)
