@@ -281,7 +281,10 @@ def test_steps_alone_leave_the_pool_for_later() -> None:
     assert planned.without_pool().after == plan(parent, X.double()).after
     last = recast_(copy.deepcopy(parent), plan(parent, X.double()))
     recast_(last, plan(parent, X.double(), where="none", pool=pool))
-    assert (applied_plan(last).pool, len(applied_plan(last).steps)) == (pool, 2)
+    done = applied_plan(last)
+    assert (done.pool, len(done.steps)) == (pool, 2)
+    recast_(last, plan(parent, X.double()).without_steps())  # nothing
+    assert applied_plan(last) == done
     x = torch.randn(4, 3, 16, 16).double()
     torch.testing.assert_close(replayed(parent, last)(x), last(x), rtol=1e-12, atol=1e-12)
 

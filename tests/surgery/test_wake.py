@@ -72,16 +72,6 @@ def test_logits_have_the_stated_deviation_in_every_head_and_the_mean_is_projecte
     assert not torch.allclose(first, second, atol=1e-2)
 
 
-def test_the_start_follows_from_images_and_seed() -> None:
-    once, again, other = (recast_network(network(padding=1)) for _ in range(3))
-    wake_(once, images())
-    wake_(again, iter(images().split(8)))
-    wake_(other, images(), seed=1)
-    keys = [next(iter(recast_layers(child).values())).key for child in (once, again, other)]
-    torch.testing.assert_close(keys[0], keys[1], rtol=1e-3, atol=1e-4)
-    assert not torch.allclose(keys[0], keys[2], atol=1e-2)
-
-
 def test_woken_keys_learn_from_the_first_gate_on() -> None:
     """With a gate barely open, woken queries get a gradient; with W_key = 0 they get none."""
     gradients = {}
