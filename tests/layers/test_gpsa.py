@@ -210,10 +210,12 @@ def written(layer: GPSA, opened: GPSA) -> GPSA:
 
 
 OPENINGS: dict[str, Callable[[GPSA, GPSA], GPSA]] = {
-    "trained": lambda layer, opened: written(layer.train(), opened),
+    "trained": lambda layer, opened: written(layer.train(), opened).eval(),
     "written to in eval mode": written,
     "copied, then written to": lambda layer, opened: written(copy.deepcopy(layer), opened),  # as an average does
     "pickled, then written to": lambda layer, opened: written(pickle.loads(pickle.dumps(layer)), opened),
+    "written to, then copied": lambda layer, opened: copy.deepcopy(written(layer, opened)),
+    "written to, then pickled": lambda layer, opened: pickle.loads(pickle.dumps(written(layer, opened))),
     "loaded": lambda layer, opened: loaded(layer, opened, assign=False),
     "loaded by assignment": lambda layer, opened: loaded(layer, opened, assign=True),
 }
@@ -225,7 +227,7 @@ def test_a_stale_answer_is_never_used(way: str, heads_run: list[int]) -> None:
     layer = GPSA(3, 4, PAD_1, config=PAPERS)
     opened = open_two(copy.deepcopy(layer))
     layer.eval().refresh_gates()
-    layer, x = OPENINGS[way](layer, opened).eval(), torch.randn(1, 3, 5, 5)
+    layer, x = OPENINGS[way](layer, opened), torch.randn(1, 3, 5, 5)
     opened.backend = "reference"
     with torch.no_grad():
         torch.testing.assert_close(layer(x), opened(x))
