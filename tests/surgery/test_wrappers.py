@@ -69,6 +69,15 @@ def test_a_wrapped_network_is_recast_folded_and_saved(wrap: Any, wrapped_first: 
         assert not torch.allclose(found, parent(x))
 
 
+def test_the_pooling_of_a_wrapped_network_is_saved(tmp_path: Path) -> None:
+    parent = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)).eval()
+    x = torch.randn(2, 3, 32, 32)
+    model = recast.attention_pool_(nn.DataParallel(copy.deepcopy(parent)), example=x)
+    loaded = recast.load(recast.save(model, tmp_path / "pooled.safetensors"), parent=parent)
+    with torch.no_grad():
+        assert torch.equal(loaded(x), model.module(x))
+
+
 @pytest.mark.parametrize("verb", ["recast_", "fold_", "attention_pool_"])
 def test_what_is_bound_to_its_parameters_is_refused(verb: str) -> None:
     parent, x = Net(), torch.randn(2, 3, 8, 8)
