@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from torch import nn
 from recast.errors import RecastError
 from recast.models.build import build, build_from, constructor
 from recast.models.config import ModelConfig
-from recast.models.trust import trusting
+from recast.models.trust import follow_up, trusting
 
 OWN_NETWORKS = """
 from torch import nn
@@ -210,3 +211,10 @@ def test_a_detector_without_weights_fetches_none(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("torchvision._internally_replaced_utils.load_state_dict_from_url", fetch)
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fetch)
     assert build(ModelConfig("torchvision:lraspp_mobilenet_v3_large")) is not None
+
+
+def test_a_command_is_named_as_it_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.devnull)
+    for script, printed in ((".venv/bin/recast", ".venv/bin/recast train"), ("lib/pytest/__main__.py", "recast train")):
+        monkeypatch.setattr(sys, "argv", [script])
+        assert follow_up("train") == printed

@@ -18,6 +18,7 @@ from recast.io import save
 from recast.lab.config import DataConfig, OptimConfig, Recipe
 from recast.lab.data import Data, load_data
 from recast.lab.evaluation.run_folder import open_run
+from recast.lab.tasks import scenes
 from recast.lab.tasks.detect.networks import SceneRCNN, losing
 from recast.lab.training import prepare
 from recast.lab.training.loop import fit
@@ -39,7 +40,13 @@ def recipe(**fields: object) -> Recipe:
     return Recipe(**{**given, "epochs": 2, "device": "cpu", **fields})  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(autouse=True)
+def few_scenes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing all of them takes seconds."""
+    monkeypatch.setattr(scenes, "NUM_SCENES", {"train": 4, "val": 2})
+
+
+@pytest.fixture
 def data() -> Data:
     return load_data(SMALL)
 

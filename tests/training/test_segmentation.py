@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -92,8 +91,8 @@ def test_it_goes_on_bit_for_bit(tmp_path: Path, goes_on: Callable[..., nn.Module
 
 
 @pytest.mark.parametrize("trunk", ["resnet10t", "patchconvnet_s60"])
-def test_upernet(tmp_path: Path, trunk: str) -> None:
-    """Recast bit for bit, and it learns: on a pyramid, and on one map and the neck."""
+def test_upernet(trunk: str) -> None:
+    """Recast bit for bit: on a pyramid, and on one map and the neck."""
     torch.manual_seed(0)
     small = {"embed_dim": 16, "depth": 3} if trunk.startswith("patch") else {}
     model, image = UperNet(trunk, 3, hidden=16, **small).eval(), torch.rand(1, 3, 64, 48)
@@ -102,13 +101,8 @@ def test_upernet(tmp_path: Path, trunk: str) -> None:
         found = model if small else recast_(model, plan(model, image, where="body.layer4.*"))
         assert torch.equal(found(image)["out"], before)
     assert before.shape == (1, 3, 16, 12)
-    data = dense_data()
-    large = replace(data.val, img_size=32)
-    data = replace(data, train=large, val=large, img_size=32)
-    rows = fit(found, data, recipe(), tmp_path / "run", progress=False)
-    assert rows[-1]["train_loss"] < rows[1]["train_loss"]
     assert classifiers(found) == ("head.classify", "auxiliary.2")
-    assert "aux" not in found.eval()(image)
+    assert ("aux" in found.train()(image.expand(2, -1, -1, -1)), "aux" in found.eval()(image)) == (True, False)
 
 
 @pytest.mark.filterwarnings("ignore:.* a single pixel:UserWarning")
