@@ -13,8 +13,8 @@ from recast.errors import RecastError
 from recast.lab.config import DataConfig
 from recast.lab.data import Data, load_data
 from recast.lab.evaluation.runner import evaluate, measure, open_context
-from recast.lab.tasks import scenes
-from recast.lab.tasks.detect.evaluation import (
+from recast.papers.dense import scenes
+from recast.papers.dense.detect.evaluation import (
     ENLARGED,
     average_precisions,
     object_panels,
@@ -22,8 +22,8 @@ from recast.lab.tasks.detect.evaluation import (
     stacked,
     summarised,
 )
-from recast.lab.tasks.detect.objects import AS_IT_IS, Annotations, ObjectImages
-from recast.lab.tasks.predictions import draw_predictions
+from recast.papers.dense.detect.objects import AS_IT_IS, Annotations, ObjectImages
+from recast.papers.dense.predictions import draw_predictions
 
 SIDE, CLASSES = 128, ["a", "b", "c"]
 Case = tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]

@@ -16,9 +16,9 @@ from recast.lab.data import Data
 from recast.lab.data.datasets import ImageTensors
 from recast.lab.data.images import open_image, resize_and_crop, to_pixels
 from recast.lab.explain.inputs import Input, find_inputs, read_image, read_inputs, some_of_validation
-from recast.lab.tasks.detect.coco import Annotations
-from recast.lab.tasks.detect.objects import ObjectImages
-from recast.lab.tasks.segment.pairs import ImagePairs
+from recast.papers.dense.detect.coco import Annotations
+from recast.papers.dense.detect.objects import ObjectImages
+from recast.papers.dense.segment.pairs import ImagePairs
 
 SIZE = (16, 16)
 

@@ -15,13 +15,9 @@ from torch.nn import functional as F
 
 from recast.errors import RecastError
 from recast.io import save
-from recast.lab.config import Augmentation, DataConfig, OptimConfig, Recipe, SegmentConfig, TaskConfig
+from recast.lab.config import Augmentation, DataConfig, OptimConfig, Recipe, TaskConfig
 from recast.lab.data import Data
 from recast.lab.evaluation.run_folder import open_run
-from recast.lab.tasks import scenes
-from recast.lab.tasks.segment.networks import SceneFCN, UperNet
-from recast.lab.tasks.segment.pairs import IGNORE, ImagePairs
-from recast.lab.tasks.segment.training import AUXILIARY_WEIGHT, pixel_loss
 from recast.lab.training.loop import fit
 from recast.lab.training.metrics import read_metrics
 from recast.lab.training.run import train
@@ -30,6 +26,11 @@ from recast.models.adapt import classifiers
 from recast.models.build import build
 from recast.models.config import ModelConfig
 from recast.models.sources import create
+from recast.papers.dense import scenes
+from recast.papers.dense.config import SegmentConfig
+from recast.papers.dense.segment.networks import SceneFCN, UperNet
+from recast.papers.dense.segment.pairs import IGNORE, ImagePairs
+from recast.papers.dense.segment.training import AUXILIARY_WEIGHT, pixel_loss
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 

@@ -22,7 +22,7 @@ from recast.models.names import FORMS, ON_TIMM, PLUGINS, unknown_model
 from recast.models.trust import check_trusted, elsewhere, import_path, trusting
 
 ON_TIMM_BUILDERS: dict[str, Callable[..., nn.Module]] = {}
-"""Prefix of `names.ON_TIMM` → what builds such a network on timm's NAME; `recast.lab.tasks` fills it."""
+"""Prefix of `names.ON_TIMM` → what builds such a network on timm's NAME; `recast.papers.dense` fills it."""
 
 
 def create(source: str, name: str, kwargs: dict[str, Any], pretrained: bool, trust: bool = False) -> nn.Module:

@@ -14,7 +14,7 @@ from recast.lab.report.curves import settings
 from recast.lab.report.draw import Point, Series, series_chart
 from recast.lab.report.labels import CORRUPTIONS, arm_keys, suite_title, words
 from recast.lab.report.load import Run
-from recast.lab.suites import METRICS, base, of_kind
+from recast.lab.suites import METRICS, SUITES, base, of_kind
 
 SMALL = (3.5, 2.4)
 BY_TIME: dict[str, Any] = {"xlabel": "milliseconds per image", "xformat": "{:.3g}".format, "size": SMALL}
@@ -25,7 +25,6 @@ COSTS = {
     "peak_memory": ("peak memory, bytes", formats.memory),
     "seconds": ("training time", formats.duration),
 }
-DENSE = {"segmentation": ("miou", "boundary_iou"), "detection": ("ap", "mask_ap")}
 MOST_NAMED = 6  # names of more runs would hide the points
 
 
@@ -47,7 +46,7 @@ def _accuracies(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
             metrics.append((*strengths[eps], f"{suite_title(suite, short=True)}, ε = {eps:g}/255"))
     metrics += [(suite, "top1/mean", suite_title(suite, short=True)) for suite in CORRUPTIONS]
     metrics += [(suite, "top1", suite_title(suite)) for suite in of_kind("test set")]
-    metrics += [(suite, metric, METRICS[metric].label) for suite, names in DENSE.items() for metric in names]
+    metrics += [(suite, metric, METRICS[metric].label) for suite, entry in SUITES.items() for metric in entry.by_cost]
     measured = {row.suite for run in runs for row in run.rows}
     return [entry for entry in metrics if entry[0] in measured]
 
