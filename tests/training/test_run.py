@@ -349,7 +349,7 @@ def photographs(root: Path) -> DataConfig:
 
 
 def test_size_and_norm_of_files_where_the_network_states_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "input_defaults", lambda network: None)
+    monkeypatch.setattr("recast.lab.data.sources.input_defaults", lambda network: None)
     data = photographs(tmp_path / "data").replace(img_size=None)
     prepared = prepare.prepare(digits_recipe(data=data), tmp_path / "run", False)
     assert (prepared.recipe.data.img_size, prepared.data.train[0][0].shape[-1], prepared.data.test_size) == (16, 16, 16)

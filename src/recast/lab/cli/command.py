@@ -13,6 +13,7 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from types import NoneType
@@ -24,6 +25,7 @@ from cyclopts.help import PlainFormatter
 from pydantic_core import PydanticUndefined
 
 from recast.config import Config, File, Keys, Rare, Threads, read
+from recast.errors import RecastError
 from recast.lab.fields import Field, fields_of, merge
 from recast.lab.threads import use_threads
 
@@ -33,6 +35,8 @@ Line = NewType("Line", str)
 HELP = ("--help", "-h", "--help-all")
 COLUMN = 34
 """Column at which the text of the help begins."""
+DOTTED = re.compile(r"\b[a-z_]+(?:\.[a-z_]+)+\b")
+"""Possible name of a field."""
 SENTENCE = re.compile(r"(?<!\.\w)\. ")
 """Separator of sentences; not the full stops of e.g."""
 
@@ -108,7 +112,7 @@ class Part:
     """The options of one config: a parameter of a function, or the plain parameters of the function.
 
     is_typed: the function gets the words, not the config. has_base: the config is laid over another one, so that
-    switches can be turned off. words: names of fields that are not options.
+    switches can be turned off. words: names of options that are words of the command instead.
     """
 
     model: type[Config]
@@ -121,14 +125,15 @@ class Part:
         """The options by the path of their field. Of two fields with the same name the deeper gets a longer option."""
         options: dict[Keys, Option] = {}
         taken: set[str] = set()
-        fields = [field for field in fields_of(self.model) if field.path[0] not in self.words]
+        fields = fields_of(self.model)
         for field in sorted(fields, key=lambda field: len(field.path)):
             full = (*field.path[:-1], field.info.alias or field.path[-1])
             named = full[:-1] if full[-1] in ("name", "kind") and full[1:] else full
             short = named[-1] if named[-1] not in taken else "-".join(named[-2:])
             taken.add(named[-1])
             options[field.path] = Option(field, *(f"--{name.replace('_', '-')}" for name in (".".join(full), short)))
-        return {field.path: options[field.path] for field in fields}
+        words = {f"--{word}" for word in self.words}
+        return {field.path: options[field.path] for field in fields if options[field.path].short not in words}
 
     def parameters(self, name: str, groups: dict[str, Group], everything: bool, base: Any) -> Iterator[Any]:
         """Yield a keyword-only parameter for each option. Rare ones are shown by --help-all."""
@@ -175,6 +180,15 @@ class Typed(Generic[Model]):
     def over(self, base: Mapping[str, Any]) -> Model:
         """Return the config with the values of `base` and the typed ones. Raises RecastError that names the option."""
         return read(self.model, merge(self.model, base, self.changes), name=self.name)  # type: ignore[return-value]
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Name the options instead of the fields of the config in errors of the block."""
+        try:
+            yield
+        except RecastError as error:
+            error.args = (DOTTED.sub(lambda match: self.name(tuple(match[0].split("."))), str(error)),)
+            raise
 
 
 class Command:
