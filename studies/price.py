@@ -6,6 +6,7 @@
     python studies/price.py odd_digit rates --out runs/price                    # each arm's learning rate
     python studies/price.py odd_digit compare --out runs/price --seeds 0 1 2    # after times and rates
     python studies/price.py odd_digit table --out runs/price                    # writes results/price_*.csv
+    RECAST_DATA=DIR python studies/price.py converged compare --out runs/price --seeds 0 1 2    # after times of cifar
 
 sweep: content heads × width × Gaussians × W_val × rates × start, on held-out images: canvases of 300 digits of the
 training part (odd_digit), a tenth of train.zip (cifar). It fixes the defaults; no test image is read.
@@ -13,6 +14,9 @@ training part (odd_digit), a tenth of train.zip (cifar). It fixes the defaults; 
 times: seconds of a training step and of inference of every arm, by turns, one thread.
 
 rates: every arm at the learning rates of `RATES`, seed 0, on the held-out images of the sweep; compare takes its best.
+
+converged: the CIFAR-10 ResNet-20 as published (91.9 %), trained on with images that it was trained with, so that more
+updates should bring nothing; every arm at 1e-4, T-CNN's rate. The network is that of cifar, and so are its times.
 
 compare, on test images, stated before they were looked at. Arms (`arms`): the parent; fine-tuned for as many updates
 as one wide head; fine-tuned for as many seconds, by the measured step times; nine heads, the former default, for as
@@ -63,11 +67,11 @@ CHOICES = (
     "epochs",
 )  # fmt: skip
 COLUMNS = ("task", *CHOICES, "seed", "top1", "awake", "content", "macs", "parameters", "cpu_seconds")
-START = {"odd_digit": "zero", "cifar": "images"}
+START = {"odd_digit": "zero", "cifar": "images", "converged": "images"}
 """Queries and keys at the start, the former default of the task's recipe."""
-EPOCHS = {"odd_digit": 10, "cifar": 5}
-LR = {"odd_digit": 2e-3, "cifar": 1e-3}
-"""Of the sweep."""
+EPOCHS = {"odd_digit": 10, "cifar": 5, "converged": 6}
+LR = {"odd_digit": 2e-3, "cifar": 1e-3, "converged": 1e-4}
+"""Of the sweep, and of the comparison where no other was tried."""
 RATES = (5e-3, 2e-2, 1e-3)
 
 
@@ -97,6 +101,7 @@ def arms(task: str) -> dict[str, dict[str, Any]]:
     new = ONE | {"project_values": False, "epochs": EPOCHS[task]}
     old = NARROW | {"query_key": START[task], "epochs": EPOCHS[task]}
     return {
+        "parent": {"epochs": 0},
         "one wide head": new,
         "fine-tuned, equal updates": {"epochs": EPOCHS[task]},
         "fine-tuned, equal seconds": {"epochs": EPOCHS[task], "as_long_as": "one wide head"},
@@ -138,11 +143,12 @@ def read_cifar(path: Path, classes: dict[str, int]) -> tuple[Tensor, Tensor]:
     return images, torch.tensor([classes[name.split("/")[0]] for name in names])
 
 
-def cifar(root: Path, held_out: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """9,000 of CIFAR-100's training images, balanced, and a tenth that is held out or the test images."""
-    folder = root / "cifar100"
+def cifar(folder: Path, held_out: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return 9,000 balanced images of CIFAR-100 and others, held out or of its test set; CIFAR-10 and its test set."""
     classes = {name: label for label, name in enumerate((folder / "classes.txt").read_text().split())}
     images, labels = read_cifar(folder / "train.zip", classes)
+    if len(classes) == 10:
+        return images, labels, *read_cifar(folder / "test.zip", classes)
     keep, dev = hold_out(labels, 0.1)
     keep = keep[choose_balanced(labels[keep], 9000, "the training part")]
     others = (images[dev], labels[dev]) if held_out == "dev" else read_cifar(folder / "test.zip", classes)
@@ -270,11 +276,12 @@ def load(task: str, held_out: str, out: Path) -> tuple[nn.Module, tuple[Tensor, 
         parent.load_state_dict(torch.load(weights, weights_only=True))
     else:
         root = Path(os.environ["RECAST_DATA"])
-        data = cifar(root, held_out)
+        data = cifar(root / ("cifar10" if task == "converged" else "cifar100"), held_out)
         parent = timm.create_model("cifar_resnet20_a", num_classes=10)
         parent.load_state_dict(load_file(root / "weights/cifar10_resnet20_akamaster.safetensors"))
-        torch.manual_seed(0)
-        parent.reset_classifier(100)
+        if task == "cifar":
+            torch.manual_seed(0)
+            parent.reset_classifier(100)
     return parent.eval(), data
 
 
@@ -306,7 +313,7 @@ def sweep(task: str, out: Path, seeds: list[int], first: int | None) -> None:
                 continue
             started = time.process_time()
             model = build(parent, setting, data[0], seed)
-            train(model, data, groups_of(model, LR[task], setting), setting["epochs"], seed, task == "cifar")
+            train(model, data, groups_of(model, LR[task], setting), setting["epochs"], seed, task != "odd_digit")
             seconds = time.process_time() - started
             awake = Wakefulness.of(wakefulness(model, data[2][:64]))
             append(path, key | {
@@ -321,9 +328,9 @@ def sweep(task: str, out: Path, seeds: list[int], first: int | None) -> None:
 def times(task: str, out: Path, rounds: int = 15) -> None:
     """Medians of a step and of inference, by turns, with random gates: closed ones would be skipped in eval."""
     parent, data = load(task, "dev", out)
-    batch = 128 if task == "cifar" else 64
+    batch = 64 if task == "odd_digit" else 128
     names, calls = [], []
-    for name, setting in ({"parent": {}} | arms(task)).items():
+    for name, setting in arms(task).items():
         setting = filled(task, setting)
         model = build(parent, setting, data[0], 0)
         optimizer = torch.optim.AdamW(groups_of(model, LR[task], setting))
@@ -371,7 +378,7 @@ def rates(task: str, out: Path, only: list[str] | None) -> None:
     for lr in RATES:
         for name, setting in arms(task).items():
             done = any((row["arm"], float(row["lr"])) == (name, lr) for row in read(path))
-            if done or name == "fine-tuned, equal seconds" or (only and name not in only):
+            if done or name in ("parent", "fine-tuned, equal seconds") or (only and name not in only):
                 continue
             setting = filled(task, {n: v for n, v in setting.items() if n != "as_long_as"})
             model = build(parent, setting, data[0], 0)
@@ -384,13 +391,13 @@ def best_rate(task: str, out: Path, arm: str) -> float:
     """Return the rate with the highest held-out accuracy of an arm."""
     arm = arm.replace("equal seconds", "equal updates") if arm.startswith("fine-tuned") else arm
     tried = [row for row in read(out / f"rates_{task}.csv") if row["arm"] == arm]
-    return float(max(tried, key=lambda row: float(row["top1"]))["lr"])
+    return float(max(tried, key=lambda row: float(row["top1"]))["lr"]) if tried else LR[task]
 
 
 def compare(task: str, out: Path, seeds: list[int], only: list[str] | None) -> None:
     """Every run of the comparison that the table lacks; keeps which test images were right."""
     parent, data = load(task, "test", out)
-    cost = {row["arm"]: float(row["step"]) for row in read(out / f"times_{task}.csv")}
+    cost = {row["arm"]: float(row["step"]) for row in read(out / f"times_{task.replace('converged', 'cifar')}.csv")}
     path = out / f"compare_{task}.csv"
     for seed in seeds:
         for name, setting in arms(task).items():
@@ -402,7 +409,7 @@ def compare(task: str, out: Path, seeds: list[int], only: list[str] | None) -> N
                 epochs *= cost[other] / cost[name]
             setting = filled(task, {n: v for n, v in setting.items() if n != "as_long_as"})
             model, lr = build(parent, setting, data[0], seed), best_rate(task, out, name)
-            train(model, data, groups_of(model, lr, setting), epochs, seed, task == "cifar")
+            train(model, data, groups_of(model, lr, setting), epochs, seed, task != "odd_digit")
             hits = right(model, *data[2:])
             (out / "right").mkdir(exist_ok=True)
             np.save(out / "right" / f"{task}_{name}_{seed}.npy", np.packbits(hits.numpy()))
@@ -427,7 +434,7 @@ def table(task: str, out: Path, results: Path) -> None:
         files = {row["seed"]: out / "right" / f"{task}_{arm}_{row['seed']}.npy" for row in rows if row["arm"] == arm}
         return {seed: np.unpackbits(np.load(file)).astype(float) for seed, file in files.items()}
 
-    count = {"odd_digit": 2000, "cifar": 5000}[task]
+    count = 2000 if task == "odd_digit" else 5000
     ours = hits("one wide head")
     for arm in dict.fromkeys(row["arm"] for row in rows):
         of_arm = [row for row in rows if row["arm"] == arm]
@@ -455,7 +462,7 @@ def table(task: str, out: Path, results: Path) -> None:
 def main() -> None:
     """Run a part of the study."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=("odd_digit", "cifar"))
+    parser.add_argument("task", choices=("odd_digit", "cifar", "converged"))
     parser.add_argument("part", choices=("sweep", "times", "rates", "compare", "table"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])

@@ -16,7 +16,7 @@ import recast
 from recast import exporting
 from recast.errors import RecastError
 from recast.lab.cli import main
-from recast.lab.tasks.detect.networks import SceneRCNN
+from recast.papers.dense.detect.networks import SceneRCNN
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's exporter, of its own code
 

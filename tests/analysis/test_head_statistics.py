@@ -16,7 +16,7 @@ from recast.errors import RecastError
 from recast.io import load, save
 from recast.lab.analysis import queries
 from recast.lab.analysis.head_statistics import head_statistics, tabulate_heads
-from recast.lab.analysis.queries import content_of, pieces, telling_query
+from recast.lab.analysis.queries import pieces, telling_query
 from recast.lab.analysis.records import HeadLine
 from recast.layers.cmhsa import CMHSA
 from recast.layers.config import PAPERS_LAYER, RecastConfig
@@ -120,19 +120,6 @@ def test_maps_in_pieces_are_the_maps(budget: int, gpsa: Callable[..., GPSA], mon
             image += len(maps) if int(at[-1]) == 29 else 0
 
 
-@pytest.mark.parametrize("config", [{}, {"content": "linear"}, {"attend_padding": True}], ids=str)
-def test_without_content_in_the_mix(config: Any, gpsa: Any, monkeypatch: Any) -> None:
-    """The content of closed heads is there all the same, and maps that are one for all images are given once."""
-    monkeypatch.setattr(queries, "MAX_NUMBERS", 10**9)
-    layer, x, at = gpsa(STRIDED, **config), torch.randn(2, 4, 5, 6), torch.tensor([1, 5])
-    with torch.no_grad():
-        layer.gamma.zero_()
-    assert torch.allclose(content_of(layer, x)(at), layer.attention(x).content[:, :, at], atol=1e-6)
-    ((_, maps),) = pieces(layer, x, at)
-    assert len(maps) == 1
-    assert torch.allclose(maps, layer.attention(x).mix[1:, :, at], atol=1e-6)
-
-
 def test_which_heads_stayed_convolutional(gpsa: Callable[..., GPSA]) -> None:
     x, layer = torch.randn(2, 4, 6, 6), GPSA(4, 3, PLAIN, config=PAPERS).eval()
     with torch.no_grad():
@@ -200,23 +187,11 @@ def test_nothing_to_measure_is_said() -> None:
         head_statistics(GPSA(2, 2, PLAIN, config=PAPERS), torch.rand(1, 2, 4, 4), queries=0)
 
 
-@pytest.mark.parametrize("stride", [1, 2])
-def test_the_telling_query_at_the_start_is_the_middle_one(stride: int) -> None:
-    """With closed gates no map differs, and head h looks at one pixel: the query moved by the tap's offset."""
-    geometry = Geometry((3, 3), (stride, stride), (1, 1, 1, 1))
-    maps, (row, column) = telling_query(GPSA(2, 2, geometry, config=PAPERS), torch.randn(2, 2, 7, 9))
-    assert maps.shape == (2, 9, 7, 9)
-    assert (row, column) == ((3, 4) if stride == 1 else (4, 4))
-    for h, (dr, dc) in enumerate(geometry.offsets()):
-        expected = torch.zeros(7, 9)
-        expected[row + dr, column + dc] = 1
-        assert torch.equal(maps[1, h], expected)
-
-
 def test_the_telling_query_is_the_one_whose_maps_differ_most(gpsa: Callable[..., GPSA]) -> None:
     layer, x = gpsa(), torch.randn(3, 4, 7, 6)
     mix = mix_of(layer, x)
     at = int((mix - mix.mean(0)).abs().sum((0, 1, 3)).argmax())
     maps, query = telling_query(layer, x)
     assert query == divmod(at, 6)
+    assert telling_query(GPSA(2, 2, PLAIN, config=PAPERS), torch.randn(2, 2, 7, 9))[1] == (3, 4)  # none differ: middle
     assert torch.allclose(maps, mix[:, :, at].unflatten(-1, (9, 8))[..., 1:-1, 1:-1])

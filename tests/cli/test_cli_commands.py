@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 import recast.lab.training.run as training
-from recast.config import Count
 from recast.lab.cli import COMMANDS
-from recast.lab.cli.command import Command, Compute, Line
 from recast.lab.config import Recipe
 
 Cli = Callable[..., Any]
@@ -48,9 +44,6 @@ def test_help(command: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
         names = re.findall(r"^  (--\S+)", done.out, flags=re.MULTILINE)
         assert len(names) == len(set(names))
         assert "--json" in names
-        assert not [name for name in names if "_" in name]
-    assert short.out.count("\n") <= 110
-    assert short.out.count("\n  --") <= 70
     assert everything.out.count("\n  --") >= short.out.count("\n  --")
     assert "--verbose" in everything.out
     assert f"recast {command}" in short.out[short.out.index("Examples:") :]
@@ -81,24 +74,12 @@ def test_help_imports_no_torch() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_every_option_of_a_command_has_one_short_name() -> None:
-    from recast.lab.cli.explain import COMMAND as EXPLAIN
-    from recast.lab.cli.plan import COMMAND as PLAN
-    from recast.lab.cli.train import COMMAND as TRAIN
-
-    for command in (TRAIN, PLAN, EXPLAIN):
-        names = [option.short for part in command.parts.values() for option in part.options.values()]
-        assert len(names) == len(set(names))
-
-
 @pytest.mark.parametrize(
     ("words", "key", "value"),
     [
         ("--batch-size 8", "data.batch_size", 8),
-        ("--data.batch-size 8", "data.batch_size", 8),
         ("--weight_decay 0.1", "optim.weight_decay", 0.1),
         ("--optim.lr=1e-3", "optim.lr", 1e-3),
-        ("--model x", "model.name", "x"),
         ("--pretrained", "model.pretrained", True),
         ("--no-control", "control", False),
         ("--where a b --seed 1", "where", ["a", "b"]),
@@ -108,9 +89,7 @@ def test_every_option_of_a_command_has_one_short_name() -> None:
         ("--gate-range -0.5 1", "recast.gate_range", (-0.5, 1.0)),
         ("--content-heads 0,4,8", "recast.content_heads", (0, 4, 8)),
         ("--clip-grad null", "optim.clip_grad", None),
-        ("--num-train 0.1", "data.num_train", 0.1),
         ("--betas 0.9 0.999", "optim.betas", (0.9, 0.999)),
-        ("--betas 0.9,0.999", "optim.betas", (0.9, 0.999)),
         ("--gate sigmoid --lambda-init 2", "recast.lambda_init", 2.0),
         ("--teacher parent --temperature 2", "task.teacher.targets.temperature", 2.0),
         ("--data scenes --resize 0.7 1.5", "task.resize", (0.7, 1.5)),
@@ -141,23 +120,16 @@ def test_options_lie_over_a_recipe(trained: Callable[..., Recipe], tmp_path: Pat
         ("--verison", "--verison"),
         ("plan", "MODEL"),
         ("plan digits_resnet more", "more"),
-        ("verify digits_resnet --num-images 0", "--num-images, 1"),
         ("verify digits_resnet --num-imges 3", "--num-imges, --num-images"),
-        ("plan digits_resnet --img-size", "--img-size"),
         ("plan digits_resnet --img-size 0", "--img-size"),
         ("plan digits_resnet --plan x.json --gate bias", "--plan, --gate"),
         ("plan digits_resnet --gate linear --lambda-init 2", "--lambda-init, --gate, sigmoid"),
-        ("plan digits_resnet --content-heads 4,4", "--content-heads"),
         ("verify digits_resnet --seed 1.5", "--seed, 1.5"),
         ("report", "RUN"),
         ("evaluate x --img-size 3", "--img-size, two files"),
-        ("fold x --tol -1", "--tol, 0"),
         ("evaluate x --sizes 16", "--sizes, --suite resolution"),
         ("evaluate x --suite resolution --sizes 16y", "--sizes"),
-        ("evaluate x --eps -1", "--eps, 0"),
         ("evaluate x --threads 0", "--threads, 1"),
-        ("explain x --mean 1 0.5", "--mean, 3"),
-        ("quickstart --seed x", "--seed, x"),
         ("train", "--resume"),
         ("train nope", "nope"),
         ("train nowhere.yaml", "nowhere.yaml"),
@@ -165,17 +137,10 @@ def test_options_lie_over_a_recipe(trained: Callable[..., Recipe], tmp_path: Pat
         ("train wrong.yaml", "wrong.yaml, optim.lr, fast"),
         ("train digits --lr -1", "--lr, 0, -1"),
         ("train digits --lr abc", "--lr, abc"),
-        ("train digits --lr nan", "--lr"),
         ("train digits --leer 1", "--leer, --lr"),
-        ("train digits --optim.leer 1", "--optim.leer, --optim.lr"),
         ("train digits --amp bf61", "--amp, bf61, bf16"),
-        ("train digits --epochs 5.5", "--epochs, 5.5"),
         ("train digits --betas 0.9", "--betas, 2"),
-        ("train digits --betas 0.9 1.5", "--betas, 1, 1.5"),
-        ("train digits --num-train 0", "--num-train, 1"),
-        ("train digits --gate linear --lambda-init 2", "--lambda-init, --gate, sigmoid, linear"),
         ("train digits --gate sigmoid --gate-l1 1", "--gate-l1, --gate"),
-        ("train digits --schedule listed", "--dates, --schedule"),
         ("train digits --schedule listed --dates 3:a 9:b --epochs 5", "--dates, 5"),
         ("train digits --schedule at_once --conv-epochs 9 --epochs 5", "--conv-epochs, --epochs, 5"),
         ("train digits --task segment --mixup 0.1", "--mixup, --task, classify, segment"),
@@ -184,7 +149,6 @@ def test_options_lie_over_a_recipe(trained: Callable[..., Recipe], tmp_path: Pat
         ("train digits --task embed --repeats 3", "--repeats, --task, embed"),
         ("train digits --teacher parent --targets hard --temperature 2", "--temperature, --targets, soft, hard"),
         ("train digits --calibrate 100", "--calibrate, --gate, sigmoid"),
-        ("train digits --plan x.json --where all", "--plan, --where"),
         ("train digits --resume runs/x", "--resume, RECIPE"),
         ("train --resume runs/x", "runs/x, recipe.yaml"),
         ("train digits --resume x --out y", "--resume"),
@@ -201,69 +165,9 @@ def test_a_mistake_names_what_was_typed(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.yaml", "wrong.yaml"]
 
 
-def test_a_typed_function_is_a_command() -> None:
-    def count(
-        where: str,
-        /,
-        *more: str,
-        most: Count = 3,
-        by: Literal["a", "b"] | None = None,
-        output: Compute,
-        line: Line,
-    ) -> int:
-        """Count.
-
-        Args:
-            where: A place.
-            more: Other
-                places.
-            most: Largest number.
-            by: Order.
-        """
-        calls.append((where, more, most, by, output.quiet, line))
-        return 0
-
-    calls: list[Any] = []
-    command = Command(count, "WHERE [MORE…] [options]")
-
-    def run(*words: str) -> Any:
-        call, bound, _ = command.app(words).parse_args(words, exit_on_error=False, print_error=False)
-        return call(*bound.args, **bound.kwargs)
-
-    assert run("x", "--most", "4", "y", "--quiet", "--", "-z") == 0
-    assert calls == [("x", ("y", "-z"), 4, None, True, "recast count x --most 4 y --quiet -- -z")]
-    with pytest.raises(ValueError, match="--most"):
-        run("x", "--most", "0")
-
-
 def test_the_command_takes_a_number_of_threads(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers: list[int | None] = []
     monkeypatch.setattr("recast.lab.cli.command.use_threads", numbers.append)
     cli("plan", "digits_resnet", "--num-classes", "10", "--img-size", "16", "--threads", "3")
     cli("report", "nowhere")
     assert numbers == [3]
-
-
-def test_tab_completes(tmp_path: Path) -> None:
-    """In a shell, with the script that the command installs."""
-    command = tmp_path / "recast"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m recast "$@"\n')
-    command.chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    env = os.environ | {"HOME": str(tmp_path), "SHELL": shutil.which("bash") or "", "PATH": path}
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(words, env=env, capture_output=True, text=True)
-
-    done = run("recast", "--install-completion")
-    assert done.returncode == 0, done.stderr
-    (script,) = (tmp_path / ".local").rglob("recast")
-    completed = {
-        "e": "evaluate",
-        "train finetune --gate-": "--gate-l1",
-        "plan resnet18 --query-key ": "similar",
-    }
-    for line, word in completed.items():
-        *words, begun = line.split(" ")
-        ask = f"COMP_WORDS=(recast {' '.join(words)} {begun!r}); COMP_CWORD={len(words) + 1}; _recast"
-        assert word in run("bash", "-c", f"source {script}; {ask}; echo ${{COMPREPLY[*]}}").stdout.split(), line

@@ -10,9 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
-
 from recast.surgery.plan import Plan
 
 Cli = Callable[..., Any]
@@ -40,28 +37,6 @@ def test_plan_leaves_a_file_that_is_no_plan_alone(refused: Refused, tmp_path: Pa
         (tmp_path / name).write_bytes(content)
         assert "exists and is not a plan" in refused("plan", *MODEL, "--out", tmp_path / name)
         assert (tmp_path / name).read_bytes() == content
-
-
-def test_bad_checkpoints(refused: Refused, shared: Path, tmp_path: Path) -> None:
-    class Payload:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return Path.touch, (tmp_path / "ran",)
-
-    weights = load_file(shared / "weights.safetensors")
-    whole = (shared / "weights.safetensors").read_bytes()
-    (tmp_path / "half.safetensors").write_bytes(whole[: len(whole) // 2])
-    torch.save({"state_dict": Payload()}, tmp_path / "code.pth")
-    save_file({"other": torch.zeros(3)}, tmp_path / "foreign.safetensors")
-    weights["conv1.weight"][0] = float("nan")
-    save_file(weights, tmp_path / "nan.safetensors")
-    for name, message in (
-        ("half.safetensors", "truncated"),
-        ("code.pth", "code"),
-        ("foreign.safetensors", "does not fit"),
-        ("nan.safetensors", "NaN or infinity in conv1.weight"),
-    ):
-        assert message in refused("plan", *MODEL, "--num-classes", "10", "--checkpoint", tmp_path / name)
-    assert not (tmp_path / "ran").exists(), "the pickle was executed"
 
 
 def test_a_pipe_that_is_closed_early_is_no_error() -> None:

@@ -16,8 +16,8 @@ from PIL import Image
 from recast.errors import RecastError
 from recast.lab.config import Augmentation, DataConfig
 from recast.lab.data import load_data
-from recast.lab.tasks.detect.coco import Annotations, Runs, drawn_masks
-from recast.lab.tasks.detect.objects import ObjectImages
+from recast.papers.dense.detect.coco import Annotations, Runs, drawn_masks
+from recast.papers.dense.detect.objects import ObjectImages
 
 COCO: dict[str, Any] = {
     "images": [{"id": 7, "file_name": "a.png"}, {"id": 3, "file_name": "b.png"}, {"id": 5, "file_name": "c.png"}],

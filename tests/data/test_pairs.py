@@ -15,7 +15,7 @@ from PIL import Image
 from recast.errors import RecastError
 from recast.lab.config import Augmentation, DataConfig
 from recast.lab.data import Loader, load_data
-from recast.lab.tasks.segment.pairs import IGNORE, ImagePairs
+from recast.papers.dense.segment.pairs import IGNORE, ImagePairs
 
 
 def coloured(count: int = 6, height: int = 40, width: int = 56) -> tuple[torch.Tensor, torch.Tensor]:

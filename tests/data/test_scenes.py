@@ -9,7 +9,7 @@ import torch
 from recast.lab.config import DataConfig
 from recast.lab.data import Loader, load_data
 from recast.lab.data.digits import read_digits
-from recast.lab.tasks.scenes import CLASSES, DISTANT, FAR, SIDE, DrawnScene, as_coco, draw_scene
+from recast.papers.dense.scenes import CLASSES, DISTANT, FAR, SIDE, DrawnScene, as_coco, draw_scene
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +14,9 @@ import recast
 from recast.errors import RecastError
 from recast.lab.config.evaluation import parse_size
 from recast.lab.data import Data
-from recast.lab.data.datasets import ImageFiles
 from recast.lab.data.images import resize_to, to_bytes
 from recast.lab.evaluation import PixelModel, evaluate
 from recast.lab.evaluation.accuracy import default_sizes
-from recast.lab.evaluation.derived_images import ResizedImages
 
 Score = Callable[..., dict[str, Any]]
 Values = Callable[..., dict[str, float]]
@@ -47,16 +44,6 @@ def test_top1_top5_and_loss_by_hand(gray: Data) -> None:
     assert "top5" not in {row.metric for row in evaluate(Constant(torch.arange(5.0)), "clean", five, progress=False)}
 
 
-def test_pixel_model_normalises() -> None:
-    pixels = torch.rand(2, 3, 5, 4)
-    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-    model = PixelModel(nn.Identity(), mean.tolist(), std.tolist())
-    assert model(pixels).allclose((pixels - mean[:, None, None]) / std[:, None, None])
-    assert model.state_dict() == {}  # a model's weights are those of the network it holds
-    double = PixelModel(nn.Conv2d(3, 1, 1).double(), (0.0,) * 3, (1.0,) * 3)
-    assert double(torch.ones(1, 3, 2, 2)).dtype == torch.float64
-
-
 def test_calibration_error_is_the_formula(trained: nn.Module, digits: Data, values: Values) -> None:
     images, labels = digits.val.batch(range(len(digits.val)))
     with torch.no_grad():
@@ -68,27 +55,6 @@ def test_calibration_error_is_the_formula(trained: nn.Module, digits: Data, valu
             gap = (prediction == labels)[inside].float().mean() - confidence[inside].mean()
             expected += 100 * inside.float().mean().item() * abs(gap.item())
     assert values(trained, "clean", digits)["ece"] == pytest.approx(expected, rel=1e-4) != 0
-
-
-@pytest.fixture
-def photographs(tmp_path: Path, digits: Data) -> Data:
-    """Three files of different shapes, cropped to 112 from 128."""
-    paths = []
-    generator = torch.Generator().manual_seed(0)
-    for number, (width, height) in enumerate([(150, 200), (201, 133), (112, 112)]):
-        noise = torch.randint(256, (height // 8, width // 8, 3), generator=generator, dtype=torch.uint8)
-        path = tmp_path / f"{number}.png"
-        Image.fromarray(noise.numpy()).resize((width, height), Image.Resampling.BICUBIC).save(path)
-        paths.append(str(path))
-    return replace(digits, val=ImageFiles(torch.arange(3), 112, paths))
-
-
-def test_every_size_shows_the_same_part(photographs: Data) -> None:
-    """Enlarging and then averaging pixels of one size gives those of another."""
-    for index in range(3):
-        base = photographs.val.batch([index])[0]
-        back = nn.functional.avg_pool2d(ResizedImages(photographs.val, (224, 224)).batch([index])[0], 2)
-        assert (back - base).abs().mean() < min(0.02, (back[..., 6:] - base[..., :-6]).abs().mean() / 3)
 
 
 def test_non_square_sizes_keep_the_proportions() -> None:

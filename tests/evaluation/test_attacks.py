@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from recast.lab.data.seeding import mix_seed
 from recast.lab.evaluation import PixelModel
 from recast.lab.evaluation.attacks import pgd
 
-Score = Callable[..., dict[str, Any]]
 Values = Callable[..., dict[str, float]]
 
 

@@ -94,17 +94,6 @@ def test_to_the_last_head_it_is_the_network_without_attention(error_of: Any) -> 
     assert steps[6].loss == pytest.approx(loss_of(again), rel=1e-4)
 
 
-def test_what_is_tried_is_put_back() -> None:
-    model = network("linear")
-    expected, layer = model(X).detach(), gpsa_layers(model)["layer3.1.conv2"]
-    with closing._without(layer, 4):
-        assert not torch.equal(model(X), expected)
-        assert layer.open_heads == (0, 1, 2, 3, 5, 6, 7, 8)
-    assert torch.equal(model(X), expected)
-    closing._added(model, [(X, Y)])
-    assert all(p.requires_grad and p.grad is None for p in model.parameters())
-
-
 def test_what_cannot_be_closed() -> None:
     with pytest.raises(RecastError, match="no open head"):
         next(closing_(timm.create_model("digits_resnet", num_classes=10), X, Y))

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from recast.lab.config import DataConfig
 from recast.lab.data import Data, load_data
 from recast.lab.evaluation import PixelModel
-from recast.lab.evaluation.basic_corruptions import CORRUPTIONS, cell_means, corrupt
+from recast.lab.evaluation.basic_corruptions import CORRUPTIONS, corrupt
 from recast.lab.evaluation.imagenet_corruptions import (
     ALEXNET_ERRORS,
     KINDS,
@@ -112,20 +112,6 @@ def test_pixels_follow_the_image_not_the_batch(kind: str) -> None:
     assert 0 <= whole.min() <= whole.max() <= 1
     if kind in ("gaussian_noise", "occlusion"):
         assert not whole.equal(corrupt(images, kind, 3, first_index=101))
-
-
-@pytest.mark.parametrize("side", [2, 7, 32, 45])
-def test_cells_are_nested_and_nearly_even(side: int) -> None:
-    milder = torch.eye(side)
-    for cells in range(side, 0, -1):
-        means = cell_means(side, cells)
-        torch.testing.assert_close(means @ means, means)
-        torch.testing.assert_close(means @ milder, means)  # averaging the milder averages: cells are unions
-        assert means.unique(dim=0).shape[0] == cells
-        assert 1 / means.diagonal().min() < 2 * side / cells + 1  # no cell is twice the average
-        milder = means
-    image = torch.arange(8.0).div(8).expand(1, 3, 8, 8)
-    assert corrupt(image, "pixelate", 5)[0, 0, 0].tolist() == [0.1875] * 4 + [0.6875] * 4
 
 
 def test_the_suite_of_basic_corruptions(

@@ -13,7 +13,8 @@ from recast.errors import RecastError
 from recast.lab.config import DataConfig
 from recast.lab.data import Data, load_data
 from recast.lab.evaluation.runner import evaluate, measure, open_context
-from recast.lab.tasks.detect.evaluation import (
+from recast.papers.dense import scenes
+from recast.papers.dense.detect.evaluation import (
     ENLARGED,
     average_precisions,
     object_panels,
@@ -21,8 +22,8 @@ from recast.lab.tasks.detect.evaluation import (
     stacked,
     summarised,
 )
-from recast.lab.tasks.detect.objects import AS_IT_IS, Annotations, ObjectImages
-from recast.lab.tasks.predictions import draw_predictions
+from recast.papers.dense.detect.objects import AS_IT_IS, Annotations, ObjectImages
+from recast.papers.dense.predictions import draw_predictions
 
 SIDE, CLASSES = 128, ["a", "b", "c"]
 Case = tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]
@@ -137,21 +138,25 @@ class Finds(nn.Module):
         ]  # fmt: skip
 
 
-def found_data() -> tuple[Data, list[dict[str, Tensor]]]:
-    scenes = load_data(DataConfig("scene_objects", num_val=12, num_train=1)).val
-    assert isinstance(scenes, ObjectImages)
-    assert isinstance(scenes.items, Tensor)
-    scenes.items[:, :, 0, 0] = torch.arange(12, dtype=torch.uint8)[:, None]
-    nothing = Annotations(*(values[:0] for values in list(vars(scenes.objects[0]).values())[:5]))
-    objects: list[Annotations] = [*scenes.objects[:-1], nothing]
-    images = ObjectImages(scenes.items, objects, 96)
+@pytest.fixture
+def data(monkeypatch: pytest.MonkeyPatch) -> Data:
+    """Twelve scenes, numbered by their first pixel, the last without an object."""
+    monkeypatch.setattr(scenes, "NUM_SCENES", {"train": 1, "val": 12})
+    drawn = load_data(DataConfig("scene_objects"))
+    val: Any = drawn.val
+    val.items[:, :, 0, 0] = torch.arange(12, dtype=torch.uint8)[:, None]
+    nothing = Annotations(*(values[:0] for values in list(vars(val.objects[0]).values())[:5]))
+    images = ObjectImages(val.items, [*val.objects[:-1], nothing], 96)
     kinds = {"local": ("disc", "bar"), "nowhere": ()}
-    classes = load_data(DataConfig("scene_objects", num_val=1, num_train=1)).classes
-    return Data("scenes", images, images, classes, *AS_IT_IS, 96, kinds=kinds), [target for _, target in images]
+    return Data("scenes", images, images, drawn.classes, *AS_IT_IS, 96, kinds=kinds)
 
 
-def test_the_suite_has_intervals_and_paired_differences() -> None:
-    data, answers = found_data()
+@pytest.fixture
+def answers(data: Data) -> list[dict[str, Tensor]]:
+    return [target for _, target in data.val]
+
+
+def test_the_suite_has_intervals_and_paired_differences(data: Data, answers: list[dict[str, Tensor]]) -> None:
     models = {"recast": Finds(answers, 0.5), "finetuned": Finds(answers, 0.5, miss=1)}
     found = measure(open_context(models, data, 5), ["detection"], progress=False)
     rows = {row.metric: row for row in found.rows if row.model == "finetuned"}
@@ -167,8 +172,7 @@ def test_the_suite_has_intervals_and_paired_differences() -> None:
     assert ENLARGED // 96 * 96 == 192
 
 
-def test_what_cannot_be_measured() -> None:
-    data, answers = found_data()
+def test_what_cannot_be_measured(data: Data, answers: list[dict[str, Tensor]]) -> None:
     for model, suite, word in (
         (Finds(answers), "segmentation", "detect"), (nn.Conv2d(3, 8, 1), "detection", "losses"),
         (Finds(answers, torch.nan), "detection", "NaN"),

@@ -127,14 +127,6 @@ def test_a_look_at_fewer_images_does_not_replace_what_is_there(copied: Path) -> 
     assert '"again"' not in made  # it was read from the scores, not measured
 
 
-def test_a_renamed_run_has_every_line_once(copied: Path) -> None:
-    measured(copied, ["clean", "fgsm"])
-    measured(other := copied.rename(copied.with_name("other")), ["clean"])
-    rows = read_records(other / "rows.csv", Row)
-    assert {row.run for row in rows} == {"other"}
-    assert len({(row.model, row.suite, row.metric) for row in rows}) == len(rows)
-
-
 def test_a_bad_request_writes_nothing(copied: Path) -> None:
     before = sorted(path.name for path in copied.iterdir())
     for suite, told in (("clene", {}), ("clean", {"options": Options(num_images=31)})):

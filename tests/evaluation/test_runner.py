@@ -15,9 +15,7 @@ from recast.lab.data import Data
 from recast.lab.evaluation import Options
 from recast.lab.evaluation.context import NotMeasured
 from recast.lab.evaluation.runner import evaluate, measure, open_context
-from recast.lab.evaluation.suites import evaluator
 from recast.lab.records import Row
-from recast.lab.suites import METRICS, SUITES
 
 
 def rows_of(
@@ -145,11 +143,6 @@ def test_differences_are_paired_and_between_arms(trained: nn.Module, digits: Dat
     assert ahead.value == pytest.approx(values["recast"] - values["finetuned"])
     assert 0 < ahead.low < ahead.value < ahead.high
     assert len(pairs) == 3 * 4
-
-
-def test_every_suite_is_told_of_and_can_be_measured() -> None:
-    assert all(evaluator(name) for name in SUITES)
-    assert {metric for suite in SUITES.values() for metric in suite.metrics} == set(METRICS)
 
 
 def test_all_models_see_the_same_pixels_in_batches_of_any_size(digits: Data, spy: Any) -> None:

@@ -16,10 +16,10 @@ from torch import nn
 from recast.lab.config.evaluation import Options
 from recast.lab.data import Data
 from recast.lab.evaluation.runner import measure, open_context
-from recast.lab.tasks.predictions import draw_predictions
-from recast.lab.tasks.segment.evaluation import inner_boundary, mask_panels, mean_iou, over_views, pixel_counts
-from recast.lab.tasks.segment.networks import SceneFCN
-from recast.lab.tasks.segment.pairs import IGNORE, ImagePairs
+from recast.papers.dense.predictions import draw_predictions
+from recast.papers.dense.segment.evaluation import inner_boundary, mask_panels, mean_iou, over_views, pixel_counts
+from recast.papers.dense.segment.networks import SceneFCN
+from recast.papers.dense.segment.pairs import IGNORE, ImagePairs
 
 CLASSES = ["a", "b", "c", "nowhere"]
 

@@ -10,7 +10,7 @@ from scipy import stats
 
 from recast.lab.evaluation.stats import Resampled, plain_mean, resampled_means
 from recast.lab.statistics import Agreement, mean_interval, paired_interval
-from recast.lab.tasks.segment.evaluation import STATISTICS
+from recast.papers.dense.segment.evaluation import STATISTICS
 
 RANDOM = np.random.default_rng(3)
 

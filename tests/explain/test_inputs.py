@@ -16,9 +16,9 @@ from recast.lab.data import Data
 from recast.lab.data.datasets import ImageTensors
 from recast.lab.data.images import open_image, resize_and_crop, to_pixels
 from recast.lab.explain.inputs import Input, find_inputs, read_image, read_inputs, some_of_validation
-from recast.lab.tasks.detect.coco import Annotations
-from recast.lab.tasks.detect.objects import ObjectImages
-from recast.lab.tasks.segment.pairs import ImagePairs
+from recast.papers.dense.detect.coco import Annotations
+from recast.papers.dense.detect.objects import ObjectImages
+from recast.papers.dense.segment.pairs import ImagePairs
 
 SIZE = (16, 16)
 
@@ -63,15 +63,6 @@ def test_every_kind_of_image_is_read(name: str, size: tuple[int, int], tmp_path:
     assert 0 <= found.pixels.min() <= found.pixels.max() <= 1
     if min(KINDS[name].size) == 40:  # brighter towards the bottom right, whatever the mode
         assert found.pixels[..., -3:, -3:].mean() > found.pixels[..., :3, :3].mean() + 0.2
-
-
-def test_a_rectangle_is_the_largest_of_its_shape_in_the_middle(tmp_path: Path) -> None:
-    path = save(photo(100, 100), tmp_path / "x.png")
-    red, green, _ = read_image(path, (20, 40)).pixels
-    assert red[:, 0].max() < 0.03  # the whole width …
-    assert red[:, -1].min() > 0.97
-    assert green[0].mean() == pytest.approx(0.26, abs=0.02)  # … and the middle half of the height
-    assert green[-1].mean() == pytest.approx(0.74, abs=0.02)
 
 
 def test_a_photo_is_turned_upright_and_the_page_says_so(tmp_path: Path) -> None:

@@ -41,20 +41,8 @@ def layer_of(conv: nn.Module, size: tuple[int, int], **config: Any) -> CMHSA:
     return layer
 
 
-def moved(layer: CMHSA, scale: float = 0.3) -> CMHSA:
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.add_(scale * torch.randn(parameter.shape).to(parameter.dtype))
-    return layer
-
-
-def double(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
-
-
-def layer_for(conv: nn.Conv2d, x: Tensor, **config: Any) -> CMHSA:
-    """The layer of a convolution, sized for `x`, every parameter moved off its start."""
-    layer = layer_of(conv, x.shape[-2:], **config)
+def moved(layer: CMHSA) -> CMHSA:
+    """The layer with every parameter but kernel and bias off its start."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in (layer.value, layer.query, layer.key, layer.relative_bias):
@@ -103,7 +91,7 @@ CASES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("options", CASES)
 def test_both_forms_are_the_loops(function: Callable[..., Tensor], options: dict[str, Any]) -> None:
     conv, x = nn.Conv2d(4, 4, 3, **options).double(), torch.randn(1, 4, 5, 6, dtype=torch.float64)
-    layer = layer_for(conv, x, bias_init=2.0)
+    layer = moved(layer_of(conv, (5, 6), bias_init=2.0))
     y = function(x, layer.weights(5, 6))[0].detach().numpy()
     expected = numpy_cmhsa(x[0].numpy(), conv, layer, options["padding"])
     assert y.shape == expected.shape
@@ -112,7 +100,7 @@ def test_both_forms_are_the_loops(function: Callable[..., Tensor], options: dict
 
 def forms(case: Any) -> Iterator[tuple[Tensor, list[Tensor]]]:
     """Output and gradients of the reference and of the fast form; gradients are those of a random projection."""
-    layer = layer_for(case.conv, case.x, bias_init=3.0)
+    layer = moved(layer_of(case.conv, case.x.shape[-2:], bias_init=3.0))
     for function in (biased_reference, biased):
         x = case.x.clone().requires_grad_()
         y = function(x, layer.weights(*x.shape[-2:]))
@@ -149,7 +137,7 @@ def test_fused_attention_is_the_shared_one(error_of: Any) -> None:
 
 def test_maps_are_what_the_layer_does(error_of: Any) -> None:
     conv, x = nn.Conv2d(3, 2, 3, padding=1).double(), torch.randn(2, 3, 4, 5, dtype=torch.float64)
-    layer = layer_for(conv, x, bias_init=2.0)
+    layer = moved(layer_of(conv, (4, 5), bias_init=2.0))
     w = layer.weights(4, 5)
     maps = biased_maps(x, w)
     assert [len(m) for m in maps] == [1, 2, 2]
@@ -177,20 +165,12 @@ def test_there_and_back() -> None:
         assert torch.equal(back(x), conv(x))
 
 
-def test_the_table_has_the_offsets_of_the_largest_input() -> None:
-    layer = layer_of(nn.Conv2d(2, 2, 3, padding=1), (6, 8), bias_init=7.0)
-    assert layer.relative_bias.shape == (9, 13, 17)  # −6…6 rows, −8…8 columns
-    centre = layer.relative_bias[:, 5:8, 7:10].flatten(1)
-    assert torch.equal(centre, 7 * torch.eye(9))
-    assert layer.relative_bias.sum().item() == 63
-
-
 @pytest.mark.parametrize("size", [(6, 8), (4, 8), (6, 3), (5, 5), (3, 3)])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_a_smaller_input_uses_the_middle_of_the_table(size: tuple[int, int], stride: int) -> None:
     """As a table made for that size, with the same number at every offset."""
     conv = nn.Conv2d(3, 3, 3, padding=1, stride=stride).double()
-    layer, x = moved(layer_of(conv, (6, 8))), double(2, 3, *size)
+    layer, x = moved(layer_of(conv, (6, 8))), torch.randn(2, 3, *size, dtype=torch.float64)
     other = copy.deepcopy(layer)
     other.set_size_(*size)
     assert other.relative_bias.numel() < layer.relative_bias.numel() or size == (6, 8)
@@ -199,17 +179,19 @@ def test_a_smaller_input_uses_the_middle_of_the_table(size: tuple[int, int], str
 
 def test_a_larger_table_keeps_what_was_learned() -> None:
     layer = moved(layer_of(nn.Conv2d(3, 3, 3, padding=1).double(), (5, 5)))
-    x = double(2, 3, 5, 5)
+    x = torch.randn(2, 3, 5, 5, dtype=torch.float64)
     before = layer(x)
     layer.relative_bias.requires_grad_(False)
     layer.set_size_(7, 6)
     assert layer.relative_bias.shape == (9, 15, 13)
     assert not layer.relative_bias.requires_grad
     torch.testing.assert_close(layer(x), before, rtol=0, atol=1e-12)
-    assert layer(double(1, 3, 7, 6)).shape == (1, 3, 7, 6)
+    assert layer(x.new_zeros(1, 3, 7, 6)).shape == (1, 3, 7, 6)
 
 
-def test_sizes_that_do_not_fit_are_refused() -> None:
+def test_what_is_refused() -> None:
+    with pytest.raises(RecastError, match=r"gate='bias' .*transposed convolutions"):
+        layer_of(nn.ConvTranspose2d(3, 3, 2), (3, 3))
     layer = layer_of(nn.Conv2d(3, 3, 3, padding=1), (6, 8))
     with pytest.raises(RecastError, match=r"up to 6×8 pixels, got 8×6: .* call set_size_\(8, 6\)"):
         layer(torch.randn(1, 3, 8, 6))
@@ -217,8 +199,3 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         layer(torch.randn(1, 2, 6, 6))
     with pytest.raises(RecastError, match=r"call set_size_\(height, width\) first"):
         CMHSA(3, 3, PADDED)(torch.randn(1, 3, 6, 6))
-
-
-def test_each_gate_has_its_layer() -> None:
-    with pytest.raises(RecastError, match=r"gate='bias' .*transposed convolutions"):
-        layer_of(nn.ConvTranspose2d(3, 3, 2), (3, 3))

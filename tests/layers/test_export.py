@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torchvision.models.feature_extraction import create_feature_extractor
 
 from recast.layers.attention_pool import AttentionPool
 from recast.layers.cmhsa import CMHSA
@@ -111,29 +110,6 @@ def test_strict_export_and_backward_of_a_program_in_training(open_gates: Any, er
         module(x).square().sum().backward()
     for name, parameter in program.named_parameters():
         assert error_of(parameter.grad, layer.get_parameter(name).grad) < 1e-4, name
-
-
-def test_features_are_extracted_where_layers_are_leaves(open_gates: Any) -> None:
-    model, x = nn.Sequential(nn.Conv2d(4, 4, 1), opened(LAYERS["3×3"](), open_gates)).eval(), torch.randn(EXAMPLE)
-    extractor = create_feature_extractor(model, ["1"], tracer_kwargs={"leaf_modules": [GPSA, CMHSA]})
-    torch.testing.assert_close(extractor(x)["1"], model(x))
-
-
-def test_onnx_by_torch_alone(tmp_path: Path, open_gates: Any, error_of: Any) -> None:
-    """What someone calls who never heard of this library."""
-    for name in ("onnx", "onnxscript"):
-        pytest.importorskip(name, reason="the extra export is not installed")
-    runtime = pytest.importorskip("onnxruntime", reason="the extra export is not installed")
-    layer, path = opened(LAYERS["3×3"](), open_gates), tmp_path / "layer.onnx"
-    torch.onnx.export(layer, (torch.randn(EXAMPLE),), path, dynamo=True, dynamic_shapes=ANY, verbose=False)
-    session = runtime.InferenceSession(path)
-
-    def run(x: Tensor) -> Tensor:
-        return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
-
-    for shape in (EXAMPLE, *OTHERS):
-        x = torch.randn(shape)
-        assert error_of(run(x), layer(x)) < 1e-5
 
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if name not in ("sees padding", "SAME")])

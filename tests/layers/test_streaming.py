@@ -77,14 +77,6 @@ def test_no_map_is_kept_for_backward() -> None:
     assert growth <= 5 * short[:1].numel() * 4
 
 
-def test_what_is_gathered_is_kept_only_where_that_pays() -> None:
-    weights = GPSA(512, 512, PAD_1, device="meta", config=PAPERS).weights()
-    assert not backends.keeps_gathered(14 * 14, weights)
-    assert backends.keeps_gathered(28 * 28, GPSA(256, 256, PAD_1, device="meta", config=PAPERS).weights())
-    assert not backends.keeps_gathered(56 * 56, weights._replace(content_heads=()))
-    assert not backends.keeps_gathered(56 * 56, weights._replace(groups=2))
-
-
 @pytest.mark.parametrize("size", [0.1, 40.0])
 @pytest.mark.parametrize("keeps", [True, False])
 def test_long_maps_go_tile_by_tile(size: float, keeps: bool, monkeypatch: pytest.MonkeyPatch, open_gates: Any) -> None:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import json
+import os
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub.constants
 import pytest
@@ -16,7 +19,7 @@ from torch import nn
 from recast.errors import RecastError
 from recast.models.build import build, build_from, constructor
 from recast.models.config import ModelConfig
-from recast.models.trust import trusting
+from recast.models.trust import follow_up, trusting
 
 OWN_NETWORKS = """
 from torch import nn
@@ -167,11 +170,37 @@ def test_a_file_cannot_call_functions(own_networks: str) -> None:
     for content in ({"name": 3}, ["digits_resnet"]):
         with pytest.raises(RecastError, match=r"the constructor: .*must be a"):
             build_from(content)
-    with pytest.raises(RecastError, match=r"unknown name kwargs\.checkpoint_path"):
-        build_from({"name": "digits_resnet", "kwargs": {"checkpoint_path": "evil.pth"}})
+    for name in ("checkpoint_path", "pretrained_cfg"):
+        with pytest.raises(RecastError, match=rf"kwargs must not name {name}"):
+            build_from({"name": "digits_resnet", "kwargs": {name: "evil.pth"}})
     for kwargs in ({"num_classes": "six"}, {"img_size": 0}, {"img_size": True}):
         with pytest.raises(RecastError, match=rf"kwargs\.{next(iter(kwargs))} must be"):
             build_from({"name": "test_vit", "kwargs": kwargs})
+
+
+def test_arguments_of_the_network() -> None:
+    config = ModelConfig("test_vit", kwargs=["depth=2", "mlp_ratio=1.5", "global_pool=avg", "qkv_bias=false"])
+    assert config.kwargs == {"depth": 2, "mlp_ratio": 1.5, "global_pool": "avg", "qkv_bias": False}
+    model = build_from(json.loads(json.dumps(constructor(config, num_classes=5))))
+    assert (len(model.blocks), model.head.out_features, model.blocks[0].attn.qkv.bias) == (2, 5, None)
+    assert ModelConfig(kwargs={"sizes": (1, 2)}).kwargs == {"sizes": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "match"),
+    [
+        ("test_vit", ["depth"], "NAME=VALUE"),
+        ("test_vit", ["num_classes=3"], r"is model\.num_classes"),
+        ("test_vit", {"cache_dir": "x"}, r"must not name cache_dir"),
+        ("test_vit", {"depth": object()}, r"JSON"),
+        ("test_vit", {"nonsense": 3}, r"test_vit cannot be built with .*nonsense"),
+        ("torchvision:resnet18", {"depth": 3}, r"model\.kwargs requires a network of timm or a function"),
+        ("upernet:resnet18", {"depth": 3}, r"model\.kwargs requires a network of timm or a function"),
+    ],
+)
+def test_wrong_arguments(name: str, kwargs: Any, match: str) -> None:
+    with pytest.raises(RecastError, match=match):
+        build(ModelConfig(name, kwargs=kwargs))
 
 
 def test_a_detector_without_weights_fetches_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,3 +211,10 @@ def test_a_detector_without_weights_fetches_none(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("torchvision._internally_replaced_utils.load_state_dict_from_url", fetch)
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fetch)
     assert build(ModelConfig("torchvision:lraspp_mobilenet_v3_large")) is not None
+
+
+def test_a_command_is_named_as_it_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.devnull)
+    for script, printed in ((".venv/bin/recast", ".venv/bin/recast train"), ("lib/pytest/__main__.py", "recast train")):
+        monkeypatch.setattr(sys, "argv", [script])
+        assert follow_up("train") == printed

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from recast.lab.tasks.neck import Neck
-from recast.lab.tasks.segment.networks import UperHead, fcn_head
+from recast.papers.dense.neck import Neck
+from recast.papers.dense.segment.networks import UperHead, fcn_head
 
 CLASSES = 150
 

@@ -74,12 +74,6 @@ def golden(**options: Any) -> PatchConvNet:
     return model
 
 
-@pytest.fixture
-def lively() -> PatchConvNet:
-    """A network whose LayerScales let every branch through."""
-    return golden()
-
-
 def close(found: Tensor, expected: list[Any] | float, tolerance: float = 1e-9) -> None:
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=tolerance)
 

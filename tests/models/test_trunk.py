@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import timm
 import torch
 from torch import Tensor
 
@@ -77,20 +76,6 @@ def test_maps_of_blocks(make: Make) -> None:
     assert len(model.blocks) == 2
     with pytest.raises(RecastError, match="NCHW, got output_fmt='NLC'"):
         model.forward_intermediates(x, output_fmt="NLC")
-
-
-@pytest.mark.parametrize(
-    ("name", "stride"), [("cmhsa_vit_3_tiny", 4), ("patchconvnet_s60", 16), ("patchconvnet_s60_multi", 16)]
-)
-def test_features_only(name: str, stride: int) -> None:
-    options = {"embed_dim": 16, "depth": 4, "features_only": True}
-    model = timm.create_model(name, **options)
-    x = images(64, 96).float()
-    assert [m.shape for m in model(x)] == [(2, 16, 64 // stride, 96 // stride)] * 3
-    assert (model.feature_info.channels(), model.feature_info.reduction()) == ([16] * 3, [stride] * 3)
-    model = timm.create_model(name, out_indices=(1,), **options)
-    assert [m.shape for m in model(x)] == [(2, 16, 64 // stride, 96 // stride)]
-    assert len(model.model.blocks) == 2
 
 
 def test_gradient_checkpointing_changes_nothing(make: Make) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +14,14 @@ import pytest
 from PIL import Image
 
 from recast.lab.records import FrontierLine
-from recast.lab.report import charts, costs, curves, draw, layers, maps
-from recast.lab.report.charts import DEPTHS, Chart
+from recast.lab.report import charts, costs, curves, maps
+from recast.lab.report.charts import Chart
 from recast.lab.report.draw import Point, Series, series_chart
 from recast.lab.report.load import Run, read_run
 from recast.lab.report.maps import AttentionLayer, MapView
 from recast.lab.tables import Table, write_table
 
 MakeRun = Callable[..., Path]
-
-
-@pytest.fixture
-def run(make_run: MakeRun) -> Run:
-    return read_run(make_run())
 
 
 @pytest.fixture
@@ -59,15 +52,6 @@ def test_robustness_against_every_cost(full: Run) -> None:
     assert {row["parameters"] for row in rows_where(found["parameters"][0])} == {"152026.0", "191438.0"}  # of the plan
 
 
-def test_accuracy_against_training_time(full: Run) -> None:
-    """Of the parent's own training nothing is known."""
-    rows = {"metrics": 3.0, "control": 2.0}
-    timed = {name: [replace(row, seconds=each) for row in getattr(full, name)] for name, each in rows.items()}
-    chart, *_ = costs.cost_charts([replace(full, **timed)])["seconds"]
-    expected = {"Recast": 3.0 * len(full.metrics), "Parent, fine-tuned": 2.0 * len(full.control)}
-    assert {row["series"]: float(row["seconds"]) for row in rows_where(chart)} == expected
-
-
 def test_relative_improvement(full: Run) -> None:
     found = by_name(curves.relative(full))
     assert set(found) == {"relative_imagenet-c_category", "relative_imagenet-c_severity", "relative_basic_severity"}
@@ -92,66 +76,12 @@ def test_sweeps(full: Run) -> None:
     assert (first["epsilon_255"], first["value"]) == ("0", full.value("recast", "clean", "top1"))
 
 
-def test_fourier_of_several_runs(run: Run, make_run: MakeRun) -> None:
-    found = layers.joint_fourier([run, read_run(make_run("other"))])
-    for joint, frequency in zip(found, (1 / 3, 2 / 3, 1), strict=True):
-        assert {row["series"] for row in rows_where(joint)} == {"run, recast at once", "other, recast at once"}
-        deltas = [line.delta_log_amplitude for line in run.fourier if abs(line.frequency - frequency) < 1e-5]
-        assert {row["value"] for row in rows_where(joint)} <= set(deltas)
-    assert ">other</text>" in joint.svg
-    assert {"var(--depth0)", f"var(--depth{DEPTHS - 1})"} <= set(re.findall(r"var\(--\w+\)", joint.svg))
-    assert layers.joint_fourier([run]) == []
-    assert [chart.name for chart in layers.depth_charts(run)] == [
-        "fourier_depth_third_pi", "fourier_depth_two_thirds_pi", "fourier_depth",
-    ]  # fmt: skip
-
-
-def test_several_runs_in_one_figure(make_measured: MakeRun) -> None:
-    runs = [read_run(make_measured(name, gain=gain)) for name, gain in (("a", 1.0), ("b", 3.0))]
-    training, resolution = curves.of_runs(runs)
-    top1 = [row.metrics["top1"] for row in runs[1].metrics]
-    assert [row["value"] for row in rows_where(training, series="b")] == top1
-    assert [row["series"] for row in rows_where(resolution)] == ["a", "a", "b", "b"]
-    assert ">b</text>" in training.svg
-    assert curves.of_runs(runs[:1]) == []
-
-
-def test_every_head_is_drawn(run: Run, make_run: MakeRun) -> None:
-    found = layers.head_charts(run)
-    assert [[chart.title[0] for chart in panels] for panels in found.values()] == [["γ", "s", "1"]] * 4
-    assert len(re.findall(r">[↖↑↗←•→↙↓↘]<", found["layer3.0.conv1"][0].svg)) == 9
-    during = layers.head_charts(read_run(make_run("during", "during")))
-    ticks = [re.findall(r">(\d)</text>", panels[0].svg) for panels in during.values()]
-    assert ticks[0] == ticks[-1]  # one axis, although the layers became attention at different times
-
-
-@pytest.mark.parametrize("positions", [[0.5] * 5, [0.0, 0.01, 0.99, 1.0], [0.1, 0.5, 0.9], [0.97] * 4, []])
-def test_labels_are_moved_apart(positions: list[float]) -> None:
-    found = draw.spread(positions, 0.06)
-    assert all(high - low >= 0.06 - 1e-9 for low, high in pairwise(found))
-    assert all(-1e-9 <= position <= 1 + 1e-9 for position in found)
-    if positions == [0.1, 0.5, 0.9]:
-        assert found == pytest.approx(positions)
-
-
 # colours
 
 
 def drawn(story: str, up: float = 2) -> str:
     pair = [Series("a", [Point(0, 1), Point(1, up)], "recast"), Series("b", [Point(0, 1), Point(1, 2)], "finetuned")]
     return series_chart("name", story, pair, xlabel="x").svg
-
-
-def test_charts_have_the_page_s_colours_and_ids_of_their_own() -> None:
-    found = [drawn("a < b", up) for up in (2, 3)]
-    ids = [set(re.findall(r'\bid="([^"]+)"', chart)) for chart in found]
-    assert ids[0]
-    assert not ids[0] & ids[1]
-    for chart, own in zip(found, ids, strict=True):
-        assert set(re.findall(r'(?:url\(|href=")#([^")]+)', chart)) <= own
-        assert set(re.findall(r"var\(--\w+\)", chart)) >= {"var(--recast)", "var(--finetuned)"}
-        assert not re.search(r"#(?!000000)[0-9a-f]{6}\b", chart)
-        assert 'aria-label="a &lt; b"' in chart
 
 
 def test_a_users_matplotlib_settings_do_not_reach_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,30 +117,6 @@ def test_nothing_is_seen_of_weights_of_0() -> None:
     assert minus[2] > minus[1] + 60  # purple
 
 
-def test_other_maps() -> None:
-    mix = np.zeros((1, 1, 4, 4))
-    mix[0, 0, 2, 2] = 1.0
-    assert image_layer(mix)[0]["high"] == "≥ 1"  # a closed head is drawn at its own scale
-    large = np.random.default_rng(0).normal(size=(1, 2, 40, 30))
-    large[0, 0, 0, 0] = np.nan
-    assert image_layer(large)[1].shape == (40, 30, 4)
-    layer, _ = image_layer(np.ones((1, 6, 4, 8)), kernel=(2, 3))
-    assert (layer["query"], layer["columns"]) == ("left:25.0%;top:25.0%;width:12.5%;height:25.0%", 3)
-    assert layer["heads"][5]["alt"] == "Head ↘: γ = 0.25"
-    assert maps.head_labels(5, (2, 3)) == ["0", "1", "2", "3", "4"]
-
-
-def test_layers_whose_maps_differ_most_are_shown() -> None:
-    layers = []
-    for share in (0.3, 0.0, 0.5, 0.1, 0.2):
-        mix = np.zeros((2, 1, 2, 2), np.float32)
-        mix[:, 0, 0, 0] = 1 - share
-        mix[0, 0, 0, 1] = mix[1, 0, 1, 0] = share
-        layers.append(AttentionLayer(str(share), mix, (0, 0), np.zeros(1), (1, 1)))
-    attention = MapView(np.zeros((2, 8, 8, 3), np.uint8), ["a"] * 2, ["b"] * 2, layers)
-    assert [layer.name for layer in attention.shown] == ["0.3", "0.5", "0.1", "0.2"]
-
-
 def test_a_dollar_in_a_name_is_a_dollar() -> None:
     name = r"$\frac{1}$ and $\nothing$"
     series = [Series(name, [Point(x, float(x)) for x in (1, 2)], end=name)]
@@ -227,3 +133,8 @@ def test_the_curve_of_closed_heads(make_run: MakeRun) -> None:
     best = costs._best(clean.panel.keywords["series"][-2].points)
     assert [(point.x, point.y) for point in best] == [(1.0, 60.0), (3.0, 91.0)]
     assert [chart.name for chart in (clean, noise)] == ["frontier_top1", "frontier_noise"]
+    run = read_run(path)
+    assert costs.joint_frontier([run]) == []
+    joint = costs.joint_frontier([run, replace(run, name="another")])
+    assert {row[0] for row in joint[0].rows} == {run.name, "another"}
+    assert [(row[1], row[2]) for row in joint[1].rows if row[0] == "another"] == [(str(ms), n) for *_, n, ms in points]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,24 +14,6 @@ from recast.lab.report.load import read_run
 from recast.lab.report.verdict import verdict
 
 MakeRun = Callable[..., Path]
-
-
-def test_reads_what_was_written(make_run: MakeRun) -> None:
-    run = read_run(make_run())
-    assert [row.epoch for row in run.metrics] == [row.epoch for row in run.control] == [0, 1, 2, 3]
-    assert run.value("recast", "clean", "top1") == 32.0
-    assert math.isnan(run.value("recast", "clean", "nothing"))
-    assert run.difference("finetuned", "clean", "top1") is not None
-    assert run.difference("nobody", "clean", "top1") is None
-    assert run.attention is not None
-    assert [layer.mix.shape[1] for layer in run.attention.layers] == [9, 9, 9, 9]
-
-
-def test_reads_a_schedule(make_run: MakeRun) -> None:
-    run = read_run(make_run("during", "during"))
-    assert run.switching is not None
-    assert run.switching.switched[0] == "layer3.1.conv2"
-    assert run.switching.switches[1].before == run.metrics[1].measured
 
 
 def test_what_may_be_missing(make_run: MakeRun) -> None:

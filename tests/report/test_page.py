@@ -17,8 +17,6 @@ from in_browser import CHROMIUM, chromium, opened
 
 from recast.errors import RecastError
 from recast.lab.report import write_report
-from recast.lab.report.load import read_run
-from recast.lab.report.maps import first_map
 
 MakeRun = Callable[..., Path]
 
@@ -186,7 +184,6 @@ def test_in_a_browser(make_run: MakeRun) -> None:
     with chromium() as browser:
         with opened(browser, report, viewport={"width": 1100, "height": 900}) as page:
             folds_open(page)
-            costs_are_chosen(page)
             figures_grow(page)
         with opened(browser, report, viewport=phone, java_script_enabled=False) as page:
             nothing_needs_the_script(page)
@@ -217,14 +214,6 @@ def folds_open(page: Any) -> None:
     assert not page.evaluate(under)
 
 
-def costs_are_chosen(page: Any) -> None:
-    costs = page.locator("#run1-robust .choice")
-    costs.locator("label", has_text="parameters").click()
-    assert costs.locator(".axis:visible").count() == 1
-    costs.get_by_role("radio", name="parameters").press("ArrowLeft")  # the keyboard chooses too
-    assert costs.get_by_role("radio", name="MACs per image").is_checked()
-
-
 def figures_grow(page: Any) -> None:
     page.locator(".axis:visible .enlarge").first.click()
     dialog = page.locator("dialog")
@@ -247,16 +236,3 @@ def it_fits_a_phone(page: Any) -> None:
     wide = "[...document.querySelectorAll('.scroll')].filter(box => box.scrollWidth > box.clientWidth)"
     assert page.evaluate(f"{wide}.map(box => box.ariaLabel)") == []
     assert page.evaluate("[...document.images].filter(image => !image.naturalWidth).length") == 0
-
-
-def test_the_first_screen_has_one_map_and_legends_are_of_what_is_drawn(make_run: MakeRun) -> None:
-    path = make_run()
-    page = write_report([path]).read_text(encoding="utf-8")
-    assert (page.count('class="hero"'), page.count('class="chip dashed"')) == (1, 1)
-    attention = read_run(path).attention
-    assert attention is not None
-    layer = max(attention.shown, key=lambda layer: layer.mix[0, 0].size)
-    assert first_map(attention, "γ")["tap"] in layer.labels
-    # a parent that is nothing to compare with is not drawn
-    alone = write_report([make_run("c", recipe={"model.checkpoint": "parent.safetensors"})]).read_text()
-    assert "chip dashed" not in alone

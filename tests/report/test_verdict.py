@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,13 @@ from recast.lab.records import ARMS
 from recast.lab.report.arms_table import arms_table
 from recast.lab.report.costs import cost_charts
 from recast.lab.report.curves import attacks, relative
-from recast.lab.report.labels import FROM_START, PARENT, glossary, words
+from recast.lab.report.labels import PARENT, glossary, words
 from recast.lab.report.load import read_run
 from recast.lab.report.summary import tiles, won_and_lost
 from recast.lab.report.verdict import harmed, is_exact, joint_verdict, kept_predictions, verdict
 from recast.lab.suites import METRICS
 
 MakeRun = Callable[..., Path]
-OWN = {"model.checkpoint": None}
 """A network that is recast while it learns: its weights are its own."""
 HEADER = "run,model,suite,dataset,metric,value,n,low,high\n"
 
@@ -132,21 +130,3 @@ def test_seeds_give_a_mean_and_other_recipes_none(make_run: MakeRun) -> None:
     other = make_run("other", top1=tops[2], recipe={"seed": 9, "optim.lr": 0.5})
     rewrite(other / "verify.json", argmax_agreement=0.5)
     assert all(part in sentences(paths[0], other) for part in ("0 of 2", "1 of 2"))
-
-
-@pytest.mark.parametrize(("switches", "numbers"), [([0, 1, 2], ("4 of 4", "epoch 1", "epoch 3")), ([], ("0 of 4",))])
-def test_when_layers_became_attention(make_run: MakeRun, switches: list[int], numbers: tuple[str, ...]) -> None:
-    path = make_run(source="during", recipe=OWN)
-    every = json.loads((path / "schedule.json").read_text(encoding="utf-8"))["switches"]
-    rewrite(path / "schedule.json", switches=[every[place] for place in switches])
-    assert all(number in sentences(path) for number in numbers)
-
-
-def test_a_network_that_learns_from_the_start_has_other_words(make_run: MakeRun) -> None:
-    path = make_run(source="during", recipe=OWN)
-    assert words(read_run(path)) is FROM_START
-    assert FROM_START.control in headline_of(path)
-    for name, changes in (("weights", {}), ("pretrained", OWN | {"model.pretrained": True})):
-        assert words(read_run(make_run(name, "during", recipe=changes))) is PARENT
-    lonely = make_run("lonely", "during", recipe=OWN, without=("finetuned", "rows.csv"))
-    assert FROM_START.control in headline_of(lonely)

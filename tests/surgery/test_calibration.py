@@ -39,8 +39,7 @@ def distance(parent: nn.Module, child: nn.Module, images: Tensor) -> float:
         return float((child(images) - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("groups", "bias"), [(1, False), (2, True)])
 def test_new_images_come_closer(groups: int, bias: bool) -> None:
     parent, child = pair(groups, bias)
     new = smooth_images(50, seed=1)
@@ -66,14 +65,6 @@ def test_it_is_the_least_squares_solution_of_a_layer() -> None:
         expected = features @ torch.linalg.lstsq(features, targets, driver="gelsd").solution
         found = child(images).flatten(2).transpose(1, 2).flatten(0, 1)
     assert float((found - expected).abs().max()) < 1e-6 * float(expected.abs().max())
-
-
-def test_a_great_ridge_changes_the_kernel_by_the_gain_alone() -> None:
-    parent, child = pair()
-    kernel = gpsa_layers(child)["0"].weight.detach().clone()
-    sigma = float(torch.sigmoid(torch.tensor(1.0)))
-    calibrate_(child, parent, [smooth_images(20)], ridge=1e9)
-    assert torch.allclose(gpsa_layers(child)["0"].weight, kernel / sigma, rtol=1e-4)
 
 
 def test_nothing_but_weight_and_bias_moves_and_modes_are_given_back() -> None:

@@ -76,28 +76,21 @@ def test_the_vision_transformer(options: dict[str, Any]) -> None:
     assert exact.max_relative_error < 1e-10
 
 
-NETWORKS: list[tuple[str, tuple[int, int], Any, RecastConfig]] = [
-    ("digits_resnet", (16, 20), "all", BIAS),  # strided
-    ("digits_resnet", (16, 16), "last_stage", RecastConfig(gate="bias", stride="dilate")),
-    ("test_convnext", (64, 48), ["stages.3.*"], BIAS),  # depthwise 7×7
-    ("test_resnet", (64, 64), ["layer4.*"], BIAS),
-    ("test_efficientnet", (64, 64), ["blocks.4.*"], BIAS),
-    ("tf_mobilenetv3_small_minimal_100", (64, 64), ["blocks.4.*"], BIAS),  # SAME padding, strided, depthwise
-]
-
-
-@pytest.mark.parametrize(("name", "size", "where", "config"), NETWORKS)
-def test_any_convolution(name: str, size: tuple[int, int], where: Any, config: RecastConfig) -> None:
+@pytest.mark.parametrize(
+    ("name", "where", "config"),
+    [
+        ("digits_resnet", "last_stage", RecastConfig(gate="bias", stride="dilate")),
+        ("tf_mobilenetv3_small_minimal_100", ["blocks.4.*"], BIAS),  # SAME padding, strided, depthwise
+    ],
+)
+def test_any_convolution(name: str, where: Any, config: RecastConfig) -> None:
     torch.manual_seed(0)
-    x = images(*size)
+    x = images(64, 64)
     parent = randomize_scales_(timm.create_model(name, num_classes=5).eval(), x)
-    plan = recast.plan(parent, x, config, where=where)
-    child = recast.recast_(copy.deepcopy(parent), plan)
-    assert all(isinstance(child.get_submodule(step.name), CMHSA) for step in plan.steps)
+    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, x, config, where=where, budget="tokens=none"))
     result = recast.verify(parent, child, x)
-    if config.stride == "keep":
-        assert result.max_relative_error < 2e-5
     assert max(result.layers.values()) < 2e-5
+    assert result.ok() == (config.stride == "keep")
 
 
 def test_a_model_comes_back(tmp_path: Path) -> None:
@@ -113,15 +106,6 @@ def test_a_model_comes_back(tmp_path: Path) -> None:
         assert torch.equal(output(loaded, x[..., :16, :]), output(model, x[..., :16, :]))
     with pytest.raises(RecastError, match=r"inputs up to 6×8 pixels, got 8×8"):
         loaded(images(32, 32))
-
-
-def test_folding_leaves_the_layers_alone() -> None:
-    _, child, plan = recast_vit()
-    before = output(child, images())
-    assert recast.fold_(child, tol=1.0, data=images()) == []
-    assert torch.equal(output(child, images()), before)
-    assert child.recast_plan == plan
-    assert recast.refresh_gates_(child) is child
 
 
 def test_calibration_refuses() -> None:

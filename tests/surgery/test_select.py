@@ -78,23 +78,6 @@ def test_every_other_layer_is_left_with_its_reason() -> None:
     assert of_stem["down"] == "not selected by stem"
 
 
-@pytest.mark.parametrize("length", [2, 64])
-def test_one_dimensional_convolutions_are_no_stage(length: int) -> None:
-    """Channel attention (ECA) runs a 1-D convolution over the channels: its length is no map size."""
-
-    class Eca(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, length, 3, padding=1)
-            self.eca = nn.Conv1d(1, 1, 3, padding=1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.conv(x)
-            return y * self.eca(y.mean((2, 3)).unsqueeze(1)).transpose(1, 2).unsqueeze(-1)
-
-    assert [step.name for step in plan(Eca(), X).steps] == ["conv"]
-
-
 @pytest.mark.parametrize(
     ("where", "message"),
     [

@@ -121,14 +121,6 @@ def test_checkpointed_layers_have_the_names_of_their_weights(tmp_path: Path) -> 
         recast.fold_(child, tol=0.1)
 
 
-def test_a_report_of_fold_that_no_longer_holds_is_not_saved(tmp_path: Path) -> None:
-    parent, x = Net().eval(), torch.randn(2, 3, 8, 8)
-    child = opened(recast.recast_(copy.deepcopy(parent), recast.plan(parent, x, PAPERS))).eval()
-    recast.fold_(child)
-    child.conv.prune_([], [5, 6])
-    assert recast.check(recast.save(child, tmp_path / "net.safetensors"), parent=parent).ok
-
-
 def test_layers_that_were_changed_by_hand_are_saved_as_they_are(tmp_path: Path) -> None:
     """Pruned or folded without `fold_`; a C-MHSA table of another size."""
     parent, x = Net().eval(), torch.randn(2, 3, 8, 8)

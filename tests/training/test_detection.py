@@ -18,7 +18,6 @@ from recast.io import save
 from recast.lab.config import DataConfig, OptimConfig, Recipe
 from recast.lab.data import Data, load_data
 from recast.lab.evaluation.run_folder import open_run
-from recast.lab.tasks.detect.networks import SceneRCNN, losing
 from recast.lab.training import prepare
 from recast.lab.training.loop import fit
 from recast.lab.training.metrics import read_metrics
@@ -28,6 +27,8 @@ from recast.models.adapt import classifiers
 from recast.models.build import build
 from recast.models.config import ModelConfig
 from recast.models.sources import create
+from recast.papers.dense import scenes
+from recast.papers.dense.detect.networks import SceneRCNN, losing
 from recast.surgery.apply import recast_
 from recast.surgery.planning import plan
 
@@ -39,7 +40,13 @@ def recipe(**fields: object) -> Recipe:
     return Recipe(**{**given, "epochs": 2, "device": "cpu", **fields})  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(autouse=True)
+def few_scenes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing all of them takes seconds."""
+    monkeypatch.setattr(scenes, "NUM_SCENES", {"train": 4, "val": 2})
+
+
+@pytest.fixture
 def data() -> Data:
     return load_data(SMALL)
 

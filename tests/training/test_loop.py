@@ -2,12 +2,8 @@ from __future__ import annotations
 
 import copy
 import math
-import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -22,7 +18,6 @@ from recast.lab.config import RegularizationConfig
 from recast.lab.files import read_lines
 from recast.lab.training import loop
 from recast.lab.training.checkpoint import states
-from recast.lab.training.distributed import Interrupted
 from recast.lab.training.loop import fit
 from recast.lab.training.metrics import validate
 from recast.layers.config import PAPERS_LAYER
@@ -108,24 +103,6 @@ def test_accumulated_parts_give_the_gradient_of_the_whole_batch(tmp_path: Path) 
             torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-5, atol=1e-6, msg=name)
 
 
-def test_the_row_says_how_long_was_waited_for_data(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = small_data()
-    batch = type(data.train).batch
-
-    def slow(self: Any, *args: Any) -> Any:
-        time.sleep(0.2)  # longer than a step, on a busy machine too
-        return batch(self, *args)
-
-    monkeypatch.setattr(type(data.train), "batch", slow)
-    rows = fit(small_parent(), data, small_recipe(epochs=1), tmp_path)
-    assert rows[0]["data_wait"] is None
-    assert rows[1]["data_wait"] > 0.5
-    assert 0 < rows[1]["images_per_second"] < 40 / 0.25
-    assert f"images/s  data {rows[1]['data_wait']:.0%}" in capsys.readouterr().err
-
-
 # --- losses and weights that are not finite ---------------------------------------------------------------------------
 
 
@@ -191,15 +168,3 @@ def test_weights_are_kept_every_so_many_epochs_and_before_training(tmp_path: Pat
         assert measured(load(path, parent=small_parent()))[0] == pytest.approx(row["val_loss"], rel=1e-6)
     assert_same(small_child(), paths["epoch-0000.safetensors"])
     assert_same(tmp_path / "kept", paths["epoch-0004.safetensors"])
-
-
-def test_a_resumed_run_keeps_what_one_that_was_never_stopped_does(
-    ctrl_c: Callable[[str, int], AbstractContextManager[None]], tmp_path: Path
-) -> None:
-    small_fit(tmp_path / "whole", keep_every=1)
-    with ctrl_c("update", 7), pytest.raises(Interrupted):
-        small_fit(tmp_path / "stopped", keep_every=1)
-    assert len(kept(tmp_path / "stopped")) == 2
-    small_fit(tmp_path / "stopped", keep_every=1, resume=True)
-    for name, path in kept(tmp_path / "whole").items():
-        assert_same(path, kept(tmp_path / "stopped")[name])

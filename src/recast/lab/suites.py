@@ -25,6 +25,8 @@ class Metric:
     """Two values are compared by their ratio, not by their difference."""
     meaning: str = ""
     """Explanation for the glossary."""
+    by_class: bool = False
+    """True if `NAME/CLASS` is its value for a class."""
 
     @property
     def in_text(self) -> str:
@@ -44,9 +46,10 @@ METRICS = {
         "mAP", meaning="mean average precision: how far up the images of a class (the query's) stand among all others"
     ),
     "balanced": Metric("Balanced accuracy", meaning="share of a class’s images that are right, mean over classes"),
-    "f1": Metric("F1", meaning="harmonic mean of precision and recall, of all classes their mean"),
+    "f1": Metric("F1", meaning="harmonic mean of precision and recall, of all classes their mean", by_class=True),
     "auroc": Metric(
-        "AUROC", meaning="how often an image of a class is ranked above another image; of all classes their mean"
+        "AUROC", meaning="how often an image of a class is ranked above another image; of all classes their mean",
+        by_class=True,
     ),
     "neighbours": Metric("Neighbours", "", meaning="how many of the nearest images vote"),
     "mce": Metric("mCE", lower_is_better=True, meaning="mean corruption error, where 100 is that of AlexNet"),
@@ -69,24 +72,6 @@ METRICS = {
         "Peak memory", "bytes", lower_is_better=True, is_cost=True,
         meaning="most that using the network on a batch holds at once; training keeps more: the activation memory",
     ),
-    "miou": Metric("mIoU", meaning="intersection over union of what is predicted and what is right, mean over classes"),
-    "macc": Metric("mAcc", meaning="share of a class’s pixels that are predicted as it, mean over classes"),
-    "aacc": Metric("aAcc", meaning="share of all pixels that are predicted right"),
-    "boundary_iou": Metric(
-        "Boundary IoU", meaning="mIoU of the pixels near the edge of their class: 2 % of the image’s diagonal or less"
-    ),
-    "iou": Metric("IoU", meaning="intersection over union of what is predicted as a class and what is of it"),
-    **{
-        f"{prefix}ap{part}": Metric(
-            f"{what}{size}{f' at IoU 0.{part}' if part.isdigit() else ''}", meaning=f"average precision of {meaning}"
-            + (f", IoU {part} % is enough" if part.isdigit() else ", mean over IoU 50 to 95 %") + sizes
-        )
-        for prefix, what, meaning in (("", "Box AP", "boxes"), ("mask_", "Mask AP", "masks"))
-        for part, size, sizes in (
-            ("", "", ""), ("50", "", ""), ("75", "", ""), ("_small", ", small", ", below 32² pixels"),
-            ("_medium", ", medium", ", 32² to 96² pixels"), ("_large", ", large", ", above 96² pixels"),
-        )
-    },
 }  # fmt: skip
 
 
@@ -107,6 +92,8 @@ class Suite:
     """Description of the missing numbers in a report; empty: a report does not ask for the suite."""
     needs: str = ""
     """Its data set and where to get it; empty: the images of the run."""
+    by_cost: tuple[str, ...] = ()
+    """Metrics that a report draws against cost."""
     default: bool = False
     """True if it is measured by default."""
     task: str = "classify"
@@ -220,7 +207,6 @@ CATEGORIES = {
 """The 15 corruptions of ImageNet-C."""
 SEVERITIES = (1, 2, 3, 4, 5)
 PER_CORRUPTION = re.compile(r"^top1/(?P<kind>.+)/(?P<severity>\d+)$")
-PER_CLASS = re.compile("^(?:iou|f1|auroc|(?:mask_)?ap)/")
 
 
 def of_kind(*kinds: Kind) -> list[str]:
@@ -231,3 +217,9 @@ def of_kind(*kinds: Kind) -> list[str]:
 def base(metric: str) -> str:
     """Return the name of a metric without setting and part: `top1` for `top1@4` and `top1/blur/3`."""
     return metric.partition("@")[0].partition("/")[0]
+
+
+def is_of_class(metric: str) -> bool:
+    """Return True for the value of a single class: `iou/dog`."""
+    name, slash, _ = metric.partition("/")
+    return bool(slash) and name in METRICS and METRICS[name].by_class

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
+from pydantic import ConfigDict, model_validator
 from torch import Tensor, nn
 
 from recast.config import Classes, Config, Count, Finite, Pixels, Positive, checked, read
 from recast.errors import RecastError
 from recast.models.adapt import other_classes, resampled, with_channels, with_own_classifier
-from recast.models.config import ModelConfig
+from recast.models.config import ModelConfig, as_json
 from recast.models.names import split_name
 from recast.models.sources import create
 from recast.models.weights import first_nonfinite, load_weights_, read_header, read_weights, select_weights
@@ -27,7 +28,7 @@ from recast.surgery.proof import Proof, note_
 from recast.tracing.examples import check_weights
 
 KWARGS = ("num_classes", "img_size", "in_chans")
-"""What a constructor may set."""
+"""What a constructor may set, besides `model.kwargs`."""
 
 
 def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = False) -> nn.Module:
@@ -68,7 +69,7 @@ def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = 
 
 
 def _weights(
-    config: ModelConfig, source: str, name: str, kwargs: dict[str, int], trust: bool
+    config: ModelConfig, source: str, name: str, kwargs: dict[str, Any], trust: bool
 ) -> dict[str, Tensor] | None:
     """Return the weights that must be adapted before they are loaded: a checkpoint's, or published ones.
 
@@ -116,10 +117,10 @@ def replayed(model: nn.Module, header: Mapping[str, Any], path: str | Path) -> n
     return recast_(model, Plan.from_json(header["plan"], f"{path}'s plan"))
 
 
-def _kwargs(config: ModelConfig, num_classes: int | None) -> dict[str, int]:
+def _kwargs(config: ModelConfig, num_classes: int | None) -> dict[str, Any]:
     classes = num_classes if config.num_classes is None else config.num_classes
     values = (classes, config.input_size, config.in_chans)
-    return {key: value for key, value in zip(KWARGS, values, strict=True) if value is not None}
+    return config.kwargs | {key: value for key, value in zip(KWARGS, values, strict=True) if value is not None}
 
 
 def constructor(config: ModelConfig, *, num_classes: int | None = None) -> dict[str, Any]:
@@ -137,22 +138,29 @@ def build_from(constructor: Mapping[str, Any], *, trust: bool = False) -> nn.Mod
     return create(source, bare, kwargs, pretrained=False, trust=trust)
 
 
-def check_constructor(constructor: Mapping[str, Any]) -> tuple[str, str, dict[str, int]]:
+def check_constructor(constructor: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
     """Return (source, name, arguments) of a constructor, as `create` takes them.
 
     Raises RecastError for anything that is not `{"name": str, "kwargs": {"num_classes": int, "img_size": int,
-    "in_chans": int}}`, of which every number may be left out.
+    "in_chans": int, …}}`, of which every argument may be left out; others are those of `model.kwargs`.
     """
     made = read(Constructor, constructor, "the constructor")
     return (*split_name(made.name), made.kwargs.model_dump(exclude_none=True))
 
 
 class Arguments(Config):
-    """Arguments that a constructor may set."""
+    """Arguments that a constructor may set; others are JSON, and none reads a file."""
+
+    model_config = ConfigDict(extra="allow")
 
     num_classes: Classes | None = None
     img_size: Pixels | None = None
     in_chans: Count | None = None
+
+    @model_validator(mode="after")
+    def _reads_no_file(self) -> Self:
+        as_json(self.model_extra or {})
+        return self
 
 
 class Constructor(Config):

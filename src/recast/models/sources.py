@@ -17,11 +17,12 @@ import timm
 from torch import nn
 
 from recast.errors import RecastError, first_line, suggest
+from recast.models.config import OF_FIELDS
 from recast.models.names import FORMS, ON_TIMM, PLUGINS, unknown_model
 from recast.models.trust import check_trusted, elsewhere, import_path, trusting
 
 ON_TIMM_BUILDERS: dict[str, Callable[..., nn.Module]] = {}
-"""Prefix of `names.ON_TIMM` → what builds such a network on timm's NAME; `recast.lab.tasks` fills it."""
+"""Prefix of `names.ON_TIMM` → what builds such a network on timm's NAME; `recast.papers.dense` fills it."""
 
 
 def create(source: str, name: str, kwargs: dict[str, Any], pretrained: bool, trust: bool = False) -> nn.Module:
@@ -31,9 +32,11 @@ def create(source: str, name: str, kwargs: dict[str, Any], pretrained: bool, tru
     or cannot be fetched.
     """
     make = {"timm": _timm, "torchvision": _torchvision, "function": _function}.get(source) or partial(_on_timm, source)
-    if "in_chans" in kwargs and source not in ("timm", "function"):
+    others = kwargs.keys() - {"num_classes", "img_size"}
+    if others and source not in ("timm", "function"):
         check_registered(source, name)
-        raise RecastError(f"model.in_chans requires a network of timm or a function, got {source}:{name}: drop it")
+        field = "in_chans" if "in_chans" in others else "kwargs"
+        raise RecastError(f"model.{field} requires a network of timm or a function, got {source}:{name}: drop it")
     with trusting(trust=True) if trust else nullcontext():
         return make(name, kwargs, pretrained)
 
@@ -70,16 +73,16 @@ def _timm(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
     if pretrained:
         _check_published(name)
         return _fetched(name, lambda: timm.create_model(name, pretrained=True, **kwargs))
-    size = kwargs.get("img_size")
+    size, others = kwargs.get("img_size"), {key: value for key, value in kwargs.items() if key not in OF_FIELDS}
     try:
         model: nn.Module = timm.create_model(name, **kwargs)
-    except TypeError:  # an argument that it does not take; all take num_classes
+    except (AssertionError, ArithmeticError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        if others:
+            raise RecastError(f"{name} cannot be built with {others} ({first_line(error)})") from None
         if size is None:
             raise
-        raise RecastError(f"{name} takes images of any size: drop model.input_size, and set data.img_size") from None
-    except (AssertionError, ArithmeticError, RuntimeError, ValueError) as error:
-        if size is None:
-            raise
+        if isinstance(error, TypeError):  # an argument that it does not take; all take num_classes
+            raise RecastError(f"{name} takes images of any size: drop model.input_size, set data.img_size") from None
         raise RecastError(f"{name} cannot be built for model.input_size={size} ({first_line(error)})") from None
     cfg: Any = model.pretrained_cfg  # tells what this network takes (`input_defaults`), not what was published
     if size is not None:

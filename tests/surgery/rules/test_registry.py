@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from recast.layers.config import RecastConfig
 from recast.layers.gpsa import GPSA
-from recast.papers.prs.pixel_conv import PixelConv2d
 from recast.surgery import rules
 from recast.surgery.rules import find_rule, recasts, refusal
 
@@ -23,15 +22,6 @@ class Scaled(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         return 2 * super().forward(input)
-
-
-def test_the_classes_with_a_rule_are_those_that_the_tests_know() -> None:
-    """Whoever adds a rule adds its class here, and to the geometry tests of `test_convolutions.py`.
-
-    `PixelConv2d` has no geometry of its own choosing: tests/models/test_pixel_conv.py.
-    """
-    own = {kind for kind in rules._RULES if not kind.__module__.startswith("tests.")}  # blocks of docs add theirs
-    assert own == {*KINDS, PixelConv2d}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -70,7 +70,8 @@ class Option:
         words = field.choices or next((get_args(item) for item in items if get_origin(item) is Literal), ())
         is_open = not field.choices and bool({str, int, float} & set(items))
         kind: Any = bool if bool in items else str if is_open or not words else Literal[words]
-        several = next((item for item in items if get_origin(item) in (list, tuple)), None)
+        several = next((item for item in items if get_origin(item) in (list, tuple, dict)), None)
+        self.is_mapping = get_origin(several) is dict
         count = len(get_args(several)) if get_origin(several) is tuple and ... not in get_args(several) else 0
         self.hint = list[kind] if several else kind
         # a word after one of a few words is more likely the command's own: --suite clean RUN
@@ -92,6 +93,7 @@ class Option:
         """Return the field's docstring, or its first sentence, and its value in a config or by default."""
         text, value = " ".join((self.field.info.description or "").split()), self.value(config)
         value = "on" * value if isinstance(value, bool) else value
+        value = [f"{name}={item}" for name, item in value.items()] if isinstance(value, dict) else value
         value = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
         text = (text.replace("None: ", "Default: ") if everything else SENTENCE.split(text)[0]).rstrip(".")
         text += f" [{value}]" * (value not in (None, ""))
@@ -99,11 +101,11 @@ class Option:
 
 
 def leaves(hint: Any) -> list[Any]:
-    """Return the types and the marks of Annotated inside a type; lists, tuples and Literals also as a whole."""
+    """Return the types and the marks of Annotated inside a type; sequences, mappings and Literals also as a whole."""
     if get_origin(hint) in (None, Literal):
         return [hint]
     parts = [hint.__origin__, *hint.__metadata__] if get_origin(hint) is Annotated else get_args(hint)
-    itself = [hint] if get_origin(hint) in (list, tuple) else []
+    itself = [hint] if get_origin(hint) in (list, tuple, dict) else []
     return itself + [leaf for part in parts for leaf in leaves(part) if leaf is not NoneType]
 
 
@@ -163,16 +165,18 @@ class Typed(Generic[Model]):
 
     def __init__(self, part: Part, words: Mapping[Keys, Any]) -> None:
         self.name, self.model, self.words = part.name, part.model, words
+        self.mappings = {path for path, option in part.options.items() if option.is_mapping}
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The words as nested data. Commas separate values except in regular expressions; null becomes None."""
+        """The words as nested data. Commas separate values but in regular expressions and NAME=VALUE; null is None."""
         changes: dict[str, Any] = {}
         for path, words in self.words.items():
             target = changes
             for key in path[:-1]:
                 target = target.setdefault(key, {})
-            if isinstance(words, list) and not any(word.startswith("re:") for word in words):
+            is_listed = isinstance(words, list) and path not in self.mappings
+            if is_listed and not any(word.startswith("re:") for word in words):
                 words = [part for word in words for part in word.split(",") if part]
             target[path[-1]] = None if words in ("null", ["null"]) else words
         return changes

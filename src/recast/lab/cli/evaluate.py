@@ -18,7 +18,7 @@ from recast.lab.config.evaluation import Options
 from recast.lab.files import read_names
 from recast.lab.recipe import load_recipe, why_untaught
 from recast.lab.records import Difference, Row
-from recast.lab.suites import METRICS, PER_CLASS, SUITES, base
+from recast.lab.suites import METRICS, SUITES, base, is_of_class
 from recast.lab.tasks import suites_of, task_of
 from recast.models.trust import trusting
 
@@ -196,7 +196,7 @@ def format_arms(
     intervals = {(d.suite, d.metric, d.against): (d.low, d.high) for d in differences if d.model == "recast"}
     values: dict[tuple[str, str], dict[str, float]] = {}
     for row in rows:
-        if row.metric.count("/") < 2 and not PER_CLASS.match(row.metric):
+        if row.metric.count("/") < 2 and not is_of_class(row.metric):
             values.setdefault((row.suite, row.metric), {})[row.model] = row.value
     others = [other for other in others if other in names]
     table = Table()

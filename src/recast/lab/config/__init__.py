@@ -8,7 +8,7 @@ from __future__ import annotations
 from recast.lab.config.inputs import Augmentation, AugmentConfig, Crop, DataConfig, ImagesConfig, LabelsConfig
 from recast.lab.config.recipe import Freeze, OptimConfig, PaperConfig, Recipe, RegularizationConfig
 from recast.lab.config.schedules import ScheduleConfig
-from recast.lab.config.tasks import ClassifyConfig, DetectConfig, SegmentConfig, TaskConfig
+from recast.lab.config.tasks import ClassifyConfig, TaskConfig
 
 __all__ = [
     "AugmentConfig",
@@ -16,7 +16,6 @@ __all__ = [
     "ClassifyConfig",
     "Crop",
     "DataConfig",
-    "DetectConfig",
     "Freeze",
     "ImagesConfig",
     "LabelsConfig",
@@ -25,6 +24,5 @@ __all__ = [
     "Recipe",
     "RegularizationConfig",
     "ScheduleConfig",
-    "SegmentConfig",
     "TaskConfig",
 ]

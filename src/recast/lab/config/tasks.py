@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, model_validator
+from pydantic import model_validator
 
 from recast.config import (
     BelowOne,
@@ -15,10 +15,8 @@ from recast.config import (
     Positive,
     Probability,
     Rare,
-    Ratio,
     clash,
 )
-from recast.lab.config.inputs import ordered
 
 if TYPE_CHECKING:
     from recast.lab.config.recipe import Recipe
@@ -187,30 +185,3 @@ class MultiLabelConfig(TaskConfig):
     """Policy of timm, such as rand-m9-mstd0.5-inc1 or 3a. original and augmix-m3-w3 too."""
     erasing: Probability = 0.0
     """Probability of random erasing. One box of noise, pixel mode."""
-
-
-class _Dense(TaskConfig):
-    """Settings of tasks on whole scenes."""
-
-    unused: ClassVar[tuple[str, ...]] = ("pool.kind",)
-    resize: Annotated[tuple[Ratio, Ratio], AfterValidator(ordered), Rare()] = (0.5, 2.0)
-    """Factors that the image is resized by before a random crop. 1: the short side to S, in detection the long
-    one."""
-
-
-class SegmentConfig(_Dense):
-    """One class for each pixel."""
-
-    data_sets: ClassVar[tuple[str, ...]] = ("scenes", "masks")
-    kind: Literal["segment"] = "segment"
-    erasing: Probability = 0.0
-    """Probability of random erasing (one box of noise, pixel mode)."""
-    label_smoothing: BelowOne = 0.0
-    """Share of a label that is spread over all classes."""
-
-
-class DetectConfig(_Dense):
-    """Boxes and masks of objects."""
-
-    data_sets: ClassVar[tuple[str, ...]] = ("scene_objects", "coco")
-    kind: Literal["detect"] = "detect"

@@ -9,7 +9,7 @@ from recast.lab.report import formats
 from recast.lab.report.labels import TEST_SETS, is_accuracy, measured, suite_title, words, worth_a_line
 from recast.lab.report.load import Run
 from recast.lab.report.table import Bar, Cell, ColumnGroup, PageTable
-from recast.lab.suites import METRICS, PER_CLASS, PER_CORRUPTION, SUITES, base, of_kind
+from recast.lab.suites import METRICS, PER_CORRUPTION, SUITES, base, is_of_class, of_kind
 
 SWEPT = of_kind("sweep")
 LABELS = {"arms": "All measurements of all networks", "swept": "Test-time sweeps", "classes": "Results by class"}
@@ -42,7 +42,7 @@ def arms_table(run: Run, name: str = "arms") -> PageTable:
 
 
 def _table_of(row: Row) -> str:
-    return "swept" if row.suite in SWEPT else "classes" if PER_CLASS.match(row.metric) else "arms"
+    return "swept" if row.suite in SWEPT else "classes" if is_of_class(row.metric) else "arms"
 
 
 def _baseline(run: Run) -> str:

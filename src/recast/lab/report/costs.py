@@ -14,9 +14,10 @@ from recast.lab.report.curves import settings
 from recast.lab.report.draw import Point, Series, series_chart
 from recast.lab.report.labels import CORRUPTIONS, arm_keys, suite_title, words
 from recast.lab.report.load import Run
-from recast.lab.suites import METRICS, base, of_kind
+from recast.lab.suites import METRICS, SUITES, base, of_kind
 
 SMALL = (3.5, 2.4)
+BY_TIME: dict[str, Any] = {"xlabel": "milliseconds per image", "xformat": "{:.3g}".format, "size": SMALL}
 COSTS = {
     "macs": ("MACs per image", partial(formats.compact, digits=4)),  # 4, since close values differ
     "parameters": ("parameters", partial(formats.compact, digits=4)),
@@ -24,7 +25,6 @@ COSTS = {
     "peak_memory": ("peak memory, bytes", formats.memory),
     "seconds": ("training time", formats.duration),
 }
-DENSE = {"segmentation": ("miou", "boundary_iou"), "detection": ("ap", "mask_ap")}
 MOST_NAMED = 6  # names of more runs would hide the points
 
 
@@ -46,7 +46,7 @@ def _accuracies(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
             metrics.append((*strengths[eps], f"{suite_title(suite, short=True)}, ε = {eps:g}/255"))
     metrics += [(suite, "top1/mean", suite_title(suite, short=True)) for suite in CORRUPTIONS]
     metrics += [(suite, "top1", suite_title(suite)) for suite in of_kind("test set")]
-    metrics += [(suite, metric, METRICS[metric].label) for suite, names in DENSE.items() for metric in names]
+    metrics += [(suite, metric, METRICS[metric].label) for suite, entry in SUITES.items() for metric in entry.by_cost]
     measured = {row.suite for run in runs for row in run.rows}
     return [entry for entry in metrics if entry[0] in measured]
 
@@ -94,8 +94,21 @@ def frontier(run: Run) -> list[Chart]:
         points = {arm: [Point(line.ms, getattr(line, metric)) for line in lines] for arm, lines in arms.items()}
         series = [Series(words(run).arms[arm], line, arm, "points") for arm, line in points.items()]
         series.append(Series("", _best(points["recast"]), "recast", "thin"))
-        axis: dict[str, Any] = {"xlabel": "milliseconds per image", "xformat": "{:.3g}".format, "size": SMALL}
-        charts.append(series_chart(f"frontier_{metric}", title, series, **axis))
+        charts.append(series_chart(f"frontier_{metric}", title, series, **BY_TIME))
+    return charts
+
+
+def joint_frontier(runs: Sequence[Run]) -> list[Chart]:
+    """Return the recast networks of several runs as their heads are closed; none unless two were measured."""
+    lines = {run.name: [line for line in run.frontier if line.model == "recast"] for run in runs}
+    lines = {name: of_run for name, of_run in lines.items() if of_run}
+    charts = []
+    for metric, title in (("top1", "Clean images"), ("noise", "Gaussian noise")) if len(lines) > 1 else ():
+        series = []
+        for place, (name, of_run) in enumerate(lines.items()):
+            points, color = [Point(line.ms, getattr(line, metric)) for line in of_run], place / (len(lines) - 1)
+            series += [Series(name, points, color, "points"), Series("", _best(points), color, "thin")]
+        charts.append(series_chart(f"frontier_runs_{metric}", title, series, **BY_TIME))
     return charts
 
 

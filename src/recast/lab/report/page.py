@@ -11,7 +11,7 @@ from recast.lab.report import curves, layers, summary
 from recast.lab.report.arms_table import LABELS, arms_table, heat_tables
 from recast.lab.report.charts import Chart
 from recast.lab.report.confusion import confusion_charts
-from recast.lab.report.costs import COSTS, cost_charts, frontier
+from recast.lab.report.costs import COSTS, cost_charts, frontier, joint_frontier
 from recast.lab.report.filling import fill_page
 from recast.lab.report.labels import glossary, words
 from recast.lab.report.load import Run
@@ -91,6 +91,7 @@ def joint_part(runs: Sequence[Run]) -> Part:
         "why_no_mean": why_no_mean(runs),
         "seeds": seeds_table(runs),
         "costs": cost_charts(runs),
+        "frontier": joint_frontier(runs),
         "fourier": layers.joint_fourier(runs),
         "curves": curves.of_runs(runs),
     }

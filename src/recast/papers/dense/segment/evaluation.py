@@ -23,9 +23,9 @@ from torch.nn import functional as F
 from recast.errors import RecastError
 from recast.lab.evaluation.context import Batch, Context, Score, Source
 from recast.lab.evaluation.stats import Statistic, known_mean
-from recast.lab.tasks.predictions import class_colours
-from recast.lab.tasks.segment.networks import pixel_logits
-from recast.lab.tasks.segment.pairs import IGNORE, OUTSIDE, ImagePairs
+from recast.papers.dense.predictions import class_colours
+from recast.papers.dense.segment.networks import pixel_logits
+from recast.papers.dense.segment.pairs import IGNORE, OUTSIDE, ImagePairs
 
 Forward = Callable[[Tensor], Tensor]
 """Images → logits for every pixel."""

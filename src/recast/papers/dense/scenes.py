@@ -20,9 +20,9 @@ from recast.config import coerce
 from recast.lab.config import DataConfig
 from recast.lab.data.datasets import Found
 from recast.lab.data.digits import read_digits
-from recast.lab.tasks.detect.coco import CocoFile, parsed
-from recast.lab.tasks.detect.objects import AS_IT_IS, ObjectImages
-from recast.lab.tasks.segment.pairs import ImagePairs
+from recast.papers.dense.detect.coco import CocoFile, parsed
+from recast.papers.dense.detect.objects import AS_IT_IS, ObjectImages
+from recast.papers.dense.segment.pairs import ImagePairs
 
 SIDE, FAR = 96, 38
 """Side of a scene, and distance between a ring and the bar in rows or columns, in pixels."""

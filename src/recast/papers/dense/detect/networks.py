@@ -26,10 +26,10 @@ from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxP
 
 from recast.errors import RecastError
 from recast.lab.networks import CifarResNet
-from recast.lab.tasks.neck import Stages
 from recast.models.names import DETECTORS
 from recast.models.register import pretrained_cfg, register
 from recast.models.sources import ON_TIMM_BUILDERS
+from recast.papers.dense.neck import Stages
 
 __all__ = ["SceneRCNN", "TimmPyramid", "check_detections", "detector", "losing", "total_loss"]
 

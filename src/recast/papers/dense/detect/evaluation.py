@@ -21,8 +21,8 @@ from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 from recast.errors import RecastError
 from recast.lab.evaluation.context import Batch, Context, Score
 from recast.lab.evaluation.stats import known_mean
-from recast.lab.tasks.detect.networks import check_detections
-from recast.lab.tasks.predictions import class_colours
+from recast.papers.dense.detect.networks import check_detections
+from recast.papers.dense.predictions import class_colours
 
 MOST = 100
 IOUS = np.linspace(0.5, 0.95, 10)

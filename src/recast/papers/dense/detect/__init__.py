@@ -6,20 +6,33 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from recast.errors import RecastError
-from recast.lab.suites import METRICS, Suite
-from recast.lab.tasks.base import Loss, Meter, Task
+from recast.lab.suites import Metric, Suite
+from recast.lab.tasks import Loss, Meter, Task, register_task
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from recast.lab.config import DataConfig, DetectConfig, Recipe
+    from recast.lab.config import DataConfig, Recipe
     from recast.lab.data import Data
     from recast.lab.data.datasets import Found
     from recast.lab.evaluation.context import Context
     from recast.lab.evaluation.run_folder import OpenRun
     from recast.lab.evaluation.suites import Evaluator
-    from recast.lab.tasks.detect.objects import ObjectImages
     from recast.models.config import ModelConfig
+    from recast.papers.dense.config import DetectConfig
+    from recast.papers.dense.detect.objects import ObjectImages
+
+METRICS = {
+    f"{prefix}ap{part}": Metric(
+        f"{what}{size}{f' at IoU 0.{part}' if part.isdigit() else ''}", meaning=f"average precision of {meaning}"
+        + (f", IoU {part} % is enough" if part.isdigit() else ", mean over IoU 50 to 95 %") + sizes, by_class=not part
+    )
+    for prefix, what, meaning in (("", "Box AP", "boxes"), ("mask_", "Mask AP", "masks"))
+    for part, size, sizes in (
+        ("", "", ""), ("50", "", ""), ("75", "", ""), ("_small", ", small", ", below 32² pixels"),
+        ("_medium", ", medium", ", 32² to 96² pixels"), ("_large", ", large", ", above 96² pixels"),
+    )
+}  # fmt: skip
 
 
 class Detect(Task):
@@ -34,14 +47,15 @@ class Detect(Task):
     suites: ClassVar[Mapping[str, Suite]] = {
         "detection": Suite(
             "Objects", "COCO's average precision of boxes and masks, by IoU, size and class", "accuracy",
-            tuple(name for name in METRICS if name.removeprefix("mask_").startswith("ap")), "{} classes",
-            missing="average precision of the objects", default=True, task="detect",
+            tuple(METRICS), "{} classes", missing="average precision of the objects", by_cost=("ap", "mask_ap"),
+            default=True, task="detect",
         )
     }  # fmt: skip
+    metrics: ClassVar[Mapping[str, Metric]] = METRICS
 
     def find(self, config: DataConfig) -> Found:
-        from recast.lab.tasks.detect.objects import find_coco
-        from recast.lab.tasks.scenes import find_scene_objects
+        from recast.papers.dense.detect.objects import find_coco
+        from recast.papers.dense.scenes import find_scene_objects
 
         return {"scene_objects": find_scene_objects, "coco": find_coco}[config.name](config)
 
@@ -60,7 +74,7 @@ class Detect(Task):
         return config
 
     def check_outputs(self, outputs: Any, data: Data, name: str) -> None:
-        from recast.lab.tasks.detect.networks import check_detections
+        from recast.papers.dense.detect.networks import check_detections
 
         check_detections(outputs, 1, name)
         if "masks" in outputs[0] and not all(
@@ -72,7 +86,7 @@ class Detect(Task):
             )
 
     def loss(self, config: DetectConfig, data: Data) -> Loss:
-        from recast.lab.tasks.detect.networks import total_loss
+        from recast.papers.dense.detect.networks import total_loss
 
         return lambda outputs, _objects: total_loss(outputs)
 
@@ -80,19 +94,22 @@ class Detect(Task):
         return images, targets.taught()
 
     def meter(self, data: Data) -> Meter:
-        from recast.lab.tasks.detect.training import ObjectMeter
+        from recast.papers.dense.detect.training import ObjectMeter
 
         return ObjectMeter(data)
 
     def evaluators(self) -> Mapping[str, Evaluator]:
         from recast.lab.evaluation.suites import Evaluator
-        from recast.lab.tasks.detect.evaluation import pool_detection, score_detection
+        from recast.papers.dense.detect.evaluation import pool_detection, score_detection
 
         return {"detection": Evaluator(score_detection, pool=pool_detection)}
 
     def draw(self, run: OpenRun, context: Context, suites: Sequence[str]) -> None:
-        from recast.lab.tasks.detect.evaluation import object_panels
-        from recast.lab.tasks.predictions import write_predictions
+        from recast.papers.dense.detect.evaluation import object_panels
+        from recast.papers.dense.predictions import write_predictions
 
         if self.main[0] in suites:
             write_predictions(run.folder, context, object_panels)
+
+
+register_task(Detect())

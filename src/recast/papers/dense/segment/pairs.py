@@ -24,7 +24,7 @@ from recast.lab.data.images import BICUBIC, NEAREST, PADDING, PHOTO, middle, ope
 from recast.lab.data.parts import choose_parts, part_word, parts_note
 from recast.lab.data.seeding import seeded
 from recast.lab.data.trees import Disk, composed
-from recast.lab.tasks.dense import DenseImages, coloured, mirrored
+from recast.papers.dense.images import DenseImages, coloured, mirrored
 from recast.reading import decode, read_bytes
 
 IGNORE = 255

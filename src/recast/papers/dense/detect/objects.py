@@ -26,8 +26,8 @@ from recast.lab.data.images import BICUBIC, NEAREST, PADDING, PHOTO, to_pixels
 from recast.lab.data.parts import HELD_OUT, TRAINING, part_word
 from recast.lab.data.seeding import seeded
 from recast.lab.data.trees import find_file
-from recast.lab.tasks.dense import DenseImages, coloured, mirrored
-from recast.lab.tasks.detect.coco import Annotations, drawn_masks, read_coco
+from recast.papers.dense.detect.coco import Annotations, drawn_masks, read_coco
+from recast.papers.dense.images import DenseImages, coloured, mirrored
 
 AS_IT_IS = (0.0,) * 3, (1.0,) * 3
 """Mean and deviation of data for detectors, which normalise by themselves."""

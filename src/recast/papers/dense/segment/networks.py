@@ -16,9 +16,9 @@ from torchvision.ops import Conv2dNormActivation as ConvNormReLU
 
 from recast.errors import RecastError
 from recast.lab.networks import HALF, CifarResNet
-from recast.lab.tasks.neck import Stages
 from recast.models.register import pretrained_cfg, register
 from recast.models.sources import ON_TIMM_BUILDERS
+from recast.papers.dense.neck import Stages
 
 __all__ = ["SceneFCN", "UperHead", "UperNet", "pixel_logits"]
 

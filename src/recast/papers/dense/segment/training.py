@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recast.lab.config import SegmentConfig
 from recast.lab.data import Data
-from recast.lab.tasks.segment.evaluation import mean_accuracy, mean_iou, pixel_counts
-from recast.lab.tasks.segment.networks import pixel_logits
-from recast.lab.tasks.segment.pairs import IGNORE
 from recast.lab.training.distill import widened
+from recast.papers.dense.config import SegmentConfig
+from recast.papers.dense.segment.evaluation import mean_accuracy, mean_iou, pixel_counts
+from recast.papers.dense.segment.networks import pixel_logits
+from recast.papers.dense.segment.pairs import IGNORE
 
 AUXILIARY_WEIGHT = 0.4
 """Weight of the loss of a segmenter's auxiliary head (Zhao et al. 2017, PSPNet)."""

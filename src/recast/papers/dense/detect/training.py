@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from recast.lab.data import Data
 from recast.lab.data.seeding import seeded
-from recast.lab.tasks.detect.evaluation import average_precisions, scores_of, stacked, summarised
-from recast.lab.tasks.detect.networks import check_detections, losing, total_loss
-from recast.lab.tasks.detect.objects import Objects
+from recast.papers.dense.detect.evaluation import average_precisions, scores_of, stacked, summarised
+from recast.papers.dense.detect.networks import check_detections, losing, total_loss
+from recast.papers.dense.detect.objects import Objects
 
 
 class ObjectMeter:

@@ -1,0 +1,1 @@
+"""Dense prediction: segmentation and detection, what both share, and the embedded scenes."""
