@@ -46,8 +46,8 @@ class ImagesConfig(Config):
     data_dir: FilePath | None = None
     """Folder with train/ and val/, or a .zip. test/, train.zip and test.zip will do too. None: $RECAST_DATA/NAME."""
     img_size: Pixels | None = None
-    """Side in pixels. None: 32 for digits and CIFAR, 96 for scenes, the files' own (at most 224) for a zip and for a
-    network that states no size, 224 otherwise."""
+    """Side in pixels. None: 32 for digits and CIFAR, 96 for scenes, the files' own (at most 224) for a zip; else the
+    network's, or the files' own if it states none."""
     test_size: Annotated[Pixels | None, Rare()] = None
     """Side in pixels in validation. None: img_size."""
     crop_pct: Annotated[CropShare | None, Rare()] = None

@@ -79,18 +79,19 @@ class Data:
     def fitted_to(self, model: nn.Module) -> tuple[Data, str]:
         """Return the data with size, mean and deviation for a network, and a line that says where they come from.
 
-        What was `given` stays. Else mean and deviation are those that the network states for as many channels. A
-        network that states nothing sees the images at their own size.
+        What was `given` stays. Else size, mean and deviation are those that the network states, mean and deviation
+        for as many channels. A network that states nothing sees the images at their own size.
         """
         defaults, data, size_from, norm_from = input_defaults(model), self, "", "the data set's"
         train, val = self.train, self.val
-        is_stated = defaults is not None or type(model).__module__.startswith("torchvision.")
-        if not is_stated and "img_size" not in self.given and isinstance(train, ImageFiles):
-            size = train.own_size()
+        states_224 = type(model).__module__.startswith("torchvision.")
+        if "img_size" not in self.given and isinstance(train, ImageFiles) and not states_224:
+            size = max(defaults.size) if defaults else train.own_size()
+            size_from = "the network's" if defaults else "the files' own, as the network states none"
+            size_from = f" ({size_from}; --img-size)"
             data = replace(data, train=replace(train, img_size=size), img_size=size)
             if "test_size" not in self.given:
                 data = replace(data, val=val.resized(size, val.crop_pct))
-            size_from = " (the files' own, as the network states none; --img-size)"
         if self.in_chans is not None:
             norm_from = "measured on training images, as the network states none for these channels"
         if defaults is not None and len(defaults.mean) == len(self.mean):
