@@ -115,7 +115,8 @@ def start() -> None:
     libraries = "import torch, timm"
     plan = f"import recast; {libraries}; recast.plan(timm.create_model('resnet50'), torch.zeros(1, 3, 224, 224))"
     jobs = {libraries: ["-c", libraries], "import recast": ["-c", "import recast"]}
-    jobs |= {"recast --help": ["-m", "recast", "--help"], "recast.plan of resnet50": ["-c", plan]}
+    jobs |= {f"recast {name}--help": ["-m", "recast", *name.split(), "--help"] for name in ("", "train ")}
+    jobs["recast.plan of resnet50"] = ["-c", plan]
     rounds = [{what: once([sys.executable, *arguments]) for what, arguments in jobs.items()} for _ in range(7)]
     rows = [[what, *(round(median(r[what][i] for r in rounds), 3) for i in (0, 1))] for what in jobs]
     table = [[*row, round(row[2] / rows[0][2], 4), machine()] for row in rows]

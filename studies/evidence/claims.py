@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from studies import FINE_TUNED, LATEST, LONGER, MORE_ATTENTION, PLAIN_VIT, SAME_COMPUTE, Study
+from studies import FINE_TUNED, LATEST, LONGER, MORE_ATTENTION, PAPERS_OWN, PLAIN_VIT, SAME_COMPUTE, Study
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,14 @@ CLAIMS = (
             (f"{T_CNN}, Table 1", "fine-tuning with attention beats fine-tuning", FINE_TUNED, ("clean",)),
             (f"{T_CNN}, Table 3", "attention makes more robust (here: than fine-tuning)", FINE_TUNED, ROBUST),
             ("ours", "attention makes more robust than the same compute without it", SAME_COMPUTE, ROBUST),
+        )
+    ),
+    *(
+        Claim(source, says, "i-converged", arm, against, metrics)
+        for arm in ("recast, sigmoid", "recast, images", PAPERS_OWN)
+        for source, says, against, metrics in (
+            (f"{T_CNN}, Table 1", "fine-tuning with attention beats fine-tuning", FINE_TUNED, ("clean",)),
+            (f"{T_CNN}, Table 3", "attention makes more robust (here: than fine-tuning)", FINE_TUNED, ROBUST),
         )
     ),
     *(

@@ -151,3 +151,9 @@ def test_a_run_from_training_to_export(tmp_path: Path, cli: Cli, refused: Refuse
     assert cli("explain", run, tmp_path / "data/a/0.npy", "--bands", "6,1,2").code == 0
     assert cli("explain", run, "--neighbours").code == 0
     assert cli("export", run, "--out", run / "model.pt2").code == 0
+    network = ("cifar_resnet20", "--in-chans", 6, "--where", "layer3.2.conv2", "--img-size", 16)
+    assert "1 of " in cli("plan", *network).out
+    of_data = ("--data", "folder", "--data-dir", tmp_path / "data", "--num-images", 2)
+    assert "same function" in cli("verify", *network, *of_data).out
+    wrong = ("verify", "torchvision:resnet18", *network[1:3])
+    assert "--in-chans" in refused(*wrong)

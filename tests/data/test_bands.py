@@ -182,6 +182,23 @@ def test_weights_of_rgb_are_adapted_as_timm_does(tmp_path: Path, in_chans: int) 
             build(ModelConfig(name, in_chans=in_chans))
 
 
+@pytest.mark.parametrize(("scale", "is_stated"), [(1.0, True), (255.0, False)])
+def test_what_the_network_states_is_for_numbers_up_to_one(tmp_path: Path, scale: float, is_stated: bool) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(8):
+        path = tmp_path / "ab"[number % 2] / f"{number}.npy"
+        path.parent.mkdir(exist_ok=True)
+        np.save(path, (scale * rng.random((8, 8, 3))).astype(np.float32))
+    network, config = timm.create_model("test_resnet"), DataConfig("folder", str(tmp_path), img_size=8)
+    data = load_data(config, in_chans=3)
+    fitted, line = data.fitted_to(network)
+    assert (fitted.mean == tuple(network.pretrained_cfg["mean"])) == is_stated
+    assert (fitted.mean == data.mean) != is_stated
+    assert ("not in [0, 1]" in line) != is_stated
+    given = load_data(config.replace(mean=(0.1, 0.2, 0.3)), in_chans=3).fitted_to(network)[0]
+    assert given.mean == (0.1, 0.2, 0.3)
+
+
 def test_bands_for_the_eye() -> None:
     pixels = torch.arange(4.0).view(1, 4, 1, 1) * 100 + torch.arange(25.0).view(1, 1, 5, 5)
     assert as_picture(pixels).shape == (1, 3, 5, 5)

@@ -39,7 +39,7 @@ from recast.lab.training.metrics import read_metrics, validate
 from recast.lab.training.run import train
 from recast.layers.config import RecastConfig
 from recast.layers.gpsa import gpsa_layers
-from recast.models.build import build
+from recast.models.build import build, input_defaults
 from recast.models.config import ModelConfig
 from recast.surgery.plan import applied_plan
 
@@ -330,7 +330,7 @@ def photographs(root: Path) -> DataConfig:
 
 
 def test_size_and_norm_of_files_where_the_network_states_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "input_defaults", lambda network: None)
+    monkeypatch.setattr("recast.lab.data.sources.input_defaults", lambda network: None)
     data = photographs(tmp_path / "data").replace(img_size=None)
     prepared = prepare.prepare(digits_recipe(data=data), tmp_path / "run", False)
     assert (prepared.recipe.data.img_size, prepared.data.train[0][0].shape[-1], prepared.data.test_size) == (16, 16, 16)
@@ -338,6 +338,15 @@ def test_size_and_norm_of_files_where_the_network_states_none(tmp_path: Path, mo
     assert prepared.data.train.augment == sized.train.augment
     assert "16x16 pixels (the files' own" in prepared.pixels
     assert "ImageNet's" in prepared.pixels
+
+
+def test_a_network_sees_images_at_the_size_that_it_states(tmp_path: Path) -> None:
+    data = photographs(tmp_path / "data").replace(img_size=None)
+    prepared = prepare.prepare(digits_recipe(data=data), tmp_path / "run", False)
+    (side, _), own = input_defaults(prepared.parent).size, 16
+    assert side != own
+    assert (prepared.recipe.data.img_size, prepared.data.train[0][0].shape[-1], prepared.data.test_size) == (side,) * 3
+    assert "the network's" in prepared.pixels
 
 
 def test_unreadable_images_are_skipped_named_and_counted(run: Path, tmp_path: Path) -> None:

@@ -182,6 +182,8 @@ DIGITS = "--model digits_resnet --data digits --checkpoint w.safetensors"
         (f"{DIGITS} --where none", "layers"),
         (f"{DIGITS} --minutes 0", "minutes"),
         (f"{DIGITS} --img-size 32x16", "32x16"),
+        ("--model digits_resnet --pretrained --data csv", "--labels-file"),
+        (f"{DIGITS} --in-chans 4", "in_chans=4"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(

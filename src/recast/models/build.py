@@ -102,7 +102,7 @@ def _adapted(
             raise RecastError(f"{origin} has {theirs} classes, the data has {ours}: set model.new_head")
         expected = f"{config.name} has" if config.num_classes is None else "model.num_classes is"
         raise RecastError(
-            f"{origin} has {theirs} classes, {expected} {ours}: pass num_classes={theirs}, or set model.new_head"
+            f"{origin} has {theirs} classes, {expected} {ours}: set model.num_classes={theirs} or model.new_head"
         )
     if config.in_chans is not None:
         weights = with_channels(model, weights, config.in_chans)

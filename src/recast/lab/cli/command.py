@@ -12,6 +12,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from types import NoneType
@@ -21,6 +22,7 @@ import pydantic
 from pydantic_core import PydanticUndefined
 
 from recast.config import Config, File, Keys, Rare, Threads, read
+from recast.errors import RecastError
 from recast.lab.cli.help import HELP, Entry, help_text
 from recast.lab.fields import Field, fields_of, merge
 from recast.lab.threads import use_threads
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 Model = TypeVar("Model", bound=Config)
 Line = NewType("Line", str)
 """Annotation of a parameter that gets the command as typed. It is not an option."""
+DOTTED = re.compile(r"\b[a-z_]+(?:\.[a-z_]+)+\b")
+"""Possible name of a field."""
 SENTENCE = re.compile(r"(?<!\.\w)\. ")
 """Separator of sentences; not the full stops of e.g."""
 
@@ -108,7 +112,7 @@ class Part:
     """The options of one config: a parameter of a function, or the plain parameters of the function.
 
     is_typed: the function gets the words, not the config. has_base: the config is laid over another one, so that
-    switches can be turned off. words: names of fields that are not options.
+    switches can be turned off. words: names of options that are words of the command instead.
     """
 
     model: type[Config]
@@ -121,14 +125,15 @@ class Part:
         """The options by the path of their field. Of two fields with the same name the deeper gets a longer option."""
         options: dict[Keys, Option] = {}
         taken: set[str] = set()
-        fields = [field for field in fields_of(self.model) if field.path[0] not in self.words]
+        fields = fields_of(self.model)
         for field in sorted(fields, key=lambda field: len(field.path)):
             full = (*field.path[:-1], field.info.alias or field.path[-1])
             named = full[:-1] if full[-1] in ("name", "kind") and full[1:] else full
             short = named[-1] if named[-1] not in taken else "-".join(named[-2:])
             taken.add(named[-1])
             options[field.path] = Option(field, *(f"--{name.replace('_', '-')}" for name in (".".join(full), short)))
-        return {field.path: options[field.path] for field in fields}
+        words = {f"--{word}" for word in self.words}
+        return {field.path: options[field.path] for field in fields if options[field.path].short not in words}
 
     def entries(self, everything: bool, base: Any, with_values: bool) -> Iterator[tuple[str, Entry]]:
         """Yield heading and entry of every option for the help. Rare ones are shown by --help-all."""
@@ -189,6 +194,15 @@ class Typed(Generic[Model]):
         """Return the config with the values of `base` and the typed ones. Raises RecastError that names the option."""
         return read(self.model, merge(self.model, base, self.changes), name=self.name)  # type: ignore[return-value]
 
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Name the options instead of the fields of the config in errors of the block."""
+        try:
+            yield
+        except RecastError as error:
+            error.args = (DOTTED.sub(lambda match: self.name(tuple(match[0].split("."))), str(error)),)
+            raise
+
 
 class Command:
     """A typed function as a command of `recast`.
@@ -245,7 +259,9 @@ class Command:
         for label, (word, text) in self.words.items():
             settings = Parameter(name=label.strip("[]"), required=not label.startswith("["), help=text)
             parameters.append(word.replace(annotation=Annotated[word.annotation, settings]))
-        return inspect.Signature([*parameters, *(o for name, part in self.parts.items() for o in part.parameters(name))])
+        return inspect.Signature(
+            [*parameters, *(o for name, part in self.parts.items() for o in part.parameters(name))]
+        )
 
     def app(self, argv: Sequence[str]) -> App:
         """Return the command as an application of cyclopts; `argv` are the words behind its name."""
@@ -257,7 +273,9 @@ class Command:
     def help(self, argv: Sequence[str]) -> str:
         """Return the help; `argv` are the words behind the command's name."""
         about, base = self.describe(argv) if self.describe else ("", None)
-        panels: dict[str, list[Entry]] = {"Arguments": [(label.strip("[]"), text) for label, (_, text) in self.words.items()]}
+        panels: dict[str, list[Entry]] = {
+            "Arguments": [(label.strip("[]"), text) for label, (_, text) in self.words.items()]
+        }
         for name, part in self.parts.items():
             for heading, entry in part.entries("--help-all" in argv, base if part.has_base else None, not name):
                 panels.setdefault(heading, []).append(entry)

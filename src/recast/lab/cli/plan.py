@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field
 
-from recast.config import Classes, Config, Count, FilePath
+from recast.config import Config, FilePath
 from recast.errors import RecastError
 from recast.files import check_place, write_text
 from recast.lab.cli.command import Command, Compute, Typed, print_json
-from recast.lab.config import DataConfig
+from recast.lab.config import DataConfig, ImagesConfig
 from recast.lab.config.evaluation import parse_size
 from recast.layers.config import LinearGate, NoPool, PoolConfig, RecastConfig
 from recast.models.config import ModelConfig
@@ -46,16 +45,7 @@ IN_PLAN = ("where", "budget", "recast", "pool")
 class Network(Config):
     """A network, and its layers that become attention"""
 
-    checkpoint: FilePath | None = None
-    """Weights, .safetensors or .pth."""
-    checkpoint_key: str | None = None
-    """Which weights of a checkpoint with several, e.g. state_dict. None: as timm, EMA first."""
-    pretrained: bool = False
-    """Let timm or torchvision fetch its weights."""
-    num_classes: Classes | None = None
-    """Classes of the head."""
-    img_size: str | None = None
-    """Pixels, 224 or 224x160 (height x width)."""
+    model: ModelConfig = ModelConfig(name="")
     where: list[str] = Field(["last_stage"])
     """Layers to recast: last_stage, all, stage:N, names, globs, re:REGEX; none: the pooling alone."""
     budget: str = "tokens=1024"
@@ -66,38 +56,35 @@ class Network(Config):
     pool: PoolConfig = NoPool()
 
     @classmethod
-    def of(cls, typed: Typed[Network]) -> Network:
-        """Return what was typed. Raises RecastError for a bad budget, and for options beside --plan."""
-        network = typed.over({})
+    def of(cls, typed: Typed[Self], name: str = "", **base: Any) -> Self:
+        """Return the network of a name, with what was typed over `base`.
+
+        Raises RecastError for a bad budget, and for options beside --plan.
+        """
+        network = typed.over({"model": {"name": name}, **base})
         Budget.parse(network.budget)
         if network.plan is not None:
             check_alone(typed)
         return network
 
-    def open(self, name: str, data: Data | None = None) -> tuple[nn.Module, Data | None]:
-        """Return the network of a name, and the data set normalized as the network knows it."""
-        from recast.models.build import build, input_defaults
+    @property
+    def has_weights(self) -> bool:
+        """True if the network is given trained weights."""
+        return self.model.pretrained or self.model.checkpoint is not None
 
-        config = ModelConfig(
-            name, self.checkpoint, self.pretrained, self.num_classes, checkpoint_key=self.checkpoint_key
-        )  # fmt: skip
-        with trusting(name):
-            model = build(config, num_classes=len(data.classes) if data else None)
-        if data is not None:
-            defaults = input_defaults(model) or data
-            data = replace(data, mean=defaults.mean, std=defaults.std)
-        return model, data
+    def open(self, data: Data | None = None) -> nn.Module:
+        """Return the network, with the classes of a data set."""
+        from recast.models.build import build
 
-    def load(
-        self, name: str, data_dir: str | None, num_train: Count | None = None, num_val: Count | None = None
-    ) -> Data:
-        """Return the data set of a name, with images of the network's size."""
+        with trusting(self.model.name):
+            return build(self.model, num_classes=len(data.classes) if data else None)
+
+    def load(self, images: ImagesConfig) -> Data:
+        """Return a data set, with images of the network's channels and size."""
         from recast.lab.data import load_data
 
-        side, width = parse_size(self.img_size, "--img-size") if self.img_size else (None, None)
-        if side != width:
-            raise RecastError(f"images of a data set are square: --img-size {side}, got {self.img_size!r}")
-        return load_data(DataConfig(name, data_dir, img_size=side, num_train=num_train, num_val=num_val))
+        config = DataConfig(**dict(images) | {"img_size": images.img_size or self.model.input_size})
+        return load_data(config, in_chans=self.model.in_chans)
 
     def plan_of(self, model: nn.Module, example: Example) -> Plan:
         """Return the plan of a model."""
@@ -137,6 +124,7 @@ def plan(
     model: str,
     /,
     *,
+    img_size: str | None = None,
     out: FilePath | None = None,
     network: Typed[Network],
     output: Compute,
@@ -146,17 +134,19 @@ def plan(
     Args:
         model: timm:NAME (or NAME), torchvision:NAME, upernet|maskrcnn|fasterrcnn|retinanet:NAME, or
             pkg.module:function.
+        img_size: Pixels, 224 or 224x160 (height x width). None: the network's own, or 224.
         out: Also write the plan to this .json file.
     """
-    wanted = Network.of(network)
+    wanted = Network.of(network, model)
     path = Path(out) if out else None
     if path is not None:
         _check_plan_file(path)
 
     import torch
 
-    parent, _ = wanted.open(model)
-    planned = wanted.plan_of(parent, torch.zeros(1, *example_shape(parent, wanted.img_size)))
+    with network.named():
+        parent = wanted.open()
+    planned = wanted.plan_of(parent, torch.zeros(1, *example_shape(parent, img_size)))
     if path is not None:
         write_text(path, planned.to_json() + "\n")
     if output.as_json:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,8 +34,6 @@ Every option is a field of recipe.yaml and has its place there as a longer name:
 AUTO = "auto"
 """`--resume auto`: resume the run in --out if there is one, else start it."""
 
-DOTTED = re.compile(r"\b[a-z_]+(?:\.[a-z_]+)+\b")
-"""Possible name of a field."""
 FUNCTIONS = (("model", "name"), ("task", "teacher", "teacher_model"))
 """Options that may name a function of the user's."""
 RANDOM = "the parent has random weights: give --checkpoint or --pretrained for trained ones"
@@ -102,7 +99,7 @@ def _wanted(name: str | None, plan: str | None, base: Recipe, config: Typed[Reci
 def _run(
     recipe: Recipe, folder: Path, resume: bool, trust: bool, config: Typed[Recipe], line: str, as_json: bool
 ) -> None:
-    """Train. Errors name the options instead of the fields of the recipe."""
+    """Train."""
     from recast.lab.training.run import train as run
 
     def say(text: str) -> None:
@@ -110,13 +107,9 @@ def _run(
             print(f"note: {RANDOM}", file=sys.stderr)
         print(text, file=sys.stderr if as_json else None)
 
-    with trusting(*(config.words.get(path) for path in FUNCTIONS), trust=trust):
+    with trusting(*(config.words.get(path) for path in FUNCTIONS), trust=trust), config.named():
         check_trusted(*functions_of(recipe))
-        try:
-            run(recipe, folder, resume=resume, command=line, say=say)
-        except RecastError as error:
-            error.args = (DOTTED.sub(lambda match: config.name(tuple(match[0].split("."))), str(error)),)
-            raise
+        run(recipe, folder, resume=resume, command=line, say=say)
 
 
 def _check_weights(name: str | None, recipe: Recipe) -> None:

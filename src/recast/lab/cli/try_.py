@@ -9,6 +9,7 @@ from recast.config import Count, FilePath, Positive
 from recast.errors import RecastError
 from recast.lab.cli.command import Command, Compute, Typed, print_json
 from recast.lab.cli.plan import Network
+from recast.lab.config import ImagesConfig
 from recast.models.trust import is_function
 
 EXAMPLES = """  recast try --model resnet50 --pretrained --data-dir photos
@@ -17,18 +18,19 @@ EXAMPLES = """  recast try --model resnet50 --pretrained --data-dir photos
 """
 
 
+class Trial(Network):
+    """A network, its layers that become attention, and the images"""
+
+    data: ImagesConfig = ImagesConfig("folder")
+
+
 def try_(
     *,
-    model: str = "",
-    data: str = "folder",
-    data_dir: FilePath | None = None,
-    num_train: Count | None = None,
-    num_val: Count | None = None,
     minutes: Positive = 10.0,
     seeds: Count = 3,
     device: str = "auto",
     out: FilePath = "runs/try",
-    network: Typed[Network],
+    trial: Typed[Trial],
     output: Compute,
 ) -> int:
     """Say whether attention helps on your images, in minutes. Layers before those that would be recast run once. The
@@ -36,29 +38,24 @@ def try_(
     with intervals. The same command goes on with a trial that was interrupted.
 
     Args:
-        model: timm:NAME (or NAME), torchvision:NAME, or pkg.module:function.
-        data: Data set: folder, zip, cifar100, torch/NAME, hfds/NAME.
-        data_dir: Folder with train/ and val/, or of the data set.
-        num_train: Use only this many training images.
-        num_val: Use only this many validation images.
         minutes: Duration, by measured rates.
         seeds: Trainings of each arm.
         device: auto, cpu, cuda or mps.
         out: Folder of the trial.
     """
-    wanted = Network.of(network)
-    if not model:
+    wanted = Trial.of(trial, data={"name": "folder"})
+    if not wanted.model.name:
         raise RecastError("--model is missing: name the trained network")
-    if not (wanted.pretrained or wanted.checkpoint or is_function(model)):
+    if not (wanted.has_weights or is_function(wanted.model.name)):
         raise RecastError("a trial starts from a trained network: add --pretrained or --checkpoint FILE")
-
-    import torch
 
     from recast.lab.trial import try_ as run
 
-    images = wanted.load(data, data_dir, num_train, num_val)
-    parent, _ = wanted.open(model)
-    planned = wanted.plan_of(parent, torch.zeros(1, 3, images.img_size, images.img_size))
+    with trial.named():
+        images = wanted.load(wanted.data)
+        parent = wanted.open()
+    images, _ = images.fitted_to(parent)
+    planned = wanted.plan_of(parent, images.example)
     try:
         answer = run(
             parent, images, planned, Path(out), minutes=minutes, seeds=seeds, device=device,

@@ -14,6 +14,8 @@ from recast.config import Count, FilePath, Seed
 from recast.errors import RecastError
 from recast.lab.cli.command import Command, Compute, Typed, print_json
 from recast.lab.cli.plan import Network, example_shape
+from recast.lab.config import ImagesConfig
+from recast.lab.config.evaluation import parse_size
 from recast.layers.config import Backend
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ def verify(
     *,
     data: str | None = None,
     data_dir: FilePath | None = None,
+    img_size: str | None = None,
     num_images: Count = 8,
     device: str = "cpu",
     seed: Seed = 0,
@@ -54,11 +57,12 @@ def verify(
             pkg.module:function.
         data: Data set with real images.
         data_dir: Folder of the data set.
+        img_size: Pixels, 224 or 224x160 (height x width). None: the network's own, or 224; of a data set its own.
         num_images: Images to compare on.
         device: auto, cpu, cuda or mps.
         seed: Seed of random weights and images.
     """
-    wanted = Network.of(network)
+    wanted = Network.of(network, model)
     if data is None and data_dir is not None:
         raise RecastError("--data-dir requires --data: folder, cifar100, …")
 
@@ -68,9 +72,11 @@ def verify(
 
     torch.manual_seed(seed)
     place = choose_device(device)
-    parent, dataset = wanted.open(model, wanted.load(data, data_dir) if data else None)
-    images = _images(dataset, num_images, example_shape(parent, wanted.img_size))
-    if not (wanted.pretrained or wanted.checkpoint):
+    dataset = wanted.load(_config(data, data_dir, img_size)) if data else None
+    with network.named():
+        parent = wanted.open(dataset)
+    images = _images(dataset and dataset.fitted_to(parent)[0], num_images, example_shape(parent, img_size))
+    if not wanted.has_weights:
         _randomize_scales(parent, images)
     parent, images = parent.to(place), images.to(place)
     planned = wanted.plan_of(parent, images[:1])
@@ -86,6 +92,13 @@ def verify(
 
 
 COMMAND = Command(verify, "MODEL [options]", EXAMPLES)
+
+
+def _config(name: str, data_dir: str | None, img_size: str | None) -> ImagesConfig:
+    side, width = parse_size(img_size, "--img-size") if img_size else (None, None)
+    if side != width:
+        raise RecastError(f"images of a data set are square: --img-size {side}, got {img_size!r}")
+    return ImagesConfig(name, data_dir, img_size=side)
 
 
 def _randomize_scales(parent: nn.Module, images: Tensor) -> None:
@@ -122,7 +135,7 @@ def _images(data: Data | None, number: int, shape: tuple[int, int, int]) -> Tens
     from recast.lab.device import check_memory
 
     if data is not None:
-        number, shape = min(number, len(data.val)), (3, data.test_size, data.test_size)
+        number, shape = min(number, len(data.val)), (len(data.mean), data.test_size, data.test_size)
     needed = 4 * 4 * number * math.prod(shape)  # float32, and copies
     check_memory(needed, f"{number:,} images of {shape[1]}×{shape[2]}")
     if data is None:

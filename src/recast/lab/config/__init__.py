@@ -5,7 +5,7 @@ A `Recipe` is complete: written to `recipe.yaml`, it replays the run.
 
 from __future__ import annotations
 
-from recast.lab.config.inputs import Augmentation, AugmentConfig, Crop, DataConfig, LabelsConfig
+from recast.lab.config.inputs import Augmentation, AugmentConfig, Crop, DataConfig, ImagesConfig, LabelsConfig
 from recast.lab.config.recipe import Freeze, OptimConfig, PaperConfig, Recipe, RegularizationConfig
 from recast.lab.config.schedules import ScheduleConfig
 from recast.lab.config.tasks import ClassifyConfig, TaskConfig
@@ -17,6 +17,7 @@ __all__ = [
     "Crop",
     "DataConfig",
     "Freeze",
+    "ImagesConfig",
     "LabelsConfig",
     "OptimConfig",
     "PaperConfig",
@@ -25,3 +26,5 @@ __all__ = [
     "ScheduleConfig",
     "TaskConfig",
 ]
+
+import recast.lab.tasks  # noqa: F401  registers their kinds, which recipes name, and their suites

@@ -36,8 +36,8 @@ def ordered(values: tuple[float, float]) -> tuple[float, float]:
 Crop = Literal["none", "pad", "random", "simple"]
 
 
-class DataConfig(Config):
-    """Images"""
+class ImagesConfig(Config):
+    """Images of a data set"""
 
     name: str = "digits"
     """digits, cifar10, cifar100, imagenet, folder, csv, zip, torch/NAME, hfds/NAME. folder, zip: an ImageFolder tree.
@@ -46,8 +46,8 @@ class DataConfig(Config):
     data_dir: FilePath | None = None
     """Folder with train/ and val/, or a .zip. test/, train.zip and test.zip will do too. None: $RECAST_DATA/NAME."""
     img_size: Pixels | None = None
-    """Side in pixels. None: 32 for digits and CIFAR, 96 for scenes, the files' own (at most 224) for a zip and for a
-    network that states no size, 224 otherwise."""
+    """Side in pixels. None: 32 for digits and CIFAR, 96 for scenes, the files' own (at most 224) for a zip; else the
+    network's, or the files' own if it states none."""
     test_size: Annotated[Pixels | None, Rare()] = None
     """Side in pixels in validation. None: img_size."""
     crop_pct: Annotated[CropShare | None, Rare()] = None
@@ -57,10 +57,6 @@ class DataConfig(Config):
     network was trained with, if it says so (timm's do), else the data set's own."""
     std: Annotated[tuple[Positive, ...] | Literal["data"] | None, Rare()] = None
     """Per-channel standard deviation of the normalization, or data. None: as for the mean."""
-    batch_size: Count = 128
-    """Images per update, over all processes and accumulated parts."""
-    workers: Annotated[Workers, MayChange()] = 0
-    """Loader processes per process. 0 is fastest for small images held in memory."""
     num_train: Annotated[Count | ProperShare | None, Field(union_mode="left_to_right")] = None
     """Train on this many images, or on this share of every class (0.1). At least one; class-balanced, seeded. None:
     all."""
@@ -88,6 +84,15 @@ class DataConfig(Config):
             if getattr(self, name) is not None and not self.name.startswith("csv"):
                 raise clash(f"`{name}` requires `name` csv, got {self.name}")
         return self
+
+
+class DataConfig(ImagesConfig):
+    """Images, and how they are loaded"""
+
+    batch_size: Count = 128
+    """Images per update, over all processes and accumulated parts."""
+    workers: Annotated[Workers, MayChange()] = 0
+    """Loader processes per process. 0 is fastest for small images held in memory."""
 
 
 class LabelsConfig(Config):

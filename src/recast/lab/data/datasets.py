@@ -6,6 +6,7 @@ Shapes: B images of C channels (3 where `in_chans` is None) and S x S pixels, fl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median_low
@@ -218,16 +219,13 @@ class ImageFiles(LabelledImages):
     def subset(self, indices: Tensor) -> Self:
         return replace(self, items=[self.items[index] for index in indices.tolist()], labels=self.labels[indices])
 
-    def own_size(self, skip: bool) -> int:
-        """Return the median short side of a few images (`skip`: of the readable ones), at most 224."""
+    def own_size(self) -> int:
+        """Return the median short side of a few readable images, at most 224."""
         sides = []
         for index in range(0, len(self), max(1, len(self) // SIZED)):
-            try:
+            with suppress(RecastError):
                 image = self.open(index)
                 sides.append(min(image.shape[-2:] if isinstance(image, Tensor) else image.size))
-            except RecastError:
-                if not skip:
-                    raise
         return min(median_low(sides or [PHOTO]), PHOTO)
 
     def decoded(self, skip: bool) -> tuple[ImageTensors, list[str]]:

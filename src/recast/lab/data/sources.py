@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
 from recast.errors import RecastError, suggest
@@ -19,7 +19,7 @@ from recast.lab.data import digits
 from recast.lab.data.augment import resolve
 from recast.lab.data.bands import TIFF
 from recast.lab.data.coarse import Coarse, coarse_classes
-from recast.lab.data.datasets import Found, ImageFiles, LabelledImages
+from recast.lab.data.datasets import IMAGENET, Found, ImageFiles, LabelledImages
 from recast.lab.data.folders import data_dir, find_archives, find_folder
 from recast.lab.data.images import opened
 from recast.lab.data.libraries import NORMS, find_in_torchvision, find_on_hub, read_vision
@@ -27,6 +27,7 @@ from recast.lab.data.loading import Loader
 from recast.lab.data.seeding import choose_balanced, choose_fraction, hold_out
 from recast.lab.data.table import find_csv
 from recast.lab.tasks import TASKS, Task
+from recast.models.build import input_defaults
 
 MEASURED = 2048
 """Number of images that mean and deviation are measured on."""
@@ -53,6 +54,8 @@ class Data:
     """Groups of classes that are measured separately too: name → classes."""
     in_chans: int | None = None
     """Number of bands of an image; None: RGB pictures."""
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Values of `img_size`, `test_size`, `mean` and `std` in the config; what it leaves open is missing."""
 
     @property
     def task(self) -> Task:
@@ -70,8 +73,41 @@ class Data:
         return torch.zeros(1, self.in_chans or 3, self.img_size, self.img_size)
 
     def normalised(self, pixels: Tensor, device: torch.device) -> Tensor:
-        """Normalise pixels (B, 3, H, W) on a device."""
+        """Normalise pixels (B, C, H, W) on a device."""
         return normalize(pixels.to(device), list(self.mean), list(self.std))
+
+    def fitted_to(self, model: nn.Module) -> tuple[Data, str]:
+        """Return the data with size, mean and deviation for a network, and a line that says where they come from.
+
+        What was `given` stays. Else size, mean and deviation are those that the network states, mean and deviation
+        for as many channels. A network that states nothing sees the images at their own size.
+        """
+        defaults, data, size_from, norm_from = input_defaults(model), self, "", "the data set's"
+        train, val = self.train, self.val
+        states_224 = type(model).__module__.startswith("torchvision.")
+        if "img_size" not in self.given and isinstance(train, ImageFiles) and not states_224:
+            size = max(defaults.size) if defaults else train.own_size()
+            size_from = "the network's" if defaults else "the files' own, as the network states none"
+            size_from = f" ({size_from}; --img-size)"
+            data = replace(data, train=replace(train, img_size=size), img_size=size)
+            if "test_size" not in self.given:
+                data = replace(data, val=val.resized(size, val.crop_pct))
+        if self.in_chans is not None:
+            norm_from = "measured on training images, as the network states none for these channels"
+        if defaults is not None and len(defaults.mean) == len(self.mean):
+            if self.in_chans is None or _fits_unit(self.mean, self.std):
+                mean = data.mean if "mean" in self.given else defaults.mean
+                data = replace(data, mean=mean, std=data.std if "std" in self.given else defaults.std)
+                norm_from = "the network's"
+            else:
+                norm_from = "measured on training images, which are not in [0, 1] as the network's"
+        elif (self.mean, self.std) == IMAGENET:
+            norm_from = "ImageNet's, as the network states none; --mean data --std data measures the images"
+        if not {"mean", "std"}.isdisjoint(self.given):
+            norm_from = "as given" if "data" not in self.given.values() else "measured on training images"
+        norm = (" ".join(f"{value:.3g}" for value in values) for values in (data.mean, data.std))
+        line = "images: {0}x{0} pixels{1}, mean {2}, std {3} ({4})".format(data.img_size, size_from, *norm, norm_from)
+        return data, line
 
 
 def labelled_images(
@@ -147,7 +183,7 @@ def assemble(
         _check_labels(images, classes, part)
     skip, img_size = config.bad_image == "skip", config.img_size or val.img_size
     if source.in_memory and config.img_size is None and isinstance(val, ImageFiles):
-        img_size = val.own_size(skip)
+        img_size = val.own_size()
     if isinstance(config.num_train, int):
         train = train.subset(choose_balanced(train.labels, config.num_train, "num_train"))
     elif config.num_train is not None:
@@ -170,7 +206,11 @@ def assemble(
     if labels.labels == "coarse" and coarse is not None:  # after the subsets, which are chosen by fine labels
         train, val = (part.relabelled(coarse.of[part.labels]) for part in (train, val))
         classes, coarse = coarse.names, None
-    return Data(source.name, train, val, classes, mean, std, train.img_size, coarse, tuple(bad), source.kinds, in_chans)
+    options = {name: getattr(config, name) for name in ("img_size", "test_size", "mean", "std")}
+    given = {name: value for name, value in options.items() if value is not None}
+    return Data(
+        source.name, train, val, classes, mean, std, train.img_size, coarse, tuple(bad), source.kinds, in_chans, given
+    )
 
 
 def _norm(config: DataConfig, source: Found, images: LabelledImages) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -201,6 +241,11 @@ def measured_norm(
     if images.in_chans is not None:  # bands may have any scale
         return tuple(float(f"{x:.4g}") for x in mean.tolist()), tuple(float(f"{x:.4g}") for x in std.tolist())
     return tuple(round(x, 4) for x in mean.tolist()), tuple(round(x, 4) for x in std.tolist())
+
+
+def _fits_unit(mean: Sequence[float], std: Sequence[float]) -> bool:
+    """Return False for mean and deviation that numbers in [0, 1] cannot have."""
+    return all(0 <= average <= 1 for average in mean) and all(deviation <= 0.5 for deviation in std)
 
 
 def _pages_note(images: LabelledImages | None) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from recast.errors import RecastError, first_line
 from recast.lab.config import LabelsConfig, Recipe
 from recast.lab.config.tasks import ModelTeacher
 from recast.lab.data import Data, Loader, load_data
-from recast.lab.data.datasets import IMAGENET, ImageFiles, LabelledImages
+from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.duplicates import DUPLICATES
 from recast.lab.data.fingerprint import FINGERPRINT
 from recast.lab.data.seeding import mix_seed, seeded
@@ -27,9 +27,8 @@ from recast.lab.scales import batch_norms
 from recast.lab.tasks import task_of
 from recast.lab.training.distributed import check_shares
 from recast.lab.training.optim import check_trainable
-from recast.models.build import build, input_defaults
+from recast.models.build import build
 from recast.models.config import ModelConfig
-from recast.models.names import split_name
 from recast.models.trust import follow_up
 from recast.modes import in_eval
 from recast.reading import decode, read_bytes
@@ -125,7 +124,10 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
     _check_images(recipe, data)
     config = task.network(recipe.model, data)
     parent = _build_parent(recipe, config, data)
-    recipe, data, pixels = _with_norm(recipe, data, parent)
+    size = data.img_size
+    data, pixels = data.fitted_to(parent)
+    if data.img_size != size:
+        recipe = recipe.replace(data=recipe.data.replace(img_size=data.img_size))
     is_new = _has_new_classifier(config, parent, data)
     if is_new and recipe.teacher.kind == "parent":
         raise RecastError(
@@ -172,33 +174,6 @@ def _build_parent(recipe: Recipe, config: ModelConfig, data: Data) -> nn.Module:
                 paper.draw_(parent)
     with seeded(mix_seed("embedding", recipe.seed)):
         return task_of(recipe).adapt_(parent, recipe, len(data.classes))
-
-
-def _with_norm(recipe: Recipe, data: Data, parent: nn.Module) -> tuple[Recipe, Data, str]:
-    """Return recipe and data with the parent's image size and normalisation, and `Prepared.pixels`."""
-    defaults, size_from = input_defaults(parent), ""
-    is_stated = defaults is not None or split_name(recipe.model.name)[0] == "torchvision"
-    train, val = data.train, data.val
-    if not is_stated and recipe.data.img_size is None and isinstance(train, ImageFiles) and isinstance(val, ImageFiles):
-        size = train.own_size(recipe.data.bad_image == "skip")
-        val = replace(val, img_size=recipe.data.test_size or size)
-        data = replace(data, train=replace(train, img_size=size), val=val, img_size=size)
-        recipe = recipe.replace(data=recipe.data.replace(img_size=size))
-        size_from = " (the files' own, as the network states none; --img-size)"
-    norm_from = "the data set's"
-    if data.in_chans is not None:
-        norm_from = "measured on training images, as the network states none for these channels"
-    if defaults is not None and len(defaults.mean) == len(data.mean):
-        mean = data.mean if recipe.data.mean else defaults.mean
-        std = data.std if recipe.data.std else defaults.std
-        data, norm_from = replace(data, mean=mean, std=std), "the network's"
-    elif (data.mean, data.std) == IMAGENET:
-        norm_from = "ImageNet's, as the network states none; --mean data --std data measures the images"
-    if recipe.data.mean or recipe.data.std:
-        norm_from = "measured on training images" if "data" in (recipe.data.mean, recipe.data.std) else "as given"
-    norm = (" ".join(f"{value:.3g}" for value in values) for values in (data.mean, data.std))
-    text = "images: {0}x{0} pixels{1}, mean {2}, std {3} ({4})".format(data.img_size, size_from, *norm, norm_from)
-    return recipe, data, text
 
 
 def _has_new_classifier(config: ModelConfig, parent: nn.Module, data: Data) -> bool:

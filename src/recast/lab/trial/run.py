@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
@@ -35,7 +35,7 @@ from recast.lab.trial.answer import RATES, Answer, ArmLine, Facts, judge
 from recast.lab.trial.arms import ARMS, RATED, TRAINED, Arm
 from recast.lab.trial.features import PART, Bank, check_space, dtype_of, store
 from recast.lab.trial.split import Tail, split_network
-from recast.models.build import check_logits, input_defaults
+from recast.models.build import check_logits
 from recast.surgery.apply import recast_
 from recast.surgery.plan import Plan
 from recast.surgery.proof import fingerprint
@@ -140,8 +140,8 @@ def try_(
         if len(images) < FEWEST:
             raise RecastError(f"a trial takes {FEWEST} {part} images or more, {data.name} has {len(images)}")
     hold_out(data.train.labels, HELD_OUT)  # raises where no class can spare an image
-    if (defaults := input_defaults(model)) is not None and len(defaults.mean) == 3:
-        data = replace(data, mean=defaults.mean, std=defaults.std)
+    data, pixels = data.fitted_to(model)
+    say(pixels)
     return _Trial(model, data, plan, Path(out), minutes, seeds, choose_device(device), say).run(progress)
 
 
