@@ -28,6 +28,7 @@ from recast.models.sources import check_registered, reaching
 from recast.models.trust import may_run
 from recast.models.weights import CHECKSUM, HEADER, load_weights_, mismatch, read_header, read_safetensors
 from recast.surgery.apply import refresh_gates_
+from recast.surgery.chosen_forms import chosen_forms
 from recast.surgery.folding.forms import as_it_is, last_of, matches_report, modules_by_name
 from recast.surgery.plan import plan_of
 from recast.surgery.proof import checksum, proof_of
@@ -58,8 +59,8 @@ def save(
     """Write a model (recast or plain) to one `.safetensors` file, with its plan and constructor.
 
     The file of a recast model also holds the claims that `check` verifies: its parent's fingerprint, the latest
-    successful comparison by `verify`, and the reports of `fold_` and `export`. An existing file is replaced only by a
-    whole one.
+    successful comparison by `verify`, and the reports of `fold_` and `export`; and the choices of `tune_`, which `load`
+    restores on a processor or GPU of the same name. An existing file is replaced only by a whole one.
 
     Args:
         model: the network, in any wrapper of torch or timm.
@@ -104,6 +105,8 @@ def write_model(
     header: dict[str, Any] = {"constructor": constructor, "plan": None} | _plan_and_proof(model)
     if images != Images():
         header["images"] = asdict(images)
+    if (forms := chosen_forms(model)) is not None:
+        header["forms"] = asdict(forms)
     tensors = _unshared_tensors(model)
     if constructor is not None and tried:
         _try_constructor(header, tensors, model)
@@ -158,7 +161,8 @@ def _try_constructor(header: dict[str, Any], tensors: dict[str, Tensor], model: 
     if source == "function" and not may_run(name) and name.partition(":")[0] not in sys.modules:
         return  # importing it may do anything: a script's module would run the script again
     with torch.random.fork_rng(devices=[]):
-        built = replayed(build_from(header["constructor"], trust=True), {"proof": {}, **header}, "the model")
+        header = {"proof": {}, "forms": {}, **header}
+        built = replayed(build_from(header["constructor"], trust=True), header, "the model")
     if reason := mismatch(built, tensors):
         raise RecastError(
             f"constructor {shown(header['constructor'])} builds another network than this {type(model).__name__}: "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ from torch import Tensor, nn
 
 import recast
 from recast import GPSA, Geometry, RecastConfig, RecastError
-from recast.layers.gpsa import gpsa_layers
-from recast.surgery import tuning
+from recast.layers.gpsa import Forms, gpsa_layers
+from recast.surgery import chosen_forms, tuning
 
 PAD_1 = Geometry((3, 3), padding=(1, 1, 1, 1))
 
@@ -127,6 +128,36 @@ def test_closed_heads_stay_the_convolution(monkeypatch: pytest.MonkeyPatch) -> N
     (row,) = recast.tune_(child.eval(), x)
     assert (row.mode, row.chosen) == ("training", "dense")
     assert torch.equal(child(x), parent(x))
+
+
+@pytest.mark.parametrize("machine", ["this", "another"])
+def test_choices_are_saved_and_hold_on_a_device_of_the_same_name(
+    machine: str, tmp_path: Path, open_gates: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent, x = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 1)).eval(), torch.randn(2, 4, 6, 6)
+    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, x, where=["0"]))
+    untuned = recast.save(child, tmp_path / "untuned.safetensors")
+    assert not recast.load(untuned, parent)[0].tuned  # type: ignore[index]
+    open_gates(child[0])
+    monkeypatch.setattr(tuning, "time_models", timing(dense=0.5))
+    recast.tune_(child, x)
+    path = recast.save(child, tmp_path / "tuned.safetensors")
+    if machine == "another":
+        monkeypatch.setattr(chosen_forms, "device_name", lambda kind: "another")
+    again = recast.load(path, parent)
+    layer = again[0]  # type: ignore[index]
+    assert layer.tuned == (child[0].tuned if machine == "this" else ())
+    assert layer.chosen_backend((6, 6)) == ("dense" if machine == "this" else "split")
+    torch.testing.assert_close(again(x), child.eval()(x))
+
+
+def test_a_form_that_is_none_is_refused(tmp_path: Path, open_gates: Any) -> None:
+    parent, x = nn.Sequential(nn.Conv2d(4, 4, 3)).eval(), torch.randn(2, 4, 6, 6)
+    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, x))
+    child[0].tuned = (Forms("cpu", (6, 6), "eval", "split"),)
+    path = recast.save(child, tmp_path / "child.safetensors")
+    with pytest.raises(RecastError, match=r"child\.safetensors's forms.*eval"):
+        recast.load(path, parent)
 
 
 def test_a_tuned_layer_compiles_in_one_graph(open_gates: Any, monkeypatch: pytest.MonkeyPatch) -> None:

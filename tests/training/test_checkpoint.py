@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 import torch
 from small import assert_same, small_child, small_data, small_fit, small_parent, without_clocks
+from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.lab import signals
@@ -23,6 +24,8 @@ from recast.lab.training import checkpoint, loop
 from recast.lab.training.checkpoint import states
 from recast.lab.training.distributed import Interrupted
 from recast.lab.training.metrics import read_metrics
+from recast.layers.gpsa import Forms, gpsa_layers
+from recast.models.weights import read_header
 
 CtrlC = Callable[[str, int], AbstractContextManager[None]]
 After = Callable[[str, int, Callable[[], object]], AbstractContextManager[None]]
@@ -93,6 +96,31 @@ def test_a_finished_training_is_left_alone_and_resuming_nothing_starts(tmp_path:
 
 
 # --- what is no state of this run -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("update", [1, 7])
+def test_a_resumed_run_keeps_the_forms_that_were_timed(
+    update: int, ctrl_c: CtrlC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fastest = iter(("dense", "sdpa", "split"))
+
+    def tuned(model: nn.Module, images: Tensor, **_: Any) -> str:
+        assert images.shape == (8, 3, 8, 8)
+        gpsa_layers(model)["4"].tuned = (Forms("cpu", (4, 4), None, next(fastest)),)
+        return "timed"
+
+    monkeypatch.setattr(loop, "tune_", tuned)
+    small_fit(tmp_path / "whole", whole := small_child(), tune=True)
+    assert next(fastest) == "sdpa", "timed once"
+    fastest = iter(("dense",))
+    with ctrl_c("update", update), pytest.raises(Interrupted):
+        small_fit(tmp_path / "run", small_child(), tune=True)
+    fastest = iter(())
+    small_fit(tmp_path / "run", child := small_child(), tune=True, resume=True)
+    assert gpsa_layers(child)["4"].tuned == gpsa_layers(whole)["4"].tuned
+    assert_same(whole, child)
+    saved = read_header(tmp_path / "run/weights.safetensors")["forms"]["layers"]
+    assert saved == {"4": [["cpu", [4, 4], None, "dense"]]}
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ class GPSA(AttentionConv2d):
     _seen: SeenGates | None
     """State of the gates when they were last read; None in training and before."""
     tuned: tuple[Forms, ...]
-    """Choices of `recast.tune_`, one for each size of input, the latest last; not saved, and dropped by `prune_`."""
+    """Choices of `recast.tune_`, one for each size of input, the latest last; dropped by `prune_`."""
     raw_alpha: nn.Parameter
     gamma: nn.Parameter
     spread: nn.Parameter

@@ -23,6 +23,7 @@ from recast.models.names import split_name
 from recast.models.sources import create
 from recast.models.weights import first_nonfinite, load_weights_, read_header, read_weights, select_weights
 from recast.surgery.apply import recast_
+from recast.surgery.chosen_forms import ChosenForms, choose_forms_
 from recast.surgery.plan import Plan
 from recast.surgery.proof import Proof, note_
 from recast.tracing.examples import check_weights
@@ -110,11 +111,14 @@ def _adapted(
 
 
 def replayed(model: nn.Module, header: Mapping[str, Any], path: str | Path) -> nn.Module:
-    """Recast `model` by the plan in the header of a saved file, and note the proof; returns the model."""
+    """Recast `model` by the plan in the header of a saved file, note the proof, choose the forms; returns the model."""
     if header["plan"] is None:
         return model
     note_(model, read(Proof, header["proof"], f"{path}'s proof"))
-    return recast_(model, Plan.from_json(header["plan"], f"{path}'s plan"))
+    forms = read(ChosenForms, header["forms"], f"{path}'s forms")
+    model = recast_(model, Plan.from_json(header["plan"], f"{path}'s plan"))
+    choose_forms_(model, forms)
+    return model
 
 
 def _kwargs(config: ModelConfig, num_classes: int | None) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
-    """Read `{"constructor": …, "plan": …, "proof": …, "images": …}` from a saved file.
+    """Read `{"constructor": …, "plan": …, "proof": …, "images": …, "forms": …}` from a saved file.
 
     Raises `RecastError` if it is missing, truncated or foreign.
     """
@@ -167,6 +167,7 @@ def read_header(path: str | Path) -> dict[str, Any]:
         "plan": plan,
         "proof": header.get("proof") or {},
         "images": header.get("images"),
+        "forms": header.get("forms") or {},
     }
 
 

@@ -85,9 +85,9 @@ def tune_(model: nn.Module, images: Example, *, seconds: Positive = 0.5) -> Tuni
     forms, and beside the one that ran before. With one CPU thread the process's own time counts, without waiting.
 
     A choice holds for inputs of the same height and width on the same type of device, in eval mode and in training
-    apart; other inputs keep the rule of "auto". It is not saved: tune again after `load`, training and `fold_`. Tune in
-    the precision that runs, inside `torch.autocast` if that is so; compiled code is not timed. A `backend` that was set
-    counts as the form that ran before, and becomes "auto".
+    apart; other inputs keep the rule of "auto". `save` writes it, and `load` restores it on a device of the same name.
+    Tune again after training and `fold_`. Tune in the precision that runs, inside `torch.autocast` if that is so;
+    compiled code is not timed. A `backend` that was set counts as the form that ran before, and becomes "auto".
 
     Args:
         model: a recast network, in any wrapper.

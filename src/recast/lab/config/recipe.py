@@ -150,6 +150,8 @@ class Recipe(Config):
     """Keep maps as NHWC in memory. Faster convolutions on GPUs with mixed precision."""
     compile: bool = False
     """Compile the network with torch.compile."""
+    tune: bool = False
+    """Time the forms of every recast layer before its first update, and let the fastest run (`recast.tune_`)."""
     sync_bn: Annotated[bool, Rare()] = False
     """Compute BatchNorm's statistics over all GPUs."""
     control: Annotated[bool, MayChange()] = True
@@ -219,6 +221,8 @@ class Recipe(Config):
                 raise clash("`schedule.kind` never requires `recast.stride` remove or dilate, and `recast.gate` linear")
         elif not self.has_layers:
             raise clash(f"`schedule.kind` {schedule.kind} requires layers, but `where` is none")
+        if self.tune and (self.compile or gate == "bias" or not self.has_layers):
+            raise clash("`tune` times attention layers of gates linear and sigmoid, and no compiled code: drop `tune`")
         if isinstance(schedule, AtOnce) and schedule.conv_epochs >= self.epochs:
             raise clash(f"`schedule.conv_epochs` must be below `epochs` ({self.epochs}), got {schedule.conv_epochs}")
         if isinstance(schedule, Listed) and not all(1 <= date <= self.epochs for date in schedule.by_epoch):

@@ -27,6 +27,7 @@ from recast.lab.recipe import changes, may_change, recipe_from_dict, recipe_to_d
 from recast.lab.tasks import StatefulLoss
 from recast.lab.training.switches import Switches
 from recast.models.weights import first_nonfinite, mismatch
+from recast.surgery.chosen_forms import ChosenForms, choose_forms_
 
 VERSION = 4
 KEPT = 2
@@ -66,6 +67,8 @@ class State:
     """The loss, if it has a state."""
     switches: Switches | None = None
     """Layers that a schedule has recast so far; None without a schedule."""
+    forms: ChosenForms | None = None
+    """Forms of the layers that `recipe.tune` has chosen so far."""
     position: Position = field(default_factory=Position)
 
     @property
@@ -114,6 +117,7 @@ def save_state(state: State, recipe: Recipe, folder: Path, images: int) -> None:
         "groups": [[names[id(p)] for p in group["params"]] for group in state.optimizer.param_groups],
         "switches": None if state.switches is None else state.switches.record.to_dict(),
         "scaler": state.scaler.state_dict(),
+        "forms": None if state.forms is None else asdict(state.forms),
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -160,6 +164,9 @@ def restore_(state: State, recipe: Recipe, folder: Path, images: int, path: Path
         state.loss.load_state_dict(content["loss"])
     state.optimizer.load_state_dict(content["optimizer"])
     state.scaler.load_state_dict(content["scaler"])
+    if content.get("forms") is not None:
+        state.forms = read(ChosenForms, content["forms"], str(path))
+        choose_forms_(state.model, state.forms)
     state.position = read(Position, content["position"], str(path))
     return path
 

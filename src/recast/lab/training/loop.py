@@ -32,13 +32,16 @@ from recast.lab.training.metrics import Journal, heads_of, read_metrics, validat
 from recast.lab.training.optim import WarmupDecay, check_trainable, learning_rates, make_optimizer
 from recast.lab.training.prepare import some_images
 from recast.lab.training.regularization import prepare_, train_mode
-from recast.lab.training.step import Objective, Update
+from recast.lab.training.step import AMP_DTYPES, Objective, Update
 from recast.lab.training.switches import Switches
 from recast.layers.cmhsa import recast_layers
+from recast.layers.gpsa import gpsa_layers
 from recast.models.build import Images, constructor
 from recast.models.weights import load_weights_, read_header, read_safetensors
 from recast.surgery.apply import recast_, refresh_gates_
+from recast.surgery.chosen_forms import ChosenForms, choose_forms_, chosen_forms
 from recast.surgery.plan import Plan
+from recast.surgery.tuning import tune_
 
 PROBED = 16
 """Number of validation images on which wakefulness is measured after every epoch."""
@@ -197,6 +200,7 @@ class _Loop:
         recipe, position = self.recipe, self.state.position
         if position.step == 0:
             self._switch()
+            self._tune()
         train_mode(self.model, recipe)
         self.journal.start_epoch(position)
         loader = self._loader(position.epoch, position.step)
@@ -245,6 +249,23 @@ class _Loop:
         if last is not None and last.epoch == epoch and last.after is None:
             last.after = Measured(*self._measure([])[:2])
         self._write_schedule()
+
+    def _tune(self) -> None:
+        """Choose the forms of new layers. The state has the choices, so that a run that goes on keeps them."""
+        state, recipe, layers = self.state, self.recipe, gpsa_layers(self.model)
+        if not recipe.tune or (state.forms.layers if state.forms else {}).keys() >= layers.keys():
+            return
+
+        def measured() -> ChosenForms:
+            count = max(1, recipe.data.batch_size // (process_count() * recipe.accumulate))
+            images = next(some_images(self.data.train, count, recipe, self.data, self.device))
+            with torch.autocast(self.device.type, AMP_DTYPES.get(recipe.amp), enabled=recipe.amp != "off"):
+                self.journal.say(str(tune_(self.model, images)))
+            return chosen_forms(self.model) or ChosenForms()
+
+        state.forms = on_first(measured)
+        choose_forms_(self.model, state.forms)
+        self._save()  # timed again, other forms might win
 
     def _measured_after(self, epoch: int) -> tuple[float, float]:
         """Return validation loss and metric of an epoch from metrics.jsonl; NaN if its row is missing."""
