@@ -104,12 +104,13 @@ def load_recipe(path: str | Path, *, complete: bool = False) -> Recipe:
         if isinstance(value, str) and (beside := path.parent / value).exists():
             _section(data, keys)[keys[-1]] = str(beside.resolve())
     recipe = recipe_from_dict(data, str(path))
-    if complete and (missing := [key for key, value in flat(recipe).items() if value is not None and key not in given]):
+    body, seal, digest = text.rpartition(SEAL)
+    missing = [key for key, value in flat(recipe).items() if value is not None and key not in given]
+    if complete and missing and not seal:  # sealed, it is of a version that had not these fields
         raise RecastError(
             f"{path} lacks {', '.join(missing[:3])}{', …' * (len(missing) > 3)}: it was cut short, or is of another "
             "version of recast"
         )
-    body, seal, digest = text.rpartition(SEAL)
     if seal and digest.strip() != _digest(body):
         touched = f"{path} is not as the run wrote it: it was edited or damaged"
         if complete:
