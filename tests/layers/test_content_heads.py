@@ -17,6 +17,7 @@ import recast
 from recast import GPSA, Geometry, RecastConfig, RecastError
 from recast.layers import functional
 from recast.layers.config import PAPERS_LAYER
+from recast.layers.functional import backends
 
 KERNELS = {
     "3×3": Geometry((3, 3), padding=(1, 1, 1, 1)),
@@ -104,7 +105,7 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.parametrize("size", [(7, 6), (4, 3)])
+@pytest.mark.parametrize(("size", "short"), [((7, 6), backends.SHORT), ((4, 3), 0)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize("name", [name for name in KERNELS if name != "1×1"])
@@ -113,9 +114,12 @@ def test_every_form_is_the_reference_forward_and_backward(
     config: dict[str, Any],
     dtype: torch.dtype,
     size: tuple[int, int],
+    short: int,
     open_gates: Callable[..., GPSA],
     error_of: Callable[..., float],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(backends, "SHORT", short)
     layer = made(name, dtype, open_gates, **config).train()
     x = torch.randn(2, 6, *size, dtype=dtype, requires_grad=True)
     inputs = [x, *(p for p in layer.parameters() if p.requires_grad)]

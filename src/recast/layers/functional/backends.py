@@ -19,6 +19,9 @@ from recast.layers.geometry import Geometry
 
 KEEP_COST = 0.1
 """Gathers are recomputed in the backward pass if that costs at most this share of a step."""
+SHORT = 8
+"""A matrix of this many rows for each token of an image meets the tokens of all images at once: to read it again for
+every image takes longer than to lay the tokens side by side (2×2 pixels, 512 channels: three times as long)."""
 PRODUCT = 1.15
 """Time of a matrix product against a convolution of as many multiply-accumulates (results/layer.csv, CPU)."""
 
@@ -80,17 +83,20 @@ def _composed(x: Tensor, values: Tensor, w: Weights, less_shift: bool = False) -
     """
     (head,), geometry = w.content_heads, w.geometry
     kernel = w.gates.content.to(w.weight.dtype) * w.weight.flatten(2)[:, :, head]
-
-    def times(matrix: Tensor, tokens: Tensor) -> Tensor:
-        return finite_half(torch.bmm(matrix.expand(len(tokens), -1, -1), tokens))
-
     anchors = query_tokens(x, geometry)
-    query, key = times(w.query, anchors.flatten(2)), times(w.key, x.flatten(2))
+    query, key = _times(w.query, anchors.flatten(2)), _times(w.key, x.flatten(2))
     maps = torch.softmax(finite_half(torch.bmm((query * w.head_dim**-0.5).mT, key)), -1).to(query.dtype).mT
     gathered = torch.bmm(values.flatten(2), maps)
     if less_shift:
         gathered = gathered - query_tokens(values, geometry).flatten(2)
-    return times(kernel, gathered).unflatten(2, anchors.shape[2:])
+    return _times(kernel, gathered).unflatten(2, anchors.shape[2:])
+
+
+def _times(matrix: Tensor, tokens: Tensor) -> Tensor:
+    """Multiply tokens (B, C, N) by a matrix (D, C); returns (B, D, N)."""
+    if len(tokens) > 1 and SHORT * tokens.shape[2] <= len(matrix):
+        return finite_half(F.linear(tokens.mT, matrix)).mT
+    return finite_half(torch.bmm(matrix.expand(len(tokens), -1, -1), tokens))
 
 
 def merged(x: Tensor, w: Weights) -> Tensor:
