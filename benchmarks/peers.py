@@ -54,7 +54,8 @@ FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
 
 def recast_copy(parent: nn.Module, size: int, where: Any = None, fold: bool = False, **config: Any) -> nn.Module:
     """Recast a copy and open all gates, or fold it, which leaves none."""
-    model, images, settings = copy.deepcopy(parent), torch.zeros(1, 3, size, size), recast.RecastConfig(**config)
+    model, settings = copy.deepcopy(parent), recast.RecastConfig(**config)
+    images = torch.zeros(1, 3, size, size, device=next(parent.parameters()).device)
     recast.recast_(model, recast.plan(model, images, settings, where=where, budget="tokens=2048"))
     if fold:
         recast.fold_(model)

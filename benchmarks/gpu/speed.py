@@ -1,44 +1,38 @@
 """Part `speed`: the ratios of docs/speed.md on a GPU, by turns as there.
 
 layer    benchmarks/layer.py: convolution, our forms, the papers' formula, timm's attention layers
-chunks   the streaming operator by how many numbers of a map, and of what heads gather, it holds at a time
-         (`stream.MAP_NUMBERS`, `VALUE_NUMBERS`): 2^22 to 2^28, one of the two changed at a time
 memory   peak of a pass with all heads open, and of it over that of the dense form, which must be larger
 tune     benchmarks/tune.py: what `recast.tune_` chooses; measured again it must not be slower than what ran before
 network  benchmarks/model.py: T-ResNet-RS beside the same network without attention
+peers    benchmarks/peers.py: recast networks beside timm's networks with attention
 
 fp32: TF32 off. bf16: autocast and channels_last. Quantities are the columns of those scripts.
 """
 
 from __future__ import annotations
 
-import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import layer
 import model
+import peers
 import torch
 import tune
 from part import precision, start
 from rows import Row, Unit, row
-from timing import by_turns, ratio, spread
-from torch import Tensor
 
 from recast.lab.evaluation.cost import peak_memory
-from recast.layers.functional.streaming import stream
 from recast.surgery.tuning import FORMS
 
 MAPS = ((14, 512, 32), (28, 256, 16), (56, 128, 2))
 """Side and channels of a map, images: four times as many as on a CPU, as far as the naive form's maps allow."""
-CHUNKED = ((14, 512, 256), (28, 256, 64), (56, 128, 16), (112, 64, 2))
 NETWORKS = {"resnetrs50": (224, (64, 64)), "resnetrs152": (320, (16, 16))}
 """Image size, images of an inference pass and of a training step."""
-SIZES = tuple(2**power for power in range(22, 29))
-PRECISIONS = ("fp32", "bf16")
+PRECISIONS = ("bf16", "fp32")
 ROUNDS = 5
 SLOWER = 1.1
 """Time of a tuned choice over that of the form before, measured again: more is worse than noise."""
@@ -70,51 +64,6 @@ def time_layer(at: tuple[int, int, int], kind: str, device: torch.device, arms: 
     """One map."""
     with computing(kind, device) as memory_format:
         return melted(layer.measure(*at, ROUNDS, memory_format, arms, device))
-
-
-def timed(seconds: Mapping[str, list[float]], first: str) -> list[Row]:
-    """Median, spread, and time over that of the arm `first`."""
-    rows = []
-    for name, of in seconds.items():
-        rows.append(row(name, "median_ms", 1e3 * statistics.median(of)))
-        rows += [row(name, "spread", spread(of)), row(name, f"over {first}", ratio(of, seconds[first]))]
-    return rows
-
-
-def in_chunks(table: dict[str, int], numbers: int, call: Callable[[], object]) -> Callable[[], None]:
-    """The call with another size of chunks, on whichever device."""
-
-    def run() -> None:
-        before = dict(table)
-        table.update(dict.fromkeys(table, numbers))
-        call()
-        table.update(before)
-
-    return run
-
-
-def time_chunks(
-    at: tuple[int, int, int], kind: str, training: bool, device: torch.device, sizes: tuple[int, ...]
-) -> list[Row]:
-    """All heads open, both maps; and the memory of a pass."""
-    side, channels, batch = at
-    torch.manual_seed(0)
-    rows = []
-    with computing(kind, device) as memory_format:
-        gpsa = layer.opened(channels, 9, 9, fold=False, backend="merged").train(training)  # the operator, on a GPU too
-        gpsa = gpsa.to(device, memory_format=memory_format)  # type: ignore[call-overload]
-        gpsa.refresh_gates()
-        x = torch.randn(batch, channels, side, side, device=device).to(memory_format=memory_format)
-        gradient: Tensor | None = torch.randn_like(x) if training else None
-        call = layer.call(gpsa, x.requires_grad_(training), gradient)
-        tables = {"maps": stream.MAP_NUMBERS, "values": stream.VALUE_NUMBERS}
-        arms = {f"{name} {size}": in_chunks(t, size, call) for name, t in tables.items() for size in sizes}
-        arms = {"as it is": call, **arms}
-        for name, run in arms.items() if device.type == "cuda" else ():
-            torch.cuda.reset_peak_memory_stats(device)
-            run()
-            rows.append(row(name, "peak MiB", torch.cuda.max_memory_allocated(device) / 2**20))
-        return rows + timed(by_turns(arms, ROUNDS), "as it is")
 
 
 def compare_memory(side: int, channels: int, images: int, device: torch.device) -> list[Row]:
@@ -164,22 +113,35 @@ def time_network(
     return rows
 
 
+def time_peers(name: str, kind: str, device: torch.device, toy: bool) -> list[Row]:
+    """A family: inference and a step of training."""
+    size, batch = peers.SIZE, 1 if toy else 64
+    rows = []
+    with computing(kind, device) as memory_format:
+        models = {}
+        for arm, build in peers.arms_of(name, size).items():
+            models[arm] = build().to(device)
+            for parameter in models[arm].parameters():
+                if parameter.dim() == 4:  # `Module.to` refuses the kernels of five dimensions that LambdaNetwork has
+                    parameter.data = parameter.data.to(memory_format=memory_format)
+        images = torch.randn(batch, 3, size, size, device=device).to(memory_format=memory_format)
+        for training in (False, True):
+            rows += melted(peers.measure(models, images, training, ROUNDS))
+    return rows
+
+
 def units(device: torch.device, toy: bool) -> Iterator[Unit]:
     """What says most first."""
-    maps, arms, kinds = (((7, 16, 1),), ("3 open",), PRECISIONS[1:]) if toy else (MAPS, (), PRECISIONS)
+    maps, arms, kinds = (((7, 16, 1),), ("3 open",), PRECISIONS[:1]) if toy else (MAPS, (), PRECISIONS)
     for kind in kinds:
         for at in maps:
             yield f"layer/{'x'.join(map(str, at))}/{kind}", partial(time_layer, at, kind, device, arms)
-    for at in maps:
-        yield f"memory/{'x'.join(map(str, at))}", partial(compare_memory, *at, device)
-    for name, heads in (("cifar_resnet20", "one"),) if toy else (("resnet26t", "one"), ("resnet50", "all")):
-        for kind in kinds:
+        for name in () if toy else peers.FAMILIES:
+            yield f"peers/{name}/{kind}", partial(time_peers, name, kind, device, toy)
+        for name, heads in (("cifar_resnet20", "one"),) if toy else (("resnet26t", "one"), ("resnet50", "all")):
             yield f"tune/{name}/{heads}/{kind}", partial(time_choices, name, heads, kind, device, toy)
-    for training in (False, True):
-        for kind in kinds:
-            for at in maps if toy else CHUNKED:
-                unit = f"chunks/{'x'.join(map(str, at))}/{kind}/{'forward+backward' if training else 'forward'}"
-                yield unit, partial(time_chunks, at, kind, training, device, SIZES[:2] if toy else SIZES)
+    for at in maps[not toy :]:  # shorter maps than these are written out
+        yield f"memory/{'x'.join(map(str, at))}", partial(compare_memory, *at, device)
     for name, (size, batches) in ({"resnet10t": (64, (2, 2))} if toy else NETWORKS).items():
         for kind in kinds:
             yield f"network/{name}/{kind}", partial(time_network, name, size, batches, kind, device, toy)

@@ -17,7 +17,7 @@ import recast
 from recast import GPSA, Geometry, RecastConfig, RecastError
 from recast.layers import functional
 from recast.layers.config import PAPERS_LAYER
-from recast.layers.functional import backends
+from recast.layers.functional import short_maps
 
 KERNELS = {
     "3×3": Geometry((3, 3), padding=(1, 1, 1, 1)),
@@ -25,6 +25,7 @@ KERNELS = {
     "2×2": Geometry((2, 2)),
     "1×1": Geometry((1, 1)),
     "3×3 dilated": Geometry((3, 3), padding=(2, 2, 2, 2), dilation=(2, 2)),
+    "3×3 padded above": Geometry((3, 3), padding=(2, 0, 0, 2)),
     "transposed": Geometry((3, 3), padding=(1, 1, 1, 1), upsample=(2, 2), is_transposed=True),
 }
 
@@ -105,7 +106,13 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.parametrize(("size", "short"), [((7, 6), backends.SHORT), ((4, 3), 0)])
+@pytest.mark.parametrize(
+    ("size", "short", "layout"),
+    [
+        ((7, 6), short_maps.READ_AGAIN, torch.contiguous_format), ((4, 3), 0, torch.contiguous_format),
+        ((7, 6), short_maps.READ_AGAIN, torch.channels_last),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize("name", [name for name in KERNELS if name != "1×1"])
@@ -115,13 +122,14 @@ def test_every_form_is_the_reference_forward_and_backward(
     dtype: torch.dtype,
     size: tuple[int, int],
     short: int,
+    layout: torch.memory_format,
     open_gates: Callable[..., GPSA],
     error_of: Callable[..., float],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(backends, "SHORT", short)
+    monkeypatch.setattr(short_maps, "READ_AGAIN", short)
     layer = made(name, dtype, open_gates, **config).train()
-    x = torch.randn(2, 6, *size, dtype=dtype, requires_grad=True)
+    x = torch.randn(2, 6, *size, dtype=dtype).to(memory_format=layout).requires_grad_()
     inputs = [x, *(p for p in layer.parameters() if p.requires_grad)]
 
     def run(backend: str) -> list[torch.Tensor]:

@@ -15,7 +15,7 @@ from zoo.examine import examine
 
 from recast.layers import functional
 from recast.layers.config import PAPERS_LAYER, RecastConfig
-from recast.layers.functional import backends
+from recast.layers.functional import maps
 from recast.surgery.planning import plan
 
 SAMPLE = """
@@ -93,9 +93,9 @@ def test_a_broken_layer_is_inexact(walked: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_open_heads_are_compared(walked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = backends.gaussian_factors
+    right = maps.gaussian_factors
     shifted = lambda *args: tuple(f.roll(1, -1) for f in right(*args))  # noqa: E731
-    monkeypatch.setattr(backends, "gaussian_factors", shifted)
+    monkeypatch.setattr(maps, "gaussian_factors", shifted)
     monkeypatch.setattr(examining, "plan", partial(plan, config=RecastConfig(**PAPERS_LAYER)))
     assert walked(Net).open_error > 1e-2  # `reference` writes its Gaussian out by itself
 

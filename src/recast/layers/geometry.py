@@ -11,6 +11,7 @@ flipped. The zeros are tokens as padding is: seen by the shift and the Gaussian,
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -88,12 +89,12 @@ class Geometry:
         """Number of heads, one per kernel position: h = row · kernel columns + column, as in `weight.flatten(2)`."""
         return self.kernel[0] * self.kernel[1]
 
-    @property
+    @cached_property
     def reach(self) -> tuple[int, int]:
         """Distance between the first and the last kernel position, d(k−1), in pixels."""
         return tuple(d * (k - 1) for k, d in zip(self.kernel, self.dilation, strict=True))  # type: ignore[return-value]
 
-    @property
+    @cached_property
     def anchor(self) -> tuple[int, int]:
         """Position of the query of output pixel (0, 0) on the padded grid: ⌊d(k−1)/2⌋, also for even kernels."""
         return self.reach[0] // 2, self.reach[1] // 2

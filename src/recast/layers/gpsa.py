@@ -141,26 +141,27 @@ class GPSA(AttentionConv2d):
         if self.config.gate == "sigmoid":
             lam = scatter_heads(self.lam, self.content_heads, self.num_heads, LAMBDA_WITHOUT_CONTENT)
             return {"lambda": lam, "sigma": torch.sigmoid(lam)}
-        gamma: Tensor = self.gamma
-        s: Tensor = self.spread
-        if self.config.gate_range is not None:
-            gamma, s = (operands.clamp_inward(gate, *self.config.gate_range) for gate in (gamma, s))
+        gamma, spread = self._linear_gates()
         return {
             "gamma": scatter_heads(gamma, self.content_heads, self.num_heads),
-            "s": scatter_heads(s, self.gaussian_heads, self.num_heads),
+            "s": scatter_heads(spread, self.gaussian_heads, self.num_heads),
         }
 
+    def _linear_gates(self) -> tuple[Tensor, Tensor]:
+        """Return γ (H_c,) and s (H_g,) within `config.gate_range`."""
+        assert self.config.gate == "linear"
+        if self.config.gate_range is None:
+            return self.gamma, self.spread
+        low, high = self.config.gate_range
+        return operands.clamp_inward(self.gamma, low, high), operands.clamp_inward(self.spread, low, high)
+
     def coefficients(self) -> Gates:
-        """Return the coefficients of the shift (H,), Gaussian (H_g,) and content (H_c,) maps; a head's sum to one."""
-        gates = self.gates()
-        sigmoid = self.config.gate == "sigmoid"
-        every = (
-            functional.sigmoid_gates(gates["lambda"])
-            if sigmoid
-            else functional.linear_gates(gates["gamma"], gates["s"])
-        )
-        gaussian = take_heads(every.gaussian, self.gaussian_heads, self.num_heads)
-        return Gates(every.shift, gaussian, take_heads(every.content, self.content_heads, self.num_heads))
+        """Return the coefficients of the Gaussian (H_g,) and content (H_c,) maps; the shift has the rest of 1."""
+        if self.config.gate == "linear":
+            gates = self._linear_gates()
+            return functional.linear_gates(*gates, self.gaussian_heads, self.content_heads, self.num_heads)
+        every = functional.sigmoid_gates(self.gates()["lambda"])
+        return every._replace(content=take_heads(every.content, self.content_heads, self.num_heads))
 
     @property
     def open_heads(self) -> tuple[int, ...] | None:
@@ -210,7 +211,8 @@ class GPSA(AttentionConv2d):
     def weights(self) -> Weights:
         """Return the tensors for the pure functions."""
         return Weights(
-            self._w_out(), self.bias, self.value, self.query, self.key, self.center, self.alpha, self.coefficients(),
+            self._w_out(), self.bias, self.value, self.query, self.key, self.center,
+            self.alpha if self.gaussian_heads else self.raw_alpha, self.coefficients(),
             self.gaussian_heads, self.content_heads, self.geometry, self.head_dim, self.groups,
             self.config.attend_padding, self.config.content,
         )  # fmt: skip
@@ -232,7 +234,9 @@ class GPSA(AttentionConv2d):
                     return form
         gaussian, content = self._maps_to_run() or (self.gaussian_heads, self.content_heads)
         opened = len({*gaussian, *content})
-        return functional.choose_backend(self.geometry, self.groups, opened, self.config.gate == "linear", device)
+        has_shift = self.config.gate == "linear"
+        keys = None if size is None or self.config.content == "linear" else size[0] * size[1]
+        return functional.choose_backend(self.geometry, self.groups, opened, has_shift, device, keys)
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input(input)
@@ -256,7 +260,7 @@ class GPSA(AttentionConv2d):
     @torch.no_grad()
     def _is_closed(self) -> bool:
         gates = self.coefficients()
-        return gates.shift is not None and not (gates.gaussian.any() or gates.content.any())
+        return gates.has_shift and not (gates.gaussian.any() or gates.content.any())
 
     # --- smaller forms ------------------------------------------------------------------------------------------------
 

@@ -172,7 +172,7 @@ def _kernel_over_share(layer: GPSA) -> Tensor:
     """Return the kernel (g, K, P) over the share of the gate that a head's position has."""
     kernel = layer.weight.cpu().double().flatten(1).unflatten(0, (layer.groups, -1)).mT
     gates = functional.expand_heads(layer.weights()).gates
-    share = (gates.gaussian if gates.shift is None else gates.shift + gates.gaussian).cpu().double()
+    share = (1 - gates.content).cpu().double()
     return kernel / share.repeat(kernel.shape[1] // layer.num_heads)[None, :, None]
 
 

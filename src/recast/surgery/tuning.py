@@ -80,9 +80,10 @@ def tune_(model: nn.Module, images: Example, *, seconds: Positive = 0.5) -> Tuni
     """Time the forms of every GPSA layer on this device, and let the fastest run, in place.
 
     Each layer is timed on its own input, captured in one pass of `images`, in eval mode without gradients and in
-    training (forward and backward): `split`, `merged`, and where the maps that they hold are small `sdpa` and `dense`.
-    Forms take turns, and medians are compared. Another form is chosen only if it saves 3 % of the time twice: among all
-    forms, and beside the one that ran before. With one CPU thread the process's own time counts, without waiting.
+    training (forward and backward): `split`, `merged`, and where the maps that they hold are small `sdpa` and
+    `dense`. Forms take turns, and medians are compared. Another form is chosen only if it saves 3 % of the time
+    twice: among all forms, and beside the one that ran before. With one CPU thread the process's own time counts,
+    without waiting.
 
     A choice holds for inputs of the same height and width on the same type of device, in eval mode and in training
     apart; other inputs keep the rule of "auto". `save` writes it, and `load` restores it on a device of the same name.

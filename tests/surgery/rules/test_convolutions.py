@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from recast.layers.config import PAPERS_LAYER, RecastConfig
-from recast.layers.functional import backends, operands
-from recast.layers.functional.streaming import short, stream
+from recast.layers.functional import backends, operands, short_maps
+from recast.layers.functional.streaming import stream
 from recast.layers.gpsa import GPSA
 
 KINDS = (
@@ -111,13 +111,13 @@ def test_backends_agree_with_random_open_gates(
     first = 1000 * sum(2**i for i, chosen in enumerate(options) if chosen)
     for seed in range(first, first + max(30, NUM_GEOMETRIES // 12)):
         rng = random.Random(seed)
-        # all at once, a row of a few queries, some images; gathers kept or made again; maps mixed or not
-        monkeypatch.setitem(stream.MAP_NUMBERS, "cpu", rng.choice((2**20, 60, 7)))
-        monkeypatch.setitem(stream.VALUE_NUMBERS, "cpu", rng.choice((2**20, 40)))
-        monkeypatch.setattr(stream, "MERGE_KEYS", rng.choice((0, 10**6)))
+        # all at once, a row of a few queries, some images; gathers kept or made again; maps written out or not
+        monkeypatch.setattr(stream, "MAP_NUMBERS", rng.choice((2**20, 60, 7)))
+        monkeypatch.setattr(stream, "VALUE_NUMBERS", rng.choice((2**20, 40)))
+        monkeypatch.setattr(short_maps, "KEYS", rng.choice((0, 10**6)))
         for name, values in {"LONG": (1024, 0), "TILE": (512, 3), "LIMIT": (40.0, 0.0)}.items():  # keys tile by tile
             monkeypatch.setattr(stream, name, random.Random(f"{name} {seed}").choice(values))
-        monkeypatch.setitem(short.GROUP_NUMBERS, "cpu", rng.choice((2**18, 300, 1)))  # heads together
+        monkeypatch.setattr(short_maps, "MAP_NUMBERS", rng.choice((2**20, 300, 1)))  # images together
         monkeypatch.setattr(backends, "KEEP_COST", rng.choice((0.1, 0.0, 9.0)))
         kind = rng.choice(("Conv2d", "Conv2d", "Conv2dSame", "ConvTranspose2d", "ScaledStdConv2dSame"))
         module, x, text = case_of(kind, seed, dtype)

@@ -95,7 +95,9 @@ def batches_of(images: Tensor) -> tuple[Tensor, ...]:
 
 def _added(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> dict[tuple[str, int], float]:
     """Return the first-order increase of the loss from closing each open head."""
-    layers = gpsa_layers(model)
+    layers, added = gpsa_layers(model), dict.fromkeys(heads_left(model), 0.0)
+    if not added:
+        return added
     gates = [gate for layer in layers.values() for gate, _ in _gates(layer)]
     count = sum(len(labels) for _, labels in batches)
     slopes = [torch.zeros_like(gate) for gate in gates]
@@ -113,7 +115,6 @@ def _added(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> dict[tuple
     finally:
         for p, before in asked:
             p.requires_grad_(before)
-    added: dict[tuple[str, int], float] = dict.fromkeys(heads_left(model), 0.0)
     every = iter(slopes)
     for name, layer in layers.items():
         for gate, heads in _gates(layer):

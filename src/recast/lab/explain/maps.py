@@ -106,7 +106,8 @@ def recast_layer(name: str, layer: RecastLayer, x: Tensor) -> Described:
 def _mix_of(name: str, layer: GPSA) -> dict[str, Any]:
     """Return the fields of `Layer` that determine how a GPSA layer mixes its maps."""
     w, gates = expand_heads(layer.weights()), layer.gates()
-    values = {**w.gates._asdict(), "center": w.center, "alpha": w.alpha}
+    parts = {"shift": w.shift, "gaussian": w.gates.gaussian, "content": w.gates.content}
+    values = parts | {"center": w.center, "alpha": w.alpha}
     if not all(bool(value.isfinite().all()) for value in values.values() if value is not None):
         raise RecastError(f"{name} has gates or positions that are not finite: nothing can be drawn")
     # the share of content first, then what else shapes the map

@@ -16,6 +16,7 @@ operands       the tensors of a layer, its gates and their mix, choices of heads
 maps           S, G and C written out; the backends `reference`, the definition, and `dense`; `plain`, for exporters;
                `sdpa`, the same by torch's attention
 backends       `split` and `merged`, and the choice of a backend
+short_maps     `split` and `merged` where maps are short: written out
 streaming      the operator both rest on: no map is ever held whole, forward or backward
 relative_bias  another layer: position as a bias in the content's softmax (C-MHSA), written out and fast
 """
@@ -34,7 +35,7 @@ from recast.layers.functional.maps import (
 from recast.layers.functional.operands import Gates, Weights, expand_heads, linear_gates, select_heads, sigmoid_gates
 
 __all__ = [
-    "AttentionMaps", "Gates", "Weights", "attention_maps", "choose_backend", "dense", "expand_heads", "gather",
-    "gaussian_factors", "linear_gates", "merged", "plain", "reference", "sdpa", "select_heads", "sigmoid_gates",
-    "split",
+    "AttentionMaps", "Gates", "Weights", "attention_maps", "choose_backend", "dense", "expand_heads",
+    "gather", "gaussian_factors", "linear_gates", "merged", "plain", "reference", "sdpa", "select_heads",
+    "sigmoid_gates", "split",
 ]  # fmt: skip

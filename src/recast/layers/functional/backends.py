@@ -11,28 +11,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recast.layers.functional.maps import gaussian_factors, in_format_of, query_tokens
+from recast.layers.functional import short_maps
+from recast.layers.functional.maps import in_format_of, query_tokens, value_grid, weighted_factors
 from recast.layers.functional.operands import Weights, finite_half, project_values, take_heads
 from recast.layers.functional.streaming import attend
-from recast.layers.functional.streaming.stream import MERGE_KEYS
 from recast.layers.geometry import Geometry
 
 KEEP_COST = 0.1
 """Gathers are recomputed in the backward pass if that costs at most this share of a step."""
-SHORT = 8
-"""A matrix of this many rows for each token of an image meets the tokens of all images at once: to read it again for
-every image takes longer than to lay the tokens side by side (2×2 pixels, 512 channels: three times as long)."""
+WRITTEN_OUT = 2400
+"""On CUDA, maps of this many keys, of all open heads together, are written out: `sdpa`'s kernels are slower for values
+so wide."""
 PRODUCT = 1.15
 """Time of a matrix product against a convolution of as many multiply-accumulates (results/layer.csv, CPU)."""
 
 
 def choose_backend(
-    geometry: Geometry, groups: int, opened: int, has_shift: bool, device: str = "cpu"
+    geometry: Geometry, groups: int, opened: int, has_shift: bool, device: str = "cpu", keys: int | None = None
 ) -> Literal["split", "merged", "sdpa"]:
     """Return the backend for a layer with `opened` heads that have a Gaussian or a content map, by type of device.
 
-    On CUDA it is `sdpa`: the operator of the other two is written for a CPU's caches. Without open heads all are the
-    convolution.
+    On CUDA it is `split` where the maps, of `keys` pixels, are short, else `sdpa`, which holds none. Without open heads
+    all are the convolution.
 
     What a head gathers costs the same in both. `split` convolves with all H kernel positions and projects the open
     heads' gathers; `merged` projects all heads' gathers by a matrix product, which is slower than a convolution:
@@ -40,7 +40,7 @@ def choose_backend(
     """
     heads = geometry.num_heads
     if device == "cuda" and opened:
-        return "sdpa"
+        return "split" if keys is not None and opened * keys <= WRITTEN_OUT else "sdpa"
     if groups > 1 or geometry.is_transposed or not has_shift:
         return "split"
     return "merged" if PRODUCT * heads < heads + PRODUCT * opened else "split"
@@ -52,51 +52,15 @@ def split(x: Tensor, w: Weights) -> Tensor:
     With closed gates the scaled kernel has the kernel's own bits and the rest is exactly 0, so the output is bitwise
     the convolution. Only heads that have a Gaussian or a content map (`Weights`) cost more than that.
     """
+    if short_maps.is_short(x, w):
+        return in_format_of(x, w.weight, short_maps.split(x, w))
     values = project_values(x, w.value, w.groups)
-    if w.gates.shift is None:
+    if not w.gates.has_shift:
         return in_format_of(x, w.weight, _streamed(x, values, w, None, w.bias))
-    if is_light := _is_light(x, w):
-        (head,) = w.content_heads
-        if w.geometry.offsets()[head] == (0, 0) and not w.geometry.is_transposed:
-            # this head's shift is the query's pixel: subtracted there, it saves the scaling of a large kernel
-            return w.geometry.convolve(values, w.weight, w.bias, w.groups) + _composed(x, values, w, less_shift=True)
-    kernel = w.weight * w.gates.shift.view(w.weight.shape[2:]).to(w.weight.dtype)
-    output = w.geometry.convolve(values, kernel, w.bias, w.groups)
+    output = w.convolve(values)
     if not w.gaussian_heads and not w.content_heads:
         return output
-    return output + (_composed(x, values, w) if is_light else _streamed(x, values, w, None, None))
-
-
-def _is_light(x: Tensor, w: Weights) -> bool:
-    """Return True for one content map that is short, and no Gaussian: written out it takes fewer calls."""
-    is_plain = w.content == "softmax" and not w.attend_padding and w.groups == 1
-    if not is_plain or w.gaussian_heads or len(w.content_heads) != 1:
-        return False
-    rows, columns = w.geometry.output_size(*x.shape[2:])
-    return rows * columns <= MERGE_KEYS * x.shape[1]  # the map is no more than twice as large as the input
-
-
-def _composed(x: Tensor, values: Tensor, w: Weights, less_shift: bool = False) -> Tensor:
-    """Compute what one content head adds, γ · softmax(Q Kᵀ / √D) V W_out, with its map written out: (B, O, I, J).
-
-    `less_shift` subtracts γ · S V W_out, for a head whose shift S is the query's own pixel.
-    """
-    (head,), geometry = w.content_heads, w.geometry
-    kernel = w.gates.content.to(w.weight.dtype) * w.weight.flatten(2)[:, :, head]
-    anchors = query_tokens(x, geometry)
-    query, key = _times(w.query, anchors.flatten(2)), _times(w.key, x.flatten(2))
-    maps = torch.softmax(finite_half(torch.bmm((query * w.head_dim**-0.5).mT, key)), -1).to(query.dtype).mT
-    gathered = torch.bmm(values.flatten(2), maps)
-    if less_shift:
-        gathered = gathered - query_tokens(values, geometry).flatten(2)
-    return _times(kernel, gathered).unflatten(2, anchors.shape[2:])
-
-
-def _times(matrix: Tensor, tokens: Tensor) -> Tensor:
-    """Multiply tokens (B, C, N) by a matrix (D, C); returns (B, D, N)."""
-    if len(tokens) > 1 and SHORT * tokens.shape[2] <= len(matrix):
-        return finite_half(F.linear(tokens.mT, matrix)).mT
-    return finite_half(torch.bmm(matrix.expand(len(tokens), -1, -1), tokens))
+    return output + _streamed(x, values, w, None, None)
 
 
 def merged(x: Tensor, w: Weights) -> Tensor:
@@ -104,12 +68,14 @@ def merged(x: Tensor, w: Weights) -> Tensor:
 
     A transposed convolution, whose kernel's positions fall between the pixels, is split.
     """
-    if w.geometry.is_transposed:
+    if short_maps.is_short(x, w) and short_maps.can_merge(w):
+        return in_format_of(x, w.weight, short_maps.merged(x, w))
+    if w.geometry.is_transposed or short_maps.on_accelerator(x):
         return split(x, w)
     # tokens lie channel by channel in memory: all that follows reads them without another copy
     tokens = x.contiguous(memory_format=torch.channels_last)
     values = project_values(tokens, w.value, w.groups)
-    return in_format_of(x, w.weight, _streamed(tokens, values, w, w.gates.shift, w.bias))
+    return in_format_of(x, w.weight, _streamed(tokens, values, w, w.shift, w.bias))
 
 
 def _streamed(x: Tensor, values: Tensor, w: Weights, shift: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -123,18 +89,13 @@ def _streamed(x: Tensor, values: Tensor, w: Weights, shift: Tensor | None, bias:
     if kernel.stride(2) != 1:  # it is in a kernel that is channels_last
         kernel = kernel.contiguous()
 
-    # zero tokens take part in the Gaussian's softmax, but add nothing to its sum: the image's own pixels are enough
     padded = geometry.padding_mode != "zeros" or w.attend_padding
-    pixels = _as_tokens(geometry.pad(values) if padded else values)
+    pixels = _as_tokens(value_grid(values, w))
+    rows, columns = weighted_factors(x, w)
     window = (0, 0, pixels.shape[1], pixels.shape[2])
-    rows, columns = gaussian_factors(w.center, w.alpha, geometry, height, width)
-    if not padded:
-        at_rows, at_columns = geometry.pixels(height, width)
-        rows, columns = rows[..., at_rows], columns[..., at_columns]
-    elif not w.attend_padding:
+    if padded and not w.attend_padding:
         top, _, left, _ = geometry.padding_at(height, width)
         window = (top, left, height, width)
-    rows = w.gates.gaussian.to(rows.dtype)[:, None, None] * rows
 
     query = key = pixels.new_empty(len(x), 0, 0)
     dtype = _autocast_dtype(pixels)

@@ -203,6 +203,29 @@ def gather(x: Tensor, w: Weights) -> Tensor:
     return gathered.unflatten(-1, (w.geometry.num_heads, *w.geometry.output_size(*x.shape[-2:])))
 
 
+def value_grid(values: Tensor, w: Weights) -> Tensor:
+    """Pad V (B, C, H, W) to the tokens that add something to a gather, (B, C, ·, ·).
+
+    Zero tokens take part in the Gaussian's softmax, but add nothing to its sum: the image's own pixels are enough.
+    """
+    return w.geometry.pad(values) if w.geometry.padding_mode != "zeros" or w.attend_padding else values
+
+
+def weighted_factors(x: Tensor, w: Weights) -> tuple[Tensor, Tensor]:
+    """Return `gaussian_factors` over the pixels of `value_grid`, with the gates in the rows."""
+    rows, columns = gaussian_factors(w.center, w.alpha, w.geometry, *x.shape[2:])
+    if w.geometry.padding_mode == "zeros" and not w.attend_padding:
+        at = w.geometry.pixels(*x.shape[2:])
+        rows, columns = rows[..., at[0]], columns[..., at[1]]
+    return w.gates.gaussian.to(rows.dtype)[:, None, None] * rows, columns
+
+
+def gather_by_factors(rows: Tensor, columns: Tensor, grid: Tensor) -> Tensor:
+    """Return what heads with maps rows ⊗ columns gather from values (B, C, Y, X): (B, C, h, I, J)."""
+    by_rows = torch.einsum("hiy,bcyx->bchix", rows.to(grid.dtype), grid)
+    return torch.einsum("hjx,bchix->bchij", columns.to(grid.dtype), by_rows)
+
+
 def dense(x: Tensor, w: Weights) -> Tensor:
     """Multiply the mixed maps with the shared values, then the gathers with W_out (a 1×1 convolution)."""
     return project_out(gather(x, w), w.weight.flatten(2), w.bias, w.groups)
@@ -250,24 +273,17 @@ def _convolution_and_open_heads(x: Tensor, w: Weights, attend: Attend) -> Tensor
     geometry, (height, width) = w.geometry, x.shape[-2:]
     values = project_values(x, w.value, w.groups)
     weight, bias, output = w.weight.flatten(2).movedim(2, 0), w.bias, None
-    if w.gates.shift is not None:
-        kernel = w.weight * w.gates.shift.view(w.weight.shape[2:]).to(w.weight.dtype)
-        output, bias = geometry.convolve(values, kernel, bias, w.groups), None
+    if w.gates.has_shift:
+        output, bias = w.convolve(values), None
 
-    # zero tokens take part in the Gaussian's softmax, but add nothing to its sum: the image's own pixels are enough
-    padded, at = geometry.padding_mode != "zeros" or w.attend_padding, geometry.pixels(height, width)
-    grid = geometry.pad(values) if padded else values
+    grid, at = value_grid(values, w), geometry.pixels(height, width)
     gathered: list[tuple[tuple[int, ...], Tensor]] = []
     if w.gaussian_heads:
-        rows, columns = gaussian_factors(w.center, w.alpha, geometry, height, width)
-        if not padded:
-            rows, columns = rows[..., at[0]], columns[..., at[1]]
-        rows = w.gates.gaussian.to(rows.dtype)[:, None, None] * rows
-        by_rows = torch.einsum("hiy,bcyx->bchix", rows.to(grid.dtype), grid)
-        gathered.append((w.gaussian_heads, torch.einsum("hjx,bchix->bchij", columns.to(grid.dtype), by_rows)))
+        gathered.append((w.gaussian_heads, gather_by_factors(*weighted_factors(x, w), grid)))
     if w.content_heads:
         tokens = geometry.pad(x) if w.attend_padding else x
-        visible = (grid if w.attend_padding or not padded else grid[(..., *at)]).flatten(2).transpose(1, 2)
+        sees_grid = w.attend_padding or geometry.padding_mode == "zeros"
+        visible = (grid if sees_grid else grid[(..., *at)]).flatten(2).transpose(1, 2)
         q, k = (
             finite_half(F.conv2d(t, m[:, :, None, None])).unflatten(1, (len(w.content_heads), -1)).flatten(3)
             for t, m in ((query_tokens(x, geometry), w.query), (tokens, w.key))

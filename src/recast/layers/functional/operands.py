@@ -19,14 +19,14 @@ SOFTPLUS_BETA = 5.0
 
 
 class Gates(NamedTuple):
-    """Coefficients of the three maps of the heads; of a head they sum to one. `shift=None` means zero for all.
+    """Coefficients of the Gaussian and the content maps, one entry for each head that has such a map (`Weights`)."""
 
-    `shift` is (H,); `gaussian` and `content` have one entry per head that has such a map (`Weights`).
-    """
-
-    shift: Tensor | None
     gaussian: Tensor
+    """(H_g,)"""
     content: Tensor
+    """(H_c,)"""
+    has_shift: bool = True
+    """The shift has the rest of each head, so that its coefficients sum to one; False: heads have no shift."""
 
     def mix(self, shift: Tensor, gaussian: Tensor, content: Tensor | None) -> Tensor:
         """Return A = shift · S + gaussian · G + content · C, (…, H, N, M), for heads with all maps (`expand_heads`).
@@ -36,7 +36,7 @@ class Gates(NamedTuple):
         mixed = self.gaussian[:, None, None] * gaussian
         if content is not None:
             mixed = mixed + self.content[:, None, None] * content
-        return mixed if self.shift is None else mixed + self.shift[:, None, None] * shift
+        return mixed + (1 - self.gaussian - self.content)[:, None, None] * shift if self.has_shift else mixed
 
 
 OpenMaps = tuple[tuple[int, ...], tuple[int, ...]]
@@ -110,6 +110,26 @@ class Weights(NamedTuple):
     content: str = "softmax"
     """Its kind, softmax or linear (`maps.content_map`)."""
 
+    @property
+    def shift(self) -> Tensor | None:
+        """Coefficient of every head's shift, (H,): what its other maps leave of 1. None: heads have no shift."""
+        if not self.gates.has_shift:
+            return None
+        num_heads = self.geometry.num_heads
+        pairs = (self.gates.gaussian, self.gaussian_heads), (self.gates.content, self.content_heads)
+        taken = [scatter_heads(share, heads, num_heads) for share, heads in pairs if heads]
+        return 1 - sum(taken[1:], taken[0]) if taken else self.gates.content.new_ones(num_heads)
+
+    def convolve(self, values: Tensor) -> Tensor:
+        """Return the shift part, the convolution of V with the kernel scaled by `shift`, and the bias: (B, O, I, J).
+
+        Without other maps the kernel keeps its own bits.
+        """
+        kernel, shift = self.weight, self.shift
+        if shift is not None and (self.gaussian_heads or self.content_heads):
+            kernel = kernel * shift.view(kernel.shape[2:]).to(kernel.dtype)
+        return self.geometry.convolve(values, kernel, self.bias, self.groups)
+
 
 class BiasedWeights(NamedTuple):
     """The tensors and settings of a C-MHSA layer: as `Weights`, with the same width of all heads."""
@@ -128,14 +148,21 @@ class BiasedWeights(NamedTuple):
 # --- gates and positions from what is trained -------------------------------------------------------------------------
 
 
-def linear_gates(gamma: Tensor, s: Tensor) -> Gates:
-    """Return the gates of A = (1−γ)·[(1−s)·S + s·G] + γ·C: at γ = s = 0 the convolution, with live gradients."""
-    return Gates((1 - gamma) * (1 - s), (1 - gamma) * s, gamma)
+def linear_gates(
+    gamma: Tensor, s: Tensor, gaussian_heads: tuple[int, ...], content_heads: tuple[int, ...], num_heads: int
+) -> Gates:
+    """Return the gates of A = (1−γ)·[(1−s)·S + s·G] + γ·C: at γ = s = 0 the convolution, with live gradients.
+
+    γ is (H_c,) and s (H_g,), of the heads that have such a map; a missing one counts as 0.
+    """
+    if gaussian_heads and content_heads:
+        s = (1 - take_heads(scatter_heads(gamma, content_heads, num_heads), gaussian_heads, num_heads)) * s
+    return Gates(s, gamma)
 
 
 def sigmoid_gates(lam: Tensor) -> Gates:
     """Return the gates of A = σ(λ)·G + (1−σ(λ))·C (d'Ascoli et al. 2021, Eq. 7)."""
-    return Gates(None, torch.sigmoid(lam), torch.sigmoid(-lam))
+    return Gates(torch.sigmoid(lam), torch.sigmoid(-lam), has_shift=False)
 
 
 def softplus(raw: Tensor) -> Tensor:
@@ -260,13 +287,15 @@ def expand_heads(w: Weights) -> Weights:
     shares = scatter_heads(w.gates.gaussian, gaussian, num_heads), scatter_heads(w.gates.content, content, num_heads)
     heads = tuple(range(num_heads))
     return w._replace(
-        query=query, key=key, center=center, alpha=alpha, gates=Gates(w.gates.shift, *shares), gaussian_heads=heads,
+        query=query, key=key, center=center, alpha=alpha, gates=Gates(*shares, w.gates.has_shift), gaussian_heads=heads,
         content_heads=heads,
     )  # fmt: skip
 
 
 def select_heads(w: Weights, gaussian: tuple[int, ...], content: tuple[int, ...]) -> Weights:
     """Return the same layer with the maps of the heads `gaussian` and `content` only."""
+    if (gaussian, content) == (w.gaussian_heads, w.content_heads):
+        return w
     at, present = [w.gaussian_heads.index(h) for h in gaussian], len(w.gaussian_heads)
     among, with_content = [w.content_heads.index(h) for h in content], len(w.content_heads)
     shares = take_heads(w.gates.gaussian, at, present), take_heads(w.gates.content, among, with_content)
@@ -276,7 +305,7 @@ def select_heads(w: Weights, gaussian: tuple[int, ...], content: tuple[int, ...]
     )
     return w._replace(
         query=query, key=key, center=take_heads(w.center, at, present), alpha=take_heads(w.alpha, at, present),
-        gates=Gates(w.gates.shift, *shares), gaussian_heads=gaussian, content_heads=content,
+        gates=Gates(*shares, w.gates.has_shift), gaussian_heads=gaussian, content_heads=content,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ thousand queries at a time stay in the processor's cache. The backward pass comp
 does, Dao et al. 2022), here with values that all heads share and that are wider than the keys.
 
 Here are the two custom operators, one node each for `torch.compile`, and their cost; the steps are in `stream` and
-`backward`, those of short maps, whose heads go together, in `short`. The gradient has no derivative: `maps.dense` has.
+`backward`. The gradient has no derivative: `maps.dense` has.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from recast.errors import RecastError
-from recast.layers.functional.streaming import short
 from recast.layers.functional.streaming.backward import Backward, add_weight_gradient
 from recast.layers.functional.streaming.stream import Stream, goes_by_parts, project
 
@@ -54,9 +53,7 @@ def attend(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
             y += bias
         saved = values.new_empty(len(s.content_heads) if keep else 0, s.batch, s.I, s.J, s.channels)
         norm = _norms(inputs)
-        if s.merges:
-            short.forward(s, y, saved if keep else None)
-        for h in s.single:
+        for h in range(len(s.weight)):
             W_out, content = s.weight[h].transpose(-1, -2), s.head_maps(h)[0]
             for chunk in s.chunks():
                 at, shape = (chunk.images, chunk.rows), (chunk.n, chunk.r, s.J, s.channels)
@@ -99,9 +96,7 @@ def attend_backward(dy: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     with torch.autocast(dy.device.type, enabled=False):
         s = Backward(*tensors, *numbers)
         norm = norm if len(norm) else _norms(inputs)
-        if s.merges:
-            short.backward(s, dy, saved if len(saved) else None)
-        for h in s.single:
+        for h in range(len(s.weight)):
             content = s.head_maps(h)[0]
             for chunk in s.chunks():
                 at, shape = (chunk.images, chunk.rows), (chunk.n, chunk.r, s.J, s.channels)

@@ -99,7 +99,7 @@ class Backward(Stream):
 
     def results(self) -> tuple[Tensor, ...]:
         """Return the gradients in the order and the dtypes of the operator's inputs."""
-        if self.num_keys and not self.merges:
+        if self.num_keys:
             top, left, height, width = self.window
             d_seen = torch.cat(self.d_seen, 2).transpose(1, 2).unflatten(1, (height, width))
             self.d_values[:, top : top + height, left : left + width].add_(d_seen)

@@ -10,15 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MAP_NUMBERS = {"cpu": 2**20, "cuda": 2**26}
-"""Numbers of a content map that are held at a time: 4 MiB on a CPU, whose cache they should stay in."""
-MERGE_KEYS = 2
-"""Keys per channel up to which content heads' three maps are mixed before the product with the values (`short`)."""
+MAP_NUMBERS = 2**20
+"""Numbers of a content map that are held at a time: 4 MiB, which should stay in the processor's cache."""
 LONG, TILE = 1024, 512
 """Keys above which a map is long, and how many of a long map's are held at a time."""
 LIMIT = 40.0
 """Logits whose exponentials, and what is made of them, fp32 holds: e^±40 is 4e-18 to 2e17."""
-VALUE_NUMBERS = {"cpu": 2**20, "cuda": 2**26}
+VALUE_NUMBERS = 2**20
 """Numbers of a head's gathers that are held at a time: enough queries for a fast product."""
 
 
@@ -68,23 +66,16 @@ class Stream:
         self.num_keys = height * width if self.content_heads and not linear else 0
         self.head_dim = query.shape[-1] // max(1, len(self.content_heads))
         self.scale = max(1, self.head_dim) ** -0.5
-        self.kind = kind = "cpu" if values.device.type == "cpu" else "cuda"
         self.by_parts = self.num_keys > 0 and goes_by_parts(values, window)
         self.tile = TILE if self.by_parts else max(1, self.num_keys)
         shape = (len(self.content_heads), self.head_dim)
         keys = () if linear else key.unflatten(2, shape).permute(2, 0, 3, 1).split(self.tile, -1)
         self.keys = [part.contiguous() for part in keys]
         """By tile, (H_c, B, D, keys): a head's lie together, as its products want them."""
-        per_row, queries = self.J * self.tile, VALUE_NUMBERS[kind] // self.channels
-        self.chunk_rows = min(self.I, max(1, min(MAP_NUMBERS[kind] // per_row, queries // self.J)))
-        images = min(MAP_NUMBERS[kind] // (per_row * self.I), queries // (self.J * self.I))
+        per_row, queries = self.J * self.tile, VALUE_NUMBERS // self.channels
+        self.chunk_rows = min(self.I, max(1, min(MAP_NUMBERS // per_row, queries // self.J)))
+        images = min(MAP_NUMBERS // (per_row * self.I), queries // (self.J * self.I))
         self.chunk_images = max(1, min(self.batch, images)) if self.chunk_rows == self.I else 1
-        is_short = self.num_keys <= MERGE_KEYS * self.channels and not self.by_parts
-        sees_all = (height, width) == (self.Y, self.X)
-        self.merges = self.num_keys > 0 and sees_all and self.chunk_rows == self.I and is_short
-        """The maps of the content heads are mixed: on short maps that is cheaper than a product for each."""
-        self.single = [h for h in range(len(weight)) if not (self.merges and h in self.content_heads)]
-        """Heads that are computed one after another."""
         self.buffers: dict[str, Tensor] = {}
 
     @cached_property
@@ -133,14 +124,6 @@ class Stream:
         y, (s, t) = y0 + (first - a) * self.stride[0], self.stride
         at = (slice(first - rows.start, last - rows.start), slice(c, d))
         return at, (slice(y, y + (last - first - 1) * s + 1, s), slice(x0, x0 + (d - c - 1) * t + 1, t))
-
-    def shifted(self, head: int, maps: Tensor) -> Tensor | None:
-        """View the entries of maps (I, J, Y, X) where S of `head` is one, a number per query."""
-        if (views := self.shift_views(head, slice(0, self.I))) is None:
-            return None
-        corner = maps[(*views[0], *views[1])]
-        i, j, y, x = corner.stride()
-        return corner.as_strided(corner.shape[:2], (i + y, j + x))
 
     # --- the content maps ---------------------------------------------------------------------------------------------
 
