@@ -17,7 +17,7 @@ maps           S, G and C written out; the backends `reference`, the definition,
                `sdpa`, the same by torch's attention
 backends       `split` and `merged`, and the choice of a backend
 short_maps     `split` and `merged` where maps are short: written out
-streaming      the operator both rest on: no map is ever held whole, forward or backward
+streaming      the operator both rest on where maps are long, on a CPU: no map is held whole, forward or backward
 relative_bias  another layer: position as a bias in the content's softmax (C-MHSA), written out and fast
 """
 

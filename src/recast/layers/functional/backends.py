@@ -1,6 +1,6 @@
 """The backends `split` and `merged`, and which backend is cheapest for a layer.
 
-`split` is the convolution plus what open heads add to it, `merged` everything in one. Neither holds a map whole.
+`split` is the convolution plus what open heads add to it, `merged` everything in one. Neither holds a long map whole.
 """
 
 from __future__ import annotations
