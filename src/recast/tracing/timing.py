@@ -21,12 +21,16 @@ def time_models(
 ) -> dict[str, list[float]]:
     """Measure the seconds of a batch, several times for each model.
 
-    The models take turns, so that a machine that slows down slows them all. First one round that is not counted.
+    The models take turns, so that a machine that slows down slows them all, in one order and back: what follows a model
+    that filled the cache is not always the same. First one round that is not counted.
     """
     first = [_time(model, images, clock) for model in models.values()]
     repeats = min(20, max(3, int(seconds / max(first))))
-    rounds = [[_time(model, images, clock) for model in models.values()] for _ in range(repeats)]
-    return dict(zip(models, map(list, zip(*rounds, strict=True)), strict=True))
+    times: dict[str, list[float]] = {name: [] for name in models}
+    for turn in range(repeats):
+        for name in list(models)[:: -1 if turn % 2 else 1]:
+            times[name].append(_time(models[name], images, clock))
+    return times
 
 
 @torch.no_grad()

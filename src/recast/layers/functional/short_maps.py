@@ -187,7 +187,7 @@ def _outer(rows: Tensor, columns: Tensor) -> Tensor:
 
 def _gather(maps: Tensor, values: Tensor) -> Tensor:
     """Multiply maps (B, h, N, M) with values (B, C, ·, ·) of M pixels; returns (B, C·h, N)."""
-    tokens, maps = values.flatten(2), maps.to(values.dtype)
+    tokens = values.flatten(2)
     if maps.shape[1] == 1 and tokens.stride(1) == 1:  # the same layout again: what follows reads it without a copy
         return torch.bmm(maps.flatten(0, 1), tokens.mT).mT
     gathered = torch.bmm(tokens, maps.flatten(1, 2).mT)
