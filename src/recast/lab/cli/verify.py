@@ -62,24 +62,26 @@ def verify(
         device: auto, cpu, cuda or mps.
         seed: Seed of random weights and images.
     """
-    wanted = Network.of(network, model)
+    settings = Network.of(network, model)
     if data is None and data_dir is not None:
         raise RecastError("--data-dir requires --data: folder, cifar100, …")
 
     import torch
 
     from recast.lab.device import choose_device
+    from recast.lab.scales import randomize_scales_
 
     torch.manual_seed(seed)
     place = choose_device(device)
-    dataset = wanted.load(_config(data, data_dir, img_size)) if data else None
+    dataset = settings.load(_config(data, data_dir, img_size)) if data else None
     with network.named():
-        parent = wanted.open(dataset)
+        parent = settings.open(dataset)
     images = _images(dataset and dataset.fitted_to(parent)[0], num_images, example_shape(parent, img_size))
-    if not wanted.has_weights:
-        _randomize_scales(parent, images)
+    if not settings.has_weights:
+        # so that every layer moves the outputs; the statistics of a map of one pixel need two images
+        randomize_scales_(parent, torch.cat([images, images.flip(-1)]) if len(images) == 1 else images[:AT_ONCE])
     parent, images = parent.to(place), images.to(place)
-    planned = wanted.plan_of(parent, images[:1])
+    planned = settings.plan_of(parent, images[:1])
     results = _compare(parent, planned, images)
     is_same, telling = all(result.ok() for result in results.values()), results[[*results][-1]].telling
     if output.as_json:
@@ -99,16 +101,6 @@ def _config(name: str, data_dir: str | None, img_size: str | None) -> ImagesConf
     if side != width:
         raise RecastError(f"images of a data set are square: --img-size {side}, got {img_size!r}")
     return ImagesConfig(name, data_dir, img_size=side)
-
-
-def _randomize_scales(parent: nn.Module, images: Tensor) -> None:
-    """Draw the scales that start at zero or one anew, so that every layer of random weights moves the outputs."""
-    import torch
-
-    from recast.lab.scales import randomize_scales_
-
-    # the statistics of a map of one pixel need two images
-    randomize_scales_(parent, torch.cat([images, images.flip(-1)]) if len(images) == 1 else images[:AT_ONCE])
 
 
 def _compare(parent: nn.Module, planned: Plan, images: Tensor) -> dict[str, Exactness]:
