@@ -8,7 +8,7 @@ import operator
 import sys
 from collections.abc import Iterator
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from recast.config import Count, FilePath, Seed
 from recast.errors import RecastError
@@ -83,9 +83,11 @@ def verify(
     parent, images = parent.to(place), images.to(place)
     planned = settings.plan_of(parent, images[:1])
     results = _compare(parent, planned, images)
-    is_same, telling = all(result.ok() for result in results.values()), results[[*results][-1]].telling
+    is_same, telling = all(result.ok() for result in results.values()), [*results.values()][-1].telling
     if output.as_json:
-        print_json(_summary(results, is_same))
+        forms = {form: result.to_dict() for form, result in results.items()}
+        controls = [form.pop("control") for form in forms.values()]
+        print_json({"same": is_same, "telling": bool(telling), "forms": forms, "control": controls[-1]})
     else:
         _print(planned, images, results, is_same)
     for note in _notes(planned, telling, is_same):
@@ -133,13 +135,6 @@ def _images(data: Data | None, number: int, shape: tuple[int, int, int]) -> Tens
     if data is None:
         return torch.randn(number, *shape)
     return data.normalised(torch.stack([data.val[i][0] for i in range(number)]), torch.device("cpu"))
-
-
-def _summary(results: dict[str, Exactness], is_same: bool) -> dict[str, Any]:
-    forms = {form: result.to_dict() for form, result in results.items()}
-    controls = [form.pop("control") for form in forms.values()]
-    telling = bool(list(results.values())[-1].telling)
-    return {"same": is_same, "telling": telling, "forms": forms, "control": controls[-1]}
 
 
 def _print(plan: Plan, images: Tensor, results: dict[str, Exactness], is_same: bool) -> None:

@@ -164,9 +164,8 @@ def load_data(
 
 
 def assemble(
-    config: DataConfig, augment: Augmentation | None, source: Found, labels: LabelsConfig = FINE,
-    in_chans: int | None = None,
-) -> Data:  # fmt: skip
+    config: DataConfig, augment: Augmentation | None, source: Found, labels: LabelsConfig, in_chans: int | None
+) -> Data:
     """Return the `Data` of a source: hold out images, choose subsets, set sizes and augmentation.
 
     Raises RecastError for an image with a wrong label.
