@@ -73,6 +73,15 @@ def test_interrupted_and_resumed(shared: Path, tmp_path: Path) -> None:
     assert [row["epoch"] for row in rows] == [0, 1, 2, 3]
 
 
+def test_json_skips_a_damaged_row_of_the_metrics(shared: Path, cli: Cli, tmp_path: Path) -> None:
+    run = shutil.copytree(shared / "run", tmp_path / "run")
+    rows = (run / "metrics.jsonl").read_text(encoding="utf-8")
+    (run / "metrics.jsonl").write_text(rows + '{"epoch": 2, "val_l', encoding="utf-8")
+    done = cli("train", "--resume", run, "--json")
+    assert done.code == 0
+    assert json.loads(done.out)["last_epoch"]["recast"]["epoch"] == json.loads(rows.splitlines()[-1])["epoch"]
+
+
 def test_json_is_all_there_is_on_standard_output(shared: Path, cli: Cli) -> None:
     few = ("--num-images", "20", "--suite", "clean,fgsm", "--eps", "0")
     done = cli("evaluate", shared / "run", *few, "--json")

@@ -105,6 +105,11 @@ def test_what_a_table_holds_decides_the_task(table: Write) -> None:
     assert kind(table("path,a,b", BITS, label_column="a"), kind="multilabel") == "multilabel"
 
 
+def test_a_column_that_is_named_twice_is_one_class(table: Write) -> None:
+    config = table("path,a,b", BITS, name="csv_multilabel", label_column="a,b,a")
+    assert load_data(config).classes == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     ("header", "rows", "settings", "counts"),
     [
@@ -117,6 +122,8 @@ def test_what_a_table_holds_decides_the_task(table: Write) -> None:
         ("path,y", PLAIN, {}, "path, y with --label-column"),
         ("path,label", PLAIN, {"label_column": "y"}, "'y'.* path, label"),
         ("path,label,class", [[*row, "1"] for row in PLAIN], {}, "label and class"),
+        ("path,label,label", [[*row, "cat"] for row in PLAIN], {}, "label and label"),
+        ("path,label,label", [[*row, "cat"] for row in PLAIN], {"label_column": "label"}, "label and label"),
         ("path,label,split", [[*row, "fold3"] for row in PLAIN], {}, "12 rows .* fold3"),
         ("path,label", [*PLAIN[:-1], [PLAIN[-1][0], "cat|dog"]], {}, "1 of 12"),
         ("path,a,b", [*BITS[:-1], [BITS[-1][0], "-1", ""]], {"label_column": "a,b"}, "2 cells .* '-1' in .* a, row 12"),

@@ -67,7 +67,8 @@ def main(argv: Sequence[str] | None = None, extend: Callable[[], None] = lambda:
         words = [*words[1:2], "--help"]
     call, flags = _parse(words, extend)
     with guarded_streams("as_json" in flags, "quiet" in flags) as out, _one_line_warnings():
-        code = _run(call, words[0] if words[:1] and words[0] in COMMANDS else "", "verbose" in flags)
+        name = f"recast {words[0]}" if words and words[0] in COMMANDS else "recast"
+        code = _run(call, name, "verbose" in flags)
         out.flush()  # a pipe whose reader has gone says so here, not at the interpreter's exit
         trains = words[:1] in (["train"], ["quickstart"])  # and left its results in files
         if not (code or trains or out.failed is None or isinstance(out.failed, BrokenPipeError)):
@@ -90,12 +91,12 @@ def _parse(words: list[str], extend: Callable[[], None]) -> tuple[Callable[[], A
 
 def _help(words: list[str], extend: Callable[[], None]) -> str | None:
     """Return the help or the version that the words ask for; None for a command to run, or a mistake."""
-    asked = set(words[: words.index("--")] if "--" in words else words) & set(HELP)
+    flags = set(words[: words.index("--")] if "--" in words else words) & set(HELP)
     name, *rest = [word for word in words if word not in HELP] or ["--help"]
-    if asked and name in COMMANDS:
+    if flags and name in COMMANDS:
         extend()
-        return _command(name).help([*rest, *asked])
-    if not words or (asked and name.startswith("-")):
+        return _command(name).help([*rest, *flags])
+    if not words or (flags and name.startswith("-")):
         return help_text("recast COMMAND [options]", ABOUT, {"Commands": [*COMMANDS.items(), *OPTIONS.items()]}, END)
     return f"recast {__version__}" if name == "--version" else None
 
@@ -155,20 +156,14 @@ def _app(words: Sequence[str]) -> App:
 def _run(call: Callable[[], Any], name: str, verbose: bool) -> int:
     try:
         return int(call() or 0)
-    except RecastError as error:
-        return 2 if error.already_told else _complain(name, f"error: {error}", error, verbose)
     except KeyboardInterrupt as error:
-        if later_process():  # the first one says it
-            return 130
-        return complain(f"recast {name}".strip(), str(error) or "interrupted", 130)
+        return 130 if later_process() else complain(name, str(error) or "interrupted", 130)  # the first process says it
     except BaseException as error:  # a user's module may raise SystemExit, GeneratorExit or a kind of its own
-        return _complain(name, f"error: {describe_error(error)}", error, verbose)
-
-
-def _complain(name: str, message: str, error: BaseException, verbose: bool) -> int:
-    if verbose:
-        traceback.print_exception(error)
-    return complain(f"recast {name}".strip(), message)
+        if isinstance(error, RecastError) and error.already_told:
+            return 2
+        if verbose:
+            traceback.print_exception(error)
+        return complain(name, f"error: {describe_error(error)}")
 
 
 @contextmanager

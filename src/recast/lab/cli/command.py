@@ -124,13 +124,13 @@ class Part:
     def options(self) -> dict[Keys, Option]:
         """The options by the path of their field. Of two fields with the same name the deeper gets a longer option."""
         options: dict[Keys, Option] = {}
-        taken: set[str] = set()
+        names: set[str] = set()
         fields = fields_of(self.model)
         for field in sorted(fields, key=lambda field: len(field.path)):
             full = (*field.path[:-1], field.info.alias or field.path[-1])
             named = full[:-1] if full[-1] in ("name", "kind") and full[1:] else full
-            short = named[-1] if named[-1] not in taken else "-".join(named[-2:])
-            taken.add(named[-1])
+            short = named[-1] if named[-1] not in names else "-".join(named[-2:])
+            names.add(named[-1])
             options[field.path] = Option(field, *(f"--{name.replace('_', '-')}" for name in (".".join(full), short)))
         words = {f"--{word}" for word in self.words}
         return {field.path: options[field.path] for field in fields if options[field.path].short not in words}
@@ -286,8 +286,8 @@ class Command:
         """Validate the values that cyclopts has read, and call the function."""
         values: dict[str, Any] = {self.line: shlex.join(["recast", self.name, *self.argv])} if self.line else {}
         for part_name, part in self.parts.items():
-            given = {path: typed.get("__".join((part_name, *path))) for path in part.options}
-            options: Typed[Any] = Typed(part, {path: word for path, word in given.items() if word is not None})
+            words = {path: typed.get("__".join((part_name, *path))) for path in part.options}
+            options: Typed[Any] = Typed(part, {path: word for path, word in words.items() if word is not None})
             if part.is_typed:
                 values[part_name] = options
                 continue

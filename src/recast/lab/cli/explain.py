@@ -47,12 +47,22 @@ def explain(
         images: Files and folders; of a run val:N, by default four of them.
         trust: Run the code (pkg.module:function) that the files name.
     """
-    asked = options.over({"subject": subject, "images": list(images)})
-    size = None if asked.img_size is None else parse_size(asked.img_size, "--img-size")
-    if asked.neighbours and not (Path(subject) / "recipe.yaml").is_file():
+    settings = options.over({"subject": subject, "images": list(images)})
+    size = None if settings.img_size is None else parse_size(settings.img_size, "--img-size")
+    if settings.neighbours and not (Path(subject) / "recipe.yaml").is_file():
         raise RecastError(f"--neighbours looks among a run's training images, but {subject} is no run folder")
     with trusting(subject, trust=trust):
-        page, summary = _neighbours(asked, size) if asked.neighbours else _page(asked, size)
+        if settings.neighbours:
+            from recast.lab.explain.neighbours import neighbours_page  # needs torch, which the help does without
+
+            page, summary = neighbours_page(settings, size), dict[str, Any]()
+        else:
+            from recast.lab.explain.pages import explain_page
+
+            page, scene, notes = explain_page(settings, size)
+            summary = _summary(scene, settings.layer)
+            for note in notes:
+                print(f"note: {note}", file=sys.stderr)
     if output.as_json:
         print_json({"page": str(page), **summary})
     else:
@@ -61,21 +71,6 @@ def explain(
 
 
 COMMAND = Command(explain, "RUN|MODEL [IMAGE…] [options]", EXAMPLES)
-
-
-def _neighbours(options: ExplainOptions, size: tuple[int, int] | None) -> tuple[Path, dict[str, Any]]:
-    from recast.lab.explain.neighbours import neighbours_page  # needs torch, which the help does without
-
-    return neighbours_page(options, size), {}
-
-
-def _page(options: ExplainOptions, size: tuple[int, int] | None) -> tuple[Path, dict[str, Any]]:
-    from recast.lab.explain.pages import explain_page
-
-    page, scene, notes = explain_page(options, size)
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)
-    return page, _summary(scene, options.layer)
 
 
 def _summary(scene: Scene, layer: str | None) -> dict[str, Any]:

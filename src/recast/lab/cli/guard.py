@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from recast.errors import first_line, one_line, printable
+from recast.errors import RecastError, first_line, one_line, printable
 
 
 class TerminalStream:
@@ -73,7 +73,9 @@ def guarded_streams(json: bool, quiet: bool = False) -> Iterator[TerminalStream]
 
 
 def describe_error(error: BaseException) -> str:
-    """Describe an error in one line: the message of the system, or the kind of the error and its message."""
+    """Describe an error in one line: its message, that of the system, or the kind of the error and its message."""
+    if isinstance(error, RecastError):
+        return str(error)
     message = first_line(error)
     if isinstance(error, MemoryError) or any(text in str(error) for text in ("allocate memory", "out of memory")):
         return f"not enough memory ({message}): ask for less at a time"

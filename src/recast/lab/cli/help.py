@@ -26,7 +26,7 @@ def help_text(usage: str, about: str, panels: Mapping[str, Sequence[Entry]], end
 def _rows(title: str, entries: Sequence[Entry], width: int) -> list[str]:
     lines = [f"{title}:"]
     for name, text in entries:
-        left, wrapped = f"  {name}", textwrap.wrap(text, width - COLUMN) or [""]
-        lines.append(f"{left:<{COLUMN - 1}} {wrapped.pop(0)}" if len(left) < COLUMN else left)
+        label, wrapped = f"  {name}", textwrap.wrap(text, width - COLUMN) or [""]
+        lines.append(f"{label:<{COLUMN - 1}} {wrapped.pop(0)}" if len(label) < COLUMN else label)
         lines += (" " * COLUMN + line for line in wrapped)
     return lines

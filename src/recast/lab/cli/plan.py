@@ -137,7 +137,7 @@ def plan(
         img_size: Pixels, 224 or 224x160 (height x width). None: the network's own, or 224.
         out: Also write the plan to this .json file.
     """
-    wanted = Network.of(network, model)
+    settings = Network.of(network, model)
     path = Path(out) if out else None
     if path is not None:
         _check_plan_file(path)
@@ -145,8 +145,8 @@ def plan(
     import torch
 
     with network.named():
-        parent = wanted.open()
-    planned = wanted.plan_of(parent, torch.zeros(1, *example_shape(parent, img_size)))
+        parent = settings.open()
+    planned = settings.plan_of(parent, torch.zeros(1, *example_shape(parent, img_size)))
     if path is not None:
         write_text(path, planned.to_json() + "\n")
     if output.as_json:

@@ -71,9 +71,9 @@ def _run(out: Path, seed: int, resume: bool, as_json: bool) -> int:
     from recast.lab.training.run import train
 
     recipe = make_recipe("odd_digit").replace(seed=seed)
-    one, optim = recipe.data.replace(name="one_digit"), OptimConfig(lr=2e-3, min_lr=1e-5)
-    alone = recipe.replace(data=one, where=["none"], optim=optim, epochs=3, control=False)
-    train(alone, out / "parent", resume=resume, command="recast quickstart")
+    data, optim = recipe.data.replace(name="one_digit"), OptimConfig(lr=2e-3, min_lr=1e-5)
+    parent = recipe.replace(data=data, where=["none"], optim=optim, epochs=3, control=False)
+    train(parent, out / "parent", resume=resume, command="recast quickstart")
     weights = out / "parent" / "weights.safetensors"
     say("\n── 2/5  plan, recast, verify; 3/5  train on three digits: the recast network, then the parent the same way")
     recipe = recipe.replace(model=recipe.model.replace(checkpoint=str(weights)))

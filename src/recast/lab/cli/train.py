@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,56 +59,53 @@ def train(
         resume: Run folder to go on with; auto: --out if it is one.
         trust: Run the code (pkg.module:function) that the files name.
     """
-    wanted = _wanted(recipe, plan, _base(recipe, resume, out), config)
-    folder = Path(out or f"runs/{Path(recipe or '').stem}-{wanted.model.name.replace(':', '-')}")
+    settings = _settings(recipe, plan, _base(recipe, resume, out), config)
+    folder = Path(out or f"runs/{Path(recipe or '').stem}-{settings.model.name.replace(':', '-')}")
     if resume == AUTO:
         resume = str(folder) if (folder / "recipe.yaml").is_file() else None
     elif resume:
         folder = Path(resume)
-    _run(wanted, folder, resume is not None, trust, config, line, output.as_json)
+
+    from recast.lab.training.run import train as run  # needs torch, which the help does without
+
+    def say(text: str) -> None:
+        if not (settings.model.checkpoint or settings.model.pretrained):
+            print(f"note: {RANDOM}", file=sys.stderr)
+        print(text, file=sys.stderr if output.as_json else None)
+
+    with trusting(*(config.words.get(path) for path in FUNCTIONS), trust=trust), config.named():
+        check_trusted(*functions_of(settings))
+        run(settings, folder, resume=resume is not None, command=line, say=say)
     if later_process():
         return 0
     if output.as_json:
         print_json(_summary(folder))
     else:
-        functions = functions_of(wanted)
-        evaluate = follow_up("evaluate", str(folder), functions=functions)
-        report = "" if wanted.is_plain else f" && {follow_up('report', str(folder))}"
+        evaluate = follow_up("evaluate", str(folder), functions=functions_of(settings))
+        report = "" if settings.is_plain else f" && {follow_up('report', str(folder))}"
         print(f"{_arms(folder)}\nrun: {folder}\nnext: {evaluate}{report}")
     return 0
 
 
-def _wanted(name: str | None, plan: str | None, base: Recipe, config: Typed[Recipe]) -> Recipe:
+def _settings(name: str | None, plan: str | None, base: Recipe, config: Typed[Recipe]) -> Recipe:
     """Return the recipe with the options that were typed and the layers of a plan file.
 
     Raises RecastError for settings that do not fit together, and for a fine-tuning from random weights.
     """
-    wanted = override(base, config.changes, config.name)
-    if wanted.model.checkpoint and base.model.pretrained and not base.model.checkpoint:
+    settings = override(base, config.changes, config.name)
+    if settings.model.checkpoint and base.model.pretrained and not base.model.checkpoint:
         # weights that were given stand for those the recipe would fetch
-        wanted = wanted.replace(model=wanted.model.replace(pretrained=False))
-    _check_weights(name, wanted)
+        settings = settings.replace(model=settings.model.replace(pretrained=False))
+    _check_weights(name, settings)
     if plan is not None:
         check_alone(config)
-        wanted = _as_planned(wanted, plan)
-    Budget.parse(wanted.budget)
-    return wanted
-
-
-def _run(
-    recipe: Recipe, folder: Path, resume: bool, trust: bool, config: Typed[Recipe], line: str, as_json: bool
-) -> None:
-    """Train."""
-    from recast.lab.training.run import train as run
-
-    def say(text: str) -> None:
-        if not (recipe.model.checkpoint or recipe.model.pretrained):
-            print(f"note: {RANDOM}", file=sys.stderr)
-        print(text, file=sys.stderr if as_json else None)
-
-    with trusting(*(config.words.get(path) for path in FUNCTIONS), trust=trust), config.named():
-        check_trusted(*functions_of(recipe))
-        run(recipe, folder, resume=resume, command=line, say=say)
+        edited = read_plan_file(plan)
+        settings = settings.replace(  # recipe.yaml replays the run without the plan file
+            where=list(edited.steps) or ["none"], budget="tokens=none", recast=edited.config,
+            pool=edited.pool or PoolConfig(),
+        )  # fmt: skip
+    Budget.parse(settings.budget)
+    return settings
 
 
 def _check_weights(name: str | None, recipe: Recipe) -> None:
@@ -119,15 +115,6 @@ def _check_weights(name: str | None, recipe: Recipe) -> None:
         return
     whose = f", those of {entry.after}: --checkpoint runs/{entry.after}/weights.safetensors" if entry.after else ""
     raise RecastError(f"recipe {name} starts from trained weights{whose or ': give --checkpoint FILE or --pretrained'}")
-
-
-def _as_planned(recipe: Recipe, path: str) -> Recipe:
-    """Return the recipe with the layers and settings of a plan file, so that recipe.yaml replays the run without it."""
-    edited = read_plan_file(path)
-    return recipe.replace(
-        where=list(edited.steps) or ["none"], budget="tokens=none", recast=edited.config,
-        pool=edited.pool or PoolConfig(),
-    )  # fmt: skip
 
 
 def _base(name: str | None, resume: str | None, out: str | None) -> Recipe:
@@ -180,8 +167,9 @@ def _arms(out: Path) -> str:
 
 
 def _summary(out: Path) -> dict[str, Any]:
-    def last(path: Path) -> Any:
-        return json.loads(path.read_text(encoding="utf-8").splitlines()[-1]) if path.is_file() else None
+    """Return the last row of metrics.jsonl of each arm; None for an arm that was not trained."""
+    from recast.lab.training.metrics import read_metrics
 
-    arms = {"recast": out / "metrics.jsonl", "finetuned": out / "finetuned" / "metrics.jsonl"}
-    return {"run": str(out), "last_epoch": {arm: last(path) for arm, path in arms.items()}}
+    arms = {"recast": out, "finetuned": out / "finetuned"}
+    rows = {arm: read_metrics(folder / "metrics.jsonl") for arm, folder in arms.items()}
+    return {"run": str(out), "last_epoch": {arm: rows[arm][-1] if rows[arm] else None for arm in arms}}

@@ -43,19 +43,19 @@ def try_(
         device: auto, cpu, cuda or mps.
         out: Folder of the trial.
     """
-    wanted = Trial.of(trial, data={"name": "folder"})
-    if not wanted.model.name:
+    settings = Trial.of(trial, data={"name": "folder"})
+    if not settings.model.name:
         raise RecastError("--model is missing: name the trained network")
-    if not (wanted.has_weights or is_function(wanted.model.name)):
+    if not (settings.has_weights or is_function(settings.model.name)):
         raise RecastError("a trial starts from a trained network: add --pretrained or --checkpoint FILE")
 
     from recast.lab.trial import try_ as run
 
     with trial.named():
-        images = wanted.load(wanted.data)
-        parent = wanted.open()
+        images = settings.load(settings.data)
+        parent = settings.open()
     images, _ = images.fitted_to(parent)
-    planned = wanted.plan_of(parent, images.example)
+    planned = settings.plan_of(parent, images.example)
     try:
         answer = run(
             parent, images, planned, Path(out), minutes=minutes, seeds=seeds, device=device,

@@ -8,7 +8,7 @@ import operator
 import sys
 from collections.abc import Iterator
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from recast.config import Count, FilePath, Seed
 from recast.errors import RecastError
@@ -62,28 +62,32 @@ def verify(
         device: auto, cpu, cuda or mps.
         seed: Seed of random weights and images.
     """
-    wanted = Network.of(network, model)
+    settings = Network.of(network, model)
     if data is None and data_dir is not None:
         raise RecastError("--data-dir requires --data: folder, cifar100, …")
 
     import torch
 
     from recast.lab.device import choose_device
+    from recast.lab.scales import randomize_scales_
 
     torch.manual_seed(seed)
     place = choose_device(device)
-    dataset = wanted.load(_config(data, data_dir, img_size)) if data else None
+    dataset = settings.load(_config(data, data_dir, img_size)) if data else None
     with network.named():
-        parent = wanted.open(dataset)
+        parent = settings.open(dataset)
     images = _images(dataset and dataset.fitted_to(parent)[0], num_images, example_shape(parent, img_size))
-    if not wanted.has_weights:
-        _randomize_scales(parent, images)
+    if not settings.has_weights:
+        # so that every layer moves the outputs; the statistics of a map of one pixel need two images
+        randomize_scales_(parent, torch.cat([images, images.flip(-1)]) if len(images) == 1 else images[:AT_ONCE])
     parent, images = parent.to(place), images.to(place)
-    planned = wanted.plan_of(parent, images[:1])
+    planned = settings.plan_of(parent, images[:1])
     results = _compare(parent, planned, images)
-    is_same, telling = all(result.ok() for result in results.values()), results[[*results][-1]].telling
+    is_same, telling = all(result.ok() for result in results.values()), [*results.values()][-1].telling
     if output.as_json:
-        print_json(_summary(results, is_same))
+        forms = {form: result.to_dict() for form, result in results.items()}
+        controls = [form.pop("control") for form in forms.values()]
+        print_json({"same": is_same, "telling": bool(telling), "forms": forms, "control": controls[-1]})
     else:
         _print(planned, images, results, is_same)
     for note in _notes(planned, telling, is_same):
@@ -99,16 +103,6 @@ def _config(name: str, data_dir: str | None, img_size: str | None) -> ImagesConf
     if side != width:
         raise RecastError(f"images of a data set are square: --img-size {side}, got {img_size!r}")
     return ImagesConfig(name, data_dir, img_size=side)
-
-
-def _randomize_scales(parent: nn.Module, images: Tensor) -> None:
-    """Draw the scales that start at zero or one anew, so that every layer of random weights moves the outputs."""
-    import torch
-
-    from recast.lab.scales import randomize_scales_
-
-    # the statistics of a map of one pixel need two images
-    randomize_scales_(parent, torch.cat([images, images.flip(-1)]) if len(images) == 1 else images[:AT_ONCE])
 
 
 def _compare(parent: nn.Module, planned: Plan, images: Tensor) -> dict[str, Exactness]:
@@ -141,13 +135,6 @@ def _images(data: Data | None, number: int, shape: tuple[int, int, int]) -> Tens
     if data is None:
         return torch.randn(number, *shape)
     return data.normalised(torch.stack([data.val[i][0] for i in range(number)]), torch.device("cpu"))
-
-
-def _summary(results: dict[str, Exactness], is_same: bool) -> dict[str, Any]:
-    forms = {form: result.to_dict() for form, result in results.items()}
-    controls = [form.pop("control") for form in forms.values()]
-    telling = bool(list(results.values())[-1].telling)
-    return {"same": is_same, "telling": telling, "forms": forms, "control": controls[-1]}
 
 
 def _print(plan: Plan, images: Tensor, results: dict[str, Exactness], is_same: bool) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from recast.lab.data.images import SMALL, resize_and_crop, to_pixels
 
 Transform = Callable[[Image.Image], Tensor]
 """RGB image to (3, S, S) pixels in [0, 1]."""
+Step = Callable[[Any], Any]
 
 SIMPLE_PADDING = 4
 """Pixels that crop=simple reflects at every side (DeiT III, §4.2)."""
@@ -80,7 +82,16 @@ def file_transform(img_size: int, augment: Augmentation | None = None, crop_pct:
         # set, and a resumed run must fill as before.
         separate=True,
     )
-    crops: dict[Crop | None, list[Callable[[Image.Image], Image.Image]]] = {
+    for step in policy.transforms:  # RandAugment and AugMix have `ops`, AutoAugment a `policy` of lists of them
+        for operation in chain(getattr(step, "ops", []), *getattr(step, "policy", [])):
+            if operation.aug_fn is posterize:
+                operation.aug_fn = _posterize
+    return transforms.Compose([*crop_and_flip(img_size, augment, as_validation, random_crop), policy, to_pixels])
+
+
+def crop_and_flip(img_size: int, augment: Augmentation, as_validation: Step, random_crop: Step) -> list[Step]:
+    """Return the crops and the flip of a resolved `augment`, of pictures and of tensors (C, H, W)."""
+    crops: dict[Crop | None, list[Step]] = {
         "none": [as_validation],
         "pad": [as_validation, transforms.RandomCrop(img_size, padding=pad_width(img_size))],
         "random": [random_crop],
@@ -89,12 +100,7 @@ def file_transform(img_size: int, augment: Augmentation | None = None, crop_pct:
             transforms.RandomCrop(img_size, padding=SIMPLE_PADDING, padding_mode="reflect"),
         ],
     }
-    for step in policy.transforms:  # RandAugment and AugMix have `ops`, AutoAugment a `policy` of lists of them
-        for operation in chain(getattr(step, "ops", []), *getattr(step, "policy", [])):
-            if operation.aug_fn is posterize:
-                operation.aug_fn = _posterize
-    flip = [transforms.RandomHorizontalFlip()] if augment.flip else []
-    return transforms.Compose([*crops[augment.crop], *flip, policy, to_pixels])
+    return [*crops[augment.crop], *([transforms.RandomHorizontalFlip()] if augment.flip else [])]
 
 
 def _posterize(image: Image.Image, bits_to_keep: int, **fill: object) -> Image.Image:

@@ -19,7 +19,7 @@ from torchvision.transforms.v2 import functional
 
 from recast.errors import RecastError, optional_package
 from recast.lab.config import Augmentation
-from recast.lab.data.augment import SIMPLE_PADDING, pad_width
+from recast.lab.data.augment import crop_and_flip
 from recast.lab.data.images import ARRAYS, check_regular, crop_fraction, decode_errors, opened
 
 BICUBIC = v2.InterpolationMode.BICUBIC
@@ -90,7 +90,7 @@ def _as_tensor(pixels: np.ndarray, in_chans: int, name: str) -> Tensor:
 def cover(image: Tensor, size: tuple[int, int], share: float) -> Tensor:
     """Resize to the smallest image that covers (height, width)/share (bicubic), and cut the center (height, width)."""
     sides = image.shape[-2:]
-    factor = max(int(wanted / share) / side for wanted, side in zip(size, sides, strict=True))
+    factor = max(int(target / share) / side for target, side in zip(size, sides, strict=True))
     image = functional.resize(image, [max(1, round(side * factor)) for side in sides], BICUBIC, antialias=True)
     return functional.center_crop(image, list(size))
 
@@ -109,16 +109,8 @@ def band_transform(
     whole = partial(as_validation, img_size=img_size, crop_pct=crop_pct)
     if augment is None:
         return whole
-    crops: dict[str | None, list[Callable[[Any], Any]]] = {
-        "none": [whole],
-        "pad": [whole, v2.RandomCrop(img_size, padding=pad_width(img_size))],
-        "random": [v2.RandomResizedCrop(img_size, augment.scale, interpolation=BICUBIC, antialias=True)],
-        "simple": [
-            v2.Resize(img_size, BICUBIC, antialias=True),
-            v2.RandomCrop(img_size, padding=SIMPLE_PADDING, padding_mode="reflect"),
-        ],
-    }  # fmt: skip
-    return v2.Compose([*crops[augment.crop], *([v2.RandomHorizontalFlip()] if augment.flip else [])])
+    random_crop = v2.RandomResizedCrop(img_size, augment.scale, interpolation=BICUBIC, antialias=True)
+    return v2.Compose(crop_and_flip(img_size, augment, whole, random_crop))
 
 
 def as_picture(pixels: Tensor, bands: Sequence[int] = ()) -> Tensor:

@@ -8,9 +8,6 @@ digit there is, and the odd digit is the one with *less*.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -52,24 +49,16 @@ def find_digits(config: DataConfig) -> Found:
 def find_canvases(config: DataConfig, name: str) -> Found:
     """Return canvases of `SIDE` pixels, enlarged to another img_size. Held-out canvases show held-out digits."""
     grey, labels, is_val = read_digits()
-    parts: list[ImageTensors] = []
-    sizes = {"train": config.img_size, "val": config.test_size or config.img_size}
-    for part, which in (("train", ~is_val), ("val", is_val)):
-        generator = torch.Generator().manual_seed(len(parts))
-        classes, answers = draw_classes(name, NUM_CANVASES[part], generator)
+
+    def drawn(which: Tensor, count: int, seed: int, img_size: int | None) -> ImageTensors:
+        generator = torch.Generator().manual_seed(seed)
+        classes, answers = draw_classes(name, count, generator)
         canvases = draw_canvases(grey[which, 0], labels[which], classes, generator)
-        if (side := sizes[part]) not in (None, SIDE):
-            canvases = _enlarged(canvases, side)
-        parts.append(as_rgb(canvases, answers))
-    train, val = parts
+        return as_rgb(canvases if img_size in (None, SIDE) else _enlarged(canvases, img_size), answers)
+
+    train = drawn(~is_val, NUM_CANVASES["train"], 0, config.img_size)
+    val = drawn(is_val, NUM_CANVASES["val"], 1, config.test_size or config.img_size)
     return Found(name, train, val, None, NORM["canvases"], crop="none", flip=False)
-
-
-SOURCES: dict[str, Callable[[DataConfig], Found]] = {
-    "digits": find_digits,
-    "one_digit": partial(find_canvases, name="one_digit"),
-    "odd_digit": partial(find_canvases, name="odd_digit"),
-}
 
 
 def _enlarged(images: Tensor, side: int) -> Tensor:

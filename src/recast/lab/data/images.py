@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torchvision.transforms.functional import center_crop
 
 from recast.errors import RecastError, first_line
 
@@ -145,8 +146,7 @@ def resize_to(
         resized = wide, int(wide * image.height / image.width)
     if resized != image.size:
         image = image.resize(resized, resample)
-    left, top = round((image.width - width) / 2), round((image.height - height) / 2)
-    return image.crop((left, top, left + width, top + height))
+    return center_crop(image, [height, width])
 
 
 def middle(image: Image.Image) -> Image.Image:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
@@ -15,11 +16,11 @@ from torchvision.transforms.v2.functional import normalize
 
 from recast.errors import RecastError, suggest
 from recast.lab.config import Augmentation, DataConfig, LabelsConfig
-from recast.lab.data import digits
 from recast.lab.data.augment import resolve
 from recast.lab.data.bands import TIFF
 from recast.lab.data.coarse import Coarse, coarse_classes
 from recast.lab.data.datasets import IMAGENET, Found, ImageFiles, LabelledImages
+from recast.lab.data.digits import find_canvases, find_digits
 from recast.lab.data.folders import data_dir, find_archives, find_folder
 from recast.lab.data.images import opened
 from recast.lab.data.libraries import NORMS, find_in_torchvision, find_on_hub, read_vision
@@ -163,9 +164,8 @@ def load_data(
 
 
 def assemble(
-    config: DataConfig, augment: Augmentation | None, source: Found, labels: LabelsConfig = FINE,
-    in_chans: int | None = None,
-) -> Data:  # fmt: skip
+    config: DataConfig, augment: Augmentation | None, source: Found, labels: LabelsConfig, in_chans: int | None
+) -> Data:
     """Return the `Data` of a source: hold out images, choose subsets, set sizes and augmentation.
 
     Raises RecastError for an image with a wrong label.
@@ -206,8 +206,8 @@ def assemble(
     if labels.labels == "coarse" and coarse is not None:  # after the subsets, which are chosen by fine labels
         train, val = (part.relabelled(coarse.of[part.labels]) for part in (train, val))
         classes, coarse = coarse.names, None
-    options = {name: getattr(config, name) for name in ("img_size", "test_size", "mean", "std")}
-    given = {name: value for name, value in options.items() if value is not None}
+    options = ("img_size", "test_size", "mean", "std")
+    given = {name: value for name in options if (value := getattr(config, name)) is not None}
     return Data(
         source.name, train, val, classes, mean, std, train.img_size, coarse, tuple(bad), source.kinds, in_chans, given
     )
@@ -216,9 +216,9 @@ def assemble(
 def _norm(config: DataConfig, source: Found, images: LabelledImages) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the given mean and deviation, measured ones ("data", and by default of bands), or those of the source."""
     defaults = source.norm if images.in_chans is None else ("data", "data")
-    chosen: list[Any] = [given or default for given, default in zip((config.mean, config.std), defaults, strict=True)]
+    chosen: list[Any] = [config.mean or defaults[0], config.std or defaults[1]]
     measured = measured_norm(images, config.bad_image) if "data" in chosen else source.norm
-    mean, std = (tuple(own if norm == "data" else norm) for norm, own in zip(chosen, measured, strict=True))
+    mean, std = (tuple(value if norm == "data" else norm) for norm, value in zip(chosen, measured, strict=True))
     if {len(mean), len(std)} != {images.in_chans or 3}:
         raise RecastError(
             f"data.mean and data.std need {images.in_chans or 3} numbers each, one a channel, got {len(mean)} and "
@@ -238,9 +238,9 @@ def measured_norm(
     mean, square = sums / count
     least = 1 / 255**2 if images.in_chans is None else 1e-12  # images may be of one grey
     std = (square - mean**2).clamp(min=least).sqrt()
-    if images.in_chans is not None:  # bands may have any scale
-        return tuple(float(f"{x:.4g}") for x in mean.tolist()), tuple(float(f"{x:.4g}") for x in std.tolist())
-    return tuple(round(x, 4) for x in mean.tolist()), tuple(round(x, 4) for x in std.tolist())
+    form = ".4f" if images.in_chans is None else ".4g"  # bands may have any scale
+    rounded_mean, rounded_std = (tuple(float(f"{x:{form}}") for x in values.tolist()) for values in (mean, std))
+    return rounded_mean, rounded_std
 
 
 def _fits_unit(mean: Sequence[float], std: Sequence[float]) -> bool:
@@ -284,7 +284,9 @@ def _cifar(config: DataConfig) -> Found:
 
 
 _SOURCES: dict[str, Callable[[DataConfig], Found]] = {
-    **digits.SOURCES,
+    "digits": find_digits,
+    "one_digit": partial(find_canvases, name="one_digit"),
+    "odd_digit": partial(find_canvases, name="odd_digit"),
     "folder": find_folder,
     "csv": find_csv,
     "zip": _zip,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,16 +73,14 @@ def read_labels(config: DataConfig, is_multi: bool = False) -> Labels:
     """
     path = Path(config.labels_file or "").expanduser()
     table = _read(path)
-    columns = {name: [row[place] for row in table.rows] for place, name in enumerate(table.columns)}
-    cells = {name: [composed(str(cell).strip()) for cell in column] for name, column in columns.items()}
     if not table.rows:
         raise RecastError(f"{path} has no rows: expected one for each image")
-    image = _column(path, cells, config.path_column, IMAGES, "--path-column")
-    given = config.label_column
-    if given is None or given in cells:
-        names = [_column(path, cells, given, LABELS, "--label-column")]
-    else:
-        names = [_column(path, cells, name.strip(), LABELS, "--label-column") for name in given.split(",")]
+    columns = zip(table.columns, zip(*table.rows, strict=True), strict=True)
+    cells = {name: [composed(str(cell).strip()) for cell in column] for name, column in columns}
+    image = _column(path, table.columns, config.path_column, IMAGES, "--path-column")
+    label = config.label_column
+    options = [label] if label is None or label in cells else [name.strip() for name in label.split(",")]
+    names = [_column(path, table.columns, name, LABELS, "--label-column") for name in dict.fromkeys(options)]
     _check_filled(path, image, cells[image])
     if len(names) > 1 or (is_multi and set(cells[names[0]]) <= BITS.keys()):
         labels, classes = _one_hot(path, {name: cells[name] for name in names}), names
@@ -119,18 +117,19 @@ def _read(path: Path) -> Table:
     )
 
 
-def _column(path: Path, columns: Collection[str], given: str | None, usual: Sequence[str], option: str) -> str:
-    """Return the given column, or the one with a usual name. Raises RecastError unless there is one."""
-    fitting = [name for name in columns if name.strip().lower().replace(" ", "_") in usual]
-    if given is not None:
-        fitting = [name for name in columns if name == given]
+def _column(path: Path, columns: Sequence[str], name: str | None, usual: Sequence[str], option: str) -> str:
+    """Return the column `name`, by default the one with a usual name. Raises RecastError unless there is one."""
+    if name is None:
+        fitting = [column for column in columns if column.strip().lower().replace(" ", "_") in usual]
+    else:
+        fitting = [column for column in columns if column == name]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
-        raise RecastError(f"{path} has the columns {' and '.join(fitting)}: choose one with {option}")
-    missing = f"no column {shown(given)}" if given is not None else f"no column named {listed(usual, 6)}"
+        raise RecastError(f"{path} has the columns {' and '.join(fitting)}: choose one with {option}, or rename one")
+    missing = f"no column {shown(name)}" if name is not None else f"no column named {listed(usual, 6)}"
     several = ", or several of 0 and 1 (a,b,c)," * (usual is LABELS)
-    raise RecastError(f"{path} has {missing}: choose one{several} of {listed(list(columns), 20)} with {option}")
+    raise RecastError(f"{path} has {missing}: choose one{several} of {listed(columns, 20)} with {option}")
 
 
 def _check_filled(path: Path, column: str, cells: Sequence[str | list[str]]) -> None:

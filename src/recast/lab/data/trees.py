@@ -88,8 +88,8 @@ class Files:
     def notes(self) -> list[str]:
         """Return a line with number and names of what was skipped; none if nothing was."""
         names = sorted(map(printable, self.skipped))
-        what = f"skipped {len(names)} that are hidden, not images or outside class folders: {listed(names, 5)}"
-        return [f"{self.top}: {what}"] if names else []
+        text = f"skipped {len(names)} that are hidden, not images or outside class folders: {listed(names, 5)}"
+        return [f"{self.top}: {text}"] if names else []
 
 
 def join(place: str, name: str) -> str:

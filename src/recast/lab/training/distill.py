@@ -105,16 +105,10 @@ def _named(config: ModelTeacher, num_classes: int, channels: int) -> nn.Module:
         )
     # downloaded weights keep their head: for another number of classes timm would replace it by a random one
     classes = num_classes if checkpoint is not None else None
+    in_chans = None if channels == 3 else channels
     try:
-        return build(
-            ModelConfig(
-                name,
-                checkpoint=checkpoint,
-                pretrained=config.teacher_pretrained,
-                in_chans=None if channels == 3 else channels,
-            ),
-            num_classes=classes,
-        )
+        model = ModelConfig(name, checkpoint, pretrained=config.teacher_pretrained, in_chans=in_chans)
+        return build(model, num_classes=classes)
     except RecastError as error:
         raise RecastError(f"the teacher {name}: {error}") from None
 

@@ -64,11 +64,11 @@ def optimizer_options(config: OptimConfig) -> dict[str, Any]:
     if info.second_order:
         raise RecastError(f"optimizer {config.opt} needs second derivatives: choose another optim.opt")
     options: dict[str, Any] = {}
-    for option, taken in (("momentum", info.has_momentum), ("betas", info.has_betas), ("eps", info.has_eps)):
+    for option, is_used in (("momentum", info.has_momentum), ("betas", info.has_betas), ("eps", info.has_eps)):
         value = getattr(config, option)
-        if not taken and value != getattr(default, option):
+        if not is_used and value != getattr(default, option):
             raise RecastError(f"optim.{option} is {value}, but optimizer {config.opt} has no {option}: drop it")
-        if taken and value is not None:
+        if is_used and value is not None:
             options[option] = value
     if "lamb" in name:
         options["max_grad_norm"] = None  # by default LAMB clips the gradient's norm at 1

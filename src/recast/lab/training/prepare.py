@@ -118,7 +118,11 @@ def with_size(recipe: Recipe) -> Recipe:
 
 def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
     """Load data and parent, and plan. Raises RecastError for every mistake, before anything is written."""
-    _check_settings(recipe, resume)
+    check_trainable(recipe)
+    check_shares(recipe)
+    if not resume and (recipe.model.checkpoint or recipe.model.pretrained):
+        for paper in recipe.papers.values():
+            paper.check_trained()
     recipe, task = with_size(recipe), task_of(recipe)
     data = load_data(recipe.data, recipe.augmentation, recipe.labels, recipe.model.in_chans)
     _check_images(recipe, data)
@@ -134,25 +138,15 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
             "task.teacher.kind=parent: the parent has a new, untrained classifier. Train it on these classes first "
             "(--where none), then give its weights as --checkpoint"
         )
-    example = data.example
     task.check_outputs(_outputs(parent, data, config.name), data, config.name)
     _check_frozen(recipe, parent)
     planned = None
     if not recipe.is_plain:
         where = recipe.where[0] if len(recipe.where) == 1 else recipe.where
-        planned = plan(parent, example, recipe.recast, where=where, budget=recipe.budget, pool=recipe.pool)
+        planned = plan(parent, data.example, recipe.recast, where=where, budget=recipe.budget, pool=recipe.pool)
     keeps_parent = is_new and planned is not None and not resume
     recipe, coarse = _completed(recipe, config, data, out, keeps_parent)
     return Prepared(recipe, data, parent, planned, keeps_parent, pixels, coarse)
-
-
-def _check_settings(recipe: Recipe, resume: bool) -> None:
-    """Raise RecastError for settings with which no training can start, whatever the data."""
-    check_trainable(recipe)
-    check_shares(recipe)
-    if not resume and (recipe.model.checkpoint or recipe.model.pretrained):
-        for paper in recipe.papers.values():
-            paper.check_trained()
 
 
 def _check_images(recipe: Recipe, data: Data) -> None:

@@ -77,7 +77,7 @@ def set_drop_path_(model: nn.Module, rate: float, mode: Literal["linear", "unifo
     return model
 
 
-def trained_parts(model: nn.Module, freeze: Freeze, num_classes: int | None = None) -> list[nn.Module]:
+def trained_parts(model: nn.Module, freeze: Freeze, num_classes: int | None) -> list[nn.Module]:
     """Return the modules that train if the rest is frozen: attention pooling, classifiers, and what `freeze` excepts.
 
     Raises RecastError if the classifier cannot be determined (`recast.models.adapt.classifiers`).

@@ -103,7 +103,8 @@ def train(
         prepared = distributed.first_then_all(lambda: prepare(recipe, out, resume))
         if distributed.is_first():
             say(prepared.pixels)
-            _warn(prepared)
+            for note in _notes(prepared):
+                warnings.warn(note, stacklevel=2)
         if resume:
             distributed.on_first(lambda: check_classes(out, prepared.data))
             distributed.on_first(lambda: check_same(out, prepared.data, goes_on=True))
@@ -121,21 +122,19 @@ def train(
     return out
 
 
-def _warn(prepared: Prepared) -> None:
-    """Warn of unreadable images, notes of the task, and settings with which attention learns little."""
-    bad, config = prepared.data.bad_images, prepared.recipe.recast
+def _notes(prepared: Prepared) -> Iterator[str]:
+    """Yield notes on unreadable images, of the task, and on settings with which attention learns little."""
+    recipe, data, bad = prepared.recipe, prepared.data, prepared.data.bad_images
     if bad:
-        warnings.warn(f"{len(bad)} images cannot be read and are left out: {listed(bad, 5)}", stacklevel=3)
-    augment, in_chans = prepared.recipe.augmentation, prepared.data.in_chans
-    if in_chans is not None and (augment.auto_augment or augment.color_jitter):
-        warnings.warn(f"auto_augment and color_jitter require RGB: left out for in_chans={in_chans}", stacklevel=3)
-    for note in task_of(prepared.recipe).notes(prepared.recipe, prepared.data):
-        warnings.warn(note, stacklevel=3)
+        yield f"{len(bad)} images cannot be read and are left out: {listed(bad, 5)}"
+    if data.in_chans is not None and (recipe.augmentation.auto_augment or recipe.augmentation.color_jitter):
+        yield f"auto_augment and color_jitter require RGB: left out for in_chans={data.in_chans}"
+    yield from task_of(recipe).notes(recipe, data)
     if prepared.plan is not None and (reason := nothing_to_see(prepared.plan)):
-        warnings.warn(f"{reason} (--img-size, --where stage:-2)", stacklevel=3)
-    if isinstance(config, BiasGate) and config.bias_init > ASLEEP:
-        reason = f"C-MHSA starts at a bias of {config.bias_init:g}, where its attention hardly learns"
-        warnings.warn(f"{reason}: use --bias-init 10 to 15 for training", stacklevel=3)
+        yield f"{reason} (--img-size, --where stage:-2)"
+    if isinstance(recipe.recast, BiasGate) and recipe.recast.bias_init > ASLEEP:
+        start = f"C-MHSA starts at a bias of {recipe.recast.bias_init:g}, where its attention hardly learns"
+        yield f"{start}: use --bias-init 10 to 15 for training"
 
 
 @dataclass
