@@ -25,7 +25,6 @@ from recast.lab.explain.inputs import (
 )
 from recast.lab.explain.make import ASSUMED, make_scene
 from recast.lab.explain.open import SAVED, names_a_run, open_model, weights_of
-from recast.lab.explain.pack import first_layer
 from recast.lab.explain.scene import Scene
 from recast.lab.explain.write import check_target, safe_stem, write_scene
 from recast.lab.recipe import why_untaught
@@ -63,7 +62,7 @@ def explain_page(options: ExplainOptions, size: tuple[int, int] | None = None) -
         check_target(target)
     images = find_inputs(options.images)  # reports a mistyped path before the network is built
     scene, notes = (_explain_run if is_run else _explain_model)(options, size, images)
-    first_layer(scene, options.layer)  # raises for another layer before a folder is made
+    scene.first_layer(options.layer)  # raises for another layer before a folder is made
     if not options.out:
         target.parent.mkdir(exist_ok=True)
     return write_scene(scene, target, options.layer), scene, notes
