@@ -13,7 +13,7 @@ from on_pages import data_of
 
 import recast.lab.explain
 from recast.errors import RecastError
-from recast.lab.explain.pack import LIMIT, first_layer, pack
+from recast.lab.explain.pack import LIMIT, pack
 from recast.lab.explain.scene import GRAD_CAM, Layer, Maps, Picture, Prediction, Scene, ViewState
 from recast.lab.explain.write import write_scene
 
@@ -64,12 +64,12 @@ def test_maps_of_classes_are_open_first(tmp_path: Path) -> None:
     scene = replace(
         a_scene(states=2), states=(ViewState(0, layers[:1]), ViewState(1, layers)), layer_order=tuple(kinds)
     )
-    assert (first_layer(scene), first_layer(scene, "a"), first_layer(a_scene())) == ("c", "a", "layer4")
-    assert first_layer(replace(a_scene(), layer_order=())) is None
+    assert (scene.first_layer(), scene.first_layer("a"), a_scene().first_layer()) == ("c", "a", "layer4")
+    assert replace(a_scene(), layer_order=()).first_layer() is None
     cam = replace(a_layer(GRAD_CAM), kind="classes")  # where there is nothing else
     for layers in ((cam,), (a_layer("d"), cam)):
         scene = replace(a_scene(), states=(ViewState(0, layers),), layer_order=tuple(layer.name for layer in layers))
-        assert first_layer(scene) == layers[0].name
+        assert scene.first_layer() == layers[0].name
     with pytest.raises(RecastError, match=r"'layer5' .*Did you mean layer4"):
         write_scene(a_scene(), tmp_path / "page.html", layer="layer5")
     assert list(tmp_path.iterdir()) == []

@@ -52,6 +52,12 @@ def test_robustness_against_every_cost(full: Run) -> None:
     assert {row["parameters"] for row in rows_where(found["parameters"][0])} == {"152026.0", "191438.0"}  # of the plan
 
 
+def test_the_legend_names_the_arms_of_every_run(make_run: MakeRun, make_plain: MakeRun) -> None:
+    for runs in ([make_plain("a"), make_run("b")], [make_run("c"), make_plain("d")]):
+        chart = costs.cost_charts([read_run(path) for path in runs])["macs"][0]
+        assert [key.role for key in chart.keys] == ["parent", "finetuned", "recast"]
+
+
 def test_relative_improvement(full: Run) -> None:
     found = by_name(curves.relative(full))
     assert set(found) == {"relative_imagenet-c_category", "relative_imagenet-c_severity", "relative_basic_severity"}

@@ -145,6 +145,20 @@ def test_several_runs(make_run: MakeRun, tmp_path: Path) -> None:
         write_report([runs[0], other], tmp_path / "apart.html")
 
 
+def test_every_cost_can_be_chosen(make_measured: MakeRun) -> None:
+    """The page has a rule of style for each: it needs no script."""
+    path = make_measured()
+    control = path / "finetuned" / "metrics.jsonl"
+    control.write_text(
+        control.read_text(encoding="utf-8").replace('"seconds": 1.0', '"seconds": 2.0'), encoding="utf-8"
+    )
+    text = write_report([path]).read_text(encoding="utf-8")
+    choices = [attributes["id"] for tag, attributes in Page(text).tags if tag == "input" and "name" in attributes]
+    assert (len(choices), choices[-1]) == (5, "run1-x-seconds")
+    for number in range(1, len(choices) + 1):
+        assert f".choice input:nth-of-type({number}):checked ~ .axis:nth-of-type({number})" in text
+
+
 def test_an_error_leaves_the_old_report(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RecastError, match="at least one run"):
         write_report([])

@@ -18,7 +18,7 @@ from recast.lab.cli.evaluate import _suites_of
 from recast.lab.records import Difference, Row, write_records
 from recast.lab.report import formats
 from recast.lab.report.arms_table import LABELS, arms_table, heat_tables
-from recast.lab.report.confusion import confusion, confusion_charts
+from recast.lab.report.heat_maps import confusion, confusion_charts
 from recast.lab.report.load import Run, read_run
 from recast.lab.report.page import joint_part, render_page, run_part
 from recast.lab.report.summary import missing, provenance, won_and_lost
@@ -34,16 +34,16 @@ TOP1 = {"parent": 95.6, "finetuned": 96.8, "recast": 96.0}
 def lines(run: Run) -> dict[str, list[Cell]]:
     """`suite, metric` → label, parent, finetuned, recast, to parent, to finetuned, images."""
     return {
-        f"{group.title.partition(':')[0]}, {row[0].text}".replace("\u00a0", " "): row
+        f"{title.partition(':')[0]}, {row[0].text}".replace("\u00a0", " "): row
         for table in (arms_table(run, which) for which in LABELS)
-        for group in table.groups
-        for row in group.rows
+        for title, rows in table.groups.items()
+        for row in rows
     }
 
 
 def seed_rows(paths: list[Path]) -> dict[str, list[Cell]]:
     table = seeds_table([read_run(path) for path in paths])
-    return {row[0].text.replace("\u00a0", " "): row for row in table.groups[0].rows} if table else {}
+    return {row[0].text.replace("\u00a0", " "): row for row in table.groups[""]} if table else {}
 
 
 def test_differences_of_every_suite(make_run: MakeRun) -> None:
@@ -84,7 +84,7 @@ def test_intervals_decide_who_is_better(make_measured: MakeRun) -> None:
     open_ended = read_run(make_measured("open", gain=0.5))
     top1 = lines(open_ended)["Clean images, Top-1, %"]
     assert [cell.kind for cell in top1[4:6]] == ["by-recast", "by-"]
-    rows = [row for *_, table in heat_tables(open_ended) for group in table.groups for row in group.rows]
+    rows = [row for *_, table in heat_tables(open_ended) for row in table.groups[""]]
     cells = [cell for row in rows for cell in row[1:]]
     assert all(cell.kind == "b-" and cell.strength == 0 for cell in cells if cell.title.startswith("95 % interval: −"))
 
@@ -130,10 +130,18 @@ def test_heads_and_steps(make_run: MakeRun) -> None:
     heads, steps = head_table(run), steps_table(run)
     assert heads is not None
     assert steps is not None
-    assert [cell.text for cell in heads.groups[0].rows[0]][:2] == ["layer3.0.conv1", "1 of 9"]
-    first = steps.groups[0].rows[0]
+    assert [cell.text for cell in heads.groups[""][0]][:2] == ["layer3.0.conv1", "1 of 9"]
+    first = steps.groups[""][0]
     assert [cell.text for cell in first[:4]] == ["layer3.0.conv1", "9", "16 × 100", "18.4\u00a0k → 21.2\u00a0k"]
     assert (first[0].small[0], steps.foot[2].small[0]) == ("3×3, 32×8×8 → 64×4×4", "+26\u00a0%")
+
+
+def test_layers_with_heads_of_earlier_epochs_are_in_the_order_of_the_network(make_run: MakeRun) -> None:
+    """heads.csv begins with the epochs that were kept, in which the deepest layer comes first."""
+    table = head_table(read_run(make_run(source="during")))
+    assert table is not None
+    names = [row[0].text for row in table.groups[""]]
+    assert names == ["layer3.0.conv1", "layer3.0.conv2", "layer3.1.conv1", "layer3.1.conv2"]
 
 
 def test_every_switch_is_a_line(make_run: MakeRun) -> None:
@@ -143,7 +151,7 @@ def test_every_switch_is_a_line(make_run: MakeRun) -> None:
     found[2]["after"] = None  # the run was stopped between the switch and its measurement
     rewrite(path / "schedule.json", switches=found)
     part = switch_part(read_run(path))
-    rows = part["table"].groups[0].rows
+    rows = part["table"].groups[""]
     assert [(row[0].text, row[0].small[0]) for row in rows[:2]] == [
         ("epoch 1", "layer3.1.conv2"), ("epoch 2", "layer3.0.conv2, layer3.1.conv1"),
     ]  # fmt: skip
@@ -184,7 +192,7 @@ def test_why_there_is_no_mean(make_run: MakeRun, changes: dict[str, object], rea
 
 def test_runs_together(make_run: MakeRun) -> None:
     part = joint_part([read_run(make_run(f"r{seed}", recipe={"seed": seed})) for seed in (0, 1)])
-    assert [row[0].link for row in part["table"].groups[0].rows] == ["#run1", "#run2"]
+    assert [row[0].link for row in part["table"].groups[""]] == ["#run1", "#run2"]
     assert part["table"].foot[1].text == "58.0"
     assert {row[0] for row in part["costs"]["macs"][0].rows} >= {"r0, Parent", "r1, Recast"}
 
@@ -200,7 +208,7 @@ def test_won_and_lost(make_run: MakeRun) -> None:
         encoding="utf-8",
     )
     (pair,) = won_and_lost(read_run(path))
-    won, lost = ([[cell.text for cell in row] for row in pair["tables"][way].groups[0].rows] for way in ("won", "lost"))
+    won, lost = ([[cell.text for cell in row] for row in pair["tables"][way].groups[""]] for way in ("won", "lost"))
     assert won == [["b.png", "cat", "dog", "cat"], ["4", "dog", "owl", "dog"]]
     assert [row[0] for row in lost] == ["c.png"]
     assert pair["counts"] == {"right": 1, "won": 2, "lost": 1, "wrong": 1}
@@ -232,7 +240,7 @@ def test_how_it_was_made_and_what_is_missing(make_run: MakeRun) -> None:
     rewrite(path / "evaluation.json", suites=suites)
     table = provenance(read_run(path))
     assert table is not None
-    data, made, where = next(row for row in table.groups[0].rows if "FGSM" in row[0].text)
+    data, made, where = next(row for row in table.groups[""] if "FGSM" in row[0].text)
     assert (made.text, where.text) == ("recast evaluate 'a b'", "2026-01-01, 32\u00a0s")
     assert (data.small[0], "eps" in data.small[1]) == ("digits, 50 images", True)
     absent, command = missing(read_run(path))
@@ -256,11 +264,11 @@ def test_classes_have_a_table_of_their_own(make_run: MakeRun) -> None:
     rows = [Row("r", arm, "detection", "s", name, 5.0, 9, 3.0, 8.0) for name, arm in both]
     write_records(path / "rows.csv", Row, rows)
     run = read_run(path)
-    (first,) = arms_table(run).groups
+    (first,) = arms_table(run).groups.values()
     whole = ["Box AP,\u00a0%", "Box AP,\u00a0%, local\u00a0classes", "Mask AP,\u00a0%"]
-    assert [row[0].text for row in first.rows] == whole
-    (classes,) = arms_table(run, "classes").groups
-    assert [row[0].text.rpartition("\u00a0%, ")[2] for row in classes.rows] == ["disc", "red/blue ring", "disc"]
+    assert [row[0].text for row in first] == whole
+    (classes,) = arms_table(run, "classes").groups.values()
+    assert [row[0].text.rpartition("\u00a0%, ")[2] for row in classes] == ["disc", "red/blue ring", "disc"]
     text = evaluate.format_arms(run.rows)
     assert "detection ap@local" in text
     assert not any(name in text for name in ("disc", "ring"))

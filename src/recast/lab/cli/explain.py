@@ -75,12 +75,10 @@ COMMAND = Command(explain, "RUN|MODEL [IMAGE…] [options]", EXAMPLES)
 
 def _summary(scene: Scene, layer: str | None) -> dict[str, Any]:
     """Return the layers, and the predictions at the last epoch."""
-    from recast.lab.explain.pack import first_layer
-
     unit = "logit" if scene.scale == "logits" else "probability"
     return {
         "layers": list(scene.layer_order),
-        "opens": first_layer(scene, layer),
+        "opens": scene.first_layer(layer),
         "outputs": scene.scale,
         "epochs": [state.epoch for state in scene.states if state.epoch is not None],
         "images": [

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 from timm.data import ImageNetInfo
 from torch import Tensor
 
 from recast.errors import RecastError, listed
 from recast.lab.data import Data
-from recast.lab.data.bands import cover, open_bands
+from recast.lab.data.bands import as_picture, cover, open_bands
 from recast.lab.data.images import (
     BICUBIC,
     PADDING,
@@ -33,9 +34,14 @@ from recast.lab.explain.write import safe_stem
 from recast.lab.tasks import TASKS
 from recast.reading import decode, read_bytes
 
-VALIDATION = re.compile(r"val:(\d+)")
 DIFFERENT = 4  # default number of validation images, each of a different class
 NAMED = 3  # unreadable files named in a note
+
+
+def rgb_bytes(pixels: Tensor, bands: Sequence[int] = ()) -> NDArray[np.uint8]:
+    """Return pixels (C, height, width) as (height, width, 3) bytes; `bands` as in `as_picture`."""
+    rgb: NDArray[np.uint8] = (as_picture(pixels, bands).clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
+    return rgb
 
 
 @dataclass(frozen=True)
@@ -106,26 +112,22 @@ def find_inputs(words: Sequence[str | Path]) -> list[int | Path]:
     images: list[int | Path] = []
     for word in words:
         path = Path(word)
-        if match := VALIDATION.fullmatch(str(word)):
-            images.append(int(match[1]))
-        elif str(word).startswith("val:"):
-            raise RecastError(f"a validation image is given by its number, such as val:3, got {word}")
+        if str(word).startswith("val:"):
+            index = str(word).removeprefix("val:")
+            if not index.isdecimal():
+                raise RecastError(f"a validation image is given by its number, such as val:3, got {word}")
+            images.append(int(index))
         elif path.is_dir():
-            below = [file for file in sorted(path.rglob("*")) if is_image_name(file.name) and file.is_file()]
-            shown = [file for file in below if not any(map(is_hidden, file.relative_to(path).parts))]
-            if not shown:
+            files = [file for file in sorted(path.rglob("*")) if is_image_name(file.name) and file.is_file()]
+            files = [file for file in files if not any(map(is_hidden, file.relative_to(path).parts))]
+            if not files:
                 raise RecastError(f"no images in folder {path}: expected files such as .png, .jpg or .webp")
-            images += shown
+            images += files
         elif path.exists():
             images.append(path)
         else:
             raise RecastError(f"no such image or folder: {path}")
     return images
-
-
-def some_of_validation(data: Data) -> list[int | Path]:
-    """Return the first validation image of each of `DIFFERENT` classes; the first images if they have no classes."""
-    return [*data.task.examples(data, DIFFERENT)]
 
 
 def read_inputs(
@@ -140,12 +142,15 @@ def read_inputs(
 
     Args:
         images: files, read with `read_image`, and numbers of validation images of `data`, whose task crops files.
+            Empty: the first validation image of each of `DIFFERENT` classes, or the first images without classes.
 
     Raises:
         RecastError: no file can be read, or a number is out of range.
     """
     task = TASKS["classify"] if data is None else data.task
     crop_pct = task.crop_pct or crop_pct
+    if data is not None and not images:
+        images = task.examples(data, DIFFERENT)
     inputs: list[Input] = []
     broken: list[tuple[Path, RecastError]] = []
     for image in images:

@@ -13,8 +13,7 @@ from torchvision.transforms.v2.functional import normalize
 
 from recast.errors import RecastError, blamed
 from recast.lab.analysis.grad_cam import grad_cam
-from recast.lab.data.bands import as_picture
-from recast.lab.explain.inputs import Input, likeliest, read_image, read_outputs
+from recast.lab.explain.inputs import Input, likeliest, read_image, read_outputs, rgb_bytes
 from recast.lab.explain.maps import TOP_CLASSES, Described, cam_layer, map_name, record_maps
 from recast.lab.explain.scene import Layer, Outputs, Picture, Prediction, Scene, ViewState
 from recast.lab.explain.write import check_target, write_scene
@@ -25,8 +24,6 @@ from recast.modes import in_eval
 TOP = 5
 ASSUMED = InputDefaults((224, 224), None, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
 """Input of a network that does not state its own."""
-Results = dict[str, tuple[Tensor, Any]]
-"""Input and output by arm."""
 
 
 def explain(
@@ -119,71 +116,63 @@ def make_scene(
         notes, about: remarks, and (term, value) pairs on how the page was made.
     """
     done: list[ViewState] = []
-    shown = [_bytes(as_picture(image.pixels, bands)) for image in inputs]
-    pictures = [Picture(image.name, rgb, image.label, image.notes) for image, rgb in zip(inputs, shown, strict=True)]
-    left_out: dict[str, None] = {}
+    pictures = [Picture(image.name, rgb_bytes(image.pixels, bands), image.label, image.notes) for image in inputs]
+    messages = dict.fromkeys(notes)
     mean, std = (list(values) for values in normalization)
     for epoch, networks in states:
         layers: list[Layer] = []
         for picture, image in zip(pictures, inputs, strict=True):
-            results, described, messages = _run_arms(
-                networks, normalize(image.pixels[None], mean, std), classes, arms, outputs
-            )
-            best = {arm: likeliest(output, classes, TOP, outputs) for arm, (_, output) in results.items()}
-            picture.predictions.append({arm: ranking for arm, ranking in best.items() if ranking})
-            if cam := _grad_cam(networks, results, best, arms, outputs):
-                described.append(cam)
+            pixels = normalize(image.pixels[None], mean, std)
+            predictions, described, remarks = _look(networks, pixels, classes, arms, outputs)
+            picture.predictions.append(predictions)
             picture.maps.append({layer.name: maps for layer, maps in described})
             layers = [layer for layer, _ in described]
-            left_out |= dict.fromkeys(messages)
+            messages |= dict.fromkeys(remarks)
         done.append(ViewState(epoch, tuple(layers)))
     # layers that become attention stay so: the last state has all of them, in the order of the network
     order = dict.fromkeys(layer.name for state in reversed(done) for layer in state.layers)
-    return Scene(title, dict(arms), tuple(done), tuple(pictures), (*notes, *left_out), tuple(about), tuple(order))
+    return Scene(title, dict(arms), tuple(done), tuple(pictures), tuple(messages), tuple(about), tuple(order))
 
 
-def _run_arms(
+def _look(
     networks: Mapping[str, nn.Module], pixels: Tensor, classes: Sequence[str] | None, arms: Mapping[str, str],
     outputs: Outputs | None,
-) -> tuple[Results, list[Described], list[str]]:  # fmt: skip
-    """Run normalized pixels (1, 3, height, width) through every arm and record the maps of the arm "recast"."""
-    results: Results = {}
+) -> tuple[dict[str, tuple[Prediction, ...]], list[Described], list[str]]:  # fmt: skip
+    """Run normalized pixels (1, C, height, width) through every arm.
+
+    Returns:
+        Predictions by arm, attention maps of the arm "recast" and Grad-CAM, and notes on layers without maps.
+    """
+    outcomes: dict[str, Any] = {}
     described: list[Described] = []
     messages: list[str] = []
     for arm, network in networks.items():
-        x = pixels.to(next(network.parameters(), pixels))  # its device and dtype
+        x = _on_device(pixels, network)
         with blamed("running the network ({}) on an image of {}×{} pixels".format(arms[arm], *x.shape[-2:])):
             if arm == "recast":
-                output, described, messages = record_maps(network, x, classes, outputs)
+                outcomes[arm], described, messages = record_maps(network, x, classes, outputs)
             else:
                 with in_eval(network), torch.no_grad():
-                    output = network(x)
-        results[arm] = x, output
-    return results, described, messages
-
-
-def _grad_cam(
-    networks: Mapping[str, nn.Module],
-    results: Results,
-    best: Mapping[str, Sequence[Prediction]],
-    arms: Mapping[str, str],
-    outputs: Outputs | None,
-) -> Described | None:
-    """Return Grad-CAM of the likeliest classes of the arm "recast", for every arm with the same number of outputs."""
-    top = best["recast"][:TOP_CLASSES]
-    numbers = [prediction.number for prediction in top]
+                    outcomes[arm] = network(x)
+    rankings = {arm: likeliest(output, classes, TOP, outputs) for arm, output in outcomes.items()}
+    predictions = {arm: ranking for arm, ranking in rankings.items() if ranking}
+    # Grad-CAM of the likeliest classes of the arm "recast", for every arm with the same number of outputs
     maps, names = {}, {}
-    for arm, (x, output) in results.items():
-        if not top or not best[arm] or output.dim() != 2 or output.shape != results["recast"][1].shape:
+    top = rankings["recast"][:TOP_CLASSES]
+    numbers = [prediction.number for prediction in top]
+    for arm in predictions if top and outcomes["recast"].dim() == 2 else ():
+        x = _on_device(pixels, networks[arm])
+        if outcomes[arm].shape != outcomes["recast"].shape:
             continue
         cams = grad_cam(networks[arm], x, torch.tensor([numbers], device=x.device))
         if cams is not None:
-            values = read_outputs(output, outputs)[0][0, numbers].tolist()
+            values = read_outputs(outcomes[arm], outputs)[0][0, numbers].tolist()
             prefix = f"{arms[arm]}: " if len(arms) > 1 else ""
             maps[arm] = cams
             names[arm] = [f"{prefix}{map_name(p._replace(probability=v))}" for p, v in zip(top, values, strict=True)]
-    return cam_layer(maps, names) if maps else None
+    return predictions, [*described, cam_layer(maps, names)] if maps else described, messages
 
 
-def _bytes(pixels: Tensor) -> Any:
-    return (pixels.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
+def _on_device(pixels: Tensor, network: nn.Module) -> Tensor:
+    """Return the pixels on the device and with the dtype of a network."""
+    return pixels.to(next(network.parameters(), pixels))

@@ -70,10 +70,10 @@ def record_maps(
     described = []
     for name, layer in layers.items():
         described += [pool_layer(name, layer, pools[name].num_classes, best)] if isinstance(layer, Attention) else layer
-    notes = []
-    for reason in dict.fromkeys(left_out.values()):
-        names = [name for name, why in left_out.items() if why == reason]
-        notes.append(f"No maps of {listed(names, NAMED)}: {reason}.")
+    names_by_reason: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        names_by_reason.setdefault(reason, []).append(name)
+    notes = [f"No maps of {listed(names, NAMED)}: {reason}." for reason, names in names_by_reason.items()]
     return output, described, notes
 
 
@@ -84,17 +84,12 @@ def recast_layer(name: str, layer: RecastLayer, x: Tensor) -> Described:
     padded, (at_rows, at_columns) = geometry.padded_size(height, width), geometry.pixels(height, width)
     queries = geometry.query_positions(height, width)
     if isinstance(layer, GPSA):
-        kind, name_of_gate, mix, maps_of = (
-            "gpsa",
-            f"{layer.config.gate} gate",
-            _mix_of(name, layer),
-            content_of(layer, x),
-        )
+        kind, gate, mix, maps_of = "gpsa", f"{layer.config.gate} gate", _mix_of(name, layer), content_of(layer, x)
     else:
-        kind, name_of_gate, mix, maps_of = "maps", "C-MHSA", {}, rows_of(layer, x)
+        kind, gate, mix, maps_of = "maps", "C-MHSA", {}, rows_of(layer, x)
     keys = range(padded[0])[at_rows], range(padded[1])[at_columns]
     offsets = tuple(geometry.offsets())
-    described = Layer(name, kind, f"{geometry}, {name_of_gate}", geometry.kernel, offsets, padded, keys, queries, **mix)
+    described = Layer(name, kind, f"{geometry}, {gate}", geometry.kernel, offsets, padded, keys, queries, **mix)
 
     def on_pixels(indices: Tensor) -> Tensor:
         return maps_of(indices.to(x.device))[0].float().unflatten(-1, padded)[..., at_rows, at_columns]

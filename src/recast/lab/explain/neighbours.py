@@ -8,20 +8,19 @@ from html import escape
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from recast.errors import RecastError
 from recast.files import write_text
 from recast.lab.config.evaluation import Options
 from recast.lab.config.explain import ExplainOptions
 from recast.lab.data import Data, load_data
-from recast.lab.data.bands import as_picture
 from recast.lab.data.datasets import LabelledImages
 from recast.lab.evaluation.context import Batch
 from recast.lab.evaluation.knn import banks, nearest, sources_knn, unit_features
 from recast.lab.evaluation.run_folder import open_run
 from recast.lab.evaluation.runner import open_context
-from recast.lab.explain.inputs import Input, find_inputs, page_stem, read_inputs, some_of_validation
+from recast.lab.explain.inputs import Input, find_inputs, page_stem, read_inputs, rgb_bytes
 from recast.lab.explain.write import PAGES, check_target, fill_page
 from recast.lab.files import check_ours
 from recast.lab.records import ARMS
@@ -83,7 +82,7 @@ def find_neighbours(
     images = torch.stack([image.pixels for image in inputs]).to(context.device)
     batch = Batch(context, source, 0, images, torch.zeros(len(inputs), dtype=torch.long))
     queries = [
-        Query(Shown(_png(image.pixels), image.name, image.label or "", _coarse(data, image.label)), {})
+        Query(Shown(png(rgb_bytes(image.pixels), SIDE), image.name, image.label or "", _coarse(data, image.label)), {})
         for image in inputs
     ]
     with in_eval(*context.models.values()):
@@ -102,13 +101,9 @@ def _shown(data: Data, database: LabelledImages, indices: list[int], similaritie
     pixels, labels = database.batch(indices)
     names = [data.classes[label] for label in labels.tolist()]
     return [
-        Shown(_png(image), database.image_name(index), name, _coarse(data, name), round(similarity, 4))
+        Shown(png(rgb_bytes(image), SIDE), database.image_name(index), name, _coarse(data, name), round(similarity, 4))
         for image, index, name, similarity in zip(pixels, indices, names, similarities, strict=True)
     ]
-
-
-def _png(pixels: Tensor) -> str:
-    return png((as_picture(pixels) * 255).round().byte().permute(1, 2, 0).cpu().numpy(), SIDE)
 
 
 def _coarse(data: Data, name: str | None) -> str:
@@ -158,13 +153,13 @@ def neighbours_page(options: ExplainOptions, size: tuple[int, int] | None) -> Pa
     target = Path(options.out) if options.out else folder / "explain" / f"neighbours-{page_stem(options.images)}.html"
     if target.suffix.lower() not in PAGES:
         raise RecastError(f"--neighbours writes an HTML page: use the ending .html for --out {target}")
-    for name in ("layer", "outputs"):
-        if getattr(options, name) is not None:
+    for name, value in {"layer": options.layer, "outputs": options.outputs}.items():
+        if value is not None:
             raise RecastError(f"--neighbours compares features only: drop --{name}")
     if options.out:
         check_target(target)
     check_ours(target)
-    words = find_inputs(options.images)
+    images = find_inputs(options.images)
     run = open_run(folder)
     data, trained = run.data, run.recipe.data
     if fine := run.recipe.labels.labels == "coarse":
@@ -173,9 +168,7 @@ def neighbours_page(options: ExplainOptions, size: tuple[int, int] | None) -> Pa
         )
     side = data.test_size
     names = {name: name for name in data.classes}
-    inputs, notes = read_inputs(
-        words or some_of_validation(data), size or (side, side), options.num_images, names, trained.crop_pct, data
-    )
+    inputs, notes = read_inputs(images, size or (side, side), options.num_images, names, trained.crop_pct, data)
     models = {"Network" if run.recipe.is_plain else ARMS[arm]: model for arm, model in run.models.items()}
     neighbours = draw_neighbours(find_neighbours(models, data, inputs, options.device, fine))
     target.parent.mkdir(parents=True, exist_ok=True)

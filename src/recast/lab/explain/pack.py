@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from recast.errors import RecastError, suggest
-from recast.lab.explain.scene import GRAD_CAM, Maps, Scene
+from recast.lab.explain.scene import Maps, Scene
 from recast.lab.report.formats import png
 
 LIMIT = 7_600_000
@@ -37,29 +36,11 @@ def pack_maps(maps: Maps) -> dict[str, Any]:
     }
 
 
-def first_layer(scene: Scene, layer: str | None = None) -> str | None:
-    """Return the layer to open first: `layer`, else the last with a map per class, else the first; None if no maps.
-
-    Grad-CAM comes first only if the scene has no layer. Raises `RecastError` if `layer` has no maps.
-    """
-    if layer is not None:
-        if layer not in scene.layer_order:
-            names = ", ".join(scene.layer_order) or "none"
-            raise RecastError(
-                f"no layer {layer!r} has maps.{suggest(layer, scene.layer_order)} Layers with maps: {names}"
-            )
-        return layer
-    kinds = {layer.name: layer.kind for state in scene.states for layer in state.layers if layer.name != GRAD_CAM}
-    class_maps = [name for name in scene.layer_order if kinds.get(name) == "classes"]
-    return class_maps[-1] if class_maps else next(iter(scene.layer_order), None)
-
-
 def pack(scene: Scene, limit: int = LIMIT, layer: str | None = None) -> dict[str, Any]:
     """Return the scene as JSON-able data that opens with `layer`, and notes on maps that are not stored in full.
 
-    While the data exceed `limit` bytes, the largest layer is made coarser. Raises `RecastError` as `first_layer` does.
+    While the data exceed `limit` bytes, the largest layer is made coarser. Raises RecastError for a layer without maps.
     """
-    first = first_layer(scene, layer)
     sources = [png(picture.pixels) for picture in scene.pictures]
     packed, notes = _packed_maps(scene, limit - sum(map(len, sources)))
     return {
@@ -69,7 +50,7 @@ def pack(scene: Scene, limit: int = LIMIT, layer: str | None = None) -> dict[str
         "notes": [*scene.notes, *notes],
         "facts": scene.about,
         "order": scene.layer_order,
-        "first": first,
+        "first": scene.first_layer(layer),
         "states": [
             {
                 "epoch": state.epoch,

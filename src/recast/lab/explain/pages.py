@@ -22,11 +22,9 @@ from recast.lab.explain.inputs import (
     page_stem,
     read_class_names,
     read_inputs,
-    some_of_validation,
 )
 from recast.lab.explain.make import ASSUMED, make_scene
 from recast.lab.explain.open import SAVED, names_a_run, open_model, weights_of
-from recast.lab.explain.pack import first_layer
 from recast.lab.explain.scene import Scene
 from recast.lab.explain.write import check_target, safe_stem, write_scene
 from recast.lab.recipe import why_untaught
@@ -64,7 +62,7 @@ def explain_page(options: ExplainOptions, size: tuple[int, int] | None = None) -
         check_target(target)
     images = find_inputs(options.images)  # reports a mistyped path before the network is built
     scene, notes = (_explain_run if is_run else _explain_model)(options, size, images)
-    first_layer(scene, options.layer)  # raises for another layer before a folder is made
+    scene.first_layer(options.layer)  # raises for another layer before a folder is made
     if not options.out:
         target.parent.mkdir(exist_ok=True)
     return write_scene(scene, target, options.layer), scene, notes
@@ -81,10 +79,8 @@ def _check_options(options: ExplainOptions, size: tuple[int, int] | None, is_run
     if is_run:
         for name in MODEL_OPTIONS:
             if getattr(options, name) != getattr(ExplainOptions(), name):
-                option = name.replace("_", "-")
-                raise RecastError(
-                    f"--{option} only applies to models, and {options.subject} is a run folder: drop --{option}"
-                )
+                option = f"--{name.replace('_', '-')}"
+                raise RecastError(f"{option} only applies to models, and {options.subject} is a run folder: drop it")
         return
     if options.crop_pct is not None and size is not None and size[0] != size[1]:
         raise RecastError(f"--crop-pct requires a square --img-size, got {size[0]}x{size[1]}: drop --crop-pct")
@@ -165,7 +161,6 @@ def _explain_run(
         ("Epochs shown", ", ".join(map(str, states))),
     ]
     labels = {name: name for name in data.classes}
-    images = images or some_of_validation(data)
     inputs, remarks = read_inputs(images, shape, options.num_images, labels, recipe.data.crop_pct, data)
     title, networks = f"{recipe.model.name} on {data.name}", _networks(run, arms, states, device)
     scene = make_scene(

@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from recast.errors import RecastError, suggest
 from recast.lab.report.formats import tap
 
 Floats = NDArray[np.float32]
@@ -210,3 +211,18 @@ class Scene:
         """The interpretation of the outputs of the network shown."""
         states = (state for picture in self.pictures for state in picture.predictions)
         return next((state["recast"][0].scale for state in states if "recast" in state), "softmax")
+
+    def first_layer(self, layer: str | None = None) -> str | None:
+        """Return the layer to open first: `layer`, else the last with a map per class, else the first; None if no maps.
+
+        Grad-CAM comes first only if the scene has no layer. Raises `RecastError` if `layer` has no maps.
+        """
+        order = self.layer_order
+        if layer is not None:
+            if layer not in order:
+                names = ", ".join(order) or "none"
+                raise RecastError(f"no layer {layer!r} has maps.{suggest(layer, order)} Layers with maps: {names}")
+            return layer
+        kinds = {layer.name: layer.kind for state in self.states for layer in state.layers if layer.name != GRAD_CAM}
+        class_maps = [name for name in order if kinds.get(name) == "classes"]
+        return class_maps[-1] if class_maps else next(iter(order), None)

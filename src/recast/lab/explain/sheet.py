@@ -17,7 +17,6 @@ from PIL import Image
 
 from recast.errors import RecastError
 from recast.files import replaced
-from recast.lab.explain.pack import first_layer
 from recast.lab.explain.scene import Floats, Layer, Maps, Picture, Scene
 
 TILE, LINE, HEAD = 2.3, 0.18, 0.6  # inches: side of a picture, height of a line below it and of the title
@@ -37,7 +36,7 @@ def write_sheet(scene: Scene, path: Path, layer: str | None = None) -> None:
     largest, interpolated, over the gray image; signed maps from −|largest| to |largest|.
 
     Args:
-        layer: name of the layer; default `first_layer`.
+        layer: name of the layer; default `Scene.first_layer`.
 
     Raises:
         RecastError: the layer or the scene has no maps, or the file cannot be written.
@@ -49,7 +48,7 @@ def write_sheet(scene: Scene, path: Path, layer: str | None = None) -> None:
 
 def draw_sheet(scene: Scene, layer: str | None = None) -> Figure:
     """Return the figure of `write_sheet`."""
-    name = first_layer(scene, layer)
+    name = scene.first_layer(layer)
     if name is None:
         raise RecastError(
             f"{scene.title} has no maps to draw: write an .html page of its predictions, or give it attention pooling "

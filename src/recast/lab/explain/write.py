@@ -25,7 +25,7 @@ def write_scene(scene: Scene, out: Path, layer: str | None = None) -> Path:
     """Write the scene to `out`, HTML or PNG, under a temporary name that is renamed.
 
     Args:
-        layer: layer to open first, or to draw in a PNG (default: `first_layer`).
+        layer: layer to open first, or to draw in a PNG (default: `Scene.first_layer`).
 
     Raises:
         RecastError: the layer has no maps, or the file cannot be written.

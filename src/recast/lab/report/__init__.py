@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recast.errors import RecastError
+from recast.errors import RecastError, optional_package
 from recast.files import check_place, write_text
 from recast.lab.files import check_ours
 
@@ -17,15 +16,6 @@ if TYPE_CHECKING:
     from recast.lab.report.load import Run
 
 __all__ = ["results_of", "write_report"]
-
-
-def check_packages(*names: str) -> None:
-    """Raise RecastError unless matplotlib, jinja2 and `names` are installed."""
-    for name in ("matplotlib", "jinja2", *names):
-        try:
-            import_module(name)
-        except ModuleNotFoundError:
-            raise RecastError(f"a report needs {name}: pip install {name}") from None
 
 
 def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figures: Path | str | None = None) -> Path:
@@ -42,7 +32,8 @@ def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figu
     """
     folders = [Path(run) for run in runs]
     target = _target(folders, out)
-    check_packages(*(["pandas"] if figures is not None else []))
+    for name in ("matplotlib", "jinja2") if figures is None else ("matplotlib", "jinja2", "pandas"):
+        optional_package(name, name, f"a report needs {name}")
     from recast.lab.report.page import joint_part, render_page, run_part
 
     if figures is not None:

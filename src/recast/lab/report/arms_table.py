@@ -8,7 +8,7 @@ from recast.lab.records import ARMS, Row
 from recast.lab.report import formats
 from recast.lab.report.labels import TEST_SETS, is_accuracy, measured, suite_title, words, worth_a_line
 from recast.lab.report.load import Run
-from recast.lab.report.table import Bar, Cell, ColumnGroup, PageTable
+from recast.lab.report.table import Bar, Cell, PageTable
 from recast.lab.suites import METRICS, PER_CORRUPTION, SUITES, base, is_of_class, of_kind
 
 SWEPT = of_kind("sweep")
@@ -33,8 +33,8 @@ def arms_table(run: Run, name: str = "arms") -> PageTable:
         if _table_of(row) == name and not PER_CORRUPTION.match(row.metric):
             title = "Other test sets: top-1, %" if row.suite in TEST_SETS else suite_title(row.suite)
             suites.setdefault(title, {})[row.suite, row.metric] = None
-    groups = [ColumnGroup(title, [_cells(run, *line) for line in lines]) for title, lines in suites.items()]
-    bars = [cell.bar for group in groups for row in group.rows for cell in row if cell.bar]
+    groups = {title: [_cells(run, *line) for line in lines] for title, lines in suites.items()}
+    bars = [cell.bar for rows in groups.values() for row in rows for cell in row if cell.bar]
     largest = max((abs(end) for bar in bars for end in (bar.value, bar.low, bar.high)), default=0.0)
     heads = [Cell("Measured"), *arm_heads(run), Cell("Images")]
     kind = "arms both" if len(words(run).others) > 1 else "arms"
@@ -111,5 +111,5 @@ def heat_tables(run: Run) -> list[tuple[str, str, PageTable]]:
         name = suite_title(suite, short=True)
         heads = [Cell("Severity"), *map(Cell, severities)]
         label = f"Results by corruption, {name}"
-        tables.append((name, against, PageTable(label, heads, [ColumnGroup("", rows)], kind="heat")))
+        tables.append((name, against, PageTable(label, heads, {"": rows}, kind="heat")))
     return tables

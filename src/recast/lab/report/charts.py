@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
@@ -44,7 +44,6 @@ PAPER = Palette(
 )
 # placeholders for CSS variables: distinct colors that no chart uses
 PAGE = Palette({name: f"#0102{place:02x}" for place, name in enumerate(PAPER, start=3)})
-VARIABLES = {color: f"var(--{name})" for name, color in PAGE.items()}
 
 SVG = "{http://www.w3.org/2000/svg}"
 ElementTree.register_namespace("", SVG[1:-1])
@@ -52,7 +51,6 @@ ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
 
 Panel = Callable[[Axes, Palette], None]
 """Draws into existing axes."""
-Cells = Sequence[Sequence[Any]]
 
 
 class Key(NamedTuple):
@@ -70,8 +68,8 @@ class Chart:
     name: str  # stem of its files: letters, digits, `-` and `_`
     title: str
     columns: Sequence[str]
-    rows: Cells  # the numbers behind it, one observation per row
-    panel: Panel = lambda axes, palette: None
+    rows: Sequence[Sequence[Any]]  # the numbers behind it, one observation per row
+    panel: Panel
     size: tuple[float, float] = (4.0, 2.4)  # inches
     right: float = 0.97  # right end of the panel as a share of the width
     keys: Sequence[Key] = ()
@@ -98,14 +96,9 @@ class Chart:
             group.attrib.pop("id", None)  # repeated in every figure, and not referenced
         root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": self.title}
         text = ElementTree.tostring(root, encoding="unicode")
-        for placeholder, variable in VARIABLES.items():
-            text = text.replace(placeholder, variable)
+        for name, placeholder in PAGE.items():
+            text = text.replace(placeholder, f"var(--{name})")
         return Markup(text)
-
-
-def lines_table(lines: Sequence[Any]) -> tuple[Sequence[str], Cells]:
-    """Return (columns, rows) of records."""
-    return [column.name for column in fields(lines[0])], [astuple(line) for line in lines]
 
 
 @contextmanager

@@ -8,11 +8,12 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+from recast.lab.records import FrontierLine
 from recast.lab.report import formats
-from recast.lab.report.charts import Chart
+from recast.lab.report.charts import Chart, Key, Role
 from recast.lab.report.curves import settings
 from recast.lab.report.draw import Point, Series, series_chart
-from recast.lab.report.labels import CORRUPTIONS, arm_keys, suite_title, words
+from recast.lab.report.labels import CORRUPTIONS, suite_title, words
 from recast.lab.report.load import Run
 from recast.lab.suites import METRICS, SUITES, base, of_kind
 
@@ -78,37 +79,42 @@ def _cost_chart(runs: Sequence[Run], cost: str, suite: str, metric: str, title: 
     costs = [dot.points[0].x for dot in dots]
     if len(set(costs)) < 2:
         return None
-    label, as_text = COSTS[cost]
-    axis: dict[str, Any] = {"xlabel": label, "xformat": as_text, "log_x": max(costs) > 8 * min(costs)}
-    keys = arm_keys(runs[0], [dot.role for dot in dots])
+    xlabel, as_text = COSTS[cost]
+    axis: dict[str, Any] = {"xlabel": xlabel, "xformat": as_text, "log_x": max(costs) > 8 * min(costs)}
+    roles = {dot.role for dot in dots}
+    keys = [Key(label, arm) for arm, label in words(*runs).arms.items() if arm in roles]
     name = f"cost_{cost}_{suite if base(metric) == 'top1' else metric}"
     return series_chart(name, title, [*lines, *dots], size=SMALL, keys=keys, x=cost, **axis)
 
 
 def frontier(run: Run) -> list[Chart]:
     """Return accuracy against time as the heads of the recast network are closed one by one, beside the other arms."""
-    arms = {arm: [line for line in run.frontier if line.model == arm] for arm in words(run).drawn}
-    arms = {arm: lines for arm, lines in arms.items() if lines}
-    charts = []
-    for metric, title in (("top1", "Clean images"), ("noise", "Gaussian noise")) if "recast" in arms else ():
-        points = {arm: [Point(line.ms, getattr(line, metric)) for line in lines] for arm, lines in arms.items()}
-        series = [Series(words(run).arms[arm], line, arm, "points") for arm, line in points.items()]
-        series.append(Series("", _best(points["recast"]), "recast", "thin"))
-        charts.append(series_chart(f"frontier_{metric}", title, series, **BY_TIME))
-    return charts
+    by_arm = {arm: [line for line in run.frontier if line.model == arm] for arm in words(run).drawn}
+    networks = [(words(run).arms[arm], arm, lines) for arm, lines in by_arm.items() if lines]
+    return _frontier_charts("frontier", networks) if by_arm.get("recast") else []
 
 
 def joint_frontier(runs: Sequence[Run]) -> list[Chart]:
     """Return the recast networks of several runs as their heads are closed; none unless two were measured."""
-    lines = {run.name: [line for line in run.frontier if line.model == "recast"] for run in runs}
-    lines = {name: of_run for name, of_run in lines.items() if of_run}
+    by_run = {run.name: [line for line in run.frontier if line.model == "recast"] for run in runs}
+    measured = [(name, lines) for name, lines in by_run.items() if lines]
+    if len(measured) < 2:
+        return []
+    networks = [(name, place / (len(measured) - 1), lines) for place, (name, lines) in enumerate(measured)]
+    return _frontier_charts("frontier_runs", networks)
+
+
+def _frontier_charts(name: str, networks: Sequence[tuple[str, Role, list[FrontierLine]]]) -> list[Chart]:
+    """Return a chart per metric of (label, color, lines); a line connects the best points of a recast network."""
     charts = []
-    for metric, title in (("top1", "Clean images"), ("noise", "Gaussian noise")) if len(lines) > 1 else ():
+    for metric, title in (("top1", "Clean images"), ("noise", "Gaussian noise")):
         series = []
-        for place, (name, of_run) in enumerate(lines.items()):
-            points, color = [Point(line.ms, getattr(line, metric)) for line in of_run], place / (len(lines) - 1)
-            series += [Series(name, points, color, "points"), Series("", _best(points), color, "thin")]
-        charts.append(series_chart(f"frontier_runs_{metric}", title, series, **BY_TIME))
+        for label, color, lines in networks:
+            points = [Point(line.ms, getattr(line, metric)) for line in lines]
+            series.append(Series(label, points, color, "points"))
+            if lines[0].model == "recast":
+                series.append(Series("", _best(points), color, "thin"))
+        charts.append(series_chart(f"{name}_{metric}", title, series, **BY_TIME))
     return charts
 
 

@@ -25,9 +25,8 @@ def training_series(run: Run, quantity: str, look: str = "line") -> list[Series]
     arms = {"finetuned": run.metrics} if run.is_plain else {"finetuned": run.control, "recast": run.metrics}
     series = []
     for arm, rows in arms.items():
-        points = [
-            Point(float(row.epoch), number(row.metrics.get(quantity, getattr(row, quantity, None)))) for row in rows
-        ]
+        values = [number(row.metrics.get(quantity, getattr(row, quantity, None))) for row in rows]
+        points = [Point(float(row.epoch), value) for row, value in zip(rows, values, strict=True)]
         series += [Series(words(run).arms[arm], points, arm, look)] if points else []
     return series
 
@@ -67,16 +66,15 @@ def arms_chart(run: Run, name: str, title: str, points: Keyed, x: str, **options
         points: position → (suite, metric).
         x: name of the column of positions.
     """
-    series = []
-    for arm in words(run).drawn:
-        line = [
-            Point(position, row.value, row.low, row.high)
-            for position, key in sorted(points.items())
-            if (row := run.row(arm, *key)) and math.isfinite(row.value)
-        ]
-        if len(line) > 1:
-            series.append(Series(words(run).arms[arm], line, arm))
+    lines = {arm: _line(run, arm, points) for arm in words(run).drawn}
+    series = [Series(words(run).arms[arm], line, arm) for arm, line in lines.items() if len(line) > 1]
     return [series_chart(name, title, series, x=x, **options)] if series else []
+
+
+def _line(run: Run, arm: str, points: Keyed) -> list[Point]:
+    """Return the finite values of an arm with their intervals, by position."""
+    rows = [(position, run.row(arm, *key)) for position, key in sorted(points.items())]
+    return [Point(x, row.value, row.low, row.high) for x, row in rows if row and math.isfinite(row.value)]
 
 
 def attacks(run: Run) -> list[Chart]:
@@ -110,17 +108,12 @@ def of_runs(runs: Sequence[Run]) -> list[Chart]:
     for place, run in enumerate(runs):
         arm, role = "finetuned" if run.is_plain else "recast", place / max(len(runs) - 1, 1)
         epochs = [Point(float(row.epoch), number(row.metrics.get(run.main[1]))) for row in run.metrics]
-        sizes = [
-            Point(size, row.value, row.low, row.high)
-            for size, key in sorted(settings(run, "resolution").items())
-            if (row := run.row(arm, *key))
-        ]
+        sizes = _line(run, arm, settings(run, "resolution"))
         for series, points in ((by_epoch, epochs), (by_size, sizes)):
             series += [Series(run.name, points, role, end=run.name)] if len(points) > 1 else []
     label = f"{runs[0].judged}, %, by"
-    axis: dict[str, Any] = {"right": 0.8, "whole_x": True}
     return [
-        series_chart(name, title, series, xlabel=xlabel, **axis)
+        series_chart(name, title, series, xlabel=xlabel, right=0.8, whole_x=True)
         for name, title, series, xlabel in (
             ("training_runs", f"{label} epoch", by_epoch, "epoch"),
             ("resolution_runs", f"{label} test size", by_size, "test size, pixels"),

@@ -1,4 +1,4 @@
-"""Draw charts of series (lines, points or bars with intervals) and heat maps."""
+"""Draw charts of series: lines, points or bars with intervals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ LOOKS: dict[str, dict[str, Any]] = {
 BARS = {"bars": 1.0, "pale bars": 0.4}  # looks of bars and their opacity
 MOST_MARKED = 30  # longer lines have no markers
 ALL_LABELLED = 12  # of more ends, only the three highest and the three lowest are labeled
-MOST_NAMED = 16  # of more layers, only every n-th is named on an axis of a heat map
 
 
 class Point(NamedTuple):
@@ -99,12 +98,10 @@ def draw_series(
         axes.axvline(edge, color=palette["muted"], linewidth=0.7, alpha=0.55, dashes=(2, 2), zorder=1)
     if math.isfinite(level[0]):
         axes.axhline(level[0], color=palette.color(level[1]), linewidth=1.2, dashes=(4, 3))
-    bars = [line for line in series if line.look in BARS]
     for line in series:
-        if line not in bars:
+        if line.look in LOOKS:
             _draw_line(axes, line, palette)
-    for index in range(len(bars)):
-        _draw_bars(axes, bars, index, palette)
+    _draw_bars(axes, [bars for bars in series if bars.look in BARS], palette)
     axes.set_xlabel(xlabel)
     if log_x:
         axes.set_xscale("log")
@@ -134,15 +131,17 @@ def _draw_line(axes: Axes, line: Series, palette: Palette) -> None:
             axes.vlines(point.x, point.low, point.high, color=color, linewidth=1.2, alpha=0.7, zorder=2.4)
 
 
-def _draw_bars(axes: Axes, bars: Sequence[Series], index: int, palette: Palette) -> None:
-    line, width = bars[index], 0.72 / len(bars)
-    for point in line.points:
-        x = point.x + (index - (len(bars) - 1) / 2) * width
-        axes.bar(x, point.y, 0.9 * width, color=palette.color(line.role), alpha=BARS[line.look], linewidth=0)
-        if point.low is not None and point.high is not None:
-            axes.vlines(x, point.low, point.high, color=palette["ink"], linewidth=1.1)
-    axes.axhline(0, color=palette["ink"], linewidth=0.9)
-    axes.tick_params(axis="x", length=0)
+def _draw_bars(axes: Axes, groups: Sequence[Series], palette: Palette) -> None:
+    """Draw several series of bars side by side."""
+    width = 0.72 / max(len(groups), 1)
+    for index, bars in enumerate(groups):
+        for point in bars.points:
+            x = point.x + (index - (len(groups) - 1) / 2) * width
+            axes.bar(x, point.y, 0.9 * width, color=palette.color(bars.role), alpha=BARS[bars.look], linewidth=0)
+            if point.low is not None and point.high is not None:
+                axes.vlines(x, point.low, point.high, color=palette["ink"], linewidth=1.1)
+        axes.axhline(0, color=palette["ink"], linewidth=0.9)
+        axes.tick_params(axis="x", length=0)
 
 
 def _label_ends(axes: Axes, series: Sequence[Series], palette: Palette) -> None:
@@ -168,26 +167,9 @@ def spread(positions: Sequence[float], gap: float) -> list[float]:
     """
     if not positions:
         return []
-    flat = isotonic_regression([position - place * gap for place, position in enumerate(positions)]).x
-    highest = max(1.0 - gap * (len(positions) - 1), 0.0)
-    return [float(min(max(value, 0.0), highest)) + place * gap for place, value in enumerate(flat)]
-
-
-def draw_heat_map(
-    axes: Axes, palette: Palette, values: np.ndarray, columns: Sequence[str], rows: Sequence[str], a: str, b: str
-) -> None:
-    """Draw values from 0 to 1, the first row at the bottom, with a color bar; the colors are the same in dark mode."""
-    image = axes.imshow(values, cmap="cividis", vmin=0, vmax=1, origin="lower", interpolation="none", aspect="auto")
-    axes.set_position((0.25, 0.25, 0.62, 0.68))
-    for set_ticks, names, turn in ((axes.set_xticks, columns, 90), (axes.set_yticks, rows, 0)):
-        shown = range(0, len(names), math.ceil(len(names) / MOST_NAMED))
-        set_ticks(shown, [shortened(names[place], 18) for place in shown], fontsize=6.6, rotation=turn)
-    axes.tick_params(length=0)
-    axes.grid(visible=False)
-    axes.set(xlabel=a, ylabel=b)
-    bar = axes.figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03)
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(length=0, labelsize=7)
+    offsets = gap * np.arange(len(positions))
+    flat = isotonic_regression(positions - offsets).x
+    return (flat.clip(0, max(1 - offsets[-1], 0)) + offsets).tolist()
 
 
 def shortened(name: str, most: int) -> str:

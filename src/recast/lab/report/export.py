@@ -48,22 +48,17 @@ def check_folder(folder: Path) -> None:
 
 def write_figures(folder: Path, runs: Sequence[Part], joint: Part | None) -> None:
     """Write every figure and table; the index is first, so that a folder that is not complete is ours too."""
-    places = {"": joint["figures"]} if joint else {}
-    names = {"": ""}
+    figures = [(_stem(chart.name), "", chart) for chart in joint["figures"]] if joint else []
     for part in runs:
-        place = f"{part['anchor']}-{_stem(part['run'].name)}" if joint else ""
-        places[place], names[place] = part["figures"], part["run"].name
+        place, name = "", part["run"].name
+        if joint:
+            place = f"{part['anchor']}-{_stem(name)}/"
+        figures += [(place + _stem(chart.name), name, chart) for chart in part["figures"]]
     try:
         folder.mkdir(exist_ok=True)
-        lines = [
-            (f"{place}/{_stem(chart.name)}.svg".lstrip("/"), names[place], chart.title)
-            for place, charts in places.items()
-            for chart in charts
-        ]
-        _write_csv(folder / INDEX, HEADER, lines)
-        for place, charts in places.items():
-            for chart in charts:
-                write_chart(folder / place / _stem(chart.name), chart)
+        _write_csv(folder / INDEX, HEADER, [(f"{stem}.svg", name, chart.title) for stem, name, chart in figures])
+        for stem, _, chart in figures:
+            write_chart(folder / stem, chart)
         _write_tables(folder, [part["run"] for part in runs])
     except OSError as error:
         raise RecastError(f"cannot write the figures to {folder}: {error.strerror or error}") from error
@@ -102,7 +97,7 @@ def _write_tables(folder: Path, runs: Sequence[Run]) -> None:
     pages, papers = [], []
     for run in runs:
         title = f"{run.name}: {run.recipe.model.name} on {run.data}"
-        tables = [arms_table(run, which) for which in LABELS]
+        tables = [arms_table(run, name) for name in LABELS]
         heads, rows = texts(tables)
         pages.append(f"## {title}\n\n{markdown(tables)}")
         papers.append(f"% {title}\n{pd.DataFrame(rows, columns=heads).to_latex(index=False, escape=True)}")

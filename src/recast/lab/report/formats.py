@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+import re
 from collections.abc import Sequence
 from itertools import product
 
@@ -17,10 +18,7 @@ NBSP = "\u00a0"  # keeps a number and its unit on one line
 
 
 def decimal(value: float, digits: int = 1) -> str:
-    if not math.isfinite(value):
-        return MISSING
-    text = f"{abs(value):,.{digits}f}"
-    return f"−{text}" if value < 0 and float(text.replace(",", "")) else text
+    return f"{value:z,.{digits}f}".replace("-", "−") if math.isfinite(value) else MISSING
 
 
 def signed(value: float, digits: int = 1) -> str:
@@ -29,8 +27,8 @@ def signed(value: float, digits: int = 1) -> str:
     return f"+{text}" if value > 0 and text.strip("0.") else text
 
 
-def percent(value: float, digits: int = 1) -> str:
-    return f"{decimal(value, digits)}{NBSP}%" if math.isfinite(value) else MISSING
+def percent(value: float) -> str:
+    return f"{decimal(value)}{NBSP}%" if math.isfinite(value) else MISSING
 
 
 def share(new: float, old: float, digits: int = 0) -> str:
@@ -41,10 +39,8 @@ def share(new: float, old: float, digits: int = 0) -> str:
 
 def significant(value: float, digits: int = 2) -> str:
     """Format a number of any magnitude: 0.19, 0.00014, 9.1e−6."""
-    if not math.isfinite(value):
-        return MISSING
-    mantissa, e, exponent = f"{abs(value):.{digits}g}".partition("e")
-    return ("−" if value < 0 else "") + mantissa + (f"{e}{int(exponent)}".replace("-", "−") if e else "")
+    text = re.sub(r"e\+?(-?)0*", r"e\1", f"{value:z.{digits}g}")
+    return text.replace("-", "−") if math.isfinite(value) else MISSING
 
 
 def compact(value: float, digits: int | None = None) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from recast.lab.recipe import has_new_parent
 from recast.lab.records import ARMS, Row
-from recast.lab.report.charts import Key
 from recast.lab.report.formats import NBSP
 from recast.lab.report.load import Run
 from recast.lab.suites import METRICS, PER_CORRUPTION, SUITES, base, of_kind
@@ -58,11 +57,6 @@ def words(*runs: Run) -> Words:
     reason = next((run.untaught for run in recast if run.untaught), "")
     comparison = f"{ALL_ARMS} The original is no baseline here: {reason}."
     return replace(PARENT, others=("finetuned",), comparison=comparison) if reason else PARENT
-
-
-def arm_keys(run: Run, arms: Collection[object] = ARMS) -> list[Key]:
-    """Return the legend of a chart of arms."""
-    return [Key(name, arm) for arm, name in words(run).arms.items() if arm in arms]
 
 
 TEST_SETS = of_kind("test set")

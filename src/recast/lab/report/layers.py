@@ -1,10 +1,10 @@
-"""Charts of the layers of a network: frequencies, attention distances, similarity, and gates of every head."""
+"""Charts of the layers of a network: frequencies, attention distances, and gates of every head."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,8 @@ import numpy as np
 from recast.lab.analysis.records import FourierLine, HeadLine
 from recast.lab.files import number
 from recast.lab.records import ARMS
-from recast.lab.report.charts import Chart, Key, lines_table
-from recast.lab.report.draw import Point, Series, draw_heat_map, series_chart
+from recast.lab.report.charts import Chart, Key
+from recast.lab.report.draw import Point, Series, series_chart
 from recast.lab.report.labels import words
 from recast.lab.report.load import Run
 from recast.lab.report.maps import head_labels
@@ -107,20 +107,16 @@ def last_heads(run: Run) -> dict[str, list[HeadLine]]:
     """Return the heads of every layer at the end, in the order of the network."""
     layers: dict[str, list[HeadLine]] = {}
     for line in run.heads:
-        if line.model == "recast":
+        if line.model == "recast" and line.epoch is None:
             layers.setdefault(line.layer, []).append(line)
-    for name, lines in layers.items():
-        epochs = [math.inf if line.epoch is None else line.epoch for line in lines]
-        layers[name] = [line for line, epoch in zip(lines, epochs, strict=True) if epoch == max(epochs)]
     return layers
 
 
 def distance_charts(run: Run) -> list[Chart]:
     """Return the mean attention distance of every head by depth."""
-    layers = list(last_heads(run).values())
-    if not layers:
+    distances = [[number(head.distance) for head in heads] for heads in last_heads(run).values()]
+    if not distances:
         return []
-    distances = [[number(head.distance) for head in heads] for heads in layers]
     dots = [Point(place, distance) for place, layer in enumerate(distances) for distance in layer]
     means = [Point(place, float(np.mean(layer))) for place, layer in enumerate(distances)]
     series = [Series("mean of a layer", means, "ink", "thick"), Series("a head", dots, look="points")]
@@ -128,34 +124,14 @@ def distance_charts(run: Run) -> list[Chart]:
     return [series_chart("distance_depth", title, series, xlabel="layer, from the input", whole_x=True)]
 
 
-def similarity_charts(run: Run) -> list[Chart]:
-    """Return the linear CKA of the layers of two arms: a heat map for each pair of arms."""
-    pairs = list(dict.fromkeys((line.model_a, line.model_b) for line in run.cka))
-    pairs.sort(key=lambda pair: (pair[0] == pair[1], "recast" not in pair))  # pairs with the recast arm first
-    charts = []
-    for first, second in pairs:
-        lines = [line for line in run.cka if (line.model_a, line.model_b) == (first, second)]
-        a, b = (words(run).arms.get(arm, arm) for arm in (first, second))
-        columns = list(dict.fromkeys(line.layer_a for line in lines))
-        rows = list(dict.fromkeys(line.layer_b for line in lines))
-        values = np.full((len(rows), len(columns)), np.nan)
-        for line in lines:
-            values[rows.index(line.layer_b), columns.index(line.layer_a)] = number(line.cka)
-        title = f"CKA: {a} (across) and {b if first != second else 'itself'} (up)"
-        panel = partial(draw_heat_map, values=values, columns=columns, rows=rows, a=a, b=b)
-        charts.append(Chart(f"cka_{first}_{second}", title, *lines_table(lines), panel, (4.0, 3.6)))
-    return charts
-
-
 def head_charts(run: Run) -> dict[str, list[Chart]]:
     """Return charts of the gates and spans of every head by epoch, for the first `MOST_LAYERS` layers."""
     kernels = {step.name: step.geometry.kernel for step in run.steps}
-    recorded = [row for row in run.metrics if row.layers]
+    layers = next((row.layers for row in reversed(run.metrics) if row.layers), {})
     values = {
-        (name, quantity): epochs
-        for name in (recorded[-1].layers if recorded else ())
-        for quantity in QUANTITIES
-        if len(epochs := _values(run, name, quantity)) > 1
+        (layer, quantity): epochs
+        for layer, quantity in product(layers, QUANTITIES)
+        if len(epochs := _values(run, layer, quantity)) > 1
     }
     limits: dict[str, tuple[float, float]] = {}
     for quantity, (_, _, start) in QUANTITIES.items():  # one scale for all layers, so that they can be compared
@@ -165,14 +141,12 @@ def head_charts(run: Run) -> dict[str, list[Chart]]:
         limits[quantity] = (min(numbers) - room, max(numbers) + room)
     # layers that became attention at different epochs share an axis
     xlim = (-0.02 * run.epochs, 1.02 * run.epochs) if run.is_scheduled else None
-    return {
-        layer: [
-            _head_chart(layer, quantity, epochs, kernels.get(layer, ()), xlim=xlim, ylim=limits[quantity])
-            for (name, quantity), epochs in values.items()
-            if name == layer
-        ]
-        for layer in list(dict.fromkeys(name for name, _ in values))[:MOST_LAYERS]
-    }
+    charts: dict[str, list[Chart]] = {}
+    for (layer, quantity), epochs in values.items():
+        if layer in charts or len(charts) < MOST_LAYERS:
+            chart = _head_chart(layer, quantity, epochs, kernels.get(layer, ()), xlim=xlim, ylim=limits[quantity])
+            charts.setdefault(layer, []).append(chart)
+    return charts
 
 
 def _values(run: Run, name: str, quantity: str) -> dict[float, list[float]]:

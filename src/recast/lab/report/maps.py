@@ -40,7 +40,7 @@ class AttentionLayer:
     """The mixed attention maps of a layer for one query pixel, with one layout and color scale for all images."""
 
     name: str
-    mix: np.ndarray  # (N, heads, h, w) over the input grid; may be negative with the linear gate
+    mix: np.ndarray  # (N, heads, h, w) over the input grid, finite; may be negative with the linear gate
     query: tuple[int, int]  # row and column in that grid
     gate: np.ndarray  # (heads,) of the content map
     kernel: tuple[int, int]
@@ -56,7 +56,7 @@ class AttentionLayer:
 
     @cached_property
     def largest(self) -> float:
-        return float(np.abs(np.nan_to_num(self.mix)).max())
+        return float(np.abs(self.mix).max())
 
     @cached_property
     def limit(self) -> float:
@@ -65,20 +65,19 @@ class AttentionLayer:
         A head that is nearly the convolution has one weight near 1 and others a thousand times smaller. The largest
         weight of each map is excluded from the scale and saturates, so that the others stay visible.
         """
-        rest = np.sort(np.abs(np.nan_to_num(self.mix)).reshape(-1, math.prod(self.mix.shape[2:])), axis=1)[:, :-1]
+        rest = np.sort(np.abs(self.mix).reshape(-1, math.prod(self.mix.shape[2:])), axis=1)[:, :-1]
         limit = float(np.quantile(rest, 0.995)) if rest.size else 0.0
         return (limit if limit > 1e-5 * self.largest else self.largest) or 1.0
 
     @cached_property
     def signed(self) -> bool:
-        return float(np.nanmin(self.mix, initial=0.0)) < -1e-6 * self.largest
+        return float(self.mix.min()) < -1e-6 * self.largest
 
     @cached_property
     def differs(self) -> float:
         """Share of the weight that differs between the images."""
-        mix = np.nan_to_num(self.mix)
-        total = float(np.abs(mix).sum())
-        return float(np.abs(mix - mix.mean(axis=0)).sum()) / total if total else 0.0
+        total = float(np.abs(self.mix).sum())
+        return float(np.abs(self.mix - self.mix.mean(axis=0)).sum()) / total if total else 0.0
 
     @property
     def box(self) -> str:
@@ -100,8 +99,8 @@ class MapView:
     @cached_property
     def shown(self) -> list[AttentionLayer]:
         """The layers on the page, in the order of the network."""
-        most = sorted(self.layers, key=lambda layer: -layer.differs)[:MOST_LAYERS]
-        return [layer for layer in self.layers if layer in most]
+        chosen = sorted(self.layers, key=lambda layer: -layer.differs)[:MOST_LAYERS]
+        return [layer for layer in self.layers if layer in chosen]
 
 
 def read_attention(path: Path) -> MapView:
@@ -115,8 +114,8 @@ def read_attention(path: Path) -> MapView:
                 if mix.ndim != 4 or mix.shape[:2] != (len(images), len(gate)):
                     raise ValueError(f"mix_{index} has the shape {mix.shape}")
                 (row, column), (height, width) = query.tolist(), kernel.tolist()
-                layer = AttentionLayer(str(name), mix.astype(np.float32), (row, column), gate, (height, width))
-                layers.append(layer)
+                mix = np.nan_to_num(mix.astype(np.float32))  # weights that are not a number are drawn as 0
+                layers.append(AttentionLayer(str(name), mix, (row, column), gate, (height, width)))
             labels, predictions = (
                 [str(classes[index]) if 0 <= index < len(classes) else str(index) for index in arrays[key]]
                 for key in ("labels", "predictions")
@@ -149,7 +148,7 @@ def first_map(attention: MapView, symbol: str) -> dict[str, Any]:
     right = [a == b for a, b in zip(attention.labels, attention.predictions, strict=True)]
     image = right.index(True) if True in right else 0
     layer = max(attention.shown, key=lambda layer: layer.mix[0, 0].size)
-    weights = np.abs(np.nan_to_num(layer.mix[image])).reshape(len(layer.gate), -1)
+    weights = np.abs(layer.mix[image]).reshape(len(layer.gate), -1)
     head = int((weights.sum(1) - weights.max(1)).argmax())
     panel = _panel(layer, image, symbol)
     return panel | panel["heads"][head] | {
@@ -178,8 +177,8 @@ def _panel(layer: AttentionLayer, index: int, symbol: str) -> dict[str, Any]:
 
 
 def _picture(layer: AttentionLayer, values: np.ndarray) -> str:
-    """Return a map as a data: URI, transparent at 0 and at NaN."""
-    scaled = np.nan_to_num(np.clip(values / layer.limit, -1, 1))[..., None]
+    """Return a map as a data: URI, transparent at 0."""
+    scaled = np.clip(values / layer.limit, -1, 1)[..., None]
     hues = np.where(scaled < 0, *(np.array(mpl.colors.to_rgb(hue)) * 255 for hue in (SUBTRACTS, ADDS)))
     alpha = np.round(np.abs(scaled) * LEVELS) * (255 / LEVELS)
     return png(np.concatenate([hues, alpha], axis=-1).round().astype(np.uint8))

@@ -10,14 +10,14 @@ from typing import Any
 from recast.lab.report import curves, layers, summary
 from recast.lab.report.arms_table import LABELS, arms_table, heat_tables
 from recast.lab.report.charts import Chart
-from recast.lab.report.confusion import confusion_charts
 from recast.lab.report.costs import COSTS, cost_charts, frontier, joint_frontier
 from recast.lab.report.filling import fill_page
+from recast.lab.report.heat_maps import confusion_charts, similarity_charts
 from recast.lab.report.labels import glossary, words
 from recast.lab.report.load import Run
 from recast.lab.report.maps import GATES, first_map, image_maps
 from recast.lab.report.switches import switch_part
-from recast.lab.report.tables import head_table, left_by_reason, runs_table, seeds_table, steps_table
+from recast.lab.report.tables import head_table, runs_table, seeds_table, steps_table, unchanged_by_reason
 from recast.lab.report.verdict import joint_verdict, verdict, why_no_mean
 
 Part = dict[str, Any]
@@ -54,11 +54,11 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "maps": image_maps(run.attention, symbol) if run.attention else [],
         "fourier": layers.fourier_charts(run),
         "fourier_depth": layers.depth_charts(run),
-        "similarity": layers.similarity_charts(run),
+        "similarity": similarity_charts(run),
         "confusion": confusion_charts(run),
         "agreement": summary.won_and_lost(run),
         "plan": steps_table(run),
-        "left": left_by_reason(run),
+        "unchanged": unchanged_by_reason(run),
         "facts": summary.facts(run),
         "provenance": summary.provenance(run),
         "missing": absent,

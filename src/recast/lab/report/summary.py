@@ -14,7 +14,7 @@ from recast.lab.report import formats
 from recast.lab.report.formats import NBSP
 from recast.lab.report.labels import CORRUPTIONS, suite_title, words
 from recast.lab.report.load import Run
-from recast.lab.report.table import Cell, ColumnGroup, PageTable
+from recast.lab.report.table import Cell, PageTable
 from recast.lab.report.verdict import accuracy, kept_predictions
 from recast.lab.statistics import Agreement
 from recast.lab.suites import SUITES
@@ -85,28 +85,30 @@ def facts(run: Run) -> dict[str, str]:
 def provenance(run: Run) -> PageTable | None:
     """Return how the numbers of every suite were made; None without evaluation.json."""
     rows = []
-    for suite, made in run.provenance.items():
-        options = ", ".join(f"{name} {value}" for name, value in made.options.items() if value not in (None, [], ""))
-        versions = ", ".join(f"{name} {version}" for name, version in made.versions.items())
-        data = Cell(suite_title(suite), (f"{made.dataset}, {made.images:,} images", options))
-        when = f"{made.date.partition('T')[0]}, {formats.duration(made.seconds)}"
-        where = Cell(when, (f"{made.device}, {made.machine}", versions), kind="text")
-        rows.append([data, Cell(made.command, kind="text", code=True), where])
+    for suite, source in run.provenance.items():
+        options = ", ".join(f"{name} {value}" for name, value in source.options.items() if value not in (None, [], ""))
+        versions = ", ".join(f"{name} {version}" for name, version in source.versions.items())
+        data = Cell(suite_title(suite), (f"{source.dataset}, {source.images:,} images", options))
+        when = f"{source.date.partition('T')[0]}, {formats.duration(source.seconds)}"
+        where = Cell(when, (f"{source.device}, {source.machine}", versions), kind="text")
+        rows.append([data, Cell(source.command, kind="text", code=True), where])
     heads = [Cell("Suite, data"), Cell("Command", kind="text"), Cell("When, where, with", kind="text")]
-    return PageTable("Sources of the numbers, by suite", heads, [ColumnGroup("", rows)], kind="made") if rows else None
+    return PageTable("Sources of the numbers, by suite", heads, {"": rows}, kind="made") if rows else None
 
 
 def missing(run: Run) -> tuple[list[str], str]:
     """Return the suites that were not measured and the command that measures them."""
     tables = {"fourier": run.fourier, "heads": run.heads, "cka": run.cka, "agreement": run.agreement}
-    have = {row.suite for row in run.rows} | {name for name, table in tables.items() if table} | set(run.task.unasked)
-    if have & set(CORRUPTIONS):
-        have.add("basic")
+    measured = (
+        {row.suite for row in run.rows} | {name for name, table in tables.items() if table} | set(run.task.unasked)
+    )
+    if measured & set(CORRUPTIONS):
+        measured.add("basic")
     if run.is_plain:
-        have |= {"cka", "agreement"}  # they compare arms
+        measured |= {"cka", "agreement"}  # they compare arms
     if not run.recipe.has_layers:
-        have.add("heads")
-    absent = [name for name in suites_of(run.task) if SUITES[name].missing and name not in have]
+        measured.add("heads")
+    absent = [name for name in suites_of(run.task) if SUITES[name].missing and name not in measured]
     command = follow_up("evaluate", str(run.path), "--suite", ",".join(absent), functions=functions_of(run.recipe))
     return [SUITES[name].missing for name in absent], command if absent else ""
 
@@ -135,7 +137,7 @@ def won_and_lost(run: Run) -> list[dict[str, Any]]:
                 for image in (images[place] for place in places[:MOST_IMAGES])
             ]
             if rows:
-                tables[title] = PageTable(f"Images {title} against {name}", heads, [ColumnGroup("", rows)])
+                tables[title] = PageTable(f"Images {title} against {name}", heads, {"": rows})
         counts = {"right": agreed.both_right, "won": won, "lost": lost, "wrong": agreed.both_wrong}
         pairs.append({"name": name, "counts": counts, "tables": tables, "sentence": sentence})
     return pairs

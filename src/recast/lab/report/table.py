@@ -41,20 +41,12 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class ColumnGroup:
-    """Rows below a title; "" for none."""
-
-    title: str
-    rows: list[list[Cell]]
-
-
-@dataclass(frozen=True)
 class PageTable:
     """A table of the page."""
 
     label: str  # for screen readers
     heads: list[Cell]  # with \n between lines
-    groups: list[ColumnGroup]
+    groups: dict[str, list[list[Cell]]]  # title above the rows, "" for none → rows
     foot: Sequence[Cell] = ()
     kind: str = ""
     scale: float = 0.0  # percent of a bar's track per point
@@ -63,8 +55,8 @@ class PageTable:
 def texts(tables: Sequence[PageTable]) -> tuple[list[str], list[list[str]]]:
     """Return heads and rows of tables with the same columns as text; the first column is the title of the group."""
     heads = ["Suite", *(cell.text.replace("\n", " ") for cell in tables[0].heads)]
-    groups = [group for table in tables for group in table.groups]
-    return heads, [[group.title, *(cell.cited for cell in row)] for group in groups for row in group.rows]
+    groups = [group for table in tables for group in table.groups.items()]
+    return heads, [[title, *(cell.cited for cell in row)] for title, rows in groups for row in rows]
 
 
 def markdown(tables: Sequence[PageTable]) -> str:

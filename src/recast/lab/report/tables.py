@@ -1,10 +1,9 @@
-"""Tables of the plan, the heads, the switches to attention, and of several runs side by side."""
+"""Tables of the plan, the heads, and of several runs side by side."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 from recast.lab.files import number
@@ -14,14 +13,13 @@ from recast.lab.report.arms_table import PLANNED, arm_heads, write
 from recast.lab.report.labels import is_accuracy, measured, suite_title, words
 from recast.lab.report.layers import last_heads
 from recast.lab.report.load import Run
-from recast.lab.report.table import Cell, ColumnGroup, PageTable
+from recast.lab.report.table import Cell, PageTable
 from recast.lab.report.verdict import accuracy, is_exact, why_no_mean
 from recast.lab.statistics import mean_interval
-from recast.lab.suites import METRICS, PER_CORRUPTION, base
+from recast.lab.suites import PER_CORRUPTION, base
 from recast.tracing.cost import Cost
 
 PLAN_COSTS = {"parameters": formats.compact, "macs": formats.compact, "activation_bytes": formats.memory}
-NAMED = 3  # layers of a switch that are named; of more, their number
 
 
 def steps_table(run: Run) -> PageTable | None:
@@ -36,9 +34,7 @@ def steps_table(run: Run) -> PageTable | None:
         rows.append([name, Cell(str(step.geometry.num_heads)), tokens, *_costs(step.before, step.after), start])
     heads = ["Layer", "Heads", "Tokens,\nquery × key", "Parameters", "MACs", "Activation memory"]
     foot = [Cell("Whole model"), Cell("", span=2), *_costs(run.plan.before, run.plan.after), Cell("")]
-    return PageTable(
-        "The plan", [*map(Cell, heads), Cell("Start", kind="text")], [ColumnGroup("", rows)], foot, "stack"
-    )
+    return PageTable("The plan", [*map(Cell, heads), Cell("Start", kind="text")], {"": rows}, foot, "stack")
 
 
 def _times(sizes: Sequence[int]) -> str:
@@ -54,7 +50,7 @@ def _costs(before: Cost, after: Cost) -> list[Cell]:
     return cells
 
 
-def left_by_reason(run: Run) -> dict[str, list[str]]:
+def unchanged_by_reason(run: Run) -> dict[str, list[str]]:
     """Return reason → names of the unchanged layers."""
     reasons: dict[str, list[str]] = {}
     for layer in run.plan.left if run.plan else ():
@@ -71,28 +67,7 @@ def head_table(run: Run) -> PageTable | None:
         convolutional = f"{sum(head.is_convolution for head in heads)} of {len(heads)}"
         rows.append([Cell(layer, code=True), *map(Cell, (convolutional, *ranges, f"{heads[0].n:,}"))])
     columns = ("Layer", "Still\nconvolutional", "Attention distance", "Non-locality", "Entropy", "Span 1/α", "Images")
-    return (
-        PageTable("Heads by layer", list(map(Cell, columns)), [ColumnGroup("", rows)], kind="stack") if rows else None
-    )
-
-
-def switch_table(run: Run) -> PageTable | None:
-    """Return loss and accuracy right before and after every switch, and at the end of its epoch."""
-    rows = []
-    for switch in run.switching.switches if run.switching else ():
-        end = next((row.measured for row in run.metrics if row.epoch == switch.epoch), None)
-        names = ", ".join(switch.layers)
-        short = names if len(switch.layers) <= NAMED else f"{len(switch.layers)} layers"
-        row = [Cell(f"epoch {switch.epoch}", (short,), names)]
-        for key, digits in (("val_loss", 3), ("val_top1", 2)):
-            values = [number(getattr(moment, key, None)) for moment in (switch.before, switch.after, end)]
-            at_switch, in_epoch = (formats.signed(new - old, digits) for old, new in pairwise(values))
-            text = " → ".join(formats.decimal(value, digits) for value in values)
-            row.append(Cell(text, (f"{at_switch}, then {in_epoch}",)))
-        rows.append(row)
-    steps = ("before → after → end",)
-    heads = [Cell("Switch"), Cell("Validation loss", steps), Cell(f"{METRICS[run.task.validation[0]].label}, %", steps)]
-    return PageTable("Every switch", heads, [ColumnGroup("", rows)], kind="stack switches") if rows else None
+    return PageTable("Heads by layer", list(map(Cell, columns)), {"": rows}, kind="stack") if rows else None
 
 
 def runs_table(runs: Sequence[Run]) -> PageTable:
@@ -115,7 +90,7 @@ def runs_table(runs: Sequence[Run]) -> PageTable:
         foot = [Cell("Mean of the seeds", ("and its 95 % interval",))]
         foot += [_mean([accuracy(run, arm) for run in runs], formats.decimal) for arm in names.arms]
         foot += [_mean([accuracy(run, "recast") - accuracy(run, arm) for run in runs]) for arm in names.others]
-    return PageTable("All runs", [Cell("Run"), *arm_heads(*runs)], [ColumnGroup("", rows)], foot, "stack")
+    return PageTable("All runs", [Cell("Run"), *arm_heads(*runs)], {"": rows}, foot, "stack")
 
 
 def _mean(
@@ -148,4 +123,4 @@ def seeds_table(runs: Sequence[Run]) -> PageTable | None:
             cells.append(_mean(gaps, digits=digits, better=("recast", arm) if is_accuracy(metric) else ("", "")))
         rows.append(cells)
     heads = [Cell("Measured"), *arm_heads(*runs)]
-    return PageTable("All metrics over the seeds", heads, [ColumnGroup("", rows)], kind="stack") if rows else None
+    return PageTable("All metrics over the seeds", heads, {"": rows}, kind="stack") if rows else None

@@ -69,11 +69,11 @@ class Verdict(NamedTuple):
 def verdict(run: Run) -> Verdict:
     """Return the verdict on a run."""
     if run.is_plain:
-        reached = formats.percent(accuracy(run, "finetuned"))
-        return Verdict("Nothing was recast.", f"After {_epochs(run)}: {run.judged} {reached}.")
-    headline, reached = _end(run)
-    began = _became(run) if run.is_scheduled else _start(run)
-    return Verdict(headline, " ".join(part for part in (reached, _attention(run), began) if part))
+        result = formats.percent(accuracy(run, "finetuned"))
+        return Verdict("Nothing was recast.", f"After {_epochs(run)}: {run.judged} {result}.")
+    headline, result = _end(run)
+    start = _became(run) if run.is_scheduled else _start(run)
+    return Verdict(headline, " ".join(part for part in (result, _attention(run), start) if part))
 
 
 def _epochs(run: Run) -> str:
@@ -83,10 +83,10 @@ def _epochs(run: Run) -> str:
 
 def _end(run: Run) -> Verdict:
     recast, finetuned = (accuracy(run, arm) for arm in ("recast", "finetuned"))
-    reached = f"{run.judged} after {_epochs(run)}: {formats.percent(recast)}"
+    result = f"{run.judged} after {_epochs(run)}: {formats.percent(recast)}"
     names, paired = words(run), run.difference("finetuned", *run.main)
     if run.epochs == 0:
-        return Verdict("The recast network has not been trained.", f"{reached}.")
+        return Verdict("The recast network has not been trained.", f"{result}.")
     headline = f"Nothing to compare with: there is no run of {names.control}."
     if math.isfinite(recast - finetuned):
         headline = f"The recast network ends {_against(recast - finetuned, names.control)}."
@@ -95,12 +95,12 @@ def _end(run: Run) -> Verdict:
             difference += f", 95 % interval {formats.interval(paired.low, paired.high)} over the images"
             if not formats.leaves_out_zero(paired.low, paired.high):
                 headline = f"The recast network is not shown to differ from {names.control}."
-        reached += f", against {formats.percent(finetuned)} ({difference}; one seed: preliminary)"
+        result += f", against {formats.percent(finetuned)} ({difference}; one seed: preliminary)"
     if harmed(run):
         fall = f"{formats.percent(accuracy(run, 'parent'))} fell to {formats.percent(recast)}"
         headline = f"Training made the recast network worse than {names.parent}: {fall}."
-        reached += f". Try a lower --lr (here {run.recipe.optim.lr:g}), the parent's augmentation, or more --epochs"
-    return Verdict(headline, f"{reached}.")
+        result += f". Try a lower --lr (here {run.recipe.optim.lr:g}), the parent's augmentation, or more --epochs"
+    return Verdict(headline, f"{result}.")
 
 
 def _against(difference: float, other: str) -> str:

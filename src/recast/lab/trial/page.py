@@ -17,7 +17,7 @@ from recast.lab.report import formats
 from recast.lab.report.charts import Role
 from recast.lab.report.draw import Point, Series, series_chart
 from recast.lab.report.filling import fill_page
-from recast.lab.report.table import Cell, ColumnGroup, PageTable
+from recast.lab.report.table import Cell, PageTable
 from recast.lab.trial.answer import COLUMNS, Answer
 
 PAGE, HEADS = "trial.html", "heads.html"
@@ -49,7 +49,7 @@ def write_page(folder: Path, answer: Answer, curves: Mapping[str, Curve], title:
 
 def _table(answer: Answer) -> PageTable:
     rows = [[Cell(text) for text in row] for row in answer.rows()]
-    return PageTable("arms", [Cell(text) for text in COLUMNS], [ColumnGroup("", rows)])
+    return PageTable("arms", [Cell(text) for text in COLUMNS], {"": rows})
 
 
 def write_heads(folder: Path, parent: nn.Module, child: nn.Module, data: Data) -> Path:
