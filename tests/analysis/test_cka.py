@@ -96,7 +96,7 @@ def test_parent_and_recast_layer_by_layer() -> None:
     child = recast_(timm.create_model("digits_resnet").eval(), plan(parent, x[:1]))
     child.load_state_dict({**child.state_dict(), **parent.state_dict()})
     other = timm.create_model("digits_resnet").eval()
-    table = tabulate_cka({"parent": parent, "other": other, "recast": child}, lambda: [(x, torch.zeros(12))])
+    table = tabulate_cka({"parent": parent, "other": other, "recast": child}, [(x, torch.zeros(12))])
     assert table.columns == ("model_a", "layer_a", "model_b", "layer_b", "cka", "n")
     assert len(table.rows) == 3 * 25
     layers = list(dict.fromkeys(row[1] for row in table.rows))

@@ -181,8 +181,6 @@ def test_the_table_with_checkpoints(tmp_path: Path) -> None:
 def test_nothing_to_measure_is_said() -> None:
     with pytest.raises(RecastError, match="no heads"):
         head_statistics(small(), torch.rand(1, 3, 6, 6))
-    with pytest.raises(RecastError, match="none of parent"):
-        tabulate_heads({"parent": small()}, lambda: [(torch.rand(1, 3, 6, 6), torch.zeros(1))])
     with pytest.raises(RecastError, match="queries"):
         head_statistics(GPSA(2, 2, PLAIN, config=PAPERS), torch.rand(1, 2, 4, 4), queries=0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.lab.analysis.blocks import Batches, BlockSequence, Images, each_batch
+from recast.lab.analysis.blocks import BlockSequence, Images, each_batch
 from recast.lab.analysis.records import SimilarityLine
 from recast.lab.tables import Table
 
@@ -55,16 +56,19 @@ def cka(
     return _similarities(models, layers, [("a", "b")], images)[0]
 
 
-def tabulate_cka(models: Mapping[str, nn.Module], batches: Batches) -> Table:
-    """CKA between all layers of the first model and itself, and of the first with every other, as
-    RUN/analysis/cka.csv: a row a pair of layers, in one pass over the images. Raises `RecastError` as `cka` does."""
+def tabulate_cka(models: Mapping[str, nn.Module], images: Images) -> Table:
+    """Return RUN/analysis/cka.csv: the first model against itself and every other, a row per pair of layers.
+
+    All models go over the images in one pass. Raises `RecastError` as `cka` does.
+    """
     pairs = [(next(iter(models)), other) for other in models]
-    rows: list[SimilarityLine] = []
-    for (a, b), similarity in zip(pairs, _similarities(models, {}, pairs, batches()), strict=True):
-        for layer_a, values in zip(similarity.layers_a, similarity.cka.tolist(), strict=True):
-            for layer_b, value in zip(similarity.layers_b, values, strict=True):
-                rows.append(SimilarityLine(a, layer_a, b, layer_b, value if value == value else None, similarity.n))
-    return Table.of("cka", SimilarityLine, rows)
+    lines = [
+        SimilarityLine(a, layer_a, b, layer_b, None if math.isnan(value) else value, similarity.n)
+        for (a, b), similarity in zip(pairs, _similarities(models, {}, pairs, images), strict=True)
+        for layer_a, values in zip(similarity.layers_a, similarity.cka.tolist(), strict=True)
+        for layer_b, value in zip(similarity.layers_b, values, strict=True)
+    ]
+    return Table.of("cka", SimilarityLine, lines)
 
 
 def _similarities(
@@ -100,7 +104,7 @@ def _similarities(
 
 
 def _grams(name: str, sequence: BlockSequence, images: Tensor) -> tuple[tuple[str, ...], Tensor]:
-    """Names of a model's layers, and the U-centred Gram matrix of each, (layers, n²)."""
+    """Return the names of a model's layers, and the U-centred Gram matrix of each, (layers, n²)."""
     grams: dict[str, Tensor] = {}
     sequence.run(images, lambda at, x: grams.update({at: centred_gram(x).flatten()}))
     if not grams:

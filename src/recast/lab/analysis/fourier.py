@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.lab.analysis.blocks import Batches, BlockSequence, Images, each_batch
+from recast.lab.analysis.blocks import BlockSequence, Images, each_batch
 from recast.lab.analysis.records import FourierLine
 from recast.lab.tables import Table
 
@@ -72,12 +72,14 @@ def fourier(model: nn.Module, images: Images, *, blocks: Sequence[str] | None = 
     return _measure({"": model}, images, blocks)[""]
 
 
-def tabulate_fourier(models: Mapping[str, nn.Module], batches: Batches) -> Table:
-    """The curves of several models over the same images, as RUN/analysis/fourier.csv: a row per model, block and
-    frequency. All models go over the images in one pass. Raises `RecastError` as `fourier` does."""
+def tabulate_fourier(models: Mapping[str, nn.Module], images: Images) -> Table:
+    """Return RUN/analysis/fourier.csv, a row per model, block and frequency, from one pass over the images.
+
+    Raises `RecastError` as `fourier` does.
+    """
     lines = [
         FourierLine(name, curve.block, curve.index, curve.depth, *point, spectra.n)
-        for name, spectra in _measure(models, batches(), None).items()
+        for name, spectra in _measure(models, images, None).items()
         for curve in spectra.curves
         for point in zip(curve.frequency, curve.delta, strict=True)
     ]
@@ -149,7 +151,7 @@ def diagonal_log_amplitude(maps: Tensor) -> Tensor:
     steps = torch.arange(short // 2 + 1, device=maps.device)
 
     def bins(size: int) -> tuple[Tensor, Tensor]:
-        """The bins below and above frequency 2n/short; integers, so that a square map meets its bins exactly."""
+        """Return the bins below and above frequency 2n/short; integers, so that a square map meets its bins exactly."""
         below = (steps * size).div(short, rounding_mode="floor").clamp(max=size // 2)
         inexact = (steps * size) % short != 0
         return below, (below + inexact.long()).clamp(max=size // 2)

@@ -45,13 +45,13 @@ def grad_cam(model: nn.Module, images: Tensor, targets: Tensor) -> Tensor | None
 def _last_map(model: nn.Module, images: Tensor) -> str | None:
     """Return the last module with a map (B, C, h, w); None if tokens of more than one position come after it."""
     inside = tuple(f"{name}." for name in attention_pools(model))
-    given: list[tuple[str, torch.Size]] = []
+    outputs: list[tuple[str, torch.Size]] = []
 
     def note(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
         if isinstance(output, Tensor) and not is_one(output.shape) and not name.startswith(inside):
-            given.append((name, output.shape))
+            outputs.append((name, output.shape))
 
     with hooked(model.named_modules(), after=note):
         model(images[:1])
-    is_map = bool(given) and len(given[-1][1]) == 4 and getattr(model, "output_fmt", "NCHW") == "NCHW"
-    return given[-1][0] if is_map else None
+    name, shape = outputs[-1] if outputs else ("", ())
+    return name if len(shape) == 4 and getattr(model, "output_fmt", "NCHW") == "NCHW" else None
