@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
 from recast.errors import RecastError
 from recast.files import replaced, write_text
@@ -35,12 +35,12 @@ from recast.lab.trial.answer import RATES, Answer, ArmLine, Facts, judge
 from recast.lab.trial.arms import ARMS, RATED, TRAINED, Arm
 from recast.lab.trial.features import PART, Bank, check_space, dtype_of, store
 from recast.lab.trial.split import Tail, split_network
-from recast.models.build import check_logits
 from recast.surgery.apply import recast_
 from recast.surgery.plan import Plan
 from recast.surgery.proof import fingerprint
 from recast.tracing.cost import count_parameters
 from recast.tracing.examples import run_example
+from recast.tracing.outputs import logits_of
 
 TRIAL, RUNS, FEATURES, ANSWER = "trial.json", "runs.jsonl", "features", "answer.json"
 WEIGHTS = "recast_tail.safetensors"
@@ -161,12 +161,10 @@ class _Trial:
         self.network, classes = copy.deepcopy(model).eval().to(device), len(data.classes)
         images = data.normalised(next(iter(Loader(data.val, 4)))[0], device)
         with torch.no_grad():
-            logits = run_example(self.network, images)
-        self.is_new = isinstance(logits, Tensor) and logits.dim() == 2 and logits.shape[1] != classes
+            logits = logits_of(run_example(self.network, images), self.network, "a trial")
+        self.is_new = logits.shape[1] != classes
         if self.is_new:
             arms.with_head(self.network, classes)
-        else:
-            check_logits(logits, len(images), classes, data.name)
         settings = {
             "network": fingerprint(self.network), "plan": plan.to_json(), "data": fingerprint_of(data),
             "minutes": minutes, "seeds": seeds, "augment": str(data.train.augment),
