@@ -25,8 +25,6 @@ from recast.tracing.hooks import hooked
 TOLERANCE = 1e-3
 """Share of its attention that a head may give to others than its tap, and still be a convolution."""
 MAX_QUERIES = 128
-TINY = 1e-30
-"""Stands for 0 in a logarithm whose value is multiplied by 0."""
 
 
 def head_statistics(model: nn.Module, images: Images, *, queries: int = MAX_QUERIES, seed: int = 0) -> list[HeadLine]:
@@ -130,7 +128,7 @@ class _Sums:
                     (attention * distance).sum(-1) / mass,
                     (maps * distance).sum(-1),
                     # −Σ p ln p with p = |A|/m is ln m − Σ |A| ln |A| / m: no map of p is made
-                    mass.log() - (attention * attention.clamp_min(TINY).log()).sum(-1) / mass,
+                    mass.log() + torch.special.entr(attention).sum(-1) / mass,
                     attention.gather(-1, at_tap).squeeze(-1) / mass,
                 ]
             )

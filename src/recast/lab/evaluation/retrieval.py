@@ -63,7 +63,7 @@ def rankings(cosines: Tensor, coarse: tuple[Tensor, Tensor] | None) -> Iterator[
     yield "map", cosines
     if coarse is not None:
         probabilities, same = coarse
-        yield "map/conditioned", cosines + probabilities.clamp(LEAST, 1 - LEAST).logit()
+        yield "map/conditioned", cosines + probabilities.logit(LEAST)
         yield "map/oracle", cosines + 4.0 * same  # cosines differ by 2 at most
 
 
