@@ -112,8 +112,8 @@ class BlockSequence:
     """Points of a network: before its first block (`stem`), and after every block.
 
     In a transformer's block with an attention (or another mixer) and an MLP there are two points, after the residual
-    of each: the first has the mixer's name, the second the block's. `blocks` names modules to look behind instead.
-    Names are those of the network inside wrappers (`unwrapped`), so that parent and recast network share them.
+    of each: the first has the mixer's name, the second the block's. `blocks` names other modules, whose outputs are
+    the points. Names are those of the network inside wrappers (`body_of`): parent and recast network share them.
     """
 
     def __init__(self, model: nn.Module, blocks: Sequence[str] | None = None) -> None:
@@ -126,9 +126,7 @@ class BlockSequence:
         modules = dict(self.network.named_modules())
         for name in names:
             if name not in modules:
-                raise RecastError(
-                    f"{type(self.network).__name__} has no module {name!r}.{suggest(name, modules) if name else ''}"
-                )
+                raise RecastError(f"{type(self.network).__name__} has no module {name!r}.{suggest(name, modules)}")
         self.blocks = {name: modules[name] for name in names}
         self._widths = {name: _widths(block) for name, block in self.blocks.items()}
         self._current = names[0]

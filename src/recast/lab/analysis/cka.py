@@ -15,7 +15,7 @@ from recast.lab.analysis.records import SimilarityLine
 from recast.lab.tables import Table
 
 MIN_IMAGES = 4
-"""The unbiased estimate needs so many in a batch."""
+"""Smallest batch for which the unbiased estimate is defined."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,13 @@ def cka(
     Learn the Same Things?, Eq. 2-4; Kornblith et al. 2019). It does not change when features are rotated or scaled.
     Batches count by their pairs of images, n(n − 3), so that a small last one weighs little.
 
-    images: what both models take, a batch or an iterable of batches of at least 4 images, of hundreds better; a
-    smaller last one is left out. Only n×n matrices are kept, one a layer.
-    layers_a, layers_b: module names; None: before the first block, and after each (`BlockSequence`).
+    Args:
+        images: input of both models, a batch or an iterable of batches of at least 4 images, better of hundreds.
+            Smaller batches are skipped. Only n×n matrices are stored, one per layer.
+        layers_a, layers_b: module names; None: before the first block, and after each (`BlockSequence`).
 
-    Raises `RecastError` for layers that are not there and where no batch has four images.
+    Raises:
+        RecastError: for missing layers, and if no batch has four images.
     """
     models, layers = {"a": model_a, "b": model_b}, {"a": layers_a, "b": layers_b}
     return _similarities(models, layers, [("a", "b")], images)[0]

@@ -58,16 +58,21 @@ def fourier(model: nn.Module, images: Images, *, blocks: Sequence[str] | None = 
     the first block (`stem`: with the pooling of a ResNet, the positions of a transformer) and after every block; in a
     transformer after both residuals of a layer, class tokens left out (`BlockSequence`).
 
-    images: what the model takes, (B, 3, H, W), or an iterable of such batches (labels beside them are not looked at):
-    nothing but sums is kept. They should be what the network was trained on, normalised as it was; all of one size.
-    Any height and width will do: the diagonal runs from (0, 0) to (π, π); where a map is not square, between the bins
-    of its longer side by linear interpolation.
-    blocks: names of modules to look behind instead.
-    Curves are read at `FREQUENCIES`, by linear interpolation between the bins 2n/h, π being the bin h/2 of an even h
-    (which a shifted DFT has at its other end). An odd h has no bin at π: there its last, (h−1)/h, is held.
+    The diagonal runs from (0, 0) to (π, π); where a map is not square, between the bins of its longer side by linear
+    interpolation. Curves are read at `FREQUENCIES`, by linear interpolation between the bins 2n/h, π being the bin h/2
+    of an even h (which a shifted DFT has at its other end). An odd h has no bin at π: there its last, (h−1)/h, is held.
 
-    Maps too small for two bins (1×1) are in `left_out`. Raises `RecastError` for a network
-    without a known sequence of blocks, blocks that are not there or give no map, and images of several sizes.
+    Args:
+        images: (B, 3, H, W), or an iterable of such batches, with labels or without; only sums are stored. They should
+            be those of the training, with its normalisation, and of one size.
+        blocks: names of modules whose outputs are measured instead.
+
+    Returns:
+        The curves; `left_out` names maps that are too small for two bins (1×1).
+
+    Raises:
+        RecastError: for a network without a known sequence of blocks, missing blocks or blocks without a map, and
+            images of several sizes.
     """
     return _measure({"": model}, images, blocks)[""]
 

@@ -92,11 +92,9 @@ def score_resolution(batch: Batch) -> Iterator[Score]:
             continue
         try:
             correct = batch.is_correct(name)
-        except torch.OutOfMemoryError:
-            raise
         except (AssertionError, RuntimeError, ValueError, IndexError) as error:  # networks raise different errors
-            is_another_mistake = isinstance(error, RecastError) and not isinstance(error, SizeError)
-            if is_another_mistake or batch.first > 0:  # the earlier batches succeeded
+            is_about_size = isinstance(error, SizeError) or not isinstance(error, RecastError | torch.OutOfMemoryError)
+            if not is_about_size or batch.first > 0:  # the earlier batches succeeded
                 raise
             refused.add((name, size))
             message = f"{name} does not support images of {size}, skipping it there: {first_line(error)}"

@@ -50,9 +50,9 @@ def _open(layer: GPSA) -> set[int]:
 def closing_(model: nn.Module, images: Tensor, labels: Tensor) -> Iterator[Closed]:
     """Close one head of `model` at each step, in place, until none is left; what was closed is removed (`prune_`).
 
-    images (N, C, H, W), normalised, and labels (N,): training images; every other one tells the loss, and after each
-    step all of them tell BatchNorm its statistics anew (`close_`). Raises RecastError for a network without open heads,
-    and one whose gates may not reach 0 (`gate_range`).
+    images (N, C, H, W), normalised, and labels (N,): training images. The loss is measured on every second image, and
+    BatchNorm's statistics on all of them after each step (`close_`). Raises RecastError for a network without open
+    heads, and for one whose gates may not reach 0 (`gate_range`).
     """
     for layer in gpsa_layers(model).values():
         layer.check_closes(1.0)
@@ -72,7 +72,7 @@ def closing_(model: nn.Module, images: Tensor, labels: Tensor) -> Iterator[Close
 
 
 def close_(model: nn.Module, heads: list[tuple[str, int]], images: Tensor) -> None:
-    """Remove the maps of these heads, and measure BatchNorm's statistics anew on `images`: what they saw has changed.
+    """Remove the maps of these heads, and measure BatchNorm's statistics again on `images`.
 
     Raises RecastError for a layer or head that the network does not have, or that is closed.
     """
@@ -120,7 +120,7 @@ def _added(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> dict[tuple
 
 
 def _gates(layer: GPSA) -> list[tuple[nn.Parameter, tuple[int, ...]]]:
-    """The gates that can close, and the heads that each belongs to."""
+    """Return the gates that can close, and the heads of each."""
     if layer.config.gate == "sigmoid":
         return [(layer.lam, layer.content_heads)]
     return [(layer.gamma, layer.content_heads), (layer.spread, layer.gaussian_heads)]
