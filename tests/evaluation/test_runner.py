@@ -57,6 +57,13 @@ def test_other_weights_images_normalisation_or_options_are_measured(digits: Data
         assert attacked.seen == seen
 
 
+def test_the_cache_may_be_a_text(digits: Data, tmp_path: Path, spy: Any) -> None:
+    model = spy()
+    for _ in range(2):
+        evaluate(model, "clean", digits, cache=str(tmp_path), progress=False)
+    assert model.seen == 50
+
+
 @pytest.mark.parametrize(("batch_size", "rest"), [(20, 10), (7, 15)])  # from the batch that holds image 40
 def test_an_interrupted_pass_goes_on(digits: Data, tmp_path: Path, batch_size: int, rest: int, spy: Any) -> None:
     expected, model = run(spy(), digits, tmp_path / "whole"), spy()
