@@ -145,7 +145,7 @@ def published(name: str) -> list[Any]:
 
 def whole(network: nn.Module, _layers: Any, images: Tensor) -> Split:
     """In the place of `split`: everything is trained."""
-    return Split(network, Tail(copy.deepcopy(network), "", images.shape[1:]), 0.0)
+    return Split(network, Tail(copy.deepcopy(network), "", images.shape[1:]))
 
 
 def main() -> None:

@@ -61,33 +61,33 @@ def images(n: int, seed: int = 9, shift: float = 0.0) -> Tensor:
 def test_one_batch_against_the_closed_form(n: int, shift: float) -> None:
     a, b = Fixed(random(5, 0), random(7, 1)), Fixed(random(3, 2), random(12, 3))
     x = images(n, shift=shift)
-    found = cka(a, b, x, LAYERS, LAYERS)
-    assert (found.layers_a, found.layers_b, found.n) == (tuple(LAYERS), tuple(LAYERS), n)
+    similarity = cka(a, b, x, LAYERS, LAYERS)
+    assert (similarity.layers_a, similarity.layers_b, similarity.n) == (tuple(LAYERS), tuple(LAYERS), n)
     with torch.no_grad():
-        for i, one in enumerate(a(x)):
-            for j, other in enumerate(b(x)):
-                assert found.cka[i, j] == pytest.approx(closed_form(one, other), rel=1e-6, abs=1e-6)
+        for i, features_a in enumerate(a(x)):
+            for j, features_b in enumerate(b(x)):
+                assert similarity.cka[i, j] == pytest.approx(closed_form(features_a, features_b), rel=1e-6, abs=1e-6)
 
 
 def test_batches_are_averaged_before_the_ratio() -> None:
     a, b = Fixed(random(5, 0), random(7, 1)), Fixed(random(3, 2), random(12, 3))
     x = images(30)
     parts = [x[:12], x[12:24], x[24:27]]  # the last is too small to count
-    found = cka(a, b, [(part, None) for part in parts], LAYERS, LAYERS)
-    assert found.n == 24
+    similarity = cka(a, b, [(part, None) for part in parts], LAYERS, LAYERS)
+    assert similarity.n == 24
     with torch.no_grad():
         pairs = [(a(part)[0], b(part)[1]) for part in parts[:2]]
     mean = [sum(hsic1(*pick(p, q)) for p, q in pairs) for pick in (
         lambda p, q: (p, q), lambda p, q: (p, p), lambda p, q: (q, q)
     )]  # fmt: skip
-    assert found.cka[0, 1] == pytest.approx(mean[0] / math.sqrt(mean[1] * mean[2]), rel=1e-6)
+    assert similarity.cka[0, 1] == pytest.approx(mean[0] / math.sqrt(mean[1] * mean[2]), rel=1e-6)
 
 
 def test_a_dead_layer_has_no_similarity() -> None:
     a = Fixed(torch.zeros(3, 12).double(), random(4, 1))
-    found = cka(a, a, images(10), LAYERS, LAYERS)
-    assert found.cka[0].isnan().all()
-    assert found.cka[1, 1] == pytest.approx(1)
+    similarity = cka(a, a, images(10), LAYERS, LAYERS)
+    assert similarity.cka[0].isnan().all()
+    assert similarity.cka[1, 1] == pytest.approx(1)
 
 
 def test_parent_and_recast_layer_by_layer() -> None:
@@ -96,7 +96,7 @@ def test_parent_and_recast_layer_by_layer() -> None:
     child = recast_(timm.create_model("digits_resnet").eval(), plan(parent, x[:1]))
     child.load_state_dict({**child.state_dict(), **parent.state_dict()})
     other = timm.create_model("digits_resnet").eval()
-    table = tabulate_cka({"parent": parent, "other": other, "recast": child}, lambda: [(x, torch.zeros(12))])
+    table = tabulate_cka({"parent": parent, "other": other, "recast": child}, [(x, torch.zeros(12))])
     assert table.columns == ("model_a", "layer_a", "model_b", "layer_b", "cka", "n")
     assert len(table.rows) == 3 * 25
     layers = list(dict.fromkeys(row[1] for row in table.rows))

@@ -63,12 +63,12 @@ def assert_as_by_loops(heads: list[HeadLine], layer: GPSA | CMHSA, x: Tensor) ->
     rows, columns = geometry.padded_size(*x.shape[-2:])
     keys = [(i, j) for i in range(rows) for j in range(columns)]
     rows_at, columns_at = geometry.query_positions(*x.shape[-2:])
-    every = [(i, j) for i in rows_at for j in columns_at]
+    queries_at = [(i, j) for i in rows_at for j in columns_at]
     assert [(head.tap_row, head.tap_column) for head in heads] == geometry.offsets()
     for number, (head, tap) in enumerate(zip(heads, geometry.offsets(), strict=True)):
         sums = [0.0] * 4
         for image in mix.expand(len(x), -1, -1, -1):
-            for q, (i, j) in enumerate(every):
+            for q, (i, j) in enumerate(queries_at):
                 row = image[number, q].tolist()
                 mass = sum(map(abs, row))
                 for weight, (r, c) in zip(row, keys, strict=True):
@@ -78,7 +78,7 @@ def assert_as_by_loops(heads: list[HeadLine], layer: GPSA | CMHSA, x: Tensor) ->
                     sums[1] += weight * away
                     sums[2] -= share * math.log(share) if share else 0.0
                     sums[3] += share if (r, c) == (i + tap[0], j + tap[1]) else 0.0
-        *means, on_tap = (value / (len(x) * len(every)) for value in sums)
+        *means, on_tap = (value / (len(x) * len(queries_at)) for value in sums)
         assert [head.distance, head.nonlocality, head.entropy] == pytest.approx(means, rel=2e-5, abs=2e-6)
         assert head.is_convolution == (on_tap >= 0.999)
 
@@ -140,9 +140,9 @@ def test_which_heads_stayed_convolutional(gpsa: Callable[..., GPSA]) -> None:
 
 def test_long_layers_are_sampled(gpsa: Callable[..., GPSA]) -> None:
     layer, x = gpsa(gate="sigmoid"), torch.randn(2, 4, 12, 12)
-    every, some = head_statistics(layer, x, queries=144), head_statistics(layer, x, queries=40)
-    assert some == head_statistics(layer, x, queries=40) != head_statistics(layer, x, queries=40, seed=1)
-    assert [one.distance for one in some] == pytest.approx([one.distance for one in every], rel=0.2)
+    whole, sample = head_statistics(layer, x, queries=144), head_statistics(layer, x, queries=40)
+    assert sample == head_statistics(layer, x, queries=40) != head_statistics(layer, x, queries=40, seed=1)
+    assert [head.distance for head in sample] == pytest.approx([head.distance for head in whole], rel=0.2)
 
 
 def wrapped(model: nn.Module) -> nn.Module:
@@ -181,8 +181,6 @@ def test_the_table_with_checkpoints(tmp_path: Path) -> None:
 def test_nothing_to_measure_is_said() -> None:
     with pytest.raises(RecastError, match="no heads"):
         head_statistics(small(), torch.rand(1, 3, 6, 6))
-    with pytest.raises(RecastError, match="none of parent"):
-        tabulate_heads({"parent": small()}, lambda: [(torch.rand(1, 3, 6, 6), torch.zeros(1))])
     with pytest.raises(RecastError, match="queries"):
         head_statistics(GPSA(2, 2, PLAIN, config=PAPERS), torch.rand(1, 2, 4, 4), queries=0)
 

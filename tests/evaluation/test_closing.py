@@ -13,8 +13,11 @@ from torch.nn import functional as F
 
 import recast
 from recast.errors import RecastError
-from recast.lab.evaluation import closing
+from recast.lab.config.evaluation import Options
+from recast.lab.data import Data
+from recast.lab.evaluation import closing, frontier
 from recast.lab.evaluation.closing import close_, closing_, heads_left
+from recast.lab.evaluation.runner import open_context
 from recast.lab.scales import recalibrate_batch_norm_
 from recast.layers.config import PAPERS_LAYER
 from recast.layers.gpsa import gpsa_layers
@@ -92,6 +95,15 @@ def test_to_the_last_head_it_is_the_network_without_attention(error_of: Any) -> 
     close_(again, [(one.layer, one.head) for one in steps[:7]], X)
     assert len(heads_left(again)) == 11
     assert steps[6].loss == pytest.approx(loss_of(again), rel=1e-4)
+
+
+def test_the_frontier_counts_the_open_heads_of_every_network(digits: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frontier, "SECONDS", 0.0)
+    models = {"finetuned": network("linear"), "recast": network("linear")}
+    for model in models.values():
+        close_(model, heads_left(model)[2:], X)
+    table = frontier.tabulate_frontier(open_context(models, digits, options=Options(num_images=20)))
+    assert [row[:2] for row in table.rows] == [("finetuned", 2), ("recast", 2), ("recast", 1), ("recast", 0)]
 
 
 def test_what_cannot_be_closed() -> None:

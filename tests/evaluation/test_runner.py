@@ -24,8 +24,10 @@ def rows_of(
     return evaluate(models, suites, data, cache=folder, options=Options(**options), batch_size=size, progress=False)
 
 
-def run(model: nn.Module, data: Data, folder: Path, suite: str = "clean", size: int = 20, **told: Any) -> list[float]:
-    return [row.value for row in rows_of(model, data, suite, size, folder, **told)]
+def run(
+    model: nn.Module, data: Data, folder: Path, suite: str = "clean", size: int = 20, **options: Any
+) -> list[float]:
+    return [row.value for row in rows_of(model, data, suite, size, folder, **options)]
 
 
 def test_other_weights_images_normalisation_or_options_are_measured(digits: Data, tmp_path: Path, spy: Any) -> None:
@@ -39,12 +41,12 @@ def test_other_weights_images_normalisation_or_options_are_measured(digits: Data
         (spy(), replace(digits, mean=(0.5, 0.5, 0.5))),
         (spy(), replace(digits, val=replace(digits.val, labels=digits.val.labels.flip(0)))),  # type: ignore[type-var]
     ):
-        found = run(model, data, tmp_path)
+        values = run(model, data, tmp_path)
         assert model.seen == 50
-        assert found != expected or data.val is not digits.val
+        assert values != expected or data.val is not digits.val
     other = replace(digits, train=replace(digits.train, labels=digits.train.labels.flip(0)))  # type: ignore[type-var]
-    (one,), (same,), (flipped,) = (run(spy(), d, tmp_path, "knn", neighbours=(1,)) for d in (digits, digits, other))
-    assert one == same != flipped
+    (first,), (same,), (flipped,) = (run(spy(), d, tmp_path, "knn", neighbours=(1,)) for d in (digits, digits, other))
+    assert first == same != flipped
     attacked = spy()
     run(attacked, digits, tmp_path, "fgsm", eps=(1.0,))
     once = attacked.seen
@@ -55,6 +57,13 @@ def test_other_weights_images_normalisation_or_options_are_measured(digits: Data
     ):
         run(attacked, digits, tmp_path, "fgsm", **options)
         assert attacked.seen == seen
+
+
+def test_the_cache_may_be_a_text(digits: Data, tmp_path: Path, spy: Any) -> None:
+    model = spy()
+    for _ in range(2):
+        evaluate(model, "clean", digits, cache=str(tmp_path), progress=False)
+    assert model.seen == 50
 
 
 @pytest.mark.parametrize(("batch_size", "rest"), [(20, 10), (7, 15)])  # from the batch that holds image 40
@@ -125,21 +134,21 @@ def test_suites_of_the_same_images_share_the_forward_pass(digits: Data, spy: Any
 
 def test_missing_data_is_named_and_the_rest_is_measured(digits: Data, tmp_path: Path, spy: Any) -> None:
     context = open_context({"m": spy()}, digits, options=Options(sets=tmp_path))
-    found = measure(context, ["imagenet-a", "clean"], progress=False)
-    assert {row.suite for row in found.rows} == {"clean"}
-    assert len(found.not_measured) == 1
+    results = measure(context, ["imagenet-a", "clean"], progress=False)
+    assert {row.suite for row in results.rows} == {"clean"}
+    assert len(results.not_measured) == 1
     with pytest.raises(NotMeasured, match="imagenet-a"):
         rows_of(spy(), digits, ["imagenet-a", "clean"])
 
 
 def test_differences_are_paired_and_between_arms(trained: nn.Module, digits: Data, spy: Any) -> None:
     arms = {"parent": trained, "recast": trained, "finetuned": spy()}
-    found = measure(open_context(arms, digits), ["clean"], progress=False)
-    pairs = {(d.model, d.against, d.metric): d for d in found.differences}
+    results = measure(open_context(arms, digits), ["clean"], progress=False)
+    pairs = {(d.model, d.against, d.metric): d for d in results.differences}
     same = pairs["recast", "parent", "top1"]
     assert (same.value, same.low, same.high) == (0.0, 0.0, 0.0)
     ahead = pairs["recast", "finetuned", "top1"]
-    values = {row.model: row.value for row in found.rows if row.metric == "top1"}
+    values = {row.model: row.value for row in results.rows if row.metric == "top1"}
     assert ahead.value == pytest.approx(values["recast"] - values["finetuned"])
     assert 0 < ahead.low < ahead.value < ahead.high
     assert len(pairs) == 3 * 4
@@ -150,9 +159,9 @@ def test_all_models_see_the_same_pixels_in_batches_of_any_size(digits: Data, spy
     few = rows_of({"a": first, "b": second}, digits, ["clean", "basic"], 20)
     assert len(first.pixels) == 3 * 26
     assert all(mine.equal(theirs) for mine, theirs in zip(first.pixels, second.pixels, strict=True))
-    for one, other in zip(few, rows_of({"a": first, "b": second}, digits, ["clean", "basic"], 50), strict=True):
-        assert (one.metric, one.n) == (other.metric, other.n)
-        assert (one.value, one.low, one.high) == pytest.approx((other.value, other.low, other.high), abs=1e-5)
+    for row, other in zip(few, rows_of({"a": first, "b": second}, digits, ["clean", "basic"], 50), strict=True):
+        assert (row.metric, row.n) == (other.metric, other.n)
+        assert (row.value, row.low, row.high) == pytest.approx((other.value, other.low, other.high), abs=1e-5)
 
 
 def test_training_flags_are_restored_each(digits: Data, spy: Any) -> None:

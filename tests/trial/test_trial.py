@@ -95,6 +95,26 @@ def test_an_interrupted_trial_goes_on_to_the_same_numbers(
         try_(network(7, seed=1), data, plan, tmp_path / "part", minutes=1e-3, seeds=2)
 
 
+@pytest.mark.parametrize("classes", [7, 10])
+def test_logits_are_read_from_a_tuple(
+    classes: int, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network(classes)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.network(x), x
+
+    for module, name, value in ((arms, "HEAD_UPDATES", 5), (run, "LEAST_UPDATES", 2), (run, "MOST_EPOCHS", 1)):
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(run, "find_spec", lambda name: None)  # no page
+    plan = recast.plan(Pair().eval(), torch.randn(1, 3, 16, 16), where="network.3")
+    answer = try_(Pair().eval(), data, plan, tmp_path / "out", minutes=1e-3, seeds=1)
+    assert [line.arm for line in answer.arms] == ["parent", *arms.TRAINED]
+
+
 def bank(images: int = 10, views: int = 3) -> Bank:
     arrays = tuple(np.full((images, 1), 100.0 * view, np.float16) + np.arange(images)[:, None] for view in range(views))
     return Bank(arrays, torch.arange(images), torch.arange(images))

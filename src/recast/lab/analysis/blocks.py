@@ -21,13 +21,12 @@ _CONTAINERS = (
     "blocks", "stages", "layers", "features", "encoder", "trunk_output", "layer1", "layer2", "layer3", "layer4"
 )  # fmt: skip
 _WRAPPED = (["model"], ["module"], ["_orig_mod"])
+"""The only children of `PixelModel`, DistributedDataParallel and `torch.compile`."""
 _MIXERS = ("attn", "self_attention", "mixer", "token_mixer")
 
 Keep = Callable[[str, Tensor], None]
 Images = Tensor | Iterable[Tensor | tuple[Tensor, ...] | list[Tensor]]
 """(B, 3, H, W), or an iterable of such batches, labels beside them or not."""
-Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]
-"""Starts a pass over (images, labels)."""
 
 
 def each_batch(images: Images) -> Iterator[Tensor]:
@@ -45,8 +44,7 @@ def each_batch(images: Images) -> Iterator[Tensor]:
 
 
 def body_of(model: nn.Module) -> tuple[str, nn.Module]:
-    """The network inside modules that only hold it, as `model`, `module` (DDP) or `_orig_mod` (`torch.compile`), and
-    the prefix of its names."""
+    """Return the network inside modules that only hold it (`_WRAPPED`), and the prefix of its names."""
     prefix = ""
     while [name for name, _ in model.named_children()] in _WRAPPED:
         ((name, model),) = model.named_children()
@@ -91,7 +89,7 @@ def _named_by_structure(module: nn.Module) -> list[str]:
 
 
 def _expand(module: object, name: str) -> list[str]:
-    """A container's members, and theirs; a module that holds containers: what they hold; else the module itself."""
+    """Return the names of a container's members and of theirs, of all containers in a module, or of the module."""
     if isinstance(module, nn.Sequential | nn.ModuleList) and not isinstance(module, ConvNormActivation):
         children = list(module.named_children())
     elif isinstance(module, nn.Module):
@@ -114,8 +112,8 @@ class BlockSequence:
     """Points of a network: before its first block (`stem`), and after every block.
 
     In a transformer's block with an attention (or another mixer) and an MLP there are two points, after the residual
-    of each: the first has the mixer's name, the second the block's. `blocks` names modules to look behind instead.
-    Names are those of the network inside wrappers (`unwrapped`), so that parent and recast network share them.
+    of each: the first has the mixer's name, the second the block's. `blocks` names other modules, whose outputs are
+    the points. Names are those of the network inside wrappers (`body_of`): parent and recast network share them.
     """
 
     def __init__(self, model: nn.Module, blocks: Sequence[str] | None = None) -> None:
@@ -128,9 +126,7 @@ class BlockSequence:
         modules = dict(self.network.named_modules())
         for name in names:
             if name not in modules:
-                raise RecastError(
-                    f"{type(self.network).__name__} has no module {name!r}.{suggest(name, modules) if name else ''}"
-                )
+                raise RecastError(f"{type(self.network).__name__} has no module {name!r}.{suggest(name, modules)}")
         self.blocks = {name: modules[name] for name in names}
         self._widths = {name: _widths(block) for name, block in self.blocks.items()}
         self._current = names[0]
@@ -152,12 +148,12 @@ class BlockSequence:
                 keep(name, tensor)
 
         def enter(name: str, _block: nn.Module, inputs: tuple[Any, ...]) -> None:
-            self._see(name, inputs[:1])
+            self._see(name, inputs[0] if inputs else None)
             if name == next(iter(blocks), None):
                 once(STEM, inputs)
 
         def leave(name: str, _block: nn.Module, _inputs: Any, output: Any) -> None:
-            self._see(name, (output,))
+            self._see(name, output)
             once(name, output)
 
         with (
@@ -168,11 +164,10 @@ class BlockSequence:
         ):
             self.model(images.to(device_of(self.model)))
 
-    def _see(self, block: str, given: tuple[Any, ...]) -> None:
+    def _see(self, block: str, value: Any) -> None:
         self._current = block
-        for x in given:
-            if isinstance(x, Tensor) and x.dim() == 4:
-                self._grids.see(self._turned(x))
+        if isinstance(value, Tensor) and value.dim() == 4:
+            self._grids.see(self._turned(value))
 
     def _turned(self, x: Tensor) -> Tensor:
         """Permute NHWC to NCHW. The layout is that of `output_fmt`, or follows from the widths of linear layers."""
@@ -211,7 +206,7 @@ def _middle(name: str, block: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _widths(block: nn.Module) -> set[int]:
-    """Channels that the first linear layer of a block takes and the last one gives."""
+    """Return the input channels of a block's first linear layer, and the output channels of its last one."""
     linear = [module for module in block.modules() if isinstance(module, nn.Linear)]
     return {linear[0].in_features, linear[-1].out_features} if linear else set()
 

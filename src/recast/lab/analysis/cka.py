@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.lab.analysis.blocks import Batches, BlockSequence, Images, each_batch
+from recast.lab.analysis.blocks import BlockSequence, Images, each_batch
 from recast.lab.analysis.records import SimilarityLine
 from recast.lab.tables import Table
 
 MIN_IMAGES = 4
-"""The unbiased estimate needs so many in a batch."""
+"""Smallest batch for which the unbiased estimate is defined."""
 
 
 @dataclass(frozen=True)
@@ -45,26 +46,31 @@ def cka(
     Learn the Same Things?, Eq. 2-4; Kornblith et al. 2019). It does not change when features are rotated or scaled.
     Batches count by their pairs of images, n(n − 3), so that a small last one weighs little.
 
-    images: what both models take, a batch or an iterable of batches of at least 4 images, of hundreds better; a
-    smaller last one is left out. Only n×n matrices are kept, one a layer.
-    layers_a, layers_b: module names; None: before the first block, and after each (`BlockSequence`).
+    Args:
+        images: input of both models, a batch or an iterable of batches of at least 4 images, better of hundreds.
+            Smaller batches are skipped. Only n×n matrices are stored, one per layer.
+        layers_a, layers_b: module names; None: before the first block, and after each (`BlockSequence`).
 
-    Raises `RecastError` for layers that are not there and where no batch has four images.
+    Raises:
+        RecastError: for missing layers, and if no batch has four images.
     """
     models, layers = {"a": model_a, "b": model_b}, {"a": layers_a, "b": layers_b}
     return _similarities(models, layers, [("a", "b")], images)[0]
 
 
-def tabulate_cka(models: Mapping[str, nn.Module], batches: Batches) -> Table:
-    """CKA between all layers of the first model and itself, and of the first with every other, as
-    RUN/analysis/cka.csv: a row a pair of layers, in one pass over the images. Raises `RecastError` as `cka` does."""
+def tabulate_cka(models: Mapping[str, nn.Module], images: Images) -> Table:
+    """Return RUN/analysis/cka.csv: the first model against itself and every other, a row per pair of layers.
+
+    All models go over the images in one pass. Raises `RecastError` as `cka` does.
+    """
     pairs = [(next(iter(models)), other) for other in models]
-    rows: list[SimilarityLine] = []
-    for (a, b), similarity in zip(pairs, _similarities(models, {}, pairs, batches()), strict=True):
-        for layer_a, values in zip(similarity.layers_a, similarity.cka.tolist(), strict=True):
-            for layer_b, value in zip(similarity.layers_b, values, strict=True):
-                rows.append(SimilarityLine(a, layer_a, b, layer_b, value if value == value else None, similarity.n))
-    return Table.of("cka", SimilarityLine, rows)
+    lines = [
+        SimilarityLine(a, layer_a, b, layer_b, None if math.isnan(value) else value, similarity.n)
+        for (a, b), similarity in zip(pairs, _similarities(models, {}, pairs, images), strict=True)
+        for layer_a, values in zip(similarity.layers_a, similarity.cka.tolist(), strict=True)
+        for layer_b, value in zip(similarity.layers_b, values, strict=True)
+    ]
+    return Table.of("cka", SimilarityLine, lines)
 
 
 def _similarities(
@@ -100,7 +106,7 @@ def _similarities(
 
 
 def _grams(name: str, sequence: BlockSequence, images: Tensor) -> tuple[tuple[str, ...], Tensor]:
-    """Names of a model's layers, and the U-centred Gram matrix of each, (layers, n²)."""
+    """Return the names of a model's layers, and the U-centred Gram matrix of each, (layers, n²)."""
     grams: dict[str, Tensor] = {}
     sequence.run(images, lambda at, x: grams.update({at: centred_gram(x).flatten()}))
     if not grams:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.lab.analysis.blocks import Batches, BlockSequence, Images, each_batch
+from recast.lab.analysis.blocks import BlockSequence, Images, each_batch
 from recast.lab.analysis.records import FourierLine
 from recast.lab.tables import Table
 
@@ -58,26 +58,33 @@ def fourier(model: nn.Module, images: Images, *, blocks: Sequence[str] | None = 
     the first block (`stem`: with the pooling of a ResNet, the positions of a transformer) and after every block; in a
     transformer after both residuals of a layer, class tokens left out (`BlockSequence`).
 
-    images: what the model takes, (B, 3, H, W), or an iterable of such batches (labels beside them are not looked at):
-    nothing but sums is kept. They should be what the network was trained on, normalised as it was; all of one size.
-    Any height and width will do: the diagonal runs from (0, 0) to (π, π); where a map is not square, between the bins
-    of its longer side by linear interpolation.
-    blocks: names of modules to look behind instead.
-    Curves are read at `FREQUENCIES`, by linear interpolation between the bins 2n/h, π being the bin h/2 of an even h
-    (which a shifted DFT has at its other end). An odd h has no bin at π: there its last, (h−1)/h, is held.
+    The diagonal runs from (0, 0) to (π, π); where a map is not square, between the bins of its longer side by linear
+    interpolation. Curves are read at `FREQUENCIES`, by linear interpolation between the bins 2n/h, π being the bin h/2
+    of an even h (which a shifted DFT has at its other end). An odd h has no bin at π: there its last, (h−1)/h, is held.
 
-    Maps too small for two bins (1×1) are in `left_out`. Raises `RecastError` for a network
-    without a known sequence of blocks, blocks that are not there or give no map, and images of several sizes.
+    Args:
+        images: (B, 3, H, W), or an iterable of such batches, with labels or without; only sums are stored. They should
+            be those of the training, with its normalisation, and of one size.
+        blocks: names of modules whose outputs are measured instead.
+
+    Returns:
+        The curves; `left_out` names maps that are too small for two bins (1×1).
+
+    Raises:
+        RecastError: for a network without a known sequence of blocks, missing blocks or blocks without a map, and
+            images of several sizes.
     """
     return _measure({"": model}, images, blocks)[""]
 
 
-def tabulate_fourier(models: Mapping[str, nn.Module], batches: Batches) -> Table:
-    """The curves of several models over the same images, as RUN/analysis/fourier.csv: a row per model, block and
-    frequency. All models go over the images in one pass. Raises `RecastError` as `fourier` does."""
+def tabulate_fourier(models: Mapping[str, nn.Module], images: Images) -> Table:
+    """Return RUN/analysis/fourier.csv, a row per model, block and frequency, from one pass over the images.
+
+    Raises `RecastError` as `fourier` does.
+    """
     lines = [
         FourierLine(name, curve.block, curve.index, curve.depth, *point, spectra.n)
-        for name, spectra in _measure(models, batches(), None).items()
+        for name, spectra in _measure(models, images, None).items()
         for curve in spectra.curves
         for point in zip(curve.frequency, curve.delta, strict=True)
     ]
@@ -149,7 +156,7 @@ def diagonal_log_amplitude(maps: Tensor) -> Tensor:
     steps = torch.arange(short // 2 + 1, device=maps.device)
 
     def bins(size: int) -> tuple[Tensor, Tensor]:
-        """The bins below and above frequency 2n/short; integers, so that a square map meets its bins exactly."""
+        """Return the bins below and above frequency 2n/short; integers, so that a square map meets its bins exactly."""
         below = (steps * size).div(short, rounding_mode="floor").clamp(max=size // 2)
         inexact = (steps * size) % short != 0
         return below, (below + inexact.long()).clamp(max=size // 2)

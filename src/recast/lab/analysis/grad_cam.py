@@ -17,10 +17,18 @@ from recast.tracing.outputs import logits_of
 def grad_cam(model: nn.Module, images: Tensor, targets: Tensor) -> Tensor | None:
     """Compute max(0, Σ_c mean(∂logit_t/∂A_c) · A_c) over the channels c of a map A, for every target class t.
 
-    images (B, C, height, width), targets (B, T) → (B, T, h, w); Selvaraju et al. 2017. A is what the
-    last module gives that gives a map of more than one position: None where there is none, or tokens come after it. The
-    model gives logits (B, classes), also as `output.logits` or the first of a tuple; it runs in eval mode and is left
-    as it was. Raises `RecastError` for other outputs.
+    Selvaraju et al. 2017. A is the output of the last module with a map of more than one position.
+
+    Args:
+        model: returns logits (B, classes), also as `output.logits` or the first of a tuple. It runs in eval mode.
+        images: (B, C, height, width).
+        targets: (B, T).
+
+    Returns:
+        (B, T, h, w); None if there is no such map, or tokens come after it.
+
+    Raises:
+        RecastError: for other outputs.
     """
     leaves: list[Tensor] = []
 
@@ -45,13 +53,13 @@ def grad_cam(model: nn.Module, images: Tensor, targets: Tensor) -> Tensor | None
 def _last_map(model: nn.Module, images: Tensor) -> str | None:
     """Return the last module with a map (B, C, h, w); None if tokens of more than one position come after it."""
     inside = tuple(f"{name}." for name in attention_pools(model))
-    given: list[tuple[str, torch.Size]] = []
+    outputs: list[tuple[str, torch.Size]] = []
 
     def note(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
         if isinstance(output, Tensor) and not is_one(output.shape) and not name.startswith(inside):
-            given.append((name, output.shape))
+            outputs.append((name, output.shape))
 
     with hooked(model.named_modules(), after=note):
         model(images[:1])
-    is_map = bool(given) and len(given[-1][1]) == 4 and getattr(model, "output_fmt", "NCHW") == "NCHW"
-    return given[-1][0] if is_map else None
+    name, shape = outputs[-1] if outputs else ("", ())
+    return name if len(shape) == 4 and getattr(model, "output_fmt", "NCHW") == "NCHW" else None

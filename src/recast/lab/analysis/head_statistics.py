@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.lab.analysis.blocks import Batches, Images, body_of, device_of, each_batch
+from recast.lab.analysis.blocks import Images, body_of, device_of, each_batch
 from recast.lab.analysis.queries import pieces
 from recast.lab.analysis.records import HeadLine
 from recast.lab.tables import Table
@@ -25,8 +25,6 @@ from recast.tracing.hooks import hooked
 TOLERANCE = 1e-3
 """Share of its attention that a head may give to others than its tap, and still be a convolution."""
 MAX_QUERIES = 128
-TINY = 1e-30
-"""Stands for 0 in a logarithm whose value is multiplied by 0."""
 
 
 def head_statistics(model: nn.Module, images: Images, *, queries: int = MAX_QUERIES, seed: int = 0) -> list[HeadLine]:
@@ -52,40 +50,37 @@ def head_statistics(model: nn.Module, images: Images, *, queries: int = MAX_QUER
     """
     if queries < 1:
         raise RecastError(f"queries must be at least 1, got {queries}")
-    if not recast_layers(model):
-        raise RecastError(f"{type(model).__name__} has no recast layer, so it has no heads to measure")
     name = type(model).__name__
-    return _measure({name: model}, images, queries, seed)[name]
+    if not recast_layers(model):
+        raise RecastError(f"{name} has no recast layer, so it has no heads to measure")
+    return _measure({name: model}, images, queries, seed)
 
 
 def tabulate_heads(
     models: Mapping[str, nn.Module],
-    batches: Batches,
+    batches: Callable[[], Images],
     epochs: Iterable[tuple[str, int, Callable[[], nn.Module]]] = (),
 ) -> Table:
-    """The heads of several models as RUN/analysis/heads.csv, a line a head; models without recast layers have none.
+    """Return RUN/analysis/heads.csv, a row per head of several models; models without recast layers have no rows.
 
-    epochs: (model's name, epoch, function that loads the model as it was then), for checkpoints that were kept; they
+    batches: starts a pass over the images.
+    epochs: (model's name, epoch, function that loads the model as it was then), for checkpoints that were stored; they
     are loaded and measured one after the other, and the rows of `models` themselves have no epoch. A checkpoint from
-    before its layers were recast has no rows. Raises `RecastError` if nothing has recast layers.
+    before its layers were recast has no rows.
     """
     lines = []
     for name, epoch, load in epochs:
-        (heads,) = _measure({name: load()}, batches()).values()
-        lines += [replace(head, epoch=epoch) for head in heads]
-    lines += [head for heads in _measure(models, batches()).values() for head in heads]
-    if not lines:
-        raise RecastError(f"none of {', '.join(models)} has a recast layer, so there are no heads to measure")
-    return Table.of("heads", HeadLine, lines)
+        lines += [replace(head, epoch=epoch) for head in _measure({name: load()}, batches())]
+    return Table.of("heads", HeadLine, lines + _measure(models, batches()))
 
 
 @torch.no_grad()
 def _measure(
     models: Mapping[str, nn.Module], images: Images, queries: int = MAX_QUERIES, seed: int = 0
-) -> dict[str, list[HeadLine]]:
-    """Measure the heads of every model in one pass in eval mode; models without recast layers have none."""
+) -> list[HeadLine]:
+    """Measure the heads of all models in one pass in eval mode."""
     sums = {
-        name: {layer: _Sums(of, queries, seed) for layer, of in recast_layers(body_of(model)[1]).items()}
+        name: {layer: _Sums(module, queries, seed) for layer, module in recast_layers(body_of(model)[1]).items()}
         for name, model in models.items()
     }
     measured = [(model, sums[name]) for name, model in models.items() if sums[name]]
@@ -95,12 +90,9 @@ def _measure(
                 for name, layer_sums in layers.items():
                     hooks.enter_context(hooked([(name, layer_sums.layer)], before=layer_sums.see))
                 model(batch.to(device_of(model)))
-    return {
-        name: [
-            head for layer, layer_sums in layers.items() if layer_sums.images for head in layer_sums.heads(name, layer)
-        ]
-        for name, layers in sums.items()
-    }
+    return [
+        head for name, layers in sums.items() for layer, added in layers.items() for head in added.heads(name, layer)
+    ]
 
 
 class _Sums:
@@ -136,7 +128,7 @@ class _Sums:
                     (attention * distance).sum(-1) / mass,
                     (maps * distance).sum(-1),
                     # −Σ p ln p with p = |A|/m is ln m − Σ |A| ln |A| / m: no map of p is made
-                    mass.log() - (attention * attention.clamp_min(TINY).log()).sum(-1) / mass,
+                    mass.log() + torch.special.entr(attention).sum(-1) / mass,
                     attention.gather(-1, at_tap).squeeze(-1) / mass,
                 ]
             )
@@ -148,7 +140,9 @@ class _Sums:
         self._queries = len(chosen)
 
     def heads(self, model: str, name: str) -> list[HeadLine]:
-        """Return every head, in the mean over images and queries."""
+        """Return every head, in the mean over images and queries; none for a layer that did not run."""
+        if not self.images:
+            return []
         layer = self.layer
         gates: list[float | None] = [None] * layer.num_heads
         spans = gates

@@ -17,27 +17,26 @@ MAX_NUMBERS = 2**18
 """Numbers that one piece of the maps may have on the CPU: what its cache holds, 1 MB in single precision."""
 MAX_NUMBERS_ON_ACCELERATORS = 2**24
 
-ASKED = 8
-"""Queries of a row, and of a column, among which the most telling one is looked for."""
+TRIED = 8
+"""Queries of a row, and of a column, among which `telling_query` chooses."""
 
 Rows = Callable[[Tensor], Tensor]
 """Query indices (n,) → their attention (B, H, n, M) over the padded keys."""
 
 
 def pieces(layer: RecastLayer, x: Tensor, chosen: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The gated mix of maps A of the `chosen` queries (n,) for an input x (B, C, height, width), in pieces that fit:
-    pairs of query indices (q,) and maps (b, H, q, M), b images each time. With every content gate at 0 the maps are
-    the same for all images, and are given once, b = 1.
+    """Yield query indices (q,) and their maps A (b, H, q, M) of b images, in pieces that fit, for the `chosen` queries.
 
-    The numbers are those of `layer.attention(x)`, to rounding.
+    The maps are those of `layer.attention(x)` for x (B, C, height, width), to rounding. With every content gate at 0
+    they are the same for all images, and come once, b = 1.
     """
     if not isinstance(layer, CMHSA) and not bool(layer.coefficients().content.any()):
         x = x[:1]
     rows, columns = layer.geometry.padded_size(*x.shape[-2:])
     size = layer.num_heads * rows * columns
     most = MAX_NUMBERS if x.device.type == "cpu" else MAX_NUMBERS_ON_ACCELERATORS
-    for some in x.split(max(1, most // (size * len(chosen)))):
-        maps = rows_of(layer, some)
+    for images in x.split(max(1, most // (size * len(chosen)))):
+        maps = rows_of(layer, images)
         for at in chosen.split(max(1, most // size)):
             yield at, maps(at)
 
@@ -47,11 +46,7 @@ def rows_of(layer: RecastLayer, x: Tensor) -> Rows:
     if isinstance(layer, CMHSA):  # A = softmax(Q Kᵀ / √D + B), as `recast.layers.functional.biased_maps` writes it out
         logits, bias = logits_and_bias(layer, x)
         return lambda at: torch.softmax(logits(at) + bias(at), dim=-1)
-    return _gated_rows(layer, x)
-
-
-def _gated_rows(layer: GPSA, x: Tensor) -> Rows:
-    """A = shift · S + gaussian · G + content · C, as `recast.layers.functional.attention_maps` writes it out."""
+    # A = shift · S + gaussian · G + content · C, as `recast.layers.functional.attention_maps` writes it out
     geometry, size = layer.geometry, x.shape[-2:]
     w = expand_heads(layer.weights())
     row_factors, column_factors = gaussian_factors(w.center, w.alpha, geometry, *size)
@@ -88,16 +83,18 @@ def logits_and_bias(layer: CMHSA, x: Tensor) -> tuple[Rows, Rows]:
 
 
 def telling_query(layer: GPSA, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    """Maps (B, heads, height, width) over the real pixels of the query whose maps differ most between the images x, and
-    that query's pixel (row, column). Where none differ it is the middle one; at most ASKED × ASKED are looked at.
+    """Return the maps of the query whose maps differ most between images x, and the query's pixel (row, column).
+
+    The maps (B, heads, height, width) are over the real pixels. At most TRIED × TRIED queries are compared; where none
+    differ it is the middle one.
     """
     geometry, (height, width) = layer.geometry, x.shape[-2:]
     rows, columns = geometry.query_positions(height, width)
-    chosen = torch.cartesian_prod(_some(len(rows)) * len(columns), _some(len(columns))).sum(1).to(x.device)
+    chosen = torch.cartesian_prod(_spaced(len(rows)) * len(columns), _spaced(len(columns))).sum(1).to(x.device)
     maps_of = rows_of(layer, x)
-    differ = torch.cat([_spread(maps_of(at)) for at in chosen.split(ASKED)])
-    best = int(chosen[differ.argmax()])
-    if differ.max() < 1e-4:  # rounding
+    differences = torch.cat([_difference(maps_of(at)) for at in chosen.split(TRIED)])
+    best = int(chosen[differences.argmax()])
+    if differences.max() < 1e-4:  # rounding
         best = len(rows) // 2 * len(columns) + len(columns) // 2
     i, j = divmod(best, len(columns))
     at_rows, at_columns = geometry.pixels(height, width)
@@ -109,12 +106,12 @@ def telling_query(layer: GPSA, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
     return maps, (rows[i] - at_rows.start, columns[j] - at_columns.start)
 
 
-def _spread(maps: Tensor) -> Tensor:
+def _difference(maps: Tensor) -> Tensor:
     """Return the distance of every query's maps (B, H, n, M) from their mean over images, (n,)."""
     return (maps - maps.mean(0)).abs().sum(-1).mean((0, 1))
 
 
-def _some(count: int) -> Tensor:
-    """Return at most ASKED of `count` places, evenly apart, with the middle one."""
-    step = -(-count // ASKED)
+def _spaced(count: int) -> Tensor:
+    """Return at most TRIED of `count` places, evenly apart, with the middle one."""
+    step = -(-count // TRIED)
     return torch.arange(count // 2 % step, count, step)

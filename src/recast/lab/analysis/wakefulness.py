@@ -76,10 +76,10 @@ def wakefulness(
 
 
 def _of_batch(layer: RecastLayer, x: Tensor, output: Tensor, queries: int) -> tuple[Tensor, float]:
-    """Sums over the images of entropy, distance and squared contributions per head, (4, H), and of squared outputs."""
+    """Return sums over images of entropy, distance and squared shares by head, (4, H), and of squared outputs."""
     geometry, (height, width) = layer.geometry, x.shape[-2:]
-    made = output.flatten(2).transpose(1, 2)
-    at = torch.arange(0, made.shape[1], math.ceil(made.shape[1] / queries), device=x.device)
+    outputs = output.flatten(2).transpose(1, 2)
+    at = torch.arange(0, outputs.shape[1], math.ceil(outputs.shape[1] / queries), device=x.device)
     attends = isinstance(layer.config, GaussianGate) and layer.config.attend_padding
     visible = real_keys(geometry, height, width, x.device) | attends
     uniform = visible / visible.sum()
@@ -96,7 +96,8 @@ def _of_batch(layer: RecastLayer, x: Tensor, output: Tensor, queries: int) -> tu
     parts = [_squares(layer, tokens, gamma[:, None, None] * maps) for maps in added]
     distance = (pixels - 1 / pixels.shape[-1]).abs().sum(-1).mean(-1) / 2
     totals = torch.stack([values.sum(0) for values in (relative_entropy(pixels), distance, *parts)]).double().cpu()
-    return totals, float((made[:, at] if layer.bias is None else made[:, at] - layer.bias).square().mean((1, 2)).sum())
+    outputs = outputs[:, at] if layer.bias is None else outputs[:, at] - layer.bias
+    return totals, float(outputs.square().mean((1, 2)).sum())
 
 
 def _squares(layer: RecastLayer, tokens: Tensor, maps: Tensor) -> Tensor:

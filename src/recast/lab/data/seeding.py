@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -53,6 +53,14 @@ def seeded_on(device: torch.device, seed: int) -> Iterator[None]:
     with seeded(seed), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
+
+
+def draw_by_index(
+    draw: Callable[..., Tensor], shape: Iterable[int], indices: Iterable[int], *purpose: object
+) -> Tensor:
+    """Return `draw(shape)` for each index, (B, *shape), with a generator seeded by the purpose and the index alone."""
+    generators = (torch.Generator().manual_seed(mix_seed(*purpose, index)) for index in indices)
+    return torch.stack([draw(tuple(shape), generator=generator) for generator in generators])
 
 
 def epoch_order(size: int, seed: int | None, epoch: int, repeats: int = 1) -> Tensor:

@@ -52,9 +52,7 @@ def calibration_gaps(logits: Tensor, labels: Tensor) -> Tensor:
     confidence, prediction = logits.double().softmax(1).max(1)
     gap = (prediction == labels).double() - confidence
     bins = (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
-    return torch.zeros(len(labels), BINS, dtype=torch.float64, device=logits.device).scatter_(
-        1, bins[:, None], gap[:, None]
-    )
+    return F.one_hot(bins, BINS) * gap[:, None]
 
 
 def expected_calibration_error(means: np.ndarray) -> np.ndarray:
@@ -66,7 +64,7 @@ def default_sizes(side: int) -> tuple[tuple[int, int], ...]:
     """Return half to one and a half of a side in multiples of 32 (8 below 128, 4 below 32), and the side."""
     multiple = 32 if side >= 128 else 8 if side >= 32 else 4
     sides = {max(multiple, multiple * round(factor * side / multiple)) for factor in FACTORS if factor != 1}
-    return tuple((each, each) for each in sorted({*sides, side}))
+    return tuple((length, length) for length in sorted({*sides, side}))
 
 
 def sources_resolution(context: Context) -> list[Source]:
@@ -94,11 +92,9 @@ def score_resolution(batch: Batch) -> Iterator[Score]:
             continue
         try:
             correct = batch.is_correct(name)
-        except torch.OutOfMemoryError:
-            raise
         except (AssertionError, RuntimeError, ValueError, IndexError) as error:  # networks raise different errors
-            is_another_mistake = isinstance(error, RecastError) and not isinstance(error, SizeError)
-            if is_another_mistake or batch.first > 0:  # the earlier batches succeeded
+            is_about_size = isinstance(error, SizeError) or not isinstance(error, RecastError | torch.OutOfMemoryError)
+            if not is_about_size or batch.first > 0:  # the earlier batches succeeded
                 raise
             refused.add((name, size))
             message = f"{name} does not support images of {size}, skipping it there: {first_line(error)}"

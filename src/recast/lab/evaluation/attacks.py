@@ -9,14 +9,13 @@ Goodfellow et al. 2015 (arXiv:1412.6572); Madry et al. 2018 (arXiv:1706.06083). 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.lab.config.evaluation import Options
-from recast.lab.data.seeding import mix_seed
+from recast.lab.data.seeding import draw_by_index
 from recast.lab.evaluation.context import Batch, Score, loss_gradient
 
 
@@ -77,20 +76,18 @@ def score_pgd(batch: Batch, options: Options | None = None) -> Iterator[Score]:
     """Score top1@ε for every ε: correct under every restart. options: None takes those of the batch."""
     options = options or batch.options
     for name, model in batch.models.items():
-        attack = partial(pgd, model, batch.images, batch.labels, steps=options.steps, step_size=options.step_size)
         for eps in options.eps:
             survived = torch.ones(len(batch), device=batch.images.device)
             for start in range(options.restarts):
-                if start > 0:
-                    attacked = attack(eps, noise=_noise(batch, start))
-                else:
-                    attacked = attack(eps, gradient=batch.gradient(name))
+                attacked = pgd(
+                    model, batch.images, batch.labels, eps, steps=options.steps, step_size=options.step_size,
+                    noise=_noise(batch, start) if start > 0 else None, gradient=batch.gradient(name),
+                )  # fmt: skip
                 survived *= batch.is_correct(name, attacked)
             yield Score(name, f"top1@{eps:g}", survived)
 
 
 def _noise(batch: Batch, start: int) -> Tensor:
     """Draw uniform noise in [-1, 1] that depends on the index of an image, not on its batch."""
-    seeds = (mix_seed("pgd", batch.options.seed, start, index) for index in batch.indices)
-    drawn = [torch.rand(batch.images.shape[1:], generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-    return (2 * torch.stack(drawn) - 1).to(batch.images)
+    noise = draw_by_index(torch.rand, batch.images.shape[1:], batch.indices, "pgd", batch.options.seed, start)
+    return (2 * noise - 1).to(batch.images)

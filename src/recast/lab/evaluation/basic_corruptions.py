@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from recast.lab.data.seeding import mix_seed
+from recast.lab.data.seeding import draw_by_index
 from recast.lab.evaluation.context import Batch, Score
 from recast.lab.suites import SEVERITIES
 
@@ -27,17 +27,10 @@ def corrupt(images: Tensor, kind: str, severity: int, first_index: int = 0) -> T
     return change(images.cpu(), strengths[severity - 1], indices).clamp(0, 1).to(images.device)
 
 
-def _random(draw: Callable[..., Tensor], shape: tuple[int, ...], kind: str, indices: range) -> Tensor:
-    """Draw (B, *shape) with a generator seeded by (kind, index) for each index."""
-    return torch.stack(
-        [draw(shape, generator=torch.Generator().manual_seed(mix_seed(kind, index))) for index in indices]
-    )
-
-
 def _gaussian_noise(images: Tensor, strength: float, indices: range) -> Tensor:
     """Add σ·z, σ ∝ √side: 0.08 to 0.38 at 224 (as in ImageNet-C), 0.03 to 0.14 at 32, where less averages out."""
     sigma = strength * math.sqrt(min(images.shape[-2:]) / 224)
-    return images + sigma * _random(torch.randn, tuple(images.shape[1:]), "gaussian_noise", indices)
+    return images + sigma * draw_by_index(torch.randn, images.shape[1:], indices, "gaussian_noise")
 
 
 def _gaussian_blur(images: Tensor, strength: float, indices: range) -> Tensor:
@@ -70,14 +63,9 @@ def cell_means(side: int, cells: int) -> Tensor:
     Borders of cells are the first numbers of a van der Corput sequence (1/2, 1/4, 3/4, 1/8, ...): nearly even for any
     number of cells, even for powers of two, and nested, so that the distance to the image grows with the severity.
     """
-    borders: list[int] = []
-    number = 0
-    while len(borders) < min(cells, side) - 1:
-        number += 1
-        digits = bin(number)[2:]
-        border = side * int(digits[::-1], 2) >> len(digits)
-        if border > 0 and border not in borders:
-            borders.append(border)
+    bits = side.bit_length()
+    sequence = (side * int(f"{number:0{bits}b}"[::-1], 2) >> bits for number in range(2**bits))
+    borders = list(dict.fromkeys(sequence))[1 : min(cells, side)]  # the first one is 0
     cell = torch.bucketize(torch.arange(side), torch.tensor(sorted(borders)), right=True)
     same = (cell[:, None] == cell[None, :]).float()
     return same / same.sum(dim=1)
@@ -86,7 +74,7 @@ def cell_means(side: int, cells: int) -> Tensor:
 def _occlusion(images: Tensor, strength: float, indices: range) -> Tensor:
     """Cover a share of each side by a grey rectangle, which lies inside that of the next severity."""
     sizes = [round(strength * side) for side in images.shape[-2:]]
-    place = _random(torch.rand, (2,), "occlusion", indices)
+    place = draw_by_index(torch.rand, (2,), indices, "occlusion")
     inside = []
     for size, side, position in zip(sizes, images.shape[-2:], place.unbind(1), strict=True):
         begin = (position * (side - size)).floor()[:, None]
@@ -115,8 +103,8 @@ def score_basic(batch: Batch) -> Iterator[Score]:
 
 def mean_over_corruptions(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return top1/mean over all kinds and severities, and top1/mean/SEVERITY over the kinds."""
-    by_severity: dict[str, list[np.ndarray]] = {}
-    for metric, values in scores.items():
-        by_severity.setdefault(metric.rpartition("/")[2], []).append(values)
-    means = {f"top1/mean/{severity}": np.mean(values, axis=0) for severity, values in by_severity.items()}
+    means = {
+        f"top1/mean/{s}": np.mean([values for metric, values in scores.items() if metric.endswith(f"/{s}")], axis=0)
+        for s in SEVERITIES
+    }
     return {**means, "top1/mean": np.mean(list(scores.values()), axis=0)}

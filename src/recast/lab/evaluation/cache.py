@@ -30,14 +30,14 @@ def model_key(model: PixelModel) -> str:
     """Return a hash of everything that decides a model's outputs: structure, settings, state and normalisation."""
     digest = hashlib.sha256(f"{__version__}{model}".encode())
     for name, module in model.named_modules():
-        digest.update(f"{name} {_settings(module, 'training')}".encode())
+        digest.update(f"{name} {_settings(module)}".encode())
     digest.update(checksum(model.state_dict()).encode())
     return digest.hexdigest()
 
 
-def _settings(owner: object, *ignored: str) -> list[tuple[str, Any]]:
+def _settings(owner: object) -> list[tuple[str, Any]]:
     """Return attributes that are numbers, texts, or tuples or data classes of them, which a `repr` may not show."""
-    return sorted((name, value) for name, value in vars(owner).items() if name not in ignored and _is_plain(value))
+    return sorted((name, value) for name, value in vars(owner).items() if name != "training" and _is_plain(value))
 
 
 def _is_plain(value: object) -> bool:

@@ -1,7 +1,7 @@
 """Metrics that weigh classes equally: F1, AUROC, average precision, balanced accuracy (suites `classes`, `multilabel`).
 
-They are functions of the scores of all images together, not means over images: the bootstrap computes them anew for
-every draw, from counts of each image. All agree with scikit-learn's.
+They are functions of the scores of all images together, not means over images: the bootstrap computes them for every
+draw, from counts of each image. All agree with scikit-learn's.
 
 Shapes: n images, C classes, counts (draws, n).
 """
@@ -59,9 +59,9 @@ def ranked(scores: np.ndarray, positive: np.ndarray, counts: np.ndarray) -> tupl
     for column, labels in zip(scores.T, positive.T, strict=True):
         order = np.argsort(-column, kind="stable")
         ends = np.append(np.diff(column[order]) != 0, True)  # images with equal scores count together
-        drawn = counts[:, order]
-        true = np.cumsum(drawn * labels[order], 1)[:, ends]
-        false = np.cumsum(drawn, 1)[:, ends] - true
+        ordered = counts[:, order]
+        true = np.cumsum(ordered * labels[order], 1)[:, ends]
+        false = np.cumsum(ordered, 1)[:, ends] - true
         steps, width = np.diff(true, prepend=0), np.diff(false, prepend=0)
         precision = np.divide(true, true + false, out=np.zeros_like(true), where=true + false > 0)
         results[0].append(_ratio((steps * precision).sum(1), true[:, -1]))

@@ -40,8 +40,7 @@ class Closed(NamedTuple):
 
 def heads_left(model: nn.Module) -> list[tuple[str, int]]:
     """Return (layer, head) of every open head."""
-    layers = gpsa_layers(model)
-    return [(name, head) for name, layer in layers.items() for head in sorted(_open(layer))]
+    return [(name, head) for name, layer in gpsa_layers(model).items() for head in sorted(_open(layer))]
 
 
 def _open(layer: GPSA) -> set[int]:
@@ -51,9 +50,9 @@ def _open(layer: GPSA) -> set[int]:
 def closing_(model: nn.Module, images: Tensor, labels: Tensor) -> Iterator[Closed]:
     """Close one head of `model` at each step, in place, until none is left; what was closed is removed (`prune_`).
 
-    images (N, C, H, W), normalised, and labels (N,): training images; every other one tells the loss, and after each
-    step all of them tell BatchNorm its statistics anew (`close_`). Raises RecastError for a network without open heads,
-    and one whose gates may not reach 0 (`gate_range`).
+    images (N, C, H, W), normalised, and labels (N,): training images. The loss is measured on every second image, and
+    BatchNorm's statistics on all of them after each step (`close_`). Raises RecastError for a network without open
+    heads, and for one whose gates may not reach 0 (`gate_range`).
     """
     for layer in gpsa_layers(model).values():
         layer.check_closes(1.0)
@@ -63,18 +62,17 @@ def closing_(model: nn.Module, images: Tensor, labels: Tensor) -> Iterator[Close
     batches = list(zip(images[::2].split(PART), labels[::2].split(PART), strict=True))
     with in_eval(model):
         while added := _added(model, batches):
-            candidates = sorted(added, key=added.__getitem__)
-            losses = []
-            for name, head in candidates[:TRIED]:
+            losses = {}
+            for name, head in sorted(added, key=added.__getitem__)[:TRIED]:
                 with _without(model.get_submodule(name), head):
-                    losses.append(_loss(model, batches))
-            name, head = candidates[losses.index(min(losses))]
+                    losses[name, head] = _loss(model, batches)
+            name, head = min(losses, key=losses.__getitem__)
             close_(model, [(name, head)], images)
             yield Closed(name, head, _loss(model, batches))
 
 
 def close_(model: nn.Module, heads: list[tuple[str, int]], images: Tensor) -> None:
-    """Remove the maps of these heads, and measure BatchNorm's statistics anew on `images`: what they saw has changed.
+    """Remove the maps of these heads, and measure BatchNorm's statistics again on `images`.
 
     Raises RecastError for a layer or head that the network does not have, or that is closed.
     """
@@ -95,38 +93,34 @@ def batches_of(images: Tensor) -> tuple[Tensor, ...]:
 
 def _added(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> dict[tuple[str, int], float]:
     """Return the first-order increase of the loss from closing each open head."""
-    layers, added = gpsa_layers(model), dict.fromkeys(heads_left(model), 0.0)
+    added = dict.fromkeys(heads_left(model), 0.0)
     if not added:
         return added
-    gates = [gate for layer in layers.values() for gate, _ in _gates(layer)]
+    gates = [(name, layer, *gate) for name, layer in gpsa_layers(model).items() for gate in _gates(layer)]
+    parameters = [gate for _, _, gate, _ in gates]
+    slopes = [torch.zeros_like(gate) for gate in parameters]
     count = sum(len(labels) for _, labels in batches)
-    slopes = [torch.zeros_like(gate) for gate in gates]
-    asked = [(p, p.requires_grad) for p in model.parameters()]
-    for p, _ in asked:
-        p.requires_grad_(any(p is gate for gate in gates))
+    required = [(p, p.requires_grad) for p in model.parameters()]
+    for p, _ in required:
+        p.requires_grad_(any(p is gate for gate in parameters))
     try:
         with torch.enable_grad():
             for images, labels in batches:
                 loss = F.cross_entropy(model(images).float(), labels, reduction="sum") / count
-                for slope, gradient in zip(
-                    slopes, torch.autograd.grad(loss, gates, materialize_grads=True), strict=True
-                ):
-                    slope += gradient
+                gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
+                slopes = [slope + gradient for slope, gradient in zip(slopes, gradients, strict=True)]
     finally:
-        for p, before in asked:
+        for p, before in required:
             p.requires_grad_(before)
-    every = iter(slopes)
-    for name, layer in layers.items():
-        for gate, heads in _gates(layer):
-            slope = next(every)
-            rise = slope / gate.sigmoid() if layer.config.gate == "sigmoid" else -gate * slope
-            for head, value in zip(heads, rise.tolist(), strict=True):
-                added[name, head] += value
+    for (name, layer, gate, heads), slope in zip(gates, slopes, strict=True):
+        rise = slope / gate.sigmoid() if layer.config.gate == "sigmoid" else -gate * slope
+        for head, value in zip(heads, rise.tolist(), strict=True):
+            added[name, head] += value
     return added
 
 
 def _gates(layer: GPSA) -> list[tuple[nn.Parameter, tuple[int, ...]]]:
-    """The gates that can close, and the heads that each belongs to."""
+    """Return the gates that can close, and the heads of each."""
     if layer.config.gate == "sigmoid":
         return [(layer.lam, layer.content_heads)]
     return [(layer.gamma, layer.content_heads), (layer.spread, layer.gaussian_heads)]

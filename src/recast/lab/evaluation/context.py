@@ -130,16 +130,19 @@ class Context:
         return logits.float()
 
 
+@dataclass(eq=False)
 class Batch:
     """Images of a source and the models to score on them. Suites share the logits and gradients of each model."""
 
-    def __init__(self, context: Context, source: Source, first: int, images: Tensor, labels: Tensor) -> None:
-        self.context, self.source = context, source
-        self.models = context.models
-        self.options = context.options
-        self.first = first
-        """The index of the first image."""
-        self.images, self.labels = images, labels
+    context: Context
+    source: Source
+    first: int
+    """The index of the first image."""
+    images: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        self.models, self.options = self.context.models, self.context.options
         self._logits: dict[str, Tensor] = {}
         self._gradients: dict[str, Tensor] = {}
 

@@ -45,8 +45,9 @@ class ResizedImages(DerivedImages):
         if self.size == (side, side):
             return self.base.batch([index])[0][0]
         image = self.base.open(index)
+        size = image.shape[-2:] if isinstance(image, Tensor) else image.size
+        is_whole = crop_pct is None and size == (side, side)  # `resize_and_crop` does not crop it either
+        share = 1.0 if is_whole else crop_pct or crop_fraction(side)
         if isinstance(image, Tensor):
-            share = 1.0 if crop_pct is None and image.shape[-2:] == (side, side) else crop_pct or crop_fraction(side)
             return cover(image, self.size, share)
-        is_whole = crop_pct is None and image.size == (side, side)  # `resize_and_crop` does not crop it either
-        return to_pixels(resize_to(image, self.size, 1.0 if is_whole else crop_pct or crop_fraction(side)))
+        return to_pixels(resize_to(image, self.size, share))

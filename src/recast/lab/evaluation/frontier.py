@@ -53,25 +53,24 @@ def tabulate_frontier(context: Context) -> Table:
     models = {other: copy.deepcopy(model) for other, model in context.models.items()}
     for model in models.values():
         recalibrate_batch_norm_(model.model, batches_of(images))
-    rest, first = models[name], fold_exactly(models[name])
-    total = len(heads_left(first.model))
+    recast = models.pop(name)
+    first = fold_exactly(recast)
     source, reference = Source(sampled(context.data.val, context.options.num_images or IMAGES)), list[float]()
-    few = next(context.batches(source)).images[:BATCH]
+    timed = next(context.batches(source)).images[:BATCH]
 
-    def point(of: str, model: nn.Module, heads: int, layer: str, head: int | None, loss: float | None) -> FrontierLine:
-        times = time_models({"first": first, "now": model}, few, SECONDS)
+    def point(
+        name: str, model: PixelModel, layer: str = "", head: int | None = None, loss: float | None = None
+    ) -> FrontierLine:
+        times = time_models({"first": first, "now": model}, timed, SECONDS)
         reference.append(min(times["first"]))
         top1, noise, n = _accuracies(context, source, model)
         slower = min(times["now"]) / min(times["first"])  # other load on the machine only adds
-        return FrontierLine(of, heads, layer, head, loss, top1, noise, slower, len(images), n)
+        return FrontierLine(name, len(heads_left(model.model)), layer, head, loss, top1, noise, slower, len(images), n)
 
-    others = [other for other in models if other != name]
-    lines = [point(other, models[other], 0, "", None, None) for other in others]
-    lines.append(point(name, first, total, "", None, None))
-    for closed in closing_(rest.model, images, labels):
-        folded = fold_exactly(rest)
-        lines.append(point(name, folded, len(heads_left(folded.model)), *closed))
-    per_image = 1000 * statistics.median(reference) / len(few)
+    lines = [point(other, model) for other, model in models.items()]
+    lines.append(point(name, first))
+    lines += [point(name, fold_exactly(recast), *closed) for closed in closing_(recast.model, images, labels)]
+    per_image = 1000 * statistics.median(reference) / len(timed)
     return Table.of("frontier", FrontierLine, (replace(line, ms=line.ms * per_image) for line in lines))
 
 

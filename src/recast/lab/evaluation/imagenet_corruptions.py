@@ -107,5 +107,4 @@ def mean_corruption_error(errors: Mapping[str, np.ndarray]) -> np.ndarray:
     errors: {corruption: mean error over the severities} of all 15; the result has the same unit. It is linear in the
     errors: arrays of errors per image give the share of each image.
     """
-    ratios = [errors[kind] / alexnet for kind, alexnet in ALEXNET_ERRORS.items()]
-    return sum(ratios[1:], ratios[0]) / len(ratios)
+    return np.mean([errors[kind] / alexnet for kind, alexnet in ALEXNET_ERRORS.items()], axis=0)

@@ -7,7 +7,7 @@ largest cosine similarity s vote with exp(s/0.07) each (Wu et al. 2018, arXiv:18
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -38,6 +38,7 @@ def embedder(model: nn.Module) -> Embedder | None:
     return next((module for module in model.modules() if isinstance(module, Embedder)), None)
 
 
+@torch.no_grad()
 def features(model: nn.Module, images: Tensor, num_classes: int | None = None) -> Tensor:
     """Return the inputs of the classifier averaged over positions, (B, D) float32, or the embedding of an `Embedder`.
 
@@ -47,18 +48,15 @@ def features(model: nn.Module, images: Tensor, num_classes: int | None = None) -
     """
     network = model.model if isinstance(model, PixelModel) else model
     layers = named(network, classifiers(network, num_classes))
-    with captured_inputs(layers) as captured, torch.no_grad():
+    with captured_inputs(layers) as captured:
         model(images)
     inputs = [_vectors(x, not isinstance(layer, nn.Linear)) for name, layer in layers for x in captured.get(name, ())]
     if not inputs or any(x.shape != inputs[0].shape or len(x) != len(images) for x in inputs):
         raise RecastError(
             f"no features of {type(network).__name__}: its forward pass must call the classifier once with all images"
         )
-    mean = torch.stack(inputs).mean(0)
-    if (head := embedder(network)) is None:
-        return mean
-    with torch.no_grad():
-        return head.embedding(mean)
+    mean, head = torch.stack(inputs).mean(0), embedder(network)
+    return mean if head is None else head.embedding(mean)
 
 
 def _vectors(x: Tensor, channels_first: bool) -> Tensor:
@@ -82,6 +80,15 @@ def posterior(similarities: Tensor, labels: Tensor, num_classes: int, temperatur
     return shares.scatter_add_(1, labels, weights)
 
 
+def votes(
+    queries: Tensor, bank: Tensor, labels: Tensor, ks: Sequence[int], num_classes: int, temperature: float
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield every k and the classes (B,) that the k rows of `bank` nearest to the queries vote for."""
+    similarities, indices = nearest(queries, bank, max(ks))
+    for k in ks:
+        yield k, posterior(similarities[:, :k], labels[indices[:, :k]], num_classes, temperature).argmax(1)
+
+
 def sources_knn(context: Context) -> list[Source]:
     """Return the validation images. Raises NotMeasured without training images."""
     data = context.data
@@ -99,12 +106,9 @@ def score_knn(batch: Batch) -> Iterator[Score]:
         raise RecastError(f"neighbours must be between 1 and {count} (training images), got {max(ks)}")
     bank_of = banks(batch)
     for name, model in batch.models.items():
-        bank, bank_labels = bank_of[name]
-        similarities, indices = nearest(unit_features(batch.context, model, batch.images), bank, max(ks))
-        neighbours, classes = bank_labels[indices], len(batch.context.data.classes)
-        for k in ks:
-            votes = posterior(similarities[:, :k], neighbours[:, :k], classes, TEMPERATURE).argmax(1)
-            yield Score(name, f"top1@{k}", (votes == batch.labels).float())
+        queries = unit_features(batch.context, model, batch.images)
+        for k, predicted in votes(queries, *bank_of[name], ks, len(batch.context.data.classes), TEMPERATURE):
+            yield Score(name, f"top1@{k}", (predicted == batch.labels).float())
 
 
 def bank_images(data: Data) -> LabelledImages:

@@ -49,11 +49,8 @@ def choose_k(bank: Tensor, labels: Tensor, num_classes: int) -> int:
     possible = [k for k in NEIGHBOURS if k <= len(database)] or [len(database)]
     correct = dict.fromkeys(possible, 0)
     for queries, targets in zip(bank[held_out].split(256), labels[held_out].split(256), strict=True):
-        similarities, indices = knn.nearest(queries, bank[database], max(possible))
-        neighbours = labels[database][indices]
-        for k in possible:
-            votes = knn.posterior(similarities[:, :k], neighbours[:, :k], num_classes, SIGMA).argmax(1)
-            correct[k] += int((votes == targets).sum())
+        for k, predicted in knn.votes(queries, bank[database], labels[database], possible, num_classes, SIGMA):
+            correct[k] += int((predicted == targets).sum())
     return max(possible, key=lambda k: correct[k])
 
 
@@ -66,7 +63,7 @@ def rankings(cosines: Tensor, coarse: tuple[Tensor, Tensor] | None) -> Iterator[
     yield "map", cosines
     if coarse is not None:
         probabilities, same = coarse
-        yield "map/conditioned", cosines + probabilities.clamp(LEAST, 1 - LEAST).logit()
+        yield "map/conditioned", cosines + probabilities.logit(LEAST)
         yield "map/oracle", cosines + 4.0 * same  # cosines differ by 2 at most
 
 
@@ -87,20 +84,21 @@ def score_retrieval(batch: Batch) -> Iterator[Score]:
         k, queries = best_k[name], knn.unit_features(context, model, batch.images)
         similarities, indices = knn.nearest(queries, bank, k)
         neighbours = labels[indices]
-        votes = knn.posterior(similarities, neighbours, len(data.classes), SIGMA).argmax(1)
-        yield Score(name, "top1", (votes == batch.labels).float())
+        predicted = knn.posterior(similarities, neighbours, len(data.classes), SIGMA).argmax(1)
+        yield Score(name, "top1", (predicted == batch.labels).float())
         yield Score(name, "neighbours", torch.full((len(batch),), float(k)))
         if data.coarse is not None:
-            of, classes = data.coarse.of.to(labels.device), len(data.coarse.names)
-            logits = coarse_logits(batch, name, classes)
-            posterior = (
-                knn.posterior(similarities, of[neighbours], classes, SIGMA) if logits is None else logits.softmax(1)
-            )
+            coarse_of, classes = data.coarse.of.to(labels.device), len(data.coarse.names)
+            if (logits := coarse_logits(batch, name, classes)) is None:
+                posterior = knn.posterior(similarities, coarse_of[neighbours], classes, SIGMA)
+            else:
+                posterior = logits.softmax(1)
         precisions: dict[str, list[Tensor]] = {}
         for part in torch.arange(len(batch), device=labels.device).split(max(1, PAIRS // len(bank))):
             coarse = None
             if data.coarse is not None:
-                coarse = posterior[part][:, of[labels]], of[batch.labels[part, None]] == of[labels]
+                coarse_labels = coarse_of[labels]
+                coarse = posterior[part][:, coarse_labels], coarse_of[batch.labels[part, None]] == coarse_labels
             same = batch.labels[part, None] == labels
             for metric, scores in rankings(queries[part] @ bank.T, coarse):
                 order = scores.argsort(dim=1, descending=True, stable=True)
@@ -108,11 +106,11 @@ def score_retrieval(batch: Batch) -> Iterator[Score]:
         yield from (Score(name, metric, torch.cat(values)) for metric, values in precisions.items())
 
 
+@torch.no_grad()
 def coarse_logits(batch: Batch, name: str, classes: int) -> Tensor | None:
     """Return logits (B, coarse classes) of a classifier trained on coarse labels; None for other networks."""
     model = batch.models[name]
     if name in batch.context.untaught or knn.embedder(model) is not None:
         return None
-    with torch.no_grad():
-        logits = model(batch.images)
+    logits = model(batch.images)
     return logits.float() if logits.shape == (len(batch), classes) else None

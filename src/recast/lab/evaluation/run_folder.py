@@ -47,7 +47,7 @@ class OpenRun:
     models: dict[str, nn.Module]
 
     @property
-    def kept(self) -> dict[int, Path]:
+    def checkpoints(self) -> dict[int, Path]:
         """Return the weight files of earlier epochs (`keep_every`), {epoch: path} in ascending order."""
         paths = (self.folder / "checkpoints").glob("epoch-*.safetensors")
         numbered = ((path.stem.removeprefix("epoch-"), path) for path in paths)
@@ -119,11 +119,11 @@ def evaluate_run(
         check_task(suites, run.data.task, run.data.name)
         check_same(folder, run.data, goes_on=False)
         data = _labelled(run, suites, options)
-        kept = run.kept.items() if "recast" in run.models else ()
+        checkpoints = run.checkpoints.items() if "recast" in run.models else ()
         context = replace(
             open_context(run.models, data, batch_size, device, options, workers),
             untaught=frozenset({"parent"} if has_new_parent(run.recipe, folder) else ()),
-            epochs=[("recast", epoch, partial(_kept_model, run, path)) for epoch, path in kept],
+            epochs=[("recast", epoch, partial(_load_checkpoint, run, path)) for epoch, path in checkpoints],
         )
         scores, results = folder / "scores", Results()
         # suites that share a pass are measured together, and each group is written when it is finished
@@ -162,7 +162,7 @@ def _labelled(run: OpenRun, suites: Sequence[str], options: Options) -> Data:
     return load_data(run.recipe.data, run.recipe.augmentation, chosen, run.recipe.model.in_chans)
 
 
-def _kept_model(run: OpenRun, path: Path) -> nn.Module:
+def _load_checkpoint(run: OpenRun, path: Path) -> nn.Module:
     """Return the recast model with the weights of an earlier epoch."""
     parent = task_of(run.recipe).adapt_(copy.deepcopy(run.models["parent"]), run.recipe, len(run.data.classes))
     return PixelModel(load(path, parent=parent), run.data.mean, run.data.std).eval()
@@ -184,9 +184,8 @@ def _write(
     Results on some of the images (num_images) do not replace those on more images.
     """
     content, machine, options = _provenance(run.folder), surroundings(context.device), context.options.model_dump()
-    path = run.folder / "rows.csv"
+    path, written = run.folder / "rows.csv", set()
     older = read_records(path, Row) if path.is_file() else []
-    written = set()
     for name in suites:
         rows = [row for row in results.rows if row.suite == name]
         if not rows and name not in results.tables:
@@ -211,7 +210,7 @@ def _write(
             options={key: options[key] for key in options if key in (*evaluator(name).uses, "num_images", "seed")},
             device=str(machine["device"]),
             machine=f"{machine['platform']}, {machine['cpu_count']} CPUs",
-            versions={what: str(machine[what]) for what in ("recast", "torch", "timm", "python")},
+            versions={package: str(machine[package]) for package in ("recast", "torch", "timm", "python")},
         )
         content["suites"][name] = asdict(provenance)
     write_records(path, Row, [row for row in results.rows if row.suite in written])

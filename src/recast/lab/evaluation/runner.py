@@ -47,7 +47,7 @@ def evaluate(
     device: str | torch.device = "cpu",
     options: Options = Options(),
     workers: int = 0,
-    cache: Path | None = None,
+    cache: str | Path | None = None,
     progress: bool = True,
 ) -> list[Row]:
     """Measure a model, or several by name, with every suite; all models see the same pixels.
@@ -79,7 +79,7 @@ def evaluate(
     context = open_context(
         models if isinstance(models, Mapping) else {"model": models}, data, batch_size, device, options, workers
     )
-    results = measure(context, suites, run=run, cache=cache, progress=progress)
+    results = measure(context, suites, run=run, cache=None if cache is None else Path(cache), progress=progress)
     if results.not_measured:
         raise results.not_measured[0]
     return results.rows
@@ -187,7 +187,7 @@ def score_suites(
     folder: of the scores; None: in memory. Scores of an interrupted pass are saved.
     """
     cache, jobs, missing = Cache(folder, context), list[Job](), list[NotMeasured]()
-    for name in dict.fromkeys(suites):
+    for name in suites:
         suite = evaluator(name)
         if suite.score is None:
             continue

@@ -52,8 +52,8 @@ def draws(n: int, seed: int = 0, most: int = RESAMPLES) -> Iterator[np.ndarray]:
     rows = max(1, min(most, _CHUNK // n))
     for begin in range(0, RESAMPLES, rows):
         size = min(rows, RESAMPLES - begin)
-        drawn = random.integers(n, size=(size, n)) + n * np.arange(size)[:, None]
-        counts = np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n)  # faster than a multinomial draw
+        images = random.integers(n, size=(size, n)) + n * np.arange(size)[:, None]
+        counts = np.bincount(images.ravel(), minlength=size * n).reshape(size, n)  # faster than a multinomial draw
         yield counts.astype(np.float64)
 
 
@@ -85,22 +85,21 @@ class Resampled:
         if pool is not None:
             for (model, metric), values in scores.items():
                 centres = pool(metric, values, np.ones((1, self.n)))
-                drawn = [pool(metric, values, counts) for counts in draws(self.n, seed, POOLED)]
+                parts = [pool(metric, values, counts) for counts in draws(self.n, seed, POOLED)]
                 for name, (value,) in centres.items():
                     if not np.isnan(value):
                         self.values[model, name] = float(value)
-                        self.resamples[model, name] = np.concatenate([part[name] for part in drawn])
+                        self.resamples[model, name] = np.concatenate([part[name] for part in parts])
             return
         columns = np.concatenate(list(scores.values()), axis=1).astype(np.float64)
         centre, means = columns.mean(axis=0), resampled_means(columns, seed)
         begin = 0
         for key, values in scores.items():
             end, statistic = begin + values.shape[1], statistics.get(base(key[1]), percentage)
-            self.values[key] = float(statistic(centre[begin:end]))
-            self.resamples[key] = statistic(means[:, begin:end])
+            value = float(statistic(centre[begin:end]))
+            if not np.isnan(value):
+                self.values[key], self.resamples[key] = value, statistic(means[:, begin:end])
             begin = end
-            if np.isnan(self.values[key]):
-                del self.values[key], self.resamples[key]
 
     def interval(self, model: str, metric: str) -> tuple[float, float] | tuple[None, None]:
         """Return the interval; None if all images have the same score: 0 of 300 does not exclude 1 of 300."""

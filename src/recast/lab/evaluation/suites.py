@@ -61,14 +61,14 @@ class Evaluator:
 
 def analyse(tabulate: Callable[..., Table], context: Context) -> Table:
     """Return the table of all models on some of the images."""
-    return tabulate(context.models, lambda: _some(context, IMAGES))
+    return tabulate(context.models, _sample(context, IMAGES))
 
 
 def analyse_heads(context: Context) -> Table:
     """Return gate, span, distance, non-locality and entropy of every head, also of earlier epochs."""
     if not any(recast_layers(model) for model in context.models.values()):
         raise NotMeasured("heads requires a model with recast layers")
-    return tabulate_heads(context.models, lambda: _some(context, HEAD_IMAGES), epochs=context.epochs)
+    return tabulate_heads(context.models, lambda: _sample(context, HEAD_IMAGES), epochs=context.epochs)
 
 
 def analyse_agreement(context: Context) -> Table:
@@ -84,13 +84,12 @@ def analyse_agreement(context: Context) -> Table:
     return Table("agreement", ("index", "image", *columns), rows)
 
 
-def _some(context: Context, most: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield batches of `most` images."""
+def _sample(context: Context, most: int) -> Iterator[Tensor]:
+    """Return batches of `most` images, or of options.num_images."""
     images = context.data.val
     if context.options.num_images is None:
         images = sampled(images, most)
-    for batch in context.batches(Source(images)):
-        yield batch.images, batch.labels
+    return (batch.images for batch in context.batches(Source(images)))
 
 
 EVALUATORS = {

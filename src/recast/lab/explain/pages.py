@@ -181,7 +181,7 @@ def parse_bands(text: str | None) -> tuple[int, ...]:
 def kept_states(run: OpenRun) -> tuple[dict[int, Path | None], list[str]]:
     """Return the epochs to show with their weights (None: weights.safetensors), and notes."""
     last = run.recipe.epochs
-    paths = {epoch: path for epoch, path in run.kept.items() if epoch < last}
+    paths = {epoch: path for epoch, path in run.checkpoints.items() if epoch < last}
     shown = [*paths][:: -(-len(paths) // (MAX_STATES - 1)) or 1]
     notes = []
     if len(shown) < len(paths):

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+import numpy as np
 from rich.table import Table
 
-from recast.errors import listed
 from recast.lab.analysis.records import Wakefulness
 from recast.lab.report.formats import decimal, plural, signed
 from recast.lab.statistics import paired_interval
@@ -97,11 +97,8 @@ class Answer:
         """Return the table of the arms under `COLUMNS`, as text."""
         rows = []
         for line in self.arms:
-            gain = self.gains.get(line.arm)
-            trained = [f"{line.updates:,}", f"{line.step_ms:.3g}", f"{line.rate:.0e}"]
-            rows.append(
-                [line.label, f"{line.top1:.1f}", str(gain or ""), *(trained if line.updates else [""] * len(trained))]
-            )
+            trained = [f"{line.updates:,}", f"{line.step_ms:.3g}", f"{line.rate:.0e}"] if line.updates else [""] * 3
+            rows.append([line.label, f"{line.top1:.1f}", str(self.gains.get(line.arm, "")), *trained])
         return rows
 
     def __str__(self) -> str:
@@ -155,7 +152,7 @@ def judge(right: Mapping[str, Right], arms: Sequence[ArmLine], attention: Wakefu
             f"{attention}: this is no evidence about attention; --query-key images starts its maps elsewhere"
         )
     if at_edge := [line.label for line in arms if line.rate == RATES[-1]]:
-        labels = listed(at_edge, len(at_edge))
+        labels = ", ".join(at_edge)
         changes.append(f"a higher learning rate than those tried: {labels} took the highest, {RATES[-1]:.0e}")
     if worth != "yes":
         changes += _remedies(updates, time, right, facts)
@@ -163,10 +160,8 @@ def judge(right: Mapping[str, Right], arms: Sequence[ArmLine], attention: Wakefu
 
 
 def _gain(over: str, right: Mapping[str, Right]) -> Gain:
-    pairs = zip(right["recast"], right[over], strict=True)
-    return Gain(
-        over, *paired_interval([[100.0 * (a - b) for a, b in zip(ours, theirs, strict=True)] for ours, theirs in pairs])
-    )
+    points = 100.0 * (np.array(right["recast"], dtype=float) - np.array(right[over], dtype=float))
+    return Gain(over, *paired_interval(points.tolist()))
 
 
 def _remedies(updates: Gain, time: Gain, right: Mapping[str, Right], facts: Facts) -> list[str]:

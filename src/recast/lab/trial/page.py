@@ -40,16 +40,11 @@ def write_page(folder: Path, answer: Answer, curves: Mapping[str, Curve], title:
         for title, gain in zip(("at equal updates", "at equal time"), answer.gains.values(), strict=False)
     ]
     tiles.append(("heads that attend", f"{answer.awake} of {answer.heads}", "in the recast arm"))
-    text = fill_page(
-        "trial.html.j2", title=title, answer=answer, tiles=tiles, table=_table(answer), chart=chart, heads=HEADS
-    )
+    columns, *rows = [[Cell(text) for text in row] for row in (COLUMNS, *answer.rows())]
+    table = PageTable("arms", columns, {"": rows})
+    text = fill_page("trial.html.j2", title=title, answer=answer, tiles=tiles, table=table, chart=chart, heads=HEADS)
     write_text(folder / PAGE, text)
     return folder / PAGE
-
-
-def _table(answer: Answer) -> PageTable:
-    rows = [[Cell(text) for text in row] for row in answer.rows()]
-    return PageTable("arms", [Cell(text) for text in COLUMNS], {"": rows})
 
 
 def write_heads(folder: Path, parent: nn.Module, child: nn.Module, data: Data) -> Path:
@@ -60,8 +55,6 @@ def write_heads(folder: Path, parent: nn.Module, child: nn.Module, data: Data) -
         pixels, labels = data.val.batch([index])
         inputs.append(Input(data.val.image_name(index), pixels[0], data.classes[int(labels[0])]))
     networks = {"parent": parent, "recast": child}
-    norm = data.mean, data.std
-    scene = make_scene(
-        "Where heads look", inputs, [(None, networks)], data.classes, norm, {n: ARMS[n] for n in networks}
-    )
+    titles = {name: ARMS[name] for name in networks}
+    scene = make_scene("Where heads look", inputs, [(None, networks)], data.classes, (data.mean, data.std), titles)
     return write_scene(scene, folder / HEADS)

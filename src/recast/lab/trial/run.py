@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
 from recast.errors import RecastError
 from recast.files import replaced, write_text
@@ -35,11 +35,12 @@ from recast.lab.trial.answer import RATES, Answer, ArmLine, Facts, judge
 from recast.lab.trial.arms import ARMS, RATED, TRAINED, Arm
 from recast.lab.trial.features import PART, Bank, check_space, dtype_of, store
 from recast.lab.trial.split import Tail, split_network
-from recast.models.build import check_logits
 from recast.surgery.apply import recast_
 from recast.surgery.plan import Plan
 from recast.surgery.proof import fingerprint
+from recast.tracing.cost import count_parameters
 from recast.tracing.examples import run_example
+from recast.tracing.outputs import logits_of
 
 TRIAL, RUNS, FEATURES, ANSWER = "trial.json", "runs.jsonl", "features", "answer.json"
 WEIGHTS = "recast_tail.safetensors"
@@ -160,12 +161,10 @@ class _Trial:
         self.network, classes = copy.deepcopy(model).eval().to(device), len(data.classes)
         images = data.normalised(next(iter(Loader(data.val, 4)))[0], device)
         with torch.no_grad():
-            logits = run_example(self.network, images)
-        self.is_new = isinstance(logits, Tensor) and logits.dim() == 2 and logits.shape[1] != classes
+            logits = logits_of(run_example(self.network, images), self.network, "a trial")
+        self.is_new = logits.shape[1] != classes
         if self.is_new:
             arms.with_head(self.network, classes)
-        else:
-            check_logits(logits, len(images), classes, data.name)
         settings = {
             "network": fingerprint(self.network), "plan": plan.to_json(), "data": fingerprint_of(data),
             "minutes": minutes, "seeds": seeds, "augment": str(data.train.augment),
@@ -181,8 +180,7 @@ class _Trial:
                 raise RecastError(f"{self.out} is not empty: choose a new folder with --out")
             return None
         before = read_json(self.out / TRIAL, "settings", "pace")
-        changed = [name for name, value in self.settings.items() if before["settings"].get(name) != value]
-        if changed:
+        if changed := [name for name, value in self.settings.items() if before["settings"].get(name) != value]:
             raise RecastError(
                 f"{self.out} holds a trial with another {changed[0]}: choose a new folder with --out, or delete it"
             )
@@ -193,8 +191,7 @@ class _Trial:
         if self.parts.is_whole:
             self._note("the network cannot be split before its recast layers: it runs whole, with its trunk frozen")
         else:
-            count = sum(p.numel() for p in self.parts.tail.parameters())
-            share = count / sum(p.numel() for p in self.network.parameters())
+            share = count_parameters(self.parts.tail) / count_parameters(self.network)
             self.say(f"split at {self.parts.tail.entry}: {share:.0%} of the parameters are trained")
         self.pace = self._measure_pace() if self.before is None else Pace(**self.before["pace"])
         if self.before is None:
@@ -243,9 +240,9 @@ class _Trial:
         val = min(len(data.val), max(FEWEST, int(most / 2)))
         train = min(len(data.train), max(FEWEST, int(most) - val))
         batch = min(BATCHES[data.img_size < SMALL], train)
-        few = Bank((features.cpu().numpy(),), labels, torch.arange(batch) % count)
-        tails = {arm: arms.make(arm, self.parts.tail, self.plan, few, 0, self.device) for arm in RATED}
-        step = arms.step_seconds(tails, few, batch, self.device)
+        bank = Bank((features.cpu().numpy(),), labels, torch.arange(batch) % count)
+        tails = {arm: arms.make(arm, self.parts.tail, self.plan, bank, 0, self.device) for arm in RATED}
+        step = arms.step_seconds(tails, bank, batch, self.device)
         forward = {arm: seconds / 3 for arm, seconds in step.items()}  # a step without gradients
         look = val / batch * self.seeds * (2 * forward["finetuned"] + forward["added"] + forward["recast"])
         look += HELD_OUT * train / batch * len(RATES) * sum(forward.values())
@@ -303,15 +300,14 @@ class _Trial:
         self, kind: str, arm: Arm, seed: int, rate: float, start: Tail, train: Bank, test: Bank
     ) -> dict[str, Any]:
         """Train an arm from the tail `start` and return its row of runs.jsonl, or the row that is there."""
-        key, updates, seconds = (
-            {"kind": kind, "arm": arm, "seed": seed, "rate": rate}, self.pace.updates[arm], self.pace.step[arm]
-        )  # fmt: skip
+        key, seconds = {"kind": kind, "arm": arm, "seed": seed, "rate": rate}, self.pace.step[arm]
+        updates, detail = self.pace.updates[arm], f"seed {seed}"
         if kind == "rate":
-            updates = max(1, updates // RATE_PART)
-        if (stored := next((row for row in self.rows if key.items() <= row.items()), None)) is not None:
-            self.bar.advance(self.task, updates * seconds)
-            return stored
-        detail = f"seed {seed}" if kind == "final" else f"rate {rate:.0e}"
+            updates, detail = max(1, updates // RATE_PART), f"rate {rate:.0e}"
+        for row in self.rows:
+            if key.items() <= row.items():
+                self.bar.advance(self.task, updates * seconds)
+                return row
         self.bar.update(self.task, description=f"{ARMS[arm]}, {detail}")
         tail = arms.make(arm, start, self.plan, train, seed, self.device)
         trained = arms.train_(
@@ -349,16 +345,16 @@ class _Trial:
         self.say(f"the page: {page}")
 
     def _is_at_chance(self, tail: Tail, train: Bank) -> bool:
-        few = train.spread(AT_CHANCE)
-        _, right = arms.score(tail, few, self.device)
+        sample = train.spread(AT_CHANCE)
+        _, right = arms.score(tail, sample, self.device)
         chance = 1 / len(self.data.classes)
-        is_at_chance = mean(right) < chance + SURE * math.sqrt(chance * (1 - chance) / len(few))
-        if is_at_chance:
-            self._note(
-                f"the classifier is right on {mean(right):.1%} of the training images, which is chance: another one is "
-                "trained first"
-            )
-        return is_at_chance
+        if mean(right) >= chance + SURE * math.sqrt(chance * (1 - chance) / len(sample)):
+            return False
+        self._note(
+            f"the classifier is right on {mean(right):.1%} of the training images, which is chance: another one is "
+            "trained first"
+        )
+        return True
 
     def _judge(
         self, parent: tuple[bool, ...], runs: dict[Arm, list[dict[str, Any]]], rates: dict[Arm, float]

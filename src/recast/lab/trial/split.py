@@ -81,8 +81,6 @@ class Split:
 
     network: nn.Module
     tail: Tail
-    error: float
-    """Largest relative difference of the logits on the images that it was made with."""
 
     @property
     def is_whole(self) -> bool:
@@ -155,16 +153,16 @@ def split_network(model: nn.Module, layers: Sequence[str], images: Tensor) -> Sp
             tail = Tail(_without(network, before, uses, batch), entry, images.shape[1:])
             features = uses[entry].inputs[0]
             try:
-                error = _difference(tail.eval()(features), logits)
+                is_same = _agree(tail.eval()(features), logits)
                 with undisturbed(tail):  # auxiliary heads run in training alone
                     tail.train()(features)
             except Exception:  # networks raise different errors for tensors without values
                 continue
-            if error <= ROUNDING:
-                return Split(network, copy.deepcopy(tail), error)  # with parameters of its own
+            if is_same:
+                return Split(network, copy.deepcopy(tail))  # with parameters of its own
     done = [name for name, use in uses.items() if use.end < first]
     outer = [name for name in done if not any(name.startswith(f"{other}.") for other in done)]
-    return Split(network, Tail(copy.deepcopy(network), "", images.shape[1:], outer), 0.0)
+    return Split(network, Tail(copy.deepcopy(network), "", images.shape[1:], outer))
 
 
 def _watch(network: nn.Module, images: Tensor) -> tuple[dict[str, _Use], Tensor]:
@@ -202,8 +200,8 @@ def _without(network: nn.Module, before: Sequence[str], uses: dict[str, _Use], b
     return copy.deepcopy(network, memo)
 
 
-def _difference(logits: Tensor, expected: Tensor) -> float:
-    """Return the largest difference relative to the largest logit; infinity without values."""
+def _agree(logits: Tensor, expected: Tensor) -> bool:
+    """Return True if the logits have values that differ by rounding at most, relative to the largest logit."""
     if logits.is_meta or logits.shape != expected.shape:
-        return float("inf")
-    return float((logits - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
+        return False
+    return bool((logits - expected).abs().max() <= ROUNDING * expected.abs().max())
