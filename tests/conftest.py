@@ -3,8 +3,6 @@
 Given as fixtures that return functions, because test files are not importable from one another (importmode=importlib).
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """`benchmarks/gpu` keeps the rows that passed, and `benchmarks/peers.py` and `resume.py` are rehearsed on the CPU."""
 
-from __future__ import annotations
-
 import csv
 import importlib.util
 import math

@@ -1,7 +1,5 @@
 """Unions by kind, ranges, and the one line that names a mistake: in Python, in a recipe file, on the command line."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any, ClassVar, Literal

@@ -1,7 +1,5 @@
 """The Hub, without a network: uploads are copied into a folder, which a local server gives back as the Hub does."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import shutil
@@ -17,16 +15,10 @@ import torch
 from huggingface_hub import ModelCard, constants
 from torch import nn
 
-from recast.checking import check
-from recast.errors import RecastError
-from recast.hub import push_to_hub
-from recast.io import load, save
+from recast import RecastError, check, load, plan, push_to_hub, recast_, save, verify
 from recast.lab.report import results_of
 from recast.models.build import build, constructor
 from recast.models.config import ModelConfig
-from recast.surgery.apply import recast_
-from recast.surgery.planning import plan
-from recast.surgery.verify import verify
 
 CONFIG = ModelConfig("digits_resnet", num_classes=10)
 X = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))

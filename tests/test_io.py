@@ -1,7 +1,5 @@
 """Saving and loading: the same function comes back, and nothing foreign is let in."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,16 +10,12 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from recast.errors import RecastError
-from recast.io import load, save
-from recast.layers.config import PAPERS_LAYER, RecastConfig
-from recast.layers.gpsa import GPSA, gpsa_layers
+from recast import GPSA, RecastConfig, RecastError, fold_, load, plan, recast_, save
+from recast.layers.config import PAPERS_LAYER
+from recast.layers.gpsa import gpsa_layers
 from recast.models.build import build, class_names, constructor, input_defaults
 from recast.models.config import ModelConfig
 from recast.models.weights import read_header, read_weights
-from recast.surgery.apply import recast_
-from recast.surgery.folding.model import fold_
-from recast.surgery.planning import plan
 
 CONFIG = ModelConfig("digits_resnet", num_classes=10)
 X = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))

@@ -1,7 +1,5 @@
 """What the library promises of models it changed, and that a refusal changes nothing."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import random

@@ -1,7 +1,5 @@
 """The evidence tables: blocks by name, verdicts, and that each table follows from the one before it."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import json

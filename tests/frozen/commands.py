@@ -1,7 +1,5 @@
 """Commands in this process, in a scratch folder; the platform that frozen numbers were made on."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -3,8 +3,6 @@
 `python tests/frozen/write_library.py [ITEM …]` writes the files anew, where a change is meant to move them.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

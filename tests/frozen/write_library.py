@@ -4,8 +4,6 @@ A file holds what a function here returns, or what one returns for each name of 
 `test_library_frozen.py` calls the same functions and compares.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The C-MHSA layer against `nn.Conv2d` and loops in NumPy, its fast form, its table of biases."""
 
-from __future__ import annotations
-
 import copy
 import math
 import os
@@ -14,9 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from recast.errors import RecastError
-from recast.layers.cmhsa import CMHSA
-from recast.layers.config import RecastConfig
+from recast import CMHSA, Geometry, RecastConfig, RecastError
 from recast.layers.functional.relative_bias import (
     biased,
     biased_maps,
@@ -24,7 +20,6 @@ from recast.layers.functional.relative_bias import (
     fused_attention,
     shared_values_attention,
 )  # fmt: skip
-from recast.layers.geometry import Geometry
 from recast.surgery.rules import find_rule
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")

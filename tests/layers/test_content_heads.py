@@ -1,7 +1,5 @@
 """Layers whose heads do not all have content or a Gaussian from the start: the same function as a pruned layer."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable

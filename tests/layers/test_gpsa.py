@@ -1,7 +1,5 @@
 """The layer against `nn.Conv2d`, and everything a layer owes its users: state, gradients, folding, AMP, compile."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle
@@ -15,13 +13,10 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 import recast
-from recast.errors import RecastError
+from recast import CMHSA, GPSA, Geometry, RecastConfig, RecastError
 from recast.layers import functional
-from recast.layers.cmhsa import CMHSA
-from recast.layers.config import PAPERS_LAYER, RecastConfig
+from recast.layers.config import PAPERS_LAYER
 from recast.layers.functional import backends
-from recast.layers.geometry import Geometry
-from recast.layers.gpsa import GPSA
 from recast.surgery.rules import find_rule
 
 PAPERS = RecastConfig(**PAPERS_LAYER)

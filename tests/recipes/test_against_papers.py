@@ -1,7 +1,5 @@
 """Where a recipe once differed from its paper, or where papers and published code differ: what is taken, and said."""
 
-from __future__ import annotations
-
 import csv
 from operator import attrgetter
 from pathlib import Path

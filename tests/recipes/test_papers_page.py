@@ -3,8 +3,6 @@
 With RECAST_SLOW=1 the trainings make two updates each on tiny data.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

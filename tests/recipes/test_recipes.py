@@ -1,7 +1,5 @@
 """The registry: every recipe is found, readable, complete, and says where it comes from."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

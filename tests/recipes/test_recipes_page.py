@@ -1,7 +1,5 @@
 """docs/recipes.md says what the recipes are: its tables are compared with them row by row."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The recipes that recast during training against the papers: PRS, C-MHSA and T-CNN*, written down here once more."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from functools import cache
 
@@ -12,9 +10,8 @@ import torch
 import recast
 import recast.lab.networks  # both register our names with timm
 import recast.papers.prs.network
+from recast import Plan, RecastConfig
 from recast.lab.recipes import RECIPES, make_recipe
-from recast.layers.config import RecastConfig
-from recast.surgery.plan import Plan
 
 
 def planned(name: str) -> Plan:

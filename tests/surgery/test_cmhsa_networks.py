@@ -1,7 +1,5 @@
 """Whole networks with C-MHSA layers: plans, files, training, and everything else that meets a recast layer."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import recast
-from recast.errors import RecastError
+from recast import CMHSA, RecastConfig, RecastError
 from recast.lab.scales import randomize_scales_
-from recast.layers.cmhsa import CMHSA, recast_layers
-from recast.layers.config import RecastConfig
+from recast.layers.cmhsa import recast_layers
 from recast.models.build import build, constructor
 from recast.models.config import ModelConfig
 from recast.papers.prs.network import CMHSAViT

@@ -1,7 +1,5 @@
 """A switch in the middle of a training: the optimiser goes on as if nothing had happened, until the gates open."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from contextlib import nullcontext

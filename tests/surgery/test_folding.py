@@ -1,7 +1,5 @@
 """Folding: a layer keeps its function, and `fold_` reports what it made of a model, which a file brings back."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

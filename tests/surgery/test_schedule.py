@@ -1,7 +1,5 @@
 """Dates of a schedule: Eq. 7 of PRS in whole numbers, lists of one's own."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Taking a stride out: `dilate` keeps the parent's values at even positions, `remove` has the paper's shapes."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -15,13 +13,8 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock as TorchvisionBlock
 
 import recast.lab.networks
-from recast.errors import RecastError
-from recast.layers.config import RecastConfig
-from recast.surgery.apply import recast_
-from recast.surgery.plan import Plan
-from recast.surgery.planning import plan
+from recast import Plan, RecastConfig, RecastError, plan, recast_, verify
 from recast.surgery.stride import Edit
-from recast.surgery.verify import verify
 from recast.tracing.hooks import captured_outputs, named
 
 BOTH = REMOVE, DILATE = RecastConfig(stride="remove"), RecastConfig(stride="dilate")

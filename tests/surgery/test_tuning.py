@@ -1,7 +1,5 @@
 """`tune_`: the fastest form of each layer, mode and size runs, and nothing else changes."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable, Mapping

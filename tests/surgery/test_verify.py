@@ -1,7 +1,5 @@
 """`verify` must see what is there: equal networks as equal, and one swapped pair of taps as a failure."""
 
-from __future__ import annotations
-
 import copy
 from collections import UserDict
 from collections.abc import Callable
@@ -12,14 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recast.errors import RecastError
+from recast import PoolConfig, RecastConfig, RecastError, plan, recast_, trace, verify
 from recast.lab.networks import CifarResNet
-from recast.layers.config import PAPERS_LAYER, PoolConfig, RecastConfig
+from recast.layers.config import PAPERS_LAYER
 from recast.layers.gpsa import gpsa_layers
-from recast.surgery.apply import recast_
 from recast.surgery.exactness import TOLERANCE, Exactness, relative_error
-from recast.surgery.planning import plan
-from recast.surgery.verify import trace, verify
 
 PAPERS = RecastConfig(**PAPERS_LAYER)
 

@@ -1,7 +1,5 @@
 """Networks inside torch.compile, DataParallel and averages of the weights: changed, saved and loaded as they are."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One form of example and of output for every verb: what `plan` and `verify` take, the others take too."""
 
-from __future__ import annotations
-
 import copy
 from collections import UserDict
 from collections.abc import Callable
@@ -16,13 +14,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import recast
-from recast.errors import RecastError
+from recast import RecastError, calibrate_
 from recast.lab.analysis.grad_cam import grad_cam
 from recast.lab.config import DataConfig
 from recast.lab.data import load_data
 from recast.lab.evaluation import evaluate
 from recast.lab.scales import recalibrate_batch_norm_
-from recast.surgery.calibrate import calibrate_
 from recast.tracing.examples import batch_of, part_of, read_batches
 from recast.tracing.outputs import answer_of, leaves_of
 

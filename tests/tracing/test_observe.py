@@ -1,7 +1,5 @@
 """What a shape-only pass sees, and what a layer costs: against real passes."""
 
-from __future__ import annotations
-
 import copy
 import weakref
 from collections.abc import Callable
@@ -13,9 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from recast.layers.config import RecastConfig
-from recast.layers.geometry import Geometry
-from recast.layers.gpsa import GPSA
+from recast import GPSA, Geometry, RecastConfig
 from recast.tracing.cost import Cost, layer_cost, saved_sizes
 from recast.tracing.observe import Call, observe
 

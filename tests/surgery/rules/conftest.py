@@ -1,7 +1,5 @@
 """Random modules of every class with a rule of its own, kernels written out a second time, and networks around one."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The rules against the modules they read: the same bits, gradients and flags; and the three backends."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Back again: every class folds into a convolution of the same function, whatever its gates were in between."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -13,8 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import recast
-from recast.layers.config import RecastConfig
-from recast.layers.gpsa import GPSA
+from recast import GPSA, RecastConfig
 
 KINDS = (
     "Conv2d", "Conv2dSame", "ConvTranspose2d", "ScaledStdConv2d", "ScaledStdConv2dSame", "StdConv2d", "StdConv2dSame"

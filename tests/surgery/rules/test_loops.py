@@ -1,7 +1,5 @@
 """A second reference for every kind of convolution: NumPy loops that share no code with the package."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

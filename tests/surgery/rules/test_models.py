@@ -1,7 +1,5 @@
 """Networks that must work: shared and wrapped layers, compiled parts, half precision, the meta device, blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

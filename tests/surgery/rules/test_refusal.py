@@ -1,7 +1,5 @@
 """What is refused, with the reason a user reads: by `refusal`, and by `plan` on a small model."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any
