@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import recast.papers.patchconvnet.network  # noqa: F401  registers the networks with timm
 from recast.lab.recipes import RECIPES, make_recipe
 from recast.lab.training.optim import WarmupDecay
 
