@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from recast import GPSA, RecastConfig, RecastError, fold_, load, plan, recast_, save
+from recast import GPSA, RecastConfig, RecastError, load, plan, recast_, save
 from recast.layers.config import PAPERS_LAYER
 from recast.layers.gpsa import gpsa_layers
 from recast.models.build import build, class_names, constructor, input_defaults
@@ -41,16 +41,6 @@ def test_a_recast_model_comes_back(tmp_path: Path, gate: Any, stride: Any, open_
     path = save(model, tmp_path / "deep" / "child.safetensors", constructor(CONFIG))
     assert torch.equal(output(load(path)), output(model))
     assert torch.equal(output(load(path, parent=build(CONFIG))), output(model))
-
-
-def test_folded_layers_and_added_biases_come_back(tmp_path: Path, open_gates: Callable[..., GPSA]) -> None:
-    model = recast_model()
-    layers = gpsa_layers(model)
-    open_gates(layers["layer3.0.conv1"])
-    assert [f.convolution for f in fold_(model)] == [False, True, True, True]
-    loaded = load(save(model, tmp_path / "child.safetensors", constructor(CONFIG)))
-    assert list(gpsa_layers(loaded)) == ["layer3.0.conv1"]
-    assert torch.equal(output(loaded), output(model))
 
 
 def test_shared_memory_and_channels_last_are_saved(tmp_path: Path) -> None:

@@ -11,9 +11,6 @@ from typing import Any
 
 import pytest
 
-import recast.papers
-
-assert recast.papers  # registers the networks of the studies
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 
