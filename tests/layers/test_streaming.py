@@ -20,9 +20,6 @@ from recast.tracing.cost import saved_sizes
 
 PAPERS = RecastConfig(**PAPERS_LAYER)
 
-# torch says this about its own 'same' padding of even kernels
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
-
 PAD_1 = Geometry((3, 3), padding=(1, 1, 1, 1))
 
 
