@@ -22,17 +22,13 @@ BIAS = RecastConfig(gate="bias")
 TINY = ModelConfig("cmhsa_vit_3_tiny", num_classes=5)
 
 
-def vit(**options: Any) -> CMHSAViT:
-    torch.manual_seed(0)
-    return CMHSAViT(**{"patch_size": 4, "embed_dim": 16, "depth": 2, "num_classes": 5, **options}).eval()
-
-
 def images(height: int = 16, width: int = 20) -> Tensor:
     return torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(0))
 
 
 def recast_vit(config: RecastConfig = BIAS, **options: Any) -> tuple[CMHSAViT, Any, recast.Plan]:
-    parent = vit(**options)
+    torch.manual_seed(0)
+    parent = CMHSAViT(**{"patch_size": 4, "embed_dim": 16, "depth": 2, "num_classes": 5, **options}).eval()
     plan = recast.plan(parent, images(), config)
     return parent, recast.recast_(copy.deepcopy(parent), plan), plan
 

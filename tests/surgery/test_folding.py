@@ -17,9 +17,6 @@ from recast.surgery.rules import convert
 
 PAPERS = RecastConfig(**PAPERS_LAYER)
 
-# torch says this about its own 'same' padding of even kernels
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
-
 X = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 
 

@@ -111,11 +111,6 @@ def test_a_part_has_the_rows_of_its_images() -> None:
     assert (len(part["scale"]), part["name"]) == (3, "x")
 
 
-class OneArgument(nn.Module):
-    def forward(self, x: Any) -> Any:
-        return x
-
-
 class Optional(nn.Module):
     def forward(self, x: Any, mask: Any = None) -> Any:
         return x, mask
@@ -123,15 +118,15 @@ class Optional(nn.Module):
 
 MASKS, SPLIT = torch.zeros(32, 16, 16).long(), IMAGES.split(16)
 BATCHES: list[tuple[type[nn.Module], Any, list[bool]]] = [
-    (OneArgument, IMAGES, [False]),
-    (OneArgument, SPLIT, [False, False]),
-    (OneArgument, (IMAGES, LABELS), [True]),
-    (OneArgument, [IMAGES, LABELS], [True]),
-    (OneArgument, [IMAGES, MASKS], [True]),
-    (OneArgument, [(IMAGES, LABELS)] * 2, [True, True]),
-    (OneArgument, [ONE, ONE, ONE], [False]),
-    (OneArgument, [[ONE, ONE], [ONE, ONE]], [False, False]),
-    (OneArgument, DataLoader(TensorDataset(IMAGES, LABELS), 16), [True, True]),
+    (nn.Identity, IMAGES, [False]),
+    (nn.Identity, SPLIT, [False, False]),
+    (nn.Identity, (IMAGES, LABELS), [True]),
+    (nn.Identity, [IMAGES, LABELS], [True]),
+    (nn.Identity, [IMAGES, MASKS], [True]),
+    (nn.Identity, [(IMAGES, LABELS)] * 2, [True, True]),
+    (nn.Identity, [ONE, ONE, ONE], [False]),
+    (nn.Identity, [[ONE, ONE], [ONE, ONE]], [False, False]),
+    (nn.Identity, DataLoader(TensorDataset(IMAGES, LABELS), 16), [True, True]),
     (Optional, (IMAGES, META), [False]),
     (Optional, [(IMAGES, LABELS)], [True]),
     (Optional, [[ONE, ONE], [ONE, ONE]], [False, False]),
