@@ -3,8 +3,6 @@
 Given as fixtures that return functions, because test files are not importable from one another (importmode=importlib).
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import recast.papers.networks  # noqa: F401  registers the networks, tasks and recipes
+from recast.lab.scales import randomize_scales_
 from recast.layers.gpsa import GPSA
 
 # xdist already runs one worker a core; more threads only fight (and change the order of sums between runs)
@@ -25,6 +24,10 @@ torch.set_num_threads(1)
 # a shell starts what it puts behind "&" with Ctrl-C ignored, and commands that the tests interrupt would inherit it
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("filterwarnings", "ignore:Using padding='same' with even kernel:UserWarning")  # torch's own
 
 
 class Case(NamedTuple):
@@ -44,13 +47,6 @@ def _channels(rng: random.Random) -> tuple[int, int, int]:
     if kind == "groups":
         return groups * rng.randint(2, 3), groups * rng.randint(1, 3), groups
     return groups, groups * (1 if kind == "depthwise" else rng.randint(2, 3)), groups
-
-
-@torch.no_grad()
-def bias_free_output_is_zero(conv: nn.Conv2d, x: Tensor) -> bool:
-    """Whether the convolution sees no pixel of `x`."""
-    zero = conv(torch.zeros_like(x))
-    return torch.equal(conv(x), zero)
 
 
 def _random_case(seed: int, dtype: torch.dtype = torch.float64) -> Case:
@@ -83,7 +79,9 @@ def _random_case(seed: int, dtype: torch.dtype = torch.float64) -> Case:
             in_channels, out_channels, kernel, stride, padding, dilation, groups, rng.random() < 0.5, mode, dtype=dtype
         )
         x = torch.randn(rng.randint(1, 2), in_channels, *size, dtype=dtype)
-        if bias_free_output_is_zero(conv, x):  # every tap falls on padding, at every position: nothing to compare
+        if torch.equal(
+            conv(x), conv(torch.zeros_like(x))
+        ):  # every tap falls on padding, at every position: nothing to compare
             return _random_case(seed + 1_000_003, dtype)
     return Case(conv, x, f"seed {seed}: {conv} on {tuple(x.shape)}")
 
@@ -118,22 +116,6 @@ def _error(a: Tensor, b: Tensor) -> float:
     return difference if difference == 0 else difference / max(scale, 1e-300)
 
 
-def _make_non_vacuous(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Norm weights in U(0.5, 1.5), LayerScale in U(0.5, 1), zero weights redrawn: every layer moves the logits."""
-    generator = torch.Generator().manual_seed(seed)
-    norms = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, norms) and module.weight is not None:
-                module.weight.copy_(torch.rand(module.weight.shape, generator=generator) + 0.5)
-            for name, parameter in module.named_parameters(recurse=False):
-                if name == "gamma" and parameter.dim() == 1:
-                    parameter.copy_(torch.rand(parameter.shape, generator=generator) / 2 + 0.5)
-                elif not bool(parameter.any()):
-                    parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
-    return model
-
-
 @pytest.fixture(scope="session")
 def random_case() -> Callable[..., Case]:
     """`random_case(seed, dtype)`: a random convolution, an input, and a text that names it."""
@@ -153,9 +135,9 @@ def error_of() -> Callable[[Tensor, Tensor], float]:
 
 
 @pytest.fixture(scope="session")
-def make_non_vacuous() -> Callable[..., nn.Module]:
-    """`make_non_vacuous(model, seed)`: a random network in which no layer is silent."""
-    return _make_non_vacuous
+def make_non_vacuous() -> Callable[[nn.Module], nn.Module]:
+    """`make_non_vacuous(model)`: a random network in which no layer is silent."""
+    return randomize_scales_
 
 
 @pytest.fixture(autouse=True)

@@ -1,38 +1,24 @@
 """`benchmarks/gpu` keeps the rows that passed, and `benchmarks/peers.py` and `resume.py` are rehearsed on the CPU."""
 
-from __future__ import annotations
-
 import csv
-import importlib.util
+import importlib
 import math
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-import recast.papers.networks
 from recast.layers.gpsa import gpsa_layers
 
-assert recast.papers.networks  # registers cifar_resnet20
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"gpu_{name}", BENCHMARKS / "gpu" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-rows = load("rows")
+rows = SimpleNamespace(**runpy.run_path(str(BENCHMARKS / "gpu" / "rows.py")))
 
 
 def read(path: Path) -> list[dict[str, str]]:

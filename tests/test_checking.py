@@ -1,7 +1,5 @@
 """`recast check`: what a file says of itself is verified again, and what is false is found."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable
@@ -14,21 +12,16 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from recast.checking import Checked, check
-from recast.errors import RecastError
-from recast.exporting import export, missing_packages
-from recast.io import load, save
+from recast import GPSA, PoolConfig, RecastConfig, RecastError, check, export, fold_, load, plan, recast_, save, verify
+from recast.checking import Checked
+from recast.exporting import missing_packages
 from recast.lab.cli import main
-from recast.layers.config import PAPERS_LAYER, PoolConfig, RecastConfig
-from recast.layers.gpsa import GPSA, gpsa_layers
+from recast.layers.config import PAPERS_LAYER
+from recast.layers.gpsa import gpsa_layers
 from recast.models.build import build, constructor
 from recast.models.config import ModelConfig
 from recast.models.weights import CHECKSUM, HEADER, read_header
-from recast.surgery.apply import recast_
-from recast.surgery.folding.model import fold_
-from recast.surgery.planning import plan
 from recast.surgery.proof import checksum, fingerprint, proof_of
-from recast.surgery.verify import verify
 
 PAPERS = RecastConfig(**PAPERS_LAYER)
 

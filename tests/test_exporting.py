@@ -1,7 +1,5 @@
 """`recast.export`: the file, its checks and what it refuses; the command."""
 
-from __future__ import annotations
-
 import copy
 import json
 from contextlib import nullcontext
@@ -13,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import recast
-from recast import exporting
-from recast.errors import RecastError
+from recast import RecastError, exporting
 from recast.lab.cli import main
 from recast.papers.dense.detect.networks import SceneRCNN
 

@@ -1,7 +1,5 @@
 """One writer at a time, and what those leave that were killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Saving and loading: the same function comes back, and nothing foreign is let in."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,16 +10,12 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from recast.errors import RecastError
-from recast.io import load, save
-from recast.layers.config import PAPERS_LAYER, RecastConfig
-from recast.layers.gpsa import GPSA, gpsa_layers
+from recast import GPSA, RecastConfig, RecastError, load, plan, recast_, save
+from recast.layers.config import PAPERS_LAYER
+from recast.layers.gpsa import gpsa_layers
 from recast.models.build import build, class_names, constructor, input_defaults
 from recast.models.config import ModelConfig
 from recast.models.weights import read_header, read_weights
-from recast.surgery.apply import recast_
-from recast.surgery.folding.model import fold_
-from recast.surgery.planning import plan
 
 CONFIG = ModelConfig("digits_resnet", num_classes=10)
 X = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -47,16 +41,6 @@ def test_a_recast_model_comes_back(tmp_path: Path, gate: Any, stride: Any, open_
     path = save(model, tmp_path / "deep" / "child.safetensors", constructor(CONFIG))
     assert torch.equal(output(load(path)), output(model))
     assert torch.equal(output(load(path, parent=build(CONFIG))), output(model))
-
-
-def test_folded_layers_and_added_biases_come_back(tmp_path: Path, open_gates: Callable[..., GPSA]) -> None:
-    model = recast_model()
-    layers = gpsa_layers(model)
-    open_gates(layers["layer3.0.conv1"])
-    assert [f.convolution for f in fold_(model)] == [False, True, True, True]
-    loaded = load(save(model, tmp_path / "child.safetensors", constructor(CONFIG)))
-    assert list(gpsa_layers(loaded)) == ["layer3.0.conv1"]
-    assert torch.equal(output(loaded), output(model))
 
 
 def test_shared_memory_and_channels_last_are_saved(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 core ← lab ← papers: a part imports itself and those to its left, in any way that Python has.
 """
 
-from __future__ import annotations
-
 import ast
 import pkgutil
 import subprocess

@@ -1,7 +1,5 @@
 """What is read may come from anywhere: it ends in one line, soon, and without filling the memory."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """LayerScale in every way that networks write it, and random weights that leave no layer silent."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -10,10 +8,8 @@ import torch
 from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 
-from recast.errors import RecastError
+from recast import RecastError, plan, recast_
 from recast.lab.scales import layer_scales, randomize_scales_, recalibrate_batch_norm_
-from recast.surgery.apply import recast_
-from recast.surgery.planning import plan
 
 
 def test_every_layer_scale_of_a_network_is_woken_and_gates_are_none() -> None:

@@ -1,7 +1,5 @@
 """The evidence tables: blocks by name, verdicts, and that each table follows from the one before it."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import json
@@ -13,9 +11,6 @@ from typing import Any
 
 import pytest
 
-import recast.papers
-
-assert recast.papers  # registers the networks of the studies
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 

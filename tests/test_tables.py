@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +7,7 @@ from recast.errors import RecastError
 from recast.lab.records import Difference, Row, write_records
 from recast.lab.tables import read_records
 
+HEAD = "run,model,suite,dataset,metric,value,n,low,high\n"
 ROW = Row("runs/a, b", "recast", "clean", "digits", "top1", 100 / 3, 500)
 OTHERS = [
     replace(ROW, metric="loss", value=0.1),
@@ -19,11 +18,7 @@ OTHERS = [
 def test_round_trip_is_exact(tmp_path: Path) -> None:
     write_records(tmp_path / "rows.csv", Row, [ROW, *OTHERS])
     assert read_records(tmp_path / "rows.csv", Row) == [ROW, *OTHERS]
-    assert (
-        (tmp_path / "rows.csv")
-        .read_text(encoding="utf-8")
-        .startswith("run,model,suite,dataset,metric,value,n,low,high\n")
-    )
+    assert (tmp_path / "rows.csv").read_text(encoding="utf-8").startswith(HEAD)
 
 
 def test_differences(tmp_path: Path) -> None:
@@ -54,15 +49,9 @@ def test_what_stands_of_a_suite_was_measured_together_and_is_of_one_run(tmp_path
     [
         ("", "must start with the columns run,model"),
         ("a,b\n1,2\n", "must start with the columns .* got 'a,b'"),
-        ("run,model,suite,dataset,metric,value,n,low,high\nr,m,s,d\n", "line 2: expected 9 cells"),
-        (
-            "run,model,suite,dataset,metric,value,n,low,high\nr,m,s,d,t,high,3,,\n",
-            "line 2: (value|low|high) must be a number",
-        ),
-        (
-            "run,model,suite,dataset,metric,value,n,low,high\nr,m,s,d,t,1.5,3.5,,\n",
-            "line 2: n must be a whole number, got '3.5'",
-        ),
+        (HEAD + "r,m,s,d\n", "line 2: expected 9 cells"),
+        (HEAD + "r,m,s,d,t,high,3,,\n", "line 2: (value|low|high) must be a number"),
+        (HEAD + "r,m,s,d,t,1.5,3.5,,\n", "line 2: n must be a whole number, got '3.5'"),
     ],
 )
 def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path, text: str, message: str) -> None:

@@ -1,7 +1,5 @@
 """The number of threads: free cores at the start, and what overrides them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -4,8 +4,6 @@ The blocks of a page share one namespace, as in a session. There is no network: 
 networks, images and data sets are replaced by small ones. Pages that train for longer run with RECAST_SLOW=1.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io

@@ -1,7 +1,5 @@
 """The documentation site: the reference is complete, notebooks run, the build has no warning and fetches nothing."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

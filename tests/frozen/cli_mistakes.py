@@ -4,8 +4,6 @@ Commands run in a scratch folder that holds what `prepare` of `commands.py` lays
 digits_resnet, `tiny.yaml`, a run of it in `run/`, `notes.txt`, `empty/` and a folder of images `images/`.
 """
 
-from __future__ import annotations
-
 import re
 
 Case = tuple[str, dict[str, str]]

@@ -1,7 +1,5 @@
 """Commands in this process, in a scratch folder; the platform that frozen numbers were made on."""
 
-from __future__ import annotations
-
 import io
 import os
 import re
@@ -25,16 +23,10 @@ TINY = (
 def platform() -> dict[str, str]:
     """What decides the last digits of a float32 sum: MKL and oneDNN cut products by the processor's caches."""
     cpus = Path("/proc/cpuinfo")
-    words = (
-        re.findall(r"^(?:vendor_id|cpu family|model|cache size)\s*: (.*)$", cpus.read_text(), re.M)
-        if cpus.exists()
-        else []
-    )
-    return {
-        "torch": torch.__version__,
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-        "processor": ", ".join(dict.fromkeys(words)),
-    }
+    text = cpus.read_text() if cpus.exists() else ""
+    words = re.findall(r"^(?:vendor_id|cpu family|model|cache size)\s*: (.*)$", text, re.M)
+    processor = ", ".join(dict.fromkeys(words))
+    return {"torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability(), "processor": processor}
 
 
 @contextmanager
@@ -71,8 +63,6 @@ def prepare(folder: Path) -> None:
     """The scratch folder that `cli_mistakes.py` tells of."""
     from PIL import Image
     from safetensors.torch import save_file
-
-    import recast.papers.networks  # noqa: F401  registers digits_resnet with timm
 
     torch.manual_seed(0)
     save_file(timm.create_model("digits_resnet", num_classes=10).state_dict(), folder / "weights.safetensors")

@@ -1,7 +1,5 @@
 """A user's mistake ends in exit code 2 and one line on standard error; nothing is left behind."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -4,12 +4,9 @@ A file holds what a function here returns, or what one returns for each name of 
 `test_library_frozen.py` calls the same functions and compares.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
-import math
 import shlex
 import signal
 import sys
@@ -68,27 +65,12 @@ def difference(base: Any, value: Any) -> Any:
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The place and the value of everything in a JSON value that holds nothing itself."""
+    """Yield the place and the value of everything in a JSON value that holds nothing itself."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
         yield from flat(item, f"{path}[{key}]" if isinstance(value, list) else f"{path}.{key}".removeprefix("."))
     if not items:
         yield path, value
-
-
-def first_difference(expected: Any, got: Any, tolerance: float = 0.0) -> str | None:
-    """ "path: expected …, got …" of the first place where two JSON values differ, or None.
-
-    Numbers with a fraction may differ by `tolerance`, relative and absolute; what is at most that is zero.
-    """
-    held, found = dict(flat(expected)), dict(flat(got))
-    for path in held | found:
-        a, b = held.get(path, GONE), found.get(path, GONE)
-        numbers = isinstance(a, float) and isinstance(b, float)
-        near = tolerance > 0 and numbers and math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)
-        if not near and (a != b or isinstance(a, bool) != isinstance(b, bool)):
-            return f"{path}: expected {a!r}, got {b!r}"
-    return None
 
 
 @contextlib.contextmanager
@@ -188,12 +170,8 @@ def verification_of(name: str) -> Any:
 
     def result(of: Any) -> list[Any]:
         error = of["max_relative_error"]
-        return [
-            of["bitwise"],
-            of["argmax_agreement"],
-            0.0 if error <= ROUNDING else float(f"{error:.6g}"),
-            of["images"],
-        ]
+        rounded = 0.0 if error <= ROUNDING else float(f"{error:.6g}")
+        return [of["bitwise"], of["argmax_agreement"], rounded, of["images"]]
 
     forms = {form: result(of) for form, of in found["forms"].items()}
     return {"same": found["same"], "forms": forms, "control": found["control"] and result(found["control"])}
@@ -269,10 +247,7 @@ def _recast(convolution: Callable[[], nn.Module], size: tuple[int, ...], **confi
 
 
 def _network(name: str, shape: tuple[int, ...], **kwargs: Any) -> Any:
-    def make() -> nn.Module:
-        return timm.create_model(name, **kwargs)
-
-    return make, shape
+    return lambda: timm.create_model(name, **kwargs), shape
 
 
 def layer_cases() -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:

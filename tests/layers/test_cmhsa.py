@@ -1,7 +1,5 @@
 """The C-MHSA layer against `nn.Conv2d` and loops in NumPy, its fast form, its table of biases."""
 
-from __future__ import annotations
-
 import copy
 import math
 import os
@@ -14,20 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from recast.errors import RecastError
-from recast.layers.cmhsa import CMHSA
-from recast.layers.config import RecastConfig
-from recast.layers.functional.relative_bias import (
-    biased,
-    biased_maps,
-    biased_reference,
-    fused_attention,
-    shared_values_attention,
-)  # fmt: skip
-from recast.layers.geometry import Geometry
+from recast import CMHSA, Geometry, RecastConfig, RecastError
+from recast.layers.functional import relative_bias
+from recast.layers.functional.relative_bias import biased, biased_maps, biased_reference
 from recast.surgery.rules import find_rule
-
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 
 NUM_GEOMETRIES = int(os.environ.get("RECAST_NUM_GEOMETRIES", "50"))
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -132,7 +120,8 @@ def test_fused_attention_is_the_shared_one(error_of: Any) -> None:
     """What runs on a GPU, here by torch's reference implementation."""
     q, k = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 6, 5)
     values, bias = torch.randn(2, 6, 7), torch.randn(3, 4, 6)
-    assert error_of(fused_attention(q, k, values, bias), shared_values_attention(q, k, values, bias)) < 1e-6
+    fused, shared = relative_bias.fused_attention, relative_bias.shared_values_attention
+    assert error_of(fused(q, k, values, bias), shared(q, k, values, bias)) < 1e-6
 
 
 def test_maps_are_what_the_layer_does(error_of: Any) -> None:

@@ -1,7 +1,5 @@
 """Every tensor is made on the device of the layer: on the meta device, an operation with a tensor of the CPU fails."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Layers under torch.export, torch.jit.trace and torch.onnx.export: other sizes and batches than the example's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from recast import CMHSA, GPSA, Geometry, RecastConfig
 from recast.layers.attention_pool import AttentionPool
-from recast.layers.cmhsa import CMHSA
-from recast.layers.config import PAPERS_LAYER, RecastConfig
-from recast.layers.geometry import Geometry
-from recast.layers.gpsa import GPSA
+from recast.layers.config import PAPERS_LAYER
 
 PAPERS = RecastConfig(**PAPERS_LAYER)
 

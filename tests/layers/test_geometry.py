@@ -1,14 +1,11 @@
 """Geometry: what is impossible, what is too small, round trips. `surgery/rules` compares it with the convolutions."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
 import pytest
 
-from recast.errors import RecastError
-from recast.layers.geometry import Geometry
+from recast import Geometry, RecastError
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,6 @@
 """The layer against `nn.Conv2d`, and everything a layer owes its users: state, gradients, folding, AMP, compile."""
 
-from __future__ import annotations
-
 import copy
-import math
 import pickle
 import warnings
 from collections.abc import Callable
@@ -15,21 +12,16 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 import recast
-from recast.errors import RecastError
+from recast import CMHSA, GPSA, Geometry, RecastConfig, RecastError
 from recast.layers import functional
-from recast.layers.cmhsa import CMHSA
-from recast.layers.config import PAPERS_LAYER, RecastConfig
+from recast.layers.config import PAPERS_LAYER
 from recast.layers.functional import backends
-from recast.layers.geometry import Geometry
-from recast.layers.gpsa import GPSA
 from recast.surgery.rules import find_rule
 
 PAPERS = RecastConfig(**PAPERS_LAYER)
 
 PAD_1 = Geometry((3, 3), padding=(1, 1, 1, 1))
 BACKENDS = ("split", "merged", "sdpa", "dense", "reference")
-# torch says this about its own 'same' padding of even kernels
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 
 
 def recast_layer(conv: nn.Conv2d, config: RecastConfig | None = None) -> GPSA:
@@ -66,19 +58,6 @@ def test_head_width(channels: int, kernel: int, groups: int, asked: int | None, 
     assert layer.head_dim == expected
     assert layer.query.shape == layer.key.shape == (kernel**2 * expected, channels)
     assert (layer.value is None) == (groups == channels)
-
-
-def test_the_start_of_every_parameter() -> None:
-    layer = GPSA(6, 8, Geometry((2, 3), dilation=(1, 2)), groups=2, config=PAPERS)
-    assert torch.equal(layer.value, torch.eye(3).repeat(2, 1))
-    assert not layer.key.any()
-    assert 0.01 < float(layer.query.detach().std()) < 0.03
-    assert layer.center.tolist() == [list(offset) for offset in layer.geometry.offsets()]
-    assert not layer.gamma.any()
-    assert not layer.spread.any()
-    paper = GPSA(6, 8, Geometry((2, 3)), config=RecastConfig(gate="sigmoid", lambda_init=2.0))
-    assert paper.lam.tolist() == [2.0] * 6
-    assert paper.gates()["sigma"].tolist() == pytest.approx([1 / (1 + math.exp(-2))] * 6)
 
 
 def gradients_of(layer: GPSA) -> dict[str, bool]:
@@ -351,9 +330,13 @@ TRANSFORMS: dict[str, Callable[[GPSA, Tensor], Tensor]] = {
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # torch.jit is deprecated
 @pytest.mark.parametrize("transform", TRANSFORMS)
-def test_function_transforms_agree_with_the_reference(transform: str, open_gates: Any, error_of: Any) -> None:
+@pytest.mark.parametrize("closed", [False, True])
+def test_function_transforms_agree_with_the_reference(
+    transform: str, closed: bool, open_gates: Any, error_of: Any
+) -> None:
     config = RecastConfig(gate_range=(-2.0, 2.0), **PAPERS_LAYER)
-    layer = open_gates(GPSA(4, 4, PAD_1, config=config)).double()
+    layer = GPSA(4, 4, PAD_1, config=config).double().eval()
+    layer = layer if closed else open_gates(layer).train()
     x = torch.randn(2, 4, 5, 5, dtype=torch.float64)
     found = TRANSFORMS[transform](layer, x)
     layer.backend = "reference"

@@ -3,8 +3,6 @@
 `surgery/rules/test_loops.py` has all of them against loops in NumPy.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -13,18 +11,14 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+from recast import GPSA, Geometry, RecastConfig
 from recast.layers import functional
-from recast.layers.config import PAPERS_LAYER, RecastConfig
+from recast.layers.config import PAPERS_LAYER
 from recast.layers.functional import backends, maps, sigmoid_gates
 from recast.layers.functional.streaming import attend
-from recast.layers.geometry import Geometry
-from recast.layers.gpsa import GPSA
 from recast.tracing.cost import saved_sizes
 
 PAPERS = RecastConfig(**PAPERS_LAYER)
-
-# torch says this about its own 'same' padding of even kernels
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 
 PAD_1 = Geometry((3, 3), padding=(1, 1, 1, 1))
 

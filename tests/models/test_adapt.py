@@ -1,7 +1,5 @@
 """Weights for other classes and other image sizes: `ModelConfig.new_head` and `ModelConfig.input_size`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -35,10 +33,6 @@ def tiny(**options: Any) -> CMHSAViT:
     return CMHSAViT(**{"patch_size": 4, "embed_dim": 16, "depth": 2, "num_classes": 5, **options}).double().eval()
 
 
-def images(height: int = 16, width: int = 24) -> Tensor:
-    return torch.randn(2, 3, height, width, dtype=torch.float64)
-
-
 @pytest.mark.parametrize("name", SIZES)
 def test_parameters_and_macs(name: str) -> None:
     width, patch, side, classes, mixer = SIZES[name]
@@ -63,7 +57,7 @@ def norm(x: Tensor, layer: Any) -> Tensor:
 @pytest.mark.parametrize("final_norm", [True, False])
 def test_it_is_the_formula(final_norm: bool) -> None:
     """PRS, Eq. 6-9, on maps; the last normalisation is ours."""
-    model, x = tiny(final_norm=final_norm), images()
+    model, x = tiny(final_norm=final_norm), torch.randn(2, 3, 16, 24, dtype=torch.float64)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
     z = F.conv2d(x, model.patch_embed.weight, model.patch_embed.bias, stride=4)

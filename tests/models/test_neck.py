@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 import timm
 import torch
@@ -12,10 +10,6 @@ from recast.papers.dense.segment.networks import UperHead, fcn_head
 CLASSES = 150
 
 
-def count(*modules: nn.Module) -> int:
-    return sum(p.numel() for module in modules for p in module.parameters())
-
-
 @pytest.mark.parametrize(("name", "parameters", "gmac"), [("s60", 57_113_508, 951.2), ("b60", 140_612_148, 1256.5)])
 def test_the_published_upernets(name: str, parameters: int, gmac: float) -> None:
     """Parameters to the unit, the unused pooling and classifier included; GMAC at 512×2048 without the auxiliary."""
@@ -23,7 +17,8 @@ def test_the_published_upernets(name: str, parameters: int, gmac: float) -> None
         network = timm.create_model(f"patchconvnet_{name}").eval().requires_grad_(False)
         neck = Neck(network.embed_dim).eval().requires_grad_(False)
         head = UperHead(neck.channels, CLASSES).eval().requires_grad_(False)
-        assert count(network, neck, head, fcn_head(network.embed_dim, CLASSES)) == parameters
+        parts = (network, neck, head, fcn_head(network.embed_dim, CLASSES))
+        assert sum(p.numel() for part in parts for p in part.parameters()) == parameters
         with FlopCounterMode(display=False) as flops:
             logits = head(neck(network.forward_features(torch.empty(1, 3, 512, 2048))))
     assert logits.shape == (1, CLASSES, 128, 512)

@@ -1,7 +1,5 @@
 """A convolution of pixels is a convolution of tokens: the kernel T, its heads, and what a recast makes of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -9,10 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recast.errors import RecastError
-from recast.layers.cmhsa import CMHSA
-from recast.layers.config import RecastConfig
-from recast.layers.gpsa import GPSA
+from recast import CMHSA, GPSA, RecastConfig, RecastError
 from recast.papers.prs.pixel_conv import PixelConv2d
 from recast.surgery.rules import find_rule, is_convolution, refusal
 

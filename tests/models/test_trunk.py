@@ -1,7 +1,5 @@
 """What timm expects of the networks that are a trunk of blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """CaiT's and ResMLP's variants against the papers' tables, and what sets each apart."""
 
-from __future__ import annotations
-
 import pytest
 import timm
 import torch

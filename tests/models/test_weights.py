@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import argparse
 import pathlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Networks of the recipes' kinds, a thousand times smaller: `stand_ins:deit` and so on, named as models of a recipe."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import timm

@@ -1,7 +1,5 @@
 """Where a recipe once differed from its paper, or where papers and published code differ: what is taken, and said."""
 
-from __future__ import annotations
-
 import csv
 from operator import attrgetter
 from pathlib import Path
@@ -9,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import recast.papers.patchconvnet.network  # noqa: F401  registers the networks with timm
 from recast.lab.recipes import RECIPES, make_recipe
 from recast.lab.training.optim import WarmupDecay
 

@@ -1,7 +1,5 @@
 """Every network that a recipe names can be built, without memory: on the meta device."""
 
-from __future__ import annotations
-
 from functools import cache
 from unittest.mock import patch
 

@@ -3,8 +3,6 @@
 With RECAST_SLOW=1 the trainings make two updates each on tiny data.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
@@ -19,7 +17,6 @@ import pytest
 import timm
 from test_two_steps import tiny, tiny_data
 
-import recast.papers
 from recast.errors import RecastError
 from recast.lab.cli import main
 from recast.lab.config import Recipe
@@ -27,7 +24,6 @@ from recast.lab.recipes import RECIPES
 from recast.lab.suites import SUITES
 from recast.lab.training import prepare, run
 
-assert recast.papers  # registers the papers' networks with timm
 PAGE = (Path(__file__).parents[2] / "docs" / "papers.md").read_text(encoding="utf-8")
 
 
@@ -106,13 +102,9 @@ def test_every_command_parses_and_its_recipe_resolves(monkeypatch: pytest.Monkey
             assert timm.is_model(words[0]), words
 
 
-def one_of_a_kind() -> list[list[str]]:
-    """Trainings that differ in more than their names: those of a recipe as it is are in test_two_steps."""
-    return [words for words in TRAININGS if len(words) > 1]
-
-
 @pytest.mark.skipif(not os.environ.get("RECAST_SLOW"), reason="minutes: RECAST_SLOW=1")
-@pytest.mark.parametrize("words", one_of_a_kind(), ids=" ".join)
+# those of a recipe as it is are in test_two_steps
+@pytest.mark.parametrize("words", [words for words in TRAININGS if len(words) > 1], ids=" ".join)
 def test_two_updates(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     train = run.train

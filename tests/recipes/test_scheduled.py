@@ -1,7 +1,5 @@
 """The recipes that recast during training against the papers: PRS, C-MHSA and T-CNN*, written down here once more."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from functools import cache
 
@@ -10,26 +8,19 @@ import timm
 import torch
 
 import recast
-import recast.lab.networks  # both register our names with timm
-import recast.papers.prs.network
+from recast import Plan
 from recast.lab.recipes import RECIPES, make_recipe
-from recast.layers.config import RecastConfig
-from recast.surgery.plan import Plan
-
-
-def planned(name: str) -> Plan:
-    """Of the recipe's network, on its images."""
-    recipe = make_recipe(name)
-    classes = 1000 if recipe.data.name == "imagenet" else 100
-    return _planned(recipe.model.name, classes, recipe.data.img_size or 32, recipe.recast, tuple(recipe.where))
 
 
 @cache
-def _planned(model: str, classes: int, side: int, config: RecastConfig, where: tuple[str, ...]) -> Plan:
+def planned(name: str) -> Plan:
+    """Of the recipe's network, on its images."""
+    recipe = make_recipe(name)
+    classes, side = 1000 if recipe.data.name == "imagenet" else 100, recipe.data.img_size or 32
     with torch.device("meta"):
-        network = timm.create_model(model, num_classes=classes)
-        selected = where[0] if len(where) == 1 else where
-        return recast.plan(network, torch.zeros(1, 3, side, side), config, where=selected)
+        network = timm.create_model(recipe.model.name, num_classes=classes)
+        where = recipe.where[0] if len(recipe.where) == 1 else recipe.where
+        return recast.plan(network, torch.zeros(1, 3, side, side), recipe.recast, where=where)
 
 
 def dates(name: str) -> list[int]:

@@ -1,7 +1,5 @@
 """Every recipe makes two steps on tiny data, with all that it asks for except the size of its network and its data."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What must not change: `unchanged(*models)` compares models before and after a block."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """The verbs that change a model: all or nothing, once, and replayable."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,21 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from recast.errors import RecastError
+from recast import Geometry, RecastError, calibrate_, fold_, param_groups, plan, recast_, refresh_gates_, verify, wake_
 from recast.lab.networks import CifarResNet
 from recast.layers.attention_pool import attention_pools
 from recast.layers.config import PAPERS_LAYER, PoolConfig, RecastConfig
-from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA, gpsa_layers
-from recast.surgery.apply import recast_, refresh_gates_
-from recast.surgery.calibrate import calibrate_
-from recast.surgery.folding.model import fold_
-from recast.surgery.parameters import param_groups
 from recast.surgery.plan import Plan, applied_plan
-from recast.surgery.planning import plan
 from recast.surgery.pooling.swap import attention_pool_
-from recast.surgery.verify import verify
-from recast.surgery.wake import wake_
 
 X = torch.zeros(2, 3, 16, 16)
 

@@ -1,19 +1,14 @@
 """Calibration: W_out and bias that bring a soft start back to the parent."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from recast.layers.config import RecastConfig
+from recast import RecastConfig, calibrate_, plan, recast_
 from recast.layers.functional import gather
 from recast.layers.gpsa import gpsa_layers
-from recast.surgery.apply import recast_
-from recast.surgery.calibrate import calibrate_
-from recast.surgery.planning import plan
 
 SOFT = RecastConfig(gate="sigmoid")
 

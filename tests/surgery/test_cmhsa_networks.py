@@ -1,7 +1,5 @@
 """Whole networks with C-MHSA layers: plans, files, training, and everything else that meets a recast layer."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import recast
-from recast.errors import RecastError
+from recast import CMHSA, RecastConfig, RecastError
 from recast.lab.scales import randomize_scales_
-from recast.layers.cmhsa import CMHSA, recast_layers
-from recast.layers.config import RecastConfig
+from recast.layers.cmhsa import recast_layers
 from recast.models.build import build, constructor
 from recast.models.config import ModelConfig
 from recast.papers.prs.network import CMHSAViT
@@ -25,17 +22,13 @@ BIAS = RecastConfig(gate="bias")
 TINY = ModelConfig("cmhsa_vit_3_tiny", num_classes=5)
 
 
-def vit(**options: Any) -> CMHSAViT:
-    torch.manual_seed(0)
-    return CMHSAViT(**{"patch_size": 4, "embed_dim": 16, "depth": 2, "num_classes": 5, **options}).eval()
-
-
 def images(height: int = 16, width: int = 20) -> Tensor:
     return torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(0))
 
 
 def recast_vit(config: RecastConfig = BIAS, **options: Any) -> tuple[CMHSAViT, Any, recast.Plan]:
-    parent = vit(**options)
+    torch.manual_seed(0)
+    parent = CMHSAViT(**{"patch_size": 4, "embed_dim": 16, "depth": 2, "num_classes": 5, **options}).eval()
     plan = recast.plan(parent, images(), config)
     return parent, recast.recast_(copy.deepcopy(parent), plan), plan
 

@@ -3,8 +3,6 @@
 Boxes after NMS are compared only where they are bitwise: one more ulp in a score picks another box, in the parent too.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -12,11 +10,10 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN, maskrcnn_resnet50_fpn
 
+from recast import plan, recast_, trace, verify
 from recast.lab.scales import randomize_scales_
-from recast.surgery.apply import recast_
 from recast.surgery.exactness import TOLERANCE
-from recast.surgery.planning import plan
-from recast.surgery.verify import swapped_heads, trace, verify
+from recast.surgery.verify import swapped_heads
 
 WHOLE = ["backbone.body.layer4.*.conv2", "backbone.fpn.layer_blocks.*", "roi_heads.mask*"]
 

@@ -1,7 +1,5 @@
 """A switch in the middle of a training: the optimiser goes on as if nothing had happened, until the gates open."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -18,18 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, OneCycleLR, SequentialLR
 
-from recast import (
-    GPSA,
-    Plan,
-    PoolConfig,
-    RecastConfig,
-    RecastError,
-    attention_pool_,
-    param_groups,
-    plan,
-    recast_during_training_,
-)  # fmt: skip
-from recast.layers.config import PAPERS_LAYER
+from recast import GPSA, Plan, RecastError, attention_pool_, param_groups, plan, recast_during_training_
+from recast.layers.config import PAPERS_LAYER, PoolConfig, RecastConfig
 from recast.papers.prs.pixel_conv import PixelConv2d
 from recast.surgery.optimizer_state import carried_parameters
 

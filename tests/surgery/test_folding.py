@@ -1,7 +1,5 @@
 """Folding: a layer keeps its function, and `fold_` reports what it made of a model, which a file brings back."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,6 @@ from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.surgery.rules import convert
 
 PAPERS = RecastConfig(**PAPERS_LAYER)
-
-# torch says this about its own 'same' padding of even kernels
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 
 X = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 import timm
 import torch
@@ -7,11 +5,9 @@ from timm.optim import param_groups_layer_decay
 from torch import nn
 
 import recast
-from recast.errors import RecastError
-from recast.layers.config import PAPERS_LAYER, RecastConfig
-from recast.surgery.apply import recast_
-from recast.surgery.parameters import layer_numbers, param_groups
-from recast.surgery.planning import plan
+from recast import RecastConfig, RecastError, param_groups, plan, recast_
+from recast.layers.config import PAPERS_LAYER
+from recast.surgery.parameters import layer_numbers
 
 PAPERS = RecastConfig(**PAPERS_LAYER)
 

@@ -1,7 +1,5 @@
 """`plan` reads only, says what is true, and is data that survives a round trip."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable
@@ -13,14 +11,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.utils.flop_counter import FlopCounterMode
 
-from recast.errors import RecastError
+from recast import Plan, PoolConfig, RecastConfig, RecastError, attention_pool_, plan, recast_
 from recast.lab.edited_plan import Edited, read_edited, replan
 from recast.lab.networks import CifarResNet
-from recast.layers.config import PAPERS_LAYER, PoolConfig, RecastConfig
-from recast.surgery.apply import recast_
-from recast.surgery.plan import Plan
-from recast.surgery.planning import plan
-from recast.surgery.pooling.swap import attention_pool_
+from recast.layers.config import PAPERS_LAYER
 
 X = torch.zeros(2, 3, 16, 16)
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable
@@ -14,15 +12,11 @@ from timm.models.mlp_mixer import MlpMixer
 from torch import Tensor, nn
 from torchvision import models as torchvision_models
 
-from recast import plan, recast_
-from recast.errors import RecastError
+from recast import Plan, PoolConfig, RecastError, attention_pool_, plan, recast_
 from recast.lab.scales import randomize_scales_
 from recast.layers.attention_pool import AttentionPool, attention_pools
-from recast.layers.config import PoolConfig
-from recast.surgery.plan import Plan
 from recast.surgery.pooling.adapters import PooledLayer
 from recast.surgery.pooling.find import find_place
-from recast.surgery.pooling.swap import attention_pool_
 from recast.tracing.hooks import captured_inputs
 
 

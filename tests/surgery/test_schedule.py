@@ -1,7 +1,5 @@
 """Dates of a schedule: Eq. 7 of PRS in whole numbers, lists of one's own."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +9,9 @@ from recast import RecastError, Schedule
 from recast.lab.config import ScheduleConfig
 
 
-def plan_of(*names: str) -> Any:
-    """All that a schedule reads of a plan."""
-    return SimpleNamespace(steps=tuple(SimpleNamespace(name=name) for name in names))
-
-
 def blocks(count: int) -> Any:
-    return plan_of(*(f"blocks.{i}.mixer" for i in range(count)))
+    """All that a schedule reads of a plan."""
+    return SimpleNamespace(steps=tuple(SimpleNamespace(name=f"blocks.{i}.mixer") for i in range(count)))
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,13 @@
 """Selection by last stage, names, globs and predicates; budgets; and the messages when nothing matches."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from recast.errors import RecastError
+from recast import Plan, RecastError, plan
 from recast.surgery.limits import Budget, Limit
-from recast.surgery.plan import Plan
-from recast.surgery.planning import plan
 
 
 class Model(nn.Module):

@@ -1,7 +1,5 @@
 """`verify` must see what is there: equal networks as equal, and one swapped pair of taps as a failure."""
 
-from __future__ import annotations
-
 import copy
 from collections import UserDict
 from collections.abc import Callable
@@ -12,14 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recast.errors import RecastError
+from recast import PoolConfig, RecastConfig, RecastError, plan, recast_, trace, verify
 from recast.lab.networks import CifarResNet
-from recast.layers.config import PAPERS_LAYER, PoolConfig, RecastConfig
+from recast.layers.config import PAPERS_LAYER
 from recast.layers.gpsa import gpsa_layers
-from recast.surgery.apply import recast_
 from recast.surgery.exactness import TOLERANCE, Exactness, relative_error
-from recast.surgery.planning import plan
-from recast.surgery.verify import trace, verify
 
 PAPERS = RecastConfig(**PAPERS_LAYER)
 
@@ -34,12 +29,8 @@ def small() -> CifarResNet:
 @pytest.mark.parametrize("gate", ["linear", "sigmoid"])
 def test_every_backend_can_be_verified_and_is_given_back(backend: Any, gate: Any) -> None:
     parent = small()
-    config = (
-        RecastConfig(gate=gate, **PAPERS_LAYER)
-        if gate == "linear"
-        else RecastConfig(gate=gate, alpha=20.0, lambda_init=14.0)
-    )
-    child = recast_(copy.deepcopy(parent), plan(parent, X, config))
+    options: Any = PAPERS_LAYER if gate == "linear" else {"alpha": 20.0, "lambda_init": 14.0}
+    child = recast_(copy.deepcopy(parent), plan(parent, X, RecastConfig(gate=gate, **options)))
     child.layer3[0].conv1.backend = "reference"
     x = torch.randn(4, 3, 16, 16)
     exactness = verify(parent, child, x, backend=backend)
@@ -239,16 +230,7 @@ def test_a_layer_that_runs_less_often_is_another_function() -> None:
     assert not exactness.ok()
 
 
-class Wrapped(nn.Module):
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: Tensor) -> Any:
-        return self.network(x)
-
-
-@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel, Wrapped])
+@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel, nn.Sequential])
 def test_the_layers_of_a_wrapped_network_are_compared(wrap: Callable[[nn.Module], nn.Module]) -> None:
     parent, child = pair()
     x = torch.randn(X.shape)
@@ -318,7 +300,7 @@ def test_a_recast_parent_is_refused() -> None:
     parent, child = pair()
     open_and_triple_(child)
     x = torch.randn(X.shape)
-    for model in (copy.deepcopy(child), Wrapped(copy.deepcopy(child))):
+    for model in (copy.deepcopy(child), nn.Sequential(copy.deepcopy(child))):
         with pytest.raises(RecastError, match=r"recast itself, .*layer3\.0\.conv1"):
             verify(model, child, x)
         with pytest.raises(RecastError, match="recast itself"):

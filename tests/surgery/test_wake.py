@@ -1,7 +1,5 @@
 """`wake_`: exact all the same, from the images alone, and content maps that depend on the image."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

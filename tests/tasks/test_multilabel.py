@@ -1,7 +1,5 @@
 """Several labels for an image, from a table to the report, and metrics compared with scikit-learn's."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 Everything that the library is told of it stands between the two lines: nothing else knows that it exists.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

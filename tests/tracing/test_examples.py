@@ -1,7 +1,5 @@
 """One form of example and of output for every verb: what `plan` and `verify` take, the others take too."""
 
-from __future__ import annotations
-
 import copy
 from collections import UserDict
 from collections.abc import Callable
@@ -16,13 +14,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import recast
-from recast.errors import RecastError
+from recast import RecastError, calibrate_
 from recast.lab.analysis.grad_cam import grad_cam
 from recast.lab.config import DataConfig
 from recast.lab.data import load_data
 from recast.lab.evaluation import evaluate
 from recast.lab.scales import recalibrate_batch_norm_
-from recast.surgery.calibrate import calibrate_
 from recast.tracing.examples import batch_of, part_of, read_batches
 from recast.tracing.outputs import answer_of, leaves_of
 
@@ -114,11 +111,6 @@ def test_a_part_has_the_rows_of_its_images() -> None:
     assert (len(part["scale"]), part["name"]) == (3, "x")
 
 
-class OneArgument(nn.Module):
-    def forward(self, x: Any) -> Any:
-        return x
-
-
 class Optional(nn.Module):
     def forward(self, x: Any, mask: Any = None) -> Any:
         return x, mask
@@ -126,15 +118,15 @@ class Optional(nn.Module):
 
 MASKS, SPLIT = torch.zeros(32, 16, 16).long(), IMAGES.split(16)
 BATCHES: list[tuple[type[nn.Module], Any, list[bool]]] = [
-    (OneArgument, IMAGES, [False]),
-    (OneArgument, SPLIT, [False, False]),
-    (OneArgument, (IMAGES, LABELS), [True]),
-    (OneArgument, [IMAGES, LABELS], [True]),
-    (OneArgument, [IMAGES, MASKS], [True]),
-    (OneArgument, [(IMAGES, LABELS)] * 2, [True, True]),
-    (OneArgument, [ONE, ONE, ONE], [False]),
-    (OneArgument, [[ONE, ONE], [ONE, ONE]], [False, False]),
-    (OneArgument, DataLoader(TensorDataset(IMAGES, LABELS), 16), [True, True]),
+    (nn.Identity, IMAGES, [False]),
+    (nn.Identity, SPLIT, [False, False]),
+    (nn.Identity, (IMAGES, LABELS), [True]),
+    (nn.Identity, [IMAGES, LABELS], [True]),
+    (nn.Identity, [IMAGES, MASKS], [True]),
+    (nn.Identity, [(IMAGES, LABELS)] * 2, [True, True]),
+    (nn.Identity, [ONE, ONE, ONE], [False]),
+    (nn.Identity, [[ONE, ONE], [ONE, ONE]], [False, False]),
+    (nn.Identity, DataLoader(TensorDataset(IMAGES, LABELS), 16), [True, True]),
     (Optional, (IMAGES, META), [False]),
     (Optional, [(IMAGES, LABELS)], [True]),
     (Optional, [[ONE, ONE], [ONE, ONE]], [False, False]),

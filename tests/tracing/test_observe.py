@@ -1,7 +1,5 @@
 """What a shape-only pass sees, and what a layer costs: against real passes."""
 
-from __future__ import annotations
-
 import copy
 import weakref
 from collections.abc import Callable
@@ -13,9 +11,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from recast.layers.config import RecastConfig
-from recast.layers.geometry import Geometry
-from recast.layers.gpsa import GPSA
+from recast import RecastConfig
+from recast.surgery.rules import convert
 from recast.tracing.cost import Cost, layer_cost, saved_sizes
 from recast.tracing.observe import Call, observe
 
@@ -91,22 +88,14 @@ def test_a_layer_costs_what_a_real_forward_costs(start: int, random_case: Callab
         gate, backend = ("linear", "sigmoid")[seed % 2], ("auto", "dense", "split", "merged")[seed % 4]
         config = RecastConfig(gate=gate, backend=backend)
         shape = x.shape[1:]
-
-        attention = GPSA(
-            conv.in_channels, conv.out_channels, Geometry.of(conv), groups=conv.groups, bias=conv.bias is not None,
-            config=config,
-        )  # fmt: skip
-        for real in (conv, attention):
+        for real in (conv, convert(conv, config)):
             one, two = torch.randn(1, *shape, requires_grad=True), torch.randn(2, *shape, requires_grad=True)
             with FlopCounterMode(display=False) as flops:
                 real(one)
             each = saved_bytes(real, two) - saved_bytes(real, one)
-            expected = Cost(
-                sum(p.numel() for p in real.parameters()),
-                flops.get_total_flops() // 2,
-                each,
-                max(0, saved_bytes(real, one) - each),
-            )
+            parameters = sum(p.numel() for p in real.parameters())
+            fixed = max(0, saved_bytes(real, one) - each)
+            expected = Cost(parameters, flops.get_total_flops() // 2, each, fixed)
             assert layer_cost(copy.deepcopy(real).to("meta"), *shape) == expected, text
 
 

@@ -1,7 +1,5 @@
 """A sample of the zoo: one of every family, recast and verified as the walk does it; and rows that must fall short."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The walk: a row per architecture, resumed, and what becomes of a process that dies."""
 
-from __future__ import annotations
-
 import multiprocessing
 import threading
 import time

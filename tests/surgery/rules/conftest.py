@@ -1,31 +1,23 @@
-"""Random modules of every class with a rule of its own, kernels written out a second time, and networks around one."""
-
-from __future__ import annotations
+"""Random modules of every class with a rule of its own, and kernels written out a second time."""
 
 import random
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import timm.layers
 import torch
 from torch import Tensor, nn
 
-import recast
 from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.gpsa import GPSA
 from recast.surgery.rules import convert
 
-
-class Case(NamedTuple):
-    """A random module and an input it fits."""
-
-    module: Any
-    x: Tensor
-    text: str
+Case = tuple[Any, Tensor, str]
+"""A random module, an input it fits, and a text that names it."""
 
 
-def _random_case(name: str, seed: int, dtype: torch.dtype = torch.float64) -> Case:
+def _random_case(name: str, seed: int, dtype: torch.dtype) -> Case:
     """Any kernel, stride, dilation, groups, padding and output padding that the class accepts, on a tiny input."""
     rng = random.Random(seed)
     kernel = rng.choice([(1, 1), (3, 3), (2, 2), (1, 5), (4, 3), (rng.randint(1, 4), rng.randint(1, 4))])
@@ -59,7 +51,7 @@ def _random_case(name: str, seed: int, dtype: torch.dtype = torch.float64) -> Ca
             smallest = [r + 1 - 2 * p for r, p in zip(reach, paddings, strict=True)]
         size = [max(1, least) + rng.randint(0, 5) for least in smallest]
         x = torch.randn(2, channels[0], *size, dtype=dtype)
-    return Case(module, x, f"seed {seed}: {module} on {tuple(x.shape)}")
+    return module, x, f"seed {seed}: {module} on {tuple(x.shape)}"
 
 
 def _kernel_of(module: Any) -> Tensor:
@@ -75,40 +67,12 @@ def _kernel_of(module: Any) -> Tensor:
     return standardised * module.gain * module.scale if hasattr(module, "gain") else standardised
 
 
-class Around(nn.Module):
-    """A stem, the module in question as `conv`, and the mean of its maps; `call(conv, x)` says how it is used."""
-
-    def __init__(self, conv: nn.Module, call: Callable[[Any, Tensor], Tensor] | None = None) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 4, 3, padding=1)
-        self.conv, self.call = conv, call
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        y = self.conv(x) if self.call is None else self.call(self.conv, x)
-        return y.flatten(2).mean(2)
-
-
-def _recast_and_verify(
-    model: nn.Module, x: Tensor, where: Any = "all", config: RecastConfig | None = None
-) -> tuple[nn.Module, list[str], recast.Plan]:
-    """Plan, recast in place, and check that no bit changed, layer by layer; the recast names are returned too."""
-    plan = recast.plan(model, x, config, where=where)
-    before = recast.trace(model, plan, x)
-    assert set(before.layers) == {step.name for step in plan.steps}
-    child = recast.recast_(model, plan)
-    result = recast.verify(before, child, x)
-    assert result.bitwise, str(result)
-    assert set(result.layers.values()) == {0.0}
-    return child, [step.name for step in plan.steps], plan
-
-
 @pytest.fixture(scope="session")
 def case_of(random_case: Callable[..., Any]) -> Callable[..., Case]:
     """`case_of(class name, seed, dtype)`: a random module of that class, an input, and a text that names it."""
 
     def case(name: str, seed: int, dtype: torch.dtype = torch.float64) -> Case:
-        return Case(*random_case(seed, dtype)) if name == "Conv2d" else _random_case(name, seed, dtype)
+        return random_case(seed, dtype) if name == "Conv2d" else _random_case(name, seed, dtype)
 
     return case
 
@@ -123,15 +87,3 @@ def kernel_of() -> Callable[[Any], Tensor]:
 def layer_of() -> Callable[..., GPSA]:
     """`layer_of(module, config)`: what the rule of a module makes of it."""
     return lambda module, config=None: convert(module, config or RecastConfig(**PAPERS_LAYER))
-
-
-@pytest.fixture(scope="session")
-def around() -> type[Around]:
-    """`around(conv, call)`: a small network with `conv` in its middle, which gets (B, 4, H, W)."""
-    return Around
-
-
-@pytest.fixture(scope="session")
-def recast_and_verify() -> Callable[..., tuple[nn.Module, list[str], recast.Plan]]:
-    """`recast_and_verify(model, x, where, config)`: the recast model, its recast layers and the plan; bitwise equal."""
-    return _recast_and_verify

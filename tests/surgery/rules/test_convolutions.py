@@ -1,7 +1,5 @@
 """The rules against the modules they read: the same bits, gradients and flags; and the three backends."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import os
@@ -22,18 +20,13 @@ KINDS = (
 )  # fmt: skip
 BACKENDS = ("split", "merged", "sdpa", "dense", "reference")
 NUM_GEOMETRIES = int(os.environ.get("RECAST_NUM_GEOMETRIES", "500"))
-# torch says this about its own 'same' padding of even kernels
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
-def slope_of(y: Tensor) -> Tensor:
-    """A different weight for every output, so that no gradient cancels."""
-    return torch.linspace(0, 9, y.numel(), dtype=y.dtype).cos().view_as(y)
-
-
 def gradients(y: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-    return list(torch.autograd.grad((y * slope_of(y)).sum(), tensors, retain_graph=True))
+    """Gradients with a different weight for every output, so that none cancels."""
+    slope = torch.linspace(0, 9, y.numel(), dtype=y.dtype).cos().view_as(y)
+    return list(torch.autograd.grad((y * slope).sum(), tensors, retain_graph=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -147,7 +140,7 @@ def test_backends_agree_with_random_open_gates(
 def test_flags_and_dtype_are_carried_over(
     kind: str, dtype: torch.dtype, training: bool, case_of: Any, layer_of: Any, error_of: Any
 ) -> None:
-    module = case_of(kind, 1, dtype).module
+    module, _, _ = case_of(kind, 1, dtype)
     x = torch.randn(2, module.in_channels, 9, 8, dtype=dtype)
     for frozen in ("", "weight gain", "bias", "weight gain bias"):
         for name, parameter in module.named_parameters():

@@ -1,7 +1,5 @@
 """A second reference for every kind of convolution: NumPy loops that share no code with the package."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any
@@ -18,8 +16,6 @@ from recast.layers.gpsa import GPSA
 FUNCTIONS = {f.__name__: f for f in (reference, dense, split, merged, plain, sdpa)}
 SEEDS = range(500, 516)
 Array = NDArray[np.float64]
-# torch says this about its own 'same' padding of even kernels
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 
 
 def softmax(logits: Array) -> Array:
@@ -64,28 +60,17 @@ class Axis:
         return min(range(len(self.pixels)), key=lambda i: (abs(self.pixels[i] - middle), -i))
 
 
-def kernels(module: Any) -> Array:
-    """(taps, C, O): what each tap multiplies the channels with, zero outside a channel's own group."""
-    weight = module.weight.detach().numpy()
-    transposed, groups = isinstance(module, torch.nn.ConvTranspose2d), module.groups
-    inputs, outputs = module.in_channels // groups, module.out_channels // groups
-    if hasattr(module, "eps"):
-        mean, variance = weight.mean((1, 2, 3), keepdims=True), weight.var((1, 2, 3), keepdims=True)
-        weight = (weight - mean) / np.sqrt(variance + module.eps)
-        if hasattr(module, "gain"):
-            weight = weight * module.gain.detach().numpy() * module.scale
-    rows, columns = module.kernel_size
-    w_out = np.zeros((rows * columns, module.in_channels, module.out_channels))
-    for g, c, o, a, b in itertools.product(*map(range, (groups, inputs, outputs, rows, columns))):
-        if transposed:  # a pixel *spreads* by the kernel: the output before it takes the last tap
-            value = weight[g * inputs + c, o, rows - 1 - a, columns - 1 - b]
-        else:
-            value = weight[g * outputs + o, c, a, b]
-        w_out[a * columns + b, g * inputs + c, g * outputs + o] = value
+def kernels(kernel: Array, groups: int) -> Array:
+    """(O, C/g, …) → (taps, C, O): what each tap multiplies the channels with, zero outside a channel's own group."""
+    outputs, inputs = len(kernel) // groups, kernel.shape[1]
+    w_out = np.zeros((kernel[0, 0].size, inputs * groups, outputs * groups))
+    for g in range(groups):
+        block = kernel[g * outputs : (g + 1) * outputs].reshape(outputs, inputs, -1)
+        w_out[:, g * inputs : (g + 1) * inputs, g * outputs : (g + 1) * outputs] = block.transpose(2, 1, 0)
     return w_out
 
 
-def attention_loops(x: Array, module: Any, layer: GPSA, attend_padding: bool) -> Array:
+def attention_loops(x: Array, module: Any, kernel: Array, layer: GPSA, attend_padding: bool) -> Array:
     """One image (C, H, W) → (O, I, J): y = b + Σ_h A_h X W_val W_out^h, pixel by pixel and head by head."""
     p = {name: value.detach().numpy() for name, value in layer.named_parameters()}
     rows, columns = Axis(module, 0, x.shape[1]), Axis(module, 1, x.shape[2])
@@ -100,7 +85,7 @@ def attention_loops(x: Array, module: Any, layer: GPSA, attend_padding: bool) ->
     real[np.array(rows.pixels)[:, None], columns.pixels] = True
     tokens, seen = grid.reshape(len(x), -1).T, real.ravel() | attend_padding
     keys_at = np.array(list(itertools.product(range(rows.size), range(columns.size))), dtype=float)
-    w_out, per_group = kernels(module), module.in_channels // module.groups
+    w_out, per_group = kernels(kernel, module.groups), module.in_channels // module.groups
     w_val = np.eye(len(x))
     if "value" in p:
         for first in range(0, len(x), per_group):
@@ -135,14 +120,15 @@ def attention_loops(x: Array, module: Any, layer: GPSA, attend_padding: bool) ->
 @pytest.mark.parametrize("gate", ["linear", "sigmoid"])
 @pytest.mark.parametrize("attend_padding", [False, True])
 def test_against_loops_in_numpy(
-    kind: str, gate: Any, attend_padding: bool, case_of: Any, layer_of: Any, open_gates: Any
+    kind: str, gate: Any, attend_padding: bool, case_of: Any, kernel_of: Any, layer_of: Any, open_gates: Any
 ) -> None:
     for seed in SEEDS:
         module, x, text = case_of(kind, seed)
         layer = open_gates(
             layer_of(module, RecastConfig(gate=gate, attend_padding=attend_padding, **PAPERS_LAYER)), seed
         )
-        expected = np.stack([attention_loops(image, module, layer, attend_padding) for image in x.numpy()])
+        kernel = kernel_of(module).detach().numpy()
+        expected = np.stack([attention_loops(image, module, kernel, layer, attend_padding) for image in x.numpy()])
         for name, function in FUNCTIONS.items():
             y = function(x, layer.weights()).detach().numpy()
             assert np.abs(y - expected).max() <= 1e-10 * np.abs(expected).max(), f"{name}, {text}"

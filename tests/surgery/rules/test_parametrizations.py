@@ -1,7 +1,5 @@
 """What makes a kernel moves along with `keep_parametrization`, and is dropped for its result without it."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 import recast
-from recast.errors import RecastError
-from recast.layers.config import RecastConfig
-from recast.layers.gpsa import GPSA
+from recast import GPSA, RecastConfig, RecastError
 
 KEEP = RecastConfig(keep_parametrization=True)
 

@@ -1,7 +1,5 @@
 """Finding a module's rule: its exact type, its bases where they compute the same, and rules of one's own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -9,8 +7,7 @@ import torch
 from timm.layers import Conv2dSame, ScaledStdConv2d, ScaledStdConv2dSame, StdConv2d, StdConv2dSame
 from torch import Tensor, nn
 
-from recast.layers.config import RecastConfig
-from recast.layers.gpsa import GPSA
+from recast import GPSA, RecastConfig
 from recast.surgery import rules
 from recast.surgery.rules import find_rule, recasts, refusal
 
