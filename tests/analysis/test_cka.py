@@ -1,7 +1,5 @@
 """Linear CKA: the estimator's own formula, what must not change it, layers of real networks."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -11,10 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import recast.papers  # noqa: F401  (registers the small networks with timm)
-from recast.errors import RecastError
+from recast import RecastError, plan, recast_
 from recast.lab.analysis.cka import cka, tabulate_cka
-from recast.surgery.apply import recast_
-from recast.surgery.planning import plan
 
 
 def hsic1(x: Tensor, y: Tensor) -> float:

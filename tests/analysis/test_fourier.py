@@ -1,7 +1,5 @@
 """Δ log amplitude: the definition written out again, true frequencies, which blocks a network has."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """pytorch-grad-cam (Gildenblat et al.) runs unchanged on what we make, and gives what ours gives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -12,11 +10,9 @@ from pytorch_grad_cam import GradCAM
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import nn
 
+from recast import attention_pool_, plan, recast_
 from recast.lab.analysis.grad_cam import grad_cam
 from recast.papers.patchconvnet.network import PatchConvNet
-from recast.surgery.apply import recast_
-from recast.surgery.planning import plan
-from recast.surgery.pooling.swap import attention_pool_
 
 CLASSES = 3
 

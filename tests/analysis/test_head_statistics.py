@@ -1,7 +1,5 @@
 """Distance, non-locality and entropy of heads: against loops over queries and keys, sampling, checkpoints."""
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from collections.abc import Callable
@@ -12,18 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recast.errors import RecastError
-from recast.io import load, save
+from recast import CMHSA, GPSA, Geometry, RecastConfig, RecastError, load, plan, recast_, save
 from recast.lab.analysis import queries
 from recast.lab.analysis.head_statistics import head_statistics, tabulate_heads
 from recast.lab.analysis.queries import pieces, telling_query
 from recast.lab.analysis.records import HeadLine
-from recast.layers.cmhsa import CMHSA
-from recast.layers.config import PAPERS_LAYER, RecastConfig
-from recast.layers.geometry import Geometry
-from recast.layers.gpsa import GPSA
-from recast.surgery.apply import recast_
-from recast.surgery.planning import plan
+from recast.layers.config import PAPERS_LAYER
 
 PAPERS = RecastConfig(**PAPERS_LAYER)
 

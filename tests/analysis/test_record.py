@@ -1,7 +1,5 @@
 """Recorded attention, against the same weights computed here from the modules' parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -12,15 +10,12 @@ from timm.models.vision_transformer import VisionTransformer as TimmTransformer
 from torch import Tensor, nn
 from torchvision.models import VisionTransformer
 
-from recast.analysis.record import Record, class_maps, record, token_names
+from recast import GPSA, RecastConfig, RecastError, attention_pool_, plan, recast_, record
+from recast.analysis.record import Record, class_maps, token_names
 from recast.analysis.transformers import NO_GRID, NOT_WHOLE
-from recast.errors import RecastError
-from recast.layers.config import PAPERS_LAYER, RecastConfig
-from recast.layers.gpsa import GPSA, gpsa_layers
+from recast.layers.config import PAPERS_LAYER
+from recast.layers.gpsa import gpsa_layers
 from recast.papers.patchconvnet.network import PatchConvNet
-from recast.surgery.apply import recast_
-from recast.surgery.planning import plan
-from recast.surgery.pooling.swap import attention_pool_
 from recast.tracing.hooks import captured_inputs
 
 PAPERS = RecastConfig(**PAPERS_LAYER)

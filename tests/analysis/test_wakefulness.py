@@ -1,7 +1,5 @@
 """`wakefulness`, compared with maps that are written out."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

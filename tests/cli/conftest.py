@@ -1,7 +1,5 @@
 """A tiny run and its parts, made once; `cli` calls the command in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple

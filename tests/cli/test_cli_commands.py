@@ -1,7 +1,5 @@
 """What words become: options, defaults, refusals, help and completion."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Data as users have it, each by one command: layouts of folders, images of several bands."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

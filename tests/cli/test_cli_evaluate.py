@@ -1,7 +1,5 @@
 """`recast evaluate A B`: saved networks of one's own loop on the same images."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

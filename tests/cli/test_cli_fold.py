@@ -1,7 +1,5 @@
 """`recast fold`: a run's network in its smallest form, the curve as its heads are closed, and a point of it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Whatever goes wrong ends in one line and exit code 2, and what is asked for as JSON is nothing else."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`recast plan` and `recast verify`."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`recast quickstart`, with its two trainings shortened to nothing where they are not the point."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`recast train`, `evaluate`, `report` on a run of seconds."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

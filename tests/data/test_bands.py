@@ -1,7 +1,5 @@
 """Images of any number of bands: files, transforms, the network's first convolution, a run, and what is refused."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tables of labels: columns, files, parts, and what is refused."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The embedded tasks: what a canvas shows, and that held-out digits are never trained on."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Validation images that training shows too."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Data that changed between the start of a run and its resumption."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

@@ -1,7 +1,5 @@
 """torch/NAME and hfds/NAME: other libraries' data sets."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Images with objects: COCO's JSON, bad ones told in a line, and where boxes and masks are after resizing."""
 
-from __future__ import annotations
-
 import copy
 import json
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Images with masks: image and mask move together, whatever the batch; folders of them, and what is wrong with some."""
 
-from __future__ import annotations
-
 import shutil
 import unicodedata
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The embedded scenes: what makes a class, what is far from what, boxes and run lengths."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

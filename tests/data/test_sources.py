@@ -1,7 +1,5 @@
 """Folders, zips and digits: the same images wherever they lie, subsets, sizes; bad input is one clear line."""
 
-from __future__ import annotations
-
 import csv
 import shutil
 import unicodedata

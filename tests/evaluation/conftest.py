@@ -1,7 +1,5 @@
 """A tiny network with a loss surface worth attacking, a small data set, and a suite's scores on it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Heads closed one by one: the right one first, and what is left computes what it should."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Suites `basic` and `corruptions`, and the mean corruption error."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Average precision against COCO's own code, the suite, and what it is refused for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Suites on features: nearest neighbours and retrieval."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Grafit's suites: the linear classifier, and how far features separate random halves of a class."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is asked is checked; what was scored is kept by weights, images and options, through interruptions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """mIoU, mAcc and aAcc as scikit-learn counts, boundary IoU as scipy erodes; the suite, and what it is refused for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

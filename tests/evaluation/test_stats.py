@@ -1,7 +1,5 @@
 """Intervals against scipy's bootstrap and against what is known of a binomial."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

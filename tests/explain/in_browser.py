@@ -1,7 +1,5 @@
 """Pages in a browser, for the tests of reports and of `explain`."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What several tests of pages share: a network of every geometry, its maps over the pixels, the data of a page."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -12,13 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from recast import GPSA, RecastConfig, plan, recast_
 from recast.lab.explain.inputs import Input
 from recast.lab.explain.make import make_scene
 from recast.lab.explain.scene import Scene
-from recast.layers.config import RecastConfig
-from recast.layers.gpsa import GPSA
-from recast.surgery.apply import recast_
-from recast.surgery.planning import plan
 
 CONFIGS: list[dict[str, Any]] = [{}, {"gate": "sigmoid"}, {"gate": "bias", "bias_init": 4.0}]
 

@@ -1,7 +1,5 @@
 """The page in a browser: its maps are the layers' own, mouse, keys and touch work, and nothing is fetched."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -15,14 +13,12 @@ from in_browser import CHROMIUM, chromium, opened
 from on_pages import CONFIGS, every_geometry, mix_of, recast_network
 from torch import nn
 
+from recast import GPSA, plan, recast_
 from recast.lab.explain.inputs import Input
 from recast.lab.explain.make import explain, make_scene
 from recast.lab.explain.scene import Layer, Maps, Picture, Scene, ViewState
 from recast.lab.explain.write import write_scene
 from recast.layers.functional.operands import scatter_heads
-from recast.layers.gpsa import GPSA
-from recast.surgery.apply import recast_
-from recast.surgery.planning import plan
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to look with")
 

@@ -1,7 +1,5 @@
 """Images of any kind, as a network sees them: each works, or is one clear line."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """From models and images to what a page shows, and the library's verb, without a browser."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,17 +12,14 @@ from on_pages import data_of
 from PIL import Image
 from torch import nn
 
-from recast.errors import RecastError
+from recast import GPSA, RecastConfig, RecastError, plan, recast_
 from recast.lab.analysis.grad_cam import grad_cam
 from recast.lab.evaluation.run_folder import OpenRun
 from recast.lab.explain.inputs import Input
 from recast.lab.explain.make import explain, make_scene
 from recast.lab.explain.pages import kept_states
 from recast.lab.explain.scene import share_text
-from recast.layers.config import PAPERS_LAYER, RecastConfig
-from recast.layers.gpsa import GPSA
-from recast.surgery.apply import recast_
-from recast.surgery.planning import plan
+from recast.layers.config import PAPERS_LAYER
 
 PAPERS = RecastConfig(**PAPERS_LAYER)
 

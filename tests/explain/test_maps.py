@@ -1,7 +1,5 @@
 """What a page stores of a network's layers, against their own maps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -12,18 +10,15 @@ import torch
 from on_pages import CONFIGS, mix_of, on_pixels, recast_network, scene_of
 from torch import Tensor, nn
 
-from recast.analysis.record import Attention, class_maps, record
-from recast.errors import RecastError
+from recast import GPSA, RecastConfig, RecastError, plan, recast_, record
+from recast.analysis.record import Attention, class_maps
 from recast.lab.explain import maps as module
 from recast.lab.explain.inputs import likeliest
 from recast.lab.explain.maps import pool_layer, recast_layer, record_maps
 from recast.lab.explain.scene import Layer, Maps, Outputs, Prediction, share_text
 from recast.layers.cmhsa import recast_layers
-from recast.layers.config import PAPERS_LAYER, RecastConfig
-from recast.layers.gpsa import GPSA
+from recast.layers.config import PAPERS_LAYER
 from recast.papers.patchconvnet.network import PatchConvNet
-from recast.surgery.apply import recast_
-from recast.surgery.planning import plan
 
 PAPERS = RecastConfig(**PAPERS_LAYER)
 

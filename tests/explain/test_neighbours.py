@@ -1,7 +1,5 @@
 """The ten nearest training images of `recast explain --neighbours`: found, marked, drawn on a page."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """From arrays to HTML: no model, no browser."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

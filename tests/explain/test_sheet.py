@@ -1,7 +1,5 @@
 """The contact sheet: the maps are those of the layers, where they should be."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Changes to the files of a run folder, for tests."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Copies of the run folders in runs/, changed where a test asks for it."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The papers' figures: what is drawn is what was measured, in the page's colours or on paper."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Callable, Sequence

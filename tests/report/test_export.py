@@ -1,7 +1,5 @@
 """The folder of figures: whole, citable, and never another's."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A run folder that is missing a file or holds half of one: the error names it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page as a whole: complete, self-contained, safe, and never half-written; in a browser too."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """Differences, intervals and means: who is called better, and what is not compared."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The sentence at the top says what was measured, and no more."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A hand that presses Ctrl-C, and whether a training that it stopped goes on bit for bit."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -1,7 +1,5 @@
 """A network, data and a recipe so small that an epoch takes milliseconds: for fixtures and for scripts of their own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +7,12 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from recast import Plan, RecastConfig, plan, recast_
 from recast.lab.config import Augmentation, DataConfig, OptimConfig, Recipe
 from recast.lab.data import Data
 from recast.lab.data.datasets import ImageTensors
 from recast.lab.training.loop import fit
-from recast.layers.config import RecastConfig
 from recast.models.config import ModelConfig
-from recast.surgery.apply import recast_
-from recast.surgery.plan import Plan
-from recast.surgery.planning import plan
 
 CLASSES = 3
 

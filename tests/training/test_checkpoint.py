@@ -1,7 +1,5 @@
 """A run that was interrupted and resumed ends with the weights of one that was not, bit for bit."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Training of detectors: going on after a stop, three arms, torchvision's and their heads, what is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,8 +11,7 @@ import timm
 import torch
 from torch import nn
 
-from recast.errors import RecastError
-from recast.io import save
+from recast import RecastError, plan, recast_, save
 from recast.lab.config import DataConfig, OptimConfig, Recipe
 from recast.lab.data import Data, load_data
 from recast.lab.evaluation.run_folder import open_run
@@ -29,8 +26,6 @@ from recast.models.config import ModelConfig
 from recast.models.sources import create
 from recast.papers.dense import scenes
 from recast.papers.dense.detect.networks import SceneRCNN, losing
-from recast.surgery.apply import recast_
-from recast.surgery.planning import plan
 
 SMALL = DataConfig("scene_objects", num_train=4, num_val=2, batch_size=2)
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
-from recast.errors import RecastError
-from recast.io import save
+from recast import RecastError, save
 from recast.lab.config import ClassifyConfig
 from recast.lab.config.tasks import TeacherConfig
 from recast.lab.tasks.classify.training import label_loss

@@ -1,7 +1,5 @@
 """Two processes (gloo, CPU) against one: the same losses, the same weights, every image counted once."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ A change that should not alter results must reproduce them. They are written ane
 `PYTHONPATH=tests/frozen python tests/training/test_golden.py`.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

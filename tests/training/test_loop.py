@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import replace
@@ -12,8 +10,7 @@ from safetensors.torch import load_file
 from small import assert_same, small_child, small_data, small_fit, small_parent, small_recipe
 from torch import nn
 
-from recast.errors import RecastError
-from recast.io import load
+from recast import RecastError, load
 from recast.lab.config import RegularizationConfig
 from recast.lab.files import read_lines
 from recast.lab.training import loop

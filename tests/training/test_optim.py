@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -10,13 +8,11 @@ from small import small_child, small_parent
 from timm.scheduler import CosineLRScheduler
 from torch import nn
 
-from recast.errors import RecastError
+from recast import RecastError, plan, recast_
 from recast.lab.config import OptimConfig
 from recast.lab.training.optim import WarmupDecay, learning_rates, make_optimizer, shrink_gates_
 from recast.layers.config import PAPERS_LAYER
 from recast.layers.gpsa import gpsa_layers
-from recast.surgery.apply import recast_
-from recast.surgery.planning import plan
 
 
 def rates(model: nn.Module, **fields: Any) -> tuple[float, float | None]:

@@ -1,7 +1,5 @@
 """Attention pooling in training: what trains, what rests, what goes on after a stop, and a run of each kind."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,16 +11,14 @@ from safetensors.torch import load_file
 from small import digits_recipe, small_fit, small_parent
 from torch import nn
 
-from recast.io import load
+from recast import PoolConfig, attention_pool_, load
 from recast.lab.config import OptimConfig, RegularizationConfig, ScheduleConfig
 from recast.lab.training.metrics import read_metrics
 from recast.lab.training.optim import learning_rates, make_optimizer
 from recast.lab.training.run import train
 from recast.layers.attention_pool import attention_pools
-from recast.layers.config import PoolConfig
 from recast.layers.gpsa import gpsa_layers
 from recast.surgery.plan import applied_plan
-from recast.surgery.pooling.swap import attention_pool_
 
 FROZEN = {"where": ["none"], "regularization": RegularizationConfig(freeze="trunk")}
 

@@ -1,7 +1,5 @@
 """A whole run on a few digits: the files, both arms, what is refused, what is resumed."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
@@ -17,8 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from small import assert_same, digits_recipe
 
-from recast.errors import RecastError
-from recast.io import load
+from recast import RecastConfig, RecastError, load
 from recast.lab.analysis.records import Wakefulness
 from recast.lab.config import (
     AugmentConfig,
@@ -37,7 +34,6 @@ from recast.lab.training.checkpoint import states
 from recast.lab.training.distributed import Interrupted
 from recast.lab.training.metrics import read_metrics, validate
 from recast.lab.training.run import train
-from recast.layers.config import RecastConfig
 from recast.layers.gpsa import gpsa_layers
 from recast.models.build import build, input_defaults
 from recast.models.config import ModelConfig

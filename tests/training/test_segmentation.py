@@ -1,7 +1,5 @@
 """Training where every pixel has a class: the loss, what is refused, three arms, and going on after a stop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recast.errors import RecastError
-from recast.io import save
+from recast import RecastError, plan, recast_, save
 from recast.lab.config import Augmentation, DataConfig, OptimConfig, Recipe, TaskConfig
 from recast.lab.data import Data
 from recast.lab.evaluation.run_folder import open_run
@@ -31,8 +28,6 @@ from recast.papers.dense.config import SegmentConfig
 from recast.papers.dense.segment.networks import SceneFCN, UperNet
 from recast.papers.dense.segment.pairs import IGNORE, ImagePairs
 from recast.papers.dense.segment.training import AUXILIARY_WEIGHT, pixel_loss
-from recast.surgery.apply import recast_
-from recast.surgery.planning import plan
 
 
 def dense_data(count: int = 20) -> Data:

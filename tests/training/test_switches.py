@@ -1,7 +1,5 @@
 """Layers that leave the convolution while `fit` trains."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -14,8 +12,7 @@ from safetensors.torch import load_file, save_file
 from small import assert_same, digits_recipe, small_fit, small_parent, small_plan, without_clocks
 from torch import nn
 
-from recast import CMHSA, GPSA, Plan, load
-from recast.errors import RecastError
+from recast import CMHSA, GPSA, Plan, RecastError, load
 from recast.lab.config import RegularizationConfig, ScheduleConfig
 from recast.lab.evaluation.run_folder import open_run
 from recast.lab.training.checkpoint import states

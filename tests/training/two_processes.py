@@ -1,7 +1,5 @@
 """What `test_distributed.py` runs by torchrun in two processes: torchrun ... two_processes.py FOLDER."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The tail on the trunk's features is the network, for every kind of network; what cannot be split is seen."""
 
-from __future__ import annotations
-
 import pytest
 import timm
 import torch

@@ -1,7 +1,5 @@
 """A trial: paired arms, an answer of known numbers, the same numbers after an interruption, refusals without traces."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
