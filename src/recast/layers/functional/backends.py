@@ -66,12 +66,13 @@ def split(x: Tensor, w: Weights) -> Tensor:
 def merged(x: Tensor, w: Weights) -> Tensor:
     """Gather all three parts of a head together, for one product with W_out: cheapest when most heads are open.
 
-    A transposed convolution, whose kernel's positions fall between the pixels, is split.
+    A transposed convolution, whose kernel's positions fall between the pixels, is split; so are short maps of a part
+    of the heads.
     """
-    if short_maps.is_short(x, w) and short_maps.can_merge(w):
-        return in_format_of(x, w.weight, short_maps.merged(x, w))
-    if w.geometry.is_transposed or short_maps.on_accelerator(x):
+    if w.geometry.is_transposed or (short_maps.is_short(x, w) and not short_maps.can_merge(w)):
         return split(x, w)
+    if short_maps.is_short(x, w):
+        return in_format_of(x, w.weight, short_maps.merged(x, w))
     # tokens lie channel by channel in memory: all that follows reads them without another copy
     tokens = x.contiguous(memory_format=torch.channels_last)
     values = project_values(tokens, w.value, w.groups)

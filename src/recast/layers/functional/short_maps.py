@@ -21,8 +21,8 @@ from recast.layers.geometry import Geometry
 
 KEYS = 2
 """Keys per channel up to which a content map is short: no more than twice as large as the input."""
-MAP_NUMBERS = 2**20
-"""Numbers of content maps, about, that are held at a time on a CPU, whose cache they should stay in."""
+MAP_NUMBERS = 2**19
+"""Numbers of content maps, about, that are held at a time on a CPU: its cache holds them, and no new pages are asked."""
 READ_AGAIN = 8
 """A matrix of this many rows for each token of an image meets the tokens of all images at once: to read it again for
 every image takes longer than to lay the tokens side by side (2×2 pixels, 512 channels: three times as long)."""
@@ -132,7 +132,7 @@ def _shift_is_the_query(w: Weights) -> bool:
 
 
 def _gathers(x: Tensor, values: Tensor, w: Weights, less_shift: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield kernels (O, C/g, h) and what their h heads gather, (B, C·h, N), with the gates in one of the two.
+    """Yield kernels (O, C/g, h) and what their h heads gather, (B, h·C, N), with the gates in one of the two.
 
     `less_shift` subtracts the query's own pixel from what its one head gathers.
     """
@@ -147,7 +147,8 @@ def _gathers(x: Tensor, values: Tensor, w: Weights, less_shift: bool) -> Iterato
             mixed = torch.addcmul(gaussian, content, gates.to(content.dtype)[:, None, None])
             yield _kernel(w, w.content_heads), _gather(mixed, grid)
             return
-        yield _kernel(w, w.gaussian_heads), gather_by_factors(rows, columns, grid).flatten(3).flatten(1, 2)
+        by_head = gather_by_factors(rows, columns, grid).transpose(1, 2)
+        yield _kernel(w, w.gaussian_heads), by_head.flatten(3).flatten(1, 2)
     if content is not None:
         gathered = _gather(content, seen)
         if less_shift:
@@ -186,12 +187,17 @@ def _outer(rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def _gather(maps: Tensor, values: Tensor) -> Tensor:
-    """Multiply maps (B, h, N, M) with values (B, C, ·, ·) of M pixels; returns (B, C·h, N)."""
+    """Multiply maps (B, h, N, M) with values (B, C, ·, ·) of M pixels; returns (B, h·C, N).
+
+    With several heads it lies query by query, so that one product for all images meets W_out.
+    """
     tokens = values.flatten(2)
-    if maps.shape[1] == 1 and tokens.stride(1) == 1:  # the same layout again: what follows reads it without a copy
+    if maps.shape[1] > 1:
+        by_query = maps.transpose(1, 2).flatten(1, 2)  # a copy of the maps, which are smaller than what is gathered
+        return torch.bmm(by_query, tokens.mT).unflatten(1, (maps.shape[2], -1)).flatten(2).mT
+    if tokens.stride(1) == 1:  # the same layout again: what follows reads it without a copy
         return torch.bmm(maps.flatten(0, 1), tokens.mT).mT
-    gathered = torch.bmm(tokens, maps.flatten(1, 2).mT)
-    return gathered.unflatten(2, (maps.shape[1], -1)).flatten(1, 2)
+    return torch.bmm(tokens, maps.flatten(0, 1).mT)
 
 
 def _kernel(w: Weights, heads: tuple[int, ...]) -> Tensor:
@@ -203,12 +209,12 @@ def _kernel(w: Weights, heads: tuple[int, ...]) -> Tensor:
 
 
 def _project(x: Tensor, gathered: Tensor, kernel: Tensor, bias: Tensor | None, w: Weights) -> Tensor:
-    """Multiply gathers (B, C·h, N) with W_out (O, C/g, h) and add the bias: (B, O, I, J)."""
+    """Multiply gathers (B, h·C, N) with W_out (O, C/g, h) and add the bias: (B, O, I, J)."""
     size = w.geometry.output_size(*x.shape[2:])
     if w.groups > 1:
-        images = gathered.unflatten(2, size).unflatten(1, (-1, kernel.shape[2]))
-        return project_out(images, kernel, bias, w.groups)
-    y = _times(kernel.flatten(1), gathered).unflatten(2, size)
+        by_channel = gathered.unflatten(1, (kernel.shape[2], -1)).transpose(1, 2)
+        return project_out(by_channel.unflatten(3, size), kernel, bias, w.groups)
+    y = _times(kernel.transpose(1, 2).flatten(1), gathered).unflatten(2, size)
     return y if bias is None else y + bias.to(y.dtype)[:, None, None]
 
 
