@@ -22,7 +22,7 @@ from recast.layers.geometry import Geometry
 KEYS = 2
 """Keys per channel up to which a content map is short: no more than twice as large as the input."""
 MAP_NUMBERS = 2**19
-"""Numbers of content maps, about, that are held at a time on a CPU: its cache holds them, and no new pages are asked."""
+"""Numbers of content maps, about, that are made at a time on a CPU: its cache holds them, without new pages."""
 READ_AGAIN = 8
 """A matrix of this many rows for each token of an image meets the tokens of all images at once: to read it again for
 every image takes longer than to lay the tokens side by side (2×2 pixels, 512 channels: three times as long)."""
@@ -47,9 +47,13 @@ def is_short(x: Tensor, w: Weights) -> bool:
 
 def can_merge(w: Weights) -> bool:
     """Return True if every head has a shift and a content map over the same keys."""
-    same_keys = w.attend_padding or w.geometry.padding_mode == "zeros"
     all_heads = len(w.content_heads) == w.geometry.num_heads
-    return w.gates.has_shift and all_heads and same_keys and not w.geometry.is_transposed
+    return w.gates.has_shift and all_heads and _same_keys(w) and not w.geometry.is_transposed
+
+
+def _same_keys(w: Weights) -> bool:
+    """Return True if content sees all tokens that add something to the other maps' gathers."""
+    return w.attend_padding or w.geometry.padding_mode == "zeros"
 
 
 def split(x: Tensor, w: Weights) -> Tensor:
@@ -61,10 +65,12 @@ def split(x: Tensor, w: Weights) -> Tensor:
     elif w.gates.has_shift:
         output, bias = w.convolve(values), None
 
+    kernels = _kernels(w)
+
     def added(x: Tensor, values: Tensor) -> Tensor:
-        (kernel, gathered), *more = _gathers(x, values, w, less_shift=at_query)
-        y = _project(x, gathered, kernel, bias, w)
-        return y + _project(x, more[0][1], more[0][0], None, w) if more else y
+        first, *more = zip(_gathers(x, values, w, less_shift=at_query), kernels, strict=True)
+        y = _project(x, *first, bias, w)
+        return y + _project(x, *more[0], None, w) if more else y
 
     if not w.gaussian_heads and not w.content_heads:
         assert output is not None
@@ -96,12 +102,13 @@ def merged(x: Tensor, w: Weights) -> Tensor:
     if w.gaussian_heads:
         gaussian = _outer(*weighted_factors(x, w)).to(maps.dtype)
         maps = maps + scatter_heads(gaussian, w.gaussian_heads, geometry.num_heads)
+    kernel = _kernel(w, w.content_heads)
 
     def mixed(x: Tensor, values: Tensor) -> Tensor:
         content = _content_maps(x, w)
         gate = w.gates.content.to(content.dtype)[:, None, None]
         gathered = _gather(torch.addcmul(maps.to(content.dtype), content, gate), value_grid(values, w))
-        return _project(x, gathered, w.weight.flatten(2), w.bias, w)
+        return _project(x, gathered, kernel, w.bias, w)
 
     return _by_parts(x, values, w, mixed)
 
@@ -131,29 +138,38 @@ def _shift_is_the_query(w: Weights) -> bool:
     return w.geometry.offsets()[w.content_heads[0]] == (0, 0)
 
 
-def _gathers(x: Tensor, values: Tensor, w: Weights, less_shift: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield kernels (O, C/g, h) and what their h heads gather, (B, h·C, N), with the gates in one of the two.
+def _is_mixed(w: Weights) -> bool:
+    """Return True if the same heads have both maps, over the same keys: one gather serves both."""
+    return len(w.content_heads) > 0 and w.content_heads == w.gaussian_heads and _same_keys(w)
 
-    `less_shift` subtracts the query's own pixel from what its one head gathers.
-    """
-    grid, gates, content = value_grid(values, w), w.gates.content, None
-    seen = grid if w.attend_padding or w.geometry.padding_mode == "zeros" else values
+
+def _kernels(w: Weights) -> list[Tensor]:
+    """Return the kernels (O, h, C/g) of what `_gathers` yields; content's has its gates where no map has them."""
+    if _is_mixed(w):
+        return [_kernel(w, w.content_heads)]
+    kernels = [_kernel(w, w.gaussian_heads)] if w.gaussian_heads else []
     if w.content_heads:
-        content = _content_maps(x, w)
+        kernels.append(_kernel(w, w.content_heads) * w.gates.content.to(w.weight.dtype)[:, None])
+    return kernels
+
+
+def _gathers(x: Tensor, values: Tensor, w: Weights, less_shift: bool) -> Iterator[Tensor]:
+    """Yield what h heads gather, (B, h·C, N): of both maps, or of the Gaussians, then of content.
+
+    `less_shift` subtracts the query's own pixel from what the one head with content gathers.
+    """
+    grid = value_grid(values, w)
     if w.gaussian_heads:
         rows, columns = weighted_factors(x, w)
-        if content is not None and w.gaussian_heads == w.content_heads and seen is grid:  # one gather for both
-            gaussian = _outer(rows, columns).to(content.dtype)
-            mixed = torch.addcmul(gaussian, content, gates.to(content.dtype)[:, None, None])
-            yield _kernel(w, w.content_heads), _gather(mixed, grid)
+        if _is_mixed(w):
+            content = _content_maps(x, w)
+            gates = w.gates.content.to(content.dtype)[:, None, None]
+            yield _gather(torch.addcmul(_outer(rows, columns).to(content.dtype), content, gates), grid)
             return
-        by_head = gather_by_factors(rows, columns, grid).transpose(1, 2)
-        yield _kernel(w, w.gaussian_heads), by_head.flatten(3).flatten(1, 2)
-    if content is not None:
-        gathered = _gather(content, seen)
-        if less_shift:
-            gathered = gathered - query_tokens(values, w.geometry).flatten(2)
-        yield _kernel(w, w.content_heads) * gates.to(w.weight.dtype), gathered
+        yield gather_by_factors(rows, columns, grid).transpose(1, 2).flatten(3).flatten(1, 2)
+    if w.content_heads:
+        gathered = _gather(_content_maps(x, w), grid if _same_keys(w) else values)
+        yield gathered - query_tokens(values, w.geometry).flatten(2) if less_shift else gathered
 
 
 def _content_maps(x: Tensor, w: Weights) -> Tensor:
@@ -201,20 +217,20 @@ def _gather(maps: Tensor, values: Tensor) -> Tensor:
 
 
 def _kernel(w: Weights, heads: tuple[int, ...]) -> Tensor:
-    """Return W_out of some heads, (O, C/g, h)."""
+    """Return W_out of some heads, (O, h, C/g)."""
     kernel = w.weight.flatten(2)
     if len(heads) == 1:
-        return kernel[:, :, heads[0] : heads[0] + 1]
-    return take_heads(kernel.movedim(2, 0), heads, w.geometry.num_heads).movedim(0, 2)
+        return kernel[:, None, :, heads[0]]
+    return take_heads(kernel.movedim(2, 0), heads, w.geometry.num_heads).transpose(0, 1).contiguous()
 
 
 def _project(x: Tensor, gathered: Tensor, kernel: Tensor, bias: Tensor | None, w: Weights) -> Tensor:
-    """Multiply gathers (B, h·C, N) with W_out (O, C/g, h) and add the bias: (B, O, I, J)."""
+    """Multiply gathers (B, h·C, N) with W_out (O, h, C/g) and add the bias: (B, O, I, J)."""
     size = w.geometry.output_size(*x.shape[2:])
     if w.groups > 1:
-        by_channel = gathered.unflatten(1, (kernel.shape[2], -1)).transpose(1, 2)
-        return project_out(by_channel.unflatten(3, size), kernel, bias, w.groups)
-    y = _times(kernel.transpose(1, 2).flatten(1), gathered).unflatten(2, size)
+        by_channel = gathered.unflatten(1, (kernel.shape[1], -1)).transpose(1, 2)
+        return project_out(by_channel.unflatten(3, size), kernel.transpose(1, 2), bias, w.groups)
+    y = _times(kernel.flatten(1), gathered).unflatten(2, size)
     return y if bias is None else y + bias.to(y.dtype)[:, None, None]
 
 
