@@ -129,6 +129,13 @@ def call(layer: nn.Module, x: Tensor, gradient: Tensor | None) -> Callable[[], o
     return forward if gradient is None else both
 
 
+def set_memory_format_(module: nn.Module, memory_format: torch.memory_format) -> None:
+    """Lay out all kernels so. `Module.to` refuses those of five dimensions that timm's LambdaLayer has."""
+    for parameter in module.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.to(memory_format=memory_format)
+
+
 def counted(layer: nn.Module, x: Tensor, training: bool) -> int:
     """Multiply-accumulates of a pass."""
     with FlopCounterMode(display=False) as flops, torch.set_grad_enabled(training):
@@ -162,9 +169,7 @@ def measure(
             for name in ("closed", "content"):
                 arms.pop(name, None)  # in training all maps run: as "all open"
         for layer in arms.values():
-            for parameter in layer.parameters():
-                if parameter.dim() == 4:  # `Module.to` refuses the kernels of five dimensions that LambdaLayer has
-                    parameter.data = parameter.data.to(memory_format=memory_format)
+            set_memory_format_(layer, memory_format)
         x = torch.randn(batch, channels, side, side, device=device).to(memory_format=memory_format)
         x.requires_grad_(training)
         gradient = torch.randn_like(x, requires_grad=False) if training else None

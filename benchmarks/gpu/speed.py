@@ -115,15 +115,11 @@ def time_network(
 
 def time_peers(name: str, kind: str, device: torch.device, toy: bool) -> list[Row]:
     """A family: inference and a step of training."""
-    size, batch = peers.SIZE, 1 if toy else 64
-    rows = []
+    size, batch, rows = peers.SIZE, 1 if toy else 64, []
     with computing(kind, device) as memory_format:
-        models = {}
-        for arm, build in peers.arms_of(name, size).items():
-            models[arm] = build().to(device)
-            for parameter in models[arm].parameters():
-                if parameter.dim() == 4:  # `Module.to` refuses the kernels of five dimensions that LambdaNetwork has
-                    parameter.data = parameter.data.to(memory_format=memory_format)
+        models = {arm: build().to(device) for arm, build in peers.arms_of(name, size).items()}
+        for network in models.values():
+            layer.set_memory_format_(network, memory_format)
         images = torch.randn(batch, 3, size, size, device=device).to(memory_format=memory_format)
         for training in (False, True):
             rows += melted(peers.measure(models, images, training, ROUNDS))

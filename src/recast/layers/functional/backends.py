@@ -69,9 +69,10 @@ def merged(x: Tensor, w: Weights) -> Tensor:
     A transposed convolution, whose kernel's positions fall between the pixels, is split; so are short maps of a part
     of the heads.
     """
-    if w.geometry.is_transposed or (short_maps.is_short(x, w) and not short_maps.can_merge(w)):
+    is_short = short_maps.is_short(x, w)
+    if w.geometry.is_transposed or (is_short and not short_maps.can_merge(w)):
         return split(x, w)
-    if short_maps.is_short(x, w):
+    if is_short:
         return in_format_of(x, w.weight, short_maps.merged(x, w))
     # tokens lie channel by channel in memory: all that follows reads them without another copy
     tokens = x.contiguous(memory_format=torch.channels_last)
@@ -90,11 +91,10 @@ def _streamed(x: Tensor, values: Tensor, w: Weights, shift: Tensor | None, bias:
     if kernel.stride(2) != 1:  # it is in a kernel that is channels_last
         kernel = kernel.contiguous()
 
-    padded = geometry.padding_mode != "zeros" or w.attend_padding
     pixels = _as_tokens(value_grid(values, w))
     rows, columns = weighted_factors(x, w)
     window = (0, 0, pixels.shape[1], pixels.shape[2])
-    if padded and not w.attend_padding:
+    if not w.content_sees_grid:
         top, _, left, _ = geometry.padding_at(height, width)
         window = (top, left, height, width)
 
@@ -120,7 +120,7 @@ def _streamed(x: Tensor, values: Tensor, w: Weights, shift: Tensor | None, bias:
         None if bias is None else bias.to(dtype),
         [heads.index(h) for h in with_content],
         [heads.index(h) for h in with_gaussian],
-        [] if shift is None else shift_spans(geometry, height, width, padded),
+        [] if shift is None else shift_spans(geometry, height, width, w.gathers_padding),
         geometry.stride,
         window,
         w.groups,

@@ -164,7 +164,7 @@ def attention_maps(x: Tensor, w: Weights) -> AttentionMaps:
     w = expand_heads(w)
     height, width = x.shape[-2:]
     rows, columns = gaussian_factors(w.center, w.alpha, w.geometry, height, width)
-    G = torch.einsum("hiy,hjx->hijyx", rows, columns).flatten(1, 2).flatten(2)[None].to(x.dtype)
+    G = outer(rows, columns)[None].to(x.dtype)
     C, S = content_map(x, w), shift_map(w.geometry, height, width, x)[None]
     return AttentionMaps(S, G, C, w.gates.mix(S, G, C))
 
@@ -208,16 +208,21 @@ def value_grid(values: Tensor, w: Weights) -> Tensor:
 
     Zero tokens take part in the Gaussian's softmax, but add nothing to its sum: the image's own pixels are enough.
     """
-    return w.geometry.pad(values) if w.geometry.padding_mode != "zeros" or w.attend_padding else values
+    return w.geometry.pad(values) if w.gathers_padding else values
 
 
 def weighted_factors(x: Tensor, w: Weights) -> tuple[Tensor, Tensor]:
     """Return `gaussian_factors` over the pixels of `value_grid`, with the gates in the rows."""
     rows, columns = gaussian_factors(w.center, w.alpha, w.geometry, *x.shape[2:])
-    if w.geometry.padding_mode == "zeros" and not w.attend_padding:
+    if not w.gathers_padding:
         at = w.geometry.pixels(*x.shape[2:])
         rows, columns = rows[..., at[0]], columns[..., at[1]]
     return w.gates.gaussian.to(rows.dtype)[:, None, None] * rows, columns
+
+
+def outer(rows: Tensor, columns: Tensor) -> Tensor:
+    """Return maps (…, N, M) from their factors (…, I, Y) and (…, J, X)."""
+    return (rows[..., :, None, :, None] * columns[..., None, :, None, :]).flatten(-2).flatten(-3, -2)
 
 
 def gather_by_factors(rows: Tensor, columns: Tensor, grid: Tensor) -> Tensor:
@@ -282,8 +287,7 @@ def _convolution_and_open_heads(x: Tensor, w: Weights, attend: Attend) -> Tensor
         gathered.append((w.gaussian_heads, gather_by_factors(*weighted_factors(x, w), grid)))
     if w.content_heads:
         tokens = geometry.pad(x) if w.attend_padding else x
-        sees_grid = w.attend_padding or geometry.padding_mode == "zeros"
-        visible = (grid if sees_grid else grid[(..., *at)]).flatten(2).transpose(1, 2)
+        visible = (grid if w.content_sees_grid else grid[(..., *at)]).flatten(2).transpose(1, 2)
         q, k = (
             finite_half(F.conv2d(t, m[:, :, None, None])).unflatten(1, (len(w.content_heads), -1)).flatten(3)
             for t, m in ((query_tokens(x, geometry), w.query), (tokens, w.key))

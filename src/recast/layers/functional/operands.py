@@ -111,6 +111,16 @@ class Weights(NamedTuple):
     """Its kind, softmax or linear (`maps.content_map`)."""
 
     @property
+    def gathers_padding(self) -> bool:
+        """True if padding tokens can add to a gather: they are not zero, or content attends to them."""
+        return self.geometry.padding_mode != "zeros" or self.attend_padding
+
+    @property
+    def content_sees_grid(self) -> bool:
+        """True if content sees every token that can add to a gather."""
+        return self.geometry.padding_mode == "zeros" or self.attend_padding
+
+    @property
     def shift(self) -> Tensor | None:
         """Coefficient of every head's shift, (H,): what its other maps leave of 1. None: heads have no shift."""
         if not self.gates.has_shift:

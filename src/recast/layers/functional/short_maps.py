@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recast.layers.functional.maps import gather_by_factors, query_tokens, value_grid, weighted_factors
+from recast.layers.functional.maps import gather_by_factors, outer, query_tokens, value_grid, weighted_factors
 from recast.layers.functional.operands import (
     Weights,
     finite_half,
@@ -48,23 +48,19 @@ def is_short(x: Tensor, w: Weights) -> bool:
 def can_merge(w: Weights) -> bool:
     """Return True if every head has a shift and a content map over the same keys."""
     all_heads = len(w.content_heads) == w.geometry.num_heads
-    return w.gates.has_shift and all_heads and _same_keys(w) and not w.geometry.is_transposed
-
-
-def _same_keys(w: Weights) -> bool:
-    """Return True if content sees all tokens that add something to the other maps' gathers."""
-    return w.attend_padding or w.geometry.padding_mode == "zeros"
+    return w.gates.has_shift and all_heads and w.content_sees_grid and not w.geometry.is_transposed
 
 
 def split(x: Tensor, w: Weights) -> Tensor:
     """Compute the convolution with a scaled kernel, and add what the open heads gather; (B, O, I, J)."""
     values, output, bias = project_values(x, w.value, w.groups), None, w.bias
+    if not w.gaussian_heads and not w.content_heads:
+        return w.convolve(values)
     at_query = _shift_is_the_query(w)
     if at_query:
         output, bias = w.geometry.convolve(values, w.weight, w.bias, w.groups), None
     elif w.gates.has_shift:
         output, bias = w.convolve(values), None
-
     kernels = _kernels(w)
 
     def added(x: Tensor, values: Tensor) -> Tensor:
@@ -72,9 +68,6 @@ def split(x: Tensor, w: Weights) -> Tensor:
         y = _project(x, *first, bias, w)
         return y + _project(x, *more[0], None, w) if more else y
 
-    if not w.gaussian_heads and not w.content_heads:
-        assert output is not None
-        return output
     rest = _by_parts(x, values, w, added)
     return rest if output is None else output + rest
 
@@ -94,13 +87,13 @@ def merged(x: Tensor, w: Weights) -> Tensor:
     values, geometry, shift = project_values(x, w.value, w.groups), w.geometry, w.shift
     assert shift is not None
     rows, columns = _shift_factors(geometry, x.shape[2], x.shape[3], values)
-    if not w.attend_padding:
+    if not w.gathers_padding:
         at = geometry.pixels(*x.shape[2:])
         rows, columns = rows[..., at[0]], columns[..., at[1]]
     shift = shift.to(values.dtype).view(geometry.kernel)
-    maps = _outer(shift[:, :, None, None] * rows[:, None], columns.expand(geometry.kernel[0], -1, -1, -1)).flatten(0, 1)
+    maps = outer(shift[:, :, None, None] * rows[:, None], columns.expand(geometry.kernel[0], -1, -1, -1)).flatten(0, 1)
     if w.gaussian_heads:
-        gaussian = _outer(*weighted_factors(x, w)).to(maps.dtype)
+        gaussian = outer(*weighted_factors(x, w)).to(maps.dtype)
         maps = maps + scatter_heads(gaussian, w.gaussian_heads, geometry.num_heads)
     kernel = _kernel(w, w.content_heads)
 
@@ -140,7 +133,7 @@ def _shift_is_the_query(w: Weights) -> bool:
 
 def _is_mixed(w: Weights) -> bool:
     """Return True if the same heads have both maps, over the same keys: one gather serves both."""
-    return len(w.content_heads) > 0 and w.content_heads == w.gaussian_heads and _same_keys(w)
+    return len(w.content_heads) > 0 and w.content_heads == w.gaussian_heads and w.content_sees_grid
 
 
 def _kernels(w: Weights) -> list[Tensor]:
@@ -164,11 +157,11 @@ def _gathers(x: Tensor, values: Tensor, w: Weights, less_shift: bool) -> Iterato
         if _is_mixed(w):
             content = _content_maps(x, w)
             gates = w.gates.content.to(content.dtype)[:, None, None]
-            yield _gather(torch.addcmul(_outer(rows, columns).to(content.dtype), content, gates), grid)
+            yield _gather(torch.addcmul(outer(rows, columns).to(content.dtype), content, gates), grid)
             return
         yield gather_by_factors(rows, columns, grid).transpose(1, 2).flatten(3).flatten(1, 2)
     if w.content_heads:
-        gathered = _gather(_content_maps(x, w), grid if _same_keys(w) else values)
+        gathered = _gather(_content_maps(x, w), grid if w.content_sees_grid else values)
         yield gathered - query_tokens(values, w.geometry).flatten(2) if less_shift else gathered
 
 
@@ -190,16 +183,10 @@ def _content_maps(x: Tensor, w: Weights) -> Tensor:
 
 def _queries_are_keys(w: Weights, height: int, width: int) -> bool:
     """Return True if the query tokens are the keys: every pixel of the image, in order."""
-    geometry = w.geometry
-    if w.attend_padding or geometry.is_transposed or geometry.stride != (1, 1):
+    if w.attend_padding or w.geometry.is_transposed or w.geometry.stride != (1, 1):
         return False
-    top, _, left, _ = geometry.padding_at(height, width)
-    return geometry.output_size(height, width) == (height, width) and (top, left) == geometry.anchor
-
-
-def _outer(rows: Tensor, columns: Tensor) -> Tensor:
-    """Return maps (…, N, M) from their factors (…, I, Y) and (…, J, X)."""
-    return (rows[..., :, None, :, None] * columns[..., None, :, None, :]).flatten(-2).flatten(-3, -2)
+    top, _, left, _ = w.geometry.padding_at(height, width)
+    return w.geometry.output_size(height, width) == (height, width) and (top, left) == w.geometry.anchor
 
 
 def _gather(maps: Tensor, values: Tensor) -> Tensor:
