@@ -152,6 +152,7 @@ def controls(scale: Scale) -> list[Study]:
 
 
 PAPERS_OWN = "recast, sigmoid, stride removed"
+OURS_REMOVED = "recast, images, stride removed"
 
 
 def converged() -> Study:
@@ -172,8 +173,9 @@ def converged() -> Study:
         "recast, images": {**LAST, **IMAGES, "gate_lr": 1e-2},
         SAME_COMPUTE: {"stride": "remove"},
         PAPERS_OWN: {**LAST, **SIGMOID, "stride": "remove"},
+        OURS_REMOVED: {**LAST, **IMAGES, "gate_lr": 1e-2, "stride": "remove"},
     }
-    pairs = (*against(FINE_TUNED, arms), (PAPERS_OWN, SAME_COMPUTE))
+    pairs = (*against(FINE_TUNED, arms), (PAPERS_OWN, SAME_COMPUTE), (OURS_REMOVED, SAME_COMPUTE))
     return Study(base.study, base, arms, pairs, rates_fixed=True)
 
 
