@@ -44,6 +44,8 @@ class Job:
     """remove: the last stage at stride 1; without recast layers the compute of attention without attention."""
     pool: PoolKind = "none"
     pool_start: PoolStart = "paper"
+    pool_init: float | None = None
+    """LayerScale's first value; None: that of `pool_start`, 1e-4 with the paper's."""
     augment: Literal["basic", "deit"] = "basic"
     bf16: bool = False
     """Trained in bf16 on a CPU too, as on a GPU; judged in fp32 always on a CPU."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import json
 import zipfile
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,7 @@ def is_finished(out: Path, job: Job) -> bool:
     """Whether a job's result lies there; that of another job of the same name (other rates, other updates) does not
     count."""
     path = out / job.folder / "result.json"
-    return path.is_file() and json.loads(path.read_text(encoding="utf-8"))["job"] == asdict(job)
+    return path.is_file() and Job(**json.loads(path.read_text(encoding="utf-8"))["job"]) == job
 
 
 LABELS = ("study", "arm", "seed", "against", "metric")

@@ -104,7 +104,9 @@ def wake(job: Job, model: Prepared, train: Labelled, layers: tuple[str, ...]) ->
 def put_pool_(job: Job, model: Prepared) -> None:
     """Attention in the place of the average."""
     if job.pool != "none":
-        recast.attention_pool_(model.network, config=PoolConfig(job.pool, start=job.pool_start))
+        recast.attention_pool_(
+            model.network, config=PoolConfig(job.pool, start=job.pool_start, init_values=job.pool_init)
+        )
 
 
 def fold_all(model: Prepared, images: Labelled) -> None:
