@@ -64,7 +64,7 @@ def test_heads_and_tokens_of_a_distilled_deit(digits: Data, spy: Any, score: Sco
         )]  # fmt: skip
         tokens = network.forward_features(x)
         logits = {"class": network.head(tokens[:, 0]), "distillation": network.head_dist(tokens[:, 1])}
-        logits["mean"] = network(x)
+        logits["both"] = network(x)
     cosines = [F.cosine_similarity(state[:, 0], state[:, 1]) for state in states]
     assert list(scores) == [*(f"top1/{head}" for head in logits), "cosine@0", "cosine@1", "cosine@2"]
     for head, values in logits.items():

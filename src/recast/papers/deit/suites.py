@@ -40,21 +40,25 @@ def sources_tokens(context: Context) -> list[Source]:
 
 
 def score_tokens(batch: Batch) -> Iterator[Score]:
-    """Score top1/class, top1/distillation, top1/mean of their logits, and the cosine of the two tokens: cosine@0 as
-    learned, cosine@N after block N."""
+    """Score top1/class, top1/distillation, top1/both (the mean of their logits), and the cosine of the two tokens.
+
+    cosine@0 is that of the learned tokens, cosine@N that after block N.
+    """
     for name, model in batch.models.items():
         if not isinstance(network := model.model, VisionTransformerDistilled):
             continue
+        assert network.cls_token is not None
         heads = {"top1/class": network.head, "top1/distillation": network.head_dist}
         blocks = {f"cosine@{number}": block for number, block in enumerate(network.blocks, 1)}
         with captured_outputs((heads | blocks).items()) as outputs:
-            mean = batch.context.logits(name, batch.images)
-        for metric, logits in {**{head: outputs[head][0] for head in heads}, "top1/mean": mean}.items():
-            yield Score(name, metric, is_correct(logits, batch.labels))
-        assert network.cls_token is not None
+            both = batch.context.logits(name, batch.images)
+        logits = {key: outputs[key][0] for key in heads} | {"top1/both": both}
         learned = torch.cat([network.cls_token, network.dist_token], 1).expand(len(batch), -1, -1)
-        for metric, tokens in {"cosine@0": learned, **{block: outputs[block][0] for block in blocks}}.items():
-            yield Score(name, metric, F.cosine_similarity(tokens[:, 0].float(), tokens[:, 1].float()))
+        tokens = {"cosine@0": learned} | {key: outputs[key][0] for key in blocks}
+        for key, values in logits.items():
+            yield Score(name, key, is_correct(values, batch.labels))
+        for key, values in tokens.items():
+            yield Score(name, key, F.cosine_similarity(values[:, 0].float(), values[:, 1].float()))
 
 
 EVALUATORS["crop"] = Evaluator(score_crop, sources=sources_crop)
