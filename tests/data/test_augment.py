@@ -6,6 +6,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
+from torchvision.transforms import InterpolationMode, TrivialAugmentWide
 
 from recast.lab.config import Augmentation
 from recast.lab.data.augment import file_transform, shift_and_flip
@@ -65,7 +66,7 @@ def test_simple_crop_is_a_window_of_the_reflected_image_at_its_own_aspect() -> N
 @pytest.mark.parametrize(
     "policy",
     [None, "rand-m9-mstd0.5-inc1", "rand-m7-mstd0.5-inc1-n2-p0.5-mmax12-t3aw", "rand-tweights", "augmix-m3-w3",
-     "augmix-m5-w4-d2-b1", "3a", "original-mstd0.5", "originalr", "v0", "v0r"],
+     "augmix-m5-w4-d2-b1", "3a", "original-mstd0.5", "originalr", "v0", "v0r", "ta_wide"],
 )  # fmt: skip
 def test_transforms_of_every_policy_give_pixels_and_can_be_pickled(policy: str | None) -> None:
     for crop in ("none", "pad", "random", "simple"):
@@ -73,6 +74,21 @@ def test_transforms_of_every_policy_give_pixels_and_can_be_pickled(policy: str |
         image = pickle.loads(pickle.dumps(file_transform(32, augment)))(noise(80, 60))
         assert (image.shape, image.dtype) == ((3, 32, 32), torch.float32)
         assert 0 <= image.min() <= image.max() <= 1
+
+
+def test_trivial_augment_is_one_operation_of_14_and_nothing_else() -> None:
+    image = noise(16, 16)
+    transform = file_transform(16, Augmentation(auto_augment="ta_wide", color_jitter=0.3, **ALONE))  # type: ignore[arg-type]
+    theirs = TrivialAugmentWide(interpolation=InterpolationMode.BICUBIC, fill=[124, 116, 104])
+    results = []
+    for seed in range(300):
+        torch.manual_seed(seed)
+        results.append(transform(image))
+        torch.manual_seed(seed)
+        assert results[-1].equal(to_pixels(theirs(image)))
+    unchanged = sum(result.equal(to_pixels(image)) for result in results) / 300
+    assert 1 / 14 < unchanged < 4 / 14  # Identity, AutoContrast of full contrast, and small magnitudes
+    assert len(torch.stack(results).unique(dim=0)) > 100
 
 
 @pytest.mark.parametrize("flip", [False, True])

@@ -21,6 +21,7 @@ from recast.errors import RecastError
 from recast.lab.cli import main
 from recast.lab.config import Recipe
 from recast.lab.recipes import RECIPES
+from recast.lab.records import Row, write_records
 from recast.lab.suites import SUITES
 from recast.lab.training import prepare, run
 
@@ -71,7 +72,7 @@ def mentioned(section: str, kind: str) -> set[str]:
 
 
 def test_every_table_and_figure_has_a_row() -> None:
-    sections = re.split(r"^## .*$", PAGE, flags=re.MULTILINE)[1:]
+    *sections, _ = re.split(r"^## .*$", PAGE, flags=re.MULTILINE)[1:]
     tables = ["1-5", "1-3", "1-5 B.1-3 C.1-1 D.1-2", "2.1-16", "3.1-22 4.1-6 6.1-15"]
     figures = ["1-7", "1-4", "1-8", "2.1-9", "3.1-10 4.1-4 6.1-11"]
     for section, *ranges in zip(sections, tables, figures, strict=True):
@@ -100,6 +101,36 @@ def test_every_command_parses_and_its_recipe_resolves(monkeypatch: pytest.Monkey
             assert set(words[words.index("--suite") + 1].split(",")) <= SUITES.keys(), words
         if command in ("verify", "explain") and words[0] != "RUN":
             assert timm.is_model(words[0]), words
+
+
+def test_figures_of_several_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With the numbers of PRS' Table 2, whose networks pass their ResNets between 10 and 50 %."""
+    monkeypatch.chdir(tmp_path)
+    top1 = {
+        "deit_tiny": (6.43, 24.82, 38.61, 67.03, 72.2), "convit_tiny": (6.08, 26.93, 42.92, 68.21, 73.1),
+        "resnet18": (13.93, 42.04, 52.24, 66.38, 69.53), "swin_tiny": (13.2, 38.69, 53.46, 76.21, 81.2),
+        "resnet50": (13.67, 46.82, 58.14, 75.23, 80.15),
+    }  # fmt: skip
+    measured = {
+        f"prs_scale_{network}_{share}": {("clean", "top1"): value, ("clean", "top5"): 1.0}
+        for network, values in top1.items()
+        for share, value in zip((1, 5, 10, 50, 100), values, strict=True)
+    }
+    for place, rank in enumerate(("order", "family")):
+        measured[f"grafit_{rank}"] = {("retrieval", m): place + n for n, m in enumerate(("top1", "map", "neighbours"))}
+    for name, values in measured.items():
+        rows = [Row(name, "finetuned", suite, "imagenet", m, value, 100) for (suite, m), value in values.items()]
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        write_records(tmp_path / "runs" / name / "rows.csv", Row, rows)
+    session: dict[str, Any] = {}
+    for source in re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE):
+        exec(compile(source, "papers.md", "exec"), session)
+    figure = session["minus_resnet"]
+    ahead = figure[["deit_tiny", "convit_tiny", "swin_tiny"]] > 0
+    assert ahead.all(axis=1).to_dict() == ahead.any(axis=1).to_dict() == {1: 0, 5: 0, 10: 0, 50: 1, 100: 1}
+    assert figure.loc[1, "convit_tiny"] == pytest.approx(6.08 - 13.93)
+    assert figure.loc[1, "swin_tiny"] == pytest.approx(13.2 - 13.67)
+    assert session["by_rank"].loc["grafit_family"].to_dict() == {"top1": 1, "map": 2}
 
 
 @pytest.mark.skipif(not os.environ.get("RECAST_SLOW"), reason="minutes: RECAST_SLOW=1")

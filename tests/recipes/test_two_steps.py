@@ -45,8 +45,9 @@ def tiny(recipe: Recipe) -> Recipe:
     if isinstance(schedule, Before):
         few = {name: min(getattr(schedule, name), 8) for name in ("calibrate", "recalibrate_bn")}
         schedule = schedule.replace(**few)
+    scales = {name: value for name, value in recipe.model.kwargs.items() if name == "init_values"}
     return recipe.replace(
-        model=ModelConfig(stand_in(recipe.model.name)),
+        model=ModelConfig(stand_in(recipe.model.name), kwargs=scales),
         data=DataConfig(batch_size=4, img_size=SIZE),
         schedule=schedule,
         task=task,

@@ -124,7 +124,7 @@ class AugmentConfig(Config):
     flip: bool | None = None
     """Mirror half of the images. None: yes, but for digits."""
     color_jitter: Annotated[NotNegative, Rare()] = 0.0
-    """Strength of brightness, contrast and saturation jitter. Under RandAugment and AutoAugment off, as in timm."""
+    """Strength of brightness, contrast and saturation jitter. Off under every policy but 3a, as in timm."""
     repeats: Annotated[Count, Rare()] = 1
     """Times that an image occurs in a batch. An epoch stays as long and shows 1/repeats of the images."""
 

@@ -137,7 +137,7 @@ class ImageTask(TaskConfig):
     """Settings of tasks with one label for an image."""
 
     auto_augment: str | None = None
-    """Policy of timm, such as rand-m9-mstd0.5-inc1 or 3a. original and augmix-m3-w3 too."""
+    """Policy of timm (rand-m9-mstd0.5-inc1, 3a, original, augmix-m3-w3), or ta_wide for TrivialAugment."""
     erasing: Probability = 0.0
     """Probability of random erasing. One box of noise, pixel mode."""
     label_smoothing: BelowOne = 0.0
@@ -182,6 +182,6 @@ class MultiLabelConfig(TaskConfig):
     data_sets: ClassVar[tuple[str, ...]] = ("csv_multilabel",)
     kind: Literal["multilabel"] = "multilabel"
     auto_augment: str | None = None
-    """Policy of timm, such as rand-m9-mstd0.5-inc1 or 3a. original and augmix-m3-w3 too."""
+    """Policy of timm (rand-m9-mstd0.5-inc1, 3a, original, augmix-m3-w3), or ta_wide for TrivialAugment."""
     erasing: Probability = 0.0
     """Probability of random erasing. One box of noise, pixel mode."""

@@ -22,7 +22,7 @@ from torchvision import transforms
 
 from recast.errors import RecastError
 from recast.lab.config import Augmentation, Crop
-from recast.lab.data.images import SMALL, resize_and_crop, to_pixels
+from recast.lab.data.images import PADDING, SMALL, resize_and_crop, to_pixels
 
 Transform = Callable[[Image.Image], Tensor]
 """RGB image to (3, S, S) pixels in [0, 1]."""
@@ -31,11 +31,15 @@ Step = Callable[[Any], Any]
 SIMPLE_PADDING = 4
 """Pixels that crop=simple reflects at every side (DeiT III, §4.2)."""
 
+TRIVIAL = "ta_wide"
+"""TrivialAugment (Müller & Hutter 2021, arXiv:2103.10158) under torchvision's name; timm does not have it."""
+
 _NUMBER = r"\d+(\.\d+)?"
 _POLICY = re.compile(  # timm ignores unknown options, or fails in an assertion
     rf"rand(-(m\d+|n[1-9]\d*|p{_NUMBER}|mstd{_NUMBER}|mmax\d+|inc[01]|tweights|t3aw?))*"
     rf"|augmix(-(m\d+|w[1-9]\d*|d\d+|a{_NUMBER}|b[01]|mstd{_NUMBER}))*"
     rf"|(original|originalr|v0|v0r|3a)(-mstd{_NUMBER})*"
+    rf"|{TRIVIAL}"
 )
 
 
@@ -52,7 +56,7 @@ def resolve(
     if augment.auto_augment is not None and not _POLICY.fullmatch(augment.auto_augment):
         raise RecastError(
             f"unknown auto_augment {augment.auto_augment!r}: expected a policy of timm with its options, such as "
-            "rand-m9-mstd0.5-inc1, augmix-m3-w3, original, v0 or 3a"
+            "rand-m9-mstd0.5-inc1, augmix-m3-w3, original, v0 or 3a; or ta_wide"
         )
     return augment
 
@@ -63,25 +67,30 @@ def file_transform(img_size: int, augment: Augmentation | None = None, crop_pct:
     crop: "random", timm's random resized crop, bicubic, aspect 3/4 to 4/3; "simple", the short side to S (bicubic),
     then an S x S window of the image reflected by 4 pixels at every side (DeiT III, Touvron et al. 2022, §4.2); "pad",
     as validation, then a window of the image padded by S/8 zeros (4 of 32). Flip, timm's policy and colour jitter
-    follow; timm omits the jitter with RandAugment and AutoAugment but not with 3-Augment.
+    follow; timm omits the jitter with RandAugment and AutoAugment but not with 3-Augment. `TRIVIAL` is torchvision's,
+    without jitter, and interpolates and fills as timm's policies do.
     """
     as_validation = partial(resize_and_crop, img_size=img_size, crop_pct=crop_pct)
     if augment is None:
         return transforms.Compose([as_validation, to_pixels])
     augment = resolve(augment, img_size)
+    is_trivial = augment.auto_augment == TRIVIAL
     random_crop, policy, _ = create_transform(
         img_size,
         is_training=True,
         scale=augment.scale,
         hflip=0.0,
-        auto_augment=augment.auto_augment,
-        color_jitter=augment.color_jitter or None,  # type: ignore[arg-type]  # None: no jitter
+        auto_augment=None if is_trivial else augment.auto_augment,
+        color_jitter=(not is_trivial and augment.color_jitter) or None,  # type: ignore[arg-type]  # None: no jitter
         interpolation="bicubic",
         normalize=False,
         # timm's geometric operations fill with ImageNet's mean: the network's own mean is only known after the data
         # set, and a resumed run must fill as before.
         separate=True,
     )
+    if is_trivial:
+        bicubic = transforms.InterpolationMode.BICUBIC
+        policy = transforms.Compose([transforms.TrivialAugmentWide(interpolation=bicubic, fill=[*PADDING])])
     for step in policy.transforms:  # RandAugment and AugMix have `ops`, AutoAugment a `policy` of lists of them
         for operation in chain(getattr(step, "ops", []), *getattr(step, "policy", [])):
             if operation.aug_fn is posterize:

@@ -7,9 +7,22 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from recast.config import NotNegative, Positive, Rare
 from recast.errors import RecastError
 from recast.lab.config.recipe import PaperConfig
+from recast.lab.suites import METRICS, SUITES, Metric, Suite
 
 if TYPE_CHECKING:
     from torch import nn
+
+METRICS["cosine"] = Metric("Cosine of the tokens", "", meaning="of class and distillation token, mean over the images")
+SUITES |= {
+    "crop": Suite(
+        "Test crop", "accuracy with 0.875, 0.9, 0.95 and all of the short side in the centre crop", "sweep",
+        setting="crop {}",
+    ),
+    "tokens": Suite(
+        "Heads of a distilled DeiT", "accuracy of class head, distillation head and their mean; cosine of their tokens",
+        "accuracy", ("top1", "cosine"), "after block {}",
+    ),
+}  # fmt: skip
 
 
 class DeitConfig(PaperConfig):

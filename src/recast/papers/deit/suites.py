@@ -1,0 +1,65 @@
+"""Suites of Touvron 2022 (tel-03945782): `crop`, the test crop (Table 3.22, Fig. 6.6), and `tokens`, the two heads of a
+distilled DeiT apart (Table 3.3) with the cosine of their tokens (Sec. 3.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from timm.models.deit import VisionTransformerDistilled
+from torch.nn import functional as F
+
+from recast.lab.data.datasets import ImageFiles
+from recast.lab.evaluation.context import Batch, Context, NotMeasured, Score, Source, is_correct
+from recast.lab.evaluation.stats import plain_mean
+from recast.lab.evaluation.suites import EVALUATORS, Evaluator
+from recast.tracing.hooks import captured_outputs
+
+CROPS = (0.875, 0.9, 0.95, 1.0)
+"""Shares of the short side: of ResNets, ResMLP, "ResNet strikes back", and CaiT and DeiT III."""
+
+
+def sources_crop(context: Context) -> list[Source]:
+    """Return the validation images at each of `CROPS`. Raises NotMeasured where they were cropped in memory."""
+    images = context.data.val
+    if not isinstance(images, ImageFiles):
+        raise NotMeasured(f"crop requires images in files, those of {context.data.name} are held in memory as cropped")
+    return [Source(images.resized(images.img_size, share), f"{share:g}") for share in CROPS]
+
+
+def score_crop(batch: Batch) -> Iterator[Score]:
+    """Score top1@SHARE."""
+    return batch.top1(f"top1@{batch.source.part}")
+
+
+def sources_tokens(context: Context) -> list[Source]:
+    """Return the validation images. Raises NotMeasured without a network that has a distillation token."""
+    if not any(isinstance(model.model, VisionTransformerDistilled) for model in context.models.values()):
+        raise NotMeasured("tokens requires a distilled DeiT of timm, such as deit_small_distilled_patch16_224")
+    return [context.validation]
+
+
+def score_tokens(batch: Batch) -> Iterator[Score]:
+    """Score top1/class, top1/distillation, top1/both (the mean of their logits), and the cosine of the two tokens.
+
+    cosine@0 is that of the learned tokens, cosine@N that after block N.
+    """
+    for name, model in batch.models.items():
+        if not isinstance(network := model.model, VisionTransformerDistilled):
+            continue
+        assert network.cls_token is not None
+        heads = {"top1/class": network.head, "top1/distillation": network.head_dist}
+        blocks = {f"cosine@{number}": block for number, block in enumerate(network.blocks, 1)}
+        with captured_outputs((heads | blocks).items()) as outputs:
+            both = batch.context.logits(name, batch.images)
+        logits = {key: outputs[key][0] for key in heads} | {"top1/both": both}
+        learned = torch.cat([network.cls_token, network.dist_token], 1).expand(len(batch), -1, -1)
+        tokens = {"cosine@0": learned} | {key: outputs[key][0] for key in blocks}
+        for key, values in logits.items():
+            yield Score(name, key, is_correct(values, batch.labels))
+        for key, values in tokens.items():
+            yield Score(name, key, F.cosine_similarity(values[:, 0].float(), values[:, 1].float()))
+
+
+EVALUATORS["crop"] = Evaluator(score_crop, sources=sources_crop)
+EVALUATORS["tokens"] = Evaluator(score_tokens, sources=sources_tokens, statistics={"cosine": plain_mean})
