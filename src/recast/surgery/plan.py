@@ -12,8 +12,9 @@ from torch import nn
 
 from recast.config import adapter, read
 from recast.errors import RecastError, listed, shown
-from recast.layers.config import PAPERS_LAYER, AttentionPooling, RecastConfig
+from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.geometry import Geometry
+from recast.layers.pool_config import AttentionPooling
 from recast.reading import parse_json
 from recast.surgery import table
 from recast.surgery.records import Left, Place, Step

@@ -25,7 +25,8 @@ from recast.config import (
 from recast.lab.config.inputs import Augmentation, AugmentConfig, DataConfig, LabelsConfig
 from recast.lab.config.schedules import AtOnce, Before, Listed, Never, ScheduleConfig
 from recast.lab.config.tasks import ClassifyConfig, NoTeacher, TaskConfig, TeacherConfig
-from recast.layers.config import LinearGate, NoPool, PoolConfig, RecastConfig
+from recast.layers.config import LinearGate, RecastConfig
+from recast.layers.pool_config import NoPool, PoolConfig
 from recast.models.config import ModelConfig
 
 if TYPE_CHECKING:
