@@ -20,11 +20,11 @@ from recast.layers.config import Backend
 from recast.layers.gpsa import gpsa_layers
 from recast.modes import in_eval
 from recast.surgery.exactness import Exactness, relative_error, worst_channel
-from recast.surgery.folding.forms import modules_by_name, plain_name
 from recast.surgery.plan import Plan, applied_plan
 from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Step
 from recast.surgery.rules import convert, find_rule, parametrization_of
+from recast.surgery.wrappers import modules_by_name, plain_name
 from recast.tracing.examples import Example, arguments_of, batch_of, check_values, run_example
 from recast.tracing.hooks import captured_outputs, hooked, undisturbed
 from recast.tracing.observe import on_meta

@@ -32,7 +32,8 @@ from recast.layers.config import GaussianGate
 from recast.layers.functional.maps import query_tokens, relative_entropy
 from recast.modes import in_eval
 from recast.surgery.wrappers import unwrapped
-from recast.tracing.examples import read_batches, run_example
+from recast.tracing.batches import read_batches
+from recast.tracing.examples import run_example
 from recast.tracing.hooks import hooked
 
 VARIANCE = 0.99
