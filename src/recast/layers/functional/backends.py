@@ -13,7 +13,7 @@ from torch import Tensor
 
 from recast.layers.functional import short_maps
 from recast.layers.functional.maps import in_format_of, query_tokens, value_grid, weighted_factors
-from recast.layers.functional.operands import Weights, finite_half, project_values, take_heads
+from recast.layers.functional.operands import Weights, finite_half, in_autocast, project_values, take_heads
 from recast.layers.functional.streaming import attend
 from recast.layers.geometry import Geometry
 
@@ -168,10 +168,7 @@ def _as_tokens(images: Tensor) -> Tensor:
 
 def _autocast_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype that autocast gives products of `x`: without W_val and content maps no product came before."""
-    kind = x.device.type
-    if x.dtype != torch.float32 or not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
-        return x.dtype
-    return torch.get_autocast_dtype(kind)
+    return torch.get_autocast_dtype(x.device.type) if x.dtype == torch.float32 and in_autocast(x) else x.dtype
 
 
 def _project_tokens(x: Tensor, matrix: Tensor) -> Tensor:

@@ -166,7 +166,7 @@ def attention_maps(x: Tensor, w: Weights) -> AttentionMaps:
     rows, columns = gaussian_factors(w.center, w.alpha, w.geometry, height, width)
     G = outer(rows, columns)[None].to(x.dtype)
     C, S = content_map(x, w), shift_map(w.geometry, height, width, x)[None]
-    return AttentionMaps(S, G, C, w.gates.mix(S, G, C))
+    return AttentionMaps(S, G, C, w.mix(S, G, C))
 
 
 # --- the layer with its maps written out ------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def reference(x: Tensor, w: Weights) -> Tensor:
     height, width = x.shape[-2:]
     S = shift_map(w.geometry, height, width, x)
     G = gaussian_map(w.center, w.alpha, w.geometry, height, width).to(x.dtype)
-    return apply_maps(x, w.gates.mix(S, G, content_map(x, w)), w)
+    return apply_maps(x, w.mix(S, G, content_map(x, w)), w)
 
 
 def apply_maps(x: Tensor, A: Tensor, w: Weights | BiasedWeights) -> Tensor:

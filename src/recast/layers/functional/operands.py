@@ -28,16 +28,6 @@ class Gates(NamedTuple):
     has_shift: bool = True
     """The shift has the rest of each head, so that its coefficients sum to one; False: heads have no shift."""
 
-    def mix(self, shift: Tensor, gaussian: Tensor, content: Tensor | None) -> Tensor:
-        """Return A = shift · S + gaussian · G + content · C, (…, H, N, M), for heads with all maps (`expand_heads`).
-
-        `content=None` skips the content maps, whose gates must all be 0.
-        """
-        mixed = self.gaussian[:, None, None] * gaussian
-        if content is not None:
-            mixed = mixed + self.content[:, None, None] * content
-        return mixed + (1 - self.gaussian - self.content)[:, None, None] * shift if self.has_shift else mixed
-
 
 OpenMaps = tuple[tuple[int, ...], tuple[int, ...]]
 """Heads whose Gaussian gate is open, and heads whose content gate is."""
@@ -129,6 +119,17 @@ class Weights(NamedTuple):
         pairs = (self.gates.gaussian, self.gaussian_heads), (self.gates.content, self.content_heads)
         taken = [scatter_heads(share, heads, num_heads) for share, heads in pairs if heads]
         return 1 - sum(taken[1:], taken[0]) if taken else self.gates.content.new_ones(num_heads)
+
+    def mix(self, S: Tensor, G: Tensor, C: Tensor | None) -> Tensor:
+        """Return A = shift · S + gaussian · G + content · C, (…, H, N, M), for heads with all maps (`expand_heads`).
+
+        `C=None` skips the content maps, whose gates must all be 0.
+        """
+        shift = self.shift
+        A = self.gates.gaussian[:, None, None] * G
+        if C is not None:
+            A = A + self.gates.content[:, None, None] * C
+        return A if shift is None else A + shift[:, None, None] * S
 
     def convolve(self, values: Tensor) -> Tensor:
         """Return the shift part, the convolution of V with the kernel scaled by `shift`, and the bias: (B, O, I, J).
@@ -239,6 +240,12 @@ def fold_value(weight: Tensor, value: Tensor | None, groups: int) -> Tensor:
 def block_diagonal(matrix: Tensor, groups: int) -> Tensor:
     """Put the g blocks of (g·a, b) on the diagonal of (g·a, g·b)."""
     return torch.block_diag(*matrix.chunk(groups))
+
+
+def in_autocast(x: Tensor) -> bool:
+    """Return True if autocast chooses the dtype of products of `x`. Some devices (meta) have no autocast."""
+    kind = x.device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def finite_half(x: Tensor) -> Tensor:

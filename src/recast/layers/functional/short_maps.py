@@ -12,6 +12,7 @@ from recast.layers.functional.maps import gather_by_factors, outer, query_tokens
 from recast.layers.functional.operands import (
     Weights,
     finite_half,
+    in_autocast,
     project_out,
     project_values,
     scatter_heads,
@@ -233,8 +234,7 @@ def _softmax(logits: Tensor, dim: int) -> Tensor:
 
     torch computes it in fp32 in either case, and rounds once.
     """
-    kind = logits.device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+    if not in_autocast(logits):
         return torch.softmax(logits, dim)
-    with torch.autocast(kind, enabled=False):
+    with torch.autocast(logits.device.type, enabled=False):
         return torch.softmax(logits, dim)
