@@ -29,7 +29,7 @@ from recast.config import Positive, Seed, typed
 from recast.errors import RecastError, suggest
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.config import GaussianGate
-from recast.layers.functional.maps import query_tokens, relative_entropy
+from recast.layers.functional.maps import query_tokens
 from recast.modes import in_eval
 from recast.surgery.wrappers import unwrapped
 from recast.tracing.batches import read_batches
@@ -252,3 +252,12 @@ def content_entropy(layer: RecastLayer, inputs: Sequence[Tensor]) -> float:
             maps = _logits(layer, x).softmax(-1)
         entropy += float(relative_entropy(maps).mean()) * (len(x) / images)
     return entropy
+
+
+def relative_entropy(maps: Tensor) -> Tensor:
+    """Return the entropy of maps (…, N, M) over its maximum ln M, averaged over the queries.
+
+    0 for one pixel of several, 1 for uniform maps and for maps of a single pixel.
+    """
+    entropy, most = torch.special.entr(maps).sum(-1).mean(-1), math.log(maps.shape[-1])
+    return entropy / most if most else torch.ones_like(entropy)

@@ -7,7 +7,6 @@ exported layer computes. `sdpa` is `plain` with torch's scaled dot-product atten
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -148,15 +147,6 @@ def content_rows(x: Tensor, w: Weights) -> Callable[[Tensor | slice], Tensor]:
 def content_map(x: Tensor, w: Weights) -> Tensor:
     """Return C of all queries over the padded grid, (B, H, N, M)."""
     return content_rows(x, w)(slice(None))
-
-
-def relative_entropy(maps: Tensor) -> Tensor:
-    """Return the entropy of maps (…, N, M) over its maximum ln M, averaged over the queries.
-
-    0 for one pixel of several, 1 for uniform maps and for maps of a single pixel.
-    """
-    entropy, most = torch.special.entr(maps).sum(-1).mean(-1), math.log(maps.shape[-1])
-    return entropy / most if most else torch.ones_like(entropy)
 
 
 def attention_maps(x: Tensor, w: Weights) -> AttentionMaps:

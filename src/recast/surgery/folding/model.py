@@ -11,7 +11,7 @@ from recast.config import typed
 from recast.errors import RecastError
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.modes import in_eval
-from recast.surgery.exactness import relative_error
+from recast.surgery.compare import relative_error
 from recast.surgery.folding.forms import as_it_is, describe
 from recast.surgery.plan import plan_of, set_plan_
 from recast.surgery.proof import note_, proof_of
