@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recast.errors import RecastError, one_line, shown
+from recast.errors import RecastError, shown
+from recast.lab.cli.guard import one_line
 from recast.lab.config import Recipe
 from recast.lab.files import read_text
 from recast.lab.recipe import SEAL, load_recipe, save_recipe

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from recast.errors import optional_package
 from recast.lab.config import DataConfig
 from recast.lab.data.datasets import ImageTensors, RawData
 from recast.lab.data.seeding import choose_balanced
 from recast.lab.device import check_memory
+from recast.lab.optional import optional_package
 
 NUM_VAL = 500
 """Number of held-out digits, stratified; the other 1,297 are for training."""

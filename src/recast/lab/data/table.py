@@ -12,12 +12,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from recast.errors import RecastError, first_line, listed, optional_package, shown
+from recast.errors import RecastError, first_line, listed, shown
 from recast.lab.config import DataConfig, Recipe
 from recast.lab.data.datasets import ImageFiles, LabelledImages, RawData
 from recast.lab.data.images import ARRAYS, PHOTO, is_hidden, is_image_name
 from recast.lab.data.parts import choose_parts, part_word, parts_note
 from recast.lab.data.trees import composed, find_file
+from recast.lab.optional import optional_package
 from recast.lab.recipe import override
 from recast.lab.tables import Table, read_table
 

@@ -14,8 +14,9 @@ import numpy as np
 from annotated_types import Ge, Le, Lt, MinLen
 
 from recast.config import CountOrZero, Float, Int, NotNegative, read
-from recast.errors import RecastError, first_line, optional_package, shown
+from recast.errors import RecastError, first_line, shown
 from recast.lab.data.trees import composed
+from recast.lab.optional import optional_package
 from recast.reading import decode, parse_json, read_bytes
 
 LARGEST = 2**30
