@@ -54,23 +54,23 @@ def can_merge(w: Weights) -> bool:
 
 def split(x: Tensor, w: Weights) -> Tensor:
     """Compute the convolution with a scaled kernel, and add what the open heads gather; (B, O, I, J)."""
-    values, output, bias = project_values(x, w.value, w.groups), None, w.bias
+    values = project_values(x, w.value, w.groups)
     if not w.gaussian_heads and not w.content_heads:
         return w.convolve(values)
-    at_query = _shift_is_the_query(w)
-    if at_query:
+    shift_is_query, output, bias = _shift_is_the_query(w), None, w.bias
+    if shift_is_query:
         output, bias = w.geometry.convolve(values, w.weight, w.bias, w.groups), None
     elif w.gates.has_shift:
         output, bias = w.convolve(values), None
     kernels = _kernels(w)
 
-    def added(x: Tensor, values: Tensor) -> Tensor:
-        first, *more = zip(_gathers(x, values, w, less_shift=at_query), kernels, strict=True)
+    def open_heads(x: Tensor, values: Tensor) -> Tensor:
+        first, *others = zip(_gathers(x, values, w, less_shift=shift_is_query), kernels, strict=True)
         y = _project(x, *first, bias, w)
-        return y + _project(x, *more[0], None, w) if more else y
+        return y + _project(x, *others[0], None, w) if others else y
 
-    rest = _by_parts(x, values, w, added)
-    return rest if output is None else output + rest
+    added = _by_parts(x, values, w, open_heads)
+    return added if output is None else output + added
 
 
 def _by_parts(x: Tensor, values: Tensor, w: Weights, run: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

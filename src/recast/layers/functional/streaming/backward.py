@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from recast.layers.functional.streaming.stream import Chunk, Stream, add_product
+from recast.layers.functional.streaming.stream import Chunk, Layout, Operands, Stream, add_product
 
 
 class Backward(Stream):
     """A stream and the sums of its gradients over chunks and heads; half precision sums in fp32."""
 
-    def __init__(self, *inputs: Any) -> None:
-        super().__init__(*inputs)
+    def __init__(self, operands: Operands, layout: Layout) -> None:
+        super().__init__(operands, layout)
 
         def zeros(like: Tensor) -> Tensor:
             return torch.zeros_like(like, dtype=self.sum_dtype)
