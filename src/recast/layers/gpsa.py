@@ -15,8 +15,9 @@ from recast.layers.attention_conv import AttentionConv2d, in_transform, is_expor
 from recast.layers.config import BiasGate, LinearGate, SigmoidGate
 from recast.layers.functional import operands
 from recast.layers.functional.maps import AttentionMaps
-from recast.layers.functional.operands import Gates, OpenMaps, SeenGates, Weights, nonzero, scatter_heads, take_heads
+from recast.layers.functional.operands import Gates, Weights, nonzero, scatter_heads, take_heads
 from recast.layers.geometry import Geometry
+from recast.layers.seen_gates import OpenMaps, SeenGates
 from recast.modes import computes_as
 
 LAMBDA_WITHOUT_CONTENT = 40.0
