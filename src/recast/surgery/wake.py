@@ -83,7 +83,7 @@ class Woken:
     entropy_after: float
 
 
-def told(woken: Sequence[Woken]) -> str:
+def waking_summary(woken: Sequence[Woken]) -> str:
     """Return the result of waking in one line."""
     before, after = (fmean(getattr(layer, f"entropy_{when}") for layer in woken) for when in ("before", "after"))
     return (
