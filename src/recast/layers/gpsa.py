@@ -323,7 +323,7 @@ class GPSA(AttentionConv2d):
                 setattr(self, name, nn.Parameter(old[index].clone(), old.requires_grad and len(index) > 0))
         self.gaussian_heads, self.content_heads = gaussian, content
         self.tuned = ()
-        self._look()
+        self._update_seen_gates()
 
     def fold(self, tol: float = 0.0) -> nn.Module:
         """Return a convolution if all maps are closed within `tol`, else the layer in its smallest form.
@@ -358,14 +358,15 @@ class GPSA(AttentionConv2d):
 
     def train(self, mode: bool = True) -> GPSA:
         super().train(mode)
-        self._look()
+        self._update_seen_gates()
         return self
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(state_dict, *args, **kwargs)
-        self._look()
+        self._update_seen_gates()
 
-    def _look(self) -> None:
+    def _update_seen_gates(self) -> None:
+        """Read which gates are open in eval mode, and forget it in training."""
         if self.training:
             self._seen = None
         else:

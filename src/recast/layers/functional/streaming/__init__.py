@@ -65,10 +65,10 @@ def attend(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
             for chunk in s.chunks():
                 at, shape = (chunk.images, chunk.rows), (chunk.n, chunk.r, s.J, s.channels)
                 is_saved = keep and content is not None
-                looked = saved[content][at] if is_saved else s.buffer("gathered", *shape)
-                gathered = s.buffer("gathered", *shape) if s.by_parts else looked
-                s.look(h, chunk, norm, looked)
-                s.gather(h, chunk, looked, s.by_rows(h, chunk), gathered)
+                by_content = saved[content][at] if is_saved else s.buffer("gathered", *shape)
+                gathered = s.buffer("gathered", *shape) if s.by_parts else by_content
+                s.gather_by_content(h, chunk, norm, by_content)
+                s.gather(h, chunk, by_content, s.by_rows(h, chunk), gathered)
                 project(gathered.view(-1, s.channels), W_out, y[at].view(-1, outputs))
     return y.to(values.dtype), saved, norm if _keeps_norms(operands, layout, keep) else values.new_empty(0)
 
@@ -111,14 +111,14 @@ def attend_backward(dy: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
                 d_gathered = s.buffer("d_gathered", *shape).zero_()
                 project(dy_part, s.weight[h], d_gathered.view(-1, s.channels))
                 by_rows, is_saved = s.by_rows(h, chunk), content is not None and len(saved) > 0
-                gathered = looked = saved[content][at] if is_saved else s.buffer("looked", *shape)
+                gathered = by_content = saved[content][at] if is_saved else s.buffer("by_content", *shape)
                 if not is_saved:
-                    s.look(h, chunk, norm, looked)
+                    s.gather_by_content(h, chunk, norm, by_content)
                 if s.by_parts or not is_saved:
                     gathered = s.buffer("gathered", *shape)
-                    s.gather(h, chunk, looked, by_rows, gathered)
+                    s.gather(h, chunk, by_content, by_rows, gathered)
                 add_weight_gradient(dy_part, gathered.view(-1, s.channels), s.d_weight[h])
-                s.add(h, chunk, norm, looked, by_rows, d_gathered)
+                s.add(h, chunk, norm, by_content, by_rows, d_gathered)
     return s.results()
 
 

@@ -135,7 +135,7 @@ class Stream:
         c, g = self.content_heads, self.gaussian_heads
         return c.index(head) if head in c else None, g.index(head) if head in g else None
 
-    def part(self, at: int) -> slice:
+    def channels_of(self, at: int) -> slice:
         """Return the channels of the queries and keys of the content head `at`."""
         return slice(at * self.head_dim, (at + 1) * self.head_dim)
 
@@ -162,7 +162,7 @@ class Stream:
 
     def scaled_query(self, at: int, chunk: Chunk) -> Tensor:
         """Return Q / √D of the content head `at`, (n, r·J, D)."""
-        return self.query[chunk.images, chunk.queries, self.part(at)] * self.scale
+        return self.query[chunk.images, chunk.queries, self.channels_of(at)] * self.scale
 
     def _logits(self, query: Tensor, keys: Tensor) -> Tensor:
         logits = torch.bmm(query, keys, out=self.buffer("logits", *query.shape[:2], keys.shape[2]))
@@ -211,22 +211,22 @@ class Stream:
         weights = self.rows[gaussian, chunk.rows].expand(chunk.n, chunk.r, self.Y)
         return torch.bmm(weights, values, out=self.buffer("by_rows", chunk.n, chunk.r, values.shape[2]))
 
-    def look(self, head: int, chunk: Chunk, norm: Tensor, out: Tensor) -> None:
+    def gather_by_content(self, head: int, chunk: Chunk, norm: Tensor, out: Tensor) -> None:
         """Write the gathers of the content map of `head`, if it has one, into `out` (n, r, J, C)."""
         if (content := self.head_maps(head)[0]) is None:
             return
         flat = out.view(chunk.n, chunk.r * self.J, self.channels)
         if self.linear:  # `key` holds the head's summaries of the values
-            q = self.query[chunk.images, chunk.queries, self.part(content)]
-            torch.bmm(q, self.key[chunk.images, self.part(content)], out=flat)
+            q = self.query[chunk.images, chunk.queries, self.channels_of(content)]
+            torch.bmm(q, self.key[chunk.images, self.channels_of(content)], out=flat)
         else:
             self.attend(content, chunk, norm[content, chunk.images, chunk.queries], flat)
 
-    def gather(self, head: int, chunk: Chunk, looked: Tensor, by_rows: Tensor | None, out: Tensor) -> None:
-        """Write the gathers of `head` into `out` (n, r, J, C); `looked`, which may be `out`, is from `look`."""
+    def gather(self, head: int, chunk: Chunk, by_content: Tensor, by_rows: Tensor | None, out: Tensor) -> None:
+        """Write the gathers of `head` into `out` (n, r, J, C), from those of its content map, which may be `out`."""
         content, gaussian = self.head_maps(head)
         if content is not None:
-            torch.mul(looked, self.content[content], out=out)
+            torch.mul(by_content, self.content[content], out=out)
         if by_rows is not None:
             rows = chunk.n * chunk.r
             by_columns = out.view(rows, self.J, self.channels)
@@ -235,8 +235,8 @@ class Stream:
         if content is None and gaussian is None:
             out.zero_()
         if self.shift is not None and (views := self.shift_views(head, chunk.rows)):
-            hit = out[:, views[0][0], views[0][1]]
-            hit.addcmul_(self.values[chunk.images, views[1][0], views[1][1]], self.shift[head])
+            queries, pixels = views
+            out[:, *queries].addcmul_(self.values[chunk.images, *pixels], self.shift[head])
 
 
 def project(x: Tensor, weight: Tensor, out: Tensor) -> None:
