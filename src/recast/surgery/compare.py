@@ -22,23 +22,23 @@ def paired_tensors(output: Any, expected: Any) -> dict[str, tuple[Tensor, Tensor
     Raises `RecastError` unless both are nests of one kind, with tensors of the same types (maps may differ in size,
     logits may not) and equal other values in the same places.
     """
-    actual, wanted = dict(leaves_of(output)), dict(leaves_of(expected))
+    actual, reference = dict(leaves_of(output)), dict(leaves_of(expected))
+    same_paths = actual.keys() == reference.keys()
 
     def alike(a: Any, b: Any) -> bool:
         if isinstance(a, Tensor) and isinstance(b, Tensor):
             return a.dtype == b.dtype and a.dim() == b.dim() and (a.dim() > 2 or a.shape[1:] == b.shape[1:])
         return type(a) is type(b) and bool(a == b)
 
-    if actual.keys() == wanted.keys():
-        for path, value in wanted.items():
-            if not isinstance(value, (Tensor, *PLAIN)) and not alike(actual[path], value):
-                raise RecastError(
-                    f"output{path} is a {type(value).__name__}, which cannot be compared: return tensors, or objects "
-                    "with tensors in their attributes"
-                )
-    pairs = {path: (a, b) for path, b in wanted.items() if isinstance(a := actual.get(path), Tensor)
+    for path, value in reference.items() if same_paths else ():
+        if not isinstance(value, (Tensor, *PLAIN)) and not alike(actual[path], value):
+            raise RecastError(
+                f"output{path} is a {type(value).__name__}, which cannot be compared: return tensors, or objects "
+                "with tensors in their attributes"
+            )
+    pairs = {path: (a, b) for path, b in reference.items() if isinstance(a := actual.get(path), Tensor)
              and isinstance(b, Tensor)}  # fmt: skip
-    if not pairs or actual.keys() != wanted.keys() or not all(alike(actual[path], b) for path, b in wanted.items()):
+    if not pairs or not same_paths or not all(alike(actual[path], b) for path, b in reference.items()):
         kinds = (tree_map_only(Tensor, _kind, o) for o in (expected, output))
         raise RecastError("parent and child return different kinds of output: {!r:.80} and {!r:.80}".format(*kinds))
     return pairs

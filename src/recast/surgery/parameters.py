@@ -127,9 +127,9 @@ def parameter_kinds(model: nn.Module, *, queries_apart: bool, pools_apart: bool 
     undecayed: list[str] = []  # names and globs that a network, or one inside it, asks for
     for name, module in model.named_modules():
         kinds |= {id(p): kind for p, kind in _exceptions(module, queries_apart)}
-        asked = getattr(module, "no_weight_decay", None)
-        if callable(asked):
-            undecayed += [f"{name}.{pattern}" if name else pattern for pattern in asked()]
+        patterns = getattr(module, "no_weight_decay", None)
+        if callable(patterns):
+            undecayed += [f"{name}.{pattern}" if name else pattern for pattern in patterns()]
     for name, parameter in model.named_parameters():
         is_weight = parameter.dim() > 1 and name.rpartition(".")[2] != "bias"
         decays = is_weight and not any(fnmatchcase(name, pattern) for pattern in undecayed)

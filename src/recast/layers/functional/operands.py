@@ -81,8 +81,8 @@ class Weights(NamedTuple):
             return None
         num_heads = self.geometry.num_heads
         pairs = (self.gates.gaussian, self.gaussian_heads), (self.gates.content, self.content_heads)
-        taken = [scatter_heads(share, heads, num_heads) for share, heads in pairs if heads]
-        return 1 - sum(taken[1:], taken[0]) if taken else self.gates.content.new_ones(num_heads)
+        shares = [scatter_heads(share, heads, num_heads) for share, heads in pairs if heads]
+        return 1 - sum(shares[1:], shares[0]) if shares else self.gates.content.new_ones(num_heads)
 
     def mix(self, S: Tensor, G: Tensor, C: Tensor | None) -> Tensor:
         """Return A = shift · S + gaussian · G + content · C, (…, H, N, M), for heads with all maps (`expand_heads`).
