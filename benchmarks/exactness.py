@@ -31,9 +31,10 @@ from recast.layers.config import Backend
 from recast.models.build import build
 from recast.models.config import ModelConfig
 from recast.surgery.apply import recast_, refresh_gates_
+from recast.surgery.controls import swapped_heads
 from recast.surgery.exactness import Exactness
 from recast.surgery.planning import plan
-from recast.surgery.verify import swapped_heads, verify
+from recast.surgery.verify import verify
 
 RESULT = Path(__file__).parents[1] / "results" / "exactness.csv"
 HEADER = (

@@ -14,7 +14,8 @@ from recast.lab.config import OptimConfig, Recipe, ScheduleConfig, TaskConfig
 from recast.lab.config.recipe import PaperConfig
 from recast.lab.fields import fields_of, merge
 from recast.lab.recipe import override
-from recast.layers.config import AttentionPooling, BiasGate, SigmoidGate
+from recast.layers.config import BiasGate, SigmoidGate
+from recast.layers.pool_config import AttentionPooling
 
 
 def test_a_union_makes_the_kind_that_is_named() -> None:

@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recast.errors import RecastError, one_line, shown
+from recast.errors import RecastError, shown
+from recast.json_text import parse_json
+from recast.lab.cli.guard import one_line
 from recast.lab.config import Recipe
 from recast.lab.files import read_text
 from recast.lab.recipe import SEAL, load_recipe, save_recipe
 from recast.lab.tables import read_table
-from recast.reading import parse_json, read_bytes
+from recast.reading import read_bytes
 
 BOMB = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]" for i in range(12))
 

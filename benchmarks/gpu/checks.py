@@ -31,7 +31,8 @@ from recast.layers.functional.relative_bias import biased_reference
 from recast.layers.gpsa import GPSA
 from recast.models.build import build
 from recast.models.config import ModelConfig
-from recast.surgery.exactness import TOLERANCE, relative_error
+from recast.surgery.compare import relative_error
+from recast.surgery.exactness import TOLERANCE
 from recast.surgery.rules import convert
 
 SIZE = (2, 32, 17, 14)

@@ -16,14 +16,15 @@ from torch.utils._pytree import tree_leaves
 from recast.errors import RecastError
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.surgery.apply import recast_, refresh_gates_
-from recast.surgery.exactness import relative_error
+from recast.surgery.compare import relative_error
+from recast.surgery.controls import swapped_heads
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
 from recast.surgery.select import is_spatial
-from recast.surgery.verify import Trace, full_precision, swapped_heads, trace, use_backend, verify
+from recast.surgery.verify import Trace, trace, use_backend, verify
 from recast.tracing.cost import count_parameters
 from recast.tracing.examples import Example, batch_of, run_example
-from recast.tracing.hooks import captured_inputs
+from recast.tracing.hooks import captured_inputs, full_precision
 from zoo.architectures import Instance, instantiate, skeleton, spatial_convolutions
 from zoo.rows import ZooRow
 

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from recast.io import load as load
     from recast.io import save as save
     from recast.layers.cmhsa import CMHSA as CMHSA
-    from recast.layers.config import PoolConfig as PoolConfig
     from recast.layers.config import RecastConfig as RecastConfig
     from recast.layers.geometry import Geometry as Geometry
     from recast.layers.gpsa import GPSA as GPSA
+    from recast.layers.pool_config import PoolConfig as PoolConfig
     from recast.surgery.apply import recast_ as recast_
     from recast.surgery.apply import refresh_gates_ as refresh_gates_
     from recast.surgery.calibrate import calibrate_ as calibrate_
@@ -48,7 +48,7 @@ _HOME = {
     "GPSA": "layers.gpsa",
     "Geometry": "layers.geometry",
     "Plan": "surgery.plan",
-    "PoolConfig": "layers.config",
+    "PoolConfig": "layers.pool_config",
     "RecastConfig": "layers.config",
     "RecastError": "errors",
     "Schedule": "surgery.schedule",

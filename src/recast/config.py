@@ -27,7 +27,7 @@ from typing import (
     get_type_hints,
 )
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Gt, Le
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -54,8 +54,6 @@ Int = Annotated[int, NOT_A_SWITCH]
 Float = Annotated[float, NOT_A_SWITCH]
 Count = Annotated[Int, Ge(1), Le(10**9)]
 CountOrZero = Annotated[Int, Ge(0), Le(10**9)]
-Workers = Annotated[Int, Ge(0), Le(256)]
-Threads = Annotated[Int, Ge(1), Le(2**10)]
 Pixels = Annotated[Int, Ge(1), Le(2**14)]
 """A side of an image."""
 Classes = Annotated[Int, Ge(1), Le(10**5)]
@@ -67,11 +65,6 @@ NotNegative = Annotated[Float, Ge(0), Le(1e9)]
 Positive = Annotated[Float, Gt(0), Le(1e9)]
 Ratio = Annotated[Float, Ge(1e-3), Le(64)]
 Finite = Annotated[Float, Ge(-1e9), Le(1e9)]
-Probability = Annotated[Float, Ge(0), Le(1)]
-BelowOne = Annotated[Float, Ge(0), Lt(1)]
-Share = Annotated[Float, Gt(0), Le(1)]
-ProperShare = Annotated[Float, Gt(0), Lt(1)]
-CropShare = Annotated[Float, Ge(0.05), Le(1)]
 
 
 @dataclass(frozen=True)
@@ -85,11 +78,6 @@ class Rare:
 
 
 @dataclass(frozen=True)
-class MayChange:
-    """Marks what a run may be resumed with: how it is carried out, not what it computes."""
-
-
-@dataclass(frozen=True)
 class PythonOnly:
     """Marks a field that no command offers; Python, plans and recipe files may set it."""
 
@@ -97,8 +85,6 @@ class PythonOnly:
 FilePath = Annotated[
     str, BeforeValidator(lambda path: os.fspath(path) if isinstance(path, os.PathLike) else path), File()
 ]
-Words = Annotated[list[str], BeforeValidator(lambda words: [words] if isinstance(words, str) else words)]
-"""Texts, one of which may stand alone."""
 
 
 @dataclass_transform()

@@ -6,8 +6,6 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
-from typing import Any
 
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Terminal control characters, bidi overrides and lone surrogates."""
@@ -37,8 +35,8 @@ class SizeError(RecastError):
     """An image, or a map, of a size that a layer does not take."""
 
 
-LONGEST, LONGEST_VALUE = 1000, 100
-"""Characters of a message, and of a value in one."""
+LONGEST_VALUE = 100
+"""Characters of a value in a message."""
 
 
 def shown(value: object) -> str:
@@ -48,12 +46,6 @@ def shown(value: object) -> str:
     except ValueError:  # a whole number of more than 4,300 digits
         return f"a number of about {int(value.bit_length() * 0.30103):,} digits" if isinstance(value, int) else "?"
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 20]} … {text[-12:]}"
-
-
-def one_line(message: object) -> str:
-    """Return a message in one line of bounded length, without terminal control characters."""
-    text = printable(" ".join(str(message).split()))
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 203]} … {text[-200:]}"
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -95,11 +87,3 @@ def suggest(name: str, choices: Iterable[str]) -> str:
 def listed(names: Sequence[str], most: int) -> str:
     """Return `"a, b and 7 more"`: the first `most` of the names, and the number of the others."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def optional_package(name: str, package: str, purpose: str, error: type[RecastError] = RecastError) -> Any:
-    """Import an optional package, or raise an `error` that says how to install it."""
-    try:
-        return import_module(name)
-    except ImportError as missing:
-        raise error(f"{purpose} ({missing}): pip install {package}") from None

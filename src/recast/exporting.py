@@ -23,7 +23,7 @@ from recast.errors import RecastError, first_line
 from recast.files import check_place, free_space, replaced
 from recast.modes import in_eval
 from recast.surgery.apply import refresh_gates_
-from recast.surgery.exactness import relative_error
+from recast.surgery.compare import relative_error
 from recast.surgery.plan import plan_of
 from recast.surgery.proof import note_, proof_of
 from recast.tracing.examples import (

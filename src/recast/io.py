@@ -29,10 +29,10 @@ from recast.models.trust import may_run
 from recast.models.weights import CHECKSUM, HEADER, load_weights_, mismatch, read_header, read_safetensors
 from recast.surgery.apply import refresh_gates_
 from recast.surgery.chosen_forms import chosen_forms
-from recast.surgery.folding.forms import as_it_is, last_of, matches_report, modules_by_name
+from recast.surgery.folding.forms import as_it_is, last_of, matches_report
 from recast.surgery.plan import plan_of
 from recast.surgery.proof import checksum, proof_of
-from recast.surgery.wrappers import unwrapped
+from recast.surgery.wrappers import modules_by_name, unwrapped
 from recast.tracing.examples import check_weights
 
 HUB, HUB_FILE = "hf-hub:", "model.safetensors"

@@ -5,13 +5,11 @@ Only regular files are opened, and no more is read than a file of its kind holds
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
 
-from recast.errors import RecastError, first_line, shown
+from recast.errors import RecastError
 
 MIB = 2**20
 LARGEST = 256 * MIB
@@ -43,23 +41,3 @@ def decode(content: bytes, path: str | Path) -> str:
         return content.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise RecastError(f"cannot read {path}: no text in UTF-8 ({error.reason} at byte {error.start})") from None
-
-
-def parse_json(text: str, source: str | Path) -> Any:
-    """Parse JSON. Raises RecastError, naming `source`, for bad syntax, duplicate keys and deep nesting."""
-    try:
-        return json.loads(text, object_pairs_hook=_once)
-    except json.JSONDecodeError as error:
-        raise RecastError(f"{source} is truncated or not JSON: line {error.lineno}, {error.msg}") from None
-    except RecursionError:
-        raise RecastError(f"{source} is not read: its lists and objects are nested too deep") from None
-    except ValueError as error:  # a number of 5,000 digits
-        raise RecastError(f"{source} is not read: {first_line(error)}") from None
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    mapping = dict(pairs)
-    if len(mapping) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"it has {shown(next(key for key in keys if keys.count(key) > 1))} twice")
-    return mapping

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from recast.layers.config import PoolKind, PoolStart, QueryKey
+from recast.layers.config import QueryKey
+from recast.layers.pool_config import PoolKind, PoolStart
 
 
 @dataclass(frozen=True)

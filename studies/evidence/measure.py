@@ -17,7 +17,7 @@ from recast.lab.data.seeding import choose_balanced, mix_seed
 from recast.lab.evaluation.attacks import pgd
 from recast.lab.evaluation.imagenet_corruptions import KINDS, corrupt_bytes
 from recast.layers.attention_pool import TokenAttention
-from recast.layers.functional.maps import relative_entropy
+from recast.surgery.wake import relative_entropy
 
 NOISE = 0.05
 """σ of the Gaussian noise, for pixels in [0, 1]."""

@@ -17,7 +17,8 @@ from torchvision.transforms.v2.functional import normalize
 import recast
 from recast.lab.data.seeding import choose_balanced
 from recast.lab.training.prepare import WAKING_IMAGES
-from recast.layers.config import PAPERS_LAYER, PoolConfig, RecastConfig
+from recast.layers.config import PAPERS_LAYER, RecastConfig
+from recast.layers.pool_config import PoolConfig
 from recast.models.build import build, input_defaults
 from recast.models.config import ModelConfig
 from recast.surgery.plan import Plan

@@ -12,8 +12,9 @@ from torch import nn
 from recast import Geometry, RecastError, calibrate_, fold_, param_groups, plan, recast_, refresh_gates_, verify, wake_
 from recast.lab.networks import CifarResNet
 from recast.layers.attention_pool import attention_pools
-from recast.layers.config import PAPERS_LAYER, PoolConfig, RecastConfig
+from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.gpsa import GPSA, gpsa_layers
+from recast.layers.pool_config import PoolConfig
 from recast.surgery.plan import Plan, applied_plan
 from recast.surgery.pooling.swap import attention_pool_
 

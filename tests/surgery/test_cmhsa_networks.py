@@ -16,7 +16,7 @@ from recast.layers.cmhsa import recast_layers
 from recast.models.build import build, constructor
 from recast.models.config import ModelConfig
 from recast.papers.prs.network import CMHSAViT
-from recast.surgery.verify import swapped_heads
+from recast.surgery.controls import swapped_heads
 
 BIAS = RecastConfig(gate="bias")
 TINY = ModelConfig("cmhsa_vit_3_tiny", num_classes=5)

@@ -12,8 +12,8 @@ from torchvision.models.detection import MaskRCNN, maskrcnn_resnet50_fpn
 
 from recast import plan, recast_, trace, verify
 from recast.lab.scales import randomize_scales_
+from recast.surgery.controls import swapped_heads
 from recast.surgery.exactness import TOLERANCE
-from recast.surgery.verify import swapped_heads
 
 WHOLE = ["backbone.body.layer4.*.conv2", "backbone.fpn.layer_blocks.*", "roi_heads.mask*"]
 

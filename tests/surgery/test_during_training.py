@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, OneCycleLR, SequentialLR
 
 from recast import GPSA, Plan, RecastError, attention_pool_, param_groups, plan, recast_during_training_
-from recast.layers.config import PAPERS_LAYER, PoolConfig, RecastConfig
+from recast.layers.config import PAPERS_LAYER, RecastConfig
+from recast.layers.pool_config import PoolConfig
 from recast.papers.prs.pixel_conv import PixelConv2d
 from recast.surgery.optimizer_state import carried_parameters
 

@@ -14,7 +14,8 @@ from recast import PoolConfig, RecastConfig, RecastError, plan, recast_, trace, 
 from recast.lab.networks import CifarResNet
 from recast.layers.config import PAPERS_LAYER
 from recast.layers.gpsa import gpsa_layers
-from recast.surgery.exactness import TOLERANCE, Exactness, relative_error
+from recast.surgery.compare import relative_error
+from recast.surgery.exactness import TOLERANCE, Exactness
 
 PAPERS = RecastConfig(**PAPERS_LAYER)
 

@@ -19,7 +19,7 @@ from recast.errors import RecastError
 from recast.lab.cli import main
 from recast.lab.config import DataConfig, OptimConfig, Recipe, TaskConfig
 from recast.lab.data import Data
-from recast.lab.data.datasets import Found, ImageTensors
+from recast.lab.data.datasets import ImageTensors, RawData
 from recast.lab.evaluation.context import Batch, Score
 from recast.lab.evaluation.run_folder import evaluate_run
 from recast.lab.evaluation.suites import Evaluator
@@ -94,8 +94,8 @@ class Regress(Task):
         "values": Suite("Values", "R² of the values", "accuracy", ("r2",), default=True, task="regress")
     }
 
-    def find(self, config: DataConfig) -> Found:
-        return Found("brightness", noise_of_a_mean(200, 0), noise_of_a_mean(40, 1), ["brightness"], flip=False)
+    def find(self, config: DataConfig) -> RawData:
+        return RawData("brightness", noise_of_a_mean(200, 0), noise_of_a_mean(40, 1), ["brightness"], flip=False)
 
     def check_outputs(self, outputs: Any, data: Data, name: str) -> None:
         if outputs.shape != (1, 1):

@@ -20,7 +20,8 @@ from recast.lab.config import DataConfig
 from recast.lab.data import load_data
 from recast.lab.evaluation import evaluate
 from recast.lab.scales import recalibrate_batch_norm_
-from recast.tracing.examples import batch_of, part_of, read_batches
+from recast.tracing.batches import read_batches
+from recast.tracing.examples import batch_of, part_of
 from recast.tracing.outputs import answer_of, leaves_of
 
 IMAGES, META, LABELS = torch.randn(32, 3, 16, 16), torch.randn(32, 2), torch.arange(32) % 4

@@ -11,7 +11,8 @@ from torch import nn
 
 from recast.config import read
 from recast.errors import RecastError, shown
-from recast.layers.config import PoolConfig, RecastConfig
+from recast.layers.config import RecastConfig
+from recast.layers.pool_config import PoolConfig
 from recast.surgery.limits import Budget
 from recast.surgery.plan import GEOMETRY, Plan, plan_document
 from recast.surgery.planning import plan

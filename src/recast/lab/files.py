@@ -20,7 +20,8 @@ from typing import Any
 
 from recast.errors import RecastError
 from recast.files import check_path, require, write_text
-from recast.reading import decode, parse_json, read_bytes
+from recast.json_text import parse_json
+from recast.reading import decode, read_bytes
 
 LOCK = ".lock"
 """An empty file in a folder that is being written. The lock itself is the system's, which drops it with its process."""

@@ -13,11 +13,12 @@ from typing import Any
 
 import yaml
 
-from recast.config import File, Keys, MayChange, read
+from recast.config import File, Keys, read
 from recast.errors import RecastError
 from recast.files import write_text
 from recast.lab.config import Recipe
 from recast.lab.config.recipe import task_name_of_data
+from recast.lab.config.types import MayChange
 from recast.lab.fields import fields_of, merge
 from recast.lab.records import Row
 from recast.lab.yaml_files import SETTINGS, parse_yaml

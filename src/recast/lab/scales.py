@@ -14,7 +14,8 @@ from recast.config import typed
 from recast.errors import RecastError
 from recast.layers.cmhsa import RecastLayer
 from recast.modes import in_eval
-from recast.tracing.examples import Example, batch_of, read_batches, run_example
+from recast.tracing.batches import read_batches
+from recast.tracing.examples import Example, batch_of, run_example
 from recast.tracing.hooks import hooked
 
 LAYER_SCALE = re.compile(r"gamma(_?\d|_xca)?|ls_?\d?|layer_scale(_?\d)?")

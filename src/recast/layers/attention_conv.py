@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 from recast.config import Count, typed
 from recast.errors import RecastError
 from recast.layers.config import LinearGate, RecastConfig
-from recast.layers.functional.operands import fold_value
+from recast.layers.functional.operands import fold_value, in_autocast
 from recast.layers.geometry import Geometry, convolution
 from recast.modes import in_eval
 
@@ -262,7 +262,7 @@ class AttentionConv2d(nn.Module):
         if x.dim() != 4 or x.shape[1] != self.in_channels:
             kind = type(self).__name__
             raise RecastError(f"{kind} expected input (B, {self.in_channels}, H, W), got {tuple(x.shape)}")
-        if x.dtype != self.query.dtype and not torch.is_autocast_enabled(x.device.type):
+        if x.dtype != self.query.dtype and not in_autocast(x):
             raise RecastError(f"{type(self).__name__} has {self.query.dtype} weights, got {x.dtype} input: convert one")
 
     def _repr(self, heads: str, rest: str) -> str:

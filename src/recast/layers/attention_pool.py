@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from recast.config import coerce
 from recast.errors import RecastError
-from recast.layers.config import PoolStart
 from recast.layers.functional.operands import finite_half
+from recast.layers.pool_config import PoolStart
 
 INIT_STD = 0.02
 

@@ -15,8 +15,9 @@ from recast.layers.attention_conv import AttentionConv2d, in_transform, is_expor
 from recast.layers.config import BiasGate, LinearGate, SigmoidGate
 from recast.layers.functional import operands
 from recast.layers.functional.maps import AttentionMaps
-from recast.layers.functional.operands import Gates, OpenMaps, SeenGates, Weights, nonzero, scatter_heads, take_heads
+from recast.layers.functional.operands import Gates, Weights, nonzero, scatter_heads, take_heads
 from recast.layers.geometry import Geometry
+from recast.layers.seen_gates import OpenMaps, SeenGates
 from recast.modes import computes_as
 
 LAMBDA_WITHOUT_CONTENT = 40.0
@@ -322,7 +323,7 @@ class GPSA(AttentionConv2d):
                 setattr(self, name, nn.Parameter(old[index].clone(), old.requires_grad and len(index) > 0))
         self.gaussian_heads, self.content_heads = gaussian, content
         self.tuned = ()
-        self._look()
+        self._update_seen_gates()
 
     def fold(self, tol: float = 0.0) -> nn.Module:
         """Return a convolution if all maps are closed within `tol`, else the layer in its smallest form.
@@ -357,14 +358,15 @@ class GPSA(AttentionConv2d):
 
     def train(self, mode: bool = True) -> GPSA:
         super().train(mode)
-        self._look()
+        self._update_seen_gates()
         return self
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(state_dict, *args, **kwargs)
-        self._look()
+        self._update_seen_gates()
 
-    def _look(self) -> None:
+    def _update_seen_gates(self) -> None:
+        """Read which gates are open in eval mode, and forget it in training."""
         if self.training:
             self._seen = None
         else:

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError, listed, shown
 from recast.files import require
-from recast.reading import parse_json
-from recast.surgery.folding.forms import plain_name
+from recast.json_text import parse_json
 from recast.surgery.proof import checksum
+from recast.surgery.wrappers import plain_name
 from recast.tracing.examples import check_weights
 
 PICKLED = (".pth", ".pt", ".bin", ".tar", ".ckpt")

@@ -23,10 +23,10 @@ from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.modes import in_eval
 from recast.surgery.plan import applied_plan, set_plan_
 from recast.surgery.rules import is_convolution, parametrization_of
-from recast.surgery.verify import full_precision
 from recast.surgery.wrappers import unwrapped
-from recast.tracing.examples import Example, check_values, read_batches, run_example
-from recast.tracing.hooks import hooked
+from recast.tracing.batches import read_batches
+from recast.tracing.examples import Example, check_values, run_example
+from recast.tracing.hooks import full_precision, hooked
 from recast.tracing.outputs import tensors_of
 
 

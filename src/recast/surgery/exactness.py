@@ -6,23 +6,18 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
 from recast.errors import listed
 
 TOLERANCE = 1e-5
 SIGNAL = 100 * TOLERANCE
 """A layer whose output varies by less than this share of itself proves nothing: an error would be as small."""
-OUTLIER = 10
-"""A channel that is this many times larger than the median one is no measure for the others."""
 TIES = 10_000
 """One prediction in so many may differ: of 300,000 pixels some have two classes that are equal to rounding."""
 
 
 @dataclass(frozen=True)
 class Exactness:
-    """Distance of a child from its parent, in relative errors (`relative_error`).
+    """Distance of a child from its parent, in relative errors (`compare.relative_error`).
 
     For a layer's output, max|parent| is without the bias, so that no bias can hide an error.
     """
@@ -120,37 +115,3 @@ class Exactness:
 
 def _larger(a: float, b: float) -> float:
     return a if a >= b or a != a else b  # NaN is larger than any number
-
-
-def relative_error(a: Tensor, b: Tensor, ranges: Tensor | None = None) -> float:
-    """Return max|a − b| of the worst channel over its scale (`worst_channel`)."""
-    return worst_channel(a, b, ranges)[0]
-
-
-def worst_channel(a: Tensor, b: Tensor, ranges: Tensor | None = None) -> tuple[float, int | None]:
-    """Return the largest relative error of a channel, and the channel; infinite for values that are not finite.
-
-        error_c = max|a_c − b_c| / max(r_c, min(max r, 10 · median r))        r_c = max|b_c|, or `ranges` (channels,)
-
-    Channels are dimension 1 (classes, maps), and the last one beside it (tokens, NHWC). A channel is measured by its
-    own range, so that one of 1e7 hides no other. Rounding follows what was summed up, and not what is left of it: a
-    dead class whose terms cancel to 0 is measured by the largest channel, as long as that is not an outlier.
-    Tensors without channels are one.
-    """
-    if a.shape != b.shape or not (a.isfinite().all() and b.isfinite().all()):
-        return math.inf, None
-    if a.numel() == 0 or torch.equal(a, b):
-        return 0.0, None
-    if not all(t.is_floating_point() or t.is_complex() for t in (a, b)):
-        a, b = a.cpu().double(), b.cpu().double()
-    tiny, candidates = torch.finfo(b.dtype).tiny, []
-    for axis in sorted({1, b.dim() - 1}) if b.dim() > 1 else (None,):
-        errors, sizes = (t.abs().movedim(axis or 0, 0).reshape(1 if axis is None else t.shape[axis], -1).amax(1)
-                         for t in (a - b, b))  # fmt: skip
-        if ranges is not None and axis == 1:
-            sizes = ranges.to(sizes)
-        alive = sizes[sizes > 0]
-        floor = torch.minimum(sizes.max(), OUTLIER * alive.median()) if len(alive) else sizes.max()
-        worst, channel = (errors / sizes.clamp_min(floor).clamp_min(tiny)).max(0)
-        candidates.append((float(worst), int(channel) if axis == 1 else None))
-    return max(candidates, key=lambda pair: pair[0])

@@ -72,47 +72,34 @@ def param_groups(
     """
     warn_if_frozen(recast_layers(model).values())
     check_not_lazy(model)
-    layers = {} if layer_decay is None else layer_numbers(model)
-    last = max(layers.values(), default=0)
-    members = _members(model, layers, last, qk_lr is not None, pool_lr is not None)
-    if plan is not None:
-        queries_keys = () if qk_lr is None else ("queries_keys",)
-        kinds = ("decay", "no_decay", *queries_keys, *GATES_OF[plan.config.gate])
-        numbers = [layer_of(step.name, layers, last) for step in plan.steps]
-        members = {(kind, number): [] for number in numbers for kind in kinds} | members
-    rates = {
-        "decay": lr,
-        "no_decay": lr,
+    own_rates = {
         "gates": lr * LINEAR_GATE_LR_RATIO if gate_lr is None else gate_lr,
         "sigmoid_gates": SIGMOID_GATE_LR if gate_lr is None else gate_lr,
-        "pool_decay": pool_lr or 0.0,
-        "pool_no_decay": pool_lr or 0.0,
-        "queries_keys": qk_lr or 0.0,
+        "queries_keys": qk_lr,
+        "pool_decay": pool_lr,
+        "pool_no_decay": pool_lr,
     }
+    rates = dict.fromkeys(KINDS, lr) | {kind: rate for kind, rate in own_rates.items() if rate is not None}
+    kinds = parameter_kinds(model, queries_apart=qk_lr is not None, pools_apart=pool_lr is not None)
+    layers = {} if layer_decay is None else layer_numbers(model)
+    head = max(layers.values(), default=0)
+
+    groups: dict[tuple[str, int], list[nn.Parameter]] = {}
+    if plan is not None:
+        future = ("decay", "no_decay", *GATES_OF[plan.config.gate], *(() if qk_lr is None else ("queries_keys",)))
+        groups |= {(kind, layer_of(step.name, layers, head)): [] for step in plan.steps for kind in future}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.numel():
+            groups.setdefault((kinds[id(parameter)], layers.get(name, head)), []).append(parameter)
     return [
         {
             "name": kind if layer_decay is None else f"{kind}/{layer}",
-            "params": members[kind, layer],
-            "lr": rates[kind] * (1.0 if layer_decay is None else layer_decay ** (last - layer)),
+            "params": groups[kind, layer],
+            "lr": rates[kind] if layer_decay is None else rates[kind] * layer_decay ** (head - layer),
             "weight_decay": weight_decay if kind in DECAYED else 0.0,
         }
-        for kind, layer in sorted(members, key=lambda group: (KINDS.index(group[0]), group[1]))
+        for kind, layer in sorted(groups, key=lambda group: (KINDS.index(group[0]), group[1]))
     ]
-
-
-def _members(
-    model: nn.Module, layers: dict[str, int], last: int, queries_apart: bool, pools_apart: bool
-) -> dict[tuple[str, int], list[nn.Parameter]]:
-    """Return the trained parameters by their kind and the number of their layer."""
-    kinds = parameter_kinds(model, queries_apart)
-    if pools_apart:
-        pooling = {id(p) for pool in attention_pools(model).values() for p in pool.parameters()}
-        kinds = {key: f"pool_{kind}" if key in pooling else kind for key, kind in kinds.items()}
-    members: dict[tuple[str, int], list[nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter.numel():
-            members.setdefault((kinds[id(parameter)], layers.get(name, last)), []).append(parameter)
-    return members
 
 
 def layer_of(module: str, layers: dict[str, int], default: int) -> int:
@@ -130,19 +117,26 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
     return dict(group_parameters(model, matcher(coarse=False), reverse=True))
 
 
-def parameter_kinds(model: nn.Module, queries_apart: bool) -> dict[int, str]:
-    """Return the kind (`KINDS`) of every parameter by id; W_qry and W_key are queries_keys if `queries_apart`."""
+def parameter_kinds(model: nn.Module, *, queries_apart: bool, pools_apart: bool = False) -> dict[int, str]:
+    """Return the kind (`KINDS`) of every parameter by id.
+
+    W_qry and W_key are of the kind queries_keys if `queries_apart`, attention pooling of pool_decay and pool_no_decay
+    if `pools_apart`; else both are as other parameters.
+    """
     kinds: dict[int, str] = {}
     undecayed: list[str] = []  # names and globs that a network, or one inside it, asks for
     for name, module in model.named_modules():
         kinds |= {id(p): kind for p, kind in _exceptions(module, queries_apart)}
-        asked = getattr(module, "no_weight_decay", None)
-        if callable(asked):
-            undecayed += [f"{name}.{pattern}" if name else pattern for pattern in asked()]
+        patterns = getattr(module, "no_weight_decay", None)
+        if callable(patterns):
+            undecayed += [f"{name}.{pattern}" if name else pattern for pattern in patterns()]
     for name, parameter in model.named_parameters():
         is_weight = parameter.dim() > 1 and name.rpartition(".")[2] != "bias"
         decays = is_weight and not any(fnmatchcase(name, pattern) for pattern in undecayed)
         kinds.setdefault(id(parameter), "decay" if decays else "no_decay")
+    if pools_apart:
+        pooling = {id(p) for pool in attention_pools(model).values() for p in pool.parameters()}
+        kinds |= {key: f"pool_{kinds[key]}" for key in pooling}
     return kinds
 
 

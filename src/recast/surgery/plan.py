@@ -12,9 +12,10 @@ from torch import nn
 
 from recast.config import adapter, read
 from recast.errors import RecastError, listed, shown
-from recast.layers.config import PAPERS_LAYER, AttentionPooling, RecastConfig
+from recast.json_text import parse_json
+from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.geometry import Geometry
-from recast.reading import parse_json
+from recast.layers.pool_config import AttentionPooling
 from recast.surgery import table
 from recast.surgery.records import Left, Place, Step
 from recast.surgery.stride import Edit

@@ -12,8 +12,9 @@ from torch.utils._pytree import tree_map_only
 from recast.config import typed
 from recast.errors import RecastError
 from recast.layers.cmhsa import CMHSA, RecastLayer
-from recast.layers.config import AttentionPooling, LinearGate, PoolConfig, RecastConfig
+from recast.layers.config import LinearGate, RecastConfig
 from recast.layers.geometry import Geometry
+from recast.layers.pool_config import AttentionPooling, PoolConfig
 from recast.surgery.budget import keep_within
 from recast.surgery.limits import Budget
 from recast.surgery.plan import Plan

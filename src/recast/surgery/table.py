@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recast.errors import listed
-from recast.layers.config import AttentionPooling
+from recast.layers.pool_config import AttentionPooling
 from recast.surgery.records import Left, Step
 from recast.tracing.cost import Cost
 

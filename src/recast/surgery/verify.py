@@ -19,21 +19,21 @@ from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.config import Backend
 from recast.layers.gpsa import gpsa_layers
 from recast.modes import in_eval
-from recast.surgery.exactness import Exactness, relative_error, worst_channel
-from recast.surgery.folding.forms import modules_by_name, plain_name
+from recast.surgery.compare import equal_predictions, paired_tensors, relative_error, worst_channel
+from recast.surgery.controls import shifted_queries, swapped_heads
+from recast.surgery.exactness import Exactness
 from recast.surgery.plan import Plan, applied_plan
 from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Step
-from recast.surgery.rules import convert, find_rule, parametrization_of
+from recast.surgery.rules import convert, find_rule
+from recast.surgery.wrappers import modules_by_name, plain_name
 from recast.tracing.examples import Example, arguments_of, batch_of, check_values, run_example
-from recast.tracing.hooks import captured_outputs, hooked, undisturbed
+from recast.tracing.hooks import captured_outputs, full_precision, hooked, undisturbed
 from recast.tracing.observe import on_meta
-from recast.tracing.outputs import PLAIN, answer_of, leaves_of, tensors_of
+from recast.tracing.outputs import tensors_of
 
 LARGEST = 1e6
 """Values of images beyond which a comparison proves nothing: biases are lost in rounding."""
-QUERY = 10.0
-"""What the control adds to a query: far from the average, whose queries are 0."""
 _LOCK = RLock()
 """A comparison sets modes and backends, and gives them back: one at a time, or a second would keep those of a first."""
 
@@ -48,33 +48,6 @@ class Trace:
     """max|output − bias| of every channel (C,), of each call."""
     signal: dict[str, float]
     """Share of that which is made of what varies in the input (`Exactness.signal`)."""
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Switch TF32 off: with it, equal functions differ by 1e-3 on recent GPUs."""
-    switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
-    before = [switch.fp32_precision for switch in switches]
-    try:
-        for switch in switches:
-            switch.fp32_precision = "ieee"
-        yield
-    finally:
-        for switch, precision in zip(switches, before, strict=True):
-            switch.fp32_precision = precision
-
-
-@contextmanager
-def use_backend(model: nn.Module, backend: Backend | None) -> Iterator[None]:
-    """Let every GPSA layer compute with `backend` (None: leave each its own); C-MHSA has one way only."""
-    before = [(layer, layer.backend) for layer in gpsa_layers(model).values()]
-    try:
-        for layer, original in before:
-            layer.backend = backend or original
-        yield
-    finally:
-        for layer, original in before:
-            layer.backend = original
 
 
 @typed("model", "plan")
@@ -124,69 +97,6 @@ def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
         )
     with _LOCK, hooked(layers.items(), after=measure):
         return Trace(*_run(model, layers, batch), ranges, signal)
-
-
-@torch.no_grad()
-def _run(model: nn.Module, layers: dict[str, nn.Module], batch: Example) -> tuple[Any, dict[str, list[Tensor]]]:
-    """Return the model's output, and those of the layers."""
-    with in_eval(model), undisturbed(model), full_precision(), captured_outputs(layers.items()) as outputs:
-        output = run_example(model, batch)
-    return tree_map_only(Tensor, torch.clone, output), outputs
-
-
-def _can_show(batch: Example) -> bool:
-    """Return True if an image has two different pixels and none has values above `LARGEST`.
-
-    Images are the tensors with three axes or more.
-    """
-    images = [t for t in tensors_of(arguments_of(batch)) if t.dim() > 2 and t.numel()]
-    if any(t.is_floating_point() and float(t.abs().max()) > LARGEST for t in images):
-        return False
-    return not images or any(bool((t != t[..., :1, :1]).any()) for t in images)
-
-
-def _signal(module: nn.Module, x: Tensor, output: Tensor) -> tuple[Tensor, float]:
-    """Return max|output − bias| of every channel, and the share of the largest that varies with the input.
-
-    The layer is linear in its input. What varies is gone when every pixel of all images is their mean.
-    """
-    if not output.numel():  # no boxes were found: nothing to differ
-        return output.new_zeros(output.shape[1]), 0.0
-    image = x[:1]
-    mean = x.mean((0, 2, 3), keepdim=True).expand_as(image) if x.numel() > x.shape[1] else torch.zeros_like(image)
-    sizes, varied = ((output - module.forward(flat)).abs().amax((0, 2, 3)) for flat in (torch.zeros_like(image), mean))
-    scale = float(sizes.max())
-    return sizes, float(varied.max()) / scale if scale > 0 else 0.0
-
-
-def _layers_of(model: nn.Module, plan: Plan) -> dict[str, nn.Module]:
-    """Return the layers of the plan's steps in a model, inside any wrapper (torch.compile, DataParallel, the user's).
-
-    Raises `RecastError` if one is missing.
-    """
-    modules = modules_by_name(model)
-    first = plain_name(plan.steps[0].name) if plan.steps else ""
-    prefixes = [n.removesuffix(first) for n in modules if f".{n}".endswith(f".{first}")] if first else [""]
-    missing = first
-    for prefix in prefixes:
-        wanted = {step.name: prefix + plain_name(step.name) for step in plan.steps}
-        lacking = [s.name for s in plan.steps if not _is_layer(modules.get(wanted[s.name]), plan, s)]
-        if not lacking:
-            return {name: modules[place] for name, place in wanted.items()}
-        missing = lacking[0]
-    raise RecastError(
-        f"{type(model).__name__} lacks layer {missing!r} of the plan for {plan.model}: pass the network that was "
-        "recast, and its parent"
-    )
-
-
-def _is_layer(module: nn.Module | None, plan: Plan, step: Step) -> bool:
-    """Return True if a module is the convolution of a step, or the layer that it became."""
-    if module is None or find_rule(module) is None:
-        return isinstance(module, RecastLayer) or (step.fold is not None and isinstance(module, nn.Sequential))
-    layer = convert(on_meta(module), plan.config)
-    shape = layer.in_channels, layer.out_channels, layer.groups, layer.geometry.kernel
-    return shape == (step.input[0], step.output[0], step.groups, step.parent_geometry.kernel)
 
 
 @typed("parent", "child", "backend")
@@ -252,8 +162,8 @@ def _verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, backend
             backends = sorted({layer.chosen_backend() for layer in recast_layers(child).values()})
     if silent := [name for name in before.layers if name not in outputs]:
         raise RecastError(f"the child never calls {silent[0] or 'its layer'}: another module still calls the old layer")
-    tensors = _comparable(output, before.output)
-    equal = _equal_predictions(output, before.output, tensors, batch_of(batch))
+    tensors = paired_tensors(output, before.output)
+    equal = equal_predictions(output, before.output, tensors, batch_of(batch))
     layers = {name: _layer_error(outputs[name], ys, before.ranges[name]) for name, ys in before.layers.items()}
     signal = {step.name: before.signal.get(step.name, 0.0) for step in plan.steps}
     if plan.pool is not None:
@@ -277,16 +187,86 @@ def _verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, backend
     return result
 
 
-def _equal_predictions(output: Any, expected: Any, tensors: dict[str, tuple[Tensor, Tensor]], images: int) -> Tensor:
-    """Return whether each image (or pixel) has the same argmax in both; no element if there are no classes."""
-    first, reference = answer_of(output), answer_of(expected)
-    if not isinstance(first, Tensor) or not isinstance(reference, Tensor):
-        first, reference = next(iter(tensors.values()))
-    # detectors return a dictionary of boxes per image, with no classes in its first tensor
-    boxes = isinstance(expected, list) and any(isinstance(item, dict) for item in expected)
-    if boxes or first.shape != reference.shape or first.dim() < 2 or len(first) != images:
-        return torch.zeros(0)
-    return first.argmax(1) == reference.argmax(1)
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def use_backend(model: nn.Module, backend: Backend | None) -> Iterator[None]:
+    """Let every GPSA layer compute with `backend` (None: leave each its own); C-MHSA has one way only."""
+    before = [(layer, layer.backend) for layer in gpsa_layers(model).values()]
+    try:
+        for layer, original in before:
+            layer.backend = backend or original
+        yield
+    finally:
+        for layer, original in before:
+            layer.backend = original
+
+
+@torch.no_grad()
+def _run(model: nn.Module, layers: dict[str, nn.Module], batch: Example) -> tuple[Any, dict[str, list[Tensor]]]:
+    """Return the model's output, and those of the layers."""
+    with in_eval(model), undisturbed(model), full_precision(), captured_outputs(layers.items()) as outputs:
+        output = run_example(model, batch)
+    return tree_map_only(Tensor, torch.clone, output), outputs
+
+
+# --- layers and signals -----------------------------------------------------------------------------------------------
+
+
+def _layers_of(model: nn.Module, plan: Plan) -> dict[str, nn.Module]:
+    """Return the layers of the plan's steps in a model, inside any wrapper (torch.compile, DataParallel, the user's).
+
+    Raises `RecastError` if one is missing.
+    """
+    modules = modules_by_name(model)
+    first = plain_name(plan.steps[0].name) if plan.steps else ""
+    prefixes = [n.removesuffix(first) for n in modules if f".{n}".endswith(f".{first}")] if first else [""]
+    missing = first
+    for prefix in prefixes:
+        wanted = {step.name: prefix + plain_name(step.name) for step in plan.steps}
+        lacking = [s.name for s in plan.steps if not _is_layer(modules.get(wanted[s.name]), plan, s)]
+        if not lacking:
+            return {name: modules[place] for name, place in wanted.items()}
+        missing = lacking[0]
+    raise RecastError(
+        f"{type(model).__name__} lacks layer {missing!r} of the plan for {plan.model}: pass the network that was "
+        "recast, and its parent"
+    )
+
+
+def _is_layer(module: nn.Module | None, plan: Plan, step: Step) -> bool:
+    """Return True if a module is the convolution of a step, or the layer that it became."""
+    if module is None or find_rule(module) is None:
+        return isinstance(module, RecastLayer) or (step.fold is not None and isinstance(module, nn.Sequential))
+    layer = convert(on_meta(module), plan.config)
+    shape = layer.in_channels, layer.out_channels, layer.groups, layer.geometry.kernel
+    return shape == (step.input[0], step.output[0], step.groups, step.parent_geometry.kernel)
+
+
+def _can_show(batch: Example) -> bool:
+    """Return True if an image has two different pixels and none has values above `LARGEST`.
+
+    Images are the tensors with three axes or more.
+    """
+    images = [t for t in tensors_of(arguments_of(batch)) if t.dim() > 2 and t.numel()]
+    if any(t.is_floating_point() and float(t.abs().max()) > LARGEST for t in images):
+        return False
+    return not images or any(bool((t != t[..., :1, :1]).any()) for t in images)
+
+
+def _signal(module: nn.Module, x: Tensor, output: Tensor) -> tuple[Tensor, float]:
+    """Return max|output − bias| of every channel, and the share of the largest that varies with the input.
+
+    The layer is linear in its input. What varies is gone when every pixel of all images is their mean.
+    """
+    if not output.numel():  # no boxes were found: nothing to differ
+        return output.new_zeros(output.shape[1]), 0.0
+    image = x[:1]
+    mean = x.mean((0, 2, 3), keepdim=True).expand_as(image) if x.numel() > x.shape[1] else torch.zeros_like(image)
+    sizes, varied = ((output - module.forward(flat)).abs().amax((0, 2, 3)) for flat in (torch.zeros_like(image), mean))
+    scale = float(sizes.max())
+    return sizes, float(varied.max()) / scale if scale > 0 else 0.0
 
 
 def _pool_signal(child: nn.Module, batch: Example, output: Any) -> float:
@@ -294,41 +274,8 @@ def _pool_signal(child: nn.Module, batch: Example, output: Any) -> float:
     if not _can_show(batch):
         return 0.0
     with shifted_queries(child), in_eval(child), undisturbed(child), torch.no_grad():
-        moved = _comparable(run_example(child, batch), output)
+        moved = paired_tensors(run_example(child, batch), output)
     return max(relative_error(a, b) for a, b in moved.values())
-
-
-def _comparable(output: Any, expected: Any) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the tensors of two outputs in pairs, by their path.
-
-    Raises `RecastError` unless both are nests of one kind, with tensors of the same types (maps may differ in size,
-    logits may not) and equal other values in the same places.
-    """
-    actual, wanted = dict(leaves_of(output)), dict(leaves_of(expected))
-
-    def alike(a: Any, b: Any) -> bool:
-        if isinstance(a, Tensor) and isinstance(b, Tensor):
-            return a.dtype == b.dtype and a.dim() == b.dim() and (a.dim() > 2 or a.shape[1:] == b.shape[1:])
-        return type(a) is type(b) and bool(a == b)
-
-    if actual.keys() == wanted.keys():
-        for path, value in wanted.items():
-            if not isinstance(value, (Tensor, *PLAIN)) and not alike(actual[path], value):
-                raise RecastError(
-                    f"output{path} is a {type(value).__name__}, which cannot be compared: return tensors, or objects "
-                    "with tensors in their attributes"
-                )
-    pairs = {path: (a, b) for path, b in wanted.items() if isinstance(a := actual.get(path), Tensor)
-             and isinstance(b, Tensor)}  # fmt: skip
-    if not pairs or actual.keys() != wanted.keys() or not all(alike(actual[path], b) for path, b in wanted.items()):
-        kinds = (tree_map_only(Tensor, _kind, o) for o in (expected, output))
-        raise RecastError("parent and child return different kinds of output: {!r:.80} and {!r:.80}".format(*kinds))
-    return pairs
-
-
-def _kind(x: Tensor) -> str:
-    """Return dtype and shape as text, `float32 (2, 10)`."""
-    return f"{x.dtype} {tuple(x.shape)}".removeprefix("torch.")
 
 
 def _layer_error(child: Sequence[Tensor], parent: Sequence[Tensor], ranges: Sequence[Tensor]) -> float:
@@ -342,36 +289,3 @@ def _layer_error(child: Sequence[Tensor], parent: Sequence[Tensor], ranges: Sequ
             a = a[:, :, ::s0, ::s1]
         errors.append(relative_error(a, b, sizes))
     return max(errors)
-
-
-@contextmanager
-def shifted_queries(model: nn.Module) -> Iterator[None]:
-    """Shift the queries of attention pooling inside the block: a control, for which the output must change."""
-    projections = [(name, pool.attn.q) for name, pool in attention_pools(model).items()]
-    if not projections:
-        raise RecastError("the control requires attention pooling")
-    with hooked(projections, after=lambda _name, _module, _inputs, queries: queries + QUERY):
-        yield
-
-
-@contextmanager
-def swapped_heads(model: nn.Module) -> Iterator[None]:
-    """Swap W_out of two heads of the first recast layer inside the block: a control, for which the output must change.
-
-    The middle of the kernel is one of the two: on a small map its border may see nothing but padding.
-    """
-    layer = next((m for m in recast_layers(model).values() if m.num_heads > 1), None)
-    if layer is None:
-        raise RecastError("the control requires a recast layer with two taps")
-    makers = parametrization_of(layer)
-    # of a computed weight, the tensor that it is made from
-    weight = layer.weight if makers is None else max(makers.parameters(recurse=False), key=Tensor.numel)
-    original, order, middle = weight.detach().clone(), list(range(layer.num_heads)), layer.num_heads // 2
-    order[0], order[middle] = middle, 0
-    with torch.no_grad():
-        weight.copy_(original.flatten(2)[..., order].view_as(original))
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            weight.copy_(original)

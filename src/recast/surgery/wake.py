@@ -29,10 +29,11 @@ from recast.config import Positive, Seed, typed
 from recast.errors import RecastError, suggest
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.config import GaussianGate
-from recast.layers.functional.maps import query_tokens, relative_entropy
+from recast.layers.functional.maps import query_tokens
 from recast.modes import in_eval
 from recast.surgery.wrappers import unwrapped
-from recast.tracing.examples import read_batches, run_example
+from recast.tracing.batches import read_batches
+from recast.tracing.examples import run_example
 from recast.tracing.hooks import hooked
 
 VARIANCE = 0.99
@@ -82,7 +83,7 @@ class Woken:
     entropy_after: float
 
 
-def told(woken: Sequence[Woken]) -> str:
+def waking_summary(woken: Sequence[Woken]) -> str:
     """Return the result of waking in one line."""
     before, after = (fmean(getattr(layer, f"entropy_{when}") for layer in woken) for when in ("before", "after"))
     return (
@@ -251,3 +252,12 @@ def content_entropy(layer: RecastLayer, inputs: Sequence[Tensor]) -> float:
             maps = _logits(layer, x).softmax(-1)
         entropy += float(relative_entropy(maps).mean()) * (len(x) / images)
     return entropy
+
+
+def relative_entropy(maps: Tensor) -> Tensor:
+    """Return the entropy of maps (…, N, M) over its maximum ln M, averaged over the queries.
+
+    0 for one pixel of several, 1 for uniform maps and for maps of a single pixel.
+    """
+    entropy, most = torch.special.entr(maps).sum(-1).mean(-1), math.log(maps.shape[-1])
+    return entropy / most if most else torch.ones_like(entropy)

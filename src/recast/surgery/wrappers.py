@@ -1,4 +1,4 @@
-"""Wrappers of networks in training scripts: the surgery works on the network inside, under its own names."""
+"""Wrappers of networks in training scripts: surgery works on the network inside, under its own names."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from recast.errors import RecastError
+
+WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+"""What compiled, checkpointed and sharded parts of a network add to names, and not to those of the weights."""
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -43,3 +46,13 @@ def changeable(model: nn.Module) -> nn.Module:
             "(torch.distributed.checkpoint.state_dict), recast, and shard again"
         )
     return network
+
+
+def plain_name(name: str) -> str:
+    """Return a module's name as in its state dict."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPED)
+
+
+def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules by `plain_name`."""
+    return {plain_name(name): module for name, module in model.named_modules()}

@@ -57,7 +57,7 @@ def rows_of(layer: RecastLayer, x: Tensor) -> Rows:
     def rows(at: Tensor) -> Tensor:
         G = (row_factors[:, at // columns, :, None] * column_factors[:, at % columns, None, :]).flatten(2)
         S = one_hot(under_taps(geometry, queries_at[at], padded[1]), padded[0] * padded[1])
-        return w.gates.mix(S[None].to(x.dtype), G[None].to(x.dtype), None if content is None else content(at))
+        return w.mix(S[None].to(x.dtype), G[None].to(x.dtype), None if content is None else content(at))
 
     return rows
 

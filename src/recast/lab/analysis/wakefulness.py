@@ -17,9 +17,10 @@ from recast.lab.analysis.queries import content_of, logits_and_bias
 from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
 from recast.layers.config import GaussianGate
 from recast.layers.functional import expand_heads
-from recast.layers.functional.maps import real_keys, relative_entropy
+from recast.layers.functional.maps import real_keys
 from recast.layers.functional.operands import block_diagonal
 from recast.modes import in_eval
+from recast.surgery.wake import relative_entropy
 from recast.tracing.hooks import hooked
 
 MAX_QUERIES = 32

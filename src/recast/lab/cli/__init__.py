@@ -19,8 +19,8 @@ from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
 from recast import __version__
-from recast.errors import RecastError, one_line, shown
-from recast.lab.cli.guard import complain, describe_error, guarded_streams, later_process
+from recast.errors import RecastError, shown
+from recast.lab.cli.guard import complain, describe_error, guarded_streams, later_process, one_line
 from recast.lab.cli.help import HELP, help_text
 
 if TYPE_CHECKING:

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NewType, Typ
 import pydantic
 from pydantic_core import PydanticUndefined
 
-from recast.config import Config, File, Keys, Rare, Threads, read
+from recast.config import Config, File, Keys, Rare, read
 from recast.errors import RecastError
 from recast.lab.cli.help import HELP, Entry, help_text
+from recast.lab.config.types import Threads
 from recast.lab.fields import Field, fields_of, merge
 from recast.lab.threads import use_threads
 

@@ -9,12 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recast.config import Count, FilePath, Pixels, Workers
+from recast.config import Count, FilePath, Pixels
 from recast.errors import RecastError
 from recast.lab.cli.command import Command, Compute, Line, Output, print_json
 from recast.lab.cli.guard import complain
 from recast.lab.config import DataConfig
 from recast.lab.config.evaluation import Options
+from recast.lab.config.types import Workers
 from recast.lab.files import read_names
 from recast.lab.recipe import load_recipe, why_untaught
 from recast.lab.records import Difference, Row

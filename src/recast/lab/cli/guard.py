@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from recast.errors import RecastError, first_line, one_line, printable
+from recast.errors import RecastError, first_line, printable
+
+LONGEST = 1000
+"""Characters of a message."""
 
 
 class TerminalStream:
@@ -91,6 +94,12 @@ def later_process() -> str:
     number = os.environ.get("RANK", "0")
     is_one_of_several = os.environ.get("WORLD_SIZE", "1") not in ("", "1")  # else RANK is another program's
     return number if is_one_of_several and number != "0" else ""
+
+
+def one_line(message: object) -> str:
+    """Return a message in one line of bounded length, without terminal control characters."""
+    text = printable(" ".join(str(message).split()))
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 203]} … {text[-200:]}"
 
 
 def complain(command: str, message: str, code: int = 2) -> int:

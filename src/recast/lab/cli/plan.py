@@ -13,7 +13,8 @@ from recast.files import check_place, write_text
 from recast.lab.cli.command import Command, Compute, Typed, print_json
 from recast.lab.config import DataConfig, ImagesConfig
 from recast.lab.config.evaluation import parse_size
-from recast.layers.config import LinearGate, NoPool, PoolConfig, RecastConfig
+from recast.layers.config import LinearGate, RecastConfig
+from recast.layers.pool_config import NoPool, PoolConfig
 from recast.models.config import ModelConfig
 from recast.models.trust import trusting
 from recast.reading import decode, read_bytes

@@ -16,7 +16,7 @@ from recast.lab.config import Recipe
 from recast.lab.recipe import functions_of, has_new_parent, load_recipe, override
 from recast.lab.recipes import RECIPES, make_recipe, recipes_by_paper
 from recast.lab.records import ARMS
-from recast.layers.config import PoolConfig
+from recast.layers.pool_config import PoolConfig
 from recast.models.trust import check_trusted, follow_up, trusting
 from recast.surgery.limits import Budget
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from recast.config import Classes, Config, Count, CropShare, FilePath, Positive, Probability, Rare, Words
+from recast.config import Classes, Config, Count, FilePath, Positive, Rare
 from recast.lab.config.evaluation import Size
+from recast.lab.config.types import CropShare, Probability, Words
 
 
 class ExplainOptions(Config):

@@ -7,23 +7,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from recast.config import (
-    Config,
-    Count,
-    CropShare,
-    FilePath,
-    Finite,
-    MayChange,
-    NotNegative,
-    Pixels,
-    Positive,
-    ProperShare,
-    Rare,
-    Share,
-    Workers,
-    clash,
-    problem,
-)
+from recast.config import Config, Count, FilePath, Finite, NotNegative, Pixels, Positive, Rare, clash, problem
+from recast.lab.config.types import CropShare, MayChange, ProperShare, Share, Workers
 
 
 def ordered(values: tuple[float, float]) -> tuple[float, float]:

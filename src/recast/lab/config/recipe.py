@@ -6,26 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, model_validator
 
-from recast.config import (
-    EXTENDED,
-    BelowOne,
-    Config,
-    Count,
-    CountOrZero,
-    MayChange,
-    NotNegative,
-    Positive,
-    Rare,
-    Sections,
-    Seed,
-    Share,
-    Words,
-    clash,
-)
+from recast.config import EXTENDED, Config, Count, CountOrZero, NotNegative, Positive, Rare, Sections, Seed, clash
 from recast.lab.config.inputs import Augmentation, AugmentConfig, DataConfig, LabelsConfig
 from recast.lab.config.schedules import AtOnce, Before, Listed, Never, ScheduleConfig
 from recast.lab.config.tasks import ClassifyConfig, NoTeacher, TaskConfig, TeacherConfig
-from recast.layers.config import LinearGate, NoPool, PoolConfig, RecastConfig
+from recast.lab.config.types import BelowOne, MayChange, Share, Words
+from recast.layers.config import LinearGate, RecastConfig
+from recast.layers.pool_config import NoPool, PoolConfig
 from recast.models.config import ModelConfig
 
 if TYPE_CHECKING:

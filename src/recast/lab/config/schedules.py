@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from annotated_types import MinLen
 from pydantic import AfterValidator
 
-from recast.config import CountOrZero, OneOf, Rare, Words, problem
+from recast.config import CountOrZero, OneOf, Rare, problem
+from recast.lab.config.types import Words
 
 if TYPE_CHECKING:
     from recast.surgery.plan import Plan

@@ -7,16 +7,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from recast.config import (
-    BelowOne,
-    FilePath,
-    NotNegative,
-    OneOf,
-    Positive,
-    Probability,
-    Rare,
-    clash,
-)
+from recast.config import FilePath, NotNegative, OneOf, Positive, Rare, clash
+from recast.lab.config.types import BelowOne, Probability
 
 if TYPE_CHECKING:
     from recast.lab.config.recipe import Recipe

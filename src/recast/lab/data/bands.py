@@ -17,10 +17,11 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
-from recast.errors import RecastError, optional_package
+from recast.errors import RecastError
 from recast.lab.config import Augmentation
 from recast.lab.data.augment import crop_and_flip
 from recast.lab.data.images import ARRAYS, check_regular, crop_fraction, decode_errors, opened
+from recast.lab.optional import optional_package
 
 BICUBIC = v2.InterpolationMode.BICUBIC
 TIFF = (".tif", ".tiff")

@@ -253,8 +253,8 @@ class ImageFiles(LabelledImages):
 
 
 @dataclass
-class Found:
-    """Images and defaults that a source returns: both parts without augmentation."""
+class RawData:
+    """A data set as its source gives it, before held-out images, subsets, sizes and augmentation make it `Data`."""
 
     name: str
     train: LabelledImages | None

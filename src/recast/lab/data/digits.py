@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from recast.errors import optional_package
 from recast.lab.config import DataConfig
-from recast.lab.data.datasets import Found, ImageTensors
+from recast.lab.data.datasets import ImageTensors, RawData
 from recast.lab.data.seeding import choose_balanced
 from recast.lab.device import check_memory
+from recast.lab.optional import optional_package
 
 NUM_VAL = 500
 """Number of held-out digits, stratified; the other 1,297 are for training."""
@@ -31,7 +31,7 @@ NORM = {
 }
 
 
-def find_digits(config: DataConfig) -> Found:
+def find_digits(config: DataConfig) -> RawData:
     """Return the 1,797 digits, 8 x 8 grey levels 0..16, enlarged (bicubic)."""
     grey, labels, is_val = read_digits()
 
@@ -43,10 +43,10 @@ def find_digits(config: DataConfig) -> Found:
 
     img_size = config.img_size or 32
     train, val = enlarged(~is_val, img_size), enlarged(is_val, config.test_size or img_size)
-    return Found("digits", train, val, None, NORM["digits"], crop="pad", flip=False)
+    return RawData("digits", train, val, None, NORM["digits"], crop="pad", flip=False)
 
 
-def find_canvases(config: DataConfig, name: str) -> Found:
+def find_canvases(config: DataConfig, name: str) -> RawData:
     """Return canvases of `SIDE` pixels, enlarged to another img_size. Held-out canvases show held-out digits."""
     grey, labels, is_val = read_digits()
 
@@ -58,7 +58,7 @@ def find_canvases(config: DataConfig, name: str) -> Found:
 
     train = drawn(~is_val, NUM_CANVASES["train"], 0, config.img_size)
     val = drawn(is_val, NUM_CANVASES["val"], 1, config.test_size or config.img_size)
-    return Found(name, train, val, None, NORM["canvases"], crop="none", flip=False)
+    return RawData(name, train, val, None, NORM["canvases"], crop="none", flip=False)
 
 
 def _enlarged(images: Tensor, side: int) -> Tensor:

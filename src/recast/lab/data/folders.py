@@ -13,7 +13,7 @@ from timm.data import ImageNetInfo
 
 from recast.errors import RecastError, listed, printable, shown
 from recast.lab.config import DataConfig
-from recast.lab.data.datasets import Found, ImageFiles
+from recast.lab.data.datasets import ImageFiles, RawData
 from recast.lab.data.images import PHOTO, is_hidden
 from recast.lab.data.parts import HELD_OUT, choose_parts, part_word, parts_note
 from recast.lab.data.trees import Archive, Disk, Files, composed, find_file, join
@@ -42,7 +42,7 @@ def data_dir(config: DataConfig) -> Path:
     return path
 
 
-def find_folder(config: DataConfig) -> Found:
+def find_folder(config: DataConfig) -> RawData:
     """Read an image folder: `index.csv`, a training and a held-out part, or class folders alone.
 
     Raises RecastError if there are no images, a class has none, or the parts have different classes.
@@ -52,11 +52,11 @@ def find_folder(config: DataConfig) -> Found:
         raise RecastError(f"{root} is not a folder; use name=zip (--data zip) for an archive")
     name = config.name if config.name == "imagenet" else root.resolve().name
     if (root / "index.csv").is_file():
-        return Found(name, None, *_read_index(root), crop="random")
+        return RawData(name, None, *_read_index(root), crop="random")
     return _find_in(Disk(root), name, crop="random")
 
 
-def find_archives(config: DataConfig, **defaults: Any) -> Found | None:
+def find_archives(config: DataConfig, **defaults: Any) -> RawData | None:
     """Read a zip of an image folder, or the train.zip and test.zip (or val.zip) of a folder; None without either."""
     path = data_dir(config)
     name = config.name if config.name != "zip" else path.resolve().stem
@@ -70,7 +70,7 @@ def find_archives(config: DataConfig, **defaults: Any) -> Found | None:
     return _assemble(name, parts, parts_note(str(path), *chosen, zips), in_memory=True, **defaults)
 
 
-def _find_in(files: Files, name: str, **defaults: Any) -> Found:
+def _find_in(files: Files, name: str, **defaults: Any) -> RawData:
     top = _descend(files, "", False)
     train, val = _parts(files, top)
     if train is None and val is None:
@@ -133,7 +133,7 @@ def _parts(files: Files, top: str) -> tuple[str | None, str | None]:
     return train, val
 
 
-def _assemble(name: str, parts: Sequence[tuple[Files, str] | None], notes: Sequence[str], **defaults: Any) -> Found:
+def _assemble(name: str, parts: Sequence[tuple[Files, str] | None], notes: Sequence[str], **defaults: Any) -> RawData:
     """Return both parts, one of which may be None. Raises RecastError if their classes differ."""
     for files, place in filter(None, parts):
         if place:
@@ -147,7 +147,7 @@ def _assemble(name: str, parts: Sequence[tuple[Files, str] | None], notes: Seque
                 if names.keys() - others.keys()]  # fmt: skip
         raise RecastError(f"class folders of training and validation differ: {'; '.join(only)}")
     skipped = [note for files in dict.fromkeys(files for files, *_ in present) for note in files.notes()]
-    return Found(name, train, val, sorted(present[0][2]), notes=[*notes, *skipped], **defaults)
+    return RawData(name, train, val, sorted(present[0][2]), notes=[*notes, *skipped], **defaults)
 
 
 def _classes(files: Files, place: str) -> dict[str, list[str]]:

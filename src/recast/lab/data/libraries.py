@@ -16,12 +16,13 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset
 from torchvision import datasets as vision
 
-from recast.errors import RecastError, first_line, optional_package, suggest
+from recast.errors import RecastError, first_line, suggest
 from recast.lab.config import DataConfig
-from recast.lab.data.datasets import IMAGENET, Found, ImageFiles
+from recast.lab.data.datasets import IMAGENET, ImageFiles, RawData
 from recast.lab.data.folders import data_dir
 from recast.lab.data.images import PHOTO, decode_errors, open_image, to_rgb
 from recast.lab.data.parts import choose_parts, parts_note
+from recast.lab.optional import optional_package
 
 NORMS = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
@@ -59,7 +60,7 @@ def _images(dataset: Any, labels: Tensor, where: str) -> ImageFiles:
     return ImageFiles(labels, PHOTO, range(len(labels)), partial(_read, dataset, where), where)
 
 
-def find_in_torchvision(config: DataConfig) -> Found:
+def find_in_torchvision(config: DataConfig) -> RawData:
     """Read torch/NAME from data_dir. Raises RecastError for an unknown name or missing files; downloads nothing."""
     name = config.name.partition("/")[2]
     names = {_plain(name): name for name in (*TIMM, *SPLITS)}
@@ -73,14 +74,14 @@ def _plain(name: str) -> str:
     return name.lower().replace("_", "")
 
 
-def read_vision(name: str, root: Path) -> Found:
+def read_vision(name: str, root: Path) -> RawData:
     """Read torchvision's files at `root`; sets that torchvision holds in memory are decoded once."""
     train_splits, val_split = SPLITS.get(name, (("train",), "validation"))
     train, train_labels = zip(*(_open_split(name, root, split) for split in train_splits), strict=True)
     val, val_labels = _open_split(name, root, val_split)
     names = getattr(val, "classes", None) or getattr(val, "all_categories", None)
     in_memory = hasattr(val, "data")
-    return Found(
+    return RawData(
         name,
         _images(ConcatDataset(train), torch.cat(train_labels), f"torch/{name} train"),
         _images(val, val_labels, f"torch/{name} validation"),
@@ -124,7 +125,7 @@ def _labels(dataset: Any) -> Tensor:
     return torch.tensor([label for label, _ in pairs], dtype=torch.long)
 
 
-def find_on_hub(config: DataConfig) -> Found:
+def find_on_hub(config: DataConfig) -> RawData:
     """Read hfds/NAME: a data set of the Hub (cached ones offline too) or a local folder; data_dir is the cache.
 
     Images are the first image column, labels the first column of named classes, else `label`, or `cls` of WebDataset
@@ -164,4 +165,4 @@ def find_on_hub(config: DataConfig) -> Found:
         return _images(reader, torch.tensor(labels, dtype=torch.long), where)
 
     classes = list(features[named].names) if named else None
-    return Found(name, images(train), images(val), classes, notes=parts_note(config.name, train, val, splits))
+    return RawData(name, images(train), images(val), classes, notes=parts_note(config.name, train, val, splits))

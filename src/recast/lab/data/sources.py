@@ -19,7 +19,7 @@ from recast.lab.config import Augmentation, DataConfig, LabelsConfig
 from recast.lab.data.augment import resolve
 from recast.lab.data.bands import TIFF
 from recast.lab.data.coarse import Coarse, coarse_classes
-from recast.lab.data.datasets import IMAGENET, Found, ImageFiles, LabelledImages
+from recast.lab.data.datasets import IMAGENET, ImageFiles, LabelledImages, RawData
 from recast.lab.data.digits import find_canvases, find_digits
 from recast.lab.data.folders import data_dir, find_archives, find_folder
 from recast.lab.data.images import opened
@@ -156,33 +156,33 @@ def load_data(
     if source is None:
         names = ", ".join([*sources, *(f"{library}/NAME" for library in _LIBRARIES)])
         raise RecastError(f"unknown data set {config.name!r}: expected one of {names}.{suggest(config.name, sources)}")
-    images = source(config)
-    notes = [*images.notes] if in_chans else [*images.notes, *_pages_note(images.train or images.val)]
+    raw = source(config)
+    notes = [*raw.notes] if in_chans else [*raw.notes, *_pages_note(raw.train or raw.val)]
     for note in notes:
         warnings.warn(note, stacklevel=2)
-    return assemble(config, augment, images, labels, in_chans)
+    return assemble(config, augment, raw, labels, in_chans)
 
 
 def assemble(
-    config: DataConfig, augment: Augmentation | None, source: Found, labels: LabelsConfig, in_chans: int | None
+    config: DataConfig, augment: Augmentation | None, raw: RawData, labels: LabelsConfig, in_chans: int | None
 ) -> Data:
-    """Return the `Data` of a source: hold out images, choose subsets, set sizes and augmentation.
+    """Return the `Data` made of a data set: hold out images, choose subsets, set sizes and augmentation.
 
     Raises RecastError for an image with a wrong label.
     """
-    train, val = source.train, source.val
+    train, val = raw.train, raw.val
     if val is None:
         assert train is not None
         indices, held_out = hold_out(train.labels, config.val_fraction)
         train, val = train.subset(indices), train.subset(held_out)
     elif train is None:
         train = val.subset(torch.empty(0, dtype=torch.long))
-    classes = source.classes or [str(n) for n in range(int(torch.cat([train.labels, val.labels]).max()) + 1)]
+    classes = raw.classes or [str(n) for n in range(int(torch.cat([train.labels, val.labels]).max()) + 1)]
     coarse = coarse_classes(config.name, labels, classes)
     for part, images in (("training", train), ("validation", val)):
         _check_labels(images, classes, part)
     skip, img_size = config.bad_image == "skip", config.img_size or val.img_size
-    if source.in_memory and config.img_size is None and isinstance(val, ImageFiles):
+    if raw.in_memory and config.img_size is None and isinstance(val, ImageFiles):
         img_size = val.own_size()
     if isinstance(config.num_train, int):
         train = train.subset(choose_balanced(train.labels, config.num_train, "num_train"))
@@ -194,30 +194,30 @@ def assemble(
     parts: list[LabelledImages] = []
     for images, side in ((train, img_size), (val, config.test_size or img_size)):
         images = images.resized(side, config.crop_pct)
-        if source.in_memory and isinstance(images, ImageFiles):
+        if raw.in_memory and isinstance(images, ImageFiles):
             images, names = images.decoded(skip)
             bad += names
         parts.append(images if in_chans is None else images.banded(in_chans))
     train, val = parts
     if in_chans is not None and augment is not None:
         augment = replace(augment, auto_augment=None, color_jitter=0.0)
-    train = train.augmented(resolve(augment, train.img_size, crop=source.crop, flip=source.flip))
-    mean, std = _norm(config, source, train if len(train) else val)
+    train = train.augmented(resolve(augment, train.img_size, crop=raw.crop, flip=raw.flip))
+    mean, std = _norm(config, raw, train if len(train) else val)
     if labels.labels == "coarse" and coarse is not None:  # after the subsets, which are chosen by fine labels
         train, val = (part.relabelled(coarse.of[part.labels]) for part in (train, val))
         classes, coarse = coarse.names, None
     options = ("img_size", "test_size", "mean", "std")
     given = {name: value for name in options if (value := getattr(config, name)) is not None}
     return Data(
-        source.name, train, val, classes, mean, std, train.img_size, coarse, tuple(bad), source.kinds, in_chans, given
+        raw.name, train, val, classes, mean, std, train.img_size, coarse, tuple(bad), raw.kinds, in_chans, given
     )
 
 
-def _norm(config: DataConfig, source: Found, images: LabelledImages) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the given mean and deviation, measured ones ("data", and by default of bands), or those of the source."""
-    defaults = source.norm if images.in_chans is None else ("data", "data")
+def _norm(config: DataConfig, raw: RawData, images: LabelledImages) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the given mean and deviation, measured ones ("data", and by default of bands), or the data set's."""
+    defaults = raw.norm if images.in_chans is None else ("data", "data")
     chosen: list[Any] = [config.mean or defaults[0], config.std or defaults[1]]
-    measured = measured_norm(images, config.bad_image) if "data" in chosen else source.norm
+    measured = measured_norm(images, config.bad_image) if "data" in chosen else raw.norm
     mean, std = (tuple(value if norm == "data" else norm) for norm, value in zip(chosen, measured, strict=True))
     if {len(mean), len(std)} != {images.in_chans or 3}:
         raise RecastError(
@@ -269,7 +269,7 @@ def _check_labels(images: LabelledImages, classes: list[str], part: str) -> None
         )
 
 
-def _zip(config: DataConfig) -> Found:
+def _zip(config: DataConfig) -> RawData:
     if (images := find_archives(config)) is None:
         raise RecastError(
             f"name=zip requires a .zip file, or a folder with train.zip and val.zip (or test.zip), got "
@@ -278,12 +278,12 @@ def _zip(config: DataConfig) -> Found:
     return images
 
 
-def _cifar(config: DataConfig) -> Found:
+def _cifar(config: DataConfig) -> RawData:
     """Read train.zip and test.zip if the folder has them, else the files of torchvision; download nothing."""
     return find_archives(config, norm=NORMS[config.name]) or read_vision(config.name, data_dir(config))
 
 
-_SOURCES: dict[str, Callable[[DataConfig], Found]] = {
+_SOURCES: dict[str, Callable[[DataConfig], RawData]] = {
     "digits": find_digits,
     "one_digit": partial(find_canvases, name="one_digit"),
     "odd_digit": partial(find_canvases, name="odd_digit"),
@@ -295,7 +295,7 @@ _SOURCES: dict[str, Callable[[DataConfig], Found]] = {
     "imagenet": find_folder,
 }
 
-_LIBRARIES: dict[str, Callable[[DataConfig], Found]] = {
+_LIBRARIES: dict[str, Callable[[DataConfig], RawData]] = {
     "torch": find_in_torchvision,
     "hfds": find_on_hub,
 }

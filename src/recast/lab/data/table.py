@@ -12,12 +12,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from recast.errors import RecastError, first_line, listed, optional_package, shown
+from recast.errors import RecastError, first_line, listed, shown
 from recast.lab.config import DataConfig, Recipe
-from recast.lab.data.datasets import Found, ImageFiles, LabelledImages
+from recast.lab.data.datasets import ImageFiles, LabelledImages, RawData
 from recast.lab.data.images import ARRAYS, PHOTO, is_hidden, is_image_name
 from recast.lab.data.parts import choose_parts, part_word, parts_note
 from recast.lab.data.trees import composed, find_file
+from recast.lab.optional import optional_package
 from recast.lab.recipe import override
 from recast.lab.tables import Table, read_table
 
@@ -160,7 +161,7 @@ def _one_hot(path: Path, columns: dict[str, list[str]]) -> list[list[str]]:
     return [[name for name, cell in zip(columns, row, strict=True) if bits[cell.lower()]] for row in rows]
 
 
-def find_csv(config: DataConfig) -> Found:
+def find_csv(config: DataConfig) -> RawData:
     """Read images with one label each from a table."""
     table = read_labels(config)
     if table.several:
@@ -172,7 +173,7 @@ def find_csv(config: DataConfig) -> Found:
     return find_images(config, table, lambda items, rows: ImageFiles(labels[rows], PHOTO, items))
 
 
-def find_images(config: DataConfig, table: Labels, make: Callable[[list[str], Tensor], LabelledImages]) -> Found:
+def find_images(config: DataConfig, table: Labels, make: Callable[[list[str], Tensor], LabelledImages]) -> RawData:
     """Find the files of a table below data_dir, by default the folder of the table, and make their data sets.
 
     make: paths, numbers of their rows → the images of a part.
@@ -215,7 +216,7 @@ def find_images(config: DataConfig, table: Labels, make: Callable[[list[str], Te
         chosen = choose_parts(names, table.file)
         train, val = (part(name) if name else None for name in chosen)
         notes += parts_note(table.file, *chosen, names)
-    return Found(root.resolve().name, train, val, table.classes, crop="random", notes=notes)
+    return RawData(root.resolve().name, train, val, table.classes, crop="random", notes=notes)
 
 
 def _locate(root: Path, table: Labels) -> tuple[list[str | None], int]:

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recast.errors import optional_package
 from recast.lab.data.seeding import mix_seed, seeded
 from recast.lab.evaluation.basic_corruptions import mean_over_corruptions
 from recast.lab.evaluation.context import Context, NotMeasured, Source
 from recast.lab.evaluation.derived_images import DerivedImages
+from recast.lab.optional import optional_package
 from recast.lab.suites import CATEGORIES, SEVERITIES
 
 KINDS = tuple(kind for kinds in CATEGORIES.values() for kind in kinds)

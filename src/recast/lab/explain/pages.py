@@ -30,7 +30,7 @@ from recast.lab.explain.write import check_target, safe_stem, write_scene
 from recast.lab.recipe import why_untaught
 from recast.lab.records import ARMS, Row
 from recast.lab.tables import read_records
-from recast.layers.config import AttentionPooling
+from recast.layers.pool_config import AttentionPooling
 from recast.models.adapt import classifiers
 from recast.models.build import class_names, input_defaults
 from recast.models.config import ModelConfig

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recast.errors import RecastError, optional_package
+from recast.errors import RecastError
 from recast.files import check_place, write_text
 from recast.lab.files import check_ours
+from recast.lab.optional import optional_package
 
 if TYPE_CHECKING:
     from recast.lab.report.load import Run

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from recast.lab.config import DataConfig, Recipe
     from recast.lab.data import Data
-    from recast.lab.data.datasets import Found
+    from recast.lab.data.datasets import RawData
     from recast.lab.evaluation.context import Context
     from recast.lab.evaluation.run_folder import OpenRun
     from recast.lab.evaluation.suites import Evaluator
@@ -93,7 +93,7 @@ class Task:
         config = TaskConfig.members.get(self.name)
         return config.data_sets if config else ()
 
-    def find(self, config: DataConfig) -> Found:
+    def find(self, config: DataConfig) -> RawData:
         """Read one of `data_sets`."""
         raise NotImplementedError
 

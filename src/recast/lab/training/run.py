@@ -53,7 +53,7 @@ from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Left
 from recast.surgery.schedule import Schedule
 from recast.surgery.verify import verify
-from recast.surgery.wake import told, wake_
+from recast.surgery.wake import wake_, waking_summary
 
 VERIFIED = 500
 """Number of validation images on which parent and child are compared before training."""
@@ -237,7 +237,7 @@ class _Run:
                 fold_(child)  # every head is closed
         if recipe.recast.query_key == "images" and recast_layers(child):
             woken = wake_(child, self._training_images(WAKING_IMAGES), recipe.recast.logit_std, recipe.seed)
-            distributed.on_first(lambda: self.say(told(woken)))
+            distributed.on_first(lambda: self.say(waking_summary(woken)))
         distributed.on_first(lambda: self._verify(child, plan, schedule.dated(plan, recipe.epochs)))
         if schedule.is_during:
             return copy.deepcopy(self.parent), plan

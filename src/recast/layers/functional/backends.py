@@ -13,8 +13,9 @@ from torch import Tensor
 
 from recast.layers.functional import short_maps
 from recast.layers.functional.maps import in_format_of, query_tokens, value_grid, weighted_factors
-from recast.layers.functional.operands import Weights, finite_half, project_values, take_heads
+from recast.layers.functional.operands import Weights, finite_half, in_autocast, project_values, take_heads
 from recast.layers.functional.streaming import attend
+from recast.layers.functional.streaming.stream import Layout, Operands
 from recast.layers.geometry import Geometry
 
 KEEP_COST = 0.1
@@ -83,51 +84,54 @@ def merged(x: Tensor, w: Weights) -> Tensor:
 def _streamed(x: Tensor, values: Tensor, w: Weights, shift: Tensor | None, bias: Tensor | None) -> Tensor:
     """Call `streaming.attend` on images; returns (B, O, I, J), with the shift part only if `shift` is given."""
     geometry, (height, width) = w.geometry, x.shape[-2:]
-    heads, with_gaussian, with_content = list(range(geometry.num_heads)), w.gaussian_heads, w.content_heads
-    kernel = w.weight.flatten(2).permute(2, 0, 1)  # (h, O, C/g)
+    heads, kernel = list(range(geometry.num_heads)), w.weight.flatten(2).permute(2, 0, 1)  # (h, O, C/g)
     if shift is None:
-        heads = sorted({*with_gaussian, *with_content})
+        heads = sorted({*w.gaussian_heads, *w.content_heads})
         kernel = take_heads(kernel, heads, geometry.num_heads)
     if kernel.stride(2) != 1:  # it is in a kernel that is channels_last
         kernel = kernel.contiguous()
 
     pixels = _as_tokens(value_grid(values, w))
-    rows, columns = weighted_factors(x, w)
     window = (0, 0, pixels.shape[1], pixels.shape[2])
     if not w.content_sees_grid:
         top, _, left, _ = geometry.padding_at(height, width)
         window = (top, left, height, width)
-
-    query = key = pixels.new_empty(len(x), 0, 0)
-    dtype = _autocast_dtype(pixels)
-    if with_content:
-        tokens = x.contiguous(memory_format=torch.channels_last)
-        query = _project_tokens(query_tokens(tokens, geometry), w.query)
-        key = _project_tokens(geometry.pad(tokens) if w.attend_padding else tokens, w.key)
+    if w.content_heads:
+        query, key = _queries_and_keys(x, pixels, window, w)
         dtype = query.dtype
-    if w.content == "linear" and with_content:
-        # softmax_D(Q) [softmax_tokens(K)ᵀ V]: the heads share V, one product gives all of their D × C summaries
-        top, left, rows_seen, columns_seen = window
-        visible = pixels[:, top : top + rows_seen, left : left + columns_seen].flatten(1, 2).to(dtype)
-        query = torch.softmax(query.unflatten(-1, (len(with_content), -1)), -1).flatten(2)
-        key = torch.softmax(key, -2).transpose(1, 2) @ visible
-    keeps = w.content == "softmax" and torch.is_grad_enabled()
-    streamed, *_ = attend(
-        *(t.to(dtype) for t in (pixels, query, key, rows, columns)),
-        shift,
-        w.gates.content,
-        kernel.to(dtype),
-        None if bias is None else bias.to(dtype),
-        [heads.index(h) for h in with_content],
-        [heads.index(h) for h in with_gaussian],
-        [] if shift is None else shift_spans(geometry, height, width, w.gathers_padding),
-        geometry.stride,
-        window,
-        w.groups,
-        w.content == "linear",
-        keeps and keeps_gathered(rows.shape[1] * columns.shape[1], w),
+    else:
+        query = key = pixels.new_empty(len(x), 0, 0)
+        dtype = _autocast_dtype(pixels)
+    rows, columns = weighted_factors(x, w)
+    pixels, query, key, rows, columns, kernel = (t.to(dtype) for t in (pixels, query, key, rows, columns, kernel))
+    operands = Operands(pixels, query, key, rows, columns, shift, w.gates.content, kernel)
+    layout = Layout(
+        content_heads=[heads.index(h) for h in w.content_heads],
+        gaussian_heads=[heads.index(h) for h in w.gaussian_heads],
+        spans=[] if shift is None else shift_spans(geometry, height, width, w.gathers_padding),
+        stride=geometry.stride,
+        window=window,
+        groups=w.groups,
+        linear=w.content == "linear",
     )
-    return streamed.permute(0, 3, 1, 2)
+    keeps = w.content == "softmax" and torch.is_grad_enabled()
+    keeps = keeps and keeps_gathered(rows.shape[1] * columns.shape[1], w)
+    output, *_ = attend(*operands, None if bias is None else bias.to(dtype), *layout, keeps)
+    return output.permute(0, 3, 1, 2)
+
+
+def _queries_and_keys(x: Tensor, pixels: Tensor, window: tuple[int, ...], w: Weights) -> tuple[Tensor, Tensor]:
+    """Return `query` and `key` of the `Operands`, for values `pixels` (B, Y, X, C) that content sees in a window."""
+    tokens = x.contiguous(memory_format=torch.channels_last)
+    query = _project_tokens(query_tokens(tokens, w.geometry), w.query)
+    key = _project_tokens(w.geometry.pad(tokens) if w.attend_padding else tokens, w.key)
+    if w.content == "softmax":
+        return query, key
+    # softmax_D(Q) [softmax_tokens(K)ᵀ V]: the heads share V, one product gives all of their D × C summaries
+    top, left, height, width = window
+    visible = pixels[:, top : top + height, left : left + width].flatten(1, 2).to(query.dtype)
+    by_head = query.unflatten(-1, (len(w.content_heads), -1))
+    return torch.softmax(by_head, -1).flatten(2), torch.softmax(key, -2).transpose(1, 2) @ visible
 
 
 def keeps_gathered(queries: int, w: Weights) -> bool:
@@ -168,10 +172,7 @@ def _as_tokens(images: Tensor) -> Tensor:
 
 def _autocast_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype that autocast gives products of `x`: without W_val and content maps no product came before."""
-    kind = x.device.type
-    if x.dtype != torch.float32 or not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
-        return x.dtype
-    return torch.get_autocast_dtype(kind)
+    return torch.get_autocast_dtype(x.device.type) if x.dtype == torch.float32 and in_autocast(x) else x.dtype
 
 
 def _project_tokens(x: Tensor, matrix: Tensor) -> Tensor:

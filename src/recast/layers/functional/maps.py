@@ -7,7 +7,6 @@ exported layer computes. `sdpa` is `plain` with torch's scaled dot-product atten
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -150,15 +149,6 @@ def content_map(x: Tensor, w: Weights) -> Tensor:
     return content_rows(x, w)(slice(None))
 
 
-def relative_entropy(maps: Tensor) -> Tensor:
-    """Return the entropy of maps (…, N, M) over its maximum ln M, averaged over the queries.
-
-    0 for one pixel of several, 1 for uniform maps and for maps of a single pixel.
-    """
-    entropy, most = torch.special.entr(maps).sum(-1).mean(-1), math.log(maps.shape[-1])
-    return entropy / most if most else torch.ones_like(entropy)
-
-
 def attention_maps(x: Tensor, w: Weights) -> AttentionMaps:
     """Return S, G, C and their gated mix over the padded key grid; G as an outer product of its two factors."""
     w = expand_heads(w)
@@ -166,7 +156,7 @@ def attention_maps(x: Tensor, w: Weights) -> AttentionMaps:
     rows, columns = gaussian_factors(w.center, w.alpha, w.geometry, height, width)
     G = outer(rows, columns)[None].to(x.dtype)
     C, S = content_map(x, w), shift_map(w.geometry, height, width, x)[None]
-    return AttentionMaps(S, G, C, w.gates.mix(S, G, C))
+    return AttentionMaps(S, G, C, w.mix(S, G, C))
 
 
 # --- the layer with its maps written out ------------------------------------------------------------------------------
@@ -178,7 +168,7 @@ def reference(x: Tensor, w: Weights) -> Tensor:
     height, width = x.shape[-2:]
     S = shift_map(w.geometry, height, width, x)
     G = gaussian_map(w.center, w.alpha, w.geometry, height, width).to(x.dtype)
-    return apply_maps(x, w.gates.mix(S, G, content_map(x, w)), w)
+    return apply_maps(x, w.mix(S, G, content_map(x, w)), w)
 
 
 def apply_maps(x: Tensor, A: Tensor, w: Weights | BiasedWeights) -> Tensor:
@@ -275,35 +265,45 @@ def _scaled_dot_product(q: Tensor, k: Tensor, values: Tensor, scale: float) -> T
 
 def _convolution_and_open_heads(x: Tensor, w: Weights, attend: Attend) -> Tensor:
     """Return the convolution with a scaled kernel, plus what the open heads gather, content by `attend`."""
-    geometry, (height, width) = w.geometry, x.shape[-2:]
     values = project_values(x, w.value, w.groups)
     weight, bias, output = w.weight.flatten(2).movedim(2, 0), w.bias, None
     if w.gates.has_shift:
         output, bias = w.convolve(values), None
-
-    grid, at = value_grid(values, w), geometry.pixels(height, width)
-    gathered: list[tuple[tuple[int, ...], Tensor]] = []
-    if w.gaussian_heads:
-        gathered.append((w.gaussian_heads, gather_by_factors(*weighted_factors(x, w), grid)))
-    if w.content_heads:
-        tokens = geometry.pad(x) if w.attend_padding else x
-        visible = (grid if w.content_sees_grid else grid[(..., *at)]).flatten(2).transpose(1, 2)
-        q, k = (
-            finite_half(F.conv2d(t, m[:, :, None, None])).unflatten(1, (len(w.content_heads), -1)).flatten(3)
-            for t, m in ((query_tokens(x, geometry), w.query), (tokens, w.key))
-        )  # (B, H_c, D, N) and (B, H_c, D, M)
-        if w.content == "linear":
-            mixed = torch.softmax(q, 2).transpose(-1, -2) @ (torch.softmax(k, -1) @ visible[:, None])
-        else:
-            mixed = attend(q, k, visible, w.head_dim**-0.5)
-        mixed = mixed * w.gates.content.to(mixed.dtype)[:, None, None]
-        images = mixed.permute(0, 3, 1, 2).unflatten(-1, geometry.output_size(height, width))
-        if w.content_heads == w.gaussian_heads:  # one product for both
-            gathered[0] = (w.gaussian_heads, gathered[0][1] + images)
-        else:
-            gathered.append((w.content_heads, images))
-    for heads, images in gathered:
-        more = project_out(images, take_heads(weight, heads, geometry.num_heads).movedim(0, 2), bias, w.groups)
-        output, bias = more if output is None else output + more, None
+    for heads, images in _gathers_of_open_heads(x, values, w, attend):
+        part = project_out(images, take_heads(weight, heads, w.geometry.num_heads).movedim(0, 2), bias, w.groups)
+        output, bias = part if output is None else output + part, None
     assert output is not None  # heads without a shift have a Gaussian
     return output
+
+
+def _gathers_of_open_heads(
+    x: Tensor, values: Tensor, w: Weights, attend: Attend
+) -> list[tuple[tuple[int, ...], Tensor]]:
+    """Return heads and what they gather, (B, C, h, I, J): by the Gaussian and by content, as one if all have both."""
+    grid = value_grid(values, w)
+    gathers = []
+    if w.gaussian_heads:
+        gathers.append((w.gaussian_heads, gather_by_factors(*weighted_factors(x, w), grid)))
+    if w.content_heads:
+        gathers.append((w.content_heads, _gather_by_content(x, grid, w, attend)))
+    if w.content_heads == w.gaussian_heads and gathers:
+        (heads, by_gaussian), (_, by_content) = gathers
+        return [(heads, by_gaussian + by_content)]
+    return gathers
+
+
+def _gather_by_content(x: Tensor, grid: Tensor, w: Weights, attend: Attend) -> Tensor:
+    """Return what content gathers from the values in `grid` (`value_grid`), times its gates: (B, C, H_c, I, J)."""
+    geometry, (height, width) = w.geometry, x.shape[-2:]
+    tokens, at = geometry.pad(x) if w.attend_padding else x, geometry.pixels(height, width)
+    visible = (grid if w.content_sees_grid else grid[(..., *at)]).flatten(2).transpose(1, 2)
+    q, k = (
+        finite_half(F.conv2d(t, m[:, :, None, None])).unflatten(1, (len(w.content_heads), -1)).flatten(3)
+        for t, m in ((query_tokens(x, geometry), w.query), (tokens, w.key))
+    )  # (B, H_c, D, N) and (B, H_c, D, M)
+    if w.content == "linear":
+        gathered = torch.softmax(q, 2).transpose(-1, -2) @ (torch.softmax(k, -1) @ visible[:, None])
+    else:
+        gathered = attend(q, k, visible, w.head_dim**-0.5)
+    gathered = gathered * w.gates.content.to(gathered.dtype)[:, None, None]
+    return gathered.permute(0, 3, 1, 2).unflatten(-1, geometry.output_size(height, width))

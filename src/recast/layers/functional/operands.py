@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from recast.layers.geometry import Geometry
 
@@ -27,50 +25,6 @@ class Gates(NamedTuple):
     """(H_c,)"""
     has_shift: bool = True
     """The shift has the rest of each head, so that its coefficients sum to one; False: heads have no shift."""
-
-    def mix(self, shift: Tensor, gaussian: Tensor, content: Tensor | None) -> Tensor:
-        """Return A = shift · S + gaussian · G + content · C, (…, H, N, M), for heads with all maps (`expand_heads`).
-
-        `content=None` skips the content maps, whose gates must all be 0.
-        """
-        mixed = self.gaussian[:, None, None] * gaussian
-        if content is not None:
-            mixed = mixed + self.content[:, None, None] * content
-        return mixed + (1 - self.gaussian - self.content)[:, None, None] * shift if self.has_shift else mixed
-
-
-OpenMaps = tuple[tuple[int, ...], tuple[int, ...]]
-"""Heads whose Gaussian gate is open, and heads whose content gate is."""
-
-
-class SeenGates:
-    """The heads whose Gaussian or content gate was open when the gates were read, and a check that this still holds."""
-
-    def __init__(self, open_maps: OpenMaps, *gates: Tensor) -> None:
-        self.open_maps, self.gates, self.versions = open_maps, gates, self._versions(gates)
-
-    def still_hold(self, *gates: Tensor) -> bool:
-        """Return True if these are the same tensor objects with unchanged version counters; no value is read."""
-        return all(map(operator.is_, gates, self.gates)) and self.unwritten()
-
-    def unwritten(self) -> bool:
-        """Return True if the gates have unchanged version counters."""
-        return self._versions(self.gates) == self.versions
-
-    @staticmethod
-    def _versions(gates: Iterable[Tensor]) -> list[int]:
-        """Return the version counters, which every in-place write raises."""
-        return [-1 if gate.is_inference() else gate._version for gate in gates]
-
-
-def _count_fused_writes(optimizer: Optimizer, *_: Any) -> None:
-    """Raise version counters after steps of fused optimisers, which do not do so themselves (`SeenGates`)."""
-    for group in optimizer.param_groups:
-        if group.get("fused"):
-            torch.autograd.graph.increment_version([p for p in group["params"] if p.grad is not None])
-
-
-register_optimizer_step_post_hook(_count_fused_writes)
 
 
 class Weights(NamedTuple):
@@ -127,8 +81,19 @@ class Weights(NamedTuple):
             return None
         num_heads = self.geometry.num_heads
         pairs = (self.gates.gaussian, self.gaussian_heads), (self.gates.content, self.content_heads)
-        taken = [scatter_heads(share, heads, num_heads) for share, heads in pairs if heads]
-        return 1 - sum(taken[1:], taken[0]) if taken else self.gates.content.new_ones(num_heads)
+        shares = [scatter_heads(share, heads, num_heads) for share, heads in pairs if heads]
+        return 1 - sum(shares[1:], shares[0]) if shares else self.gates.content.new_ones(num_heads)
+
+    def mix(self, S: Tensor, G: Tensor, C: Tensor | None) -> Tensor:
+        """Return A = shift · S + gaussian · G + content · C, (…, H, N, M), for heads with all maps (`expand_heads`).
+
+        `C=None` skips the content maps, whose gates must all be 0.
+        """
+        shift = self.shift
+        A = self.gates.gaussian[:, None, None] * G
+        if C is not None:
+            A = A + self.gates.content[:, None, None] * C
+        return A if shift is None else A + shift[:, None, None] * S
 
     def convolve(self, values: Tensor) -> Tensor:
         """Return the shift part, the convolution of V with the kernel scaled by `shift`, and the bias: (B, O, I, J).
@@ -239,6 +204,12 @@ def fold_value(weight: Tensor, value: Tensor | None, groups: int) -> Tensor:
 def block_diagonal(matrix: Tensor, groups: int) -> Tensor:
     """Put the g blocks of (g·a, b) on the diagonal of (g·a, g·b)."""
     return torch.block_diag(*matrix.chunk(groups))
+
+
+def in_autocast(x: Tensor) -> bool:
+    """Return True if autocast chooses the dtype of products of `x`. Some devices (meta) have no autocast."""
+    kind = x.device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def finite_half(x: Tensor) -> Tensor:

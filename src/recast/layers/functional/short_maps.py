@@ -12,6 +12,7 @@ from recast.layers.functional.maps import gather_by_factors, outer, query_tokens
 from recast.layers.functional.operands import (
     Weights,
     finite_half,
+    in_autocast,
     project_out,
     project_values,
     scatter_heads,
@@ -53,23 +54,23 @@ def can_merge(w: Weights) -> bool:
 
 def split(x: Tensor, w: Weights) -> Tensor:
     """Compute the convolution with a scaled kernel, and add what the open heads gather; (B, O, I, J)."""
-    values, output, bias = project_values(x, w.value, w.groups), None, w.bias
+    values = project_values(x, w.value, w.groups)
     if not w.gaussian_heads and not w.content_heads:
         return w.convolve(values)
-    at_query = _shift_is_the_query(w)
-    if at_query:
+    shift_is_query, output, bias = _shift_is_the_query(w), None, w.bias
+    if shift_is_query:
         output, bias = w.geometry.convolve(values, w.weight, w.bias, w.groups), None
     elif w.gates.has_shift:
         output, bias = w.convolve(values), None
     kernels = _kernels(w)
 
-    def added(x: Tensor, values: Tensor) -> Tensor:
-        first, *more = zip(_gathers(x, values, w, less_shift=at_query), kernels, strict=True)
+    def open_heads(x: Tensor, values: Tensor) -> Tensor:
+        first, *others = zip(_gathers(x, values, w, less_shift=shift_is_query), kernels, strict=True)
         y = _project(x, *first, bias, w)
-        return y + _project(x, *more[0], None, w) if more else y
+        return y + _project(x, *others[0], None, w) if others else y
 
-    rest = _by_parts(x, values, w, added)
-    return rest if output is None else output + rest
+    added = _by_parts(x, values, w, open_heads)
+    return added if output is None else output + added
 
 
 def _by_parts(x: Tensor, values: Tensor, w: Weights, run: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -233,8 +234,7 @@ def _softmax(logits: Tensor, dim: int) -> Tensor:
 
     torch computes it in fp32 in either case, and rounds once.
     """
-    kind = logits.device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+    if not in_autocast(logits):
         return torch.softmax(logits, dim)
-    with torch.autocast(kind, enabled=False):
+    with torch.autocast(logits.device.type, enabled=False):
         return torch.softmax(logits, dim)

@@ -6,9 +6,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator
 
-from recast.config import BelowOne, Probability, Rare, Ratio
+from recast.config import Rare, Ratio
 from recast.lab.config.inputs import ordered
 from recast.lab.config.tasks import TaskConfig
+from recast.lab.config.types import BelowOne, Probability
 
 
 class _Dense(TaskConfig):

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from recast.config import coerce
 from recast.lab.config import DataConfig
-from recast.lab.data.datasets import Found
+from recast.lab.data.datasets import RawData
 from recast.lab.data.digits import read_digits
 from recast.papers.dense.detect.coco import CocoFile, parsed
 from recast.papers.dense.detect.objects import AS_IT_IS, ObjectImages
@@ -118,22 +118,22 @@ def draw_scenes(part: str) -> list[DrawnScene]:
     return [draw_scene((part == "val", i), grey[which, 0], labels[which]) for i in range(NUM_SCENES[part])]
 
 
-def find_scenes(_config: DataConfig) -> Found:
+def find_scenes(_config: DataConfig) -> RawData:
     """Return both parts, in memory, neither cut nor mirrored: a ring needs the bar, and a mirror changes digits."""
     train, val = (
         ImagePairs(_pixels(scenes), torch.from_numpy(np.stack([scene.mask for scene in scenes])), SIDE)
         for scenes in map(draw_scenes, NUM_SCENES)
     )
-    return Found("scenes", train, val, list(CLASSES), NORM, crop="none", flip=False, kinds=KINDS)
+    return RawData("scenes", train, val, list(CLASSES), NORM, crop="none", flip=False, kinds=KINDS)
 
 
-def find_scene_objects(_config: DataConfig) -> Found:
+def find_scene_objects(_config: DataConfig) -> RawData:
     """Return the same with the visible part of every object."""
     train, val = (
         ObjectImages(_pixels(scenes), parsed(coerce(CocoFile, as_coco(scenes), "scenes"), "scenes"), SIDE)
         for scenes in map(draw_scenes, NUM_SCENES)
     )
-    return Found("scene_objects", train, val, list(CLASSES[1:]), AS_IT_IS, crop="none", flip=False, kinds=KINDS)
+    return RawData("scene_objects", train, val, list(CLASSES[1:]), AS_IT_IS, crop="none", flip=False, kinds=KINDS)
 
 
 def _pixels(scenes: list[DrawnScene]) -> torch.Tensor:

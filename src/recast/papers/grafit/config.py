@@ -7,21 +7,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from annotated_types import Ge
 from pydantic import model_validator
 
-from recast.config import (
-    Classes,
-    Count,
-    NotNegative,
-    OneOf,
-    Positive,
-    Probability,
-    Rare,
-    Share,
-    Width,
-    clash,
-)
+from recast.config import Classes, Count, NotNegative, OneOf, Positive, Rare, Width, clash
 from recast.lab.config.inputs import LabelsConfig
 from recast.lab.config.recipe import PaperConfig
 from recast.lab.config.tasks import ImageTask
+from recast.lab.config.types import Probability, Share
 from recast.lab.suites import METRICS, SUITES, Metric, Suite
 
 if TYPE_CHECKING:

@@ -21,12 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recast.errors import RecastError, optional_package
+from recast.errors import RecastError
 from recast.lab.data.seeding import hold_out, shuffled_classes
 from recast.lab.evaluation.context import Batch, Context, NotMeasured, Score
 from recast.lab.evaluation.knn import banks, sources_knn, unit_features
 from recast.lab.evaluation.stats import plain_mean
 from recast.lab.evaluation.suites import EVALUATORS, Evaluator
+from recast.lab.optional import optional_package
 from recast.modes import in_eval
 
 if TYPE_CHECKING:

@@ -26,20 +26,6 @@ def describe(layer: nn.Module) -> Fold:
     return Fold(True, tuple(last_of(layer).kernel_size), (), (), False)
 
 
-WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
-"""What compiled, checkpointed and sharded parts of a network add to names, and not to those of the weights."""
-
-
-def plain_name(name: str) -> str:
-    """Return a module's name as in its state dict."""
-    return ".".join(part for part in name.split(".") if part not in WRAPPED)
-
-
-def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules by `plain_name`."""
-    return {plain_name(name): module for name, module in model.named_modules()}
-
-
 def as_it_is(layer: nn.Module, step: Step) -> Step:
     """Return the step with what a replay must know of its `layer` as it is now: folded, pruned or of another size."""
     if isinstance(layer, CMHSA):

@@ -11,13 +11,13 @@ from recast.config import typed
 from recast.errors import RecastError
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.modes import in_eval
-from recast.surgery.exactness import relative_error
-from recast.surgery.folding.forms import as_it_is, describe, modules_by_name, plain_name
+from recast.surgery.compare import relative_error
+from recast.surgery.folding.forms import as_it_is, describe
 from recast.surgery.plan import plan_of, set_plan_
 from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Folded
 from recast.surgery.stride import replace_module_
-from recast.surgery.wrappers import changeable
+from recast.surgery.wrappers import changeable, modules_by_name, plain_name
 from recast.tracing.examples import Example, batch_of, run_example
 from recast.tracing.outputs import tensors_of
 

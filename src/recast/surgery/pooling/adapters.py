@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.layers.attention_pool import AttentionPool, ClassHead
-from recast.layers.config import AttentionPooling
+from recast.layers.pool_config import AttentionPooling
 from recast.modes import computes_as
 from recast.surgery.records import Place
 from recast.surgery.stride import replace_module_

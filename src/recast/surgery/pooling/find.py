@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError, blamed
 from recast.modes import computes_as, in_eval
-from recast.surgery.pooling.probe import Done, Probe, is_one, same
+from recast.surgery.pooling.probe import ModuleCall, Probe, is_one, same
 from recast.surgery.records import Layout, Place
 from recast.tracing.examples import Example, arguments_of
 from recast.tracing.hooks import undisturbed
@@ -70,8 +70,8 @@ def _pooling_module(net: Probe) -> Place | None:
     name = net.order[pools[-1]][0]
     after = {n for n, _ in net.order[pools[-1] + 1 :] if n in net.linear}
     calls = net.watch({name, *after})
-    pool = next(done for done in reversed(calls) if done.name == name)
-    if sum(done.name == name for done in calls) > 1:
+    pool = next(call for call in reversed(calls) if call.name == name)
+    if sum(call.name == name for call in calls) > 1:
         raise RecastError(f"{name} of {net.kind} pools more than once: it cannot be replaced")
     takes, averages = _layout(pool)
     dim = pool.input.shape[CHANNELS[takes]]
@@ -87,7 +87,7 @@ def _pooling_module(net: Probe) -> Place | None:
     return Place("module", name, dim, takes, gives, 0, classifier, averages, positions)
 
 
-def _layout(pool: Done) -> tuple[Layout, bool]:
+def _layout(pool: ModuleCall) -> tuple[Layout, bool]:
     """Return the layout that a pooling takes, and whether it averages; else the layout follows from the channels."""
     for layout in ("NCHW", "NHWC"):
         if same(pool.input.mean(MEANS[layout]).flatten(), pool.output.flatten()):

@@ -21,8 +21,8 @@ TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
-class Done:
-    """A module that has finished: what it took first and gave, as they were then."""
+class ModuleCall:
+    """A call of a module: what it took first and what it gave, as they were then."""
 
     name: str
     module: nn.Module
@@ -56,13 +56,13 @@ class Probe:
         """Return the answer of the network."""
         return answer_of(run_example(self.model, example))
 
-    def watch(self, names: Iterable[str]) -> list[Done]:
+    def watch(self, names: Iterable[str]) -> list[ModuleCall]:
         """Return inputs and outputs of the named modules, in the order in which they finish."""
         with _watched(named(self.model, names)) as calls:
             self.run(self.example)
         return calls
 
-    def probe(self, run: Callable[[Any], Any], x: Any) -> tuple[Tensor, list[Done]] | None:
+    def probe(self, run: Callable[[Any], Any], x: Any) -> tuple[Tensor, list[ModuleCall]] | None:
         """Return (input of the last linear layer, all of them) of `run(x)`; None if it fails.
 
         What that layer takes tells answers apart also where its own weights are zero, as those of some networks are.
@@ -77,27 +77,27 @@ class Probe:
         return (calls[-1].input if calls else given), calls
 
     @cached_property
-    def answer(self) -> tuple[Tensor, list[Done]] | None:
+    def answer(self) -> tuple[Tensor, list[ModuleCall]] | None:
         """`probe` of the network itself on its example."""
         return self.probe(self.run, self.example)
 
-    def answer_if(self, module: nn.Module, given: Tensor, x: Example) -> tuple[Tensor, list[Done]] | None:
+    def answer_if(self, module: nn.Module, given: Tensor, x: Example) -> tuple[Tensor, list[ModuleCall]] | None:
         """Return `probe` of the network on x, with `given` as the output of a module."""
         with replaced_output(module, lambda _: given.clone()):
             return self.probe(self.run, x)
 
-    def all_comes_through(self, done: Done) -> bool:
+    def all_comes_through(self, call: ModuleCall) -> bool:
         """Return True if the answer depends on the images through this module only.
 
         Other images must give the same answer while the module repeats its output.
         """
         images = tree_map_only(Tensor, lambda x: 1 - x.flip(-1) if x.dim() == 4 else x, self.example)
-        other = self.answer_if(done.module, done.output, images)
+        other = self.answer_if(call.module, call.output, images)
         return self.answer is not None and other is not None and same(other[0], self.answer[0])
 
-    def classifier(self, tail: list[Done]) -> str | None:
+    def classifier(self, tail: list[ModuleCall]) -> str | None:
         """Return the last linear layer if its output is the logits; if all are zero, the only one of that size."""
-        fits = [done for done in tail if done.output.numel() == self.logits.numel()]
+        fits = [call for call in tail if call.output.numel() == self.logits.numel()]
         if not fits or fits[-1] is not tail[-1] or not same(tail[-1].output.flatten(), self.logits.flatten()):
             return None
         if len(fits) > 1 and not self.logits.is_meta and not self.logits.any():
@@ -106,8 +106,8 @@ class Probe:
 
 
 @contextmanager
-def _watched(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[list[Done]]:
-    calls: list[Done] = []
+def _watched(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[list[ModuleCall]]:
+    calls: list[ModuleCall] = []
     taken: list[Tensor | None] = []  # calls end in the reverse of the order in which they begin
 
     def before(_name: str, _module: nn.Module, inputs: Any) -> None:
@@ -117,7 +117,7 @@ def _watched(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[list[Done]]:
     def after(name: str, module: nn.Module, _inputs: Any, output: Any) -> None:
         x, y = taken.pop(), _first(output)
         if x is not None and y is not None:
-            calls.append(Done(name, module, x, y.clone()))
+            calls.append(ModuleCall(name, module, x, y.clone()))
 
     with hooked(modules, before, after):
         yield calls

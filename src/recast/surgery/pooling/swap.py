@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from recast.config import typed
 from recast.errors import RecastError, shown
 from recast.layers.attention_pool import attention_pools
-from recast.layers.config import AttentionPooling, PoolConfig, RecastConfig
+from recast.layers.config import RecastConfig
+from recast.layers.pool_config import AttentionPooling, PoolConfig
 from recast.modes import computes_as, in_eval
 from recast.surgery.plan import NOTHING, Plan, plan_of, set_plan_
 from recast.surgery.pooling.adapters import PooledLayer, class_head, hold_pool_

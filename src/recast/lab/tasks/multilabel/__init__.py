@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from recast.lab.config import DataConfig, Recipe
     from recast.lab.config.tasks import MultiLabelConfig
     from recast.lab.data import Data
-    from recast.lab.data.datasets import Found
+    from recast.lab.data.datasets import RawData
     from recast.lab.evaluation.suites import Evaluator
 
 
@@ -31,7 +31,7 @@ class MultiLabel(Task):
         )
     }  # fmt: skip
 
-    def find(self, config: DataConfig) -> Found:
+    def find(self, config: DataConfig) -> RawData:
         from recast.lab.tasks.multilabel.images import find_multilabel
 
         return find_multilabel(config)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recast.errors import RecastError
 from recast.lab.config import DataConfig
-from recast.lab.data.datasets import Found, ImageFiles
+from recast.lab.data.datasets import ImageFiles, RawData
 from recast.lab.data.images import PHOTO
 from recast.lab.data.seeding import hold_out
 from recast.lab.data.table import find_images, read_labels
@@ -44,7 +44,7 @@ def rarest(hot: Tensor) -> Tensor:
     return torch.where(hot.any(1), sizes.argmin(1), hot.shape[1])
 
 
-def find_multilabel(config: DataConfig) -> Found:
+def find_multilabel(config: DataConfig) -> RawData:
     """Read a table of labels; without a validation part a share of the images of every rarest class is held out."""
     table = read_labels(config, is_multi=True)
     places = {name: number for number, name in enumerate(table.classes)}
@@ -52,8 +52,8 @@ def find_multilabel(config: DataConfig) -> Found:
     for row, names in enumerate(table.labels):
         hot[row, [places[name] for name in names]] = 1
     labels = rarest(hot).clamp(max=len(places) - 1)
-    found = find_images(config, table, lambda items, rows: MultiLabelImages(labels[rows], PHOTO, items, hot=hot[rows]))
-    if isinstance(found.train, MultiLabelImages) and found.val is None:
-        train, val = hold_out(rarest(found.train.hot), config.val_fraction)
-        found.train, found.val = found.train.subset(train), found.train.subset(val)
-    return found
+    raw = find_images(config, table, lambda items, rows: MultiLabelImages(labels[rows], PHOTO, items, hot=hot[rows]))
+    if isinstance(raw.train, MultiLabelImages) and raw.val is None:
+        train, val = hold_out(rarest(raw.train.hot), config.val_fraction)
+        raw.train, raw.val = raw.train.subset(train), raw.train.subset(val)
+    return raw

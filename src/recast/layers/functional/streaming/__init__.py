@@ -21,7 +21,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from recast.errors import RecastError
 from recast.layers.functional.streaming.backward import Backward, add_weight_gradient
-from recast.layers.functional.streaming.stream import Stream, goes_by_parts, project
+from recast.layers.functional.streaming.stream import Layout, Operands, Stream, goes_by_parts, project
 
 TENSORS = (
     "Tensor values, Tensor query, Tensor key, Tensor rows, Tensor columns, Tensor? shift, Tensor content, Tensor weight"
@@ -30,7 +30,14 @@ NUMBERS = (
     "SymInt[] content_heads, SymInt[] gaussian_heads, SymInt[] spans, SymInt[] stride, SymInt[] window, SymInt groups, "
     "bool linear"
 )
-"""Arguments of both operators, described in `Stream`."""
+"""Arguments of both operators: `Operands` and `Layout`."""
+NUM_INPUTS = len(Operands._fields) + len(Layout._fields) + 2
+"""Inputs of `attend`: these, `bias` and `keep`."""
+
+
+def _unpacked(inputs: tuple[Any, ...]) -> tuple[Operands, Tensor | None, Layout, bool]:
+    """Return operands, bias, layout and `keep` from the inputs of `attend`."""
+    return Operands(*inputs[:8]), inputs[8], Layout(*inputs[9:-1]), inputs[-1]
 
 
 @torch.library.custom_op(
@@ -44,45 +51,45 @@ def attend(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     `bias` is (O,). `keep` saves the backward pass one product per head: the gathers of the content heads are saved, on
     long maps (`Stream.by_parts`) those of their content maps alone, with the norms (H_c, B, N, 1) of `Stream.attend`.
     """
-    tensors, bias, numbers, keep = inputs[:8], inputs[8], inputs[9:-1], inputs[-1]
-    values, weight = tensors[0], tensors[7]
+    operands, bias, layout, keep = _unpacked(inputs)
+    values, outputs = operands.values, operands.weight.shape[1]
     with torch.autocast(values.device.type, enabled=False):
-        s = Stream(*tensors, *numbers)
-        y = values.new_zeros(s.batch, s.I, s.J, weight.shape[1], dtype=s.sum_dtype)
+        s = Stream(operands, layout)
+        y = values.new_zeros(s.batch, s.I, s.J, outputs, dtype=s.sum_dtype)
         if bias is not None:
             y += bias
         saved = values.new_empty(len(s.content_heads) if keep else 0, s.batch, s.I, s.J, s.channels)
-        norm = _norms(inputs)
+        norm = _norms(operands)
         for h in range(len(s.weight)):
             W_out, content = s.weight[h].transpose(-1, -2), s.head_maps(h)[0]
             for chunk in s.chunks():
                 at, shape = (chunk.images, chunk.rows), (chunk.n, chunk.r, s.J, s.channels)
                 is_saved = keep and content is not None
-                looked = saved[content][at] if is_saved else s.buffer("gathered", *shape)
-                gathered = s.buffer("gathered", *shape) if s.by_parts else looked
-                s.look(h, chunk, norm, looked)
-                s.gather(h, chunk, looked, s.by_rows(h, chunk), gathered)
-                project(gathered.view(-1, s.channels), W_out, y[at].view(-1, weight.shape[1]))
-    return y.to(values.dtype), saved, norm if _keeps_norms(inputs) else values.new_empty(0)
+                by_content = saved[content][at] if is_saved else s.buffer("gathered", *shape)
+                gathered = s.buffer("gathered", *shape) if s.by_parts else by_content
+                s.gather_by_content(h, chunk, norm, by_content)
+                s.gather(h, chunk, by_content, s.by_rows(h, chunk), gathered)
+                project(gathered.view(-1, s.channels), W_out, y[at].view(-1, outputs))
+    return y.to(values.dtype), saved, norm if _keeps_norms(operands, layout, keep) else values.new_empty(0)
 
 
-def _norms(inputs: Any) -> Tensor:
+def _norms(operands: Operands) -> Tensor:
     """Allocate the norms (H_c, B, N, 1)."""
-    values, query, content = inputs[0], inputs[1], inputs[6]
-    return values.new_empty(content.shape[0], *query.shape[:2], 1)
+    return operands.values.new_empty(operands.content.shape[0], *operands.query.shape[:2], 1)
 
 
-def _keeps_norms(inputs: Any) -> bool:
-    values, (*_, window, _groups, linear, keep) = inputs[0], inputs
-    return keep and not linear and goes_by_parts(values, window)
+def _keeps_norms(operands: Operands, layout: Layout, keep: bool) -> bool:
+    return keep and not layout.linear and goes_by_parts(operands.values, layout.window)
 
 
 @attend.register_fake
 def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    values, _query, _key, rows, columns, _shift, _content, weight, *_, keep = inputs
-    images, norm = (values.shape[0], rows.shape[1], columns.shape[1]), _norms(inputs)
+    operands, _bias, layout, keep = _unpacked(inputs)
+    values, norm = operands.values, _norms(operands)
+    images = values.shape[0], operands.rows.shape[1], operands.columns.shape[1]
     saved = values.new_empty(len(norm) if keep else 0, *images, values.shape[3])
-    return values.new_empty(*images, weight.shape[1]), saved, norm if _keeps_norms(inputs) else values.new_empty(0)
+    norm = norm if _keeps_norms(operands, layout, keep) else values.new_empty(0)
+    return values.new_empty(*images, operands.weight.shape[1]), saved, norm
 
 
 @torch.library.custom_op(
@@ -92,10 +99,10 @@ def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
 )
 def attend_backward(dy: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     """Return the gradients for values, query, key, rows, columns, shift (empty without one), content and weight."""
-    tensors, saved, norm, numbers = inputs[:8], inputs[8], inputs[9], inputs[10:]
+    operands, saved, norm, layout = Operands(*inputs[:8]), inputs[8], inputs[9], Layout(*inputs[10:])
     with torch.autocast(dy.device.type, enabled=False):
-        s = Backward(*tensors, *numbers)
-        norm = norm if len(norm) else _norms(inputs)
+        s = Backward(operands, layout)
+        norm = norm if len(norm) else _norms(operands)
         for h in range(len(s.weight)):
             content = s.head_maps(h)[0]
             for chunk in s.chunks():
@@ -104,42 +111,42 @@ def attend_backward(dy: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
                 d_gathered = s.buffer("d_gathered", *shape).zero_()
                 project(dy_part, s.weight[h], d_gathered.view(-1, s.channels))
                 by_rows, is_saved = s.by_rows(h, chunk), content is not None and len(saved) > 0
-                gathered = looked = saved[content][at] if is_saved else s.buffer("looked", *shape)
+                gathered = by_content = saved[content][at] if is_saved else s.buffer("by_content", *shape)
                 if not is_saved:
-                    s.look(h, chunk, norm, looked)
+                    s.gather_by_content(h, chunk, norm, by_content)
                 if s.by_parts or not is_saved:
                     gathered = s.buffer("gathered", *shape)
-                    s.gather(h, chunk, looked, by_rows, gathered)
+                    s.gather(h, chunk, by_content, by_rows, gathered)
                 add_weight_gradient(dy_part, gathered.view(-1, s.channels), s.d_weight[h])
-                s.add(h, chunk, norm, looked, by_rows, d_gathered)
+                s.add(h, chunk, norm, by_content, by_rows, d_gathered)
     return s.results()
 
 
 @attend_backward.register_fake
 def _(dy: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
-    return tuple(dy.new_empty(0, dtype=inputs[6].dtype) if t is None else torch.empty_like(t) for t in inputs[:8])
+    operands = Operands(*inputs[:8])
+    return tuple(dy.new_empty(0, dtype=operands.content.dtype) if t is None else torch.empty_like(t) for t in operands)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    tensors, bias, (*numbers, _keep) = inputs[:8], inputs[8], inputs[9:]
-    ctx.save_for_backward(*tensors, *output[1:])
-    ctx.numbers = numbers
-    ctx.bias = None if bias is None else bias.dtype
+    operands, bias, ctx.layout, _keep = _unpacked(inputs)
+    ctx.save_for_backward(*operands, *output[1:])
+    ctx.bias_dtype = None if bias is None else bias.dtype
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)  # else zeros as large as what was kept are written for nothing
 
 
 def _backward(ctx: Any, dy: Tensor | None, *_: None) -> tuple[Any, ...]:
     if dy is None:
-        return (None,) * 17
+        return (None,) * NUM_INPUTS
     if torch.is_grad_enabled():
         raise RecastError("second derivatives (create_graph=True) require backend='dense' in RecastConfig")
     *tensors, saved, norm = ctx.saved_tensors
-    gradients = list(torch.ops.recast.attend_backward(dy.contiguous(), *tensors, saved, norm, *ctx.numbers))
-    if tensors[5] is None:
-        gradients[5] = None
-    bias = None if ctx.bias is None else dy.sum((0, 1, 2), dtype=ctx.bias)
-    return (*gradients, bias, *(None,) * 8)
+    gradients = Operands(*torch.ops.recast.attend_backward(dy.contiguous(), *tensors, saved, norm, *ctx.layout))
+    if Operands(*tensors).shift is None:
+        gradients = gradients._replace(shift=None)
+    bias = None if ctx.bias_dtype is None else dy.sum((0, 1, 2), dtype=ctx.bias_dtype)
+    return (*gradients, bias, *(None,) * (NUM_INPUTS - len(gradients) - 1))
 
 
 attend.register_autograd(_backward, setup_context=_save)

@@ -37,39 +37,66 @@ def goes_by_parts(values: Tensor, window: Sequence[int]) -> bool:
     return values.device.type == "cpu" and in_full and window[2] * window[3] > LONG
 
 
+class Operands(NamedTuple):
+    """Tensors of a call, for h heads. All are of one dtype, but for the gates `shift` and `content`."""
+
+    values: Tensor
+    """(B, Y, X, C), contiguous."""
+    query: Tensor
+    """(B, N, H_c·D); for linear content softmax_D(Q)."""
+    key: Tensor
+    """(B, keys, H_c·D); for linear content softmax_tokens(K)ᵀ V, (B, H_c·D, C)."""
+    rows: Tensor
+    """(H_g, I, Y): the Gaussian's factor over the rows, times its gate."""
+    columns: Tensor
+    """(H_g, J, X): its factor over the columns."""
+    shift: Tensor | None
+    """(h,)"""
+    content: Tensor
+    """(H_c,)"""
+    weight: Tensor
+    """(h, O, C/g)"""
+
+
+class Layout(NamedTuple):
+    """Numbers of a call: which heads have which map, and where."""
+
+    content_heads: Sequence[int]
+    """Those of the h heads that have a content map."""
+    gaussian_heads: Sequence[int]
+    """Those that have a Gaussian."""
+    spans: Sequence[int]
+    """Where the heads' shifts are (`Stream.shift_views`); empty without."""
+    stride: Sequence[int]
+    window: Sequence[int]
+    """First row, first column, rows and columns of the values that content sees."""
+    groups: int
+    linear: bool
+    """Content is linear."""
+
+
 class Stream:
-    """Tensors and numbers of a call, and the steps that both passes share. Buffers hold one chunk.
+    """The steps of a call that both passes share. Buffers hold one chunk."""
 
-    `values` (B, Y, X, C) contiguous; `query` (B, N, H_c·D), `key` (B, keys, H_c·D); `rows` (H_g, I, Y), the gates
-    multiplied in, `columns` (H_g, J, X); `shift` (h,); `content` (H_c,); `weight` (h, O, C/g). All of one dtype but
-    `content` and `shift`. `content_heads` and `gaussian_heads` among the h; `spans` where their shifts are
-    (`shift_views`), empty without; `window` first row, first column, rows and columns of the values that content sees.
-    `linear`: `query` is softmax_D(Q), and `key` (B, H_c·D, C) is softmax_tokens(K)ᵀ V.
-    """
-
-    def __init__(
-        self, values: Tensor, query: Tensor, key: Tensor, rows: Tensor, columns: Tensor, shift: Tensor | None,
-        content: Tensor, weight: Tensor, content_heads: Sequence[int], gaussian_heads: Sequence[int],
-        spans: Sequence[int], stride: Sequence[int], window: Sequence[int], groups: int, linear: bool,
-    ) -> None:  # fmt: skip
-        self.values, self.query, self.key, self.rows, self.columns = values, query, key, rows, columns
-        self.shift, self.content, self.linear = shift, content, linear
-        self.weight = weight.unflatten(1, (groups, -1))
-        self.content_heads, self.gaussian_heads = list(content_heads), list(gaussian_heads)
-        self.spans, self.stride, self.window = spans, stride, window
+    def __init__(self, operands: Operands, layout: Layout) -> None:
+        self.values, self.query, self.key, self.rows, self.columns, self.shift, self.content, weight = operands
+        values, window = self.values, layout.window
+        self.weight = weight.unflatten(1, (layout.groups, -1))
+        self.content_heads, self.gaussian_heads = list(layout.content_heads), list(layout.gaussian_heads)
+        self.spans, self.stride, self.window, self.linear = layout.spans, layout.stride, window, layout.linear
         self.batch, self.Y, self.X, self.channels = values.shape
-        self.I, self.J = rows.shape[1], columns.shape[1]
+        self.I, self.J = self.rows.shape[1], self.columns.shape[1]
         # half precision sums over the heads in fp32
         self.sum_dtype = torch.promote_types(values.dtype, torch.float32)
         top, left, height, width = window
         self.visible = values[:, top : top + height, left : left + width].contiguous().flatten(1, 2)
-        self.num_keys = height * width if self.content_heads and not linear else 0
-        self.head_dim = query.shape[-1] // max(1, len(self.content_heads))
+        self.num_keys = height * width if self.content_heads and not self.linear else 0
+        self.head_dim = self.query.shape[-1] // max(1, len(self.content_heads))
         self.scale = max(1, self.head_dim) ** -0.5
         self.by_parts = self.num_keys > 0 and goes_by_parts(values, window)
         self.tile = TILE if self.by_parts else max(1, self.num_keys)
         shape = (len(self.content_heads), self.head_dim)
-        keys = () if linear else key.unflatten(2, shape).permute(2, 0, 3, 1).split(self.tile, -1)
+        keys = () if self.linear else self.key.unflatten(2, shape).permute(2, 0, 3, 1).split(self.tile, -1)
         self.keys = [part.contiguous() for part in keys]
         """By tile, (H_c, B, D, keys): a head's lie together, as its products want them."""
         per_row, queries = self.J * self.tile, VALUE_NUMBERS // self.channels
@@ -108,7 +135,7 @@ class Stream:
         c, g = self.content_heads, self.gaussian_heads
         return c.index(head) if head in c else None, g.index(head) if head in g else None
 
-    def part(self, at: int) -> slice:
+    def channels_of(self, at: int) -> slice:
         """Return the channels of the queries and keys of the content head `at`."""
         return slice(at * self.head_dim, (at + 1) * self.head_dim)
 
@@ -135,7 +162,7 @@ class Stream:
 
     def scaled_query(self, at: int, chunk: Chunk) -> Tensor:
         """Return Q / √D of the content head `at`, (n, r·J, D)."""
-        return self.query[chunk.images, chunk.queries, self.part(at)] * self.scale
+        return self.query[chunk.images, chunk.queries, self.channels_of(at)] * self.scale
 
     def _logits(self, query: Tensor, keys: Tensor) -> Tensor:
         logits = torch.bmm(query, keys, out=self.buffer("logits", *query.shape[:2], keys.shape[2]))
@@ -184,22 +211,22 @@ class Stream:
         weights = self.rows[gaussian, chunk.rows].expand(chunk.n, chunk.r, self.Y)
         return torch.bmm(weights, values, out=self.buffer("by_rows", chunk.n, chunk.r, values.shape[2]))
 
-    def look(self, head: int, chunk: Chunk, norm: Tensor, out: Tensor) -> None:
+    def gather_by_content(self, head: int, chunk: Chunk, norm: Tensor, out: Tensor) -> None:
         """Write the gathers of the content map of `head`, if it has one, into `out` (n, r, J, C)."""
         if (content := self.head_maps(head)[0]) is None:
             return
         flat = out.view(chunk.n, chunk.r * self.J, self.channels)
         if self.linear:  # `key` holds the head's summaries of the values
-            q = self.query[chunk.images, chunk.queries, self.part(content)]
-            torch.bmm(q, self.key[chunk.images, self.part(content)], out=flat)
+            q = self.query[chunk.images, chunk.queries, self.channels_of(content)]
+            torch.bmm(q, self.key[chunk.images, self.channels_of(content)], out=flat)
         else:
             self.attend(content, chunk, norm[content, chunk.images, chunk.queries], flat)
 
-    def gather(self, head: int, chunk: Chunk, looked: Tensor, by_rows: Tensor | None, out: Tensor) -> None:
-        """Write the gathers of `head` into `out` (n, r, J, C); `looked`, which may be `out`, is from `look`."""
+    def gather(self, head: int, chunk: Chunk, by_content: Tensor, by_rows: Tensor | None, out: Tensor) -> None:
+        """Write the gathers of `head` into `out` (n, r, J, C), from those of its content map, which may be `out`."""
         content, gaussian = self.head_maps(head)
         if content is not None:
-            torch.mul(looked, self.content[content], out=out)
+            torch.mul(by_content, self.content[content], out=out)
         if by_rows is not None:
             rows = chunk.n * chunk.r
             by_columns = out.view(rows, self.J, self.channels)
@@ -208,8 +235,8 @@ class Stream:
         if content is None and gaussian is None:
             out.zero_()
         if self.shift is not None and (views := self.shift_views(head, chunk.rows)):
-            hit = out[:, views[0][0], views[0][1]]
-            hit.addcmul_(self.values[chunk.images, views[1][0], views[1][1]], self.shift[head])
+            queries, pixels = views
+            out[:, *queries].addcmul_(self.values[chunk.images, *pixels], self.shift[head])
 
 
 def project(x: Tensor, weight: Tensor, out: Tensor) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from recast.lab.config import DataConfig, Recipe
     from recast.lab.data import Data
-    from recast.lab.data.datasets import Found
+    from recast.lab.data.datasets import RawData
     from recast.lab.evaluation.context import Context
     from recast.lab.evaluation.run_folder import OpenRun
     from recast.lab.evaluation.suites import Evaluator
@@ -53,7 +53,7 @@ class Detect(Task):
     }  # fmt: skip
     metrics: ClassVar[Mapping[str, Metric]] = METRICS
 
-    def find(self, config: DataConfig) -> Found:
+    def find(self, config: DataConfig) -> RawData:
         from recast.papers.dense.detect.objects import find_coco
         from recast.papers.dense.scenes import find_scene_objects
 

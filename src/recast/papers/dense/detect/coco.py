@@ -14,9 +14,11 @@ import numpy as np
 from annotated_types import Ge, Le, Lt, MinLen
 
 from recast.config import CountOrZero, Float, Int, NotNegative, read
-from recast.errors import RecastError, first_line, optional_package, shown
+from recast.errors import RecastError, first_line, shown
+from recast.json_text import parse_json
 from recast.lab.data.trees import composed
-from recast.reading import decode, parse_json, read_bytes
+from recast.lab.optional import optional_package
+from recast.reading import decode, read_bytes
 
 LARGEST = 2**30
 """Largest size of a JSON file in bytes; COCO's largest has 450 MB."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from recast.errors import RecastError, listed, shown
 from recast.lab.config import DataConfig
-from recast.lab.data.datasets import Found
+from recast.lab.data.datasets import RawData
 from recast.lab.data.fingerprint import digest_of
 from recast.lab.data.folders import data_dir
 from recast.lab.data.images import BICUBIC, NEAREST, PADDING, PHOTO, to_pixels
@@ -125,7 +125,7 @@ class ObjectImages(DenseImages):
         return to_pixels(canvas(image, PADDING, BICUBIC)), target
 
 
-def find_coco(config: DataConfig) -> Found:
+def find_coco(config: DataConfig) -> RawData:
     """Read annotations/*train*.json and *val*.json (or *test*), train/*.json and valid/*.json, or annotations.json.
 
     A share of the images of a single JSON is held out. Images are where the JSON's file_name says: in the folder,
@@ -147,7 +147,7 @@ def find_coco(config: DataConfig) -> Found:
         raise RecastError(f"{val} has other categories than {train}: they must be the same")
     unused = [str(file) for file in files if part_word(str(file.relative_to(root))) and file not in (train, val)]
     notes = [f"{root}: not used: {listed(unused, 5)}"] if unused else []
-    return Found(root.resolve().name, images, held_out, names, AS_IT_IS, "none", notes=notes)
+    return RawData(root.resolve().name, images, held_out, names, AS_IT_IS, "none", notes=notes)
 
 
 def _json(root: Path, *folders: str) -> list[Path]:

@@ -11,7 +11,7 @@ from recast.lab.tasks import Loss, Meter, Task, register_task
 if TYPE_CHECKING:
     from recast.lab.config import DataConfig
     from recast.lab.data import Data
-    from recast.lab.data.datasets import Found
+    from recast.lab.data.datasets import RawData
     from recast.lab.evaluation.context import Context
     from recast.lab.evaluation.run_folder import OpenRun
     from recast.lab.evaluation.suites import Evaluator
@@ -48,7 +48,7 @@ class Segment(Task):
         )
     }  # fmt: skip
 
-    def find(self, config: DataConfig) -> Found:
+    def find(self, config: DataConfig) -> RawData:
         from recast.papers.dense.scenes import find_scenes
         from recast.papers.dense.segment.pairs import find_masks
 

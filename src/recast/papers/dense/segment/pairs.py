@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from recast.errors import RecastError, shown
 from recast.lab.config import Augmentation, DataConfig
-from recast.lab.data.datasets import Found
+from recast.lab.data.datasets import RawData
 from recast.lab.data.fingerprint import digest_of, size_of
 from recast.lab.data.folders import data_dir
 from recast.lab.data.images import BICUBIC, NEAREST, PADDING, PHOTO, middle, opened, resize_to, to_pixels
@@ -138,7 +138,7 @@ def read_mask(path: str) -> np.ndarray:
     return values.astype(np.int64)
 
 
-def find_masks(config: DataConfig) -> Found:
+def find_masks(config: DataConfig) -> RawData:
     """Read images/ and masks/, files with equal stems; in train/ and val/ (or test/), or a share is held out.
 
     classes.txt names the classes 0, 1, ..., a line each; without it the numbers in the masks are the classes, with any
@@ -169,7 +169,7 @@ def find_masks(config: DataConfig) -> Found:
         raise RecastError(f"{root} has {len(names)} classes, expected 2 to {IGNORE}: name them in classes.txt")
     parts = [replace(part, ids=ids, blank=blank, num_classes=len(names)) for part in pairs]
     notes += files.notes()
-    return Found(root.resolve().name, parts[0], parts[1] if parts[1:] else None, names, crop="random", notes=notes)
+    return RawData(root.resolve().name, parts[0], parts[1] if parts[1:] else None, names, crop="random", notes=notes)
 
 
 def _lines(path: Path) -> list[str] | None:

@@ -1,0 +1,51 @@
+"""Controls: differences of a network that a comparison must show, or it proves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from recast.errors import RecastError
+from recast.layers.attention_pool import attention_pools
+from recast.layers.cmhsa import recast_layers
+from recast.surgery.rules import parametrization_of
+from recast.tracing.hooks import hooked
+
+QUERY = 10.0
+"""What the control adds to a query: far from the average, whose queries are 0."""
+
+
+@contextmanager
+def shifted_queries(model: nn.Module) -> Iterator[None]:
+    """Shift the queries of attention pooling inside the block: a control, for which the output must change."""
+    projections = [(name, pool.attn.q) for name, pool in attention_pools(model).items()]
+    if not projections:
+        raise RecastError("the control requires attention pooling")
+    with hooked(projections, after=lambda _name, _module, _inputs, queries: queries + QUERY):
+        yield
+
+
+@contextmanager
+def swapped_heads(model: nn.Module) -> Iterator[None]:
+    """Swap W_out of two heads of the first recast layer inside the block: a control, for which the output must change.
+
+    The middle of the kernel is one of the two: on a small map its border may see nothing but padding.
+    """
+    layer = next((m for m in recast_layers(model).values() if m.num_heads > 1), None)
+    if layer is None:
+        raise RecastError("the control requires a recast layer with two taps")
+    makers = parametrization_of(layer)
+    # of a computed weight, the tensor that it is made from
+    weight = layer.weight if makers is None else max(makers.parameters(recurse=False), key=Tensor.numel)
+    original, order, middle = weight.detach().clone(), list(range(layer.num_heads)), layer.num_heads // 2
+    order[0], order[middle] = middle, 0
+    with torch.no_grad():
+        weight.copy_(original.flatten(2)[..., order].view_as(original))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            weight.copy_(original)
