@@ -51,6 +51,12 @@ def test_copies_and_pictures_saved_anew_are_found(folder: Path) -> None:
     assert [[Path(cell).name for cell in row] for row in rows] == [["copy.jpg", "2.jpg"], ["saved_anew.png", "5.jpg"]]
 
 
+def test_a_grey_copy_of_a_colour_photograph_is_found(folder: Path) -> None:
+    with Image.open(folder / "train/a/6.jpg") as image:
+        image.convert("L").save(folder / "val/a/grey.webp", quality=90)
+    assert names(load_data(DataConfig("folder", str(folder)))) == {"copy": "2", "saved_anew": "5", "grey": "6"}
+
+
 def test_an_unreadable_or_missing_image_has_no_duplicate(folder: Path) -> None:
     data = load_data(DataConfig("folder", str(folder)))
     (folder / "val/b/saved_anew.png").write_bytes(b"broken")
