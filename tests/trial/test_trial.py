@@ -93,6 +93,20 @@ def test_an_interrupted_trial_goes_on_to_the_same_numbers(
         try_(network(7, seed=1), data, plan, tmp_path / "part", minutes=1e-3, seeds=2)
 
 
+@pytest.mark.parametrize("minutes", [1e-3, 1e3])
+def test_other_classes_and_too_little_time_are_said_in_a_line(
+    minutes: float, data: Data, plan: recast.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name, value in ((arms, "HEAD_UPDATES", 5), (run, "LEAST_UPDATES", 2), (run, "MOST_EPOCHS", 1)):
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(run, "find_spec", lambda name: None)  # no page
+    lines: list[str] = []
+    answer = try_(network(7), data, plan, tmp_path / "out", minutes=minutes, seeds=1, say=lines.append)
+    assert any("has 7 classes, the data 10" in line for line in lines)
+    assert any("has 7 classes, the data 10" in note for note in answer.facts.notes)
+    assert any(f"minutes, not {minutes:g}: 2 updates an arm are the fewest" in line for line in lines) == (minutes < 1)
+
+
 @pytest.mark.parametrize("classes", [7, 10])
 def test_logits_are_read_from_a_tuple(
     classes: int, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

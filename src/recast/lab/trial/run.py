@@ -164,6 +164,9 @@ class _Trial:
             logits = logits_of(run_example(self.network, images), self.network, "a trial")
         self.is_new = logits.shape[1] != classes
         if self.is_new:
+            self._note(
+                f"the network has {logits.shape[1]} classes, the data {classes}: a new classifier is trained first"
+            )
             arms.with_head(self.network, classes)
         settings = {
             "network": fingerprint(self.network), "plan": plan.to_json(), "data": fingerprint_of(data),
@@ -216,11 +219,14 @@ class _Trial:
                 f"of {len(data.train):,} training and {len(data.val):,} validation images {pace.train:,} and "
                 f"{pace.val:,} fit into {self.minutes:g} minutes; a longer trial takes more"
             )
+        seconds = pace.seconds(self.seeds)
+        is_longer = pace.updates["recast"] == LEAST_UPDATES and seconds > 60 * self.minutes
+        reason = f", not {self.minutes:g}: {LEAST_UPDATES} updates an arm are the fewest" * is_longer
         self.say(
             f"{pace.train:,} training images in {plural(pace.views, 'view')}, {pace.val:,} validation images: "
             f"{pace.bytes / 2**20:,.0f} MiB of features in {self.out / FEATURES}\n"
             f"{pace.updates['recast']:,} updates of {pace.batch} images an arm, {pace.epochs:.2g} epochs; "
-            f"about {pace.seconds(self.seeds) / 60:.1f} minutes"
+            f"about {seconds / 60:.1f} minutes{reason}"
         )
 
     def _measure_pace(self) -> Pace:
