@@ -177,6 +177,8 @@ def assemble(
         train, val = train.subset(indices), train.subset(held_out)
     elif train is None:
         train = val.subset(torch.empty(0, dtype=torch.long))
+    if in_chans is not None:
+        train, val = train.banded(in_chans), val.banded(in_chans)
     classes = source.classes or [str(n) for n in range(int(torch.cat([train.labels, val.labels]).max()) + 1)]
     coarse = coarse_classes(config.name, labels, classes)
     for part, images in (("training", train), ("validation", val)):
@@ -197,7 +199,7 @@ def assemble(
         if source.in_memory and isinstance(images, ImageFiles):
             images, names = images.decoded(skip)
             bad += names
-        parts.append(images if in_chans is None else images.banded(in_chans))
+        parts.append(images)
     train, val = parts
     if in_chans is not None and augment is not None:
         augment = replace(augment, auto_augment=None, color_jitter=0.0)
