@@ -49,7 +49,7 @@ def find_folder(config: DataConfig) -> Found:
     """
     root = data_dir(config)
     if not root.is_dir():
-        raise RecastError(f"{root} is not a folder; use name=zip (--data zip) for an archive")
+        raise RecastError(f"{root} is not a folder: unpack it, or use name=zip (--data zip) for a .zip file")
     name = config.name if config.name == "imagenet" else root.resolve().name
     if (root / "index.csv").is_file():
         return Found(name, None, *_read_index(root), crop="random")
