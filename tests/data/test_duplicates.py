@@ -61,6 +61,8 @@ def test_an_unreadable_or_missing_image_has_no_duplicate(folder: Path) -> None:
     data = load_data(DataConfig("folder", str(folder)))
     (folder / "val/b/saved_anew.png").write_bytes(b"broken")
     (folder / "train/a/2.jpg").unlink()
+    for path in ("train/a/0.jpg", "val/a/12.jpg"):
+        (folder / path).write_bytes(b"<html>404</html>")
     assert names(data) == {}
     assert report_duplicates(data, folder) == ""
 

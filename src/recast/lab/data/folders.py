@@ -128,7 +128,8 @@ def _parts(files: Files, top: str) -> tuple[str | None, str | None]:
             if len(inner[first]) > 1 and inner[first] <= inner[second]:
                 raise RecastError(
                     f"{first} and {second} in {files.where(top)} hold the same folders "
-                    f"({listed(sorted(inner[first]), 3)}): name the parts train and val and move other folders away"
+                    f"({listed(sorted(inner[first]), 3)}): name parts train and val and move other folders away; "
+                    "if they are classes, list their images in a table, --data csv"
                 )
     return train, val
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
-from recast.errors import RecastError, suggest
+from recast.errors import RecastError, listed, suggest
 from recast.lab.config import Augmentation, DataConfig, LabelsConfig
 from recast.lab.data.augment import resolve
 from recast.lab.data.bands import TIFF
@@ -109,6 +109,23 @@ class Data:
         norm = (" ".join(f"{value:.3g}" for value in values) for values in (data.mean, data.std))
         line = "images: {0}x{0} pixels{1}, mean {2}, std {3} ({4})".format(data.img_size, size_from, *norm, norm_from)
         return data, line
+
+
+def without_unreadable(data: Data, *parts: Literal["train", "val"]) -> Data:
+    """Return the data without the images of `parts` that cannot be read; a warning names them."""
+    bad: list[str] = []
+    for part in parts:
+        images, readable = getattr(data, part), []
+        for index in range(len(images)):
+            try:
+                images.plain().batch([index])
+                readable.append(index)
+            except RecastError:
+                bad.append(images.image_name(index))
+        data = replace(data, **{part: images.subset(torch.tensor(readable, dtype=torch.long))})
+    if bad:
+        warnings.warn(f"{len(bad)} images cannot be read and are left out: {listed(bad, 5)}", stacklevel=2)
+    return data
 
 
 def labelled_images(

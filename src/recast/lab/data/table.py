@@ -172,8 +172,8 @@ def find_csv(config: DataConfig) -> Found:
     table = read_labels(config)
     if table.several:
         raise RecastError(
-            f"{table.file}: {table.several} of {len(table.images)} images have several labels or none: give --task "
-            "multilabel (data.name csv_multilabel), or --label-separator none if a cell is one label"
+            f"{table.file}: {table.several} of {len(table.images)} images have several labels or none, which recast "
+            "train takes as --task multilabel: give --label-separator none if a cell is one label"
         )
     labels = torch.tensor([table.classes.index(label) for (label,) in table.labels])
     return find_images(config, table, lambda items, rows: ImageFiles(labels[rows], PHOTO, items))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +21,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from recast.errors import RecastError
+from recast.errors import RecastError, listed
 from recast.files import replaced, write_text
 from recast.lab.analysis.records import Wakefulness
 from recast.lab.data import Data, Loader
@@ -137,9 +138,14 @@ def try_(
         raise RecastError("a trial is of recast layers: the plan must have some, and no attention pooling")
     if not (minutes > 0 and seeds >= 1):
         raise RecastError(f"minutes must be above 0 and seeds 1 or more, got {minutes} and {seeds}")
+    if len(data.classes) < 2:
+        raise RecastError(f"a trial takes two classes or more, {data.name} has {listed(data.classes, 1)} alone")
     for part, images in (("training", data.train), ("validation", data.val)):
         if len(images) < FEWEST:
-            raise RecastError(f"a trial takes {FEWEST} {part} images or more, {data.name} has {len(images)}")
+            raise RecastError(
+                f"a trial takes {FEWEST} {part} images or more, {data.name} has {len(images)}: add images, or set "
+                "--val-fraction if no folder holds the validation part"
+            )
     hold_out(data.train.labels, HELD_OUT)  # raises where no class can spare an image
     data, pixels = data.fitted_to(model)
     say(pixels)
@@ -206,7 +212,14 @@ class _Trial:
         with locked(self.out), self.bar:
             if self.before is None:
                 write_json(self.out / TRIAL, {"settings": self.settings, "pace": asdict(self.pace)})
-            return self._answer()
+            try:
+                return self._answer()
+            except RecastError:  # after the mistake is mended, the same command starts again
+                if self.before is None and not self.rows:
+                    shutil.rmtree(self.out / FEATURES, ignore_errors=True)
+                    for name in (TRIAL, RUNS):
+                        (self.out / name).unlink(missing_ok=True)
+                raise
 
     def _note(self, line: str) -> None:
         self.notes.append(line)
