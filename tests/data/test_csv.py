@@ -72,6 +72,12 @@ def test_a_column_of_splits_is_followed(table: Write) -> None:
     assert (len(data.train), len(data.val)) == (6, 4)
 
 
+def test_classes_without_training_images_are_reported(table: Write) -> None:
+    rows = [[path, label, "train"] for path, label in PLAIN[:10]] + [[path, "emu", "val"] for path, _ in PLAIN[10:]]
+    data = load_data(table("path,label,split", rows))
+    assert list(data.task.notes(Recipe(), data)) == ["1 of 3 classes have no training images: emu"]
+
+
 def test_numbers_are_classes_in_their_order(table: Write) -> None:
     rows = [[path, str(i % 3 * 5)] for i, (path, _) in enumerate(PLAIN)]
     assert load_data(table("path,label", rows)).classes == ["0", "5", "10"]

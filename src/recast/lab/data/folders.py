@@ -148,7 +148,18 @@ def _assemble(name: str, parts: Sequence[tuple[Files, str] | None], notes: Seque
                 if names.keys() - others.keys()]  # fmt: skip
         raise RecastError(f"class folders of training and validation differ: {'; '.join(only)}")
     skipped = [note for files in dict.fromkeys(files for files, *_ in present) for note in files.notes()]
-    return Found(name, train, val, sorted(present[0][2]), notes=[*notes, *skipped], **defaults)
+    merged = _merged_note(*present[0][:2])
+    return Found(name, train, val, sorted(present[0][2]), notes=[*notes, *merged, *skipped], **defaults)
+
+
+def _merged_note(files: Files, place: str) -> list[str]:
+    """Return a line about the first class that holds several folders, which may be meant as classes; else none."""
+    for name in sorted(files.inside(place).folders):
+        top = join(place, name)
+        inner = [title for title in files.inside(top).folders if files.inside(join(top, title)).images]
+        if len(inner) > 1:
+            return [f"{files.where(place)}: {name} is one class, with all its folders ({listed(sorted(inner), 3)})"]
+    return []
 
 
 def _classes(files: Files, place: str) -> dict[str, list[str]]:
