@@ -1,6 +1,7 @@
 """Images of any number of bands: files, transforms, the network's first convolution, a run, and what is refused."""
 
 import io
+import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -133,6 +134,13 @@ def test_pages_of_a_tiff_are_reported(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="has 9 pages"):
         load_data(DataConfig("folder", str(tmp_path), img_size=8))
     assert load_data(DataConfig("folder", str(tmp_path), img_size=8), in_chans=9).val[0][0].shape == (9, 8, 8)
+    archive = shutil.make_archive(str(tmp_path / "set"), "zip", tmp_path)
+    with pytest.warns(UserWarning, match=r"set.zip: .*tif has 9 pages"):
+        load_data(DataConfig("zip", archive, img_size=8))
+    for name in "ab":
+        shutil.rmtree(tmp_path / name)
+    with pytest.raises(RecastError, match=r"images in set\.zip use --data zip"):
+        load_data(DataConfig("folder", str(tmp_path), img_size=8))
 
 
 @pytest.mark.parametrize(("size", "side"), [((90, 60), 32), ((64, 64), 64), ((40, 130), 100), ((20, 20), 32)])

@@ -191,8 +191,10 @@ def _images(files: Files, place: str, classes: Mapping[str, list[str]]) -> Image
     if not names:
         flat = files.inside(place).images
         name = PurePath(flat[0]).name if flat else ""
-        instead = f"; for images without class folders ({name}) use a table of labels, --data csv"
-        raise RecastError(f"no class folders with images in {where}: expected CLASS/IMAGE.png{instead * bool(flat)}")
+        instead = f"; for images without class folders ({name}) use a table of labels, --data csv" * bool(flat)
+        if not flat and (archives := [name for name in files.inside(place).skipped if name.lower().endswith(".zip")]):
+            instead = f"; for images in {archives[0]} use --data zip"
+        raise RecastError(f"no class folders with images in {where}: expected CLASS/IMAGE.png{instead}")
     if empty := [name for name in names if not classes[name]]:
         reason = "".join(f" ({note})" for note in files.notes())
         raise RecastError(f"class folder without an image: {empty[0]} in {where}{reason}; add images or remove it")

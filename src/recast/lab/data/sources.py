@@ -269,12 +269,13 @@ def _fits_unit(mean: Sequence[float], std: Sequence[float]) -> bool:
 
 def _pages_note(images: LabelledImages | None) -> list[str]:
     """Return a line if the first image is a TIFF of several pages; none otherwise."""
-    items = images.items if isinstance(images, ImageFiles) else ()
-    if not (len(items) and isinstance(items[0], str) and items[0].lower().endswith(TIFF)):
+    if not (isinstance(images, ImageFiles) and len(images) and str(first := images.items[0]).lower().endswith(TIFF)):
         return []
-    with suppress(RecastError), opened(items[0], items[0]) as image:
+    content = getattr(images.read, "content", lambda path: (path, path))  # of a zip
+    with suppress(RecastError), opened(*content(first)) as image:
         if (pages := getattr(image, "n_frames", 1)) > 1:
-            return [f"{items[0]} has {pages} pages and is read as the first; --in-chans N reads them as bands"]
+            name = images.image_name(0)
+            return [f"{name} has {pages} pages and is read as the first; --in-chans N reads them as bands"]
     return []
 
 

@@ -162,14 +162,14 @@ class Archive(Files):
             listing.take_arrays()
 
     def __call__(self, name: str) -> Image.Image:
-        return open_image(*self._file(name))
+        return open_image(*self.content(name))
 
     def bands(self, name: str, in_chans: int) -> Tensor:
         """Read an image of `in_chans` bands, as `open_bands` does."""
-        content, where = self._file(name)
+        content, where = self.content(name)
         return open_bands(content, in_chans, where)
 
-    def _file(self, name: str) -> tuple[io.BytesIO, str]:
+    def content(self, name: str) -> tuple[io.BytesIO, str]:
         """Return the content of a file and its name for messages."""
         where = f"{self.top}: {name}"
         if self.file.getinfo(name).file_size > LARGEST:
