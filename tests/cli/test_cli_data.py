@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
+import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from recast.lab.data.duplicates import DUPLICATES
 from recast.lab.files import read_names
@@ -110,11 +113,38 @@ def test_layouts_are_trained_by_one_command(
         small += ["--img-size", "64"]
     done = cli("train", *words, *small)
     assert done.code == 0, done.err
+    assert done.err.count("the parent has random weights") == 1
     classes, number = LAYOUTS[layout]
     assert read_names(tmp_path / "run/classes.json") == classes
     assert (tmp_path / "run" / DUPLICATES).exists() == (layout is brain_mri)
     count = json.loads((tmp_path / "run/data.json").read_text())
     assert count["train"]["number"] + count["val"]["number"] == number
+
+
+@pytest.mark.filterwarnings("default")
+def test_unreadable_images_are_skipped_by_every_command(tmp_path: Path, cli: Cli) -> None:
+    for number in range(120):
+        draw(tmp_path / "data" / "ab"[number % 2] / f"{number:03}.png", number, number % 2)
+    for number in range(0, 120, 15):
+        (tmp_path / "data" / "ab"[number % 2] / f"{number:03}.png").write_bytes(b"broken")
+    words = ("--model", "cifar_resnet20", "--data-dir", tmp_path / "data", "--img-size", 16, "--val-fraction", 0.25)
+    small = ("--no-pretrained", "--where", "none", "--epochs", 1, "--batch-size", 8, "--bad-image", "skip")
+    done = cli("train", "folder", *words, *small, "--out", tmp_path / "run")
+    assert done.code == 0, done.err
+    assert "duplicates" not in done.out  # equal bytes that are no images
+    done = cli("evaluate", tmp_path / "run", "--suite", "clean")
+    assert done.code == 0, done.err
+    assert "images cannot be read and are left out" in done.err
+    torch.manual_seed(0)
+    save_file(timm.create_model("cifar_resnet20", num_classes=2).state_dict(), tmp_path / "w.safetensors")
+    trial = ("try", *words, "--checkpoint", tmp_path / "w.safetensors", "--minutes", 1e-3, "--seeds", 1)
+    done = cli(*trial, "--out", tmp_path / "try")
+    assert done.code == 2
+    assert "error: cannot read image" in done.err
+    assert not (tmp_path / "try").exists()
+    done = cli(*trial, "--bad-image", "skip", "--out", tmp_path / "try")
+    assert done.code == 0, done.err
+    assert "8 images cannot be read and are left out" in done.err
 
 
 def test_layouts_that_are_refused_name_the_way_out(tmp_path: Path, refused: Refused) -> None:

@@ -1,6 +1,9 @@
 """Images of any number of bands: files, transforms, the network's first convolution, a run, and what is refused."""
 
 import io
+import shutil
+import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from recast.errors import RecastError
 from recast.lab.config import Augmentation, DataConfig
 from recast.lab.data import load_data
 from recast.lab.data.bands import as_picture, as_validation, open_bands
+from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.data.images import open_image, resize_and_crop
 from recast.models.build import build
 from recast.models.config import ModelConfig
@@ -48,6 +52,42 @@ def test_values_of_files(tmp_path: Path) -> None:
     assert open_bands(str(tmp_path / "h.png"), 1).equal(open_bands(str(tmp_path / "g.png"), 1))
     Image.fromarray(GREY.astype(np.uint16) * 256).save(tmp_path / "i.png")
     assert open_bands(str(tmp_path / "i.png"), 1).equal(torch.from_numpy(GREY.astype(np.float32) * 256 / 65535)[None])
+
+
+def test_a_tiff_of_bytes_is_read_as_other_pictures_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    colours = Image.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3))
+    pictures = {
+        "rgb": colours,
+        "palette": colours.convert("P"),
+        "cmyk": colours.convert("CMYK"),
+        "grey": Image.fromarray(GREY),
+    }
+    for name, picture in pictures.items():
+        picture.save(tmp_path / f"{name}.tif", compression="tiff_lzw")  # tifffile alone would require imagecodecs
+        picture.convert("RGB").save(tmp_path / f"{name}.png")
+        for bands in (1, 3):
+            png, tif = (open_bands(str(tmp_path / f"{name}.{ending}"), bands) for ending in ("png", "tif"))
+            assert tif.equal(png), (name, bands)
+    nir = NINE[..., :4].astype(np.uint8)
+    tifffile.imwrite(tmp_path / "nir.tif", nir, photometric="rgb", planarconfig="contig", extrasamples=["unspecified"])
+    with pytest.raises(RecastError, match="has 4 bands"):
+        open_bands(str(tmp_path / "nir.tif"), 3)
+    with pytest.raises(RecastError, match=r"requires the 'imagecodecs' package. pip install imagecodecs$"):
+        open_bands(str(tmp_path / "rgb.tif"), 5)
+    monkeypatch.setitem(sys.modules, "tifffile", None)
+    assert open_bands(str(tmp_path / "rgb.tif"), 3).equal(open_bands(str(tmp_path / "rgb.png"), 3))
+    with pytest.raises(RecastError, match=r"nir.tif require tifffile .*pip install 'recast-vision\[bands\]'"):
+        open_bands(str(tmp_path / "nir.tif"), 4)
+
+
+@pytest.mark.parametrize("layout", ["contig", "separate"])
+@pytest.mark.parametrize("dtype", [np.uint16, np.int16, np.float32])
+def test_bands_without_a_photometric_tag(tmp_path: Path, dtype: Any, layout: Any) -> None:
+    pixels = np.arange(6 * 5 * 13).reshape(6, 5, 13).astype(dtype)
+    stored = pixels if layout == "contig" else np.moveaxis(pixels, -1, 0)
+    tifffile.imwrite(tmp_path / "a.tif", stored, planarconfig=layout)
+    expected = torch.from_numpy(pixels.astype(np.float32) / (65535 if dtype == np.uint16 else 1)).permute(2, 0, 1)
+    assert open_bands(str(tmp_path / "a.tif"), 13).equal(expected)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +134,13 @@ def test_pages_of_a_tiff_are_reported(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="has 9 pages"):
         load_data(DataConfig("folder", str(tmp_path), img_size=8))
     assert load_data(DataConfig("folder", str(tmp_path), img_size=8), in_chans=9).val[0][0].shape == (9, 8, 8)
+    archive = shutil.make_archive(str(tmp_path / "set"), "zip", tmp_path)
+    with pytest.warns(UserWarning, match=r"set.zip: .*tif has 9 pages"):
+        load_data(DataConfig("zip", archive, img_size=8))
+    for name in "ab":
+        shutil.rmtree(tmp_path / name)
+    with pytest.raises(RecastError, match=r"images in set\.zip use --data zip"):
+        load_data(DataConfig("folder", str(tmp_path), img_size=8))
 
 
 @pytest.mark.parametrize(("size", "side"), [((90, 60), 32), ((64, 64), 64), ((40, 130), 100), ((20, 20), 32)])
@@ -130,6 +177,41 @@ def test_a_folder_of_arrays(tmp_path: Path, crop: Any) -> None:
     assert data.std == pytest.approx(pixels.std((0, 2, 3)).tolist(), rel=1e-2)
     with pytest.raises(RecastError, match="5 numbers each"):
         load_data(arrays(tmp_path, 5).replace(mean=(0.1, 0.2, 0.3)), in_chans=5)
+
+
+@pytest.mark.parametrize("ending", ["npy", "tif", "png"])
+@pytest.mark.filterwarnings("ignore:auto_augment")
+def test_a_zip_is_read_as_its_folder(tmp_path: Path, ending: str) -> None:
+    bands, rng = 1 if ending == "png" else 5, np.random.default_rng(0)
+    with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
+        for number in range(24):
+            path = tmp_path / "set" / "ab"[number % 2] / f"{number:02}.{ending}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = rng.integers(0, 60_000, (20, 20, bands), np.uint16)
+            if ending == "npy":
+                np.save(path, pixels)
+            elif ending == "tif":
+                tifffile.imwrite(path, pixels, planarconfig="contig")
+            else:
+                Image.fromarray(pixels[..., 0]).save(path)
+            archive.write(path, path.relative_to(tmp_path))
+        archive.writestr("set/README.txt", "")
+    folder = load_data(DataConfig("folder", str(tmp_path / "set"), img_size=16, val_fraction=0.25), in_chans=bands)
+    zipped = load_data(DataConfig("zip", str(tmp_path / "set.zip"), img_size=16, val_fraction=0.25), in_chans=bands)
+    for part, other in ((folder.val, zipped.val), (folder.train.plain(), zipped.train.plain())):
+        rows = range(len(part))
+        assert all(map(torch.equal, part.batch(rows), other.batch(rows)))
+    assert (folder.mean, folder.std, folder.classes) == (zipped.mean, zipped.std, zipped.classes)
+    images, _ = zipped.train.batch([0, 1], [3, 4])
+    assert images.shape == (2, bands, 16, 16)
+    assert not images.equal(zipped.train.plain().batch([0, 1])[0])
+    assert load_data(DataConfig("zip", str(tmp_path / "set.zip")), in_chans=bands).img_size == 20
+    assert fingerprint_of(zipped)["val"]["contents"][0] != fingerprint_of(zipped)["val"]["contents"][1]
+    if ending != "png":
+        with pytest.raises(RecastError, match=r"set.zip: set/a/.*--in-chans N"):
+            load_data(DataConfig("zip", str(tmp_path / "set.zip")))
+        with pytest.raises(RecastError, match=r"set.zip: set/a/.* has 5 bands, the network takes 4"):
+            load_data(DataConfig("zip", str(tmp_path / "set.zip")), in_chans=4)
 
 
 def test_arrays_beside_pictures_are_no_images(tmp_path: Path) -> None:

@@ -72,6 +72,12 @@ def test_a_column_of_splits_is_followed(table: Write) -> None:
     assert (len(data.train), len(data.val)) == (6, 4)
 
 
+def test_classes_without_training_images_are_reported(table: Write) -> None:
+    rows = [[path, label, "train"] for path, label in PLAIN[:10]] + [[path, "emu", "val"] for path, _ in PLAIN[10:]]
+    data = load_data(table("path,label,split", rows))
+    assert list(data.task.notes(Recipe(), data)) == ["1 of 3 classes have no training images: emu"]
+
+
 def test_numbers_are_classes_in_their_order(table: Write) -> None:
     rows = [[path, str(i % 3 * 5)] for i, (path, _) in enumerate(PLAIN)]
     assert load_data(table("path,label", rows)).classes == ["0", "5", "10"]
@@ -83,6 +89,39 @@ def test_a_table_may_be_parquet_and_lie_among_the_images(table: Write, tmp_path:
     parquet.write_table(arrow.table(columns), tmp_path / "labels.parquet")
     data = load_data(DataConfig("csv", labels_file=str(tmp_path / "labels.parquet")))
     assert labelled(data) == {Path(path).stem: label for path, label in PLAIN}
+
+
+def test_lists_in_parquet_are_several_labels_and_pictures_are_refused(table: Write, tmp_path: Path) -> None:
+    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    paths, path = [path for path, _ in PLAIN], tmp_path / "labels.parquet"
+    config = table("path,label", PLAIN, name="csv_multilabel", labels_file=str(path))
+    parquet.write_table(arrow.table({"path": paths, "label": [["a", "b"][: 1 + i % 2] for i in range(12)]}), path)
+    assert load_data(config).classes == ["a", "b"]
+    parquet.write_table(arrow.table({"path": paths, "label": [1.0, float("nan")] * 6}), path)
+    with pytest.raises(RecastError, match="label is empty or NaN in 6 of 12"):
+        load_data(config)
+    parquet.write_table(arrow.table({"image": [{"bytes": b"\xff" * 999, "path": None}] * 12, "label": paths}), path)
+    with pytest.raises(RecastError, match=r"column image: use --data hfds/.{,200}$"):
+        load_data(config)
+
+
+@pytest.mark.parametrize("mark", [";", "\t"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_cells_may_be_separated_by_semicolons_or_tabs(table: Write, tmp_path: Path, mark: str, encoding: str) -> None:
+    config, lines = table("path,label", PLAIN), [["path", "label"], *([path, f"a, {label}"] for path, label in PLAIN)]
+    (tmp_path / "labels.csv").write_text("\r\n".join(map(mark.join, lines)), encoding=encoding)
+    assert load_data(config).classes == ["a, cat", "a, dog"]
+    table("path,label", [[path, f"{label};x"] for path, label in PLAIN])  # several labels, as before
+    assert load_data(config.replace(name="csv_multilabel")).classes == ["cat", "dog", "x"]
+
+
+def test_images_of_absolute_paths_are_not_counted_twice(
+    table: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = table("path,label", [[str(tmp_path / path), label] for path, label in PLAIN[:10]], data_dir=".")
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(UserWarning, match="images: 10, 2 more in . have no row"):
+        load_data(config)
 
 
 BITS = [[path, str(i % 2), str(i % 3 % 2)] for i, (path, _) in enumerate(PLAIN)]
@@ -112,8 +151,9 @@ def test_a_column_that_is_named_twice_is_one_class(table: Write) -> None:
     ("header", "rows", "settings", "counts"),
     [
         ("path,label", [*PLAIN, ["x.png", "cat"], ["y.png", "cat"]], {}, "2 of 14"),
-        ("path,label", [*PLAIN[:-2], [PLAIN[-2][0], ""], ["", "cat"]], {}, "path is empty in 1 of 12 .* row 12"),
-        ("path,label", [*PLAIN[:-1], [PLAIN[-1][0], " "]], {}, "label is empty in 1 of 12 .* row 12"),
+        ("path,label", [*PLAIN[:-2], [PLAIN[-2][0], ""], ["", "cat"]], {}, "path is empty or NaN in 1 of 12 .* row 12"),
+        ("path,label", [*PLAIN[:-1], [PLAIN[-1][0], " "]], {}, "label is empty or NaN in 1 of 12 .* row 12"),
+        ("path,label", [*PLAIN[:-1], [PLAIN[-1][0], "NaN"]], {}, "label is empty or NaN in 1 of 12 .* row 12"),
         ("path,label", [*PLAIN, ["0.png", "cat"]], {}, "1 images"),
         ("path,label", [], {}, "no rows"),
         ("x,y", PLAIN, {}, "x, y with --path-column"),

@@ -1,5 +1,6 @@
 """Validation images that training shows too."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from recast.lab.config import DataConfig
 from recast.lab.data import Data, duplicates, load_data
 from recast.lab.data.datasets import ImageTensors
 from recast.lab.data.duplicates import find_duplicates, report_duplicates
+from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.tables import read_table
 
 
@@ -51,10 +53,22 @@ def test_copies_and_pictures_saved_anew_are_found(folder: Path) -> None:
     assert [[Path(cell).name for cell in row] for row in rows] == [["copy.jpg", "2.jpg"], ["saved_anew.png", "5.jpg"]]
 
 
+def test_a_grey_copy_of_a_colour_photograph_is_found(folder: Path) -> None:
+    with Image.open(folder / "train/a/6.jpg") as image:
+        image.convert("L").save(folder / "val/a/grey.webp", quality=90)
+    assert names(load_data(DataConfig("folder", str(folder)))) == {"copy": "2", "saved_anew": "5", "grey": "6"}
+
+
 def test_an_unreadable_or_missing_image_has_no_duplicate(folder: Path) -> None:
     data = load_data(DataConfig("folder", str(folder)))
     (folder / "val/b/saved_anew.png").write_bytes(b"broken")
     (folder / "train/a/2.jpg").unlink()
+    for path in ("train/a/0.jpg", "val/a/12.jpg"):
+        (folder / path).write_bytes(b"<html>404</html>")
+    for path in ("train/a/4.jpg", "val/a/14.jpg"):
+        (folder / path).unlink()
+        os.mkfifo(folder / path)  # whose bytes never come
+    assert fingerprint_of(data)["val"]["number"] == 6
     assert names(data) == {}
     assert report_duplicates(data, folder) == ""
 

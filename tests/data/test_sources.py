@@ -206,8 +206,15 @@ def test_folders_that_hold_the_same_folders_are_refused(
 ) -> None:
     for name in names:
         make_tree(tmp_path / "tree" / name, {"p": 2, "q": 2}, size=8)
-    with pytest.raises(RecastError, match=r"hold the same folders \(p, q\)"):
+    with pytest.raises(RecastError, match=r"hold the same folders \(p, q\).*--data csv"):
         load_data(packed(tmp_path / "tree"))
+
+
+def test_folders_inside_of_a_class_are_reported(tmp_path: Path, packed: Callable[[Path], DataConfig]) -> None:
+    for name, inner in (("ant", "pq"), ("bee", "xyz")):
+        make_tree(tmp_path / "tree" / name, dict.fromkeys(inner, 4), size=8)
+    with pytest.warns(UserWarning, match=r"ant is one class, with all its folders \(p, q\)$"):
+        assert sizes(load_data(packed(tmp_path / "tree"))) == (["ant", "bee"], 18, 2)
 
 
 def test_what_is_no_part(tmp_path: Path, packed: Callable[[Path], DataConfig]) -> None:

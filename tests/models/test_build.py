@@ -11,9 +11,10 @@ import huggingface_hub.constants
 import pytest
 import timm
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
+import recast
 from recast.errors import RecastError
 from recast.models.build import build, build_from, constructor
 from recast.models.config import ModelConfig
@@ -152,6 +153,21 @@ def test_pretrained_without_network_is_one_line(name: str, monkeypatch: pytest.M
     assert sum(slept) < 20, "the hub's client would ask for 40 s"
     assert huggingface_hub.constants.HF_HUB_OFFLINE is False
     assert "\n" not in str(error.value)
+
+
+def test_classes_that_nobody_states_are_the_checkpoints(tmp_path: Path) -> None:
+    plain, recast_one = tmp_path / "plain.pth", tmp_path / "recast.safetensors"
+    model = timm.create_model("digits_resnet", num_classes=6).eval()
+    torch.save(model.state_dict(), plain)
+    recast.recast_(model, recast.plan(model, torch.randn(1, 3, 32, 32)))
+    recast.save(model, recast_one, constructor=constructor(ModelConfig("digits_resnet", num_classes=6)))
+    for path in (plain, recast_one):
+        with pytest.warns(UserWarning, match=r"gets the 6 classes of .*, not 10"):
+            built = build(ModelConfig("digits_resnet", checkpoint=str(path)))
+        assert built.num_classes == 6
+        assert len(built.state_dict()) == len(load_file(path) if path is recast_one else torch.load(path))
+    with pytest.raises(RecastError, match="has 6 classes, the data has 4"):
+        build(ModelConfig("digits_resnet", checkpoint=str(plain)), num_classes=4)
 
 
 def test_pretrained_weights_have_their_own_classes() -> None:

@@ -91,9 +91,15 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Iterable[object
 
 
 def _cells(path: Path) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """The columns of a CSV file, and (its place, its cells) of every other line that is not empty."""
+    """The columns of a CSV file, and (its place, its cells) of every other line that is not empty.
+
+    Cells are separated by that of comma, semicolon and tab which splits the first line most.
+    """
     try:
-        reader = csv.reader(io.StringIO(decode(read_bytes(path), path), newline=""))
+        text = decode(read_bytes(path), path)
+        header = text.partition("\n")[0]
+        mark = max(",;\t", key=lambda mark: len(next(csv.reader([header], delimiter=mark), [])))
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark)
         lines = [(f"{path} line {reader.line_num}", cells) for cells in reader if cells]
     except FileNotFoundError:
         raise RecastError(f"no such file: {path}") from None

@@ -7,8 +7,10 @@ constructor(config) → {"name": "timm:cifar_resnet20", "kwargs": {"num_classes"
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -36,7 +38,8 @@ def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = 
     """Build the network that `config` names, in training mode, on the CPU, with its weights.
 
     A part of the network that has `adapt_weights(model, weights, whole, origin)` gives published weights its own names.
-    `num_classes` is the size of the head where `config.num_classes` leaves it open (the data set's classes).
+    `num_classes` is the size of the head where `config.num_classes` leaves it open (the data set's classes); without
+    either it is that of the checkpoint, else the network's default.
     Weights: `config.checkpoint` (strict), else the registry's own where `config.pretrained`, else random. With
     `config.new_head` all but the classifier's; with `config.input_size` position tables are resampled to it. A recast
     network's file makes a recast network: its plan is replayed.
@@ -63,8 +66,15 @@ def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = 
         header = None
         with suppress(RecastError):  # a foreign file has no header
             header = read_header(config.checkpoint)
-        model = model if header is None else replayed(model, header, config.checkpoint)
+        restored = partial(replayed, header=header, path=config.checkpoint)
+        model = restored(model)
         weights = select_weights(model, weights, config.checkpoint, config.checkpoint_key)
+        is_open = not config.new_head and "num_classes" not in kwargs
+        if is_open and (differ := other_classes(model, weights)):
+            again = create(source, name, kwargs | {"num_classes": differ[0]}, pretrained=False, trust=trust)
+            if not other_classes(again, weights):  # a detector has several numbers for a class
+                warnings.warn(f"{name} gets the {differ[0]} classes of {origin}, not {differ[1]}", stacklevel=2)
+                model = restored(again)
     load_weights_(model, _adapted(model, weights, config, num_classes, origin), source=origin)
     return model
 
@@ -110,9 +120,9 @@ def _adapted(
     return weights if config.input_size is None else resampled(model, weights)
 
 
-def replayed(model: nn.Module, header: Mapping[str, Any], path: str | Path) -> nn.Module:
+def replayed(model: nn.Module, header: Mapping[str, Any] | None, path: str | Path) -> nn.Module:
     """Recast `model` by the plan in the header of a saved file, note the proof, choose the forms; returns the model."""
-    if header["plan"] is None:
+    if header is None or header["plan"] is None:
         return model
     note_(model, read(Proof, header["proof"], f"{path}'s proof"))
     forms = read(ChosenForms, header["forms"], f"{path}'s forms")

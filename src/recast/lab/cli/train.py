@@ -68,9 +68,11 @@ def train(
 
     from recast.lab.training.run import train as run  # needs torch, which the help does without
 
+    notes = [] if settings.model.checkpoint or settings.model.pretrained else [RANDOM]
+
     def say(text: str) -> None:
-        if not (settings.model.checkpoint or settings.model.pretrained):
-            print(f"note: {RANDOM}", file=sys.stderr)
+        while notes:
+            print(f"note: {notes.pop()}", file=sys.stderr)
         print(text, file=sys.stderr if output.as_json else None)
 
     with trusting(*(config.words.get(path) for path in FUNCTIONS), trust=trust), config.named():

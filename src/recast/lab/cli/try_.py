@@ -49,12 +49,15 @@ def try_(
     if not (settings.has_weights or is_function(settings.model.name)):
         raise RecastError("a trial starts from a trained network: add --pretrained or --checkpoint FILE")
 
+    from recast.lab.data.sources import without_unreadable
     from recast.lab.trial import try_ as run
 
     with trial.named():
         images = settings.load(settings.data)
         parent = settings.open()
     images, _ = images.fitted_to(parent)
+    if settings.data.bad_image == "skip":
+        images = without_unreadable(images, "train", "val")
     planned = settings.plan_of(parent, images.example)
     try:
         answer = run(

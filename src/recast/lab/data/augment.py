@@ -128,7 +128,7 @@ def only_shifts(augment: Augmentation) -> bool:
 
 
 def shift_and_flip(images: Tensor, seeds: Tensor, augment: Augmentation) -> Tensor:
-    """Shift and flip (B, C, S, S) bytes by the digits of the seeds (B,) int64; draws nothing.
+    """Shift and flip (B, C, S, S) by the digits of the seeds (B,) int64; draws nothing.
 
     With n = 2p + 1 places an axis: top = seed mod n, left = seed div n mod n, mirrored where seed div n² is odd.
     """
@@ -137,7 +137,7 @@ def shift_and_flip(images: Tensor, seeds: Tensor, augment: Augmentation) -> Tens
     places = 2 * pad + 1
     result = images.numpy()
     if pad:
-        padded = np.zeros((count, channels, size + 2 * pad, size + 2 * pad), dtype=np.uint8)
+        padded = np.zeros((count, channels, size + 2 * pad, size + 2 * pad), dtype=result.dtype)
         padded[:, :, pad : pad + size, pad : pad + size] = result
         windows = np.lib.stride_tricks.sliding_window_view(padded, (size, size), axis=(2, 3))
         top, left = (seeds % places).numpy(), (seeds // places % places).numpy()

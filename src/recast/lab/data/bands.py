@@ -5,10 +5,10 @@ RGB pictures stay Pillow's, in `images` and `augment`; these functions do the sa
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -25,28 +25,23 @@ from recast.lab.optional import optional_package
 
 BICUBIC = v2.InterpolationMode.BICUBIC
 TIFF = (".tif", ".tiff")
+BITS, SAMPLES, FORMAT = 258, 277, 339
+"""Tags of a TIFF: bits of every band, number of bands, kind of numbers (1: unsigned)."""
 
 
-def open_bands(path: str, in_chans: int) -> Tensor:
+def open_bands(source: str | IO[bytes], in_chans: int, name: str = "") -> Tensor:
     """Read an image of `in_chans` bands, (C, H, W). Unsigned integers are divided by their largest value.
 
-    Raises RecastError if it cannot be read or has another number of bands. An RGB picture for one band becomes grey.
+    source: a path, or the content of the file `name`. Raises RecastError if it cannot be read or has another number of
+    bands. An RGB picture for one band becomes grey.
     """
-    ending = os.path.splitext(path)[1].lower()
-    if ending in ARRAYS:
-        with decode_errors(path):
-            check_regular(path)
-            pixels = _array(path)
-    elif ending in TIFF:
-        tifffile = optional_package("tifffile", "'recast-vision[bands]'", f"the bands of {path} require tifffile")
-        with decode_errors(path):
-            check_regular(path)
-            pixels = tifffile.imread(path)
-    else:
-        with opened(path, path) as stored:
-            image = stored.copy()
-        return bands_of(image, in_chans, path)
-    return _as_tensor(pixels, in_chans, path)
+    name = name or str(source)
+    if name.lower().endswith(ARRAYS):
+        return _as_tensor(_array(source, name), in_chans, name)
+    if name.lower().endswith(TIFF) and not (in_chans in (1, 3) and _is_picture(source, name)):
+        return _as_tensor(_tiff(source, name), in_chans, name)
+    with opened(source, name) as image:
+        return bands_of(image, in_chans, name)
 
 
 def bands_of(image: Image.Image, in_chans: int, name: str) -> Tensor:
@@ -61,14 +56,35 @@ def bands_of(image: Image.Image, in_chans: int, name: str) -> Tensor:
     return _as_tensor(np.asarray(image), in_chans, name)
 
 
-def _array(path: str) -> np.ndarray:
-    loaded = np.load(path, allow_pickle=False)
-    if isinstance(loaded, np.ndarray):
-        return loaded
-    with loaded:
-        if len(loaded.files) != 1:
-            raise ValueError(f"it holds {len(loaded.files)} arrays, expected one")
-        return loaded[loaded.files[0]]
+def _array(source: str | IO[bytes], name: str) -> np.ndarray:
+    with decode_errors(name):
+        check_regular(source)
+        loaded = np.load(source, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return loaded
+        with loaded:
+            if len(loaded.files) != 1:
+                raise ValueError(f"it holds {len(loaded.files)} arrays, expected one")
+            return loaded[loaded.files[0]]
+
+
+def _is_picture(source: str | IO[bytes], name: str) -> bool:
+    """Return True for a TIFF of one page of unsigned bytes, which Pillow reads as other pictures."""
+    with suppress(RecastError), opened(source, name) as image:
+        tags, bands = getattr(image, "tag_v2", {}), len(image.getbands())
+        is_bytes = max(tags.get(BITS, (8,))) <= 8 and set(tags.get(FORMAT, (1,))) == {1}
+        return is_bytes and tags.get(SAMPLES, bands) == bands and getattr(image, "n_frames", 1) == 1
+    return False
+
+
+def _tiff(source: str | IO[bytes], name: str) -> np.ndarray:
+    tifffile = optional_package("tifffile", "'recast-vision[bands]'", f"the bands of {name} require tifffile")
+    with decode_errors(name):
+        check_regular(source)
+        if not isinstance(source, str):
+            source.seek(0)
+        pixels: np.ndarray = tifffile.imread(source)
+    return pixels
 
 
 def _as_tensor(pixels: np.ndarray, in_chans: int, name: str) -> Tensor:

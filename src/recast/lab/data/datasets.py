@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import prod
 from statistics import median_low
 from typing import Any, ClassVar, Self
 
@@ -134,9 +135,14 @@ def drawn_seeds(count: int) -> list[int]:
     return [mix_seed("drawn", base, position) for position in range(count)]
 
 
+def _in_unit(pixels: Tensor) -> Tensor:
+    """Return bytes as floats in [0, 1]; floats as they are."""
+    return pixels if pixels.is_floating_point() else pixels.float().div_(255)
+
+
 @dataclass(eq=False)
 class ImageTensors(LabelledImages):
-    """Small images, decoded once: pixels is (N, C, S, S) uint8, labels is (N,) int64."""
+    """Small images, decoded once: pixels is (N, C, S, S) uint8, of bands also float32; labels is (N,) int64."""
 
     pixels: Tensor
     labels: Tensor
@@ -152,10 +158,10 @@ class ImageTensors(LabelledImages):
         index = torch.as_tensor(indices, dtype=torch.long)
         pixels, labels = self.pixels.index_select(0, index), self.labels[index]  # 20 times faster than [index]
         if self.augment is None or len(pixels) == 0:
-            return pixels.float().div_(255), labels
+            return _in_unit(pixels), labels
         seeds = drawn_seeds(len(pixels)) if seeds is None else seeds
         if only_shifts(self.augment):
-            return shift_and_flip(pixels, torch.as_tensor(seeds), self.augment).float().div_(255), labels
+            return _in_unit(shift_and_flip(pixels, torch.as_tensor(seeds), self.augment)), labels
         return self.prepared(map(self.open, indices), seeds), labels
 
     def banded(self, in_chans: int) -> Self:
@@ -169,7 +175,7 @@ class ImageTensors(LabelledImages):
     def open(self, index: int) -> Any:
         """Return the stored RGB image, or its bands (C, S, S) in [0, 1]."""
         if self.in_chans is not None:
-            return self.pixels[index].float() / 255
+            return _in_unit(self.pixels[index])
         return Image.fromarray(self.pixels[index].permute(1, 2, 0).contiguous().numpy())
 
     def subset(self, indices: Tensor) -> Self:
@@ -205,8 +211,8 @@ class ImageFiles(LabelledImages):
         return bands_of(image, self.in_chans, self.image_name(index))
 
     def banded(self, in_chans: int) -> Self:
-        read = partial(open_bands, in_chans=in_chans) if self.read is open_image else self.read
-        return replace(self, read=read, in_chans=in_chans)
+        bands = open_bands if self.read is open_image else getattr(self.read, "bands", None)
+        return replace(self, read=partial(bands, in_chans=in_chans) if bands else self.read, in_chans=in_chans)
 
     def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         labels = self.labels[torch.as_tensor(indices, dtype=torch.long)]
@@ -234,14 +240,17 @@ class ImageFiles(LabelledImages):
         Raises RecastError for the first unreadable image (`skip`: only if all are unreadable), and if the images do not
         fit into memory.
         """
-        count, side = len(self), self.img_size
-        check_memory(count * 3 * side**2, f"{self.where} {count:,} images of {side} pixels a side")
-        pixels = torch.empty(count, 3, side, side, dtype=torch.uint8)
+        count, side, is_rgb = len(self), self.img_size, self.in_chans is None
+        size = count, self.in_chans or 3, side, side
+        check_memory(prod(size) * (1 if is_rgb else 4), f"{self.where} {count:,} images of {side} pixels a side")
+        pixels = torch.empty(size, dtype=torch.uint8 if is_rgb else torch.float32)
         readable: list[int] = []
         bad: list[str] = []
         for index in range(count):
             try:
-                pixels[len(readable)] = to_bytes(resize_and_crop(self.open(index), side, self.crop_pct))
+                image = self.open(index)
+                image = to_bytes(resize_and_crop(image, side, self.crop_pct)) if is_rgb else self.transform(image)
+                pixels[len(readable)] = image
                 readable.append(index)
             except RecastError:
                 if not skip:
@@ -249,7 +258,8 @@ class ImageFiles(LabelledImages):
                 bad.append(self.image_name(index))
         if bad and not readable:
             raise RecastError(f"no image could be read; the first is {bad[0]}")
-        return ImageTensors(pixels[: len(readable)], self.labels[readable], self.augment), bad
+        rows, labels = pixels[: len(readable)], self.labels[readable]
+        return ImageTensors(rows, labels, self.augment, in_chans=self.in_chans), bad
 
 
 @dataclass

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -22,7 +23,7 @@ from torch.nn import functional as F
 
 from recast.errors import RecastError, listed
 from recast.lab.data.datasets import ImageTensors, LabelledImages
-from recast.lab.data.images import opened, to_pixels, to_rgb
+from recast.lab.data.images import check_regular, opened, to_rgb
 from recast.lab.data.sources import Data
 from recast.lab.tables import write_csv
 
@@ -30,7 +31,7 @@ DUPLICATES = "duplicates.csv"
 """File of the pairs in a run folder."""
 MOST_FILES = 100_000
 """Largest number of images whose files are compared."""
-MOST_PICTURES, MOST_BYTES = 10_000, 500 * 2**20
+MOST_PICTURES, MOST_BYTES = 20_000, 500 * 2**20
 """Largest number, and size on disk, of images that are decoded to compare them: some ten seconds."""
 BEGINNING = 2**16
 """Bytes of a file that are compared first."""
@@ -58,6 +59,7 @@ def find_duplicates(train: LabelledImages, val: LabelledImages) -> Duplicates:
         if count > (MOST_FILES if on_disk else MOST_PICTURES):
             return Duplicates({}, f"{count:,} images are too many to compare")
         pairs = _equal_files(*files) if on_disk else {}
+        pairs = {index: pairs[index] for index in pairs if _is_readable(val, index)}
         if count > MOST_PICTURES or (on_disk and sum(map(_size, files[0] + files[1])) > MOST_BYTES):
             return Duplicates(pairs, "files were compared, not pictures: the same picture saved anew is not noticed")
     alike = _equal_pictures(_thumbnails(train.plain()), _thumbnails(val))
@@ -86,8 +88,16 @@ def _size(path: str) -> int:
         return -1
 
 
+def _is_readable(images: LabelledImages, index: int) -> bool:
+    with suppress(RecastError):
+        images.batch([index])
+        return True
+    return False
+
+
 def _digest(path: str, most: int = -1) -> bytes:
     try:
+        check_regular(path)
         with open(path, "rb") as file:
             return hashlib.sha256(file.read(most)).digest()
     except OSError:
@@ -110,34 +120,35 @@ def _equal_files(train: Sequence[str], val: Sequence[str]) -> dict[int, int]:
 
 
 def _thumbnails(images: LabelledImages) -> Tensor:
-    """Return (N, SIDE²) pixels of mean 0 and norm 1; NaN for flat images and those that cannot be read."""
+    """Return (N, SIDE²) pixels of mean 0 and norm 1; zeros for flat images and those that cannot be read."""
     if isinstance(images, ImageTensors):
         parts = images.pixels.split(1024)
         rows = torch.cat([F.adaptive_avg_pool2d(part.float().mean(1), SIDE).flatten(1) for part in parts])
     else:
-        rows = torch.full((len(images), SIDE**2), torch.nan)
-        for index, row in enumerate(rows):
+        pixels = np.zeros((len(images), SIDE**2), np.float32)
+        for index, row in enumerate(pixels):
             with suppress(RecastError):
-                row.copy_(_thumbnail(images, index))
+                row[:] = _thumbnail(images, index).reshape(-1)
+        rows = torch.from_numpy(pixels)
     rows = rows - rows.mean(1, keepdim=True)
     norm = rows.norm(dim=1, keepdim=True)
-    return rows / norm.where(norm > 1e-3, torch.nan)
+    return (rows / norm).where(norm > 1e-3, 0)
 
 
-def _thumbnail(images: LabelledImages, index: int) -> Tensor:
+def _thumbnail(images: LabelledImages, index: int) -> np.ndarray:
     item = getattr(images, "items", {index: None})[index]
     if images.in_chans is not None or not isinstance(item, str) or not os.path.isfile(item):
-        return F.adaptive_avg_pool2d(images.batch([index])[0].mean(1), SIDE).flatten()
+        return F.adaptive_avg_pool2d(images.batch([index])[0].mean(1), SIDE).numpy()
     with opened(item, item) as image:
-        image.draft("RGB", (4 * SIDE, 4 * SIDE))  # of a JPEG only an eighth of each side is computed
-        small = to_rgb(image).resize((SIDE, SIDE), Image.Resampling.BOX)
-    return to_pixels(small).mean(0).flatten()
+        image.draft("L", (4 * SIDE, 4 * SIDE))  # of a JPEG its brightness, and an eighth of each side, is computed
+        grey = image if image.mode == "L" else to_rgb(image).convert("L")
+        return np.asarray(grey.resize((SIDE, SIDE), Image.Resampling.BOX), np.float32) / 255
 
 
 def _equal_pictures(train: Tensor, val: Tensor) -> dict[int, int]:
     """Return the most similar training image of every validation image that is ALIKE."""
     pairs: dict[int, int] = {}
     for start in range(0, len(val), 512):
-        alike, column = (val[start : start + 512] @ train.T).nan_to_num(0).max(1)
+        alike, column = (val[start : start + 512] @ train.T).max(1)
         pairs |= {start + row: int(column[row]) for row in (alike >= ALIKE).nonzero().flatten().tolist()}
     return pairs

@@ -49,7 +49,7 @@ def find_folder(config: DataConfig) -> RawData:
     """
     root = data_dir(config)
     if not root.is_dir():
-        raise RecastError(f"{root} is not a folder; use name=zip (--data zip) for an archive")
+        raise RecastError(f"{root} is not a folder: unpack it, or use name=zip (--data zip) for a .zip file")
     name = config.name if config.name == "imagenet" else root.resolve().name
     if (root / "index.csv").is_file():
         return RawData(name, None, *_read_index(root), crop="random")
@@ -128,7 +128,8 @@ def _parts(files: Files, top: str) -> tuple[str | None, str | None]:
             if len(inner[first]) > 1 and inner[first] <= inner[second]:
                 raise RecastError(
                     f"{first} and {second} in {files.where(top)} hold the same folders "
-                    f"({listed(sorted(inner[first]), 3)}): name the parts train and val and move other folders away"
+                    f"({listed(sorted(inner[first]), 3)}): name parts train and val and move other folders away; "
+                    "if they are classes, list their images in a table, --data csv"
                 )
     return train, val
 
@@ -147,7 +148,18 @@ def _assemble(name: str, parts: Sequence[tuple[Files, str] | None], notes: Seque
                 if names.keys() - others.keys()]  # fmt: skip
         raise RecastError(f"class folders of training and validation differ: {'; '.join(only)}")
     skipped = [note for files in dict.fromkeys(files for files, *_ in present) for note in files.notes()]
-    return RawData(name, train, val, sorted(present[0][2]), notes=[*notes, *skipped], **defaults)
+    merged = _merged_note(*present[0][:2])
+    return RawData(name, train, val, sorted(present[0][2]), notes=[*notes, *merged, *skipped], **defaults)
+
+
+def _merged_note(files: Files, place: str) -> list[str]:
+    """Return a line about the first class that holds several folders, which may be meant as classes; else none."""
+    for name in sorted(files.inside(place).folders):
+        top = join(place, name)
+        inner = [title for title in files.inside(top).folders if files.inside(join(top, title)).images]
+        if len(inner) > 1:
+            return [f"{files.where(place)}: {name} is one class, with all its folders ({listed(sorted(inner), 3)})"]
+    return []
 
 
 def _classes(files: Files, place: str) -> dict[str, list[str]]:
@@ -179,8 +191,10 @@ def _images(files: Files, place: str, classes: Mapping[str, list[str]]) -> Image
     if not names:
         flat = files.inside(place).images
         name = PurePath(flat[0]).name if flat else ""
-        instead = f"; for images without class folders ({name}) use a table of labels, --data csv"
-        raise RecastError(f"no class folders with images in {where}: expected CLASS/IMAGE.png{instead * bool(flat)}")
+        instead = f"; for images without class folders ({name}) use a table of labels, --data csv" * bool(flat)
+        if not flat and (archives := [name for name in files.inside(place).skipped if name.lower().endswith(".zip")]):
+            instead = f"; for images in {archives[0]} use --data zip"
+        raise RecastError(f"no class folders with images in {where}: expected CLASS/IMAGE.png{instead}")
     if empty := [name for name in names if not classes[name]]:
         reason = "".join(f" ({note})" for note in files.notes())
         raise RecastError(f"class folder without an image: {empty[0]} in {where}{reason}; add images or remove it")

@@ -68,9 +68,9 @@ def open_image(source: str | Path | IO[bytes], name: str | None = None) -> Image
         return to_rgb(image)
 
 
-def check_regular(path: str | Path) -> None:
-    """Raise OSError for a pipe or a device, which may never end."""
-    if stat.S_IFMT(os.stat(path).st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+def check_regular(source: str | Path | IO[bytes]) -> None:
+    """Raise OSError for a pipe or a device, which may never end; `source`: a path, or an open file."""
+    if isinstance(source, str | Path) and stat.S_IFMT(os.stat(source).st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
         raise OSError("expected a regular file")
 
 
@@ -78,8 +78,7 @@ def check_regular(path: str | Path) -> None:
 def opened(source: str | Path | IO[bytes], name: str) -> Iterator[Image.Image]:
     """Open an image file with Pillow; errors of the block become a RecastError as in `decode_errors`."""
     with decode_errors(name):
-        if isinstance(source, str | Path):
-            check_regular(source)
+        check_regular(source)
         with Image.open(source, formats=FORMATS) as image:
             yield image
 
@@ -102,7 +101,8 @@ def decode_errors(name: str) -> Iterator[None]:
             raise RecastError(
                 f"{name} is no RGB picture, or truncated: give the number of its bands, --in-chans N"
             ) from None
-        raise RecastError(f"cannot read image {name}: {reason}. Replace or remove the file") from None
+        remedy = "pip install imagecodecs" if "imagecodecs" in reason else "Replace or remove the file"
+        raise RecastError(f"cannot read image {name}: {reason}. {remedy}") from None
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
-from recast.errors import RecastError, suggest
+from recast.errors import RecastError, listed, suggest
 from recast.lab.config import Augmentation, DataConfig, LabelsConfig
 from recast.lab.data.augment import resolve
 from recast.lab.data.bands import TIFF
@@ -111,6 +111,23 @@ class Data:
         return data, line
 
 
+def without_unreadable(data: Data, *parts: Literal["train", "val"]) -> Data:
+    """Return the data without the images of `parts` that cannot be read; a warning names them."""
+    bad: list[str] = []
+    for part in parts:
+        images, readable = getattr(data, part), []
+        for index in range(len(images)):
+            try:
+                images.plain().batch([index])
+                readable.append(index)
+            except RecastError:
+                bad.append(images.image_name(index))
+        data = replace(data, **{part: images.subset(torch.tensor(readable, dtype=torch.long))})
+    if bad:
+        warnings.warn(f"{len(bad)} images cannot be read and are left out: {listed(bad, 5)}", stacklevel=2)
+    return data
+
+
 def labelled_images(
     data: Data, count: int, seed: int, bad_image: Literal["stop", "skip"], device: torch.device
 ) -> tuple[Tensor, Tensor]:
@@ -177,6 +194,8 @@ def assemble(
         train, val = train.subset(indices), train.subset(held_out)
     elif train is None:
         train = val.subset(torch.empty(0, dtype=torch.long))
+    if in_chans is not None:
+        train, val = train.banded(in_chans), val.banded(in_chans)
     classes = raw.classes or [str(n) for n in range(int(torch.cat([train.labels, val.labels]).max()) + 1)]
     coarse = coarse_classes(config.name, labels, classes)
     for part, images in (("training", train), ("validation", val)):
@@ -197,7 +216,7 @@ def assemble(
         if raw.in_memory and isinstance(images, ImageFiles):
             images, names = images.decoded(skip)
             bad += names
-        parts.append(images if in_chans is None else images.banded(in_chans))
+        parts.append(images)
     train, val = parts
     if in_chans is not None and augment is not None:
         augment = replace(augment, auto_augment=None, color_jitter=0.0)
@@ -250,12 +269,13 @@ def _fits_unit(mean: Sequence[float], std: Sequence[float]) -> bool:
 
 def _pages_note(images: LabelledImages | None) -> list[str]:
     """Return a line if the first image is a TIFF of several pages; none otherwise."""
-    items = images.items if isinstance(images, ImageFiles) else ()
-    if not (len(items) and isinstance(items[0], str) and items[0].lower().endswith(TIFF)):
+    if not (isinstance(images, ImageFiles) and len(images) and str(first := images.items[0]).lower().endswith(TIFF)):
         return []
-    with suppress(RecastError), opened(items[0], items[0]) as image:
+    content = getattr(images.read, "content", lambda path: (path, path))  # of a zip
+    with suppress(RecastError), opened(*content(first)) as image:
         if (pages := getattr(image, "n_frames", 1)) > 1:
-            return [f"{items[0]} has {pages} pages and is read as the first; --in-chans N reads them as bands"]
+            name = images.image_name(0)
+            return [f"{name} has {pages} pages and is read as the first; --in-chans N reads them as bands"]
     return []
 
 

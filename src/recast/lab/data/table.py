@@ -76,9 +76,11 @@ def read_labels(config: DataConfig, is_multi: bool = False) -> Labels:
     table = _read(path)
     if not table.rows:
         raise RecastError(f"{path} has no rows: expected one for each image")
-    columns = zip(table.columns, zip(*table.rows, strict=True), strict=True)
-    cells = {name: [composed(str(cell).strip()) for cell in column] for name, column in columns}
+    columns = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))
     image = _column(path, table.columns, config.path_column, IMAGES, "--path-column")
+    if any(isinstance(cell, dict) for cell in columns[image]):
+        raise RecastError(f"{path} holds images, not paths, in column {image}: use --data hfds/{path.parent}")
+    cells = {name: list(map(_text, column)) for name, column in columns.items()}
     label = config.label_column
     options = [label] if label is None or label in cells else [name.strip() for name in label.split(",")]
     names = [_column(path, table.columns, name, LABELS, "--label-column") for name in dict.fromkeys(options)]
@@ -110,12 +112,17 @@ def _read(path: Path) -> Table:
         table = parquet.read_table(path)
     except (OSError, ValueError) as error:
         raise RecastError(f"cannot read {path}: {first_line(error)}") from None
-    rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
-    return Table(
-        path.stem,
-        tuple(table.column_names),
-        tuple(tuple("" if cell is None else str(cell) for cell in row) for row in rows),
-    )
+    columns = [
+        ["|".join(map(str, cell)) if isinstance(cell, list) else cell for cell in column.to_pylist()]
+        for column in table.columns
+    ]
+    return Table(path.stem, tuple(table.column_names), tuple(zip(*columns, strict=True)))
+
+
+def _text(cell: object) -> str:
+    """Return a cell as text; empty for one that is missing, also if a program wrote NaN there."""
+    text = "" if cell is None else composed(str(cell).strip())
+    return "" if text.lower() == "nan" else text
 
 
 def _column(path: Path, columns: Sequence[str], name: str | None, usual: Sequence[str], option: str) -> str:
@@ -136,8 +143,8 @@ def _column(path: Path, columns: Sequence[str], name: str | None, usual: Sequenc
 def _check_filled(path: Path, column: str, cells: Sequence[str | list[str]]) -> None:
     if empty := [number for number, cell in enumerate(cells, start=1) if not cell]:
         raise RecastError(
-            f"{path}: column {column} is empty in {len(empty)} of {len(cells)} rows, the first is row {empty[0]}: fill "
-            "them in or remove the rows"
+            f"{path}: column {column} is empty or NaN in {len(empty)} of {len(cells)} rows, the first is row "
+            f"{empty[0]}: fill them in or remove the rows"
         )
 
 
@@ -166,8 +173,8 @@ def find_csv(config: DataConfig) -> RawData:
     table = read_labels(config)
     if table.several:
         raise RecastError(
-            f"{table.file}: {table.several} of {len(table.images)} images have several labels or none: give --task "
-            "multilabel (data.name csv_multilabel), or --label-separator none if a cell is one label"
+            f"{table.file}: {table.several} of {len(table.images)} images have several labels or none, which recast "
+            "train takes as --task multilabel: give --label-separator none if a cell is one label"
         )
     labels = torch.tensor([table.classes.index(label) for (label,) in table.labels])
     return find_images(config, table, lambda items, rows: ImageFiles(labels[rows], PHOTO, items))
@@ -231,7 +238,7 @@ def _locate(root: Path, table: Labels) -> tuple[list[str | None], int]:
         arrays = [name for name in sorted(names) if name.lower().endswith(ARRAYS) and not is_hidden(name)]
         for name in list(filter(is_image_name, sorted(names))) or arrays:
             path = Path(folder, name)
-            everything.add(str(path))
+            everything.add(os.path.abspath(path))
             parts = composed(path.relative_to(root).as_posix()).split("/")
             for start in range(len(parts)):
                 ending = "/".join(parts[start:])
@@ -254,4 +261,4 @@ def _locate(root: Path, table: Labels) -> tuple[list[str | None], int]:
             f"{len(unclear)} images of {table.file} fit several files in {root}: {name} may be {listed(matches, 2)}; "
             "write their folders and endings"
         )
-    return files, len(everything - set(files))
+    return files, len(everything.difference(map(os.path.abspath, filter(None, files))))

@@ -15,8 +15,10 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, NamedTuple
 
 from PIL import Image
+from torch import Tensor
 
 from recast.errors import RecastError, listed, printable
+from recast.lab.data.bands import open_bands
 from recast.lab.data.images import ARRAYS, decode_errors, is_hidden, is_image_name, open_image
 from recast.reading import LARGEST
 
@@ -27,19 +29,25 @@ class Listing(NamedTuple):
     folders: dict[str, None]
     images: list[str]
     """Arguments of `Files.read`."""
-    skipped: dict[str, None]
-    """Files that are not images, and hidden and tool folders with a trailing `/`."""
+    skipped: dict[str, str]
+    """Files that are not images, and hidden and tool folders with a trailing `/` → arguments of `Files.read`."""
 
     def add(self, name: str, item: str, is_folder: bool) -> bool:
         """Add a folder or a file; return False if it is skipped."""
         if is_hidden(name) or not (is_folder or is_image_name(name)):
-            self.skipped[name + "/" * is_folder] = None
+            self.skipped[name + "/" * is_folder] = item
             return False
         if is_folder:
             self.folders[name] = None
         else:
             self.images.append(item)
         return True
+
+    def take_arrays(self) -> None:
+        """Count NumPy arrays as images where there are no pictures."""
+        if not self.images:
+            arrays = [name for name in self.skipped if name.lower().endswith(ARRAYS) and not is_hidden(name)]
+            self.images.extend(map(self.skipped.pop, arrays))
 
 
 class Files:
@@ -114,11 +122,7 @@ class Disk(Files):
                     listing.add(entry.name, entry.path, os.path.isdir(entry.path) if is_link else entry.is_dir())
                     if is_link:
                         self.links.add(entry.path)
-            if not listing.images:
-                arrays = [name for name in listing.skipped if name.lower().endswith(ARRAYS) and not is_hidden(name)]
-                listing.images.extend(str(self.top / place / name) for name in arrays)
-                for name in arrays:
-                    del listing.skipped[name]
+            listing.take_arrays()
         return self.listings[place]
 
     def check(self, place: str) -> None:
@@ -154,14 +158,24 @@ class Archive(Files):
                 if not is_folder and place in files:
                     raise RecastError(f"{path} holds {place} twice; pack every image once")
             files.add(place)
+        for listing in self.listings.values():
+            listing.take_arrays()
 
     def __call__(self, name: str) -> Image.Image:
+        return open_image(*self.content(name))
+
+    def bands(self, name: str, in_chans: int) -> Tensor:
+        """Read an image of `in_chans` bands, as `open_bands` does."""
+        content, where = self.content(name)
+        return open_bands(content, in_chans, where)
+
+    def content(self, name: str) -> tuple[io.BytesIO, str]:
+        """Return the content of a file and its name for messages."""
         where = f"{self.top}: {name}"
         if self.file.getinfo(name).file_size > LARGEST:
             raise RecastError(f"cannot read image {where}: unpacked it is larger than {LARGEST // 2**20} MiB")
         with decode_errors(where):
-            content = self.file.read(name)
-        return open_image(io.BytesIO(content), where)
+            return io.BytesIO(self.file.read(name)), where
 
 
 def composed(name: str) -> str:

@@ -21,6 +21,7 @@ from recast.lab.config import Recipe
 from recast.lab.config.evaluation import Options
 from recast.lab.data import Data, load_data
 from recast.lab.data.fingerprint import check_classes, check_same
+from recast.lab.data.sources import without_unreadable
 from recast.lab.device import surroundings
 from recast.lab.evaluation.context import Context, PixelModel
 from recast.lab.evaluation.runner import Results, measure, open_context
@@ -118,6 +119,8 @@ def evaluate_run(
         run = open_run(folder)
         check_task(suites, run.data.task, run.data.name)
         check_same(folder, run.data, goes_on=False)
+        if run.recipe.data.bad_image == "skip":
+            run = replace(run, data=without_unreadable(run.data, "val"))
         data = _labelled(run, suites, options)
         checkpoints = run.checkpoints.items() if "recast" in run.models else ()
         context = replace(

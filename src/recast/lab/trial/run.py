@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +21,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from recast.errors import RecastError
+from recast.errors import RecastError, listed
 from recast.files import replaced, write_text
 from recast.lab.analysis.records import Wakefulness
 from recast.lab.data import Data, Loader
@@ -137,9 +138,14 @@ def try_(
         raise RecastError("a trial is of recast layers: the plan must have some, and no attention pooling")
     if not (minutes > 0 and seeds >= 1):
         raise RecastError(f"minutes must be above 0 and seeds 1 or more, got {minutes} and {seeds}")
+    if len(data.classes) < 2:
+        raise RecastError(f"a trial takes two classes or more, {data.name} has {listed(data.classes, 1)} alone")
     for part, images in (("training", data.train), ("validation", data.val)):
         if len(images) < FEWEST:
-            raise RecastError(f"a trial takes {FEWEST} {part} images or more, {data.name} has {len(images)}")
+            raise RecastError(
+                f"a trial takes {FEWEST} {part} images or more, {data.name} has {len(images)}: add images, or set "
+                "--val-fraction if no folder holds the validation part"
+            )
     hold_out(data.train.labels, HELD_OUT)  # raises where no class can spare an image
     data, pixels = data.fitted_to(model)
     say(pixels)
@@ -164,6 +170,9 @@ class _Trial:
             logits = logits_of(run_example(self.network, images), self.network, "a trial")
         self.is_new = logits.shape[1] != classes
         if self.is_new:
+            self._note(
+                f"the network has {logits.shape[1]} classes, the data {classes}: a new classifier is trained first"
+            )
             arms.with_head(self.network, classes)
         settings = {
             "network": fingerprint(self.network), "plan": plan.to_json(), "data": fingerprint_of(data),
@@ -203,7 +212,14 @@ class _Trial:
         with locked(self.out), self.bar:
             if self.before is None:
                 write_json(self.out / TRIAL, {"settings": self.settings, "pace": asdict(self.pace)})
-            return self._answer()
+            try:
+                return self._answer()
+            except RecastError:  # after the mistake is mended, the same command starts again
+                if self.before is None and not self.rows:
+                    shutil.rmtree(self.out / FEATURES, ignore_errors=True)
+                    for name in (TRIAL, RUNS):
+                        (self.out / name).unlink(missing_ok=True)
+                raise
 
     def _note(self, line: str) -> None:
         self.notes.append(line)
@@ -216,11 +232,14 @@ class _Trial:
                 f"of {len(data.train):,} training and {len(data.val):,} validation images {pace.train:,} and "
                 f"{pace.val:,} fit into {self.minutes:g} minutes; a longer trial takes more"
             )
+        seconds = pace.seconds(self.seeds)
+        is_longer = pace.updates["recast"] == LEAST_UPDATES and seconds > 60 * self.minutes
+        reason = f", not {self.minutes:g}: {LEAST_UPDATES} updates an arm are the fewest" * is_longer
         self.say(
             f"{pace.train:,} training images in {plural(pace.views, 'view')}, {pace.val:,} validation images: "
             f"{pace.bytes / 2**20:,.0f} MiB of features in {self.out / FEATURES}\n"
             f"{pace.updates['recast']:,} updates of {pace.batch} images an arm, {pace.epochs:.2g} epochs; "
-            f"about {pace.seconds(self.seeds) / 60:.1f} minutes"
+            f"about {seconds / 60:.1f} minutes{reason}"
         )
 
     def _measure_pace(self) -> Pace:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from recast.errors import listed
 from recast.lab.tasks.base import Loss, Meter, Task
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ class Classify(Task):
     def notes(self, recipe: Recipe, data: Data) -> Iterator[str]:
         if len(data.classes) == 1:
             yield "the data have one class: every prediction is correct"
+        images = data.train.labels.bincount(minlength=len(data.classes)).tolist()
+        if missing := [name for name, count in zip(data.classes, images, strict=True) if not count]:
+            yield f"{len(missing)} of {len(images)} classes have no training images: {listed(missing, 5)}"
 
     def check_outputs(self, outputs: Any, data: Data, name: str) -> None:
         from recast.models.build import check_logits
