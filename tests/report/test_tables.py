@@ -22,7 +22,7 @@ from recast.lab.report.page import joint_part, render_page, run_part
 from recast.lab.report.summary import missing, provenance, won_and_lost
 from recast.lab.report.switches import switch_part
 from recast.lab.report.table import Cell
-from recast.lab.report.tables import head_table, seeds_table, steps_table
+from recast.lab.report.tables import seeds_table, steps_table
 from recast.lab.report.verdict import why_no_mean
 
 MakeRun = Callable[..., Path]
@@ -119,27 +119,12 @@ def test_what_is_unknown_and_what_is_masked(make_run: MakeRun) -> None:
     assert found["PGD, iterated in an L∞ ball, Images without a gradient, %"][3].text == "12.5"
 
 
-def test_heads_and_steps(make_run: MakeRun) -> None:
-    path = make_run()
-    lines_of = (path / "analysis" / "heads.csv").read_text(encoding="utf-8").splitlines()
-    lines_of[6] = lines_of[6].replace(",false,", ",true,")
-    (path / "analysis" / "heads.csv").write_text("\n".join(lines_of) + "\n", encoding="utf-8")
-    run = read_run(path)
-    heads, steps = head_table(run), steps_table(run)
-    assert heads is not None
+def test_steps(make_run: MakeRun) -> None:
+    steps = steps_table(read_run(make_run()))
     assert steps is not None
-    assert [cell.text for cell in heads.groups[""][0]][:2] == ["layer3.0.conv1", "1 of 9"]
     first = steps.groups[""][0]
     assert [cell.text for cell in first[:4]] == ["layer3.0.conv1", "9", "16 × 100", "18.4\u00a0k → 21.2\u00a0k"]
     assert (first[0].small[0], steps.foot[2].small[0]) == ("3×3, 32×8×8 → 64×4×4", "+26\u00a0%")
-
-
-def test_layers_with_heads_of_earlier_epochs_are_in_the_order_of_the_network(make_run: MakeRun) -> None:
-    """heads.csv begins with the epochs that were kept, in which the deepest layer comes first."""
-    table = head_table(read_run(make_run(source="during")))
-    assert table is not None
-    names = [row[0].text for row in table.groups[""]]
-    assert names == ["layer3.0.conv1", "layer3.0.conv2", "layer3.1.conv1", "layer3.1.conv2"]
 
 
 def test_every_switch_is_a_line(make_run: MakeRun) -> None:
@@ -251,7 +236,7 @@ def test_numbers() -> None:
     assert [formats.significant(value) for value in (-0.000138, 9.13e-6)] == ["−0.00014", "9.1e−6"]
     assert [formats.compact(value) for value in (999_960, 9_996, 512)] == ["1.00\u00a0M", "10.0\u00a0k", "512"]
     assert [formats.error(value) for value in (0.0, 3.4e-7, math.inf)] == ["0", "3e−7", "not finite"]
-    assert [formats.percent(math.nan), formats.mean_range([1.0, 2.0, math.nan])] == ["–", "1.50 (1.00 to 2.00)"]
+    assert formats.percent(math.nan) == "–"
 
 
 def test_classes_have_a_table_of_their_own(make_run: MakeRun) -> None:

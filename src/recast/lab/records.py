@@ -4,7 +4,7 @@ metrics.jsonl           Epoch, one a line
 schedule.json           Switching, with a Switch for every swap
 evaluation.json         Evaluation, with a Provenance for every suite
 rows.csv                Row                     differences.csv     Difference
-analysis/fourier.csv    FourierLine             analysis/heads.csv  HeadLine
+analysis/fourier.csv    FourierLine
 analysis/cka.csv        SimilarityLine          analysis/agreement.csv  a column for every arm
 analysis/frontier.csv   FrontierLine
 """

@@ -180,10 +180,6 @@ SUITES = {
         "Fourier curves", "table: Δ log amplitude of the features by block and frequency", "table", (),
         default=True, missing="Fourier curves of the blocks (PRS, Fig. 2)", task="",
     ),
-    "heads": Suite(
-        "Heads", "table: gates, spans, attention distance, entropy; over epochs with --keep-every", "table", (),
-        missing="attention distance, non-locality and entropy of the heads", default=True, task="",
-    ),
     "cka": Suite(
         "Similarity (CKA)", "table: similarity of the layers of parent and recast model", "table", (),
         missing="similarity of the layers before and after (CKA)", task="",

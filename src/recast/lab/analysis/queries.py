@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -15,30 +15,12 @@ from recast.layers.gpsa import GPSA
 
 MAX_NUMBERS = 2**18
 """Numbers that one piece of the maps may have on the CPU: what its cache holds, 1 MB in single precision."""
-MAX_NUMBERS_ON_ACCELERATORS = 2**24
 
 TRIED = 8
 """Queries of a row, and of a column, among which `telling_query` chooses."""
 
 Rows = Callable[[Tensor], Tensor]
 """Query indices (n,) → their attention (B, H, n, M) over the padded keys."""
-
-
-def pieces(layer: RecastLayer, x: Tensor, chosen: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield query indices (q,) and their maps A (b, H, q, M) of b images, in pieces that fit, for the `chosen` queries.
-
-    The maps are those of `layer.attention(x)` for x (B, C, height, width), to rounding. With every content gate at 0
-    they are the same for all images, and come once, b = 1.
-    """
-    if not isinstance(layer, CMHSA) and not bool(layer.coefficients().content.any()):
-        x = x[:1]
-    rows, columns = layer.geometry.padded_size(*x.shape[-2:])
-    size = layer.num_heads * rows * columns
-    most = MAX_NUMBERS if x.device.type == "cpu" else MAX_NUMBERS_ON_ACCELERATORS
-    for images in x.split(max(1, most // (size * len(chosen)))):
-        maps = rows_of(layer, images)
-        for at in chosen.split(max(1, most // size)):
-            yield at, maps(at)
 
 
 def rows_of(layer: RecastLayer, x: Tensor) -> Rows:

@@ -165,9 +165,7 @@ def _suites_of(folder: Path) -> list[str]:
     """Return the default suites that make sense for a run."""
     recipe = load_recipe(folder / "recipe.yaml", complete=True)
     fits = suites_of(task_of(recipe), only_default=True)
-    if recipe.model.in_chans is not None:
-        fits = [name for name in fits if not SUITES[name].needs_rgb]
-    return [name for name in fits if name != "heads" or recipe.has_layers]
+    return [name for name in fits if recipe.model.in_chans is None or not SUITES[name].needs_rgb]
 
 
 def compared_with(folder: Path, rows: Sequence[Row]) -> tuple[str, ...]:

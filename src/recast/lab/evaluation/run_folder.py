@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from recast.lab.config.evaluation import Options
 from recast.lab.data import Data, load_data
 from recast.lab.data.fingerprint import check_classes, check_same
 from recast.lab.device import surroundings
-from recast.lab.evaluation.context import Context, PixelModel
+from recast.lab.evaluation.context import Context
 from recast.lab.evaluation.runner import Results, measure, open_context
 from recast.lab.evaluation.suites import check_suites, check_task, evaluator, passes
 from recast.lab.files import locked, read_json, write_json
@@ -119,11 +118,9 @@ def evaluate_run(
         check_task(suites, run.data.task, run.data.name)
         check_same(folder, run.data, goes_on=False)
         data = _labelled(run, suites, options)
-        checkpoints = run.checkpoints.items() if "recast" in run.models else ()
         context = replace(
             open_context(run.models, data, batch_size, device, options, workers),
             untaught=frozenset({"parent"} if has_new_parent(run.recipe, folder) else ()),
-            epochs=[("recast", epoch, partial(_load_checkpoint, run, path)) for epoch, path in checkpoints],
         )
         scores, results = folder / "scores", Results()
         # suites that share a pass are measured together, and each group is written when it is finished
@@ -160,12 +157,6 @@ def _labelled(run: OpenRun, suites: Sequence[str], options: Options) -> Data:
         )
     chosen = config.replace(labels=options.labels)
     return load_data(run.recipe.data, run.recipe.augmentation, chosen, run.recipe.model.in_chans)
-
-
-def _load_checkpoint(run: OpenRun, path: Path) -> nn.Module:
-    """Return the recast model with the weights of an earlier epoch."""
-    parent = task_of(run.recipe).adapt_(copy.deepcopy(run.models["parent"]), run.recipe, len(run.data.classes))
-    return PixelModel(load(path, parent=parent), run.data.mean, run.data.std).eval()
 
 
 def _provenance(folder: Path) -> dict[str, Any]:

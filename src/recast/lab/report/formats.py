@@ -6,7 +6,6 @@ import base64
 import io
 import math
 import re
-from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -95,15 +94,6 @@ def tap(down: int, right: int) -> str:
 def leaves_out_zero(low: float, high: float, digits: int = 1) -> bool:
     """Return True if the interval excludes 0 as printed: one that ends at `0.0` does not."""
     return round(low, digits) > 0 or round(high, digits) < 0
-
-
-def mean_range(values: Sequence[float]) -> str:
-    """Format mean, smallest and largest of the finite values as `1.38 (0.54 to 1.80)`."""
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
-        return MISSING
-    mean = decimal(sum(finite) / len(finite), 2)
-    return f"{mean} ({interval(min(finite), max(finite), 2)})" if min(finite) < max(finite) else mean
 
 
 def plural(count: int, noun: str) -> str:

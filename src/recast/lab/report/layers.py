@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from recast.lab.analysis.records import FourierLine, HeadLine
+from recast.lab.analysis.records import FourierLine
 from recast.lab.files import number
 from recast.lab.records import ARMS
 from recast.lab.report.charts import Chart, Key
@@ -101,27 +101,6 @@ def _by_depth(blocks: Blocks, frequency: float) -> list[Point]:
     """Return the point of every block's curve that is nearest to a frequency."""
     nearest = [min(curve, key=lambda line: abs(line.frequency - frequency)) for curve in blocks.values()]
     return [Point(line.depth, line.delta_log_amplitude) for line in nearest]
-
-
-def last_heads(run: Run) -> dict[str, list[HeadLine]]:
-    """Return the heads of every layer at the end, in the order of the network."""
-    layers: dict[str, list[HeadLine]] = {}
-    for line in run.heads:
-        if line.model == "recast" and line.epoch is None:
-            layers.setdefault(line.layer, []).append(line)
-    return layers
-
-
-def distance_charts(run: Run) -> list[Chart]:
-    """Return the mean attention distance of every head by depth."""
-    distances = [[number(head.distance) for head in heads] for heads in last_heads(run).values()]
-    if not distances:
-        return []
-    dots = [Point(place, distance) for place, layer in enumerate(distances) for distance in layer]
-    means = [Point(place, float(np.mean(layer))) for place, layer in enumerate(distances)]
-    series = [Series("mean of a layer", means, "ink", "thick"), Series("a head", dots, look="points")]
-    title = "Mean attention distance, pixels, by layer"
-    return [series_chart("distance_depth", title, series, xlabel="layer, from the input", whole_x=True)]
 
 
 def head_charts(run: Run) -> dict[str, list[Chart]]:

@@ -17,7 +17,7 @@ from recast.lab.report.labels import glossary, words
 from recast.lab.report.load import Run
 from recast.lab.report.maps import GATES, first_map, image_maps
 from recast.lab.report.switches import switch_part
-from recast.lab.report.tables import head_table, runs_table, seeds_table, steps_table, unchanged_by_reason
+from recast.lab.report.tables import runs_table, seeds_table, steps_table, unchanged_by_reason
 from recast.lab.report.verdict import joint_verdict, verdict, why_no_mean
 
 Part = dict[str, Any]
@@ -47,8 +47,6 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "training": curves.training(run),
         "switches": switch_part(run),
         "head_layers": layers.head_charts(run),
-        "heads": head_table(run),
-        "distances": layers.distance_charts(run),
         "symbol": symbol,
         "symbol_means": meaning,
         "maps": image_maps(run.attention, symbol) if run.attention else [],

@@ -98,7 +98,7 @@ def provenance(run: Run) -> PageTable | None:
 
 def missing(run: Run) -> tuple[list[str], str]:
     """Return the suites that were not measured and the command that measures them."""
-    tables = {"fourier": run.fourier, "heads": run.heads, "cka": run.cka, "agreement": run.agreement}
+    tables = {"fourier": run.fourier, "cka": run.cka, "agreement": run.agreement}
     measured = (
         {row.suite for row in run.rows} | {name for name, table in tables.items() if table} | set(run.task.unasked)
     )
@@ -106,8 +106,6 @@ def missing(run: Run) -> tuple[list[str], str]:
         measured.add("basic")
     if run.is_plain:
         measured |= {"cka", "agreement"}  # they compare arms
-    if not run.recipe.has_layers:
-        measured.add("heads")
     absent = [name for name in suites_of(run.task) if SUITES[name].missing and name not in measured]
     command = follow_up("evaluate", str(run.path), "--suite", ",".join(absent), functions=functions_of(run.recipe))
     return [SUITES[name].missing for name in absent], command if absent else ""
