@@ -45,7 +45,7 @@ run images/a.png --out page.txt | run images/a.png --out nowhere/page.html | run
 run images/a.png --out tiny.yaml | digits_resnet | digits_resnet images/a.png --mean 0.5
 digits_resnet images/a.png --crop-pct 2 | digits_resnet images/a.png --std 0 0 0 | digits_resnet val:3
 weights.safetensors images/a.png | run images/a.png --device banana""",
-    "report run": "--out empty | --out nowhere/report.html | --out tiny.yaml | --figures images | --figure x",
+    "report run": "--out empty | --out nowhere/report.html | --out tiny.yaml | --figure x",
 }
 OPTIONS = """
 --data digts | --data folder | --data folder --data-dir nowhere | --data folder --data-dir empty | --data cifar10

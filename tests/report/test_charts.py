@@ -1,4 +1,4 @@
-"""The papers' figures: what is drawn is what was measured, in the page's colours or on paper."""
+"""The papers' figures: what is drawn is what was measured, in the page's colours."""
 
 import base64
 import io
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drawn import rows_where, series_of
 from PIL import Image
 
 from recast.lab.records import FrontierLine
@@ -31,11 +32,6 @@ def by_name(found: Sequence[Chart]) -> dict[str, Chart]:
     return {chart.name: chart for chart in found}
 
 
-def rows_where(chart: Chart, **wanted: object) -> list[dict[str, Any]]:
-    rows = [dict(zip(chart.columns, row, strict=True)) for row in chart.rows]
-    return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
-
-
 # what is drawn
 
 
@@ -45,9 +41,9 @@ def test_robustness_against_every_cost(full: Run) -> None:
     titles = ["Clean images", "FGSM, ε = 1/255", "PGD, ε = 1/255", "ImageNet-C", "ImageNet-V2"]
     assert [chart.title for chart in found["macs"]] == titles
     (point,) = rows_where(found["images_per_second"][0], series="Recast")
-    assert point["images_per_second"] == "974.4"
+    assert point["x"] == pytest.approx(974.4)
     assert (point["value"], point["low"], point["high"]) == pytest.approx((76.3, 75.1, 77.5))
-    assert {row["parameters"] for row in rows_where(found["parameters"][0])} == {"152026.0", "191438.0"}  # of the plan
+    assert {row["x"] for row in rows_where(found["parameters"][0])} == {152026, 191438}  # of the plan
 
 
 def test_the_legend_names_the_arms_of_every_run(make_run: MakeRun, make_plain: MakeRun) -> None:
@@ -62,11 +58,11 @@ def test_relative_improvement(full: Run) -> None:
     against = "Recast against parent, fine-tuned"
     (weather,) = rows_where(found["relative_imagenet-c_category"], series=against)
     recast, other = (full.value(arm, "imagenet-c", "top1/weather") for arm in ("recast", "finetuned"))
-    assert (weather["category"], weather["value"]) == ("weather", pytest.approx(100 * (recast - other) / other))
+    assert (weather["x"], weather["value"]) == ("weather", pytest.approx(100 * (recast - other) / other))
     paired = full.difference("finetuned", "imagenet-c", "top1/weather")
     assert paired is not None
     assert (weather["low"], weather["high"]) == pytest.approx((100 * paired.low / other, 100 * paired.high / other))
-    assert [row["severity"] for row in rows_where(found["relative_basic_severity"], series=against)] == ["1", "5"]
+    assert [row["x"] for row in rows_where(found["relative_basic_severity"], series=against)] == ["1", "5"]
 
 
 def test_sweeps(full: Run) -> None:
@@ -74,10 +70,10 @@ def test_sweeps(full: Run) -> None:
     assert set(found) == {
         "resolution", "knn", "adversarial_fgsm", "adversarial_pgd",
     }  # fmt: skip
-    assert [row["side"] for row in rows_where(found["resolution"], series="Recast")] == ["128.0", "224.0"]  # squares
-    assert [row["k"] for row in rows_where(found["knn"], series="Parent")] == ["1.0", "5.0"]
+    assert [row["x"] for row in rows_where(found["resolution"], series="Recast")] == [128, 224]  # squares
+    assert [row["x"] for row in rows_where(found["knn"], series="Parent")] == [1, 5]
     first, *_ = rows_where(found["adversarial_fgsm"], series="Recast")
-    assert (first["epsilon_255"], first["value"]) == ("0", full.value("recast", "clean", "top1"))
+    assert (first["x"], first["value"]) == ("0", full.value("recast", "clean", "top1"))
 
 
 # colours
@@ -140,5 +136,5 @@ def test_the_curve_of_closed_heads(make_run: MakeRun) -> None:
     run = read_run(path)
     assert costs.joint_frontier([run]) == []
     joint = costs.joint_frontier([run, replace(run, name="another")])
-    assert {row[0] for row in joint[0].rows} == {run.name, "another"}
-    assert [(row[1], row[2]) for row in joint[1].rows if row[0] == "another"] == [(str(ms), n) for *_, n, ms in points]
+    assert series_of(joint[0]) == {run.name, "another"}
+    assert [(row["x"], row["y"]) for row in rows_where(joint[1], series="another")] == [(ms, n) for *_, n, ms in points]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from changed_runs import rewrite, set_values
+from drawn import rows_where, series_of
 from sklearn.metrics import confusion_matrix
 
 from recast.lab.cli import evaluate
@@ -177,7 +178,7 @@ def test_runs_together(make_run: MakeRun) -> None:
     part = joint_part([read_run(make_run(f"r{seed}", recipe={"seed": seed})) for seed in (0, 1)])
     assert [row[0].link for row in part["table"].groups[""]] == ["#run1", "#run2"]
     assert part["table"].foot[1].text == "58.0"
-    assert {row[0] for row in part["costs"]["macs"][0].rows} >= {"r0, Parent", "r1, Recast"}
+    assert series_of(part["costs"]["macs"][0]) >= {"r0, Parent", "r1, Recast"}
 
 
 # agreement, provenance
@@ -211,7 +212,7 @@ def test_confusion_matrix(make_run: MakeRun) -> None:
     for column, arm in ((1, "finetuned"), (2, "recast")):
         assert (confusion(run, arm) == confusion_matrix(table[:, 0], table[:, column])).all()
     first, second = confusion_charts(run)
-    assert sum(row[2] for row in first.rows) == 40
+    assert first.panel.keywords["counts"].sum() == 40
     assert "<svg" in second.svg
     assert not confusion_charts(replace(run, classes=tuple(map(str, range(51)))))
 
@@ -257,6 +258,6 @@ def test_classes_have_a_table_of_their_own(make_run: MakeRun) -> None:
     assert not any(name in text for name in ("disc", "ring"))
     part = run_part(run, "run1", 1)
     assert 'id="run1-classes"' in render_page([part], None)
-    assert part["costs"]["macs"][0].rows[0][2:] == (5.0, 3.0, 8.0)
+    assert tuple(rows_where(part["costs"]["macs"][0])[0][key] for key in ("value", "low", "high")) == (5.0, 3.0, 8.0)
     assert _suites_of(path)[0] == "detection"
     assert "fourier" not in _suites_of(path), "only where it is asked for"

@@ -59,16 +59,15 @@ def settings(run: Run, suite: str, metric: str = "top1") -> Keyed:
     return keyed
 
 
-def arms_chart(run: Run, name: str, title: str, points: Keyed, x: str, **options: Any) -> list[Chart]:
+def arms_chart(run: Run, name: str, title: str, points: Keyed, **options: Any) -> list[Chart]:
     """Return a chart of the arms with their intervals; none if no arm has two finite values.
 
     Args:
         points: position → (suite, metric).
-        x: name of the column of positions.
     """
     lines = {arm: _line(run, arm, points) for arm in words(run).drawn}
     series = [Series(words(run).arms[arm], line, arm) for arm, line in lines.items() if len(line) > 1]
-    return [series_chart(name, title, series, x=x, **options)] if series else []
+    return [series_chart(name, title, series, **options)] if series else []
 
 
 def _line(run: Run, arm: str, points: Keyed) -> list[Point]:
@@ -87,7 +86,7 @@ def attacks(run: Run) -> list[Chart]:
         title = f"{suite_title(suite, short=True)}: top-1, % by ε in 1/255"
         ticks = {strength: f"{strength:g}" for strength in points}
         charts += arms_chart(
-            run, f"adversarial_{suite}", title, points, "epsilon_255",
+            run, f"adversarial_{suite}", title, points,
             xlabel="ε in 1/255", xticks=ticks, ylim=PERCENT,
         )  # fmt: skip
     return charts
@@ -96,10 +95,10 @@ def attacks(run: Run) -> list[Chart]:
 def sweeps(run: Run) -> list[Chart]:
     """Return charts of test resolution (T-CNN, Fig. 7) and neighbors."""
     charts = arms_chart(
-        run, "resolution", "Top-1, % by test resolution", settings(run, "resolution"), "side",
+        run, "resolution", "Top-1, % by test resolution", settings(run, "resolution"),
         xlabel="test size, pixels",
     )  # fmt: skip
-    return charts + arms_chart(run, "knn", "k nearest neighbours: top-1, %", settings(run, "knn"), "k", xlabel="k")
+    return charts + arms_chart(run, "knn", "k nearest neighbours: top-1, %", settings(run, "knn"), xlabel="k")
 
 
 def of_runs(runs: Sequence[Run]) -> list[Chart]:

@@ -22,7 +22,7 @@ SMALL = (3.5, 2.5)
 YLABEL = "Δ log amplitude"
 AT = {"_third_pi": (1 / 3, "π/3"), "_two_thirds_pi": (2 / 3, "2π/3"), "": (1.0, "π")}
 """End of a chart's name → the frequency that it shows by depth, in units of π, and its name (PRS, Figs. 2 and 3)."""
-BY_DEPTH: dict[str, Any] = {"xlabel": "depth (0: before the first block, 1: the last)", "x": "depth", "size": SMALL}
+BY_DEPTH: dict[str, Any] = {"xlabel": "depth (0: before the first block, 1: the last)", "size": SMALL}
 PI = {0.0: "0", 0.25: "π/4", 0.5: "π/2", 0.75: "3π/4", 1.0: "π"}
 MOST_LAYERS = 24  # whose gates are drawn, to keep the page small
 QUANTITIES = {

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from recast.lab.report import curves, layers, summary
 from recast.lab.report.arms_table import LABELS, arms_table, heat_tables
-from recast.lab.report.charts import Chart
 from recast.lab.report.costs import COSTS, cost_charts, frontier, joint_frontier
 from recast.lab.report.filling import fill_page
 from recast.lab.report.heat_maps import confusion_charts, similarity_charts
@@ -21,14 +20,14 @@ from recast.lab.report.tables import runs_table, seeds_table, steps_table, uncha
 from recast.lab.report.verdict import joint_verdict, verdict, why_no_mean
 
 Part = dict[str, Any]
-"""Template variables of one run, or of several together; `figures` are its charts."""
+"""Template variables of one run, or of several together."""
 
 
 def run_part(run: Run, anchor: str, count: int) -> Part:
     """Return the variables of one of `count` runs of a page; empty for what was not measured."""
     symbol, meaning = GATES.get(run.recipe.recast.gate, ("", ""))
     absent, command = summary.missing(run)
-    part: Part = {
+    return {
         "anchor": anchor,
         "run": run,
         "words": words(run),
@@ -62,16 +61,6 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "missing": absent,
         "missing_command": command,
     }
-    return part | {"figures": list(_charts(part))}
-
-
-def _charts(value: object) -> Iterator[Chart]:
-    """Yield every chart in nested lists and dictionaries."""
-    if isinstance(value, Chart):
-        yield value
-    elif isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _charts(item)
 
 
 def _picture(path: Path) -> str:
@@ -83,7 +72,7 @@ def _picture(path: Path) -> str:
 
 def joint_part(runs: Sequence[Run]) -> Part:
     """Return the variables of several runs together."""
-    part: Part = {
+    return {
         "verdict": joint_verdict(runs),
         "table": runs_table(runs),
         "why_no_mean": why_no_mean(runs),
@@ -93,7 +82,6 @@ def joint_part(runs: Sequence[Run]) -> Part:
         "fourier": layers.joint_fourier(runs),
         "curves": curves.of_runs(runs),
     }
-    return part | {"figures": list(_charts(part))}
 
 
 def render_page(parts: Sequence[Part], joint: Part | None) -> str:

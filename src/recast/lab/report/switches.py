@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from recast.lab.files import number
 from recast.lab.records import Switch
 from recast.lab.report import formats
-from recast.lab.report.charts import Chart, Palette
+from recast.lab.report.charts import Chart, color
 from recast.lab.report.draw import shortened
 from recast.lab.report.load import Run
 from recast.lab.report.table import Cell, PageTable
@@ -43,12 +43,12 @@ def switch_part(run: Run) -> dict[str, Any]:
     return {
         "rule": RULES.get(schedule.name, f"Schedule: {schedule.name}."),
         "unfinished": unfinished if run.epochs < switching.epochs else "",
-        "chart": Chart("switches", "Layers by epoch, input at the top", ("layer", "first_epoch"), rows, panel, size),
+        "chart": Chart("switches", "Layers by epoch, input at the top", panel, size),
         "table": _switch_table(run, switching.switches),
     }
 
 
-def _draw_bars(axes: Axes, palette: Palette, rows: list[tuple[str, int | None]], epochs: int, trained: int) -> None:
+def _draw_bars(axes: Axes, rows: list[tuple[str, int | None]], epochs: int, trained: int) -> None:
     """Draw a bar per row over `epochs`: thin as a convolution, thick as attention, pale after the `trained` epochs.
 
     A row is a layer and its first epoch as attention, None for never.
@@ -57,13 +57,13 @@ def _draw_bars(axes: Axes, palette: Palette, rows: list[tuple[str, int | None]],
     """
     for place, (_, date) in enumerate(rows):
         switch = epochs if date is None else min(date - 1, epochs)
-        as_attention = (switch, epochs, palette.color("recast"), 0.64)
-        for start, end, color, thick in ((0, switch, palette["muted"], 0.16), as_attention):
+        as_attention = (switch, epochs, color("recast"), 0.64)
+        for start, end, shade, thick in ((0, switch, color("muted"), 0.16), as_attention):
             for low, high, alpha in ((start, min(end, trained), 1.0), (max(start, trained), end, 0.35)):
                 if high > low:
-                    axes.barh(place, high - low, thick, low, color=color, alpha=alpha, linewidth=0)
+                    axes.barh(place, high - low, thick, low, color=shade, alpha=alpha, linewidth=0)
         text = "never" if date is None else f"epoch {date}"
-        ink = palette["ink"] if date is not None and date <= trained else palette["muted"]
+        ink = color("ink") if date is not None and date <= trained else color("muted")
         beside = axes.get_yaxis_transform()
         axes.text(1.02, place, text, transform=beside, va="center_baseline", fontsize=7.6, color=ink)
     labels = [shortened(name, LONGEST) for name, _ in rows]
