@@ -16,7 +16,7 @@ from recast.lab.cli import evaluate
 from recast.lab.cli.evaluate import _suites_of
 from recast.lab.records import Difference, Row, write_records
 from recast.lab.report import formats
-from recast.lab.report.arms_table import LABELS, arms_table, heat_tables
+from recast.lab.report.arms_table import LABELS, arms_table
 from recast.lab.report.heat_maps import confusion, confusion_charts
 from recast.lab.report.load import Run, read_run
 from recast.lab.report.page import joint_part, render_page, run_part
@@ -83,9 +83,6 @@ def test_intervals_decide_who_is_better(make_measured: MakeRun) -> None:
     open_ended = read_run(make_measured("open", gain=0.5))
     top1 = lines(open_ended)["Clean images, Top-1, %"]
     assert [cell.kind for cell in top1[4:6]] == ["by-recast", "by-"]
-    rows = [row for *_, table in heat_tables(open_ended) for row in table.groups[""]]
-    cells = [cell for row in rows for cell in row[1:]]
-    assert all(cell.kind == "b-" and cell.strength == 0 for cell in cells if cell.title.startswith("95 % interval: −"))
 
 
 @pytest.mark.parametrize(

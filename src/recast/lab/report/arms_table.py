@@ -26,7 +26,7 @@ def arm_heads(*runs: Run) -> list[Cell]:
 
 
 def arms_table(run: Run, name: str = "arms") -> PageTable:
-    """Return a table of `LABELS`, grouped by suite, costs last; single corruptions are in `heat_tables`."""
+    """Return a table of `LABELS`, grouped by suite, costs last; single corruptions are in rows.csv alone."""
     order = {suite: index for index, suite in enumerate(SUITES)}
     suites: dict[str, dict[tuple[str, str], None]] = {}
     for row in sorted(worth_a_line(run.rows), key=lambda row: order.get(row.suite, order["cost"] - 0.5)):
@@ -88,28 +88,3 @@ def _difference(run: Run, suite: str, metric: str, other: str, digits: int) -> C
     if is_accuracy(metric) and other == _baseline(run):
         bar = Bar("recast" if gain > 0 else other, gain, paired.low, paired.high)
     return Cell(text, (formats.interval(paired.low, paired.high, digits),), kind=f"by-{better}", bar=bar)
-
-
-def heat_tables(run: Run) -> list[tuple[str, str, PageTable]]:
-    """Return (suite, baseline, table of top-1 and difference by kind and severity of corruption)."""
-    tables, against = [], _baseline(run)
-    for suite, kinds in run.corruptions.items():
-        severities = sorted({severity for by_severity in kinds.values() for severity in by_severity}, key=int)
-        metrics = {(kind, severity): kinds[kind].get(severity, "") for kind in kinds for severity in severities}
-        gaps = {key: run.value("recast", suite, m) - run.value(against, suite, m) for key, m in metrics.items()}
-        largest = max((abs(gap) for gap in gaps.values() if math.isfinite(gap)), default=0.0) or 1.0
-        cells = {}
-        for key, gap in gaps.items():
-            paired, tone, strength, title = run.difference(against, suite, metrics[key]), "", 0, ""
-            if paired is not None:
-                title = f"95 % interval: {formats.interval(paired.low, paired.high)}"
-            if math.isfinite(gap) and (paired is None or formats.leaves_out_zero(paired.low, paired.high)):
-                tone, strength = "recast" if gap > 0 else against, round(55 * abs(gap) / largest)
-            value = formats.decimal(run.value("recast", suite, metrics[key]))
-            cells[key] = Cell(value, (formats.signed(gap),), title, f"b-{tone}", strength=strength)
-        rows = [[Cell(kind.replace("_", " ")), *(cells[kind, severity] for severity in severities)] for kind in kinds]
-        name = suite_title(suite, short=True)
-        heads = [Cell("Severity"), *map(Cell, severities)]
-        label = f"Results by corruption, {name}"
-        tables.append((name, against, PageTable(label, heads, {"": rows}, kind="heat")))
-    return tables

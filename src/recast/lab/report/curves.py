@@ -129,7 +129,9 @@ def relative(run: Run) -> list[Chart]:
     charts = []
     for suite in CORRUPTIONS:
         categories = {name: f"top1/{name}" for name in CATEGORIES}
-        for name, groups in (("category", categories), ("severity", run.corruptions.get(suite, {}).get("mean", {}))):
+        metrics = dict.fromkeys(row.metric for row in run.rows if row.suite == suite)
+        severities = {metric.rpartition("/")[2]: metric for metric in metrics if metric.startswith("top1/mean/")}
+        for name, groups in (("category", categories), ("severity", severities)):
             gains = [_gains(run, suite, arm, groups) for arm in reversed(words(run).others)]
             if not any(bars.points for bars in gains):
                 continue

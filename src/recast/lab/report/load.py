@@ -28,7 +28,7 @@ from recast.lab.files import read_json, read_lines, read_names, read_text
 from recast.lab.recipe import SEAL, load_recipe, why_untaught
 from recast.lab.records import Difference, Epoch, Evaluation, FrontierLine, Provenance, Row, Switching
 from recast.lab.report.maps import MapView, read_attention
-from recast.lab.suites import METRICS, PER_CORRUPTION
+from recast.lab.suites import METRICS
 from recast.lab.tables import read_records, read_table
 from recast.lab.tasks import Task, task_of_data
 from recast.surgery.plan import Plan
@@ -129,15 +129,6 @@ class Run:
     def difference(self, against: str, suite: str, metric: str) -> Difference | None:
         """Return recast minus another arm; None if it was not measured or has no finite interval."""
         return self._differences_by_key.get((against, suite, metric))
-
-    @cached_property
-    def corruptions(self) -> dict[str, dict[str, dict[str, str]]]:
-        """Suite → kind of corruption, including "mean" → severity → metric of rows.csv."""
-        metrics: dict[str, dict[str, dict[str, str]]] = {}
-        for row in self.rows:
-            if match := PER_CORRUPTION.match(row.metric):
-                metrics.setdefault(row.suite, {}).setdefault(match["kind"], {})[match["severity"]] = row.metric
-        return metrics
 
     @cached_property
     def _rows_by_key(self) -> dict[tuple[str, str, str], Row]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from recast.lab.report import curves, layers, summary
-from recast.lab.report.arms_table import LABELS, arms_table, heat_tables
+from recast.lab.report.arms_table import LABELS, arms_table
 from recast.lab.report.costs import COSTS, cost_charts, frontier, joint_frontier
 from recast.lab.report.filling import fill_page
 from recast.lab.report.heat_maps import confusion_charts, similarity_charts
@@ -40,7 +40,6 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "frontier": frontier(run),
         "adversarial": curves.attacks(run),
         "relative": curves.relative(run),
-        "heat": heat_tables(run),
         "sweeps": curves.sweeps(run),
         "predictions": _picture(run.path / "predictions.png"),
         "training": curves.training(run),

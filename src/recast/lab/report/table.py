@@ -28,7 +28,6 @@ class Cell:
     link: str = ""
     span: int = 1  # columns
     bar: Bar | None = None
-    strength: int = 0  # 0..100, saturation of a cell of a heat map
 
 
 @dataclass(frozen=True)
