@@ -65,13 +65,10 @@ def test_relative_improvement(full: Run) -> None:
     assert [row["x"] for row in rows_where(found["relative_basic_severity"], series=against)] == ["1", "5"]
 
 
-def test_sweeps(full: Run) -> None:
-    found = by_name([*curves.sweeps(full), *curves.attacks(full)])
-    assert set(found) == {
-        "resolution", "knn", "adversarial_fgsm", "adversarial_pgd",
-    }  # fmt: skip
+def test_sizes_and_attacks(full: Run) -> None:
+    found = by_name([*curves.resolutions(full), *curves.attacks(full)])
+    assert set(found) == {"resolution", "adversarial_fgsm", "adversarial_pgd"}
     assert [row["x"] for row in rows_where(found["resolution"], series="Recast")] == [128, 224]  # squares
-    assert [row["x"] for row in rows_where(found["knn"], series="Parent")] == [1, 5]
     first, *_ = rows_where(found["adversarial_fgsm"], series="Recast")
     assert (first["x"], first["value"]) == ("0", full.value("recast", "clean", "top1"))
 

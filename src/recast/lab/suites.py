@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["accuracy", "attack", "corruption", "test set", "sweep", "cost", "table"]
+Kind = Literal["accuracy", "attack", "corruption", "test set", "cost", "table"]
 
 
 @dataclass(frozen=True)
@@ -160,11 +160,11 @@ SUITES = {
         needs="ImageNet's validation images under their own names; the labels come with timm",
     ),
     "resolution": Suite(
-        "Test resolution", "accuracy at other test sizes (--sizes)", "sweep", setting="{}",
+        "Test resolution", "accuracy at other test sizes (--sizes)", "accuracy", setting="{}",
         missing="accuracy by test resolution (T-CNN, Fig. 7)",
     ),
     "knn": Suite(
-        "Nearest neighbours of the features", "nearest training images by features", "sweep", setting="k = {}",
+        "Nearest neighbours of the features", "nearest training images by features", "accuracy", setting="k = {}",
         missing="nearest neighbours of the features",
     ),
     "retrieval": Suite(

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 
-from recast.lab.records import ARMS, Row
+from recast.lab.records import ARMS
 from recast.lab.report import formats
 from recast.lab.report.labels import TEST_SETS, is_accuracy, measured, suite_title, words, worth_a_line
 from recast.lab.report.load import Run
 from recast.lab.report.table import Bar, Cell, PageTable
-from recast.lab.suites import METRICS, PER_CORRUPTION, SUITES, base, is_of_class, of_kind
+from recast.lab.suites import METRICS, PER_CORRUPTION, SUITES, base, is_of_class
 
-SWEPT = of_kind("sweep")
-LABELS = {"arms": "All measurements of all networks", "swept": "Test-time sweeps", "classes": "Results by class"}
-"""Tables of a run. Sweeps, which are better read from charts, and classes, which may be many, have their own."""
+LABELS = {"arms": "All measurements of all networks", "classes": "Results by class"}
+"""Tables of a run. Classes, which may be many, have their own."""
 PLANNED = ("parameters", "macs")  # costs that do not depend on images
 
 
@@ -30,7 +29,7 @@ def arms_table(run: Run, name: str = "arms") -> PageTable:
     order = {suite: index for index, suite in enumerate(SUITES)}
     suites: dict[str, dict[tuple[str, str], None]] = {}
     for row in sorted(worth_a_line(run.rows), key=lambda row: order.get(row.suite, order["cost"] - 0.5)):
-        if _table_of(row) == name and not PER_CORRUPTION.match(row.metric):
+        if is_of_class(row.metric) == (name == "classes") and not PER_CORRUPTION.match(row.metric):
             title = "Other test sets: top-1, %" if row.suite in TEST_SETS else suite_title(row.suite)
             suites.setdefault(title, {})[row.suite, row.metric] = None
     groups = {title: [_cells(run, *line) for line in lines] for title, lines in suites.items()}
@@ -39,10 +38,6 @@ def arms_table(run: Run, name: str = "arms") -> PageTable:
     heads = [Cell("Measured"), *arm_heads(run), Cell("Images")]
     kind = "arms both" if len(words(run).others) > 1 else "arms"
     return PageTable(LABELS[name], heads, groups, kind=kind, scale=50 / largest if largest else 0.0)
-
-
-def _table_of(row: Row) -> str:
-    return "swept" if row.suite in SWEPT else "classes" if is_of_class(row.metric) else "arms"
 
 
 def _baseline(run: Run) -> str:

@@ -1,4 +1,4 @@
-"""Charts of the arms of a run: training, attacks, corruptions, and test-time sweeps."""
+"""Charts of the arms of a run: training, attacks, corruptions, and test sizes."""
 
 from __future__ import annotations
 
@@ -92,13 +92,10 @@ def attacks(run: Run) -> list[Chart]:
     return charts
 
 
-def sweeps(run: Run) -> list[Chart]:
-    """Return charts of test resolution (T-CNN, Fig. 7) and neighbors."""
-    charts = arms_chart(
-        run, "resolution", "Top-1, % by test resolution", settings(run, "resolution"),
-        xlabel="test size, pixels",
-    )  # fmt: skip
-    return charts + arms_chart(run, "knn", "k nearest neighbours: top-1, %", settings(run, "knn"), xlabel="k")
+def resolutions(run: Run) -> list[Chart]:
+    """Return a chart of test resolution (T-CNN, Fig. 7)."""
+    points = settings(run, "resolution")
+    return arms_chart(run, "resolution", "Top-1, % by test resolution", points, xlabel="test size, pixels")
 
 
 def of_runs(runs: Sequence[Run]) -> list[Chart]:

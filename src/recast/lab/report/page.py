@@ -40,7 +40,7 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "frontier": frontier(run),
         "adversarial": curves.attacks(run),
         "relative": curves.relative(run),
-        "sweeps": curves.sweeps(run),
+        "resolutions": curves.resolutions(run),
         "predictions": _picture(run.path / "predictions.png"),
         "training": curves.training(run),
         "switches": switch_part(run),
