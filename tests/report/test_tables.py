@@ -20,7 +20,7 @@ from recast.lab.report.arms_table import LABELS, arms_table
 from recast.lab.report.heat_maps import confusion, confusion_charts
 from recast.lab.report.load import Run, read_run
 from recast.lab.report.page import joint_part, render_page, run_part
-from recast.lab.report.summary import missing, provenance, won_and_lost
+from recast.lab.report.summary import missing, provenance
 from recast.lab.report.switches import switch_part
 from recast.lab.report.table import Cell
 from recast.lab.report.tables import seeds_table, steps_table
@@ -179,21 +179,6 @@ def test_runs_together(make_run: MakeRun) -> None:
 
 
 # agreement, provenance
-
-
-def test_won_and_lost(make_run: MakeRun) -> None:
-    path = make_run()
-    (path / "analysis" / "agreement.csv").write_text(
-        "index,image,label,parent,recast\n0,a.png,cat,cat,cat\n1,b.png,cat,dog,cat\n2,c.png,dog,dog,cat\n"
-        "3,d.png,dog,cat,cat\n4,,dog,owl,dog\n",
-        encoding="utf-8",
-    )
-    (pair,) = won_and_lost(read_run(path))
-    won, lost = ([[cell.text for cell in row] for row in pair["tables"][way].groups[""]] for way in ("won", "lost"))
-    assert won == [["b.png", "cat", "dog", "cat"], ["4", "dog", "owl", "dog"]]
-    assert [row[0] for row in lost] == ["c.png"]
-    assert pair["counts"] == {"right": 1, "won": 2, "lost": 1, "wrong": 1}
-    assert all(part in pair["sentence"] for part in ("2\u00a0images won", "p = 1.000", "agree on 2"))
 
 
 def test_confusion_matrix(make_run: MakeRun) -> None:

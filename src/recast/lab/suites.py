@@ -186,7 +186,7 @@ SUITES = {
     ),
     "agreement": Suite(
         "Agreement", "table: every model's prediction for every image", "table", (), default=True,
-        missing="images won and lost against the parent",
+        missing="confusion matrices",
     ),
     "frontier": Suite(
         "Heads closed one by one", "table: top-1, clean and under noise, and milliseconds as heads are closed", "table",

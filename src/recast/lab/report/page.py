@@ -52,7 +52,6 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "fourier_depth": layers.depth_charts(run),
         "similarity": similarity_charts(run),
         "confusion": confusion_charts(run),
-        "agreement": summary.won_and_lost(run),
         "plan": steps_table(run),
         "unchanged": unchanged_by_reason(run),
         "facts": summary.facts(run),

@@ -1,10 +1,9 @@
-"""Summarize a run: tiles, facts, images won and lost, and suites that are missing."""
+"""Summarize a run: tiles, facts, and suites that are missing."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from recast.lab.analysis.records import Wakefulness
 from recast.lab.files import number
@@ -16,12 +15,9 @@ from recast.lab.report.labels import CORRUPTIONS, suite_title, words
 from recast.lab.report.load import Run
 from recast.lab.report.table import Cell, PageTable
 from recast.lab.report.verdict import accuracy, kept_predictions
-from recast.lab.statistics import Agreement
 from recast.lab.suites import SUITES
 from recast.lab.tasks import suites_of
 from recast.models.trust import follow_up
-
-MOST_IMAGES = 24  # listed; all are in analysis/agreement.csv
 
 
 def tiles(run: Run) -> list[tuple[str, str, str]]:
@@ -109,33 +105,3 @@ def missing(run: Run) -> tuple[list[str], str]:
     absent = [name for name in suites_of(run.task) if SUITES[name].missing and name not in measured]
     command = follow_up("evaluate", str(run.path), "--suite", ",".join(absent), functions=functions_of(run.recipe))
     return [SUITES[name].missing for name in absent], command if absent else ""
-
-
-def won_and_lost(run: Run) -> list[dict[str, Any]]:
-    """Return the images on which the recast arm and another arm differ, with McNemar's exact test."""
-    pairs = []
-    names = words(run)
-    for arm, name in (("finetuned", names.control), ("parent", names.parent)):
-        images = [image for image in run.agreement if image.get(arm) and image.get("recast")]
-        if not images or arm not in names.others:
-            continue
-        agreed = Agreement.of(*([image[key] for image in images] for key in ("label", "recast", arm)))
-        won, lost, p = len(agreed.won), len(agreed.lost), agreed.p_value
-        chance = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-        sentence = (
-            f"{formats.plural(won, 'image')} won, {lost:,} lost of {agreed.n:,} (McNemar’s exact test {chance}). "
-            f"Predictions agree on {agreed.same:,}."
-        )
-        columns = {"label": "Label", arm: names.arms[arm], "recast": names.arms["recast"]}
-        heads = [Cell("Image"), *(Cell(text, kind="text") for text in columns.values())]
-        tables = {}
-        for title, places in (("won", agreed.won), ("lost", agreed.lost)):
-            rows = [
-                [Cell(image["image"] or image["index"]), *(Cell(image[key], kind="text") for key in columns)]
-                for image in (images[place] for place in places[:MOST_IMAGES])
-            ]
-            if rows:
-                tables[title] = PageTable(f"Images {title} against {name}", heads, {"": rows})
-        counts = {"right": agreed.both_right, "won": won, "lost": lost, "wrong": agreed.both_wrong}
-        pairs.append({"name": name, "counts": counts, "tables": tables, "sentence": sentence})
-    return pairs
