@@ -88,8 +88,6 @@ class Suite:
     """Text of the setting in NAME@SETTING, such as "ε = {}/255"."""
     short: str = ""
     """The label in a figure's title; empty: the label."""
-    missing: str = ""
-    """Description of the missing numbers in a report; empty: a report does not ask for the suite."""
     needs: str = ""
     """Its data set and where to get it; empty: the images of the run."""
     by_cost: tuple[str, ...] = ()
@@ -115,23 +113,22 @@ EPS = "ε = {}/255"
 SUITES = {
     "clean": Suite(
         "Clean images", "top-1, top-5, loss, expected calibration error", "accuracy", (*TOP, "loss", "ece"),
-        missing="accuracy, loss and calibration on clean images", default=True,
+        default=True,
     ),
     "classes": Suite(
         "Classes of unequal size", "balanced accuracy, macro F1 and AUROC", "accuracy", ("balanced", "f1", "auroc"),
     ),
     "fgsm": Suite(
         "FGSM, one gradient step", "white-box L∞ attack of one step, ε in 1/255 of a [0, 1] pixel", "attack",
-        ("top1", "no_gradient"), EPS, short="FGSM", missing="accuracy under FGSM", default=True,
+        ("top1", "no_gradient"), EPS, short="FGSM", default=True,
     ),
     "pgd": Suite(
         "PGD, iterated in an L∞ ball", "white-box L∞ attack of several steps, ε in 1/255 of a [0, 1] pixel", "attack",
-        setting=EPS,
-        short="PGD", missing="accuracy under PGD", default=True,
+        setting=EPS, short="PGD", default=True,
     ),
     "basic": Suite(
         "Corrupted images, five kinds", "five corruptions of our own × 5 severities, from 8×8 pixels on", "corruption",
-        short="Five corruptions", missing="accuracy on corrupted images", default=True,
+        short="Five corruptions", default=True,
     ),
     "corruptions": Suite(
         "Corruptions, made on the fly (not the released ImageNet-C)",
@@ -161,11 +158,9 @@ SUITES = {
     ),
     "resolution": Suite(
         "Test resolution", "accuracy at other test sizes (--sizes)", "accuracy", setting="{}",
-        missing="accuracy by test resolution (T-CNN, Fig. 7)",
     ),
     "knn": Suite(
         "Nearest neighbours of the features", "nearest training images by features", "accuracy", setting="k = {}",
-        missing="nearest neighbours of the features",
     ),
     "retrieval": Suite(
         "Retrieval of training images", "mAP over all training images, also given the coarse class; top-1, k chosen",
@@ -173,20 +168,18 @@ SUITES = {
     ),
     "cost": Suite(
         "Cost", "parameters, MACs, images/s (models take turns), peak memory", "cost",
-        ("parameters", "macs", "images_per_second", "peak_memory"), default=True,
-        missing="images per second, memory, MACs and parameters", task="",
+        ("parameters", "macs", "images_per_second", "peak_memory"), default=True, task="",
     ),
     "fourier": Suite(
         "Fourier curves", "table: Δ log amplitude of the features by block and frequency", "table", (),
-        default=True, missing="Fourier curves of the blocks (PRS, Fig. 2)", task="",
+        default=True, task="",
     ),
     "cka": Suite(
         "Similarity (CKA)", "table: similarity of the layers of parent and recast model", "table", (),
-        missing="similarity of the layers before and after (CKA)", task="",
+        task="",
     ),
     "agreement": Suite(
         "Agreement", "table: every model's prediction for every image", "table", (), default=True,
-        missing="confusion matrices",
     ),
     "frontier": Suite(
         "Heads closed one by one", "table: top-1, clean and under noise, and milliseconds as heads are closed", "table",

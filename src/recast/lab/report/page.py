@@ -26,7 +26,6 @@ Part = dict[str, Any]
 def run_part(run: Run, anchor: str, count: int) -> Part:
     """Return the variables of one of `count` runs of a page; empty for what was not measured."""
     symbol, meaning = GATES.get(run.recipe.recast.gate, ("", ""))
-    absent, command = summary.missing(run)
     return {
         "anchor": anchor,
         "run": run,
@@ -56,8 +55,6 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "unchanged": unchanged_by_reason(run),
         "facts": summary.facts(run),
         "provenance": summary.provenance(run),
-        "missing": absent,
-        "missing_command": command,
     }
 
 

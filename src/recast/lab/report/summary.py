@@ -1,4 +1,4 @@
-"""Summarize a run: tiles, facts, and suites that are missing."""
+"""Summarize a run: tiles, and how it was made."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from recast.lab.analysis.records import Wakefulness
 from recast.lab.files import number
-from recast.lab.recipe import functions_of
 from recast.lab.records import ARMS
 from recast.lab.report import formats
 from recast.lab.report.formats import NBSP
@@ -15,9 +14,6 @@ from recast.lab.report.labels import CORRUPTIONS, suite_title, words
 from recast.lab.report.load import Run
 from recast.lab.report.table import Cell, PageTable
 from recast.lab.report.verdict import accuracy, kept_predictions
-from recast.lab.suites import SUITES
-from recast.lab.tasks import suites_of
-from recast.models.trust import follow_up
 
 
 def tiles(run: Run) -> list[tuple[str, str, str]]:
@@ -90,18 +86,3 @@ def provenance(run: Run) -> PageTable | None:
         rows.append([data, Cell(source.command, kind="text", code=True), where])
     heads = [Cell("Suite, data"), Cell("Command", kind="text"), Cell("When, where, with", kind="text")]
     return PageTable("Sources of the numbers, by suite", heads, {"": rows}, kind="made") if rows else None
-
-
-def missing(run: Run) -> tuple[list[str], str]:
-    """Return the suites that were not measured and the command that measures them."""
-    tables = {"fourier": run.fourier, "cka": run.cka, "agreement": run.agreement}
-    measured = (
-        {row.suite for row in run.rows} | {name for name, table in tables.items() if table} | set(run.task.unasked)
-    )
-    if measured & set(CORRUPTIONS):
-        measured.add("basic")
-    if run.is_plain:
-        measured |= {"cka", "agreement"}  # they compare arms
-    absent = [name for name in suites_of(run.task) if SUITES[name].missing and name not in measured]
-    command = follow_up("evaluate", str(run.path), "--suite", ",".join(absent), functions=functions_of(run.recipe))
-    return [SUITES[name].missing for name in absent], command if absent else ""
