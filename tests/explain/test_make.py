@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from on_pages import data_of
+from on_pages import data_of, weights_of
 from PIL import Image
 from torch import nn
 
@@ -93,7 +93,7 @@ def test_grad_cam_of_every_arm_side_by_side() -> None:
     large = torch.cat(
         [nn.functional.interpolate(maps, (8, 8), mode="bilinear")[0] for maps in wanted if maps is not None]
     )
-    found = np.stack([cams.weights(stored, i) for i in range(6)])
+    found = np.stack([weights_of(cams, stored, i) for i in range(6)])
     assert np.abs(found - large.numpy()).max() < 0.004 * float(large.max())
     assert float(large[:3].max()) > 0
     assert float(large[3:].max()) > 0

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from on_pages import CONFIGS, mix_of, on_pixels, recast_network, scene_of
+from on_pages import CONFIGS, mix_of, on_pixels, recast_network, scene_of, weights_of
 from torch import Tensor, nn
 
 from recast import GPSA, RecastConfig, RecastError, plan, recast_, record
@@ -68,7 +68,7 @@ def test_the_maps_of_a_scene_are_the_layers_own(config: dict[str, Any], open_gat
                 of, mix = layers[name], mix_of(layer, x)
                 for row, column in ((0, 0), (len(of.queries[0]) - 1, len(of.queries[1]) // 2)):
                     for head, wanted in enumerate(mix[:, row, column]):
-                        found = of.weights(maps_of[name], head, (row, column))
+                        found = weights_of(of, maps_of[name], head, (row, column))
                         assert np.abs(found - wanted).max() < 0.005 * max(1.0, float(np.abs(wanted).max()))
             x = layer(x)
     assert layers["4"].map_names(maps_of["4"]) == ("←", "•", "→")

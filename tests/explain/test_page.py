@@ -120,7 +120,7 @@ def test_nowhere_to_write(tmp_path: Path) -> None:
         (tmp_path, "got the folder"),
         (tmp_path / "no" / "page.html", "does not exist"),
         (tmp_path / "page.pdf", r"page\.pdf: use the ending \.html"),
-        (tmp_path / "page.JPG", r"page\.JPG: use the ending .* \.png"),
+        (tmp_path / "page.JPG", r"page\.JPG: use the ending \.html"),
     ):
         with pytest.raises(RecastError, match=message):
             write_scene(a_scene(), out)

@@ -49,7 +49,7 @@ def explain(
 
     Args:
         image: a file, or pixels (3, height, width) in [0, 1], which are used as they are.
-        out: the page, or a .png picture.
+        out: the page.
         classes: names of the outputs; default those stored by `recast.save`, else numbers.
         mean, std: normalization; default the network's own (timm, a saved file), else ImageNet's.
         size: resize and crop to this side or (height, width); default the network's own, else 224.

@@ -41,7 +41,7 @@ MAX_STATES = 12  # epochs on the slider; more are thinned out evenly
 
 
 def explain_page(options: ExplainOptions, size: tuple[int, int] | None = None) -> tuple[Path, Scene, list[str]]:
-    """Write a page, or a PNG, of where the networks of a run, or one network, look in images.
+    """Write a page of where the networks of a run, or one network, look in images.
 
     By default the page of a run is RUN/explain/NAME.html, that of a network MODEL-IMAGE.html in the current folder.
 

@@ -59,34 +59,6 @@ class Layer:
         """Return the names of the maps of an image; heads that are taps are named by their direction."""
         return maps.names or self.names or tuple(tap(down, right) for down, right in self.offsets)
 
-    def weights(self, maps: Maps, head: int, query: tuple[int, int] = (0, 0)) -> Floats:
-        """Return the weights (Y, X) of a head for a query (row, column on the query grid), as assets/maps.js does.
-
-        A stored block is shared out evenly among its pixels. A query that is not stored uses the nearest one.
-        """
-        down, right = (np.arange(len(axis)) // maps.pool for axis in self.keys)
-        pixels = np.bincount(down)[:, None] * np.bincount(right)
-        weights: Floats = (maps.at(head, query) / pixels)[down][:, right].astype(np.float32)
-        if self.gaussian is None or self.content is None or self.center is None or self.alpha is None:
-            return weights
-        position = [axis[index] for axis, index in zip(self.queries, query, strict=True)]
-        axes = [
-            _gaussian(float(self.alpha[head]), position[i] + float(self.center[head, i]), self.padded[i])[keys]
-            for i, keys in enumerate(self.keys)
-        ]
-        weights = float(self.content[head]) * weights + float(self.gaussian[head]) * np.outer(*axes)
-        row, column = (place + offset for place, offset in zip(position, self.offsets[head], strict=True))
-        if self.shift is not None and row in self.keys[0] and column in self.keys[1]:
-            weights[self.keys[0].index(row), self.keys[1].index(column)] += float(self.shift[head])
-        return weights
-
-
-def _gaussian(alpha: float, middle: float, padded: int) -> Floats:
-    """Return one axis of G: the softmax of −α(p − middle)² over all padded positions p."""
-    exponents = -alpha * (np.arange(padded) - middle) ** 2
-    shares = np.exp(exponents - exponents.max())
-    return np.asarray(shares / shares.sum(), dtype=np.float32)
-
 
 @dataclass(frozen=True)
 class Maps:
@@ -132,15 +104,6 @@ class Maps:
         """Dequantized values (H, I', J', Y', X'), as the page computes them."""
         shares = (self.stored / np.float32(255)) ** 2
         return np.asarray(self.low[..., None, None] + self.scale[..., None, None] * shares, dtype=np.float32)
-
-    def at(self, head: int, query: tuple[int, int]) -> Floats:
-        """Return the map (Y', X') of the stored query nearest to `query`."""
-        row, column = (
-            min(range(len(indices)), key=lambda i: abs(indices[i] - index))
-            for indices, index in zip((self.rows, self.columns), query, strict=True)
-        )
-        values: Floats = self[head : head + 1, row : row + 1, column : column + 1].values[0, 0, 0]
-        return values
 
     def fewer_queries(self) -> Maps:
         """Return every second row and column of queries."""
