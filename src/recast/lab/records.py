@@ -5,7 +5,7 @@ schedule.json           Switching, with a Switch for every swap
 evaluation.json         Evaluation, with a Provenance for every suite
 rows.csv                Row                     differences.csv     Difference
 analysis/fourier.csv    FourierLine
-analysis/cka.csv        SimilarityLine          analysis/agreement.csv  a column for every arm
+analysis/agreement.csv  a column for every arm
 analysis/frontier.csv   FrontierLine
 """
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from recast.config import read
 from recast.errors import RecastError
-from recast.lab.analysis.records import FourierLine, SimilarityLine
+from recast.lab.analysis.records import FourierLine
 from recast.lab.config import Recipe
 from recast.lab.files import read_json, read_lines, read_names, read_text
 from recast.lab.recipe import SEAL, load_recipe, why_untaught
@@ -55,7 +55,6 @@ class Run:
     differences: list[Difference]  # paired on the same images, with intervals
     provenance: dict[str, Provenance]  # by suite
     fourier: list[FourierLine]
-    cka: list[SimilarityLine]
     frontier: list[FrontierLine]
     agreement: list[dict[str, str]]  # predictions of every arm: index, image, label, and a class name by arm
     attention: MapView | None
@@ -177,7 +176,6 @@ def read_run(path: Path) -> Run:
         differences=records("differences.csv", Difference),
         provenance=optional("evaluation.json", lambda file: read(Evaluation, read_json(file), str(file)).suites) or {},
         fourier=records("analysis/fourier.csv", FourierLine),
-        cka=records("analysis/cka.csv", SimilarityLine),
         frontier=records("analysis/frontier.csv", FrontierLine),
         agreement=optional("analysis/agreement.csv", _agreement) or [],
         attention=optional("attention.npz", read_attention),

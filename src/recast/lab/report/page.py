@@ -9,9 +9,9 @@ from typing import Any
 
 from recast.lab.report import curves, layers, summary
 from recast.lab.report.arms_table import LABELS, arms_table
+from recast.lab.report.confusion import confusion_charts
 from recast.lab.report.costs import COSTS, cost_charts, frontier, joint_frontier
 from recast.lab.report.filling import fill_page
-from recast.lab.report.heat_maps import confusion_charts, similarity_charts
 from recast.lab.report.labels import glossary, words
 from recast.lab.report.load import Run
 from recast.lab.report.maps import GATES, first_map, image_maps
@@ -49,7 +49,6 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "maps": image_maps(run.attention, symbol) if run.attention else [],
         "fourier": layers.fourier_charts(run),
         "fourier_depth": layers.depth_charts(run),
-        "similarity": similarity_charts(run),
         "confusion": confusion_charts(run),
         "plan": steps_table(run),
         "unchanged": unchanged_by_reason(run),
