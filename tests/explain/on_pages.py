@@ -42,8 +42,10 @@ def recast_network(open_gates: Callable[..., GPSA], **config: Any) -> nn.Sequent
 
 def scene_of(model: nn.Module, image: Tensor, **fields: Any) -> Scene:
     """A page of one network and one image, which is not normalised."""
-    states = [(None, {"recast": model})]
-    return make_scene("x", [Input("x.png", image)], states, None, ((0,) * 3, (1,) * 3), {"recast": "Recast"}, **fields)
+    networks = {"recast": model}
+    return make_scene(
+        "x", [Input("x.png", image)], networks, None, ((0,) * 3, (1,) * 3), {"recast": "Recast"}, **fields
+    )
 
 
 def on_pixels(layer: Any, maps: Tensor, x: Tensor) -> np.ndarray:

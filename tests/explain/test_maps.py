@@ -61,7 +61,7 @@ def test_the_maps_of_a_scene_are_the_layers_own(config: dict[str, Any], open_gat
     """A of every layer for some queries, from what a scene holds."""
     model, x = recast_network(open_gates, **config), torch.rand(1, 3, 12, 14)
     scene = scene_of(model, x[0])
-    maps_of, layers = scene.pictures[0].maps[0], {layer.name: layer for layer in scene.states[0].layers}
+    maps_of, layers = scene.pictures[0].maps, {layer.name: layer for layer in scene.layers}
     with torch.no_grad():
         for name, layer in model.named_children():
             if name in layers:

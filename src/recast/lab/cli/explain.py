@@ -37,8 +37,7 @@ def explain(
 ) -> int:
     """One self-contained HTML page: where a network looks in an image. Of attention pooling and class tokens it
     shows a map for each likely class or head; in layers with a query, click a pixel and every head shows where
-    it looks. Of a run, the predictions of the arms stand beside each other, and a slider goes over the epochs
-    whose weights were kept (recast train … --keep-every N).
+    it looks. Of a run, the predictions of the arms stand beside each other.
 
     Args:
         subject: Run folder of recast train; or a model: timm:NAME (or NAME), torchvision:NAME,
@@ -73,20 +72,19 @@ COMMAND = Command(explain, "RUN|MODEL [IMAGE…] [options]", EXAMPLES)
 
 
 def _summary(scene: Scene, layer: str | None) -> dict[str, Any]:
-    """Return the layers, and the predictions at the last epoch."""
+    """Return the layers and the predictions."""
     unit = "logit" if scene.scale == "logits" else "probability"
     return {
-        "layers": list(scene.layer_order),
+        "layers": [layer.name for layer in scene.layers],
         "opens": scene.first_layer(layer),
         "outputs": scene.scale,
-        "epochs": [state.epoch for state in scene.states if state.epoch is not None],
         "images": [
             {
                 "name": picture.name,
                 "label": picture.label,
                 "predictions": {
                     arm: [{"class": best.name, unit: best.probability} for best in ranking]
-                    for arm, ranking in picture.predictions[-1].items()
+                    for arm, ranking in picture.predictions.items()
                 },
             }
             for picture in scene.pictures

@@ -45,13 +45,6 @@ class OpenRun:
     data: Data
     models: dict[str, nn.Module]
 
-    @property
-    def checkpoints(self) -> dict[int, Path]:
-        """Return the weight files of earlier epochs (`keep_every`), {epoch: path} in ascending order."""
-        paths = (self.folder / "checkpoints").glob("epoch-*.safetensors")
-        numbered = ((path.stem.removeprefix("epoch-"), path) for path in paths)
-        return dict(sorted((int(number), path) for number, path in numbered if number.isdecimal()))
-
 
 def check_run(folder: str | Path) -> None:
     """Raise `RecastError` for a folder without a finished recast arm, before anything of it is loaded."""

@@ -13,7 +13,8 @@ This module does not import torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -36,7 +37,7 @@ def share_text(share: float) -> str:
 
 @dataclass(frozen=True)
 class Layer:
-    """The heads of a layer in one state of the network."""
+    """The heads of a layer."""
 
     name: str
     kind: str  # gpsa: S, G and C; maps: stored whole; classes: maps without a query, one per class or head
@@ -138,23 +139,15 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True)
 class Picture:
-    """One image and the results on it; both lists have an entry per state."""
+    """One image and the results on it."""
 
     name: str
     pixels: NDArray[np.uint8]  # (height, width, 3), as the network sees them
     label: str | None
     notes: tuple[str, ...]
-    predictions: list[dict[str, tuple[Prediction, ...]]] = field(default_factory=list)
+    predictions: Mapping[str, tuple[Prediction, ...]]
     """Predictions by arm, the most likely first; arms without one output per class are absent."""
-    maps: list[dict[str, Maps]] = field(default_factory=list)  # by layer
-
-
-@dataclass(frozen=True)
-class ViewState:
-    """The network at one epoch, or the only state (epoch None)."""
-
-    epoch: int | None
-    layers: tuple[Layer, ...]
+    maps: Mapping[str, Maps]  # by layer
 
 
 @dataclass(frozen=True)
@@ -163,29 +156,27 @@ class Scene:
 
     title: str
     arms: dict[str, str]  # parent, finetuned, recast → name on the page
-    states: tuple[ViewState, ...]
+    layers: tuple[Layer, ...]  # from input to output, Grad-CAM last
     pictures: tuple[Picture, ...]
     notes: tuple[str, ...] = ()
     about: tuple[tuple[str, str], ...] = ()  # how the page was made
-    layer_order: tuple[str, ...] = ()  # layers of all states, from input to output
 
     @property
     def scale(self) -> Outputs:
         """The interpretation of the outputs of the network shown."""
-        states = (state for picture in self.pictures for state in picture.predictions)
-        return next((state["recast"][0].scale for state in states if "recast" in state), "softmax")
+        rankings = (picture.predictions for picture in self.pictures)
+        return next((ranking["recast"][0].scale for ranking in rankings if "recast" in ranking), "softmax")
 
     def first_layer(self, layer: str | None = None) -> str | None:
         """Return the layer to open first: `layer`, else the last with a map per class, else the first; None if no maps.
 
         Grad-CAM comes first only if the scene has no layer. Raises `RecastError` if `layer` has no maps.
         """
-        order = self.layer_order
+        order = [layer.name for layer in self.layers]
         if layer is not None:
             if layer not in order:
                 names = ", ".join(order) or "none"
                 raise RecastError(f"no layer {layer!r} has maps.{suggest(layer, order)} Layers with maps: {names}")
             return layer
-        kinds = {layer.name: layer.kind for state in self.states for layer in state.layers if layer.name != GRAD_CAM}
-        class_maps = [name for name in order if kinds.get(name) == "classes"]
+        class_maps = [layer.name for layer in self.layers if layer.kind == "classes" and layer.name != GRAD_CAM]
         return class_maps[-1] if class_maps else next(iter(order), None)
