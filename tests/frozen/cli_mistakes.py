@@ -37,7 +37,7 @@ fintune | nowhere.yaml | attention_pool --model digits_resnet | tiny.yaml --conf
 tiny.yaml --out notes.txt | tiny.yaml --plan notes.txt | tiny.yaml --optim x""",
     "evaluate run": """
 --suite claen | --suite clean,pdg | --num-images 0 | --num-images 10000 | --eps -1 | --eps big | --steps 0
---step-size 0 | --seed -1 | --batch-size 0 | --neighbours 0 | --suite resolution --sizes 16x | --device banana""",
+--seed -1 | --batch-size 0 | --neighbours 0 | --suite resolution --sizes 16x | --device banana""",
     "explain": """
 nowhere_net images | run nowhere.png | run notes.txt | run val:100000 | run val:x | run empty | run --num-images 0
 run images/a.png --pretrained | run images/a.png --classes notes.txt | run images/a.png --layer layer9

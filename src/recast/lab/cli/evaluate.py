@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from recast.lab.evaluation.runner import Results
 
 EXAMPLES = """  recast evaluate runs/mine
-  recast evaluate runs/mine --suite clean,pgd --eps 0.5,1,2 --steps 20 --restarts 3 --num-images 1000
+  recast evaluate runs/mine --suite clean,pgd --eps 0.5,1,2 --steps 20 --num-images 1000
   recast evaluate runs/mine --suite imagenet-c,imagenet-a,imagenet-r --sets /data/robustness
   recast evaluate runs/mine --suite resolution --sizes 160 224 192x256
   recast evaluate finetuned.safetensors child.safetensors --data-dir photos    (of a training loop of one's own)

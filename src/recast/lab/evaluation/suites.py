@@ -83,7 +83,7 @@ EVALUATORS = {
     ),
     "classes": Evaluator(score_classes, sources=sources_classes, pool=pool_classes),
     "fgsm": Evaluator(attacks.score_fgsm, uses=("eps",)),
-    "pgd": Evaluator(attacks.score_pgd, uses=("eps", "steps", "step_size", "restarts", "seed")),
+    "pgd": Evaluator(attacks.score_pgd, uses=("eps", "steps")),
     "basic": Evaluator(score_basic, derive=mean_over_corruptions),
     "corruptions": Evaluator(
         accuracy.score_part, sources=sources_corruptions, derive=means_over_corruptions, uses=("seed",)
