@@ -54,9 +54,6 @@ METRICS = {
     "neighbours": Metric("Neighbours", "", meaning="how many of the nearest images vote"),
     "mce": Metric("mCE", lower_is_better=True, meaning="mean corruption error, where 100 is that of AlexNet"),
     "loss": Metric("Loss", "", lower_is_better=True, meaning="cross-entropy: how unlikely the right class seemed"),
-    "ece": Metric(
-        "Calibration error (ECE)", lower_is_better=True, meaning="how far confidence and accuracy lie apart, on average"
-    ),
     "no_gradient": Metric(
         "Images without a gradient", lower_is_better=True,
         meaning="images where the attack found no direction to go: accuracy under it says little about them",
@@ -112,8 +109,7 @@ TOP = ("top1", "top5")
 EPS = "ε = {}/255"
 SUITES = {
     "clean": Suite(
-        "Clean images", "top-1, top-5, loss, expected calibration error", "accuracy", (*TOP, "loss", "ece"),
-        default=True,
+        "Clean images", "top-1, top-5, loss", "accuracy", (*TOP, "loss"), default=True,
     ),
     "classes": Suite(
         "Classes of unequal size", "balanced accuracy, macro F1 and AUROC", "accuracy", ("balanced", "f1", "auroc"),

@@ -78,9 +78,7 @@ def analyse_agreement(context: Context) -> Table:
 
 
 EVALUATORS = {
-    "clean": Evaluator(
-        accuracy.score_clean, statistics={"loss": plain_mean, "ece": accuracy.expected_calibration_error}
-    ),
+    "clean": Evaluator(accuracy.score_clean, statistics={"loss": plain_mean}),
     "classes": Evaluator(score_classes, sources=sources_classes, pool=pool_classes),
     "fgsm": Evaluator(attacks.score_fgsm, uses=("eps",)),
     "pgd": Evaluator(attacks.score_pgd, uses=("eps", "steps")),
