@@ -1,23 +1,17 @@
 """The papers' figures: what is drawn is what was measured, in the page's colours."""
 
-import base64
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from drawn import rows_where, series_of
-from PIL import Image
 
 from recast.lab.records import FrontierLine
-from recast.lab.report import charts, costs, curves, maps
+from recast.lab.report import charts, costs, curves
 from recast.lab.report.charts import Chart
 from recast.lab.report.draw import Point, Series, series_chart
 from recast.lab.report.load import Run, read_run
-from recast.lab.report.maps import AttentionLayer, MapView
 from recast.lab.tables import Table, write_table
 
 MakeRun = Callable[..., Path]
@@ -87,31 +81,6 @@ def test_a_users_matplotlib_settings_do_not_reach_the_page(monkeypatch: pytest.M
     monkeypatch.setitem(charts.mpl.rcParams, "axes.facecolor", "#ff0000")
     assert drawn("d") == before
     assert charts.mpl.rcParams["lines.linewidth"] == 9.0
-
-
-# attention maps
-
-
-def image_layer(mix: np.ndarray, kernel: tuple[int, int] = (1, 1)) -> tuple[dict[str, Any], np.ndarray]:
-    """The only layer of the first image on the page, and the picture of its last head."""
-    layer = AttentionLayer("conv", mix.astype(np.float32), (1, 2), np.full(mix.shape[1], 0.25), kernel)
-    attention = MapView(np.zeros((len(mix), 8, 8, 3), np.uint8), ["a"] * len(mix), ["b"] * len(mix), [layer])
-    image, *_ = maps.image_maps(attention, "γ")
-    (found,) = image["layers"]
-    header, _, data = found["heads"][-1]["picture"].partition(",")
-    assert header == "data:image/png;base64"
-    return found, np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))).astype(int)
-
-
-def test_nothing_is_seen_of_weights_of_0() -> None:
-    mix = np.zeros((5, 1, 4, 4))
-    mix[:, 0, 0, :3] = 1.0, 0.01, -0.01
-    layer, picture = image_layer(mix)
-    assert (layer["low"], layer["high"]) == ("≤ −0.01", "≥ 0.01")  # the 1.0 saturates, the rest can be seen
-    zero, plus, minus = (picture[row, column] for row, column in ((3, 3), (0, 1), (0, 2)))
-    assert (zero[3], plus[3], minus[3]) == (0, 255, 255)
-    assert plus[0] > plus[2] + 60  # orange
-    assert minus[2] > minus[1] + 60  # purple
 
 
 def test_a_dollar_in_a_name_is_a_dollar() -> None:

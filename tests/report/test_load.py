@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from recast.errors import RecastError
@@ -18,11 +17,11 @@ def test_what_may_be_missing(make_run: MakeRun) -> None:
     for name in ("plan.json", "metrics.jsonl"):
         with pytest.raises(RecastError, match=name):
             read_run(make_run(name, without=(name,)))
-    rest = ("verify.json", "environment.json", "rows.csv", "attention.npz", "finetuned", "analysis", "evaluation.json")
+    rest = ("verify.json", "environment.json", "rows.csv", "finetuned", "analysis", "evaluation.json")
     assert read_run(make_run(without=rest)).epochs == 3
 
 
-OPTIONAL = ["finetuned/metrics.jsonl", "verify.json", "environment.json", "attention.npz", "schedule.json", "rows.csv"]
+OPTIONAL = ["finetuned/metrics.jsonl", "verify.json", "environment.json", "schedule.json", "rows.csv"]
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "evaluation.json", *OPTIONAL])
@@ -75,19 +74,6 @@ def test_other_files_of_another_format_are_left_out(make_run: MakeRun, name: str
     path = make_run()
     (path / name).write_text(content, encoding="utf-8")
     with pytest.warns(UserWarning, match=f"the report goes without .*{named}"):
-        read_run(path)
-
-
-def test_attention_of_another_shape(make_run: MakeRun) -> None:
-    path = make_run()
-    with np.load(path / "attention.npz") as stored:
-        arrays = dict(stored)
-    np.savez(path / "attention.npz", **arrays | {"mix_1": arrays["mix_1"][:, :4]})
-    with pytest.warns(UserWarning, match=r"attention\.npz"):
-        read_run(path)
-    del arrays["gate_0"]
-    np.savez(path / "attention.npz", **arrays)
-    with pytest.warns(UserWarning, match=r"attention\.npz"):
         read_run(path)
 
 

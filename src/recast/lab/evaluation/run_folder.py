@@ -96,7 +96,6 @@ def evaluate_run(
     RUN/rows.csv, differences.csv     what was measured; a suite's older lines are replaced
     RUN/analysis/SUITE.csv            the tables of the suites that fill one
     RUN/evaluation.json               by suite: command, versions, machine, data, options, date
-    RUN/attention.npz                 maps of a few images, for the report
     RUN/predictions.png               of segmentation and detection: image, truth and the arms, where these differ most
 
     Raises `RecastError` as `open_run` and `measure` do, after writing what was finished, and if another process writes

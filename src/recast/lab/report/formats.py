@@ -6,6 +6,7 @@ import base64
 import io
 import math
 import re
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -89,6 +90,14 @@ def tap(down: int, right: int) -> str:
     The pages of `recast explain` use the same names (`assets/words.js`).
     """
     return ARROWS.get((down, right)) or f"{down},{right}".replace("-", "−")
+
+
+def head_labels(heads: int, kernel: Sequence[int]) -> list[str]:
+    """Return the names of heads: the direction of the tap (`tap`) if there is one per tap, else the index."""
+    if len(kernel) == 2 and kernel[0] * kernel[1] == heads:
+        rows, columns = (range(-((k - 1) // 2), k - (k - 1) // 2) for k in kernel)
+        return [tap(down, right) for down in rows for right in columns]
+    return [str(index) for index in range(heads)]
 
 
 def leaves_out_zero(low: float, high: float, digits: int = 1) -> bool:

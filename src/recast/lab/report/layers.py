@@ -12,11 +12,11 @@ import numpy as np
 from recast.lab.analysis.records import FourierLine
 from recast.lab.files import number
 from recast.lab.records import ARMS
+from recast.lab.report import formats
 from recast.lab.report.charts import Chart, Key
 from recast.lab.report.draw import Point, Series, series_chart
 from recast.lab.report.labels import words
 from recast.lab.report.load import Run
-from recast.lab.report.maps import head_labels
 
 SMALL = (3.5, 2.5)
 YLABEL = "Δ log amplitude"
@@ -142,7 +142,7 @@ def _head_chart(
     symbol, meaning, start = QUANTITIES[quantity]
     heads = np.array(list(values.values()))
     *lines, mean = (list(map(Point, values, column)) for column in (*heads.T.tolist(), heads.mean(axis=1).tolist()))
-    labels = head_labels(len(lines), kernel)
+    labels = formats.head_labels(len(lines), kernel)
     series = [Series("", line, "recast", "thin", label) for line, label in zip(lines, labels, strict=True)]
     return series_chart(
         f"{quantity}_{name}", f"{symbol}, {meaning}", [*series, Series("", mean, "ink", "thick")],

@@ -1,7 +1,7 @@
 """Read a run folder as plain data.
 
     RUN/recipe.yaml plan.json metrics.jsonl            required
-    RUN/verify.json environment.json rows.csv attention.npz    optional
+    RUN/verify.json environment.json rows.csv                  optional
     RUN/schedule.json                                  if layers became attention during training
     RUN/differences.csv evaluation.json analysis/*.csv written by `recast evaluate` beside rows.csv
     RUN/finetuned/metrics.jsonl                        the control arm: the parent trained the same way
@@ -27,7 +27,6 @@ from recast.lab.config import Recipe
 from recast.lab.files import read_json, read_lines, read_names, read_text
 from recast.lab.recipe import SEAL, load_recipe, why_untaught
 from recast.lab.records import Difference, Epoch, Evaluation, FrontierLine, Provenance, Row, Switching
-from recast.lab.report.maps import MapView, read_attention
 from recast.lab.suites import METRICS
 from recast.lab.tables import read_records, read_table
 from recast.lab.tasks import Task, task_of_data
@@ -57,7 +56,6 @@ class Run:
     fourier: list[FourierLine]
     frontier: list[FrontierLine]
     agreement: list[dict[str, str]]  # predictions of every arm: index, image, label, and a class name by arm
-    attention: MapView | None
     classes: tuple[str, ...]  # in the order of the logits
     switching: Switching | None  # of a run that is recast during training
     name: str
@@ -178,7 +176,6 @@ def read_run(path: Path) -> Run:
         fourier=records("analysis/fourier.csv", FourierLine),
         frontier=records("analysis/frontier.csv", FrontierLine),
         agreement=optional("analysis/agreement.csv", _agreement) or [],
-        attention=optional("attention.npz", read_attention),
         classes=tuple(optional("classes.json", read_names) or ()),
         switching=optional("schedule.json", lambda file: Switching.from_dict(read_json(file, *SCHEDULE), str(file))),
         name=path.resolve().name,

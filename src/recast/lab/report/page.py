@@ -14,7 +14,6 @@ from recast.lab.report.costs import COSTS, cost_charts, frontier, joint_frontier
 from recast.lab.report.filling import fill_page
 from recast.lab.report.labels import glossary, words
 from recast.lab.report.load import Run
-from recast.lab.report.maps import GATES, first_map, image_maps
 from recast.lab.report.switches import switch_part
 from recast.lab.report.tables import runs_table, seeds_table, steps_table, unchanged_by_reason
 from recast.lab.report.verdict import joint_verdict, verdict, why_no_mean
@@ -25,12 +24,10 @@ Part = dict[str, Any]
 
 def run_part(run: Run, anchor: str, count: int) -> Part:
     """Return the variables of one of `count` runs of a page; empty for what was not measured."""
-    symbol, meaning = GATES.get(run.recipe.recast.gate, ("", ""))
     return {
         "anchor": anchor,
         "run": run,
         "words": words(run),
-        "hero": first_map(run.attention, symbol) if run.attention and count == 1 else None,
         "verdict": verdict(run),
         "tiles": summary.tiles(run),
         **{name: arms_table(run, name) for name in LABELS},
@@ -44,9 +41,6 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "training": curves.training(run),
         "switches": switch_part(run),
         "head_layers": layers.head_charts(run),
-        "symbol": symbol,
-        "symbol_means": meaning,
-        "maps": image_maps(run.attention, symbol) if run.attention else [],
         "fourier": layers.fourier_charts(run),
         "fourier_depth": layers.depth_charts(run),
         "confusion": confusion_charts(run),
