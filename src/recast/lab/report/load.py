@@ -6,7 +6,7 @@
     RUN/differences.csv evaluation.json analysis/*.csv written by `recast evaluate` beside rows.csv
     RUN/finetuned/metrics.jsonl                        the control arm: the parent trained the same way
 
-A damaged required file is an error that names it. Damaged optional files, and damaged lines of metrics.jsonl, are
+A damaged file is an error that names it. Damaged lines of metrics.jsonl, as a killed process may leave them, are
 skipped with a warning.
 """
 
@@ -46,7 +46,7 @@ class Run:
     recipe: Recipe
     recipe_text: str
     plan: Plan | None  # None if nothing is recast
-    metrics: list[Epoch]  # of the recast arm; empty if every line is damaged
+    metrics: list[Epoch]  # of the recast arm
     control: list[Epoch]  # of the parent trained the same way; empty without a control arm
     verify: dict[str, Any] | None
     environment: dict[str, Any]
@@ -104,8 +104,8 @@ class Run:
 
     @property
     def epochs(self) -> int:
-        """Epochs trained so far; those of the recipe if metrics.jsonl cannot be read."""
-        return self.metrics[-1].epoch if self.metrics else self.recipe.epochs
+        """Epochs trained so far."""
+        return self.metrics[-1].epoch
 
     @property
     def data(self) -> str:
@@ -144,7 +144,7 @@ def read_run(path: Path) -> Run:
     """Read a run folder.
 
     Raises:
-        RecastError: the folder or a required file is missing, or a required file is truncated or has another format.
+        RecastError: the folder or a required file is missing, or a file is truncated or has another format.
     """
     if not path.is_dir():
         raise RecastError(f"not a run folder: {path} (expected a folder written by `recast train`)")
@@ -152,11 +152,7 @@ def read_run(path: Path) -> Run:
     recipe = load_recipe(path / "recipe.yaml", complete=True)
 
     def optional(name: str, read: Callable[[Path], T]) -> T | None:
-        try:
-            return read(path / name) if (path / name).is_file() else None
-        except RecastError as error:
-            warnings.warn(f"the report goes without {error}", stacklevel=3)
-            return None
+        return read(path / name) if (path / name).is_file() else None
 
     def records(name: str, kind: type[T]) -> list[T]:
         return optional(name, lambda file: read_records(file, kind)) or []
@@ -192,8 +188,8 @@ def _metrics(path: Path) -> list[Epoch]:
             by_epoch[row.epoch] = row  # a resumed run may repeat an epoch: the later row counts
         except RecastError as error:
             problems.append(str(error))
-    if not (by_epoch or problems):
-        raise RecastError(f"{path} is empty: expected one line per epoch, starting with epoch 0")
+    if not by_epoch:
+        raise RecastError(f"{path} has no line that can be read: expected one per epoch, starting with epoch 0")
     if problems:
         warnings.warn(f"the report goes without {'; '.join(problems[:3])}{' ...' * (len(problems) > 3)}", stacklevel=4)
     return [by_epoch[epoch] for epoch in sorted(by_epoch)]
