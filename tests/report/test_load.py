@@ -16,7 +16,7 @@ def test_what_may_be_missing(make_run: MakeRun) -> None:
     for name in ("plan.json", "metrics.jsonl"):
         with pytest.raises(RecastError, match=name):
             read_run(make_run(name, without=(name,)))
-    rest = ("verify.json", "environment.json", "rows.csv", "finetuned", "analysis", "evaluation.json")
+    rest = ("verify.json", "environment.json", "rows.csv", "finetuned", "analysis")
     assert read_run(make_run(without=rest)).epochs == 3
 
 
@@ -38,7 +38,6 @@ def test_a_line_of_a_killed_process_is_left_out(make_run: MakeRun) -> None:
         ("verify.json", "[]", "verify.json"),
         ("rows.csv", "run,model,suite,dataset,metric,value,n,low,high\nrun,parent\n", r"rows\.csv line 2"),
         ("analysis/agreement.csv", "index,image\nx,a\n", r"agreement\.csv .* label"),
-        ("evaluation.json", '{"suites": []}', r"evaluation\.json: suites"),
         ("schedule.json", '{"version": 2, "name": "", "layers": [], "dates": {}}', "version 2"),
     ],
 )

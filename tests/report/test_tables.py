@@ -1,6 +1,5 @@
 """Differences, intervals and means: who is called better, and what is not compared."""
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from changed_runs import rewrite, set_values
+from changed_runs import set_values
 from drawn import rows_where, series_of
 from sklearn.metrics import confusion_matrix
 
@@ -20,7 +19,6 @@ from recast.lab.report.arms_table import LABELS, arms_table
 from recast.lab.report.confusion import confusion, confusion_charts
 from recast.lab.report.load import Run, read_run
 from recast.lab.report.page import joint_part, render_page, run_part
-from recast.lab.report.summary import provenance
 from recast.lab.report.switches import switch_part
 from recast.lab.report.table import Cell
 from recast.lab.report.tables import seeds_table, steps_table
@@ -166,7 +164,7 @@ def test_runs_together(make_run: MakeRun) -> None:
     assert series_of(part["costs"]["macs"][0]) >= {"r0, Parent", "r1, Recast"}
 
 
-# agreement, provenance
+# agreement
 
 
 def test_confusion_matrix(make_run: MakeRun) -> None:
@@ -185,18 +183,6 @@ def test_confusion_matrix(make_run: MakeRun) -> None:
     assert first.panel.keywords["counts"].sum() == 40
     assert "<svg" in second.svg
     assert not confusion_charts(replace(run, classes=tuple(map(str, range(51)))))
-
-
-def test_how_it_was_made(make_run: MakeRun) -> None:
-    path = make_run()
-    suites = json.loads((path / "evaluation.json").read_text(encoding="utf-8"))["suites"]
-    suites["fgsm"] |= {"command": "recast evaluate 'a b'", "seconds": 31.5}
-    rewrite(path / "evaluation.json", suites=suites)
-    table = provenance(read_run(path))
-    assert table is not None
-    data, made, where = next(row for row in table.groups[""] if "FGSM" in row[0].text)
-    assert (made.text, where.text) == ("recast evaluate 'a b'", "2026-01-01, 32\u00a0s")
-    assert (data.small[0], "eps" in data.small[1]) == ("digits, 50 images", True)
 
 
 def test_numbers() -> None:

@@ -2,7 +2,7 @@
 
 metrics.jsonl           Epoch, one a line
 schedule.json           Switching, with a Switch for every swap
-evaluation.json         Evaluation, with a Provenance for every suite
+evaluation.json         a Provenance for every suite
 rows.csv                Row                     differences.csv     Difference
 analysis/fourier.csv    FourierLine
 analysis/agreement.csv  a column for every arm
@@ -144,11 +144,6 @@ class Provenance:
     device: str
     machine: str
     versions: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    suites: dict[str, Provenance]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ def report(
     output: Output,
 ) -> int:
     """One self-contained HTML page: verdict, three-arm tables with intervals, robustness against cost, curves,
-    gates, attention maps, spectra, and how each number was made.
+    gates and spectra.
     Reads the files of run folders only; evaluate them first.
 
     Args:

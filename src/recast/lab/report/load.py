@@ -3,7 +3,7 @@
     RUN/recipe.yaml plan.json metrics.jsonl            required
     RUN/verify.json environment.json rows.csv                  optional
     RUN/schedule.json                                  if layers became attention during training
-    RUN/differences.csv evaluation.json analysis/*.csv written by `recast evaluate` beside rows.csv
+    RUN/differences.csv analysis/*.csv                 written by `recast evaluate` beside rows.csv
     RUN/finetuned/metrics.jsonl                        the control arm: the parent trained the same way
 
 A damaged file is an error that names it. Damaged lines of metrics.jsonl, as a killed process may leave them, are
@@ -20,13 +20,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from recast.config import read
 from recast.errors import RecastError
 from recast.lab.analysis.records import FourierLine
 from recast.lab.config import Recipe
 from recast.lab.files import read_json, read_lines, read_names, read_text
 from recast.lab.recipe import SEAL, load_recipe, why_untaught
-from recast.lab.records import Difference, Epoch, Evaluation, FrontierLine, Provenance, Row, Switching
+from recast.lab.records import Difference, Epoch, FrontierLine, Row, Switching
 from recast.lab.suites import METRICS
 from recast.lab.tables import read_records, read_table
 from recast.lab.tasks import Task, task_of_data
@@ -52,7 +51,6 @@ class Run:
     environment: dict[str, Any]
     rows: list[Row]
     differences: list[Difference]  # paired on the same images, with intervals
-    provenance: dict[str, Provenance]  # by suite
     fourier: list[FourierLine]
     frontier: list[FrontierLine]
     agreement: list[dict[str, str]]  # predictions of every arm: index, image, label, and a class name by arm
@@ -168,7 +166,6 @@ def read_run(path: Path) -> Run:
         environment=optional("environment.json", read_json) or {},
         rows=records("rows.csv", Row),
         differences=records("differences.csv", Difference),
-        provenance=optional("evaluation.json", lambda file: read(Evaluation, read_json(file), str(file)).suites) or {},
         fourier=records("analysis/fourier.csv", FourierLine),
         frontier=records("analysis/frontier.csv", FrontierLine),
         agreement=optional("analysis/agreement.csv", _agreement) or [],

@@ -47,7 +47,6 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "plan": steps_table(run),
         "unchanged": unchanged_by_reason(run),
         "facts": summary.facts(run),
-        "provenance": summary.provenance(run),
     }
 
 

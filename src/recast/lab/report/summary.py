@@ -12,7 +12,6 @@ from recast.lab.report import formats
 from recast.lab.report.formats import NBSP
 from recast.lab.report.labels import CORRUPTIONS, suite_title, words
 from recast.lab.report.load import Run
-from recast.lab.report.table import Cell, PageTable
 from recast.lab.report.verdict import accuracy, kept_predictions
 
 
@@ -72,17 +71,3 @@ def facts(run: Run) -> dict[str, str]:
         "Time": formats.duration(number(environment.get("seconds"))),
     }
     return {name: str(value) for name, value in values.items() if value not in (None, "", formats.MISSING)}
-
-
-def provenance(run: Run) -> PageTable | None:
-    """Return how the numbers of every suite were made; None without evaluation.json."""
-    rows = []
-    for suite, source in run.provenance.items():
-        options = ", ".join(f"{name} {value}" for name, value in source.options.items() if value not in (None, [], ""))
-        versions = ", ".join(f"{name} {version}" for name, version in source.versions.items())
-        data = Cell(suite_title(suite), (f"{source.dataset}, {source.images:,} images", options))
-        when = f"{source.date.partition('T')[0]}, {formats.duration(source.seconds)}"
-        where = Cell(when, (f"{source.device}, {source.machine}", versions), kind="text")
-        rows.append([data, Cell(source.command, kind="text", code=True), where])
-    heads = [Cell("Suite, data"), Cell("Command", kind="text"), Cell("When, where, with", kind="text")]
-    return PageTable("Sources of the numbers, by suite", heads, {"": rows}, kind="made") if rows else None
