@@ -11,7 +11,6 @@ analysis/frontier.csv   FrontierLine
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from pathlib import Path
@@ -63,11 +62,6 @@ class Epoch:
         """Read the result of `to_dict`. Raises RecastError that names `source` and the wrong or missing key."""
         metrics = {key[4:]: value for key, value in line.items() if key.startswith("val_") and key != "val_loss"}
         return read(cls, {**line, "metrics": metrics}, source)
-
-    @property
-    def measured(self) -> Measured:
-        """Loss and first metric."""
-        return Measured(self.val_loss, next(iter(self.metrics.values()), math.nan))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recast.errors import RecastError, suggest
-from recast.lab.report.formats import tap
 
 Floats = NDArray[np.float32]
 Outputs = Literal["softmax", "sigmoid", "logits"]
@@ -55,10 +54,6 @@ class Layer:
     content: Floats | None = None
     center: Floats | None = None
     alpha: Floats | None = None
-
-    def map_names(self, maps: Maps) -> tuple[str, ...]:
-        """Return the names of the maps of an image; heads that are taps are named by their direction."""
-        return maps.names or self.names or tuple(tap(down, right) for down, right in self.offsets)
 
 
 @dataclass(frozen=True)
