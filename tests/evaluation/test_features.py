@@ -22,7 +22,7 @@ from recast.lab.config import Augmentation, DataConfig, Recipe
 from recast.lab.config.evaluation import Options
 from recast.lab.data import Data
 from recast.lab.data.coarse import Coarse
-from recast.lab.evaluation import PixelModel, retrieval
+from recast.lab.evaluation import PixelModel, evaluate, retrieval
 from recast.lab.evaluation.knn import TEMPERATURE, features, nearest, posterior
 from recast.lab.evaluation.retrieval import choose_k, rankings
 from recast.lab.evaluation.run_folder import evaluate_run
@@ -153,6 +153,19 @@ def test_retrieval(
     near = nearest(queries, bank, k)
     voted = posterior(near[0], digits.train.labels[near[1]], 10, 0.05).argmax(1)
     assert found["top1"][:, 0].tolist() == (voted == digits.val.labels).float().tolist()
+
+
+def test_scores_of_other_coarse_classes_are_not_taken(digits: Data, tmp_path: Path, spy: Any) -> None:
+    model = spy().eval()
+
+    passes, oracles = list[int](), list[float]()
+    for of in (torch.arange(10) // 5, torch.arange(10) % 2, torch.arange(10) // 5):
+        data = replace(digits, coarse=Coarse(of, ["one", "other"]))
+        rows = evaluate(model, "retrieval", data, cache=tmp_path, batch_size=50, progress=False)
+        oracles += [row.value for row in rows if row.metric == "map/oracle"]
+        passes.append(model.seen)
+    assert oracles[0] == oracles[2] != oracles[1]
+    assert passes[0] < passes[1] == passes[2]
 
 
 @pytest.fixture(scope="module")

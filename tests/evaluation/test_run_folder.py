@@ -38,7 +38,7 @@ def test_a_run_is_measured_by_one_at_a_time(run: Path) -> None:
 @pytest.fixture
 def copied(run: Path, tmp_path: Path) -> Path:
     """A copy of the run as training left it."""
-    measured = shutil.ignore_patterns("rows.csv", "differences.csv", "evaluation.json", "analysis")
+    measured = shutil.ignore_patterns("rows.csv", "differences.csv", "evaluation.json", "scores", "analysis")
     return Path(shutil.copytree(run, tmp_path / "mine", ignore=measured))
 
 
@@ -97,6 +97,10 @@ def test_a_look_at_fewer_images_does_not_replace_what_is_there(copied: Path) -> 
         found = measured(copied, ["clean", "agreement"], options=few)
     assert {row.n for row in found.rows} == {10}
     assert before == {name: (copied / name).read_bytes() for name in before}
+    measured(copied, ["clean"], command="again")
+    made = (copied / "evaluation.json").read_text(encoding="utf-8")
+    assert '"all"' in made
+    assert '"again"' not in made  # it was read from the scores, not measured
 
 
 def test_a_bad_request_writes_nothing(copied: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is asked is checked; suites share passes and pixels."""
+"""What is asked is checked; what was scored is kept by weights, images and options, through interruptions."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +16,93 @@ from recast.lab.evaluation.runner import evaluate, measure, open_context
 from recast.lab.records import Row
 
 
-def rows_of(models: Any, data: Data, suites: Any = "clean", size: int = 20, **options: Any) -> list[Row]:
-    return evaluate(models, suites, data, options=Options(**options), batch_size=size, progress=False)
+def rows_of(
+    models: Any, data: Data, suites: Any = "clean", size: int = 20, folder: Path | None = None, **options: Any
+) -> list[Row]:
+    return evaluate(models, suites, data, cache=folder, options=Options(**options), batch_size=size, progress=False)
 
 
-def test_a_refused_size_is_left_out(digits: Data, spy: Any) -> None:
-    """In `resolution`; an error in the middle is no refusal."""
+def run(
+    model: nn.Module, data: Data, folder: Path, suite: str = "clean", size: int = 20, **options: Any
+) -> list[float]:
+    return [row.value for row in rows_of(model, data, suite, size, folder, **options)]
+
+
+def test_other_weights_images_normalisation_or_options_are_measured(digits: Data, tmp_path: Path, spy: Any) -> None:
+    expected = run(spy(), digits, tmp_path)
+    turned = spy()
+    turned.scale = -1.0  # in no tensor and in no repr
+    for model, data in (
+        (spy(seed=1), digits),
+        (turned, digits),
+        (spy(), replace(digits, val=digits.val.subset(torch.arange(49, -1, -1)))),
+        (spy(), replace(digits, mean=(0.5, 0.5, 0.5))),
+        (spy(), replace(digits, val=replace(digits.val, labels=digits.val.labels.flip(0)))),  # type: ignore[type-var]
+    ):
+        values = run(model, data, tmp_path)
+        assert model.seen == 50
+        assert values != expected or data.val is not digits.val
+    other = replace(digits, train=replace(digits.train, labels=digits.train.labels.flip(0)))  # type: ignore[type-var]
+    (first,), (same,), (flipped,) = (run(spy(), d, tmp_path, "knn", neighbours=(1,)) for d in (digits, digits, other))
+    assert first == same != flipped
+    attacked = spy()
+    run(attacked, digits, tmp_path, "fgsm", eps=(1.0,))
+    once = attacked.seen
+    for options, seen in (
+        ({"eps": (1.0,), "steps": 7}, once),  # not an option of FGSM
+        ({"eps": (2.0,)}, 2 * once),
+        ({"eps": (1.0,)}, 2 * once),  # one does not push out the other
+    ):
+        run(attacked, digits, tmp_path, "fgsm", **options)
+        assert attacked.seen == seen
+
+
+def test_the_cache_may_be_a_text(digits: Data, tmp_path: Path, spy: Any) -> None:
+    model = spy()
+    for _ in range(2):
+        evaluate(model, "clean", digits, cache=str(tmp_path), progress=False)
+    assert model.seen == 50
+
+
+@pytest.mark.parametrize(("batch_size", "rest"), [(20, 10), (7, 15)])  # from the batch that holds image 40
+def test_an_interrupted_pass_goes_on(digits: Data, tmp_path: Path, batch_size: int, rest: int, spy: Any) -> None:
+    expected, model = run(spy(), digits, tmp_path / "whole"), spy()
+    model.limit[0] = 40
+    with pytest.raises(KeyboardInterrupt):
+        run(model, digits, tmp_path / "cache")
+    assert model.seen == 40
+    model.limit[0] = 10**9
+    assert run(model, digits, tmp_path / "cache", size=batch_size) == pytest.approx(expected, rel=1e-6)
+    assert model.seen == 40 + rest
+
+
+def test_a_half_scored_batch_is_not_counted(digits: Data, tmp_path: Path, spy: Any) -> None:
+    """Both models' scores of a suite are taken together: the second fails in the second batch."""
+    first, second = spy(), spy(1)
+    second.limit[0] = 20
+    with pytest.raises(KeyboardInterrupt):
+        rows_of({"a": first, "b": second}, digits, folder=tmp_path)
+    second.limit[0] = 10**9
+    rows_of({"a": first, "b": second}, digits, folder=tmp_path)
+    assert (first.seen, second.seen) == (40 + 30, 20 + 30)
+
+
+def test_a_damaged_file_is_measured_anew(digits: Data, tmp_path: Path, spy: Any) -> None:
+    expected = run(spy(), digits, tmp_path)
+    (path,) = tmp_path.rglob("*.npz")
+    whole = path.read_bytes()
+    listed = bytearray(whole)  # what zip's own checksums do not cover: the entry behind it is lost
+    listed[whole.rindex(b"PK\x01\x02", 0, whole.rindex(b"PK\x01\x02")) + 33] ^= 1
+    for damaged in (whole[: len(whole) // 2], b"not a zip", bytes(listed)):
+        path.write_bytes(damaged)
+        model = spy()
+        with pytest.warns(UserWarning, match=rf"{path.name} is damaged .*: measuring again"):
+            assert run(model, digits, tmp_path) == expected
+        assert model.seen == 50
+
+
+def test_a_model_that_a_suite_leaves_out_is_asked_again(digits: Data, tmp_path: Path, spy: Any) -> None:
+    """Of `resolution`, a refused size is not kept as scored; an error in the middle is no refusal."""
 
     class Moody(spy):
         fails_at = 0  # of the class: no setting of the model
@@ -33,13 +114,13 @@ def test_a_refused_size_is_left_out(digits: Data, spy: Any) -> None:
 
     model = Moody()
     with pytest.warns(UserWarning, match="does not support images of 16x16"):
-        assert rows_of(model, digits, "resolution", sizes=("16",)) == []
+        assert run(model, digits, tmp_path, "resolution", sizes=("16",)) == []
     Moody.fails_at = 20
     with pytest.raises(RuntimeError, match="not now"):
-        rows_of(model, digits, "resolution", sizes=("16",))
+        run(model, digits, tmp_path, "resolution", sizes=("16",))
     Moody.fails_at = 10**9
-    (top1,) = rows_of(model, digits, "resolution", sizes=("16",))
-    assert top1.value == rows_of(model, digits)[0].value
+    (top1,) = run(model, digits, tmp_path, "resolution", sizes=("16",))
+    assert top1 == run(model, digits, tmp_path)[0]
 
 
 def test_suites_of_the_same_images_share_the_forward_pass(digits: Data, spy: Any) -> None:

@@ -26,10 +26,10 @@ LOCK = ".lock"
 """An empty file in a folder that is being written. The lock itself is the system's, which drops it with its process."""
 TEMPORARY = re.compile(r"\..+?\.(\d+)(\.[0-9a-f]+)?\.tmp")
 """Names of `replaced`, with the number of the process."""
-FOLDERS = ("resume", "checkpoints", "finetuned", "analysis", "explain")
+FOLDERS = ("resume", "checkpoints", "finetuned", "scores", "analysis", "explain")
 """Folders of a run, which must lie in it."""
-MARK = b'<meta name="generator" content="recast">'
-"""In the pages that we write."""
+MARKS = (b'<meta name="generator" content="recast">', b"Software\0recast")
+"""In the pages and the PNG pictures that we write."""
 SEAL = "checksum"
 """The key of a line's own."""
 _HELD: dict[Path, int] = {}
@@ -131,7 +131,7 @@ def is_ours(path: Path, *marks: bytes) -> bool:
 
 def check_ours(path: Path) -> None:
     """Raise RecastError for a file that is there and was not written by us."""
-    if os.path.lexists(check_path(path)) and not (path.is_file() and is_ours(path, MARK)):
+    if os.path.lexists(check_path(path)) and not (path.is_file() and is_ours(path, *MARKS)):
         raise RecastError(
             f"{path} was not written by this command and is left as it is: choose another --out, or move it"
         )

@@ -52,6 +52,7 @@ def evaluate(
     line: Line,
 ) -> int:
     """Measure parent, fine-tuned parent and recast model of each run on the same images, with 95 % intervals.
+    What was measured is kept in RUN/scores by weights, images and options: the same command goes on where it stopped.
     Two files of recast.save are compared on the validation images of --data, normalised as they state.
 
     Args:
@@ -79,7 +80,9 @@ def evaluate(
         else:
             results = _evaluate_runs(runs, suites, {**how, "command": line}, trust, output)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("interrupted: the numbers of suites that were finished are in the run folder") from None
+        raise KeyboardInterrupt(
+            "interrupted: what was scored is kept, and the same command goes on from there"
+        ) from None
     if output.as_json:
         print_json([asdict(row) for row in results.rows])
     for message in dict.fromkeys(map(str, results.not_measured)):

@@ -71,7 +71,7 @@ class Source:
     answers: Tensor | None = None
     """(N, A) int64: all right labels of each image, padded with -1; None: the label of the data set."""
     depends: tuple[LabelledImages, ...] = ()
-    """Other images that the scores depend on, as a bank of features."""
+    """Other images that the scores depend on."""
 
 
 class Score(NamedTuple):

@@ -96,6 +96,7 @@ def evaluate_run(
     RUN/rows.csv, differences.csv     what was measured; a suite's older lines are replaced
     RUN/analysis/SUITE.csv            the tables of the suites that fill one
     RUN/evaluation.json               by suite: command, versions, machine, data, options, date
+    RUN/scores/                       per-image scores: measured again only for other weights, images or options
     RUN/predictions.png               of segmentation and detection: image, truth and the arms, where these differ most
 
     Raises `RecastError` as `open_run` and `measure` do, after writing what was finished, and if another process writes
@@ -113,11 +114,11 @@ def evaluate_run(
             open_context(run.models, data, batch_size, device, options, workers),
             untaught=frozenset({"parent"} if has_new_parent(run.recipe, folder) else ()),
         )
-        results = Results()
+        scores, results = folder / "scores", Results()
         # suites that share a pass are measured together, and each group is written when it is finished
         for together in passes(suites):
             begin = time.time()
-            measured = measure(context, together, run=folder.resolve().name, progress=progress)
+            measured = measure(context, together, run=folder.resolve().name, cache=scores, progress=progress)
             context.store.clear()  # features of a group may fill the memory
             _write(run, measured, together, context, command, time.time() - begin)
             results.extend(measured)
@@ -166,7 +167,8 @@ def _write(
     Results on some of the images (num_images) do not replace those on more images.
     """
     content, machine, options = _provenance(run.folder), surroundings(context.device), context.options.model_dump()
-    written = set()
+    path, written = run.folder / "rows.csv", set()
+    older = read_records(path, Row) if path.is_file() else []
     for name in suites:
         rows = [row for row in results.rows if row.suite == name]
         if not rows and name not in results.tables:
@@ -179,6 +181,8 @@ def _write(
             )
             continue
         written.add(name)
+        if rows and name in content["suites"] and rows == [row for row in older if row.suite == name]:
+            continue  # read from RUN/scores: the older provenance is right
         provenance = Provenance(
             command=command,
             date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -192,7 +196,7 @@ def _write(
             versions={package: str(machine[package]) for package in ("recast", "torch", "timm", "python")},
         )
         content["suites"][name] = asdict(provenance)
-    write_records(run.folder / "rows.csv", Row, [row for row in results.rows if row.suite in written])
+    write_records(path, Row, [row for row in results.rows if row.suite in written])
     write_records(run.folder / "differences.csv", Difference, [d for d in results.differences if d.suite in written])
     for name in results.tables.keys() & written:
         write_table(run.folder / "analysis", results.tables[name])

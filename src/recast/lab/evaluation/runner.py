@@ -1,12 +1,14 @@
-"""`evaluate`: suites of the same images share one pass over them."""
+"""`evaluate`: suites of the same images share one pass over them; an interrupted pass continues."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,6 +22,7 @@ from recast.lab.config.evaluation import Options
 from recast.lab.data import Data
 from recast.lab.data.seeding import choose_balanced
 from recast.lab.device import choose_device
+from recast.lab.evaluation.cache import Cache, Scores
 from recast.lab.evaluation.context import Batch, Context, NotMeasured, PixelModel, Score, Source
 from recast.lab.evaluation.stats import Resampled
 from recast.lab.evaluation.suites import check_suites, check_task, evaluator
@@ -28,6 +31,9 @@ from recast.lab.suites import SUITES
 from recast.lab.tables import Table
 from recast.modes import in_eval
 from recast.tracing.examples import check_weights
+
+SAVE_EVERY = 30.0
+"""Seconds between two saves of the scores."""
 
 
 @typed("models", "data")
@@ -41,6 +47,7 @@ def evaluate(
     device: str | torch.device = "cpu",
     options: Options = Options(),
     workers: int = 0,
+    cache: str | Path | None = None,
     progress: bool = True,
 ) -> list[Row]:
     """Measure a model, or several by name, with every suite; all models see the same pixels.
@@ -52,13 +59,14 @@ def evaluate(
         suites: names of `recast.lab.suites.SUITES`.
         data: its validation images are measured.
         run: name in the rows.
+        cache: folder of per-image scores by weights, images and options, which are not computed again.
 
     Returns:
         One row for each model and metric.
 
     Raises:
         RecastError: before anything is measured, for an unknown suite, no images, a bad option or a missing device.
-        NotMeasured: if a suite's data set is missing, after the other suites.
+        NotMeasured: if a suite's data set is missing, after the other suites (with a cache nothing is lost).
 
     Example:
         >>> data = recast.lab.data.load_data(recast.lab.config.DataConfig("digits", num_val=20, img_size=16))
@@ -71,7 +79,7 @@ def evaluate(
     context = open_context(
         models if isinstance(models, Mapping) else {"model": models}, data, batch_size, device, options, workers
     )
-    results = measure(context, suites, run=run, progress=progress)
+    results = measure(context, suites, run=run, cache=None if cache is None else Path(cache), progress=progress)
     if results.not_measured:
         raise results.not_measured[0]
     return results.rows
@@ -123,7 +131,9 @@ class Results:
         self.not_measured += other.not_measured
 
 
-def measure(context: Context, suites: Iterable[str], *, run: str = "", progress: bool = True) -> Results:
+def measure(
+    context: Context, suites: Iterable[str], *, run: str = "", cache: Path | None = None, progress: bool = True
+) -> Results:
     """Evaluate as `evaluate`, with tables and paired differences; suites that cannot be measured do not raise."""
     suites = list(dict.fromkeys(suites))
     check_task(suites, context.data.task, context.data.name)
@@ -135,7 +145,7 @@ def measure(context: Context, suites: Iterable[str], *, run: str = "", progress:
         for model in models:
             devices.callback(model.to, next(model.parameters(), torch.empty(0)).device)
             model.to(context.device)
-        scored, results.not_measured = score_suites(context, suites, bar)
+        scored, results.not_measured = score_suites(context, suites, cache, bar)
         for name in suites:
             suite, dataset = evaluator(name), context.dataset(name)
             try:
@@ -156,31 +166,27 @@ def measure(context: Context, suites: Iterable[str], *, run: str = "", progress:
 
 @dataclass(frozen=True)
 class Job:
-    """A suite on one of its sources."""
+    """A suite on one of its sources, with the scores of each model."""
 
     suite: str
     score: Callable[[Batch], Iterator[Score]]
     source: Source
-    scores: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
-    """(model, metric) → (n, k)."""
+    scores: dict[str, Scores]
 
-    def put(self, first: int, score: Score) -> None:
-        """Store the scores of images `first`, `first` + 1, ...; a batch with more numbers per image widens all."""
-        values = score.values.detach().float().cpu().numpy()
-        values = values.reshape(len(values), -1)
-        key = score.model, score.metric
-        array = self.scores.get(key, np.zeros((len(self.source.images), 0), dtype=np.float32))
-        if more := max(values.shape[1] - array.shape[1], 0):
-            array = np.pad(array, ((0, 0), (0, more)))
-        self.scores[key] = array
-        array[first : first + len(values), : values.shape[1]] = values
+    @property
+    def done(self) -> int:
+        """Return the number of images that all models have scores for."""
+        return min(scores.done for scores in self.scores.values())
 
 
 def score_suites(
-    context: Context, suites: Iterable[str], bar: Progress | None = None
+    context: Context, suites: Iterable[str], folder: Path | None = None, bar: Progress | None = None
 ) -> tuple[dict[str, dict[tuple[str, str], np.ndarray]], list[NotMeasured]]:
-    """Return per-image scores {suite: {(model, metric): (n, k)}} of the suites that have them, and what was missing."""
-    jobs, missing = list[Job](), list[NotMeasured]()
+    """Return per-image scores {suite: {(model, metric): (n, k)}} of the suites that have them, and what was missing.
+
+    folder: of the scores; None: in memory. Scores of an interrupted pass are saved.
+    """
+    cache, jobs, missing = Cache(folder, context), list[Job](), list[NotMeasured]()
     for name in suites:
         suite = evaluator(name)
         if suite.score is None:
@@ -192,7 +198,7 @@ def score_suites(
         except NotMeasured as error:
             missing.append(error)
             continue
-        jobs += [Job(name, suite.score, source) for source in sources]
+        jobs += [Job(name, suite.score, s, cache.open(name, suite.uses, s)) for s in sources]
     shared: dict[tuple[int, int], list[Job]] = {}
     for job in jobs:
         shared.setdefault((id(job.source.images), id(job.source.columns)), []).append(job)
@@ -203,7 +209,7 @@ def score_suites(
         _pass(context, group, partial(bar.advance, task))
     scores: dict[str, dict[tuple[str, str], np.ndarray]] = {job.suite: {} for job in jobs}
     for name, model in product(scores, context.models):
-        arrays = {key[1]: a for job in jobs if job.suite == name for key, a in job.scores.items() if key[0] == model}
+        arrays = {metric: a for job in jobs if job.suite == name for metric, a in job.scores[model].arrays.items()}
         if derive := evaluator(name).derive:
             arrays |= derive(arrays)
         scores[name] |= {(model, metric): array for metric, array in arrays.items()}
@@ -211,10 +217,35 @@ def score_suites(
 
 
 def _pass(context: Context, jobs: Sequence[Job], advance: Callable[[float], None]) -> None:
-    """Score the images of one source once, for all suites and models."""
-    for batch in context.batches(jobs[0].source):
-        for job in jobs:
-            batch.source = job.source
-            for score in job.score(batch):
-                job.put(batch.first, score)
-        advance(len(batch))
+    """Score the images of one source once, for all unfinished suites and models."""
+    images = jobs[0].source.images
+    todo = [job for job in jobs if job.done < len(images)]
+    start = min((job.done for job in todo), default=len(images)) // context.batch_size
+    advance(start * context.batch_size)
+    saved = time.monotonic()
+    try:
+        for batch in context.batches(jobs[0].source, start) if todo else ():
+            end = batch.first + len(batch)
+            for job in todo:
+                batch.models = {name: context.models[name] for name, scores in job.scores.items() if scores.done < end}
+                if not batch.models:
+                    continue
+                batch.source = job.source
+                scored = set()
+                for score in job.score(batch):
+                    job.scores[score.model].put(batch.first, score)
+                    scored.add(score.model)
+                for model in scored:  # a model that the suite skips is measured again the next time
+                    job.scores[model].done = end
+            advance(len(batch))
+            if time.monotonic() - saved > SAVE_EVERY:
+                _save(todo)
+                saved = time.monotonic()
+    finally:
+        _save(todo)
+
+
+def _save(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        for scores in job.scores.values():
+            scores.save()

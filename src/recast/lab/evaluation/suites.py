@@ -37,7 +37,7 @@ class Evaluator:
     """Functions of a suite: per-image scores, numbers that are not a mean over images, or a table.
 
     The value of a metric is statistic(mean over images of its scores), by default 100 times the mean, a percentage.
-    Every suite of scores gets intervals and paired differences.
+    Every suite of scores gets intervals, paired differences, a cache and resumption.
     """
 
     score: Callable[[Batch], Iterator[Score]] | None = None
@@ -53,7 +53,7 @@ class Evaluator:
     pool: Callable[[Context, str, np.ndarray, np.ndarray], dict[str, np.ndarray]] | None = None
     """`recast.lab.evaluation.stats.Pool` of a context, for metrics that are not functions of a mean over images."""
     uses: tuple[str, ...] = ()
-    """Fields of `Options` that change its scores, for evaluation.json."""
+    """Fields of `Options` that change its scores."""
 
 
 def analyse_frequencies(context: Context) -> Table:
