@@ -5,7 +5,7 @@ schedule.json           Switching, with a Switch for every swap
 evaluation.json         a Provenance for every suite
 rows.csv                Row                     differences.csv     Difference
 analysis/fourier.csv    FourierLine
-analysis/agreement.csv  a column for every arm
+analysis/cka.csv        SimilarityLine          analysis/agreement.csv  a column for every arm
 analysis/frontier.csv   FrontierLine
 """
 

@@ -170,6 +170,10 @@ SUITES = {
         "Fourier curves", "table: Δ log amplitude of the features by block and frequency", "table", (),
         default=True, task="",
     ),
+    "cka": Suite(
+        "Similarity (CKA)", "table: similarity of the layers of parent and recast model", "table", (),
+        task="",
+    ),
     "agreement": Suite(
         "Agreement", "table: every model's prediction for every image", "table", (), default=True,
     ),

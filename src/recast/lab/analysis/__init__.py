@@ -1,1 +1,1 @@
-"""Frequencies, attention and Grad-CAM of trained networks. Importing this package imports no torch."""
+"""Frequencies, similarity and heads of trained networks, as tables. Importing this package imports no torch."""

@@ -72,3 +72,15 @@ class FourierLine:
     delta_log_amplitude: float
     """Minus that of the constant part."""
     n: int
+
+
+@dataclass(frozen=True)
+class SimilarityLine:
+    """Linear CKA between a layer of one model and one of another; None where one is the same for all images."""
+
+    model_a: str
+    layer_a: str
+    model_b: str
+    layer_b: str
+    cka: float | None
+    n: int

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from recast.errors import RecastError, suggest
+from recast.lab.analysis.cka import tabulate_cka
 from recast.lab.analysis.fourier import tabulate_fourier
 from recast.lab.evaluation import accuracy, attacks
 from recast.lab.evaluation.basic_corruptions import mean_over_corruptions, score_basic
@@ -56,12 +57,9 @@ class Evaluator:
     """Fields of `Options` that change its scores."""
 
 
-def analyse_frequencies(context: Context) -> Table:
-    """Return the Fourier curves of all models on options.num_images of the images."""
-    images = context.data.val
-    if context.options.num_images is None:
-        images = sampled(images, IMAGES)
-    return tabulate_fourier(context.models, (batch.images for batch in context.batches(Source(images))))
+def analyse(tabulate: Callable[..., Table], context: Context) -> Table:
+    """Return the table of all models on some of the images."""
+    return tabulate(context.models, _sample(context, IMAGES))
 
 
 def analyse_agreement(context: Context) -> Table:
@@ -75,6 +73,14 @@ def analyse_agreement(context: Context) -> Table:
     predictions = [[data.classes[value] for value in torch.cat(parts).tolist()] for parts in columns.values()]
     rows = tuple(zip(range(len(names)), names, *predictions, strict=True))
     return Table("agreement", ("index", "image", *columns), rows)
+
+
+def _sample(context: Context, most: int) -> Iterator[Tensor]:
+    """Return batches of `most` images, or of options.num_images."""
+    images = context.data.val
+    if context.options.num_images is None:
+        images = sampled(images, most)
+    return (batch.images for batch in context.batches(Source(images)))
 
 
 EVALUATORS = {
@@ -100,7 +106,8 @@ EVALUATORS = {
         score_retrieval, sources=sources_knn, statistics={"neighbours": plain_mean}, uses=("labels",)
     ),
     "cost": Evaluator(measure=measure_cost),
-    "fourier": Evaluator(tabulate=analyse_frequencies),
+    "fourier": Evaluator(tabulate=partial(analyse, tabulate_fourier)),
+    "cka": Evaluator(tabulate=partial(analyse, tabulate_cka)),
     "agreement": Evaluator(tabulate=analyse_agreement),
     "frontier": Evaluator(tabulate=tabulate_frontier),
 }

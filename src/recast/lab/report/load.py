@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from recast.errors import RecastError
-from recast.lab.analysis.records import FourierLine
+from recast.lab.analysis.records import FourierLine, SimilarityLine
 from recast.lab.config import Recipe
 from recast.lab.files import read_json, read_lines, read_names, read_text
 from recast.lab.recipe import SEAL, load_recipe, why_untaught
@@ -52,6 +52,7 @@ class Run:
     rows: list[Row]
     differences: list[Difference]  # paired on the same images, with intervals
     fourier: list[FourierLine]
+    cka: list[SimilarityLine]
     frontier: list[FrontierLine]
     agreement: list[dict[str, str]]  # predictions of every arm: index, image, label, and a class name by arm
     classes: tuple[str, ...]  # in the order of the logits
@@ -167,6 +168,7 @@ def read_run(path: Path) -> Run:
         rows=records("rows.csv", Row),
         differences=records("differences.csv", Difference),
         fourier=records("analysis/fourier.csv", FourierLine),
+        cka=records("analysis/cka.csv", SimilarityLine),
         frontier=records("analysis/frontier.csv", FrontierLine),
         agreement=optional("analysis/agreement.csv", _agreement) or [],
         classes=tuple(optional("classes.json", read_names) or ()),

@@ -9,9 +9,9 @@ from typing import Any
 
 from recast.lab.report import curves, layers, summary
 from recast.lab.report.arms_table import LABELS, arms_table
-from recast.lab.report.confusion import confusion_charts
 from recast.lab.report.costs import COSTS, cost_charts, frontier, joint_frontier
 from recast.lab.report.filling import fill_page
+from recast.lab.report.heat_maps import confusion_charts, similarity_charts
 from recast.lab.report.labels import glossary, words
 from recast.lab.report.load import Run
 from recast.lab.report.switches import switch_part
@@ -43,6 +43,7 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "head_layers": layers.head_charts(run),
         "fourier": layers.fourier_charts(run),
         "fourier_depth": layers.depth_charts(run),
+        "similarity": similarity_charts(run),
         "confusion": confusion_charts(run),
         "plan": steps_table(run),
         "unchanged": unchanged_by_reason(run),
