@@ -43,7 +43,7 @@ def push_to_hub(
         repo: user/name.
         constructor: how to build the parent, as for `save`; required for a model.
         license: of the weights, for the card's metadata. Default: that of the parent's weights in timm.
-        results: Markdown for the card (`recast.lab.report.results_of(run)` writes that of a run).
+        results: Markdown for the card.
         private: make the repository private.
         trust: call a `pkg.module:function` that a file names.
 

@@ -36,7 +36,7 @@ SMALLER = {
     "patchconvnet_s60": "patchconvnet_s20",
     'DataConfig("imagenet", data_dir="/data/imagenet")': 'DataConfig("digits", num_val=20)',
     '"corruptions", "resolution"': '"fgsm"',
-    "steps=20, restarts=3": "steps=2, restarts=1",
+    "steps=20": "steps=2",
     "weights=FasterRCNN_ResNet50_FPN_Weights.DEFAULT": "weights=None, weights_backbone=None, min_size=64",
     "480, 640": "64, 96",
     "hf-hub:user/name": "child.safetensors",  # of the block before; the upload is replaced below

@@ -13,7 +13,7 @@ from recast.errors import RecastError
 from recast.lab.config.evaluation import parse_size
 from recast.lab.data import Data
 from recast.lab.data.images import resize_to, to_bytes
-from recast.lab.evaluation import PixelModel, evaluate
+from recast.lab.evaluation import evaluate
 from recast.lab.evaluation.accuracy import default_sizes
 
 Score = Callable[..., dict[str, Any]]
@@ -40,19 +40,6 @@ def test_top1_top5_and_loss_by_hand(gray: Data) -> None:
             evaluate(Constant(logits), ["clean"], gray, progress=False)
     five = replace(gray, classes=list("abcde"), val=replace(gray.val, labels=torch.tensor([0, 1, 4])))  # type: ignore[type-var]
     assert "top5" not in {row.metric for row in evaluate(Constant(torch.arange(5.0)), "clean", five, progress=False)}
-
-
-def test_calibration_error_is_the_formula(trained: nn.Module, digits: Data, values: Values) -> None:
-    images, labels = digits.val.batch(range(len(digits.val)))
-    with torch.no_grad():
-        confidence, prediction = PixelModel(trained, digits.mean, digits.std)(images).softmax(1).max(1)
-    expected = 0.0
-    for number in range(15):
-        inside = (confidence > number / 15) & (confidence <= (number + 1) / 15)
-        if inside.any():
-            gap = (prediction == labels)[inside].float().mean() - confidence[inside].mean()
-            expected += 100 * inside.float().mean().item() * abs(gap.item())
-    assert values(trained, "clean", digits)["ece"] == pytest.approx(expected, rel=1e-4) != 0
 
 
 def test_non_square_sizes_keep_the_proportions() -> None:

@@ -6,10 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torchvision.transforms.v2.functional import normalize
 
 from recast.errors import RecastError
 from recast.lab.config import DataConfig, Recipe
@@ -20,7 +18,6 @@ from recast.lab.evaluation.runner import Results
 from recast.lab.files import locked
 from recast.lab.records import Row
 from recast.lab.tables import read_records
-from recast.lab.tasks.classify.pictures import write_pictures
 from recast.lab.training.run import train
 from recast.models.config import ModelConfig
 
@@ -58,25 +55,6 @@ def test_the_accuracy_is_the_one_that_training_wrote(run: Path) -> None:
         assert rows["parent", "loss"].value == pytest.approx(first["val_loss"], rel=1e-5)
     assert {row.run for row in rows.values()} == {"mine"}
     assert sorted(map(str, read_records(run / "rows.csv", Row))) == sorted(map(str, rows.values()))
-
-
-def test_pictures_show_one_image_of_each_of_four_classes(run: Path) -> None:
-    opened = open_run(run)
-    with np.load(write_pictures(opened), allow_pickle=False) as stored:
-        arrays = dict(stored)
-    assert arrays["layers"].tolist() == ["layer3.1.conv1"]
-    assert arrays["mix_0"].shape == (4, 9, 4, 4)
-    labels = opened.data.val.labels.tolist()
-    chosen = sorted({label: labels.index(label) for label in labels}.values())[:4]
-    assert arrays["labels"].tolist() == [labels[index] for index in chosen]
-    pixels, _ = opened.data.val.batch(chosen)
-    assert np.abs(arrays["images"] / 255 - pixels.permute(0, 2, 3, 1).numpy()).max() <= 0.5 / 255 + 1e-6
-    recast: Any = opened.models["recast"]
-    with torch.no_grad():
-        expected = recast(normalize(pixels, list(opened.data.mean), list(opened.data.std))).argmax(1)
-    assert arrays["predictions"].tolist() == expected.tolist()  # on normalised pixels
-    assert np.allclose(arrays["gate_0"], recast.layer3[1].conv1.gates()["gamma"].detach().numpy())
-    assert arrays["kernel_0"].tolist() == [3, 3]
 
 
 def test_what_is_not_finished_or_damaged_is_named(copied: Path, tmp_path: Path) -> None:

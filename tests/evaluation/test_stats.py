@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from recast.lab.evaluation.stats import Resampled, plain_mean, resampled_means
-from recast.lab.statistics import Agreement, mean_interval, paired_interval
+from recast.lab.statistics import mean_interval, paired_interval
 from recast.papers.dense.segment.evaluation import STATISTICS
 
 RANDOM = np.random.default_rng(3)
@@ -70,14 +70,6 @@ def test_a_mean_over_seeds(count: int, quantile: float) -> None:
     assert mean_interval([1.0]) == (1.0, -math.inf, math.inf)
 
 
-@pytest.mark.parametrize(
-    ("won", "lost", "p"),
-    [(0, 0, 1.0), (5, 5, 1.0), (1, 0, 1.0), (6, 0, 2 / 64), (1, 8, 2 * (1 + 9) / 512), (700, 600, 0.00599)],
-)
-def test_mcnemar(won: int, lost: int, p: float) -> None:
-    assert Agreement(0, 0, 0, 0, tuple(range(won)), tuple(range(lost))).p_value == pytest.approx(p, rel=1e-2)
-
-
 def test_an_interval_over_seeds_and_images() -> None:
     values = [[100.0, 0.0, 0.0, 0.0], [100.0, 0.0, -100.0, 100.0]]
     # images: means 100, 0, −50, 50, variance 12500/3; seeds: 25, 25, variance 0
@@ -86,13 +78,3 @@ def test_an_interval_over_seeds_and_images() -> None:
     assert high - 25 == pytest.approx(3.182446 * (4166.667 / 4) ** 0.5, rel=1e-5) == 25 - low
     assert paired_interval([[0.0] * 50])[2] > 0  # no image changed: one might have
     assert paired_interval([[100.0] * 10, [-100.0] * 10])[2] > 500  # two seeds that disagree
-
-
-def test_images_won_and_lost() -> None:
-    labels, parent, recast = [0, 2, 2, 1, 0], [0, 1, 2, 0, 1], [1, 2, 0, 1, 2]
-    against = Agreement.of(labels, recast, parent)
-    assert against == Agreement(n=5, same=0, both_right=0, both_wrong=1, won=(1, 3), lost=(0, 2))
-    alike = Agreement.of([0, 0, 0], [1, 1, 0], [1, 2, 0])
-    assert (alike.same, alike.both_wrong, alike.both_right) == (2, 2, 1)  # the same wrong prediction counts as same
-    itself = Agreement.of(labels, recast, recast)
-    assert (itself.same, itself.both_right, itself.won, itself.lost, itself.p_value) == (5, 2, (), (), 1.0)

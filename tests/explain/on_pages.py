@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from recast import GPSA, RecastConfig, plan, recast_
 from recast.lab.explain.inputs import Input
 from recast.lab.explain.make import make_scene
-from recast.lab.explain.scene import Scene
+from recast.lab.explain.scene import Layer, Maps, Scene
 
 CONFIGS: list[dict[str, Any]] = [{}, {"gate": "sigmoid"}, {"gate": "bias", "bias_init": 4.0}]
 
@@ -42,8 +42,10 @@ def recast_network(open_gates: Callable[..., GPSA], **config: Any) -> nn.Sequent
 
 def scene_of(model: nn.Module, image: Tensor, **fields: Any) -> Scene:
     """A page of one network and one image, which is not normalised."""
-    states = [(None, {"recast": model})]
-    return make_scene("x", [Input("x.png", image)], states, None, ((0,) * 3, (1,) * 3), {"recast": "Recast"}, **fields)
+    networks = {"recast": model}
+    return make_scene(
+        "x", [Input("x.png", image)], networks, None, ((0,) * 3, (1,) * 3), {"recast": "Recast"}, **fields
+    )
 
 
 def on_pixels(layer: Any, maps: Tensor, x: Tensor) -> np.ndarray:
@@ -70,3 +72,24 @@ def data_in(page: str) -> Mapping[str, Any]:
     (found,) = re.findall(r'id="data">(.*?)</script>', page, flags=re.DOTALL)
     data: dict[str, Any] = json.loads(found)
     return data
+
+
+def weights_of(layer: Layer, maps: Maps, head: int, query: tuple[int, int] = (0, 0)) -> np.ndarray:
+    """The weights (Y, X) of a head for a query that is stored, as assets/maps.js computes them from a scene."""
+    down, right = (np.arange(len(axis)) // maps.pool for axis in layer.keys)
+    stored = maps.values[head, maps.rows.index(query[0]), maps.columns.index(query[1])]
+    weights = (stored / (np.bincount(down)[:, None] * np.bincount(right)))[down][:, right]
+    if layer.content is None or layer.gaussian is None or layer.center is None or layer.alpha is None:
+        return weights
+    place = [axis[index] for axis, index in zip(layer.queries, query, strict=True)]
+    axes = []
+    for axis, keys in enumerate(layer.keys):
+        shares = np.exp(
+            -layer.alpha[head] * (np.arange(layer.padded[axis]) - place[axis] - layer.center[head, axis]) ** 2
+        )
+        axes.append((shares / shares.sum())[keys])
+    weights = layer.content[head] * weights + layer.gaussian[head] * np.outer(*axes)
+    row, column = (at + offset for at, offset in zip(place, layer.offsets[head], strict=True))
+    if layer.shift is not None and row in layer.keys[0] and column in layer.keys[1]:
+        weights[layer.keys[0].index(row), layer.keys[1].index(column)] += layer.shift[head]
+    return weights

@@ -16,7 +16,7 @@ from torch import nn
 from recast import GPSA, plan, recast_
 from recast.lab.explain.inputs import Input
 from recast.lab.explain.make import explain, make_scene
-from recast.lab.explain.scene import Layer, Maps, Picture, Scene, ViewState
+from recast.lab.explain.scene import Layer, Maps, Picture, Scene
 from recast.lab.explain.write import write_scene
 from recast.layers.functional.operands import scatter_heads
 
@@ -44,7 +44,7 @@ def look(browser: Any) -> Iterator[Callable[..., Any]]:
 
 
 MAPS = """async ([name, view]) => {
-  const of = page.scene.states[0].layers[name], stored = await Maps.unpack(page.scene.pictures[0].maps[0][name]);
+  const of = page.scene.layers[name], stored = await Maps.unpack(page.scene.pictures[0].maps[name]);
   const all = [];
   for (let head = 0; head < Maps.heads(of, stored); head++)
     for (let i = 0; i < of.queries[0][2]; i++) for (let j = 0; j < of.queries[1][2]; j++)
@@ -87,18 +87,16 @@ def test_the_maps_on_the_page_are_the_layers_own(
 
 
 def a_run(tmp_path: Path, open_gates: Callable[..., GPSA]) -> Path:
-    """Three epochs of which the first has no maps in one layer, two pictures, two arms."""
-    parent, half, done = every_geometry(), every_geometry(), every_geometry()
-    todo = plan(half, torch.zeros(1, 3, 12, 14), where=["0", "8"])
-    recast_(half, todo, steps=["8"])
-    recast_(done, todo)
-    for layer in (half[8], done[0], done[8]):
+    """Two pictures, two arms."""
+    parent, child = every_geometry(), every_geometry()
+    recast_(child, plan(child, torch.zeros(1, 3, 12, 14), where=["0", "8"]))
+    for layer in (child[0], child[8]):
         open_gates(layer)
     shown = [Input(f"{label}.png", torch.rand(3, 12, 14), label) for label in ("cat", "dog")]
-    states = [(epoch, {"parent": parent, "recast": model}) for epoch, model in ((0, parent), (3, half), (6, done))]
+    networks = {"parent": parent, "recast": child}
     arms = {"parent": "Parent", "recast": "Recast"}
     classes = ["cat", "dog", "cow"]
-    scene = make_scene("net on pets", shown, states, classes, ((0.5,) * 3, (0.5,) * 3), arms, ["A note."])
+    scene = make_scene("net on pets", shown, networks, classes, ((0.5,) * 3, (0.5,) * 3), arms, ["A note."])
     return write_scene(scene, tmp_path / "run.html")
 
 
@@ -130,17 +128,6 @@ def test_mouse_keys_and_touch(look: Callable[..., Any], open_gates: Callable[...
     assert page.inner_text("#layer-name") == "8"
     page.keyboard.press("[")
     assert page.inner_text("#layer-name") == "0"
-    # epochs: a layer that is still a convolution says so, and says when it has maps
-    page.keyboard.press(",")
-    assert "At epoch 3, 0 is still a convolution" in page.inner_text("#nothing")
-    assert "It has them at epoch 6" in page.inner_text("#nothing")
-    assert not page.is_visible("#grid")
-    page.keyboard.press("]")
-    assert page.is_visible("#grid")
-    page.keyboard.press(",")
-    assert "at epoch 3" in page.inner_text("#nothing")
-    page.keyboard.press(".")
-    page.keyboard.press(".")
     # a head's map over the image, and off again
     assert not page.is_visible("#overlay")
     page.locator(".head").nth(4).press("Enter")
@@ -198,10 +185,9 @@ def scene_with_classes() -> Scene:
             "token": Maps.of(signed[:, :2, :1].reshape(2, 1, 1, 4, 5), (0,), (0,), signed=True),
             "pool": Maps.of(classes, (0,), (0,), names=ranked),
         }
-        pictures.append(Picture(name, pixels, None, (), [{}], [stored]))
-    order = ("mixing", "token", "pool")
+        pictures.append(Picture(name, pixels, None, (), {}, stored))
     layers = (mixing, heads, pool)
-    return Scene("classes", {"recast": "Network"}, (ViewState(None, layers),), tuple(pictures), layer_order=order)
+    return Scene("classes", {"recast": "Network"}, layers, tuple(pictures))
 
 
 PIXELS = """(selector) => [...document.querySelectorAll(selector)].map((canvas) => {
@@ -215,7 +201,7 @@ PIXELS = """(selector) => [...document.querySelectorAll(selector)].map((canvas) 
 def test_maps_of_classes_need_no_query(look: Callable[..., Any], tmp_path: Path) -> None:
     """What attention pooling and class tokens give, beside a layer with queries."""
     scene = scene_with_classes()
-    stored = [picture.maps[0] for picture in scene.pictures]
+    stored = [picture.maps for picture in scene.pictures]
     page = look(write_scene(scene, tmp_path / "page.html"))
 
     def captions() -> list[str]:

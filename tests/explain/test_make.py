@@ -1,23 +1,20 @@
 """From models and images to what a page shows, and the library's verb, without a browser."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from on_pages import data_of
+from on_pages import data_of, weights_of
 from PIL import Image
 from torch import nn
 
-from recast import GPSA, RecastConfig, RecastError, plan, recast_
+from recast import RecastConfig, RecastError, plan, recast_
 from recast.lab.analysis.grad_cam import grad_cam
-from recast.lab.evaluation.run_folder import OpenRun
 from recast.lab.explain.inputs import Input
 from recast.lab.explain.make import explain, make_scene
-from recast.lab.explain.pages import kept_states
 from recast.lab.explain.scene import share_text
 from recast.layers.config import PAPERS_LAYER
 
@@ -55,7 +52,7 @@ def test_predictions_are_those_of_the_normalised_image(tmp_path: Path) -> None:
     with torch.no_grad():
         normalised = (image - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
         best = model.eval()(normalised[None]).softmax(1)[0].topk(5)
-    ((ranked, parents),) = [(found["recast"], found["parent"]) for found in data["pictures"][0]["predictions"]]
+    ranked, parents = (data["pictures"][0]["predictions"][arm] for arm in ("recast", "parent"))
     assert ranked == parents  # the linear gate's start is the parent
     assert [name for name, _ in ranked] == [names[i] for i in best.indices.tolist()]
     assert [p for _, p in ranked] == pytest.approx(best.values.tolist(), abs=2e-5)
@@ -68,7 +65,7 @@ def test_a_file_and_a_half_precision_model(tmp_path: Path) -> None:
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (30, 40, 3), dtype=np.uint8)).save(path)
     from_file = page_of(child(), path, tmp_path, size=(10, 12))["pictures"][0]
     assert from_file["size"] == [10, 12]
-    assert from_file["predictions"][0]["recast"][0][0] in map(str, range(7))  # numbers where classes have no names
+    assert from_file["predictions"]["recast"][0][0] in map(str, range(7))  # numbers where classes have no names
     assert page_of(child().to(torch.bfloat16), path, tmp_path, size=8)["order"] == ["0", "2", "Grad-CAM"]
 
 
@@ -80,8 +77,8 @@ def test_grad_cam_of_every_arm_side_by_side() -> None:
     model.insert(3, nn.Upsample(scale_factor=2))  # its last map is larger
     arms, names = {"parent": parent, "recast": model}, [f"class {i}" for i in range(7)]
     said = {"parent": "Parent", "recast": "Recast"}
-    scene = make_scene("title", [Input("a", image)], [(None, arms)], names, ((0,) * 3, (1,) * 3), said)
-    cams, (stored,) = scene.states[0].layers[-1], (maps["Grad-CAM"] for maps in scene.pictures[0].maps)
+    scene = make_scene("title", [Input("a", image)], arms, names, ((0,) * 3, (1,) * 3), said)
+    cams, stored = scene.layers[-1], scene.pictures[0].maps["Grad-CAM"]
     with torch.no_grad():
         shares = {arm: one.eval()(image[None]).softmax(1)[0] for arm, one in arms.items()}
     best = shares["recast"].topk(3).indices
@@ -93,7 +90,7 @@ def test_grad_cam_of_every_arm_side_by_side() -> None:
     large = torch.cat(
         [nn.functional.interpolate(maps, (8, 8), mode="bilinear")[0] for maps in wanted if maps is not None]
     )
-    found = np.stack([cams.weights(stored, i) for i in range(6)])
+    found = np.stack([weights_of(cams, stored, i) for i in range(6)])
     assert np.abs(found - large.numpy()).max() < 0.004 * float(large.max())
     assert float(large[:3].max()) > 0
     assert float(large[3:].max()) > 0
@@ -114,35 +111,3 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         with pytest.raises(RecastError, match=match):
             page_of(model, given, tmp_path, **options)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_states_have_the_layers_they_had_then(open_gates: Callable[..., GPSA]) -> None:
-    half, done = child("2"), child()
-    open_gates(done[0])
-    images = [Input(name, torch.rand(3, 8, 8)) for name in "ab"]
-    networks = ((epoch, {"recast": model}) for epoch, model in ((0, network()), (1, half), (2, done)))
-    scene = make_scene("title", images, networks, None, (MEAN, STD), {"recast": "Network"})
-    assert [[layer.name for layer in state.layers] for state in scene.states] == [
-        [*names, "Grad-CAM"] for names in ([], ["2"], ["0", "2"])
-    ]
-    assert scene.layer_order == ("0", "2", "Grad-CAM")  # as the image meets them, not as they came
-    for picture in scene.pictures:
-        assert [list(maps) for maps in picture.maps] == [[*names, "Grad-CAM"] for names in ([], ["2"], ["0", "2"])]
-        assert len(picture.predictions) == 3
-    one, other = (picture.maps[2]["0"].stored for picture in scene.pictures)
-    assert not np.array_equal(one, other)
-
-
-def test_many_kept_epochs_are_thinned_evenly(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    for epoch in (*range(0, 101), 5000):
-        (tmp_path / "checkpoints" / f"epoch-{epoch:04d}.safetensors").touch()
-    (tmp_path / "checkpoints" / "epoch-x.safetensors").touch()
-    recipe: Any = SimpleNamespace(epochs=100)
-    run = OpenRun(tmp_path, recipe, cast(Any, None), {})
-    states, notes = kept_states(run)
-    assert list(states) == [*range(0, 100, 10), 100]
-    assert states[100] is None  # the end is weights.safetensors itself
-    assert notes == ["11 of the 101 epochs with saved weights are shown."]
-    recipe.epochs = 4
-    assert [*map(list, kept_states(run))] == [[0, 1, 2, 3, 4], []]

@@ -12,7 +12,7 @@ from on_pages import data_of
 import recast.lab.explain
 from recast.errors import RecastError
 from recast.lab.explain.pack import LIMIT, pack
-from recast.lab.explain.scene import GRAD_CAM, Layer, Maps, Picture, Prediction, Scene, ViewState
+from recast.lab.explain.scene import GRAD_CAM, Layer, Maps, Picture, Prediction, Scene
 from recast.lab.explain.write import write_scene
 
 PAGE = Path(recast.lab.explain.__file__).parent / "assets"
@@ -34,13 +34,13 @@ def a_layer(name: str = "layer4", side: int = 6) -> Layer:
     )  # fmt: skip
 
 
-def a_scene(pictures: int = 1, states: int = 1, side: int = 6, **fields: Any) -> Scene:
+def a_scene(pictures: int = 1, side: int = 6, **fields: Any) -> Scene:
     pixels = np.random.default_rng(0).integers(0, 255, (8, 8, 3), dtype=np.uint8)
     shown = tuple(
         Picture(
             f"cat {i}.jpg", pixels, "cat", (),
-            [{"parent": (Prediction("dog", 0.5, 0),), "recast": (Prediction("cat", 0.75, 1),)}] * states,
-            [{"layer4": some_maps(side, seed=100 * i + s)} for s in range(states)],
+            {"parent": (Prediction("dog", 0.5, 0),), "recast": (Prediction("cat", 0.75, 1),)},
+            {"layer4": some_maps(side, seed=100 * i)},
         )
         for i in range(pictures)
     )  # fmt: skip
@@ -48,9 +48,8 @@ def a_scene(pictures: int = 1, states: int = 1, side: int = 6, **fields: Any) ->
         **{
             "title": "net on pets",
             "arms": {"parent": "Parent", "recast": "Recast"},
-            "states": tuple(ViewState(epoch, (a_layer(side=side),)) for epoch in range(states)),
+            "layers": (a_layer(side=side),),
             "pictures": shown,
-            "layer_order": ("layer4",),
             **fields,
         }
     )
@@ -59,15 +58,12 @@ def a_scene(pictures: int = 1, states: int = 1, side: int = 6, **fields: Any) ->
 def test_maps_of_classes_are_open_first(tmp_path: Path) -> None:
     kinds = dict(zip("abcd", ("gpsa", "classes", "classes", "maps"), strict=True))
     layers = tuple(replace(a_layer(name), kind=kind) for name, kind in kinds.items())
-    scene = replace(
-        a_scene(states=2), states=(ViewState(0, layers[:1]), ViewState(1, layers)), layer_order=tuple(kinds)
-    )
+    scene = replace(a_scene(), layers=layers)
     assert (scene.first_layer(), scene.first_layer("a"), a_scene().first_layer()) == ("c", "a", "layer4")
-    assert replace(a_scene(), layer_order=()).first_layer() is None
+    assert replace(a_scene(), layers=()).first_layer() is None
     cam = replace(a_layer(GRAD_CAM), kind="classes")  # where there is nothing else
     for layers in ((cam,), (a_layer("d"), cam)):
-        scene = replace(a_scene(), states=(ViewState(0, layers),), layer_order=tuple(layer.name for layer in layers))
-        assert scene.first_layer() == layers[0].name
+        assert replace(a_scene(), layers=layers).first_layer() == layers[0].name
     with pytest.raises(RecastError, match=r"'layer5' .*Did you mean layer4"):
         write_scene(a_scene(), tmp_path / "page.html", layer="layer5")
     assert list(tmp_path.iterdir()) == []
@@ -76,7 +72,7 @@ def test_maps_of_classes_are_open_first(tmp_path: Path) -> None:
 def test_a_page_too_large_gets_coarser_maps_and_says_so() -> None:
     def maps(limit: int) -> tuple[dict[str, Any], list[str]]:
         packed = pack(a_scene(side=8), limit=limit)
-        return packed["pictures"][0]["maps"][0]["layer4"], packed["notes"]
+        return packed["pictures"][0]["maps"]["layer4"], packed["notes"]
 
     full, notes = maps(LIMIT)
     assert notes == []
@@ -106,13 +102,13 @@ def test_a_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
 def test_what_names_say_is_never_markup(tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script>$style&amp;"
     scene = a_scene(title=evil, notes=(evil,), about=(("Run", evil),))
-    picture = replace(scene.pictures[0], name=evil, label=evil, predictions=[{"recast": (Prediction(evil, 0.5, 0),)}])
+    picture = replace(scene.pictures[0], name=evil, label=evil, predictions={"recast": (Prediction(evil, 0.5, 0),)})
     path = write_scene(replace(scene, pictures=(picture,)), tmp_path / "page.html")
     text = path.read_text(encoding="utf-8")
     assert text.count("<script") == 2
     data = data_of(path)
     assert data["title"] == data["notes"][0] == data["pictures"][0]["name"] == evil
-    assert data["pictures"][0]["predictions"][0]["recast"][0][0] == evil
+    assert data["pictures"][0]["predictions"]["recast"][0][0] == evil
 
 
 def test_nowhere_to_write(tmp_path: Path) -> None:
@@ -120,7 +116,7 @@ def test_nowhere_to_write(tmp_path: Path) -> None:
         (tmp_path, "got the folder"),
         (tmp_path / "no" / "page.html", "does not exist"),
         (tmp_path / "page.pdf", r"page\.pdf: use the ending \.html"),
-        (tmp_path / "page.JPG", r"page\.JPG: use the ending .* \.png"),
+        (tmp_path / "page.JPG", r"page\.JPG: use the ending \.html"),
     ):
         with pytest.raises(RecastError, match=message):
             write_scene(a_scene(), out)

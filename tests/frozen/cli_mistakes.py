@@ -37,7 +37,7 @@ fintune | nowhere.yaml | attention_pool --model digits_resnet | tiny.yaml --conf
 tiny.yaml --out notes.txt | tiny.yaml --plan notes.txt | tiny.yaml --optim x""",
     "evaluate run": """
 --suite claen | --suite clean,pdg | --num-images 0 | --num-images 10000 | --eps -1 | --eps big | --steps 0
---step-size 0 | --seed -1 | --batch-size 0 | --neighbours 0 | --suite resolution --sizes 16x | --device banana""",
+--seed -1 | --batch-size 0 | --neighbours 0 | --suite resolution --sizes 16x | --device banana""",
     "explain": """
 nowhere_net images | run nowhere.png | run notes.txt | run val:100000 | run val:x | run empty | run --num-images 0
 run images/a.png --pretrained | run images/a.png --classes notes.txt | run images/a.png --layer layer9
@@ -45,7 +45,7 @@ run images/a.png --out page.txt | run images/a.png --out nowhere/page.html | run
 run images/a.png --out tiny.yaml | digits_resnet | digits_resnet images/a.png --mean 0.5
 digits_resnet images/a.png --crop-pct 2 | digits_resnet images/a.png --std 0 0 0 | digits_resnet val:3
 weights.safetensors images/a.png | run images/a.png --device banana""",
-    "report run": "--out empty | --out nowhere/report.html | --out tiny.yaml | --figures images | --figure x",
+    "report run": "--out empty | --out nowhere/report.html | --out tiny.yaml | --figure x",
 }
 OPTIONS = """
 --data digts | --data folder | --data folder --data-dir nowhere | --data folder --data-dir empty | --data cifar10

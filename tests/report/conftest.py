@@ -51,7 +51,7 @@ def make_plain(make_run: Callable[..., Path]) -> Callable[..., Path]:
     """A run folder as `recast train --where none` and `recast evaluate` leave it."""
 
     def make(name: str = "plain") -> Path:
-        absent = ("attention.npz", "verify.json", "finetuned", "plan.json", "differences.csv", "analysis")
+        absent = ("verify.json", "finetuned", "plan.json", "differences.csv", "analysis")
         path = make_run(name, recipe={"where": ["none"]}, without=absent)
         rows = (path / "rows.csv").read_text(encoding="utf-8").splitlines()
         kept = [row.replace(",parent,", ",finetuned,") for row in rows if not re.search(",(finetuned|recast),", row)]

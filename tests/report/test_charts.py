@@ -1,22 +1,17 @@
-"""The papers' figures: what is drawn is what was measured, in the page's colours or on paper."""
+"""The papers' figures: what is drawn is what was measured, in the page's colours."""
 
-import base64
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
+from drawn import rows_where, series_of
 
 from recast.lab.records import FrontierLine
-from recast.lab.report import charts, costs, curves, maps
+from recast.lab.report import charts, costs, curves
 from recast.lab.report.charts import Chart
 from recast.lab.report.draw import Point, Series, series_chart
 from recast.lab.report.load import Run, read_run
-from recast.lab.report.maps import AttentionLayer, MapView
 from recast.lab.tables import Table, write_table
 
 MakeRun = Callable[..., Path]
@@ -31,11 +26,6 @@ def by_name(found: Sequence[Chart]) -> dict[str, Chart]:
     return {chart.name: chart for chart in found}
 
 
-def rows_where(chart: Chart, **wanted: object) -> list[dict[str, Any]]:
-    rows = [dict(zip(chart.columns, row, strict=True)) for row in chart.rows]
-    return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
-
-
 # what is drawn
 
 
@@ -45,9 +35,9 @@ def test_robustness_against_every_cost(full: Run) -> None:
     titles = ["Clean images", "FGSM, ε = 1/255", "PGD, ε = 1/255", "ImageNet-C", "ImageNet-V2"]
     assert [chart.title for chart in found["macs"]] == titles
     (point,) = rows_where(found["images_per_second"][0], series="Recast")
-    assert point["images_per_second"] == "974.4"
+    assert point["x"] == pytest.approx(974.4)
     assert (point["value"], point["low"], point["high"]) == pytest.approx((76.3, 75.1, 77.5))
-    assert {row["parameters"] for row in rows_where(found["parameters"][0])} == {"152026.0", "191438.0"}  # of the plan
+    assert {row["x"] for row in rows_where(found["parameters"][0])} == {152026, 191438}  # of the plan
 
 
 def test_the_legend_names_the_arms_of_every_run(make_run: MakeRun, make_plain: MakeRun) -> None:
@@ -62,22 +52,19 @@ def test_relative_improvement(full: Run) -> None:
     against = "Recast against parent, fine-tuned"
     (weather,) = rows_where(found["relative_imagenet-c_category"], series=against)
     recast, other = (full.value(arm, "imagenet-c", "top1/weather") for arm in ("recast", "finetuned"))
-    assert (weather["category"], weather["value"]) == ("weather", pytest.approx(100 * (recast - other) / other))
+    assert (weather["x"], weather["value"]) == ("weather", pytest.approx(100 * (recast - other) / other))
     paired = full.difference("finetuned", "imagenet-c", "top1/weather")
     assert paired is not None
     assert (weather["low"], weather["high"]) == pytest.approx((100 * paired.low / other, 100 * paired.high / other))
-    assert [row["severity"] for row in rows_where(found["relative_basic_severity"], series=against)] == ["1", "5"]
+    assert [row["x"] for row in rows_where(found["relative_basic_severity"], series=against)] == ["1", "5"]
 
 
-def test_sweeps(full: Run) -> None:
-    found = by_name([*curves.sweeps(full), *curves.attacks(full)])
-    assert set(found) == {
-        "resolution", "knn", "adversarial_fgsm", "adversarial_pgd",
-    }  # fmt: skip
-    assert [row["side"] for row in rows_where(found["resolution"], series="Recast")] == ["128.0", "224.0"]  # squares
-    assert [row["k"] for row in rows_where(found["knn"], series="Parent")] == ["1.0", "5.0"]
+def test_sizes_and_attacks(full: Run) -> None:
+    found = by_name([*curves.resolutions(full), *curves.attacks(full)])
+    assert set(found) == {"resolution", "adversarial_fgsm", "adversarial_pgd"}
+    assert [row["x"] for row in rows_where(found["resolution"], series="Recast")] == [128, 224]  # squares
     first, *_ = rows_where(found["adversarial_fgsm"], series="Recast")
-    assert (first["epsilon_255"], first["value"]) == ("0", full.value("recast", "clean", "top1"))
+    assert (first["x"], first["value"]) == ("0", full.value("recast", "clean", "top1"))
 
 
 # colours
@@ -94,31 +81,6 @@ def test_a_users_matplotlib_settings_do_not_reach_the_page(monkeypatch: pytest.M
     monkeypatch.setitem(charts.mpl.rcParams, "axes.facecolor", "#ff0000")
     assert drawn("d") == before
     assert charts.mpl.rcParams["lines.linewidth"] == 9.0
-
-
-# attention maps
-
-
-def image_layer(mix: np.ndarray, kernel: tuple[int, int] = (1, 1)) -> tuple[dict[str, Any], np.ndarray]:
-    """The only layer of the first image on the page, and the picture of its last head."""
-    layer = AttentionLayer("conv", mix.astype(np.float32), (1, 2), np.full(mix.shape[1], 0.25), kernel)
-    attention = MapView(np.zeros((len(mix), 8, 8, 3), np.uint8), ["a"] * len(mix), ["b"] * len(mix), [layer])
-    image, *_ = maps.image_maps(attention, "γ")
-    (found,) = image["layers"]
-    header, _, data = found["heads"][-1]["picture"].partition(",")
-    assert header == "data:image/png;base64"
-    return found, np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))).astype(int)
-
-
-def test_nothing_is_seen_of_weights_of_0() -> None:
-    mix = np.zeros((5, 1, 4, 4))
-    mix[:, 0, 0, :3] = 1.0, 0.01, -0.01
-    layer, picture = image_layer(mix)
-    assert (layer["low"], layer["high"]) == ("≤ −0.01", "≥ 0.01")  # the 1.0 saturates, the rest can be seen
-    zero, plus, minus = (picture[row, column] for row, column in ((3, 3), (0, 1), (0, 2)))
-    assert (zero[3], plus[3], minus[3]) == (0, 255, 255)
-    assert plus[0] > plus[2] + 60  # orange
-    assert minus[2] > minus[1] + 60  # purple
 
 
 def test_a_dollar_in_a_name_is_a_dollar() -> None:
@@ -140,5 +102,5 @@ def test_the_curve_of_closed_heads(make_run: MakeRun) -> None:
     run = read_run(path)
     assert costs.joint_frontier([run]) == []
     joint = costs.joint_frontier([run, replace(run, name="another")])
-    assert {row[0] for row in joint[0].rows} == {run.name, "another"}
-    assert [(row[1], row[2]) for row in joint[1].rows if row[0] == "another"] == [(str(ms), n) for *_, n, ms in points]
+    assert series_of(joint[0]) == {run.name, "another"}
+    assert [(row["x"], row["y"]) for row in rows_where(joint[1], series="another")] == [(ms, n) for *_, n, ms in points]

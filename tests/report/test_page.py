@@ -54,7 +54,7 @@ def text_of(*paths: Path) -> str:
     [
         {},
         {"recipe": {"recast.gate": "sigmoid"}, "without": ("finetuned",)},
-        {"epochs": 0, "without": ("rows.csv", "attention.npz", "verify.json", "analysis")},
+        {"epochs": 0, "without": ("rows.csv", "verify.json", "analysis")},
         {"epochs": 1},
         {"source": "during"},
         {"source": "during", "recipe": {"recast.gate": "bias", "optim.gate_l1": 0.0}, "epochs": 1},
@@ -94,7 +94,7 @@ def test_what_files_say_is_escaped(make_run: MakeRun) -> None:
     evil = "<script>alert(1)</script>"
     for name, old in (
         ("plan.json", "layer3.0.conv1"), ("metrics.jsonl", "layer3.0.conv1"), ("rows.csv", "contrast"),
-        ("recipe.yaml", "digits_resnet"), ("environment.json", "Linux"), ("analysis/heads.csv", "layer3.0.conv1"),
+        ("recipe.yaml", "digits_resnet"), ("environment.json", "Linux"),
     ):  # fmt: skip
         content = (path / name).read_text(encoding="utf-8")
         assert old in content
@@ -105,7 +105,7 @@ def test_what_files_say_is_escaped(make_run: MakeRun) -> None:
 
 
 def test_numbers_that_are_not_finite(make_run: MakeRun) -> None:
-    path = make_run(without=("attention.npz", "analysis"))
+    path = make_run(without=("analysis",))
     for name in ("metrics.jsonl", "finetuned/metrics.jsonl"):
         text = (path / name).read_text(encoding="utf-8")
         text = re.sub(r'("epoch": 2,.*?"val_loss": |"gamma": \[)[-\d.e]+', r"\1NaN", text)
@@ -116,7 +116,7 @@ def test_numbers_that_are_not_finite(make_run: MakeRun) -> None:
 
 def test_sections_without_data_are_left_out(make_run: MakeRun, make_plain: MakeRun) -> None:
     """Of a run that was not measured, of a network alone, and of one whose pooling alone became attention."""
-    absent = ("attention.npz", "analysis")
+    absent = ("analysis",)
     text = text_of(make_run("bare", without=("rows.csv", "finetuned", *absent)))
     assert "recast evaluate" in text
     assert "control arm" in text
@@ -130,7 +130,7 @@ def test_sections_without_data_are_left_out(make_run: MakeRun, make_plain: MakeR
 
 
 def test_several_runs(make_run: MakeRun, tmp_path: Path) -> None:
-    absent = ("attention.npz", "analysis")
+    absent = ("analysis",)
     runs = [make_run(f"seed{seed}", recipe={"seed": seed}, epochs=0, without=absent) for seed in (0, 1)]
     text = write_report(runs, tmp_path / "both.html").read_text(encoding="utf-8")
     assert all(part in text for part in ('href="#run2">seed1</a>', 'id="run2"', "Mean of the seeds"))
@@ -160,7 +160,7 @@ def test_every_cost_can_be_chosen(make_measured: MakeRun) -> None:
 def test_an_error_leaves_the_old_report(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RecastError, match="at least one run"):
         write_report([])
-    path = make_run(epochs=0, without=("attention.npz", "analysis"))
+    path = make_run(epochs=0, without=("analysis",))
     report = path / "report.html"
     report.write_text("mine", encoding="utf-8")
     with pytest.raises(RecastError, match=r"report\.html"):
@@ -220,10 +220,6 @@ def folds_open(page: Any) -> None:
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert shut.count() == before > 3
     page.evaluate(OPEN_ALL)
-    under = "getComputedStyle(document.querySelector('.map .picture')).backgroundImage.includes('data:')"
-    assert page.evaluate(under)
-    page.get_by_label("Lay the maps over the image").click()
-    assert not page.evaluate(under)
 
 
 def figures_grow(page: Any) -> None:

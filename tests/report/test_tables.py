@@ -1,6 +1,5 @@
 """Differences, intervals and means: who is called better, and what is not compared."""
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,21 +7,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from changed_runs import rewrite, set_values
+from changed_runs import set_values
+from drawn import rows_where, series_of
 from sklearn.metrics import confusion_matrix
 
 from recast.lab.cli import evaluate
 from recast.lab.cli.evaluate import _suites_of
 from recast.lab.records import Difference, Row, write_records
 from recast.lab.report import formats
-from recast.lab.report.arms_table import LABELS, arms_table, heat_tables
+from recast.lab.report.arms_table import LABELS, arms_table
 from recast.lab.report.heat_maps import confusion, confusion_charts
 from recast.lab.report.load import Run, read_run
 from recast.lab.report.page import joint_part, render_page, run_part
-from recast.lab.report.summary import missing, provenance, won_and_lost
 from recast.lab.report.switches import switch_part
 from recast.lab.report.table import Cell
-from recast.lab.report.tables import head_table, seeds_table, steps_table
+from recast.lab.report.tables import seeds_table, steps_table
 from recast.lab.report.verdict import why_no_mean
 
 MakeRun = Callable[..., Path]
@@ -82,9 +81,6 @@ def test_intervals_decide_who_is_better(make_measured: MakeRun) -> None:
     open_ended = read_run(make_measured("open", gain=0.5))
     top1 = lines(open_ended)["Clean images, Top-1, %"]
     assert [cell.kind for cell in top1[4:6]] == ["by-recast", "by-"]
-    rows = [row for *_, table in heat_tables(open_ended) for row in table.groups[""]]
-    cells = [cell for row in rows for cell in row[1:]]
-    assert all(cell.kind == "b-" and cell.strength == 0 for cell in cells if cell.title.startswith("95 % interval: −"))
 
 
 @pytest.mark.parametrize(
@@ -119,43 +115,16 @@ def test_what_is_unknown_and_what_is_masked(make_run: MakeRun) -> None:
     assert found["PGD, iterated in an L∞ ball, Images without a gradient, %"][3].text == "12.5"
 
 
-def test_heads_and_steps(make_run: MakeRun) -> None:
-    path = make_run()
-    lines_of = (path / "analysis" / "heads.csv").read_text(encoding="utf-8").splitlines()
-    lines_of[6] = lines_of[6].replace(",false,", ",true,")
-    (path / "analysis" / "heads.csv").write_text("\n".join(lines_of) + "\n", encoding="utf-8")
-    run = read_run(path)
-    heads, steps = head_table(run), steps_table(run)
-    assert heads is not None
+def test_steps(make_run: MakeRun) -> None:
+    steps = steps_table(read_run(make_run()))
     assert steps is not None
-    assert [cell.text for cell in heads.groups[""][0]][:2] == ["layer3.0.conv1", "1 of 9"]
     first = steps.groups[""][0]
     assert [cell.text for cell in first[:4]] == ["layer3.0.conv1", "9", "16 × 100", "18.4\u00a0k → 21.2\u00a0k"]
     assert (first[0].small[0], steps.foot[2].small[0]) == ("3×3, 32×8×8 → 64×4×4", "+26\u00a0%")
 
 
-def test_layers_with_heads_of_earlier_epochs_are_in_the_order_of_the_network(make_run: MakeRun) -> None:
-    """heads.csv begins with the epochs that were kept, in which the deepest layer comes first."""
-    table = head_table(read_run(make_run(source="during")))
-    assert table is not None
-    names = [row[0].text for row in table.groups[""]]
-    assert names == ["layer3.0.conv1", "layer3.0.conv2", "layer3.1.conv1", "layer3.1.conv2"]
-
-
-def test_every_switch_is_a_line(make_run: MakeRun) -> None:
-    path = make_run(source="during")
-    found = json.loads((path / "schedule.json").read_text(encoding="utf-8"))["switches"]
-    found[0]["after"] = {"val_loss": found[0]["before"]["val_loss"] + 0.12, "val_top1": 56.4}
-    found[2]["after"] = None  # the run was stopped between the switch and its measurement
-    rewrite(path / "schedule.json", switches=found)
-    part = switch_part(read_run(path))
-    rows = part["table"].groups[""]
-    assert [(row[0].text, row[0].small[0]) for row in rows[:2]] == [
-        ("epoch 1", "layer3.1.conv2"), ("epoch 2", "layer3.0.conv2, layer3.1.conv1"),
-    ]  # fmt: skip
-    assert (rows[0][1].text, rows[0][1].small) == ("1.888 → 2.008 → 1.884", ("+0.120, then −0.124",))
-    assert rows[0][2].small == ("−1.60, then −6.40",)
-    assert rows[2][1].text == "1.984 → – → 1.823"
+def test_when_layers_became_attention(make_run: MakeRun) -> None:
+    part = switch_part(read_run(make_run(source="during")))
     assert all(f">{word}</text>" in part["chart"].svg for word in ("layer3.1.conv2", "epoch 3"))
 
 
@@ -192,25 +161,10 @@ def test_runs_together(make_run: MakeRun) -> None:
     part = joint_part([read_run(make_run(f"r{seed}", recipe={"seed": seed})) for seed in (0, 1)])
     assert [row[0].link for row in part["table"].groups[""]] == ["#run1", "#run2"]
     assert part["table"].foot[1].text == "58.0"
-    assert {row[0] for row in part["costs"]["macs"][0].rows} >= {"r0, Parent", "r1, Recast"}
+    assert series_of(part["costs"]["macs"][0]) >= {"r0, Parent", "r1, Recast"}
 
 
-# agreement, provenance
-
-
-def test_won_and_lost(make_run: MakeRun) -> None:
-    path = make_run()
-    (path / "analysis" / "agreement.csv").write_text(
-        "index,image,label,parent,recast\n0,a.png,cat,cat,cat\n1,b.png,cat,dog,cat\n2,c.png,dog,dog,cat\n"
-        "3,d.png,dog,cat,cat\n4,,dog,owl,dog\n",
-        encoding="utf-8",
-    )
-    (pair,) = won_and_lost(read_run(path))
-    won, lost = ([[cell.text for cell in row] for row in pair["tables"][way].groups[""]] for way in ("won", "lost"))
-    assert won == [["b.png", "cat", "dog", "cat"], ["4", "dog", "owl", "dog"]]
-    assert [row[0] for row in lost] == ["c.png"]
-    assert pair["counts"] == {"right": 1, "won": 2, "lost": 1, "wrong": 1}
-    assert all(part in pair["sentence"] for part in ("2\u00a0images won", "p = 1.000", "agree on 2"))
+# agreement
 
 
 def test_confusion_matrix(make_run: MakeRun) -> None:
@@ -226,24 +180,9 @@ def test_confusion_matrix(make_run: MakeRun) -> None:
     for column, arm in ((1, "finetuned"), (2, "recast")):
         assert (confusion(run, arm) == confusion_matrix(table[:, 0], table[:, column])).all()
     first, second = confusion_charts(run)
-    assert sum(row[2] for row in first.rows) == 40
+    assert first.panel.keywords["counts"].sum() == 40
     assert "<svg" in second.svg
     assert not confusion_charts(replace(run, classes=tuple(map(str, range(51)))))
-
-
-def test_how_it_was_made_and_what_is_missing(make_run: MakeRun) -> None:
-    path = make_run()
-    suites = json.loads((path / "evaluation.json").read_text(encoding="utf-8"))["suites"]
-    suites["fgsm"] |= {"command": "recast evaluate 'a b'", "seconds": 31.5}
-    rewrite(path / "evaluation.json", suites=suites)
-    table = provenance(read_run(path))
-    assert table is not None
-    data, made, where = next(row for row in table.groups[""] if "FGSM" in row[0].text)
-    assert (made.text, where.text) == ("recast evaluate 'a b'", "2026-01-01, 32\u00a0s")
-    assert (data.small[0], "eps" in data.small[1]) == ("digits, 50 images", True)
-    absent, command = missing(read_run(path))
-    assert command == f"recast evaluate {path} --suite pgd,resolution,knn"
-    assert len(absent) == 3
 
 
 def test_numbers() -> None:
@@ -251,7 +190,7 @@ def test_numbers() -> None:
     assert [formats.significant(value) for value in (-0.000138, 9.13e-6)] == ["−0.00014", "9.1e−6"]
     assert [formats.compact(value) for value in (999_960, 9_996, 512)] == ["1.00\u00a0M", "10.0\u00a0k", "512"]
     assert [formats.error(value) for value in (0.0, 3.4e-7, math.inf)] == ["0", "3e−7", "not finite"]
-    assert [formats.percent(math.nan), formats.mean_range([1.0, 2.0, math.nan])] == ["–", "1.50 (1.00 to 2.00)"]
+    assert formats.percent(math.nan) == "–"
 
 
 def test_classes_have_a_table_of_their_own(make_run: MakeRun) -> None:
@@ -272,6 +211,6 @@ def test_classes_have_a_table_of_their_own(make_run: MakeRun) -> None:
     assert not any(name in text for name in ("disc", "ring"))
     part = run_part(run, "run1", 1)
     assert 'id="run1-classes"' in render_page([part], None)
-    assert part["costs"]["macs"][0].rows[0][2:] == (5.0, 3.0, 8.0)
+    assert tuple(rows_where(part["costs"]["macs"][0])[0][key] for key in ("value", "low", "high")) == (5.0, 3.0, 8.0)
     assert _suites_of(path)[0] == "detection"
     assert "fourier" not in _suites_of(path), "only where it is asked for"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from changed_runs import rewrite, set_values
+from drawn import series_of
 
 from recast.lab.cli import evaluate
 from recast.lab.cli.evaluate import compared_with
@@ -15,7 +16,7 @@ from recast.lab.report.costs import cost_charts
 from recast.lab.report.curves import attacks, relative
 from recast.lab.report.labels import PARENT, glossary, words
 from recast.lab.report.load import read_run
-from recast.lab.report.summary import tiles, won_and_lost
+from recast.lab.report.summary import tiles
 from recast.lab.report.verdict import harmed, is_exact, joint_verdict, kept_predictions, verdict
 from recast.lab.suites import METRICS
 
@@ -95,11 +96,10 @@ def test_a_parent_with_a_new_classifier_is_not_compared_with(make_run: MakeRun) 
     path = make_run(recipe={"model.checkpoint": "parent.safetensors"})
     run = read_run(path)
     assert "classifier" in words(run).comparison
-    assert {row[0] for chart in relative(run) for row in chart.rows} == {"Recast against parent, fine-tuned"}
-    assert [pair["name"] for pair in won_and_lost(run)] == [PARENT.control]
+    assert series_of(*relative(run)) == {"Recast against parent, fine-tuned"}
     assert [cell.text for cell in arms_table(run).heads][4:] == ["Recast\n−\nfine-tuned", "Images"]
     charts = [*attacks(run), *(chart for charts in cost_charts([run]).values() for chart in charts)]
-    assert {row[0] for chart in charts for row in chart.rows} == {"Parent, fine-tuned", "Recast"}
+    assert series_of(*charts) == {"Parent, fine-tuned", "Recast"}
     assert compared_with(path, run.rows) == ("finetuned",)
     assert METRICS["no_gradient"].label not in glossary([run])  # 0 everywhere: no line of the tables is about it
     assert "− parent" not in evaluate.format_arms(run.rows, run.differences, ("finetuned",))

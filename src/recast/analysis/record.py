@@ -187,7 +187,7 @@ def _of_pool(pool: AttentionPool, x: Tensor, grids: Grids) -> Attention:
     size = pool.as_map(x).shape[-2:]
     grid: tuple[int, int] | None = (size[0], size[1])
     if isinstance(pool, PooledLayer) and pool.takes == "NLC":
-        grid = grids.of_patches(x.shape[0], size[0] * size[1])
+        grid = grids.of(x.shape[0], size[0] * size[1], max_prefix=0)
     return Attention(weights, grid, weights.shape[-2])
 
 

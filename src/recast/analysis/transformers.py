@@ -7,7 +7,6 @@ and fused modules are left out without a word (24 of CaiT's 26 maps). So the hoo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -37,15 +36,12 @@ class Grids:
     def __init__(self) -> None:
         self.batch: int | None = None
         """Images that the network was given, where it was called as a whole."""
-        self._image: tuple[int, int] | None = None
         self._seen: list[tuple[int, int]] = []
 
     def begin(self, image: Any) -> None:
         """Begin a pass over these images."""
         self._seen.clear()
-        is_image = isinstance(image, Tensor) and image.dim() == 4
-        self.batch = image.shape[0] if is_image else None
-        self._image = (image.shape[2], image.shape[3]) if is_image else None
+        self.batch = image.shape[0] if isinstance(image, Tensor) and image.dim() == 4 else None
 
     def see(self, output: Any) -> None:
         """Remember a map (B, C, h, w); anything else is none, and so is one of each window or patch."""
@@ -61,18 +57,6 @@ class Grids:
             return None
         fits = (size for size in reversed(self._seen) if 0 <= tokens - size[0] * size[1] <= max_prefix)
         return next(fits, None)
-
-    def of_patches(self, batch: int, patches: int) -> tuple[int, int] | None:
-        """Return rows and columns of so many patches: those of a map that fits, else the grid of the image's own shape.
-
-        That grid has one stride for both axes (later stages of LeViT and MViT make no maps). None if neither fits.
-        """
-        if (grid := self.of(batch, patches, max_prefix=0)) is not None or self._image is None:
-            return grid
-        height, width = self._image
-        rows = math.isqrt(patches * height // width)
-        fits = [r for r in (rows, rows + 1) if r and patches % r == 0 and r * width == patches // r * height]
-        return (fits[0], patches // fits[0]) if fits else None
 
 
 @contextmanager

@@ -2,16 +2,15 @@
 
 metrics.jsonl           Epoch, one a line
 schedule.json           Switching, with a Switch for every swap
-evaluation.json         Evaluation, with a Provenance for every suite
+evaluation.json         a Provenance for every suite
 rows.csv                Row                     differences.csv     Difference
-analysis/fourier.csv    FourierLine             analysis/heads.csv  HeadLine
+analysis/fourier.csv    FourierLine
 analysis/cka.csv        SimilarityLine          analysis/agreement.csv  a column for every arm
 analysis/frontier.csv   FrontierLine
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from pathlib import Path
@@ -63,11 +62,6 @@ class Epoch:
         """Read the result of `to_dict`. Raises RecastError that names `source` and the wrong or missing key."""
         metrics = {key[4:]: value for key, value in line.items() if key.startswith("val_") and key != "val_loss"}
         return read(cls, {**line, "metrics": metrics}, source)
-
-    @property
-    def measured(self) -> Measured:
-        """Loss and first metric."""
-        return Measured(self.val_loss, next(iter(self.metrics.values()), math.nan))
 
 
 @dataclass(frozen=True)
@@ -144,11 +138,6 @@ class Provenance:
     device: str
     machine: str
     versions: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    suites: dict[str, Provenance]
 
 
 @dataclass(frozen=True)

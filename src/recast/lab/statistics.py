@@ -1,11 +1,10 @@
-"""Intervals and tests for means over seeds and for paired predictions. Imports no torch."""
+"""Intervals for means over seeds and for paired predictions. Imports no torch."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -46,39 +45,3 @@ def paired_interval(differences: Sequence[Sequence[float]]) -> tuple[float, floa
     freedom = error**2 / (from_images**2 / (images - 1) + from_seeds**2 / max(1, seeds - 1))
     mean, half = statistics.mean(of_seeds), float(stdtrit(freedom, 0.975)) * math.sqrt(error)
     return mean, mean - half, mean + half
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """Comparison of a model with another, image by image. `won` and `lost` are positions of images."""
-
-    n: int
-    same: int
-    """Images with the same prediction of both, right or wrong."""
-    both_right: int
-    both_wrong: int
-    won: tuple[int, ...]
-    """Right in this model, wrong in the other."""
-    lost: tuple[int, ...]
-    """Wrong in this model, right in the other."""
-
-    @classmethod
-    def of(cls, labels: Sequence[Hashable], ours: Sequence[Hashable], theirs: Sequence[Hashable]) -> Agreement:
-        """Compare the predictions of both models, `ours` and `theirs`, with the labels."""
-        right = [(our == label, their == label) for label, our, their in zip(labels, ours, theirs, strict=True)]
-        return cls(
-            n=len(right),
-            same=sum(our == their for our, their in zip(ours, theirs, strict=True)),
-            both_right=right.count((True, True)),
-            both_wrong=right.count((False, False)),
-            won=tuple(place for place, pair in enumerate(right) if pair == (True, False)),
-            lost=tuple(place for place, pair in enumerate(right) if pair == (False, True)),
-        )
-
-    @property
-    def p_value(self) -> float:
-        """McNemar's exact two-sided test: the probability of such an uneven split of won + lost fair coin tosses."""
-        from scipy.special import bdtr
-
-        won, lost = len(self.won), len(self.lost)
-        return min(1.0, 2 * float(bdtr(min(won, lost), won + lost, 0.5)))

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["accuracy", "attack", "corruption", "test set", "sweep", "cost", "table"]
+Kind = Literal["accuracy", "attack", "corruption", "test set", "cost", "table"]
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,6 @@ METRICS = {
     "neighbours": Metric("Neighbours", "", meaning="how many of the nearest images vote"),
     "mce": Metric("mCE", lower_is_better=True, meaning="mean corruption error, where 100 is that of AlexNet"),
     "loss": Metric("Loss", "", lower_is_better=True, meaning="cross-entropy: how unlikely the right class seemed"),
-    "ece": Metric(
-        "Calibration error (ECE)", lower_is_better=True, meaning="how far confidence and accuracy lie apart, on average"
-    ),
     "no_gradient": Metric(
         "Images without a gradient", lower_is_better=True,
         meaning="images where the attack found no direction to go: accuracy under it says little about them",
@@ -88,8 +85,6 @@ class Suite:
     """Text of the setting in NAME@SETTING, such as "ε = {}/255"."""
     short: str = ""
     """The label in a figure's title; empty: the label."""
-    missing: str = ""
-    """Description of the missing numbers in a report; empty: a report does not ask for the suite."""
     needs: str = ""
     """Its data set and where to get it; empty: the images of the run."""
     by_cost: tuple[str, ...] = ()
@@ -114,24 +109,22 @@ TOP = ("top1", "top5")
 EPS = "ε = {}/255"
 SUITES = {
     "clean": Suite(
-        "Clean images", "top-1, top-5, loss, expected calibration error", "accuracy", (*TOP, "loss", "ece"),
-        missing="accuracy, loss and calibration on clean images", default=True,
+        "Clean images", "top-1, top-5, loss", "accuracy", (*TOP, "loss"), default=True,
     ),
     "classes": Suite(
         "Classes of unequal size", "balanced accuracy, macro F1 and AUROC", "accuracy", ("balanced", "f1", "auroc"),
     ),
     "fgsm": Suite(
         "FGSM, one gradient step", "white-box L∞ attack of one step, ε in 1/255 of a [0, 1] pixel", "attack",
-        ("top1", "no_gradient"), EPS, short="FGSM", missing="accuracy under FGSM", default=True,
+        ("top1", "no_gradient"), EPS, short="FGSM", default=True,
     ),
     "pgd": Suite(
         "PGD, iterated in an L∞ ball", "white-box L∞ attack of several steps, ε in 1/255 of a [0, 1] pixel", "attack",
-        setting=EPS,
-        short="PGD", missing="accuracy under PGD", default=True,
+        setting=EPS, short="PGD", default=True,
     ),
     "basic": Suite(
         "Corrupted images, five kinds", "five corruptions of our own × 5 severities, from 8×8 pixels on", "corruption",
-        short="Five corruptions", missing="accuracy on corrupted images", default=True,
+        short="Five corruptions", default=True,
     ),
     "corruptions": Suite(
         "Corruptions, made on the fly (not the released ImageNet-C)",
@@ -160,12 +153,10 @@ SUITES = {
         needs="ImageNet's validation images under their own names; the labels come with timm",
     ),
     "resolution": Suite(
-        "Test resolution", "accuracy at other test sizes (--sizes)", "sweep", setting="{}",
-        missing="accuracy by test resolution (T-CNN, Fig. 7)",
+        "Test resolution", "accuracy at other test sizes (--sizes)", "accuracy", setting="{}",
     ),
     "knn": Suite(
-        "Nearest neighbours of the features", "nearest training images by features", "sweep", setting="k = {}",
-        missing="nearest neighbours of the features",
+        "Nearest neighbours of the features", "nearest training images by features", "accuracy", setting="k = {}",
     ),
     "retrieval": Suite(
         "Retrieval of training images", "mAP over all training images, also given the coarse class; top-1, k chosen",
@@ -173,24 +164,18 @@ SUITES = {
     ),
     "cost": Suite(
         "Cost", "parameters, MACs, images/s (models take turns), peak memory", "cost",
-        ("parameters", "macs", "images_per_second", "peak_memory"), default=True,
-        missing="images per second, memory, MACs and parameters", task="",
+        ("parameters", "macs", "images_per_second", "peak_memory"), default=True, task="",
     ),
     "fourier": Suite(
         "Fourier curves", "table: Δ log amplitude of the features by block and frequency", "table", (),
-        default=True, missing="Fourier curves of the blocks (PRS, Fig. 2)", task="",
-    ),
-    "heads": Suite(
-        "Heads", "table: gates, spans, attention distance, entropy; over epochs with --keep-every", "table", (),
-        missing="attention distance, non-locality and entropy of the heads", default=True, task="",
+        default=True, task="",
     ),
     "cka": Suite(
         "Similarity (CKA)", "table: similarity of the layers of parent and recast model", "table", (),
-        missing="similarity of the layers before and after (CKA)", task="",
+        task="",
     ),
     "agreement": Suite(
         "Agreement", "table: every model's prediction for every image", "table", (), default=True,
-        missing="images won and lost against the parent",
     ),
     "frontier": Suite(
         "Heads closed one by one", "table: top-1, clean and under noise, and milliseconds as heads are closed", "table",

@@ -75,30 +75,6 @@ class FourierLine:
 
 
 @dataclass(frozen=True)
-class HeadLine:
-    """Statistics of one head on `n` images."""
-
-    model: str
-    epoch: int | None
-    """None: the network as it is now."""
-    layer: str
-    head: int
-    tap_row: int
-    tap_column: int
-    gate: float | None
-    """Of the content map: γ, of either sign, or the share 1 − σ(λ); None where there is no gate."""
-    span: float | None
-    """1/α; None where it is infinite or there is none."""
-    distance: float | None
-    """Mean attention distance in pixels of the layer's input."""
-    nonlocality: float | None
-    entropy: float | None
-    """In nats."""
-    is_convolution: bool
-    n: int
-
-
-@dataclass(frozen=True)
 class SimilarityLine:
     """Linear CKA between a layer of one model and one of another; None where one is the same for all images."""
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from recast.lab.evaluation.runner import Results
 
 EXAMPLES = """  recast evaluate runs/mine
-  recast evaluate runs/mine --suite clean,pgd --eps 0.5,1,2 --steps 20 --restarts 3 --num-images 1000
+  recast evaluate runs/mine --suite clean,pgd --eps 0.5,1,2 --steps 20 --num-images 1000
   recast evaluate runs/mine --suite imagenet-c,imagenet-a,imagenet-r --sets /data/robustness
   recast evaluate runs/mine --suite resolution --sizes 160 224 192x256
   recast evaluate finetuned.safetensors child.safetensors --data-dir photos    (of a training loop of one's own)
@@ -166,9 +166,7 @@ def _suites_of(folder: Path) -> list[str]:
     """Return the default suites that make sense for a run."""
     recipe = load_recipe(folder / "recipe.yaml", complete=True)
     fits = suites_of(task_of(recipe), only_default=True)
-    if recipe.model.in_chans is not None:
-        fits = [name for name in fits if not SUITES[name].needs_rgb]
-    return [name for name in fits if name != "heads" or recipe.has_layers]
+    return [name for name in fits if recipe.model.in_chans is None or not SUITES[name].needs_rgb]
 
 
 def compared_with(folder: Path, rows: Sequence[Row]) -> tuple[str, ...]:

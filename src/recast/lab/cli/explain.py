@@ -21,7 +21,7 @@ EXAMPLES = """  recast explain runs/mine cat.jpg
   recast explain runs/mine                        (four of them, of different classes)
   recast explain runs/mine --neighbours           (the training images that are nearest to them)
   recast explain deit_tiny_patch16_224 cat.jpg --pretrained
-  recast explain patchconvnet_s60_multi photos/ --checkpoint s60_multi.pth --out maps.png
+  recast explain patchconvnet_s60_multi photos/ --checkpoint s60_multi.pth
   recast explain torchvision:resnet50 cat.jpg --checkpoint FILE --classes names.txt --num-classes 37
   recast explain child.safetensors cat.jpg        (a file of recast.save that says how to build its network)
 """
@@ -37,9 +37,7 @@ def explain(
 ) -> int:
     """One self-contained HTML page: where a network looks in an image. Of attention pooling and class tokens it
     shows a map for each likely class or head; in layers with a query, click a pixel and every head shows where
-    it looks. Of a run, the predictions of the arms stand beside each other, and a slider goes over the epochs
-    whose weights were kept (recast train … --keep-every N). --out FILE.png draws one layer's maps as a contact
-    sheet, a row an image.
+    it looks. Of a run, the predictions of the arms stand beside each other.
 
     Args:
         subject: Run folder of recast train; or a model: timm:NAME (or NAME), torchvision:NAME,
@@ -66,7 +64,7 @@ def explain(
     if output.as_json:
         print_json({"page": str(page), **summary})
     else:
-        print(f"{'picture' if page.suffix.lower() == '.png' else 'page'}: {page}")
+        print(f"page: {page}")
     return 0
 
 
@@ -74,20 +72,19 @@ COMMAND = Command(explain, "RUN|MODEL [IMAGE…] [options]", EXAMPLES)
 
 
 def _summary(scene: Scene, layer: str | None) -> dict[str, Any]:
-    """Return the layers, and the predictions at the last epoch."""
+    """Return the layers and the predictions."""
     unit = "logit" if scene.scale == "logits" else "probability"
     return {
-        "layers": list(scene.layer_order),
+        "layers": [layer.name for layer in scene.layers],
         "opens": scene.first_layer(layer),
         "outputs": scene.scale,
-        "epochs": [state.epoch for state in scene.states if state.epoch is not None],
         "images": [
             {
                 "name": picture.name,
                 "label": picture.label,
                 "predictions": {
                     arm: [{"class": best.name, unit: best.probability} for best in ranking]
-                    for arm, ranking in picture.predictions[-1].items()
+                    for arm, ranking in picture.predictions.items()
                 },
             }
             for picture in scene.pictures

@@ -116,7 +116,7 @@ def _measure(run: str, command: str, as_json: bool) -> int:
     """Measure the curve and print it."""
     from recast.lab.evaluation.run_folder import evaluate_run
     from recast.lab.files import read_json
-    from recast.lab.report.maps import head_labels
+    from recast.lab.report.formats import head_labels
     from recast.lab.tables import read_records
 
     for error in evaluate_run(run, ["frontier"], command=command, progress=sys.stderr.isatty()).not_measured:

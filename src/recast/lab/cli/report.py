@@ -1,4 +1,4 @@
-"""`recast report RUN…`: one HTML page, and a folder of figures."""
+"""`recast report RUN…`: one HTML page."""
 
 from __future__ import annotations
 
@@ -7,34 +7,29 @@ from recast.lab.cli.command import Command, Output, print_json
 
 EXAMPLES = """  recast report runs/mine
   recast report runs/seed0 runs/seed1 --out report.html
-  recast report runs/mine --figures paper/figures
 """
 
 
 def report(
     *runs: str,
     out: FilePath | None = None,
-    figures: FilePath | None = None,
     output: Output,
 ) -> int:
     """One self-contained HTML page: verdict, three-arm tables with intervals, robustness against cost, curves,
-    gates, attention maps, spectra, and how each number was made; --figures writes them for a paper too.
+    gates and spectra.
     Reads the files of run folders only; evaluate them first.
 
     Args:
         runs: Run folders of recast train.
         out: The HTML file. None: RUN/report.html of one run.
-        figures: A folder for every figure as SVG, PNG and CSV, and tables.
     """
     from recast.lab.report import write_report
 
-    path = write_report(list(runs), out, figures)
+    path = write_report(list(runs), out)
     if output.as_json:
-        print_json({"report": str(path)} | ({"figures": figures} if figures else {}))
+        print_json({"report": str(path)})
     else:
         print(f"report: {path}")
-        if figures:
-            print(f"figures: {figures}")
     return 0
 
 

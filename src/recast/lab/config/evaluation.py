@@ -44,11 +44,7 @@ class Options(Config):
     eps: Annotated[tuple[NotNegative, ...], MinLen(1), AfterValidator(_once)] = (1.0, 4.0)
     """Budgets of the attacks in 1/255 of a [0, 1] pixel."""
     steps: Count = 5
-    """Steps of PGD."""
-    step_size: Annotated[Positive | None, Rare()] = None
-    """Step size of PGD in 1/255. None: 2.5·ε/steps."""
-    restarts: Annotated[Count, Rare()] = 1
-    """Starts of PGD, from the second on random ones: an image counts as correct if all fail."""
+    """Steps of PGD, of 2.5·ε/steps each."""
     sizes: tuple[Size, ...] | None = None
     """Test sizes: 160 or 128x192 (height x width). None: sizes around the data's own."""
     neighbours: Annotated[tuple[Count, ...], MinLen(1), AfterValidator(_once)] = (1, 5, 10, 20)
@@ -66,4 +62,4 @@ class Options(Config):
     num_images: Count | None = None
     """Measure on this many images of every data set, class-balanced."""
     seed: CountOrZero = 0
-    """Seed of corruptions, random starts and intervals."""
+    """Seed of corruptions and intervals."""

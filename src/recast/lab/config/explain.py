@@ -18,9 +18,9 @@ class ExplainOptions(Config):
     images: Words = []  # noqa: RUF012
     """Files, folders; of a run val:N. Default: four of those."""
     out: FilePath | None = None
-    """Output file, .html or .png. None: RUN/explain/IMAGE.html, or here."""
+    """Output file, .html. None: RUN/explain/IMAGE.html, or here."""
     layer: str | None = None
-    """Layer to open first, or to draw in a PNG."""
+    """Layer to open first."""
     outputs: Literal["softmax", "sigmoid", "logits"] | None = None
     """How the outputs are read: exclusive classes, labels that may occur together, or as they are. None: sigmoid for
     one output, else softmax."""

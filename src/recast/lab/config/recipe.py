@@ -147,7 +147,7 @@ class Recipe(Config):
     """Save the state every so many updates too; after every epoch it is saved anyway."""
     keep_every: Annotated[Count | None, Rare(), MayChange()] = None
     """Keep the weights of every so many epochs too, and those of epoch 0, before training: `checkpoints/` in the run
-    folder, for `recast explain` and analyses over epochs. None: only the last weights."""
+    folder. None: only the last weights."""
     seed: Seed = 0
     """Seed of weights, order and augmentation."""
     device: Annotated[str, MayChange()] = "auto"

@@ -5,9 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 
-import numpy as np
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from recast.errors import RecastError, SizeError, first_line
@@ -16,8 +14,6 @@ from recast.lab.data.datasets import ImageFiles, ImageTensors
 from recast.lab.evaluation.context import Batch, Context, NotMeasured, Score, Source
 from recast.lab.evaluation.derived_images import ResizedImages
 
-BINS = 15
-"""Number of bins of the expected calibration error."""
 FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5)
 """Default sizes, relative to that of the data."""
 
@@ -36,28 +32,10 @@ def score_part(batch: Batch) -> Iterator[Score]:
 
 
 def score_clean(batch: Batch) -> Iterator[Score]:
-    """Score top1, top5, loss (cross-entropy) and ece."""
+    """Score top1, top5 and loss (cross-entropy)."""
     yield from score_top(batch)
     for name in batch.models:
-        logits = batch.logits(name)
-        yield Score(name, "loss", F.cross_entropy(logits.double(), batch.labels, reduction="none"))
-        yield Score(name, "ece", calibration_gaps(logits, batch.labels))
-
-
-def calibration_gaps(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return (B, 15): correct − confidence in the column of the confidence's bin, 0 elsewhere.
-
-    The bins are ((b − 1)/15, b/15] (Guo et al. 2017, arXiv:1706.04599).
-    """
-    confidence, prediction = logits.double().softmax(1).max(1)
-    gap = (prediction == labels).double() - confidence
-    bins = (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
-    return F.one_hot(bins, BINS) * gap[:, None]
-
-
-def expected_calibration_error(means: np.ndarray) -> np.ndarray:
-    """Return the ECE in percent: 100 Σ_b |Σ_{i in b} (correctᵢ − confidenceᵢ)| / n (Guo et al. 2017, Eq. 3)."""
-    return 100 * np.abs(means).sum(axis=-1)
+        yield Score(name, "loss", F.cross_entropy(batch.logits(name).double(), batch.labels, reduction="none"))
 
 
 def default_sizes(side: int) -> tuple[tuple[int, int], ...]:

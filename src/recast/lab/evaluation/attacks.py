@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.lab.config.evaluation import Options
-from recast.lab.data.seeding import draw_by_index
 from recast.lab.evaluation.context import Batch, Score, loss_gradient
 
 
@@ -27,7 +26,6 @@ def pgd(
     *,
     steps: int = 5,
     step_size: float | None = None,
-    noise: Tensor | None = None,
     gradient: Tensor | None = None,
 ) -> Tensor:
     """Return images after projected gradient ascent in the ε-ball. One step of size ε is FGSM.
@@ -39,7 +37,6 @@ def pgd(
         eps: radius in 1/255.
         steps: number of steps.
         step_size: in 1/255; None: 2.5·ε/steps.
-        noise: (B, C, H, W) in [-1, 1], the start in units of ε; None: the images.
         gradient: ∇ₓ at the images, if computed before.
 
     Raises:
@@ -57,9 +54,9 @@ def pgd(
         return images
     radius, step = eps / 255, (2.5 * eps / steps if step_size is None else step_size) / 255
     low, high = (images - radius).clamp(min=0), (images + radius).clamp(max=1)
-    attacked = images if noise is None else torch.clamp(images + radius * noise, low, high)
+    attacked = images
     for number in range(steps):
-        if gradient is None or number > 0 or noise is not None:
+        if gradient is None or number > 0:
             gradient = loss_gradient(model, attacked, labels)
         attacked = torch.clamp(attacked + step * gradient.sign(), low, high)
     return attacked
@@ -73,21 +70,9 @@ def score_fgsm(batch: Batch) -> Iterator[Score]:
 
 
 def score_pgd(batch: Batch, options: Options | None = None) -> Iterator[Score]:
-    """Score top1@ε for every ε: correct under every restart. options: None takes those of the batch."""
+    """Score top1@ε for every ε. options: None takes those of the batch."""
     options = options or batch.options
     for name, model in batch.models.items():
         for eps in options.eps:
-            survived = torch.ones(len(batch), device=batch.images.device)
-            for start in range(options.restarts):
-                attacked = pgd(
-                    model, batch.images, batch.labels, eps, steps=options.steps, step_size=options.step_size,
-                    noise=_noise(batch, start) if start > 0 else None, gradient=batch.gradient(name),
-                )  # fmt: skip
-                survived *= batch.is_correct(name, attacked)
-            yield Score(name, f"top1@{eps:g}", survived)
-
-
-def _noise(batch: Batch, start: int) -> Tensor:
-    """Draw uniform noise in [-1, 1] that depends on the index of an image, not on its batch."""
-    noise = draw_by_index(torch.rand, batch.images.shape[1:], batch.indices, "pgd", batch.options.seed, start)
-    return (2 * noise - 1).to(batch.images)
+            attacked = pgd(model, batch.images, batch.labels, eps, steps=options.steps, gradient=batch.gradient(name))
+            yield Score(name, f"top1@{eps:g}", batch.is_correct(name, attacked))

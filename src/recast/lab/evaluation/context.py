@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -93,8 +93,6 @@ class Context:
     device: torch.device
     options: Options = Options()
     workers: int = 0
-    epochs: Sequence[tuple[str, int, Callable[[], nn.Module]]] = ()
-    """Weights of earlier epochs: name of a model, epoch, function that loads that model."""
     untaught: frozenset[str] = frozenset()
     """Models with a new, untrained classifier, whose predictions are meaningless."""
     store: dict[Any, Any] = field(default_factory=dict)

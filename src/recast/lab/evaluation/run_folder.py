@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from recast.lab.data import Data, load_data
 from recast.lab.data.fingerprint import check_classes, check_same
 from recast.lab.data.sources import without_unreadable
 from recast.lab.device import surroundings
-from recast.lab.evaluation.context import Context, PixelModel
+from recast.lab.evaluation.context import Context
 from recast.lab.evaluation.runner import Results, measure, open_context
 from recast.lab.evaluation.suites import check_suites, check_task, evaluator, passes
 from recast.lab.files import locked, read_json, write_json
@@ -46,13 +45,6 @@ class OpenRun:
     recipe: Recipe
     data: Data
     models: dict[str, nn.Module]
-
-    @property
-    def checkpoints(self) -> dict[int, Path]:
-        """Return the weight files of earlier epochs (`keep_every`), {epoch: path} in ascending order."""
-        paths = (self.folder / "checkpoints").glob("epoch-*.safetensors")
-        numbered = ((path.stem.removeprefix("epoch-"), path) for path in paths)
-        return dict(sorted((int(number), path) for number, path in numbered if number.isdecimal()))
 
 
 def check_run(folder: str | Path) -> None:
@@ -106,7 +98,6 @@ def evaluate_run(
     RUN/analysis/SUITE.csv            the tables of the suites that fill one
     RUN/evaluation.json               by suite: command, versions, machine, data, options, date
     RUN/scores/                       per-image scores: measured again only for other weights, images or options
-    RUN/attention.npz                 maps of a few images, for the report
     RUN/predictions.png               of segmentation and detection: image, truth and the arms, where these differ most
 
     Raises `RecastError` as `open_run` and `measure` do, after writing what was finished, and if another process writes
@@ -122,11 +113,9 @@ def evaluate_run(
         if run.recipe.data.bad_image == "skip":
             run = replace(run, data=without_unreadable(run.data, "val"))
         data = _labelled(run, suites, options)
-        checkpoints = run.checkpoints.items() if "recast" in run.models else ()
         context = replace(
             open_context(run.models, data, batch_size, device, options, workers),
             untaught=frozenset({"parent"} if has_new_parent(run.recipe, folder) else ()),
-            epochs=[("recast", epoch, partial(_load_checkpoint, run, path)) for epoch, path in checkpoints],
         )
         scores, results = folder / "scores", Results()
         # suites that share a pass are measured together, and each group is written when it is finished
@@ -163,12 +152,6 @@ def _labelled(run: OpenRun, suites: Sequence[str], options: Options) -> Data:
         )
     chosen = config.replace(labels=options.labels)
     return load_data(run.recipe.data, run.recipe.augmentation, chosen, run.recipe.model.in_chans)
-
-
-def _load_checkpoint(run: OpenRun, path: Path) -> nn.Module:
-    """Return the recast model with the weights of an earlier epoch."""
-    parent = task_of(run.recipe).adapt_(copy.deepcopy(run.models["parent"]), run.recipe, len(run.data.classes))
-    return PixelModel(load(path, parent=parent), run.data.mean, run.data.std).eval()
 
 
 def _provenance(folder: Path) -> dict[str, Any]:

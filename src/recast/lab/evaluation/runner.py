@@ -72,7 +72,7 @@ def evaluate(
         >>> data = recast.lab.data.load_data(recast.lab.config.DataConfig("digits", num_val=20, img_size=16))
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 10))
         >>> [row.metric for row in recast.lab.evaluation.evaluate(model, "clean", data, progress=False)]
-        ['top1', 'top5', 'loss', 'ece']
+        ['top1', 'top5', 'loss']
     """
     suites = [suites] if isinstance(suites, str) else suites
     check_suites(suites)

@@ -14,11 +14,10 @@ from torch import Tensor
 from recast.errors import RecastError, suggest
 from recast.lab.analysis.cka import tabulate_cka
 from recast.lab.analysis.fourier import tabulate_fourier
-from recast.lab.analysis.head_statistics import tabulate_heads
 from recast.lab.evaluation import accuracy, attacks
 from recast.lab.evaluation.basic_corruptions import mean_over_corruptions, score_basic
 from recast.lab.evaluation.class_metrics import pool_classes, score_classes, sources_classes
-from recast.lab.evaluation.context import Batch, Context, NotMeasured, Score, Source, sampled
+from recast.lab.evaluation.context import Batch, Context, Score, Source, sampled
 from recast.lab.evaluation.cost import measure_cost
 from recast.lab.evaluation.frontier import tabulate_frontier
 from recast.lab.evaluation.imagenet_corruptions import means_over_corruptions, sources_corruptions
@@ -29,10 +28,9 @@ from recast.lab.evaluation.stats import Statistic, plain_mean
 from recast.lab.suites import SUITES
 from recast.lab.tables import Table
 from recast.lab.tasks import TASKS, Task, suites_of
-from recast.layers.cmhsa import recast_layers
 
-IMAGES, HEAD_IMAGES = 500, 200
-"""Default numbers of validation images of an analysis: curves change little with more, maps of heads are slow."""
+IMAGES = 500
+"""Default number of validation images of an analysis: curves change little with more."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +62,6 @@ def analyse(tabulate: Callable[..., Table], context: Context) -> Table:
     return tabulate(context.models, _sample(context, IMAGES))
 
 
-def analyse_heads(context: Context) -> Table:
-    """Return gate, span, distance, non-locality and entropy of every head, also of earlier epochs."""
-    if not any(recast_layers(model) for model in context.models.values()):
-        raise NotMeasured("heads requires a model with recast layers")
-    return tabulate_heads(context.models, lambda: _sample(context, HEAD_IMAGES), epochs=context.epochs)
-
-
 def analyse_agreement(context: Context) -> Table:
     """Return the prediction of every model for every validation image."""
     data, columns = context.data, {name: list[Tensor]() for name in ("label", *context.models)}
@@ -93,12 +84,10 @@ def _sample(context: Context, most: int) -> Iterator[Tensor]:
 
 
 EVALUATORS = {
-    "clean": Evaluator(
-        accuracy.score_clean, statistics={"loss": plain_mean, "ece": accuracy.expected_calibration_error}
-    ),
+    "clean": Evaluator(accuracy.score_clean, statistics={"loss": plain_mean}),
     "classes": Evaluator(score_classes, sources=sources_classes, pool=pool_classes),
     "fgsm": Evaluator(attacks.score_fgsm, uses=("eps",)),
-    "pgd": Evaluator(attacks.score_pgd, uses=("eps", "steps", "step_size", "restarts", "seed")),
+    "pgd": Evaluator(attacks.score_pgd, uses=("eps", "steps")),
     "basic": Evaluator(score_basic, derive=mean_over_corruptions),
     "corruptions": Evaluator(
         accuracy.score_part, sources=sources_corruptions, derive=means_over_corruptions, uses=("seed",)
@@ -118,7 +107,6 @@ EVALUATORS = {
     ),
     "cost": Evaluator(measure=measure_cost),
     "fourier": Evaluator(tabulate=partial(analyse, tabulate_fourier)),
-    "heads": Evaluator(tabulate=analyse_heads),
     "cka": Evaluator(tabulate=partial(analyse, tabulate_cka)),
     "agreement": Evaluator(tabulate=analyse_agreement),
     "frontier": Evaluator(tabulate=tabulate_frontier),

@@ -2,5 +2,5 @@
 
 `inputs` reads images and class names, `maps` turns a network and an image into maps, `scene` describes a page as plain
 data, `make` builds the scene of any network. `open` and `pages` accept networks by name and run folders. `pack` and
-`write` turn a scene into HTML, `sheet` into a PNG.
+`write` turn a scene into HTML.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from recast.errors import RecastError, blamed
 from recast.lab.analysis.grad_cam import grad_cam
 from recast.lab.explain.inputs import Input, likeliest, read_image, read_outputs, rgb_bytes
 from recast.lab.explain.maps import TOP_CLASSES, Described, cam_layer, map_name, record_maps
-from recast.lab.explain.scene import Layer, Outputs, Picture, Prediction, Scene, ViewState
+from recast.lab.explain.scene import Layer, Outputs, Picture, Prediction, Scene
 from recast.lab.explain.write import check_target, write_scene
 from recast.lab.records import ARMS
 from recast.models.build import InputDefaults, class_names, input_defaults
@@ -49,7 +49,7 @@ def explain(
 
     Args:
         image: a file, or pixels (3, height, width) in [0, 1], which are used as they are.
-        out: the page, or a .png picture.
+        out: the page.
         classes: names of the outputs; default those stored by `recast.save`, else numbers.
         mean, std: normalization; default the network's own (timm, a saved file), else ImageNet's.
         size: resize and crop to this side or (height, width); default the network's own, else 224.
@@ -72,7 +72,7 @@ def explain(
     scene = make_scene(
         title or f"{type(model).__name__} on {shown.name}",
         [shown],
-        [(None, arms)],
+        arms,
         classes,
         (mean or defaults.mean, std or defaults.std),
         {arm: ARMS.get(arm, arm) for arm in arms} if against else {"recast": "Model"},
@@ -95,7 +95,7 @@ def _input(image: str | Path | Tensor, size: tuple[int, int], classes: Sequence[
 def make_scene(
     title: str,
     inputs: Sequence[Input],
-    states: Iterable[tuple[int | None, Mapping[str, nn.Module]]],
+    networks: Mapping[str, nn.Module],
     classes: Sequence[str] | None,
     normalization: tuple[Sequence[float], Sequence[float]],
     arms: Mapping[str, str],
@@ -104,34 +104,30 @@ def make_scene(
     outputs: Outputs | None = None,
     bands: Sequence[int] = (),
 ) -> Scene:
-    """Run every image through the networks of every state and return the scene of a page.
+    """Run every image through the networks and return the scene of a page.
 
     Attention maps are recorded for the arm "recast", Grad-CAM for all arms.
 
     Args:
-        states: (epoch, networks by arm), the earliest first. A generator may load them one after the other.
+        networks: by arm.
         normalization: mean and std of each channel.
         arms: name of each arm on the page.
         bands: numbers of the bands that are shown of images with several, from 1.
         notes, about: remarks, and (term, value) pairs on how the page was made.
     """
-    done: list[ViewState] = []
-    pictures = [Picture(image.name, rgb_bytes(image.pixels, bands), image.label, image.notes) for image in inputs]
+    pictures: list[Picture] = []
+    layers: dict[str, Layer] = {}
     messages = dict.fromkeys(notes)
     mean, std = (list(values) for values in normalization)
-    for epoch, networks in states:
-        layers: list[Layer] = []
-        for picture, image in zip(pictures, inputs, strict=True):
-            pixels = normalize(image.pixels[None], mean, std)
-            predictions, described, remarks = _look(networks, pixels, classes, arms, outputs)
-            picture.predictions.append(predictions)
-            picture.maps.append({layer.name: maps for layer, maps in described})
-            layers = [layer for layer, _ in described]
-            messages |= dict.fromkeys(remarks)
-        done.append(ViewState(epoch, tuple(layers)))
-    # layers that become attention stay so: the last state has all of them, in the order of the network
-    order = dict.fromkeys(layer.name for state in reversed(done) for layer in state.layers)
-    return Scene(title, dict(arms), tuple(done), tuple(pictures), tuple(messages), tuple(about), tuple(order))
+    for image in inputs:
+        pixels = normalize(image.pixels[None], mean, std)
+        predictions, described, remarks = _look(networks, pixels, classes, arms, outputs)
+        maps = {layer.name: maps for layer, maps in described}
+        shown = rgb_bytes(image.pixels, bands)
+        pictures.append(Picture(image.name, shown, image.label, image.notes, predictions, maps))
+        layers |= {layer.name: layer for layer, _ in described}
+        messages |= dict.fromkeys(remarks)
+    return Scene(title, dict(arms), tuple(layers.values()), tuple(pictures), tuple(messages), tuple(about))
 
 
 def _look(

@@ -21,7 +21,7 @@ from recast.lab.evaluation.knn import banks, nearest, sources_knn, unit_features
 from recast.lab.evaluation.run_folder import open_run
 from recast.lab.evaluation.runner import open_context
 from recast.lab.explain.inputs import Input, find_inputs, page_stem, read_inputs, rgb_bytes
-from recast.lab.explain.write import PAGES, check_target, fill_page
+from recast.lab.explain.write import check_target, fill_page
 from recast.lab.files import check_ours
 from recast.lab.records import ARMS
 from recast.lab.report.formats import png
@@ -151,8 +151,6 @@ def neighbours_page(options: ExplainOptions, size: tuple[int, int] | None) -> Pa
     """
     folder = Path(options.subject)
     target = Path(options.out) if options.out else folder / "explain" / f"neighbours-{page_stem(options.images)}.html"
-    if target.suffix.lower() not in PAGES:
-        raise RecastError(f"--neighbours writes an HTML page: use the ending .html for --out {target}")
     for name, value in {"layer": options.layer, "outputs": options.outputs}.items():
         if value is not None:
             raise RecastError(f"--neighbours compares features only: drop --{name}")

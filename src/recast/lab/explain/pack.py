@@ -14,8 +14,6 @@ from recast.lab.report.formats import png
 
 LIMIT = 7_600_000
 """Bytes of a page's data; a page stays below 8 MB."""
-PictureState = tuple[int, int]
-"""Index of the picture, index of the state."""
 
 
 def pack_maps(maps: Maps) -> dict[str, Any]:
@@ -49,18 +47,12 @@ def pack(scene: Scene, limit: int = LIMIT, layer: str | None = None) -> dict[str
         "scale": scene.scale,
         "notes": [*scene.notes, *notes],
         "facts": scene.about,
-        "order": scene.layer_order,
+        "order": [layer.name for layer in scene.layers],
         "first": scene.first_layer(layer),
-        "states": [
-            {
-                "epoch": state.epoch,
-                "layers": {
-                    layer.name: {field: _plain(value) for field, value in vars(layer).items() if field != "name"}
-                    for layer in state.layers
-                },
-            }
-            for state in scene.states
-        ],
+        "layers": {
+            layer.name: {field: _plain(value) for field, value in vars(layer).items() if field != "name"}
+            for layer in scene.layers
+        },
         "pictures": [
             {
                 "name": picture.name,
@@ -68,29 +60,23 @@ def pack(scene: Scene, limit: int = LIMIT, layer: str | None = None) -> dict[str
                 "notes": picture.notes,
                 "size": picture.pixels.shape[:2],
                 "src": source,
-                "predictions": [
-                    {
-                        arm: [(best.name, round(best.probability, 5)) for best in ranking]
-                        for arm, ranking in state.items()
-                    }
-                    for state in picture.predictions
-                ],
-                "maps": [
-                    {name: packed[name][index, state] for name in maps} for state, maps in enumerate(picture.maps)
-                ],
+                "predictions": {
+                    arm: [(best.name, round(best.probability, 5)) for best in ranking]
+                    for arm, ranking in picture.predictions.items()
+                },
+                "maps": {name: packed[name][index] for name in picture.maps},
             }
             for index, (picture, source) in enumerate(zip(scene.pictures, sources, strict=True))
         ],
     }
 
 
-def _packed_maps(scene: Scene, budget: int) -> tuple[dict[str, dict[PictureState, dict[str, Any]]], list[str]]:
-    """Return the packed maps by layer, picture and state, the largest layers coarser until all fit, and notes."""
-    layers: dict[str, dict[PictureState, Maps]] = {}
+def _packed_maps(scene: Scene, budget: int) -> tuple[dict[str, dict[int, dict[str, Any]]], list[str]]:
+    """Return the packed maps by layer and picture, the largest layers coarser until all fit, and notes."""
+    layers: dict[str, dict[int, Maps]] = {}
     for index, picture in enumerate(scene.pictures):
-        for state, maps_by_layer in enumerate(picture.maps):
-            for name, maps in maps_by_layer.items():
-                layers.setdefault(name, {})[index, state] = maps
+        for name, maps in picture.maps.items():
+            layers.setdefault(name, {})[index] = maps
     packed = {name: {key: pack_maps(maps) for key, maps in layer.items()} for name, layer in layers.items()}
     sizes = {name: sum(len(maps["data"]) for maps in layer.values()) for name, layer in packed.items()}
     ending = "."

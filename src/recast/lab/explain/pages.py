@@ -1,21 +1,19 @@
-"""`explain_page`: the page of a network given by name, or of the arms of a run folder over their epochs."""
+"""`explain_page`: the page of a network given by name, or of the arms of a run folder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from recast.errors import RecastError
-from recast.io import load
 from recast.lab.config import Recipe
 from recast.lab.config.explain import ExplainOptions
 from recast.lab.data.seeding import seeded
 from recast.lab.device import choose_device
-from recast.lab.evaluation.run_folder import OpenRun, open_run
+from recast.lab.evaluation.run_folder import open_run
 from recast.lab.explain.inputs import (
     find_inputs,
     imagenet_names,
@@ -37,11 +35,10 @@ from recast.models.config import ModelConfig
 
 SEED = 0  # of random weights: the same command draws the same page
 MODEL_OPTIONS = ("checkpoint", "checkpoint_key", "pretrained", "num_classes", "classes", "mean", "std", "crop_pct")
-MAX_STATES = 12  # epochs on the slider; more are thinned out evenly
 
 
 def explain_page(options: ExplainOptions, size: tuple[int, int] | None = None) -> tuple[Path, Scene, list[str]]:
-    """Write a page, or a PNG, of where the networks of a run, or one network, look in images.
+    """Write a page of where the networks of a run, or one network, look in images.
 
     By default the page of a run is RUN/explain/NAME.html, that of a network MODEL-IMAGE.html in the current folder.
 
@@ -127,8 +124,8 @@ def _explain_model(
     inputs, remarks = read_inputs(images, shape, options.num_images, labels, options.crop_pct or defaults.crop_pct)
     notes = [*remarks, *notes]
     title = _name(config.name) + suffix
-    states, arms = [(None, {"recast": model})], {"recast": "Network"}
-    return make_scene(title, inputs, states, names, normalization, arms, notes, about, options.outputs), notes
+    networks, arms = {"recast": model}, {"recast": "Network"}
+    return make_scene(title, inputs, networks, names, normalization, arms, notes, about, options.outputs), notes
 
 
 def _num_outputs(model: nn.Module) -> int | None:
@@ -146,7 +143,7 @@ def _explain_run(
     """Return the scene of the arms of a run, and notes on the images; by default on four of different classes."""
     run = open_run(Path(options.subject))
     data, recipe = run.data, run.recipe
-    states, notes = kept_states(run)
+    notes: list[str] = []
     arms = {"recast": "Network"} if recipe.is_plain else {arm: ARMS[arm] for arm in ARMS if arm in run.models}
     rows = read_records(path, Row) if (path := run.folder / "rows.csv").is_file() else []
     if "parent" in arms and (reason := why_untaught(recipe, run.folder, len(data.classes), rows)):
@@ -158,11 +155,13 @@ def _explain_run(
         ("Network", recipe.model.name),
         ("Data", f"{data.name}, {len(data.classes)} classes"),
         *_changes(recipe),
-        ("Epochs shown", ", ".join(map(str, states))),
+        ("Epochs", str(recipe.epochs)),
     ]
     labels = {name: name for name in data.classes}
     inputs, remarks = read_inputs(images, shape, options.num_images, labels, recipe.data.crop_pct, data)
-    title, networks = f"{recipe.model.name} on {data.name}", _networks(run, arms, states, device)
+    title = f"{recipe.model.name} on {data.name}"
+    networks = {"recast": run.models["finetuned"]} if recipe.is_plain else run.models
+    networks = {arm: networks[arm].to(device) for arm in arms}
     scene = make_scene(
         title, inputs, networks, data.classes, (data.mean, data.std), arms, [*notes, *remarks], about,
         options.outputs or data.task.outputs, parse_bands(options.bands),
@@ -176,35 +175,6 @@ def parse_bands(text: str | None) -> tuple[int, ...]:
     if len(numbers) not in (0, 1, 3) or 0 in numbers:
         raise RecastError(f"--bands must be one number or three, such as 3,2,1, got {text!r}")
     return numbers
-
-
-def kept_states(run: OpenRun) -> tuple[dict[int, Path | None], list[str]]:
-    """Return the epochs to show with their weights (None: weights.safetensors), and notes."""
-    last = run.recipe.epochs
-    paths = {epoch: path for epoch, path in run.checkpoints.items() if epoch < last}
-    shown = [*paths][:: -(-len(paths) // (MAX_STATES - 1)) or 1]
-    notes = []
-    if len(shown) < len(paths):
-        notes.append(f"{len(shown) + 1} of the {len(paths) + 1} epochs with saved weights are shown.")
-    return {**{epoch: paths[epoch] for epoch in shown}, last: None}, notes
-
-
-def _networks(
-    run: OpenRun, arms: Iterable[str], states: Mapping[int, Path | None], device: torch.device
-) -> Iterator[tuple[int | None, dict[str, nn.Module]]]:
-    """Yield the arms at every epoch, loaded one epoch at a time; the control arm of that epoch too, if it was saved."""
-    for epoch, path in states.items():
-        if run.recipe.is_plain:
-            (trained,) = run.models.values()
-            networks = {"recast": trained if path is None else load(path, trained)}
-        else:
-            networks = dict(run.models)
-            if path is not None:
-                networks["recast"] = load(path, parent=run.models["parent"])
-                control = run.folder / "finetuned" / "checkpoints" / path.name
-                if "finetuned" in networks and control.is_file():
-                    networks["finetuned"] = load(control, run.models["parent"])
-        yield epoch if len(states) > 1 else None, {arm: networks[arm].to(device) for arm in arms}
 
 
 def _changes(recipe: Recipe) -> list[tuple[str, str]]:

@@ -13,14 +13,14 @@ This module does not import torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recast.errors import RecastError, suggest
-from recast.lab.report.formats import tap
 
 Floats = NDArray[np.float32]
 Outputs = Literal["softmax", "sigmoid", "logits"]
@@ -36,7 +36,7 @@ def share_text(share: float) -> str:
 
 @dataclass(frozen=True)
 class Layer:
-    """The heads of a layer in one state of the network."""
+    """The heads of a layer."""
 
     name: str
     kind: str  # gpsa: S, G and C; maps: stored whole; classes: maps without a query, one per class or head
@@ -54,38 +54,6 @@ class Layer:
     content: Floats | None = None
     center: Floats | None = None
     alpha: Floats | None = None
-
-    def map_names(self, maps: Maps) -> tuple[str, ...]:
-        """Return the names of the maps of an image; heads that are taps are named by their direction."""
-        return maps.names or self.names or tuple(tap(down, right) for down, right in self.offsets)
-
-    def weights(self, maps: Maps, head: int, query: tuple[int, int] = (0, 0)) -> Floats:
-        """Return the weights (Y, X) of a head for a query (row, column on the query grid), as assets/maps.js does.
-
-        A stored block is shared out evenly among its pixels. A query that is not stored uses the nearest one.
-        """
-        down, right = (np.arange(len(axis)) // maps.pool for axis in self.keys)
-        pixels = np.bincount(down)[:, None] * np.bincount(right)
-        weights: Floats = (maps.at(head, query) / pixels)[down][:, right].astype(np.float32)
-        if self.gaussian is None or self.content is None or self.center is None or self.alpha is None:
-            return weights
-        position = [axis[index] for axis, index in zip(self.queries, query, strict=True)]
-        axes = [
-            _gaussian(float(self.alpha[head]), position[i] + float(self.center[head, i]), self.padded[i])[keys]
-            for i, keys in enumerate(self.keys)
-        ]
-        weights = float(self.content[head]) * weights + float(self.gaussian[head]) * np.outer(*axes)
-        row, column = (place + offset for place, offset in zip(position, self.offsets[head], strict=True))
-        if self.shift is not None and row in self.keys[0] and column in self.keys[1]:
-            weights[self.keys[0].index(row), self.keys[1].index(column)] += float(self.shift[head])
-        return weights
-
-
-def _gaussian(alpha: float, middle: float, padded: int) -> Floats:
-    """Return one axis of G: the softmax of −α(p − middle)² over all padded positions p."""
-    exponents = -alpha * (np.arange(padded) - middle) ** 2
-    shares = np.exp(exponents - exponents.max())
-    return np.asarray(shares / shares.sum(), dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -133,15 +101,6 @@ class Maps:
         shares = (self.stored / np.float32(255)) ** 2
         return np.asarray(self.low[..., None, None] + self.scale[..., None, None] * shares, dtype=np.float32)
 
-    def at(self, head: int, query: tuple[int, int]) -> Floats:
-        """Return the map (Y', X') of the stored query nearest to `query`."""
-        row, column = (
-            min(range(len(indices)), key=lambda i: abs(indices[i] - index))
-            for indices, index in zip((self.rows, self.columns), query, strict=True)
-        )
-        values: Floats = self[head : head + 1, row : row + 1, column : column + 1].values[0, 0, 0]
-        return values
-
     def fewer_queries(self) -> Maps:
         """Return every second row and column of queries."""
         return replace(self[:, ::2, ::2], rows=self.rows[::2], columns=self.columns[::2])
@@ -175,23 +134,15 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True)
 class Picture:
-    """One image and the results on it; both lists have an entry per state."""
+    """One image and the results on it."""
 
     name: str
     pixels: NDArray[np.uint8]  # (height, width, 3), as the network sees them
     label: str | None
     notes: tuple[str, ...]
-    predictions: list[dict[str, tuple[Prediction, ...]]] = field(default_factory=list)
+    predictions: Mapping[str, tuple[Prediction, ...]]
     """Predictions by arm, the most likely first; arms without one output per class are absent."""
-    maps: list[dict[str, Maps]] = field(default_factory=list)  # by layer
-
-
-@dataclass(frozen=True)
-class ViewState:
-    """The network at one epoch, or the only state (epoch None)."""
-
-    epoch: int | None
-    layers: tuple[Layer, ...]
+    maps: Mapping[str, Maps]  # by layer
 
 
 @dataclass(frozen=True)
@@ -200,29 +151,27 @@ class Scene:
 
     title: str
     arms: dict[str, str]  # parent, finetuned, recast → name on the page
-    states: tuple[ViewState, ...]
+    layers: tuple[Layer, ...]  # from input to output, Grad-CAM last
     pictures: tuple[Picture, ...]
     notes: tuple[str, ...] = ()
     about: tuple[tuple[str, str], ...] = ()  # how the page was made
-    layer_order: tuple[str, ...] = ()  # layers of all states, from input to output
 
     @property
     def scale(self) -> Outputs:
         """The interpretation of the outputs of the network shown."""
-        states = (state for picture in self.pictures for state in picture.predictions)
-        return next((state["recast"][0].scale for state in states if "recast" in state), "softmax")
+        rankings = (picture.predictions for picture in self.pictures)
+        return next((ranking["recast"][0].scale for ranking in rankings if "recast" in ranking), "softmax")
 
     def first_layer(self, layer: str | None = None) -> str | None:
         """Return the layer to open first: `layer`, else the last with a map per class, else the first; None if no maps.
 
         Grad-CAM comes first only if the scene has no layer. Raises `RecastError` if `layer` has no maps.
         """
-        order = self.layer_order
+        order = [layer.name for layer in self.layers]
         if layer is not None:
             if layer not in order:
                 names = ", ".join(order) or "none"
                 raise RecastError(f"no layer {layer!r} has maps.{suggest(layer, order)} Layers with maps: {names}")
             return layer
-        kinds = {layer.name: layer.kind for state in self.states for layer in state.layers if layer.name != GRAD_CAM}
-        class_maps = [name for name in order if kinds.get(name) == "classes"]
+        class_maps = [layer.name for layer in self.layers if layer.kind == "classes" and layer.name != GRAD_CAM]
         return class_maps[-1] if class_maps else next(iter(order), None)

@@ -1,4 +1,4 @@
-"""Write a `Scene` as an HTML page or as a PNG. Does not import torch."""
+"""Write a `Scene` as an HTML page. Does not import torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import html
 import json
 import re
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -17,38 +16,30 @@ from recast.lab.explain.pack import pack
 from recast.lab.explain.scene import Scene
 from recast.lab.files import check_ours
 
-PAGES, PICTURE = (".html", ".htm"), ".png"
+PAGES = (".html", ".htm")
 SCRIPTS = ("maps.js", "colors.js", "words.js", "page.js")
 
 
 def write_scene(scene: Scene, out: Path, layer: str | None = None) -> Path:
-    """Write the scene to `out`, HTML or PNG, under a temporary name that is renamed.
+    """Write the scene to `out`, under a temporary name that is renamed.
 
     Args:
-        layer: layer to open first, or to draw in a PNG (default: `Scene.first_layer`).
+        layer: layer to open first (default: `Scene.first_layer`).
 
     Raises:
         RecastError: the layer has no maps, or the file cannot be written.
     """
     check_target(out)
-    if out.suffix.lower() == PICTURE:
-        from recast.lab.explain.sheet import write_sheet  # needs matplotlib
-
-        write_sheet(scene, out, layer)
-    else:
-        write_text(out, _page(pack(scene, layer=layer)))
+    write_text(out, _page(pack(scene, layer=layer)))
     return out
 
 
 def check_target(out: Path) -> None:
-    """Raise `RecastError` unless `out` can be written as a page, or as a PNG."""
+    """Raise `RecastError` unless `out` can be written as a page."""
     check_place(out, "the page", "explain.html")
-    ending = out.suffix.lower()
-    if ending not in (*PAGES, PICTURE):
-        raise RecastError(f"unknown format of {out}: use the ending .html for a page or .png for a picture")
+    if out.suffix.lower() not in PAGES:
+        raise RecastError(f"unknown format of {out}: use the ending .html")
     check_ours(out)
-    if ending == PICTURE and find_spec("matplotlib") is None:
-        raise RecastError("a PNG of maps needs matplotlib: pip install matplotlib, or write an .html page")
 
 
 def safe_stem(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Write a self-contained HTML report and a folder of figures from run folders."""
+"""Write a self-contained HTML report from run folders."""
 
 from __future__ import annotations
 
@@ -16,31 +16,25 @@ from recast.lab.optional import optional_package
 if TYPE_CHECKING:
     from recast.lab.report.load import Run
 
-__all__ = ["results_of", "write_report"]
+__all__ = ["write_report"]
 
 
-def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figures: Path | str | None = None) -> Path:
+def write_report(runs: Sequence[Path | str], out: Path | str | None = None) -> Path:
     """Write the report of one or several run folders and return its path.
 
     Args:
         runs: run folders, see `recast.lab.report.load`; several must share their data set.
         out: the HTML file; default RUN/report.html for one run.
-        figures: a folder for every figure as SVG and PNG, its numbers as CSV, and tables; see
-            `recast.lab.report.export`. It must be new, empty, or hold the figures of an earlier report.
 
     Raises:
-        RecastError: no run, a missing or truncated file in a run, an invalid `out` or `figures`, or a missing package.
+        RecastError: no run, a missing or truncated file in a run, an invalid `out`, or a missing package.
     """
     folders = [Path(run) for run in runs]
     target = _target(folders, out)
-    for name in ("matplotlib", "jinja2") if figures is None else ("matplotlib", "jinja2", "pandas"):
+    for name in ("matplotlib", "jinja2"):
         optional_package(name, name, f"a report needs {name}")
     from recast.lab.report.page import joint_part, render_page, run_part
 
-    if figures is not None:
-        from recast.lab.report.export import check_folder, write_figures
-
-        check_folder(Path(figures))
     loaded = _load(folders)
     parts = [run_part(run, f"run{number}", len(loaded)) for number, run in enumerate(loaded, start=1)]
     joint = joint_part(loaded) if len(loaded) > 1 else None
@@ -48,8 +42,6 @@ def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figu
         write_text(target, render_page(parts, joint))
     except OSError as error:
         raise RecastError(f"cannot write the report {target}: {error.strerror}") from error
-    if figures is not None:
-        write_figures(Path(figures), parts, joint)
     return target
 
 
@@ -82,15 +74,3 @@ def _load(folders: Sequence[Path]) -> list[Run]:
         common = os.path.commonpath([folder.resolve().parent for folder in folders])
         runs = [replace(run, name=os.path.relpath(run.path.resolve(), common)) for run in runs]
     return runs
-
-
-def results_of(run: Path | str) -> str:
-    """Return the results of all arms of an evaluated run as Markdown; empty if nothing was measured."""
-    from recast.lab.report.arms_table import arms_table
-    from recast.lab.report.load import read_run
-    from recast.lab.report.table import NOTE, markdown
-
-    loaded = read_run(Path(run))
-    if not loaded.rows:
-        return ""
-    return "\n".join([f"## Results on {loaded.recipe.data.name}\n", markdown([arms_table(loaded)]), "", NOTE, ""])

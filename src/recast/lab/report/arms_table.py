@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 
-from recast.lab.records import ARMS, Row
+from recast.lab.records import ARMS
 from recast.lab.report import formats
 from recast.lab.report.labels import TEST_SETS, is_accuracy, measured, suite_title, words, worth_a_line
 from recast.lab.report.load import Run
 from recast.lab.report.table import Bar, Cell, PageTable
-from recast.lab.suites import METRICS, PER_CORRUPTION, SUITES, base, is_of_class, of_kind
+from recast.lab.suites import METRICS, PER_CORRUPTION, SUITES, base, is_of_class
 
-SWEPT = of_kind("sweep")
-LABELS = {"arms": "All measurements of all networks", "swept": "Test-time sweeps", "classes": "Results by class"}
-"""Tables of a run. Sweeps, which are better read from charts, and classes, which may be many, have their own."""
+LABELS = {"arms": "All measurements of all networks", "classes": "Results by class"}
+"""Tables of a run. Classes, which may be many, have their own."""
 PLANNED = ("parameters", "macs")  # costs that do not depend on images
 
 
@@ -26,11 +25,11 @@ def arm_heads(*runs: Run) -> list[Cell]:
 
 
 def arms_table(run: Run, name: str = "arms") -> PageTable:
-    """Return a table of `LABELS`, grouped by suite, costs last; single corruptions are in `heat_tables`."""
+    """Return a table of `LABELS`, grouped by suite, costs last; single corruptions are in rows.csv alone."""
     order = {suite: index for index, suite in enumerate(SUITES)}
     suites: dict[str, dict[tuple[str, str], None]] = {}
     for row in sorted(worth_a_line(run.rows), key=lambda row: order.get(row.suite, order["cost"] - 0.5)):
-        if _table_of(row) == name and not PER_CORRUPTION.match(row.metric):
+        if is_of_class(row.metric) == (name == "classes") and not PER_CORRUPTION.match(row.metric):
             title = "Other test sets: top-1, %" if row.suite in TEST_SETS else suite_title(row.suite)
             suites.setdefault(title, {})[row.suite, row.metric] = None
     groups = {title: [_cells(run, *line) for line in lines] for title, lines in suites.items()}
@@ -39,10 +38,6 @@ def arms_table(run: Run, name: str = "arms") -> PageTable:
     heads = [Cell("Measured"), *arm_heads(run), Cell("Images")]
     kind = "arms both" if len(words(run).others) > 1 else "arms"
     return PageTable(LABELS[name], heads, groups, kind=kind, scale=50 / largest if largest else 0.0)
-
-
-def _table_of(row: Row) -> str:
-    return "swept" if row.suite in SWEPT else "classes" if is_of_class(row.metric) else "arms"
 
 
 def _baseline(run: Run) -> str:
@@ -88,28 +83,3 @@ def _difference(run: Run, suite: str, metric: str, other: str, digits: int) -> C
     if is_accuracy(metric) and other == _baseline(run):
         bar = Bar("recast" if gain > 0 else other, gain, paired.low, paired.high)
     return Cell(text, (formats.interval(paired.low, paired.high, digits),), kind=f"by-{better}", bar=bar)
-
-
-def heat_tables(run: Run) -> list[tuple[str, str, PageTable]]:
-    """Return (suite, baseline, table of top-1 and difference by kind and severity of corruption)."""
-    tables, against = [], _baseline(run)
-    for suite, kinds in run.corruptions.items():
-        severities = sorted({severity for by_severity in kinds.values() for severity in by_severity}, key=int)
-        metrics = {(kind, severity): kinds[kind].get(severity, "") for kind in kinds for severity in severities}
-        gaps = {key: run.value("recast", suite, m) - run.value(against, suite, m) for key, m in metrics.items()}
-        largest = max((abs(gap) for gap in gaps.values() if math.isfinite(gap)), default=0.0) or 1.0
-        cells = {}
-        for key, gap in gaps.items():
-            paired, tone, strength, title = run.difference(against, suite, metrics[key]), "", 0, ""
-            if paired is not None:
-                title = f"95 % interval: {formats.interval(paired.low, paired.high)}"
-            if math.isfinite(gap) and (paired is None or formats.leaves_out_zero(paired.low, paired.high)):
-                tone, strength = "recast" if gap > 0 else against, round(55 * abs(gap) / largest)
-            value = formats.decimal(run.value("recast", suite, metrics[key]))
-            cells[key] = Cell(value, (formats.signed(gap),), title, f"b-{tone}", strength=strength)
-        rows = [[Cell(kind.replace("_", " ")), *(cells[kind, severity] for severity in severities)] for kind in kinds]
-        name = suite_title(suite, short=True)
-        heads = [Cell("Severity"), *map(Cell, severities)]
-        label = f"Results by corruption, {name}"
-        tables.append((name, against, PageTable(label, heads, {"": rows}, kind="heat")))
-    return tables

@@ -84,7 +84,7 @@ def _cost_chart(runs: Sequence[Run], cost: str, suite: str, metric: str, title: 
     roles = {dot.role for dot in dots}
     keys = [Key(label, arm) for arm, label in words(*runs).arms.items() if arm in roles]
     name = f"cost_{cost}_{suite if base(metric) == 'top1' else metric}"
-    return series_chart(name, title, [*lines, *dots], size=SMALL, keys=keys, x=cost, **axis)
+    return series_chart(name, title, [*lines, *dots], size=SMALL, keys=keys, **axis)
 
 
 def frontier(run: Run) -> list[Chart]:

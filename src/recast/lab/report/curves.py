@@ -1,4 +1,4 @@
-"""Charts of the arms of a run: training, attacks, corruptions, and test-time sweeps."""
+"""Charts of the arms of a run: training, attacks, corruptions, and test sizes."""
 
 from __future__ import annotations
 
@@ -59,16 +59,15 @@ def settings(run: Run, suite: str, metric: str = "top1") -> Keyed:
     return keyed
 
 
-def arms_chart(run: Run, name: str, title: str, points: Keyed, x: str, **options: Any) -> list[Chart]:
+def arms_chart(run: Run, name: str, title: str, points: Keyed, **options: Any) -> list[Chart]:
     """Return a chart of the arms with their intervals; none if no arm has two finite values.
 
     Args:
         points: position → (suite, metric).
-        x: name of the column of positions.
     """
     lines = {arm: _line(run, arm, points) for arm in words(run).drawn}
     series = [Series(words(run).arms[arm], line, arm) for arm, line in lines.items() if len(line) > 1]
-    return [series_chart(name, title, series, x=x, **options)] if series else []
+    return [series_chart(name, title, series, **options)] if series else []
 
 
 def _line(run: Run, arm: str, points: Keyed) -> list[Point]:
@@ -87,19 +86,16 @@ def attacks(run: Run) -> list[Chart]:
         title = f"{suite_title(suite, short=True)}: top-1, % by ε in 1/255"
         ticks = {strength: f"{strength:g}" for strength in points}
         charts += arms_chart(
-            run, f"adversarial_{suite}", title, points, "epsilon_255",
+            run, f"adversarial_{suite}", title, points,
             xlabel="ε in 1/255", xticks=ticks, ylim=PERCENT,
         )  # fmt: skip
     return charts
 
 
-def sweeps(run: Run) -> list[Chart]:
-    """Return charts of test resolution (T-CNN, Fig. 7) and neighbors."""
-    charts = arms_chart(
-        run, "resolution", "Top-1, % by test resolution", settings(run, "resolution"), "side",
-        xlabel="test size, pixels",
-    )  # fmt: skip
-    return charts + arms_chart(run, "knn", "k nearest neighbours: top-1, %", settings(run, "knn"), "k", xlabel="k")
+def resolutions(run: Run) -> list[Chart]:
+    """Return a chart of test resolution (T-CNN, Fig. 7)."""
+    points = settings(run, "resolution")
+    return arms_chart(run, "resolution", "Top-1, % by test resolution", points, xlabel="test size, pixels")
 
 
 def of_runs(runs: Sequence[Run]) -> list[Chart]:
@@ -130,7 +126,9 @@ def relative(run: Run) -> list[Chart]:
     charts = []
     for suite in CORRUPTIONS:
         categories = {name: f"top1/{name}" for name in CATEGORIES}
-        for name, groups in (("category", categories), ("severity", run.corruptions.get(suite, {}).get("mean", {}))):
+        metrics = dict.fromkeys(row.metric for row in run.rows if row.suite == suite)
+        severities = {metric.rpartition("/")[2]: metric for metric in metrics if metric.startswith("top1/mean/")}
+        for name, groups in (("category", categories), ("severity", severities)):
             gains = [_gains(run, suite, arm, groups) for arm in reversed(words(run).others)]
             if not any(bars.points for bars in gains):
                 continue

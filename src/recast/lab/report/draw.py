@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from scipy.optimize import isotonic_regression
 
-from recast.lab.report.charts import Chart, Key, Palette, Role
+from recast.lab.report.charts import Chart, Key, Role, color
 
 MARKERS = {"parent": "D", "finetuned": "s", "ink": "s"}  # by role; default circles
 LOOKS: dict[str, dict[str, Any]] = {
@@ -51,31 +51,21 @@ class Series:
 
 def series_chart(
     name: str, title: str, series: Sequence[Series], *, size: tuple[float, float] = (4.0, 2.4), right: float = 0.97,
-    keys: Sequence[Key] | None = None, x: str = "", **settings: Any,
+    keys: Sequence[Key] | None = None, **settings: Any,
 ) -> Chart:  # fmt: skip
-    """Return a chart of series, whose numbers are the points of every series with a name.
+    """Return a chart of series.
 
     Args:
         keys: the legend; default the labels of the series.
-        x: the column of x in the CSV file; default the label of the axis.
         settings: arguments of `draw_series`.
     """
-    names = settings.get("xticks") or {}
-    rows = [
-        (line.label or line.end, str(names.get(point.x, point.x)).replace("\n", " "), *point[1:])
-        for line in series
-        if line.label or line.end
-        for point in line.points
-    ]
     if keys is None:
         keys = list(dict.fromkeys(Key(s.label, s.role, BARS.get(s.look, 1.0)) for s in series if s.label))
-    columns = ("series", x or settings.get("xlabel") or "x", "value", "low", "high")
-    return Chart(name, title, columns, rows, partial(draw_series, series=series, **settings), size, right, keys)
+    return Chart(name, title, partial(draw_series, series=series, **settings), size, right, keys)
 
 
 def draw_series(
     axes: Axes,
-    palette: Palette,
     series: Sequence[Series],
     *,
     xlabel: str = "",
@@ -95,13 +85,13 @@ def draw_series(
         switches: positions of light vertical lines, where layers became attention.
     """
     for edge in switches:
-        axes.axvline(edge, color=palette["muted"], linewidth=0.7, alpha=0.55, dashes=(2, 2), zorder=1)
+        axes.axvline(edge, color=color("muted"), linewidth=0.7, alpha=0.55, dashes=(2, 2), zorder=1)
     if math.isfinite(level[0]):
-        axes.axhline(level[0], color=palette.color(level[1]), linewidth=1.2, dashes=(4, 3))
+        axes.axhline(level[0], color=color(level[1]), linewidth=1.2, dashes=(4, 3))
     for line in series:
         if line.look in LOOKS:
-            _draw_line(axes, line, palette)
-    _draw_bars(axes, [bars for bars in series if bars.look in BARS], palette)
+            _draw_line(axes, line)
+    _draw_bars(axes, [bars for bars in series if bars.look in BARS])
     axes.set_xlabel(xlabel)
     if log_x:
         axes.set_xscale("log")
@@ -115,36 +105,36 @@ def draw_series(
     if xticks is not None:
         axes.set_xticks(list(xticks), list(xticks.values()))
     axes.set(xlim=xlim, ylim=ylim)
-    _label_ends(axes, [line for line in series if line.end and math.isfinite(line.points[-1].y)], palette)
+    _label_ends(axes, [line for line in series if line.end and math.isfinite(line.points[-1].y)])
 
 
-def _draw_line(axes: Axes, line: Series, palette: Palette) -> None:
+def _draw_line(axes: Axes, line: Series) -> None:
     marked = line.look == "points" or (line.look == "line" and len(line.points) <= MOST_MARKED)
     marker = MARKERS.get(str(line.role), "o") if marked else None
-    color = palette.color(line.role)
+    shade = color(line.role)
     look = {"zorder": 2.7 if line.role == "recast" else 2.5} | LOOKS[line.look]
     axes.plot(
-        [point.x for point in line.points], [point.y for point in line.points], color=color, marker=marker, **look
+        [point.x for point in line.points], [point.y for point in line.points], color=shade, marker=marker, **look
     )
     for point in line.points if marked else ():
         if point.low is not None and point.high is not None:
-            axes.vlines(point.x, point.low, point.high, color=color, linewidth=1.2, alpha=0.7, zorder=2.4)
+            axes.vlines(point.x, point.low, point.high, color=shade, linewidth=1.2, alpha=0.7, zorder=2.4)
 
 
-def _draw_bars(axes: Axes, groups: Sequence[Series], palette: Palette) -> None:
+def _draw_bars(axes: Axes, groups: Sequence[Series]) -> None:
     """Draw several series of bars side by side."""
     width = 0.72 / max(len(groups), 1)
     for index, bars in enumerate(groups):
         for point in bars.points:
             x = point.x + (index - (len(groups) - 1) / 2) * width
-            axes.bar(x, point.y, 0.9 * width, color=palette.color(bars.role), alpha=BARS[bars.look], linewidth=0)
+            axes.bar(x, point.y, 0.9 * width, color=color(bars.role), alpha=BARS[bars.look], linewidth=0)
             if point.low is not None and point.high is not None:
-                axes.vlines(x, point.low, point.high, color=palette["ink"], linewidth=1.1)
-        axes.axhline(0, color=palette["ink"], linewidth=0.9)
+                axes.vlines(x, point.low, point.high, color=color("ink"), linewidth=1.1)
+        axes.axhline(0, color=color("ink"), linewidth=0.9)
         axes.tick_params(axis="x", length=0)
 
 
-def _label_ends(axes: Axes, series: Sequence[Series], palette: Palette) -> None:
+def _label_ends(axes: Axes, series: Sequence[Series]) -> None:
     """Write the label of each series at its end, moved apart to avoid overlap; the outermost six of many."""
     low, high = axes.get_ylim()
     order = sorted(series, key=lambda line: line.points[-1].y)
@@ -153,10 +143,10 @@ def _label_ends(axes: Axes, series: Sequence[Series], palette: Palette) -> None:
     height = axes.bbox.height / axes.get_figure(root=True).dpi * 72  # type: ignore[union-attr]
     places = spread([(line.points[-1].y - low) / (high - low) for line in order], 8.6 / height)
     for line, place in zip(order, places, strict=True):
-        arrow = {"arrowstyle": "-", "color": palette.color(line.role), "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
+        arrow = {"arrowstyle": "-", "color": color(line.role), "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
         axes.annotate(
             line.end, line.points[-1][:2], xytext=(13, place), textcoords=("offset points", "axes fraction"),
-            va="center_baseline", fontsize=7.2, color=palette["muted"], annotation_clip=False, arrowprops=arrow,
+            va="center_baseline", fontsize=7.2, color=color("muted"), annotation_clip=False, arrowprops=arrow,
         )  # fmt: skip
 
 

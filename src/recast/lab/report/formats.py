@@ -92,18 +92,17 @@ def tap(down: int, right: int) -> str:
     return ARROWS.get((down, right)) or f"{down},{right}".replace("-", "−")
 
 
+def head_labels(heads: int, kernel: Sequence[int]) -> list[str]:
+    """Return the names of heads: the direction of the tap (`tap`) if there is one per tap, else the index."""
+    if len(kernel) == 2 and kernel[0] * kernel[1] == heads:
+        rows, columns = (range(-((k - 1) // 2), k - (k - 1) // 2) for k in kernel)
+        return [tap(down, right) for down in rows for right in columns]
+    return [str(index) for index in range(heads)]
+
+
 def leaves_out_zero(low: float, high: float, digits: int = 1) -> bool:
     """Return True if the interval excludes 0 as printed: one that ends at `0.0` does not."""
     return round(low, digits) > 0 or round(high, digits) < 0
-
-
-def mean_range(values: Sequence[float]) -> str:
-    """Format mean, smallest and largest of the finite values as `1.38 (0.54 to 1.80)`."""
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
-        return MISSING
-    mean = decimal(sum(finite) / len(finite), 2)
-    return f"{mean} ({interval(min(finite), max(finite), 2)})" if min(finite) < max(finite) else mean
 
 
 def plural(count: int, noun: str) -> str:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import astuple
 from functools import partial
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from recast.lab.analysis.records import SimilarityLine
 from recast.lab.files import number
-from recast.lab.report.charts import Chart, Palette
+from recast.lab.report.charts import Chart
 from recast.lab.report.draw import shortened
 from recast.lab.report.labels import words
 from recast.lab.report.load import Run
-from recast.lab.tables import columns_of
 
 SIZE = (4.0, 3.6)  # inches
 MOST_NAMED = 16  # of more rows or columns, only every n-th is named
@@ -40,8 +37,7 @@ def similarity_charts(run: Run) -> list[Chart]:
             values[rows.index(line.layer_b), columns.index(line.layer_a)] = number(line.cka)
         title = f"CKA: {a} (across) and {b if first != second else 'itself'} (up)"
         panel = partial(_draw_heat_map, values=values, columns=columns, rows=rows, a=a, b=b)
-        records = list(map(astuple, lines))
-        charts.append(Chart(f"cka_{first}_{second}", title, columns_of(SimilarityLine), records, panel, SIZE))
+        charts.append(Chart(f"cka_{first}_{second}", title, panel, SIZE))
     return charts
 
 
@@ -58,25 +54,22 @@ def confusion_charts(run: Run) -> list[Chart]:
     charts = []
     for arm in words(run).drawn:
         if (counts := confusion(run, arm)).any():
-            rows = [(run.classes[i], run.classes[j], int(counts[i, j])) for i, j in np.argwhere(counts)]
             title = f"{words(run).arms[arm]}: labels (down) and predictions (across)"
             panel = partial(_draw_confusion, counts=counts, names=run.classes)
-            charts.append(Chart(f"confusion_{arm}", title, ("label", "prediction", "images"), rows, panel, SIZE))
+            charts.append(Chart(f"confusion_{arm}", title, panel, SIZE))
     return charts
 
 
-def _draw_confusion(axes: Axes, palette: Palette, counts: np.ndarray, names: tuple[str, ...]) -> None:
+def _draw_confusion(axes: Axes, counts: np.ndarray, names: tuple[str, ...]) -> None:
     shares = counts / counts.sum(1, keepdims=True).clip(min=1)
-    _draw_heat_map(axes, palette, shares, names, names, "prediction", "label")
+    _draw_heat_map(axes, shares, names, names, "prediction", "label")
     axes.invert_yaxis()  # the first class at the top
     for row, column in np.argwhere(counts) if len(names) <= MOST_COUNTED else ():
         color = "black" if shares[row, column] > 0.5 else "white"  # cividis is light from the middle on
         axes.text(column, row, str(counts[row, column]), ha="center", va="center", fontsize=6.6, color=color)
 
 
-def _draw_heat_map(
-    axes: Axes, palette: Palette, values: np.ndarray, columns: Sequence[str], rows: Sequence[str], a: str, b: str
-) -> None:
+def _draw_heat_map(axes: Axes, values: np.ndarray, columns: Sequence[str], rows: Sequence[str], a: str, b: str) -> None:
     """Draw values from 0 to 1, the first row at the bottom, with a color bar; the colors are the same in dark mode."""
     image = axes.imshow(values, cmap="cividis", vmin=0, vmax=1, origin="lower", interpolation="none", aspect="auto")
     axes.set_position((0.25, 0.25, 0.62, 0.68))

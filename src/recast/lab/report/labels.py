@@ -9,7 +9,7 @@ from recast.lab.recipe import has_new_parent
 from recast.lab.records import ARMS, Row
 from recast.lab.report.formats import NBSP
 from recast.lab.report.load import Run
-from recast.lab.suites import METRICS, PER_CORRUPTION, SUITES, base, of_kind
+from recast.lab.suites import METRICS, SUITES, base, of_kind
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,6 @@ def measured(suite: str, metric: str) -> str:
         return suite_title(suite) if metric == "top1" else f"{suite_title(suite)}, {metric_label(first)}"
     if setting and suite in SUITES:
         setting = SUITES[suite].setting.format(setting)
-    if match := PER_CORRUPTION.match(metric):
-        detail = f"{match['kind'].replace('_', ' ')} at severity {match['severity']}"
     label = f"{first} frequencies" if suite == "frequency" else metric_label(first)
     parts = [label, "mean of all" if detail == "mean" else detail, setting.replace(" ", NBSP)]
     return ", ".join(part for part in parts if part)

@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from recast.lab.analysis.records import FourierLine, HeadLine
+from recast.lab.analysis.records import FourierLine
 from recast.lab.files import number
 from recast.lab.records import ARMS
+from recast.lab.report import formats
 from recast.lab.report.charts import Chart, Key
 from recast.lab.report.draw import Point, Series, series_chart
 from recast.lab.report.labels import words
 from recast.lab.report.load import Run
-from recast.lab.report.maps import head_labels
 
 SMALL = (3.5, 2.5)
 YLABEL = "Δ log amplitude"
 AT = {"_third_pi": (1 / 3, "π/3"), "_two_thirds_pi": (2 / 3, "2π/3"), "": (1.0, "π")}
 """End of a chart's name → the frequency that it shows by depth, in units of π, and its name (PRS, Figs. 2 and 3)."""
-BY_DEPTH: dict[str, Any] = {"xlabel": "depth (0: before the first block, 1: the last)", "x": "depth", "size": SMALL}
+BY_DEPTH: dict[str, Any] = {"xlabel": "depth (0: before the first block, 1: the last)", "size": SMALL}
 PI = {0.0: "0", 0.25: "π/4", 0.5: "π/2", 0.75: "3π/4", 1.0: "π"}
 MOST_LAYERS = 24  # whose gates are drawn, to keep the page small
 QUANTITIES = {
@@ -103,27 +103,6 @@ def _by_depth(blocks: Blocks, frequency: float) -> list[Point]:
     return [Point(line.depth, line.delta_log_amplitude) for line in nearest]
 
 
-def last_heads(run: Run) -> dict[str, list[HeadLine]]:
-    """Return the heads of every layer at the end, in the order of the network."""
-    layers: dict[str, list[HeadLine]] = {}
-    for line in run.heads:
-        if line.model == "recast" and line.epoch is None:
-            layers.setdefault(line.layer, []).append(line)
-    return layers
-
-
-def distance_charts(run: Run) -> list[Chart]:
-    """Return the mean attention distance of every head by depth."""
-    distances = [[number(head.distance) for head in heads] for heads in last_heads(run).values()]
-    if not distances:
-        return []
-    dots = [Point(place, distance) for place, layer in enumerate(distances) for distance in layer]
-    means = [Point(place, float(np.mean(layer))) for place, layer in enumerate(distances)]
-    series = [Series("mean of a layer", means, "ink", "thick"), Series("a head", dots, look="points")]
-    title = "Mean attention distance, pixels, by layer"
-    return [series_chart("distance_depth", title, series, xlabel="layer, from the input", whole_x=True)]
-
-
 def head_charts(run: Run) -> dict[str, list[Chart]]:
     """Return charts of the gates and spans of every head by epoch, for the first `MOST_LAYERS` layers."""
     kernels = {step.name: step.geometry.kernel for step in run.steps}
@@ -163,7 +142,7 @@ def _head_chart(
     symbol, meaning, start = QUANTITIES[quantity]
     heads = np.array(list(values.values()))
     *lines, mean = (list(map(Point, values, column)) for column in (*heads.T.tolist(), heads.mean(axis=1).tolist()))
-    labels = head_labels(len(lines), kernel)
+    labels = formats.head_labels(len(lines), kernel)
     series = [Series("", line, "recast", "thin", label) for line, label in zip(lines, labels, strict=True)]
     return series_chart(
         f"{quantity}_{name}", f"{symbol}, {meaning}", [*series, Series("", mean, "ink", "thick")],

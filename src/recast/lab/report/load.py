@@ -1,12 +1,12 @@
 """Read a run folder as plain data.
 
     RUN/recipe.yaml plan.json metrics.jsonl            required
-    RUN/verify.json environment.json rows.csv attention.npz    optional
+    RUN/verify.json environment.json rows.csv                  optional
     RUN/schedule.json                                  if layers became attention during training
-    RUN/differences.csv evaluation.json analysis/*.csv written by `recast evaluate` beside rows.csv
+    RUN/differences.csv analysis/*.csv                 written by `recast evaluate` beside rows.csv
     RUN/finetuned/metrics.jsonl                        the control arm: the parent trained the same way
 
-A damaged required file is an error that names it. Damaged optional files, and damaged lines of metrics.jsonl, are
+A damaged file is an error that names it. Damaged lines of metrics.jsonl, as a killed process may leave them, are
 skipped with a warning.
 """
 
@@ -20,15 +20,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from recast.config import read
 from recast.errors import RecastError
-from recast.lab.analysis.records import FourierLine, HeadLine, SimilarityLine
+from recast.lab.analysis.records import FourierLine, SimilarityLine
 from recast.lab.config import Recipe
 from recast.lab.files import read_json, read_lines, read_names, read_text
 from recast.lab.recipe import SEAL, load_recipe, why_untaught
-from recast.lab.records import Difference, Epoch, Evaluation, FrontierLine, Provenance, Row, Switching
-from recast.lab.report.maps import MapView, read_attention
-from recast.lab.suites import METRICS, PER_CORRUPTION
+from recast.lab.records import Difference, Epoch, FrontierLine, Row, Switching
+from recast.lab.suites import METRICS
 from recast.lab.tables import read_records, read_table
 from recast.lab.tasks import Task, task_of_data
 from recast.surgery.plan import Plan
@@ -47,19 +45,16 @@ class Run:
     recipe: Recipe
     recipe_text: str
     plan: Plan | None  # None if nothing is recast
-    metrics: list[Epoch]  # of the recast arm; empty if every line is damaged
+    metrics: list[Epoch]  # of the recast arm
     control: list[Epoch]  # of the parent trained the same way; empty without a control arm
     verify: dict[str, Any] | None
     environment: dict[str, Any]
     rows: list[Row]
     differences: list[Difference]  # paired on the same images, with intervals
-    provenance: dict[str, Provenance]  # by suite
     fourier: list[FourierLine]
-    heads: list[HeadLine]
     cka: list[SimilarityLine]
     frontier: list[FrontierLine]
     agreement: list[dict[str, str]]  # predictions of every arm: index, image, label, and a class name by arm
-    attention: MapView | None
     classes: tuple[str, ...]  # in the order of the logits
     switching: Switching | None  # of a run that is recast during training
     name: str
@@ -108,8 +103,8 @@ class Run:
 
     @property
     def epochs(self) -> int:
-        """Epochs trained so far; those of the recipe if metrics.jsonl cannot be read."""
-        return self.metrics[-1].epoch if self.metrics else self.recipe.epochs
+        """Epochs trained so far."""
+        return self.metrics[-1].epoch
 
     @property
     def data(self) -> str:
@@ -132,15 +127,6 @@ class Run:
         return self._differences_by_key.get((against, suite, metric))
 
     @cached_property
-    def corruptions(self) -> dict[str, dict[str, dict[str, str]]]:
-        """Suite → kind of corruption, including "mean" → severity → metric of rows.csv."""
-        metrics: dict[str, dict[str, dict[str, str]]] = {}
-        for row in self.rows:
-            if match := PER_CORRUPTION.match(row.metric):
-                metrics.setdefault(row.suite, {}).setdefault(match["kind"], {})[match["severity"]] = row.metric
-        return metrics
-
-    @cached_property
     def _rows_by_key(self) -> dict[tuple[str, str, str], Row]:
         return {(row.model, row.suite, row.metric): row for row in self.rows}
 
@@ -157,7 +143,7 @@ def read_run(path: Path) -> Run:
     """Read a run folder.
 
     Raises:
-        RecastError: the folder or a required file is missing, or a required file is truncated or has another format.
+        RecastError: the folder or a required file is missing, or a file is truncated or has another format.
     """
     if not path.is_dir():
         raise RecastError(f"not a run folder: {path} (expected a folder written by `recast train`)")
@@ -165,11 +151,7 @@ def read_run(path: Path) -> Run:
     recipe = load_recipe(path / "recipe.yaml", complete=True)
 
     def optional(name: str, read: Callable[[Path], T]) -> T | None:
-        try:
-            return read(path / name) if (path / name).is_file() else None
-        except RecastError as error:
-            warnings.warn(f"the report goes without {error}", stacklevel=3)
-            return None
+        return read(path / name) if (path / name).is_file() else None
 
     def records(name: str, kind: type[T]) -> list[T]:
         return optional(name, lambda file: read_records(file, kind)) or []
@@ -185,13 +167,10 @@ def read_run(path: Path) -> Run:
         environment=optional("environment.json", read_json) or {},
         rows=records("rows.csv", Row),
         differences=records("differences.csv", Difference),
-        provenance=optional("evaluation.json", lambda file: read(Evaluation, read_json(file), str(file)).suites) or {},
         fourier=records("analysis/fourier.csv", FourierLine),
-        heads=records("analysis/heads.csv", HeadLine),
         cka=records("analysis/cka.csv", SimilarityLine),
         frontier=records("analysis/frontier.csv", FrontierLine),
         agreement=optional("analysis/agreement.csv", _agreement) or [],
-        attention=optional("attention.npz", read_attention),
         classes=tuple(optional("classes.json", read_names) or ()),
         switching=optional("schedule.json", lambda file: Switching.from_dict(read_json(file, *SCHEDULE), str(file))),
         name=path.resolve().name,
@@ -208,8 +187,8 @@ def _metrics(path: Path) -> list[Epoch]:
             by_epoch[row.epoch] = row  # a resumed run may repeat an epoch: the later row counts
         except RecastError as error:
             problems.append(str(error))
-    if not (by_epoch or problems):
-        raise RecastError(f"{path} is empty: expected one line per epoch, starting with epoch 0")
+    if not by_epoch:
+        raise RecastError(f"{path} has no line that can be read: expected one per epoch, starting with epoch 0")
     if problems:
         warnings.warn(f"the report goes without {'; '.join(problems[:3])}{' ...' * (len(problems) > 3)}", stacklevel=4)
     return [by_epoch[epoch] for epoch in sorted(by_epoch)]

@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from recast.lab.report import curves, layers, summary
-from recast.lab.report.arms_table import LABELS, arms_table, heat_tables
-from recast.lab.report.charts import Chart
+from recast.lab.report.arms_table import LABELS, arms_table
 from recast.lab.report.costs import COSTS, cost_charts, frontier, joint_frontier
 from recast.lab.report.filling import fill_page
 from recast.lab.report.heat_maps import confusion_charts, similarity_charts
 from recast.lab.report.labels import glossary, words
 from recast.lab.report.load import Run
-from recast.lab.report.maps import GATES, first_map, image_maps
 from recast.lab.report.switches import switch_part
-from recast.lab.report.tables import head_table, runs_table, seeds_table, steps_table, unchanged_by_reason
+from recast.lab.report.tables import runs_table, seeds_table, steps_table, unchanged_by_reason
 from recast.lab.report.verdict import joint_verdict, verdict, why_no_mean
 
 Part = dict[str, Any]
-"""Template variables of one run, or of several together; `figures` are its charts."""
+"""Template variables of one run, or of several together."""
 
 
 def run_part(run: Run, anchor: str, count: int) -> Part:
     """Return the variables of one of `count` runs of a page; empty for what was not measured."""
-    symbol, meaning = GATES.get(run.recipe.recast.gate, ("", ""))
-    absent, command = summary.missing(run)
-    part: Part = {
+    return {
         "anchor": anchor,
         "run": run,
         "words": words(run),
-        "hero": first_map(run.attention, symbol) if run.attention and count == 1 else None,
         "verdict": verdict(run),
         "tiles": summary.tiles(run),
         **{name: arms_table(run, name) for name in LABELS},
@@ -41,39 +36,19 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "frontier": frontier(run),
         "adversarial": curves.attacks(run),
         "relative": curves.relative(run),
-        "heat": heat_tables(run),
-        "sweeps": curves.sweeps(run),
+        "resolutions": curves.resolutions(run),
         "predictions": _picture(run.path / "predictions.png"),
         "training": curves.training(run),
         "switches": switch_part(run),
         "head_layers": layers.head_charts(run),
-        "heads": head_table(run),
-        "distances": layers.distance_charts(run),
-        "symbol": symbol,
-        "symbol_means": meaning,
-        "maps": image_maps(run.attention, symbol) if run.attention else [],
         "fourier": layers.fourier_charts(run),
         "fourier_depth": layers.depth_charts(run),
         "similarity": similarity_charts(run),
         "confusion": confusion_charts(run),
-        "agreement": summary.won_and_lost(run),
         "plan": steps_table(run),
         "unchanged": unchanged_by_reason(run),
         "facts": summary.facts(run),
-        "provenance": summary.provenance(run),
-        "missing": absent,
-        "missing_command": command,
     }
-    return part | {"figures": list(_charts(part))}
-
-
-def _charts(value: object) -> Iterator[Chart]:
-    """Yield every chart in nested lists and dictionaries."""
-    if isinstance(value, Chart):
-        yield value
-    elif isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _charts(item)
 
 
 def _picture(path: Path) -> str:
@@ -85,7 +60,7 @@ def _picture(path: Path) -> str:
 
 def joint_part(runs: Sequence[Run]) -> Part:
     """Return the variables of several runs together."""
-    part: Part = {
+    return {
         "verdict": joint_verdict(runs),
         "table": runs_table(runs),
         "why_no_mean": why_no_mean(runs),
@@ -95,7 +70,6 @@ def joint_part(runs: Sequence[Run]) -> Part:
         "fourier": layers.joint_fourier(runs),
         "curves": curves.of_runs(runs),
     }
-    return part | {"figures": list(_charts(part))}
 
 
 def render_page(parts: Sequence[Part], joint: Part | None) -> str:

@@ -1,27 +1,18 @@
-"""Summarize a run: tiles, facts, images won and lost, and suites that are missing."""
+"""Summarize a run: tiles, and how it was made."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from recast.lab.analysis.records import Wakefulness
 from recast.lab.files import number
-from recast.lab.recipe import functions_of
 from recast.lab.records import ARMS
 from recast.lab.report import formats
 from recast.lab.report.formats import NBSP
 from recast.lab.report.labels import CORRUPTIONS, suite_title, words
 from recast.lab.report.load import Run
-from recast.lab.report.table import Cell, PageTable
 from recast.lab.report.verdict import accuracy, kept_predictions
-from recast.lab.statistics import Agreement
-from recast.lab.suites import SUITES
-from recast.lab.tasks import suites_of
-from recast.models.trust import follow_up
-
-MOST_IMAGES = 24  # listed; all are in analysis/agreement.csv
 
 
 def tiles(run: Run) -> list[tuple[str, str, str]]:
@@ -49,7 +40,7 @@ def tiles(run: Run) -> list[tuple[str, str, str]]:
             old, new = (f"{1000 / speed:.3g}" for speed in speeds)
             detail += f"; measured {old} → {new}{NBSP}ms"
         cards.append(("Compute", formats.share(after, before), detail))
-    if run.metrics and (attention := Wakefulness.of(run.metrics[-1].layers)) is not None and run.epochs:
+    if (attention := Wakefulness.of(run.metrics[-1].layers)) is not None and run.epochs:
         detail = attention.remedy if attention.slept else "beyond the effect of a global mean"
         cards.append(("Heads that are awake", f"{attention.awake} of{NBSP}{attention.heads}", detail))
     return cards
@@ -80,64 +71,3 @@ def facts(run: Run) -> dict[str, str]:
         "Time": formats.duration(number(environment.get("seconds"))),
     }
     return {name: str(value) for name, value in values.items() if value not in (None, "", formats.MISSING)}
-
-
-def provenance(run: Run) -> PageTable | None:
-    """Return how the numbers of every suite were made; None without evaluation.json."""
-    rows = []
-    for suite, source in run.provenance.items():
-        options = ", ".join(f"{name} {value}" for name, value in source.options.items() if value not in (None, [], ""))
-        versions = ", ".join(f"{name} {version}" for name, version in source.versions.items())
-        data = Cell(suite_title(suite), (f"{source.dataset}, {source.images:,} images", options))
-        when = f"{source.date.partition('T')[0]}, {formats.duration(source.seconds)}"
-        where = Cell(when, (f"{source.device}, {source.machine}", versions), kind="text")
-        rows.append([data, Cell(source.command, kind="text", code=True), where])
-    heads = [Cell("Suite, data"), Cell("Command", kind="text"), Cell("When, where, with", kind="text")]
-    return PageTable("Sources of the numbers, by suite", heads, {"": rows}, kind="made") if rows else None
-
-
-def missing(run: Run) -> tuple[list[str], str]:
-    """Return the suites that were not measured and the command that measures them."""
-    tables = {"fourier": run.fourier, "heads": run.heads, "cka": run.cka, "agreement": run.agreement}
-    measured = (
-        {row.suite for row in run.rows} | {name for name, table in tables.items() if table} | set(run.task.unasked)
-    )
-    if measured & set(CORRUPTIONS):
-        measured.add("basic")
-    if run.is_plain:
-        measured |= {"cka", "agreement"}  # they compare arms
-    if not run.recipe.has_layers:
-        measured.add("heads")
-    absent = [name for name in suites_of(run.task) if SUITES[name].missing and name not in measured]
-    command = follow_up("evaluate", str(run.path), "--suite", ",".join(absent), functions=functions_of(run.recipe))
-    return [SUITES[name].missing for name in absent], command if absent else ""
-
-
-def won_and_lost(run: Run) -> list[dict[str, Any]]:
-    """Return the images on which the recast arm and another arm differ, with McNemar's exact test."""
-    pairs = []
-    names = words(run)
-    for arm, name in (("finetuned", names.control), ("parent", names.parent)):
-        images = [image for image in run.agreement if image.get(arm) and image.get("recast")]
-        if not images or arm not in names.others:
-            continue
-        agreed = Agreement.of(*([image[key] for image in images] for key in ("label", "recast", arm)))
-        won, lost, p = len(agreed.won), len(agreed.lost), agreed.p_value
-        chance = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-        sentence = (
-            f"{formats.plural(won, 'image')} won, {lost:,} lost of {agreed.n:,} (McNemar’s exact test {chance}). "
-            f"Predictions agree on {agreed.same:,}."
-        )
-        columns = {"label": "Label", arm: names.arms[arm], "recast": names.arms["recast"]}
-        heads = [Cell("Image"), *(Cell(text, kind="text") for text in columns.values())]
-        tables = {}
-        for title, places in (("won", agreed.won), ("lost", agreed.lost)):
-            rows = [
-                [Cell(image["image"] or image["index"]), *(Cell(image[key], kind="text") for key in columns)]
-                for image in (images[place] for place in places[:MOST_IMAGES])
-            ]
-            if rows:
-                tables[title] = PageTable(f"Images {title} against {name}", heads, {"": rows})
-        counts = {"right": agreed.both_right, "won": won, "lost": lost, "wrong": agreed.both_wrong}
-        pairs.append({"name": name, "counts": counts, "tables": tables, "sentence": sentence})
-    return pairs

@@ -1,13 +1,9 @@
-"""Tables as cells of text, printed by the templates of the page, or as Markdown."""
+"""Tables as cells of text, printed by the templates of the page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from recast.lab.report.formats import NBSP
-
-NOTE = "Brackets: 95 % confidence intervals over the images (paired for differences), where measured."
 
 
 @dataclass(frozen=True)
@@ -32,12 +28,6 @@ class Cell:
     link: str = ""
     span: int = 1  # columns
     bar: Bar | None = None
-    strength: int = 0  # 0..100, saturation of a cell of a heat map
-
-    @property
-    def cited(self) -> str:
-        """The cell in one line."""
-        return f"{self.text} [{self.small[0]}]" if self.small else self.text
 
 
 @dataclass(frozen=True)
@@ -50,17 +40,3 @@ class PageTable:
     foot: Sequence[Cell] = ()
     kind: str = ""
     scale: float = 0.0  # percent of a bar's track per point
-
-
-def texts(tables: Sequence[PageTable]) -> tuple[list[str], list[list[str]]]:
-    """Return heads and rows of tables with the same columns as text; the first column is the title of the group."""
-    heads = ["Suite", *(cell.text.replace("\n", " ") for cell in tables[0].heads)]
-    groups = [group for table in tables for group in table.groups.items()]
-    return heads, [[title, *(cell.cited for cell in row)] for title, rows in groups for row in rows]
-
-
-def markdown(tables: Sequence[PageTable]) -> str:
-    """Return tables with the same columns as one Markdown table."""
-    heads, rows = texts(tables)
-    lines = [" | ".join(cell.replace("|", "\\|") for cell in line) for line in (heads, ["---"] * len(heads), *rows)]
-    return "\n".join(f"| {line} |" for line in lines).replace(NBSP, " ")

@@ -1,4 +1,4 @@
-"""Tables of the plan, the heads, and of several runs side by side."""
+"""Tables of the plan, and of several runs side by side."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from recast.lab.files import number
 from recast.lab.records import ARMS
 from recast.lab.report import formats
 from recast.lab.report.arms_table import PLANNED, arm_heads, write
 from recast.lab.report.labels import is_accuracy, measured, suite_title, words
-from recast.lab.report.layers import last_heads
 from recast.lab.report.load import Run
 from recast.lab.report.table import Cell, PageTable
 from recast.lab.report.verdict import accuracy, is_exact, why_no_mean
@@ -56,18 +54,6 @@ def unchanged_by_reason(run: Run) -> dict[str, list[str]]:
     for layer in run.plan.left if run.plan else ():
         reasons.setdefault(layer.reason, []).append(layer.name)
     return reasons
-
-
-def head_table(run: Run) -> PageTable | None:
-    """Return mean and range over the heads of each layer at the end; None if nothing was measured."""
-    rows = []
-    for layer, heads in last_heads(run).items():
-        metrics = ("distance", "nonlocality", "entropy", "span")
-        ranges = [formats.mean_range([number(getattr(head, metric)) for head in heads]) for metric in metrics]
-        convolutional = f"{sum(head.is_convolution for head in heads)} of {len(heads)}"
-        rows.append([Cell(layer, code=True), *map(Cell, (convolutional, *ranges, f"{heads[0].n:,}"))])
-    columns = ("Layer", "Still\nconvolutional", "Attention distance", "Non-locality", "Entropy", "Span 1/α", "Images")
-    return PageTable("Heads by layer", list(map(Cell, columns)), {"": rows}, kind="stack") if rows else None
 
 
 def runs_table(runs: Sequence[Run]) -> PageTable:

@@ -110,7 +110,7 @@ def _against(difference: float, other: str) -> str:
 
 def _attention(run: Run) -> str:
     """Return a sentence on how many heads attend; if none does, the run is no evidence about attention."""
-    state = Wakefulness.of(run.metrics[-1].layers) if run.epochs and run.metrics else None
+    state = Wakefulness.of(run.metrics[-1].layers) if run.epochs else None
     if state is None:
         return ""
     text = str(state)

@@ -56,5 +56,5 @@ def write_heads(folder: Path, parent: nn.Module, child: nn.Module, data: Data) -
         inputs.append(Input(data.val.image_name(index), pixels[0], data.classes[int(labels[0])]))
     networks = {"parent": parent, "recast": child}
     titles = {name: ARMS[name] for name in networks}
-    scene = make_scene("Where heads look", inputs, [(None, networks)], data.classes, (data.mean, data.std), titles)
+    scene = make_scene("Where heads look", inputs, networks, data.classes, (data.mean, data.std), titles)
     return write_scene(scene, folder / HEADS)

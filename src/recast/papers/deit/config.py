@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 METRICS["cosine"] = Metric("Cosine of the tokens", "", meaning="of class and distillation token, mean over the images")
 SUITES |= {
     "crop": Suite(
-        "Test crop", "accuracy with 0.875, 0.9, 0.95 and all of the short side in the centre crop", "sweep",
+        "Test crop", "accuracy with 0.875, 0.9, 0.95 and all of the short side in the centre crop", "accuracy",
         setting="crop {}",
     ),
     "tokens": Suite(

@@ -1,9 +1,9 @@
 "use strict";
-/* The page: the selection (picture, state, layer, view, query, head), and drawing it. */
+/* The page: the selection (picture, layer, view, query, head), and drawing it. */
 const page = (() => {
   const scene = JSON.parse(document.getElementById("data").textContent);
   const by = (id) => document.getElementById(id);
-  const chosen = { picture: 0, state: scene.states.length - 1, layer: Math.max(0, scene.order.indexOf(scene.first)), view: "mix", each: null, photo: true, at: [0.5, 0.5], head: -1 };
+  const chosen = { picture: 0, layer: Math.max(0, scene.order.indexOf(scene.first)), view: "mix", each: null, photo: true, at: [0.5, 0.5], head: -1 };
   const { number } = Words;
   const cache = new Map();
   let shown = null; // maps of all heads, as last drawn
@@ -22,13 +22,13 @@ const page = (() => {
 
   const picture = () => scene.pictures[chosen.picture];
   const name = () => scene.order[chosen.layer];
-  const layer = () => scene.states[chosen.state].layers[name()];
+  const layer = () => scene.layers[name()];
   const hasClasses = () => layer()?.kind === "classes"; // maps without a query, laid over the image
 
   function stored() {
-    const key = `${chosen.picture}/${chosen.state}/${name()}`;
+    const key = `${chosen.picture}/${name()}`;
     if (!cache.has(key)) {
-      cache.set(key, Maps.unpack(picture().maps[chosen.state][name()]));
+      cache.set(key, Maps.unpack(picture().maps[name()]));
       if (cache.size > 32) cache.delete(cache.keys().next().value); // the oldest: unpacked maps are large
     }
     return cache.get(key);
@@ -95,16 +95,15 @@ const page = (() => {
   }
 
   async function drawMaps() {
-    const [of, key] = [layer(), JSON.stringify(chosen)];
+    const [of, key] = [picture().maps[name()] && layer(), JSON.stringify(chosen)];
     const grid = by("grid");
-    const missing = of ? "" : Words.absent(scene, chosen.state, name());
+    const missing = of ? "" : Words.absent(scene, name());
     by("nothing").hidden = !missing;
     by("nothing").textContent = missing;
     for (const id of ["grid", "legend", "chosen"]) by(id).hidden = !of;
     by("layer-name").textContent = name() || "";
-    const when = scene.states.length > 1 ? `, epoch ${scene.states[chosen.state].epoch}` : "";
     const size = of && of.offsets.length ? `, input ${of.keys[0][2]}×${of.keys[1][2]}` : "";
-    by("layer-about").textContent = of ? `${of.description}${size}${when}` : "";
+    by("layer-about").textContent = of ? `${of.description}${size}` : "";
     by("cursor").hidden = !of;
     drawStage(of);
     if (!of) {
@@ -126,7 +125,7 @@ const page = (() => {
     const laid = of.kind === "classes";
     const namesState = from.names.length > 0; // names of this image already state the attention on the token
     shown = { of, maps, names, namesState, query, view, each, limits, limit: common, signed: Maps.isSigned(of, view, from) };
-    const gridKey = `${chosen.state}/${name()}${laid || from.names.length ? `/${chosen.picture}/${chosen.photo}` : ""}`;
+    const gridKey = `${name()}${laid || from.names.length ? `/${chosen.picture}/${chosen.photo}` : ""}`;
     if (grid.dataset.key !== gridKey) makeGrid(of, from);
     grid.dataset.key = gridKey;
     const box = boxOf(of, query);
@@ -181,7 +180,7 @@ const page = (() => {
 
   function drawPredictions() {
     const at = picture();
-    const predictions = at.predictions[chosen.state];
+    const { predictions } = at;
     const arms = Object.keys(scene.arms).filter((arm) => predictions[arm]);
     by("predictions").hidden = !arms.length;
     by("predictions").replaceChildren(element("h2", {}, "Predictions", element("span", { textContent: Words.SCALES[scene.scale] })), ...arms.map((arm) => {
@@ -215,12 +214,8 @@ const page = (() => {
     by("views").hidden = views.length < 2;
     by("scales").hidden = !of || hasClasses();
     by("photos").hidden = !hasClasses();
-    by("epoch").value = chosen.state;
-    const { epoch } = scene.states[chosen.state];
-    by("epoch-name").textContent = epoch === 0 ? "0, before training" : `${epoch} of ${scene.states[scene.states.length - 1].epoch}`;
-    by("epoch").setAttribute("aria-valuetext", `epoch ${epoch}`);
     [...by("thumbs").children].forEach((button, i) => button.setAttribute("aria-pressed", String(i === chosen.picture)));
-    document.querySelectorAll("#layers label").forEach((label, i) => label.classList.toggle("absent", !scene.states[chosen.state].layers[scene.order[i]]));
+    document.querySelectorAll("#layers label").forEach((label, i) => label.classList.toggle("absent", !picture().maps[scene.order[i]]));
   }
 
   // Change what is chosen and draw it; the promise is for what must be unpacked first.
@@ -230,7 +225,7 @@ const page = (() => {
     // the first map of a layer without a query lies over the image until it is removed; other layers start with none
     if (!("head" in change) && (had !== hasClasses() || ("layer" in change && hasClasses() && chosen.head > 0))) chosen.head = hasClasses() ? 0 : -1;
     if ("picture" in change) drawPicture();
-    if ("picture" in change || "state" in change) drawPredictions();
+    if ("picture" in change) drawPredictions();
     drawControls();
     drawing = drawMaps();
     return drawing;
@@ -276,13 +271,11 @@ const page = (() => {
       event.preventDefault();
       step(...way);
     });
-    by("epoch").addEventListener("input", (event) => choose({ state: Number(event.target.value) }));
     document.addEventListener("keydown", (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey) return;
       const { key } = event;
       if (key >= "1" && key <= "9" && Number(key) <= scene.order.length) choose({ layer: Number(key) - 1 });
       else if ((key === "[" || key === "]") && scene.order.length) choose({ layer: among(scene.order, chosen.layer + (key === "]" ? 1 : -1)) });
-      else if (key === "," || key === ".") choose({ state: among(scene.states, chosen.state + (key === "." ? 1 : -1)) });
       else if (key === "Escape") choose({ head: -1 });
     });
   }
@@ -293,11 +286,9 @@ const page = (() => {
     choices("scales", "each", [["false", "All heads", "one scale for all heads of the layer"], ["true", "Each head", "one scale per head"]]);
     choices("photos", "photo", [["true", "Over the photo", "larger weights hide more of the grey photo"], ["false", "Alone", "the map without the photo"]]);
     by("layers").hidden = scene.order.length < 1;
-    const kinds = scene.states.flatMap((state) => Object.values(state.layers)).map((of) => of.kind);
+    const kinds = Object.values(scene.layers).map((of) => of.kind);
     for (const part of document.querySelectorAll(".of-queries")) part.hidden = kinds.every((kind) => kind === "classes");
     if (hasClasses()) chosen.head = 0;
-    by("epochs").hidden = scene.states.length < 2;
-    by("epoch").max = scene.states.length - 1;
     by("thumbs").hidden = scene.pictures.length < 2;
     by("thumbs").append(...scene.pictures.map((at, i) => {
       const button = element("button", { type: "button", title: at.name }, element("img", { src: at.src, alt: at.label === null ? at.name : `${at.name}, label ${at.label}` }));
@@ -325,7 +316,7 @@ const page = (() => {
   }
 
   // for tests and measurements: `ready` when the first maps are drawn, at `readyAt` milliseconds after the navigation
-  const state = { scene, chosen, choose, drawn: () => drawing, maps: () => shown, readyAt: null };
-  state.ready = start().then(() => { state.readyAt = performance.now(); });
-  return state;
+  const handle = { scene, chosen, choose, drawn: () => drawing, maps: () => shown, readyAt: null };
+  handle.ready = start().then(() => { handle.readyAt = performance.now(); });
+  return handle;
 })();

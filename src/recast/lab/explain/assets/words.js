@@ -71,13 +71,10 @@ const Words = (() => {
       `${(of.kind === "gpsa" || !shown.signed) && outside > 0.01 ? `; ${percent(outside)} falls on ${of.offsets.length ? "the padding around the image" : "the tokens before the patches"}` : ""}.`;
   }
 
-  // reason why a layer has no maps in a state
-  function absent(scene, at, name) {
+  // reason why a layer has no maps of an image
+  function absent(scene, name) {
     if (!scene.order.length) return "This network has no recast layer, no attention pooling and no attention over tokens, so only its predictions are shown. To add attention pooling, use recast.attention_pool_(model) or recast train attention_pool_quick.";
-    const epoch = scene.states[at].epoch;
-    const later = scene.states.find((state, i) => i > at && state.layers[name]);
-    const convolution = later && later.layers[name].offsets.length;
-    return `At epoch ${epoch}, ${name} ${convolution ? "is still a convolution: it " : ""}has no attention maps.` + (later ? ` It has them at epoch ${later.epoch}.` : "");
+    return `${name} has no maps of this image: the outputs are not finite.`;
   }
 
   // predictions of all networks in one sentence
@@ -98,13 +95,13 @@ const Words = (() => {
   }
 
   function formula(scene) {
-    const all = scene.states.flatMap((state) => Object.values(state.layers));
+    const all = Object.values(scene.layers);
     const parts = [];
     if (all.some((of) => of.shift)) parts.push("A = (1−γ)·[(1−s)·S + s·G] + γ·C: γ is the gate of the content map C, and s is how far the tap has spread to a Gaussian of span 1/α. At γ = s = 0 a head equals its tap of the convolution. Both are unbounded: a negative gate subtracts its map. The weights of a head sum to one, but single weights may be negative or above 1.");
     if (all.some((of) => of.kind === "gpsa" && !of.shift)) parts.push("A = σ(λ)·G + (1−σ(λ))·C: 1−σ(λ) is the share of content, and 1/α is the span of the Gaussian.");
     if (all.some((of) => of.kind === "maps" && of.offsets.length)) parts.push("C-MHSA: position is a learned bias inside the softmax of the content, so only the whole map can be shown.");
     if (all.some((of) => of.kind !== "classes")) parts.push("With a query, a map shows how a head weighs the pixels (or patches) of its layer’s input for the outlined one. The largest weights saturate the colour scale, so that small weights stay visible.");
-    if (Object.values(scene.states).some((state) => Object.entries(state.layers).some(([name, of]) => of.kind === "classes" && name !== "Grad-CAM"))) parts.push("Without a query, a map shows how a token weighs the places of the image: a single pooling token, a token per class, or the class token in each head. It is drawn over the grey image from its smallest weight to its largest. Colours of two maps cannot be compared; the numbers below them can. Attention on the token itself is not drawn.");
+    if (Object.entries(scene.layers).some(([name, of]) => of.kind === "classes" && name !== "Grad-CAM")) parts.push("Without a query, a map shows how a token weighs the places of the image: a single pooling token, a token per class, or the class token in each head. It is drawn over the grey image from its smallest weight to its largest. Colours of two maps cannot be compared; the numbers below them can. Attention on the token itself is not drawn.");
     if (scene.order.includes("Grad-CAM")) parts.push("Grad-CAM is not attention: it sums the channels of the last map, weighted by how much they raise the logit of the class, and clips negative values to 0. All networks show the same classes, the likeliest of the network whose heads are shown.");
     if (all.length) parts.push("A position in an inner layer already contains information from its surroundings: a map shows where a layer looks, not what the prediction depends on.");
     return parts.join(" ");

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from recast.errors import listed
@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from recast.lab.config import Recipe
     from recast.lab.config.tasks import ImageTask
     from recast.lab.data import Data
-    from recast.lab.evaluation.context import Context
-    from recast.lab.evaluation.run_folder import OpenRun
 
 
 class Classify(Task):
@@ -51,13 +49,6 @@ class Classify(Task):
         from recast.lab.tasks.classify.training import ClassMeter
 
         return ClassMeter(data)
-
-    def draw(self, run: OpenRun, context: Context, suites: Sequence[str]) -> None:
-        from recast.lab.tasks.classify.pictures import write_pictures
-        from recast.layers.gpsa import gpsa_layers
-
-        if "recast" in run.models and gpsa_layers(run.models["recast"]):
-            write_pictures(run)
 
     def examples(self, data: Data, count: int) -> list[int]:
         first: dict[int, int] = {}

@@ -47,7 +47,7 @@ class Detect(Task):
     suites: ClassVar[Mapping[str, Suite]] = {
         "detection": Suite(
             "Objects", "COCO's average precision of boxes and masks, by IoU, size and class", "accuracy",
-            tuple(METRICS), "{} classes", missing="average precision of the objects", by_cost=("ap", "mask_ap"),
+            tuple(METRICS), "{} classes", by_cost=("ap", "mask_ap"),
             default=True, task="detect",
         )
     }  # fmt: skip

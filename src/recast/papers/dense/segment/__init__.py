@@ -43,7 +43,7 @@ class Segment(Task):
     suites: ClassVar[Mapping[str, Suite]] = {
         "segmentation": Suite(
             "Pixels", "mIoU, mAcc, aAcc, boundary IoU, IoU of every class (data with masks)", "accuracy",
-            ("miou", "macc", "aacc", "boundary_iou", "iou"), "{} classes", missing="mIoU and accuracy of the pixels",
+            ("miou", "macc", "aacc", "boundary_iou", "iou"), "{} classes",
             by_cost=("miou", "boundary_iou"), default=True, task="segment",
         )
     }  # fmt: skip
