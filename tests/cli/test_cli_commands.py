@@ -120,7 +120,6 @@ def test_options_lie_over_a_recipe(trained: Callable[..., Recipe], tmp_path: Pat
         ("plan digits_resnet more", "more"),
         ("verify digits_resnet --num-imges 3", "--num-imges, --num-images"),
         ("plan digits_resnet --img-size 0", "--img-size"),
-        ("plan digits_resnet --plan x.json --gate bias", "--plan, --gate"),
         ("plan digits_resnet --gate linear --lambda-init 2", "--lambda-init, --gate, sigmoid"),
         ("verify digits_resnet --seed 1.5", "--seed, 1.5"),
         ("report", "RUN"),

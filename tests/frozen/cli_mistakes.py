@@ -23,18 +23,18 @@ quickstart --seed one | quickstart --epochs 1""",
     SMALL: """
 --where layer9 | --where stage:7 | --where re:[ | --where | --where none | --budget tokens=3 | --budget macs=fast
 --budget flops=3G | --budget memory=2XB | --budget params=0.5x | --num-classes ten | --num-classes 0 | --pretrained
---checkpoint nowhere.safetensors | --checkpoint notes.txt | --out empty | --out nowhere/plan.json | --out notes.txt
+--checkpoint nowhere.safetensors | --checkpoint notes.txt
 --gate sigmoids | --gate sigmoid --gamma-init 0.5 | --lambda-init 2 | --alpha 0 | --alpha many | --head-dim 0
 --gate-range 1 0 | --gate-range 1 | --gamma-init nan | --bias-init 10 | --gate bias --content linear
 --gate bias --alpha 2 | --stride removed | --backend fastest | --recast gate=sigmoid | --pool double
 --pool single --num-heads 7 | --pool single --init-values inf | --pool single --cls-in-keys | --pool.start papers
---json maybe | --plan nowhere.json | --plan notes.txt""",
+--json maybe""",
     "verify digits_resnet": """
 --img-size 16 --num-images 0 | --img-size 16 --num-images 1000000000 | --img-size 16 --device banana
 --img-size 16 --data-dir x | --img-size 16x24 --data digits | --data digts | --seed one | --img-size 16 --where none""",
     "train": """
 fintune | nowhere.yaml | attention_pool --model digits_resnet | tiny.yaml --config tiny.yaml | tiny.yaml --out run
-tiny.yaml --out notes.txt | tiny.yaml --plan notes.txt | tiny.yaml --optim x""",
+tiny.yaml --out notes.txt | tiny.yaml --optim x""",
     "evaluate run": """
 --suite claen | --suite clean,pdg | --num-images 0 | --num-images 10000 | --eps -1 | --eps big | --steps 0
 --step-size 0 | --seed -1 | --batch-size 0 | --neighbours 0 | --suite resolution --sizes 16x | --device banana""",
@@ -87,15 +87,6 @@ YAML = (
     MODEL + "data: {mean: [a, b, c]}", MODEL + "recast: {gate: linear, lambda_init: 2}", MODEL + "calibrate: 100",
     MODEL + "pool: {kind: single, start: average, cls_in_keys: true}", MODEL + "optim: {lr: .nan}",
 )  # fmt: skip
-STEP = '{"name": "layer3.1.conv1"}'
-GOOD_PLAN = f'{{"version": 5, "config": {{}}, "steps": [{STEP}]}}'
-PLANS = (
-    "{", "[]", "{}", GOOD_PLAN.replace("5", "99"), GOOD_PLAN.replace(f"[{STEP}]", "{}"),
-    GOOD_PLAN.replace("name", "nam"), GOOD_PLAN.replace("layer3.1.conv1", "layer9"),
-    GOOD_PLAN.replace(STEP, f"{STEP}, {STEP}"), GOOD_PLAN.replace('"config": {', '"config": {"gates": "x"'),
-    GOOD_PLAN.replace('"config": {', '"config": {"gate": "x"'),
-    GOOD_PLAN.replace('"steps"', '"pool": {"kind": "x"}, "steps"'),
-)  # fmt: skip
 
 
 def cases() -> list[Case]:
@@ -105,7 +96,4 @@ def cases() -> list[Case]:
     for first, text in lines.items():
         found += [(f"{first} {rest}".strip(), {}) for rest in re.split(r" \| |\n", text.strip("\n"))]
     found += [("train bad.yaml --out new", {"bad.yaml": text}) for text in YAML]
-    found += [(f"{SMALL} --plan edited.json", {"edited.json": text}) for text in PLANS]
-    for more in ("--where all", "--budget tokens=9", "--gate sigmoid", "--pool single"):
-        found.append((f"{SMALL} --plan edited.json {more}", {"edited.json": GOOD_PLAN}))
     return found

@@ -34,7 +34,7 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
 
     Args:
         model: the network that was planned.
-        plan: from `plan`, possibly edited.
+        plan: from `plan`.
         steps: names of the steps to take now. Default: all, and the pool. Later calls with the same plan may take
             others, and `attention_pool_(model, config=plan.pool)` the pool.
 
