@@ -56,7 +56,7 @@ def recast_copy(parent: nn.Module, size: int, where: Any = None, fold: bool = Fa
     """Recast a copy and open all gates, or fold it, which leaves none."""
     model, settings = copy.deepcopy(parent), recast.RecastConfig(**config)
     images = torch.zeros(1, 3, size, size, device=next(parent.parameters()).device)
-    recast.recast_(model, recast.plan(model, images, settings, where=where, budget="tokens=2048"))
+    recast.recast_(model, recast.plan(model, images, settings, where=where, max_tokens=2048))
     if fold:
         recast.fold_(model)
     return opened(model)

@@ -21,8 +21,8 @@ train --resume nowhere | evaluate nowhere | evaluate empty | evaluate run empty 
 report run run | quickstart --out notes.txt | quickstart --out run
 quickstart --seed one | quickstart --epochs 1""",
     SMALL: """
---where layer9 | --where stage:7 | --where re:[ | --where | --where none | --budget tokens=3 | --budget macs=fast
---budget flops=3G | --budget memory=2XB | --budget params=0.5x | --num-classes ten | --num-classes 0 | --pretrained
+--where layer9 | --where stage:7 | --where re:[ | --where | --where none | --max-tokens 3 | --max-tokens 0
+--num-classes ten | --num-classes 0 | --pretrained
 --checkpoint nowhere.safetensors | --checkpoint notes.txt
 --gate sigmoids | --gate sigmoid --gamma-init 0.5 | --lambda-init 2 | --alpha 0 | --alpha many | --head-dim 0
 --gate-range 1 0 | --gate-range 1 | --gamma-init nan | --bias-init 10 | --gate bias --content linear
@@ -50,7 +50,7 @@ weights.safetensors images/a.png | run images/a.png --device banana""",
 OPTIONS = """
 --data digts | --data folder | --data folder --data-dir nowhere | --data folder --data-dir empty | --data cifar10
 --data zip --data-dir notes.txt | --data torch/Nothing | --model digits_resne | --num-classes 3 | --opt adamwx
---num-classes 3 --new-head false | --where layer9 | --budget tokens=3 | --device banana | --amp fp8 | --gate linears
+--num-classes 3 --new-head false | --where layer9 | --max-tokens 3 | --device banana | --amp fp8 | --gate linears
 --lambda-init 2 | --batch-size 0 | --batch-size half | --batch-size 2.5 | --img-size 0 | --test-size 0
 --num-train 0 | --num-val 0 | --num-train 5 | --num-train 100000 | --input-size 0 | --repeats 0 | --base-batch 0
 --teacher-size 0 | --accumulate 0 | --accumulate 3 | --save-steps 0 | --keep 0 | --keep-every 0 | --probe-images 0

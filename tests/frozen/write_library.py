@@ -96,12 +96,12 @@ def command(*argv: str) -> Any:
 # --- plans ---------------------------------------------------------------------------------------------------------
 
 SMALL = ["--img-size", "64"]
+LATE = ["layer2.1.*", "layer3.*.conv*", "layer4.*.conv*"]
 PLANS: dict[str, list[str]] = {
     "resnet18": ["resnet18", *SMALL],
-    "resnet18 all": ["resnet18", "--img-size", "64x48", "--where", "all", "--budget", "macs=1.3x"],
+    "resnet18 all": ["resnet18", "--img-size", "64x48", "--where", *LATE],
     "resnet18 sigmoid remove": ["resnet18", *SMALL, "--gate", "sigmoid", "--stride", "remove"],
     "resnet18 dilate": ["resnet18", *SMALL, "--stride", "dilate", "--where", "stage:-1"],
-    "regnety memory": ["regnety_002", *SMALL, "--where", "all", "--budget", "memory=20MiB,tokens=256"],
     "convnext pool": ["convnext_atto", *SMALL, "--where", "none", "--pool", "per_class"],
     "mobilenetv3": ["mobilenetv3_small_050", *SMALL, "--stride", "remove"],
     "densenet": ["densenet121", *SMALL, "--where", "features.denseblock4.*"],
@@ -241,7 +241,7 @@ def _pooled(**config: Any) -> Any:
 def _recast(convolution: Callable[[], nn.Module], size: tuple[int, ...], **config: Any) -> Any:
     def make() -> nn.Module:
         model, settings = nn.Sequential(convolution()).eval(), RecastConfig(**PAPERS_LAYER | config)
-        return recast.recast_(model, recast.plan(model, images(*size), settings, where="all", budget=""))
+        return recast.recast_(model, recast.plan(model, images(*size), settings, where="all"))
 
     return make, size
 

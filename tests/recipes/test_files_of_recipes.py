@@ -16,7 +16,7 @@ def unusual() -> Recipe:
         augment=AugmentConfig(crop="none", scale=(0.3, 1.0)),
         recast=RecastConfig(gamma_init=0.1, gate_range=(0.0, 1.0), head_dim=4, backend="dense"),
         where=["layer4.*", "layer3.0.conv1"],
-        budget="memory=64MiB",
+        max_tokens=64,
         optim=OptimConfig(opt="lamb", lr=1e-5, betas=(0.9, 0.98), gate_lr=0.1, clip_grad=1.0, min_lr=0.0),
         epochs=12,
         amp="bf16",

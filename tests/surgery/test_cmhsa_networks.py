@@ -80,7 +80,7 @@ def test_any_convolution(name: str, where: Any, config: RecastConfig) -> None:
     torch.manual_seed(0)
     x = images(64, 64)
     parent = randomize_scales_(timm.create_model(name, num_classes=5).eval(), x)
-    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, x, config, where=where, budget="tokens=none"))
+    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, x, config, where=where, max_tokens=None))
     result = recast.verify(parent, child, x)
     assert max(result.layers.values()) < 2e-5
     assert result.ok() == (config.stride == "keep")

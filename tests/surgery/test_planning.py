@@ -166,13 +166,6 @@ def test_a_pool_is_counted_and_nothing_is_changed(kind: Any, where: Any, unchang
     assert "attention pooling: " + ("a single token" if kind == "single" else "a token for every class") in str(found)
 
 
-def test_a_budget_counts_the_pool() -> None:
-    limit = f"params={plan(sized(), X).after.parameters}"
-    plan(sized(), X, budget=limit)
-    with pytest.raises(RecastError, match="budget"):
-        plan(sized(), X, budget=limit, where=["layer3.0.conv1", "layer3.0.conv2"], pool=PoolConfig("single"))
-
-
 def test_a_pool_that_cannot_be_is_refused_in_its_own_words() -> None:
     for pool in (None, PoolConfig()):
         with pytest.raises(RecastError, match=r"where=.none. without pool"):

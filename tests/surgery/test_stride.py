@@ -180,13 +180,13 @@ def test_what_cannot_lose_its_stride(
 
 
 def test_followers_that_are_not_recast_are_dilated_all_the_same(error_of: Callable[..., float]) -> None:
-    """Left out by name or by the budget: a convolution on the denser map must still reach twice as far."""
+    """Left out by name or as too large: a convolution on the denser map must still reach twice as far."""
     parent = cifar("conv").eval()
     x = torch.randn(1, 3, 16, 16)
     p = plan(parent, x, DILATE)
     keys = {step.name: step.keys for step in p.steps}
     assert len(set(keys.values())) == 2
-    for options in ({"where": ["layer3.0.conv1"]}, {"budget": min(keys.values())}):
+    for options in ({"where": ["layer3.0.conv1"]}, {"max_tokens": min(keys.values())}):
         part = plan(parent, x, DILATE, **options)
         assert [step.name for step in part.steps] == ["layer3.0.conv1"]
         child = recast_(copy.deepcopy(parent), part)

@@ -185,7 +185,7 @@ def test_mistakes_leave_no_folder(run: Path, tmp_path: Path) -> None:
     scaled, drawn = {"deit": {"layer_scale": 1e-4}}, {"deit": {"init_std": 0.02}}
     mistakes: tuple[tuple[dict[str, Any], str], ...] = (
         ({"where": ["layer9.*"]}, "layer9"),
-        ({"budget": "tokens=1"}, "budget"),
+        ({"max_tokens": 1}, "max_tokens"),
         ({"model": ModelConfig("digits_resnett")}, "digits_resnet"),
         ({"model": ModelConfig("digits_resnet", num_classes=7)}, r"logits \(1, 10\)"),
         ({"data": DataConfig("digit")}, "digits"),

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field
 
-from recast.config import Config
+from recast.config import Config, Count
 from recast.lab.cli.command import Command, Compute, Typed, print_json
 from recast.lab.config import DataConfig, ImagesConfig
 from recast.lab.config.evaluation import parse_size
 from recast.layers.config import LinearGate, NoPool, PoolConfig, RecastConfig
 from recast.models.config import ModelConfig
 from recast.models.trust import trusting
-from recast.surgery.limits import Budget
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,12 +24,10 @@ if TYPE_CHECKING:
 EXAMPLES = """  recast plan resnet50
   recast plan torchvision:resnet18 --img-size 320x256 --where 'layer3.*' 'layer4.*'
   recast plan resnetrs50 --gate sigmoid --stride remove        (the T-CNN paper's choice)
-  recast plan resnet50 --where all --budget macs=1.3x,memory=2GiB --json > plan.json
+  recast plan resnet50 --where all --max-tokens 4096 --json > plan.json
   recast plan resnet50 --where none --pool single              (attention pooling alone)
 
 Layers (--where): last_stage, all, stage:N (stage:-1 is the last), a name, a glob (layer4.*), re:REGEX; none: no layer.
-Limits (--budget): tokens=N for a layer (none: any); macs=, params=, memory= for the whole model and one image, as an
-amount (5G, 30M, 2GiB) or a multiple of the parent's (1.3x). Layers are taken from the end of the network.
 """
 
 
@@ -40,17 +37,15 @@ class Network(Config):
     model: ModelConfig = ModelConfig(name="")
     where: list[str] = Field(["last_stage"])
     """Layers to recast: last_stage, all, stage:N, names, globs, re:REGEX; none: the pooling alone."""
-    budget: str = "tokens=1024"
-    """Limits: tokens=N per layer; macs=, params=, memory= (1.3x, 5G, 64MiB)."""
+    max_tokens: Count | None = 1024
+    """Layers with more tokens (padded pixels) stay convolutions. None: any number."""
     recast: RecastConfig = LinearGate()
     pool: PoolConfig = NoPool()
 
     @classmethod
     def of(cls, typed: Typed[Self], name: str = "", **base: Any) -> Self:
-        """Return the network of a name, with what was typed over `base`. Raises RecastError for a bad budget."""
-        network = typed.over({"model": {"name": name}, **base})
-        Budget.parse(network.budget)
-        return network
+        """Return the network of a name, with what was typed over `base`."""
+        return typed.over({"model": {"name": name}, **base})
 
     @property
     def has_weights(self) -> bool:
@@ -75,7 +70,7 @@ class Network(Config):
         """Return the plan of a model."""
         from recast.surgery.planning import plan
 
-        return plan(model, example, self.recast, where=self.where, budget=self.budget, pool=self.pool)
+        return plan(model, example, self.recast, where=self.where, max_tokens=self.max_tokens, pool=self.pool)
 
 
 def example_shape(model: nn.Module, img_size: str | None) -> tuple[int, int, int]:

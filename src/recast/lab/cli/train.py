@@ -16,7 +16,6 @@ from recast.lab.recipe import functions_of, has_new_parent, load_recipe, overrid
 from recast.lab.recipes import RECIPES, make_recipe, recipes_by_paper
 from recast.lab.records import ARMS
 from recast.models.trust import check_trusted, follow_up, trusting
-from recast.surgery.limits import Budget
 
 EXAMPLES = """  recast train finetune --model resnet50 --pretrained --data folder --data-dir DIR --out runs/mine
   recast train tcnn --data-dir IMAGENET --lr 5e-5 --out runs/tcnn
@@ -93,7 +92,6 @@ def _settings(name: str | None, base: Recipe, config: Typed[Recipe]) -> Recipe:
         # weights that were given stand for those the recipe would fetch
         settings = settings.replace(model=settings.model.replace(pretrained=False))
     _check_weights(name, settings)
-    Budget.parse(settings.budget)
     return settings
 
 

@@ -138,8 +138,8 @@ class Recipe(Config):
     where: Words = ["last_stage"]  # noqa: RUF012  pydantic copies it
     """Layers to recast: last_stage, all, stage:N, names, globs, re:REGEX. none: no convolution; with the
     network's own pooling (pool.kind none) the network is trained."""
-    budget: str = "tokens=1024"
-    """Limits: tokens=N of a layer, macs=, params=, memory= of all (1.3x, 5G, 64MiB)."""
+    max_tokens: Count | None = 1024
+    """Layers with more tokens (padded pixels) stay convolutions. None: any number."""
     epochs: CountOrZero = 5
     """Passes over the training images."""
     accumulate: Annotated[Count, Rare(), MayChange()] = 1
