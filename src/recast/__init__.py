@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from recast.checking import check as check
     from recast.errors import RecastError as RecastError
     from recast.exporting import export as export
-    from recast.hub import push_to_hub as push_to_hub
     from recast.io import load as load
     from recast.io import save as save
     from recast.layers.cmhsa import CMHSA as CMHSA
@@ -60,7 +59,6 @@ _HOME = {
     "load": "io",
     "param_groups": "surgery.parameters",
     "plan": "surgery.planning",
-    "push_to_hub": "hub",
     "recast_": "surgery.apply",
     "recast_during_training_": "surgery.during_training",
     "record": "analysis.record",

@@ -15,7 +15,7 @@ from torch import nn
 
 from recast.config import read, typed
 from recast.errors import RecastError
-from recast.io import load, local_file
+from recast.io import load
 from recast.layers.gpsa import gpsa_layers
 from recast.models.build import check_constructor, input_defaults
 from recast.models.trust import check_trusted, trusting
@@ -68,7 +68,7 @@ def check(path: str | Path, parent: nn.Module | None = None, *, trust: bool = Fa
     """Open a file of `save`, rebuild its network, and verify its claims again.
 
     Args:
-        path: a file of `save`, or hf-hub:user/name.
+        path: a file of `save`.
         parent: the network that was recast, to verify its fingerprint, that the plan applied to it computes the same
             function, and the distance of the saved weights, on two images of noise.
         trust: call a `pkg.module:function` that the file names.
@@ -85,7 +85,7 @@ def check(path: str | Path, parent: nn.Module | None = None, *, trust: bool = Fa
         >>> recast.check(recast.save(child, "child.safetensors"), parent=model).ok
         True
     """
-    path = local_file(path)
+    path = Path(path)
     header = read_header(path)
     if header["constructor"] is not None:
         _, name, _ = check_constructor(header["constructor"])

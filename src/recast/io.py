@@ -24,7 +24,7 @@ from recast.errors import RecastError, shown
 from recast.files import check_place, free_space, replaced
 from recast.layers.cmhsa import RecastLayer
 from recast.models.build import KWARGS, Images, build_from, check_constructor, replayed
-from recast.models.sources import check_registered, reaching
+from recast.models.sources import check_registered
 from recast.models.trust import may_run
 from recast.models.weights import CHECKSUM, HEADER, load_weights_, mismatch, read_header, read_safetensors
 from recast.surgery.apply import refresh_gates_
@@ -34,20 +34,6 @@ from recast.surgery.plan import plan_of
 from recast.surgery.proof import checksum, proof_of
 from recast.surgery.wrappers import unwrapped
 from recast.tracing.examples import check_weights
-
-HUB, HUB_FILE = "hf-hub:", "model.safetensors"
-"""Prefix of a repository on the Hugging Face Hub, and the name of its file."""
-
-
-def local_file(path: str | Path) -> Path:
-    """Return the path of a file; hf-hub:user/name[@revision] is fetched into the Hub's cache."""
-    if not str(path).startswith(HUB):
-        return Path(path)
-    from huggingface_hub import hf_hub_download
-
-    repo, _, revision = str(path).removeprefix(HUB).partition("@")
-    with reaching(f"could not fetch {path}", "check the name; a private repository requires hf auth login"):
-        return Path(hf_hub_download(repo, HUB_FILE, revision=revision or None))
 
 
 @typed("model", "path", "classes", "mean", "std")
@@ -177,7 +163,7 @@ def load(path: str | Path, parent: nn.Module | None = None, *, trust: bool = Fal
     Its `pretrained_cfg` states images and classes of the file under timm's keys: input_size, mean, std, label_names.
 
     Args:
-        path: a file of `save`, or hf-hub:user/name[@revision] of `push_to_hub`.
+        path: a file of `save`.
         parent: used instead of the saved constructor; it is copied, never changed.
         trust: call a `pkg.module:function` that the file names as its constructor.
 
@@ -196,7 +182,7 @@ def load(path: str | Path, parent: nn.Module | None = None, *, trust: bool = Fal
         >>> torch.equal(recast.load(path, parent)(images), child(images))
         True
     """
-    path = local_file(path)
+    path = Path(path)
     header = read_header(path)
     if parent is None:
         if header["constructor"] is None:

@@ -37,7 +37,7 @@ def check(
     Exit code 1: something is not as the file says.
 
     Args:
-        saved: A file of recast.save, a run folder, or hf-hub:user/name.
+        saved: A file of recast.save, or a run folder.
         parent: A model's name (published weights), or a file of recast.save. None: a run's own.
         checkpoint: Weights for the name of --parent, .safetensors or .pth.
         checkpoint_key: Which weights of a checkpoint with several, e.g. state_dict. None: as timm, EMA first.
@@ -49,10 +49,9 @@ def check(
     folder = path if path.is_dir() else None
 
     from recast import checking
-    from recast.io import local_file
     from recast.models.weights import read_header
 
-    path = path / "weights.safetensors" if folder else local_file(saved)
+    path = path / "weights.safetensors" if folder else path
     header = read_header(path)
     with trusting(parent, trust=trust):
         if parent is not None:

@@ -15,7 +15,7 @@ from recast.lab.files import check_ours
 if TYPE_CHECKING:
     from recast.lab.report.load import Run
 
-__all__ = ["results_of", "write_report"]
+__all__ = ["write_report"]
 
 
 def write_report(runs: Sequence[Path | str], out: Path | str | None = None, figures: Path | str | None = None) -> Path:
@@ -81,15 +81,3 @@ def _load(folders: Sequence[Path]) -> list[Run]:
         common = os.path.commonpath([folder.resolve().parent for folder in folders])
         runs = [replace(run, name=os.path.relpath(run.path.resolve(), common)) for run in runs]
     return runs
-
-
-def results_of(run: Path | str) -> str:
-    """Return the results of all arms of an evaluated run as Markdown; empty if nothing was measured."""
-    from recast.lab.report.arms_table import arms_table
-    from recast.lab.report.load import read_run
-    from recast.lab.report.table import NOTE, markdown
-
-    loaded = read_run(Path(run))
-    if not loaded.rows:
-        return ""
-    return "\n".join([f"## Results on {loaded.recipe.data.name}\n", markdown([arms_table(loaded)]), "", NOTE, ""])
