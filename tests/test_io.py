@@ -49,7 +49,7 @@ def test_shared_memory_and_channels_last_are_saved(tmp_path: Path) -> None:
     path = save(model, tmp_path / "shared.safetensors")
     tensors = load_file(path)
     assert torch.equal(tensors["0.weight"], tensors["1.weight"])
-    header = {"constructor": None, "plan": None, "proof": {}, "images": None, "forms": {}}
+    header = {"constructor": None, "plan": None, "images": None, "forms": {}}
     assert read_header(path) == header
     save(torch.compile(nn.DataParallel(model), backend="eager"), path)  # under the network's own names
     assert load_file(path).keys() == tensors.keys()

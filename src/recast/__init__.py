@@ -17,7 +17,6 @@ from recast._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from recast.analysis.record import record as record
-    from recast.checking import check as check
     from recast.errors import RecastError as RecastError
     from recast.exporting import export as export
     from recast.io import load as load
@@ -53,7 +52,6 @@ _HOME = {
     "Schedule": "surgery.schedule",
     "attention_pool_": "surgery.pooling.swap",
     "calibrate_": "surgery.calibrate",
-    "check": "checking",
     "export": "exporting",
     "fold_": "surgery.folding.model",
     "load": "io",

@@ -24,14 +24,14 @@ from recast.errors import RecastError, shown
 from recast.files import check_place, free_space, replaced
 from recast.layers.cmhsa import RecastLayer
 from recast.models.build import KWARGS, Images, build_from, check_constructor, replayed
+from recast.models.checksum import checksum
 from recast.models.sources import check_registered
 from recast.models.trust import may_run
 from recast.models.weights import CHECKSUM, HEADER, load_weights_, mismatch, read_header, read_safetensors
 from recast.surgery.apply import refresh_gates_
 from recast.surgery.chosen_forms import chosen_forms
-from recast.surgery.folding.forms import as_it_is, last_of, matches_report, modules_by_name
+from recast.surgery.folding.forms import as_it_is, last_of, modules_by_name
 from recast.surgery.plan import plan_of
-from recast.surgery.proof import checksum, proof_of
 from recast.surgery.wrappers import unwrapped
 from recast.tracing.examples import check_weights
 
@@ -44,9 +44,8 @@ def save(
 ) -> Path:  # fmt: skip
     """Write a model (recast or plain) to one `.safetensors` file, with its plan and constructor.
 
-    The file of a recast model also holds the claims that `check` verifies: its parent's fingerprint, the latest
-    successful comparison by `verify`, and the reports of `fold_` and `export`; and the choices of `tune_`, which `load`
-    restores on a processor or GPU of the same name. An existing file is replaced only by a whole one.
+    The file also holds the choices of `tune_`, which `load` restores on a processor or GPU of the same name. An
+    existing file is replaced only by a whole one.
 
     Args:
         model: the network, in any wrapper of torch or timm.
@@ -58,7 +57,7 @@ def save(
         classes: names of the outputs.
         img_size: side, or (height, width), of the images in pixels.
         mean, std: the normalisation per channel, in [0, 1] pixels. All of these default to what the network states in
-            `pretrained_cfg`, as timm's do. `load` states them there, for `explain`, `export` and `check`.
+            `pretrained_cfg`, as timm's do. `load` states them there, for `explain` and `export`.
 
     Returns:
         The path.
@@ -88,7 +87,7 @@ def write_model(
         check_registered(*check_constructor(constructor)[:2])
     model = unwrapped(model)  # a wrapper has names of its own
     check_weights(model)
-    header: dict[str, Any] = {"constructor": constructor, "plan": None} | _plan_and_proof(model)
+    header: dict[str, Any] = {"constructor": constructor, "plan": _plan_as_it_is(model)}
     if images != Images():
         header["images"] = asdict(images)
     if (forms := chosen_forms(model)) is not None:
@@ -109,12 +108,11 @@ def write_model(
     return path
 
 
-def _plan_and_proof(model: nn.Module) -> dict[str, Any]:
-    """Return the header's entries of a recast model, for its layers as they are now; none for a plain model."""
+def _plan_as_it_is(model: nn.Module) -> str | None:
+    """Return the JSON of a recast model's plan, for its layers as they are now; None for a plain model."""
     plan, layers = plan_of(model), modules_by_name(model)
     if plan is None:
-        return {}
-    proof = proof_of(model)
+        return None
     for step in plan.steps:
         layer = layers.get(step.name)
         if layer is None or not isinstance(last_of(layer), RecastLayer | nn.Conv2d | nn.ConvTranspose2d):
@@ -122,12 +120,7 @@ def _plan_and_proof(model: nn.Module) -> dict[str, Any]:
                 f"{step.name} was recast and is not a recast layer or a convolution any more: the plan is another "
                 "network's"
             )
-    steps = tuple(as_it_is(layers[step.name], step) for step in plan.steps)
-    folded = [fold for fold in proof.folded or () if matches_report(fold, layers[fold.name])]
-    return {
-        "plan": replace(plan, steps=steps).to_json(),
-        "proof": replace(proof, folded=proof.folded and folded).to_dict(),
-    }
+    return replace(plan, steps=tuple(as_it_is(layers[step.name], step) for step in plan.steps)).to_json()
 
 
 def _unshared_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -147,7 +140,7 @@ def _try_constructor(header: dict[str, Any], tensors: dict[str, Tensor], model: 
     if source == "function" and not may_run(name) and name.partition(":")[0] not in sys.modules:
         return  # importing it may do anything: a script's module would run the script again
     with torch.random.fork_rng(devices=[]):
-        header = {"proof": {}, "forms": {}, **header}
+        header = {"forms": {}, **header}
         built = replayed(build_from(header["constructor"], trust=True), header, "the model")
     if reason := mismatch(built, tensors):
         raise RecastError(

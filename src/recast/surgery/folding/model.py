@@ -12,9 +12,8 @@ from recast.errors import RecastError
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.modes import in_eval
 from recast.surgery.exactness import relative_error
-from recast.surgery.folding.forms import as_it_is, describe, modules_by_name, plain_name
+from recast.surgery.folding.forms import describe, modules_by_name, plain_name
 from recast.surgery.plan import plan_of, set_plan_
-from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Folded
 from recast.surgery.stride import replace_module_
 from recast.surgery.wrappers import changeable
@@ -103,11 +102,12 @@ def _fold_one(model: nn.Module, name: str, layer: GPSA, tol: float) -> Folded:
 
 
 def _note_folds_(model: nn.Module, report: list[Folded]) -> None:
-    """Write the new forms into the model's plan, and the report into its proof."""
+    """Write the new forms into the model's plan."""
     plan = plan_of(model)
     if plan is None:
         return
     names, modules = {folded.name for folded in report}, modules_by_name(model)
-    steps = tuple(as_it_is(modules[step.name], step) if step.name in names else step for step in plan.steps)
+    steps = tuple(
+        replace(step, fold=describe(modules[step.name])) if step.name in names else step for step in plan.steps
+    )
     set_plan_(model, replace(plan, steps=steps))
-    note_(model, replace(proof_of(model), folded=report))

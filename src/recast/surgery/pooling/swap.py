@@ -19,7 +19,6 @@ from recast.surgery.plan import NOTHING, Plan, plan_of, set_plan_
 from recast.surgery.pooling.adapters import PooledLayer, class_head, hold_pool_
 from recast.surgery.pooling.find import find_place, single
 from recast.surgery.pooling.probe import is_one, same
-from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Place
 from recast.surgery.stride import replace_module_
 from recast.surgery.wrappers import changeable
@@ -77,9 +76,7 @@ def attention_pool_(
     check_not_lazy(model)
     place = find_place(model, noise(model) if example is None else example)
     check_change(model, config, place)
-    proof = proof_of(model)
     put_pool_(model, config, place)
-    note_(model, proof)
     # the costs are not counted, which takes images
     plan = plan_of(model) or Plan(type(model).__name__, RecastConfig(), (), (), (), NOTHING, NOTHING, NOT_COUNTED)
     set_plan_(model, replace(plan, pool=config, pool_cost=None, place=place))
@@ -181,13 +178,12 @@ def _module_at(model: nn.Module, name: str) -> nn.Module:
         raise RecastError(f"the plan is for another model: {type(model).__name__} has no layer {name!r}") from None
 
 
-def noise(model: nn.Module, shape: tuple[int, ...] | None = None) -> Tensor:
-    """Return two images of noise, of `shape` (C, H, W), or of the size that the network says it takes."""
+def noise(model: nn.Module) -> Tensor:
+    """Return two images of noise, of the size that the network says it takes."""
     parameter = next(model.parameters(), None)
     if parameter is None:
         raise RecastError(f"{type(model).__name__} has no parameters, so nothing to pool")
-    if shape is None:
-        channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
-        channels, *sides = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (channels, SIDE, SIDE))
-        shape = (channels, *(getattr(getattr(model, "patch_embed", None), "img_size", None) or sides))
+    channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
+    channels, *sides = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (channels, SIDE, SIDE))
+    shape = (channels, *(getattr(getattr(model, "patch_embed", None), "img_size", None) or sides))
     return torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).to(parameter)
