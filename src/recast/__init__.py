@@ -18,7 +18,6 @@ from recast._version import __version__ as __version__
 if TYPE_CHECKING:
     from recast.analysis.record import record as record
     from recast.errors import RecastError as RecastError
-    from recast.exporting import export as export
     from recast.io import load as load
     from recast.io import save as save
     from recast.layers.cmhsa import CMHSA as CMHSA
@@ -52,7 +51,6 @@ _HOME = {
     "Schedule": "surgery.schedule",
     "attention_pool_": "surgery.pooling.swap",
     "calibrate_": "surgery.calibrate",
-    "export": "exporting",
     "fold_": "surgery.folding.model",
     "load": "io",
     "param_groups": "surgery.parameters",
