@@ -105,7 +105,6 @@ PLANS: dict[str, list[str]] = {
     "convnext pool": ["convnext_atto", *SMALL, "--where", "none", "--pool", "per_class"],
     "mobilenetv3": ["mobilenetv3_small_050", *SMALL, "--stride", "remove"],
     "densenet": ["densenet121", *SMALL, "--where", "features.denseblock4.*"],
-    "nfnet kept": ["nf_regnet_b0", *SMALL, "--keep-parametrization"],
     "hrnet": ["hrnet_w18_small", *SMALL, "--where", "incre_modules.*", "downsamp_modules.*"],
     "cifar_resnet20 linear content": ["cifar_resnet20", "--content", "linear", "--where", "stage:1"],
     "cmhsa_vit pixel": ["cmhsa_vit_5_tiny", "--gate", "bias", "--where", "all"],
@@ -238,14 +237,6 @@ def _pooled(**config: Any) -> Any:
     )  # fmt: skip
 
 
-def _recast(convolution: Callable[[], nn.Module], size: tuple[int, ...], **config: Any) -> Any:
-    def make() -> nn.Module:
-        model, settings = nn.Sequential(convolution()).eval(), RecastConfig(**PAPERS_LAYER | config)
-        return recast.recast_(model, recast.plan(model, images(*size), settings, where="all"))
-
-    return make, size
-
-
 def _network(name: str, shape: tuple[int, ...], **kwargs: Any) -> Any:
     return lambda: timm.create_model(name, **kwargs), shape
 
@@ -283,12 +274,6 @@ def layer_cases() -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
     cases["pool per class average"] = _pooled(kind="per_class", num_heads=2)
     cases["pool single paper, not in keys"] = _pooled(kind="single", start="paper", cls_in_keys=False)
     cases["pool per class paper, in keys"] = _pooled(kind="per_class", start="paper", cls_in_keys=True)
-    cases["weight norm kept"] = _recast(
-        lambda: nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 3)), (1, 4, 6, 6), keep_parametrization=True
-    )
-    cases["spectral norm kept"] = _recast(
-        lambda: nn.utils.parametrizations.spectral_norm(nn.Conv2d(4, 4, 3)), (1, 4, 6, 6), keep_parametrization=True
-    )
     cases["cifar_resnet20_a"] = _network("cifar_resnet20_a", (2, 3, 16, 16))
     cases["cmhsa_vit_5_tiny"] = _network("cmhsa_vit_5_tiny", (2, 3, 32, 32), depth=2)
     small = {"embed_dim": 16, "depth": 2, "num_classes": 5}

@@ -60,6 +60,10 @@ PAPERS_LAYER: dict[str, Any] = {"content_heads": "all", "gaussian_heads": "all",
 """Content, a Gaussian and W_val in every head: the layer of the papers, which gates other than linear always have."""
 
 
+DROPPED: dict[str, Any] = {"keep_parametrization": False}
+"""Choices of older versions that are gone, with what they were by default."""
+
+
 class RecastConfig(OneOf):
     """How a convolution becomes gated positional self-attention (GPSA).
 
@@ -88,8 +92,6 @@ class RecastConfig(OneOf):
     images: the same on the principal components of what the layer sees, from training images (`recast.wake_`)."""
     logit_std: Annotated[Positive, Rare()] = 1.5
     """similar and images: standard deviation of a query's logits over its keys at the start."""
-    keep_parametrization: Annotated[bool, Rare()] = False
-    """Keep what makes the kernel (weight standardization, weight or spectral norm) over W_out. Off: take its result."""
     stride: Literal["keep", "remove", "dilate"] = "keep"
     """Stride of a recast layer. keep: exact. remove: the paper's stride 1. dilate: as remove, with the layers after it
     dilated to match."""
@@ -109,7 +111,7 @@ class RecastConfig(OneOf):
         if not isinstance(values, dict):
             return values
         others = {name: field.default for member in cls.members.values() for name, field in member.model_fields.items()}
-        others |= PAPERS_LAYER
+        others |= PAPERS_LAYER | DROPPED
         return {
             name: value
             for name, value in values.items()

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from recast.errors import RecastError
 from recast.layers import functional
@@ -335,8 +334,7 @@ class GPSA(AttentionConv2d):
         closed = self.config.gate == "linear" and not self.gaussian_heads and not self.content_heads
         if closed and computes_as(self, GPSA):  # a convolution would not have its hooks
             return self.to_conv()
-        if not parametrize.is_parametrized(self, "weight"):
-            self.fold_value_()
+        self.fold_value_()
         return self
 
     # timm's `reparameterize_model` calls this name on every module that has it

@@ -22,7 +22,7 @@ from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.modes import in_eval
 from recast.surgery.plan import applied_plan, set_plan_
-from recast.surgery.rules import is_convolution, parametrization_of
+from recast.surgery.rules import is_convolution
 from recast.surgery.verify import full_precision
 from recast.surgery.wrappers import unwrapped
 from recast.tracing.examples import Example, check_values, read_batches, run_example
@@ -94,8 +94,6 @@ def _convolutions_of(child: nn.Module, parent: nn.Module, layers: dict[str, GPSA
     convolutions = {n: m for n, m in parent.named_modules() if is_convolution(m) and not isinstance(m, RecastLayer)}
     if missing := [name for name in layers if name not in convolutions]:
         raise RecastError(f"the parent has no convolution at {missing[0]!r}: pass the network the child was made from")
-    if computed := [name for name, layer in layers.items() if parametrization_of(layer) is not None]:
-        raise RecastError(f"{computed[0]} computes its weight (keep_parametrization): calibrate_ cannot set it")
     return convolutions
 
 

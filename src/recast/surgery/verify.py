@@ -23,7 +23,7 @@ from recast.surgery.exactness import Exactness, relative_error, worst_channel
 from recast.surgery.folding.forms import modules_by_name, plain_name
 from recast.surgery.plan import Plan, applied_plan
 from recast.surgery.records import Step
-from recast.surgery.rules import convert, find_rule, parametrization_of
+from recast.surgery.rules import convert, find_rule
 from recast.tracing.examples import Example, arguments_of, batch_of, check_values, run_example
 from recast.tracing.hooks import captured_outputs, hooked, undisturbed
 from recast.tracing.observe import on_meta
@@ -358,9 +358,7 @@ def swapped_heads(model: nn.Module) -> Iterator[None]:
     layer = next((m for m in recast_layers(model).values() if m.num_heads > 1), None)
     if layer is None:
         raise RecastError("the control requires a recast layer with two taps")
-    makers = parametrization_of(layer)
-    # of a computed weight, the tensor that it is made from
-    weight = layer.weight if makers is None else max(makers.parameters(recurse=False), key=Tensor.numel)
+    weight = layer.weight
     original, order, middle = weight.detach().clone(), list(range(layer.num_heads)), layer.num_heads // 2
     order[0], order[middle] = middle, 0
     with torch.no_grad():
