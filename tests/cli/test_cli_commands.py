@@ -84,7 +84,6 @@ def test_help_imports_no_torch() -> None:
         ("--where a,b", "where", ["a", "b"]),
         ("--where re:a{1,2}", "where", ["re:a{1,2}"]),
         ("--schedule listed --dates 3:a.* 5:b", "schedule.dates", ["3:a.*", "5:b"]),
-        ("--gate-range -0.5 1", "recast.gate_range", (-0.5, 1.0)),
         ("--content-heads 0,4,8", "recast.content_heads", (0, 4, 8)),
         ("--clip-grad null", "optim.clip_grad", None),
         ("--betas 0.9 0.999", "optim.betas", (0.9, 0.999)),

@@ -25,7 +25,7 @@ quickstart --seed one | quickstart --epochs 1""",
 --num-classes ten | --num-classes 0 | --pretrained
 --checkpoint nowhere.safetensors | --checkpoint notes.txt
 --gate sigmoids | --gate sigmoid --gamma-init 0.5 | --lambda-init 2 | --alpha 0 | --alpha many | --head-dim 0
---gate-range 1 0 | --gate-range 1 | --gamma-init nan | --bias-init 10 | --gate bias --content linear
+--gamma-init nan | --bias-init 10 | --gate bias --content linear
 --gate bias --alpha 2 | --stride removed | --backend fastest | --recast gate=sigmoid | --pool double
 --pool single --num-heads 7 | --pool single --init-values inf | --pool single --cls-in-keys | --pool.start papers
 --json maybe""",

@@ -265,7 +265,7 @@ def layer_cases() -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
     plain_shape = shapes["plain"]
     cases["gpsa linear content"] = _gpsa(*plain_shape, content="linear")
     cases["gpsa attend padding"] = _gpsa(*plain_shape, attend_padding=True, head_dim=3)
-    cases["gpsa starts open"] = _gpsa(*plain_shape, gamma_init=0.2, s_init=0.1, alpha=2.0, gate_range=(0.0, 1.0))
+    cases["gpsa starts open"] = _gpsa(*plain_shape, gamma_init=0.2, s_init=0.1, alpha=2.0)
     for backend in ("reference", "dense", "split", "merged"):
         cases[f"gpsa {backend}"] = _gpsa(*plain_shape, backend=backend)
     for name in ("plain", "strided", "grouped"):

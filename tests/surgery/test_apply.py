@@ -117,15 +117,6 @@ def without(name: str) -> nn.Module:
     return model
 
 
-def never_closing() -> nn.Module:
-    config = RecastConfig(gamma_init=0.5, s_init=0.5, gate_range=(0.1, 1), **PAPERS_LAYER)
-    model = small()
-    recast_(model, plan(model, X, where=["layer2.0.conv1"]))
-    layer = GPSA(16, 16, Geometry((3, 3), padding=(1, 1, 1, 1)), bias=False, config=config)
-    model.layer3[0].conv2 = layer
-    return model
-
-
 def hung(hang: Callable[[Any], Any]) -> nn.Module:
     model = small()
     hang(model.layer3[0].conv2)
@@ -161,7 +152,6 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "data": ("cannot run on the example", opened, lambda m: fold_(m, data=X[:, :2])),
     "NaN data": ("NaN or infinity", opened, lambda m: fold_(m, data=BATCH[0] * NAN)),
     "tol": ("0 or more, got nan", opened, lambda m: fold_(m, tol=NAN)),
-    "closes": ("excludes 0", never_closing, lambda m: fold_(m, tol=0.1)),
     "pool example": ("cannot run on the example", small, lambda m: attention_pool_(m, example=X[:, :2])),
     "no pool": ("kind is none", small, lambda m: attention_pool_(m, config=PoolConfig())),
     "logit_std": ("logit_std must be > 0, got 0", opened, lambda m: wake_(m, BATCH[0], 0)),

@@ -71,7 +71,6 @@ def test_costs_do_not_depend_on_the_batch_or_on_what_is_frozen() -> None:
     ("config", "exact"),
     [
         (RecastConfig(), True),
-        (RecastConfig(gate_range=(0.0, 1.0)), True),
         (RecastConfig(gamma_init=0.1), False),
         (RecastConfig(s_init=0.1, gaussian_heads="all"), False),
         (RecastConfig(gate="sigmoid"), False),

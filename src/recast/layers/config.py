@@ -60,7 +60,7 @@ PAPERS_LAYER: dict[str, Any] = {"content_heads": "all", "gaussian_heads": "all",
 """Content, a Gaussian and W_val in every head: the layer of the papers, which gates other than linear always have."""
 
 
-DROPPED: dict[str, Any] = {"keep_parametrization": False}
+DROPPED: dict[str, Any] = {"keep_parametrization": False, "gate_range": None}
 """Choices of older versions that are gone, with what they were by default."""
 
 
@@ -143,8 +143,6 @@ class LinearGate(GaussianGate):
     """Share γ of content attention at the start. 0 is exact."""
     s_init: Annotated[Finite, Rare()] = 0.0
     """Spread s (one-hot shift to Gaussian) at the start; 0 is exact."""
-    gate_range: Annotated[tuple[Finite, Finite] | None, Rare()] = None
-    """Clamp γ and s, e.g. (0, 1) keeps every map a convex mix. None: free reals."""
     gaussian_heads: Annotated[GaussianHeads, Rare()] = "none"
     """Heads with a Gaussian map, as content_heads; or none."""
 
@@ -152,12 +150,6 @@ class LinearGate(GaussianGate):
     def _starts_as_it_says(self) -> Self:
         if self.s_init and self.gaussian_heads == "none":
             raise clash("`s_init` requires `gaussian_heads`: without a Gaussian there is nothing to spread")
-        if self.gate_range is not None:
-            low, high = self.gate_range
-            if not low < high:
-                raise clash(f"`gate_range` must be (low, high) with low < high, got {self.gate_range}")
-            if not (low <= self.gamma_init <= high and low <= self.s_init <= high):
-                raise clash(f"`gamma_init` and `s_init` must lie in `gate_range` {self.gate_range}")
         return self
 
 

@@ -57,8 +57,6 @@ def fold_(model: nn.Module, tol: float = 0.0, *, data: Example | None = None) ->
         raise RecastError(f"tol must be 0 or more, got {tol}")
     model = changeable(model)
     layers = gpsa_layers(model)
-    for layer in layers.values():
-        layer.check_closes(tol)
     in_training = [name for name, layer in layers.items() if layer.training]
     report: list[Folded] = []
     with in_eval(model):
