@@ -107,7 +107,7 @@ schedule.order=first_first | --order requires --schedule progressive, got before
 schedule.dates=1:a | --dates requires --schedule listed, got before
 schedule.kind=at_once schedule.conv_epochs=5 | --conv_epochs must be below --epochs (5), got 5
 schedule.kind=listed schedule.dates=6:a | --dates must lie in epochs 1 to 5
-schedule.kind=never | --schedule never requires --stride remove or dilate, and --gate linear
+schedule.kind=never | --schedule never requires --stride remove, and --gate linear
 schedule.kind=at_once where=none | --schedule at_once requires layers, but --where is none
 schedule.kind=at_once schedule.calibrate=9 | --calibrate requires --schedule before, got at_once
 data.name=scenes task.mixup=1 | --mixup requires --task classify, got segment

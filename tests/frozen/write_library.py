@@ -101,7 +101,6 @@ PLANS: dict[str, list[str]] = {
     "resnet18": ["resnet18", *SMALL],
     "resnet18 all": ["resnet18", "--img-size", "64x48", "--where", *LATE],
     "resnet18 sigmoid remove": ["resnet18", *SMALL, "--gate", "sigmoid", "--stride", "remove"],
-    "resnet18 dilate": ["resnet18", *SMALL, "--stride", "dilate", "--where", "stage:-1"],
     "convnext pool": ["convnext_atto", *SMALL, "--where", "none", "--pool", "per_class"],
     "mobilenetv3": ["mobilenetv3_small_050", *SMALL, "--stride", "remove"],
     "densenet": ["densenet121", *SMALL, "--where", "features.denseblock4.*"],
@@ -148,7 +147,6 @@ def plan_of(name: str) -> Any:
 FEW = ["--num-images", "2"]
 VERIFIED: dict[str, list[str]] = {
     "digits_resnet": ["digits_resnet", "--img-size", "16"],
-    "digits_resnet dilate": ["digits_resnet", "--img-size", "16", "--stride", "dilate"],
     "digits_resnet remove": ["digits_resnet", "--img-size", "16", "--stride", "remove"],
     "digits_resnet sigmoid": ["digits_resnet", "--img-size", "16", "--gate", "sigmoid"],
     "digits_resnet bias": ["digits_resnet", "--img-size", "16", "--gate", "bias"],
@@ -315,7 +313,7 @@ def _saved_models() -> dict[str, nn.Module]:
     x, papers = images(2, 3, 16, 16), RecastConfig(**PAPERS_LAYER)
     settings: dict[str, tuple[RecastConfig, PoolConfig | None]] = {
         "recast_model": (papers, None),
-        "recast_sigmoid_model": (RecastConfig(gate="sigmoid", stride="dilate"), None),
+        "recast_sigmoid_model": (RecastConfig(gate="sigmoid", stride="remove"), None),
         "recast_bias_model": (RecastConfig(gate="bias", bias_init=10.0), None),
         "pooled_model": (papers, PoolConfig("single")),
         "pooled_class_model": (papers, PoolConfig("per_class", start="paper", num_heads=2)),

@@ -85,7 +85,7 @@ SPOILS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("stride", ["keep", "dilate"])
+@pytest.mark.parametrize("stride", ["keep", "remove"])
 @pytest.mark.parametrize("message", SPOILS)
 def test_an_error_leaves_nothing_half_done(message: str, stride: Any, unchanged: Any) -> None:
     """The second of two layers does not fit: the first is not swapped, no shortcut is edited."""

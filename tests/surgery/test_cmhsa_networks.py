@@ -72,7 +72,7 @@ def test_the_vision_transformer(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "where", "config"),
     [
-        ("digits_resnet", "last_stage", RecastConfig(gate="bias", stride="dilate")),
+        ("digits_resnet", "last_stage", BIAS),
         ("tf_mobilenetv3_small_minimal_100", ["blocks.4.*"], BIAS),  # SAME padding, strided, depthwise
     ],
 )

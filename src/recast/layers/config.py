@@ -92,9 +92,8 @@ class RecastConfig(OneOf):
     images: the same on the principal components of what the layer sees, from training images (`recast.wake_`)."""
     logit_std: Annotated[Positive, Rare()] = 1.5
     """similar and images: standard deviation of a query's logits over its keys at the start."""
-    stride: Literal["keep", "remove", "dilate"] = "keep"
-    """Stride of a recast layer. keep: exact. remove: the paper's stride 1. dilate: as remove, with the layers after it
-    dilated to match."""
+    stride: Literal["keep", "remove"] = "keep"
+    """Stride of a recast layer. keep: exact. remove: the paper's stride 1."""
 
     if TYPE_CHECKING:
 

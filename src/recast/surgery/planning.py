@@ -86,7 +86,7 @@ def _plan(
     parent = _observe_parent(model, example, convolutions)
     layers, explicit, reasons = select(where, model, convolutions, parent, config)
     edits = _stride_edits(model, list(layers), convolutions, parent, config)
-    edited = _observe_edited(model, example, convolutions, edits, config) if edits else parent
+    edited = _observe_edited(model, example, convolutions, edits) if edits else parent
 
     geometries = {edit.name: edit.geometry for edit in edits}
     steps: list[Step] = []
@@ -161,11 +161,11 @@ def _stride_edits(
         return []
     maps = [name for name in _planar(convolutions, parent) if len(parent.calls[name][0].input) == 4]
     spatial = {name: module for name, module in convolutions.items() if name in maps and is_spatial(module)}
-    return plan_stride_edits(model, names, spatial, parent.calls, config.stride)
+    return plan_stride_edits(model, names, spatial, parent.calls)
 
 
 def _observe_edited(
-    model: nn.Module, example: Example, convolutions: dict[str, nn.Module], edits: list[Edit], config: RecastConfig
+    model: nn.Module, example: Example, convolutions: dict[str, nn.Module], edits: list[Edit]
 ) -> Observation:
     """Run the example through the edited network. Raises `RecastError` if its shapes do not fit together."""
     try:
@@ -173,7 +173,7 @@ def _observe_edited(
     except RecastError as error:
         first = next(edit.name for edit in edits if edit.geometry is not None)
         raise RecastError(
-            f"stride={config.stride!r}: shapes do not match without the stride of {first}; use stride='keep'. {error}"
+            f"stride='remove': shapes do not match without the stride of {first}; use stride='keep'. {error}"
         ) from error
 
 

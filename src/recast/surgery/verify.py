@@ -199,8 +199,8 @@ def verify(
 ) -> Exactness:
     """Compare `child` with its parent on `batch`: outputs, and the outputs of every recast layer.
 
-    Runs in eval mode without TF32, and restores modes, buffers and torch's random state. With `stride="dilate"` layers
-    are compared at the parent's positions, the even ones of the child.
+    Runs in eval mode without TF32, and restores modes, buffers and torch's random state. Where a stride was
+    removed, layers are compared at the parent's positions, the even ones of the child.
 
     Args:
         parent: the network before `recast_`, or a `trace` of it.

@@ -218,7 +218,7 @@ class Recipe(Config):
                 raise clash("`schedule.calibrate` requires `recast.gate` sigmoid: other gates start as the parent")
         elif isinstance(schedule, Never):
             if self.recast.stride == "keep" or gate != "linear":
-                raise clash("`schedule.kind` never requires `recast.stride` remove or dilate, and `recast.gate` linear")
+                raise clash("`schedule.kind` never requires `recast.stride` remove, and `recast.gate` linear")
         elif not self.has_layers:
             raise clash(f"`schedule.kind` {schedule.kind} requires layers, but `where` is none")
         if self.tune and (self.compile or gate == "bias" or not self.has_layers):
