@@ -42,11 +42,11 @@ from recast.layers.config import PAPERS_LAYER
 
 RESULT = RESULTS / "peers.csv"
 SIZE = 256  # HaloNet takes multiples of it
-FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
-    "resnet26t": ({}, ("botnet26t_256", "halonet26t", "lambda_resnet26t"), r"re:layer(3\.1|4\.[01])\.conv2"),
+FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...], list[str]]] = {
+    "resnet26t": ({}, ("botnet26t_256", "halonet26t", "lambda_resnet26t"), ["layer3.1.conv2", "layer4.[01].conv2"]),
     "resnet50t": (
         {"act_layer": nn.SiLU}, ("botnet50ts_256", "halonet50ts", "lambda_resnet50ts"),
-        r"re:layer(2\.3|3\.[135]|4\.1)\.conv2",
+        ["layer2.3.conv2", "layer3.[135].conv2", "layer4.1.conv2"],
     ),
 }  # fmt: skip
 """Parent: its options (timm's 50ts networks have SiLU), the networks of its family, and where they have attention."""

@@ -82,7 +82,6 @@ def test_help_imports_no_torch() -> None:
         ("--no-control", "control", False),
         ("--where a b --seed 1", "where", ["a", "b"]),
         ("--where a,b", "where", ["a", "b"]),
-        ("--where re:a{1,2}", "where", ["re:a{1,2}"]),
         ("--schedule listed --dates 3:a.* 5:b", "schedule.dates", ["3:a.*", "5:b"]),
         ("--content-heads 0,4,8", "recast.content_heads", (0, 4, 8)),
         ("--clip-grad null", "optim.clip_grad", None),

@@ -21,7 +21,7 @@ train --resume nowhere | evaluate nowhere | evaluate empty | evaluate run empty 
 report run run | quickstart --out notes.txt | quickstart --out run
 quickstart --seed one | quickstart --epochs 1""",
     SMALL: """
---where layer9 | --where stage:7 | --where re:[ | --where | --where none | --max-tokens 3 | --max-tokens 0
+--where layer9 | --where stage:7 | --where | --where none | --max-tokens 3 | --max-tokens 0
 --num-classes ten | --num-classes 0 | --pretrained
 --checkpoint nowhere.safetensors | --checkpoint notes.txt
 --gate sigmoids | --gate sigmoid --gamma-init 0.5 | --lambda-init 2 | --alpha 0 | --alpha many | --head-dim 0

@@ -48,8 +48,8 @@ def plan(
             detectors take them (`recast.tracing.examples`). Only its shapes matter.
         config: how a convolution becomes attention. Default: `RecastConfig()`.
         where: "last_stage" (the default and the papers' choice: every convolution with more than one tap whose output
-            has the smallest size), "all", "stage:N" (a size of the maps, 0 the largest; -1 is the last), names, globs,
-            "re:REGEX", or a predicate `f(name, module)`. "none" keeps every convolution; it requires `pool`.
+            has the smallest size), "all", "stage:N" (a size of the maps, 0 the largest; -1 is the last), names, or
+            globs. "none" keeps every convolution; it requires `pool`.
         max_tokens: layers with more tokens (padded pixels) stay convolutions; a layer that `where` names in full must
             not have more. None: any number.
         pool: replace the network's own pooling by attention.

@@ -27,7 +27,7 @@ EXAMPLES = """  recast plan resnet50
   recast plan resnet50 --where all --max-tokens 4096 --json > plan.json
   recast plan resnet50 --where none --pool single              (attention pooling alone)
 
-Layers (--where): last_stage, all, stage:N (stage:-1 is the last), a name, a glob (layer4.*), re:REGEX; none: no layer.
+Layers (--where): last_stage, all, stage:N (stage:-1 is the last), a name, a glob (layer4.*); none: no layer.
 """
 
 
@@ -36,7 +36,7 @@ class Network(Config):
 
     model: ModelConfig = ModelConfig(name="")
     where: list[str] = Field(["last_stage"])
-    """Layers to recast: last_stage, all, stage:N, names, globs, re:REGEX; none: the pooling alone."""
+    """Layers to recast: last_stage, all, stage:N, names, globs; none: the pooling alone."""
     max_tokens: Count | None = 1024
     """Layers with more tokens (padded pixels) stay convolutions. None: any number."""
     recast: RecastConfig = LinearGate()

@@ -136,7 +136,7 @@ class Recipe(Config):
     task: TaskConfig = ClassifyConfig()
     papers: Annotated[dict[str, PaperConfig], Sections(PAPERS)] = {}  # noqa: RUF012
     where: Words = ["last_stage"]  # noqa: RUF012  pydantic copies it
-    """Layers to recast: last_stage, all, stage:N, names, globs, re:REGEX. none: no convolution; with the
+    """Layers to recast: last_stage, all, stage:N, names, globs. none: no convolution; with the
     network's own pooling (pool.kind none) the network is trained."""
     max_tokens: Count | None = 1024
     """Layers with more tokens (padded pixels) stay convolutions. None: any number."""
