@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from recast.layers.gpsa import GPSA as GPSA
     from recast.surgery.apply import recast_ as recast_
     from recast.surgery.apply import refresh_gates_ as refresh_gates_
-    from recast.surgery.calibrate import calibrate_ as calibrate_
     from recast.surgery.during_training import recast_during_training_ as recast_during_training_
     from recast.surgery.folding.model import fold_ as fold_
     from recast.surgery.parameters import param_groups as param_groups
@@ -50,7 +49,6 @@ _HOME = {
     "RecastError": "errors",
     "Schedule": "surgery.schedule",
     "attention_pool_": "surgery.pooling.swap",
-    "calibrate_": "surgery.calibrate",
     "fold_": "surgery.folding.model",
     "load": "io",
     "param_groups": "surgery.parameters",

@@ -143,7 +143,6 @@ def test_options_lie_over_a_recipe(trained: Callable[..., Recipe], tmp_path: Pat
         ("train digits --data scenes --pool single", "--pool, segment"),
         ("train digits --task embed --repeats 3", "--repeats, --task, embed"),
         ("train digits --teacher parent --targets hard --temperature 2", "--temperature, --targets, soft, hard"),
-        ("train digits --calibrate 100", "--calibrate, --gate, sigmoid"),
         ("train digits --resume runs/x", "--resume, RECIPE"),
         ("train --resume runs/x", "runs/x, recipe.yaml"),
         ("train digits --resume x --out y", "--resume"),

@@ -54,7 +54,7 @@ OPTIONS = """
 --lambda-init 2 | --batch-size 0 | --batch-size half | --batch-size 2.5 | --img-size 0 | --test-size 0
 --num-train 0 | --num-val 0 | --num-train 5 | --num-train 100000 | --input-size 0 | --repeats 0 | --base-batch 0
 --teacher-size 0 | --accumulate 0 | --accumulate 3 | --save-steps 0 | --keep 0 | --keep-every 0 | --probe-images 0
---workers -1 | --calibrate 8 | --calibrate -1 --gate sigmoid | --recalibrate-bn -1 | --epochs -1 | --epochs few
+--workers -1 | --recalibrate-bn -1 | --epochs -1 | --epochs few
 --conv-epochs -1 | --color-jitter -1 | --mixup -0.1 | --cutmix nan | --lr -1 | --lr fast | --gate-lr -1 | --pool-lr -1
 --weight-decay -1 | --warmup-epochs -1 | --warmup-lr -1 | --min-lr inf | --gate-l1 -1 | --layer-scale -1
 --clip-grad 0 | --optim.eps 0 | --temperature 0 | --std 0 0 0
@@ -84,7 +84,7 @@ YAML = (
     "model: [digits_resnet]", MODEL + "where: {last: stage}", MODEL + "epochs: many",
     MODEL + "epochs: 2.5", MODEL + "epochs: true", "model: {name: 18}", MODEL + "control: maybe",
     MODEL + "augment: {scale: [0.1, 0.5, 1]}", MODEL + "optim: {betas: 0.9}", MODEL + "epochs: null",
-    MODEL + "data: {mean: [a, b, c]}", MODEL + "recast: {gate: linear, lambda_init: 2}", MODEL + "calibrate: 100",
+    MODEL + "data: {mean: [a, b, c]}", MODEL + "recast: {gate: linear, lambda_init: 2}",
     MODEL + "pool: {kind: single, start: average, cls_in_keys: true}", MODEL + "optim: {lr: .nan}",
 )  # fmt: skip
 

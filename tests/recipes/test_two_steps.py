@@ -43,8 +43,7 @@ def tiny(recipe: Recipe) -> Recipe:
     if isinstance(schedule, AtOnce):
         schedule = AtOnce()
     if isinstance(schedule, Before):
-        few = {name: min(getattr(schedule, name), 8) for name in ("calibrate", "recalibrate_bn")}
-        schedule = schedule.replace(**few)
+        schedule = schedule.replace(recalibrate_bn=min(schedule.recalibrate_bn, 8))
     return recipe.replace(
         model=ModelConfig(stand_in(recipe.model.name)),
         data=DataConfig(batch_size=4, img_size=SIZE),

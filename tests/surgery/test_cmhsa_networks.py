@@ -99,9 +99,3 @@ def test_a_model_comes_back(tmp_path: Path) -> None:
         assert torch.equal(output(loaded, x[..., :16, :]), output(model, x[..., :16, :]))
     with pytest.raises(RecastError, match=r"inputs up to 6×8 pixels, got 8×8"):
         loaded(images(32, 32))
-
-
-def test_calibration_refuses() -> None:
-    parent, child, _ = recast_vit()
-    with pytest.raises(RecastError, match=r"blocks.0.mixer is CMHSA: raise bias_init"):
-        recast.calibrate_(child, parent, [images()])

@@ -235,11 +235,6 @@ class AttentionConv2d(nn.Module):
         self.weight.copy_(fold_value(self.weight, self.value, self.groups))
         self.value = None
 
-    def add_bias_(self) -> None:
-        """Give a layer without bias a zero one (calibration needs it)."""
-        if self.bias is None:
-            self.bias = nn.Parameter(self.weight.new_zeros(self.out_channels), self.weight.requires_grad)
-
     def _check_input(self, x: Tensor) -> None:
         if isinstance(x, torch.fx.Proxy):
             raise RecastError(

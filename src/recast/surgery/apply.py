@@ -138,8 +138,6 @@ def _layer(module: nn.Module, plan: Plan, step: Step, continued: bool) -> nn.Mod
         layer.set_geometry_(step.geometry)
     if isinstance(layer, CMHSA):
         layer.set_size_(*step.input[1:])
-    if step.bias_added:
-        layer.add_bias_()
     return layer if step.fold is None or isinstance(layer, CMHSA) else as_folded(layer, step.fold)
 
 

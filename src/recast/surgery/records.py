@@ -60,8 +60,6 @@ class Step:
     after: Cost
     exact: bool
     calls: int = 1
-    bias_added: bool = False
-    """Calibration gave the layer a bias that the convolution did not have."""
     fold: Fold | None = None
     """What `fold_` made of the layer."""
 

@@ -213,13 +213,10 @@ class Recipe(Config):
     def _fits_together(self) -> Self:
         """Check the rules between sections that no union of configs can express."""
         schedule, gate = self.schedule, self.recast.gate
-        if isinstance(schedule, Before):
-            if schedule.calibrate and gate != "sigmoid":
-                raise clash("`schedule.calibrate` requires `recast.gate` sigmoid: other gates start as the parent")
-        elif isinstance(schedule, Never):
+        if isinstance(schedule, Never):
             if self.recast.stride == "keep" or gate != "linear":
                 raise clash("`schedule.kind` never requires `recast.stride` remove, and `recast.gate` linear")
-        elif not self.has_layers:
+        elif schedule.is_during and not self.has_layers:
             raise clash(f"`schedule.kind` {schedule.kind} requires layers, but `where` is none")
         if self.tune and (self.compile or gate == "bias" or not self.has_layers):
             raise clash("`tune` times attention layers of gates linear and sigmoid, and no compiled code: drop `tune`")

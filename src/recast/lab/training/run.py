@@ -46,7 +46,6 @@ from recast.layers.cmhsa import recast_layers
 from recast.layers.config import BiasGate
 from recast.models.trust import follow_up, trusting
 from recast.surgery.apply import recast_
-from recast.surgery.calibrate import calibrate_
 from recast.surgery.folding.model import fold_
 from recast.surgery.plan import Plan, applied_plan, nothing_to_see, plan_of
 from recast.surgery.records import Left
@@ -240,8 +239,6 @@ class _Run:
         distributed.on_first(lambda: self._verify(child, plan, schedule.dated(plan, recipe.epochs)))
         if schedule.is_during:
             return copy.deepcopy(self.parent), plan
-        if count := schedule.start.calibrate:
-            calibrate_(child, self.parent, self._training_images(count))
         if count := schedule.start.recalibrate_bn:
             recalibrate_batch_norm_(child, self._training_images(count))
         return child, applied_plan(child)
