@@ -84,8 +84,7 @@ class Plan:
         version = data.pop("version", None)
         if version not in (5, VERSION):
             raise RecastError(f"{source} is a plan of version {shown(version)}, expected {VERSION}: plan again")
-        if version == 5:
-            _modernise_(data)
+        _modernise_(data, version)
         try:
             totals, steps = data.pop("totals"), [_step_fields(step) for step in data.pop("steps")]
             return read(cls, data | totals | {"steps": steps}, source)
@@ -136,10 +135,12 @@ def nothing_to_see(plan: Plan) -> str:
     return f"{layers} ({listed(alone, 3)}), where attention has nothing to choose: larger images, or earlier layers"
 
 
-def _modernise_(data: dict[str, Any]) -> None:
-    """Give a plan of version 5 the choices that it made without saying so."""
-    if isinstance(data.get("config"), dict):
+def _modernise_(data: dict[str, Any], version: int) -> None:
+    """Give a plan of version 5 the choices that it made without saying so, and drop what older plans said besides."""
+    if version == 5 and isinstance(data.get("config"), dict):
         data["config"] = PAPERS_LAYER | data["config"]
+    if isinstance(data.get("place"), dict):
+        data["place"].pop("positions", None)
     for step in data["steps"]:  # folded before BatchNorms were left to compilers
         if isinstance(step, dict) and isinstance(step.get("fold"), dict):
             step["fold"].pop("batch_norm", None)

@@ -107,7 +107,5 @@ class Place:
     """The linear layer (or 1×1 convolution) that gives the logits; None where there is no single one."""
     averages: bool = True
     """The network pooled by the mean over all positions and nothing else came between: the average start is exact."""
-    positions: int = 0
-    """How many are pooled of the images that it was found with."""
     relu: bool = False
     """append: the code applies a ReLU before it averages, so the pooling gets one too."""
