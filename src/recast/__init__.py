@@ -18,6 +18,7 @@ from recast._version import __version__ as __version__
 if TYPE_CHECKING:
     from recast.analysis.record import record as record
     from recast.errors import RecastError as RecastError
+    from recast.exporting import export as export
     from recast.io import load as load
     from recast.io import save as save
     from recast.layers.cmhsa import CMHSA as CMHSA
@@ -49,6 +50,7 @@ _HOME = {
     "RecastError": "errors",
     "Schedule": "surgery.schedule",
     "attention_pool_": "surgery.pooling.swap",
+    "export": "exporting",
     "fold_": "surgery.folding.model",
     "load": "io",
     "param_groups": "surgery.parameters",

@@ -57,7 +57,7 @@ def save(
         classes: names of the outputs.
         img_size: side, or (height, width), of the images in pixels.
         mean, std: the normalisation per channel, in [0, 1] pixels. All of these default to what the network states in
-            `pretrained_cfg`, as timm's do. `load` states them there, for `explain`.
+            `pretrained_cfg`, as timm's do. `load` states them there, for `explain` and `export`.
 
     Returns:
         The path.

@@ -130,7 +130,7 @@ def test_layouts_that_are_refused_name_the_way_out(tmp_path: Path, refused: Refu
 
 
 @pytest.mark.filterwarnings("ignore:auto_augment and color_jitter")
-def test_a_run_from_training_to_explaining(tmp_path: Path, cli: Cli, refused: Refused) -> None:
+def test_a_run_from_training_to_export(tmp_path: Path, cli: Cli, refused: Refused) -> None:
     rng = np.random.default_rng(0)
     for number in range(24):
         path = tmp_path / "data" / "ab"[number % 2] / f"{number // 2}.npy"
@@ -148,6 +148,7 @@ def test_a_run_from_training_to_explaining(tmp_path: Path, cli: Cli, refused: Re
     assert "fgsm requires RGB" in done.err
     assert cli("explain", run, tmp_path / "data/a/0.npy", "--bands", "6,1,2").code == 0
     assert cli("explain", run, "--neighbours").code == 0
+    assert cli("export", run, "--out", run / "model.pt2").code == 0
     network = ("cifar_resnet20", "--in-chans", 6, "--where", "layer3.2.conv2", "--img-size", 16)
     assert "1 of " in cli("plan", *network).out
     of_data = ("--data", "folder", "--data-dir", tmp_path / "data", "--num-images", 2)

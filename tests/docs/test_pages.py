@@ -98,7 +98,7 @@ def test_every_block_of_a_page_runs(page: str, namespace: dict[str, Any], monkey
     if page in SLOW and not os.environ.get("RECAST_SLOW"):
         pytest.skip("takes a minute: RECAST_SLOW=1")
     if page == "docs/export.md":
-        pytest.importorskip("onnxscript", reason="pip install onnxscript onnxruntime")
+        pytest.importorskip("onnxscript", reason="pip install -e '.[export]'")
     if page == "docs/evaluation.md":  # its data are digits here
         namespace["model"] = None
         monkeypatch.setitem(NETWORKS, "resnet50", "digits_resnet")

@@ -20,7 +20,7 @@ from recast.lab.config import DataConfig
 from recast.lab.data import load_data
 from recast.lab.evaluation import evaluate
 from recast.lab.scales import recalibrate_batch_norm_
-from recast.tracing.examples import batch_of, read_batches
+from recast.tracing.examples import batch_of, part_of, read_batches
 from recast.tracing.outputs import answer_of, leaves_of
 
 IMAGES, META, LABELS = torch.randn(32, 3, 16, 16), torch.randn(32, 2), torch.arange(32) % 4
@@ -54,7 +54,7 @@ EXAMPLES: dict[str, tuple[type[Two], Any]] = {
 
 
 @pytest.mark.parametrize("case", EXAMPLES)
-def test_every_verb_takes_the_example_of_plan(case: str) -> None:
+def test_every_verb_takes_the_example_of_plan(case: str, tmp_path: Path) -> None:
     build, example = EXAMPLES[case]
     torch.manual_seed(0)
     model = build().eval()
@@ -71,6 +71,9 @@ def test_every_verb_takes_the_example_of_plan(case: str) -> None:
     pooled = recast.plan(model, example, where="none", pool=recast.PoolConfig("single"))
     assert pooled.place.name == "pool"
     assert recast.attention_pool_(copy.deepcopy(model), example=example).pool is not model.pool
+    exported = recast.export(child, example, tmp_path / "two.pt2")
+    assert exported.any_size
+    assert max(check.error for check in exported.checks) < 1e-5
     norm = copy.deepcopy(model.body)
     recalibrate_batch_norm_(model, example)
     recalibrate_batch_norm_(norm, IMAGES)
@@ -96,6 +99,13 @@ def test_every_verb_takes_the_example_of_plan(case: str) -> None:
 )
 def test_images_in_an_example(example: Any, images: int) -> None:
     assert batch_of(example) == images
+
+
+def test_a_part_has_the_rows_of_its_images() -> None:
+    part: Any = part_of({"image": IMAGES, "meta": META, "scale": torch.ones(3), "name": "x"}, slice(1, 3))
+    assert torch.equal(part["image"], IMAGES[1:3])
+    assert torch.equal(part["meta"], META[1:3])
+    assert (len(part["scale"]), part["name"]) == (3, "x")
 
 
 class Optional(nn.Module):
@@ -148,13 +158,14 @@ def test_images_of_detectors_count_one_by_one() -> None:
     assert recast.fold_(child, data=example)[0].output_error == 0
 
 
-@pytest.mark.parametrize("verb", ["plan", "verify", "wake_", "fold_"])
-def test_one_image_is_no_batch(verb: str) -> None:
+@pytest.mark.parametrize("verb", ["plan", "verify", "wake_", "fold_", "export"])
+def test_one_image_is_no_batch(verb: str, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3)).eval()
     child = recast.recast_(copy.deepcopy(model), recast.plan(model, IMAGES))
     call: Callable[[], Any] = {
         "plan": lambda: recast.plan(model, IMAGES[0]), "verify": lambda: recast.verify(model, child, IMAGES[0]),
         "wake_": lambda: recast.wake_(child, IMAGES[0]), "fold_": lambda: recast.fold_(child, data=IMAGES[0]),
+        "export": lambda: recast.export(child, IMAGES[0], tmp_path / "x.pt2"),
     }[verb]  # fmt: skip
     with pytest.raises(RecastError, match=r"3, 16, 16"):
         call()

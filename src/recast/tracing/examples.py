@@ -61,15 +61,26 @@ def batch_of(example: Example) -> int:
     """
     args, kwargs = arguments_of(example)
     images = next((value for value in (*args, *kwargs.values()) if is_image_list(value)), None)
-    if images is not None:
-        return len(images)
-    tensors = [tensor for tensor in tensors_of((args, kwargs)) if tensor.dim() > 0]
+    return images_of(example).shape[0] if images is None else len(images)
+
+
+def images_of(example: Example) -> Tensor:
+    """Return the tensor of an example that `batch_of` counts. Raises `RecastError` if there is none."""
+    tensors = [tensor for tensor in tensors_of(arguments_of(example)) if tensor.dim() > 0]
     if not tensors:
         raise RecastError(f"the example holds no tensor: expected a batch of images, got {shown(example)}")
     largest = max(tensors, key=lambda tensor: (tensor.dim() == 4, tensor.dim(), tensor.numel()))
     if not largest.numel():
         raise RecastError(f"the example holds no image: expected one or more, got {tuple(largest.shape)}")
-    return len(largest)
+    return largest
+
+
+def part_of(example: Example, index: slice | Tensor) -> Example:
+    """Return the images `index` of an example, and the same rows of tensors with a row for each image."""
+    count = batch_of(example)
+    rows = lambda tensor: tensor[index] if tensor.dim() and len(tensor) == count else tensor  # noqa: E731
+    part: Example = tree_map_only(Tensor, rows, dict(example) if isinstance(example, Mapping) else example)
+    return part
 
 
 def is_image_list(value: object) -> bool:

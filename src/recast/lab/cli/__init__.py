@@ -37,6 +37,7 @@ COMMANDS = {
     "evaluate": "Measure the arms of a run: accuracy, attacks, corruptions, cost",
     "explain": "Show where a network looks in an image",
     "fold": "Give a trained network its smallest form, close heads one by one",
+    "export": "Write ONNX or a program of torch.export, and check the file",
     "report": "Make one HTML page of one or several runs",
 }
 OPTIONS = {

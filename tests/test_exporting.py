@@ -1,0 +1,143 @@
+"""`recast.export`: the file, its checks and what it refuses; the command."""
+
+import copy
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import recast
+from recast import RecastError, exporting
+from recast.lab.cli import main
+from recast.papers.dense.detect.networks import SceneRCNN
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's exporter, of its own code
+
+
+class Small(nn.Module):
+    """Two convolutions; `size`: of one size only."""
+
+    def __init__(self, size: int | None = None) -> None:
+        super().__init__()
+        self.size, self.first, self.second = size, nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.size is not None and x.shape[-1] != self.size:
+            raise ValueError("another size")
+        return self.second(self.first(x).relu()).mean((2, 3))
+
+
+def recast_small(size: int | None = None) -> tuple[nn.Module, nn.Module, Tensor]:
+    """Parent, child with two open heads, images."""
+    torch.manual_seed(0)
+    parent, x = Small(size).eval(), torch.randn(1, 3, 10, 12)
+    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, x, where="second"))
+    with torch.no_grad():
+        child.second.gamma[:2] = 0.5
+        child.second.key.normal_()
+    return parent, child, x
+
+
+def test_a_program_of_any_size_is_written_and_checked(tmp_path: Path) -> None:
+    _, child, x = recast_small()
+    child.train()
+    found = recast.export(child, x, tmp_path / "child.pt2")
+    assert child.training
+    assert (found.to, found.any_size) == ("torch", True)
+    assert [(c.batch, c.height, c.width) for c in found.checks] == [(1, 10, 12), (3, 10, 12), (1, 42, 76), (3, 42, 76)]
+    assert max(c.error for c in found.checks) < 1e-5
+    images = torch.randn(5, 3, 17, 9)
+    torch.testing.assert_close(torch.export.load(found.path).module()(images), child.eval()(images))
+    assert "any height and width" in str(found)
+
+
+def test_a_file_that_parts_from_the_module_is_an_error_and_not_left(tmp_path: Path, monkeypatch: Any) -> None:
+    _, child, x = recast_small(12)
+    write = exporting._write
+
+    def wrong(model: nn.Module, *rest: Any) -> None:
+        other = copy.deepcopy(model)
+        other.second.weight.data.mul_(1.01)
+        write(other, *rest)
+
+    monkeypatch.setattr(exporting, "_write", wrong)
+    with pytest.raises(RecastError, match=r"output 0 by .* on 1 images of 10×12; the tolerance is 0.0001"):
+        recast.export(child, x, tmp_path / "child.pt2")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_of_another_dtype_may_part_by_its_rounding(tmp_path: Path) -> None:
+    _, child, x = recast_small()
+    with torch.no_grad():
+        for dtype, error, allowed in ((torch.float32, 3e-4, 0), (torch.float16, 3e-4, 1), (torch.float16, 3e-2, 0)):
+            model, x = copy.deepcopy(child).to(dtype), x.to(dtype)
+            file = [(1 + error) * model(x)]
+            with nullcontext() if allowed else pytest.raises(RecastError, match="differs"):
+                exporting.compare(model, lambda _, file=file: file, x)
+    for name in exporting.PACKAGES:
+        pytest.importorskip(name, reason="the extra export is not installed")
+    with pytest.raises(RecastError, match="ONNX Runtime cannot run"):
+        recast.export(child.double(), x.double(), tmp_path / "child.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_exported_is_said_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, child, x = recast_small()
+    with pytest.raises(RecastError, match=r"\.onnx or \.pt2, got child\.pth"):
+        recast.export(child, x, tmp_path / "child.pth")
+    for example in (x[0], x[:0]):
+        with pytest.raises(RecastError, match="image"):
+            recast.export(child, example, tmp_path / "child.pt2")
+    with pytest.raises(RecastError, match="the folder of path does not exist"):
+        recast.export(child, x, tmp_path / "no/child.pt2")
+    monkeypatch.setattr(exporting, "find_spec", lambda name: None if name == "onnxruntime" else name)
+    with pytest.raises(RecastError, match=r"onnxruntime: pip install 'recast-vision\[export\]'"):
+        recast.export(child, x, tmp_path / "child.onnx")
+
+
+class Positive(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, 0][x[:, 0] > 0] if x[:, 0].max() > 0 else x[:, 0]
+
+
+def test_what_finds_as_many_as_there_are(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of a detector its backbone is exported; of what torch cannot export it tells a line, not its whole graph."""
+    model, images = SceneRCNN(3, width=16).eval(), torch.rand(1, 3, 64, 64)
+    with pytest.raises(RecastError, match=r"SceneRCNN .* boxes.*recast.export.model.backbone"):
+        recast.export(model, images, tmp_path / "whole.pt2")
+    assert max(check.error for check in recast.export(model.backbone, images, tmp_path / "eyes.pt2").checks) < 1e-5
+    with pytest.raises(RecastError, match=r"torch cannot export Positive: "):
+        recast.export(Positive(), images, tmp_path / "some.pt2")
+    assert capfd.readouterr() == ("", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["eyes.pt2"]
+
+
+def test_the_command_exports_a_folded_network_to_onnx(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for name in exporting.PACKAGES:
+        pytest.importorskip(name, reason="the extra export is not installed")
+    import timm
+
+    parent = timm.create_model("digits_resnet").eval()
+    child = recast.recast_(parent, recast.plan(parent, torch.zeros(1, 3, 16, 16)))
+    path = recast.save(child, tmp_path / "child.safetensors", "digits_resnet")
+    assert main(["export", str(path), "--img-size", "16", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert (found["path"], found["any_size"]) == (str(tmp_path / "model.onnx"), True)
+    import onnx
+
+    assert "Softmax" not in {node.op_type for node in onnx.load(found["path"]).graph.node}  # all heads were closed
+
+
+def test_the_command_replaces_its_own_files_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = recast.save(Small(), tmp_path / "child.safetensors", f"{__name__}:Small")
+    words = ["export", str(path), "--out", str(tmp_path / "model.pt2"), "--img-size", "16", "--trust"]
+    for _ in range(2):
+        assert main(words) == 0
+    (tmp_path / "model.pt2").write_text("MINE")
+    assert main(words) == 2
+    assert "was not written by recast export" in capfd.readouterr().err
+    assert {name.read_text() for name in tmp_path.glob("*.pt2")} == {"MINE"}
