@@ -57,7 +57,7 @@ def compare(
     parent: nn.Module, batches: Sequence[Tensor], where: str, forms: dict[Backend, int], *, skip_closed: bool = False
 ) -> Iterator[tuple[int, str, Exactness, float]]:
     """Layers recast, form, exactness over its first batches and the control's error, for each form and batch count."""
-    planned = plan(parent, batches[0][:1], where=where, budget="tokens=4096")
+    planned = plan(parent, batches[0][:1], where=where, max_tokens=4096)
     child = recast_(copy.deepcopy(parent), planned)
     if skip_closed:
         refresh_gates_(child.eval())

@@ -42,11 +42,11 @@ from recast.layers.config import PAPERS_LAYER
 
 RESULT = RESULTS / "peers.csv"
 SIZE = 256  # HaloNet takes multiples of it
-FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
-    "resnet26t": ({}, ("botnet26t_256", "halonet26t", "lambda_resnet26t"), r"re:layer(3\.1|4\.[01])\.conv2"),
+FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...], list[str]]] = {
+    "resnet26t": ({}, ("botnet26t_256", "halonet26t", "lambda_resnet26t"), ["layer3.1.conv2", "layer4.[01].conv2"]),
     "resnet50t": (
         {"act_layer": nn.SiLU}, ("botnet50ts_256", "halonet50ts", "lambda_resnet50ts"),
-        r"re:layer(2\.3|3\.[135]|4\.1)\.conv2",
+        ["layer2.3.conv2", "layer3.[135].conv2", "layer4.1.conv2"],
     ),
 }  # fmt: skip
 """Parent: its options (timm's 50ts networks have SiLU), the networks of its family, and where they have attention."""
@@ -56,7 +56,7 @@ def recast_copy(parent: nn.Module, size: int, where: Any = None, fold: bool = Fa
     """Recast a copy and open all gates, or fold it, which leaves none."""
     model, settings = copy.deepcopy(parent), recast.RecastConfig(**config)
     images = torch.zeros(1, 3, size, size, device=next(parent.parameters()).device)
-    recast.recast_(model, recast.plan(model, images, settings, where=where, budget="tokens=2048"))
+    recast.recast_(model, recast.plan(model, images, settings, where=where, max_tokens=2048))
     if fold:
         recast.fold_(model)
     return opened(model)

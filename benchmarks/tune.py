@@ -26,7 +26,7 @@ from recast.layers.config import PAPERS_LAYER
 
 NETWORKS: dict[str, tuple[int, int, Any]] = {
     "cifar_resnet20": (32, 32, None), "resnet18": (128, 8, None), "resnet26t": (256, 4, None),
-    "resnet50": (224, 2, r"re:layer[34]\.\d\.conv2"),
+    "resnet50": (224, 2, ["layer[34].*.conv2"]),
 }  # fmt: skip
 """Side of an image, images, layers (None: the last stage)."""
 HEADS: dict[str, dict[str, Any]] = {"one": {}, "all": PAPERS_LAYER}

@@ -1,4 +1,4 @@
-"""One architecture: recast in two steps, the last stage and then everything within a budget, verified after each."""
+"""One architecture: recast in two steps, the last stage and then everything small enough, verified after each."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ TOLERANCE = 1e-4
 FP64_TOLERANCE = 1e-9
 CONTROLLED = 1e-5
 """The control must move the outputs by a hundred times this."""
-LAST_STAGE, EVERYTHING = "tokens=4500", "tokens=600"
-"""Budgets of the two steps: no patch embedding (its tokens are the image's pixels); all but the earliest layers."""
+LAST_STAGE, EVERYTHING = 4500, 600
+"""Most tokens of a layer in the two steps: no patch embedding (its tokens are pixels); all but the earliest layers."""
 MAP_BYTES = 2**29
 """Layers whose attention maps would be larger are verified with their closed heads skipped, and not in `dense`."""
 MANY_MACS = 4e9
@@ -86,14 +86,14 @@ def _examine(row: ZooRow) -> None:
 def _last_stage_then_everything(found: Instance, row: ZooRow) -> None:
     model, one = found.model, tuple(images[:1] for images in found.inputs)
     try:
-        last = plan(model, one, budget=LAST_STAGE)
+        last = plan(model, one, max_tokens=LAST_STAGE)
     except RecastError:  # a patch embedding with overlap may be all that there is
-        last = plan(model, one, budget="tokens=none")
+        last = plan(model, one, max_tokens=None)
     everything = None
     try:
-        everything = plan(model, one, where="all", budget=EVERYTHING)
+        everything = plan(model, one, where="all", max_tokens=EVERYTHING)
         row.all_left = _left(everything, model)
-    except RecastError as error:  # nothing is within the budget
+    except RecastError as error:  # nothing is small enough
         row.all_left = str(error).split(";")[0]
     batch = found.inputs if last.after.macs <= MANY_MACS else one
     parent_last = trace(model, last, batch)

@@ -109,7 +109,7 @@ def _lines(source: str, rows: list[ZooRow]) -> list[str]:
         lines += [
             f"  bitwise equal in split: {bitwise} of {len(exact)}",
             f"  dense in fp32, median: {value(median, 'last_dense_error'):.1e} for the last stage, "
-            f"{value(median, 'all_dense_error'):.1e} for everything within the budget; in fp64 where it exceeds 1e-4: "
+            f"{value(median, 'all_dense_error'):.1e} for everything up to 600 tokens; in fp64 where it exceeds 1e-4: "
             f"at most {value(max, 'error_fp64'):.1e}",
             f"  split against reference with random open heads: at most {value(max, 'open_error'):.1e} "
             f"over {sum(row.open_layers for row in exact)} layers",

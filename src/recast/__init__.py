@@ -17,10 +17,8 @@ from recast._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from recast.analysis.record import record as record
-    from recast.checking import check as check
     from recast.errors import RecastError as RecastError
     from recast.exporting import export as export
-    from recast.hub import push_to_hub as push_to_hub
     from recast.io import load as load
     from recast.io import save as save
     from recast.layers.cmhsa import CMHSA as CMHSA
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from recast.layers.pool_config import PoolConfig as PoolConfig
     from recast.surgery.apply import recast_ as recast_
     from recast.surgery.apply import refresh_gates_ as refresh_gates_
-    from recast.surgery.calibrate import calibrate_ as calibrate_
     from recast.surgery.during_training import recast_during_training_ as recast_during_training_
     from recast.surgery.folding.model import fold_ as fold_
     from recast.surgery.parameters import param_groups as param_groups
@@ -53,14 +50,11 @@ _HOME = {
     "RecastError": "errors",
     "Schedule": "surgery.schedule",
     "attention_pool_": "surgery.pooling.swap",
-    "calibrate_": "surgery.calibrate",
-    "check": "checking",
     "export": "exporting",
     "fold_": "surgery.folding.model",
     "load": "io",
     "param_groups": "surgery.parameters",
     "plan": "surgery.planning",
-    "push_to_hub": "hub",
     "recast_": "surgery.apply",
     "recast_during_training_": "surgery.during_training",
     "record": "analysis.record",

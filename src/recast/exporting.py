@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from io import BytesIO, StringIO
 from pathlib import Path
@@ -24,8 +23,6 @@ from recast.files import check_place, free_space, replaced
 from recast.modes import in_eval
 from recast.surgery.apply import refresh_gates_
 from recast.surgery.compare import relative_error
-from recast.surgery.plan import plan_of
-from recast.surgery.proof import note_, proof_of
 from recast.tracing.examples import (
     Example,
     arguments_of,
@@ -86,7 +83,7 @@ def export(model: nn.Module, example: Example, path: str | Path, *, tol: float |
 
     Fold the model first (`fold_`): closed heads become plain convolutions. The file takes any batch, and any height and
     width if the model itself runs on images of another size. It is compared on 1 and 3 images at the example's size
-    and, if sizes are free, at another one. The result is noted on the model, for `save`.
+    and, if sizes are free, at another one.
 
     Args:
         model: any network; recast layers keep their attention.
@@ -116,11 +113,6 @@ def export(model: nn.Module, example: Example, path: str | Path, *, tol: float |
     with in_eval(model), torch.no_grad(), replaced(path) as temporary:
         _check_outputs(model, example)
         exported = Exported(path, to, *_write_compared(model, example, temporary, to, tol))
-        digest = hashlib.sha256(temporary.read_bytes()).hexdigest()
-    if plan_of(model) is not None:
-        proof = proof_of(model)
-        entry = exported.to_dict() | {"path": path.name, "sha256": digest}
-        note_(model, replace(proof, exported=(proof.exported or {}) | {path.name: entry}))
     return exported
 
 

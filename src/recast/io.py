@@ -24,30 +24,16 @@ from recast.errors import RecastError, shown
 from recast.files import check_place, free_space, replaced
 from recast.layers.cmhsa import RecastLayer
 from recast.models.build import KWARGS, Images, build_from, check_constructor, replayed
-from recast.models.sources import check_registered, reaching
+from recast.models.checksum import checksum
+from recast.models.sources import check_registered
 from recast.models.trust import may_run
 from recast.models.weights import CHECKSUM, HEADER, load_weights_, mismatch, read_header, read_safetensors
 from recast.surgery.apply import refresh_gates_
 from recast.surgery.chosen_forms import chosen_forms
-from recast.surgery.folding.forms import as_it_is, last_of, matches_report
+from recast.surgery.folding.forms import as_it_is, last_of
 from recast.surgery.plan import plan_of
-from recast.surgery.proof import checksum, proof_of
 from recast.surgery.wrappers import modules_by_name, unwrapped
 from recast.tracing.examples import check_weights
-
-HUB, HUB_FILE = "hf-hub:", "model.safetensors"
-"""Prefix of a repository on the Hugging Face Hub, and the name of its file."""
-
-
-def local_file(path: str | Path) -> Path:
-    """Return the path of a file; hf-hub:user/name[@revision] is fetched into the Hub's cache."""
-    if not str(path).startswith(HUB):
-        return Path(path)
-    from huggingface_hub import hf_hub_download
-
-    repo, _, revision = str(path).removeprefix(HUB).partition("@")
-    with reaching(f"could not fetch {path}", "check the name; a private repository requires hf auth login"):
-        return Path(hf_hub_download(repo, HUB_FILE, revision=revision or None))
 
 
 @typed("model", "path", "classes", "mean", "std")
@@ -58,9 +44,8 @@ def save(
 ) -> Path:  # fmt: skip
     """Write a model (recast or plain) to one `.safetensors` file, with its plan and constructor.
 
-    The file of a recast model also holds the claims that `check` verifies: its parent's fingerprint, the latest
-    successful comparison by `verify`, and the reports of `fold_` and `export`; and the choices of `tune_`, which `load`
-    restores on a processor or GPU of the same name. An existing file is replaced only by a whole one.
+    The file also holds the choices of `tune_`, which `load` restores on a processor or GPU of the same name. An
+    existing file is replaced only by a whole one.
 
     Args:
         model: the network, in any wrapper of torch or timm.
@@ -72,7 +57,7 @@ def save(
         classes: names of the outputs.
         img_size: side, or (height, width), of the images in pixels.
         mean, std: the normalisation per channel, in [0, 1] pixels. All of these default to what the network states in
-            `pretrained_cfg`, as timm's do. `load` states them there, for `explain`, `export` and `check`.
+            `pretrained_cfg`, as timm's do. `load` states them there, for `explain` and `export`.
 
     Returns:
         The path.
@@ -102,7 +87,7 @@ def write_model(
         check_registered(*check_constructor(constructor)[:2])
     model = unwrapped(model)  # a wrapper has names of its own
     check_weights(model)
-    header: dict[str, Any] = {"constructor": constructor, "plan": None} | _plan_and_proof(model)
+    header: dict[str, Any] = {"constructor": constructor, "plan": _plan_as_it_is(model)}
     if images != Images():
         header["images"] = asdict(images)
     if (forms := chosen_forms(model)) is not None:
@@ -123,12 +108,11 @@ def write_model(
     return path
 
 
-def _plan_and_proof(model: nn.Module) -> dict[str, Any]:
-    """Return the header's entries of a recast model, for its layers as they are now; none for a plain model."""
+def _plan_as_it_is(model: nn.Module) -> str | None:
+    """Return the JSON of a recast model's plan, for its layers as they are now; None for a plain model."""
     plan, layers = plan_of(model), modules_by_name(model)
     if plan is None:
-        return {}
-    proof = proof_of(model)
+        return None
     for step in plan.steps:
         layer = layers.get(step.name)
         if layer is None or not isinstance(last_of(layer), RecastLayer | nn.Conv2d | nn.ConvTranspose2d):
@@ -136,12 +120,7 @@ def _plan_and_proof(model: nn.Module) -> dict[str, Any]:
                 f"{step.name} was recast and is not a recast layer or a convolution any more: the plan is another "
                 "network's"
             )
-    steps = tuple(as_it_is(layers[step.name], step) for step in plan.steps)
-    folded = [fold for fold in proof.folded or () if matches_report(fold, layers[fold.name])]
-    return {
-        "plan": replace(plan, steps=steps).to_json(),
-        "proof": replace(proof, folded=proof.folded and folded).to_dict(),
-    }
+    return replace(plan, steps=tuple(as_it_is(layers[step.name], step) for step in plan.steps)).to_json()
 
 
 def _unshared_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -161,7 +140,7 @@ def _try_constructor(header: dict[str, Any], tensors: dict[str, Tensor], model: 
     if source == "function" and not may_run(name) and name.partition(":")[0] not in sys.modules:
         return  # importing it may do anything: a script's module would run the script again
     with torch.random.fork_rng(devices=[]):
-        header = {"proof": {}, "forms": {}, **header}
+        header = {"forms": {}, **header}
         built = replayed(build_from(header["constructor"], trust=True), header, "the model")
     if reason := mismatch(built, tensors):
         raise RecastError(
@@ -177,7 +156,7 @@ def load(path: str | Path, parent: nn.Module | None = None, *, trust: bool = Fal
     Its `pretrained_cfg` states images and classes of the file under timm's keys: input_size, mean, std, label_names.
 
     Args:
-        path: a file of `save`, or hf-hub:user/name[@revision] of `push_to_hub`.
+        path: a file of `save`.
         parent: used instead of the saved constructor; it is copied, never changed.
         trust: call a `pkg.module:function` that the file names as its constructor.
 
@@ -196,7 +175,7 @@ def load(path: str | Path, parent: nn.Module | None = None, *, trust: bool = Fal
         >>> torch.equal(recast.load(path, parent)(images), child(images))
         True
     """
-    path = local_file(path)
+    path = Path(path)
     header = read_header(path)
     if parent is None:
         if header["constructor"] is None:

@@ -101,7 +101,7 @@ def test_the_maps_of_a_pass_make_its_output(network: Any) -> None:
 
 def test_long_maps_warn() -> None:
     made = nn.Sequential(nn.Conv2d(1, 1, 2))
-    recast_(made, plan(made, torch.randn(1, 1, 33, 33), PAPERS, budget=2000))
+    recast_(made, plan(made, torch.randn(1, 1, 33, 33), PAPERS, max_tokens=2000))
     with pytest.warns(UserWarning, match="1089 tokens"), record(made):
         made(torch.randn(1, 1, 33, 33))
 

@@ -93,16 +93,6 @@ def test_json_is_all_there_is_on_standard_output(shared: Path, cli: Cli) -> None
     assert Path(json.loads(report.out)["report"]).is_file()
 
 
-def test_a_run_is_checked_against_its_own_parent(cli: Cli, refused: Refused, shared: Path) -> None:
-    done = cli("check", shared / "run", "--json")
-    claims = {finding["claim"]: finding for finding in json.loads(done.out)["findings"]}
-    assert (done.code, done.err) == (0, "")
-    assert claims["parent"]["holds"] is True
-    assert "recorded: bitwise equal; same prediction on 20 of 20 images" in claims["same function"]["told"]
-    assert claims["saved weights"]["holds"] is None  # it was trained
-    assert "not written by recast.save" in refused("check", shared / "weights.safetensors")
-
-
 def test_evaluate_refuses_what_is_not_finished_or_not_there(
     shared: Path, cli: Cli, refused: Refused, tmp_path: Path
 ) -> None:

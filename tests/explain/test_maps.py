@@ -35,7 +35,7 @@ def assert_stored(values: np.ndarray, wanted: np.ndarray, text: str = "", steps:
 
 
 def recast_conv(conv: nn.Module, x: Tensor, **config: Any) -> Any:
-    made = plan(nn.Sequential(conv), x, RecastConfig(**PAPERS_LAYER | config), where=["0"], budget="tokens=none")
+    made = plan(nn.Sequential(conv), x, RecastConfig(**PAPERS_LAYER | config), where=["0"], max_tokens=None)
     return recast_(nn.Sequential(conv), made)[0]
 
 

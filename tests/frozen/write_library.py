@@ -96,16 +96,14 @@ def command(*argv: str) -> Any:
 # --- plans ---------------------------------------------------------------------------------------------------------
 
 SMALL = ["--img-size", "64"]
+LATE = ["layer2.1.*", "layer3.*.conv*", "layer4.*.conv*"]
 PLANS: dict[str, list[str]] = {
     "resnet18": ["resnet18", *SMALL],
-    "resnet18 all": ["resnet18", "--img-size", "64x48", "--where", "all", "--budget", "macs=1.3x"],
+    "resnet18 all": ["resnet18", "--img-size", "64x48", "--where", *LATE],
     "resnet18 sigmoid remove": ["resnet18", *SMALL, "--gate", "sigmoid", "--stride", "remove"],
-    "resnet18 dilate": ["resnet18", *SMALL, "--stride", "dilate", "--where", "stage:-1"],
-    "regnety memory": ["regnety_002", *SMALL, "--where", "all", "--budget", "memory=20MiB,tokens=256"],
     "convnext pool": ["convnext_atto", *SMALL, "--where", "none", "--pool", "per_class"],
     "mobilenetv3": ["mobilenetv3_small_050", *SMALL, "--stride", "remove"],
     "densenet": ["densenet121", *SMALL, "--where", "features.denseblock4.*"],
-    "nfnet kept": ["nf_regnet_b0", *SMALL, "--keep-parametrization"],
     "hrnet": ["hrnet_w18_small", *SMALL, "--where", "incre_modules.*", "downsamp_modules.*"],
     "cifar_resnet20 linear content": ["cifar_resnet20", "--content", "linear", "--where", "stage:1"],
     "cmhsa_vit pixel": ["cmhsa_vit_5_tiny", "--gate", "bias", "--where", "all"],
@@ -149,7 +147,6 @@ def plan_of(name: str) -> Any:
 FEW = ["--num-images", "2"]
 VERIFIED: dict[str, list[str]] = {
     "digits_resnet": ["digits_resnet", "--img-size", "16"],
-    "digits_resnet dilate": ["digits_resnet", "--img-size", "16", "--stride", "dilate"],
     "digits_resnet remove": ["digits_resnet", "--img-size", "16", "--stride", "remove"],
     "digits_resnet sigmoid": ["digits_resnet", "--img-size", "16", "--gate", "sigmoid"],
     "digits_resnet bias": ["digits_resnet", "--img-size", "16", "--gate", "bias"],
@@ -238,14 +235,6 @@ def _pooled(**config: Any) -> Any:
     )  # fmt: skip
 
 
-def _recast(convolution: Callable[[], nn.Module], size: tuple[int, ...], **config: Any) -> Any:
-    def make() -> nn.Module:
-        model, settings = nn.Sequential(convolution()).eval(), RecastConfig(**PAPERS_LAYER | config)
-        return recast.recast_(model, recast.plan(model, images(*size), settings, where="all", budget=""))
-
-    return make, size
-
-
 def _network(name: str, shape: tuple[int, ...], **kwargs: Any) -> Any:
     return lambda: timm.create_model(name, **kwargs), shape
 
@@ -274,7 +263,7 @@ def layer_cases() -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
     plain_shape = shapes["plain"]
     cases["gpsa linear content"] = _gpsa(*plain_shape, content="linear")
     cases["gpsa attend padding"] = _gpsa(*plain_shape, attend_padding=True, head_dim=3)
-    cases["gpsa starts open"] = _gpsa(*plain_shape, gamma_init=0.2, s_init=0.1, alpha=2.0, gate_range=(0.0, 1.0))
+    cases["gpsa starts open"] = _gpsa(*plain_shape, gamma_init=0.2, s_init=0.1, alpha=2.0)
     for backend in ("reference", "dense", "split", "merged"):
         cases[f"gpsa {backend}"] = _gpsa(*plain_shape, backend=backend)
     for name in ("plain", "strided", "grouped"):
@@ -283,12 +272,6 @@ def layer_cases() -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
     cases["pool per class average"] = _pooled(kind="per_class", num_heads=2)
     cases["pool single paper, not in keys"] = _pooled(kind="single", start="paper", cls_in_keys=False)
     cases["pool per class paper, in keys"] = _pooled(kind="per_class", start="paper", cls_in_keys=True)
-    cases["weight norm kept"] = _recast(
-        lambda: nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 3)), (1, 4, 6, 6), keep_parametrization=True
-    )
-    cases["spectral norm kept"] = _recast(
-        lambda: nn.utils.parametrizations.spectral_norm(nn.Conv2d(4, 4, 3)), (1, 4, 6, 6), keep_parametrization=True
-    )
     cases["cifar_resnet20_a"] = _network("cifar_resnet20_a", (2, 3, 16, 16))
     cases["cmhsa_vit_5_tiny"] = _network("cmhsa_vit_5_tiny", (2, 3, 32, 32), depth=2)
     small = {"embed_dim": 16, "depth": 2, "num_classes": 5}
@@ -330,7 +313,7 @@ def _saved_models() -> dict[str, nn.Module]:
     x, papers = images(2, 3, 16, 16), RecastConfig(**PAPERS_LAYER)
     settings: dict[str, tuple[RecastConfig, PoolConfig | None]] = {
         "recast_model": (papers, None),
-        "recast_sigmoid_model": (RecastConfig(gate="sigmoid", stride="dilate"), None),
+        "recast_sigmoid_model": (RecastConfig(gate="sigmoid", stride="remove"), None),
         "recast_bias_model": (RecastConfig(gate="bias", bias_init=10.0), None),
         "pooled_model": (papers, PoolConfig("single")),
         "pooled_class_model": (papers, PoolConfig("per_class", start="paper", num_heads=2)),

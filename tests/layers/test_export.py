@@ -42,7 +42,7 @@ def gpsa(geometry: Geometry, groups: int = 1, **config: Any) -> GPSA:
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "3×3": lambda: gpsa(PAD_1),
     "pruned": pruned,
-    "linear content, clamped": lambda: gpsa(PAD_1, content="linear", gate_range=(-2.0, 2.0)),
+    "linear content": lambda: gpsa(PAD_1, content="linear"),
     "sigmoid, strided, dilated": lambda: gpsa(Geometry((3, 3), (2, 2), (2, 2, 2, 2), dilation=(2, 2)), gate="sigmoid"),
     "depthwise, strided": lambda: gpsa(Geometry((5, 3), (2, 1), (2, 2, 1, 1)), 4),
     "grouped, reflected": lambda: gpsa(Geometry((3, 3), (1, 1), (1, 1, 1, 1), "reflect"), 2),

@@ -90,23 +90,6 @@ def test_what_is_alive_at_the_start(backend: Any) -> None:
     assert all(gradients_of(layer).values())
 
 
-def test_gate_range_clamps_and_lets_gradients_in() -> None:
-    """Outside the range and on its border only gradients that push inward pass (descent moves against the gradient)."""
-    layer = GPSA(1, 1, Geometry((1, 5)), config=RecastConfig(gate_range=(0.0, 1.0), **PAPERS_LAYER))
-    start = [-0.5, 0.0, 0.5, 1.0, 1.5]
-    with torch.no_grad():
-        layer.gamma.copy_(torch.tensor(start))
-    assert layer.gates()["gamma"].tolist() == [0.0, 0.0, 0.5, 1.0, 1.0]
-    (gradient,) = torch.autograd.grad(layer.gates()["gamma"].sum(), layer.gamma)  # descent goes down
-    assert gradient.tolist() == [0, 0, 1, 1, 1]
-    (gradient,) = torch.autograd.grad(-layer.gates()["gamma"].sum(), layer.gamma)  # descent goes up
-    assert gradient.tolist() == [-1, -1, -1, 0, 0]
-    free = GPSA(1, 1, Geometry((1, 5)), config=PAPERS)
-    with torch.no_grad():
-        free.gamma.copy_(torch.tensor(start))
-    assert free.gates()["gamma"].tolist() == start
-
-
 @pytest.fixture
 def heads_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Number of heads of every computation of the part that is not a convolution."""
@@ -249,9 +232,6 @@ def test_tolerance_closes_small_gates_and_nan_stays_open() -> None:
         layer.prune_((), (3,))
     with pytest.raises(RecastError, match="prune content heads only"):
         sigmoid.prune_((), ())
-    half = RecastConfig(gamma_init=0.5, s_init=0.5, gate_range=(0.1, 1), **PAPERS_LAYER)
-    with pytest.raises(RecastError, match="excludes 0"):
-        GPSA(3, 4, Geometry((3, 3)), config=half).close_maps_(1)
 
 
 @pytest.mark.parametrize(
@@ -267,8 +247,7 @@ def test_compiles_in_one_graph_once_a_size(gate: Any, backend: Any, content: Any
         layer.set_size_(9, 10)
         nn.init.normal_(layer.key)
     else:
-        gate_range = (-1.0, 1.0) if gate == "linear" else None
-        config = RecastConfig(gate=gate, backend=backend, content=content, gate_range=gate_range, **PAPERS_LAYER)
+        config = RecastConfig(gate=gate, backend=backend, content=content, **PAPERS_LAYER)
         layer = open_gates(GPSA(4, 4, geometry, groups=groups, config=config))
     torch._dynamo.reset()
     graphs: list[Any] = []
@@ -334,8 +313,7 @@ TRANSFORMS: dict[str, Callable[[GPSA, Tensor], Tensor]] = {
 def test_function_transforms_agree_with_the_reference(
     transform: str, closed: bool, open_gates: Any, error_of: Any
 ) -> None:
-    config = RecastConfig(gate_range=(-2.0, 2.0), **PAPERS_LAYER)
-    layer = GPSA(4, 4, PAD_1, config=config).double().eval()
+    layer = GPSA(4, 4, PAD_1, config=PAPERS).double().eval()
     layer = layer if closed else open_gates(layer).train()
     x = torch.randn(2, 4, 5, 5, dtype=torch.float64)
     found = TRANSFORMS[transform](layer, x)

@@ -85,8 +85,6 @@ def test_what_the_rule_keeps_and_refuses() -> None:
     assert is_convolution(conv)
     assert refusal(conv) is None
     assert (conv.kernel_size, conv.in_channels, conv.out_channels, conv.groups) == ((3, 3), 12, 8, 1)
-    with pytest.raises(RecastError, match="keep_parametrization must be off"):
-        layer_of(conv, "linear", (3, 3), keep_parametrization=True)
 
 
 def test_mistakes() -> None:

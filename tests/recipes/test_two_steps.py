@@ -43,8 +43,7 @@ def tiny(recipe: Recipe) -> Recipe:
     if isinstance(schedule, AtOnce):
         schedule = AtOnce()
     if isinstance(schedule, Before):
-        few = {name: min(getattr(schedule, name), 8) for name in ("calibrate", "recalibrate_bn")}
-        schedule = schedule.replace(**few)
+        schedule = schedule.replace(recalibrate_bn=min(schedule.recalibrate_bn, 8))
     scales = {name: value for name, value in recipe.model.kwargs.items() if name == "init_values"}
     return recipe.replace(
         model=ModelConfig(stand_in(recipe.model.name), kwargs=scales),

@@ -38,7 +38,7 @@ class RPNHead(nn.Module):
 
 def test_a_head_shared_by_all_levels_of_a_pyramid() -> None:
     parent, image = RPNHead(mask_rcnn(96, 160)).eval(), torch.randn(1, 3, 96, 160)
-    planned = plan(parent, image, where=["head.conv.*"], budget=1200)
+    planned = plan(parent, image, where=["head.conv.*"], max_tokens=1200)
     (step,) = planned.steps
     assert (step.calls, step.output, step.keys) == (5, (256, 24, 40), 26 * 42)
     # 24×40, 12×20, 6×10, 3×5 and, pooled, 2×3

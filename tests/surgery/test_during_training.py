@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -225,18 +224,15 @@ def test_torch_s_schedulers_go_on(make: Callable[[Optimizer], Any], name: str) -
     assert len({round(group["lr"] / group["initial_lr"], 9) for group in optimizer.param_groups}) == 1
 
 
-def test_a_kernel_that_is_computed_starts_anew_with_a_warning_or_moves_whole() -> None:
-    for keep in (False, True):
-        model = nn.Sequential(StdConv2d(3, 4, 3, padding=1), nn.Flatten(), nn.Linear(256, 4)).double()
-        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-        train(model, optimizer, range(2))
-        planned = plan(model, batch(0)[0], RecastConfig(keep_parametrization=keep, **PAPERS_LAYER), where=["0"])
-        with nullcontext() if keep else pytest.warns(UserWarning, match="keep_parametrization keeps them"):
-            recast_during_training_(model, optimizer, planned)
-        layer = model[0]
-        source: Any = layer.parametrizations.weight.original if keep else layer.weight
-        assert ("momentum_buffer" in optimizer.state[source]) == keep
-        assert {id(p) for g in optimizer.param_groups for p in g["params"]} == {id(p) for p in model.parameters()}
+def test_a_kernel_that_is_computed_starts_anew_with_a_warning() -> None:
+    model = nn.Sequential(StdConv2d(3, 4, 3, padding=1), nn.Flatten(), nn.Linear(256, 4)).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    train(model, optimizer, range(2))
+    planned = plan(model, batch(0)[0], PAPERS, where=["0"])
+    with pytest.warns(UserWarning, match="starts without its moments"):
+        recast_during_training_(model, optimizer, planned)
+    assert "momentum_buffer" not in optimizer.state[model[0].weight]
+    assert {id(p) for g in optimizer.param_groups for p in g["params"]} == {id(p) for p in model.parameters()}
 
 
 def test_a_kernel_of_another_layout_moves_with_its_permutation() -> None:

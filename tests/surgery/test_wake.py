@@ -40,7 +40,7 @@ def network(transposed: bool = False, **options: Any) -> nn.Module:
 def recast_network(parent: nn.Module, **config: Any) -> nn.Module:
     child = copy.deepcopy(parent)
     return recast.recast_(
-        child, recast.plan(child, images()[:1], RecastConfig(**PAPERS_LAYER | config), where="all", budget=2000)
+        child, recast.plan(child, images()[:1], RecastConfig(**PAPERS_LAYER | config), where="all", max_tokens=2000)
     )
 
 

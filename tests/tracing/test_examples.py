@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import recast
-from recast import RecastError, calibrate_
+from recast import RecastError
 from recast.lab.analysis.grad_cam import grad_cam
 from recast.lab.config import DataConfig
 from recast.lab.data import load_data
@@ -69,9 +69,6 @@ def test_every_verb_takes_the_example_of_plan(case: str, tmp_path: Path) -> None
     assert recast.wake_(child, [(example, LABELS)])[0].entropy_after == woken.entropy_after < 0.99
     (folded,) = recast.fold_(copy.deepcopy(child), data=example)
     assert folded.output_error < 1e-5
-    soft = recast.recast_(copy.deepcopy(model), recast.plan(model, example, recast.RecastConfig(gate="sigmoid")))
-    before = recast.verify(model, soft, example).layers["body.3"]
-    assert recast.verify(model, calibrate_(soft, model, example), example).layers["body.3"] < before
     pooled = recast.plan(model, example, where="none", pool=recast.PoolConfig("single"))
     assert pooled.place.name == "pool"
     assert recast.attention_pool_(copy.deepcopy(model), example=example).pool is not model.pool
@@ -249,7 +246,6 @@ def test_weights_without_values_are_one_clear_error(kind: str, tmp_path: Path) -
     for call in (
         lambda model: recast.recast_(model, planned),
         lambda model: recast.verify(model, child, IMAGES),
-        lambda model: calibrate_(child, model, IMAGES),
         lambda model: recast.load(path, parent=model),
         lambda model: evaluate(model, "clean", data),
         lambda model: recast.save(model, tmp_path / "other.safetensors"),

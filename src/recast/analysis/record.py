@@ -17,11 +17,12 @@ from recast.errors import RecastError
 from recast.layers.attention_pool import AttentionPool, attention_pools
 from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
 from recast.modes import in_eval
-from recast.surgery.limits import DEFAULT_TOKENS
 from recast.surgery.pooling.adapters import PooledLayer
 from recast.surgery.wrappers import unwrapped
 from recast.tracing.hooks import hooked
 
+MANY_TOKENS = 1024
+"""Above as many a map of a layer takes much memory."""
 SHOWN = 16
 """Layers that a printed record names, one a line."""
 
@@ -109,7 +110,7 @@ def record(model: nn.Module) -> Iterator[Record]:
 
     `maps[name]` is the `Attention` of a layer's latest call, in full: of recast layers (with the parts of the mix),
     attention pools, timm's attention (ViT, DeiT, CaiT, ConViT, BEiT, EVA …), and `nn.MultiheadAttention`. Maps are made
-    whatever the layer's backend; over more tokens than the default budget a warning says so. Fused attention is
+    whatever the layer's backend; over more than 1,024 tokens a warning says so. Fused attention is
     switched off inside, and outputs differ by rounding from those outside. What has no maps, as attention within
     windows or over fewer keys (Swin, PVT), is named in `maps.left_out`.
 
@@ -131,7 +132,7 @@ def record(model: nn.Module) -> Iterator[Record]:
 
     def keep_recast(name: str, layer: RecastLayer, x: Tensor) -> None:
         size = layer.geometry.padded_size(*x.shape[-2:])
-        if size[0] * size[1] > DEFAULT_TOKENS:
+        if size[0] * size[1] > MANY_TOKENS:
             warnings.warn(f"{name}: recording maps over {size[0] * size[1]} tokens takes memory", stacklevel=2)
         parts = layer.maps(x) if isinstance(layer, CMHSA) else layer.attention(x)
         maps.keep(name, Attention(grid=size, **parts._asdict()))

@@ -17,7 +17,6 @@ from recast.errors import RecastError
 from recast.layers.config import LinearGate, RecastConfig
 from recast.layers.functional.operands import fold_value, in_autocast
 from recast.layers.geometry import Geometry, convolution
-from recast.modes import in_eval
 
 QUERY_STD = 0.02
 GROUPED_HEAD_DIM = 8
@@ -221,18 +220,10 @@ class AttentionConv2d(nn.Module):
 
         A padding layer precedes it where `nn.Conv2d` cannot express the padding.
         """
-        weight, trained = self.kernel_in_eval()
-        kernel = torch.empty_like(weight)  # in the memory format of the layer's own
-        kernel.copy_(fold_value(weight, self.value, self.groups))
+        kernel = torch.empty_like(self.weight)  # in the memory format of the layer's own
+        kernel.copy_(fold_value(self.weight, self.value, self.groups))
+        trained = self.weight.requires_grad
         return convolution(self.geometry, kernel, self.bias, self.groups, trained).train(self.training)
-
-    def kernel_in_eval(self) -> tuple[Tensor, bool]:
-        """Return W_out as in eval mode, and whether it is trained. In training, reading spectral norm takes a step."""
-        if not parametrize.is_parametrized(self, "weight"):
-            return self.weight, self.weight.requires_grad
-        makers: nn.Module = self.parametrizations["weight"]  # type: ignore[index, assignment]
-        with in_eval(makers):
-            return self.weight, any(p.requires_grad for p in makers.parameters())
 
     @torch.no_grad()
     def fold_value_(self) -> None:
@@ -240,16 +231,9 @@ class AttentionConv2d(nn.Module):
         if self.value is None:
             return
         if parametrize.is_parametrized(self, "weight"):
-            raise RecastError(
-                "W_val cannot be multiplied into a parametrised W_out; recast with keep_parametrization=False"
-            )
+            raise RecastError("W_val cannot be multiplied into a parametrised W_out: remove the parametrisation first")
         self.weight.copy_(fold_value(self.weight, self.value, self.groups))
         self.value = None
-
-    def add_bias_(self) -> None:
-        """Give a layer without bias a zero one (calibration needs it)."""
-        if self.bias is None:
-            self.bias = nn.Parameter(self.weight.new_zeros(self.out_channels), self.weight.requires_grad)
 
     def _check_input(self, x: Tensor) -> None:
         if isinstance(x, torch.fx.Proxy):

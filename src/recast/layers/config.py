@@ -58,6 +58,10 @@ PAPERS_LAYER: dict[str, Any] = {"content_heads": "all", "gaussian_heads": "all",
 """Content, a Gaussian and W_val in every head: the layer of the papers, which gates other than linear always have."""
 
 
+DROPPED: dict[str, Any] = {"keep_parametrization": False, "gate_range": None}
+"""Choices of older versions that are gone, with what they were by default."""
+
+
 class RecastConfig(OneOf):
     """How a convolution becomes gated positional self-attention (GPSA).
 
@@ -86,11 +90,8 @@ class RecastConfig(OneOf):
     images: the same on the principal components of what the layer sees, from training images (`recast.wake_`)."""
     logit_std: Annotated[Positive, Rare()] = 1.5
     """similar and images: standard deviation of a query's logits over its keys at the start."""
-    keep_parametrization: Annotated[bool, Rare()] = False
-    """Keep what makes the kernel (weight standardization, weight or spectral norm) over W_out. Off: take its result."""
-    stride: Literal["keep", "remove", "dilate"] = "keep"
-    """Stride of a recast layer. keep: exact. remove: the paper's stride 1. dilate: as remove, with the layers after it
-    dilated to match."""
+    stride: Literal["keep", "remove"] = "keep"
+    """Stride of a recast layer. keep: exact. remove: the paper's stride 1."""
 
     if TYPE_CHECKING:
 
@@ -107,7 +108,7 @@ class RecastConfig(OneOf):
         if not isinstance(values, dict):
             return values
         others = {name: field.default for member in cls.members.values() for name, field in member.model_fields.items()}
-        others |= PAPERS_LAYER
+        others |= PAPERS_LAYER | DROPPED
         return {
             name: value
             for name, value in values.items()
@@ -139,8 +140,6 @@ class LinearGate(GaussianGate):
     """Share γ of content attention at the start. 0 is exact."""
     s_init: Annotated[Finite, Rare()] = 0.0
     """Spread s (one-hot shift to Gaussian) at the start; 0 is exact."""
-    gate_range: Annotated[tuple[Finite, Finite] | None, Rare()] = None
-    """Clamp γ and s, e.g. (0, 1) keeps every map a convex mix. None: free reals."""
     gaussian_heads: Annotated[GaussianHeads, Rare()] = "none"
     """Heads with a Gaussian map, as content_heads; or none."""
 
@@ -148,12 +147,6 @@ class LinearGate(GaussianGate):
     def _starts_as_it_says(self) -> Self:
         if self.s_init and self.gaussian_heads == "none":
             raise clash("`s_init` requires `gaussian_heads`: without a Gaussian there is nothing to spread")
-        if self.gate_range is not None:
-            low, high = self.gate_range
-            if not low < high:
-                raise clash(f"`gate_range` must be (low, high) with low < high, got {self.gate_range}")
-            if not (low <= self.gamma_init <= high and low <= self.s_init <= high):
-                raise clash(f"`gamma_init` and `s_init` must lie in `gate_range` {self.gate_range}")
         return self
 
 

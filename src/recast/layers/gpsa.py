@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from recast.errors import RecastError
 from recast.layers import functional
@@ -142,25 +141,16 @@ class GPSA(AttentionConv2d):
         if self.config.gate == "sigmoid":
             lam = scatter_heads(self.lam, self.content_heads, self.num_heads, LAMBDA_WITHOUT_CONTENT)
             return {"lambda": lam, "sigma": torch.sigmoid(lam)}
-        gamma, spread = self._linear_gates()
         return {
-            "gamma": scatter_heads(gamma, self.content_heads, self.num_heads),
-            "s": scatter_heads(spread, self.gaussian_heads, self.num_heads),
+            "gamma": scatter_heads(self.gamma, self.content_heads, self.num_heads),
+            "s": scatter_heads(self.spread, self.gaussian_heads, self.num_heads),
         }
-
-    def _linear_gates(self) -> tuple[Tensor, Tensor]:
-        """Return γ (H_c,) and s (H_g,) within `config.gate_range`."""
-        assert self.config.gate == "linear"
-        if self.config.gate_range is None:
-            return self.gamma, self.spread
-        low, high = self.config.gate_range
-        return operands.clamp_inward(self.gamma, low, high), operands.clamp_inward(self.spread, low, high)
 
     def coefficients(self) -> Gates:
         """Return the coefficients of the Gaussian (H_g,) and content (H_c,) maps; the shift has the rest of 1."""
         if self.config.gate == "linear":
-            gates = self._linear_gates()
-            return functional.linear_gates(*gates, self.gaussian_heads, self.content_heads, self.num_heads)
+            heads = self.gaussian_heads, self.content_heads, self.num_heads
+            return functional.linear_gates(self.gamma, self.spread, *heads)
         every = functional.sigmoid_gates(self.gates()["lambda"])
         return every._replace(content=take_heads(every.content, self.content_heads, self.num_heads))
 
@@ -274,19 +264,9 @@ class GPSA(AttentionConv2d):
         maps = ("s", self.gaussian_heads), ("gamma", self.content_heads)
         return torch.cat([take_heads(gates[name], heads, self.num_heads).abs() for name, heads in maps])
 
-    def check_closes(self, tol: float) -> None:
-        """Raise `RecastError` if `tol` > 0 and `gate_range` excludes 0."""
-        low, high = gate_range = (self.config.gate == "linear" and self.config.gate_range) or (0.0, 0.0)
-        if tol > 0 and not low <= 0 <= high:
-            raise RecastError(f"gate_range {gate_range} excludes 0, so no head closes: use tol=0")
-
     @torch.no_grad()
     def close_maps_(self, tol: float) -> None:
-        """Remove the maps whose gate is within `tol`: |s| of a Gaussian, |γ| of a content map, 1 − σ(λ) (`prune_`).
-
-        Raises `RecastError` if `gate_range` excludes 0.
-        """
-        self.check_closes(tol)
+        """Remove the maps whose gate is within `tol`: |s| of a Gaussian, |γ| of a content map, 1 − σ(λ) (`prune_`)."""
         # not >: NaN counts as open
         opened = nonzero(~(self.gate_sizes() <= tol))
         gaussian, first = self.gaussian_heads, 0
@@ -336,8 +316,7 @@ class GPSA(AttentionConv2d):
         closed = self.config.gate == "linear" and not self.gaussian_heads and not self.content_heads
         if closed and computes_as(self, GPSA):  # a convolution would not have its hooks
             return self.to_conv()
-        if not parametrize.is_parametrized(self, "weight"):
-            self.fold_value_()
+        self.fold_value_()
         return self
 
     # timm's `reparameterize_model` calls this name on every module that has it

@@ -27,7 +27,6 @@ from recast.models.weights import first_nonfinite, load_weights_, read_header, r
 from recast.surgery.apply import recast_
 from recast.surgery.chosen_forms import ChosenForms, choose_forms_
 from recast.surgery.plan import Plan
-from recast.surgery.proof import Proof, note_
 from recast.tracing.examples import check_weights
 
 KWARGS = ("num_classes", "img_size", "in_chans")
@@ -121,10 +120,9 @@ def _adapted(
 
 
 def replayed(model: nn.Module, header: Mapping[str, Any] | None, path: str | Path) -> nn.Module:
-    """Recast `model` by the plan in the header of a saved file, note the proof, choose the forms; returns the model."""
+    """Recast `model` by the plan in the header of a saved file, choose the forms; return the model."""
     if header is None or header["plan"] is None:
         return model
-    note_(model, read(Proof, header["proof"], f"{path}'s proof"))
     forms = read(ChosenForms, header["forms"], f"{path}'s forms")
     model = recast_(model, Plan.from_json(header["plan"], f"{path}'s plan"))
     choose_forms_(model, forms)

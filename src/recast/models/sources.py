@@ -140,7 +140,7 @@ def _torchvision(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Modu
 
 
 def _fetched(name: str, create: Callable[[], nn.Module]) -> nn.Module:
-    remedy = "give a file of weights (--checkpoint FILE, of check --parent FILE), or go without (--no-pretrained)"
+    remedy = "give a file of weights (--checkpoint FILE), or go without (--no-pretrained)"
     with reaching(f"could not fetch the pretrained weights of {name}", remedy):
         return create()
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from recast.errors import RecastError, listed, shown
 from recast.files import require
 from recast.json_text import parse_json
-from recast.surgery.proof import checksum
+from recast.models.checksum import checksum
 from recast.surgery.wrappers import plain_name
 from recast.tracing.examples import check_weights
 
@@ -141,7 +141,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
-    """Read `{"constructor": …, "plan": …, "proof": …, "images": …, "forms": …}` from a saved file.
+    """Read `{"constructor": …, "plan": …, "images": …, "forms": …}` from a saved file.
 
     Raises `RecastError` if it is missing, truncated or foreign.
     """
@@ -165,7 +165,6 @@ def read_header(path: str | Path) -> dict[str, Any]:
     return {
         "constructor": constructor,
         "plan": plan,
-        "proof": header.get("proof") or {},
         "images": header.get("images"),
         "forms": header.get("forms") or {},
     }

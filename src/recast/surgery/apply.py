@@ -15,7 +15,6 @@ from recast.layers.gpsa import gpsa_layers
 from recast.surgery.folding.forms import as_folded, guard_merging_
 from recast.surgery.plan import NOTHING, Plan, plan_of, set_plan_
 from recast.surgery.pooling.swap import put_pool_
-from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Step
 from recast.surgery.rules import check_finite, convert, refusal
 from recast.surgery.stride import Edit, apply_edits_, check_edits, replace_module_
@@ -34,7 +33,7 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
 
     Args:
         model: the network that was planned.
-        plan: from `plan`, possibly edited.
+        plan: from `plan`.
         steps: names of the steps to take now. Default: all, and the pool. Later calls with the same plan may take
             others, and `attention_pool_(model, config=plan.pool)` the pool.
 
@@ -64,7 +63,7 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
         return model
     chosen = plan if steps is None else plan.only(steps).without_pool()
     check_not_lazy(model)
-    done, proof = plan_of(model), proof_of(model)
+    done = plan_of(model)
     modules, layers = check_recast(model, plan, chosen)
     edits = () if done is not None and done.steps else _edits(plan, chosen.steps)
     check_edits(model, edits, plan.model)
@@ -81,7 +80,6 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
             replace_module_(model, modules[name], layer)
     guard_merging_(model)
     set_plan_(model, _applied(plan, chosen, done))
-    note_(model, proof)
     return model
 
 
@@ -140,8 +138,6 @@ def _layer(module: nn.Module, plan: Plan, step: Step, continued: bool) -> nn.Mod
         layer.set_geometry_(step.geometry)
     if isinstance(layer, CMHSA):
         layer.set_size_(*step.input[1:])
-    if step.bias_added:
-        layer.add_bias_()
     return layer if step.fold is None or isinstance(layer, CMHSA) else as_folded(layer, step.fold)
 
 

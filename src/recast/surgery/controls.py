@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from recast.errors import RecastError
 from recast.layers.attention_pool import attention_pools
 from recast.layers.cmhsa import recast_layers
-from recast.surgery.rules import parametrization_of
 from recast.tracing.hooks import hooked
 
 QUERY = 10.0
@@ -37,9 +36,7 @@ def swapped_heads(model: nn.Module) -> Iterator[None]:
     layer = next((m for m in recast_layers(model).values() if m.num_heads > 1), None)
     if layer is None:
         raise RecastError("the control requires a recast layer with two taps")
-    makers = parametrization_of(layer)
-    # of a computed weight, the tensor that it is made from
-    weight = layer.weight if makers is None else max(makers.parameters(recurse=False), key=Tensor.numel)
+    weight = layer.weight
     original, order, middle = weight.detach().clone(), list(range(layer.num_heads)), layer.num_heads // 2
     order[0], order[middle] = middle, 0
     with torch.no_grad():

@@ -33,17 +33,9 @@ def carried_parameters(conv: nn.Module, layer: nn.Module) -> list[Carried]:
     for name, old in conv.named_parameters():
         relaid = _relaid(conv) if name == "weight" else None
         same = old if relaid is None else relaid(old)
-        inside = {"weight": "original", "gain": "gain"}.get(name)  # its name in a kept parametrisation
-        parametrized = {
-            n for n in theirs if n.startswith("parametrizations.weight.") and n.rpartition(".")[2] == inside
-        }
-        for where, new in theirs.items():
-            if where != name and where not in parametrized:
-                continue
-            if same.shape == new.shape and torch.equal(same, new):
-                pairs.append(Carried(old, new, relaid))
-                del theirs[where]
-                break
+        new = theirs.get(name)
+        if new is not None and same.shape == new.shape and torch.equal(same, new):
+            pairs.append(Carried(old, new, relaid))
     return pairs
 
 
@@ -103,7 +95,4 @@ def forget_(optimizer: Optimizer, name: str, conv: nn.Module, carried: Iterable[
     for parameter in lost:
         optimizer.state.pop(parameter, None)
     if lost:
-        warnings.warn(
-            f"{name} computes its kernel: W_out starts without its moments (keep_parametrization keeps them)",
-            stacklevel=3,
-        )
+        warnings.warn(f"{name} computes its kernel: W_out starts without its moments", stacklevel=3)

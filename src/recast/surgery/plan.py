@@ -74,7 +74,18 @@ class Plan:
     @classmethod
     def from_json(cls, text: str, source: str = "the text") -> Plan:
         """Read the text of `to_json`. Raises `RecastError`, naming the `source`, if it is no plan of this version."""
-        data = plan_document(text, source)
+        if not isinstance(text, str):
+            raise RecastError(f"a plan must be text in JSON, as its to_json gives, got {shown(text)}")
+        try:
+            data = parse_json(text, "it")
+        except RecastError as error:
+            raise RecastError(f"{source} is not a plan: {error}") from None
+        if not isinstance(data, dict) or not isinstance(data.get("steps"), list):
+            raise RecastError(f"{source} is not a plan: expected an object with a list of steps")
+        version = data.pop("version", None)
+        if version not in (5, VERSION):
+            raise RecastError(f"{source} is a plan of version {shown(version)}, expected {VERSION}: plan again")
+        _modernise_(data, version)
         try:
             totals, steps = data.pop("totals"), [_step_fields(step) for step in data.pop("steps")]
             return read(cls, data | totals | {"steps": steps}, source)
@@ -125,25 +136,15 @@ def nothing_to_see(plan: Plan) -> str:
     return f"{layers} ({listed(alone, 3)}), where attention has nothing to choose: larger images, or earlier layers"
 
 
-def plan_document(text: str, source: str) -> dict[str, Any]:
-    """Parse the JSON of a plan, written by `to_json` or by hand; the version may be missing."""
-    if not isinstance(text, str):
-        raise RecastError(f"a plan must be text in JSON, as its to_json gives, got {shown(text)}")
-    try:
-        data = parse_json(text, "it")
-    except RecastError as error:
-        raise RecastError(f"{source} is not a plan: {error}") from None
-    version = data.pop("version", VERSION) if isinstance(data, dict) else VERSION
-    if version not in (5, VERSION):
-        raise RecastError(f"{source} is a plan of version {shown(version)}, expected {VERSION}: plan again")
-    if not isinstance(data, dict) or not isinstance(data.get("steps"), list):
-        raise RecastError(f"{source} is not a plan: expected an object with a list of steps")
-    if version == 5 and isinstance(data.get("config"), dict):  # which may be older than these choices
+def _modernise_(data: dict[str, Any], version: int) -> None:
+    """Give a plan of version 5 the choices that it made without saying so, and drop what older plans said besides."""
+    if version == 5 and isinstance(data.get("config"), dict):
         data["config"] = PAPERS_LAYER | data["config"]
-        for step in data["steps"]:  # folded before BatchNorms were left to compilers
-            if isinstance(step, dict) and isinstance(step.get("fold"), dict):
-                step["fold"].pop("batch_norm", None)
-    return data
+    if isinstance(data.get("place"), dict):
+        data["place"].pop("positions", None)
+    for step in data["steps"]:  # folded before BatchNorms were left to compilers
+        if isinstance(step, dict) and isinstance(step.get("fold"), dict):
+            step["fold"].pop("batch_norm", None)
 
 
 def _step_fields(step: dict[str, Any]) -> dict[str, Any]:

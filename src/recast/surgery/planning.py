@@ -9,14 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from recast.config import typed
+from recast.config import Count, typed
 from recast.errors import RecastError
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.config import LinearGate, RecastConfig
 from recast.layers.geometry import Geometry
 from recast.layers.pool_config import AttentionPooling, PoolConfig
-from recast.surgery.budget import keep_within
-from recast.surgery.limits import Budget
 from recast.surgery.plan import Plan
 from recast.surgery.pooling.find import find_place
 from recast.surgery.pooling.swap import check_change, put_pool_
@@ -30,15 +28,17 @@ from recast.tracing.examples import Example
 from recast.tracing.hooks import undisturbed
 from recast.tracing.observe import Call, Observation, observe, on_meta
 
+MAX_TOKENS = 1024
 
-@typed("model", "config", "budget", "pool")
+
+@typed("model", "config", "max_tokens", "pool")
 def plan(
     model: nn.Module,
     example: Example,
     config: RecastConfig | None = None,
     *,
     where: Where | None = None,
-    budget: Budget | str | int | None = None,
+    max_tokens: Count | None = MAX_TOKENS,
     pool: PoolConfig | None = None,
 ) -> Plan:
     """Plan which convolutions of `model` become attention, at what cost, and why the others stay. Reads only.
@@ -49,18 +49,18 @@ def plan(
             detectors take them (`recast.tracing.examples`). Only its shapes matter.
         config: how a convolution becomes attention. Default: `RecastConfig()`.
         where: "last_stage" (the default and the papers' choice: every convolution with more than one tap whose output
-            has the smallest size), "all", "stage:N" (a size of the maps, 0 the largest; -1 is the last), names, globs,
-            "re:REGEX", or a predicate `f(name, module)`. "none" keeps every convolution; it requires `pool`.
-        budget: limits of the tokens of a layer (default 1024) and of the MACs, parameters and activation memory of the
-            recast model (`surgery.limits.Budget`). Layers are taken from the end of the network.
+            has the smallest size), "all", "stage:N" (a size of the maps, 0 the largest; -1 is the last), names, or
+            globs. "none" keeps every convolution; it requires `pool`.
+        max_tokens: layers with more tokens (padded pixels) stay convolutions; a layer that `where` names in full must
+            not have more. None: any number.
         pool: replace the network's own pooling by attention.
 
     Returns:
         The `Plan`, for `recast_`.
 
     Raises:
-        RecastError: for a selection or a budget that leaves no layer, an example that the model does not take, a stride
-            that cannot be removed, or pooling that cannot be replaced.
+        RecastError: for a selection that leaves no layer, a layer named in full that has too many tokens, an example
+            that the model does not take, a stride that cannot be removed, or pooling that cannot be replaced.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
@@ -70,7 +70,7 @@ def plan(
     """
     attention, model = pool if isinstance(pool, AttentionPooling) else None, unwrapped(model)
     with torch.inference_mode(False), undisturbed(model):
-        return _plan(model, example, config or RecastConfig(), where, Budget.parse(budget), attention)
+        return _plan(model, example, config or RecastConfig(), where, max_tokens, attention)
 
 
 def _plan(
@@ -78,7 +78,7 @@ def _plan(
     example: Example,
     config: RecastConfig,
     where: Where | None,
-    limits: Budget,
+    max_tokens: int | None,
     pool: AttentionPooling | None,
 ) -> Plan:
     if is_none(where) and pool is None:
@@ -87,7 +87,7 @@ def _plan(
     parent = _observe_parent(model, example, convolutions)
     layers, explicit, reasons = select(where, model, convolutions, parent, config)
     edits = _stride_edits(model, list(layers), convolutions, parent, config)
-    edited = _observe_edited(model, example, convolutions, edits, config) if edits else parent
+    edited = _observe_edited(model, example, convolutions, edits) if edits else parent
 
     geometries = {edit.name: edit.geometry for edit in edits}
     steps: list[Step] = []
@@ -102,10 +102,12 @@ def _plan(
         place, pool_cost = _pool(model, example, pool, edited, layers, edits)
         after += pool_cost
 
-    steps, too_large, after = keep_within(steps, added, list(edited.calls), explicit, limits, after, before)
+    too_large = _too_large(steps, explicit, max_tokens)
     reasons |= too_large
+    steps = [step for step in steps if step.name not in too_large]
     recast = {step.name for step in steps}
-    # a layer that exceeds the budget stays a convolution, and must fit the denser map
+    after = sum((added[name] for name in recast), after)
+    # a layer that has too many tokens stays a convolution, and must fit the denser map
     edits = [edit for edit in edits if edit.geometry is None or edit.name not in recast]
     unchanged = tuple(Left(name, reasons[name]) for name in convolutions if name in reasons)
     failed = f"planned from one real pass in eval mode, the shape-only pass failed ({edited.failure})"
@@ -113,6 +115,21 @@ def _plan(
     return Plan(
         type(model).__name__, config, tuple(steps), unchanged, tuple(edits), before, after, note, pool, pool_cost, place
     )
+
+
+def _too_large(steps: list[Step], explicit: set[str], max_tokens: int | None) -> dict[str, str]:
+    """Return the reason for every step with more tokens. Raises `RecastError` for an `explicit` one, and for all."""
+    reasons = {
+        step.name: f"has too many tokens: {step.keys}, max_tokens is {max_tokens}; lower the resolution or raise it"
+        for step in steps
+        if max_tokens is not None and step.keys > max_tokens
+    }
+    refused = next((name for name in reasons if name in explicit), None)
+    if refused is None and steps and len(reasons) == len(steps):
+        refused = steps[-1].name
+    if refused is not None:
+        raise RecastError(f"{refused or 'the model'} {reasons[refused]}")
+    return reasons
 
 
 def _watched(convolutions: dict[str, nn.Module]) -> set[str]:
@@ -145,11 +162,11 @@ def _stride_edits(
         return []
     maps = [name for name in _planar(convolutions, parent) if len(parent.calls[name][0].input) == 4]
     spatial = {name: module for name, module in convolutions.items() if name in maps and is_spatial(module)}
-    return plan_stride_edits(model, names, spatial, parent.calls, config.stride)
+    return plan_stride_edits(model, names, spatial, parent.calls)
 
 
 def _observe_edited(
-    model: nn.Module, example: Example, convolutions: dict[str, nn.Module], edits: list[Edit], config: RecastConfig
+    model: nn.Module, example: Example, convolutions: dict[str, nn.Module], edits: list[Edit]
 ) -> Observation:
     """Run the example through the edited network. Raises `RecastError` if its shapes do not fit together."""
     try:
@@ -157,7 +174,7 @@ def _observe_edited(
     except RecastError as error:
         first = next(edit.name for edit in edits if edit.geometry is not None)
         raise RecastError(
-            f"stride={config.stride!r}: shapes do not match without the stride of {first}; use stride='keep'. {error}"
+            f"stride='remove': shapes do not match without the stride of {first}; use stride='keep'. {error}"
         ) from error
 
 

@@ -60,8 +60,6 @@ class Step:
     after: Cost
     exact: bool
     calls: int = 1
-    bias_added: bool = False
-    """Calibration gave the layer a bias that the convolution did not have."""
     fold: Fold | None = None
     """What `fold_` made of the layer."""
 
@@ -109,7 +107,5 @@ class Place:
     """The linear layer (or 1×1 convolution) that gives the logits; None where there is no single one."""
     averages: bool = True
     """The network pooled by the mean over all positions and nothing else came between: the average start is exact."""
-    positions: int = 0
-    """How many are pooled of the images that it was found with."""
     relu: bool = False
     """append: the code applies a ReLU before it averages, so the pooling gets one too."""

@@ -2,15 +2,14 @@
 
 Rules never change the module they read; the swap itself is `recast.recast_`. Every rule answers the same two questions:
 which `Geometry`, and which kernel the module uses in eval mode. What makes that kernel (standardisation, weight norm,
-spectral norm) is dropped, or moves along as a parametrisation of W_out: W_out has the kernel's own layout, so whatever
-made the kernel makes all heads of the layer, jointly.
+spectral norm) is dropped for its result.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -75,13 +74,6 @@ def is_convolution(module: nn.Module) -> bool:
 def axes_of(module: nn.Module) -> int:
     """Return the number of axes that a convolution runs over."""
     return len(module.kernel_size) if isinstance(module, nn.modules.conv._ConvNd) else 2
-
-
-def parametrization_of(module: nn.Module) -> parametrize.ParametrizationList | None:
-    """Return the parametrisation of the weight (`torch.nn.utils.parametrize`), if there is one."""
-    makers = getattr(module, "parametrizations", None)
-    maker = makers["weight"] if isinstance(makers, nn.ModuleDict) and "weight" in makers else None
-    return maker if isinstance(maker, parametrize.ParametrizationList) else None
 
 
 # --- what cannot be recast --------------------------------------------------------------------------------------------
@@ -172,28 +164,21 @@ def held_elsewhere(model: nn.Module, modules: dict[str, nn.Module]) -> dict[str,
 # --- the rules: `nn.Conv2d`, `nn.ConvTranspose2d`, timm's convolutions with SAME padding or standardised weights ------
 
 
-class WeightStandardization(nn.Module):
-    """Ŵ = g·(W − mean) / √(var + eps) per output channel (Qiao et al. 2019); g = gain · scale in norm-free networks.
+def standardized(weight: Tensor, eps: float, gain: Tensor | None) -> Tensor:
+    """Return Ŵ = g·(W − mean) / √(var + eps) per output channel (Qiao et al. 2019), variance over the kernel.
 
-    `gain` (O, 1, 1, 1) is trained, or None for g = 1 (Brock et al. 2021, ScaledStdConv2d); variance over the kernel.
+    `gain` (O, 1, 1, 1): g of norm-free networks (Brock et al. 2021, ScaledStdConv2d); None: 1.
     """
-
-    def __init__(self, eps: float, scale: float, gain: Tensor | None) -> None:
-        super().__init__()
-        self.eps, self.scale = eps, scale
-        self.gain = None if gain is None else nn.Parameter(gain.detach().clone(), gain.requires_grad)
-
-    def forward(self, weight: Tensor) -> Tensor:
-        # batch_norm over one image is timm's own way to the same bits
-        g = None if self.gain is None else (self.gain * self.scale).view(-1)
-        rows = weight.reshape(1, weight.shape[0], -1)
-        return F.batch_norm(rows, None, None, weight=g, training=True, momentum=0.0, eps=self.eps).reshape_as(weight)
+    # batch_norm over one image is timm's own way to the same bits
+    rows = weight.reshape(1, weight.shape[0], -1)
+    g = None if gain is None else gain.view(-1)
+    return F.batch_norm(rows, None, None, weight=g, training=True, momentum=0.0, eps=eps).reshape_as(weight)
 
 
 def computes_weight(conv: nn.Module) -> bool:
     """Return True if a convolution computes its kernel in every forward pass."""
     standardised = isinstance(conv, StdConv2d | StdConv2dSame | ScaledStdConv2d | ScaledStdConv2dSame)
-    return standardised or parametrization_of(conv) is not None
+    return standardised or parametrize.is_parametrized(conv, "weight")
 
 
 @torch.no_grad()
@@ -224,8 +209,6 @@ def _conv2d(conv: nn.Conv2d, config: RecastConfig) -> RecastLayer:
 @recasts(nn.ConvTranspose2d)
 def _conv_transpose2d(conv: nn.ConvTranspose2d, config: RecastConfig) -> RecastLayer:
     """A convolution of the input with zeros between its pixels, the kernel flipped and transposed."""
-    if config.keep_parametrization and parametrization_of(conv) is not None:
-        raise RecastError("keep_parametrization does not support transposed convolutions: turn it off")
     return as_attention(conv, Geometry.of(conv), flip_transpose(effective_weight(conv), conv.groups), config)
 
 
@@ -234,25 +217,16 @@ def _conv_transpose2d(conv: nn.ConvTranspose2d, config: RecastConfig) -> RecastL
 @recasts(ScaledStdConv2d)
 @recasts(ScaledStdConv2dSame)
 def _standardised(conv: nn.Conv2d, config: RecastConfig) -> RecastLayer:
-    maker = WeightStandardization(conv.eps, getattr(conv, "scale", 1.0), getattr(conv, "gain", None))  # type: ignore[arg-type]
-    raw = effective_weight(conv)
-    if config.keep_parametrization:
-        return as_attention(conv, _geometry(conv), raw, config, maker)
+    gain: Any = getattr(conv, "gain", None)
     with torch.no_grad():
-        return as_attention(conv, _geometry(conv), maker(raw), config)
+        gain = None if gain is None else gain * conv.scale
+        return as_attention(conv, _geometry(conv), standardized(effective_weight(conv), float(conv.eps), gain), config)  # type: ignore[arg-type]
 
 
 def as_attention(
-    conv: nn.Conv2d | nn.ConvTranspose2d, geometry: Geometry, weight: Tensor, config: RecastConfig,
-    maker: nn.Module | None = None,
-) -> RecastLayer:  # fmt: skip
-    """Make a layer with kernel `weight` in W_out's layout, and the mode, freezing, dtype and device of `conv`.
-
-    With `keep_parametrization`, `conv`'s own parametrisations and then `maker` become those of W_out; `weight` is what
-    the last of them starts from.
-    """
-    keep = config.keep_parametrization
-    given = parametrization_of(conv) if keep else None
+    conv: nn.Conv2d | nn.ConvTranspose2d, geometry: Geometry, weight: Tensor, config: RecastConfig
+) -> RecastLayer:
+    """Make a layer with kernel `weight` in W_out's layout, and the mode, freezing, dtype and device of `conv`."""
     kind = CMHSA if config.gate == "bias" else GPSA
     layer = kind(
         conv.in_channels, conv.out_channels, geometry, groups=conv.groups, bias=conv.bias is not None,
@@ -261,22 +235,12 @@ def as_attention(
     made = dict(conv.named_parameters())
     # a computed weight is a plain tensor here: what it was made from says whether it is trained
     biases = {name: p for name, p in made.items() if name == "bias" or name.startswith("parametrizations.bias.")}
-    if keep and biases and "bias" not in biases:
-        raise RecastError("keep_parametrization does not support a parametrised bias: turn it off")
-    is_source = not (given is None and maker is None) and "weight" in made
-    sources = [made["weight"]] if is_source else [p for name, p in made.items() if name not in biases]
+    trained = any(p.requires_grad for name, p in made.items() if name not in biases)
     # clone keeps channels_last, which copy_ into a new tensor would not
-    layer.weight = nn.Parameter(weight.clone(), any(p.requires_grad for p in sources))
+    layer.weight = nn.Parameter(weight.clone(), trained)
     if conv.bias is not None and layer.bias is not None:
         with torch.no_grad():
             layer.bias.copy_(conv.bias).requires_grad_(any(p.requires_grad for p in biases.values()))
     if made and not any(parameter.requires_grad for parameter in made.values()):
         layer.requires_grad_(False)  # what was frozen stays frozen, whole
-    layer.train(conv.training)
-    if given is not None:
-        # moved whole: an inverse would give other numbers with the same result, or refuse them
-        parametrize.register_parametrization(layer, "weight", nn.Identity(), unsafe=True)
-        layer.parametrizations["weight"] = copy.deepcopy(given)  # type: ignore[operator, index, assignment]
-    if maker is not None:
-        parametrize.register_parametrization(layer, "weight", maker, unsafe=True)
-    return layer
+    return layer.train(conv.training)

@@ -1,6 +1,6 @@
 """Selection of the layers of a plan, with the reason why each other convolution stays.
 
-A selection is the papers' last stage, another stage, names, globs, regular expressions or a predicate.
+A selection is the papers' last stage, another stage, names or globs.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import nn
@@ -20,7 +20,7 @@ from recast.layers.config import RecastConfig
 from recast.surgery.rules import axes_of, convert, find_rule, held_elsewhere, refusal
 from recast.tracing.observe import Observation, on_meta
 
-Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
+Where = str | Sequence[str]
 Modules = dict[str, nn.Module]
 Sizes = dict[str, tuple[int, int]]
 
@@ -58,7 +58,7 @@ def select(
     explicit, reasons = _wanted(where, model, convolutions, observed)
     names = [name for name in convolutions if name not in reasons]
     if not names:
-        asked = "predicate" if callable(where) else where if isinstance(where, str) else ", ".join(where)
+        asked = where if isinstance(where, str) else ", ".join(where)
         raise RecastError(f"the selection {asked} matches no convolution that can become attention")
     elsewhere = held_elsewhere(model, convolutions)
     layers: dict[str, RecastLayer] = {}
@@ -105,11 +105,9 @@ def _wanted(
     where: Where, model: nn.Module, convolutions: Modules, observed: Observation
 ) -> tuple[set[str], dict[str, str]]:
     """Return the convolutions selected by their full name, and the reasons for those not selected."""
-    if callable(where) and not isinstance(where, nn.Module):
-        return set(), {name: "excluded by the predicate" for name, m in convolutions.items() if not where(name, m)}
     patterns: list[Any] = [where] if isinstance(where, str) or not isinstance(where, Iterable) else list(where)
     if not all(isinstance(pattern, str) for pattern in patterns):
-        raise RecastError(f"where takes names, globs, re:REGEX, stage:N or a predicate, got {shown(where)}")
+        raise RecastError(f"where takes names, globs or stage:N, got {shown(where)}")
     sizes = _map_sizes(convolutions, observed)
     wanted = {name for pattern in patterns for name in _matches(pattern, model, convolutions, sizes)}
     explicit = wanted & set(patterns)
@@ -139,17 +137,11 @@ def _matches(pattern: str, model: nn.Module, convolutions: Modules, sizes: Sizes
         return _last_stage(convolutions, sizes)
     if pattern.startswith("stage:"):
         return _stage(pattern, model, sizes)
-    if pattern.startswith("re:"):
-        try:
-            names = [name for name in convolutions if re.search(pattern[3:], name)]
-        except (re.error, OverflowError, RecursionError) as error:
-            raise RecastError(f"{pattern!r} is no regular expression: {error}") from None
-    else:
-        names = [name for name in convolutions if fnmatch.fnmatchcase(name, pattern)]
+    names = [name for name in convolutions if fnmatch.fnmatchcase(name, pattern)]
     if not names:
         raise RecastError(
-            f"no convolution matches {pattern!r}: expected last_stage, all, stage:N, a layer's name, a glob such "
-            f"as layer4.*, or re:REGEX.{suggest(pattern, convolutions)}"
+            f"no convolution matches {pattern!r}: expected last_stage, all, stage:N, a layer's name, or a glob such "
+            f"as layer4.*.{suggest(pattern, convolutions)}"
         )
     return names
 

@@ -1,8 +1,7 @@
 """Removing a stride, a step on a residual block: the convolution, its shortcut, and the convolutions that follow.
 
 The papers run the last stage at stride 1 (d'Ascoli et al. 2021, as BoTNet does). That changes the network's function:
-the map is denser, and a 3×3 layer after it sees half the distance. `dilate` gives the layers after it twice the reach
-instead, so that the outputs at even positions are the parent's.
+the map is denser, and a 3×3 layer after it sees half the distance.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from recast.modes import computes_as
 from recast.surgery.rules import pads_same
 from recast.tracing.observe import Call
 
-Action = Literal["geometry", "stride_1", "identity", "pool_stride_1"]
-Mode = Literal["remove", "dilate"]
+Action = Literal["geometry", "stride_1", "identity"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class Edit:
 
     name: str
     action: Action
-    """geometry: new stride, dilation, padding. stride_1: set `.stride`. identity, pool_stride_1: replace a pool."""
+    """geometry: new stride, dilation, padding. stride_1: set `.stride`. identity: remove a pool."""
     geometry: Geometry | None = None
 
 
@@ -43,11 +41,8 @@ def apply_edits_(model: nn.Module, edits: Iterable[Edit]) -> None:
             set_geometry_(module, edit.geometry)
         elif edit.action == "stride_1":
             module.stride = (1, 1) if isinstance(module.stride, tuple) else 1  # type: ignore[assignment]
-        elif edit.action == "identity":
+        else:
             replace_module_(model, module, nn.Identity().train(module.training))
-        else:  # at even positions the means of a 2×2 pool of stride 2 that ignores what is outside
-            pool = nn.Sequential(nn.ReplicationPad2d((0, 1, 0, 1)), nn.AvgPool2d(2, stride=1))
-            replace_module_(model, module, pool.train(module.training))
 
 
 def check_edits(model: nn.Module, edits: Iterable[Edit], planned_for: str) -> None:
@@ -81,66 +76,55 @@ def set_geometry_(conv: nn.Conv2d, geometry: Geometry) -> None:
     conv.padding = (geometry.padding[0], geometry.padding[2])
 
 
-def dilated(geometry: Geometry, factor: tuple[int, int]) -> Geometry:
-    """Return the geometry on a map that is `factor` times denser: dilation and padding grow with it."""
-    (d0, d1), (top, bottom, left, right), (f0, f1) = geometry.dilation, geometry.padding, factor
-    padding = (top * f0, bottom * f0, left * f1, right * f1)
-    return replace(geometry, padding=padding, dilation=(d0 * f0, d1 * f1))
-
-
 def plan_stride_edits(
-    model: nn.Module, selected: Sequence[str], spatial: dict[str, nn.Module], calls: dict[str, list[Call]], mode: Mode
+    model: nn.Module, selected: Sequence[str], spatial: dict[str, nn.Module], calls: dict[str, list[Call]]
 ) -> list[Edit]:
     """Return the edits that remove the stride of `selected`.
 
-    They change the shortcuts, and the geometries of the strided convolutions and of those that follow.
+    They change the shortcuts, and the geometries of the strided convolutions.
 
-    `spatial` holds every convolution with more than one tap. Raises `RecastError` where a shortcut is unknown, where
-    the strided convolution is not in the last stage, or where a layer cannot be dilated.
+    `spatial` holds every convolution with more than one tap. Raises `RecastError` where a shortcut is unknown, or where
+    the strided convolution is not in the last stage.
     """
     sizes = {name: uses[0].output[2:] for name, uses in calls.items()}
     order = [name for name in calls if name in spatial]
     if pointwise := [name for name in selected if name not in spatial]:
-        raise RecastError(f"stride={mode!r} works on blocks: {pointwise[0]} is 1×1, recast it with stride='keep'")
+        raise RecastError(f"stride='remove' works on blocks: {pointwise[0]} is 1×1, recast it with stride='keep'")
     strided = [name for name in order if name in selected and _geometry(spatial[name]).stride != (1, 1)]
     if any(math.prod(sizes[name]) == 1 for name in strided):
-        raise RecastError(
-            f"stride={mode!r}: the last stage of this example is a single pixel; plan with a larger image"
-        )
+        raise RecastError("stride='remove': the last stage of this example is a single pixel; plan with a larger image")
     if not strided:
-        raise RecastError(f"stride={mode!r}: none of the selected convolutions has a stride to remove")
+        raise RecastError("stride='remove': none of the selected convolutions has a stride to remove")
     geometries: dict[str, Geometry] = {}
     shortcuts: list[Edit] = []
     for name in strided:
-        geometry = _numeric_geometry(name, spatial[name], mode)
+        geometry = _numeric_geometry(name, spatial[name])
         after = order[order.index(name) + 1 :]
         if smaller := [follower for follower in after if sizes[follower] != sizes[name]]:
             raise RecastError(
-                f"stride={mode!r}: {name} is not in the last stage ({smaller[0]} follows at another size); "
+                f"stride='remove': {name} is not in the last stage ({smaller[0]} follows at another size); "
                 "select the last stage only, or keep the stride"
             )
         geometries[name] = replace(geometry, stride=(1, 1))
-        shortcuts += _shortcut_edits(model, name, mode)
-        for follower in after if mode == "dilate" else ():
-            geometries[follower] = dilated(_numeric_geometry(follower, spatial[follower], mode), geometry.stride)
+        shortcuts += _shortcut_edits(model, name)
     return shortcuts + [Edit(name, "geometry", geometry) for name, geometry in geometries.items()]
 
 
 def _geometry(module: nn.Module) -> Geometry:
     if not isinstance(module, nn.Conv2d):
-        raise RecastError(f"only nn.Conv2d can change its stride or dilation, got {type(module).__name__}")
+        raise RecastError(f"only nn.Conv2d can change its stride, got {type(module).__name__}")
     return Geometry.of(module)
 
 
-def _numeric_geometry(name: str, conv: nn.Module, mode: Mode) -> Geometry:
+def _numeric_geometry(name: str, conv: nn.Module) -> Geometry:
     geometry, same = _geometry(conv), pads_same(conv)
     if isinstance(conv.padding, str) or conv.padding_mode != "zeros" or same:
         has = "padding that follows the input" if same else f"{conv.padding!r} {conv.padding_mode}"
-        raise RecastError(f"stride={mode!r} needs numeric zero padding, {name} ({type(conv).__name__}) has {has}")
+        raise RecastError(f"stride='remove' needs numeric zero padding, {name} ({type(conv).__name__}) has {has}")
     return geometry
 
 
-def _shortcut_edits(model: nn.Module, name: str, mode: Mode) -> list[Edit]:
+def _shortcut_edits(model: nn.Module, name: str) -> list[Edit]:
     """Return the edits of the shortcut around the block of `name`; none if there is no shortcut.
 
     A block without a module named `downsample` or `shortcut` is taken to have no strided shortcut; where it has one in
@@ -157,7 +141,7 @@ def _shortcut_edits(model: nn.Module, name: str, mode: Mode) -> list[Edit]:
     edits = []
     for layer_path, layer in layers.items():
         is_opaque = layer is shortcut and bool(list(layer.children()))
-        action = None if is_opaque else _action(layer, mode)
+        action = None if is_opaque else _action(layer)
         if action is None:
             raise RecastError(
                 f"cannot take the stride out of {name}: its shortcut {layer_path} is {type(layer).__name__}, not a "
@@ -168,7 +152,7 @@ def _shortcut_edits(model: nn.Module, name: str, mode: Mode) -> list[Edit]:
     return edits
 
 
-def _action(layer: nn.Module, mode: Mode) -> Action | Literal["none"] | None:
+def _action(layer: nn.Module) -> Action | Literal["none"] | None:
     """Return the action that removes the stride of a layer in a shortcut; None for an unknown kind."""
 
     def single(value: Any) -> int:
@@ -183,7 +167,7 @@ def _action(layer: nn.Module, mode: Mode) -> Action | Literal["none"] | None:
             and {single(layer.kernel_size), stride} == {2}
             and not single(layer.padding)
         )
-        return ("identity" if mode == "remove" else "pool_stride_1") if halves else None
+        return "identity" if halves else None
     if stride == 1:
         harmless = isinstance(layer, nn.Conv2d | nn.Identity | nn.modules.batchnorm._BatchNorm | nn.GroupNorm)
         return "none" if harmless else None

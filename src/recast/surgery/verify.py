@@ -23,7 +23,6 @@ from recast.surgery.compare import equal_predictions, paired_tensors, relative_e
 from recast.surgery.controls import shifted_queries, swapped_heads
 from recast.surgery.exactness import Exactness
 from recast.surgery.plan import Plan, applied_plan
-from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Step
 from recast.surgery.rules import convert, find_rule
 from recast.surgery.wrappers import modules_by_name, plain_name
@@ -110,9 +109,8 @@ def verify(
 ) -> Exactness:
     """Compare `child` with its parent on `batch`: outputs, and the outputs of every recast layer.
 
-    Runs in eval mode without TF32, and restores modes, buffers and torch's random state. With `stride="dilate"` layers
-    are compared at the parent's positions, the even ones of the child. A result that holds is noted on the child, for
-    `save`.
+    Runs in eval mode without TF32, and restores modes, buffers and torch's random state. Where a stride was
+    removed, layers are compared at the parent's positions, the even ones of the child.
 
     Args:
         parent: the network before `recast_`, or a `trace` of it.
@@ -149,7 +147,7 @@ def verify(
 
 
 def _verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, backend: Backend | None) -> Exactness:
-    """Compare once, and note a result that holds on the child."""
+    """Compare once."""
     plan = applied_plan(child)
     attention = {child, *recast_layers(child).values(), *attention_pools(child).values()}
     if not isinstance(parent, Trace) and (parent in child.modules() or not attention.isdisjoint(parent.modules())):
@@ -171,7 +169,7 @@ def _verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, backend
     errors = {path: worst_channel(a, b) for path, (a, b) in tensors.items()}
     path, (error, channel) = max(errors.items(), key=lambda item: item[1][0])
     worst = f"output{path}" + ("" if channel is None else f", channel {channel}")
-    result = Exactness(
+    return Exactness(
         images=batch_of(batch),
         max_relative_error=error,
         bitwise=not error and all(torch.equal(a, b) for a, b in tensors.values()) and not any(layers.values()),
@@ -182,9 +180,6 @@ def _verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, backend
         signal=signal,
         worst=worst if error > 0 else "",
     )
-    if result.ok():
-        note_(child, replace(proof_of(child), verified=result))
-    return result
 
 
 # --- running ----------------------------------------------------------------------------------------------------------

@@ -97,9 +97,7 @@ def test_backends_agree_with_random_open_gates(
 
     fp64 relative to each tensor; fp32 relative to the terms where they cancel, in outputs of a few numbers.
     """
-    config = RecastConfig(
-        gate=gate, content=content, attend_padding=attend_padding, keep_parametrization=True, **PAPERS_LAYER
-    )
+    config = RecastConfig(gate=gate, content=content, attend_padding=attend_padding, **PAPERS_LAYER)
     options = (dtype == torch.float32, gate == "sigmoid", content == "linear", attend_padding)
     first = 1000 * sum(2**i for i, chosen in enumerate(options) if chosen)
     for seed in range(first, first + max(30, NUM_GEOMETRIES // 12)):
@@ -190,9 +188,9 @@ def test_memory_format_is_carried_over(kind: str, layer_of: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_autocast_takes_the_layer_where_it_takes_the_module(kind: str, case_of: Any, layer_of: Any) -> None:
-    for seed, keep in itertools.product(range(4), (False, True)):
+    for seed in range(4):
         module, x, text = case_of(kind, seed, torch.float32)
-        layer = layer_of(module, RecastConfig(keep_parametrization=keep, **PAPERS_LAYER)).eval()
+        layer = layer_of(module, RecastConfig(**PAPERS_LAYER)).eval()
         layer.refresh_gates()
         with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
             assert torch.equal(layer(x), module(x)), text

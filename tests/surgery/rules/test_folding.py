@@ -16,7 +16,6 @@ from recast import GPSA, RecastConfig
 KINDS = (
     "Conv2d", "Conv2dSame", "ConvTranspose2d", "ScaledStdConv2d", "ScaledStdConv2dSame", "StdConv2d", "StdConv2dSame"
 )  # fmt: skip
-KEEP = RecastConfig(keep_parametrization=True)
 
 
 def kind_of_fold(module: Any) -> type[nn.Module]:
@@ -28,14 +27,13 @@ def kind_of_fold(module: Any) -> type[nn.Module]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
-@pytest.mark.parametrize("config", [RecastConfig(), KEEP], ids=["plain", "kept"])
 def test_a_layer_folds_untouched_and_with_its_values_when_its_gates_closed_again(
-    kind: str, dtype: Any, tolerance: float, config: RecastConfig, case_of: Any, layer_of: Any, open_gates: Any
+    kind: str, dtype: Any, tolerance: float, case_of: Any, layer_of: Any, open_gates: Any
 ) -> None:
     """Untouched: the same bits. Random W_val and kernel, gates opened, then closed: the layer, to be recast again."""
     for seed in range(20):
         module, x, text = case_of(kind, seed, dtype)
-        folded = layer_of(module, config).fold()
+        folded = layer_of(module, RecastConfig()).fold()
         assert torch.equal(folded(x), module(x)), text
         if isinstance(folded, nn.Sequential):  # a padding layer for other padding at the end than at the start
             folded = folded[1]
@@ -63,15 +61,14 @@ def test_a_layer_folds_untouched_and_with_its_values_when_its_gates_closed_again
 
 
 @pytest.mark.parametrize("fold", [recast.fold_, lambda model: reparameterize_model(model, inplace=True)])
-@pytest.mark.parametrize("config", [RecastConfig(), KEEP], ids=["plain", "kept"])
-def test_a_network_of_every_class_folds_and_is_loaded_folded(fold: Any, config: RecastConfig, tmp_path: Any) -> None:
+def test_a_network_of_every_class_folds_and_is_loaded_folded(fold: Any, tmp_path: Any) -> None:
     parent = nn.Sequential(
         timm.layers.Conv2dSame(3, 4, 3, 2), nn.ConvTranspose2d(4, 4, 3, 2, 1, 1, groups=2),
         timm.layers.ScaledStdConv2d(4, 4, 3), timm.layers.StdConv2dSame(4, 4, 2, 2),
         parametrizations.weight_norm(nn.Conv2d(4, 5, 3)),
     ).eval()  # fmt: skip
     x = torch.randn(2, 3, 14, 11)
-    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, x, config, where="all"))
+    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, x, where="all"))
     assert all(isinstance(module, GPSA) for module in child)
     fold(child)
     names = [type(module).__name__ for module in child]
@@ -81,11 +78,3 @@ def test_a_network_of_every_class_folds_and_is_loaded_folded(fold: Any, config: 
         loaded = recast.load(recast.save(child, tmp_path / "folded.safetensors"), parent=parent)
         assert [type(module).__name__ for module in loaded] == names
         assert torch.equal(loaded(x), child(x))
-
-
-@pytest.mark.parametrize("training", [False, True])
-def test_folding_spectral_norm_takes_no_power_iteration(training: bool, layer_of: Any) -> None:
-    layer = layer_of(parametrizations.spectral_norm(nn.Conv2d(4, 6, 3)), KEEP)
-    x = torch.randn(2, 4, 8, 8)
-    expected = layer.eval()(x)
-    assert torch.equal(layer.train(training).fold().eval()(x), expected)

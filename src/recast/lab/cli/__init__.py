@@ -2,7 +2,7 @@
 
 Its own help and version import no library; the help of a command imports its configs, and no parser.
 
-Exit codes: 0 done, 1 a check failed (`verify`, `check`), 2 a mistake in the request, 130 interrupted.
+Exit codes: 0 done, 1 a check failed (`verify`), 2 a mistake in the request, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ COMMANDS = {
     "evaluate": "Measure the arms of a run: accuracy, attacks, corruptions, cost",
     "explain": "Show where a network looks in an image",
     "fold": "Give a trained network its smallest form, close heads one by one",
-    "check": "Verify what a saved file says of itself",
     "export": "Write ONNX or a program of torch.export, and check the file",
     "report": "Make one HTML page of one or several runs",
 }

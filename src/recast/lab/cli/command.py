@@ -179,14 +179,13 @@ class Typed(Generic[Model]):
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The words as nested data. Commas separate values but in regular expressions and NAME=VALUE; null is None."""
+        """The words as nested data. Commas separate values but in NAME=VALUE; null is None."""
         changes: dict[str, Any] = {}
         for path, words in self.words.items():
             target = changes
             for key in path[:-1]:
                 target = target.setdefault(key, {})
-            is_listed = isinstance(words, list) and path not in self.mappings
-            if is_listed and not any(word.startswith("re:") for word in words):
+            if isinstance(words, list) and path not in self.mappings:
                 words = [part for word in words for part in word.split(",") if part]
             target[path[-1]] = None if words in ("null", ["null"]) else words
         return changes

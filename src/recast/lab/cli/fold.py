@@ -72,9 +72,11 @@ COMMAND = Command(fold, "RUN|FILE [options]", EXAMPLES)
 
 def _is_folded(path: Path) -> bool:
     from recast.models.weights import read_header
+    from recast.surgery.plan import Plan
 
     try:
-        return bool((read_header(path)["proof"] or {}).get("folded"))
+        plan = read_header(path)["plan"]
+        return plan is not None and any(step.fold for step in Plan.from_json(plan).steps)
     except RecastError:
         return False
 

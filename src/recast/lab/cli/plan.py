@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field
 
-from recast.config import Config, FilePath
-from recast.errors import RecastError
-from recast.files import check_place, write_text
+from recast.config import Config, Count
 from recast.lab.cli.command import Command, Compute, Typed, print_json
 from recast.lab.config import DataConfig, ImagesConfig
 from recast.lab.config.evaluation import parse_size
@@ -17,30 +14,22 @@ from recast.layers.config import LinearGate, RecastConfig
 from recast.layers.pool_config import NoPool, PoolConfig
 from recast.models.config import ModelConfig
 from recast.models.trust import trusting
-from recast.reading import decode, read_bytes
-from recast.surgery.limits import Budget
 
 if TYPE_CHECKING:
     from torch import nn
 
     from recast.lab.data import Data
-    from recast.lab.edited_plan import Edited
     from recast.surgery.plan import Plan
     from recast.tracing.examples import Example
 
 EXAMPLES = """  recast plan resnet50
   recast plan torchvision:resnet18 --img-size 320x256 --where 'layer3.*' 'layer4.*'
   recast plan resnetrs50 --gate sigmoid --stride remove        (the T-CNN paper's choice)
-  recast plan resnet50 --where all --budget macs=1.3x,memory=2GiB --out plan.json
-  recast plan resnet50 --plan plan.json                        (after editing: take steps out, add {"name": "..."})
+  recast plan resnet50 --where all --max-tokens 4096 --json > plan.json
   recast plan resnet50 --where none --pool single              (attention pooling alone)
 
-Layers (--where): last_stage, all, stage:N (stage:-1 is the last), a name, a glob (layer4.*), re:REGEX; none: no layer.
-Limits (--budget): tokens=N for a layer (none: any); macs=, params=, memory= for the whole model and one image, as an
-amount (5G, 30M, 2GiB) or a multiple of the parent's (1.3x). Layers are taken from the end of the network.
+Layers (--where): last_stage, all, stage:N (stage:-1 is the last), a name, a glob (layer4.*); none: no layer.
 """
-IN_PLAN = ("where", "budget", "recast", "pool")
-"""Sections that a plan file holds too."""
 
 
 class Network(Config):
@@ -48,25 +37,16 @@ class Network(Config):
 
     model: ModelConfig = ModelConfig(name="")
     where: list[str] = Field(["last_stage"])
-    """Layers to recast: last_stage, all, stage:N, names, globs, re:REGEX; none: the pooling alone."""
-    budget: str = "tokens=1024"
-    """Limits: tokens=N per layer; macs=, params=, memory= (1.3x, 5G, 64MiB)."""
-    plan: FilePath | None = None
-    """A plan.json, edited or not: layers and settings."""
+    """Layers to recast: last_stage, all, stage:N, names, globs; none: the pooling alone."""
+    max_tokens: Count | None = 1024
+    """Layers with more tokens (padded pixels) stay convolutions. None: any number."""
     recast: RecastConfig = LinearGate()
     pool: PoolConfig = NoPool()
 
     @classmethod
     def of(cls, typed: Typed[Self], name: str = "", **base: Any) -> Self:
-        """Return the network of a name, with what was typed over `base`.
-
-        Raises RecastError for a bad budget, and for options beside --plan.
-        """
-        network = typed.over({"model": {"name": name}, **base})
-        Budget.parse(network.budget)
-        if network.plan is not None:
-            check_alone(typed)
-        return network
+        """Return the network of a name, with what was typed over `base`."""
+        return typed.over({"model": {"name": name}, **base})
 
     @property
     def has_weights(self) -> bool:
@@ -89,25 +69,9 @@ class Network(Config):
 
     def plan_of(self, model: nn.Module, example: Example) -> Plan:
         """Return the plan of a model."""
-        from recast.lab.edited_plan import replan
         from recast.surgery.planning import plan
 
-        if self.plan is not None:
-            return replan(model, example, read_plan_file(self.plan))
-        return plan(model, example, self.recast, where=self.where, budget=self.budget, pool=self.pool)
-
-
-def check_alone(typed: Typed[Any]) -> None:
-    """Raise RecastError for options beside --plan that the plan file contains too."""
-    if options := [typed.name(path) for path in typed.words if path[0] in IN_PLAN]:
-        raise RecastError(f"--plan names the layers and holds their settings: drop {options[0]}, or change the file")
-
-
-def read_plan_file(path: str) -> Edited:
-    """Read a plan file, edited or not. Raises RecastError for another file."""
-    from recast.lab.edited_plan import read_edited
-
-    return read_edited(decode(read_bytes(path), path), path)
+        return plan(model, example, self.recast, where=self.where, max_tokens=self.max_tokens, pool=self.pool)
 
 
 def example_shape(model: nn.Module, img_size: str | None) -> tuple[int, int, int]:
@@ -126,7 +90,6 @@ def plan(
     /,
     *,
     img_size: str | None = None,
-    out: FilePath | None = None,
     network: Typed[Network],
     output: Compute,
 ) -> int:
@@ -136,20 +99,14 @@ def plan(
         model: timm:NAME (or NAME), torchvision:NAME, upernet|maskrcnn|fasterrcnn|retinanet:NAME, or
             pkg.module:function.
         img_size: Pixels, 224 or 224x160 (height x width). None: the network's own, or 224.
-        out: Also write the plan to this .json file.
     """
     settings = Network.of(network, model)
-    path = Path(out) if out else None
-    if path is not None:
-        _check_plan_file(path)
 
     import torch
 
     with network.named():
         parent = settings.open()
     planned = settings.plan_of(parent, torch.zeros(1, *example_shape(parent, img_size)))
-    if path is not None:
-        write_text(path, planned.to_json() + "\n")
     if output.as_json:
         print_json(planned.to_json())
     else:
@@ -158,15 +115,3 @@ def plan(
 
 
 COMMAND = Command(plan, "MODEL [options]", EXAMPLES)
-
-
-def _check_plan_file(out: Path) -> None:
-    """Raise RecastError if `out` is a file other than an older plan."""
-    check_place(out, "--out", "plan.json")
-    if out.exists():
-        from recast.surgery.plan import Plan
-
-        try:
-            Plan.from_json(decode(read_bytes(out), out))
-        except RecastError:
-            raise RecastError(f"{out} exists and is not a plan: choose another file with --out") from None

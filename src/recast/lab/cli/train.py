@@ -11,14 +11,11 @@ from recast.config import FilePath
 from recast.errors import RecastError
 from recast.lab.cli.command import Command, Compute, Line, Typed, print_json
 from recast.lab.cli.guard import later_process
-from recast.lab.cli.plan import check_alone, read_plan_file
 from recast.lab.config import Recipe
 from recast.lab.recipe import functions_of, has_new_parent, load_recipe, override
 from recast.lab.recipes import RECIPES, make_recipe, recipes_by_paper
 from recast.lab.records import ARMS
-from recast.layers.pool_config import PoolConfig
 from recast.models.trust import check_trusted, follow_up, trusting
-from recast.surgery.limits import Budget
 
 EXAMPLES = """  recast train finetune --model resnet50 --pretrained --data folder --data-dir DIR --out runs/mine
   recast train tcnn --data-dir IMAGENET --lr 5e-5 --out runs/tcnn
@@ -43,7 +40,6 @@ def train(
     /,
     *,
     out: FilePath | None = None,
-    plan: FilePath | None = None,
     resume: str | None = None,
     trust: bool = False,
     config: Typed[Recipe],
@@ -55,11 +51,10 @@ def train(
     Args:
         recipe: Name of a recipe, or a recipe.yaml.
         out: New run folder. None: runs/RECIPE-MODEL.
-        plan: A plan.json, edited or not: layers and settings.
         resume: Run folder to go on with; auto: --out if it is one.
         trust: Run the code (pkg.module:function) that the files name.
     """
-    settings = _settings(recipe, plan, _base(recipe, resume, out), config)
+    settings = _settings(recipe, _base(recipe, resume, out), config)
     folder = Path(out or f"runs/{Path(recipe or '').stem}-{settings.model.name.replace(':', '-')}")
     if resume == AUTO:
         resume = str(folder) if (folder / "recipe.yaml").is_file() else None
@@ -89,8 +84,8 @@ def train(
     return 0
 
 
-def _settings(name: str | None, plan: str | None, base: Recipe, config: Typed[Recipe]) -> Recipe:
-    """Return the recipe with the options that were typed and the layers of a plan file.
+def _settings(name: str | None, base: Recipe, config: Typed[Recipe]) -> Recipe:
+    """Return the recipe with the options that were typed.
 
     Raises RecastError for settings that do not fit together, and for a fine-tuning from random weights.
     """
@@ -99,14 +94,6 @@ def _settings(name: str | None, plan: str | None, base: Recipe, config: Typed[Re
         # weights that were given stand for those the recipe would fetch
         settings = settings.replace(model=settings.model.replace(pretrained=False))
     _check_weights(name, settings)
-    if plan is not None:
-        check_alone(config)
-        edited = read_plan_file(plan)
-        settings = settings.replace(  # recipe.yaml replays the run without the plan file
-            where=list(edited.steps) or ["none"], budget="tokens=none", recast=edited.config,
-            pool=edited.pool or PoolConfig(),
-        )  # fmt: skip
-    Budget.parse(settings.budget)
     return settings
 
 

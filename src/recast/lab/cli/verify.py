@@ -161,7 +161,7 @@ def _notes(plan: Plan, telling: str, is_same: bool) -> Iterator[str]:
             "were compared; trained weights (--pretrained, --checkpoint) let the outputs tell"
         )
     if gate == "sigmoid" and not is_same:
-        yield "the sigmoid gate's start is not the parent (see calibrate_)"
+        yield "the sigmoid gate's start is not the parent; the linear gate's is"
     if gate == "bias" and not is_same:
         yield "C-MHSA is the convolution in the limit: a larger --bias-init leaks less"
     if start == "paper":

@@ -123,10 +123,10 @@ class Recipe(Config):
     task: TaskConfig = ClassifyConfig()
     papers: Annotated[dict[str, PaperConfig], Sections(PAPERS)] = {}  # noqa: RUF012
     where: Words = ["last_stage"]  # noqa: RUF012  pydantic copies it
-    """Layers to recast: last_stage, all, stage:N, names, globs, re:REGEX. none: no convolution; with the
+    """Layers to recast: last_stage, all, stage:N, names, globs. none: no convolution; with the
     network's own pooling (pool.kind none) the network is trained."""
-    budget: str = "tokens=1024"
-    """Limits: tokens=N of a layer, macs=, params=, memory= of all (1.3x, 5G, 64MiB)."""
+    max_tokens: Count | None = 1024
+    """Layers with more tokens (padded pixels) stay convolutions. None: any number."""
     epochs: CountOrZero = 5
     """Passes over the training images."""
     accumulate: Annotated[Count, Rare(), MayChange()] = 1
@@ -200,13 +200,10 @@ class Recipe(Config):
     def _fits_together(self) -> Self:
         """Check the rules between sections that no union of configs can express."""
         schedule, gate = self.schedule, self.recast.gate
-        if isinstance(schedule, Before):
-            if schedule.calibrate and gate != "sigmoid":
-                raise clash("`schedule.calibrate` requires `recast.gate` sigmoid: other gates start as the parent")
-        elif isinstance(schedule, Never):
+        if isinstance(schedule, Never):
             if self.recast.stride == "keep" or gate != "linear":
-                raise clash("`schedule.kind` never requires `recast.stride` remove or dilate, and `recast.gate` linear")
-        elif not self.has_layers:
+                raise clash("`schedule.kind` never requires `recast.stride` remove, and `recast.gate` linear")
+        elif schedule.is_during and not self.has_layers:
             raise clash(f"`schedule.kind` {schedule.kind} requires layers, but `where` is none")
         if self.tune and (self.compile or gate == "bias" or not self.has_layers):
             raise clash("`tune` times attention layers of gates linear and sigmoid, and no compiled code: drop `tune`")

@@ -54,8 +54,6 @@ class Before(ScheduleConfig):
     """Before training (T-CNN)."""
 
     kind: Literal["before"] = "before"
-    calibrate: Annotated[CountOrZero, Rare()] = 0
-    """Sigmoid gate: solve W_out on this many training images right after the recast. 0: the paper's start."""
     recalibrate_bn: Annotated[CountOrZero, Rare()] = 0
     """Measure BatchNorm's statistics again on this many training images right after the recast. 0: the parent's."""
 

@@ -23,7 +23,7 @@ from recast.errors import first_line
 from recast.files import replaced
 from recast.lab.data.datasets import LabelledImages
 from recast.lab.evaluation.context import Context, PixelModel, Score, Source
-from recast.surgery.proof import checksum
+from recast.models.checksum import checksum
 
 
 def model_key(model: PixelModel) -> str:

@@ -52,10 +52,9 @@ def closing_(model: nn.Module, images: Tensor, labels: Tensor) -> Iterator[Close
 
     images (N, C, H, W), normalised, and labels (N,): training images. The loss is measured on every second image, and
     BatchNorm's statistics on all of them after each step (`close_`). Raises RecastError for a network without open
-    heads, and for one whose gates may not reach 0 (`gate_range`).
+    heads.
     """
     for layer in gpsa_layers(model).values():
-        layer.check_closes(1.0)
         layer.close_maps_(0.0)
     if not heads_left(model):
         raise RecastError("the network has no open head to close")

@@ -143,7 +143,7 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
     planned = None
     if not recipe.is_plain:
         where = recipe.where[0] if len(recipe.where) == 1 else recipe.where
-        planned = plan(parent, data.example, recipe.recast, where=where, budget=recipe.budget, pool=recipe.pool)
+        planned = plan(parent, data.example, recipe.recast, where=where, max_tokens=recipe.max_tokens, pool=recipe.pool)
     keeps_parent = is_new and planned is not None and not resume
     recipe, coarse = _completed(recipe, config, data, out, keeps_parent)
     return Prepared(recipe, data, parent, planned, keeps_parent, pixels, coarse)

@@ -46,10 +46,8 @@ from recast.layers.cmhsa import recast_layers
 from recast.layers.config import BiasGate
 from recast.models.trust import follow_up, trusting
 from recast.surgery.apply import recast_
-from recast.surgery.calibrate import calibrate_
 from recast.surgery.folding.model import fold_
 from recast.surgery.plan import Plan, applied_plan, nothing_to_see, plan_of
-from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Left
 from recast.surgery.schedule import Schedule
 from recast.surgery.verify import verify
@@ -241,8 +239,6 @@ class _Run:
         distributed.on_first(lambda: self._verify(child, plan, schedule.dated(plan, recipe.epochs)))
         if schedule.is_during:
             return copy.deepcopy(self.parent), plan
-        if count := schedule.start.calibrate:
-            calibrate_(child, self.parent, self._training_images(count))
         if count := schedule.start.recalibrate_bn:
             recalibrate_batch_norm_(child, self._training_images(count))
         return child, applied_plan(child)
@@ -255,8 +251,6 @@ class _Run:
         batches = some_images(self.data.val, VERIFIED, self.recipe, self.data, self.device, whole=True)
         verified = reduce(operator.add, (verify(self.parent, child, images) for images in batches))
         write_json(self.out / "verify.json", verified.to_dict())
-        if verified.ok():
-            note_(child, replace(proof_of(child), verified=verified))  # of all batches
         images = f"{verified.images} validation images"
         if schedule is None:
             self.say(f"{plan}\nagainst the parent on {images}: {verified}\n")

@@ -36,9 +36,9 @@ from recast.lab.trial.answer import RATES, Answer, ArmLine, Facts, judge
 from recast.lab.trial.arms import ARMS, RATED, TRAINED, Arm
 from recast.lab.trial.features import PART, Bank, check_space, dtype_of, store
 from recast.lab.trial.split import Tail, split_network
+from recast.models.checksum import fingerprint
 from recast.surgery.apply import recast_
 from recast.surgery.plan import Plan
-from recast.surgery.proof import fingerprint
 from recast.tracing.cost import count_parameters
 from recast.tracing.examples import run_example
 from recast.tracing.outputs import logits_of

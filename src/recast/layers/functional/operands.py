@@ -150,35 +150,6 @@ def inverse_softplus(alpha: float) -> float:
     return alpha + math.log(-math.expm1(-SOFTPLUS_BETA * alpha)) / SOFTPLUS_BETA
 
 
-def clamp_inward(x: Tensor, low: float, high: float) -> Tensor:
-    """Clamp to [low, high]; outside and on the border only gradients that push inward pass.
-
-    A plain clamp would have no gradient outside, so a gate that an optimiser's momentum carried across the border
-    could never come back.
-    """
-    clamped: Tensor = _ClampInward.apply(x, low, high)
-    return clamped
-
-
-class _ClampInward(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, low: float, high: float) -> Tensor:
-        return x.clamp(low, high)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float, float], output: Tensor) -> None:
-        x, ctx.low, ctx.high = inputs
-        ctx.save_for_backward(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        (grad,), (x,) = grads, ctx.saved_tensors
-        outward = ((x <= ctx.low) & (grad > 0)) | ((x >= ctx.high) & (grad < 0))
-        return grad.masked_fill(outward, 0.0), None, None
-
-
 # --- projections ------------------------------------------------------------------------------------------------------
 
 

@@ -97,8 +97,6 @@ class PixelConv2d(nn.Module):
 @recasts(PixelConv2d)
 def _pixel_conv2d(conv: PixelConv2d, config: RecastConfig) -> RecastLayer:
     """Recast with T as the kernel: W_out^(u,v) = T_uv, W_val = I."""
-    if config.keep_parametrization:
-        raise RecastError("a kernel of pixels becomes one of tokens, another layout: keep_parametrization must be off")
     kernel = conv.token_kernel(effective_weight(conv))
     plain = nn.Conv2d(
         conv.in_channels, conv.out_channels, conv.kernel_size, padding=conv.reach, bias=conv.bias is not None,

@@ -10,7 +10,7 @@ from torch import nn
 
 from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
 from recast.layers.gpsa import GPSA, gpsa_layers
-from recast.surgery.records import Fold, Folded, Step
+from recast.surgery.records import Fold, Step
 from recast.surgery.stride import replace_module_
 
 
@@ -33,13 +33,6 @@ def as_it_is(layer: nn.Module, step: Step) -> Step:
     if step.fold is None and isinstance(layer, GPSA) and _is_whole(layer):
         return step
     return replace(step, fold=describe(layer))
-
-
-def matches_report(report: Folded, layer: nn.Module) -> bool:
-    """Return True if a layer has the form in the report of `fold_`."""
-    form = describe(layer)
-    actual = form.convolution, form.kernel, len(form.gaussian_heads), len(form.content_heads)
-    return actual == (report.convolution, report.kernel, report.gaussian, report.content)
 
 
 def _is_whole(layer: GPSA) -> bool:

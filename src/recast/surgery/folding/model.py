@@ -12,9 +12,8 @@ from recast.errors import RecastError
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.modes import in_eval
 from recast.surgery.compare import relative_error
-from recast.surgery.folding.forms import as_it_is, describe
+from recast.surgery.folding.forms import describe
 from recast.surgery.plan import plan_of, set_plan_
-from recast.surgery.proof import note_, proof_of
 from recast.surgery.records import Folded
 from recast.surgery.stride import replace_module_
 from recast.surgery.wrappers import changeable, modules_by_name, plain_name
@@ -58,8 +57,6 @@ def fold_(model: nn.Module, tol: float = 0.0, *, data: Example | None = None) ->
         raise RecastError(f"tol must be 0 or more, got {tol}")
     model = changeable(model)
     layers = gpsa_layers(model)
-    for layer in layers.values():
-        layer.check_closes(tol)
     in_training = [name for name, layer in layers.items() if layer.training]
     report: list[Folded] = []
     with in_eval(model):
@@ -103,11 +100,12 @@ def _fold_one(model: nn.Module, name: str, layer: GPSA, tol: float) -> Folded:
 
 
 def _note_folds_(model: nn.Module, report: list[Folded]) -> None:
-    """Write the new forms into the model's plan, and the report into its proof."""
+    """Write the new forms into the model's plan."""
     plan = plan_of(model)
     if plan is None:
         return
     names, modules = {folded.name for folded in report}, modules_by_name(model)
-    steps = tuple(as_it_is(modules[step.name], step) if step.name in names else step for step in plan.steps)
+    steps = tuple(
+        replace(step, fold=describe(modules[step.name])) if step.name in names else step for step in plan.steps
+    )
     set_plan_(model, replace(plan, steps=steps))
-    note_(model, replace(proof_of(model), folded=report))

@@ -83,8 +83,7 @@ def _pooling_module(net: Probe) -> Place | None:
     if not net.all_comes_through(pool):
         return None  # it is a branch, and the network pools in code besides
     gives: Layout = "flat" if pool.output.dim() == 2 else "NCHW" if pool.output.shape[1] == dim else "NHWC"
-    classifier, positions = net.classifier([d for d in calls if d.name in after]), pool.input[0].numel() // dim
-    return Place("module", name, dim, takes, gives, 0, classifier, averages, positions)
+    return Place("module", name, dim, takes, gives, 0, net.classifier([d for d in calls if d.name in after]), averages)
 
 
 def _layout(pool: ModuleCall) -> tuple[Layout, bool]:
@@ -130,8 +129,7 @@ def _head(net: Probe) -> Place | None:
         result = net.probe(model.forward_head, single(x, layout, prefix))
         if result is not None and (same(result[0], answer[0]) if averages else result[0].shape == answer[0].shape):
             dim = x.shape[CHANNELS[layout]]
-            positions = x[0].numel() // dim - prefix
-            return Place("head", "", dim, layout, layout, prefix, net.classifier(answer[1]), averages, positions)
+            return Place("head", "", dim, layout, layout, prefix, net.classifier(answer[1]), averages)
     return None
 
 
@@ -166,6 +164,5 @@ def _after_sequential(net: Probe) -> Place | None:
             result = net.answer_if(calls[-1].module, single(x, "NCHW"), net.example)
             is_answer = result is not None and net.answer is not None and same(result[0], net.answer[0])
             if result is not None and is_answer and len(calls) == 1 and net.all_comes_through(calls[0]):
-                dim, positions = x.shape[1], x[0, 0].numel()
-                return Place("append", name, dim, "NCHW", "NCHW", 0, net.classifier(result[1]), True, positions, relu)
+                return Place("append", name, x.shape[1], "NCHW", "NCHW", 0, net.classifier(result[1]), True, relu)
     return None

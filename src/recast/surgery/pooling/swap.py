@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import count
-from math import isqrt
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from recast.config import typed
-from recast.errors import RecastError, shown
+from recast.errors import RecastError
 from recast.layers.attention_pool import attention_pools
 from recast.layers.config import RecastConfig
 from recast.layers.pool_config import AttentionPooling, PoolConfig
-from recast.modes import computes_as, in_eval
+from recast.modes import computes_as
 from recast.surgery.plan import NOTHING, Plan, plan_of, set_plan_
 from recast.surgery.pooling.adapters import PooledLayer, class_head, hold_pool_
-from recast.surgery.pooling.find import find_place, single
-from recast.surgery.pooling.probe import is_one, same
-from recast.surgery.proof import note_, proof_of
+from recast.surgery.pooling.find import find_place
 from recast.surgery.records import Place
 from recast.surgery.stride import replace_module_
 from recast.surgery.wrappers import changeable
 from recast.tracing.examples import Example, check_not_lazy
-from recast.tracing.hooks import undisturbed
 
 SIDE = 128
 """Side of the images for a network that does not say what it takes."""
@@ -78,9 +73,7 @@ def attention_pool_(
     check_not_lazy(model)
     place = find_place(model, noise(model) if example is None else example)
     check_change(model, config, place)
-    proof = proof_of(model)
     put_pool_(model, config, place)
-    note_(model, proof)
     # the costs are not counted, which takes images
     plan = plan_of(model) or Plan(type(model).__name__, RecastConfig(), (), (), (), NOTHING, NOTHING, NOT_COUNTED)
     set_plan_(model, replace(plan, pool=config, pool_cost=None, place=place))
@@ -104,7 +97,7 @@ def put_pool_(model: nn.Module, config: AttentionPooling, place: Place) -> None:
     """
     _check_own_pool(model)
     at = _module_at(model, place.name)
-    _check_place(model, at, place, config)
+    _check_place(model, at, place)
     classifier = _classifier(model, place) if config.kind == "per_class" else None
     head = None if classifier is None else class_head(classifier)
     pool = PooledLayer(place, None if head is None else head.out_features, config).to(next(model.parameters()))
@@ -123,7 +116,7 @@ def put_pool_(model: nn.Module, config: AttentionPooling, place: Place) -> None:
         replace_module_(model, classifier, head)
 
 
-def _check_place(model: nn.Module, at: nn.Module, place: Place, config: AttentionPooling) -> None:
+def _check_place(model: nn.Module, at: nn.Module, place: Place) -> None:
     """Raise `RecastError` if the module `at` a place is not what it was when the place was found."""
     kind, problem = type(model).__name__, ""
     if place.how == "head" and not hasattr(model, "forward_head"):
@@ -132,8 +125,6 @@ def _check_place(model: nn.Module, at: nn.Module, place: Place, config: Attentio
         problem = f"{kind} has an attention_pool of its own"
     elif place.how == "append" and not computes_as(at, nn.Sequential):
         problem = f"{place.name} is {type(at).__name__}, no nn.Sequential"
-    elif place.averages and config.start == "average" and _pools_otherwise(model, at, place):
-        problem = f"{kind} no longer averages at {place.name or 'its head'} ({shown(at)}); plan again"
     if problem:
         raise RecastError(f"the plan is for another model: {problem}")
 
@@ -145,29 +136,6 @@ def _classifier(model: nn.Module, place: Place) -> nn.Module:
             "could go to the classes: take a single token (per_class=False)"
         )
     return _module_at(model, place.classifier)
-
-
-@torch.no_grad()
-def _pools_otherwise(model: Any, at: nn.Module, place: Place) -> bool:
-    """Return True if the pooling module, or the head that pools, does not average noise.
-
-    The network itself does not run. A module that does not take a map of this size shows nothing.
-    """
-    run = at if place.how == "module" else model.forward_head if place.how == "head" else None
-    parameter, side = next(model.parameters()), max(2, isqrt(place.positions))
-    if run is None or parameter.is_meta:
-        return False
-    shape = {"NCHW": (place.dim, side, side), "NHWC": (side, side, place.dim)}.get(
-        place.takes, (place.prefix_tokens + place.positions, place.dim)
-    )
-    x = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).to(parameter)
-    try:
-        with in_eval(model), undisturbed(model):
-            mean = single(x, place.takes, place.prefix_tokens)
-            pooled, expected = run(x), mean if place.how == "module" else run(mean)
-    except Exception:  # whatever a head does with a map of another size
-        return False
-    return is_one(pooled.shape) and not same(pooled.flatten(), expected.flatten())
 
 
 def _check_own_pool(model: nn.Module) -> None:
@@ -182,13 +150,12 @@ def _module_at(model: nn.Module, name: str) -> nn.Module:
         raise RecastError(f"the plan is for another model: {type(model).__name__} has no layer {name!r}") from None
 
 
-def noise(model: nn.Module, shape: tuple[int, ...] | None = None) -> Tensor:
-    """Return two images of noise, of `shape` (C, H, W), or of the size that the network says it takes."""
+def noise(model: nn.Module) -> Tensor:
+    """Return two images of noise, of the size that the network says it takes."""
     parameter = next(model.parameters(), None)
     if parameter is None:
         raise RecastError(f"{type(model).__name__} has no parameters, so nothing to pool")
-    if shape is None:
-        channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
-        channels, *sides = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (channels, SIDE, SIDE))
-        shape = (channels, *(getattr(getattr(model, "patch_embed", None), "img_size", None) or sides))
+    channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
+    channels, *sides = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (channels, SIDE, SIDE))
+    shape = (channels, *(getattr(getattr(model, "patch_embed", None), "img_size", None) or sides))
     return torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).to(parameter)
