@@ -1,5 +1,6 @@
 """What is read may come from anywhere: it ends in one line, soon, and without filling the memory."""
 
+import hashlib
 import os
 import time
 from pathlib import Path
@@ -104,6 +105,15 @@ def test_a_run_s_recipe_that_was_touched_is_told(tmp_path: Path) -> None:
         assert load_recipe(path).optim.lr == 3e-4
     path.write_text(path.read_text(encoding="utf-8").rpartition("#")[0], encoding="utf-8")
     assert load_recipe(path, complete=True).optim.lr == 3e-4  # meant
+
+
+def test_a_recipe_of_another_version(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    save_recipe(Recipe(), path)
+    body = path.read_text(encoding="utf-8").rpartition(SEAL)[0].replace("max_tokens: 1024", "budget: tokens=1024")
+    path.write_text(f"{body}{SEAL}{hashlib.sha256(body.encode()).hexdigest()[:16]}\n", encoding="utf-8")
+    with pytest.raises(RecastError, match=r"recipe\.yaml is of another version of recast: unknown name budget"):
+        load_recipe(path, complete=True)
 
 
 def test_messages_are_short_and_hold_nothing_that_a_terminal_obeys() -> None:

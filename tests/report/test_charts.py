@@ -8,7 +8,7 @@ import pytest
 from drawn import rows_where, series_of
 
 from recast.lab.records import FrontierLine
-from recast.lab.report import charts, costs, curves
+from recast.lab.report import charts, costs, curves, layers
 from recast.lab.report.charts import Chart
 from recast.lab.report.draw import Point, Series, series_chart
 from recast.lab.report.load import Run, read_run
@@ -87,6 +87,26 @@ def test_a_dollar_in_a_name_is_a_dollar() -> None:
     name = r"$\frac{1}$ and $\nothing$"
     series = [Series(name, [Point(x, float(x)) for x in (1, 2)], end=name)]
     assert r"$\nothing$" in series_chart("a", name, series, xlabel=name).svg
+
+
+def test_gates_are_drawn_of_heads_that_have_them(make_run: MakeRun) -> None:
+    run = read_run(make_run())
+    (layer, panels), *_ = layers.head_charts(run).items()
+    assert layer == "layer3.0.conv1"
+    assert [chart.name for chart in panels] == [f"{name}_{layer}" for name in ("gamma", "s", "span")]
+    assert len(panels[0].panel.keywords["series"]) == 9 + 1  # and their mean
+    middle = [None] * 4 + [1.0] + [None] * 4
+    changed = [
+        {name: {**values, "entropy": middle, "s": [0.0] * 9, "span": [0.0] * 9} for name, values in row.layers.items()}
+        for row in run.metrics
+    ]
+    metrics = [replace(row, layers=values) for row, values in zip(run.metrics, changed, strict=True)]
+    ((title, found),) = layers.head_charts(replace(run, metrics=metrics)).items()
+    assert title == "γ, gate of the content map"
+    assert found[0].title == layer
+    (series,) = found[0].panel.keywords["series"]
+    assert series.end == "•"
+    assert [point.y for point in series.points] == [row.layers[layer]["gamma"][4] for row in run.metrics]
 
 
 def test_the_curve_of_closed_heads(make_run: MakeRun) -> None:

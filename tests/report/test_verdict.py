@@ -97,7 +97,7 @@ def test_a_parent_with_a_new_classifier_is_not_compared_with(make_run: MakeRun) 
     run = read_run(path)
     assert "classifier" in words(run).comparison
     assert series_of(*relative(run)) == {"Recast against parent, fine-tuned"}
-    assert [cell.text for cell in arms_table(run).heads][4:] == ["Recast\n−\nfine-tuned", "Images"]
+    assert [cell.text for cell in arms_table(run).heads][4:] == ["Recast −\nfine-tuned", "Images"]
     charts = [*attacks(run), *(chart for charts in cost_charts([run]).values() for chart in charts)]
     assert series_of(*charts) == {"Parent, fine-tuned", "Recast"}
     assert compared_with(path, run.rows) == ("finetuned",)

@@ -110,7 +110,7 @@ def _save(subject: str, path: Path, tol: float, heads: int | None, as_json: bool
     for layer in layers:
         form = "a convolution" if layer.convolution else f"{layer.heads - layer.closed} of {layer.heads} heads open"
         print(f"  {layer.name}: {form}")
-    print(f"{path}: {after} of {before} heads open; recast.load({str(path)!r})")
+    print(f"{path}: {after} of {before} open heads left; recast.load({str(path)!r})")
     return 0
 
 

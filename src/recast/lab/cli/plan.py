@@ -39,7 +39,7 @@ class Network(Config):
     where: list[str] = Field(["last_stage"])
     """Layers to recast: last_stage, all, stage:N, names, globs; none: the pooling alone."""
     max_tokens: Count | None = 1024
-    """Layers with more tokens (padded pixels) stay convolutions. None: any number."""
+    """Layers with more tokens (padded pixels) stay convolutions; null: no limit."""
     recast: RecastConfig = LinearGate()
     pool: PoolConfig = NoPool()
 

@@ -126,7 +126,7 @@ class Recipe(Config):
     """Layers to recast: last_stage, all, stage:N, names, globs. none: no convolution; with the
     network's own pooling (pool.kind none) the network is trained."""
     max_tokens: Count | None = 1024
-    """Layers with more tokens (padded pixels) stay convolutions. None: any number."""
+    """Layers with more tokens (padded pixels) stay convolutions; null: no limit."""
     epochs: CountOrZero = 5
     """Passes over the training images."""
     accumulate: Annotated[Count, Rare(), MayChange()] = 1

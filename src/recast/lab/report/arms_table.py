@@ -21,7 +21,7 @@ def arm_heads(*runs: Run) -> list[Cell]:
     names = words(*runs)
     gaps = [f"Recast − {names.arms[arm].rpartition(', ')[2].lower()}" for arm in names.others]
     heads = [*names.arms.items(), *(("", gap) for gap in gaps)]
-    return [Cell(name.replace(" ", "\n"), kind=arm) for arm, name in heads]  # one word per line
+    return [Cell(name.replace(" ", "\n").replace("\n−", " −"), kind=arm) for arm, name in heads]  # one word per line
 
 
 def arms_table(run: Run, name: str = "arms") -> PageTable:

@@ -1,9 +1,10 @@
-"""Charts of the layers of a network: frequencies, attention distances, and gates of every head."""
+"""Charts of the layers of a network: frequencies, gates and spans."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -32,6 +33,8 @@ QUANTITIES = {
     "span": ("1/α", "attention span of the Gaussian", math.nan),
 }
 """Name in metrics.jsonl → symbol, meaning, and the value of a head that equals its convolution."""
+MAPS = {"gamma": "entropy", "sigma": "entropy", "s": "span", "span": "span"}
+"""Quantity → the one that is null or 0 for heads without the map it is about, content or Gaussian."""
 Blocks = Mapping[str, Sequence[FourierLine]]
 
 
@@ -104,13 +107,16 @@ def _by_depth(blocks: Blocks, frequency: float) -> list[Point]:
 
 
 def head_charts(run: Run) -> dict[str, list[Chart]]:
-    """Return charts of the gates and spans of every head by epoch, for the first `MOST_LAYERS` layers."""
+    """Return charts of the gates and spans by epoch of the heads that have them, for the first `MOST_LAYERS` layers.
+
+    By layer; by quantity, with a chart for each layer, if there is only one.
+    """
     kernels = {step.name: step.geometry.kernel for step in run.steps}
     layers = next((row.layers for row in reversed(run.metrics) if row.layers), {})
     values = {
         (layer, quantity): epochs
         for layer, quantity in product(layers, QUANTITIES)
-        if len(epochs := _values(run, layer, quantity)) > 1
+        if len(epochs := _values(run, layer, quantity)) > 1 and _with_map(run, layer, quantity)
     }
     limits: dict[str, tuple[float, float]] = {}
     for quantity, (_, _, start) in QUANTITIES.items():  # one scale for all layers, so that they can be compared
@@ -123,8 +129,12 @@ def head_charts(run: Run) -> dict[str, list[Chart]]:
     charts: dict[str, list[Chart]] = {}
     for (layer, quantity), epochs in values.items():
         if layer in charts or len(charts) < MOST_LAYERS:
-            chart = _head_chart(layer, quantity, epochs, kernels.get(layer, ()), xlim=xlim, ylim=limits[quantity])
+            heads, axis = _with_map(run, layer, quantity), {"xlim": xlim, "ylim": limits[quantity]}
+            chart = _head_chart(layer, quantity, epochs, heads, kernels.get(layer, ()), **axis)
             charts.setdefault(layer, []).append(chart)
+    titles = {chart.title for panels in charts.values() for chart in panels}
+    if len(titles) == 1:
+        return {titles.pop(): [replace(chart, title=layer) for layer, (chart,) in charts.items()]}
     return charts
 
 
@@ -135,16 +145,26 @@ def _values(run: Run, name: str, quantity: str) -> dict[float, list[float]]:
     return {epoch: values for epoch, values in rows.items() if heads and len(values) == heads}
 
 
+def _with_map(run: Run, name: str, quantity: str) -> list[int]:
+    """Return the heads of a layer that have the map of a quantity; all of them if that was not recorded."""
+    heads = max(len(row.layers.get(name, {}).get(quantity) or ()) for row in run.metrics)
+    rows = [row.layers.get(name, {}).get(MAPS[quantity]) or () for row in run.metrics]
+    rows = [row for row in rows if len(row) == heads]
+    return [head for head in range(heads) if not rows or any(row[head] not in (None, 0) for row in rows)]
+
+
 def _head_chart(
-    name: str, quantity: str, values: Mapping[float, list[float]], kernel: Sequence[int], **axis: Any
+    name: str, quantity: str, values: Mapping[float, list[float]], heads: list[int], kernel: Sequence[int], **axis: Any
 ) -> Chart:
-    """Draw thin lines for the heads and a thick one for their mean (after T-CNN, Fig. 4 B and C)."""
+    """Draw thin lines for these heads and a thick one for their mean (after T-CNN, Fig. 4 B and C)."""
     symbol, meaning, start = QUANTITIES[quantity]
-    heads = np.array(list(values.values()))
-    *lines, mean = (list(map(Point, values, column)) for column in (*heads.T.tolist(), heads.mean(axis=1).tolist()))
+    every = np.array(list(values.values()))
+    lines = [list(map(Point, values, column)) for column in every.T.tolist()]
     labels = formats.head_labels(len(lines), kernel)
-    series = [Series("", line, "recast", "thin", label) for line, label in zip(lines, labels, strict=True)]
+    series = [Series("", lines[head], "recast", "thin", labels[head]) for head in heads]
+    if len(heads) > 1:
+        series.append(Series("", list(map(Point, values, every[:, heads].mean(axis=1).tolist())), "ink", "thick"))
     return series_chart(
-        f"{quantity}_{name}", f"{symbol}, {meaning}", [*series, Series("", mean, "ink", "thick")],
+        f"{quantity}_{name}", f"{symbol}, {meaning}", series,
         size=SMALL, right=0.86, xlabel="epoch", whole_x=True, level=(start, "muted"), **axis,
     )  # fmt: skip

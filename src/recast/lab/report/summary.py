@@ -60,7 +60,9 @@ def facts(run: Run) -> dict[str, str]:
     """Return how the run was made."""
     environment = run.environment
     versions = [f"{name} {environment[name]}" for name in ("recast", "torch", "timm", "python") if name in environment]
-    machine = [str(environment[name]) for name in ("platform", "device", "cpu_count") if name in environment]
+    machine = [str(environment[name]) for name in ("platform", "device") if name in environment]
+    if count := environment.get("cpu_count"):
+        machine.append(f"{count} CPUs")
     values = {
         "Command": environment.get("command"),
         "Run folder": run.name,

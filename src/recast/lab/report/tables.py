@@ -63,7 +63,7 @@ def runs_table(runs: Sequence[Run]) -> PageTable:
     for number_of_run, run in enumerate(runs, start=1):
         start = "unmeasured" if run.verify is None else "exact" if is_exact(run) else "inexact"
         start = "" if run.is_plain else "recast during training, " if run.is_scheduled else f"{start} start, "
-        detail = f"{start}{run.epochs} epochs, seed {run.recipe.seed}"
+        detail = f"{start}{formats.plural(run.epochs, 'epoch')}, seed {run.recipe.seed}"
         row = [Cell(run.name, (run.title, detail), link=f"#run{number_of_run}")]
         row += [Cell(formats.decimal(accuracy(run, arm)), kind=arm) for arm in names.arms]
         for arm in names.others:

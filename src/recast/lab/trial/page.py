@@ -34,7 +34,7 @@ def write_page(folder: Path, answer: Answer, curves: Mapping[str, Curve], title:
     """
     labels = {line.arm: line.label for line in answer.arms}
     series = [Series(labels[arm], [Point(*point) for point in curve], ROLES[arm]) for arm, curve in curves.items()]
-    chart = series_chart("training", "Training loss by update", series, size=(8.0, 3.0), xlabel="update", whole_x=True)
+    chart = series_chart("training", "Training loss by update", series, xlabel="update", whole_x=True)
     tiles = [
         (title, f"{formats.signed(gain.mean)} points", f"95 %: {formats.interval(gain.low, gain.high)}")
         for title, gain in zip(("at equal updates", "at equal time"), answer.gains.values(), strict=False)
