@@ -184,7 +184,8 @@ class AttentionConv2d(nn.Module):
                 nn.init.trunc_normal_(self.key, std=QUERY_STD)
             return
         for rows in self.query.split(self.head_dim):
-            nn.init.orthogonal_(rows, gain=self.config.logit_std**0.5)
+            drawn = torch.empty_like(rows, dtype=torch.promote_types(rows.dtype, torch.float32))  # half has no QR
+            rows.copy_(nn.init.orthogonal_(drawn, gain=self.config.logit_std**0.5))
         self.key.copy_(self.query)
 
     # attributes of a convolution, for networks that read them (to pad their input, say)
