@@ -1,4 +1,4 @@
-"""Charts of the layers of a network: frequencies, attention distances, and gates of every head."""
+"""Charts of the layers of a network: frequencies, and gates of every head."""
 
 from __future__ import annotations
 
