@@ -129,12 +129,16 @@ def test_unreadable_images_are_skipped_by_every_command(tmp_path: Path, cli: Cli
         (tmp_path / "data" / "ab"[number % 2] / f"{number:03}.png").write_bytes(b"broken")
     words = ("--model", "cifar_resnet20", "--data-dir", tmp_path / "data", "--img-size", 16, "--val-fraction", 0.25)
     small = ("--no-pretrained", "--where", "none", "--epochs", 1, "--batch-size", 8, "--bad-image", "skip")
-    done = cli("train", "folder", *words, *small, "--out", tmp_path / "run")
+    (tmp_path / "coarse.csv").write_text("fine,coarse\na,first\nb,second\n", encoding="utf-8")
+    done = cli("train", "folder", *words, *small, "--coarse-file", tmp_path / "coarse.csv", "--out", tmp_path / "run")
     assert done.code == 0, done.err
     assert "duplicates" not in done.out  # equal bytes that are no images
-    done = cli("evaluate", tmp_path / "run", "--suite", "clean")
-    assert done.code == 0, done.err
-    assert "images cannot be read and are left out" in done.err
+    evaluate = ("evaluate", tmp_path / "run", "--suite")
+    neighbours = ("explain", tmp_path / "run", "--neighbours")
+    for command in ((*evaluate, "clean"), (*evaluate, "knn", "--labels", "coarse"), neighbours):
+        done = cli(*command)
+        assert done.code == 0, done.err
+        assert "images cannot be read and are left out" in done.err
     torch.manual_seed(0)
     save_file(timm.create_model("cifar_resnet20", num_classes=2).state_dict(), tmp_path / "w.safetensors")
     trial = ("try", *words, "--checkpoint", tmp_path / "w.safetensors", "--minutes", 1e-3, "--seeds", 1)

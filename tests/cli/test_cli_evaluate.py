@@ -39,5 +39,8 @@ def test_two_saved_networks_are_compared_on_the_same_images(
     found = {(row["model"], row["suite"], row["metric"]): row for row in json.loads(done.out)}
     assert found["recast", "clean", "top1"]["n"] == 100
     assert ("finetuned", "fgsm", "top1@1") in found
+    digits = [str(number) for number in reversed(range(10))]
+    recast.save(timm.create_model("digits_resnet", num_classes=10), tmp_path / "b.safetensors", how, classes=digits)
+    assert "another order (9, 8, 7, 6, 5 and 5 more)" in refused("evaluate", "a.safetensors", "b.safetensors", *DIGITS)
     assert "two files of recast.save" in refused("evaluate", "a.safetensors", *DIGITS)
     assert "--data-dir" in refused("evaluate", shared / "run", "--data-dir", "x")

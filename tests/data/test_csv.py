@@ -95,8 +95,9 @@ def test_lists_in_parquet_are_several_labels_and_pictures_are_refused(table: Wri
     parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
     paths, path = [path for path, _ in PLAIN], tmp_path / "labels.parquet"
     config = table("path,label", PLAIN, name="csv_multilabel", labels_file=str(path))
-    parquet.write_table(arrow.table({"path": paths, "label": [["a", "b"][: 1 + i % 2] for i in range(12)]}), path)
-    assert load_data(config).classes == ["a", "b"]
+    for names in (["a", "b"], ["a|c", "b;d"]):
+        parquet.write_table(arrow.table({"path": paths, "label": [names[: 1 + i % 2] for i in range(12)]}), path)
+        assert load_data(config).classes == names
     parquet.write_table(arrow.table({"path": paths, "label": [1.0, float("nan")] * 6}), path)
     with pytest.raises(RecastError, match="label is empty or NaN in 6 of 12"):
         load_data(config)
@@ -113,6 +114,13 @@ def test_cells_may_be_separated_by_semicolons_or_tabs(table: Write, tmp_path: Pa
     assert load_data(config).classes == ["a, cat", "a, dog"]
     table("path,label", [[path, f"{label};x"] for path, label in PLAIN])  # several labels, as before
     assert load_data(config.replace(name="csv_multilabel")).classes == ["cat", "dog", "x"]
+
+
+def test_a_name_of_a_column_may_hold_a_mark(table: Write, tmp_path: Path) -> None:
+    config = table("path,label,a;b;c;d", [[path, label, "1;2"] for path, label in PLAIN])
+    assert load_data(config).classes == ["cat", "dog"]
+    with pytest.raises(RecastError, match="line 2: expected 2 cells"):
+        load_data(table("path,label", [[path, label, "1"] for path, label in PLAIN]))
 
 
 def test_images_of_absolute_paths_are_not_counted_twice(

@@ -396,3 +396,11 @@ def test_half_precision_never_makes_nan(kind: str, gamma: float, backend: Any) -
             child.zero_grad()
             y.float().mean().backward()
             assert all(p.grad is None or p.grad.isfinite().all() for p in child.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_network_of_half_precision_takes_similar_queries(dtype: torch.dtype) -> None:
+    model, images = nn.Sequential(nn.Conv2d(4, 4, 3)).to(dtype), torch.randn(1, 4, 6, 6, dtype=dtype)
+    recast.recast_(model, recast.plan(model, images, RecastConfig(query_key="similar")))
+    rows = model[0].query.detach().float() / RecastConfig().logit_std ** 0.5
+    torch.testing.assert_close(rows @ rows.mT, torch.eye(len(rows)), atol=0.02, rtol=0)

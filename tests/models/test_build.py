@@ -29,6 +29,9 @@ def tiny(num_classes=3):
 def fixed():
     return nn.Sequential(nn.Conv2d(3, 2, 3))
 
+def of_ten():
+    return nn.Sequential(nn.Linear(2, 10))
+
 def poisoned():
     model = nn.Linear(2, 2)
     nn.init.constant_(model.weight, float("nan"))
@@ -168,6 +171,12 @@ def test_classes_that_nobody_states_are_the_checkpoints(tmp_path: Path) -> None:
         assert len(built.state_dict()) == len(load_file(path) if path is recast_one else torch.load(path))
     with pytest.raises(RecastError, match="has 6 classes, the data has 4"):
         build(ModelConfig("digits_resnet", checkpoint=str(plain)), num_classes=4)
+
+
+def test_a_function_without_a_number_of_classes_refuses_a_checkpoint_of_others(own_networks: str) -> None:
+    torch.save({"0.weight": torch.zeros(5, 2), "0.bias": torch.zeros(5)}, "five.pth")
+    with trusting(f"{own_networks}:of_ten"), pytest.raises(RecastError, match=r"five.pth has 5 classes, .* has 10"):
+        build(ModelConfig(f"{own_networks}:of_ten", checkpoint="five.pth"))
 
 
 def test_pretrained_weights_have_their_own_classes() -> None:

@@ -6,6 +6,7 @@ Paths in a recipe file are relative to the file, so that a run folder can be mov
 from __future__ import annotations
 
 import hashlib
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -57,7 +58,19 @@ def recipe_from_dict(data: Mapping[str, Any], source: str = "the recipe") -> Rec
 
     Raises RecastError naming `source` and the key for an unknown one or a value that is not allowed.
     """
-    return read(Recipe, data, source)
+    return read(Recipe, _modernised(data), source)
+
+
+def _modernised(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the data under today's names: runs of older versions state a budget of tokens, and no calibration."""
+    data = dict(data)
+    if (tokens := re.fullmatch(r"tokens=(\d+|none)", str(data.get("budget")))) and "max_tokens" not in data:
+        del data["budget"]
+        data["max_tokens"] = None if tokens[1] == "none" else int(tokens[1])
+    schedule = data.get("schedule")
+    if isinstance(schedule, Mapping) and schedule.get("calibrate") == 0:
+        data["schedule"] = {name: value for name, value in schedule.items() if name != "calibrate"}
+    return data
 
 
 def override(
@@ -133,7 +146,7 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
         raise RecastError(f"cannot read recipe {path}: {error}") from None
     if not isinstance(data, dict):
         raise RecastError(f"recipe {path} must hold a mapping of keys to values, got {type(data).__name__}")
-    return text, data
+    return text, _modernised(data)
 
 
 def save_recipe(recipe: Recipe, path: str | Path) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -93,13 +94,20 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Iterable[object
 def _cells(path: Path) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """The columns of a CSV file, and (its place, its cells) of every other line that is not empty.
 
-    Cells are separated by that of comma, semicolon and tab which splits the first line most.
+    Cells are separated by comma, semicolon or tab: the one that splits the first two lines alike, and most.
     """
     try:
         text = decode(read_bytes(path), path)
-        header = text.partition("\n")[0]
-        mark = max(",;\t", key=lambda mark: len(next(csv.reader([header], delimiter=mark), [])))
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark)
+
+        def separated(mark: str) -> Iterator[list[str]]:
+            return csv.reader(io.StringIO(text, newline=""), delimiter=mark)
+
+        def fit(mark: str) -> tuple[bool, int]:
+            counts = [len(cells) for cells in islice(filter(None, separated(mark)), 2)]
+            most = max(counts, default=0)
+            return most > 1 and len(set(counts)) == 1, most
+
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=fit))
         lines = [(f"{path} line {reader.line_num}", cells) for cells in reader if cells]
     except FileNotFoundError:
         raise RecastError(f"no such file: {path}") from None

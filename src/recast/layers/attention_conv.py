@@ -184,7 +184,8 @@ class AttentionConv2d(nn.Module):
                 nn.init.trunc_normal_(self.key, std=QUERY_STD)
             return
         for rows in self.query.split(self.head_dim):
-            nn.init.orthogonal_(rows, gain=self.config.logit_std**0.5)
+            drawn = torch.empty_like(rows, dtype=torch.promote_types(rows.dtype, torch.float32))  # half has no QR
+            rows.copy_(nn.init.orthogonal_(drawn, gain=self.config.logit_std**0.5))
         self.key.copy_(self.query)
 
     # attributes of a convolution, for networks that read them (to pad their input, say)
@@ -220,18 +221,18 @@ class AttentionConv2d(nn.Module):
 
         A padding layer precedes it where `nn.Conv2d` cannot express the padding.
         """
-        kernel = torch.empty_like(self.weight)  # in the memory format of the layer's own
-        kernel.copy_(fold_value(self.weight, self.value, self.groups))
-        trained = self.weight.requires_grad
+        weight = self.weight  # read once: a parametrisation computes it
+        kernel = torch.empty_like(weight)  # in the memory format of the layer's own
+        kernel.copy_(fold_value(weight, self.value, self.groups))
+        sources = ("weight", "parametrizations.weight.")
+        trained = any(p.requires_grad for name, p in self.named_parameters() if name.startswith(sources))
         return convolution(self.geometry, kernel, self.bias, self.groups, trained).train(self.training)
 
     @torch.no_grad()
     def fold_value_(self) -> None:
-        """Multiply W_val into W_out, in place. Raises `RecastError` if W_out is parametrised."""
-        if self.value is None:
+        """Multiply W_val into W_out, in place, unless W_out is parametrised: it is computed anew in every pass."""
+        if self.value is None or parametrize.is_parametrized(self, "weight"):
             return
-        if parametrize.is_parametrized(self, "weight"):
-            raise RecastError("W_val cannot be multiplied into a parametrised W_out: remove the parametrisation first")
         self.weight.copy_(fold_value(self.weight, self.value, self.groups))
         self.value = None
 

@@ -70,10 +70,11 @@ def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = 
         weights = select_weights(model, weights, config.checkpoint, config.checkpoint_key)
         is_open = not config.new_head and "num_classes" not in kwargs
         if is_open and (differ := other_classes(model, weights)):
-            again = create(source, name, kwargs | {"num_classes": differ[0]}, pretrained=False, trust=trust)
-            if not other_classes(again, weights):  # a detector has several numbers for a class
-                warnings.warn(f"{name} gets the {differ[0]} classes of {origin}, not {differ[1]}", stacklevel=2)
-                model = restored(again)
+            with suppress(RecastError):  # a function may take no number of classes
+                again = create(source, name, kwargs | {"num_classes": differ[0]}, pretrained=False, trust=trust)
+                if not other_classes(again, weights):  # a detector has several numbers for a class
+                    model = restored(again)
+                    warnings.warn(f"{name} gets the {differ[0]} classes of {origin}, not {differ[1]}", stacklevel=2)
     load_weights_(model, _adapted(model, weights, config, num_classes, origin), source=origin)
     return model
 

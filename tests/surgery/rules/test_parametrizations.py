@@ -101,3 +101,16 @@ def test_a_kernel_is_frozen_if_all_that_makes_it_is(name: str) -> None:
             parameter.requires_grad_(False)
         _, child = planned(parent[0])
         assert child[0].weight.requires_grad == (len(frozen) < len(makers))
+
+
+@pytest.mark.parametrize(("gate", "kind"), [("linear", nn.Conv2d), ("sigmoid", recast.GPSA)])
+def test_a_recast_layer_that_was_parametrised_since_folds_and_trains_on(gate: str, kind: type[nn.Module]) -> None:
+    images = torch.randn(2, 4, 6, 6)
+    model = nn.Sequential(conv()).eval()
+    recast.recast_(model, recast.plan(model, images, recast.RecastConfig(gate=gate)))
+    parametrizations.weight_norm(model[0], "weight")
+    before = model(images)
+    recast.fold_(model)
+    assert isinstance(model[0], kind)
+    torch.testing.assert_close(model(images), before)
+    assert all(parameter.requires_grad for parameter in model.parameters())

@@ -12,9 +12,6 @@ from recast.layers.functional import expand_heads
 from recast.layers.functional.maps import content_rows, keys, queries
 from recast.layers.gpsa import GPSA
 
-MAX_NUMBERS = 2**18
-"""Numbers that one piece of the maps may have on the CPU: what its cache holds, 1 MB in single precision."""
-
 Rows = Callable[[Tensor], Tensor]
 """Query indices (n,) → their attention (B, H, n, M) over the padded keys."""
 

@@ -94,6 +94,8 @@ def read_labels(config: DataConfig, is_multi: bool = False) -> Labels:
         usual = next((mark for mark in "|;" if any(mark in cell for cell in cells[name])), "none")
         mark = config.label_separator or usual
         split = [[cell] if mark == "none" else cell.split(mark) for cell in cells[name]]
+        if any(isinstance(cell, list) for cell in columns[name]):  # Parquet has lists
+            mark, split = "none", [list(map(_text, cell or ())) for cell in columns[name]]
         labels = [list(dict.fromkeys(filter(None, map(str.strip, row)))) for row in split]
         _check_filled(path, name, labels)
         classes = sorted({label for row in labels for label in row})
@@ -112,11 +114,8 @@ def _read(path: Path) -> Table:
         table = parquet.read_table(path)
     except (OSError, ValueError) as error:
         raise RecastError(f"cannot read {path}: {first_line(error)}") from None
-    columns = [
-        ["|".join(map(str, cell)) if isinstance(cell, list) else cell for cell in column.to_pylist()]
-        for column in table.columns
-    ]
-    return Table(path.stem, tuple(table.column_names), tuple(zip(*columns, strict=True)))
+    rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
+    return Table(path.stem, tuple(table.column_names), tuple(rows))
 
 
 def _text(cell: object) -> str:

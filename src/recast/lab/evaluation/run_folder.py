@@ -23,6 +23,7 @@ from recast.lab.data.fingerprint import check_classes, check_same
 from recast.lab.data.sources import without_unreadable
 from recast.lab.device import surroundings
 from recast.lab.evaluation.context import Context
+from recast.lab.evaluation.knn import sources_knn
 from recast.lab.evaluation.runner import Results, measure, open_context
 from recast.lab.evaluation.suites import check_suites, check_task, evaluator, passes
 from recast.lab.files import locked, read_json, write_json
@@ -110,9 +111,11 @@ def evaluate_run(
         run = open_run(folder)
         check_task(suites, run.data.task, run.data.name)
         check_same(folder, run.data, goes_on=False)
-        if run.recipe.data.bad_image == "skip":
-            run = replace(run, data=without_unreadable(run.data, "val"))
         data = _labelled(run, suites, options)
+        if run.recipe.data.bad_image == "skip":
+            data = without_unreadable(data, "val")
+            if any(evaluator(name).sources is sources_knn for name in suites):
+                data = without_unreadable(data, "train")
         context = replace(
             open_context(run.models, data, batch_size, device, options, workers),
             untaught=frozenset({"parent"} if has_new_parent(run.recipe, folder) else ()),

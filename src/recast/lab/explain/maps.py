@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from recast.analysis.record import Attention, token_names, watched
 from recast.analysis.transformers import NO_GRID
 from recast.errors import RecastError, listed
-from recast.lab.analysis.queries import MAX_NUMBERS, content_of, rows_of
+from recast.lab.analysis.queries import content_of, rows_of
 from recast.lab.explain.inputs import likeliest
 from recast.lab.explain.scene import GRAD_CAM, Floats, Layer, Maps, Outputs, Prediction, share_text
 from recast.layers.attention_pool import attention_pools
@@ -21,6 +21,7 @@ from recast.layers.gpsa import GPSA
 from recast.modes import in_eval
 
 MAX_QUERIES, MAX_KEYS = 400, 1024  # stored queries and blocks of keys of a layer; early layers have thousands of each
+MAX_NUMBERS = 2**18  # of one piece of the maps: what a CPU's cache holds, 1 MB in single precision
 MAX_PIXELS = 128 * 128  # of a map without a query; there are few of them, so they may be larger
 TOP_CLASSES = 3  # classes whose maps are shown, the likeliest of each image
 NAMED = 6  # modules named in a note

@@ -16,6 +16,7 @@ from recast.lab.config.evaluation import Options
 from recast.lab.config.explain import ExplainOptions
 from recast.lab.data import Data, load_data
 from recast.lab.data.datasets import LabelledImages
+from recast.lab.data.sources import without_unreadable
 from recast.lab.evaluation.context import Batch
 from recast.lab.evaluation.knn import banks, nearest, sources_knn, unit_features
 from recast.lab.evaluation.run_folder import open_run
@@ -164,6 +165,8 @@ def neighbours_page(options: ExplainOptions, size: tuple[int, int] | None) -> Pa
         data = load_data(
             trained, run.recipe.augmentation, run.recipe.labels.replace(labels="fine"), run.recipe.model.in_chans
         )
+    if trained.bad_image == "skip":
+        data = without_unreadable(data, "train", "val")
     side = data.test_size
     names = {name: name for name in data.classes}
     inputs, notes = read_inputs(images, size or (side, side), options.num_images, names, trained.crop_pct, data)

@@ -48,13 +48,13 @@ def training(run: Run) -> list[Chart]:
     ]
 
 
-def settings(run: Run, suite: str, metric: str = "top1") -> Keyed:
+def settings(run: Run, suite: str) -> Keyed:
     """Return setting → (suite, metric), `0.5` → `top1@0.5`; of square test sizes the side."""
     keyed: Keyed = {}
     for row in run.rows:
         name, _, setting = row.metric.partition("@")
         height, _, width = setting.partition("x")
-        if row.suite == suite and name == metric and setting and width in ("", height):
+        if row.suite == suite and name == "top1" and setting and width in ("", height):
             keyed[float(height)] = (suite, row.metric)
     return keyed
 

@@ -71,8 +71,6 @@ class Task:
     """Suite and metric that a run is judged by, in percent; higher is better."""
     validation: ClassVar[tuple[str, ...]]
     """Metrics after every epoch, `val_METRIC` of metrics.jsonl, that of `main` among them."""
-    counts_images: ClassVar[bool] = False
-    """True if the metric of `main` is the share of correct images."""
     suites: ClassVar[Mapping[str, Suite]] = {}
     metrics: ClassVar[Mapping[str, Metric]] = {}
     """New metrics of `suites`."""

@@ -51,17 +51,12 @@ def positions(geometry: Geometry, height: int, width: int, device: torch.device)
     return queries_at, keys_at
 
 
-def under_taps(geometry: Geometry, queries_at: Tensor, width: int) -> Tensor:
-    """Return the index of the key under every head's tap (H, n), for queries (n, 2) on a grid of `width` columns."""
-    at = queries_at + torch.tensor(geometry.offsets(), device=queries_at.device)[:, None]
-    return at[..., 0] * width + at[..., 1]
-
-
 def shift_map(geometry: Geometry, height: int, width: int, like: Tensor) -> Tensor:
     """Return the one-hot S, (H, N, M): head h attends to the pixel under position h of the kernel."""
     rows, columns = geometry.padded_size(height, width)
     queries_at, _ = positions(geometry, height, width, like.device)
-    return F.one_hot(under_taps(geometry, queries_at, columns), rows * columns).to(like.dtype)
+    at = queries_at + torch.tensor(geometry.offsets(), device=like.device)[:, None]
+    return F.one_hot(at[..., 0] * columns + at[..., 1], rows * columns).to(like.dtype)
 
 
 def gaussian_map(center: Tensor, alpha: Tensor, geometry: Geometry, height: int, width: int) -> Tensor:

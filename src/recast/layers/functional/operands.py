@@ -84,15 +84,10 @@ class Weights(NamedTuple):
         shares = [scatter_heads(share, heads, num_heads) for share, heads in pairs if heads]
         return 1 - sum(shares[1:], shares[0]) if shares else self.gates.content.new_ones(num_heads)
 
-    def mix(self, S: Tensor, G: Tensor, C: Tensor | None) -> Tensor:
-        """Return A = shift · S + gaussian · G + content · C, (…, H, N, M), for heads with all maps (`expand_heads`).
-
-        `C=None` skips the content maps, whose gates must all be 0.
-        """
+    def mix(self, S: Tensor, G: Tensor, C: Tensor) -> Tensor:
+        """Return A = shift · S + gaussian · G + content · C, (…, H, N, M), for heads with all maps (`expand_heads`)."""
         shift = self.shift
-        A = self.gates.gaussian[:, None, None] * G
-        if C is not None:
-            A = A + self.gates.content[:, None, None] * C
+        A = self.gates.gaussian[:, None, None] * G + self.gates.content[:, None, None] * C
         return A if shift is None else A + shift[:, None, None] * S
 
     def convolve(self, values: Tensor) -> Tensor:

@@ -21,7 +21,6 @@ class Classify(Task):
     title = "classification"
     main = ("clean", "top1")
     validation = ("top1",)
-    counts_images = True
 
     def notes(self, recipe: Recipe, data: Data) -> Iterator[str]:
         if len(data.classes) == 1:
