@@ -17,12 +17,11 @@ from recast.errors import RecastError
 from recast.layers.attention_pool import AttentionPool, attention_pools
 from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
 from recast.modes import in_eval
+from recast.surgery.planning import MAX_TOKENS
 from recast.surgery.pooling.adapters import PooledLayer
 from recast.surgery.wrappers import unwrapped
 from recast.tracing.hooks import hooked
 
-MANY_TOKENS = 1024
-"""Above as many a map of a layer takes much memory."""
 SHOWN = 16
 """Layers that a printed record names, one a line."""
 
@@ -132,7 +131,7 @@ def record(model: nn.Module) -> Iterator[Record]:
 
     def keep_recast(name: str, layer: RecastLayer, x: Tensor) -> None:
         size = layer.geometry.padded_size(*x.shape[-2:])
-        if size[0] * size[1] > MANY_TOKENS:
+        if size[0] * size[1] > MAX_TOKENS:
             warnings.warn(f"{name}: recording maps over {size[0] * size[1]} tokens takes memory", stacklevel=2)
         parts = layer.maps(x) if isinstance(layer, CMHSA) else layer.attention(x)
         maps.keep(name, Attention(grid=size, **parts._asdict()))

@@ -59,7 +59,7 @@ PAPERS_LAYER: dict[str, Any] = {"content_heads": "all", "gaussian_heads": "all",
 
 
 DROPPED: dict[str, Any] = {"keep_parametrization": False, "gate_range": None}
-"""Choices of older versions that are gone, with what they were by default."""
+"""Dropped choices, which older files still name, and their defaults."""
 
 
 class RecastConfig(OneOf):

@@ -1,4 +1,4 @@
-"""SHA-256 of tensors and texts: of the content of a saved file, and of a network."""
+"""SHA-256 of tensors and texts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 def checksum(*content: str | Mapping[str, Tensor] | None) -> str:
@@ -21,9 +21,3 @@ def checksum(*content: str | Mapping[str, Tensor] | None) -> str:
             # as bytes: bfloat16 has no NumPy type
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def fingerprint(model: nn.Module) -> str | None:
-    """Return the `checksum` of a model's weights and buffers; None where they have no values (device meta)."""
-    state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    return None if any(value.is_meta for value in state.values()) else checksum(state)

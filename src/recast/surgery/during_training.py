@@ -15,7 +15,7 @@ from recast.config import typed
 from recast.errors import RecastError
 from recast.layers.attention_pool import attention_pools
 from recast.surgery.apply import check_recast, recast_
-from recast.surgery.optimizer_groups import home_group, join_
+from recast.surgery.optimizer_groups import Group, home_group, join_
 from recast.surgery.optimizer_state import carried_parameters, forget_, hand_over_
 from recast.surgery.parameters import parameter_kinds
 from recast.surgery.plan import Plan
@@ -84,19 +84,10 @@ def recast_during_training_(
 
     recast_(network, plan, steps=names)
     rates = {"gates": gate_lr, "sigmoid_gates": gate_lr, "queries_keys": qk_lr}
-    added: dict[str, dict[str, nn.Parameter]] = {}
-    for name in names:
-        layer, convolution = network.get_submodule(name), convolutions[name]
-        carried = carried_parameters(convolution, layer)
-        hand_over_(optimizer, carried)
-        forget_(optimizer, name, convolution, carried)
-        inherited = {id(pair.new) for pair in carried}
-        added[name] = {key: p for key, p in layer.named_parameters() if id(p) not in inherited}
-        kinds = parameter_kinds(layer, queries_apart=qk_lr is not None)
-        for key, parameter in added[name].items():
-            if parameter.requires_grad:
-                kind = kinds[id(parameter)]
-                join_(optimizer, f"{name}.{key}", parameter, kind, homes[name], rates.get(kind))
+    added = {
+        name: _train_on_(optimizer, name, convolutions[name], network.get_submodule(name), homes[name], rates)
+        for name in names
+    }
     for average in copies:
         recast_(average, plan, steps=names)
         for name, parameters in added.items():
@@ -104,6 +95,28 @@ def recast_during_training_(
             for key, parameter in parameters.items():
                 averaged.get_parameter(key).detach().copy_(parameter.detach())
     return model
+
+
+def _train_on_(
+    optimizer: Optimizer,
+    name: str,
+    convolution: nn.Module,
+    layer: nn.Module,
+    home: Group,
+    rates: dict[str, float | None],
+) -> dict[str, nn.Parameter]:
+    """Give a layer its convolution's place and state in the optimiser, and groups to its new parameters, returned."""
+    carried = carried_parameters(convolution, layer)
+    hand_over_(optimizer, carried)
+    forget_(optimizer, name, convolution, carried)
+    inherited = {id(pair.new) for pair in carried}
+    added = {key: parameter for key, parameter in layer.named_parameters() if id(parameter) not in inherited}
+    kinds = parameter_kinds(layer, queries_apart=rates["queries_keys"] is not None)
+    for key, parameter in added.items():
+        if parameter.requires_grad:
+            kind = kinds[id(parameter)]
+            join_(optimizer, f"{name}.{key}", parameter, kind, home, rates.get(kind))
+    return added
 
 
 def _check_network(network: nn.Module, plan: Plan, names: Sequence[str]) -> None:

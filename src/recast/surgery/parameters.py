@@ -72,14 +72,7 @@ def param_groups(
     """
     warn_if_frozen(recast_layers(model).values())
     check_not_lazy(model)
-    own_rates = {
-        "gates": lr * LINEAR_GATE_LR_RATIO if gate_lr is None else gate_lr,
-        "sigmoid_gates": SIGMOID_GATE_LR if gate_lr is None else gate_lr,
-        "queries_keys": qk_lr,
-        "pool_decay": pool_lr,
-        "pool_no_decay": pool_lr,
-    }
-    rates = dict.fromkeys(KINDS, lr) | {kind: rate for kind, rate in own_rates.items() if rate is not None}
+    rates = _rates(lr, gate_lr, pool_lr, qk_lr)
     kinds = parameter_kinds(model, queries_apart=qk_lr is not None, pools_apart=pool_lr is not None)
     layers = {} if layer_decay is None else layer_numbers(model)
     head = max(layers.values(), default=0)
@@ -100,6 +93,18 @@ def param_groups(
         }
         for kind, layer in sorted(groups, key=lambda group: (KINDS.index(group[0]), group[1]))
     ]
+
+
+def _rates(lr: float, gate_lr: float | None, pool_lr: float | None, qk_lr: float | None) -> dict[str, float]:
+    """Return the rate of every kind of parameter; a kind without a rate of its own takes `lr`."""
+    own_rates = {
+        "gates": lr * LINEAR_GATE_LR_RATIO if gate_lr is None else gate_lr,
+        "sigmoid_gates": SIGMOID_GATE_LR if gate_lr is None else gate_lr,
+        "queries_keys": qk_lr,
+        "pool_decay": pool_lr,
+        "pool_no_decay": pool_lr,
+    }
+    return dict.fromkeys(KINDS, lr) | {kind: rate for kind, rate in own_rates.items() if rate is not None}
 
 
 def layer_of(module: str, layers: dict[str, int], default: int) -> int:

@@ -29,6 +29,7 @@ from recast.tracing.hooks import undisturbed
 from recast.tracing.observe import Call, Observation, observe, on_meta
 
 MAX_TOKENS = 1024
+"""Tokens above which a map of a layer takes much memory."""
 
 
 @typed("model", "config", "max_tokens", "pool")

@@ -253,7 +253,7 @@ def _can_show(batch: Example) -> bool:
 def _signal(module: nn.Module, x: Tensor, output: Tensor) -> tuple[Tensor, float]:
     """Return max|output − bias| of every channel, and the share of the largest that varies with the input.
 
-    The layer is linear in its input. What varies is gone when every pixel of all images is their mean.
+    The layer is linear in its input. The varying part vanishes when every pixel of all images is their mean.
     """
     if not output.numel():  # no boxes were found: nothing to differ
         return output.new_zeros(output.shape[1]), 0.0

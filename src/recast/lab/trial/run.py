@@ -36,7 +36,7 @@ from recast.lab.trial.answer import RATES, Answer, ArmLine, Facts, judge
 from recast.lab.trial.arms import ARMS, RATED, TRAINED, Arm
 from recast.lab.trial.features import PART, Bank, check_space, dtype_of, store
 from recast.lab.trial.split import Tail, split_network
-from recast.models.checksum import fingerprint
+from recast.models.checksum import checksum
 from recast.surgery.apply import recast_
 from recast.surgery.plan import Plan
 from recast.tracing.cost import count_parameters
@@ -174,8 +174,9 @@ class _Trial:
                 f"the network has {logits.shape[1]} classes, the data {classes}: a new classifier is trained first"
             )
             arms.with_head(self.network, classes)
+        weights = {name: value for name, value in self.network.state_dict().items() if isinstance(value, torch.Tensor)}
         settings = {
-            "network": fingerprint(self.network), "plan": plan.to_json(), "data": fingerprint_of(data),
+            "network": checksum(weights), "plan": plan.to_json(), "data": fingerprint_of(data),
             "minutes": minutes, "seeds": seeds, "augment": str(data.train.augment),
         }  # fmt: skip
         self.settings = json.loads(json.dumps(settings))
