@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from small import assert_same, digits_recipe
 
-from recast import RecastConfig, RecastError, load
+from recast import RecastConfig, RecastError, load, save
 from recast.lab.analysis.records import Wakefulness
 from recast.lab.config import (
     AugmentConfig,
@@ -162,6 +162,30 @@ def test_a_recast_network_goes_on_with_a_new_classifier(run: Path, tmp_path: Pat
     assert all(name.startswith(("fc.", *(f"{layer}." for layer in layers))) for name in changed)
     with pytest.raises(RecastError, match="digits_resnet has no attention; take freeze=trunk"):
         quick(tmp_path / "no", **frozen)
+
+
+def test_a_checkpoint_in_another_order_of_classes_is_reordered_and_other_classes_are_refused(
+    run: Path, tmp_path: Path
+) -> None:
+    parent = load(run / "parent" / "weights.safetensors")
+    with torch.no_grad():
+        for parameter in parent.fc.parameters():
+            parameter.copy_(parameter.flip(0))
+    digits = list(map(str, range(10)))
+    save(parent, flipped := tmp_path / "flipped.safetensors", classes=digits[::-1])
+    save(parent, others := tmp_path / "others.safetensors", classes=[f"no {digit}" for digit in digits])
+    message = "the classes of digits in another order"
+    with pytest.warns(UserWarning, match=message):
+        out = quick(tmp_path / "run", model=ModelConfig("digits_resnet", str(flipped)), epochs=0)
+    expected = read_metrics(run / "metrics.jsonl")[0]["val_loss"]
+    assert read_metrics(out / "metrics.jsonl")[0]["val_loss"] == pytest.approx(expected, rel=1e-5)
+    with pytest.warns(UserWarning, match=message):
+        models = open_run(out).models
+    assert not changed_names(models["parent"].state_dict(), load_file(run / "parent" / "weights.safetensors"))
+    other = ModelConfig("digits_resnet", str(others))
+    with pytest.raises(RecastError, match=r"the classes no 0, .*: set model\.new_head"):
+        quick(tmp_path / "no", model=other)
+    quick(tmp_path / "new", model=other.replace(new_head=True), where=["none"], epochs=0)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from recast.lab.data.seeding import choose_balanced
 from recast.lab.trial import arms, run, try_
 from recast.lab.trial.answer import RATES, ArmLine, Facts, judge
 from recast.lab.trial.features import Bank
+from recast.models.build import Images
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +107,21 @@ def test_other_classes_and_too_little_time_are_said_in_a_line(
     assert any("has 7 classes, the data 10" in line for line in lines)
     assert any("has 7 classes, the data 10" in note for note in answer.facts.notes)
     assert any(f"minutes, not {minutes:g}: 2 updates an arm are the fewest" in line for line in lines) == (minutes < 1)
+
+
+def test_the_names_of_classes_count(data: Data, plan: recast.Plan, tmp_path: Path) -> None:
+    def opened(names: list[str]) -> tuple[run._Trial, list[str]]:
+        lines: list[str] = []
+        stated = Images(tuple(names)).note_(network())
+        return run._Trial(stated, data, plan, tmp_path, 1.0, 1, torch.device("cpu"), lines.append), lines
+
+    with pytest.warns(UserWarning, match="another order"):
+        trial, lines = opened(data.classes[::-1])
+    assert torch.equal(trial.network.get_parameter("7.weight"), network().get_parameter("7.weight").flip(0))
+    assert (trial.is_new, lines) == (False, [])
+    trial, lines = opened([f"no {name}" for name in data.classes])
+    assert trial.is_new
+    assert "the classes no 0, no 1" in lines[0]
 
 
 @pytest.mark.parametrize("classes", [7, 10])

@@ -41,7 +41,7 @@ def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = 
     either it is that of the checkpoint, else the network's default.
     Weights: `config.checkpoint` (strict), else the registry's own where `config.pretrained`, else random. With
     `config.new_head` all but the classifier's; with `config.input_size` position tables are resampled to it. A recast
-    network's file makes a recast network: its plan is replayed.
+    network's file makes a recast network: its plan is replayed, and the names of its classes are noted.
     A `pkg.module:function` is run only with `trust`, or where the user named it (`recast.models.trust`).
     Raises RecastError for an unknown name, a checkpoint that does not fit, weights that cannot be fetched or hold NaN,
     and a size for a network that takes any.
@@ -61,8 +61,8 @@ def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = 
         if bad := first_nonfinite(model, model.state_dict()):
             raise RecastError(f"the weights of {config.name} hold NaN or infinity in {bad}: they cannot be used")
         return model
+    header = None
     if config.checkpoint is not None:
-        header = None
         with suppress(RecastError):  # a foreign file has no header
             header = read_header(config.checkpoint)
         restored = partial(replayed, header=header, path=config.checkpoint)
@@ -76,6 +76,8 @@ def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = 
                     model = restored(again)
                     warnings.warn(f"{name} gets the {differ[0]} classes of {origin}, not {differ[1]}", stacklevel=2)
     load_weights_(model, _adapted(model, weights, config, num_classes, origin), source=origin)
+    if header is not None and not config.new_head:
+        Images(read(Images, header["images"] or {}, f"{origin}'s images").classes).note_(model)
     return model
 
 

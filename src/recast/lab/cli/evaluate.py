@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recast.config import Count, FilePath, Pixels
-from recast.errors import RecastError, listed
+from recast.errors import RecastError
 from recast.lab.cli.command import Command, Compute, Line, Output, print_json
 from recast.lab.cli.guard import complain
 from recast.lab.config import DataConfig
@@ -134,9 +134,10 @@ def _compare_files(
     """Measure two files of `recast.save` on the same images, print their table, and return the results."""
     from recast.io import load
     from recast.lab.data import load_data
+    from recast.lab.data.class_order import order_classes_
     from recast.lab.evaluation.context import PixelModel
     from recast.lab.evaluation.runner import measure, open_context
-    from recast.models.build import class_names, input_defaults
+    from recast.models.build import input_defaults
 
     if len(files) != 2:
         raise RecastError(f"expected run folders, or two files of recast.save, got {len(files)} words")
@@ -150,12 +151,7 @@ def _compare_files(
     data = load_data(images, in_chans=next(iter(channels), None))
     models = {}
     for arm, file in zip(("finetuned", "recast"), files, strict=True):
-        classes = list(class_names(networks[file]) or ())
-        if classes != data.classes and sorted(classes) == sorted(data.classes):
-            raise RecastError(
-                f"{file} has the classes of {data.name} in another order ({listed(classes, 5)}): order its outputs as "
-                f"{listed(data.classes, 5)} and save it again"
-            )
+        order_classes_(networks[file], data, file)
         if inputs[file] is None:
             print(f"note: {file} states no normalisation; it gets that of {data.name}", file=sys.stderr)
         normalisation = inputs[file] or data

@@ -19,6 +19,7 @@ from recast.io import load
 from recast.lab.config import Recipe
 from recast.lab.config.evaluation import Options
 from recast.lab.data import Data, load_data
+from recast.lab.data.class_order import order_classes_
 from recast.lab.data.fingerprint import check_classes, check_same
 from recast.lab.data.sources import without_unreadable
 from recast.lab.device import surroundings
@@ -74,7 +75,7 @@ def open_run(folder: str | Path) -> OpenRun:
         network = build(recipe.model.replace(checkpoint=None, pretrained=False), num_classes=classes)
         task.adapt_(network, recipe, classes)
         return OpenRun(folder, recipe, data, {"finetuned": load(folder / "weights.safetensors", parent=network)})
-    parent = build(recipe.model, num_classes=classes).eval()
+    parent = order_classes_(build(recipe.model, num_classes=classes), data).eval()
     models, trained = {"parent": parent}, task.adapt_(copy.deepcopy(parent), recipe, classes)
     if (control := folder / "finetuned" / "weights.safetensors").is_file():
         models["finetuned"] = load(control, parent=trained)

@@ -25,6 +25,7 @@ from recast.errors import RecastError, listed
 from recast.files import replaced, write_text
 from recast.lab.analysis.records import Wakefulness
 from recast.lab.data import Data, Loader
+from recast.lab.data.class_order import name_other_classes, order_classes_
 from recast.lab.data.datasets import ImageFiles, ImageTensors, LabelledImages
 from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.data.seeding import choose_balanced, hold_out
@@ -168,12 +169,15 @@ class _Trial:
         images = data.normalised(next(iter(Loader(data.val, 4)))[0], device)
         with torch.no_grad():
             logits = logits_of(run_example(self.network, images), self.network, "a trial")
-        self.is_new = logits.shape[1] != classes
+        others = name_other_classes(self.network, data)
+        if logits.shape[1] != classes:
+            others = f"the network has {logits.shape[1]} classes, the data {classes}"
+        self.is_new = bool(others)
         if self.is_new:
-            self._note(
-                f"the network has {logits.shape[1]} classes, the data {classes}: a new classifier is trained first"
-            )
+            self._note(f"{others}: a new classifier is trained first")
             arms.with_head(self.network, classes)
+        else:
+            order_classes_(self.network, data)
         weights = {name: value for name, value in self.network.state_dict().items() if isinstance(value, torch.Tensor)}
         settings = {
             "network": checksum(weights), "plan": plan.to_json(), "data": fingerprint_of(data),
