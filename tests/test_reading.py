@@ -112,7 +112,7 @@ def test_a_recipe_of_another_version(tmp_path: Path) -> None:
     save_recipe(Recipe(), path)
     body = path.read_text(encoding="utf-8").rpartition(SEAL)[0].replace("max_tokens: 1024", "most_tokens: 1024")
     path.write_text(f"{body}{SEAL}{hashlib.sha256(body.encode()).hexdigest()[:16]}\n", encoding="utf-8")
-    with pytest.raises(RecastError, match=r"recipe\.yaml is of another version of recast: unknown name most_tokens"):
+    with pytest.raises(RecastError, match="comes from another version of recast: unknown name most_tokens"):
         load_recipe(path, complete=True)
 
 

@@ -119,12 +119,12 @@ def load_recipe(path: str | Path, *, complete: bool = False) -> Recipe:
             _section(data, keys)[keys[-1]] = str(beside.resolve())
     body, seal, digest = text.rpartition(SEAL)
     is_untouched = digest.strip() == _digest(body)
-    recipe = recipe_from_dict(data, f"{path} is of another version of recast" if is_untouched else str(path))
+    recipe = recipe_from_dict(data, f"{path} comes from another version of recast" if is_untouched else str(path))
     missing = [key for key, value in flat(recipe).items() if value is not None and key not in given]
     if complete and missing and not seal:  # sealed, it is of a version that had not these fields
         raise RecastError(
-            f"{path} lacks {', '.join(missing[:3])}{', …' * (len(missing) > 3)}: it was cut short, or is of another "
-            "version of recast"
+            f"{path} lacks {', '.join(missing[:3])}{', …' * (len(missing) > 3)}: it was cut short, or comes from "
+            "another version of recast"
         )
     if seal and not is_untouched:
         touched = f"{path} is not as the run wrote it: it was edited or damaged"
