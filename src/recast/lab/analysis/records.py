@@ -49,13 +49,13 @@ class Wakefulness:
             return f"{how}, their maps are uniform (entropy {self.entropy:.3f} of its maximum)"
         return f"{how}, their gates stayed nearly closed"
 
-    @property
-    def remedy(self) -> str:
-        """A setting to try where attention slept; else empty."""
+    def remedy(self, query_key: str) -> str:
+        """Return a setting to try where attention slept, after a start of queries and keys; else an empty text."""
         if not self.slept:
             return ""
-        uniform = "start with query_key=images, or raise optim.qk_lr"
-        return uniform if self.entropy >= UNIFORM else "raise optim.gate_lr, or train for more updates"
+        if self.entropy < UNIFORM:
+            return "raise optim.gate_lr, or train for more updates"
+        return "raise optim.qk_lr" if query_key == "images" else "start with query_key=images, or raise optim.qk_lr"
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def tiles(run: Run) -> list[tuple[str, str, str]]:
             detail += f"; measured {old} → {new}{NBSP}ms"
         cards.append(("Compute", formats.share(after, before), detail))
     if (attention := Wakefulness.of(run.metrics[-1].layers)) is not None and run.epochs:
-        detail = attention.remedy if attention.slept else "beyond the effect of a global mean"
+        detail = attention.remedy(run.recipe.recast.query_key) or "beyond the effect of a global mean"
         cards.append(("Heads that are awake", f"{attention.awake} of{NBSP}{attention.heads}", detail))
     return cards
 

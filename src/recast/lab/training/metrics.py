@@ -141,7 +141,8 @@ class Journal:
         self.say(text)
         attention = Wakefulness.of(row.layers)
         if attention is not None and row.epoch == self.recipe.epochs > 0:
-            self.say(f"note: {attention}" + (f": {attention.remedy}" if attention.slept else ""))
+            remedy = attention.remedy(self.recipe.recast.query_key)
+            self.say(f"note: {attention}" + (f": {remedy}" if remedy else ""))
 
     def say(self, text: str) -> None:
         """Show a line above the bar."""
