@@ -165,3 +165,16 @@ def test_the_command_takes_a_number_of_threads(cli: Cli, monkeypatch: pytest.Mon
     cli("plan", "digits_resnet", "--num-classes", "10", "--img-size", "16", "--threads", "3")
     cli("report", "nowhere")
     assert numbers == [3]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--wher", "where"), ("--image-size", "img-size"), ("--model.kwarg=x", "model.kwargs"),
+        ("--max-macs", None), ("--budget", None), ("--lrate", None), ("--nonsense", None), ("-x", None),
+    ],
+)  # fmt: skip
+def test_an_option_is_suggested_only_for_a_name_much_like_it(typed: str, meant: str | None, refused: Refused) -> None:
+    message = refused("plan", "resnet18", typed, "3")
+    assert typed.partition("=")[0] in message
+    assert re.findall(r"mean --(\S+)\?", message) == [meant] * (meant is not None)

@@ -14,6 +14,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from functools import partial
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,8 @@ OPTIONS = {
 }
 ABOUT = """Recast the convolutions of a trained network as gated positional self-attention, without changing what it \
 computes; then train on."""
+ALIKE = 0.78
+"""Similarity (of difflib) from which on an option is suggested for another: --lr for --leer, not --gate for --lrate."""
 END = """
   recast COMMAND --help   options and examples of a command; --help-all: the rare options too
 
@@ -123,8 +126,14 @@ def _bound(words: list[str]) -> tuple[Callable[..., Any], inspect.BoundArguments
 
 def _message(error: CycloptsError) -> str:
     """Describe a mistake in a command line in one line."""
-    from cyclopts import MissingArgumentError, UnusedCliTokensError
+    from cyclopts import MissingArgumentError, UnknownOptionError, UnusedCliTokensError
 
+    if isinstance(error, UnknownOptionError):
+        option = (error.token.keyword or error.token.value).partition("=")[0]
+        names = [name for argument in error.argument_collection if argument.parse for name in argument.names]
+        names = [name for name in names if ("." in name) == ("." in option)]
+        close = get_close_matches(option, names, n=1, cutoff=ALIKE)
+        return f"unknown option {shown(option)}." + "".join(f" Did you mean {name}?" for name in close)
     if isinstance(error, UnusedCliTokensError):
         return f"unexpected argument {shown((error.unused_tokens or [''])[0])}"
     if isinstance(error, MissingArgumentError) and error.argument:
