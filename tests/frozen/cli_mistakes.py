@@ -53,7 +53,7 @@ OPTIONS = """
 --num-classes 3 --new-head false | --where layer9 | --max-tokens 3 | --device banana | --amp fp8 | --gate linears
 --lambda-init 2 | --batch-size 0 | --batch-size half | --batch-size 2.5 | --img-size 0 | --test-size 0
 --num-train 0 | --num-val 0 | --num-train 5 | --num-train 100000 | --input-size 0 | --repeats 0 | --base-batch 0
---teacher-size 0 | --accumulate 0 | --accumulate 3 | --save-steps 0 | --keep 0 | --keep-every 0 | --probe-images 0
+--teacher-size 0 | --accumulate 0 | --accumulate 3 | --save-steps 0 | --keep 0 | --probe-images 0
 --workers -1 | --recalibrate-bn -1 | --epochs -1 | --epochs few
 --conv-epochs -1 | --color-jitter -1 | --mixup -0.1 | --cutmix nan | --lr -1 | --lr fast | --gate-lr -1 | --pool-lr -1
 --weight-decay -1 | --warmup-epochs -1 | --warmup-lr -1 | --min-lr inf | --gate-l1 -1 | --layer-scale -1

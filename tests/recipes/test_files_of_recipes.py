@@ -47,7 +47,7 @@ def test_what_is_left_out_has_its_default(tmp_path: Path) -> None:
 def test_the_recipe_of_an_older_version_is_read(budget: str, limit: int | None, tmp_path: Path) -> None:
     older = recipe_to_dict(Recipe(max_tokens=limit))
     del older["max_tokens"]
-    older |= {"budget": budget, "schedule": {**older["schedule"], "calibrate": 0}}
+    older |= {"keep_every": 5, "budget": budget, "schedule": {**older["schedule"], "calibrate": 0}}
     older["recast"] |= {"keep_parametrization": False, "gate_range": None}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(older), encoding="utf-8")
     assert load_recipe(tmp_path / "recipe.yaml", complete=True) == recipe_from_dict(older) == Recipe(max_tokens=limit)

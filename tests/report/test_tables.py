@@ -132,9 +132,9 @@ def test_when_layers_became_attention(make_run: MakeRun) -> None:
 
 
 def test_the_same_recipe_carried_out_otherwise_is_the_same(make_run: MakeRun) -> None:
-    """`keep_every` and `save_steps` say how a run is carried out, as on resume."""
+    """`control` and `save_steps` say how a run is carried out, as on resume."""
     others = [
-        {"seed": 0, "model.checkpoint": "parent/weights.safetensors", "data.data_dir": "/data/mine", "keep_every": 2},
+        {"seed": 0, "model.checkpoint": "parent/weights.safetensors", "data.data_dir": "/data/mine", "control": False},
         {"seed": 1, "model.checkpoint": "/elsewhere/weights.safetensors", "data.data_dir": "../mine", "save_steps": 9},
         {"seed": 2, "model.checkpoint": "weights.safetensors", "data.data_dir": "mine", "data.workers": 4},
     ]

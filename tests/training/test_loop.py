@@ -146,22 +146,3 @@ def test_what_cannot_be_trained_is_refused_before_the_folder_is_made(tmp_path: P
     with pytest.raises(RecastError, match=r"logits \(8, 4\)"):
         small_fit(tmp_path / "other", data=replace(small_data(), classes=list("abcd")))
     assert not (tmp_path / "run").exists()
-
-
-# --- weights that are kept on the way ---------------------------------------------------------------------------------
-
-
-def kept(folder: Path) -> dict[str, Path]:
-    return {path.name: path for path in sorted((folder / "checkpoints").iterdir())}
-
-
-def test_weights_are_kept_every_so_many_epochs_and_before_training(tmp_path: Path) -> None:
-    small_fit(tmp_path / "plain", regularization=AVERAGED, epochs=4)
-    rows = small_fit(tmp_path / "kept", regularization=AVERAGED, epochs=4, keep_every=2)
-    assert_same(tmp_path / "plain", tmp_path / "kept")
-    paths = kept(tmp_path / "kept")
-    assert list(paths) == [f"epoch-{epoch:04d}.safetensors" for epoch in (0, 2, 4)]
-    for row, path in zip(rows[::2], paths.values(), strict=True):
-        assert measured(load(path, parent=small_parent()))[0] == pytest.approx(row["val_loss"], rel=1e-6)
-    assert_same(small_child(), paths["epoch-0000.safetensors"])
-    assert_same(tmp_path / "kept", paths["epoch-0004.safetensors"])

@@ -244,7 +244,7 @@ def test_a_run_that_failed_before_its_first_state_leaves_nothing_and_a_killed_on
     load(out / "weights.safetensors")
 
 
-@pytest.mark.parametrize("name", ["classes.json", "recipe.yaml", "metrics.jsonl", "checkpoints/epoch-0000.safetensors"])
+@pytest.mark.parametrize("name", ["classes.json", "recipe.yaml", "metrics.jsonl"])
 def test_a_user_s_files_are_left_alone(tmp_path: Path, name: str) -> None:
     (path := tmp_path / name).parent.mkdir(exist_ok=True)
     path.write_text("mine", encoding="utf-8")

@@ -27,7 +27,7 @@ LOCK = ".lock"
 """An empty file in a folder that is being written. The lock itself is the system's, which drops it with its process."""
 TEMPORARY = re.compile(r"\..+?\.(\d+)(\.[0-9a-f]+)?\.tmp")
 """Names of `replaced`, with the number of the process."""
-FOLDERS = ("resume", "checkpoints", "finetuned", "scores", "analysis", "explain")
+FOLDERS = ("resume", "finetuned", "scores", "analysis", "explain")
 """Folders of a run, which must lie in it."""
 MARKS = (b'<meta name="generator" content="recast">', b"Software\0recast")
 """In the pages and the PNG pictures that we write."""

@@ -62,8 +62,11 @@ def recipe_from_dict(data: Mapping[str, Any], source: str = "the recipe") -> Rec
 
 
 def _modernised(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data under today's names: runs of older versions state a budget of tokens, and no calibration."""
-    data = dict(data)
+    """Return the data under today's names: runs of older versions state a budget of tokens, and no calibration.
+
+    Dropped is `keep_every`, which kept more files and changed no number.
+    """
+    data = {name: value for name, value in data.items() if name != "keep_every"}
     if (tokens := re.fullmatch(r"tokens=(\d+|none)", str(data.get("budget")))) and "max_tokens" not in data:
         del data["budget"]
         data["max_tokens"] = None if tokens[1] == "none" else int(tokens[1])

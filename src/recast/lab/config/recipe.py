@@ -145,9 +145,6 @@ class Recipe(Config):
     """Also train the parent itself the same way. Without this arm a gain proves nothing."""
     save_steps: Annotated[Count | None, Rare(), MayChange()] = None
     """Save the state every so many updates too; after every epoch it is saved anyway."""
-    keep_every: Annotated[Count | None, Rare(), MayChange()] = None
-    """Keep the weights of every so many epochs too, and those of epoch 0, before training: `checkpoints/` in the run
-    folder. None: only the last weights."""
     seed: Seed = 0
     """Seed of weights, order and augmentation."""
     device: Annotated[str, MayChange()] = "auto"

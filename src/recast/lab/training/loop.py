@@ -56,8 +56,7 @@ def fit(
     """Train `model` on `data` for `recipe.epochs` into the folder `out`; processes started by torchrun share a batch.
 
     Writes `metrics.jsonl` (a row per epoch, epoch 0 before any training), `resume/` after every epoch, every
-    `recipe.save_steps` updates and on Ctrl-C or SIGTERM, `checkpoints/epoch-0000.safetensors` and so on for every
-    `recipe.keep_every` epochs, and `weights.safetensors` at the end.
+    `recipe.save_steps` updates and on Ctrl-C or SIGTERM, and `weights.safetensors` at the end.
 
     Args:
         model: trained in place; left with the weights that were saved, in eval mode.
@@ -85,7 +84,7 @@ def fit(
     log, weights = out / "metrics.jsonl", out / "weights.safetensors"
 
     def finished() -> list[dict[str, Any]]:
-        if not resume and (log.exists() or states(out) or weights.exists() or (out / "checkpoints").exists()):
+        if not resume and (log.exists() or states(out) or weights.exists()):
             raise RecastError(f"{out} already holds a training: choose another folder, or resume it")
         return read_metrics(log) if weights.exists() else []  # written last: the training is finished
 
@@ -311,9 +310,6 @@ class _Loop:
         """Measure the network, write the row, move on to the next epoch and save the state, in this order."""
         state, recipe, epoch = self.state, self.recipe, self.state.position.epoch
         self.journal.write(self._row())
-        if recipe.keep_every is not None and epoch % recipe.keep_every == 0:
-            # before the state: a run that resumes from an earlier state writes the same file again
-            self._write_weights(state.evaluated, f"checkpoints/epoch-{epoch:04d}.safetensors")
         self._write_schedule()
         state.position = Position(epoch=epoch + 1)
         self._save()

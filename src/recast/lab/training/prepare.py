@@ -39,8 +39,7 @@ from recast.surgery.planning import plan
 PARENT = "parent"
 """The only folder that a run folder may hold before the run: the training of its parent."""
 FIRST = ("classes.json", FINGERPRINT, DUPLICATES, COARSE_FILE, PARENT_WEIGHTS, "recipe.yaml", "environment.json",
-         "plan.json", "verify.json", "schedule.json", "metrics.jsonl",
-         "checkpoints/epoch-0000.safetensors")  # fmt: skip
+         "plan.json", "verify.json", "schedule.json", "metrics.jsonl")  # fmt: skip
 """Files that a run writes before its first state."""
 
 WAKING_IMAGES = 512
@@ -78,9 +77,8 @@ def withdraw(out: Path) -> None:
     """Remove the files that a run wrote into `out`, if it failed before its first state."""
     for name in FIRST:
         (out / name).unlink(missing_ok=True)
-    for folder in ("checkpoints", "resume"):
-        with suppress(OSError):  # missing
-            (out / folder).rmdir()
+    with suppress(OSError):  # missing
+        (out / "resume").rmdir()
 
 
 def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
