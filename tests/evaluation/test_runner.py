@@ -57,6 +57,16 @@ def test_other_weights_images_normalisation_or_options_are_measured(digits: Data
         assert attacked.seen == seen
 
 
+def test_scores_of_older_code_are_measured_again(
+    digits: Data, tmp_path: Path, spy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = spy()
+    for version, seen in ((1, 50), (2, 100), (2, 100)):
+        monkeypatch.setattr("recast.lab.evaluation.cache.SCORES_VERSION", version)
+        run(model, digits, tmp_path)
+        assert model.seen == seen
+
+
 def test_the_cache_may_be_a_text(digits: Data, tmp_path: Path, spy: Any) -> None:
     model = spy()
     for _ in range(2):

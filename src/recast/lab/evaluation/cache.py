@@ -25,6 +25,9 @@ from recast.lab.data.datasets import LabelledImages
 from recast.lab.evaluation.context import Context, PixelModel, Score, Source
 from recast.models.checksum import checksum
 
+SCORES_VERSION = 1
+"""Part of every key. Raise it with every change of suites, data or layers that changes a score."""
+
 
 def model_key(model: PixelModel) -> str:
     """Return a hash of everything that decides a model's outputs: structure, settings, state and normalisation."""
@@ -67,7 +70,7 @@ class Cache:
         options = {name: getattr(self.context.options, name) for name in uses}
         columns = None if source.columns is None else source.columns.tolist()
         images = [self._images(images) for images in (source.images, *source.depends)]
-        content = [suite, options, self.context.dataset(suite), source.part, columns, images]
+        content = [SCORES_VERSION, suite, options, self.context.dataset(suite), source.part, columns, images]
         if (coarse := self.context.data.coarse) is not None:
             content += [coarse.of.tolist(), coarse.names]
         scores = {}
