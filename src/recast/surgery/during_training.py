@@ -15,7 +15,7 @@ from recast.config import typed
 from recast.errors import RecastError
 from recast.layers.attention_pool import attention_pools
 from recast.surgery.apply import check_recast, recast_
-from recast.surgery.optimizer_groups import Group, home_group, join_
+from recast.surgery.optimizer_groups import Group, add_parameter_, find_kernel_group
 from recast.surgery.optimizer_state import carried_parameters, forget_, hand_over_
 from recast.surgery.parameters import parameter_kinds
 from recast.surgery.plan import Plan
@@ -80,12 +80,12 @@ def recast_during_training_(
     for average in copies:  # `recast_` looks at the network itself before its first change
         check_recast(average, plan, chosen)
     convolutions = {name: module for name, module in network.named_modules() if name in names}
-    homes = {name: home_group(optimizer, network, name, conv) for name, conv in convolutions.items()}
+    groups = {name: find_kernel_group(optimizer, network, name, conv) for name, conv in convolutions.items()}
 
     recast_(network, plan, steps=names)
     rates = {"gates": gate_lr, "sigmoid_gates": gate_lr, "queries_keys": qk_lr}
     added = {
-        name: _train_on_(optimizer, name, convolutions[name], network.get_submodule(name), homes[name], rates)
+        name: _train_on_(optimizer, name, convolutions[name], network.get_submodule(name), groups[name], rates)
         for name in names
     }
     for average in copies:
@@ -98,13 +98,9 @@ def recast_during_training_(
 
 
 def _train_on_(
-    optimizer: Optimizer,
-    name: str,
-    convolution: nn.Module,
-    layer: nn.Module,
-    home: Group,
+    optimizer: Optimizer, name: str, convolution: nn.Module, layer: nn.Module, kernel_group: Group,
     rates: dict[str, float | None],
-) -> dict[str, nn.Parameter]:
+) -> dict[str, nn.Parameter]:  # fmt: skip
     """Give a layer its convolution's place and state in the optimiser, and groups to its new parameters, returned."""
     carried = carried_parameters(convolution, layer)
     hand_over_(optimizer, carried)
@@ -115,7 +111,7 @@ def _train_on_(
     for key, parameter in added.items():
         if parameter.requires_grad:
             kind = kinds[id(parameter)]
-            join_(optimizer, f"{name}.{key}", parameter, kind, home, rates.get(kind))
+            add_parameter_(optimizer, f"{name}.{key}", parameter, kind, kernel_group, rates.get(kind))
     return added
 
 

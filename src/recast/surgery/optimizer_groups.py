@@ -1,4 +1,4 @@
-"""Groups of an optimiser: that of a convolution's kernel, its home, and those that its layer's new parameters join.
+"""Groups of an optimiser: that of a convolution's kernel, and those that its layer's new parameters join.
 
 Groups of `param_groups` go by their names, "kind", or "kind/number" with a group for every layer (layer decay). Groups
 of other optimisers go by their settings.
@@ -24,7 +24,7 @@ ENDS = ("max_lr", "min_lr")
 """Keys of a group for the two rates of OneCycleLR."""
 
 
-def home_group(optimizer: Optimizer, network: nn.Module, name: str, conv: nn.Module) -> Group:
+def find_kernel_group(optimizer: Optimizer, network: nn.Module, name: str, conv: nn.Module) -> Group:
     """Return the group that trains a convolution's kernel; for a frozen one that of its layer, or the first.
 
     Raises RecastError for an optimiser that does not train all of the layer, or takes one group only.
@@ -41,60 +41,62 @@ def home_group(optimizer: Optimizer, network: nn.Module, name: str, conv: nn.Mod
         )
     if trained:
         return group_of[id(max(trained.values(), key=torch.Tensor.numel))]
-    if _layer_suffix(groups[0]):
-        number = layer_of(name, layer_numbers(network), 0)
-        return next((group for group in groups if str(group["name"]).endswith(f"/{number}")), groups[0])
-    return groups[0]
+    if not _layer_suffix(groups[0]):
+        return groups[0]
+    suffix = f"/{layer_of(name, layer_numbers(network), 0)}"
+    return next((group for group in groups if _layer_suffix(group).endswith(suffix)), groups[0])
 
 
-def join_(
-    optimizer: Optimizer, name: str, parameter: nn.Parameter, kind: str, home: Group, own_lr: float | None
+def add_parameter_(
+    optimizer: Optimizer, name: str, parameter: nn.Parameter, kind: str, kernel_group: Group, own_lr: float | None
 ) -> None:
-    """Put a new parameter into the group of its kind; a missing group is made from the kernel's, `home`.
+    """Put a new parameter into the group of its kind, or into a new one with the settings of the kernel's.
 
     `own_lr` is the peak rate of its kind. None: that of the kernel, times 50 for a linear gate.
     """
-    settings = _settings(home, kind, _peak_for(kind, optimizer, home, own_lr))
-    compared = ["name"] if _kind(home) in KINDS else list(settings)
-    for group in optimizer.param_groups:
-        # where a group counts its steps, the count would be wrong for a new parameter
-        if "step" not in group and all(group.get(key) == settings[key] for key in compared):
-            group["params"].append(parameter)
-            if "param_names" in group:
-                group["param_names"].append(name)
-            return
-    entry: Any = (name, parameter) if "param_names" in home else parameter
-    optimizer.add_param_group({**settings, "params": [entry]})
+    settings = _settings(kernel_group, kind, _peak_for(kind, optimizer, kernel_group, own_lr))
+    compared = ["name"] if _kind(kernel_group) in KINDS else list(settings)
+    # where a group counts its steps, the count would be wrong for a new parameter
+    joinable = [group for group in optimizer.param_groups if "step" not in group]
+    group = next((g for g in joinable if all(g.get(key) == settings[key] for key in compared)), None)
+    if group is None:
+        entry: Any = (name, parameter) if "param_names" in kernel_group else parameter
+        optimizer.add_param_group({**settings, "params": [entry]})
+        return
+    group["params"].append(parameter)
+    if "param_names" in group:
+        group["param_names"].append(name)
 
 
-def _settings(home: Group, kind: str, peak: float) -> Group:
+def _settings(kernel_group: Group, kind: str, peak: float) -> Group:
     """Return the settings of a group for parameters of this kind, with this peak rate, beside the kernel's group."""
-    home_peak, home_decay = _peak(home), home.get("weight_decay", 0.0)
-    decay = float(home_decay) if kind in DECAYED else 0.0
-    settings = {key: copy.deepcopy(home[key]) for key in home.keys() - {"params", "param_names", "step"}}
-    if _kind(home) in KINDS or (peak, decay) != (home_peak, home_decay):
-        settings["name"] = kind + _layer_suffix(home)
-    settings |= dict.fromkeys(home.keys() & PEAKS, peak)
-    settings |= {key: home[key] * peak / home_peak for key in ENDS if key in home and home_peak}
-    now = float(home["lr"]) / home_peak if home_peak else 0.0  # the share of the peak that the schedule gives now
-    return settings | {"lr": peak * now, "weight_decay": decay}
+    kernel_peak, kernel_decay = _peak(kernel_group), kernel_group.get("weight_decay", 0.0)
+    decay = float(kernel_decay) if kind in DECAYED else 0.0
+    copied = kernel_group.keys() - {"params", "param_names", "step"}
+    settings = {key: copy.deepcopy(kernel_group[key]) for key in copied}
+    if _kind(kernel_group) in KINDS or (peak, decay) != (kernel_peak, kernel_decay):
+        settings["name"] = kind + _layer_suffix(kernel_group)
+    settings |= dict.fromkeys(kernel_group.keys() & PEAKS, peak)
+    settings |= {key: kernel_group[key] * peak / kernel_peak for key in ENDS if key in kernel_group and kernel_peak}
+    schedule_factor = float(kernel_group["lr"]) / kernel_peak if kernel_peak else 0.0
+    return settings | {"lr": peak * schedule_factor, "weight_decay": decay}
 
 
 def _peak(group: Group) -> float:
     return float(next((group[key] for key in PEAKS if key in group), group["lr"]))
 
 
-def _peak_for(kind: str, optimizer: Optimizer, home: Group, own_lr: float | None) -> float:
-    """Return the peak rate of parameters of this kind, beside the kernel's group `home`."""
-    rate = _peak(home)
+def _peak_for(kind: str, optimizer: Optimizer, kernel_group: Group, own_lr: float | None) -> float:
+    """Return the peak rate of parameters of this kind, beside the kernel's group."""
+    kernel_peak = _peak(kernel_group)
     if own_lr is None:
-        return rate * (LINEAR_GATE_LR_RATIO if kind == "gates" else 1.0)
-    if not _layer_suffix(home):
+        return kernel_peak * (LINEAR_GATE_LR_RATIO if kind == "gates" else 1.0)
+    if not _layer_suffix(kernel_group):
         return own_lr
     # the head's rate is the one that layer decay leaves as it is
-    beside = [group for group in optimizer.param_groups if "name" not in group or _kind(group) == _kind(home)]
-    head_rate = max(map(_peak, beside))
-    return own_lr * (rate / head_rate if head_rate else 1.0)
+    beside = [group for group in optimizer.param_groups if "name" not in group or _kind(group) == _kind(kernel_group)]
+    head_peak = max(map(_peak, beside))
+    return own_lr * (kernel_peak / head_peak if head_peak else 1.0)
 
 
 def _kind(group: Group) -> str:
