@@ -325,6 +325,20 @@ def sweep(task: str, out: Path, seeds: list[int], first: int | None) -> None:
             })  # fmt: skip
 
 
+def by_turns(calls: list[tuple[Any, ...]], rounds: int = 15) -> list[list[list[float]]]:
+    """Return the seconds of every call of every arm, by turns, after a round that does not count."""
+    seconds: list[list[list[float]]] = [[[] for _ in kinds] for kinds in calls]
+    shuffle = random.Random(0).sample  # a fixed order would favour the arms that follow a small one
+    for number in range(rounds + 1):
+        for arm in shuffle(range(len(calls)), len(calls)):
+            for call, values in zip(calls[arm], seconds[arm], strict=True):
+                started = time.perf_counter()
+                call()
+                if number:
+                    values.append(time.perf_counter() - started)
+    return seconds
+
+
 def times(task: str, out: Path, rounds: int = 15) -> None:
     """Medians of a step and of inference, by turns, with random gates: closed ones would be skipped in eval."""
     parent, data = load(task, "dev", out)
@@ -351,15 +365,7 @@ def times(task: str, out: Path, rounds: int = 15) -> None:
 
         names.append((name, macs_of(model, data[0])))
         calls.append((step, lambda i=infer: i(1), lambda i=infer: i(batch)))
-    seconds: list[list[list[float]]] = [[[] for _ in kinds] for kinds in calls]
-    shuffle = random.Random(0).sample  # a fixed order would favour the arms that follow a small one
-    for number in range(rounds + 1):
-        for arm in shuffle(range(len(calls)), len(calls)):
-            for call, values in zip(calls[arm], seconds[arm], strict=True):
-                started = time.perf_counter()
-                call()
-                if number:
-                    values.append(time.perf_counter() - started)
+    seconds = by_turns(calls, rounds)
     (out / f"times_{task}.csv").unlink(missing_ok=True)
     for (name, macs), of_arm in zip(names, seconds, strict=True):
         pairs = zip(of_arm, seconds[0], strict=True)
