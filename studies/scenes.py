@@ -35,16 +35,17 @@ import argparse
 import copy
 import math
 import statistics
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from price import CHOICES, NARROW, ONE, append, build, by_turns, filled, groups_of, macs_of, read
+from price import CHOICES, NARROW, ONE, append, build, by_turns, calls_of, filled, groups_of, macs_of, read
 from scipy.special import stdtrit
 from torch import Tensor, nn
 
-import recast
 from recast.lab.analysis.records import Wakefulness
 from recast.lab.analysis.wakefulness import wakefulness
 from recast.lab.data import load_data
@@ -176,32 +177,23 @@ def sweep(out: Path, first: int | None) -> None:
         append(out / "sweep.csv", key | columns | {"macs": f"{macs_of(model, data[0]) / size:.3f}"})
 
 
+def with_subnormals(call: Callable[[], None]) -> None:
+    """Call without flushing subnormal numbers to zero."""
+    torch.set_flush_denormal(False)
+    call()
+    torch.set_flush_denormal(True)
+
+
 def times(out: Path) -> None:
     """Medians by turns, beside the parent's; the step also with subnormal numbers."""
     parent, data = load("dev", out)
-    loss, calls = torch.nn.CrossEntropyLoss(), []
     arms = {name: arm for name, arm in ARMS.items() if "as_long_as" not in arm and "updates" not in name}
+    calls = []
     for arm in arms.values():
         setting = filled("odd_digit", arm)
         model = made(parent, setting, data[0], 0)
-        optimizer, tested = torch.optim.AdamW(groups(model, setting)), copy.deepcopy(model)
-        for name, parameter in tested.named_parameters():
-            if name.endswith(("gamma", "spread")):
-                nn.init.constant_(parameter, 0.1)  # closed ones would be skipped in eval
-        recast.refresh_gates_(tested.eval())
-
-        def step(flush: bool, model: nn.Module = model, optimizer: Any = optimizer) -> None:
-            torch.set_flush_denormal(flush)
-            optimizer.zero_grad()
-            loss(model.train()(data[0][:BATCH]), data[1][:BATCH]).backward()
-            optimizer.step()
-            torch.set_flush_denormal(True)
-
-        def infer(count: int, model: nn.Module = tested) -> None:
-            with torch.no_grad():
-                model(data[0][:count])
-
-        calls.append((lambda s=step: s(True), lambda s=step: s(False), lambda i=infer: i(1), lambda i=infer: i(BATCH)))
+        step, *infer = calls_of(model, groups(model, setting), data[0][:BATCH], data[1][:BATCH])
+        calls.append((step, partial(with_subnormals, step), *infer))
     seconds = by_turns(calls)
     (out / "times.csv").unlink(missing_ok=True)
     for name, of_arm in zip(arms, seconds, strict=True):
