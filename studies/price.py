@@ -39,6 +39,8 @@ import random
 import statistics
 import time
 import zipfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -325,32 +327,8 @@ def sweep(task: str, out: Path, seeds: list[int], first: int | None) -> None:
             })  # fmt: skip
 
 
-def times(task: str, out: Path, rounds: int = 15) -> None:
-    """Medians of a step and of inference, by turns, with random gates: closed ones would be skipped in eval."""
-    parent, data = load(task, "dev", out)
-    batch = 64 if task == "odd_digit" else 128
-    names, calls = [], []
-    for name, setting in arms(task).items():
-        setting = filled(task, setting)
-        model = build(parent, setting, data[0], 0)
-        optimizer = torch.optim.AdamW(groups_of(model, LR[task], setting))
-        tested = copy.deepcopy(model)
-        for parameter_name, p in tested.named_parameters():
-            if parameter_name.endswith(("gamma", "spread")):
-                nn.init.constant_(p, 0.1)
-        recast.refresh_gates_(tested.eval())
-
-        def step(model: nn.Module = model, optimizer: Any = optimizer) -> None:
-            optimizer.zero_grad()
-            F.cross_entropy(model.train()(data[0][:batch]), data[1][:batch]).backward()
-            optimizer.step()
-
-        def infer(count: int, model: nn.Module = tested) -> None:
-            with torch.no_grad():
-                model(data[0][:count])
-
-        names.append((name, macs_of(model, data[0])))
-        calls.append((step, lambda i=infer: i(1), lambda i=infer: i(batch)))
+def by_turns(calls: list[tuple[Callable[[], None], ...]], rounds: int = 15) -> list[list[list[float]]]:
+    """Return the seconds of every call of every arm, by turns, after a round that does not count."""
     seconds: list[list[list[float]]] = [[[] for _ in kinds] for kinds in calls]
     shuffle = random.Random(0).sample  # a fixed order would favour the arms that follow a small one
     for number in range(rounds + 1):
@@ -360,6 +338,42 @@ def times(task: str, out: Path, rounds: int = 15) -> None:
                 call()
                 if number:
                     values.append(time.perf_counter() - started)
+    return seconds
+
+
+def calls_of(
+    model: nn.Module, groups: list[dict[str, Any]], images: Tensor, answers: Tensor
+) -> tuple[Callable[[], None], ...]:
+    """Return what is timed: a step, inference of one image and of all, with random gates: closed ones are skipped."""
+    optimizer, tested = torch.optim.AdamW(groups), copy.deepcopy(model)
+    for name, parameter in tested.named_parameters():
+        if name.endswith(("gamma", "spread")):
+            nn.init.constant_(parameter, 0.1)
+    recast.refresh_gates_(tested.eval())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model.train()(images), answers).backward()
+        optimizer.step()
+
+    @torch.no_grad()
+    def infer(count: int) -> None:
+        tested(images[:count])
+
+    return step, partial(infer, 1), partial(infer, len(images))
+
+
+def times(task: str, out: Path, rounds: int = 15) -> None:
+    """Medians of a step and of inference, by turns."""
+    parent, data = load(task, "dev", out)
+    batch = 64 if task == "odd_digit" else 128
+    names, calls = [], []
+    for name, setting in arms(task).items():
+        setting = filled(task, setting)
+        model = build(parent, setting, data[0], 0)
+        names.append((name, macs_of(model, data[0])))
+        calls.append(calls_of(model, groups_of(model, LR[task], setting), data[0][:batch], data[1][:batch]))
+    seconds = by_turns(calls, rounds)
     (out / f"times_{task}.csv").unlink(missing_ok=True)
     for (name, macs), of_arm in zip(names, seconds, strict=True):
         pairs = zip(of_arm, seconds[0], strict=True)
