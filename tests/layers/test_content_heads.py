@@ -15,7 +15,7 @@ import recast
 from recast import GPSA, Geometry, RecastConfig, RecastError
 from recast.layers import functional
 from recast.layers.config import PAPERS_LAYER
-from recast.layers.functional import short_maps
+from recast.layers.functional import backends
 
 KERNELS = {
     "3×3": Geometry((3, 3), padding=(1, 1, 1, 1)),
@@ -98,8 +98,8 @@ CONFIGS = [
 @pytest.mark.parametrize(
     ("size", "short", "layout"),
     [
-        ((7, 6), short_maps.READ_AGAIN, torch.contiguous_format), ((4, 3), 0, torch.contiguous_format),
-        ((7, 6), short_maps.READ_AGAIN, torch.channels_last),
+        ((7, 6), backends.READ_AGAIN, torch.contiguous_format), ((4, 3), 0, torch.contiguous_format),
+        ((7, 6), backends.READ_AGAIN, torch.channels_last),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -109,7 +109,7 @@ def test_every_form_is_the_reference_forward_and_backward(
     name: str, config: Any, dtype: Any, size: Any, short: int, layout: Any, open_gates: Any, error_of: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(short_maps, "READ_AGAIN", short)
+    monkeypatch.setattr(backends, "READ_AGAIN", short)
     layer = made(name, dtype, open_gates, **config).train()
     x = torch.randn(2, 6, *size, dtype=dtype).to(memory_format=layout).requires_grad_()
     inputs = [x, *(p for p in layer.parameters() if p.requires_grad)]

@@ -94,13 +94,13 @@ def test_what_is_alive_at_the_start(backend: Any) -> None:
 def heads_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Number of heads of every computation of the part that is not a convolution."""
     counted: list[int] = []
-    original = backends._streamed
+    original = backends._gathers
 
-    def spy(x: Tensor, values: Tensor, w: functional.Weights, *rest: Any) -> Tensor:
+    def spy(x: Tensor, values: Tensor, w: functional.Weights, *rest: Any) -> Any:
         counted.append(len({*w.gaussian_heads, *w.content_heads}))
         return original(x, values, w, *rest)
 
-    monkeypatch.setattr(backends, "_streamed", spy)
+    monkeypatch.setattr(backends, "_gathers", spy)
     return counted
 
 

@@ -99,6 +99,12 @@ class Geometry:
         """Position of the query of output pixel (0, 0) on the padded grid: ⌊d(k−1)/2⌋, also for even kernels."""
         return self.reach[0] // 2, self.reach[1] // 2
 
+    @property
+    def keeps_size(self) -> bool:
+        """True if every pixel of the input is the anchor of one output pixel, in the same order."""
+        is_same = self.same or self.padding == _same_padding(self.kernel, self.dilation)
+        return is_same and self.stride == (1, 1) and not self.is_transposed
+
     def offsets(self) -> list[tuple[int, int]]:
         """Return Δ of every head, (rows, columns) from the anchor: integers, so that a sharp head meets one pixel."""
         (rows, columns), (d0, d1), (c0, c1) = self.kernel, self.dilation, self.anchor

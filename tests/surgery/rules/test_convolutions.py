@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from recast.layers.config import PAPERS_LAYER, RecastConfig
-from recast.layers.functional import backends, operands, short_maps
-from recast.layers.functional.streaming import stream
+from recast.layers.functional import backends, long_maps, operands
 from recast.layers.gpsa import GPSA
 
 KINDS = (
@@ -102,14 +101,11 @@ def test_backends_agree_with_random_open_gates(
     first = 1000 * sum(2**i for i, chosen in enumerate(options) if chosen)
     for seed in range(first, first + max(30, NUM_GEOMETRIES // 12)):
         rng = random.Random(seed)
-        # all at once, a row of a few queries, some images; gathers kept or made again; maps written out or not
-        monkeypatch.setattr(stream, "MAP_NUMBERS", rng.choice((2**20, 60, 7)))
-        monkeypatch.setattr(stream, "VALUE_NUMBERS", rng.choice((2**20, 40)))
-        monkeypatch.setattr(short_maps, "KEYS", rng.choice((0, 10**6)))
-        for name, values in {"LONG": (1024, 0), "TILE": (512, 3), "LIMIT": (40.0, 0.0)}.items():  # keys tile by tile
-            monkeypatch.setattr(stream, name, random.Random(f"{name} {seed}").choice(values))
-        monkeypatch.setattr(short_maps, "MAP_NUMBERS", rng.choice((2**20, 300, 1)))  # images together
-        monkeypatch.setattr(backends, "KEEP_COST", rng.choice((0.1, 0.0, 9.0)))
+        # long maps in one part, a few queries at a time, some images; short ones written out, images together or not
+        monkeypatch.setattr(long_maps, "MAP_NUMBERS", rng.choice((2**20, 60, 7)))
+        monkeypatch.setattr(long_maps, "LARGEST_EXPONENT", rng.choice((40.0, 0.0)))
+        monkeypatch.setattr(backends, "KEYS", rng.choice((0, 10**6)))
+        monkeypatch.setattr(backends, "MAP_NUMBERS", rng.choice((2**20, 300, 1)))
         kind = rng.choice(("Conv2d", "Conv2d", "Conv2dSame", "ConvTranspose2d", "ScaledStdConv2dSame"))
         module, x, text = case_of(kind, seed, dtype)
         layer = open_gates(layer_of(module, config), seed)

@@ -13,24 +13,20 @@ row-major), M keys (pixels of the padded input, row-major), I×J the query grid,
 rounding.
 
 operands       the tensors of a layer, its gates and their mix, choices of heads
-maps           S, G and C written out; the backends `reference`, the definition, and `dense`; `plain`, for exporters;
-               `sdpa`, the same by torch's attention
-backends       `split` and `merged`, and the choice of a backend
-short_maps     `split` and `merged` where maps are short: written out
-streaming      the operator both rest on where maps are long, on a CPU: no map is held whole, forward or backward
+maps           S, G and C written out; the backends `reference`, the definition, and `dense`
+backends       the fast backends: `split`, `merged`, `sdpa` and `plain`, for exporters; and the choice of one
+long_maps      content attention of long maps on a CPU: no map is held whole, forward or backward
 relative_bias  another layer: position as a bias in the content's softmax (C-MHSA), written out and fast
 """
 
-from recast.layers.functional.backends import choose_backend, merged, split
+from recast.layers.functional.backends import choose_backend, merged, plain, sdpa, split
 from recast.layers.functional.maps import (
     AttentionMaps,
     attention_maps,
     dense,
     gather,
     gaussian_factors,
-    plain,
     reference,
-    sdpa,
 )
 from recast.layers.functional.operands import Gates, Weights, expand_heads, linear_gates, select_heads, sigmoid_gates
 

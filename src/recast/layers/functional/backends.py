@@ -1,30 +1,54 @@
-"""The backends `split` and `merged`, and which backend is cheapest for a layer.
+"""The backends `split`, `merged`, `sdpa` and `plain`: a convolution and what the open heads add to it.
 
-`split` is the convolution plus what open heads add to it, `merged` everything in one. Neither holds a long map whole.
+They differ in how content attention is computed (`Attend`), and where the shift is:
+
+split    writes short maps out, and makes long ones part by part (`long_maps`)
+merged   has the shift in the maps, where all heads have content and maps are short: one gather, one product
+sdpa     calls torch's scaled dot-product attention, whose GPU kernels hold no map
+plain    writes every map out, by operations that exporters and function transforms support; sizes may be symbols
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from recast.layers.functional import short_maps
-from recast.layers.functional.maps import in_format_of, query_tokens, value_grid, weighted_factors
-from recast.layers.functional.operands import Weights, finite_half, in_autocast, project_values, take_heads
-from recast.layers.functional.streaming import attend
-from recast.layers.functional.streaming.stream import Layout, Operands
-from recast.layers.geometry import Geometry
+from recast.layers.functional import long_maps
+from recast.layers.functional.maps import outer, query_tokens, value_grid, weighted_factors
+from recast.layers.functional.operands import (
+    Weights,
+    finite_half,
+    in_autocast,
+    project_out,
+    project_values,
+    scatter_heads,
+    take_heads,
+)  # fmt: skip
+from recast.layers.geometry import Geometry, is_channels_last
 
-KEEP_COST = 0.1
-"""Gathers are recomputed in the backward pass if that costs at most this share of a step."""
+KEYS = 2
+"""Keys per channel up to which a content map is short: no more than twice as large as the input."""
+MAP_NUMBERS = 2**19
+"""Numbers of short maps, about, that are made at a time on a CPU: its cache holds them, without new pages."""
 WRITTEN_OUT = 2400
 """On CUDA, maps of this many keys, of all open heads together, are written out: `sdpa`'s kernels are slower for values
 so wide."""
+READ_AGAIN = 8
+"""A matrix of this many rows for each token of an image meets the tokens of all images at once: to read it again for
+every image takes longer than to lay the tokens side by side (2×2 pixels, 512 channels: three times as long)."""
 PRODUCT = 1.15
 """Time of a matrix product against a convolution of as many multiply-accumulates (results/layer.csv, CPU)."""
+ALIGNED = 8
+"""torch's GPU kernels require widths of queries and keys that are multiples of this, in half precision."""
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(Q (B, H, N, D), scaled, K (B, H, D, M), V (B, M, C) of all heads) → softmax(Q K) V, (B, N, H·C)."""
 
 
 def choose_backend(
@@ -53,128 +77,294 @@ def split(x: Tensor, w: Weights) -> Tensor:
     With closed gates the scaled kernel has the kernel's own bits and the rest is exactly 0, so the output is bitwise
     the convolution. Only heads that have a Gaussian or a content map (`Weights`) cost more than that.
     """
-    if short_maps.is_short(x, w):
-        return in_format_of(x, w.weight, short_maps.split(x, w))
-    values = project_values(x, w.value, w.groups)
-    if not w.gates.has_shift:
-        return in_format_of(x, w.weight, _streamed(x, values, w, None, w.bias))
-    output = w.convolve(values)
-    if not w.gaussian_heads and not w.content_heads:
-        return output
-    return output + _streamed(x, values, w, None, None)
+    if _is_short(x, w):
+        return _convolution_and_open_heads(x, w, _written_out, _number_of_parts(x, w))
+    return _convolution_and_open_heads(x, w, _part_by_part)
 
 
 def merged(x: Tensor, w: Weights) -> Tensor:
-    """Gather all three parts of a head together, for one product with W_out: cheapest when most heads are open.
+    """Mix the three maps of every head, for one gather and one product with W_out: cheapest when most heads are open.
 
-    A transposed convolution, whose kernel's positions fall between the pixels, is split; so are short maps of a part
-    of the heads.
+    Layers whose heads do not all have a shift and content, transposed ones, whose kernel's positions fall between the
+    pixels, and long maps are split.
     """
-    is_short = short_maps.is_short(x, w)
-    if w.geometry.is_transposed or (is_short and not short_maps.can_merge(w)):
+    all_heads = len(w.content_heads) == w.geometry.num_heads and w.content_sees_grid
+    if w.shift is None or w.geometry.is_transposed or not (all_heads and _is_short(x, w)) or w.content == "linear":
         return split(x, w)
-    if is_short:
-        return in_format_of(x, w.weight, short_maps.merged(x, w))
-    # tokens lie channel by channel in memory: all that follows reads them without another copy
-    tokens = x.contiguous(memory_format=torch.channels_last)
-    values = project_values(tokens, w.value, w.groups)
-    return in_format_of(x, w.weight, _streamed(tokens, values, w, w.shift, w.bias))
+    values, maps = project_values(x, w.value, w.groups), _shift_maps(x, w, w.shift)
+    if w.gaussian_heads:
+        maps = maps + scatter_heads(outer(*weighted_factors(x, w)), w.gaussian_heads, w.geometry.num_heads)
+    kernel = _kernel(w, w.content_heads)
+
+    def mixed(x: Tensor, values: Tensor) -> Tensor:
+        mix = _mixed(maps, _softmax_maps(*_queries_and_keys(x, w)), w)
+        return _project(x, _gather(mix, _as_tokens(value_grid(values, w))), kernel, w.bias, w)
+
+    return _in_format_of(x, w.weight, _by_parts(x, values, mixed, _number_of_parts(x, w)))
 
 
-def _streamed(x: Tensor, values: Tensor, w: Weights, shift: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Call `streaming.attend` on images; returns (B, O, I, J), with the shift part only if `shift` is given."""
-    geometry, (height, width) = w.geometry, x.shape[-2:]
-    heads, kernel = list(range(geometry.num_heads)), w.weight.flatten(2).permute(2, 0, 1)  # (h, O, C/g)
-    if shift is None:
-        heads = sorted({*w.gaussian_heads, *w.content_heads})
-        kernel = take_heads(kernel, heads, geometry.num_heads)
-    if kernel.stride(2) != 1:  # it is in a kernel that is channels_last
-        kernel = kernel.contiguous()
+def sdpa(x: Tensor, w: Weights) -> Tensor:
+    """Compute `plain` with `scaled_dot_product_attention` in place of the content maps: its GPU kernels hold no map.
 
-    pixels = _as_tokens(value_grid(values, w))
-    window = (0, 0, pixels.shape[1], pixels.shape[2])
-    if not w.content_sees_grid:
-        top, _, left, _ = geometry.padding_at(height, width)
-        window = (top, left, height, width)
-    if w.content_heads:
-        query, key = _queries_and_keys(x, pixels, window, w)
-        dtype = query.dtype
+    Linear content has no such product and stays as it is.
+    """
+    return _convolution_and_open_heads(x, w, _scaled_dot_product)
+
+
+def plain(x: Tensor, w: Weights) -> Tensor:
+    """Compute the convolution with a scaled kernel, and add the maps of the open heads, written out.
+
+    Uses operations that every exporter and function transform supports. Height and width may be symbols.
+    """
+    return _convolution_and_open_heads(x, w, _written_out)
+
+
+# --- content attention ------------------------------------------------------------------------------------------------
+
+
+def _written_out(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
+    return _gather(_softmax_maps(query, key), values)
+
+
+def _part_by_part(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
+    gathered, _ = long_maps.attend(query.contiguous(), key.contiguous(), values.to(query.dtype).contiguous())
+    return gathered.to(query.dtype).flatten(2)
+
+
+def _scaled_dot_product(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
+    """Call torch's kernels, for which queries and keys get columns of zeros.
+
+    No mask is needed, as the keys are the pixels that are seen. The values are expanded over the heads without a copy.
+    """
+    query, key = (F.pad(t, (0, -t.shape[3] % ALIGNED)).contiguous() for t in (query, key.transpose(2, 3)))
+    shared = values.to(query.dtype).contiguous()[:, None].expand(-1, query.shape[1], -1, -1)
+    return F.scaled_dot_product_attention(query, key, shared, scale=1.0).transpose(1, 2).flatten(2)
+
+
+def _linear(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
+    """Compute linear content, softmax_D(Q) [softmax_tokens(K) V]: no map of queries by keys."""
+    summaries = torch.softmax(key, 3) @ values[:, None].to(key.dtype)
+    return (torch.softmax(query, 3) @ summaries).transpose(1, 2).flatten(2)
+
+
+def _softmax_maps(query: Tensor, key: Tensor) -> Tensor:
+    """Return softmax(Q K), (B, H, N, M), in the precision of the logits.
+
+    torch computes it in fp32 and rounds once; autocast would hold a second copy of every map, in fp32.
+    """
+    logits = finite_half(torch.bmm(query.flatten(0, 1), key.flatten(0, 1)))
+    with torch.autocast(logits.device.type, enabled=False) if in_autocast(logits) else nullcontext():
+        return torch.softmax(logits, -1).unflatten(0, query.shape[:2])
+
+
+def _queries_and_keys(x: Tensor, w: Weights) -> tuple[Tensor, Tensor]:
+    """Return Q, scaled for a softmax, and K of the heads that have content: (B, H_c, N, D) and (B, H_c, D, M)."""
+    tokens = (w.geometry.pad(x) if w.attend_padding else x).flatten(2)
+    weight = w.query * w.head_dim**-0.5 if w.content == "softmax" else w.query
+    if w.geometry.keeps_size and not w.attend_padding:  # the query tokens are the keys
+        query, key = _times(torch.cat([weight, w.key]), tokens).chunk(2, 1)
     else:
-        query = key = pixels.new_empty(len(x), 0, 0)
-        dtype = _autocast_dtype(pixels)
-    rows, columns = weighted_factors(x, w)
-    pixels, query, key, rows, columns, kernel = (t.to(dtype) for t in (pixels, query, key, rows, columns, kernel))
-    operands = Operands(pixels, query, key, rows, columns, shift, w.gates.content, kernel)
-    layout = Layout(
-        content_heads=[heads.index(h) for h in w.content_heads],
-        gaussian_heads=[heads.index(h) for h in w.gaussian_heads],
-        spans=[] if shift is None else shift_spans(geometry, height, width, w.gathers_padding),
-        stride=geometry.stride,
-        window=window,
-        groups=w.groups,
-        linear=w.content == "linear",
-    )
-    keeps = w.content == "softmax" and torch.is_grad_enabled()
-    keeps = keeps and keeps_gathered(rows.shape[1] * columns.shape[1], w)
-    output, *_ = attend(*operands, None if bias is None else bias.to(dtype), *layout, keeps)
-    return output.permute(0, 3, 1, 2)
+        query, key = _times(weight, query_tokens(x, w.geometry).flatten(2)), _times(w.key, tokens)
+    query, key = (t.unflatten(1, (len(w.content_heads), -1)) for t in (query, key))
+    return query.transpose(2, 3), key
 
 
-def _queries_and_keys(x: Tensor, pixels: Tensor, window: tuple[int, ...], w: Weights) -> tuple[Tensor, Tensor]:
-    """Return `query` and `key` of the `Operands`, for values `pixels` (B, Y, X, C) that content sees in a window."""
-    tokens = x.contiguous(memory_format=torch.channels_last)
-    query = _project_tokens(query_tokens(tokens, w.geometry), w.query)
-    key = _project_tokens(w.geometry.pad(tokens) if w.attend_padding else tokens, w.key)
-    if w.content == "softmax":
-        return query, key
-    # softmax_D(Q) [softmax_tokens(K)ᵀ V]: the heads share V, one product gives all of their D × C summaries
-    top, left, height, width = window
-    visible = pixels[:, top : top + height, left : left + width].flatten(1, 2).to(query.dtype)
-    by_head = query.unflatten(-1, (len(w.content_heads), -1))
-    return torch.softmax(by_head, -1).flatten(2), torch.softmax(key, -2).transpose(1, 2) @ visible
+# --- the steps of a layer ---------------------------------------------------------------------------------------------
 
 
-def keeps_gathered(queries: int, w: Weights) -> bool:
-    """Return True if the gathers of the heads (H·C numbers per query) are kept for the backward pass.
+def _convolution_and_open_heads(x: Tensor, w: Weights, attend: Attend, parts: int = 1) -> Tensor:
+    """Return the convolution with a scaled kernel, plus what the open heads gather, content by `attend`."""
+    values, bias, output = project_values(x, w.value, w.groups), w.bias, None
+    less_shift = _shift_is_the_query(w)
+    if w.gates.has_shift:
+        output = w.geometry.convolve(values, w.weight, bias, w.groups) if less_shift else w.convolve(values)
+        bias = None
+    kernels = _kernels(w)
+    if not kernels:
+        assert output is not None  # heads without a shift have a Gaussian
+        return output
 
-    They are recomputed where that costs at most `KEEP_COST` of a step's multiply-accumulates, and in grouped layers,
-    whose kernels are small: there the memory would outweigh the layer many times.
+    def open_heads(x: Tensor, values: Tensor) -> Tensor:
+        first, *others = zip(_gathers(x, values, w, attend, less_shift), kernels, strict=True)
+        y = _project(x, *first, bias, w)
+        return y + _project(x, *others[0], None, w) if others else y
+
+    if attend is _part_by_part and (w.groups > 1 or not w.content_heads) and torch.is_grad_enabled():
+        # gathers of grouped layers would outweigh them, those of Gaussians cost little: made again for backward
+        added = checkpoint(open_heads, x, values, use_reentrant=False, preserve_rng_state=False)
+    else:
+        added = _by_parts(x, values, open_heads, parts)
+    return _in_format_of(x, w.weight, added if output is None else output + added)
+
+
+def _gathers(x: Tensor, values: Tensor, w: Weights, attend: Attend, less_shift: bool) -> Iterator[Tensor]:
+    """Yield what h heads gather, (B, N, h·C): of both maps, or of the Gaussians, then of content.
+
+    `less_shift` subtracts the query's own pixel from what the one head with content gathers.
     """
-    if w.groups > 1 or not w.content_heads:
+    grid, has_both = value_grid(values, w), _has_both(w)
+    if has_both and attend is _written_out and w.content_sees_grid and w.content == "softmax":
+        gaussian, content = outer(*weighted_factors(x, w)), _softmax_maps(*_queries_and_keys(x, w))
+        yield _gather(_mixed(gaussian, content, w), _as_tokens(grid))
+        return
+    by_gaussian = _gather_by_factors(*weighted_factors(x, w), grid) if w.gaussian_heads else None
+    if by_gaussian is not None and not has_both:
+        yield by_gaussian
+    if w.content_heads:
+        attend = _linear if w.content == "linear" else attend
+        gathered = attend(*_queries_and_keys(x, w), _as_tokens(grid if w.content_sees_grid else values))
+        if by_gaussian is not None and has_both:
+            gates = w.gates.content.to(gathered.dtype)[:, None]
+            yield (gathered.unflatten(2, (len(w.content_heads), -1)) * gates).flatten(2) + by_gaussian
+        else:
+            yield gathered - _as_tokens(query_tokens(values, w.geometry)) if less_shift else gathered
+
+
+def _kernels(w: Weights) -> list[Tensor]:
+    """Return the kernels (O, h, C/g) of what `_gathers` yields; content's has its gates if it is gathered alone."""
+    if _has_both(w):
+        return [_kernel(w, w.content_heads)]
+    kernels = [_kernel(w, w.gaussian_heads)] if w.gaussian_heads else []
+    if w.content_heads:
+        kernels.append(_kernel(w, w.content_heads) * w.gates.content.to(w.weight.dtype)[:, None])
+    return kernels
+
+
+def _has_both(w: Weights) -> bool:
+    """Return True if the same heads have both maps: what they gather is projected as one."""
+    return len(w.content_heads) > 0 and w.content_heads == w.gaussian_heads
+
+
+def _mixed(positional: Tensor, content: Tensor, w: Weights) -> Tensor:
+    """Add content maps (B, h, N, M), times their gates, to positional ones (h, N, M)."""
+    gates = w.gates.content.to(content.dtype)[:, None, None]
+    return torch.addcmul(positional.to(content.dtype), content, gates)
+
+
+def _shift_is_the_query(w: Weights) -> bool:
+    """Return True for one content map alone, of the head whose shift is the query's own pixel.
+
+    Subtracted there, the shift saves the scaling of a large kernel.
+    """
+    if not w.gates.has_shift or w.gaussian_heads or len(w.content_heads) != 1 or w.geometry.is_transposed:
         return False
-    outputs, channels, width, heads = *w.weight.shape[:2], w.head_dim, len(w.content_heads)
-    again = heads * queries * (channels + width)
-    step = 3 * (w.geometry.num_heads * channels * outputs + heads * (2 * channels * width)) + 3 * again
-    return again > KEEP_COST * step
+    return w.geometry.offsets()[w.content_heads[0]] == (0, 0)
 
 
-def shift_spans(geometry: Geometry, height: int, width: int, padded: bool) -> list[int]:
-    """Return (i₀, i₁, y₀, j₀, j₁, x₀) per head: the queries whose kernel position is a pixel, and the first pixel.
+def _shift_maps(x: Tensor, w: Weights, shift: Tensor) -> Tensor:
+    """Return S of every head times its coefficient, (H, N, M), over the tokens of `value_grid`.
 
-    Pixels are counted on the padded grid if `padded`, else on the image.
+    An outer product: a row of the kernel over rows of keys, a column over columns. Made on the device of `x`: an index
+    would be copied there in every pass.
     """
-    padding, outputs = geometry.padding_at(height, width), geometry.output_size(height, width)
-    spans: list[int] = []
-    for offsets in geometry.offsets():
-        for axis, size in enumerate((height, width)):
-            stride, count = geometry.stride[axis], outputs[axis]
-            first = offsets[axis] + geometry.anchor[axis] - (0 if padded else padding[2 * axis])
-            low = 0 if padded else max(0, -(first // stride))
-            high = count if padded else min(count, (size - 1 - first) // stride + 1)
-            spans += [low, max(low, high), first + low * stride]
-    return spans
+    (height, width), geometry = x.shape[2:], w.geometry
+    rows, columns = (
+        torch.arange(size, device=x.device) == (stride * steps + dilation * taps[:, None])[..., None]
+        for size, stride, dilation, steps, taps in zip(
+            geometry.padded_size(height, width),
+            geometry.stride,
+            geometry.dilation,
+            (torch.arange(n, device=x.device) for n in geometry.output_size(height, width)),
+            (torch.arange(n, device=x.device) for n in geometry.kernel),
+            strict=True,
+        )
+    )  # (k₀, I, Y) and (k₁, J, X)
+    if not w.gathers_padding:
+        at = geometry.pixels(height, width)
+        rows, columns = rows[..., at[0]], columns[..., at[1]]
+    shift = shift.view(geometry.kernel)
+    return outer(shift[:, :, None, None] * rows[:, None], columns.expand(geometry.kernel[0], -1, -1, -1)).flatten(0, 1)
 
 
 def _as_tokens(images: Tensor) -> Tensor:
-    """Permute (B, C, Y, X) to contiguous (B, Y, X, C); no copy for channels_last."""
-    return images.permute(0, 2, 3, 1).contiguous()
+    """Return (B, C, ·, ·) as (B, ·, C), a view."""
+    return images.flatten(2).transpose(1, 2)
 
 
-def _autocast_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype that autocast gives products of `x`: without W_val and content maps no product came before."""
-    return torch.get_autocast_dtype(x.device.type) if x.dtype == torch.float32 and in_autocast(x) else x.dtype
+def _gather(maps: Tensor, values: Tensor) -> Tensor:
+    """Multiply maps (B, h, N, M) with values (B, M, C); returns (B, N, h·C).
+
+    With several heads it lies query by query, so that one product for all images meets W_out.
+    """
+    _, heads, queries, _ = maps.shape
+    if type(heads) is int and heads == 1:
+        if values.stride(2) != 1:  # the same layout again: what follows reads it without a copy
+            return torch.bmm(values.transpose(1, 2), maps.flatten(0, 1).transpose(1, 2)).transpose(1, 2)
+        return torch.bmm(maps.flatten(0, 1), values)
+    by_query = maps.transpose(1, 2).flatten(1, 2)  # a copy of the maps, which are smaller than what is gathered
+    return torch.bmm(by_query, values).unflatten(1, (queries, -1)).flatten(2)
 
 
-def _project_tokens(x: Tensor, matrix: Tensor) -> Tensor:
-    """Multiply x (B, C, ·, ·) by matrixᵀ; returns tokens (B, N, rows of `matrix`)."""
-    return finite_half(_as_tokens(F.conv2d(x, matrix[:, :, None, None])).flatten(1, 2))
+def _gather_by_factors(rows: Tensor, columns: Tensor, grid: Tensor) -> Tensor:
+    """Return what heads with maps rows ⊗ columns gather from values (B, C, Y, X): (B, I·J, h·C)."""
+    tokens, heads = grid.permute(0, 2, 3, 1), rows.shape[0]
+    by_rows = torch.bmm(rows.to(grid.dtype).flatten(0, 1).expand(grid.shape[0], -1, -1), tokens.flatten(2))
+    by_rows = by_rows.unflatten(1, (heads, -1)).unflatten(-1, tokens.shape[2:])  # (B, h, I, X, C)
+    return (columns.to(by_rows.dtype)[:, None] @ by_rows).flatten(2, 3).transpose(1, 2).flatten(2)
+
+
+def _kernel(w: Weights, heads: tuple[int, ...]) -> Tensor:
+    """Return W_out of some heads, (O, h, C/g)."""
+    kernel = w.weight.flatten(2)
+    if len(heads) == 1:
+        return kernel[:, None, :, heads[0]]
+    return take_heads(kernel.movedim(2, 0), heads, w.geometry.num_heads).transpose(0, 1).contiguous()
+
+
+def _project(x: Tensor, gathered: Tensor, kernel: Tensor, bias: Tensor | None, w: Weights) -> Tensor:
+    """Multiply gathers (B, N, h·C) with W_out (O, h, C/g) and add the bias: (B, O, I, J)."""
+    size = w.geometry.output_size(*x.shape[2:])
+    if w.groups > 1:
+        by_channel = gathered.unflatten(2, (kernel.shape[1], -1)).permute(0, 3, 2, 1)
+        return project_out(by_channel.unflatten(3, size), kernel.transpose(1, 2), bias, w.groups)
+    y = _times(kernel.flatten(1), gathered.transpose(1, 2)).unflatten(2, size)
+    return y if bias is None else y + bias.to(y.dtype)[:, None, None]
+
+
+def _times(matrix: Tensor, tokens: Tensor) -> Tensor:
+    """Multiply tokens (B, C, N) by a matrix (D, C); returns (B, D, N), in the layout of the tokens."""
+    batch, _, count = tokens.shape
+    # in an exported program sizes are symbols
+    is_tiny = type(count) is int and batch > 1 and READ_AGAIN * count <= len(matrix)
+    if tokens.stride(1) == 1 or is_tiny:
+        return finite_half(F.linear(tokens.transpose(1, 2), matrix)).transpose(1, 2)
+    return finite_half(torch.bmm(matrix.expand(batch, -1, -1), tokens))
+
+
+def _in_format_of(x: Tensor, weight: Tensor, y: Tensor) -> Tensor:
+    """Return `y`, which may be channels_last, in the memory format of a convolution of `x` with `weight`."""
+    return y if is_channels_last(x) or is_channels_last(weight) else y.contiguous()
+
+
+# --- short maps, a few images at a time -------------------------------------------------------------------------------
+
+
+def _on_accelerator(x: Tensor) -> bool:
+    """Return False on a CPU, and for meta tensors, which stand for a CPU's in plans."""
+    return x.device.type not in ("cpu", "meta")
+
+
+def _is_short(x: Tensor, w: Weights) -> bool:
+    """Return True where content maps are written out: short ones, and on an accelerator all.
+
+    Not in grouped layers, whose gathers, kept for the backward pass, would outweigh the layer many times.
+    """
+    if _on_accelerator(x):
+        return True
+    rows, columns = w.geometry.output_size(*x.shape[2:])
+    has_maps = len(w.content_heads) > 0 and w.content == "softmax" and w.groups == 1
+    return has_maps and rows * columns <= KEYS * x.shape[1]
+
+
+def _number_of_parts(x: Tensor, w: Weights) -> int:
+    """Return in how many parts the images are taken, so that their maps stay in the cache of a CPU."""
+    rows, columns = w.geometry.output_size(*x.shape[2:])
+    numbers = len(w.content_heads) * rows * columns * x.shape[2] * x.shape[3]
+    return 1 if _on_accelerator(x) else max(1, min(len(x), round(len(x) * numbers / MAP_NUMBERS)))
+
+
+def _by_parts(x: Tensor, values: Tensor, run: Callable[[Tensor, Tensor], Tensor], parts: int) -> Tensor:
+    """Return run(x, values), computed for a part of the images at a time."""
+    if parts == 1:
+        return run(x, values)
+    return torch.cat([run(*part) for part in zip(x.chunk(parts), values.chunk(parts), strict=True)])

@@ -1,8 +1,7 @@
 """The layer as the paper defines it: the attention maps S, G and C, and two backends that hold them whole.
 
 `reference` goes head by head; everything is compared with it. `dense` takes two products. Both hold all B·H·N·M numbers
-of the maps and have derivatives of any order. So has `plain`, which writes out open heads' content maps only: what an
-exported layer computes. `sdpa` is `plain` with torch's scaled dot-product attention in place of the maps.
+of the maps and have derivatives of any order.
 """
 
 from __future__ import annotations
@@ -22,15 +21,8 @@ from recast.layers.functional.operands import (
     finite_half,
     project_out,
     project_values,
-    take_heads,
 )  # fmt: skip
-from recast.layers.geometry import Geometry, is_channels_last
-
-ALIGNED = 8
-"""torch's GPU kernels require widths of queries and keys that are multiples of this, in half precision."""
-
-Attend = Callable[[Tensor, Tensor, Tensor, float], Tensor]
-"""(Q (B, H, D, N), K (B, H, D, M), V (B, M, C) of all heads, scale) → softmax(scale · Q Kᵀ) V, (B, H, N, C)."""
+from recast.layers.geometry import Geometry
 
 
 class AttentionMaps(NamedTuple):
@@ -210,95 +202,6 @@ def outer(rows: Tensor, columns: Tensor) -> Tensor:
     return (rows[..., :, None, :, None] * columns[..., None, :, None, :]).flatten(-2).flatten(-3, -2)
 
 
-def gather_by_factors(rows: Tensor, columns: Tensor, grid: Tensor) -> Tensor:
-    """Return what heads with maps rows ⊗ columns gather from values (B, C, Y, X): (B, C, h, I, J)."""
-    by_rows = torch.einsum("hiy,bcyx->bchix", rows.to(grid.dtype), grid)
-    return torch.einsum("hjx,bchix->bchij", columns.to(grid.dtype), by_rows)
-
-
 def dense(x: Tensor, w: Weights) -> Tensor:
     """Multiply the mixed maps with the shared values, then the gathers with W_out (a 1×1 convolution)."""
     return project_out(gather(x, w), w.weight.flatten(2), w.bias, w.groups)
-
-
-def plain(x: Tensor, w: Weights) -> Tensor:
-    """Compute the convolution with a scaled kernel, and add the maps of the open heads, written out.
-
-    Uses operations that every exporter and function transform supports. Height and width may be symbols.
-    """
-    return _convolution_and_open_heads(x, w, _written_out)
-
-
-def sdpa(x: Tensor, w: Weights) -> Tensor:
-    """Compute `plain` with `scaled_dot_product_attention` in place of the content maps: its GPU kernels hold no map.
-
-    Linear content has no such product and stays as it is.
-    """
-    return in_format_of(x, w.weight, _convolution_and_open_heads(x, w, _scaled_dot_product))
-
-
-def in_format_of(x: Tensor, weight: Tensor, y: Tensor) -> Tensor:
-    """Return `y`, which may be channels_last, in the memory format of a convolution of `x` with `weight`."""
-    return y if is_channels_last(x) or is_channels_last(weight) else y.contiguous()
-
-
-def _written_out(q: Tensor, k: Tensor, values: Tensor, scale: float) -> Tensor:
-    """Compute the attention (`Attend`) with its maps written out."""
-    maps = torch.softmax(finite_half(q.transpose(-1, -2) @ k * scale), -1)
-    return (maps.flatten(1, 2) @ values.to(maps.dtype)).unflatten(1, maps.shape[1:3])
-
-
-def _scaled_dot_product(q: Tensor, k: Tensor, values: Tensor, scale: float) -> Tensor:
-    """Compute the attention (`Attend`) by torch's kernels, for which queries and keys get columns of zeros.
-
-    No mask is needed, as the keys are the pixels that are seen. The values are expanded over the heads without a copy.
-    """
-    q, k = (F.pad(t, (0, 0, 0, -t.shape[2] % ALIGNED)).transpose(-1, -2).contiguous() for t in (q, k))
-    shared = values.to(q.dtype).contiguous()[:, None].expand(-1, q.shape[1], -1, -1)
-    return F.scaled_dot_product_attention(q, k, shared, scale=scale)
-
-
-def _convolution_and_open_heads(x: Tensor, w: Weights, attend: Attend) -> Tensor:
-    """Return the convolution with a scaled kernel, plus what the open heads gather, content by `attend`."""
-    values = project_values(x, w.value, w.groups)
-    weight, bias, output = w.weight.flatten(2).movedim(2, 0), w.bias, None
-    if w.gates.has_shift:
-        output, bias = w.convolve(values), None
-    for heads, images in _gathers_of_open_heads(x, values, w, attend):
-        part = project_out(images, take_heads(weight, heads, w.geometry.num_heads).movedim(0, 2), bias, w.groups)
-        output, bias = part if output is None else output + part, None
-    assert output is not None  # heads without a shift have a Gaussian
-    return output
-
-
-def _gathers_of_open_heads(
-    x: Tensor, values: Tensor, w: Weights, attend: Attend
-) -> list[tuple[tuple[int, ...], Tensor]]:
-    """Return heads and what they gather, (B, C, h, I, J): by the Gaussian and by content, as one if all have both."""
-    grid = value_grid(values, w)
-    gathers = []
-    if w.gaussian_heads:
-        gathers.append((w.gaussian_heads, gather_by_factors(*weighted_factors(x, w), grid)))
-    if w.content_heads:
-        gathers.append((w.content_heads, _gather_by_content(x, grid, w, attend)))
-    if w.content_heads == w.gaussian_heads and gathers:
-        (heads, by_gaussian), (_, by_content) = gathers
-        return [(heads, by_gaussian + by_content)]
-    return gathers
-
-
-def _gather_by_content(x: Tensor, grid: Tensor, w: Weights, attend: Attend) -> Tensor:
-    """Return what content gathers from the values in `grid` (`value_grid`), times its gates: (B, C, H_c, I, J)."""
-    geometry, (height, width) = w.geometry, x.shape[-2:]
-    tokens, at = geometry.pad(x) if w.attend_padding else x, geometry.pixels(height, width)
-    visible = (grid if w.content_sees_grid else grid[(..., *at)]).flatten(2).transpose(1, 2)
-    q, k = (
-        finite_half(F.conv2d(t, m[:, :, None, None])).unflatten(1, (len(w.content_heads), -1)).flatten(3)
-        for t, m in ((query_tokens(x, geometry), w.query), (tokens, w.key))
-    )  # (B, H_c, D, N) and (B, H_c, D, M)
-    if w.content == "linear":
-        gathered = torch.softmax(q, 2).transpose(-1, -2) @ (torch.softmax(k, -1) @ visible[:, None])
-    else:
-        gathered = attend(q, k, visible, w.head_dim**-0.5)
-    gathered = gathered * w.gates.content.to(gathered.dtype)[:, None, None]
-    return gathered.permute(0, 3, 1, 2).unflatten(-1, geometry.output_size(height, width))

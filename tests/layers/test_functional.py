@@ -1,4 +1,4 @@
-"""The attention functions and the streaming operator: maps, memory, cost, checkpoints, precision, the choice.
+"""The attention functions and the operator of long maps: maps, memory, cost, checkpoints, precision, the choice.
 
 `surgery/rules/test_loops.py` has all of them against loops in NumPy.
 """
@@ -14,8 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from recast import GPSA, Geometry, RecastConfig
 from recast.layers import functional
 from recast.layers.config import PAPERS_LAYER
-from recast.layers.functional import backends, maps, sigmoid_gates
-from recast.layers.functional.streaming import attend
+from recast.layers.functional import maps, sigmoid_gates
+from recast.layers.functional.long_maps import attend
 from recast.tracing.cost import saved_sizes
 
 PAPERS = RecastConfig(**PAPERS_LAYER)
@@ -37,18 +37,9 @@ def outputs_and_gradients(layer: GPSA, x: Tensor, form: str) -> dict[str, Tensor
 def test_the_operator_passes_torchs_own_checks() -> None:
     """Schema, fake tensors, autograd registration and ahead-of-time dispatch (`torch.library.opcheck`)."""
     torch.manual_seed(0)
-    values, query, key = torch.randn(2, 3, 4, 6), torch.randn(2, 12, 4), torch.randn(2, 12, 4)
-    rows, columns = torch.rand(2, 3, 3), torch.rand(2, 4, 4)
-    shift, gates, weight, bias = torch.rand(3), torch.rand(2), torch.randn(3, 5, 6), torch.randn(5)
-    taps = [0, 2, 1, 0, 4, 0, 0, 3, 0, 0, 4, 0, 1, 3, 0, 1, 4, 0]
-    tensors = [values, query, key, rows, columns, shift, gates, weight, bias]
-    numbers = ([0, 2], [1, 2], taps, [1, 1], [0, 0, 3, 4], 1)
-    summaries = torch.randn(2, 4, 6)
-    for keep in (False, True):
-        inputs = tuple(t.clone().requires_grad_() for t in tensors)
-        torch.library.opcheck(attend, (*inputs, *numbers, False, keep))
-    inputs = tuple(t.clone().requires_grad_() for t in (values, query, summaries, *tensors[3:]))
-    torch.library.opcheck(attend, (*inputs, *numbers, True, False))
+    tensors = torch.randn(2, 3, 12, 4), torch.randn(2, 3, 4, 10), torch.randn(2, 10, 6)
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.library.opcheck(attend, tuple(t.to(dtype).requires_grad_() for t in tensors))
 
 
 def saved(layer: GPSA, x: Tensor, form: str) -> int:
@@ -63,47 +54,43 @@ def test_no_map_is_kept_for_backward() -> None:
     layer, x = GPSA(64, 64, PAD_1, config=PAPERS), torch.randn(1, 64, 28, 28)
     maps = 4 * 9 * 784**2
     assert saved(layer, x, "dense") > maps
-    assert saved(layer, x, "merged") < maps / 6
+    assert saved(layer, x, "split") < maps / 2
 
 
 @pytest.mark.parametrize("size", [0.1, 40.0])
-@pytest.mark.parametrize("keeps", [True, False])
-def test_long_maps_go_tile_by_tile(size: float, keeps: bool, monkeypatch: pytest.MonkeyPatch, open_gates: Any) -> None:
-    """33² keys, more than two tiles: small logits as they are, large ones, of thousands, less the largest."""
-    monkeypatch.setattr(backends, "KEEP_COST", 0.0 if keeps else 9.0)
+def test_small_and_large_logits_of_long_maps(size: float, open_gates: Any) -> None:
+    """Small logits are taken as they are, large ones, of thousands, less the largest of their query."""
     layer, x = open_gates(GPSA(6, 6, PAD_1, config=PAPERS)), torch.randn(1, 6, 33, 33)
     with torch.no_grad():
         layer.query.mul_(size), layer.key.mul_(size)
-    asked = []
-    exponentials = Tensor.exp_
-    monkeypatch.setattr(Tensor, "exp_", lambda t: asked.append(t.shape[-1]) or exponentials(t))
-    found = outputs_and_gradients(layer, x, "merged")
-    assert set(asked) == {512, 33 * 33 - 2 * 512}
-    assert all(t.isfinite().all() for t in found.values())
+    measured = outputs_and_gradients(layer, x, "split")
+    assert all(t.isfinite().all() for t in measured.values())
     expected = outputs_and_gradients(layer.double(), x.double(), "reference")
     for name, value in expected.items():
-        torch.testing.assert_close(found[name].double(), value, rtol=0, atol=2e-5 * size * float(value.abs().max()))
+        torch.testing.assert_close(measured[name].double(), value, rtol=0, atol=2e-5 * size * float(value.abs().max()))
 
 
-@pytest.mark.parametrize("keeps", [True, False])
-def test_its_cost_is_counted(keeps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_cost_is_counted() -> None:
     """Against the products of `dense`, which torch counts itself, on maps without padding."""
-    monkeypatch.setattr(backends, "KEEP_COST", 0.0 if keeps else 9.0)
     layer, x = GPSA(18, 12, Geometry((3, 3)), config=PAPERS), torch.randn(2, 18, 9, 8, requires_grad=True)
     layer.prune_((), range(9))
     counts = {}
-    for form in ("dense", "merged"):
+    for form in ("dense", "split"):
         layer.backend = form
         with FlopCounterMode(display=False) as once:
             y = layer(x)
         with FlopCounterMode(display=False) as back:
             y.sum().backward()
         counts[form] = once.get_total_flops(), back.get_total_flops()
-    assert counts["merged"][0] == counts["dense"][0]
+    convolution = 2 * 2 * (7 * 6) * 9 * 18 * 12
     logits = 2 * 2 * (7 * 6) * (9 * 8) * 9 * layer.head_dim
-    gathered = 2 * 2 * (7 * 6) * (9 * 8) * 9 * 18
-    again = logits if keeps else logits + gathered
-    assert counts["merged"][1] == counts["dense"][1] + again
+    assert counts["split"] == (counts["dense"][0] + convolution, counts["dense"][1] + 2 * convolution + logits)
+
+
+def test_gathers_of_grouped_layers_are_not_kept(open_gates: Any) -> None:
+    layer = open_gates(GPSA(16, 16, PAD_1, groups=16, config=PAPERS))
+    gathers = 4 * 9 * 16 * 16**2
+    assert saved(layer, torch.randn(1, 16, 16, 16), "split") < gathers
 
 
 @pytest.mark.parametrize("form", ["split", "merged"])
