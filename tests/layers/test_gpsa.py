@@ -234,6 +234,20 @@ def test_tolerance_closes_small_gates_and_nan_stays_open() -> None:
         sigmoid.prune_((), ())
 
 
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_compiled_training_step_has_the_same_gradients(groups: int, open_gates: Any, error_of: Any) -> None:
+    """Long maps: with what a compiler keeps for the backward pass, which is for it to choose."""
+    layer = open_gates(GPSA(8, 8, PAD_1, groups=groups, config=PAPERS))
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager_decomp_partition")
+    x = torch.randn(2, 8, 12, 12, requires_grad=True)
+    expected, measured = (
+        torch.autograd.grad(run(x).square().sum(), [x, *layer.parameters()]) for run in (layer, compiled)
+    )
+    for a, b in zip(measured, expected, strict=True):
+        assert error_of(a, b) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("gate", "backend", "content"),
     [("linear", "split", "softmax"), ("sigmoid", "sdpa", "softmax"), ("linear", "auto", "linear"),

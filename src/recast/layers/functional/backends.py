@@ -189,8 +189,10 @@ def _convolution_and_open_heads(x: Tensor, w: Weights, attend: Attend, parts: in
         y = _project(x, *first, bias, w)
         return y + _project(x, *others[0], None, w) if others else y
 
-    if attend is _part_by_part and (w.groups > 1 or not w.content_heads) and torch.is_grad_enabled():
-        # gathers of grouped layers would outweigh them, those of Gaussians cost little: made again for backward
+    # made again for backward: gathers of grouped layers would outweigh them, those of Gaussians cost little; a compiler
+    # chooses for itself what it keeps
+    makes_again = attend is _part_by_part and (w.groups > 1 or not w.content_heads)
+    if makes_again and torch.is_grad_enabled() and not torch.compiler.is_compiling():
         added = checkpoint(open_heads, x, values, use_reentrant=False, preserve_rng_state=False)
     else:
         added = _by_parts(x, values, open_heads, parts)
