@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import math
 import statistics
 from collections.abc import Callable
 from functools import partial
@@ -42,8 +41,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from price import CHOICES, NARROW, ONE, append, build, by_turns, calls_of, filled, groups_of, macs_of, read
-from scipy.special import stdtrit
+from price import CHOICES, NARROW, ONE, append, build, by_turns, calls_of, filled, groups_of, interval, macs_of, read
 from torch import Tensor, nn
 
 from recast.lab.analysis.records import Wakefulness
@@ -251,10 +249,8 @@ def table(out: Path, results: Path) -> None:
                 of_seeds = [float(miou(means[a].mean(0), members) - miou(means[b].mean(0), members)) for a, b in runs]
                 of_draws = np.mean([miou(drawn[a], members) - miou(drawn[b], members) for a, b in runs], axis=0)
                 spread = statistics.variance(of_seeds) / n + float(of_draws.var(ddof=1))
-                half, seen = (float(stdtrit(n - 1, q)) * math.sqrt(spread) for q in (0.975, 0.8))
                 mean = statistics.mean(of_seeds)
-                values = (against, *(f"{v:.2f}" for v in (mean, mean - half, mean + half, half + seen)))
-                row |= dict(zip(list(row)[-5:], values, strict=True))
+                row |= {"against": against, "against_minus_arm": f"{mean:.2f}"} | interval(mean, spread, n)
             append(path, row)
 
 

@@ -25,6 +25,7 @@ from recast.layers.functional.operands import (
     Weights,
     finite_half,
     in_autocast,
+    on_accelerator,
     project_out,
     project_values,
     scatter_heads,
@@ -34,8 +35,6 @@ from recast.layers.geometry import Geometry, is_channels_last
 
 KEYS = 2
 """Keys per channel up to which a content map is short: no more than twice as large as the input."""
-MAP_NUMBERS = 2**19
-"""Numbers of short maps, about, that are made at a time on a CPU: its cache holds them, without new pages."""
 WRITTEN_OUT = 2400
 """On CUDA, maps of this many keys, of all open heads together, are written out: `sdpa`'s kernels are slower for values
 so wide."""
@@ -341,17 +340,12 @@ def _in_format_of(x: Tensor, weight: Tensor, y: Tensor) -> Tensor:
 # --- short maps, a few images at a time -------------------------------------------------------------------------------
 
 
-def _on_accelerator(x: Tensor) -> bool:
-    """Return False on a CPU, and for meta tensors, which stand for a CPU's in plans."""
-    return x.device.type not in ("cpu", "meta")
-
-
 def _is_short(x: Tensor, w: Weights) -> bool:
     """Return True where content maps are written out: short ones, and on an accelerator all.
 
     Not in grouped layers, whose gathers, kept for the backward pass, would outweigh the layer many times.
     """
-    if _on_accelerator(x):
+    if on_accelerator(x):
         return True
     rows, columns = w.geometry.output_size(*x.shape[2:])
     has_maps = len(w.content_heads) > 0 and w.content == "softmax" and w.groups == 1
@@ -362,7 +356,7 @@ def _number_of_parts(x: Tensor, w: Weights) -> int:
     """Return in how many parts the images are taken, so that their maps stay in the cache of a CPU."""
     rows, columns = w.geometry.output_size(*x.shape[2:])
     numbers = len(w.content_heads) * rows * columns * x.shape[2] * x.shape[3]
-    return 1 if _on_accelerator(x) else max(1, min(len(x), round(len(x) * numbers / MAP_NUMBERS)))
+    return 1 if on_accelerator(x) else max(1, min(len(x), round(len(x) * numbers / long_maps.MAP_NUMBERS)))
 
 
 def _by_parts(x: Tensor, values: Tensor, run: Callable[[Tensor, Tensor], Tensor], parts: int) -> Tensor:

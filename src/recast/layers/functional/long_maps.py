@@ -18,7 +18,7 @@ from torch.utils.flop_counter import register_flop_formula
 from recast.errors import RecastError
 
 MAP_NUMBERS = 2**19
-"""Numbers of the maps, about, that are held at a time: 2 MiB."""
+"""Numbers of maps, about, that are made at a time on a CPU, of short ones too: its cache holds these 2 MiB."""
 LARGEST_EXPONENT = 40.0
 """Logits whose exponentials fp32 can sum as they are: e^±40 is 4e-18 to 2e17."""
 

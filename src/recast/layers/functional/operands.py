@@ -178,6 +178,11 @@ def in_autocast(x: Tensor) -> bool:
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
+def on_accelerator(x: Tensor) -> bool:
+    """Return False on a CPU, and for meta tensors, which stand for a CPU's in plans."""
+    return x.device.type not in ("cpu", "meta")
+
+
 def finite_half(x: Tensor) -> Tensor:
     """Clamp the overflow of half precision (±65,504); other dtypes are returned unchanged.
 

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recast.layers.functional.maps import apply_maps, keys, queries
-from recast.layers.functional.operands import BiasedWeights, finite_half, project_out, project_values
+from recast.layers.functional.operands import BiasedWeights, finite_half, on_accelerator, project_out, project_values
 from recast.layers.geometry import Geometry
 
 
@@ -74,8 +74,8 @@ def biased(x: Tensor, w: BiasedWeights) -> Tensor:
     """Compute `biased_reference` in three products: logits of all heads, gathers from the shared values, and W_out."""
     q, k, bias = _attends(x, w)
     values = w.geometry.pad(project_values(x, w.value, w.groups)).flatten(2).transpose(1, 2)
-    by_hand = x.device.type in ("cpu", "meta")  # torch's kernels for the CPU would copy the values for every head
-    gathered = (shared_values_attention if by_hand else fused_attention)(q, k, values, bias)
+    # torch's kernels for the CPU would copy the values for every head
+    gathered = (fused_attention if on_accelerator(x) else shared_values_attention)(q, k, values, bias)
     images = gathered.permute(0, 3, 1, 2).unflatten(-1, w.geometry.output_size(*x.shape[-2:]))
     return project_out(images, w.weight.flatten(2), w.bias, w.groups)
 
