@@ -203,6 +203,16 @@ def test_half_precision_positions_reach_across_a_long_map() -> None:
         assert float((columns - exact).abs().max()) < 1e-6
 
 
+def test_tails_of_gaussians_make_no_subnormal_numbers(open_gates: Any) -> None:
+    """A CPU multiplies them many times as slowly: a positional layer took 2.4 times as long."""
+    layer = open_gates(GPSA(4, 4, PAD_1, config=RecastConfig(**PAPERS_LAYER)))
+    with torch.no_grad():
+        rows, columns = maps.weighted_factors(torch.empty(1, 4, 56, 40), layer.weights())
+    smallest = [float(factor[factor != 0].abs().min()) for factor in (rows, columns)]
+    assert smallest[0] * smallest[1] > 1e6 * torch.finfo(torch.float32).tiny
+    assert all(float(factor[..., 0, -1].abs().max()) == 0 for factor in (rows, columns))
+
+
 def test_linear_content_is_a_map_of_rank_d_whose_rows_sum_to_one(open_gates: Any) -> None:
     layer = open_gates(GPSA(18, 4, PAD_1, config=RecastConfig(content="linear", **PAPERS_LAYER)).double())
     content = layer.attention(torch.randn(2, 18, 5, 6, dtype=torch.float64)).content

@@ -183,42 +183,50 @@ def _convolution_and_open_heads(x: Tensor, w: Weights, attend: Attend, parts: in
         assert output is not None  # heads without a shift have a Gaussian
         return output
 
-    def open_heads(x: Tensor, values: Tensor) -> Tensor:
-        first, *others = zip(_gathers(x, values, w, attend, less_shift), kernels, strict=True)
+    def open_heads(x: Tensor, values: Tensor, content: Tensor | None = None) -> Tensor:
+        first, *others = zip(_gathers(x, values, w, attend, less_shift, content), kernels, strict=True)
         y = _project(x, *first, bias, w)
         return y + _project(x, *others[0], None, w) if others else y
 
     # made again for backward: gathers of grouped layers would outweigh them, those of Gaussians cost little; a compiler
     # chooses for itself what it keeps
-    makes_again = attend is _part_by_part and (w.groups > 1 or not w.content_heads)
+    makes_again = attend is _part_by_part and (w.groups > 1 or len(w.gaussian_heads) > 0)
     if makes_again and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        added = checkpoint(open_heads, x, values, use_reentrant=False, preserve_rng_state=False)
+        content = _content(x, values, w, attend, less_shift) if w.content_heads and w.groups == 1 else None
+        added = checkpoint(open_heads, x, values, content, use_reentrant=False, preserve_rng_state=False)
     else:
         added = _by_parts(x, values, open_heads, parts)
     return _in_format_of(x, w.weight, added if output is None else output + added)
 
 
-def _gathers(x: Tensor, values: Tensor, w: Weights, attend: Attend, less_shift: bool) -> Iterator[Tensor]:
-    """Yield what h heads gather, (B, N, h·C): of both maps, or of the Gaussians, then of content.
-
-    `less_shift` subtracts the query's own pixel from what the one head with content gathers.
-    """
+def _gathers(
+    x: Tensor, values: Tensor, w: Weights, attend: Attend, less_shift: bool, content: Tensor | None
+) -> Iterator[Tensor]:
+    """Yield what h heads gather, (B, N, h·C): of both maps, or of the Gaussians, then of content (if not given)."""
     grid, has_both = value_grid(values, w), _has_both(w)
     if has_both and attend is _written_out and w.content_sees_grid and w.content == "softmax":
-        gaussian, content = outer(*weighted_factors(x, w)), _softmax_maps(*_queries_and_keys(x, w))
-        yield _gather(_mixed(gaussian, content, w), _as_tokens(grid))
+        maps = _mixed(outer(*weighted_factors(x, w)), _softmax_maps(*_queries_and_keys(x, w)), w)
+        yield _gather(maps, _as_tokens(grid))
         return
+    if w.content_heads and content is None:
+        content = _content(x, values, w, attend, less_shift)
     by_gaussian = _gather_by_factors(*weighted_factors(x, w), grid) if w.gaussian_heads else None
-    if by_gaussian is not None and not has_both:
-        yield by_gaussian
-    if w.content_heads:
-        attend = _linear if w.content == "linear" else attend
-        gathered = attend(*_queries_and_keys(x, w), _as_tokens(grid if w.content_sees_grid else values))
-        if by_gaussian is not None and has_both:
-            gates = w.gates.content.to(gathered.dtype)[:, None]
-            yield (gathered.unflatten(2, (len(w.content_heads), -1)) * gates).flatten(2) + by_gaussian
-        else:
-            yield gathered - _as_tokens(query_tokens(values, w.geometry)) if less_shift else gathered
+    if content is not None and by_gaussian is not None and has_both:
+        gates = w.gates.content.to(content.dtype)[:, None]
+        yield (content.unflatten(2, (len(w.content_heads), -1)) * gates).flatten(2) + by_gaussian
+    else:
+        yield from (gathered for gathered in (by_gaussian, content) if gathered is not None)
+
+
+def _content(x: Tensor, values: Tensor, w: Weights, attend: Attend, less_shift: bool) -> Tensor:
+    """Return what the heads with content gather, (B, N, h·C).
+
+    `less_shift` subtracts the query's own pixel from what the one head gathers.
+    """
+    attend = _linear if w.content == "linear" else attend
+    keys = _as_tokens(value_grid(values, w) if w.content_sees_grid else values)
+    gathered = attend(*_queries_and_keys(x, w), keys)
+    return gathered - _as_tokens(query_tokens(values, w.geometry)) if less_shift else gathered
 
 
 def _kernels(w: Weights) -> list[Tensor]:
