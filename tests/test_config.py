@@ -21,7 +21,6 @@ from recast.layers.pool_config import AttentionPooling
 def test_a_union_makes_the_kind_that_is_named() -> None:
     assert RecastConfig("sigmoid", lambda_init=2) == SigmoidGate(lambda_init=2.0)
     assert RecastConfig(gate="bias").bias_init == 20
-    assert RecastConfig(lambda_init=1.0).gate == "linear"  # as files of older versions have it
     assert isinstance(PoolConfig("per_class"), AttentionPooling)
     assert not PoolConfig().is_on
     assert PoolConfig("single", start="paper").replace(kind="per_class").start == "paper"

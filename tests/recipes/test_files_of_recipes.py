@@ -1,9 +1,7 @@
 from pathlib import Path
 
 import pytest
-import yaml
 
-from recast.errors import RecastError
 from recast.lab.config import AugmentConfig, ClassifyConfig, DataConfig, OptimConfig, Recipe, RegularizationConfig
 from recast.lab.recipe import changes, functions_of, load_recipe, recipe_from_dict, recipe_to_dict, save_recipe
 from recast.layers.config import RecastConfig
@@ -41,19 +39,6 @@ def test_what_is_left_out_has_its_default(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text("epochs: 3\noptim: {lr: 1e-3}\nwhere: all\namp: off\n", encoding="utf-8")
     recipe = load_recipe(tmp_path / "r.yaml")
     assert recipe == Recipe(epochs=3, optim=OptimConfig(lr=1e-3), where=["all"])
-
-
-@pytest.mark.parametrize(("budget", "limit"), [("tokens=256", 256), ("tokens=none", None)])
-def test_the_recipe_of_an_older_version_is_read(budget: str, limit: int | None, tmp_path: Path) -> None:
-    older = recipe_to_dict(Recipe(max_tokens=limit))
-    del older["max_tokens"]
-    older |= {"keep_every": 5, "budget": budget, "schedule": {**older["schedule"], "calibrate": 0}}
-    older["recast"] |= {"keep_parametrization": False, "gate_range": None}
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(older), encoding="utf-8")
-    assert load_recipe(tmp_path / "recipe.yaml", complete=True) == recipe_from_dict(older) == Recipe(max_tokens=limit)
-    for changed in ({"budget": "macs=1.3x"}, {"schedule": {**older["schedule"], "calibrate": 100}}):
-        with pytest.raises(RecastError, match="unknown name"):
-            recipe_from_dict({**older, **changed})
 
 
 def test_paths_below_the_recipe_move_with_it_and_others_are_absolute(

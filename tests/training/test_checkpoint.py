@@ -63,7 +63,7 @@ def test_a_crash_between_row_and_state_repeats_the_epoch_once(tmp_path: Path) ->
     assert [row["epoch"] for row in read_metrics(log)] == [0, 1, 2]
     with log.open("a", encoding="utf-8") as file:
         file.write('{"epoch": 3, "train_')  # and a line that was cut off
-    log.write_text(log.read_text(encoding="utf-8").replace('"val_top1": ', '"val_top1": 1', 1), encoding="utf-8")
+    log.write_text(log.read_text(encoding="utf-8").replace('"val_top1": ', '"val_top1" ', 1), encoding="utf-8")
     with pytest.warns(UserWarning, match=r"metrics\.jsonl lacks epoch 0"):
         rows = small_fit(tmp_path / "run", resume=True)
     assert without_clocks(rows) == without_clocks(expected[1:])

@@ -5,18 +5,16 @@ Imports no torch.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
 import re
-import stat
-import threading
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from recast.errors import RecastError
 from recast.files import check_path, require, write_text
@@ -24,17 +22,13 @@ from recast.json_text import parse_json
 from recast.reading import decode, read_bytes
 
 LOCK = ".lock"
-"""An empty file in a folder that is being written. The lock itself is the system's, which drops it with its process."""
+"""An empty file in a folder that is being written."""
 TEMPORARY = re.compile(r"\..+?\.(\d+)(\.[0-9a-f]+)?\.tmp")
 """Names of `replaced`, with the number of the process."""
 FOLDERS = ("resume", "finetuned", "scores", "analysis", "explain")
 """Folders of a run, which must lie in it."""
 MARKS = (b'<meta name="generator" content="recast">', b"Software\0recast")
 """In the pages and the PNG pictures that we write."""
-SEAL = "checksum"
-"""The key of a line's own."""
-_HELD: dict[Path, int] = {}
-"""Folders that this process holds, and the thread that does."""
 
 
 @contextmanager
@@ -49,23 +43,34 @@ def locked(folder: str | Path) -> Iterator[None]:
         raise RecastError(f"{folder} is a file: choose another folder with --out")
     if folder.is_symlink() and not folder.exists():  # a disk that is not mounted?
         raise RecastError(f"{folder} is a link to {os.readlink(folder)}, which is not there: make that folder first")
-    key, me = folder.resolve(), threading.get_ident()
-    if _HELD.get(key) == me:
+    key = folder.resolve()
+    lock = FileLock(key / LOCK, blocking=False, is_singleton=True)
+    if lock.is_locked:
         yield
         return
-    if _HELD.setdefault(key, me) != me:
-        raise RecastError(f"{folder} is in use by another thread of this process: choose another folder")
     made = [parent for parent in (key, *key.parents) if not parent.exists()]
     try:
         key.mkdir(parents=True, exist_ok=True)
-        with _system_lock(key / LOCK, folder):
+        try:
+            lock.acquire()
+        except Timeout:
+            raise RecastError(f"{folder} is in use by another process or thread: wait for its end") from None
+        except OSError as error:
+            raise RecastError(
+                f"cannot lock {key / LOCK}: {error.strerror}; if it is a link or a folder, remove it"
+            ) from None
+        try:
             _check_folders(key)
             for path in key.rglob(".*.tmp"):
                 if _is_left_over(path):
                     path.unlink(missing_ok=True)
             yield
+        finally:
+            with suppress(FileNotFoundError):
+                if not os.path.getsize(key / LOCK):  # else it is somebody's
+                    (key / LOCK).unlink()
+            lock.release()
     finally:
-        del _HELD[key]
         for parent in made:
             with suppress(OSError):  # not empty
                 parent.rmdir()
@@ -85,40 +90,6 @@ def _is_left_over(path: Path) -> bool:
     if match is None or path.is_symlink() or not path.is_file():
         return False
     return Path("/proc/self").exists() and not Path("/proc", match[1]).exists()
-
-
-@contextmanager
-def _system_lock(path: Path, folder: Path) -> Iterator[None]:
-    try:
-        import fcntl
-    except ImportError:  # Windows: nobody is kept out
-        yield
-        return
-    while True:
-        try:  # a link here would lead to a file of somebody's, and opening a pipe would wait
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-        except OSError as error:
-            raise RecastError(f"cannot open {path}: {error.strerror}; if it is a link or a folder, remove it") from None
-        try:
-            state = os.fstat(file)
-            if state.st_size or not stat.S_ISREG(state.st_mode):  # it is removed at the end
-                raise RecastError(f"{path} was not written by this library: look at it, and remove it")
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, loader processes do not inherit it
-            except (BlockingIOError, PermissionError):
-                raise RecastError(f"{folder} is in use by another process: wait for its end, or stop it") from None
-            except OSError as error:
-                message = f"the storage of {folder} has no locks ({error.strerror}): see that nobody else writes there"
-                warnings.warn(message, stacklevel=4)
-            if not (path.exists() and os.path.samestat(state, path.stat())):
-                continue  # its holder ended meanwhile and took this file away: the next one is another
-            try:
-                yield
-            finally:
-                path.unlink(missing_ok=True)
-            return
-        finally:
-            os.close(file)
 
 
 def is_ours(path: Path, *marks: bytes) -> bool:
@@ -174,29 +145,20 @@ def read_names(path: Path) -> list[str]:
 
 
 def read_lines(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], list[int]]:
-    """The JSON objects of a file with one a line, each with the number of its line, and the numbers of other lines:
-    of what is no JSON, and of what is not as `sealed` wrote it."""
+    """Return the JSON objects of a file with one a line, each with the number of its line, and those of other lines."""
     rows: list[tuple[int, dict[str, Any]]] = []
     damaged = []
     for number, line in enumerate(_read(path).split(b"\n"), start=1):
         try:
-            row = require("", parse_json(line.decode("utf-8"), path))
-            if row.pop(SEAL, None) not in (None, row_digest(row)):
-                raise ValueError
-            rows.append((number, row))
+            rows.append((number, require("", parse_json(line.decode("utf-8"), path))))
         except ValueError:  # RecastError and UnicodeDecodeError are ValueErrors
             damaged += [number] if line.strip() else []
     return rows, damaged
 
 
-def sealed(row: Mapping[str, Any]) -> str:
-    """A line for `read_lines`, with a checksum: a digit that a disk turned over is not taken for a measurement."""
-    return json.dumps({**row, SEAL: row_digest(row)}) + "\n"
-
-
-def row_digest(row: Mapping[str, Any]) -> str:
-    """Return the checksum of a row of metrics.jsonl."""
-    return hashlib.sha256(json.dumps(row).encode()).hexdigest()[:16]
+def json_line(row: Mapping[str, Any]) -> str:
+    """Return a line for `read_lines`."""
+    return json.dumps(row) + "\n"
 
 
 def number(value: object) -> float:

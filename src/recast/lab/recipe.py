@@ -6,7 +6,6 @@ Paths in a recipe file are relative to the file, so that a run folder can be mov
 from __future__ import annotations
 
 import hashlib
-import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -58,22 +57,7 @@ def recipe_from_dict(data: Mapping[str, Any], source: str = "the recipe") -> Rec
 
     Raises RecastError naming `source` and the key for an unknown one or a value that is not allowed.
     """
-    return read(Recipe, _modernised(data), source)
-
-
-def _modernised(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data under today's names: runs of older versions state a budget of tokens, and no calibration.
-
-    Dropped is `keep_every`, which kept more files and changed no number.
-    """
-    data = {name: value for name, value in data.items() if name != "keep_every"}
-    if (tokens := re.fullmatch(r"tokens=(\d+|none)", str(data.get("budget")))) and "max_tokens" not in data:
-        del data["budget"]
-        data["max_tokens"] = None if tokens[1] == "none" else int(tokens[1])
-    schedule = data.get("schedule")
-    if isinstance(schedule, Mapping) and schedule.get("calibrate") == 0:
-        data["schedule"] = {name: value for name, value in schedule.items() if name != "calibrate"}
-    return data
+    return read(Recipe, data, source)
 
 
 def override(
@@ -124,7 +108,7 @@ def load_recipe(path: str | Path, *, complete: bool = False) -> Recipe:
     is_untouched = digest.strip() == _digest(body)
     recipe = recipe_from_dict(data, f"{path} comes from another version of recast" if is_untouched else str(path))
     missing = [key for key, value in flat(recipe).items() if value is not None and key not in given]
-    if complete and missing and not seal:  # sealed, it is of a version that had not these fields
+    if complete and missing:
         raise RecastError(
             f"{path} lacks {', '.join(missing[:3])}{', …' * (len(missing) > 3)}: it was cut short, or comes from "
             "another version of recast"
@@ -149,7 +133,7 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
         raise RecastError(f"cannot read recipe {path}: {error}") from None
     if not isinstance(data, dict):
         raise RecastError(f"recipe {path} must hold a mapping of keys to values, got {type(data).__name__}")
-    return text, _modernised(data)
+    return text, data
 
 
 def save_recipe(recipe: Recipe, path: str | Path) -> None:

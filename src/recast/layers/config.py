@@ -58,10 +58,6 @@ PAPERS_LAYER: dict[str, Any] = {"content_heads": "all", "gaussian_heads": "all",
 """Content, a Gaussian and W_val in every head: the layer of the papers, which gates other than linear always have."""
 
 
-DROPPED: dict[str, Any] = {"keep_parametrization": False, "gate_range": None}
-"""Dropped choices, which older files still name, and their defaults."""
-
-
 class RecastConfig(OneOf):
     """How a convolution becomes gated positional self-attention (GPSA).
 
@@ -102,18 +98,12 @@ class RecastConfig(OneOf):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_defaults_of_others(cls, values: Any) -> Any:
-        """Drop what goes without saying: choices of heads that a gate makes itself, and defaults of other gates, which
-        saved models and plans of older versions hold."""
+    def _without_choices_of_the_gate(cls, values: Any) -> Any:
+        """Drop `PAPERS_LAYER`'s choices where the gate makes them itself."""
         if not isinstance(values, dict):
             return values
-        others = {name: field.default for member in cls.members.values() for name, field in member.model_fields.items()}
-        others |= PAPERS_LAYER | DROPPED
-        return {
-            name: value
-            for name, value in values.items()
-            if name in cls.model_fields or name not in others or value != others[name]
-        }
+        fields, made = cls.model_fields, PAPERS_LAYER
+        return {name: v for name, v in values.items() if name in fields or name not in made or v != made[name]}
 
 
 class GaussianGate(RecastConfig):

@@ -13,7 +13,7 @@ from torch import nn
 from recast.config import adapter, read
 from recast.errors import RecastError, listed, shown
 from recast.json_text import parse_json
-from recast.layers.config import PAPERS_LAYER, RecastConfig
+from recast.layers.config import RecastConfig
 from recast.layers.geometry import Geometry
 from recast.layers.pool_config import AttentionPooling
 from recast.surgery import table
@@ -82,10 +82,8 @@ class Plan:
             raise RecastError(f"{source} is not a plan: {error}") from None
         if not isinstance(data, dict) or not isinstance(data.get("steps"), list):
             raise RecastError(f"{source} is not a plan: expected an object with a list of steps")
-        version = data.pop("version", None)
-        if version not in (5, VERSION):
+        if (version := data.pop("version", None)) != VERSION:
             raise RecastError(f"{source} is a plan of version {shown(version)}, expected {VERSION}: plan again")
-        _modernise_(data, version)
         try:
             totals, steps = data.pop("totals"), [_step_fields(step) for step in data.pop("steps")]
             return read(cls, data | totals | {"steps": steps}, source)
@@ -134,17 +132,6 @@ def nothing_to_see(plan: Plan) -> str:
         return ""
     layers = f"{len(alone)} of {len(plan.steps)} layers see{'s' if len(plan.steps) == 1 else ''} a single pixel"
     return f"{layers} ({listed(alone, 3)}), where attention has nothing to choose: larger images, or earlier layers"
-
-
-def _modernise_(data: dict[str, Any], version: int) -> None:
-    """Give a plan of version 5 the choices that it made without saying so, and drop what older plans said besides."""
-    if version == 5 and isinstance(data.get("config"), dict):
-        data["config"] = PAPERS_LAYER | data["config"]
-    if isinstance(data.get("place"), dict):
-        data["place"].pop("positions", None)
-    for step in data["steps"]:  # folded before BatchNorms were left to compilers
-        if isinstance(step, dict) and isinstance(step.get("fold"), dict):
-            step["fold"].pop("batch_norm", None)
 
 
 def _step_fields(step: dict[str, Any]) -> dict[str, Any]:

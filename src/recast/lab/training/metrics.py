@@ -19,7 +19,7 @@ from recast.lab.analysis.records import Wakefulness
 from recast.lab.analysis.wakefulness import wakefulness
 from recast.lab.config import Recipe
 from recast.lab.data import Data, Loader
-from recast.lab.files import read_lines, sealed
+from recast.lab.files import json_line, read_lines
 from recast.lab.records import Epoch
 from recast.lab.suites import METRICS
 from recast.lab.tasks import task_of
@@ -105,7 +105,7 @@ class Journal:
         if is_first():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             rows = [row for row in read_metrics(self.path) if row["epoch"] < epoch]
-            write_text(self.path, "".join(map(sealed, rows)))
+            write_text(self.path, "".join(map(json_line, rows)))
             if missing := sorted(set(range(epoch)) - {row["epoch"] for row in rows}):
                 warnings.warn(f"{self.path} lacks epoch {listed([*map(str, missing)], 5)}", stacklevel=3)
         return self.bar
@@ -127,7 +127,7 @@ class Journal:
         if not is_first():
             return
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(sealed(row.to_dict()))
+            file.write(json_line(row.to_dict()))
             file.flush()
             os.fsync(file.fileno())
         train = "before training  " if row.train_loss is None else f"train loss {row.train_loss:.3f} "

@@ -30,7 +30,7 @@ from recast.lab.data.datasets import ImageFiles, ImageTensors, LabelledImages
 from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.data.seeding import choose_balanced, hold_out
 from recast.lab.device import choose_device
-from recast.lab.files import locked, read_json, read_lines, sealed, write_json
+from recast.lab.files import json_line, locked, read_json, read_lines, write_json
 from recast.lab.report.formats import plural
 from recast.lab.trial import arms
 from recast.lab.trial.answer import RATES, Answer, ArmLine, Facts, judge
@@ -297,7 +297,7 @@ class _Trial:
         """Compute the features, choose the rates, train every arm and judge them."""
         path = self.out / RUNS
         self.rows = [row for _, row in read_lines(path)[0]] if path.is_file() else []
-        write_text(path, "".join(map(sealed, self.rows)))  # without the half line of a process that was killed
+        write_text(path, "".join(map(json_line, self.rows)))  # without the half line of a process that was killed
         val = self._bank(self.data.val, self.pace.val, 1, "val")
         train = self._bank(self.data.train, self.pace.train, self.pace.views, "train")
         part, held_out = (train.subset(places) for places in hold_out(train.labels, HELD_OUT))
@@ -346,7 +346,7 @@ class _Trial:
                 with replaced(self.out / WEIGHTS) as temporary:
                     save_file({name: t.contiguous() for name, t in tail.network.state_dict().items()}, temporary)
         with (self.out / RUNS).open("a", encoding="utf-8") as file:
-            file.write(sealed(row))
+            file.write(json_line(row))
         self.rows.append(row)
         return row
 
