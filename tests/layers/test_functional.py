@@ -49,12 +49,13 @@ def saved(layer: GPSA, x: Tensor, form: str) -> int:
     return sum(sizes)
 
 
-def test_no_map_is_kept_for_backward() -> None:
-    """28² tokens, 64 channels: the maps alone would be 22 MB an image."""
-    layer, x = GPSA(64, 64, PAD_1, config=PAPERS), torch.randn(1, 64, 28, 28)
-    maps = 4 * 9 * 784**2
+@pytest.mark.parametrize(("content", "gathers"), [("softmax", 1), ("linear", 0)])
+def test_of_long_maps_what_content_gathered_alone_is_kept_for_backward(content: str, gathers: int) -> None:
+    """28² tokens, 64 channels: the maps would be 22 MB an image, what each kind of map gathers 2 MB."""
+    layer, x = GPSA(64, 64, PAD_1, config=RecastConfig(content=content, **PAPERS_LAYER)), torch.randn(1, 64, 28, 28)
+    maps, one = 4 * 9 * 784**2, 4 * 9 * 784 * 64
     assert saved(layer, x, "dense") > maps
-    assert saved(layer, x, "split") < maps / 2
+    assert gathers * one < saved(layer, x, "split") < (gathers + 0.9) * one
 
 
 @pytest.mark.parametrize("size", [0.1, 40.0])

@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import nn
 
 import recast
 from recast.errors import RecastError
-from recast.models.build import build, build_from, constructor
+from recast.models.build import build, build_from, class_names, constructor, input_defaults
 from recast.models.config import ModelConfig
 from recast.models.trust import follow_up, trusting
 
@@ -171,6 +172,18 @@ def test_classes_that_nobody_states_are_the_checkpoints(tmp_path: Path) -> None:
         assert len(built.state_dict()) == len(load_file(path) if path is recast_one else torch.load(path))
     with pytest.raises(RecastError, match="has 6 classes, the data has 4"):
         build(ModelConfig("digits_resnet", checkpoint=str(plain)), num_classes=4)
+
+
+def test_a_saved_network_states_its_images_and_classes(tmp_path: Path) -> None:
+    path, names = tmp_path / "digits.safetensors", [f"digit {i}" for i in range(10)]
+    model = timm.create_model("digits_resnet").eval()
+    recast.save(model, path, classes=names, img_size=48, mean=[0.1] * 3, std=[0.3] * 3)
+    built = partial(build, ModelConfig("digits_resnet", checkpoint=str(path)))
+    assert input_defaults(built()) == ((48, 48), input_defaults(model).crop_pct, (0.1,) * 3, (0.3,) * 3)
+    assert class_names(built()) == tuple(names)
+    other = build(ModelConfig("digits_resnet", checkpoint=str(path), new_head=True, in_chans=1), num_classes=4)
+    assert class_names(other) is None
+    assert input_defaults(other).mean != (0.1,) * 3
 
 
 def test_a_function_without_a_number_of_classes_refuses_a_checkpoint_of_others(own_networks: str) -> None:

@@ -6,6 +6,7 @@ from unittest import mock
 import pytest
 import timm
 import torch
+from small import small_data, small_parent, small_recipe
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
@@ -16,6 +17,7 @@ from recast.lab.config.tasks import TeacherConfig
 from recast.lab.tasks.classify.training import label_loss
 from recast.lab.training import distill
 from recast.lab.training.distill import Distillation, Teacher, build_teacher, soft_loss, train_token_
+from recast.lab.training.step import Objective
 from recast.models.build import build
 from recast.models.config import ModelConfig
 
@@ -122,6 +124,25 @@ def test_a_teacher_from_a_file_knows_its_normalisation(tmp_path: Path) -> None:
     torch.testing.assert_close(teacher(pixels), model((pixels - 0.5) / 0.5))
     with pytest.raises(RecastError, match=r"the teacher digits_resnet: .*missing\.safetensors"):
         named(model="digits_resnet", checkpoint=str(tmp_path / "missing.safetensors"))
+
+
+def test_a_teacher_with_the_classes_in_another_order_answers_in_the_datas(tmp_path: Path) -> None:
+    model = build(ModelConfig("digits_resnet"), num_classes=3).eval()
+    data, file, pixels = small_data(), str(tmp_path / "teacher.safetensors"), torch.rand(2, 3, 8, 8)
+    task = {"teacher": {"kind": "model", "teacher_model": "digits_resnet", "teacher_checkpoint": file}}
+
+    def objective() -> Objective:
+        return Objective(small_recipe(task=task), data, small_parent(), None, 1, torch.device("cpu"))
+
+    save(model, file, classes=["blue", "red", "green"])
+    with pytest.warns(UserWarning, match="another order"):
+        distillation = objective().distillation
+    assert distillation is not None
+    expected = model((data.normalised(pixels, torch.device("cpu")) * 0.2 + 0.3 - 0.5) / 0.5)[:, [1, 2, 0]]
+    torch.testing.assert_close(distillation.teacher(data.normalised(pixels, torch.device("cpu"))), expected)
+    save(model, file, classes=["cat", "dog", "horse"])
+    with pytest.raises(RecastError, match="the teacher has the classes cat, dog, horse"):
+        objective()
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = 
     either it is that of the checkpoint, else the network's default.
     Weights: `config.checkpoint` (strict), else the registry's own where `config.pretrained`, else random. With
     `config.new_head` all but the classifier's; with `config.input_size` position tables are resampled to it. A recast
-    network's file makes a recast network: its plan is replayed, and the names of its classes are noted.
+    network's file makes a recast network: its plan is replayed, and its images and classes are noted.
     A `pkg.module:function` is run only with `trust`, or where the user named it (`recast.models.trust`).
     Raises RecastError for an unknown name, a checkpoint that does not fit, weights that cannot be fetched or hold NaN,
     and a size for a network that takes any.
@@ -76,8 +76,8 @@ def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = 
                     model = restored(again)
                     warnings.warn(f"{name} gets the {differ[0]} classes of {origin}, not {differ[1]}", stacklevel=2)
     load_weights_(model, _adapted(model, weights, config, num_classes, origin), source=origin)
-    if header is not None and not config.new_head:
-        Images(read(Images, header["images"] or {}, f"{origin}'s images").classes).note_(model)
+    if header is not None:
+        read(Images, header["images"] or {}, f"{origin}'s images").built_as(config).note_(model)
     return model
 
 
@@ -211,6 +211,14 @@ class Images:
         if (defaults := input_defaults(model)) is not None:
             stated |= {"img_size": defaults.size, "mean": defaults.mean, "std": defaults.std}
         return cls(**stated | {key: value for key, value in given.items() if value is not None})
+
+    def built_as(self, config: ModelConfig) -> Images:
+        """Return what still holds of a network that is built with another classifier, size or number of channels."""
+        classes = None if config.new_head else self.classes
+        if self.mean is None or config.in_chans not in (None, len(self.mean)):
+            return Images(classes)
+        size = self.img_size if config.input_size is None else (config.input_size, config.input_size)
+        return Images(classes, size, self.mean, self.std)
 
     def note_(self, model: nn.Module) -> nn.Module:
         """Write them into the network's `pretrained_cfg`, under timm's keys."""

@@ -188,11 +188,12 @@ def _convolution_and_open_heads(x: Tensor, w: Weights, attend: Attend, parts: in
         y = _project(x, *first, bias, w)
         return y + _project(x, *others[0], None, w) if others else y
 
-    # made again for backward: gathers of grouped layers would outweigh them, those of Gaussians cost little; a compiler
-    # chooses for itself what it keeps
-    makes_again = attend is _part_by_part and (w.groups > 1 or len(w.gaussian_heads) > 0)
+    # made again for backward: what outweighs the layer (gathers of grouped ones) or costs little (Gaussians, linear
+    # content); a compiler chooses for itself what it keeps
+    with_content = w.groups > 1 or w.content == "linear"
+    makes_again = attend is _part_by_part and (with_content or len(w.gaussian_heads) > 0)
     if makes_again and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        content = _content(x, values, w, attend, less_shift) if w.content_heads and w.groups == 1 else None
+        content = None if with_content or not w.content_heads else _content(x, values, w, attend, less_shift)
         added = checkpoint(open_heads, x, values, content, use_reentrant=False, preserve_rng_state=False)
     else:
         added = _by_parts(x, values, open_heads, parts)
