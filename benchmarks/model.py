@@ -1,4 +1,4 @@
-"""Whole models: T-CNNs against the same network without attention, small ones, and other attention networks, by turns.
+"""Whole models: T-CNNs against the same network without attention, and small ones, by turns.
 
     python benchmarks/model.py                     # writes results/model.csv (about 25 minutes on 2 cores)
     python benchmarks/model.py --only resnetrs50   # one family, its rows in model.csv are replaced
@@ -43,7 +43,6 @@ FAMILIES = {
 }  # fmt: skip
 """Parent: image size, images of inference passes, images of training steps."""
 SMALL = ("cifar_resnet20", "digits_resnet")
-OTHERS = {"convit_small": 224, "botnet50ts_256": 256, "resnet50": 224}
 
 
 def channels_of(model: nn.Module) -> int:
@@ -163,7 +162,7 @@ def measure(
 
 
 def main() -> None:
-    """All families and the other networks."""
+    """Every family, or some."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(FAMILIES), help="families")
     parser.add_argument("--rounds", type=int, default=9)
@@ -179,18 +178,7 @@ def main() -> None:
             for batch in train_batches:
                 rows += measure(name, copy.deepcopy(trained), size, batch, True, arguments.rounds)
             del arms, trained
-    if arguments.only is None:
-        size, (batch,), (train_batch,) = FAMILIES["resnetrs50"]
-        arms = {"resnetrs50, no attention": recast_model("resnetrs50", size, 0, 0, fold=True),
-                "T-ResNet50-RS, all open": recast_model("resnetrs50", size, 9, 9, fold=False)}  # fmt: skip
-        for name in OTHERS:
-            arms[name] = timm.create_model(name, num_classes=1000).eval()
-        for training in (False, True):
-            at_224 = {arm: model for arm, model in arms.items() if not arm.startswith("botnet")}
-            rows += measure("beside others", at_224, size, train_batch if training else batch, training, 5)
-            at_256 = {arm: model for arm, model in arms.items() if arm != "convit_small"}
-            rows += measure("beside others at 256", at_256, 256, train_batch if training else batch, training, 5)
-    else:  # the other rows stay
+    if arguments.only is not None:  # the other rows stay
         with RESULT.open(encoding="utf-8", newline="") as file:
             rows += [row for row in csv.DictReader(file) if row["family"] not in arguments.only]
     write(RESULT, rows)

@@ -82,17 +82,21 @@ def split(x: Tensor, w: Weights) -> Tensor:
 
 
 def merged(x: Tensor, w: Weights) -> Tensor:
-    """Mix the three maps of every head, for one gather and one product with W_out: cheapest when most heads are open.
+    """Let every head gather by the sum of its maps, for one product with W_out: cheapest when most heads are open.
 
-    Layers whose heads do not all have a shift and content, transposed ones, whose kernel's positions fall between the
-    pixels, and long maps are split.
+    On short maps alone. Where all heads have content, the three maps are mixed. Else where all have a Gaussian, the
+    shift is a second term of its factors: no convolution. Other layers are split.
     """
-    all_heads = len(w.content_heads) == w.geometry.num_heads and w.content_sees_grid
-    if w.shift is None or w.geometry.is_transposed or not (all_heads and _is_short(x, w)) or w.content == "linear":
+    heads = w.geometry.num_heads
+    if w.shift is None or w.geometry.is_transposed or w.groups > 1 or not (on_accelerator(x) or _has_few_keys(x, w)):
         return split(x, w)
-    values, maps = project_values(x, w.value, w.groups), _shift_maps(x, w, w.shift)
+    if len(w.content_heads) < heads or not w.content_sees_grid or w.content == "linear":
+        if len(w.gaussian_heads) < heads:
+            return split(x, w)
+        return _convolution_and_open_heads(x, w, _written_out, _number_of_parts(x, w), merges=True)
+    values, maps = project_values(x, w.value, w.groups), outer(*_shift_factors(x, w))
     if w.gaussian_heads:
-        maps = maps + scatter_heads(outer(*weighted_factors(x, w)), w.gaussian_heads, w.geometry.num_heads)
+        maps = maps + scatter_heads(outer(*weighted_factors(x, w)), w.gaussian_heads, heads)
     kernel = _kernel(w, w.content_heads)
 
     def mixed(x: Tensor, values: Tensor) -> Tensor:
@@ -171,11 +175,14 @@ def _queries_and_keys(x: Tensor, w: Weights) -> tuple[Tensor, Tensor]:
 # --- the steps of a layer ---------------------------------------------------------------------------------------------
 
 
-def _convolution_and_open_heads(x: Tensor, w: Weights, attend: Attend, parts: int = 1) -> Tensor:
-    """Return the convolution with a scaled kernel, plus what the open heads gather, content by `attend`."""
+def _convolution_and_open_heads(x: Tensor, w: Weights, attend: Attend, parts: int = 1, merges: bool = False) -> Tensor:
+    """Return the convolution with a scaled kernel, plus what the open heads gather, content by `attend`.
+
+    `merges`: the Gaussians, which all heads have, gather the shift's part too, in place of the convolution.
+    """
     values, bias, output = project_values(x, w.value, w.groups), w.bias, None
     less_shift = _shift_is_the_query(w)
-    if w.gates.has_shift:
+    if w.gates.has_shift and not merges:
         output = w.geometry.convolve(values, w.weight, bias, w.groups) if less_shift else w.convolve(values)
         bias = None
     kernels = _kernels(w)
@@ -184,7 +191,7 @@ def _convolution_and_open_heads(x: Tensor, w: Weights, attend: Attend, parts: in
         return output
 
     def open_heads(x: Tensor, values: Tensor, content: Tensor | None = None) -> Tensor:
-        first, *others = zip(_gathers(x, values, w, attend, less_shift, content), kernels, strict=True)
+        first, *others = zip(_gathers(x, values, w, attend, less_shift, merges, content), kernels, strict=True)
         y = _project(x, *first, bias, w)
         return y + _project(x, *others[0], None, w) if others else y
 
@@ -201,7 +208,7 @@ def _convolution_and_open_heads(x: Tensor, w: Weights, attend: Attend, parts: in
 
 
 def _gathers(
-    x: Tensor, values: Tensor, w: Weights, attend: Attend, less_shift: bool, content: Tensor | None
+    x: Tensor, values: Tensor, w: Weights, attend: Attend, less_shift: bool, merges: bool, content: Tensor | None
 ) -> Iterator[Tensor]:
     """Yield what h heads gather, (B, N, h·C): of both maps, or of the Gaussians, then of content (if not given)."""
     grid, has_both = value_grid(values, w), _has_both(w)
@@ -211,7 +218,7 @@ def _gathers(
         return
     if w.content_heads and content is None:
         content = _content(x, values, w, attend, less_shift)
-    by_gaussian = _gather_by_factors(*weighted_factors(x, w), grid) if w.gaussian_heads else None
+    by_gaussian = _gather_by_factors(*_positional_factors(x, w, merges), grid) if w.gaussian_heads else None
     if content is not None and by_gaussian is not None and has_both:
         gates = w.gates.content.to(content.dtype)[:, None]
         yield (content.unflatten(2, (len(w.content_heads), -1)) * gates).flatten(2) + by_gaussian
@@ -261,29 +268,34 @@ def _shift_is_the_query(w: Weights) -> bool:
     return w.geometry.offsets()[w.content_heads[0]] == (0, 0)
 
 
-def _shift_maps(x: Tensor, w: Weights, shift: Tensor) -> Tensor:
-    """Return S of every head times its coefficient, (H, N, M), over the tokens of `value_grid`.
+def _positional_factors(x: Tensor, w: Weights, merges: bool) -> tuple[Tensor, Tensor]:
+    """Return the factors of the Gaussians (h, I, r, Y) and (h, J, r·X): r = 1, or with those of the shift 2."""
+    rows, columns = weighted_factors(x, w)
+    if not merges:
+        return rows[:, :, None], columns
+    shift_rows, shift_columns = _shift_factors(x, w)
+    return torch.stack([rows, shift_rows.to(rows.dtype)], 2), torch.cat([columns, shift_columns.to(columns.dtype)], 2)
 
-    An outer product: a row of the kernel over rows of keys, a column over columns. Made on the device of `x`: an index
-    would be copied there in every pass.
+
+def _shift_factors(x: Tensor, w: Weights) -> tuple[Tensor, Tensor]:
+    """Return the factors of S of every head, its coefficient in the rows: (H, I, Y) and (H, J, X).
+
+    A row of the kernel over rows of keys, a column over columns. Made on the device of `x`: an index would be copied
+    there in every pass.
     """
-    (height, width), geometry = x.shape[2:], w.geometry
-    rows, columns = (
-        torch.arange(size, device=x.device) == (stride * steps + dilation * taps[:, None])[..., None]
-        for size, stride, dilation, steps, taps in zip(
-            geometry.padded_size(height, width),
-            geometry.stride,
-            geometry.dilation,
-            (torch.arange(n, device=x.device) for n in geometry.output_size(height, width)),
-            (torch.arange(n, device=x.device) for n in geometry.kernel),
-            strict=True,
-        )
-    )  # (k₀, I, Y) and (k₁, J, X)
+    geometry, size, factors = w.geometry, x.shape[2:], []
+    sizes = geometry.padded_size(*size), geometry.output_size(*size), geometry.kernel
+    for axis, counts in enumerate(zip(*sizes, strict=True)):
+        keys, queries, taps = (torch.arange(count, device=x.device) for count in counts)
+        pixels = geometry.stride[axis] * queries + geometry.dilation[axis] * taps[:, None]
+        factors.append(keys == pixels[..., None])
+    rows, columns = factors  # (k₀, I, Y) and (k₁, J, X)
     if not w.gathers_padding:
-        at = geometry.pixels(height, width)
+        at = geometry.pixels(*size)
         rows, columns = rows[..., at[0]], columns[..., at[1]]
-    shift = shift.view(geometry.kernel)
-    return outer(shift[:, :, None, None] * rows[:, None], columns.expand(geometry.kernel[0], -1, -1, -1)).flatten(0, 1)
+    assert w.shift is not None
+    shift = w.shift.view(geometry.kernel)[:, :, None, None]
+    return (shift * rows[:, None]).flatten(0, 1), columns.expand(geometry.kernel[0], -1, -1, -1).flatten(0, 1)
 
 
 def _as_tokens(images: Tensor) -> Tensor:
@@ -306,10 +318,15 @@ def _gather(maps: Tensor, values: Tensor) -> Tensor:
 
 
 def _gather_by_factors(rows: Tensor, columns: Tensor, grid: Tensor) -> Tensor:
-    """Return what heads with maps rows ⊗ columns gather from values (B, C, Y, X): (B, I·J, h·C)."""
-    tokens, heads = grid.permute(0, 2, 3, 1), rows.shape[0]
-    by_rows = torch.bmm(rows.to(grid.dtype).flatten(0, 1).expand(grid.shape[0], -1, -1), tokens.flatten(2))
-    by_rows = by_rows.unflatten(1, (heads, -1)).unflatten(-1, tokens.shape[2:])  # (B, h, I, X, C)
+    """Return what heads with maps Σ_r rows_r ⊗ columns_r gather from values (B, C, Y, X): (B, I·J, h·C).
+
+    rows (h, I, r, Y), columns (h, J, r·X).
+    """
+    tokens, (heads, queries) = grid.permute(0, 2, 3, 1), rows.shape[:2]
+    by_rows = torch.bmm(rows.to(grid.dtype).flatten(0, 2).expand(grid.shape[0], -1, -1), tokens.flatten(2))
+    by_rows = (
+        by_rows.unflatten(1, (heads, queries, -1)).unflatten(4, tokens.shape[2:]).flatten(3, 4)
+    )  # (B, h, I, r·X, C)
     return (columns.to(by_rows.dtype)[:, None] @ by_rows).flatten(2, 3).transpose(1, 2).flatten(2)
 
 
@@ -354,11 +371,13 @@ def _is_short(x: Tensor, w: Weights) -> bool:
 
     Not in grouped layers, whose gathers, kept for the backward pass, would outweigh the layer many times.
     """
-    if on_accelerator(x):
-        return True
-    rows, columns = w.geometry.output_size(*x.shape[2:])
     has_maps = len(w.content_heads) > 0 and w.content == "softmax" and w.groups == 1
-    return has_maps and rows * columns <= KEYS * x.shape[1]
+    return on_accelerator(x) or (has_maps and _has_few_keys(x, w))
+
+
+def _has_few_keys(x: Tensor, w: Weights) -> bool:
+    rows, columns = w.geometry.output_size(*x.shape[2:])
+    return rows * columns <= KEYS * x.shape[1]
 
 
 def _number_of_parts(x: Tensor, w: Weights) -> int:
