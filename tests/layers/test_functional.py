@@ -88,6 +88,13 @@ def test_its_cost_is_counted() -> None:
     assert counts["split"] == (counts["dense"][0] + convolution, counts["dense"][1] + 2 * convolution + logits)
 
 
+def test_a_positional_layer_on_a_short_map_keeps_its_input_alone(open_gates: Any) -> None:
+    layer = open_gates(GPSA(64, 64, PAD_1, config=PAPERS))
+    layer.prune_(range(9), ())
+    layer.fold_value_()
+    assert saved(layer, torch.randn(8, 64, 7, 7), "merged") == 4 * 8 * 64 * 49
+
+
 def test_gathers_of_grouped_layers_are_not_kept(open_gates: Any) -> None:
     layer = open_gates(GPSA(16, 16, PAD_1, groups=16, config=PAPERS))
     gathers = 4 * 9 * 16 * 16**2

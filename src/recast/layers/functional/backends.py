@@ -78,7 +78,7 @@ def split(x: Tensor, w: Weights) -> Tensor:
     """
     if _is_short(x, w):
         return _convolution_and_open_heads(x, w, _written_out, _number_of_parts(x, w))
-    return _convolution_and_open_heads(x, w, _part_by_part)
+    return _convolution_and_open_heads(x, w, _part_by_part, makes_again=True)
 
 
 def merged(x: Tensor, w: Weights) -> Tensor:
@@ -93,7 +93,9 @@ def merged(x: Tensor, w: Weights) -> Tensor:
     if len(w.content_heads) < heads or not w.content_sees_grid or w.content == "linear":
         if len(w.gaussian_heads) < heads:
             return split(x, w)
-        return _convolution_and_open_heads(x, w, _written_out, _number_of_parts(x, w), merges=True)
+        is_cheap = w.content == "linear" or not w.content_heads
+        parts = _number_of_parts(x, w)
+        return _convolution_and_open_heads(x, w, _written_out, parts, merges=True, makes_again=is_cheap)
     values, maps = project_values(x, w.value, w.groups), outer(*_shift_factors(x, w))
     if w.gaussian_heads:
         maps = maps + scatter_heads(outer(*weighted_factors(x, w)), w.gaussian_heads, heads)
@@ -175,10 +177,14 @@ def _queries_and_keys(x: Tensor, w: Weights) -> tuple[Tensor, Tensor]:
 # --- the steps of a layer ---------------------------------------------------------------------------------------------
 
 
-def _convolution_and_open_heads(x: Tensor, w: Weights, attend: Attend, parts: int = 1, merges: bool = False) -> Tensor:
+def _convolution_and_open_heads(
+    x: Tensor, w: Weights, attend: Attend, parts: int = 1, *, merges: bool = False, makes_again: bool = False
+) -> Tensor:
     """Return the convolution with a scaled kernel, plus what the open heads gather, content by `attend`.
 
     `merges`: the Gaussians, which all heads have, gather the shift's part too, in place of the convolution.
+    `makes_again`: what Gaussians and linear content gather, which costs little, and all gathers of a grouped layer,
+    which outweigh it, are made again for the backward pass. A compiler chooses for itself what it keeps.
     """
     values, bias, output = project_values(x, w.value, w.groups), w.bias, None
     less_shift = _shift_is_the_query(w)
@@ -195,10 +201,8 @@ def _convolution_and_open_heads(x: Tensor, w: Weights, attend: Attend, parts: in
         y = _project(x, *first, bias, w)
         return y + _project(x, *others[0], None, w) if others else y
 
-    # made again for backward: what outweighs the layer (gathers of grouped ones) or costs little (Gaussians, linear
-    # content); a compiler chooses for itself what it keeps
     with_content = w.groups > 1 or w.content == "linear"
-    makes_again = attend is _part_by_part and (with_content or len(w.gaussian_heads) > 0)
+    makes_again = makes_again and (with_content or len(w.gaussian_heads) > 0)
     if makes_again and torch.is_grad_enabled() and not torch.compiler.is_compiling():
         content = None if with_content or not w.content_heads else _content(x, values, w, attend, less_shift)
         added = checkpoint(open_heads, x, values, content, use_reentrant=False, preserve_rng_state=False)
