@@ -47,7 +47,7 @@ def test_what_lies_in_the_place_of_the_lock_is_not_written(tmp_path: Path, make:
     notes.write_text("mine", encoding="utf-8")
     folder.mkdir()
     make(notes, folder / LOCK)
-    with pytest.raises(RecastError, match="remove it"), locked(folder):
+    with pytest.raises(RecastError, match=f"remove {LOCK}, which is a link or a folder"), locked(folder):
         pass
     assert notes.read_text(encoding="utf-8") == "mine"
     assert os.path.lexists(folder / LOCK)
@@ -138,3 +138,13 @@ def test_a_path_that_no_file_can_have(tmp_path: Path, name: str) -> None:
     if name != "folder":
         with pytest.raises(RecastError, match=r"too long|null|Not a directory"), locked(path):
             pass
+
+
+def test_a_lock_that_cannot_be_taken_names_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("recast.lab.files.FileLock.acquire", denied)
+    with pytest.raises(RecastError) as error, locked(tmp_path):
+        pass
+    assert str(error.value) == f"cannot lock {tmp_path}: Permission denied; the folder must be writable"

@@ -56,6 +56,6 @@ def test_cmhsa_is_measured_by_what_content_changes() -> None:
 
 def test_a_remedy_is_none_that_the_run_has_already() -> None:
     uniform = Wakefulness(heads=9, awake=0, entropy=1.0)
-    assert "query_key=images" in uniform.remedy("zero")
-    assert uniform.remedy("images") == "raise optim.qk_lr"
+    assert "--query-key images" in uniform.remedy("zero")
+    assert uniform.remedy("images") == "raise --qk-lr"
     assert Wakefulness(9, 9, 1.0).remedy("zero") == ""

@@ -152,6 +152,7 @@ def test_a_page_of_a_folder_with_a_file_that_is_no_image(cli: Cli, vit: str, pho
 
 
 @pytest.mark.usefixtures("vit")
+@pytest.mark.filterwarnings("ignore:digits_resnet gets the 3 classes")
 def test_a_saved_network_says_what_it_is(cli: Cli, page: Cli, refused: Refused, photos: Path, tmp_path: Path) -> None:
     image = photos / "3" / "b.png"
     child = timm.create_model("digits_resnet", num_classes=10)
@@ -169,6 +170,13 @@ def test_a_saved_network_says_what_it_is(cli: Cli, page: Cli, refused: Refused, 
     bare = page(*words)
     assert bare["pictures"][0]["predictions"] == data["pictures"][0]["predictions"]
     assert bare["order"] == data["order"]
+    # the file's number of classes, their names and the size of its images hold for a network by name
+    three = timm.create_model("digits_resnet", num_classes=3)
+    recast.recast_(three, recast.plan(three, torch.zeros(1, 3, 16, 16)))
+    recast.save(three, tmp_path / "three.safetensors", classes=["cat", "dog", "owl"], img_size=16)
+    known = page("digits_resnet", image, "--checkpoint", "three.safetensors")
+    predictions = str(known["pictures"][0]["predictions"])
+    assert all(name in predictions for name in ("cat", "dog", "owl"))
     # a file must not have code run that it names
     recast.save(child, tmp_path / "code.safetensors", {"name": "own_vit:net", "kwargs": {}})
     assert "asks to run own_vit:net, which may do anything: add --trust" in refused(

@@ -105,6 +105,12 @@ def test_evaluate_refuses_what_is_not_finished_or_not_there(
     assert "--suite resolution" in refused("evaluate", shared / "run", "--sizes", "16")
 
 
+def test_mean_and_std_may_be_the_word_data(refused: Refused, tmp_path: Path) -> None:
+    words = ("train", "folder", "--mean", "data", "--std", "data", "--data-dir", tmp_path / "gone")
+    assert "no such data folder" in refused(*words, "--out", tmp_path / "run")
+    assert "--std must be a number, got 'image'" in refused("train", "folder", "--std", "image")
+
+
 @pytest.mark.parametrize("link", [os.symlink, os.link])
 @pytest.mark.parametrize("name", ["rows.csv", "evaluation.json", "differences.csv", "report.html", "metrics.jsonl"])
 def test_another_name_of_the_user_s_notes_is_never_written(

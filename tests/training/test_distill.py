@@ -124,6 +124,8 @@ def test_a_teacher_from_a_file_knows_its_normalisation(tmp_path: Path) -> None:
     torch.testing.assert_close(teacher(pixels), model((pixels - 0.5) / 0.5))
     with pytest.raises(RecastError, match=r"the teacher digits_resnet: .*missing\.safetensors"):
         named(model="digits_resnet", checkpoint=str(tmp_path / "missing.safetensors"))
+    with pytest.raises(RecastError, match="random weights: set --teacher-checkpoint or --teacher-pretrained"):
+        named(model="digits_resnet")
 
 
 def test_a_teacher_with_the_classes_in_another_order_answers_in_the_datas(tmp_path: Path) -> None:

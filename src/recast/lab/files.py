@@ -56,9 +56,9 @@ def locked(folder: str | Path) -> Iterator[None]:
         except Timeout:
             raise RecastError(f"{folder} is in use by another process or thread: wait for its end") from None
         except OSError as error:
-            raise RecastError(
-                f"cannot lock {key / LOCK}: {error.strerror}; if it is a link or a folder, remove it"
-            ) from None
+            odd = (key / LOCK).is_symlink() or (key / LOCK).is_dir()
+            remedy = f"remove {LOCK}, which is a link or a folder" if odd else "the folder must be writable"
+            raise RecastError(f"cannot lock {folder}: {error.strerror}; {remedy}") from None
         try:
             _check_folders(key)
             for path in key.rglob(".*.tmp"):

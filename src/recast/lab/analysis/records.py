@@ -54,8 +54,8 @@ class Wakefulness:
         if not self.slept:
             return ""
         if self.entropy < UNIFORM:
-            return "raise optim.gate_lr, or train for more updates"
-        return "raise optim.qk_lr" if query_key == "images" else "start with query_key=images, or raise optim.qk_lr"
+            return "raise --gate-lr, or train for more updates"
+        return "raise --qk-lr" if query_key == "images" else "start with --query-key images, or raise --qk-lr"
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from recast.config import Config, Count, FilePath, Finite, NotNegative, Pixels, Positive, Rare, clash, problem
 from recast.lab.config.types import CropShare, MayChange, ProperShare, Share, Workers
@@ -18,6 +18,8 @@ def ordered(values: tuple[float, float]) -> tuple[float, float]:
     return values
 
 
+FromData = BeforeValidator(lambda value: "data" if value in (["data"], ("data",)) else value)
+"""Validator of numbers or the word data, which the command line gives as a list of one word."""
 Crop = Literal["none", "pad", "random", "simple"]
 
 
@@ -37,10 +39,10 @@ class ImagesConfig(Config):
     """Side in pixels in validation. None: img_size."""
     crop_pct: Annotated[CropShare | None, Rare()] = None
     """Share of the short side that validation's center crop keeps. None: 0.875, and 1 for small images."""
-    mean: Annotated[tuple[Finite, ...] | Literal["data"] | None, Rare()] = None
+    mean: Annotated[tuple[Finite, ...] | Literal["data"] | None, FromData, Rare()] = None
     """Per-channel mean of the normalization in [0, 1] pixels, or data: measured on training images. None: what the
     network was trained with, if it says so (timm's do), else the data set's own."""
-    std: Annotated[tuple[Positive, ...] | Literal["data"] | None, Rare()] = None
+    std: Annotated[tuple[Positive, ...] | Literal["data"] | None, FromData, Rare()] = None
     """Per-channel standard deviation of the normalization, or data. None: as for the mean."""
     num_train: Annotated[Count | ProperShare | None, Field(union_mode="left_to_right")] = None
     """Train on this many images, or on this share of every class (0.1). At least one; class-balanced, seeded. None:

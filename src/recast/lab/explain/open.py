@@ -54,8 +54,6 @@ def open_model(config: ModelConfig) -> nn.Module:
         raise RecastError(f"{name} is an image; give the network first: recast explain RUN|MODEL {name}")
     if Path(name).is_file() and name.endswith(PICKLED):
         raise RecastError(f"{name} holds only weights: name the model, and add --checkpoint {name}")
-    if config.checkpoint is not None and not config.pretrained and _has_plan(config.checkpoint):
-        return load(config.checkpoint, parent=build(config.replace(checkpoint=None)))
     try:
         return build(config).eval()
     except RecastError as error:
@@ -83,11 +81,3 @@ def _open_saved(config: ModelConfig) -> nn.Module:
     if isinstance(name, str) and is_function(name) and not may_run(name):
         raise RecastError(f"{path} asks to run {name}, which may do anything: add --trust if you trust the file")
     return load(path)
-
-
-def _has_plan(path: str) -> bool:
-    """Return True for a file of `recast.save` that holds a changed network."""
-    try:
-        return path.endswith(SAVED) and read_header(path)["plan"] is not None
-    except RecastError:
-        return False

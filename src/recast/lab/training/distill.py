@@ -101,7 +101,7 @@ def _named(config: ModelTeacher, num_classes: int, channels: int) -> nn.Module:
     name, checkpoint = config.teacher_model, config.teacher_checkpoint
     if checkpoint is None and not config.teacher_pretrained and not is_function(name):
         raise RecastError(
-            f"the teacher {name} would have random weights: set task.teacher.teacher_checkpoint or teacher_pretrained"
+            f"the teacher {name} would have random weights: set --teacher-checkpoint or --teacher-pretrained"
         )
     # downloaded weights keep their head: for another number of classes timm would replace it by a random one
     classes = num_classes if checkpoint is not None else None
