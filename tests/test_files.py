@@ -126,6 +126,12 @@ def test_a_temporary_name_cannot_be_guessed_and_no_link_is_followed(tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "precious"]
 
 
+def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as error:
+        write_text(tmp_path / "missing" / "page.html", "text")
+    assert error.value.filename == str(tmp_path / "missing" / "page.html")
+
+
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b", "file/below", "folder"])
 def test_a_path_that_no_file_can_have(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()

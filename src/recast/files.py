@@ -49,15 +49,17 @@ def replaced(path: str | Path) -> Iterator[Path]:
         raise RecastError(f"{path} is a folder: expected the name of a file")
     # a name that nobody can guess, and a new file: what lies under another name, a link too, is never written
     temporary = path.with_name(f".{path.name[:40]}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
-    temporary.touch(exist_ok=False)
     try:
+        temporary.touch(exist_ok=False)
         mode = temporary.stat().st_mode  # as the user's umask has it: safetensors makes files that only the owner reads
         yield temporary
         temporary.chmod(mode)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename == os.fspath(temporary):
+            error.filename = os.fspath(path)
         temporary.unlink(missing_ok=True)
         raise
     if os.name == "nt":  # cannot open a folder, and need not

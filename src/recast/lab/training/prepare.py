@@ -89,7 +89,7 @@ def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
         recipe = recipe.replace(data=recipe.data.replace(img_size=stored.data.img_size))
     if changed := changes(stored, with_size(recipe), ignore=(*may_change(), *completed)):
         raise RecastError(
-            f"{out} was started with another {', '.join(changed)}: go on with "
+            f"{out} was started with other settings, {', '.join(changed)}: go on with "
             f"{follow_up('train', '--resume', str(out), functions=functions_of(recipe))}, or start a new run from "
             f"{out}/recipe.yaml"
         )
