@@ -160,7 +160,7 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "layers": ("no layer '5'", opened, lambda m: wake_(m, BATCH[0], layers=[5])),
     "failing batches": ("batches.*KeyError", opened, lambda m: wake_(m, failing())),
     "no images in a batch": ("cannot run on the example 7", opened, lambda m: wake_(m, iter([BATCH[0], 7]))),
-    "recast already": (r"pass the parent, or train on \(--where none\)", opened, lambda m: plan(m, X)),
+    "recast already": ("pass the parent to plan", opened, lambda m: plan(m, X)),
     "rate": ("lr must be .*got nan", opened, lambda m: param_groups(m, lr=NAN)),
     "pool heads": ("num_heads=7", small, lambda m: attention_pool_(
         m, config=PoolConfig("single", num_heads=7), example=X)),

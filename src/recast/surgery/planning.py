@@ -187,7 +187,7 @@ def _convolutions(model: nn.Module, needed: bool) -> dict[str, nn.Module]:
     layers = {n: m for n, m in model.named_modules() if is_convolution(m) and ".parametrizations." not in f".{n}."}
     for name, module in layers.items() if needed else ():
         if isinstance(module, RecastLayer):
-            raise RecastError(f"{name or 'the model'} {refusal(module)}: pass the parent, or train on (--where none)")
+            raise RecastError(f"{name or 'the model'} {refusal(module)}: pass the parent to plan")
     if needed and not layers:
         scripted = isinstance(model, torch.jit.ScriptModule)
         raise RecastError(f"{type(model).__name__} {refusal(model) if scripted else 'has no convolution'}")
