@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torchvision.transforms.v2.functional import normalize
 
 import recast
+import recast.papers.networks  # registers them
 from recast.lab.data.seeding import choose_balanced
 from recast.lab.training.prepare import WAKING_IMAGES
 from recast.layers.config import PAPERS_LAYER, RecastConfig

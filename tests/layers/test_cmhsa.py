@@ -116,12 +116,12 @@ def test_the_start_is_the_convolution_in_the_limit(random_case: Any, error_of: A
         assert error_of(layer(case.x), case.conv(case.x)) <= 1e-10, case.text
 
 
-def test_fused_attention_is_the_shared_one(error_of: Any) -> None:
+def test_fused_attention_is_the_one_written_out(error_of: Any) -> None:
     """What runs on a GPU, here by torch's reference implementation."""
-    q, k = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 6, 5)
+    q, k = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 5, 6)
     values, bias = torch.randn(2, 6, 7), torch.randn(3, 4, 6)
-    fused, shared = relative_bias.fused_attention, relative_bias.shared_values_attention
-    assert error_of(fused(q, k, values, bias), shared(q, k, values, bias)) < 1e-6
+    fused, written_out = relative_bias.fused_attention, relative_bias.written_out_attention
+    assert error_of(fused(q, k, values, bias), written_out(q, k, values, bias)) < 1e-6
 
 
 def test_maps_are_what_the_layer_does(error_of: Any) -> None:

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from recast.layers.functional import long_maps
 from recast.layers.functional.maps import outer, query_tokens, value_grid, weighted_factors
 from recast.layers.functional.operands import (
+    BiasedWeights,
     Weights,
     finite_half,
     in_autocast,
@@ -102,10 +103,10 @@ def merged(x: Tensor, w: Weights) -> Tensor:
     kernel = _kernel(w, w.content_heads)
 
     def mixed(x: Tensor, values: Tensor) -> Tensor:
-        mix = _mixed(maps, _softmax_maps(*_queries_and_keys(x, w)), w)
-        return _project(x, _gather(mix, _as_tokens(value_grid(values, w))), kernel, w.bias, w)
+        mix = _mixed(maps, softmax(logits(*_queries_and_keys(x, w))), w)
+        return project(x, _gather(mix, as_tokens(value_grid(values, w))), kernel, w.bias, w)
 
-    return _in_format_of(x, w.weight, _by_parts(x, values, mixed, _number_of_parts(x, w)))
+    return in_format_of(x, w.weight, _by_parts(x, values, mixed, _number_of_parts(x, w)))
 
 
 def sdpa(x: Tensor, w: Weights) -> Tensor:
@@ -128,7 +129,7 @@ def plain(x: Tensor, w: Weights) -> Tensor:
 
 
 def _written_out(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
-    return _gather(_softmax_maps(query, key), values)
+    return _gather(softmax(logits(query, key)), values)
 
 
 def _part_by_part(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
@@ -152,14 +153,18 @@ def _linear(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
     return (torch.softmax(query, 3) @ summaries).transpose(1, 2).flatten(2)
 
 
-def _softmax_maps(query: Tensor, key: Tensor) -> Tensor:
-    """Return softmax(Q K), (B, H, N, M), in the precision of the logits.
+def logits(query: Tensor, key: Tensor) -> Tensor:
+    """Return Q K, (B, H, N, M)."""
+    return finite_half(torch.bmm(query.flatten(0, 1), key.flatten(0, 1))).unflatten(0, query.shape[:2])
 
-    torch computes it in fp32 and rounds once; autocast would hold a second copy of every map, in fp32.
+
+def softmax(logits: Tensor) -> Tensor:
+    """Return maps of logits (B, H, N, M), in their precision.
+
+    torch computes them in fp32 and rounds once; autocast would hold a second copy of every map, in fp32.
     """
-    logits = finite_half(torch.bmm(query.flatten(0, 1), key.flatten(0, 1)))
     with torch.autocast(logits.device.type, enabled=False) if in_autocast(logits) else nullcontext():
-        return torch.softmax(logits, -1).unflatten(0, query.shape[:2])
+        return torch.softmax(logits, -1)
 
 
 def _queries_and_keys(x: Tensor, w: Weights) -> tuple[Tensor, Tensor]:
@@ -167,9 +172,9 @@ def _queries_and_keys(x: Tensor, w: Weights) -> tuple[Tensor, Tensor]:
     tokens = (w.geometry.pad(x) if w.attend_padding else x).flatten(2)
     weight = w.query * w.head_dim**-0.5 if w.content == "softmax" else w.query
     if w.geometry.keeps_size and not w.attend_padding:  # the query tokens are the keys
-        query, key = _times(torch.cat([weight, w.key]), tokens).chunk(2, 1)
+        query, key = times(torch.cat([weight, w.key]), tokens).chunk(2, 1)
     else:
-        query, key = _times(weight, query_tokens(x, w.geometry).flatten(2)), _times(w.key, tokens)
+        query, key = times(weight, query_tokens(x, w.geometry).flatten(2)), times(w.key, tokens)
     query, key = (t.unflatten(1, (len(w.content_heads), -1)) for t in (query, key))
     return query.transpose(2, 3), key
 
@@ -198,8 +203,8 @@ def _convolution_and_open_heads(
 
     def open_heads(x: Tensor, values: Tensor, content: Tensor | None = None) -> Tensor:
         first, *others = zip(_gathers(x, values, w, attend, less_shift, merges, content), kernels, strict=True)
-        y = _project(x, *first, bias, w)
-        return y + _project(x, *others[0], None, w) if others else y
+        y = project(x, *first, bias, w)
+        return y + project(x, *others[0], None, w) if others else y
 
     with_content = w.groups > 1 or w.content == "linear"
     makes_again = makes_again and (with_content or len(w.gaussian_heads) > 0)
@@ -208,7 +213,7 @@ def _convolution_and_open_heads(
         added = checkpoint(open_heads, x, values, content, use_reentrant=False, preserve_rng_state=False)
     else:
         added = _by_parts(x, values, open_heads, parts)
-    return _in_format_of(x, w.weight, added if output is None else output + added)
+    return in_format_of(x, w.weight, added if output is None else output + added)
 
 
 def _gathers(
@@ -217,8 +222,8 @@ def _gathers(
     """Yield what h heads gather, (B, N, h·C): of both maps, or of the Gaussians, then of content (if not given)."""
     grid, has_both = value_grid(values, w), _has_both(w)
     if has_both and attend is _written_out and w.content_sees_grid and w.content == "softmax":
-        maps = _mixed(outer(*weighted_factors(x, w)), _softmax_maps(*_queries_and_keys(x, w)), w)
-        yield _gather(maps, _as_tokens(grid))
+        maps = _mixed(outer(*weighted_factors(x, w)), softmax(logits(*_queries_and_keys(x, w))), w)
+        yield _gather(maps, as_tokens(grid))
         return
     if w.content_heads and content is None:
         content = _content(x, values, w, attend, less_shift)
@@ -236,9 +241,9 @@ def _content(x: Tensor, values: Tensor, w: Weights, attend: Attend, less_shift: 
     `less_shift` subtracts the query's own pixel from what the one head gathers.
     """
     attend = _linear if w.content == "linear" else attend
-    keys = _as_tokens(value_grid(values, w) if w.content_sees_grid else values)
+    keys = as_tokens(value_grid(values, w) if w.content_sees_grid else values)
     gathered = attend(*_queries_and_keys(x, w), keys)
-    return gathered - _as_tokens(query_tokens(values, w.geometry)) if less_shift else gathered
+    return gathered - as_tokens(query_tokens(values, w.geometry)) if less_shift else gathered
 
 
 def _kernels(w: Weights) -> list[Tensor]:
@@ -302,7 +307,7 @@ def _shift_factors(x: Tensor, w: Weights) -> tuple[Tensor, Tensor]:
     return (shift * rows[:, None]).flatten(0, 1), columns.expand(geometry.kernel[0], -1, -1, -1).flatten(0, 1)
 
 
-def _as_tokens(images: Tensor) -> Tensor:
+def as_tokens(images: Tensor) -> Tensor:
     """Return (B, C, ·, ·) as (B, ·, C), a view."""
     return images.flatten(2).transpose(1, 2)
 
@@ -342,17 +347,17 @@ def _kernel(w: Weights, heads: tuple[int, ...]) -> Tensor:
     return take_heads(kernel.movedim(2, 0), heads, w.geometry.num_heads).transpose(0, 1).contiguous()
 
 
-def _project(x: Tensor, gathered: Tensor, kernel: Tensor, bias: Tensor | None, w: Weights) -> Tensor:
+def project(x: Tensor, gathered: Tensor, kernel: Tensor, bias: Tensor | None, w: Weights | BiasedWeights) -> Tensor:
     """Multiply gathers (B, N, h·C) with W_out (O, h, C/g) and add the bias: (B, O, I, J)."""
     size = w.geometry.output_size(*x.shape[2:])
     if w.groups > 1:
         by_channel = gathered.unflatten(2, (kernel.shape[1], -1)).permute(0, 3, 2, 1)
         return project_out(by_channel.unflatten(3, size), kernel.transpose(1, 2), bias, w.groups)
-    y = _times(kernel.flatten(1), gathered.transpose(1, 2)).unflatten(2, size)
+    y = times(kernel.flatten(1), gathered.transpose(1, 2)).unflatten(2, size)
     return y if bias is None else y + bias.to(y.dtype)[:, None, None]
 
 
-def _times(matrix: Tensor, tokens: Tensor) -> Tensor:
+def times(matrix: Tensor, tokens: Tensor) -> Tensor:
     """Multiply tokens (B, C, N) by a matrix (D, C); returns (B, D, N), in the layout of the tokens."""
     batch, _, count = tokens.shape
     # in an exported program sizes are symbols
@@ -362,7 +367,7 @@ def _times(matrix: Tensor, tokens: Tensor) -> Tensor:
     return finite_half(torch.bmm(matrix.expand(batch, -1, -1), tokens))
 
 
-def _in_format_of(x: Tensor, weight: Tensor, y: Tensor) -> Tensor:
+def in_format_of(x: Tensor, weight: Tensor, y: Tensor) -> Tensor:
     """Return `y`, which may be channels_last, in the memory format of a convolution of `x` with `weight`."""
     return y if is_channels_last(x) or is_channels_last(weight) else y.contiguous()
 

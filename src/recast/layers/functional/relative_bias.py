@@ -22,8 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recast.layers.functional.maps import apply_maps, keys, queries
-from recast.layers.functional.operands import BiasedWeights, finite_half, on_accelerator, project_out, project_values
+from recast.layers.functional.backends import as_tokens, in_format_of, logits, project, softmax, times
+from recast.layers.functional.maps import apply_maps, keys, queries, query_tokens
+from recast.layers.functional.operands import BiasedWeights, finite_half, on_accelerator, project_values
 from recast.layers.geometry import Geometry
 
 
@@ -71,39 +72,37 @@ def biased_reference(x: Tensor, w: BiasedWeights) -> Tensor:
 
 
 def biased(x: Tensor, w: BiasedWeights) -> Tensor:
-    """Compute `biased_reference` in three products: logits of all heads, gathers from the shared values, and W_out."""
-    q, k, bias = _attends(x, w)
-    values = w.geometry.pad(project_values(x, w.value, w.groups)).flatten(2).transpose(1, 2)
-    # torch's kernels for the CPU would copy the values for every head
-    gathered = (fused_attention if on_accelerator(x) else shared_values_attention)(q, k, values, bias)
-    images = gathered.permute(0, 3, 1, 2).unflatten(-1, w.geometry.output_size(*x.shape[-2:]))
-    return project_out(images, w.weight.flatten(2), w.bias, w.groups)
+    """Compute `biased_reference` in a few products: logits of all heads, gathers from the shared values, and W_out."""
+    geometry, heads = w.geometry, w.geometry.num_heads
+    weight = w.query * (w.query.shape[0] // heads) ** -0.5
+    query = times(weight, query_tokens(x, geometry).flatten(2)).unflatten(1, (heads, -1)).transpose(2, 3)
+    key = times(w.key, geometry.pad(x).flatten(2)).unflatten(1, (heads, -1))
+    values = as_tokens(geometry.pad(project_values(x, w.value, w.groups)))
+    attend = fused_attention if on_accelerator(x) else written_out_attention
+    by_head = attend(query, key, values, bias_map(w.relative_bias, geometry, *x.shape[-2:]))
+    gathered = by_head.transpose(1, 2).flatten(2)
+    return in_format_of(x, w.weight, project(x, gathered, w.weight.flatten(2).transpose(1, 2), w.bias, w))
 
 
-def shared_values_attention(q: Tensor, k: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """Compute softmax(Q Kᵀ / √D + bias) V with the maps written out, V (B, M, C) shared by the heads: (B, H, N, C)."""
-    maps = torch.softmax(_biased_logits(q, k, bias), dim=-1)
-    return (maps.flatten(1, 2) @ values.to(maps.dtype)).unflatten(1, maps.shape[1:3])
+def written_out_attention(query: Tensor, key: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    """Compute softmax(Q K + bias) V with the maps written out; the bias may overflow half precision.
+
+    Q (B, H, N, D), scaled, K (B, H, D, M), and V (B, M, C), of all heads: (B, H, N, C).
+    """
+    scores = logits(query, key)
+    maps = softmax(finite_half(scores + bias.to(scores.dtype)))
+    return torch.bmm(maps.flatten(1, 2), values.to(maps.dtype)).unflatten(1, maps.shape[1:3])
 
 
-def _biased_logits(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
-    """Return Q Kᵀ / √D + B, clamped before and after the bias, which may be of a wider type or overflow."""
-    return finite_half(finite_half(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5) + bias)
-
-
-def fused_attention(q: Tensor, k: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+def fused_attention(query: Tensor, key: Tensor, values: Tensor, bias: Tensor) -> Tensor:
     """Compute the same by torch's scaled dot-product attention, whose GPU kernels do not hold the maps."""
-    shared = values[:, None].expand(-1, q.shape[1], -1, -1)
-    return F.scaled_dot_product_attention(q, k.to(q.dtype), shared.to(q.dtype), attn_mask=bias[None].to(q.dtype))
+    key, values, bias = (t.to(query.dtype) for t in (key.transpose(2, 3), values[:, None], bias[None]))
+    shared = values.expand(-1, query.shape[1], -1, -1)
+    return F.scaled_dot_product_attention(query, key, shared, attn_mask=bias, scale=1.0)
 
 
 def biased_maps(x: Tensor, w: BiasedWeights) -> BiasedMaps:
     """Return the attention maps over the padded key grid."""
-    q, k, bias = _attends(x, w)
-    logits = bias[None], _biased_logits(q, k, torch.zeros_like(bias)), _biased_logits(q, k, bias)
-    return BiasedMaps(*(torch.softmax(part, dim=-1) for part in logits))
-
-
-def _attends(x: Tensor, w: BiasedWeights) -> tuple[Tensor, Tensor, Tensor]:
-    """Return Q (B, H, N, D), K (B, H, M, D) and B (H, N, M)."""
-    return queries(x, w), keys(x, w), bias_map(w.relative_bias, w.geometry, *x.shape[-2:])
+    q, k, bias = queries(x, w), keys(x, w), bias_map(w.relative_bias, w.geometry, *x.shape[-2:])
+    content = finite_half(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5)
+    return BiasedMaps(*(torch.softmax(part, dim=-1) for part in (bias[None], content, finite_half(content + bias))))
