@@ -316,5 +316,6 @@ def pooling_start(scale: Scale) -> Study:
 def studies(scale: Scale) -> dict[str, Study]:
     """All of them by name, in the order in which they are run."""
     first = [*transfers(), recipe(), *controls(scale), converged()]
-    found = [*first, progressive(scale), progressive_converged(), when(scale), *scales(scale), pooling(scale), pooling_start(scale)]
+    layer_by_layer = [progressive(scale), progressive_converged()]
+    found = [*first, *layer_by_layer, when(scale), *scales(scale), pooling(scale), pooling_start(scale)]
     return {study.name: study for study in found}
