@@ -216,6 +216,7 @@ def test_mistakes_leave_no_folder(run: Path, tmp_path: Path) -> None:
         ({"device": "cuda:99"}, "cuda:99"),
         ({"optim": OptimConfig(opt="adamm")}, "adam"),
         ({"model": ModelConfig("digits_resnet", checkpoint=str(five))}, "5 classes"),
+        ({"model": ModelConfig("digits_resnet", checkpoint=str(run / "weights.safetensors"))}, "--where none"),
         ({"model": trained(run), "papers": scaled}, "would wipe the trained LayerScale"),
         ({"model": trained(run), "papers": drawn}, "init_std would wipe the trained weights"),
         ({"model": trained(run, new_head=True), "task": ClassifyConfig(teacher="parent")}, "a new, untrained class"),

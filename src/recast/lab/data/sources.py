@@ -124,7 +124,7 @@ def without_unreadable(data: Data, *parts: Literal["train", "val"]) -> Data:
                 bad.append(images.image_name(index))
         data = replace(data, **{part: images.subset(torch.tensor(readable, dtype=torch.long))})
     if bad:
-        warnings.warn(f"{len(bad)} images cannot be read and are left out: {listed(bad, 5)}", stacklevel=2)
+        warnings.warn(f"images that cannot be read are left out ({len(bad)}): {listed(bad, 5)}", stacklevel=2)
     return data
 
 

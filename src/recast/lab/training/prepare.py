@@ -28,6 +28,7 @@ from recast.lab.scales import batch_norms
 from recast.lab.tasks import task_of
 from recast.lab.training.distributed import check_shares
 from recast.lab.training.optim import check_trainable
+from recast.layers.cmhsa import recast_layers
 from recast.models.build import build
 from recast.models.config import ModelConfig
 from recast.models.trust import follow_up
@@ -141,6 +142,11 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
     _check_frozen(recipe, parent)
     planned = None
     if not recipe.is_plain:
+        if layers := recast_layers(parent):
+            raise RecastError(
+                f"{config.checkpoint or config.name} is recast already ({next(iter(layers))}): start from its parent, or "
+                "train it on as it is with --where none"
+            )
         where = recipe.where[0] if len(recipe.where) == 1 else recipe.where
         planned = plan(parent, data.example, recipe.recast, where=where, max_tokens=recipe.max_tokens, pool=recipe.pool)
     keeps_parent = is_new and planned is not None and not resume

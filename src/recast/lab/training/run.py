@@ -124,7 +124,7 @@ def _notes(prepared: Prepared) -> Iterator[str]:
     """Yield notes on unreadable images, of the task, and on settings with which attention learns little."""
     recipe, data, bad = prepared.recipe, prepared.data, prepared.data.bad_images
     if bad:
-        yield f"{len(bad)} images cannot be read and are left out: {listed(bad, 5)}"
+        yield f"images that cannot be read are left out ({len(bad)}): {listed(bad, 5)}"
     if data.in_chans is not None and (recipe.augmentation.auto_augment or recipe.augmentation.color_jitter):
         yield f"auto_augment and color_jitter require RGB: left out for in_chans={data.in_chans}"
     yield from task_of(recipe).notes(recipe, data)
