@@ -94,6 +94,17 @@ CLAIMS = (
         )
         for layer in ("", ", C-MHSA")
     ),
+    Claim(f"{PRS}, Table 3", "layer by layer beats all at once", "j-*", "PRS, C-MHSA", "two-stage, C-MHSA"),
+    Claim(f"{PRS}, Table 3", "layer by layer beats a plain ViT", "j-*", "PRS, C-MHSA", PLAIN_VIT),
+    Claim("ours", "the last layer first (PRS's choice, Sec. 6) beats the first first", "j-*", "PRS, C-MHSA",
+          "reversed, C-MHSA"),
+    *(
+        Claim(
+            f"{PRS}, Fig. 3", f"more attention: Δ log amplitude {says}", "j-*", "two-stage, C-MHSA", "convolution",
+            (f"delta(pi), {block} block",), below=block == "last",
+        )
+        for block, says in (("first", "rises in the first block"), ("last", "falls in the last"))
+    ),
     Claim("ours", "attention that starts as convolutions beats a plain ViT", "d-prs", "from the start", PLAIN_VIT),
     Claim("ours", "… and convolutions", "d-prs", "from the start", "convolution"),
     Claim("ours", "the last layer first (PRS's choice, Sec. 6) beats the first first", "d-prs", "PRS", "reversed"),
@@ -116,6 +127,10 @@ CLAIMS = (
     Claim(
         "PatchConvNet (Touvron et al. 2021), Table 5", "attention pooling beats the average (LayerScale from 0.1)",
         "g-pooling-start", "one map, from 0.1", "average", attends=False, unfit="8 epochs of a three-stage ResNet",
+    ),
+    Claim(
+        "PatchConvNet (Touvron et al. 2021), Table 5", "attention pooling beats the average (100 epochs)",
+        "k-pooling-converged", "one map, from 0.1", "average", attends=False,
     ),
     Claim(
         "PatchConvNet (Touvron et al. 2021), Table 5", "a token for every class costs accuracy", "g-pooling",

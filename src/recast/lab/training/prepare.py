@@ -144,8 +144,8 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
     if not recipe.is_plain:
         if layers := recast_layers(parent):
             raise RecastError(
-                f"{config.checkpoint or config.name} is recast already ({next(iter(layers))}): start from its parent, or "
-                "train it on as it is with --where none"
+                f"{config.checkpoint or config.name} is recast already ({next(iter(layers))}): start from its parent, "
+                "or train it on as it is with --where none"
             )
         where = recipe.where[0] if len(recipe.where) == 1 else recipe.where
         planned = plan(parent, data.example, recipe.recast, where=where, max_tokens=recipe.max_tokens, pool=recipe.pool)
