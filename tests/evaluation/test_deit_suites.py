@@ -77,5 +77,28 @@ def test_heads_and_tokens_of_a_distilled_deit(digits: Data, spy: Any, score: Sco
     rows = evaluate({"distilled": network, "plain": spy().eval()}, "tokens", digits, progress=False)
     assert {row.model for row in rows} == {"distilled"}
     assert next(row.value for row in rows if row.metric == "cosine@0") == pytest.approx(learned, abs=1e-5)
+    with pytest.raises(NotMeasured, match="of timm"):
+        score("branches", spy().eval(), digits)
     with pytest.raises(NotMeasured, match="distilled DeiT"):
         score("tokens", spy().eval(), digits)
+
+
+@pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "cait_xxs24_224"])
+def test_branches_are_compared_with_the_tokens_that_they_are_added_to(digits: Data, score: Score, name: str) -> None:
+    torch.manual_seed(0)
+    network = timm.create_model(name, img_size=16, patch_size=8, depth=2, num_classes=10).eval()
+    for parameter in network.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    scores = score("branches", network, digits)
+    assert set(scores) == {f"branch/{part}@{number}" for part in ("attention", "mlp") for number in (1, 2)}
+    images, _ = digits.val.batch(range(len(digits.val)))
+    block = network.blocks[0]
+    with torch.no_grad():
+        x = network.patch_embed(normalize(images, digits.mean, digits.std))
+        x = network.pos_drop(x + network.pos_embed) if name.startswith("cait") else network._pos_embed(x)
+        scale = (block.gamma_1, block.gamma_2) if name.startswith("cait") else (1, 1)
+        first = scale[0] * block.attn(block.norm1(x))
+        second = scale[1] * block.mlp(block.norm2(x + first))
+    for part, branch, main in (("attention", first, x), ("mlp", second, x + first)):
+        ratio = branch.flatten(1).norm(dim=1) / main.flatten(1).norm(dim=1)
+        assert scores[f"branch/{part}@1"][:, 0] == pytest.approx(ratio.numpy(), rel=1e-4)

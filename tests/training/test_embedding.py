@@ -18,7 +18,7 @@ from recast.lab.training.metrics import read_metrics
 from recast.lab.training.run import train
 from recast.papers.grafit.config import EmbedConfig, Projector
 from recast.papers.grafit.head import EmbeddingHead, add_embedding_, embedding_head, without_embedding
-from recast.papers.grafit.loss import EmbeddingLoss, dino_loss, neighbour_loss, remember_
+from recast.papers.grafit.loss import EmbeddingLoss, dino_loss, neighbour_loss, remember_, triplet_loss
 
 SMALL = Projector("mlp", dim=5, hidden=7, views=3)
 
@@ -185,6 +185,24 @@ def test_the_loss_is_the_weighted_sum_of_its_parts() -> None:
     pairs = [(0, 1), (1, 0), (2, 3), (3, 2), (4, 5), (5, 4)]
     cosines = [F.cosine_similarity(predicted[[a]], projected[[b]]) for a, b in pairs]
     torch.testing.assert_close(loss(outputs, images, indices), expected - 4 * torch.cat(cosines).mean())
+
+
+def test_the_triplet_loss_pushes_other_images_away() -> None:
+    torch.manual_seed(0)
+    config = Projector("linear", dim=5, knn_weight=0, instance_weight=4, instance_loss="triplet", views=3)
+    model, recipe = headed(config), small_recipe(task=EmbedConfig(projector=config))
+    loss = EmbeddingLoss(recipe, small_data(), model, nn.CrossEntropyLoss(), 1, torch.device("cpu"), None)
+    assert loss.target is None
+    images, indices = torch.randn(12, 3, 8, 8), torch.tensor([4, 9, 11, 2])
+    outputs = model.train()(images)[0], torch.randn(12, 5), torch.randn(12, 5)
+    g = F.normalize(outputs[1], dim=1).unflatten(0, (4, 3))
+    triplets = [
+        F.relu(0.2 + g[i, a] @ g[j, b] - g[i, a] @ g[i, b])
+        for i in range(4) for j in range(4) for a in range(3) for b in range(3) if i != j and a != b
+    ]  # fmt: skip
+    assert 0 < sum(value > 0 for value in triplets) < len(triplets)
+    torch.testing.assert_close(loss(outputs, images, indices), 4 * torch.stack(triplets).mean())
+    assert triplet_loss(g[:1]).tolist() == [0.0]
 
 
 @pytest.mark.parametrize(

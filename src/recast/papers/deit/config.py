@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from torch import nn
 
 METRICS["cosine"] = Metric("Cosine of the tokens", "", meaning="of class and distillation token, mean over the images")
+METRICS["branch"] = Metric("Branch over main path", "", meaning="‖g(x)‖ / ‖x‖ over all tokens, mean over the images")
 SUITES |= {
+    "branches": Suite(
+        "Branches of a transformer", "size of what attention and MLP of every block add, over the main path's",
+        "accuracy", ("branch",), "block {}",
+    ),
     "crop": Suite(
         "Test crop", "accuracy with 0.875, 0.9, 0.95 and all of the short side in the centre crop", "accuracy",
         setting="crop {}",

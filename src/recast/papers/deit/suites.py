@@ -1,19 +1,23 @@
-"""Suites of Touvron 2022 (tel-03945782): `crop`, the test crop (Table 3.22, Fig. 6.6), and `tokens`, the two heads of a
-distilled DeiT apart (Table 3.3) with the cosine of their tokens (Sec. 3.3)."""
+"""Suites of Touvron 2022 (tel-03945782): `crop`, the test crop (Table 3.22, Fig. 6.6), `tokens`, the two heads of a
+distilled DeiT apart (Table 3.3) with the cosine of their tokens (Sec. 3.3), and `branches`, the size of what every
+branch of a transformer adds (Fig. 3.6)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import torch
+from timm.models.cait import LayerScaleBlock
 from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import Block
+from torch import nn
 from torch.nn import functional as F
 
 from recast.lab.data.datasets import ImageFiles
 from recast.lab.evaluation.context import Batch, Context, NotMeasured, Score, Source, is_correct
 from recast.lab.evaluation.stats import plain_mean
 from recast.lab.evaluation.suites import EVALUATORS, Evaluator
-from recast.tracing.hooks import captured_outputs
+from recast.tracing.hooks import captured_inputs, captured_outputs
 
 CROPS = (0.875, 0.9, 0.95, 1.0)
 """Shares of the short side: of ResNets, ResMLP, "ResNet strikes back", and CaiT and DeiT III."""
@@ -61,5 +65,39 @@ def score_tokens(batch: Batch) -> Iterator[Score]:
             yield Score(name, key, F.cosine_similarity(values[:, 0].float(), values[:, 1].float()))
 
 
+def blocks_of(network: nn.Module) -> list[Block | LayerScaleBlock]:
+    """Return the blocks of a ViT, DeiT or CaiT whose tokens are images' patches, in their order."""
+    return [block for block in network.modules() if isinstance(block, Block | LayerScaleBlock)]
+
+
+def sources_branches(context: Context) -> list[Source]:
+    """Return the validation images. Raises NotMeasured without a network that has such blocks."""
+    if not any(blocks_of(model.model) for model in context.models.values()):
+        raise NotMeasured("branches requires a ViT, DeiT or CaiT of timm, such as deit_small_patch16_224")
+    return [context.validation]
+
+
+def score_branches(batch: Batch) -> Iterator[Score]:
+    """Score branch/attention@N and branch/mlp@N: ‖g(x)‖ / ‖x‖ of block N, x the tokens that the branch is added to."""
+    for name, model in batch.models.items():
+        added: dict[str, nn.Module] = {}
+        main: dict[str, nn.Module] = {}
+        for number, block in enumerate(blocks_of(model.model), 1):
+            paths = (block.drop_path, block.drop_path) if isinstance(block, LayerScaleBlock) else (
+                block.drop_path1, block.drop_path2
+            )  # fmt: skip
+            added |= {f"attention@{number}": paths[0], f"mlp@{number}": paths[1]}
+            main |= {f"attention@{number}": block.norm1, f"mlp@{number}": block.norm2}
+        with captured_outputs(added.items()) as branches, captured_inputs(main.items()) as inputs:
+            batch.context.logits(name, batch.images)
+        for key in main:
+            branch = branches[key][0 if key.startswith("attention") else -1]  # CaiT calls one module for both
+            sizes = (tokens.float().flatten(1).norm(dim=1) for tokens in (branch, inputs[key][0]))
+            yield Score(name, f"branch/{key}", next(sizes) / next(sizes))
+
+
 EVALUATORS["crop"] = Evaluator(score_crop, sources=sources_crop)
+EVALUATORS["branches"] = Evaluator(
+    score_branches, sources=sources_branches, statistics={"branch": plain_mean}
+)  # fmt: skip
 EVALUATORS["tokens"] = Evaluator(score_tokens, sources=sources_tokens, statistics={"cosine": plain_mean})

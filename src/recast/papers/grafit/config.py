@@ -72,7 +72,10 @@ class Neighbors(Projector):
     knn_weight: Annotated[NotNegative, Rare()] = 1.0
     """Weight of the loss of neighbors: softmax over all training images, those of the class are right (SNCA)."""
     instance_weight: Annotated[NotNegative, Rare()] = 1.0
-    """Weight of the loss of instances: views of an image agree with those of a moving average of the network (BYOL)."""
+    """Weight of the loss of instances."""
+    instance_loss: Annotated[Literal["byol", "triplet"], Rare()] = "byol"
+    """Loss of instances. byol: views of an image agree with those of a moving average of the network. triplet: they are
+    nearer to each other than to views of the batch's other images."""
     views: Annotated[Count, Rare()] = 4
     """Views of each image in an update; the losses of labels and of neighbors see the first."""
     sigma: Annotated[Positive, Rare()] = 0.05

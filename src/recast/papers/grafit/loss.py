@@ -9,6 +9,10 @@ predictor, ξ the weights' moving average (the target network), t_1 … t_T rand
     L_inst(i) = −1/(T(T−1)) Σ_{a≠b} cos(q(g(t_a x_i)), g_ξ(t_b x_i))                              (as in BYOL)
     L_label   = the recipe's loss of labels, at t_1
 
+L_inst may be a triplet loss instead (thesis, Tables 2.1 and 2.2), the mean over views a ≠ b and other images j of
+
+    max(0, m + ⟨g(t_a x_i), g(t_b x_j)⟩ − ⟨g(t_a x_i), g(t_b x_i)⟩)
+
 Without labels (DINO, Caron et al. 2021, arXiv:2104.14294), z the products with K prototypes, c the mean of z_ξ so far:
 
     L_dino(i) = −mean over b ≤ 2, a ≠ b of Σ_k softmax((z_ξ(t_b x_i) − c)/τ)_k · log softmax(z(t_a x_i)/0.1)_k
@@ -34,6 +38,8 @@ from recast.papers.grafit.config import Dino, projector_of
 
 STUDENT_TEMPERATURE, CENTER_MOMENTUM = 0.1, 0.9
 """DINO's."""
+MARGIN = 0.2
+"""m of the triplet loss, FaceNet's (Schroff et al. 2015); the thesis gives neither margin nor choice of triplets."""
 FAR = -1e30
 """Stands for −∞ in an exponent; unlike it, with a gradient of 0."""
 
@@ -60,6 +66,18 @@ def instance_loss(predictions: Tensor, targets: Tensor) -> Tensor:
     views = q.shape[1]
     pairs = (q.sum(1) * g.sum(1)).sum(-1) - (q * g).sum((1, 2))
     return -pairs / (views * (views - 1))
+
+
+def triplet_loss(embeddings: Tensor) -> Tensor:
+    """Return the triplet loss (B,) of unit embeddings g(t_a x), (B, T, D); 0 for an image alone in its batch."""
+    z = widened(embeddings)
+    products = torch.einsum("iad,jbd->ijab", z, z)
+    own = products.diagonal().permute(2, 0, 1)[:, None]  # (B, 1, T, T)
+    losses = F.relu(MARGIN + products - own)
+    views = ~torch.eye(z.shape[1], dtype=torch.bool, device=z.device)
+    others = ~torch.eye(len(z), dtype=torch.bool, device=z.device)
+    counted = others[..., None, None] & views
+    return losses.masked_fill(~counted, 0.0).sum((1, 2, 3)) / counted.sum((1, 2, 3)).clamp(min=1)
 
 
 def dino_loss(student: Tensor, teacher: Tensor, center: Tensor, temperature: float) -> Tensor:
@@ -107,7 +125,7 @@ class EmbeddingLoss(nn.Module):
         self.register_buffer("center", torch.zeros(self.config.dim if self.is_dino else 0, device=device))
         self.register_buffer("classes", data.train.labels.to(device), persistent=False)
         self.target: ModelEmaV3 | None = None
-        if isinstance(self.config, Dino) or self.config.instance_weight:
+        if isinstance(self.config, Dino) or (self.config.instance_weight and self.config.instance_loss == "byol"):
             self.target = ModelEmaV3(student, decay=self.config.target_decay).requires_grad_(False)
             train_mode(set_drop_path_(self.target.module, 0.0), recipe)
         self._embeddings: list[tuple[Tensor, Tensor]] = []
@@ -138,6 +156,9 @@ class EmbeddingLoss(nn.Module):
                 targets = self.target(images)[1].unflatten(0, (-1, views))
             losses = instance_loss(predicted.unflatten(0, (-1, views)), targets)
             loss = loss + config.instance_weight * losses.mean()
+        elif config.instance_weight:
+            of_views = F.normalize(widened(projected), dim=1).unflatten(0, (-1, views))
+            loss = loss + config.instance_weight * triplet_loss(of_views).mean()
         self._embeddings.append((indices, first.detach()))
         return loss
 
