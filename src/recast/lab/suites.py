@@ -34,6 +34,11 @@ class Metric:
         return self.label[0].lower() + self.label[1:] if self.label[1:2].islower() else self.label
 
     @property
+    def is_fraction(self) -> bool:
+        """True for a plain number that is no cost, such as a loss or a cosine: it needs more decimals."""
+        return not self.unit and not self.is_cost
+
+    @property
     def is_accuracy(self) -> bool:
         """True for a share of right answers in percent."""
         return self.unit == "%" and not self.lower_is_better
@@ -51,7 +56,7 @@ METRICS = {
         "AUROC", meaning="how often an image of a class is ranked above another image; of all classes their mean",
         by_class=True,
     ),
-    "neighbours": Metric("Neighbours", "", meaning="how many of the nearest images vote"),
+    "neighbours": Metric("Neighbours", "images", meaning="how many of the nearest images vote"),
     "mce": Metric("mCE", lower_is_better=True, meaning="mean corruption error, where 100 is that of AlexNet"),
     "loss": Metric("Loss", "", lower_is_better=True, meaning="cross-entropy: how unlikely the right class seemed"),
     "no_gradient": Metric(

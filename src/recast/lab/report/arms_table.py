@@ -49,7 +49,7 @@ def _baseline(run: Run) -> str:
 def _cells(run: Run, suite: str, metric: str) -> list[Cell]:
     rows = {arm: row for arm in ARMS if (row := run.row(arm, suite, metric))}
     name, images, names = base(metric), max((row.n for row in rows.values()), default=0), words(run)
-    digits = 3 if name == "loss" else 2 if images >= 2000 else 1
+    digits = 3 if name in METRICS and METRICS[name].is_fraction else 2 if images >= 2000 else 1
     cells = [Cell(measured(suite, metric), title=METRICS[name].meaning if name in METRICS else "")]
     for arm in names.arms:
         row, value = rows.get(arm), run.value(arm, suite, metric)

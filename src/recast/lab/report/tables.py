@@ -14,7 +14,7 @@ from recast.lab.report.load import Run
 from recast.lab.report.table import Cell, PageTable
 from recast.lab.report.verdict import accuracy, is_exact, why_no_mean
 from recast.lab.statistics import mean_interval
-from recast.lab.suites import PER_CORRUPTION, base
+from recast.lab.suites import METRICS, PER_CORRUPTION, base
 from recast.tracing.cost import Cost
 
 PLAN_COSTS = {"parameters": formats.compact, "macs": formats.compact, "activation_bytes": formats.memory}
@@ -101,7 +101,7 @@ def seeds_table(runs: Sequence[Run]) -> PageTable | None:
         name = base(metric)
         if PER_CORRUPTION.match(metric) or name in PLANNED or not all(map(math.isfinite, arms["recast"])):
             continue
-        digits = 3 if name == "loss" else 1
+        digits = 3 if name in METRICS and METRICS[name].is_fraction else 1
         cells = [Cell(f"{suite_title(suite)}: {measured(suite, metric)}")]
         cells += [Cell(write(name, sum(arms[arm]) / len(runs), digits), kind=arm) for arm in names.arms]
         for arm in names.others:
