@@ -1,5 +1,7 @@
 """Saving and loading: the same function comes back, and nothing foreign is let in."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,3 +140,11 @@ def test_places_that_cannot_be_written(tmp_path: Path, name: str) -> None:
         save(nn.Conv2d(3, 4, 3), tmp_path / "notes.txt")
     with pytest.raises(RecastError, match="no such file"):
         load("a" * 5000 + ".safetensors")
+
+
+def test_a_network_of_the_papers_comes_back_where_only_recast_is_imported(tmp_path: Path) -> None:
+    network = build(ModelConfig("patchconvnet_s20"))
+    save(recast_(network, plan(network, torch.zeros(1, 3, 32, 32))), tmp_path / "w.safetensors", "patchconvnet_s20")
+    code = "import sys, recast; print(type(recast.load(sys.argv[1])).__name__)"
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "w.safetensors"], capture_output=True, text=True)
+    assert done.stdout == "PatchConvNet\n", done.stderr

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import partial
+from importlib.metadata import entry_points
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -47,6 +48,12 @@ def plug_in() -> None:
         importlib.import_module(name)
 
 
+def plug_in_installed() -> None:
+    """Import the modules that installed packages name as entry points of the group `recast.networks`."""
+    for entry in entry_points(group="recast.networks"):
+        entry.load()
+
+
 def check_registered(source: str, name: str) -> None:
     """Raise RecastError for a name that timm or torchvision does not have. Functions are not checked."""
     if source == "function":
@@ -54,6 +61,8 @@ def check_registered(source: str, name: str) -> None:
     plug_in()
     source = "timm" if source in ON_TIMM else source
     architecture, _, tag = name.partition(".")
+    if source == "timm" and not timm.is_model(architecture):
+        plug_in_installed()
     if source == "timm" and timm.is_model(architecture):
         tags = [full.partition(".")[2] for full in timm.list_models(f"{architecture}.*", include_tags=True)]
         if tag and tag not in tags:
@@ -92,6 +101,8 @@ def _timm(name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
 
 def _on_timm(kind: str, name: str, kwargs: dict[str, Any], pretrained: bool) -> nn.Module:
     check_registered(kind, name)
+    if kind not in ON_TIMM_BUILDERS:
+        plug_in_installed()
     if kind not in ON_TIMM_BUILDERS:
         raise RecastError(f"nothing is registered that builds {kind}:NAME: import the module that does")
     make = partial(ON_TIMM_BUILDERS[kind], name, **kwargs)

@@ -95,10 +95,7 @@ def written_out_attention(query: Tensor, key: Tensor, values: Tensor, bias: Tens
 
 
 def fused_attention(query: Tensor, key: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """Compute the same by torch's scaled dot-product attention, whose GPU kernels do not hold the maps.
-
-    They take tensors whose channels lie together.
-    """
+    """Compute the same by torch's kernels for GPUs, which hold no map and take tensors whose channels lie together."""
     query, key, values = (t.to(query.dtype).contiguous() for t in (query, key.transpose(2, 3), values))
     shared = values[:, None].expand(-1, query.shape[1], -1, -1)
     return F.scaled_dot_product_attention(query, key, shared, attn_mask=bias[None].to(query.dtype), scale=1.0)
