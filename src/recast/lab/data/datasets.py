@@ -122,9 +122,7 @@ class LabelledImages(Dataset[tuple[Tensor, Any]]):
         return torch.stack(results) if results else torch.empty(0, self.in_chans or 3, *[self.img_size] * 2)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Any]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} of {len(self)} images")
-        images, labels = self.batch([index % len(self)])
+        images, labels = self.batch([range(len(self))[index]])
         label: Any = labels[0]
         return images[0], label.item() if isinstance(label, Tensor) and label.dim() == 0 else label
 
