@@ -50,19 +50,6 @@ def may_change() -> list[str]:
     return [*how_it_runs(), *map(".".join, paths())]
 
 
-def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
-    """Return every field as nested plain data."""
-    return recipe.model_dump(mode="json")
-
-
-def recipe_from_dict(data: Mapping[str, Any], source: str = "the recipe") -> Recipe:
-    """Read the data of `recipe_to_dict`; missing fields have their defaults.
-
-    Raises RecastError naming `source` and the key for an unknown one or a value that is not allowed.
-    """
-    return read(Recipe, data, source)
-
-
 def override(
     base: Recipe, changes: Mapping[str, Any], name: Callable[[Keys], str] = ".".join, source: str = ""
 ) -> Recipe:
@@ -109,7 +96,7 @@ def load_recipe(path: str | Path, *, complete: bool = False) -> Recipe:
             _section(data, keys)[keys[-1]] = str(beside.resolve())
     body, seal, digest = text.rpartition(SEAL)
     is_untouched = digest.strip() == _digest(body)
-    recipe = recipe_from_dict(data, f"{path} comes from another version of recast" if is_untouched else str(path))
+    recipe = read(Recipe, data, f"{path} comes from another version of recast" if is_untouched else str(path))
     missing = [key for key, value in flat(recipe).items() if value is not None and key not in given]
     if complete and missing:
         raise RecastError(
@@ -171,7 +158,7 @@ class _PlainLoader(yaml.SafeLoader):
 def save_recipe(recipe: Recipe, path: str | Path) -> None:
     """Write the complete recipe. Paths below the folder of the file become relative to it, others absolute."""
     path = Path(path)
-    data = recipe_to_dict(recipe)
+    data = recipe.model_dump(mode="json")
     folder = path.parent.resolve()
     for keys in paths():
         section = _section(data, keys)
@@ -203,7 +190,7 @@ def changes(before: Recipe, now: Recipe, ignore: Iterable[str] = ()) -> list[str
 
 def flat(recipe: Recipe) -> dict[str, Any]:
     """Return every field by its dotted name."""
-    return _flat(recipe_to_dict(recipe))
+    return _flat(recipe.model_dump(mode="json"))
 
 
 def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
