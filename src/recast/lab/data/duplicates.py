@@ -25,7 +25,7 @@ from recast.errors import RecastError, listed
 from recast.lab.data.datasets import ImageTensors, LabelledImages
 from recast.lab.data.images import opened, to_rgb
 from recast.lab.data.sources import Data
-from recast.lab.tables import write_csv
+from recast.lab.tables import write_rows
 
 DUPLICATES = "duplicates.csv"
 """File of the pairs in a run folder."""
@@ -72,7 +72,7 @@ def report_duplicates(data: Data, folder: Path) -> str:
     if not pairs:
         return f"duplicates: none found; {unchecked}" if unchecked else ""
     names = [(data.val.image_name(first), data.train.image_name(second)) for first, second in pairs.items()]
-    write_csv(folder / DUPLICATES, ("validation", "training"), names)
+    write_rows(folder / DUPLICATES, ("validation", "training"), names)
     share = 100 * len(pairs) / len(data.val)
     examples = listed([f"{first} = {second}" for first, second in names], 2)
     return (
