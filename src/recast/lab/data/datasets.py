@@ -73,6 +73,14 @@ class LabelledImages(Dataset[tuple[Tensor, Any]]):
         """Return the name of an image for messages."""
         return f"image {index}"
 
+    def is_readable(self, index: int) -> bool:
+        """Return False for an image that cannot be read."""
+        try:
+            self.batch([index])
+        except RecastError:
+            return False
+        return True
+
     def subset(self, indices: Tensor) -> Self:
         """Return the data set of these images, in this order."""
         raise NotImplementedError

@@ -59,7 +59,7 @@ def find_duplicates(train: LabelledImages, val: LabelledImages) -> Duplicates:
         if count > (MOST_FILES if on_disk else MOST_PICTURES):
             return Duplicates({}, f"{count:,} images are too many to compare")
         pairs = _equal_files(*files) if on_disk else {}
-        pairs = {index: pairs[index] for index in pairs if _is_readable(val, index)}
+        pairs = {index: pairs[index] for index in pairs if val.is_readable(index)}
         if count > MOST_PICTURES or (on_disk and sum(map(_size, files[0] + files[1])) > MOST_BYTES):
             return Duplicates(pairs, "files were compared, not pictures: the same picture saved anew is not noticed")
     alike = _equal_pictures(_thumbnails(train.plain()), _thumbnails(val))
@@ -86,13 +86,6 @@ def _size(path: str) -> int:
         return os.stat(path).st_size
     except OSError:
         return -1
-
-
-def _is_readable(images: LabelledImages, index: int) -> bool:
-    with suppress(RecastError):
-        images.batch([index])
-        return True
-    return False
 
 
 def _digest(path: str, most: int = -1) -> bytes:

@@ -115,14 +115,10 @@ def without_unreadable(data: Data, *parts: Literal["train", "val"]) -> Data:
     """Return the data without the images of `parts` that cannot be read; a warning names them."""
     bad: list[str] = []
     for part in parts:
-        images, readable = getattr(data, part), []
-        for index in range(len(images)):
-            try:
-                images.plain().batch([index])
-                readable.append(index)
-            except RecastError:
-                bad.append(images.image_name(index))
-        data = replace(data, **{part: images.subset(torch.tensor(readable, dtype=torch.long))})
+        images = getattr(data, part)
+        readable = torch.tensor([images.plain().is_readable(index) for index in range(len(images))], dtype=torch.bool)
+        bad += [images.image_name(index) for index in (~readable).nonzero().flatten().tolist()]
+        data = replace(data, **{part: images.subset(readable.nonzero().flatten())})
     if bad:
         warnings.warn(f"{len(bad)} images cannot be read and are left out: {listed(bad, 5)}", stacklevel=2)
     return data
