@@ -50,9 +50,7 @@ def may_change() -> list[str]:
     return [*how_it_runs(), *map(".".join, paths())]
 
 
-def override(
-    base: Recipe, changes: Mapping[str, Any], name: Callable[[Keys], str] = ".".join, source: str = ""
-) -> Recipe:
+def override(base: Recipe, changes: Mapping[str, Any], name: Callable[[Keys], str] = ".".join) -> Recipe:
     """Return a recipe with other values.
 
     Where a union changes its kind, `base`'s fields that the new kind does not have are dropped.
@@ -61,7 +59,6 @@ def override(
         base: the recipe to change.
         changes: nested plain data, such as `{"optim": {"lr": "1e-3"}}`.
         name: returns the name of a field in an error.
-        source: start of an error.
 
     Raises:
         RecastError: a field is unknown, or a value is not allowed.
@@ -75,7 +72,7 @@ def override(
     task, name_of_data = changes.get("task", {}), changes.get("data", {}).get("name", base.data.name)
     if (kind := task_name_of_data(name_of_data)) and isinstance(task, Mapping) and "kind" not in task:
         changes = {**changes, "task": {"kind": kind, **task}}
-    return read(Recipe, merge(Recipe, base.model_dump(), changes), source, name)
+    return read(Recipe, merge(Recipe, base.model_dump(), changes), name=name)
 
 
 def load_recipe(path: str | Path, *, complete: bool = False) -> Recipe:
