@@ -10,12 +10,10 @@ from pydantic import AfterValidator
 
 from recast.config import CountOrZero, OneOf, Rare, problem
 from recast.lab.config.types import Words
+from recast.surgery.schedule import Order, Schedule
 
 if TYPE_CHECKING:
     from recast.surgery.plan import Plan
-    from recast.surgery.schedule import Schedule
-
-Order = Literal["last_first", "first_first"]
 
 
 def _dates(words: list[str]) -> list[str]:
@@ -77,8 +75,6 @@ class AtOnce(ScheduleConfig):
 
     def dated(self, plan: Plan, epochs: int) -> Schedule:
         """Return the dates of the layers of a plan."""
-        from recast.surgery.schedule import Schedule
-
         return Schedule.at_once(plan, self.conv_epochs + 1)
 
 
@@ -91,8 +87,6 @@ class Progressive(ScheduleConfig):
 
     def dated(self, plan: Plan, epochs: int) -> Schedule:
         """Return the dates of the layers of a plan over `epochs`."""
-        from recast.surgery.schedule import Schedule
-
         return Schedule.progressive(plan, epochs, self.order)
 
 
@@ -115,6 +109,4 @@ class Listed(ScheduleConfig):
 
     def dated(self, plan: Plan, epochs: int) -> Schedule:
         """Return the dates of the layers of a plan."""
-        from recast.surgery.schedule import Schedule
-
         return Schedule.listed(plan, self.by_epoch)
