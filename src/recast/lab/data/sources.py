@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
@@ -301,8 +300,8 @@ def _cifar(config: DataConfig) -> RawData:
 
 _SOURCES: dict[str, Callable[[DataConfig], RawData]] = {
     "digits": find_digits,
-    "one_digit": partial(find_canvases, name="one_digit"),
-    "odd_digit": partial(find_canvases, name="odd_digit"),
+    "one_digit": find_canvases,
+    "odd_digit": find_canvases,
     "folder": find_folder,
     "csv": find_csv,
     "zip": _zip,
