@@ -102,7 +102,6 @@ def test_evaluate_refuses_what_is_not_finished_or_not_there(
     assert "without it a gain proves nothing" in cli("evaluate", run, "--suite", "clean").err
     (run / "weights.safetensors").unlink()
     assert f"recast train --resume {run}" in refused("evaluate", run)
-    assert "--suite resolution" in refused("evaluate", shared / "run", "--sizes", "16")
 
 
 def test_mean_and_std_may_be_the_word_data(refused: Refused, tmp_path: Path) -> None:

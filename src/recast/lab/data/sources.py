@@ -115,7 +115,7 @@ def without_unreadable(data: Data, *parts: Literal["train", "val"]) -> Data:
     bad: list[str] = []
     for part in parts:
         images = getattr(data, part)
-        readable = torch.tensor([images.plain().is_readable(index) for index in range(len(images))], dtype=torch.bool)
+        readable = torch.tensor(list(map(images.plain().is_readable, range(len(images)))), dtype=torch.bool)
         bad += [images.image_name(index) for index in (~readable).nonzero().flatten().tolist()]
         data = replace(data, **{part: images.subset(readable.nonzero().flatten())})
     if bad:
