@@ -116,6 +116,7 @@ data.name=masks pool.kind=single | --pool does not apply to --task segment
 data.name=scenes task.kind=classify | --data scenes requires --task segment, got classify
 data.name=coco papers.grafit.labels=coarse | --labels coarse does not apply to --task detect
 papers.grafit.rank=genus papers.grafit.coarse_file=x | --coarse_file and --rank both say
+task.loss.kind=bce task.class_weights=balanced | --class_weights requires --loss ce
 task.loss.bce_threshold=0 | --bce_threshold requires --loss bce, got ce
 task.teacher.kind=parent task.teacher.targets.kind=hard task.teacher.targets.temperature=2 | --temperature requires
 """

@@ -16,7 +16,7 @@ DIGITS = ("--data", "digits", "--img-size", "16", "--num-images", "100")
 
 @pytest.mark.filterwarnings("always:.*in another order")
 def test_two_saved_networks_are_compared_on_the_same_images(
-    cli: Callable[..., Any], refused: Callable[..., str], shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Callable[..., Any], refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     how = {"name": "timm:digits_resnet", "kwargs": {"num_classes": 10}}
@@ -49,4 +49,3 @@ def test_two_saved_networks_are_compared_on_the_same_images(
     assert done.err.count("b.safetensors has the classes of digits in another order") == 1
     assert "+0.00" in done.out
     assert "two files of recast.save" in refused("evaluate", "a.safetensors", *DIGITS)
-    assert "--data-dir" in refused("evaluate", shared / "run", "--data-dir", "x")

@@ -102,25 +102,9 @@ def test_evaluate_refuses_what_is_not_finished_or_not_there(
     assert "without it a gain proves nothing" in cli("evaluate", run, "--suite", "clean").err
     (run / "weights.safetensors").unlink()
     assert f"recast train --resume {run}" in refused("evaluate", run)
-    assert "--suite resolution" in refused("evaluate", shared / "run", "--sizes", "16")
 
 
 def test_mean_and_std_may_be_the_word_data(refused: Refused, tmp_path: Path) -> None:
     words = ("train", "folder", "--mean", "data", "--std", "data", "--data-dir", tmp_path / "gone")
     assert "no such data folder" in refused(*words, "--out", tmp_path / "run")
     assert "--std must be a number, got 'image'" in refused("train", "folder", "--std", "image")
-
-
-@pytest.mark.parametrize("link", [os.symlink, os.link])
-@pytest.mark.parametrize("name", ["rows.csv", "evaluation.json", "differences.csv", "report.html", "metrics.jsonl"])
-def test_another_name_of_the_user_s_notes_is_never_written(
-    shared: Path, cli: Cli, tmp_path: Path, name: str, link: Callable[[Path, Path], None]
-) -> None:
-    run, notes = shutil.copytree(shared / "run", tmp_path / "run"), tmp_path / "notes.txt"
-    notes.write_text("mine", encoding="utf-8")
-    (run / name).unlink(missing_ok=True)
-    link(notes, run / name)
-    cli("train", "--resume", run, "--epochs", "2")
-    cli("evaluate", run, "--suite", "clean", "--num-images", "10")
-    cli("report", run)
-    assert notes.read_text(encoding="utf-8") == "mine"

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from recast.errors import RecastError
@@ -198,11 +197,3 @@ def test_settings_of_tables_are_for_tables() -> None:
     for settings in ({"name": "csv"}, {"name": "folder", "labels_file": "x.csv"}, {"label_column": "x"}):
         with pytest.raises(RecastError, match=r"labels_file|label_column"):
             DataConfig(**settings)
-
-
-def test_the_same_table_gives_the_same_parts(table: Write) -> None:
-    config = table("path,a,b", BITS, label_column="a,b", name="csv_multilabel", val_fraction=0.5)
-    first, second = load_data(config), load_data(config)
-    assert torch.equal(first.val.batch([0, 1])[1], second.val.batch([0, 1])[1])
-    assert first.train.targets() == second.train.targets()
-    assert len(first.val) in (5, 6, 7)

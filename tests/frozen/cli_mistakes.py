@@ -53,27 +53,28 @@ OPTIONS = """
 --num-classes 3 --new-head false | --where layer9 | --max-tokens 3 | --device banana | --amp fp8 | --gate linears
 --lambda-init 2 | --batch-size 0 | --batch-size half | --batch-size 2.5 | --img-size 0 | --test-size 0
 --num-train 0 | --num-val 0 | --num-train 5 | --num-train 100000 | --input-size 0 | --repeats 0 | --base-batch 0
---teacher-size 0 | --accumulate 0 | --accumulate 3 | --save-steps 0 | --keep 0 | --probe-images 0
+--accumulate 0 | --accumulate 3 | --save-steps 0
 --workers -1 | --recalibrate-bn -1 | --epochs -1 | --epochs few
 --conv-epochs -1 | --color-jitter -1 | --mixup -0.1 | --cutmix nan | --lr -1 | --lr fast | --gate-lr -1 | --pool-lr -1
 --weight-decay -1 | --warmup-epochs -1 | --warmup-lr -1 | --min-lr inf | --gate-l1 -1 | --layer-scale -1
 --clip-grad 0 | --optim.eps 0 | --temperature 0 | --std 0 0 0
---mean 0.5 | --mean a b c | --erasing 2 | --mix-prob 2 | --mix-switch-prob -1 | --teacher-weight 1.5
+--mean 0.5 | --mean a b c | --erasing 2 | --mix-prob 2 | --teacher-weight 1.5
 --label-smoothing 1 | --bce-threshold 1 | --drop-path 1 | --ema-decay 1 | --momentum 1 | --betas 0.9 1 | --betas 0.9
---layer-decay 0 | --crop-pct 0 | --data-fraction 0 | --data-fraction 2 | --scale 0 1 | --scale 1 0.5 | --val-fraction 1
---crop middle | --auto-augment randy | --mix-mode both | --loss mse | --drop-path-mode square | --freeze head
---freeze trunk | --targets medium | --reduction sum | --bad-image ignore | --order random | --order first_first
+--layer-decay 0 | --crop-pct 0 | --scale 0 1 | --scale 1 0.5 | --val-fraction 1
+--crop middle | --auto-augment randy | --loss mse | --drop-path-mode square | --freeze head
+--freeze trunk | --targets medium | --bad-image ignore | --order random | --order first_first
 --schedule someday | --schedule listed | --schedule listed --dates 1:layer9 | --schedule listed --dates 7:layer3.*
 --schedule listed --dates soon:layer3.* | --schedule at_once --conv-epochs 5 | --conv-epochs 1 | --dates 1:layer3.*
 --schedule progressive --where none | --schedule progressive --recalibrate-bn 8
 --schedule listed --dates 1:layer3.* 2:layer3.0.*
---distill parents | --distill nothing_like_it | --teacher-checkpoint nowhere.pth --distill parent
+--teacher parents | --teacher model --teacher-model nothing_like_it | --teacher parent --teacher-checkpoint nowhere.pth
 --control maybe | --seed x | --checkpoint nowhere.safetensors | --checkpoint null --pretrained
 --pool double | --pool per_class --num-heads 3 | --pool single --cls-in-keys
 --mixup 0.8 --batch-size 15 --accumulate 5
 --cutmix 1 --batch-size 20 --accumulate 4 | --loss bce --bce-threshold -1 | --nonsense 1 | --optim.lrr 1 | --lr
 --flip perhaps | --layer-scale 0.1 | --loss bce --bce-threshold 0.95 --label-smoothing 0.1 | --bce-threshold 0.0
---auto-augment rand-mnine | --auto-augment 3a-m9 | --auto-augment augmix-w0 | --distill resnet18 | --opt lion --eps 1e-6
+--auto-augment rand-mnine | --auto-augment 3a-m9 | --auto-augment augmix-w0
+--teacher model --teacher-model resnet18 | --opt lion --eps 1e-6
 """
 """Options of `recast train tiny.yaml`, each a mistake."""
 

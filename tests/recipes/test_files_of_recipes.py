@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from recast.config import read
 from recast.lab.config import AugmentConfig, ClassifyConfig, DataConfig, OptimConfig, Recipe, RegularizationConfig
-from recast.lab.recipe import changes, functions_of, load_recipe, recipe_from_dict, recipe_to_dict, save_recipe
+from recast.lab.recipe import changes, functions_of, load_recipe, save_recipe
 from recast.layers.config import RecastConfig
 from recast.models.config import ModelConfig
 from recast.models.trust import follow_up
@@ -31,7 +32,7 @@ def unusual() -> Recipe:
 def test_a_written_recipe_reads_back_the_same(recipe: Recipe, tmp_path: Path) -> None:
     save_recipe(recipe, tmp_path / "recipe.yaml")
     assert load_recipe(tmp_path / "recipe.yaml") == recipe
-    assert recipe_from_dict(recipe_to_dict(recipe)) == recipe
+    assert read(Recipe, recipe.model_dump(mode="json")) == recipe
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
 
 

@@ -4,8 +4,8 @@ import re
 import shlex
 from pathlib import Path
 
+from recast.config import read
 from recast.lab.config import Recipe
-from recast.lab.recipe import recipe_from_dict, recipe_to_dict
 from recast.lab.recipes import RECIPES, make_recipe, recipes_by_paper
 
 PAGE = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
@@ -33,7 +33,7 @@ def test_every_recipe_is_complete_and_made_afresh() -> None:
     for name in RECIPES:
         recipe = make_recipe(name)
         assert isinstance(recipe, Recipe), name
-        assert recipe_from_dict(recipe_to_dict(recipe)) == recipe, name
+        assert read(Recipe, recipe.model_dump(mode="json")) == recipe, name
         recipe.where.append("changed")
         assert "changed" not in make_recipe(name).where, name
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import yaml
 
-from recast.lab.recipe import override, recipe_from_dict, recipe_to_dict
+from recast.config import read
+from recast.lab.config import Recipe
+from recast.lab.recipe import override
 from recast.lab.records import Difference, Row, write_records
 from recast.lab.tables import read_records
 
@@ -25,8 +27,8 @@ def set_recipe(path: Path, changes: Mapping[str, Any]) -> None:
     for name, value in changes.items():
         section, _, key = name.rpartition(".")
         (nested.setdefault(section, {}) if section else nested)[key] = value
-    recipe = recipe_from_dict(yaml.safe_load((path / "recipe.yaml").read_text(encoding="utf-8")))
-    text = yaml.safe_dump(recipe_to_dict(override(recipe, nested)), sort_keys=False)
+    recipe = read(Recipe, yaml.safe_load((path / "recipe.yaml").read_text(encoding="utf-8")))
+    text = yaml.safe_dump(override(recipe, nested).model_dump(mode="json"), sort_keys=False)
     (path / "recipe.yaml").write_text(text, encoding="utf-8")
 
 

@@ -112,20 +112,6 @@ def test_other_layouts_are_trained_by_one_command(
         assert {row.metric for row in rows} == {"balanced", "f1", "auroc"}
 
 
-def test_a_mistake_is_one_line(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(folder)
-    for words in (
-        "kaggle.csv",
-        "nowhere.csv",
-        "kaggle.csv --label-column Mass,Edema --loss bce --class-weights balanced",
-    ):
-        assert main([*TRAIN, "refused", "--labels-file", *words.split()]) == 2
-        assert len(capsys.readouterr().err.strip().splitlines()) == 1
-        assert not (folder / "refused").exists()
-
-
 def scores(images: int = 60, classes: int = 4) -> tuple[np.ndarray, np.ndarray]:
     """Logits, many of them equal, and labels."""
     random = np.random.default_rng(1)

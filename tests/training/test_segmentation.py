@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recast import RecastError, plan, recast_, save
-from recast.lab.config import Augmentation, DataConfig, OptimConfig, Recipe, TaskConfig
+from recast.lab.config import Augmentation, DataConfig, OptimConfig, Recipe
 from recast.lab.data import Data
 from recast.lab.evaluation.run_folder import open_run
 from recast.lab.training.loop import fit
@@ -121,11 +121,3 @@ def test_upernet_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert not torch.equal(run.models["recast"].head.classify.weight, run.models["parent"].head.classify.weight)
     with pytest.raises(RecastError, match=r"timm has no model 'test_resne'.*upernet"):
         create("upernet", "test_resne", {}, pretrained=False)
-
-
-def test_what_has_no_meaning_here() -> None:
-    for field in ("mixup", "auto_augment", "loss", "teacher"):
-        with pytest.raises(RecastError, match=f"task.{field} requires task.kind classify"):
-            recipe(task={"kind": "segment", field: "x"})
-    with pytest.raises(RecastError, match=r"data.name scenes requires task.kind segment, got classify"):
-        recipe(task=TaskConfig("classify"))

@@ -92,31 +92,21 @@ def _is_left_over(path: Path) -> bool:
     return Path("/proc/self").exists() and not Path("/proc", match[1]).exists()
 
 
-def is_ours(path: Path, *marks: bytes) -> bool:
-    """Return True for a file with one of these marks at its head, which this library wrote."""
-    if not path.is_file():  # opening a pipe would wait
-        return False
-    with path.open("rb") as file:
-        head = file.read(2**16)
-    return any(mark in head for mark in marks)
-
-
 def check_ours(path: Path) -> None:
-    """Raise RecastError for a file that is there and was not written by us."""
-    if os.path.lexists(check_path(path)) and not (path.is_file() and is_ours(path, *MARKS)):
-        raise RecastError(
-            f"{path} was not written by this command and is left as it is: choose another --out, or move it"
-        )
+    """Raise RecastError for a file that is there and has none of our MARKS at its head."""
+    if not os.path.lexists(check_path(path)):
+        return
+    if path.is_file():  # opening a pipe would wait
+        with path.open("rb") as file:
+            head = file.read(2**16)
+        if any(mark in head for mark in MARKS):
+            return
+    raise RecastError(f"{path} was not written by this command and is left as it is: choose another --out, or move it")
 
 
 def write_json(path: str | Path, content: Mapping[str, Any] | list[Any]) -> None:
     """Replace the JSON file `path`."""
-    write_text(path, as_json(content))
-
-
-def as_json(content: Mapping[str, Any] | list[Any]) -> str:
-    """Return the text of a JSON file."""
-    return json.dumps(content, indent=1, ensure_ascii=False, default=str) + "\n"
+    write_text(path, json.dumps(content, indent=1, ensure_ascii=False, default=str) + "\n")
 
 
 def read_text(path: str | Path) -> str:

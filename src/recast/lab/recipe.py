@@ -14,16 +14,19 @@ from typing import Any
 import yaml
 
 from recast.config import File, Keys, read
-from recast.errors import RecastError
+from recast.errors import RecastError, shown
 from recast.files import write_text
 from recast.lab.config import Recipe
 from recast.lab.config.recipe import task_name_of_data
 from recast.lab.config.types import MayChange
 from recast.lab.fields import fields_of, merge
 from recast.lab.records import Row
-from recast.lab.yaml_files import SETTINGS, parse_yaml
 from recast.reading import decode, read_bytes
 
+LARGEST = 2**19
+"""Bytes of a recipe file. PyYAML reads some 100 kB a second."""
+DEEPEST = 32
+"""Levels of lists and mappings in one another in a recipe file."""
 SEAL = "# sha256 of the lines above: "
 """Start of the last line of a run's recipe, the checksum of the other lines. Delete it after editing the file."""
 PARENT_WEIGHTS = "parent.safetensors"
@@ -47,22 +50,7 @@ def may_change() -> list[str]:
     return [*how_it_runs(), *map(".".join, paths())]
 
 
-def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
-    """Return every field as nested plain data."""
-    return recipe.model_dump(mode="json")
-
-
-def recipe_from_dict(data: Mapping[str, Any], source: str = "the recipe") -> Recipe:
-    """Read the data of `recipe_to_dict`; missing fields have their defaults.
-
-    Raises RecastError naming `source` and the key for an unknown one or a value that is not allowed.
-    """
-    return read(Recipe, data, source)
-
-
-def override(
-    base: Recipe, changes: Mapping[str, Any], name: Callable[[Keys], str] = ".".join, source: str = ""
-) -> Recipe:
+def override(base: Recipe, changes: Mapping[str, Any], name: Callable[[Keys], str] = ".".join) -> Recipe:
     """Return a recipe with other values.
 
     Where a union changes its kind, `base`'s fields that the new kind does not have are dropped.
@@ -71,7 +59,6 @@ def override(
         base: the recipe to change.
         changes: nested plain data, such as `{"optim": {"lr": "1e-3"}}`.
         name: returns the name of a field in an error.
-        source: start of an error.
 
     Raises:
         RecastError: a field is unknown, or a value is not allowed.
@@ -85,7 +72,7 @@ def override(
     task, name_of_data = changes.get("task", {}), changes.get("data", {}).get("name", base.data.name)
     if (kind := task_name_of_data(name_of_data)) and isinstance(task, Mapping) and "kind" not in task:
         changes = {**changes, "task": {"kind": kind, **task}}
-    return read(Recipe, merge(Recipe, base.model_dump(), changes), source, name)
+    return read(Recipe, merge(Recipe, base.model_dump(), changes), name=name)
 
 
 def load_recipe(path: str | Path, *, complete: bool = False) -> Recipe:
@@ -106,7 +93,7 @@ def load_recipe(path: str | Path, *, complete: bool = False) -> Recipe:
             _section(data, keys)[keys[-1]] = str(beside.resolve())
     body, seal, digest = text.rpartition(SEAL)
     is_untouched = digest.strip() == _digest(body)
-    recipe = recipe_from_dict(data, f"{path} comes from another version of recast" if is_untouched else str(path))
+    recipe = read(Recipe, data, f"{path} comes from another version of recast" if is_untouched else str(path))
     missing = [key for key, value in flat(recipe).items() if value is not None and key not in given]
     if complete and missing:
         raise RecastError(
@@ -124,22 +111,51 @@ def load_recipe(path: str | Path, *, complete: bool = False) -> Recipe:
 def _read(path: Path) -> tuple[str, dict[str, Any]]:
     """Return the text of a recipe file and the mapping in it."""
     try:
-        data = parse_yaml(text := decode(read_bytes(path, SETTINGS), path))
+        text = decode(read_bytes(path, LARGEST), path)
+        data = yaml.load(text, _PlainLoader)
     except FileNotFoundError:
         raise RecastError(f"no such recipe: {path}") from None
     except RecastError:
         raise
-    except ValueError as error:
-        raise RecastError(f"cannot read recipe {path}: {error}") from None
+    except (yaml.YAMLError, ValueError) as error:  # the latter for a number of 5,000 digits
+        raise RecastError(f"cannot read recipe {path}: {' '.join(str(error).split())}") from None
+    except Exception as error:  # PyYAML lets through what Python says to `!!bool x`
+        reason = f"a value is not what its tag says ({type(error).__name__})"
+        raise RecastError(f"cannot read recipe {path}: {reason}") from None
     if not isinstance(data, dict):
         raise RecastError(f"recipe {path} must hold a mapping of keys to values, got {type(data).__name__}")
     return text, data
 
 
+class _PlainLoader(yaml.SafeLoader):
+    """YAML loader without what a recipe does not need.
+
+    Aliases (a few lines of them stand for gigabytes), duplicate keys and deep nesting are errors.
+    """
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError(f"line {self.peek_event().start_mark.line + 1} has an alias (*): write it out")
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise yaml.YAMLError(f"lists and mappings are nested deeper than {DEEPEST} levels")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if (twice := next((key for key in keys if keys.count(key) > 1), None)) is not None:
+            raise yaml.YAMLError(f"line {node.start_mark.line + 1}: {shown(twice)} stands twice in a mapping")
+        return super().construct_mapping(node, deep)
+
+
 def save_recipe(recipe: Recipe, path: str | Path) -> None:
     """Write the complete recipe. Paths below the folder of the file become relative to it, others absolute."""
     path = Path(path)
-    data = recipe_to_dict(recipe)
+    data = recipe.model_dump(mode="json")
     folder = path.parent.resolve()
     for keys in paths():
         section = _section(data, keys)
@@ -171,7 +187,7 @@ def changes(before: Recipe, now: Recipe, ignore: Iterable[str] = ()) -> list[str
 
 def flat(recipe: Recipe) -> dict[str, Any]:
     """Return every field by its dotted name."""
-    return _flat(recipe_to_dict(recipe))
+    return _flat(recipe.model_dump(mode="json"))
 
 
 def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from recast.config import coerce, read
+from recast.config import read
 from recast.errors import RecastError
 from recast.lab.tables import columns_of, read_records, write_rows
 from recast.surgery.schedule import Schedule
@@ -43,12 +43,9 @@ class Epoch:
     bad_images: int = 0
     """Images that could not be read."""
     bad_val_images: int = 0
-    layers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    layers: dict[str, dict[str, str | list[float | None]]] = field(default_factory=dict)
     """Of every recast layer: gate, backend, how awake its heads are (`lab.analysis.wakefulness`), and of GPSA layers
     the gates of every head and their spans 1/α."""
-
-    def __post_init__(self) -> None:
-        coerce(dict[str, dict[str, str | list[float | None]]], self.layers, "layers (texts and lists of numbers)")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of its line."""

@@ -16,7 +16,6 @@ from recast.layers.cmhsa import RecastLayer
 from recast.modes import in_eval
 from recast.tracing.batches import read_batches
 from recast.tracing.examples import Example, batch_of, run_example
-from recast.tracing.hooks import hooked
 
 LAYER_SCALE = re.compile(r"gamma(_?\d|_xca)?|ls_?\d?|layer_scale(_?\d)?")
 """Parameters that are a LayerScale, or modules whose only parameter is one, in timm and torchvision."""
@@ -85,7 +84,7 @@ def recalibrate_batch_norm_(model: nn.Module, batches: Tensor | Iterable[Any]) -
     before = [{name: buffer.clone() for name, buffer in norm.named_buffers(recurse=False)} for norm in norms]
     images, finished = 0, False
     try:
-        with in_eval(model), hooked([("", norm) for norm in norms], before=_check_has_variance):
+        with in_eval(model):
             for norm in norms:
                 norm.training = True  # not train(): timm's BatchNormAct2d holds an activation and a dropout
             for batch, _ in read_batches(model, batches):
@@ -103,9 +102,3 @@ def recalibrate_batch_norm_(model: nn.Module, batches: Tensor | Iterable[Any]) -
     if not finished:
         raise RecastError("BatchNorm's statistics require at least one batch of images, got none")
     return model
-
-
-def _check_has_variance(_name: str, _norm: nn.Module, inputs: tuple[Any, ...]) -> None:
-    x = inputs[0]
-    if x.numel() <= x.shape[1]:
-        raise RecastError("BatchNorm's statistics require more than one value per channel: use larger batches")

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from recast.config import coerce
+from recast.config import read
 from recast.errors import RecastError
 from recast.files import replaced
 from recast.reading import decode, read_bytes
@@ -68,8 +68,11 @@ def read_records(path: str | Path, kind: type[T]) -> list[T]:
             f"{path} must start with the columns {','.join(names)}, got {','.join(columns)!r}: move it away, and "
             "recast evaluate writes a new one"
         )
+    optional = {name for name in names if get_args(hints[name])}  # an empty cell is None
     return [
-        kind(*(_value(hints[name], cell, f"{where}: {name}") for name, cell in zip(names, cells, strict=True)))
+        read(
+            kind, {n: None if n in optional and not cell else cell for n, cell in zip(names, cells, strict=True)}, where
+        )
         for where, cells in lines
     ]
 
@@ -79,13 +82,11 @@ def columns_of(kind: type[Any]) -> tuple[str, ...]:
 
 
 def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Scalar]]) -> None:
-    with replaced(path) as temporary:
-        write_csv(temporary, columns, rows)
-
-
-def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
-    """A line of columns, then the rows; names of files need not be text."""
-    with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+    """Write a line of columns, then the rows; names of files need not be text."""
+    with (
+        replaced(path) as temporary,
+        temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
+    ):
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows(rows)
@@ -118,12 +119,6 @@ def _cells(path: Path) -> tuple[list[str], list[tuple[str, list[str]]]]:
         if len(cells) != len(columns):
             raise RecastError(f"{where}: expected {len(columns)} cells ({','.join(columns)}), got {len(cells)}")
     return columns, lines[1:]
-
-
-def _value(hint: Any, text: str, where: str) -> Scalar:
-    """Convert a cell to the type `hint`; an empty one to None."""
-    value: Scalar = coerce(hint, None if get_args(hint) and not text else text, where)
-    return value
 
 
 def _short(cell: Scalar) -> str:

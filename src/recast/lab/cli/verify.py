@@ -114,12 +114,11 @@ def _compare(parent: nn.Module, planned: Plan, images: Tensor) -> dict[str, Exac
     # C-MHSA and attention pooling have one form only
     one_form = planned.config.gate == "bias" or not planned.steps
     forms: tuple[Backend, ...] = ("auto",) if one_form else ("split", "dense")
-
-    def compare(form: Backend) -> Exactness:
-        parts = images.split(AT_ONCE)
-        return reduce(operator.add, (exactness(parent, child, part, backend=form, control=True) for part in parts))
-
-    return {str(form): compare(form) for form in forms}
+    parts = images.split(AT_ONCE)
+    return {
+        form: reduce(operator.add, (exactness(parent, child, part, backend=form, control=True) for part in parts))
+        for form in forms
+    }
 
 
 def _images(data: Data | None, number: int, shape: tuple[int, int, int]) -> Tensor:

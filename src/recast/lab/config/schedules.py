@@ -10,12 +10,10 @@ from pydantic import AfterValidator
 
 from recast.config import CountOrZero, OneOf, Rare, problem
 from recast.lab.config.types import Words
+from recast.surgery.schedule import Order, Schedule
 
 if TYPE_CHECKING:
     from recast.surgery.plan import Plan
-    from recast.surgery.schedule import Schedule
-
-Order = Literal["last_first", "first_first"]
 
 
 def _dates(words: list[str]) -> list[str]:
@@ -29,16 +27,13 @@ class ScheduleConfig(OneOf):
     """Schedule"""
 
     default: ClassVar[str] = "before"
+    is_during: ClassVar[bool] = True
+    """True if layers become attention while the network trains."""
 
     kind: Literal["before", "never", "at_once", "progressive", "listed"]
     """When convolutions become attention. before: before training (T-CNN). never: the layers stay convolutions, only
     recast.stride acts on them. at_once: all layers after conv_epochs epochs (T-CNN*). progressive: one layer after the
     other at equal distances (PRS). listed: on given dates."""
-
-    @property
-    def is_during(self) -> bool:
-        """True if layers become attention while the network trains."""
-        return True
 
     @property
     def start(self) -> Before:
@@ -53,14 +48,10 @@ class ScheduleConfig(OneOf):
 class Before(ScheduleConfig):
     """Before training (T-CNN)."""
 
+    is_during = False
     kind: Literal["before"] = "before"
     recalibrate_bn: Annotated[CountOrZero, Rare()] = 0
     """Measure BatchNorm's statistics again on this many training images right after the recast. 0: the parent's."""
-
-    @property
-    def is_during(self) -> bool:
-        """True if layers become attention while the network trains."""
-        return False
 
     @property
     def start(self) -> Before:
@@ -71,12 +62,8 @@ class Before(ScheduleConfig):
 class Never(ScheduleConfig):
     """Never: a control with maps as large as the hybrid's, without attention."""
 
+    is_during = False
     kind: Literal["never"] = "never"
-
-    @property
-    def is_during(self) -> bool:
-        """True if layers become attention while the network trains."""
-        return False
 
 
 class AtOnce(ScheduleConfig):
@@ -88,8 +75,6 @@ class AtOnce(ScheduleConfig):
 
     def dated(self, plan: Plan, epochs: int) -> Schedule:
         """Return the dates of the layers of a plan."""
-        from recast.surgery.schedule import Schedule
-
         return Schedule.at_once(plan, self.conv_epochs + 1)
 
 
@@ -102,8 +87,6 @@ class Progressive(ScheduleConfig):
 
     def dated(self, plan: Plan, epochs: int) -> Schedule:
         """Return the dates of the layers of a plan over `epochs`."""
-        from recast.surgery.schedule import Schedule
-
         return Schedule.progressive(plan, epochs, self.order)
 
 
@@ -126,6 +109,4 @@ class Listed(ScheduleConfig):
 
     def dated(self, plan: Plan, epochs: int) -> Schedule:
         """Return the dates of the layers of a plan."""
-        from recast.surgery.schedule import Schedule
-
         return Schedule.listed(plan, self.by_epoch)

@@ -125,13 +125,18 @@ class ModelTeacher(Teaching):
     """Let timm or torchvision fetch the teacher's weights."""
 
 
-class ImageTask(TaskConfig):
-    """Settings of tasks with one label for an image."""
+class PictureTask(TaskConfig):
+    """Settings of tasks with labels of whole images."""
 
     auto_augment: str | None = None
     """Policy of timm (rand-m9-mstd0.5-inc1, 3a, original, augmix-m3-w3), or ta_wide for TrivialAugment."""
     erasing: Probability = 0.0
     """Probability of random erasing. One box of noise, pixel mode."""
+
+
+class ImageTask(PictureTask):
+    """Settings of tasks with one label for an image."""
+
     label_smoothing: BelowOne = 0.0
     """Share of a label spread over all classes."""
     loss: LabelLoss = CrossEntropy()
@@ -168,12 +173,8 @@ class ClassifyConfig(ImageTask):
         return self.mixup > 0 or self.cutmix > 0
 
 
-class MultiLabelConfig(TaskConfig):
+class MultiLabelConfig(PictureTask):
     """Any number of classes for each image."""
 
     data_sets: ClassVar[tuple[str, ...]] = ("csv_multilabel",)
     kind: Literal["multilabel"] = "multilabel"
-    auto_augment: str | None = None
-    """Policy of timm (rand-m9-mstd0.5-inc1, 3a, original, augmix-m3-w3), or ta_wide for TrivialAugment."""
-    erasing: Probability = 0.0
-    """Probability of random erasing. One box of noise, pixel mode."""

@@ -73,6 +73,14 @@ class LabelledImages(Dataset[tuple[Tensor, Any]]):
         """Return the name of an image for messages."""
         return f"image {index}"
 
+    def is_readable(self, index: int) -> bool:
+        """Return False for an image that cannot be read."""
+        try:
+            self.batch([index])
+        except RecastError:
+            return False
+        return True
+
     def subset(self, indices: Tensor) -> Self:
         """Return the data set of these images, in this order."""
         raise NotImplementedError
@@ -122,9 +130,7 @@ class LabelledImages(Dataset[tuple[Tensor, Any]]):
         return torch.stack(results) if results else torch.empty(0, self.in_chans or 3, *[self.img_size] * 2)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Any]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} of {len(self)} images")
-        images, labels = self.batch([index % len(self)])
+        images, labels = self.batch([range(len(self))[index]])
         label: Any = labels[0]
         return images[0], label.item() if isinstance(label, Tensor) and label.dim() == 0 else label
 

@@ -46,19 +46,19 @@ def find_digits(config: DataConfig) -> RawData:
     return RawData("digits", train, val, None, NORM["digits"], crop="pad", flip=False)
 
 
-def find_canvases(config: DataConfig, name: str) -> RawData:
+def find_canvases(config: DataConfig) -> RawData:
     """Return canvases of `SIDE` pixels, enlarged to another img_size. Held-out canvases show held-out digits."""
     grey, labels, is_val = read_digits()
 
     def drawn(which: Tensor, count: int, seed: int, img_size: int | None) -> ImageTensors:
         generator = torch.Generator().manual_seed(seed)
-        classes, answers = draw_classes(name, count, generator)
+        classes, answers = draw_classes(config.name, count, generator)
         canvases = draw_canvases(grey[which, 0], labels[which], classes, generator)
         return as_rgb(canvases if img_size in (None, SIDE) else _enlarged(canvases, img_size), answers)
 
     train = drawn(~is_val, NUM_CANVASES["train"], 0, config.img_size)
     val = drawn(is_val, NUM_CANVASES["val"], 1, config.test_size or config.img_size)
-    return RawData(name, train, val, None, NORM["canvases"], crop="none", flip=False)
+    return RawData(config.name, train, val, None, NORM["canvases"], crop="none", flip=False)
 
 
 def _enlarged(images: Tensor, side: int) -> Tensor:

@@ -23,9 +23,9 @@ from torch.nn import functional as F
 
 from recast.errors import RecastError, listed
 from recast.lab.data.datasets import ImageTensors, LabelledImages
-from recast.lab.data.images import check_regular, opened, to_rgb
+from recast.lab.data.images import opened, to_rgb
 from recast.lab.data.sources import Data
-from recast.lab.tables import write_csv
+from recast.lab.tables import write_rows
 
 DUPLICATES = "duplicates.csv"
 """File of the pairs in a run folder."""
@@ -59,7 +59,7 @@ def find_duplicates(train: LabelledImages, val: LabelledImages) -> Duplicates:
         if count > (MOST_FILES if on_disk else MOST_PICTURES):
             return Duplicates({}, f"{count:,} images are too many to compare")
         pairs = _equal_files(*files) if on_disk else {}
-        pairs = {index: pairs[index] for index in pairs if _is_readable(val, index)}
+        pairs = {index: pairs[index] for index in pairs if val.is_readable(index)}
         if count > MOST_PICTURES or (on_disk and sum(map(_size, files[0] + files[1])) > MOST_BYTES):
             return Duplicates(pairs, "files were compared, not pictures: the same picture saved anew is not noticed")
     alike = _equal_pictures(_thumbnails(train.plain()), _thumbnails(val))
@@ -72,7 +72,7 @@ def report_duplicates(data: Data, folder: Path) -> str:
     if not pairs:
         return f"duplicates: none found; {unchecked}" if unchecked else ""
     names = [(data.val.image_name(first), data.train.image_name(second)) for first, second in pairs.items()]
-    write_csv(folder / DUPLICATES, ("validation", "training"), names)
+    write_rows(folder / DUPLICATES, ("validation", "training"), names)
     share = 100 * len(pairs) / len(data.val)
     examples = listed([f"{first} = {second}" for first, second in names], 2)
     return (
@@ -88,16 +88,8 @@ def _size(path: str) -> int:
         return -1
 
 
-def _is_readable(images: LabelledImages, index: int) -> bool:
-    with suppress(RecastError):
-        images.batch([index])
-        return True
-    return False
-
-
 def _digest(path: str, most: int = -1) -> bytes:
     try:
-        check_regular(path)
         with open(path, "rb") as file:
             return hashlib.sha256(file.read(most)).digest()
     except OSError:

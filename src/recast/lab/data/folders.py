@@ -6,12 +6,14 @@ import os
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge, Lt
 from timm.data import ImageNetInfo
 
-from recast.errors import RecastError, listed, printable, shown
+from recast.config import Int, coerce
+from recast.errors import RecastError, listed, printable
 from recast.lab.config import DataConfig
 from recast.lab.data.datasets import ImageFiles, RawData
 from recast.lab.data.images import PHOTO, is_hidden
@@ -23,8 +25,8 @@ LEFTOVERS = ("thumbs.db", "desktop.ini", ".pth", ".pt", ".ckpt", ".safetensors",
 """Ends of the names of files that systems and trainings leave in a data folder, in lower case."""
 PICTURES, BESIDE = {"images", "jpegimages"}, {"annotations", "labels", "masks", "segmentationclass", "trimaps"}
 """Names of folders, in lower case, with the images of another task and with what belongs to them."""
-MAX_CLASSES = 100_000
-"""Upper bound of class numbers; catches typos. ImageNet-22k, the largest set in use, has 21,841 classes."""
+ClassIndex = Annotated[Int, Ge(0), Lt(100_000)]
+"""Its upper bound catches typos. ImageNet-22k, the largest set in use, has 21,841 classes."""
 
 
 def data_dir(config: DataConfig) -> Path:
@@ -215,16 +217,13 @@ def _read_index(root: Path) -> tuple[ImageFiles, list[str]]:
     files, labels, names, is_imagenet = list[str](), list[int](), dict[int, str](), True
     for line, cells in enumerate(table.rows, start=2):
         row = dict(zip(table.columns, map(str, cells), strict=True))
-        index, file = row["class_index"], find_file(root, row["file"])
         where = f"{path} line {line} ({row['file']})"
-        if not index.isdecimal() or len(index) > 9 or int(index) >= MAX_CLASSES:
-            raise RecastError(f"{where}: class_index must be 0, 1, 2 ..., below {MAX_CLASSES}, got {shown(index)}")
-        if file is None:
+        label = coerce(ClassIndex, row["class_index"], f"{where}: class_index")
+        if (file := find_file(root, row["file"])) is None:
             raise RecastError(f"{where}: the image does not exist: {root / row['file']}")
-        label = int(index)
         files.append(str(file))
         labels.append(label)
-        names[label] = composed(row.get("name") or row.get("wnid") or index)
+        names[label] = composed(row.get("name") or row.get("wnid") or str(label))
         is_imagenet &= label < imagenet.num_classes() and imagenet.index_to_label_name(label) == row.get("wnid")
     if not files:
         raise RecastError(f"{path} lists no image")

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
@@ -115,14 +114,10 @@ def without_unreadable(data: Data, *parts: Literal["train", "val"]) -> Data:
     """Return the data without the images of `parts` that cannot be read; a warning names them."""
     bad: list[str] = []
     for part in parts:
-        images, readable = getattr(data, part), []
-        for index in range(len(images)):
-            try:
-                images.plain().batch([index])
-                readable.append(index)
-            except RecastError:
-                bad.append(images.image_name(index))
-        data = replace(data, **{part: images.subset(torch.tensor(readable, dtype=torch.long))})
+        images = getattr(data, part)
+        readable = torch.tensor(list(map(images.plain().is_readable, range(len(images)))), dtype=torch.bool)
+        bad += [images.image_name(index) for index in (~readable).nonzero().flatten().tolist()]
+        data = replace(data, **{part: images.subset(readable.nonzero().flatten())})
     if bad:
         warnings.warn(f"images that cannot be read are left out ({len(bad)}): {listed(bad, 5)}", stacklevel=2)
     return data
@@ -305,8 +300,8 @@ def _cifar(config: DataConfig) -> RawData:
 
 _SOURCES: dict[str, Callable[[DataConfig], RawData]] = {
     "digits": find_digits,
-    "one_digit": partial(find_canvases, name="one_digit"),
-    "odd_digit": partial(find_canvases, name="odd_digit"),
+    "one_digit": find_canvases,
+    "odd_digit": find_canvases,
     "folder": find_folder,
     "csv": find_csv,
     "zip": _zip,

@@ -19,9 +19,9 @@ from typing import Any
 
 import yaml
 
+from recast.config import read
 from recast.errors import RecastError, suggest
 from recast.lab.config import Recipe
-from recast.lab.recipe import recipe_from_dict
 from recast.models.names import PLUGINS
 
 DATA = {
@@ -69,7 +69,7 @@ class Entry:
             for section in sections:
                 inner = inner.setdefault(section, {})
             inner[field] = value
-        return recipe_from_dict(nested, f"recipe {self.name}")
+        return read(Recipe, nested, f"recipe {self.name}")
 
     @property
     def command(self) -> str:

@@ -61,7 +61,7 @@ class Task:
     """A task.
 
     A subclass requires `name`, `title`, `main` and `validation`, data sets (`find`) with the labels that its loss,
-    meter and suites take, `check_outputs`, `loss` and `meter`, and a suite with its evaluator for `main`.
+    meter and suites take, `loss` and `meter`, and a suite with its evaluator for `main`.
     """
 
     name: ClassVar[str]
@@ -115,8 +115,10 @@ class Task:
         return model
 
     def check_outputs(self, outputs: Any, data: Data, name: str) -> None:
-        """Raise RecastError unless `outputs` of the network `name` fit one image of `data`."""
-        raise NotImplementedError
+        """Raise RecastError unless `outputs` of the network `name` for an image of `data` are logits of its classes."""
+        from recast.models.build import check_logits
+
+        check_logits(outputs, 1, len(data.classes), data.name)
 
     def loading(self, recipe: Recipe, data: Data) -> dict[str, Any]:
         """Return the arguments of the `Loader` of training images that depend on the task."""

@@ -23,7 +23,7 @@ from recast.config import read
 from recast.errors import RecastError, first_line
 from recast.files import free_space, replaced
 from recast.lab.config import Recipe
-from recast.lab.recipe import changes, may_change, recipe_from_dict, recipe_to_dict
+from recast.lab.recipe import changes, may_change
 from recast.lab.tasks import StatefulLoss
 from recast.lab.training.switches import Switches
 from recast.models.weights import first_nonfinite, mismatch
@@ -107,7 +107,7 @@ def save_state(state: State, recipe: Recipe, folder: Path, images: int) -> None:
     names = {id(p): name for name, p in state.model.named_parameters()}
     content = {
         "version": VERSION,
-        "recipe": recipe_to_dict(recipe),
+        "recipe": recipe.model_dump(mode="json"),
         "position": asdict(position),
         "images": images,
         "model": state.model.state_dict(),
@@ -144,7 +144,7 @@ def restore_(state: State, recipe: Recipe, folder: Path, images: int, path: Path
     content, path = _newest(states(folder) if path is None else [path], folder, start_again)
     if content["version"] != VERSION:
         raise RecastError(f"{path} has version {content['version']}, expected {VERSION}: {start_again}")
-    if changed := changes(recipe_from_dict(content["recipe"], str(path)), recipe, ignore=may_change()):
+    if changed := changes(read(Recipe, content["recipe"], str(path)), recipe, ignore=may_change()):
         raise RecastError(f"{folder} was trained with another {', '.join(changed)}: resume it with its own recipe")
     if content["images"] != images:
         raise RecastError(f"{folder} was trained on {content['images']} images, now there are {images}: {start_again}")

@@ -160,7 +160,10 @@ class _Loop:
             raise Interrupted(f"interrupted at once, nothing saved: {newest_state(self.out)}") from None
         if self.state.evaluated is not self.model:
             self.model.load_state_dict(self.state.evaluated.state_dict())
-        self._write_weights(refresh_gates_(self.model.eval()), "weights.safetensors")
+        refresh_gates_(self.model.eval())
+        if is_first():
+            path = self.out / "weights.safetensors"
+            write_weights(self.model, path, self.recipe, self.data, self.objective.task.keeps_network)
         if self._is_stop_requested():
             raise Interrupted("interrupted: state saved; this training is finished", saved=True)
         return on_first(lambda: read_metrics(self.journal.path))
@@ -346,10 +349,6 @@ class _Loop:
         self._finish()
         with uninterrupted():
             on_first(lambda: save_state(self.state, self.recipe, self.out, len(self.data.train)))
-
-    def _write_weights(self, model: nn.Module, name: str) -> None:
-        if is_first():
-            write_weights(model, self.out / name, self.recipe, self.data, self.objective.task.keeps_network)
 
     def _loader(self, epoch: int, start: int) -> Loader:
         recipe, config = self.recipe, self.recipe.data

@@ -136,7 +136,7 @@ def split_network(model: nn.Module, layers: Sequence[str], images: Tensor) -> Sp
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)).eval()
-        >>> parts = split(model, ["2"], images := torch.randn(2, 3, 8, 8))
+        >>> parts = split_network(model, ["2"], images := torch.randn(2, 3, 8, 8))
         >>> parts.tail.entry, torch.equal(parts.tail(parts.features(images)), model(images))
         ('2', True)
     """

@@ -29,11 +29,6 @@ class Classify(Task):
         if missing := [name for name, count in zip(data.classes, images, strict=True) if not count]:
             yield f"{len(missing)} of {len(images)} classes have no training images: {listed(missing, 5)}"
 
-    def check_outputs(self, outputs: Any, data: Data, name: str) -> None:
-        from recast.models.build import check_logits
-
-        check_logits(outputs, 1, len(data.classes), data.name)
-
     def loading(self, recipe: Recipe, data: Data) -> dict[str, Any]:
         return super().loading(recipe, data) | {"balanced": getattr(recipe.task, "sampler", None) is not None}
 

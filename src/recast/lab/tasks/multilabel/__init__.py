@@ -41,11 +41,6 @@ class MultiLabel(Task):
         if one_sided := [name for name, share in zip(data.classes, shares, strict=True) if share in (0, 1)]:
             yield f"{len(one_sided)} classes have all training images or none: {', '.join(one_sided[:3])}"
 
-    def check_outputs(self, outputs: Any, data: Data, name: str) -> None:
-        from recast.models.build import check_logits
-
-        check_logits(outputs, 1, len(data.classes), data.name)
-
     def loss(self, config: MultiLabelConfig, data: Data) -> Loss:
         from recast.lab.tasks.multilabel.training import multi_hot_loss
 
