@@ -1,5 +1,6 @@
 """Validation images that training shows too."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from recast.lab.config import DataConfig
 from recast.lab.data import Data, duplicates, load_data
 from recast.lab.data.datasets import ImageTensors
 from recast.lab.data.duplicates import find_duplicates, report_duplicates
+from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.tables import read_table
 
 
@@ -63,6 +65,10 @@ def test_an_unreadable_or_missing_image_has_no_duplicate(folder: Path) -> None:
     (folder / "train/a/2.jpg").unlink()
     for path in ("train/a/0.jpg", "val/a/12.jpg"):
         (folder / path).write_bytes(b"<html>404</html>")
+    for path in ("train/a/4.jpg", "val/a/14.jpg"):
+        (folder / path).unlink()
+        os.mkfifo(folder / path)  # whose bytes never come
+    assert fingerprint_of(data)["val"]["number"] == 6
     assert names(data) == {}
     assert report_duplicates(data, folder) == ""
 

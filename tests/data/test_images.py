@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import numpy as np
@@ -52,10 +53,11 @@ def test_pixels_without_a_known_white_are_refused_not_black(tmp_path: Path, kind
 
 
 def test_what_is_no_image_is_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.png")
     truncated = save_noise(tmp_path / "cut.jpg")
     truncated.write_bytes(truncated.read_bytes()[:-200])
     (tmp_path / "text.png").write_text("no image", encoding="utf-8")
-    for path in (truncated, tmp_path / "text.png"):
+    for path in (tmp_path / "a.png", Path("/dev/zero"), truncated, tmp_path / "text.png"):
         with pytest.raises(RecastError, match=f"cannot read image .*{path.name}") as caught:
             open_image(path)
         assert "\n" not in str(caught.value)

@@ -20,7 +20,7 @@ from torchvision.transforms.v2 import functional
 from recast.errors import RecastError
 from recast.lab.config import Augmentation
 from recast.lab.data.augment import crop_and_flip
-from recast.lab.data.images import ARRAYS, crop_fraction, decode_errors, opened
+from recast.lab.data.images import ARRAYS, check_regular, crop_fraction, decode_errors, opened
 from recast.lab.optional import optional_package
 
 BICUBIC = v2.InterpolationMode.BICUBIC
@@ -58,6 +58,7 @@ def bands_of(image: Image.Image, in_chans: int, name: str) -> Tensor:
 
 def _array(source: str | IO[bytes], name: str) -> np.ndarray:
     with decode_errors(name):
+        check_regular(source)
         loaded = np.load(source, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
             return loaded
@@ -79,6 +80,7 @@ def _is_picture(source: str | IO[bytes], name: str) -> bool:
 def _tiff(source: str | IO[bytes], name: str) -> np.ndarray:
     tifffile = optional_package("tifffile", "'recast-vision[bands]'", f"the bands of {name} require tifffile")
     with decode_errors(name):
+        check_regular(source)
         if not isinstance(source, str):
             source.seek(0)
         pixels: np.ndarray = tifffile.imread(source)

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from recast.errors import RecastError, listed
 from recast.lab.data.datasets import ImageTensors, LabelledImages
-from recast.lab.data.images import opened, to_rgb
+from recast.lab.data.images import check_regular, opened, to_rgb
 from recast.lab.data.sources import Data
 from recast.lab.tables import write_rows
 
@@ -90,6 +90,7 @@ def _size(path: str) -> int:
 
 def _digest(path: str, most: int = -1) -> bytes:
     try:
+        check_regular(path)
         with open(path, "rb") as file:
             return hashlib.sha256(file.read(most)).digest()
     except OSError:

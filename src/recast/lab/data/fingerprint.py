@@ -15,6 +15,7 @@ from torch import Tensor
 
 from recast.errors import RecastError
 from recast.lab.data.datasets import LabelledImages
+from recast.lab.data.images import check_regular
 from recast.lab.data.sources import Data
 from recast.lab.files import read_json, read_names
 from recast.reading import MIB
@@ -110,6 +111,7 @@ def _content(images: LabelledImages, item: Any, index: int) -> bytes | np.ndarra
         if isinstance(item, Tensor):
             return item.contiguous().numpy()
         if isinstance(item, str):
+            check_regular(item)
             with open(item, "rb") as file:
                 return file.read(MIB)
         image = images.open(index)  # type: ignore[attr-defined]

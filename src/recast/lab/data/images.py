@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,11 +68,19 @@ def open_image(source: str | Path | IO[bytes], name: str | None = None) -> Image
         return to_rgb(image)
 
 
+def check_regular(source: str | Path | IO[bytes]) -> None:
+    """Raise OSError for a pipe or a device, which may never end; `source`: a path, or an open file."""
+    if isinstance(source, str | Path) and stat.S_IFMT(os.stat(source).st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+        raise OSError("expected a regular file")
+
+
 @contextmanager
 def opened(source: str | Path | IO[bytes], name: str) -> Iterator[Image.Image]:
     """Open an image file with Pillow; errors of the block become a RecastError as in `decode_errors`."""
-    with decode_errors(name), Image.open(source, formats=FORMATS) as image:
-        yield image
+    with decode_errors(name):
+        check_regular(source)
+        with Image.open(source, formats=FORMATS) as image:
+            yield image
 
 
 @contextmanager
