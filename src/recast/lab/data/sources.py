@@ -27,7 +27,7 @@ from recast.lab.data.loading import Loader
 from recast.lab.data.seeding import choose_balanced, choose_fraction, hold_out
 from recast.lab.data.table import find_csv
 from recast.lab.tasks import TASKS, Task
-from recast.models.build import input_defaults
+from recast.models.build import InputDefaults, input_defaults
 
 MEASURED = 2048
 """Number of images that mean and deviation are measured on."""
@@ -82,32 +82,42 @@ class Data:
         What was `given` stays. Else size, mean and deviation are those that the network states, mean and deviation
         for as many channels. A network that states nothing sees the images at their own size.
         """
-        defaults, data, size_from, norm_from = input_defaults(model), self, "", "the data set's"
-        train, val = self.train, self.val
-        states_224 = type(model).__module__.startswith("torchvision.")
-        if "img_size" not in self.given and isinstance(train, ImageFiles) and not states_224:
-            size = max(defaults.size) if defaults else train.own_size()
-            size_from = "the network's" if defaults else "the files' own, as the network states none"
-            size_from = f" ({size_from}; --img-size)"
-            data = replace(data, train=replace(train, img_size=size), img_size=size)
-            if "test_size" not in self.given:
-                data = replace(data, val=val.resized(size, val.crop_pct))
-        if self.in_chans is not None:
-            norm_from = "measured on training images, as the network states none for these channels"
-        if defaults is not None and len(defaults.mean) == len(self.mean):
-            if self.in_chans is None or _fits_unit(self.mean, self.std):
-                mean = data.mean if "mean" in self.given else defaults.mean
-                data = replace(data, mean=mean, std=data.std if "std" in self.given else defaults.std)
-                norm_from = "the network's"
-            else:
-                norm_from = "measured on training images, which are not in [0, 1] as the network's"
-        elif (self.mean, self.std) == IMAGENET:
-            norm_from = "ImageNet's, as the network states none; --mean data --std data measures the images"
-        if not {"mean", "std"}.isdisjoint(self.given):
-            norm_from = "as given" if "data" not in self.given.values() else "measured on training images"
+        defaults = input_defaults(model)
+        sized, size_from = self._sized_for(model, defaults)
+        data, norm_from = sized._normalised_for(defaults)
         norm = (" ".join(f"{value:.3g}" for value in values) for values in (data.mean, data.std))
         line = "images: {0}x{0} pixels{1}, mean {2}, std {3} ({4})".format(data.img_size, size_from, *norm, norm_from)
         return data, line
+
+    def _sized_for(self, model: nn.Module, defaults: InputDefaults | None) -> tuple[Data, str]:
+        """Return the data with the size for a network, and where it comes from; "" if it stays."""
+        states_224 = type(model).__module__.startswith("torchvision.")
+        if "img_size" in self.given or not isinstance(self.train, ImageFiles) or states_224:
+            return self, ""
+        size = max(defaults.size) if defaults else self.train.own_size()
+        origin = "the network's" if defaults else "the files' own, as the network states none"
+        val = self.val if "test_size" in self.given else self.val.resized(size, self.val.crop_pct)
+        return replace(
+            self, train=replace(self.train, img_size=size), val=val, img_size=size
+        ), f" ({origin}; --img-size)"
+
+    def _normalised_for(self, defaults: InputDefaults | None) -> tuple[Data, str]:
+        """Return the data with mean and deviation for a network, and where they come from."""
+        data, origin = self, "the data set's"
+        if self.in_chans is not None:
+            origin = "measured on training images, as the network states none for these channels"
+        if defaults is not None and len(defaults.mean) == len(self.mean):
+            if self.in_chans is None or _fits_unit(self.mean, self.std):
+                mean = self.mean if "mean" in self.given else defaults.mean
+                data = replace(self, mean=mean, std=self.std if "std" in self.given else defaults.std)
+                origin = "the network's"
+            else:
+                origin = "measured on training images, which are not in [0, 1] as the network's"
+        elif (self.mean, self.std) == IMAGENET:
+            origin = "ImageNet's, as the network states none; --mean data --std data measures the images"
+        if not {"mean", "std"}.isdisjoint(self.given):
+            origin = "as given" if "data" not in self.given.values() else "measured on training images"
+        return data, origin
 
 
 def without_unreadable(data: Data, *parts: Literal["train", "val"]) -> Data:
