@@ -130,7 +130,7 @@ CLAIMS = (
     ),
     Claim(
         "PatchConvNet (Touvron et al. 2021), Table 5", "attention pooling beats the average (100 epochs)",
-        "k-pooling-converged", "one map, from 0.1", "average", attends=False,
+        "k-pooling-long", "one map, from 0.1", "average", attends=False,
     ),
     Claim(
         "PatchConvNet (Touvron et al. 2021), Table 5", "a token for every class costs accuracy", "g-pooling",
