@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from recast.lab.pages import fill_page
 from recast.lab.report import curves, layers, summary
 from recast.lab.report.arms_table import LABELS, arms_table
 from recast.lab.report.costs import COSTS, cost_charts, frontier, joint_frontier
-from recast.lab.report.filling import fill_page
 from recast.lab.report.heat_maps import confusion_charts, similarity_charts
 from recast.lab.report.labels import glossary, words
 from recast.lab.report.load import Run
@@ -77,7 +77,8 @@ def render_page(parts: Sequence[Part], joint: Part | None) -> str:
     runs = [part["run"] for part in parts]
     return fill_page(
         "page.html.j2",
-        script="page.js",
+        "report.css",
+        ["report.js"],
         title=f"Recast report: {len(runs)} runs" if joint else f"Recast report: {runs[0].title.partition(',')[0]}",
         joint=joint,
         sections=parts,
