@@ -15,13 +15,11 @@ from recast.lab.cli import evaluate
 from recast.lab.cli.evaluate import _suites_of
 from recast.lab.records import Difference, Row, write_records
 from recast.lab.report import formats
-from recast.lab.report.arms_table import LABELS, arms_table
 from recast.lab.report.heat_maps import confusion, confusion_charts
 from recast.lab.report.load import Run, read_run
 from recast.lab.report.page import joint_part, render_page, run_part
 from recast.lab.report.switches import switch_part
-from recast.lab.report.table import Cell
-from recast.lab.report.tables import seeds_table, steps_table
+from recast.lab.report.tables import LABELS, Cell, arms_table, seeds_table, steps_table
 from recast.lab.report.verdict import why_no_mean
 
 MakeRun = Callable[..., Path]

@@ -9,13 +9,12 @@ from typing import Any
 
 from recast.lab.pages import fill_page
 from recast.lab.report import curves, layers, summary
-from recast.lab.report.arms_table import LABELS, arms_table
 from recast.lab.report.costs import COSTS, cost_charts, frontier, joint_frontier
 from recast.lab.report.heat_maps import confusion_charts, similarity_charts
 from recast.lab.report.labels import glossary, words
 from recast.lab.report.load import Run
 from recast.lab.report.switches import switch_part
-from recast.lab.report.tables import runs_table, seeds_table, steps_table, unchanged_by_reason
+from recast.lab.report.tables import LABELS, arms_table, runs_table, seeds_table, steps_table, unchanged_by_reason
 from recast.lab.report.verdict import joint_verdict, verdict, why_no_mean
 
 Part = dict[str, Any]

@@ -17,7 +17,7 @@ from recast.lab.records import ARMS
 from recast.lab.report import formats
 from recast.lab.report.charts import Role
 from recast.lab.report.draw import Point, Series, series_chart
-from recast.lab.report.table import Cell, PageTable
+from recast.lab.report.tables import Cell, PageTable
 from recast.lab.trial.answer import COLUMNS, Answer
 
 PAGE, HEADS = "trial.html", "heads.html"
