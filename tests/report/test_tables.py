@@ -118,7 +118,7 @@ def test_steps(make_run: MakeRun) -> None:
     assert steps is not None
     first = steps.groups[""][0]
     assert [cell.text for cell in first[:4]] == ["layer3.0.conv1", "9", "16 × 100", "18.4\u00a0k → 21.2\u00a0k"]
-    assert (first[0].small[0], steps.foot[2].small[0]) == ("3×3, 32×8×8 → 64×4×4", "+26\u00a0%")
+    assert (first[0].small[0], steps.foot[3].small[0]) == ("3×3, 32×8×8 → 64×4×4", "+26\u00a0%")
 
 
 def test_when_layers_became_attention(make_run: MakeRun) -> None:

@@ -45,7 +45,6 @@ class Cell:
     kind: str = ""  # "text": left-aligned; an arm: its mark, in a head; by-ARM: colored by the better arm
     code: bool = False
     link: str = ""
-    span: int = 1  # columns
     bar: Bar | None = None
 
 
@@ -141,7 +140,7 @@ def steps_table(run: Run) -> PageTable | None:
         start = Cell("exact" if step.exact else "not exact", kind="text")
         rows.append([name, Cell(str(step.geometry.num_heads)), tokens, *_costs(step.before, step.after), start])
     heads = ["Layer", "Heads", "Tokens,\nquery × key", "Parameters", "MACs", "Activation memory"]
-    foot = [Cell("Whole model"), Cell("", span=2), *_costs(run.plan.before, run.plan.after), Cell("")]
+    foot = [Cell("Whole model"), Cell(""), Cell(""), *_costs(run.plan.before, run.plan.after), Cell("")]
     return PageTable("The plan", [*map(Cell, heads), Cell("Start", kind="text")], {"": rows}, foot, "stack")
 
 
