@@ -14,6 +14,7 @@ from recast.errors import RecastError, listed
 from recast.lab.analysis.queries import content_of, rows_of
 from recast.lab.explain.inputs import likeliest
 from recast.lab.explain.scene import GRAD_CAM, Floats, Layer, Maps, Outputs, Prediction, share_text
+from recast.lab.report.formats import plural
 from recast.layers.attention_pool import attention_pools
 from recast.layers.cmhsa import RecastLayer
 from recast.layers.functional import expand_heads
@@ -124,8 +125,8 @@ def token_layers(name: str, attention: Attention, names: Sequence[str]) -> list[
     layers: list[Described] = []
     signed = bool((attention.mix < 0).any())
     heads, (height, width) = _heads(attention.mix.shape[1]), attention.tokens.shape[-2:]
-    text = f"{_count(len(heads), 'head')} over {height}×{width} patches"
-    text += f" and {_count(attention.num_prefix, 'token')} before them" if attention.num_prefix else ""
+    text = f"{plural(len(heads), 'head')} over {height}×{width} patches"
+    text += f" and {plural(attention.num_prefix, 'token')} before them" if attention.num_prefix else ""
     text += ", weights of either sign" if signed else ""
     if attention.patches is not None:
         maps = attention.patches[0].float()
@@ -229,10 +230,6 @@ def map_name(prediction: Prediction) -> str:
 
 def _heads(count: int) -> tuple[str, ...]:
     return tuple(f"head {i + 1}" for i in range(count))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _step(grid: Sequence[int], most: int) -> int:
