@@ -68,7 +68,7 @@ def open_run(folder: str | Path) -> OpenRun:
     folder = Path(folder)
     recipe = load_recipe(folder / "recipe.yaml", complete=True)
     check_trusted(recipe.model.name)
-    data = load_data(recipe.data, recipe.augmentation, recipe.labels, recipe.model.in_chans)
+    data = data_of(recipe)
     classes, task = len(data.classes), task_of(recipe)
     check_classes(folder, data)
     if recipe.is_plain:
@@ -81,6 +81,12 @@ def open_run(folder: str | Path) -> OpenRun:
         models["finetuned"] = load(control, parent=trained)
     models["recast"] = load(folder / "weights.safetensors", parent=trained)
     return OpenRun(folder, recipe, data, models)
+
+
+def data_of(recipe: Recipe, labels: str | None = None) -> Data:
+    """Read the data of a recipe. labels: "coarse" or "fine"; None: those of the training."""
+    config = recipe.labels if labels is None else recipe.labels.replace(labels=labels)
+    return load_data(recipe.data, recipe.augmentation, config, recipe.model.in_chans)
 
 
 def evaluate_run(
@@ -146,16 +152,15 @@ def _labelled(run: OpenRun, suites: Sequence[str], options: Options) -> Data:
 
     Raises RecastError for suites that need the labels of the training.
     """
-    config = run.recipe.labels
-    if options.labels in (None, config.labels):
+    trained = run.recipe.labels.labels
+    if options.labels in (None, trained):
         return run.data
     if others := [name for name in suites if "labels" not in evaluator(name).uses]:
         raise RecastError(
-            f"{run.folder} was trained with {config.labels} labels: {others[0]} cannot be measured with "
+            f"{run.folder} was trained with {trained} labels: {others[0]} cannot be measured with "
             f"labels={options.labels}, only knn and retrieval can"
         )
-    chosen = config.replace(labels=options.labels)
-    return load_data(run.recipe.data, run.recipe.augmentation, chosen, run.recipe.model.in_chans)
+    return data_of(run.recipe, options.labels)
 
 
 def _provenance(folder: Path) -> dict[str, Any]:

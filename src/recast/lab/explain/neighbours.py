@@ -13,12 +13,12 @@ from recast.errors import RecastError
 from recast.files import write_text
 from recast.lab.config.evaluation import Options
 from recast.lab.config.explain import ExplainOptions
-from recast.lab.data import Data, load_data
+from recast.lab.data import Data
 from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.sources import without_unreadable
 from recast.lab.evaluation.context import Batch
 from recast.lab.evaluation.knn import banks, nearest, sources_knn, unit_features
-from recast.lab.evaluation.run_folder import open_run
+from recast.lab.evaluation.run_folder import data_of, open_run
 from recast.lab.evaluation.runner import open_context
 from recast.lab.explain.inputs import Input, find_inputs, page_stem, read_inputs, rgb_bytes
 from recast.lab.explain.write import check_target
@@ -122,9 +122,7 @@ def neighbours_page(options: ExplainOptions, size: tuple[int, int] | None) -> Pa
     run = open_run(folder)
     data, trained = run.data, run.recipe.data
     if fine := run.recipe.labels.labels == "coarse":
-        data = load_data(
-            trained, run.recipe.augmentation, run.recipe.labels.replace(labels="fine"), run.recipe.model.in_chans
-        )
+        data = data_of(run.recipe, "fine")
     if trained.bad_image == "skip":
         data = without_unreadable(data, "train", "val")
     side = data.test_size
