@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recast.lab.files import number
-from recast.lab.report.charts import Chart
-from recast.lab.report.draw import Point, Series, series_chart
+from recast.lab.report.charts import Chart, Point, Series, series_chart
 from recast.lab.report.labels import CORRUPTIONS, suite_title, words
 from recast.lab.report.load import Run
 from recast.lab.report.verdict import accuracy

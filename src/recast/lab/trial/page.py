@@ -15,8 +15,7 @@ from recast.lab.explain.write import write_scene
 from recast.lab.pages import fill_page
 from recast.lab.records import ARMS
 from recast.lab.report import formats
-from recast.lab.report.charts import Role
-from recast.lab.report.draw import Point, Series, series_chart
+from recast.lab.report.charts import Point, Role, Series, series_chart
 from recast.lab.report.tables import Cell, PageTable
 from recast.lab.trial.answer import COLUMNS, Answer
 
