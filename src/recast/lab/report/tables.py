@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recast.lab.records import ARMS
+from recast.lab.records import ARMS, Difference
 from recast.lab.report import formats
 from recast.lab.report.labels import TEST_SETS, is_accuracy, measured, suite_title, words, worth_a_line
 from recast.lab.report.load import Run
@@ -26,16 +26,6 @@ PLAN_COSTS = {"parameters": formats.compact, "macs": formats.compact, "activatio
 
 
 @dataclass(frozen=True)
-class Bar:
-    """A difference of accuracies in points, drawn from the middle of a track."""
-
-    better: str
-    value: float
-    low: float  # 95 % interval of the paired difference
-    high: float
-
-
-@dataclass(frozen=True)
 class Cell:
     """A cell of a table."""
 
@@ -45,7 +35,7 @@ class Cell:
     kind: str = ""  # "text": left-aligned; an arm: its mark, in a head; by-ARM: colored by the better arm
     code: bool = False
     link: str = ""
-    bar: Bar | None = None
+    bar: Difference | None = None  # of accuracies in points, drawn from the middle of a track
 
 
 @dataclass(frozen=True)
@@ -123,9 +113,7 @@ def _difference(run: Run, suite: str, metric: str, other: str, digits: int) -> C
     if paired is None:
         return Cell(text, kind=f"by-{better}")
     better = better if formats.leaves_out_zero(paired.low, paired.high, digits) else ""
-    bar = None
-    if is_accuracy(metric) and other == _baseline(run):
-        bar = Bar("recast" if gain > 0 else other, gain, paired.low, paired.high)
+    bar = paired if is_accuracy(metric) and other == _baseline(run) else None
     return Cell(text, (formats.interval(paired.low, paired.high, digits),), kind=f"by-{better}", bar=bar)
 
 
