@@ -6,7 +6,7 @@ import copy
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from recast.lab.evaluation.runner import Results, measure, open_context
 from recast.lab.evaluation.suites import check_suites, check_task, evaluator, passes
 from recast.lab.files import locked, read_json, write_json
 from recast.lab.recipe import functions_of, has_new_parent, load_recipe
-from recast.lab.records import Difference, Provenance, Row, write_records
+from recast.lab.records import Difference, Row, write_records
 from recast.lab.tables import read_records, write_table
 from recast.lab.tasks import task_of
 from recast.models.build import build
@@ -195,19 +195,18 @@ def _write(
         written.add(name)
         if rows and name in content["suites"] and rows == [row for row in older if row.suite == name]:
             continue  # read from RUN/scores: the older provenance is right
-        provenance = Provenance(
-            command=command,
-            date=datetime.now(UTC).isoformat(timespec="seconds"),
-            seconds=round(seconds, 1),
-            together_with=[other for other in suites if other != name],
-            dataset=rows[0].dataset if rows else run.data.name,
-            images=images,
-            options={key: options[key] for key in options if key in (*evaluator(name).uses, "num_images", "seed")},
-            device=str(machine["device"]),
-            machine=f"{machine['platform']}, {machine['cpu_count']} CPUs",
-            versions={package: str(machine[package]) for package in ("recast", "torch", "timm", "python")},
-        )
-        content["suites"][name] = asdict(provenance)
+        content["suites"][name] = {
+            "command": command,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seconds": round(seconds, 1),
+            "together_with": [other for other in suites if other != name],  # of the same pass, which share its seconds
+            "dataset": rows[0].dataset if rows else run.data.name,
+            "images": images,
+            "options": {key: options[key] for key in options if key in (*evaluator(name).uses, "num_images", "seed")},
+            "device": str(machine["device"]),
+            "machine": f"{machine['platform']}, {machine['cpu_count']} CPUs",
+            "versions": {package: str(machine[package]) for package in ("recast", "torch", "timm", "python")},
+        }
     write_records(path, Row, [row for row in results.rows if row.suite in written])
     write_records(run.folder / "differences.csv", Difference, [d for d in results.differences if d.suite in written])
     for name in results.tables.keys() & written:
