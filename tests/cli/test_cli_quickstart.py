@@ -71,6 +71,6 @@ def test_refused_before_anything_is_done(
     (tmp_path / "file").write_text("mine", encoding="utf-8")
     assert "is a file" in refused("quickstart", "--out", tmp_path / "file")
     assert "exists: delete it" in refused("quickstart", "--out", tmp_path)
-    monkeypatch.setattr(quickstart, "find_spec", lambda name: None if name == "jinja2" else object())
-    assert "needs jinja2: pip install jinja2" in refused("quickstart", "--out", tmp_path / "run")
+    monkeypatch.setattr(quickstart, "find_spec", lambda name: None if name == "matplotlib" else object())
+    assert "needs matplotlib: pip install matplotlib" in refused("quickstart", "--out", tmp_path / "run")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -187,7 +187,7 @@ def test_transformers() -> None:
     assert [layer.name for layer in deit] == named
     first, of_class = deit[:2]
     assert (first.kind, first.names, first.padded) == ("maps", ("head 1", "head 2", "head 3"), (4, 4))
-    assert first.description == "3 heads over 4×4 patches and 2 tokens before them"
+    assert first.description == "3\u00a0heads over 4×4 patches and 2\u00a0tokens before them"
     assert (of_class.kind, of_class.names[0], len(of_class.names)) == ("classes", "mean", 4)
 
     cait = stirred(timm.create_model("cait_xxs24_224", **TINY))

@@ -10,7 +10,8 @@ from recast.lab.cli import main
 from recast.lab.config import DataConfig, Recipe
 from recast.lab.data import load_data
 from recast.lab.explain.inputs import read_inputs
-from recast.lab.explain.neighbours import Query, Shown, draw_neighbours, find_neighbours
+from recast.lab.explain.neighbours import Query, Shown, find_neighbours
+from recast.lab.pages import fill_page
 from recast.lab.training.run import train
 from recast.models.config import ModelConfig
 
@@ -23,7 +24,8 @@ def test_marks() -> None:
     assert [one.beside(beaver) for one in (beaver, otter, shark)] == ["right", "coarse class right", "wrong"]
     assert otter.beside(Shown(PNG, "x", "")) == ""
     assert Shown(PNG, "b", "otter").beside(Shown(PNG, "a", "beaver")) == "wrong"  # no coarse class is no common one
-    page = draw_neighbours([Query(beaver, {"Recast": [beaver, otter, shark]})])
+    queries = [Query(beaver, {"Recast": [beaver, otter, shark]})]
+    page = fill_page("neighbours.html.j2", "explain.css", title="", notes=[], queries=queries)
     assert "Recast, 1 of 3 right" in page
     assert all(mark in page for mark in ("✓ beaver", "~ otter", "✗ &lt;shark&gt;", "0.25"))
 

@@ -11,9 +11,8 @@ from on_pages import data_of
 
 import recast.lab.explain
 from recast.errors import RecastError
-from recast.lab.explain.pack import LIMIT, pack
 from recast.lab.explain.scene import GRAD_CAM, Layer, Maps, Picture, Prediction, Scene
-from recast.lab.explain.write import write_scene
+from recast.lab.explain.write import LIMIT, pack, write_scene
 
 PAGE = Path(recast.lab.explain.__file__).parent / "assets"
 

@@ -78,7 +78,6 @@ def test_it_is_the_formula(final_norm: bool) -> None:
         ({"mixer": "pixels"}, "mixer must be one of token, pixel, got 'pixels'"),
         ({"kernel": 4}, "kernel of a mixer must be odd, got 4"),
         ({"mixer": "pixel", "embed_dim": 24}, "patches of 4×4 pixels need a multiple of 16 channels, got 24 and 24"),
-        ({"global_pool": "token"}, "global_pool of a CMHSAViT must be 'avg' or '', got 'token'"),
     ],
 )
 def test_mistakes(options: dict[str, Any], message: str) -> None:

@@ -24,10 +24,8 @@ PARAMETERS = {
     "cait_xs36": 38_557_432,
     "cait_s48": 89_525_224,
     "cait_m24": 185_850_088,
-    "patchconvnet_s60_multi": 25_614_712,
     "patchconvnet_b120_ade20k": 229_834_548 - 5_908_992 - 768 * (1 + 2) - 1000 * 769,  # without pool, token, norm, head
     "tcnn_resnetrs350": 163_956_168,
-    "prs_cmhsa3": 61_569_256,
 }
 
 

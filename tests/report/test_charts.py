@@ -9,8 +9,7 @@ from drawn import rows_where, series_of
 
 from recast.lab.records import FrontierLine
 from recast.lab.report import charts, costs, curves, layers
-from recast.lab.report.charts import Chart
-from recast.lab.report.draw import Point, Series, series_chart
+from recast.lab.report.charts import Chart, Point, Series, series_chart
 from recast.lab.report.load import Run, read_run
 from recast.lab.tables import Table, write_table
 

@@ -181,8 +181,8 @@ def test_an_error_leaves_the_old_report(make_run: MakeRun, monkeypatch: pytest.M
 def test_without_the_extra(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("recast.lab.report.")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(RecastError, match="jinja2"):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(RecastError, match="matplotlib"):
         write_report([make_run()])
 
 

@@ -15,13 +15,11 @@ from recast.lab.cli import evaluate
 from recast.lab.cli.evaluate import _suites_of
 from recast.lab.records import Difference, Row, write_records
 from recast.lab.report import formats
-from recast.lab.report.arms_table import LABELS, arms_table
 from recast.lab.report.heat_maps import confusion, confusion_charts
 from recast.lab.report.load import Run, read_run
 from recast.lab.report.page import joint_part, render_page, run_part
 from recast.lab.report.switches import switch_part
-from recast.lab.report.table import Cell
-from recast.lab.report.tables import seeds_table, steps_table
+from recast.lab.report.tables import LABELS, Cell, arms_table, seeds_table, steps_table
 from recast.lab.report.verdict import why_no_mean
 
 MakeRun = Callable[..., Path]
@@ -120,7 +118,7 @@ def test_steps(make_run: MakeRun) -> None:
     assert steps is not None
     first = steps.groups[""][0]
     assert [cell.text for cell in first[:4]] == ["layer3.0.conv1", "9", "16 × 100", "18.4\u00a0k → 21.2\u00a0k"]
-    assert (first[0].small[0], steps.foot[2].small[0]) == ("3×3, 32×8×8 → 64×4×4", "+26\u00a0%")
+    assert (first[0].small[0], steps.foot[3].small[0]) == ("3×3, 32×8×8 → 64×4×4", "+26\u00a0%")
 
 
 def test_when_layers_became_attention(make_run: MakeRun) -> None:

@@ -11,12 +11,12 @@ from drawn import series_of
 from recast.lab.cli import evaluate
 from recast.lab.cli.evaluate import compared_with
 from recast.lab.records import ARMS
-from recast.lab.report.arms_table import arms_table
 from recast.lab.report.costs import cost_charts
 from recast.lab.report.curves import attacks, relative
 from recast.lab.report.labels import PARENT, glossary, words
 from recast.lab.report.load import read_run
-from recast.lab.report.summary import tiles
+from recast.lab.report.page import tiles
+from recast.lab.report.tables import arms_table
 from recast.lab.report.verdict import harmed, is_exact, joint_verdict, kept_predictions, verdict
 from recast.lab.suites import METRICS
 

@@ -2,7 +2,7 @@
 
 metrics.jsonl           Epoch, one a line
 schedule.json           Switching, with a Switch for every swap
-evaluation.json         a Provenance for every suite
+evaluation.json         how each suite was measured (`evaluation.run_folder`)
 rows.csv                Row                     differences.csv     Difference
 analysis/fourier.csv    FourierLine
 analysis/cka.csv        SimilarityLine          analysis/agreement.csv  a column for every arm
@@ -118,23 +118,6 @@ class Switching:
     def switched(self) -> list[str]:
         """The layers that have become attention, in the order of their switches."""
         return [layer for switch in self.switches for layer in switch.layers]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Provenance:
-    """Origin of the numbers of a suite."""
-
-    command: str
-    date: str
-    seconds: float
-    together_with: list[str] = field(default_factory=list)
-    """Suites of the same pass over the images, which share its seconds."""
-    dataset: str
-    images: int
-    options: dict[str, Any]
-    device: str
-    machine: str
-    versions: dict[str, str]
 
 
 @dataclass(frozen=True)

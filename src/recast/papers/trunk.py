@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from timm.layers import trunc_normal_
 from timm.models import checkpoint_seq
 from timm.models._features import feature_take_indices  # of no public module
 from torch import Tensor, nn
 
 from recast.errors import RecastError
+from recast.papers.first_weights import draw_linear_
 
 FEATURES = {"out_indices": 3, "feature_cls": "getter"}
 """Settings of `timm.create_model(..., features_only=True)`: the last three maps, by `forward_intermediates`."""
-
-
-def start_small_(layer: nn.Linear | nn.Conv2d) -> nn.Module:
-    """Initialise a linear layer as in vision transformers."""
-    trunc_normal_(layer.weight, std=0.02)
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
-    return layer
 
 
 class Trunk(nn.Module):
@@ -68,7 +60,7 @@ class Trunk(nn.Module):
             )
         self.reset_pool(pool, num_classes)
         self.global_pool, self.num_classes = pool, num_classes
-        head = start_small_(self.head_class(self.embed_dim, num_classes)) if num_classes else nn.Identity()
+        head = draw_linear_(self.head_class(self.embed_dim, num_classes)) if num_classes else nn.Identity()
         self.head = head.to(next(self.parameters()))  # the device and dtype that the model has by now
 
     def reset_pool(self, global_pool: str, num_classes: int) -> None:

@@ -1,4 +1,4 @@
-"""Attention maps of some queries only, for all of an early layer's would not fit into memory."""
+"""C-MHSA's maps of some queries only, for all of an early layer's would not fit into memory."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from recast.layers.cmhsa import CMHSA
-from recast.layers.functional import expand_heads
-from recast.layers.functional.maps import content_rows, keys, queries
-from recast.layers.gpsa import GPSA
+from recast.layers.functional.maps import keys, queries
 
 Rows = Callable[[Tensor], Tensor]
 """Query indices (n,) → their attention (B, H, n, M) over the padded keys."""
@@ -20,11 +18,6 @@ def rows_of(layer: CMHSA, x: Tensor) -> Rows:
     """Return a function from queries to their maps A = softmax(Q Kᵀ / √D + B); projections are computed once."""
     logits, bias = logits_and_bias(layer, x)
     return lambda at: torch.softmax(logits(at) + bias(at), dim=-1)
-
-
-def content_of(layer: GPSA, x: Tensor) -> Rows:
-    """Return a function from queries to their content maps C alone (`content_rows`)."""
-    return content_rows(x, expand_heads(layer.weights()))
 
 
 def logits_and_bias(layer: CMHSA, x: Tensor) -> tuple[Rows, Rows]:

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from recast.lab.analysis.blocks import Images, device_of, each_batch
-from recast.lab.analysis.queries import content_of, logits_and_bias
+from recast.lab.analysis.queries import logits_and_bias
 from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
 from recast.layers.config import GaussianGate
 from recast.layers.functional import expand_heads
-from recast.layers.functional.maps import real_keys
+from recast.layers.functional.maps import content_rows, real_keys
 from recast.layers.functional.operands import block_diagonal
 from recast.modes import in_eval
 from recast.surgery.wake import relative_entropy
@@ -89,7 +89,8 @@ def _of_batch(layer: RecastLayer, x: Tensor, output: Tensor, queries: int) -> tu
         content, gamma = logits.softmax(-1), torch.ones(layer.num_heads, device=x.device)
         added = [(logits + bias).softmax(-1) - bias.softmax(-1)] * 2
     else:
-        content, gamma = content_of(layer, x)(at), expand_heads(layer.weights()).gates.content
+        weights = expand_heads(layer.weights())
+        content, gamma = content_rows(x, weights)(at), weights.gates.content
         added = [content, content - uniform]
     pixels = content[..., visible]
     pixels = pixels / pixels.sum(-1, keepdim=True)  # C-MHSA sees padding, too

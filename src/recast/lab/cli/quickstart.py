@@ -18,7 +18,7 @@ from recast.lab.files import locked
 from recast.lab.recipe import load_recipe
 
 SUITES = ("clean", "fgsm", "pgd", "basic", "cost")
-EXTRAS = {"sklearn": "scikit-learn", "matplotlib": "matplotlib", "jinja2": "jinja2"}
+EXTRAS = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
 EXAMPLES = """  recast quickstart
   recast quickstart --seed 1 --out runs/seed1
 """

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from recast.lab.evaluation.context import Batch, Context, NotMeasured, Score, Source
-from recast.lab.evaluation.stats import known_mean
+from recast.lab.evaluation.stats import known_mean, ratio
 
 MOST_CLASSES = 200
 """Upper bound of the suite `classes`: its bootstrap ranks all images once a class and draw."""
@@ -46,7 +46,7 @@ def pool_classes(context: Context, metric: str, scores: np.ndarray, counts: np.n
 def recall_and_f1(positive: np.ndarray, predicted: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return recall and F1 (draws, C) of decisions (n, C); NaN for classes without images, F1 unless predicted."""
     right, labelled, chosen = (counts @ which.astype(float) for which in (positive & predicted, positive, predicted))
-    return _ratio(right, labelled), _ratio(2 * right, labelled + chosen)
+    return ratio(right, labelled), ratio(2 * right, labelled + chosen)
 
 
 def ranked(scores: np.ndarray, positive: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -64,11 +64,7 @@ def ranked(scores: np.ndarray, positive: np.ndarray, counts: np.ndarray) -> tupl
         false = np.cumsum(ordered, 1)[:, ends] - true
         steps, width = np.diff(true, prepend=0), np.diff(false, prepend=0)
         precision = np.divide(true, true + false, out=np.zeros_like(true), where=true + false > 0)
-        results[0].append(_ratio((steps * precision).sum(1), true[:, -1]))
-        results[1].append(_ratio((width * (true - steps / 2)).sum(1), true[:, -1] * false[:, -1]))
+        results[0].append(ratio((steps * precision).sum(1), true[:, -1]))
+        results[1].append(ratio((width * (true - steps / 2)).sum(1), true[:, -1] * false[:, -1]))
     ap, auroc = (np.stack(values, 1) for values in results)
     return ap, auroc
-
-
-def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    return np.divide(part, whole, out=np.full_like(part, np.nan), where=whole > 0)

@@ -6,7 +6,7 @@ import copy
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from recast.lab.evaluation.runner import Results, measure, open_context
 from recast.lab.evaluation.suites import check_suites, check_task, evaluator, passes
 from recast.lab.files import locked, read_json, write_json
 from recast.lab.recipe import functions_of, has_new_parent, load_recipe
-from recast.lab.records import Difference, Provenance, Row, write_records
+from recast.lab.records import Difference, Row, write_records
 from recast.lab.tables import read_records, write_table
 from recast.lab.tasks import task_of
 from recast.models.build import build
@@ -68,7 +68,7 @@ def open_run(folder: str | Path) -> OpenRun:
     folder = Path(folder)
     recipe = load_recipe(folder / "recipe.yaml", complete=True)
     check_trusted(recipe.model.name)
-    data = load_data(recipe.data, recipe.augmentation, recipe.labels, recipe.model.in_chans)
+    data = data_of(recipe)
     classes, task = len(data.classes), task_of(recipe)
     check_classes(folder, data)
     if recipe.is_plain:
@@ -81,6 +81,12 @@ def open_run(folder: str | Path) -> OpenRun:
         models["finetuned"] = load(control, parent=trained)
     models["recast"] = load(folder / "weights.safetensors", parent=trained)
     return OpenRun(folder, recipe, data, models)
+
+
+def data_of(recipe: Recipe, labels: str | None = None) -> Data:
+    """Read the data of a recipe. labels: "coarse" or "fine"; None: those of the training."""
+    config = recipe.labels if labels is None else recipe.labels.replace(labels=labels)
+    return load_data(recipe.data, recipe.augmentation, config, recipe.model.in_chans)
 
 
 def evaluate_run(
@@ -146,16 +152,15 @@ def _labelled(run: OpenRun, suites: Sequence[str], options: Options) -> Data:
 
     Raises RecastError for suites that need the labels of the training.
     """
-    config = run.recipe.labels
-    if options.labels in (None, config.labels):
+    trained = run.recipe.labels.labels
+    if options.labels in (None, trained):
         return run.data
     if others := [name for name in suites if "labels" not in evaluator(name).uses]:
         raise RecastError(
-            f"{run.folder} was trained with {config.labels} labels: {others[0]} cannot be measured with "
+            f"{run.folder} was trained with {trained} labels: {others[0]} cannot be measured with "
             f"labels={options.labels}, only knn and retrieval can"
         )
-    chosen = config.replace(labels=options.labels)
-    return load_data(run.recipe.data, run.recipe.augmentation, chosen, run.recipe.model.in_chans)
+    return data_of(run.recipe, options.labels)
 
 
 def _provenance(folder: Path) -> dict[str, Any]:
@@ -190,19 +195,18 @@ def _write(
         written.add(name)
         if rows and name in content["suites"] and rows == [row for row in older if row.suite == name]:
             continue  # read from RUN/scores: the older provenance is right
-        provenance = Provenance(
-            command=command,
-            date=datetime.now(UTC).isoformat(timespec="seconds"),
-            seconds=round(seconds, 1),
-            together_with=[other for other in suites if other != name],
-            dataset=rows[0].dataset if rows else run.data.name,
-            images=images,
-            options={key: options[key] for key in options if key in (*evaluator(name).uses, "num_images", "seed")},
-            device=str(machine["device"]),
-            machine=f"{machine['platform']}, {machine['cpu_count']} CPUs",
-            versions={package: str(machine[package]) for package in ("recast", "torch", "timm", "python")},
-        )
-        content["suites"][name] = asdict(provenance)
+        content["suites"][name] = {
+            "command": command,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seconds": round(seconds, 1),
+            "together_with": [other for other in suites if other != name],  # of the same pass, which share its seconds
+            "dataset": rows[0].dataset if rows else run.data.name,
+            "images": images,
+            "options": {key: options[key] for key in options if key in (*evaluator(name).uses, "num_images", "seed")},
+            "device": str(machine["device"]),
+            "machine": f"{machine['platform']}, {machine['cpu_count']} CPUs",
+            "versions": {package: str(machine[package]) for package in ("recast", "torch", "timm", "python")},
+        }
     write_records(path, Row, [row for row in results.rows if row.suite in written])
     write_records(run.folder / "differences.csv", Difference, [d for d in results.differences if d.suite in written])
     for name in results.tables.keys() & written:

@@ -40,10 +40,14 @@ def plain_mean(means: np.ndarray) -> np.ndarray:
     return means[..., 0]
 
 
+def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """Return part / whole; NaN where the whole is 0."""
+    return np.divide(part, whole, out=np.full(whole.shape, np.nan), where=whole > 0)
+
+
 def known_mean(values: np.ndarray) -> np.ndarray:
     """Return the mean over the last axis without NaN; NaN if all are."""
-    count = (~np.isnan(values)).sum(-1)
-    return np.divide(np.nansum(values, -1), count, out=np.full(count.shape, np.nan), where=count > 0)
+    return ratio(np.nansum(values, -1), (~np.isnan(values)).sum(-1))
 
 
 def draws(n: int, seed: int = 0, most: int = RESAMPLES) -> Iterator[np.ndarray]:

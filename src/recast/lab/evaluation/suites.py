@@ -58,8 +58,11 @@ class Evaluator:
 
 
 def analyse(tabulate: Callable[..., Table], context: Context) -> Table:
-    """Return the table of all models on some of the images."""
-    return tabulate(context.models, _sample(context, IMAGES))
+    """Return the table of all models on `IMAGES` images, or on options.num_images."""
+    images = context.data.val
+    if context.options.num_images is None:
+        images = sampled(images, IMAGES)
+    return tabulate(context.models, (batch.images for batch in context.batches(Source(images))))
 
 
 def analyse_agreement(context: Context) -> Table:
@@ -73,14 +76,6 @@ def analyse_agreement(context: Context) -> Table:
     predictions = [[data.classes[value] for value in torch.cat(parts).tolist()] for parts in columns.values()]
     rows = tuple(zip(range(len(names)), names, *predictions, strict=True))
     return Table("agreement", ("index", "image", *columns), rows)
-
-
-def _sample(context: Context, most: int) -> Iterator[Tensor]:
-    """Return batches of `most` images, or of options.num_images."""
-    images = context.data.val
-    if context.options.num_images is None:
-        images = sampled(images, most)
-    return (batch.images for batch in context.batches(Source(images)))
 
 
 EVALUATORS = {

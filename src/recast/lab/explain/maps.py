@@ -11,12 +11,14 @@ from torch import Tensor, nn
 from recast.analysis.record import Attention, token_names, watched
 from recast.analysis.transformers import NO_GRID
 from recast.errors import RecastError, listed
-from recast.lab.analysis.queries import content_of, rows_of
+from recast.lab.analysis.queries import Rows, rows_of
 from recast.lab.explain.inputs import likeliest
 from recast.lab.explain.scene import GRAD_CAM, Floats, Layer, Maps, Outputs, Prediction, share_text
+from recast.lab.report.formats import plural
 from recast.layers.attention_pool import attention_pools
 from recast.layers.cmhsa import RecastLayer
-from recast.layers.functional import expand_heads
+from recast.layers.functional import Weights, expand_heads
+from recast.layers.functional.maps import content_rows
 from recast.layers.gpsa import GPSA
 from recast.modes import in_eval
 
@@ -85,7 +87,9 @@ def recast_layer(name: str, layer: RecastLayer, x: Tensor) -> Described:
     padded, (at_rows, at_columns) = geometry.padded_size(height, width), geometry.pixels(height, width)
     queries = geometry.query_positions(height, width)
     if isinstance(layer, GPSA):
-        kind, gate, mix, maps_of = "gpsa", f"{layer.config.gate} gate", _mix_of(name, layer), content_of(layer, x)
+        weights = expand_heads(layer.weights())
+        kind, gate, mix = "gpsa", f"{layer.config.gate} gate", _mix_of(name, layer, weights)
+        maps_of: Rows = content_rows(x, weights)
     else:
         kind, gate, mix, maps_of = "maps", "C-MHSA", {}, rows_of(layer, x)
     keys = range(padded[0])[at_rows], range(padded[1])[at_columns]
@@ -99,10 +103,9 @@ def recast_layer(name: str, layer: RecastLayer, x: Tensor) -> Described:
     return described, _stored(on_pixels, (len(queries[0]), len(queries[1])), (height, width), chunk)
 
 
-def _mix_of(name: str, layer: GPSA) -> dict[str, Any]:
+def _mix_of(name: str, layer: GPSA, w: Weights) -> dict[str, Any]:
     """Return the fields of `Layer` that determine how a GPSA layer mixes its maps."""
-    w, gates = expand_heads(layer.weights()), layer.gates()
-    parts = {"shift": w.shift, "gaussian": w.gates.gaussian, "content": w.gates.content}
+    gates, parts = layer.gates(), {"shift": w.shift, "gaussian": w.gates.gaussian, "content": w.gates.content}
     values = parts | {"center": w.center, "alpha": w.alpha}
     if not all(bool(value.isfinite().all()) for value in values.values() if value is not None):
         raise RecastError(f"{name} has gates or positions that are not finite: nothing can be drawn")
@@ -124,8 +127,8 @@ def token_layers(name: str, attention: Attention, names: Sequence[str]) -> list[
     layers: list[Described] = []
     signed = bool((attention.mix < 0).any())
     heads, (height, width) = _heads(attention.mix.shape[1]), attention.tokens.shape[-2:]
-    text = f"{_count(len(heads), 'head')} over {height}×{width} patches"
-    text += f" and {_count(attention.num_prefix, 'token')} before them" if attention.num_prefix else ""
+    text = f"{plural(len(heads), 'head')} over {height}×{width} patches"
+    text += f" and {plural(attention.num_prefix, 'token')} before them" if attention.num_prefix else ""
     text += ", weights of either sign" if signed else ""
     if attention.patches is not None:
         maps = attention.patches[0].float()
@@ -229,10 +232,6 @@ def map_name(prediction: Prediction) -> str:
 
 def _heads(count: int) -> tuple[str, ...]:
     return tuple(f"head {i + 1}" for i in range(count))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _step(grid: Sequence[int], most: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
 import torch
@@ -14,30 +13,23 @@ from recast.errors import RecastError
 from recast.files import write_text
 from recast.lab.config.evaluation import Options
 from recast.lab.config.explain import ExplainOptions
-from recast.lab.data import Data, load_data
+from recast.lab.data import Data
 from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.sources import without_unreadable
 from recast.lab.evaluation.context import Batch
 from recast.lab.evaluation.knn import banks, nearest, sources_knn, unit_features
-from recast.lab.evaluation.run_folder import open_run
+from recast.lab.evaluation.run_folder import data_of, open_run
 from recast.lab.evaluation.runner import open_context
 from recast.lab.explain.inputs import Input, find_inputs, page_stem, read_inputs, rgb_bytes
-from recast.lab.explain.write import check_target, fill_page
+from recast.lab.explain.write import check_target
 from recast.lab.files import check_ours
+from recast.lab.pages import fill_page
 from recast.lab.records import ARMS
 from recast.lab.report.formats import png
 from recast.modes import in_eval
 
 NEAREST = 10
 SIDE = 112  # longest side of a picture on the page
-MARKS = {
-    "right": ("✓", "#1a7f37"), "coarse class right": ("~", "#b26a00"), "wrong": ("✗", "#b3261e"), "": ("", "#8a9099"),
-}  # fmt: skip
-"""Comparison with the class of the query → mark and color."""
-LEAD = (
-    "Training images with the highest cosine similarity of features to the image on the left, the nearest first. "
-    "Green ✓: same class; amber ~: same coarse class only; red ✗: another class."
-)
 
 
 @dataclass(frozen=True)
@@ -51,7 +43,7 @@ class Shown:
     similarity: float = 1.0  # cosine with the query
 
     def beside(self, query: Shown) -> str:
-        """Compare the class with that of the query: a key of `MARKS`, empty if the query has no label."""
+        """Return right, coarse class right or wrong for a query with a label, else ""."""
         if not query.label:
             return ""
         if self.label == query.label:
@@ -113,38 +105,6 @@ def _coarse(data: Data, name: str | None) -> str:
     return data.coarse.names[int(data.coarse.of[data.classes.index(name)])]
 
 
-def draw_neighbours(queries: Sequence[Query]) -> str:
-    """Return HTML: a row of pictures for every query and arm, each with its class, marked right or wrong."""
-    parts = []
-    for query in queries:
-        rows = []
-        for arm, images in query.nearest.items():
-            right = sum(image.beside(query.image) == "right" for image in images)
-            count = f", {right} of {len(images)} right" if query.image.label else ""
-            figures = "".join(_figure(image, image.beside(query.image)) for image in images)
-            rows.append(f"<p>{escape(arm)}{count}</p><div style='display:flex;flex-wrap:wrap;gap:4px'>{figures}</div>")
-        parts.append(
-            f"<article class='card' style='margin:0 0 20px'><div style='display:flex;gap:20px;flex-wrap:wrap'>"
-            f"{_figure(query.image, '', is_query=True)}<div style='flex:1;min-width:0'>{''.join(rows)}</div></div>"
-            "</article>"
-        )
-    return f"<p class='lead'>{LEAD}</p>{''.join(parts)}"
-
-
-def _figure(image: Shown, verdict: str, is_query: bool = False) -> str:
-    side, under = 112 if is_query else 74, escape((image.label or "class unknown").replace("_", " "))
-    mark, color = MARKS[verdict]
-    coarse = f"{escape(image.coarse.replace('_', ' '))}<br>" if image.coarse else ""
-    last = escape(image.name) if is_query else f"{image.similarity:.2f}"
-    alt = f"{under}{', ' + verdict if verdict else ''}"
-    return (
-        f"<figure style='margin:0;width:{side + 8}px;font-size:11px;line-height:1.3;overflow-wrap:anywhere'>"
-        f"<img src='{image.picture}' alt='{alt}' title='{escape(image.name)}' style='width:{side}px;height:{side}px;"
-        f"object-fit:contain;image-rendering:pixelated;border:4px solid {color}'>"
-        f"<figcaption style='font:inherit'><b>{mark} {under}</b><br>{coarse}{last}</figcaption></figure>"
-    )
-
-
 def neighbours_page(options: ExplainOptions, size: tuple[int, int] | None) -> Path:
     """Write the page of nearest training images and return its path.
 
@@ -162,18 +122,15 @@ def neighbours_page(options: ExplainOptions, size: tuple[int, int] | None) -> Pa
     run = open_run(folder)
     data, trained = run.data, run.recipe.data
     if fine := run.recipe.labels.labels == "coarse":
-        data = load_data(
-            trained, run.recipe.augmentation, run.recipe.labels.replace(labels="fine"), run.recipe.model.in_chans
-        )
+        data = data_of(run.recipe, "fine")
     if trained.bad_image == "skip":
         data = without_unreadable(data, "train", "val")
     side = data.test_size
     names = {name: name for name in data.classes}
     inputs, notes = read_inputs(images, size or (side, side), options.num_images, names, trained.crop_pct, data)
     models = {"Network" if run.recipe.is_plain else ARMS[arm]: model for arm, model in run.models.items()}
-    neighbours = draw_neighbours(find_neighbours(models, data, inputs, options.device, fine))
+    queries = find_neighbours(models, data, inputs, options.device, fine)
     target.parent.mkdir(parents=True, exist_ok=True)
     title = f"Nearest training images: {run.recipe.model.name} on {data.name}"
-    note = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
-    write_text(target, fill_page("neighbours.html", title, notes=note, neighbours=neighbours))
+    write_text(target, fill_page("neighbours.html.j2", "explain.css", title=title, notes=notes, queries=queries))
     return target

@@ -103,10 +103,8 @@ class Maps:
 
     def fewer_queries(self) -> Maps:
         """Return every second row and column of queries."""
-        return replace(self[:, ::2, ::2], rows=self.rows[::2], columns=self.columns[::2])
-
-    def __getitem__(self, part: tuple[slice, slice, slice]) -> Maps:
-        return replace(self, low=self.low[part], scale=self.scale[part], stored=self.stored[part])
+        low, scale, stored = self.low[:, ::2, ::2], self.scale[:, ::2, ::2], self.stored[:, ::2, ::2]
+        return replace(self, low=low, scale=scale, stored=stored, rows=self.rows[::2], columns=self.columns[::2])
 
     def coarser_keys(self) -> Maps:
         """Return the sums over blocks of twice the side."""

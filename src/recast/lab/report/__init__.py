@@ -31,8 +31,7 @@ def write_report(runs: Sequence[Path | str], out: Path | str | None = None) -> P
     """
     folders = [Path(run) for run in runs]
     target = _target(folders, out)
-    for name in ("matplotlib", "jinja2"):
-        optional_package(name, name, f"a report needs {name}")
+    optional_package("matplotlib", "matplotlib", "a report needs matplotlib")
     from recast.lab.report.page import joint_part, render_page, run_part
 
     loaded = _load(folders)

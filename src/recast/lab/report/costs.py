@@ -10,9 +10,8 @@ from typing import Any
 
 from recast.lab.records import FrontierLine
 from recast.lab.report import formats
-from recast.lab.report.charts import Chart, Key, Role
+from recast.lab.report.charts import Chart, Key, Point, Role, Series, series_chart
 from recast.lab.report.curves import settings
-from recast.lab.report.draw import Point, Series, series_chart
 from recast.lab.report.labels import CORRUPTIONS, suite_title, words
 from recast.lab.report.load import Run
 from recast.lab.suites import METRICS, SUITES, base, of_kind

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recast.lab.files import number
-from recast.lab.report.charts import Chart
-from recast.lab.report.draw import Point, Series, series_chart
+from recast.lab.report.charts import Chart, Key, Point, Series, series_chart
 from recast.lab.report.labels import CORRUPTIONS, suite_title, words
 from recast.lab.report.load import Run
 from recast.lab.report.verdict import accuracy
@@ -41,9 +40,11 @@ def training(run: Run) -> list[Chart]:
     }  # fmt: skip
     parent = accuracy(run, "parent") if "parent" in words(run).drawn else math.nan
     top1 = training_series(run, run.main[1])
+    keys = [Key(words(run).arms["parent"], "dashed")] if math.isfinite(parent) else []
+    keys += [Key(series.label, series.role) for series in top1]
     losses = training_series(run, "val_loss") + training_series(run, "train_loss", "dotted")
     return [
-        series_chart("training_accuracy", f"{run.judged}, %", top1, level=(parent, "parent"), **axis),
+        series_chart("training_accuracy", f"{run.judged}, %", top1, level=(parent, "parent"), keys=keys, **axis),
         series_chart("training_loss", "Loss: validation (solid), training (dotted)", losses, **axis),
     ]
 

@@ -84,19 +84,14 @@ def interval(low: float, high: float, digits: int = 1) -> str:
 ARROWS = dict(zip(product((-1, 0, 1), repeat=2), "↖↑↗←•→↙↓↘", strict=True))
 
 
-def tap(down: int, right: int) -> str:
-    """Return the name of the tap `down` rows and `right` columns from the query: an arrow, a dot, or both numbers.
-
-    The pages of `recast explain` use the same names (`assets/words.js`).
-    """
-    return ARROWS.get((down, right)) or f"{down},{right}".replace("-", "−")
-
-
 def head_labels(heads: int, kernel: Sequence[int]) -> list[str]:
-    """Return the names of heads: the direction of the tap (`tap`) if there is one per tap, else the index."""
+    """Return the names of heads: their index or, if there is one per tap, where it is from the query.
+
+    An arrow, a dot, or rows down and columns right, as on the pages of `recast explain` (`assets/words.js`).
+    """
     if len(kernel) == 2 and kernel[0] * kernel[1] == heads:
         rows, columns = (range(-((k - 1) // 2), k - (k - 1) // 2) for k in kernel)
-        return [tap(down, right) for down in rows for right in columns]
+        return [ARROWS.get(tap) or "{},{}".format(*tap).replace("-", "−") for tap in product(rows, columns)]
     return [str(index) for index in range(heads)]
 
 

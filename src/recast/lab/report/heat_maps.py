@@ -11,8 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from recast.lab.files import number
-from recast.lab.report.charts import Chart
-from recast.lab.report.draw import shortened
+from recast.lab.report.charts import Chart, shortened
 from recast.lab.report.labels import words
 from recast.lab.report.load import Run
 

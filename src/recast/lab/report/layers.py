@@ -14,8 +14,7 @@ from recast.lab.analysis.records import FourierLine
 from recast.lab.files import number
 from recast.lab.records import ARMS
 from recast.lab.report import formats
-from recast.lab.report.charts import Chart, Key
-from recast.lab.report.draw import Point, Series, series_chart
+from recast.lab.report.charts import Chart, Key, Point, Series, series_chart
 from recast.lab.report.labels import words
 from recast.lab.report.load import Run
 

@@ -1,22 +1,26 @@
-"""Render runs as one HTML page with style, script and pictures inside."""
+"""Render runs as one HTML page with style, script and pictures inside; its key numbers, and how a run was made."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recast.lab.report import curves, layers, summary
-from recast.lab.report.arms_table import LABELS, arms_table
+from recast.lab.analysis.records import Wakefulness
+from recast.lab.files import number
+from recast.lab.pages import fill_page
+from recast.lab.records import ARMS
+from recast.lab.report import curves, formats, layers
 from recast.lab.report.costs import COSTS, cost_charts, frontier, joint_frontier
-from recast.lab.report.filling import fill_page
+from recast.lab.report.formats import NBSP
 from recast.lab.report.heat_maps import confusion_charts, similarity_charts
-from recast.lab.report.labels import glossary, words
+from recast.lab.report.labels import CORRUPTIONS, glossary, suite_title, words
 from recast.lab.report.load import Run
 from recast.lab.report.switches import switch_part
-from recast.lab.report.tables import runs_table, seeds_table, steps_table, unchanged_by_reason
-from recast.lab.report.verdict import joint_verdict, verdict, why_no_mean
+from recast.lab.report.tables import LABELS, arms_table, runs_table, seeds_table, steps_table, unchanged_by_reason
+from recast.lab.report.verdict import accuracy, joint_verdict, kept_predictions, verdict, why_no_mean
 
 Part = dict[str, Any]
 """Template variables of one run, or of several together."""
@@ -29,7 +33,7 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "run": run,
         "words": words(run),
         "verdict": verdict(run),
-        "tiles": summary.tiles(run),
+        "tiles": tiles(run),
         **{name: arms_table(run, name) for name in LABELS},
         "has_control": run.is_plain or bool(run.control) or any(row.model == "finetuned" for row in run.rows),
         "costs": cost_charts([run]) if count == 1 else {},
@@ -47,8 +51,68 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "confusion": confusion_charts(run),
         "plan": steps_table(run),
         "unchanged": unchanged_by_reason(run),
-        "facts": summary.facts(run),
+        "facts": facts(run),
     }
+
+
+def tiles(run: Run) -> list[tuple[str, str, str]]:
+    """Return the key numbers: label, value and detail of each."""
+    if run.is_plain:
+        return [(f"{run.judged} at the end", formats.percent(accuracy(run, "finetuned")), "nothing was recast")]
+    cards = []
+    if run.verify is not None:
+        same, images = kept_predictions(run)
+        relative = formats.error(number(run.verify["max_relative_error"]))
+        detail = "outputs equal bit for bit" if run.verify["bitwise"] is True else f"max relative error {relative}"
+        cards.append(("Predictions unchanged by the recast", f"{same:,} of{NBSP}{images:,}", detail))
+    end = f"{run.judged} at the end" if run.epochs else f"{run.judged}, untrained"
+    cards.append(_compared(run, end, {arm: accuracy(run, arm) for arm in ARMS}))
+    for suite in CORRUPTIONS:
+        corrupted = {arm: run.value(arm, suite, "top1/mean") for arm in ARMS}
+        if math.isfinite(corrupted["recast"]):
+            cards.append(_compared(run, f"Top-1: {suite_title(suite, short=True)}", corrupted))
+            break
+    if run.plan is not None:
+        before, after = run.plan.before.macs, run.plan.after.macs
+        detail = f"{formats.compact(before)} → {formats.compact(after)} MACs per image"
+        speeds = [run.value(arm, "cost", "images_per_second") for arm in ("finetuned", "recast")]
+        if all(speed > 0 for speed in speeds):  # NaN if not measured
+            old, new = (f"{1000 / speed:.3g}" for speed in speeds)
+            detail += f"; measured {old} → {new}{NBSP}ms"
+        cards.append(("Compute", formats.share(after, before), detail))
+    if (attention := Wakefulness.of(run.metrics[-1].layers)) is not None and run.epochs:
+        detail = attention.remedy(run.recipe.recast.query_key) or "beyond the effect of a global mean"
+        cards.append(("Heads that are awake", f"{attention.awake} of{NBSP}{attention.heads}", detail))
+    return cards
+
+
+def _compared(run: Run, label: str, values: Mapping[str, float]) -> tuple[str, str, str]:
+    """Compare with the fine-tuned parent, else with the parent."""
+    names, detail = words(run), "no baseline"
+    for arm, name in (("parent", names.parent), ("finetuned", names.control)):
+        difference = values["recast"] - values[arm]
+        if math.isfinite(difference) and arm in names.others:
+            detail = f"{formats.signed(difference)} points against {name}"
+    return label, formats.percent(values["recast"]), detail
+
+
+def facts(run: Run) -> dict[str, str]:
+    """Return how the run was made."""
+    environment = run.environment
+    versions = [f"{name} {environment[name]}" for name in ("recast", "torch", "timm", "python") if name in environment]
+    machine = [str(environment[name]) for name in ("platform", "device") if name in environment]
+    if count := environment.get("cpu_count"):
+        machine.append(f"{count} CPUs")
+    values = {
+        "Command": environment.get("command"),
+        "Run folder": run.name,
+        "Seed": run.recipe.seed,
+        "Versions": ", ".join(versions),
+        "Machine": ", ".join(machine),
+        "Date": environment.get("date"),
+        "Time": formats.duration(number(environment.get("seconds"))),
+    }
+    return {name: str(value) for name, value in values.items() if value not in (None, "", formats.MISSING)}
 
 
 def _picture(path: Path) -> str:
@@ -77,7 +141,8 @@ def render_page(parts: Sequence[Part], joint: Part | None) -> str:
     runs = [part["run"] for part in parts]
     return fill_page(
         "page.html.j2",
-        script="page.js",
+        "report.css",
+        ["report.js"],
         title=f"Recast report: {len(runs)} runs" if joint else f"Recast report: {runs[0].title.partition(',')[0]}",
         joint=joint,
         sections=parts,

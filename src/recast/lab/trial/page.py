@@ -12,12 +12,11 @@ from recast.lab.data import Data
 from recast.lab.explain.inputs import Input
 from recast.lab.explain.make import make_scene
 from recast.lab.explain.write import write_scene
+from recast.lab.pages import fill_page
 from recast.lab.records import ARMS
 from recast.lab.report import formats
-from recast.lab.report.charts import Role
-from recast.lab.report.draw import Point, Series, series_chart
-from recast.lab.report.filling import fill_page
-from recast.lab.report.table import Cell, PageTable
+from recast.lab.report.charts import Point, Role, Series, series_chart
+from recast.lab.report.tables import Cell, PageTable
 from recast.lab.trial.answer import COLUMNS, Answer
 
 PAGE, HEADS = "trial.html", "heads.html"
@@ -42,7 +41,9 @@ def write_page(folder: Path, answer: Answer, curves: Mapping[str, Curve], title:
     tiles.append(("heads that attend", f"{answer.awake} of {answer.heads}", "in the recast arm"))
     columns, *rows = [[Cell(text) for text in row] for row in (COLUMNS, *answer.rows())]
     table = PageTable("arms", columns, {"": rows})
-    text = fill_page("trial.html.j2", title=title, answer=answer, tiles=tiles, table=table, chart=chart, heads=HEADS)
+    text = fill_page(
+        "trial.html.j2", "report.css", title=title, answer=answer, tiles=tiles, table=table, chart=chart, heads=HEADS
+    )
     write_text(folder / PAGE, text)
     return folder / PAGE
 

@@ -351,8 +351,8 @@ class _Trial:
         return row
 
     def _write_pages(self, answer: Answer, runs: Mapping[Arm, Sequence[Mapping[str, Any]]], tail: Tail) -> None:
-        if missing := [name for name in ("jinja2", "matplotlib") if find_spec(name) is None]:
-            self.say(f"no page is written: pip install {' '.join(missing)}")
+        if find_spec("matplotlib") is None:
+            self.say("no page is written: pip install matplotlib")
             return
         from recast.lab.trial.page import write_heads, write_page
 

@@ -15,15 +15,17 @@ from recast.modes import in_eval
 
 GAP = ((2, 2), (2, 2), (0, 0))
 """White pixels around a panel."""
+AMONG = 64
+"""Images that the drawn ones are chosen from."""
 Panels = Callable[[Batch], Iterator[tuple[float, list[np.ndarray]]]]
 """How much the last two models differ on an image, and its panels (H, W, 3) in [0, 1], of every image of a batch."""
 
 
-def draw_predictions(context: Context, panels: Panels, count: int = 6, among: int = 64) -> Image.Image:
-    """Image, truth and every model's prediction side by side, a row an image: of the first `among` images those of
+def draw_predictions(context: Context, panels: Panels, count: int = 6) -> Image.Image:
+    """Image, truth and every model's prediction side by side, a row an image: of `AMONG` images those of
     which the last two models (the fine-tuned parent, the recast network) say most different things."""
     rows: list[tuple[float, list[np.ndarray]]] = []
-    for batch in context.batches(Source(sampled(context.data.val, among))):
+    for batch in context.batches(Source(sampled(context.data.val, AMONG))):
         rows += panels(batch)
     chosen = sorted(rows, key=lambda row: -row[0])[:count]
     framed = [[np.pad(panel, GAP, constant_values=1) for panel in row] for _, row in chosen]

@@ -19,12 +19,12 @@ class Prototypes(nn.Module):
     """DINO's head: an MLP with two GELUs, D → hidden → hidden → 256, cut to length 1, and its products with K unit
     vectors (Caron et al. 2021, arXiv:2104.14294, section 3)."""
 
-    def __init__(self, width: int, hidden: int, count: int, bottleneck: int = 256) -> None:
+    def __init__(self, width: int, hidden: int, count: int) -> None:
         super().__init__()
         first, second = nn.Linear(width, hidden), nn.Linear(hidden, hidden)
-        self.mlp = nn.Sequential(first, nn.GELU(), second, nn.GELU(), nn.Linear(hidden, bottleneck))
+        self.mlp = nn.Sequential(first, nn.GELU(), second, nn.GELU(), nn.Linear(hidden, 256))
         draw_(self.mlp, 0.02)  # as its code does
-        self.last = weight_norm(nn.Linear(bottleneck, count, bias=False))
+        self.last = weight_norm(nn.Linear(256, count, bias=False))
         self.last.parametrizations.weight.original0.data.fill_(1.0)
         self.last.parametrizations.weight.original0.requires_grad_(False)
 

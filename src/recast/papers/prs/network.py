@@ -30,8 +30,9 @@ from torch import Tensor, nn
 from recast.config import coerce
 from recast.errors import RecastError
 from recast.models.register import CIFAR100, IMAGENET, pretrained_cfg, register
+from recast.papers.first_weights import draw_linear_
 from recast.papers.prs.pixel_conv import PixelConv2d
-from recast.papers.trunk import FEATURES, Trunk, start_small_
+from recast.papers.trunk import FEATURES, Trunk
 
 __all__ = ["Block", "CMHSAViT", "PatchEmbed"]
 
@@ -58,8 +59,8 @@ class Block(nn.Module):
         self.norm2 = LayerNorm2d(dim)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), use_conv=True)
         self.drop_path2 = DropPath(drop_path) if drop_path else nn.Identity()
-        start_small_(self.mlp.fc1)
-        start_small_(self.mlp.fc2)
+        draw_linear_(self.mlp.fc1)
+        draw_linear_(self.mlp.fc2)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.drop_path1(self.mixer(self.norm1(x)))

@@ -94,7 +94,7 @@ class Detect(Task):
         return images, targets.taught()
 
     def meter(self, data: Data) -> Meter:
-        from recast.papers.dense.detect.training import ObjectMeter
+        from recast.papers.dense.detect.evaluation import ObjectMeter
 
         return ObjectMeter(data)
 

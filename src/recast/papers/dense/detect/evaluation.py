@@ -1,4 +1,4 @@
-"""Average precision as COCO computes it (suite `detection`), of boxes and of masks.
+"""Average precision as COCO computes it (suite `detection`, and in training), of boxes and of masks.
 
 Detections of an image, the `MOST` surest of every class, are matched to its objects class by class for every IoU of
 0.50, 0.55, ..., 0.95 and every range of areas. Matches with a crowd, and detections outside the range, do not count
@@ -13,15 +13,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torchvision.ops import box_area, box_iou
 from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
 from recast.errors import RecastError
+from recast.lab.data import Data
+from recast.lab.data.seeding import seeded
 from recast.lab.evaluation.context import Batch, Context, Score
 from recast.lab.evaluation.stats import known_mean
-from recast.papers.dense.detect.networks import check_detections
+from recast.papers.dense.detect.networks import check_detections, losing, total_loss
+from recast.papers.dense.detect.objects import Objects
 from recast.papers.dense.predictions import class_colours
 
 MOST = 100
@@ -190,6 +193,29 @@ def pool_detection(context: Context, metric: str, scores: np.ndarray, images: np
     precisions = average_precisions(scores.astype(np.float64), images, len(context.data.classes))
     named = summarised(precisions, context.data.classes, context.data.kinds)
     return {f"{PREFIXES[metric]}{name}": values for name, values in named.items()}
+
+
+class ObjectMeter:
+    """Sum of a detector's losses, AP of the boxes at IoU 0.5 and AP, in percent; in one process."""
+
+    def __init__(self, data: Data) -> None:
+        self.data, self.sums = data, torch.zeros(0, dtype=torch.float64)
+        self.rows: list[np.ndarray] = []
+
+    def add(self, model: nn.Module, images: Tensor, labels: Objects) -> float:
+        """Count images, as `Meter.add` does."""
+        outputs = model(images)
+        check_detections(outputs, len(labels))
+        self.rows += scores_of(outputs, labels, len(self.data.classes), "boxes")
+        with losing(model), seeded(0):
+            return total_loss(model(images, labels.to(images.device).taught())).item() * len(labels)
+
+    def values(self, sums: Tensor) -> tuple[float, ...]:
+        """Return AP at IoU 0.5, and AP."""
+        precisions = average_precisions(stacked(self.rows), np.ones((1, len(self.rows))), len(self.data.classes))
+        aps = summarised(precisions, self.data.classes, {})
+        ap50, ap = (float(np.nan_to_num(aps[name][0])) for name in ("ap50", "ap"))
+        return ap50, ap
 
 
 def object_panels(batch: Batch) -> Iterator[tuple[float, list[np.ndarray]]]:

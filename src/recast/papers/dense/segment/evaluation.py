@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from recast.errors import RecastError
 from recast.lab.evaluation.context import Batch, Context, Score, Source
-from recast.lab.evaluation.stats import Statistic, known_mean
+from recast.lab.evaluation.stats import Statistic, known_mean, ratio
 from recast.papers.dense.predictions import class_colours
 from recast.papers.dense.segment.networks import pixel_logits
 from recast.papers.dense.segment.pairs import IGNORE, OUTSIDE, ImagePairs
@@ -128,17 +128,13 @@ def score_segmentation(batch: Batch) -> Iterator[Score]:
 def mean_iou(means: np.ndarray) -> np.ndarray:
     """Return 100 · mean of both/(labelled + predicted − both) over the classes that are labelled or predicted."""
     labelled, predicted, both = np.moveaxis(means.reshape(*means.shape[:-1], 3, -1), -2, 0)
-    return _mean_ratio(both, labelled + predicted - both)
+    return 100 * known_mean(ratio(both, labelled + predicted - both))
 
 
 def mean_accuracy(means: np.ndarray) -> np.ndarray:
     """Return 100 · mean of both/labelled over the labelled classes; that of the pixels for a single sum."""
     labelled, both = np.moveaxis(means.reshape(*means.shape[:-1], 2, -1), -2, 0)
-    return _mean_ratio(both, labelled)
-
-
-def _mean_ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    return 100 * known_mean(np.divide(part, whole, out=np.full_like(part, np.nan), where=whole > 0))
+    return 100 * known_mean(ratio(both, labelled))
 
 
 STATISTICS: dict[str, Statistic] = {

@@ -83,7 +83,7 @@ class UperHead(nn.Module):
     A pyramid of pooled maps on the coarsest, a feature pyramid over all, everything fused (arXiv:1807.10221).
     """
 
-    def __init__(self, channels: Sequence[int], num_classes: int, hidden: int = 512, dropout: float = 0.1) -> None:
+    def __init__(self, channels: Sequence[int], num_classes: int, hidden: int = 512) -> None:
         super().__init__()
         *finer, coarsest = channels
         self.pooled = nn.ModuleList(
@@ -93,7 +93,7 @@ class UperHead(nn.Module):
         self.lateral = nn.ModuleList(ConvNormReLU(width, hidden, 1) for width in finer)
         self.smooth = nn.ModuleList(ConvNormReLU(hidden, hidden, 3) for _ in finer)
         self.fuse = ConvNormReLU(len(channels) * hidden, hidden, 3)
-        self.dropout = nn.Dropout2d(dropout)
+        self.dropout = nn.Dropout2d(0.1)
         self.classify = nn.Conv2d(hidden, num_classes, 1)
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
@@ -131,9 +131,9 @@ class UperNet(Stages):
         return {"out": self.head(maps)} | ({"aux": self.auxiliary(maps[-2])} if self.training else {})
 
 
-def fcn_head(channels: int, num_classes: int, hidden: int = 256, dropout: float = 0.1) -> nn.Sequential:
+def fcn_head(channels: int, num_classes: int, hidden: int = 256) -> nn.Sequential:
     """Return the auxiliary head on the map of stride 16."""
-    return nn.Sequential(ConvNormReLU(channels, hidden, 3), nn.Dropout2d(dropout), nn.Conv2d(hidden, num_classes, 1))
+    return nn.Sequential(ConvNormReLU(channels, hidden, 3), nn.Dropout2d(0.1), nn.Conv2d(hidden, num_classes, 1))
 
 
 HEADS = tuple(f"scores.{stage}" for stage in range(3))
