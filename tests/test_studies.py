@@ -46,14 +46,15 @@ def test_first_and_last_block_are_taken_by_name(load: Any) -> None:
     assert of_blocks([]) == of_blocks(curves[:2]) == {}
 
 
-def test_the_blocks_of_the_table_are_those_of_the_stored_runs() -> None:
-    with zipfile.ZipFile(RESULTS / "evidence_runs/d-prs.zip") as packed:
+@pytest.mark.parametrize(("study", "count"), [("d-prs", 30), ("j-prs-long", 15)])
+def test_the_blocks_of_the_table_are_those_of_the_stored_runs(study: str, count: int) -> None:
+    with zipfile.ZipFile(RESULTS / f"evidence_runs/{study}.zip") as packed:
         runs = [json.loads(packed.read(name)) for name in packed.namelist() if name.endswith("result.json")]
     stored = {
         (run["job"]["arm"], str(run["job"]["seed"])): dict((n, d) for n, _, d in run.get("fourier", ())) for run in runs
     }
-    rows = [row for row in read("evidence.csv") if row["metric"] == "delta(pi), first block"]
-    assert len(rows) == 30
+    rows = [r for r in read("evidence.csv") if (r["study"], r["metric"]) == (study, "delta(pi), first block")]
+    assert len(rows) == count
     for row in rows:
         assert float(row["value"]) == pytest.approx(stored[row["arm"], row["seed"]]["blocks.0"], abs=6e-4)
 
