@@ -113,7 +113,9 @@ class Scores:
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 arrays = {name: stored[name] for name in stored.files}
-            key, done = str(arrays.pop("key")), int(arrays.pop("done"))
+            key, done, metrics = str(arrays.pop("key")), int(arrays.pop("done")), arrays.pop("metrics").tolist()
+            if metrics != list(arrays):  # zip's checksums do not cover its list of entries
+                raise ValueError("a metric is missing")
         except Exception as error:  # a damaged file can raise anything
             return warnings.warn(f"{path} is damaged ({first_line(error)}): measuring again", stacklevel=2)
         is_whole = all(array.ndim == 2 and len(array) == self.n for array in arrays.values())
@@ -136,4 +138,4 @@ class Scores:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with replaced(self.path) as temporary, temporary.open("wb") as file:
-            np.savez_compressed(file, key=self.key, done=self.done, **self.arrays)  # type: ignore[arg-type]
+            np.savez_compressed(file, key=self.key, done=self.done, metrics=list(self.arrays), **self.arrays)  # type: ignore[arg-type]
