@@ -142,7 +142,7 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
     _check_frozen(recipe, parent)
     planned = None
     if not recipe.is_plain:
-        if layers := recast_layers(parent):
+        if recipe.has_layers and (layers := recast_layers(parent)):
             raise RecastError(
                 f"{config.checkpoint or config.name} is recast already ({next(iter(layers))}): start from its parent, "
                 "or train it on as it is with --where none"
