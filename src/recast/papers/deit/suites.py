@@ -80,20 +80,16 @@ def sources_branches(context: Context) -> list[Source]:
 def score_branches(batch: Batch) -> Iterator[Score]:
     """Score branch/attention@N and branch/mlp@N: ‖g(x)‖ / ‖x‖ of block N, x the tokens that the branch is added to."""
     for name, model in batch.models.items():
-        added: dict[str, nn.Module] = {}
-        main: dict[str, nn.Module] = {}
-        for number, block in enumerate(blocks_of(model.model), 1):
-            paths = (block.drop_path, block.drop_path) if isinstance(block, LayerScaleBlock) else (
-                block.drop_path1, block.drop_path2
-            )  # fmt: skip
-            added |= {f"attention@{number}": paths[0], f"mlp@{number}": paths[1]}
-            main |= {f"attention@{number}": block.norm1, f"mlp@{number}": block.norm2}
-        with captured_outputs(added.items()) as branches, captured_inputs(main.items()) as inputs:
+        blocks = {str(number): block for number, block in enumerate(blocks_of(model.model), 1)}
+        norms = {f"{part}@{number}": getattr(block, norm) for number, block in blocks.items()
+                 for part, norm in (("attention", "norm1"), ("mlp", "norm2"))}  # fmt: skip
+        with captured_inputs(norms.items()) as inputs, captured_outputs(blocks.items()) as outputs:
             batch.context.logits(name, batch.images)
-        for key in main:
-            branch = branches[key][0 if key.startswith("attention") else -1]  # CaiT calls one module for both
-            sizes = (tokens.float().flatten(1).norm(dim=1) for tokens in (branch, inputs[key][0]))
-            yield Score(name, f"branch/{key}", next(sizes) / next(sizes))
+        for number in blocks:
+            x, between, y = inputs[f"attention@{number}"][0], inputs[f"mlp@{number}"][0], outputs[number][0]
+            for part, before, after in (("attention", x, between), ("mlp", between, y)):
+                added, main = (tokens.float().flatten(1).norm(dim=1) for tokens in (after - before, before))
+                yield Score(name, f"branch/{part}@{number}", added / main)
 
 
 EVALUATORS["crop"] = Evaluator(score_crop, sources=sources_crop)
