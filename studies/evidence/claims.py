@@ -87,30 +87,19 @@ CLAIMS = (
         for kind in ("exact", "sigmoid") for share in ("25%", "50%")
     ),
     *(
-        Claim(f"{PRS}, Table 3", says, "d-prs", f"PRS{layer}", against.format(layer))
-        for says, against in (
-            ("layer by layer beats all at once", "two-stage{}"),
-            ("layer by layer beats a plain ViT", PLAIN_VIT),
+        Claim(source, says, "[dj]-prs*", f"PRS{layer}", against.format(layer))
+        for source, says, against in (
+            (f"{PRS}, Table 3", "layer by layer beats all at once", "two-stage{}"),
+            (f"{PRS}, Table 3", "layer by layer beats a plain ViT", PLAIN_VIT),
+            ("ours", "the last layer first (PRS's choice, Sec. 6) beats the first first", "reversed{}"),
         )
         for layer in ("", ", C-MHSA")
     ),
-    Claim(f"{PRS}, Table 3", "layer by layer beats all at once", "j-*", "PRS, C-MHSA", "two-stage, C-MHSA"),
-    Claim(f"{PRS}, Table 3", "layer by layer beats a plain ViT", "j-*", "PRS, C-MHSA", PLAIN_VIT),
-    Claim("ours", "the last layer first (PRS's choice, Sec. 6) beats the first first", "j-*", "PRS, C-MHSA",
-          "reversed, C-MHSA"),
-    *(
-        Claim(
-            f"{PRS}, Fig. 3", f"more attention: Δ log amplitude {says}", "j-*", "two-stage, C-MHSA", "convolution",
-            (f"delta(pi), {block} block",), below=block == "last",
-        )
-        for block, says in (("first", "rises in the first block"), ("last", "falls in the last"))
-    ),
     Claim("ours", "attention that starts as convolutions beats a plain ViT", "d-prs", "from the start", PLAIN_VIT),
     Claim("ours", "… and convolutions", "d-prs", "from the start", "convolution"),
-    Claim("ours", "the last layer first (PRS's choice, Sec. 6) beats the first first", "d-prs", "PRS", "reversed"),
     *(
         Claim(
-            f"{PRS}, Fig. 3", f"more attention: Δ log amplitude {says}", "d-prs", arm, against,
+            f"{PRS}, Fig. 3", f"more attention: Δ log amplitude {says}", "[dj]-prs*", arm, against,
             (f"delta(pi), {block} block",), below=block == "last",
         )
         for arm, against in (*((arm, LATEST) for arm in MORE_ATTENTION), ("two-stage, C-MHSA", "convolution"))
