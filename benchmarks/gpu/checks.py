@@ -24,6 +24,7 @@ from part import precision, start
 from rows import Row, Unit, row
 from torch import Tensor, nn
 
+import recast.papers.networks  # noqa: F401  registers them
 from recast.lab.scales import randomize_scales_
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.config import PAPERS_LAYER, RecastConfig

@@ -89,7 +89,8 @@ def merged(x: Tensor, w: Weights) -> Tensor:
     shift is a second term of its factors: no convolution. Other layers are split.
     """
     heads = w.geometry.num_heads
-    if w.shift is None or w.geometry.is_transposed or w.groups > 1 or not (on_accelerator(x) or _has_few_keys(x, w)):
+    is_short = on_accelerator(x) or _has_few_keys(x, w)
+    if not (is_short and w.gates.has_shift and w.groups == 1) or w.geometry.is_transposed:
         return split(x, w)
     if len(w.content_heads) < heads or not w.content_sees_grid or w.content == "linear":
         if len(w.gaussian_heads) < heads:
@@ -302,9 +303,10 @@ def _shift_factors(x: Tensor, w: Weights) -> tuple[Tensor, Tensor]:
     if not w.gathers_padding:
         at = geometry.pixels(*size)
         rows, columns = rows[..., at[0]], columns[..., at[1]]
-    assert w.shift is not None
-    shift = w.shift.view(geometry.kernel)[:, :, None, None]
-    return (shift * rows[:, None]).flatten(0, 1), columns.expand(geometry.kernel[0], -1, -1, -1).flatten(0, 1)
+    shift = w.shift  # computed where it is read
+    assert shift is not None
+    rows = shift.view(geometry.kernel)[:, :, None, None] * rows[:, None]
+    return rows.flatten(0, 1), columns.expand(geometry.kernel[0], -1, -1, -1).flatten(0, 1)
 
 
 def as_tokens(images: Tensor) -> Tensor:

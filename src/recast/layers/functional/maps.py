@@ -194,7 +194,7 @@ def weighted_factors(x: Tensor, w: Weights) -> tuple[Tensor, Tensor]:
     A Gaussian's tails, far below rounding, are 0: a CPU multiplies numbers below 1e-38 many times as slowly.
     """
     rows, columns = (
-        factor.where(factor > torch.finfo(factor.dtype).eps ** 2, 0.0)
+        factor * (factor > torch.finfo(factor.dtype).eps ** 2)
         for factor in gaussian_factors(w.center, w.alpha, w.geometry, *x.shape[2:])
     )
     if not w.gathers_padding:

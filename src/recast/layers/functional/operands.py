@@ -173,9 +173,9 @@ def block_diagonal(matrix: Tensor, groups: int) -> Tensor:
 
 
 def in_autocast(x: Tensor) -> bool:
-    """Return True if autocast chooses the dtype of products of `x`. Some devices (meta) have no autocast."""
-    kind = x.device.type
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    """Return True if autocast chooses the dtype of products of `x`. Meta tensors have no autocast."""
+    # `torch.amp.is_autocast_available` would end the tracing of torch 2.11's compiler
+    return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
 
 
 def on_accelerator(x: Tensor) -> bool:
@@ -218,10 +218,8 @@ def take_heads(values: Tensor, heads: Sequence[int], num_heads: int) -> Tensor:
     """Select the entries of some heads, ascending: (H, …) → (h, …)."""
     if len(heads) == num_heads:
         return values
-    pieces = []
-    for _, run in groupby(enumerate(heads), key=lambda pair: pair[1] - pair[0]):
-        (_, start), *rest = run
-        pieces.append(values[start : start + 1 + len(rest)])
+    starts, ends = [h for h in heads if h - 1 not in heads], [h + 1 for h in heads if h + 1 not in heads]
+    pieces = [values[start:end] for start, end in zip(starts, ends, strict=True)]
     return torch.cat(pieces) if len(pieces) > 1 else pieces[0] if pieces else values[:0]
 
 
