@@ -23,10 +23,9 @@ from timing import RESULTS, write_table
 from torchvision.transforms.v2.functional import normalize
 
 import recast
-from recast.lab.analysis.records import Wakefulness
 from recast.lab.data import load_data
 from recast.lab.recipe import load_recipe
-from recast.lab.records import Row
+from recast.lab.records import Row, Wakefulness
 from recast.lab.statistics import mean_interval
 from recast.lab.tables import read_records
 from recast.lab.training.metrics import read_metrics

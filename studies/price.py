@@ -57,10 +57,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import recast
 import recast.papers.networks  # registers the networks
-from recast.lab.analysis.records import Wakefulness
 from recast.lab.analysis.wakefulness import wakefulness
 from recast.lab.data.digits import as_rgb, draw_canvases, draw_classes, read_digits
 from recast.lab.data.seeding import choose_balanced, hold_out
+from recast.lab.records import Wakefulness
 
 ONE = {"content_heads": "middle", "gaussian_heads": "none", "head_dim": 32, "gate_ratio": 50}
 NARROW = {"content_heads": "all", "gaussian_heads": "all"}

@@ -44,12 +44,12 @@ import torch
 from price import CHOICES, NARROW, ONE, append, build, by_turns, calls_of, filled, groups_of, interval, macs_of, read
 from torch import Tensor, nn
 
-from recast.lab.analysis.records import Wakefulness
 from recast.lab.analysis.wakefulness import wakefulness
 from recast.lab.data import load_data
 from recast.lab.data.digits import read_digits
 from recast.lab.evaluation.stats import resampled_means
 from recast.lab.recipes import make_recipe
+from recast.lab.records import Wakefulness
 from recast.lab.training.optim import WarmupDecay
 from recast.papers.dense.scenes import CLASSES, KINDS, draw_scene
 from recast.papers.dense.segment.evaluation import mean_iou, pixel_counts

@@ -25,7 +25,7 @@ from job import Job
 from scipy.stats import t as student
 from studies import Study
 
-from recast.lab.analysis.records import Wakefulness
+from recast.lab.records import Wakefulness
 
 FOLDED = ", folded"
 """The same run without its attention (`networks.fold_all`)."""

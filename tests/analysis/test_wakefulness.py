@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import recast
-from recast.lab.analysis.records import Wakefulness
 from recast.lab.analysis.wakefulness import wakefulness
+from recast.lab.records import Wakefulness
 from recast.layers.cmhsa import CMHSA, recast_layers
 from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.surgery.wake import wake_

@@ -9,7 +9,7 @@ from stand_ins import SIZE, stand_in
 
 from recast.lab.config import Augmentation, ClassifyConfig, DataConfig, LabelsConfig, Recipe
 from recast.lab.config.schedules import AtOnce, Before
-from recast.lab.config.tasks import ImageTask
+from recast.lab.config.tasks import OneLabelTask
 from recast.lab.data import Data
 from recast.lab.data.augment import resolve
 from recast.lab.data.datasets import ImageTensors
@@ -34,7 +34,7 @@ def tiny_data(config: DataConfig, augment: Augmentation, labels: LabelsConfig, i
 def tiny(recipe: Recipe) -> Recipe:
     """The recipe for a small network, on few images, for one epoch of two updates of four images."""
     schedule, task = recipe.schedule, recipe.task
-    if not isinstance(task, ImageTask):
+    if not isinstance(task, OneLabelTask):
         task = ClassifyConfig(erasing=recipe.augmentation.erasing, label_smoothing=getattr(task, "label_smoothing", 0))
     if recipe.teacher.kind == "model":
         task = task.replace(teacher=recipe.teacher.replace(teacher_model="stand_ins:resnet", teacher_pretrained=False))

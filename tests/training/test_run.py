@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from small import assert_same, digits_recipe
 
 from recast import RecastConfig, RecastError, load, save
-from recast.lab.analysis.records import Wakefulness
 from recast.lab.config import (
     AugmentConfig,
     ClassifyConfig,
@@ -28,6 +27,7 @@ from recast.lab.config import (
 from recast.lab.data import load_data
 from recast.lab.evaluation.run_folder import evaluate_run, open_run
 from recast.lab.recipe import load_recipe
+from recast.lab.records import Wakefulness
 from recast.lab.training import prepare
 from recast.lab.training import run as run_module
 from recast.lab.training.checkpoint import states

@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import recast
-from recast.lab.analysis.records import Wakefulness
 from recast.lab.cli import main
 from recast.lab.config import DataConfig
 from recast.lab.data import Data, load_data
 from recast.lab.data.seeding import choose_balanced
+from recast.lab.records import Wakefulness
 from recast.lab.trial import arms, run, try_
 from recast.lab.trial.answer import RATES, ArmLine, Facts, judge
 from recast.lab.trial.features import Bank

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.lab.analysis.blocks import BlockSequence, Images, each_batch
-from recast.lab.analysis.records import FourierLine
+from recast.lab.records import FourierLine
 from recast.lab.tables import Table
 
 FREQUENCIES = tuple(i / 30 for i in range(31))

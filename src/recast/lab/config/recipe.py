@@ -161,6 +161,11 @@ class Recipe(Config):
         return self.where != ["none"]
 
     @property
+    def attention(self) -> str:
+        """Name of what a convolution becomes."""
+        return "C-MHSA" if self.recast.gate == "bias" else f"{self.recast.gate} gate"
+
+    @property
     def is_plain(self) -> bool:
         """True if nothing is recast, neither convolutions nor the pooling: the network itself is trained."""
         return not (self.has_layers or self.pool.is_on)

@@ -125,7 +125,7 @@ class ModelTeacher(Teaching):
     """Let timm or torchvision fetch the teacher's weights."""
 
 
-class PictureTask(TaskConfig):
+class WholeImageTask(TaskConfig):
     """Settings of tasks with labels of whole images."""
 
     auto_augment: str | None = None
@@ -134,7 +134,7 @@ class PictureTask(TaskConfig):
     """Probability of random erasing. One box of noise, pixel mode."""
 
 
-class ImageTask(PictureTask):
+class OneLabelTask(WholeImageTask):
     """Settings of tasks with one label for an image."""
 
     label_smoothing: BelowOne = 0.0
@@ -142,7 +142,7 @@ class ImageTask(PictureTask):
     loss: LabelLoss = CrossEntropy()
 
 
-class ClassifyConfig(ImageTask):
+class ClassifyConfig(OneLabelTask):
     """One class for each image."""
 
     kind: Literal["classify"] = "classify"
@@ -173,7 +173,7 @@ class ClassifyConfig(ImageTask):
         return self.mixup > 0 or self.cutmix > 0
 
 
-class MultiLabelConfig(PictureTask):
+class MultiLabelConfig(WholeImageTask):
     """Any number of classes for each image."""
 
     data_sets: ClassVar[tuple[str, ...]] = ("csv_multilabel",)

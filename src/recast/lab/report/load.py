@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from recast.errors import RecastError
-from recast.lab.analysis.records import FourierLine, SimilarityLine
 from recast.lab.config import Recipe
 from recast.lab.files import read_json, read_lines, read_names, read_text
 from recast.lab.recipe import SEAL, load_recipe, why_untaught
-from recast.lab.records import Difference, Epoch, FrontierLine, Row, Switching
+from recast.lab.records import Difference, Epoch, FourierLine, FrontierLine, Row, SimilarityLine, Switching
 from recast.lab.suites import METRICS
 from recast.lab.tables import read_records, read_table
 from recast.lab.tasks import Task, task_of_data
@@ -67,9 +66,8 @@ class Run:
     def title(self) -> str:
         """Network, data, and kind of attention."""
         recipe = self.recipe
-        kind = "C-MHSA" if recipe.recast.gate == "bias" else f"{recipe.recast.gate} gate"
-        if not recipe.has_layers:
-            kind = "nothing recast" if recipe.is_plain else "attention pooling"
+        kind = "nothing recast" if recipe.is_plain else "attention pooling"
+        kind = recipe.attention if recipe.has_layers else kind
         return f"{recipe.model.name} on {recipe.data.name}, {kind}"
 
     @property

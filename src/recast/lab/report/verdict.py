@@ -9,9 +9,9 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from recast.errors import listed
-from recast.lab.analysis.records import Wakefulness
 from recast.lab.files import number
 from recast.lab.recipe import flat, how_it_runs, paths
+from recast.lab.records import Wakefulness
 from recast.lab.report import formats
 from recast.lab.report.formats import NBSP
 from recast.lab.report.labels import words

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError, listed
 from recast.files import write_text
-from recast.lab.analysis.records import Wakefulness
 from recast.lab.analysis.wakefulness import wakefulness
 from recast.lab.config import Recipe
 from recast.lab.data import Data, Loader
 from recast.lab.files import json_line, read_lines
-from recast.lab.records import Epoch
+from recast.lab.records import Epoch, Wakefulness
 from recast.lab.suites import METRICS
 from recast.lab.tasks import task_of
 from recast.lab.training.checkpoint import Position

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from rich.table import Table
 
-from recast.lab.analysis.records import Wakefulness
+from recast.lab.records import Wakefulness
 from recast.lab.report.formats import decimal, plural, signed
 from recast.lab.statistics import paired_interval
 from recast.surgery.table import render

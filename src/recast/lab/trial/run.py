@@ -23,7 +23,6 @@ from torch import nn
 
 from recast.errors import RecastError, listed
 from recast.files import replaced, write_text
-from recast.lab.analysis.records import Wakefulness
 from recast.lab.data import Data, Loader
 from recast.lab.data.class_order import name_other_classes, order_classes_
 from recast.lab.data.datasets import ImageFiles, ImageTensors, LabelledImages
@@ -31,6 +30,7 @@ from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.data.seeding import choose_balanced, hold_out
 from recast.lab.device import choose_device
 from recast.lab.files import json_line, locked, read_json, read_lines, write_json
+from recast.lab.records import Wakefulness
 from recast.lab.report.formats import plural
 from recast.lab.trial import arms
 from recast.lab.trial.answer import RATES, Answer, ArmLine, Facts, judge

@@ -10,7 +10,7 @@ from pydantic import model_validator
 from recast.config import Classes, Count, NotNegative, OneOf, Positive, Rare, Width, clash
 from recast.lab.config.inputs import LabelsConfig
 from recast.lab.config.recipe import PaperConfig
-from recast.lab.config.tasks import ImageTask
+from recast.lab.config.tasks import OneLabelTask
 from recast.lab.config.types import Probability, Share
 from recast.lab.suites import METRICS, SUITES, Metric, Suite
 
@@ -43,7 +43,7 @@ class GrafitConfig(PaperConfig, LabelsConfig):
 
     def check(self, recipe: Recipe) -> None:
         """Raise `clash` for coarse labels of a task whose images have no single label."""
-        if self.labels == "coarse" and not isinstance(recipe.task, ImageTask):
+        if self.labels == "coarse" and not isinstance(recipe.task, OneLabelTask):
             raise clash(f"`papers.grafit.labels` coarse does not apply to `task.kind` {recipe.task.kind}; drop it")
 
 
@@ -108,7 +108,7 @@ class Dino(Projector):
         return self
 
 
-class EmbedConfig(ImageTask):
+class EmbedConfig(OneLabelTask):
     """An embedding of images, for neighbors and retrieval, with labels or without."""
 
     kind: Literal["embed"] = "embed"

@@ -10,7 +10,7 @@ from recast.lab.tasks.base import Loss, Meter, Task
 
 if TYPE_CHECKING:
     from recast.lab.config import Recipe
-    from recast.lab.config.tasks import ImageTask
+    from recast.lab.config.tasks import OneLabelTask
     from recast.lab.data import Data
 
 
@@ -32,7 +32,7 @@ class Classify(Task):
     def loading(self, recipe: Recipe, data: Data) -> dict[str, Any]:
         return super().loading(recipe, data) | {"balanced": getattr(recipe.task, "sampler", None) is not None}
 
-    def loss(self, config: ImageTask, data: Data) -> Loss:
+    def loss(self, config: OneLabelTask, data: Data) -> Loss:
         from recast.lab.tasks.classify.training import balanced_weights, label_loss
 
         is_weighted = getattr(config, "class_weights", None) is not None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recast.errors import RecastError
-from recast.lab.config.tasks import BinaryCrossEntropy, ImageTask
+from recast.lab.config.tasks import BinaryCrossEntropy, OneLabelTask
 from recast.lab.data import Data
 from recast.lab.training.distill import widened
 from recast.models.build import check_logits
@@ -22,7 +22,9 @@ def balanced_weights(labels: Tensor, num_classes: int) -> Tensor:
     return len(labels) / (num_classes * labels.bincount(minlength=num_classes).clamp(min=1).double())
 
 
-def label_loss(config: ImageTask, num_classes: int, weights: Tensor | None = None) -> Callable[[Any, Tensor], Tensor]:
+def label_loss(
+    config: OneLabelTask, num_classes: int, weights: Tensor | None = None
+) -> Callable[[Any, Tensor], Tensor]:
     """Return the loss that `config` names: logits z (B, C), targets → a scalar, computed in float32 at least.
 
         ce   −1/B Σ_b Σ_c t_bc · log softmax(z_b)_c
