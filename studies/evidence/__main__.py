@@ -8,7 +8,7 @@ Needs $RECAST_DATA/{cifar10,cifar100}/{train,test}.zip, classes.txt beside them,
 finished is left alone, so the same command goes on where it was stopped; records of runs are also packed beside the
 tables (evidence_runs/), and the command goes on from there where --out is gone. `--scale gpu` keeps the images on the
 GPU, computes in bf16, takes larger networks and more updates, and lets `--workers` runs share the GPU. After
-`nvidia-cuda-mps-control -d` they share it twice as fast: 12 runs made 200 steps a second on an H200, 6 runs 100 without.
+`nvidia-cuda-mps-control -d` they share it twice as fast: 12 runs made 200 steps a second on an H200, 6 without it 100.
 """
 
 from __future__ import annotations
