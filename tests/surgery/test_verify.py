@@ -311,6 +311,18 @@ def test_a_recast_parent_is_refused() -> None:
         verify(copy.deepcopy(pooled), pooled, x)
 
 
+@pytest.mark.parametrize("first", ["last_stage", "none"])
+def test_layers_and_pooling_are_verified_one_after_the_other(first: str) -> None:
+    pools = {"last_stage": PoolConfig("none"), "none": PoolConfig("single", start="average")}
+    (second,) = pools.keys() - {first}
+    model = small()
+    parent = recast_(model, plan(model, X, PAPERS, where=first, pool=pools[first]))
+    child = recast_(copy.deepcopy(parent), plan(parent, X, PAPERS, where=second, pool=pools[second]))
+    result = verify(parent, child, torch.randn(X.shape), control=True)
+    assert result.ok()
+    assert result.telling
+
+
 @pytest.mark.parametrize("scale", [1e7, 1e20, 1e30])
 def test_images_without_a_scale_prove_nothing(scale: float) -> None:
     parent, child = pair()

@@ -216,6 +216,9 @@ def test_the_answer_says_what_the_table_holds(
     assert any("learning rate" in change for change in judge(table(rights, images), at_edge, None, FACTS).changes)
     asleep = judge(table(rights, images), lines, Wakefulness(36, 1, 0.99), FACTS)
     assert asleep.worth == {"no": "unclear"}.get(worth, worth)
+    for top1, is_ahead in ((99.0, True), (50.0, False)):
+        known = judge(table(rights, images), [ArmLine("parent", "as it is", top1), *lines], None, FACTS)
+        assert ("(99.0)" in known.sentence) == is_ahead
 
 
 DIGITS = "--model digits_resnet --data digits --checkpoint w.safetensors"

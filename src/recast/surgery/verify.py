@@ -89,10 +89,11 @@ def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
         signal[name] = max(signal.get(name, 0.0), share if shows else 0.0)
 
     layers = _layers_of(model, plan)
-    pools = list(attention_pools(model)) if plan.pool is not None else []
-    if recast := [name for name, layer in layers.items() if isinstance(layer, RecastLayer)] + pools:
+    done = [name for name, layer in layers.items() if isinstance(layer, RecastLayer)]
+    done += attention_pools(model) if plan.pool is not None else []
+    if done and len(done) == len(layers) + (plan.pool is not None):  # with less it may be pooled after its layers
         raise RecastError(
-            f"the parent is recast itself, {recast[0] or 'the model'} is attention: pass the network before recast_"
+            f"the parent is recast itself, {done[0] or 'the model'} is attention: pass the network before recast_"
         )
     with _LOCK, hooked(layers.items(), after=measure):
         return Trace(*_run(model, layers, batch), ranges, signal)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
-from recast.config import Count, FilePath, Positive
+from recast.config import Count, FilePath, Positive, read
 from recast.errors import RecastError
 from recast.lab.cli.command import Command, Compute, Typed, print_json
 from recast.lab.cli.plan import Network
@@ -22,6 +23,11 @@ class Trial(Network):
     """A network, its layers that become attention, and the images"""
 
     data: ImagesConfig = ImagesConfig("folder")
+
+
+BASE: dict[str, Any] = {"data": {"name": "folder", "val_fraction": 0.2}, "recast": {"query_key": "images"}}
+"""Defaults of a trial: a tenth of the images is too few to tell arms apart, and from zero attention sleeps through a
+short training."""
 
 
 def try_(
@@ -43,7 +49,7 @@ def try_(
         device: auto, cpu, cuda or mps.
         out: Folder of the trial.
     """
-    settings = Trial.of(trial, data={"name": "folder"})
+    settings = Trial.of(trial, **BASE)
     if not settings.model.name:
         raise RecastError("--model is missing: name the trained network")
     if not (settings.has_weights or is_function(settings.model.name)):
@@ -74,4 +80,4 @@ def try_(
     return 0
 
 
-COMMAND = Command(try_, "--model MODEL --data-dir DIR [options]", EXAMPLES)
+COMMAND = Command(try_, "--model MODEL --data-dir DIR [options]", EXAMPLES, lambda words: ("", read(Trial, BASE)))

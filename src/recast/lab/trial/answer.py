@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from rich.table import Table
 
-from recast.lab.records import Wakefulness
+from recast.lab.records import UNIFORM, Wakefulness
 from recast.lab.report.formats import decimal, plural, signed
 from recast.lab.statistics import paired_interval
 from recast.surgery.table import render
@@ -141,16 +141,21 @@ def judge(right: Mapping[str, Right], arms: Sequence[ArmLine], attention: Wakefu
         f"With {images:,} validation images nothing below {time.half:.1f} points could be seen at equal time.",
         f"Worth a full run: {worth}.",
     ]
+    top1 = {line.arm: line.top1 for line in arms}
+    if (before := top1.pop("parent", 0.0)) > (best := max(top1.values())):
+        parts.append(
+            f"The network as it is ({before:.1f}) is ahead of every trained arm (at most {best:.1f}): if it was "
+            "trained on these images, take others."
+        )
     changes = list[str]()
     if "added" in gains and worth == "yes" and gains["added"].low <= 0:
         changes.append(
             f"over added convolutions of like cost recast gains {gains['added']}: compute, rather than attention, may "
             "be what helps"
         )
-    if is_asleep and worth != "yes":
-        changes.append(
-            f"{attention}: this is no evidence about attention; --query-key images starts its maps elsewhere"
-        )
+    if attention is not None and is_asleep and worth != "yes":
+        start = "; --query-key images starts them elsewhere" if attention.entropy >= UNIFORM else ""
+        changes.append(f"{attention}: this is no evidence about attention{start}")
     if at_edge := [line.label for line in arms if line.rate == RATES[-1]]:
         labels = ", ".join(at_edge)
         changes.append(f"a higher learning rate than those tried: {labels} took the highest, {RATES[-1]:.0e}")
