@@ -210,6 +210,12 @@ def has_new_parent(recipe: Recipe, folder: Path) -> bool:
     return (folder / checkpoint).resolve() == (folder / PARENT_WEIGHTS).resolve()
 
 
+def is_kept_parent(checkpoint: str | None) -> bool:
+    """Return True for a run's file of a parent that has a new classifier or random weights: no others are kept."""
+    path = Path(checkpoint or "")
+    return path.name == PARENT_WEIGHTS and (path.parent / "recipe.yaml").is_file()
+
+
 def why_untaught(recipe: Recipe, folder: Path, classes: int, rows: Iterable[Row]) -> str:
     """Return why the parent of a run before fine-tuning is no baseline; empty if it is one.
 

@@ -23,7 +23,15 @@ from recast.lab.data.duplicates import DUPLICATES
 from recast.lab.data.fingerprint import FINGERPRINT
 from recast.lab.data.seeding import mix_seed, seeded
 from recast.lab.files import LOCK
-from recast.lab.recipe import COARSE_FILE, PARENT_WEIGHTS, changes, functions_of, load_recipe, may_change
+from recast.lab.recipe import (
+    COARSE_FILE,
+    PARENT_WEIGHTS,
+    changes,
+    functions_of,
+    is_kept_parent,
+    load_recipe,
+    may_change,
+)
 from recast.lab.scales import batch_norms
 from recast.lab.tasks import task_of
 from recast.lab.training.distributed import check_shares
@@ -132,7 +140,7 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
     data, pixels = data.fitted_to(parent)
     if data.img_size != size:
         recipe = recipe.replace(data=recipe.data.replace(img_size=data.img_size))
-    is_new = _has_new_classifier(config, parent, data)
+    is_new = _has_new_classifier(config, parent, data) or is_kept_parent(config.checkpoint)
     if is_new and recipe.teacher.kind == "parent":
         raise RecastError(
             "task.teacher.kind=parent: the parent has a new, untrained classifier. Train it on these classes first "
