@@ -47,7 +47,8 @@ class Layer:
     keys: tuple[range, range]  # rows and columns on the padded grid, as for the queries
     queries: tuple[range, range]
     names: tuple[str, ...] = ()  # names of maps that are not taps; `Maps.names` if they depend on the image
-    gates: tuple[tuple[str, Floats], ...] = ()  # (symbol, (H,) values) printed under every map, most important first
+    gates: tuple[tuple[str, Floats], ...] = ()
+    """(symbol, (H,) values) printed under every map, the share of content first; NaN for heads without that map."""
     # gpsa only: c_S, c_G and c_C (H,), Δ (H, 2), α (H,)
     shift: Floats | None = None  # None without a shift map
     gaussian: Floats | None = None
