@@ -233,11 +233,11 @@ def _mean_first(maps: Tensor) -> Tensor:
 
 
 def map_name(prediction: Prediction) -> str:
-    """Return the name of the map of a class: "tabby 61 %"; a class without a name is given by its number."""
+    """Return the name of the map of a class: "tabby, 61 %"; a class without a name is given by its number."""
     if not prediction.name:
         return f"class {prediction.number}"
     prefix = "class " if prediction.name == str(prediction.number) else ""
-    return f"{prefix}{prediction.name} {prediction.value}"
+    return f"{prefix}{prediction.name}, {prediction.value}"
 
 
 def _heads(count: int) -> tuple[str, ...]:

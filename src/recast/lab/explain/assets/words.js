@@ -3,7 +3,7 @@
 const Words = (() => {
   const ARROWS = { "-1,-1": "↖", "-1,0": "↑", "-1,1": "↗", "0,-1": "←", "0,0": "•", "0,1": "→", "1,-1": "↙", "1,0": "↓", "1,1": "↘" };
 
-  const percent = (p) => `${(100 * p).toFixed(p >= 0.0995 ? 0 : 1)} %`;
+  const percent = (p) => `${(100 * p).toFixed(p >= 0.0995 ? 0 : 1)}\u00a0%`;
   const number = (x) => {
     const size = Math.abs(x);
     const digits = size >= 100 ? 0 : size >= 0.01 ? 2 : 3;
@@ -42,7 +42,7 @@ const Words = (() => {
   function range({ of, maps, names, signed, namesState }, chosen) {
     const { least, most, even } = Maps.range(maps[chosen]);
     const top = largest(maps[chosen], of.keys[1][2]);
-    const name = capital(names[chosen] || "");
+    const name = names[chosen]; // may be the name of a class: as it is written
     if (even) return `${name}: a uniform map, every weight is ${precise(most, 2)}.`;
     const drawn = signed ? "colours end at the largest, of either sign" : "drawn from its smallest to its largest (min–max)";
     const outside = 1 - maps[chosen].reduce((sum, value) => sum + value, 0);
@@ -85,7 +85,7 @@ const Words = (() => {
   function verdict(scene, arms, predictions, at) {
     if (!arms.length) return `Where the network looks in ${at.name}`;
     const yes = (of) => of.filter(([, p]) => p >= 0.5).map(([label]) => label).join(", ") || (of.length === 1 ? `not ${of[0][0]}` : "none of its classes");
-    const top = ([[label, p]]) => (scene.scale === "logits" ? `${label} ${value(scene, p)}` : label);
+    const top = ([[label, p]]) => (scene.scale === "logits" ? `${label} (${value(scene, p)})` : label);
     const best = arms.map((arm) => (scene.scale === "sigmoid" ? yes : top)(predictions[arm]));
     const main = arms.indexOf("recast") < 0 ? arms.length - 1 : arms.indexOf("recast");
     const label = at.label === null ? "" : ` The label is ${at.label}.`;
