@@ -69,7 +69,7 @@ class Run:
         recipe = self.recipe
         kind = "nothing recast" if recipe.is_plain else "attention pooling"
         kind = recipe.attention if recipe.has_layers else kind
-        return f"{recipe.model.name} on {recipe.data.name}, {kind}"
+        return f"{recipe.model.name} on {recipe.data.title}, {kind}"
 
     @property
     def is_plain(self) -> bool:
@@ -123,10 +123,7 @@ class Run:
 
     @property
     def data(self) -> str:
-        """Name of the data set; folders and zip files by their own name."""
-        data = self.recipe.data
-        folder = Path(data.data_dir or "").name if data.name in {"folder", "zip"} else ""
-        return f"{data.name} {folder}".strip()
+        return self.recipe.data.title
 
     def row(self, model: str, suite: str, metric: str) -> Row | None:
         """Return a row of rows.csv; None if it was not measured."""
