@@ -27,6 +27,7 @@ Part = dict[str, Any]
 
 def run_part(run: Run, anchor: str, count: int) -> Part:
     """Return the variables of one of `count` runs of a page; empty for what was not measured."""
+    head_layers = layers.head_charts(run)
     return {
         "anchor": anchor,
         "run": run,
@@ -43,7 +44,8 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "predictions": _picture(run.path / "predictions.png"),
         "training": curves.training(run),
         "switches": switch_part(run),
-        "head_layers": layers.head_charts(run),
+        "head_layers": head_layers,
+        "has_mean": any(layers.has_mean(chart) for charts in head_layers.values() for chart in charts),
         "fourier": layers.fourier_charts(run),
         "fourier_depth": layers.depth_charts(run),
         "similarity": similarity_charts(run),
