@@ -83,7 +83,7 @@ def test_grad_cam_of_every_arm_side_by_side() -> None:
         shares = {arm: one.eval()(image[None]).softmax(1)[0] for arm, one in arms.items()}
     best = shares["recast"].topk(3).indices
     assert stored.names == tuple(
-        f"{said[arm]}: {names[i]} {share_text(float(shares[arm][i]))}" for arm in arms for i in best.tolist()
+        f"{said[arm]}: {names[i]}, {share_text(float(shares[arm][i]))}" for arm in arms for i in best.tolist()
     )
     wanted = [grad_cam(one, image[None], best[None]) for one in arms.values()]
     assert [maps.shape[-2:] for maps in wanted if maps is not None] == [(4, 4), (8, 8)]

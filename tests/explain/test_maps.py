@@ -124,7 +124,7 @@ def test_the_likeliest_classes() -> None:
     assert (layer.kind, layer.offsets, layer.padded) == ("classes", (), (4, 3))
     assert "one token per class, 2 heads (their mean)" in layer.description
     best = model(x).detach().softmax(1)[0].topk(3)
-    names = [f"animal {i} {share_text(p)}" for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+    names = [f"animal {i}, {share_text(p)}" for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
     assert list(stored["pool"].names) == names
     assert_stored(stored["pool"].values[:, 0, 0], class_maps(model, x)[0, best.indices].numpy())
     unnamed = recorded(model, x)[1]["pool"].names
@@ -134,12 +134,12 @@ def test_the_likeliest_classes() -> None:
 @pytest.mark.parametrize(
     ("logits", "outputs", "probabilities", "values"),
     [
-        ([-8.0], None, [0.000335], ["0.0 %"]),
-        ([8.0], None, [0.999665], ["100 %"]),
-        ([5.0, 5.0, 5.0], "sigmoid", [0.993307] * 3, ["99 %"] * 3),
-        ([30.0, 40.0], "sigmoid", [1.0, 1.0], ["100 %"] * 2),
+        ([-8.0], None, [0.000335], ["0.0\u00a0%"]),
+        ([8.0], None, [0.999665], ["100\u00a0%"]),
+        ([5.0, 5.0, 5.0], "sigmoid", [0.993307] * 3, ["99\u00a0%"] * 3),
+        ([30.0, 40.0], "sigmoid", [1.0, 1.0], ["100\u00a0%"] * 2),
         ([0.0, -3.25], "logits", [0.0, -3.25], ["0", "−3.25"]),
-        ([0.0, 0.0], None, [0.5, 0.5], ["50 %"] * 2),
+        ([0.0, 0.0], None, [0.5, 0.5], ["50\u00a0%"] * 2),
     ],
 )
 def test_one_output_is_a_sigmoid_and_more_are_what_is_asked(
@@ -149,7 +149,7 @@ def test_one_output_is_a_sigmoid_and_more_are_what_is_asked(
     assert [row.probability for row in rows] == pytest.approx(probabilities, abs=1e-6)
     assert [row.value for row in rows] == values
     assert rows[0].number == logits.index(max(logits))  # also where both sigmoids are 1
-    assert likeliest(torch.tensor([-8.0]), ["defect"], 5)[0].value == "0.0 %"  # its dimension squeezed
+    assert likeliest(torch.tensor([-8.0]), ["defect"], 5)[0].value == "0.0\u00a0%"  # its dimension squeezed
 
 
 def pool(maps: Tensor, own: float | None = None) -> Attention:
@@ -161,11 +161,11 @@ def pool(maps: Tensor, own: float | None = None) -> Attention:
 def test_outputs_that_rank_nothing_show_the_first_classes() -> None:
     maps = torch.rand(5, 2, 3)
     layer, stored = pool_layer("pool", pool(maps, 0.25), 5, ())
-    assert stored.names[0] == "class 0 (25 % on the token itself)"
+    assert stored.names[0] == "class 0 (25\u00a0% on the token itself)"
     assert_stored(stored.values[:, 0, 0], maps[:3].numpy())
     assert len(stored.names) == len(layer.names) == 3
     best = [Prediction("four", 0.995, 4), Prediction("1", 0.004, 1)]
-    assert pool_layer("pool", pool(maps), 5, best)[1].names == ("four 100 %", "class 1 0.4 %")
+    assert pool_layer("pool", pool(maps), 5, best)[1].names == ("four, 100\u00a0%", "class 1, 0.4\u00a0%")
     assert likeliest(torch.zeros(1, 3, 2), None, 3) == ()
     with pytest.raises(RecastError, match="2 class names for a network with 3 outputs"):
         likeliest(torch.zeros(1, 3), ["a", "b"], 3)

@@ -5,11 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changed_runs import set_values
 from drawn import rows_where, series_of
 
-from recast.lab.records import FrontierLine
+from recast.lab.records import ARMS, FrontierLine
 from recast.lab.report import charts, costs, curves, layers
-from recast.lab.report.charts import Chart, Point, Series, series_chart
+from recast.lab.report.charts import Chart, Point, Series, series_chart, styled
 from recast.lab.report.load import Run, read_run
 from recast.lab.tables import Table, write_table
 
@@ -94,6 +95,7 @@ def test_gates_are_drawn_of_heads_that_have_them(make_run: MakeRun) -> None:
     assert layer == "layer3.0.conv1"
     assert [chart.name for chart in panels] == [f"{name}_{layer}" for name in ("gamma", "s", "span")]
     assert len(panels[0].panel.keywords["series"]) == 9 + 1  # and their mean
+    assert layers.has_mean(panels[0])
     middle = [None] * 4 + [1.0] + [None] * 4
     changed = [
         {name: {**values, "entropy": middle, "s": [0.0] * 9, "span": [0.0] * 9} for name, values in row.layers.items()}
@@ -104,8 +106,23 @@ def test_gates_are_drawn_of_heads_that_have_them(make_run: MakeRun) -> None:
     assert title == "γ, gate of the content map"
     assert found[0].title == layer
     (series,) = found[0].panel.keywords["series"]
+    assert not layers.has_mean(found[0])
     assert series.end == "•"
     assert [point.y for point in series.points] == [row.layers[layer]["gamma"][4] for row in run.metrics]
+
+
+def test_markers_at_zero_are_drawn_whole(make_measured: MakeRun) -> None:
+    path = make_measured()
+    for suite in ("fgsm", "pgd"):
+        set_values(path, suite, "top1@4", dict.fromkeys(ARMS, 0.0), 5000)
+    for chart in curves.attacks(read_run(path)):
+        with styled("salt"):
+            figure = chart.draw()
+        (axes,) = figure.axes
+        points = {line.get_markersize() for line in axes.lines if 0 in line.get_ydata()}
+        room = (axes.transData.transform((1, 0))[1] - axes.bbox.y0) * 72 / figure.dpi
+        assert points
+        assert room >= max(points) / 2
 
 
 def test_the_curve_of_closed_heads(make_run: MakeRun) -> None:

@@ -53,3 +53,13 @@ def test_a_repeated_epoch_counts_once(make_run: MakeRun) -> None:
     with (path / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps({"epoch": 1, "val_loss": 1.0, "val_top1": 12.5}) + "\n")
     assert [row.metrics for row in read_run(path).metrics if row.epoch == 1] == [{"top1": 12.5}]
+
+
+@pytest.mark.parametrize(
+    ("name", "data_dir", "title"),
+    [("folder", "some/photos", "photos"), ("zip", "some/photos.zip", "photos"), ("torch/mnist", "some/where", "mnist")],
+)
+def test_the_title_names_the_images(make_run: MakeRun, name: str, data_dir: str, title: str) -> None:
+    run = read_run(make_run(recipe={"data.name": name, "data.data_dir": data_dir}))
+    assert run.title.partition(",")[0] == f"{run.recipe.model.name} on {title}"
+    assert run.data == title

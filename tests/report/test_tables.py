@@ -15,6 +15,7 @@ from recast.lab.cli import evaluate
 from recast.lab.cli.evaluate import _suites_of
 from recast.lab.records import Difference, Row, write_records
 from recast.lab.report import formats
+from recast.lab.report.charts import styled
 from recast.lab.report.heat_maps import confusion, confusion_charts
 from recast.lab.report.load import Run, read_run
 from recast.lab.report.page import joint_part, render_page, run_part
@@ -181,6 +182,26 @@ def test_confusion_matrix(make_run: MakeRun) -> None:
     assert first.panel.keywords["counts"].sum() == 40
     assert "<svg" in second.svg
     assert not confusion_charts(replace(run, classes=tuple(map(str, range(51)))))
+
+
+def test_long_class_names_keep_their_beginning_inside_the_picture(make_run: MakeRun) -> None:
+    run = read_run(make_run())
+    names = [f"{start} WWWWWWWWWWWW, a name too long {end}" for start in ("Abyssinian", "Egyptian") for end in "xy"]
+    images = [{"index": str(n), "image": f"{n}.png", "label": name, "recast": name} for n, name in enumerate(names)]
+    run = replace(run, classes=tuple(names), agreement=images)
+    (chart,) = confusion_charts(run)
+    with styled("salt"):
+        figure = chart.draw()
+        figure.draw_without_rendering()
+        axes, *_ = figure.axes
+        labels = [label.get_text() for label in axes.get_xticklabels()]
+        texts = [*axes.get_xticklabels(), *axes.get_yticklabels(), axes.xaxis.label, axes.yaxis.label]
+        boxes = [text.get_window_extent() for text in texts]
+    assert len(set(labels)) == len(names)
+    assert all(label[:8] == name[:8] for label, name in zip(labels, names, strict=True))
+    assert min(box.x0 for box in boxes) >= 0
+    assert min(box.y0 for box in boxes) >= 0
+    assert axes.get_position().width > 0.3
 
 
 def test_numbers() -> None:

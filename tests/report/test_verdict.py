@@ -11,13 +11,14 @@ from drawn import series_of
 from recast.lab.cli import evaluate
 from recast.lab.cli.evaluate import compared_with
 from recast.lab.records import ARMS
+from recast.lab.report import write_report
 from recast.lab.report.costs import cost_charts
 from recast.lab.report.curves import attacks, relative
 from recast.lab.report.labels import PARENT, glossary, words
 from recast.lab.report.load import read_run
 from recast.lab.report.page import tiles
 from recast.lab.report.tables import arms_table
-from recast.lab.report.verdict import harmed, is_exact, joint_verdict, kept_predictions, verdict
+from recast.lab.report.verdict import harmed, is_exact, joint_verdict, kept_predictions, verdict, why_no_mean
 from recast.lab.suites import METRICS
 
 MakeRun = Callable[..., Path]
@@ -109,7 +110,7 @@ def test_runs_that_lack_something(make_run: MakeRun, make_plain: MakeRun) -> Non
     untrained = sentences(make_run("a", epochs=0, without=("rows.csv", "verify.json")))
     assert all(part in untrained for part in ("58.0 %", "verify.json"))
     assert "2 of 3 epochs" in sentences(make_run("b", epochs=2, without=("rows.csv",)))
-    alone = make_run("c", without=("finetuned", "differences.csv", "rows.csv"))
+    alone = make_run("c", recipe={"control": False}, without=("finetuned", "differences.csv", "rows.csv"))
     (alone / "rows.csv").write_text(HEADER + "r,recast,clean,d,top1,90,50,,\n", encoding="utf-8")
     assert PARENT.control in headline_of(alone)
     assert PARENT.control in headline_of(alone, alone)
@@ -119,6 +120,35 @@ def test_runs_that_lack_something(make_run: MakeRun, make_plain: MakeRun) -> Non
     assert headline_of(plain, before) == headline_of(before)
     assert headline_of(plain, plain) == headline_of(plain)
     assert "1 of 1" in sentences(before, during)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "without", "progress"),
+    [(2, ("finetuned",), "2 of 3 epochs"), (3, ("finetuned",), "0 of 3 epochs of the control arm"), (3, (), "")],
+)
+def test_an_interrupted_run_is_continued_before_it_is_compared(
+    make_run: MakeRun, epochs: int, without: tuple[str, ...], progress: str
+) -> None:
+    path = make_run(epochs=epochs, without=(*without, "rows.csv", "differences.csv"))
+    run = read_run(path)
+    assert run.unfinished == progress
+    assert progress in headline_of(path)
+    assert (PARENT.control in headline_of(path)) == (not progress)
+    assert any(label.endswith("at the end") for label, *_ in tiles(run)) == (epochs == 3)
+    page = write_report([path]).read_text(encoding="utf-8")
+    assert (f"<code>recast train --resume {path}</code>" in page) == bool(progress)
+    done = make_run("done")
+    assert headline_of(path, done).endswith("1 of 2 runs") == bool(progress)
+    assert ("finished" in why_no_mean([run, run])) == bool(progress)
+
+
+def test_an_arm_is_not_compared_before_its_last_epoch(make_run: MakeRun) -> None:
+    path = make_run(without=("rows.csv", "differences.csv"))
+    control = path / "finetuned" / "metrics.jsonl"
+    control.write_text("".join(control.read_text(encoding="utf-8").splitlines(keepends=True)[:2]), encoding="utf-8")
+    run = read_run(path)
+    assert run.unfinished.startswith("1 of 3")
+    assert not any(PARENT.control in detail for *_, detail in tiles(run))
 
 
 def test_seeds_give_a_mean_and_other_recipes_none(make_run: MakeRun) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from in_browser import CHROMIUM, chromium, opened
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -22,6 +23,7 @@ from recast.lab.records import Wakefulness
 from recast.lab.trial import arms, run, try_
 from recast.lab.trial.answer import RATES, ArmLine, Facts, judge
 from recast.lab.trial.features import Bank
+from recast.lab.trial.page import write_page
 from recast.models.build import Images
 
 
@@ -219,6 +221,26 @@ def test_the_answer_says_what_the_table_holds(
     for top1, is_ahead in ((99.0, True), (50.0, False)):
         known = judge(table(rights, images), [ArmLine("parent", "as it is", top1), *lines], None, FACTS)
         assert ("(99.0)" in known.sentence) == is_ahead
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to look with")
+def test_the_page_of_a_trial_fits_a_phone(tmp_path: Path) -> None:
+    rights = dict.fromkeys(("recast", "finetuned", "longer", "added"), 0.7)
+    lines = [ArmLine(arm, f"{arm}, trained for as long", 70.0, 1000, 9.0, 123.4, RATES[0]) for arm in rights]
+    answer = judge(table(rights, 100), lines, Wakefulness(36, 1, 0.99), FACTS)
+    path = write_page(tmp_path, answer, {"recast": [(1, 2.0), (2, 1.0)]}, "A trial")
+    options = sorted(re.findall(r"--[a-z][a-z-]*", " ".join(answer.changes)))
+    with chromium() as browser, opened(browser, path, viewport={"width": 390, "height": 844}) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        box = page.locator(".scroll")
+        assert box.evaluate("box => box.scrollWidth <= box.clientWidth")
+        assert all(box.get_by_text("123", exact=True).nth(arm).is_visible() for arm in range(len(rights)))
+        codes = page.locator(".changes code")
+        assert sorted(codes.all_inner_texts()) == options
+        assert len(options) > 2
+        assert {
+            codes.nth(index).evaluate("code => code.getClientRects().length") for index in range(codes.count())
+        } == {1}
 
 
 DIGITS = "--model digits_resnet --data digits --checkpoint w.safetensors"

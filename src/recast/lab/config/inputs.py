@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -21,6 +22,8 @@ def ordered(values: tuple[float, float]) -> tuple[float, float]:
 FromData = BeforeValidator(lambda value: "data" if value in (["data"], ("data",)) else value)
 """Validator of numbers or the word data, which the command line gives as a list of one word."""
 Crop = Literal["none", "pad", "random", "simple"]
+FORMATS = ("folder", "zip", "csv", "csv_multilabel", "masks", "coco")
+"""Values of `ImagesConfig.name` that name a format, not a data set."""
 
 
 class ImagesConfig(Config):
@@ -62,6 +65,14 @@ class ImagesConfig(Config):
     Finding Labels or the like."""
     label_separator: Annotated[str | None, Rare()] = None
     """Text between several labels in a cell; none: a cell is one label. None: | or ; where a cell has it."""
+
+    @property
+    def title(self) -> str:
+        """Name of the images on pages: that of their folder or file where `name` is a format, else of the data set."""
+        if self.name not in FORMATS or self.data_dir is None:
+            return self.name.partition("/")[2] or self.name
+        path = Path(self.data_dir).resolve()
+        return path.stem if self.name == "zip" else path.name
 
     @model_validator(mode="after")
     def _has_its_table(self) -> Self:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -104,7 +105,10 @@ def recast_layer(name: str, layer: RecastLayer, x: Tensor) -> Described:
 
 
 def _mix_of(name: str, layer: GPSA, w: Weights) -> dict[str, Any]:
-    """Return the fields of `Layer` that determine how a GPSA layer mixes its maps."""
+    """Return the fields of `Layer` that determine how a GPSA layer mixes its maps.
+
+    Gates and spans of maps that a head lacks are NaN.
+    """
     gates, parts = layer.gates(), {"shift": w.shift, "gaussian": w.gates.gaussian, "content": w.gates.content}
     values = parts | {"center": w.center, "alpha": w.alpha}
     if not all(bool(value.isfinite().all()) for value in values.values() if value is not None):
@@ -114,7 +118,13 @@ def _mix_of(name: str, layer: GPSA, w: Weights) -> dict[str, Any]:
         symbols = {"1−σ(λ)": 1 - gates["sigma"], "1/α": layer.spans()}
     else:
         symbols = {"γ": gates["gamma"], "s": gates["s"], "1/α": layer.spans()}
-    shown = tuple((symbol, _array(value)) for symbol, value in symbols.items())
+    has_content, has_gaussian = (
+        np.isin(range(layer.num_heads), heads) for heads in (layer.content_heads, layer.gaussian_heads)
+    )
+    shown = tuple(
+        (symbol, np.where(has_gaussian if symbol in {"s", "1/α"} else has_content, _array(value), np.float32("nan")))
+        for symbol, value in symbols.items()
+    )
     return {"gates": shown} | {part: None if value is None else _array(value) for part, value in values.items()}
 
 
@@ -223,11 +233,11 @@ def _mean_first(maps: Tensor) -> Tensor:
 
 
 def map_name(prediction: Prediction) -> str:
-    """Return the name of the map of a class: "tabby 61 %"; a class without a name is given by its number."""
+    """Return the name of the map of a class: "tabby, 61 %"; a class without a name is given by its number."""
     if not prediction.name:
         return f"class {prediction.number}"
     prefix = "class " if prediction.name == str(prediction.number) else ""
-    return f"{prefix}{prediction.name} {prediction.value}"
+    return f"{prefix}{prediction.name}, {prediction.value}"
 
 
 def _heads(count: int) -> tuple[str, ...]:

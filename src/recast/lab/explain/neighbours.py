@@ -131,6 +131,6 @@ def neighbours_page(options: ExplainOptions, size: tuple[int, int] | None) -> Pa
     models = {"Network" if run.recipe.is_plain else ARMS[arm]: model for arm, model in run.models.items()}
     queries = find_neighbours(models, data, inputs, options.device, fine)
     target.parent.mkdir(parents=True, exist_ok=True)
-    title = f"Nearest training images: {run.recipe.model.name} on {data.name}"
+    title = f"Nearest training images: {run.recipe.model.name} on {run.recipe.data.title}"
     write_text(target, fill_page("neighbours.html.j2", "explain.css", title=title, notes=notes, queries=queries))
     return target

@@ -153,13 +153,13 @@ def _explain_run(
     about = [
         ("Run", run.folder.resolve().name),
         ("Network", recipe.model.name),
-        ("Data", f"{data.name}, {len(data.classes)} classes"),
+        ("Data", f"{recipe.data.title}, {len(data.classes)} classes"),
         *_changes(recipe),
         ("Epochs", str(recipe.epochs)),
     ]
     labels = {name: name for name in data.classes}
     inputs, remarks = read_inputs(images, shape, options.num_images, labels, recipe.data.crop_pct, data)
-    title = f"{recipe.model.name} on {data.name}"
+    title = f"{recipe.model.name} on {recipe.data.title}"
     networks = {"recast": run.models["finetuned"]} if recipe.is_plain else run.models
     networks = {arm: networks[arm].to(device) for arm in arms}
     scene = make_scene(

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recast.errors import RecastError, suggest
+from recast.lab.report.formats import NBSP
 
 Floats = NDArray[np.float32]
 Outputs = Literal["softmax", "sigmoid", "logits"]
@@ -30,8 +31,8 @@ GRAD_CAM = "Grad-CAM"
 
 
 def share_text(share: float) -> str:
-    """Format a share as "61 %" or "3.2 %", like `Words.percent` of the page's script."""
-    return f"{100 * share:.{0 if share >= 0.0995 else 1}f} %"
+    """Format a share as "61 %" or "3.2 %" with a no-break space, like `Words.percent` of the page's script."""
+    return f"{100 * share:.{0 if share >= 0.0995 else 1}f}{NBSP}%"
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class Layer:
     keys: tuple[range, range]  # rows and columns on the padded grid, as for the queries
     queries: tuple[range, range]
     names: tuple[str, ...] = ()  # names of maps that are not taps; `Maps.names` if they depend on the image
-    gates: tuple[tuple[str, Floats], ...] = ()  # (symbol, (H,) values) printed under every map, most important first
+    gates: tuple[tuple[str, Floats], ...] = ()
+    """(symbol, (H,) values) printed under every map, the share of content first; NaN for heads without that map."""
     # gpsa only: c_S, c_G and c_C (H,), Δ (H, 2), α (H,)
     shift: Floats | None = None  # None without a shift map
     gaussian: Floats | None = None
@@ -75,7 +77,7 @@ class Maps:
     rows: tuple[int, ...]
     columns: tuple[int, ...]
     pool: int = 1
-    names: tuple[str, ...] = ()  # names for this image, such as "tabby 61 %"; empty: those of the layer
+    names: tuple[str, ...] = ()  # names for this image, such as "tabby, 61 %"; empty: those of the layer
     signed: bool = False  # values may be negative
 
     @classmethod

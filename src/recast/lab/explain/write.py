@@ -147,9 +147,11 @@ def _coarseness(name: str, maps: Maps) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a field of a layer to JSON types; a range becomes [start, step, length]."""
+    """Convert a field of a layer to JSON types; a range becomes [start, step, length], and NaN null."""
     if isinstance(value, np.ndarray):
-        return np.round(value.astype(float), 7).tolist()
+        numbers = np.round(value.astype(float), 7).astype(object)
+        numbers[np.isnan(value)] = None
+        return numbers.tolist()
     if isinstance(value, range):
         return [value.start, value.step, len(value)]
     return [_plain(item) for item in value] if isinstance(value, tuple) else value

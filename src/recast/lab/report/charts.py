@@ -271,6 +271,6 @@ def spread(positions: Sequence[float], gap: float) -> list[float]:
     return (flat.clip(0, max(1 - offsets[-1], 0)) + offsets).tolist()
 
 
-def shortened(name: str, most: int) -> str:
-    """Shorten the name of a layer to its end, which distinguishes layers."""
-    return name if len(name) <= most else f"…{name[1 - most :]}"
+def shortened(name: str, most: int, start: int = 0) -> str:
+    """Shorten a name to its first `start` characters and its end, which distinguishes layers."""
+    return name if len(name) <= most else f"{name[:start]}…{name[start + 1 - most :]}"

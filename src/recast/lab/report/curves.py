@@ -14,7 +14,7 @@ from recast.lab.report.verdict import accuracy
 from recast.lab.suites import CATEGORIES, of_kind
 
 MOST_SWITCHES = 24  # more vertical lines would hide the curves
-PERCENT = (0, 102)
+PERCENT = (-2.5, 102)  # with room for markers at 0
 Keyed = dict[float, tuple[str, str]]
 """Position on the horizontal axis → (suite, metric) of rows.csv."""
 

@@ -151,6 +151,11 @@ def _with_map(run: Run, name: str, quantity: str) -> list[int]:
     return [head for head in range(heads) if not rows or any(row[head] not in (None, 0) for row in rows)]
 
 
+def has_mean(chart: Chart) -> bool:
+    """Return True if a chart of `head_charts` shows the mean of several heads."""
+    return any(series.look == "thick" for series in chart.panel.keywords["series"])
+
+
 def _head_chart(
     name: str, quantity: str, values: Mapping[float, list[float]], heads: list[int], kernel: Sequence[int], **axis: Any
 ) -> Chart:

@@ -23,11 +23,12 @@ from typing import Any, TypeVar
 from recast.errors import RecastError
 from recast.lab.config import Recipe
 from recast.lab.files import read_json, read_lines, read_names, read_text
-from recast.lab.recipe import SEAL, load_recipe, why_untaught
+from recast.lab.recipe import SEAL, functions_of, load_recipe, why_untaught
 from recast.lab.records import Difference, Epoch, FourierLine, FrontierLine, Row, SimilarityLine, Switching
 from recast.lab.suites import METRICS
 from recast.lab.tables import read_records, read_table
 from recast.lab.tasks import Task, task_of_data
+from recast.models.trust import follow_up
 from recast.surgery.plan import Plan
 from recast.surgery.records import Step
 
@@ -68,7 +69,7 @@ class Run:
         recipe = self.recipe
         kind = "nothing recast" if recipe.is_plain else "attention pooling"
         kind = recipe.attention if recipe.has_layers else kind
-        return f"{recipe.model.name} on {recipe.data.name}, {kind}"
+        return f"{recipe.model.name} on {recipe.data.title}, {kind}"
 
     @property
     def is_plain(self) -> bool:
@@ -104,12 +105,25 @@ class Run:
         """Epochs trained so far."""
         return self.metrics[-1].epoch
 
+    @cached_property
+    def unfinished(self) -> str:
+        """How far training got, if not to its end: `7 of 30 epochs`; empty for a finished run."""
+        planned, measured = self.recipe.epochs, {row.model for row in self.rows}  # only finished arms are measured
+        if self.epochs < planned and ("finetuned" if self.is_plain else "recast") not in measured:
+            return f"{self.epochs} of {planned} epochs"
+        if self.is_plain or not self.recipe.control or "finetuned" in measured:
+            return ""
+        trained = self.control[-1].epoch if self.control else 0  # the control arm is trained after the recast one
+        return f"{trained} of {planned} epochs of the control arm" if trained < planned else ""
+
+    @property
+    def resume_command(self) -> str:
+        """Command that finishes the run."""
+        return follow_up("train", "--resume", str(self.path), functions=functions_of(self.recipe))
+
     @property
     def data(self) -> str:
-        """Name of the data set; folders and zip files by their own name."""
-        data = self.recipe.data
-        folder = Path(data.data_dir or "").name if data.name in {"folder", "zip"} else ""
-        return f"{data.name} {folder}".strip()
+        return self.recipe.data.title
 
     def row(self, model: str, suite: str, metric: str) -> Row | None:
         """Return a row of rows.csv; None if it was not measured."""

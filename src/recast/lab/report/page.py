@@ -19,7 +19,7 @@ from recast.lab.report.labels import CORRUPTIONS, glossary, suite_title, words
 from recast.lab.report.load import Run
 from recast.lab.report.switches import switch_part
 from recast.lab.report.tables import LABELS, arms_table, runs_table, seeds_table, steps_table, unchanged_by_reason
-from recast.lab.report.verdict import accuracy, joint_verdict, kept_predictions, verdict, why_no_mean
+from recast.lab.report.verdict import accuracy, epochs_text, joint_verdict, kept_predictions, verdict, why_no_mean
 
 Part = dict[str, Any]
 """Template variables of one run, or of several together."""
@@ -27,6 +27,7 @@ Part = dict[str, Any]
 
 def run_part(run: Run, anchor: str, count: int) -> Part:
     """Return the variables of one of `count` runs of a page; empty for what was not measured."""
+    head_layers = layers.head_charts(run)
     return {
         "anchor": anchor,
         "run": run,
@@ -34,7 +35,7 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "verdict": verdict(run),
         "tiles": tiles(run),
         **{name: arms_table(run, name) for name in LABELS},
-        "has_control": run.is_plain or bool(run.control) or any(row.model == "finetuned" for row in run.rows),
+        "has_control": run.is_plain or run.recipe.control or any(row.model == "finetuned" for row in run.rows),
         "costs": cost_charts([run]) if count == 1 else {},
         "frontier": frontier(run),
         "adversarial": curves.attacks(run),
@@ -43,7 +44,8 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
         "predictions": _picture(run.path / "predictions.png"),
         "training": curves.training(run),
         "switches": switch_part(run),
-        "head_layers": layers.head_charts(run),
+        "head_layers": head_layers,
+        "has_mean": any(layers.has_mean(chart) for charts in head_layers.values() for chart in charts),
         "fourier": layers.fourier_charts(run),
         "fourier_depth": layers.depth_charts(run),
         "similarity": similarity_charts(run),
@@ -56,15 +58,16 @@ def run_part(run: Run, anchor: str, count: int) -> Part:
 
 def tiles(run: Run) -> list[tuple[str, str, str]]:
     """Return the key numbers: label, value and detail of each."""
+    when = "at the end" if run.epochs >= run.recipe.epochs else f"after {epochs_text(run)}"
     if run.is_plain:
-        return [(f"{run.judged} at the end", formats.percent(accuracy(run, "finetuned")), "nothing was recast")]
+        return [(f"{run.judged} {when}", formats.percent(accuracy(run, "finetuned")), "nothing was recast")]
     cards = []
     if run.verify is not None:
         same, images = kept_predictions(run)
         relative = formats.error(number(run.verify["max_relative_error"]))
         detail = "outputs equal bit for bit" if run.verify["bitwise"] is True else f"max relative error {relative}"
         cards.append(("Predictions unchanged by the recast", f"{same:,} of{NBSP}{images:,}", detail))
-    end = f"{run.judged} at the end" if run.epochs else f"{run.judged}, untrained"
+    end = f"{run.judged} {when}" if run.epochs else f"{run.judged}, untrained"
     cards.append(_compared(run, end, {arm: accuracy(run, arm) for arm in ARMS}))
     for suite in CORRUPTIONS:
         corrupted = {arm: run.value(arm, suite, "top1/mean") for arm in ARMS}

@@ -29,8 +29,10 @@ def accuracy(run: Run, model: str) -> float:
         return measured
     if model == ("finetuned" if run.is_plain else "recast"):
         epochs = run.metrics[-1:]
+    elif model == "parent":
+        epochs = run.control[:1]
     else:
-        epochs = run.control[:1] if model == "parent" else [row for row in run.control[-1:] if row.epoch > 0]
+        epochs = [row for row in run.control[-1:] if row.epoch == run.epochs > 0]
     return epochs[0].metrics.get(run.main[1], math.nan) if epochs else math.nan
 
 
@@ -70,21 +72,29 @@ def verdict(run: Run) -> Verdict:
     """Return the verdict on a run."""
     if run.is_plain:
         result = formats.percent(accuracy(run, "finetuned"))
-        return Verdict("Nothing was recast.", f"After {_epochs(run)}: {run.judged} {result}.")
+        headline = _not_finished(run) if run.unfinished else "Nothing was recast."
+        return Verdict(headline, f"After {epochs_text(run)}: {run.judged} {result}.")
     headline, result = _end(run)
     start = _became(run) if run.is_scheduled else _start(run)
     return Verdict(headline, " ".join(part for part in (result, _attention(run), start) if part))
 
 
-def _epochs(run: Run) -> str:
+def _not_finished(run: Run) -> str:
+    return f"The run is not finished: {run.unfinished}."
+
+
+def epochs_text(run: Run) -> str:
+    """Return the epochs of the network itself, as `7 of 30 epochs` before its end."""
     planned = run.recipe.epochs
     return f"{run.epochs} of {planned} epochs" if planned > run.epochs else formats.plural(run.epochs, "epoch")
 
 
 def _end(run: Run) -> Verdict:
     recast, finetuned = (accuracy(run, arm) for arm in ("recast", "finetuned"))
-    result = f"{run.judged} after {_epochs(run)}: {formats.percent(recast)}"
+    result = f"{run.judged} after {epochs_text(run)}: {formats.percent(recast)}"
     names, paired = words(run), run.difference("finetuned", *run.main)
+    if run.unfinished:
+        return Verdict(_not_finished(run), f"{result}.")
     if run.epochs == 0:
         return Verdict("The recast network has not been trained.", f"{result}.")
     headline = f"Nothing to compare with: there is no run of {names.control}."
@@ -143,6 +153,8 @@ def joint_verdict(runs: Sequence[Run]) -> Verdict:
         return verdict(runs[0]) if runs else Verdict("Nothing was recast.", "")
     names, before = words(*runs), [run for run in runs if not run.is_scheduled]
     start = f"{sum(map(is_exact, before))} of {len(before)} recast models start exactly as their parent."
+    if unfinished := sum(bool(run.unfinished) for run in runs):
+        return Verdict(f"Not finished: {unfinished} of {len(runs)} runs.", start)
     gaps = [accuracy(run, "recast") - accuracy(run, "finetuned") for run in runs]
     compared = sum(map(math.isfinite, gaps))
     if not compared:
@@ -182,6 +194,8 @@ def why_no_mean(runs: Sequence[Run]) -> str:
         return "A mean needs at least two runs."
     if len({row.n for run in runs for row in run.rows if row.suite == run.main[0]}) > 1:
         return "No mean: the runs were measured on different numbers of images."
+    if any(run.unfinished for run in runs):
+        return "No mean: not all runs are finished."
     may_differ = {*how_it_runs(), "seed", "compile"}
     recipes = [{key: value for key, value in flat(run.recipe).items() if key not in may_differ} for run in runs]
     for recipe, key in product(recipes, map(".".join, paths())):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from markupsafe import Markup, escape
 from torch import nn
 
 from recast.files import write_text
@@ -40,12 +42,19 @@ def write_page(folder: Path, answer: Answer, curves: Mapping[str, Curve], title:
     ]
     tiles.append(("heads that attend", f"{answer.awake} of {answer.heads}", "in the recast arm"))
     columns, *rows = [[Cell(text) for text in row] for row in (COLUMNS, *answer.rows())]
-    table = PageTable("arms", columns, {"": rows})
+    table = PageTable("arms", columns, {"": rows}, kind="stack")
+    changes = [_with_code(change) for change in answer.changes]
     text = fill_page(
-        "trial.html.j2", "report.css", title=title, answer=answer, tiles=tiles, table=table, chart=chart, heads=HEADS
-    )
+        "trial.html.j2", "report.css", title=title, answer=answer, changes=changes, tiles=tiles, table=table,
+        chart=chart, heads=HEADS,
+    )  # fmt: skip
     write_text(folder / PAGE, text)
     return folder / PAGE
+
+
+def _with_code(text: str) -> Markup:
+    """Return text as HTML, with options of the command line as code."""
+    return Markup(re.sub(r"--[a-z][a-z-]*", r"<code>\g<0></code>", str(escape(text))))
 
 
 def write_heads(folder: Path, parent: nn.Module, child: nn.Module, data: Data) -> Path:

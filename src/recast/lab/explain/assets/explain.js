@@ -68,8 +68,9 @@ const page = (() => {
     by("grid").classList.toggle("laid", laid && chosen.photo);
     by("grid").replaceChildren(...Array.from({ length: heads }, (_, head) => {
       const caption = element("span", { className: "caption" }, element("b", { textContent: Words.tap(of, names, head) }));
-      if (of.gates.length) caption.append(element("span", { textContent: `${of.gates[0][0]} ${number(of.gates[0][1][head])}` }));
-      const frame = element("span", { className: "picture" }, element("canvas"), element("span", { className: "query" }));
+      const [gate] = Words.gates(of, head);
+      if (gate) caption.append(element("span", { textContent: `${gate[0]} ${number(gate[1])}` }));
+      const frame = element("span", { className: "picture" }, element("canvas"), element("span", { className: "none", textContent: "no content map" }), element("span", { className: "query" }));
       if (laid && chosen.photo) frame.prepend(element("img", { src: picture().src, alt: "" }));
       frame.style.aspectRatio = `${of.keys[1][2]} / ${of.keys[0][2]}`;
       const button = element("button", { type: "button", className: "head" }, frame, caption);
@@ -84,7 +85,7 @@ const page = (() => {
 
   function overlay(head) {
     const canvas = by("overlay");
-    canvas.hidden = !shown || head < 0 || head >= shown.maps.length;
+    canvas.hidden = !shown?.maps[head];
     const laid = !canvas.hidden && shown.of.kind === "classes";
     by("stage").classList.toggle("laid", laid && chosen.photo);
     if (canvas.hidden) return;
@@ -116,10 +117,11 @@ const page = (() => {
     if (key !== JSON.stringify(chosen)) return; // something else was chosen meanwhile
     const view = Maps.views(of).includes(chosen.view) ? chosen.view : "mix";
     const query = queryAt(of);
-    const maps = Array.from({ length: Maps.heads(of, from) }, (_, head) => Maps.map(of, from, view, head, query));
-    const common = Colors.limitOf(maps);
-    const each = chosen.each ?? Colors.mostBlank(maps, common);
-    const limits = each ? maps.map((values) => Colors.limitOf([values])) : null;
+    const maps = Array.from({ length: Maps.heads(of, from) }, (_, head) => (Maps.has(of, view, head) ? Maps.map(of, from, view, head, query) : null));
+    const present = maps.filter(Boolean);
+    const common = present.length ? Colors.limitOf(present) : 1;
+    const each = chosen.each ?? Colors.mostBlank(present, common);
+    const limits = each ? maps.map((values) => values && Colors.limitOf([values])) : null;
     for (const input of by("scales").querySelectorAll("input")) input.checked = String(each) === input.value;
     const names = Maps.names(of, from);
     const laid = of.kind === "classes";
@@ -132,18 +134,23 @@ const page = (() => {
     const [rows, columns] = [of.keys[0][2], of.keys[1][2]];
     [...grid.children].forEach((button, head) => {
       const canvas = button.querySelector("canvas");
+      canvas.hidden = !maps[head];
+      button.querySelector(".none").hidden = Boolean(maps[head]);
+      put(box, button.querySelector(".query"));
+      button.querySelector(".query").hidden = laid || !maps[head];
+      button.setAttribute("aria-pressed", String(head === chosen.head));
+      const gate = Words.gates(of, head).slice(0, 1).map(([symbol, value]) => ` ${symbol} = ${number(value)};`).join("");
+      const label = `${laid ? "Map" : "Head"} ${head + 1}, ${Words.tapInWords(of, names, head)}:${gate}`;
+      if (!maps[head]) return button.setAttribute("aria-label", `${label} no content map`);
       if (laid) Colors.lay(canvas, maps[head], rows, columns, shown.signed, chosen.photo);
       else Colors.paint(canvas, maps[head], rows, columns, each ? limits[head] : shown.limit, shown.signed);
-      put(box, button.querySelector(".query"));
-      button.querySelector(".query").hidden = laid;
-      button.setAttribute("aria-pressed", String(head === chosen.head));
       const top = Words.largest(maps[head], columns);
-      const gate = of.gates.length ? ` ${of.gates[0][0]} = ${number(of.gates[0][1][head])};` : "";
-      button.setAttribute("aria-label", `${laid ? "Map" : "Head"} ${head + 1}, ${Words.tapInWords(of, names, head)}:${gate} largest weight ${number(top.value)} at row ${top.row + 1}, column ${top.column + 1}`);
+      button.setAttribute("aria-label", `${label} largest weight ${number(top.value)} at row ${top.row + 1}, column ${top.column + 1}`);
     });
     put(box, by("cursor"));
     by("cursor").hidden = laid;
     overlay(chosen.head);
+    by("legend").hidden = !present.length;
     drawLegend();
     const queries = of.queries.map((axis) => axis[2]);
     by("where").textContent = laid ? "" : `Query row ${query[0] + 1} of ${queries[0]}, column ${query[1] + 1} of ${queries[1]}`;

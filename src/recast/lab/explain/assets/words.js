@@ -3,7 +3,7 @@
 const Words = (() => {
   const ARROWS = { "-1,-1": "↖", "-1,0": "↑", "-1,1": "↗", "0,-1": "←", "0,0": "•", "0,1": "→", "1,-1": "↙", "1,0": "↓", "1,1": "↘" };
 
-  const percent = (p) => `${(100 * p).toFixed(p >= 0.0995 ? 0 : 1)} %`;
+  const percent = (p) => `${(100 * p).toFixed(p >= 0.0995 ? 0 : 1)}\u00a0%`;
   const number = (x) => {
     const size = Math.abs(x);
     const digits = size >= 100 ? 0 : size >= 0.01 ? 2 : 3;
@@ -42,7 +42,7 @@ const Words = (() => {
   function range({ of, maps, names, signed, namesState }, chosen) {
     const { least, most, even } = Maps.range(maps[chosen]);
     const top = largest(maps[chosen], of.keys[1][2]);
-    const name = capital(names[chosen] || "");
+    const name = names[chosen]; // may be the name of a class: as it is written
     if (even) return `${name}: a uniform map, every weight is ${precise(most, 2)}.`;
     const drawn = signed ? "colours end at the largest, of either sign" : "drawn from its smallest to its largest (min–max)";
     const outside = 1 - maps[chosen].reduce((sum, value) => sum + value, 0);
@@ -53,6 +53,9 @@ const Words = (() => {
   }
   const capital = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}`;
 
+  // gates of the maps that a head has
+  const gates = (of, head) => of.gates.map(([symbol, values]) => [symbol, values[head]]).filter(([, value]) => value !== null);
+
   // the chosen head: gates, largest weight, weight on the padding
   function head(shown, chosen) {
     const { of, maps, names } = shown;
@@ -62,12 +65,13 @@ const Words = (() => {
     }
     if (isClasses) return range(shown, chosen);
     const values = maps[chosen];
+    const words = capital(tapInWords(of, names, chosen));
+    const list = gates(of, chosen).map(([symbol, value]) => `${symbol} = ${number(value)}${symbol === "γ" && value < 0 ? " (its content is subtracted)" : ""}`).join(", ");
+    const about = `${words}${list ? `: ${list}` : ""}. `;
+    if (!values) return `${about}This head has no content map.`;
     const top = largest(values, of.keys[1][2]);
     const outside = 1 - values.reduce((sum, value) => sum + value, 0);
-    const gates = of.gates.map(([symbol, of]) => `${symbol} = ${number(of[chosen])}${symbol === "γ" && of[chosen] < 0 ? " (its content is subtracted)" : ""}`).join(", ");
-    const words = tapInWords(of, names, chosen);
-    return `${capital(words)}${gates ? `: ${gates}` : ""}. ` +
-      `Largest weight ${number(top.value)} at row ${top.row + 1}, column ${top.column + 1}` +
+    return `${about}Largest weight ${number(top.value)} at row ${top.row + 1}, column ${top.column + 1}` +
       `${(of.kind === "gpsa" || !shown.signed) && outside > 0.01 ? `; ${percent(outside)} falls on ${of.offsets.length ? "the padding around the image" : "the tokens before the patches"}` : ""}.`;
   }
 
@@ -81,7 +85,7 @@ const Words = (() => {
   function verdict(scene, arms, predictions, at) {
     if (!arms.length) return `Where the network looks in ${at.name}`;
     const yes = (of) => of.filter(([, p]) => p >= 0.5).map(([label]) => label).join(", ") || (of.length === 1 ? `not ${of[0][0]}` : "none of its classes");
-    const top = ([[label, p]]) => (scene.scale === "logits" ? `${label} ${value(scene, p)}` : label);
+    const top = ([[label, p]]) => (scene.scale === "logits" ? `${label} (${value(scene, p)})` : label);
     const best = arms.map((arm) => (scene.scale === "sigmoid" ? yes : top)(predictions[arm]));
     const main = arms.indexOf("recast") < 0 ? arms.length - 1 : arms.indexOf("recast");
     const label = at.label === null ? "" : ` The label is ${at.label}.`;
@@ -98,6 +102,7 @@ const Words = (() => {
     const all = Object.values(scene.layers);
     const parts = [];
     if (all.some((of) => of.shift)) parts.push("A = (1−γ)·[(1−s)·S + s·G] + γ·C: γ is the gate of the content map C, and s is how far the tap has spread to a Gaussian of span 1/α. At γ = s = 0 a head equals its tap of the convolution. Both are unbounded: a negative gate subtracts its map. The weights of a head sum to one, but single weights may be negative or above 1.");
+    if (all.some((of) => of.gates.some(([, values]) => values.includes(null)))) parts.push("A head shows only the gates of maps that it has: without a content map it has no share of content, without a Gaussian no s and no 1/α.");
     if (all.some((of) => of.kind === "gpsa" && !of.shift)) parts.push("A = σ(λ)·G + (1−σ(λ))·C: 1−σ(λ) is the share of content, and 1/α is the span of the Gaussian.");
     if (all.some((of) => of.kind === "maps" && of.offsets.length)) parts.push("C-MHSA: position is a learned bias inside the softmax of the content, so only the whole map can be shown.");
     if (all.some((of) => of.kind !== "classes")) parts.push("With a query, a map shows how a head weighs the pixels (or patches) of its layer’s input for the outlined one. The largest weights saturate the colour scale, so that small weights stay visible.");
@@ -107,5 +112,5 @@ const Words = (() => {
     return parts.join(" ");
   }
 
-  return { SCALES, number, value, pair, percent, tap, range, tapInWords, largest, head, absent, verdict, formula };
+  return { SCALES, number, value, pair, percent, tap, range, tapInWords, largest, gates, head, absent, verdict, formula };
 })();
