@@ -144,7 +144,7 @@ def _arms(out: Path) -> str:
     recipe = load_recipe(out / "recipe.yaml", complete=True)
     metric = task_of(recipe).main[1]
     trained, control = (read_metrics(folder / "metrics.jsonl") for folder in (out, out / "finetuned"))
-    before = "Parent (untrained)" if has_new_parent(recipe, out) else "Parent"
+    before = "Parent before training" if has_new_parent(recipe, out) else "Parent"
     arms = [(before, (control or trained)[:1]), (ARMS["finetuned"], control), (ARMS["recast"], trained)]
     if recipe.is_plain:
         arms = [("Before training", trained[:1]), ("Trained", trained)]

@@ -148,7 +148,7 @@ def _explain_run(
     rows = read_records(path, Row) if (path := run.folder / "rows.csv").is_file() else []
     if "parent" in arms and (reason := why_untaught(recipe, run.folder, len(data.classes), rows)):
         del arms["parent"]
-        notes.append(f"Predictions of the untrained parent are not shown: {reason}.")
+        notes.append(f"Predictions of the parent before training are not shown: {reason}.")
     device, shape = choose_device(options.device), size or (data.test_size, data.test_size)
     about = [
         ("Run", run.folder.resolve().name),
