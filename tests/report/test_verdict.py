@@ -17,7 +17,7 @@ from recast.lab.report.curves import attacks, relative
 from recast.lab.report.labels import PARENT, glossary, words
 from recast.lab.report.load import read_run
 from recast.lab.report.page import tiles
-from recast.lab.report.tables import arms_table
+from recast.lab.report.tables import arms_table, runs_table
 from recast.lab.report.verdict import harmed, is_exact, joint_verdict, kept_predictions, verdict, why_no_mean
 from recast.lab.suites import METRICS
 
@@ -138,6 +138,7 @@ def test_an_interrupted_run_is_continued_before_it_is_compared(
     page = write_report([path]).read_text(encoding="utf-8")
     assert (f"<code>recast train --resume {path}</code>" in page) == bool(progress)
     done = make_run("done")
+    assert ("2 of 3 epochs" in runs_table([run]).groups[""][0][0].small[1]) == (epochs == 2)
     assert headline_of(path, done).endswith("1 of 2 runs") == bool(progress)
     assert ("finished" in why_no_mean([run, run])) == bool(progress)
 

@@ -14,7 +14,7 @@ from recast.lab.records import ARMS, Difference
 from recast.lab.report import formats
 from recast.lab.report.labels import TEST_SETS, is_accuracy, measured, suite_title, words, worth_a_line
 from recast.lab.report.load import Run
-from recast.lab.report.verdict import accuracy, is_exact, why_no_mean
+from recast.lab.report.verdict import accuracy, epochs_text, is_exact, why_no_mean
 from recast.lab.statistics import mean_interval
 from recast.lab.suites import METRICS, PER_CORRUPTION, SUITES, base, is_of_class
 from recast.tracing.cost import Cost
@@ -160,7 +160,7 @@ def runs_table(runs: Sequence[Run]) -> PageTable:
     for number_of_run, run in enumerate(runs, start=1):
         start = "unmeasured" if run.verify is None else "exact" if is_exact(run) else "inexact"
         start = "" if run.is_plain else "recast during training, " if run.is_scheduled else f"{start} start, "
-        detail = f"{start}{formats.plural(run.epochs, 'epoch')}, seed {run.recipe.seed}"
+        detail = f"{start}{epochs_text(run)}, seed {run.recipe.seed}"
         row = [Cell(run.name, (run.title, detail), link=f"#run{number_of_run}")]
         row += [Cell(formats.decimal(accuracy(run, arm)), kind=arm) for arm in names.arms]
         for arm in names.others:
