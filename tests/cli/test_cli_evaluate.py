@@ -10,6 +10,7 @@ import timm
 import torch
 
 import recast
+from recast.lab.cli import evaluate
 
 DIGITS = ("--data", "digits", "--img-size", "16", "--num-images", "100")
 
@@ -49,3 +50,7 @@ def test_two_saved_networks_are_compared_on_the_same_images(
     assert done.err.count("b.safetensors has the classes of digits in another order") == 1
     assert "+0.00" in done.out
     assert "two files of recast.save" in refused("evaluate", "a.safetensors", *DIGITS)
+
+
+def test_no_difference_is_a_negative_zero() -> None:
+    assert evaluate._difference(50.0, 50.001, True, (-0.01, 3.0)) == "+0.00 (+0.0, +3.0)"

@@ -49,6 +49,10 @@ def test_a_page_of_a_run(page: Cli, shared: Path, photos: Path) -> None:
         assert any(dict(map(tuple, data["layers"][name]["gates"]))["γ"])
 
 
+def test_a_run_that_is_missing(refused: Refused) -> None:
+    assert "no run folder" in refused("explain", "runs/nothing")
+
+
 def test_folders_validation_images_and_json(cli: Cli, shared: Path, photos: Path, tmp_path: Path) -> None:
     run = shutil.copytree(shared / "run", tmp_path / "run", ignore=shutil.ignore_patterns("rows.csv"))
     found = json.loads(cli("explain", run, photos, "val:1", "--json").out)

@@ -131,7 +131,7 @@ def stopped(ctrl_c: CtrlC, tmp_path: Path) -> Path:
 
 def test_a_state_of_something_else_is_refused(stopped: Path) -> None:
     parent = small_parent()
-    with pytest.raises(RecastError, match=r"trained with another epochs \(3, now 9\), optim\.lr \(0.01, now 0.5\)"):
+    with pytest.raises(RecastError, match=r"other settings, epochs \(3, now 9\), optim\.lr \(0.01, now 0.5\)"):
         small_fit(stopped, parent, optim={"lr": 0.5}, epochs=9, resume=True)
     with pytest.raises(RecastError, match="state of another model"):
         small_fit(stopped, small_child(), resume=True)

@@ -122,6 +122,8 @@ def test_a_teacher_from_a_file_knows_its_normalisation(tmp_path: Path) -> None:
     pixels = torch.rand(2, 3, 8, 8)
     teacher = named(model="digits_resnet", checkpoint=file)
     torch.testing.assert_close(teacher(pixels), model((pixels - 0.5) / 0.5))
+    with pytest.raises(RecastError, match="has 4 classes, the data has 7: train the teacher"):
+        named(model="digits_resnet", checkpoint=file, num_classes=7)
     with pytest.raises(RecastError, match=r"the teacher digits_resnet: .*missing\.safetensors"):
         named(model="digits_resnet", checkpoint=str(tmp_path / "missing.safetensors"))
     with pytest.raises(RecastError, match="random weights: set --teacher-checkpoint or --teacher-pretrained"):
@@ -157,7 +159,7 @@ def test_fetched_weights_keep_their_own_head(
     monkeypatch.setattr(distill, "build", build := mock.Mock(return_value=network))
     fetched = name.startswith("torchvision")
     teacher = named(model=name, pretrained=fetched)
-    build.assert_called_once_with(ModelConfig(name, pretrained=fetched), num_classes=None)
+    build.assert_called_once_with(ModelConfig(name, pretrained=fetched), num_classes=None, advice=distill.TEACH)
     pixels = torch.rand(2, 3, 8, 8)
     torch.testing.assert_close(teacher(pixels), network.eval()(normalize(pixels, *own)))
     with pytest.raises(RecastError, match=f"the teacher {name} has 4 classes, the data have 7"):

@@ -93,7 +93,7 @@ def test_an_interrupted_trial_goes_on_to_the_same_numbers(
     trainings = len(arms.RATED) * len(RATES) + 2 * len(arms.TRAINED)
     assert len(calls) == stop + 2 + trainings - 11  # two classifiers again, and all but the 11 finished trainings
     assert comparable(try_(network(7), data, plan, tmp_path / "part", minutes=1e-3, seeds=2)) == comparable(whole)
-    with pytest.raises(recast.RecastError, match="another network"):
+    with pytest.raises(recast.RecastError, match="other settings, network"):
         try_(network(7, seed=1), data, plan, tmp_path / "part", minutes=1e-3, seeds=2)
 
 
@@ -280,6 +280,6 @@ def test_another_folder_is_left_alone(data: Data, plan: recast.Plan, tmp_path: P
         try_(network(), replace(data, train=[0] * 60), plan, tmp_path / "new")  # type: ignore[arg-type]
     with pytest.raises(recast.RecastError, match="two classes or more"):
         try_(network(), replace(data, classes=["a"]), plan, tmp_path / "new")
-    with pytest.raises(recast.RecastError, match="GiB"):
+    with pytest.raises(recast.RecastError, match=r"GiB.*[1-9]"):
         run.check_space(tmp_path, 2**60)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

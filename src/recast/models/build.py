@@ -31,9 +31,12 @@ from recast.tracing.examples import check_weights
 
 KWARGS = ("num_classes", "img_size", "in_chans")
 """What a constructor may set, besides `model.kwargs`."""
+NEW_HEAD = "set model.new_head"
 
 
-def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = False) -> nn.Module:
+def build(
+    config: ModelConfig, *, num_classes: int | None = None, trust: bool = False, advice: str = NEW_HEAD
+) -> nn.Module:
     """Build the network that `config` names, in training mode, on the CPU, with its weights.
 
     A part of the network that has `adapt_weights(model, weights, whole, origin)` gives published weights its own names.
@@ -43,6 +46,7 @@ def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = 
     `config.new_head` all but the classifier's; with `config.input_size` position tables are resampled to it. A recast
     network's file makes a recast network: its plan is replayed, and its images and classes are noted.
     A `pkg.module:function` is run only with `trust`, or where the user named it (`recast.models.trust`).
+    `advice` ends the error about weights with other classes than the data.
     Raises RecastError for an unknown name, a checkpoint that does not fit, weights that cannot be fetched or hold NaN,
     and a size for a network that takes any.
     """
@@ -75,7 +79,7 @@ def build(config: ModelConfig, *, num_classes: int | None = None, trust: bool = 
                 if not other_classes(again, weights):  # a detector has several numbers for a class
                     model = restored(again)
                     warnings.warn(f"{name} gets the {differ[0]} classes of {origin}, not {differ[1]}", stacklevel=2)
-    load_weights_(model, _adapted(model, weights, config, num_classes, origin), source=origin)
+    load_weights_(model, _adapted(model, weights, config, num_classes, origin, advice), source=origin)
     if header is not None:
         read(Images, header["images"] or {}, f"{origin}'s images").built_as(config).note_(model)
     return model
@@ -99,7 +103,12 @@ def _weights(
 
 
 def _adapted(
-    model: nn.Module, weights: Mapping[str, Tensor], config: ModelConfig, num_classes: int | None, origin: str
+    model: nn.Module,
+    weights: Mapping[str, Tensor],
+    config: ModelConfig,
+    num_classes: int | None,
+    origin: str,
+    advice: str,
 ) -> Mapping[str, Tensor]:
     """Return the weights with the model's names, classifier and positions.
 
@@ -112,7 +121,7 @@ def _adapted(
     elif differ := other_classes(model, weights):
         theirs, ours = differ
         if config.num_classes is None and num_classes is not None:
-            raise RecastError(f"{origin} has {theirs} classes, the data has {ours}: set model.new_head")
+            raise RecastError(f"{origin} has {theirs} classes, the data has {ours}: {advice}")
         expected = f"{config.name} has" if config.num_classes is None else "model.num_classes is"
         raise RecastError(
             f"{origin} has {theirs} classes, {expected} {ours}: set model.num_classes={theirs} or model.new_head"

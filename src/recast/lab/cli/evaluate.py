@@ -227,5 +227,5 @@ def _difference(value: float | None, other: float | None, percent: bool, interva
         return ""
     if percent:
         low, high = interval or (0.0, 0.0)
-        return f"{value - other:+.2f}" + (f" ({low:+.1f}, {high:+.1f})" if low < high else "")
+        return f"{value - other:+z.2f}" + (f" ({low:+z.1f}, {high:+z.1f})" if low < high else "")
     return f"× {value / other:.3g}" if other else ""

@@ -145,7 +145,9 @@ def restore_(state: State, recipe: Recipe, folder: Path, images: int, path: Path
     if content["version"] != VERSION:
         raise RecastError(f"{path} has version {content['version']}, expected {VERSION}: {start_again}")
     if changed := changes(read(Recipe, content["recipe"], str(path)), recipe, ignore=may_change()):
-        raise RecastError(f"{folder} was trained with another {', '.join(changed)}: resume it with its own recipe")
+        raise RecastError(
+            f"{folder} was started with other settings, {', '.join(changed)}: resume it with its own recipe"
+        )
     if content["images"] != images:
         raise RecastError(f"{folder} was trained on {content['images']} images, now there are {images}: {start_again}")
     if state.switches is not None and content["switches"] is not None:

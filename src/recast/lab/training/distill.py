@@ -27,6 +27,8 @@ StudentOutputs = Tensor | tuple[Tensor, Tensor]
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and std of x = (pixel − mean) / std, per channel, for pixels in [0, 1]."""
 
+TEACH = "train the teacher on these classes first"
+
 
 def widened(values: Tensor) -> Tensor:
     """Return half-precision values (autocast's logits) in float32, for exponentials and sums."""
@@ -108,7 +110,7 @@ def _named(config: ModelTeacher, num_classes: int, channels: int) -> nn.Module:
     in_chans = None if channels == 3 else channels
     try:
         model = ModelConfig(name, checkpoint, pretrained=config.teacher_pretrained, in_chans=in_chans)
-        return build(model, num_classes=classes)
+        return build(model, num_classes=classes, advice=TEACH)
     except RecastError as error:
         raise RecastError(f"the teacher {name}: {error}") from None
 

@@ -18,6 +18,7 @@ from recast.files import replaced
 from recast.lab.data import Data, Loader
 from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.seeding import epoch_order
+from recast.lab.report.formats import memory
 from recast.lab.trial.split import Split
 
 PART = 32
@@ -81,7 +82,7 @@ def check_space(folder: Path, needed: int) -> None:
     place = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.is_dir())
     if needed > 0.9 * (free := shutil.disk_usage(place).free):
         raise RecastError(
-            f"the features take {needed / 2**30:.1f} GiB, the disk of {place} has {free / 2**30:.1f} GiB left: choose "
+            f"the features take {memory(needed)}, the disk of {place} has {memory(free)} left: choose "
             "another disk with --out, or fewer images with --num-train"
         )
 

@@ -194,9 +194,13 @@ class _Trial:
                 raise RecastError(f"{self.out} is not empty: choose a new folder with --out")
             return None
         before = read_json(self.out / TRIAL, "settings", "pace")
-        if changed := [name for name, value in self.settings.items() if before["settings"].get(name) != value]:
+        old = before["settings"]
+        if differ := [name for name, value in self.settings.items() if old.get(name) != value]:
+            shown = {name: f" ({old.get(name)}, now {self.settings[name]})" for name in ("minutes", "seeds")}
+            changed = [f"{name}{shown.get(name, '')}" for name in differ]
             raise RecastError(
-                f"{self.out} holds a trial with another {changed[0]}: choose a new folder with --out, or delete it"
+                f"{self.out} was made with other settings, {', '.join(changed)}: choose a new folder "
+                "with --out, or delete it"
             )
         return before
 
