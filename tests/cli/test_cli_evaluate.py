@@ -33,6 +33,8 @@ def test_two_saved_networks_are_compared_on_the_same_images(
     assert (same.code, same.err) == (0, "")
     assert "+0.00" in same.out
     assert "parent" not in same.out
+    left_out = cli("evaluate", "a.safetensors", "a.safetensors", *DIGITS, "--suite", "agreement")
+    assert (left_out.out, "suite agreement" in left_out.err) == ("", True)
     words = ("evaluate", "a.safetensors", "own.safetensors", *DIGITS)
     assert "--trust" in refused(*words)
     done = cli(*words, "--trust", "--suite", "clean,fgsm", "--json")

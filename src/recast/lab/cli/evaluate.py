@@ -158,7 +158,9 @@ def _compare_files(
         models[arm] = PixelModel(networks[file], normalisation.mean, normalisation.std)
     context = open_context(models, data, **how)
     results = measure(context, suites or [data.task.main[0]], progress=sys.stderr.isatty())
-    if not output.as_json:
+    for name in results.tables:
+        print(f"note: suite {name} writes its table into run folders: of two files it is left out", file=sys.stderr)
+    if results.rows and not output.as_json:
         names = dict(zip(models, files, strict=True))
         print(format_arms(results.rows, results.differences, names=names) + LEGEND)
     return results

@@ -35,8 +35,8 @@ def data_dir(config: DataConfig) -> Path:
     root = os.environ.get("RECAST_DATA")
     if config.data_dir is None and not root:
         raise RecastError(
-            f"--data-dir DIR (data_dir) is missing: the folder of the images of {config.name}; or set "
-            f"variable RECAST_DATA to the folder that holds {name}/"
+            "data_dir (--data-dir) is missing: the folder with the images; or set RECAST_DATA to the folder that holds "
+            f"{name}/"
         )
     path = (Path(root or "") / name if config.data_dir is None else Path(config.data_dir)).expanduser()
     if not path.exists():
