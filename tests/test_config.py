@@ -36,7 +36,9 @@ def test_a_union_makes_the_kind_that_is_named() -> None:
 )  # fmt: skip
 def test_a_choice_of_heads(given: Any, heads: Any) -> None:
     assert RecastConfig(content_heads=given).content_heads == heads
-    assert RecastConfig(gaussian_heads=0).gaussian_heads == "none"
+    for heads in ("content_heads", "gaussian_heads"):
+        with pytest.raises(RecastError, match=f"{heads} .*>= 1.*got 0"):
+            RecastConfig(**{heads: 0})
 
 
 MISTAKES: list[tuple[Any, dict[str, Any], str]] = [
