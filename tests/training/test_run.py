@@ -311,6 +311,9 @@ def test_what_the_folder_filled_in_is_no_difference_when_a_run_goes_on(run: Path
         for goes_on in (False, True):
             train(recipe, tmp_path / name, resume=goes_on, progress=False)
     assert load_recipe(tmp_path / "sized" / "recipe.yaml").data.img_size == 32
+    (tmp_path / "data" / "a").rename(tmp_path / "data" / "c")
+    with pytest.raises(RecastError, match=r"the data .*: continue with the data"):
+        train(kept, tmp_path / "kept", resume=True, progress=False)
 
 
 # --- what a recipe asks for -------------------------------------------------------------------------------------------

@@ -135,7 +135,8 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
     data = load_data(recipe.data, recipe.augmentation, recipe.labels, recipe.model.in_chans)
     _check_images(recipe, data)
     config = task.network(recipe.model, data)
-    parent = _build_parent(recipe, config, data)
+    remedy = "continue with the data it was started with" if resume else "set model.new_head"
+    parent = _build_parent(recipe, config, data, remedy)
     size = data.img_size
     data, pixels = data.fitted_to(parent)
     if data.img_size != size:
@@ -172,8 +173,8 @@ def _check_images(recipe: Recipe, data: Data) -> None:
     task_of(recipe).check_data(recipe, data)
 
 
-def _build_parent(recipe: Recipe, config: ModelConfig, data: Data) -> nn.Module:
-    """Return the network that the run starts from, in the form that its task trains."""
+def _build_parent(recipe: Recipe, config: ModelConfig, data: Data, remedy: str) -> nn.Module:
+    """Return the network that the run starts from, as its task trains it; `remedy` is for data of other classes."""
     with seeded(mix_seed("parent", recipe.seed)):
         parent = build(config, num_classes=len(data.classes))
         if not (config.checkpoint or config.pretrained):
@@ -182,7 +183,7 @@ def _build_parent(recipe: Recipe, config: ModelConfig, data: Data) -> nn.Module:
     if not _has_new_classifier(config, parent, data):
         origin = str(config.checkpoint or config.name)
         if others := name_other_classes(parent, data, origin):
-            raise RecastError(f"{others}: set model.new_head")
+            raise RecastError(f"{others}: {remedy}")
         order_classes_(parent, data, origin)
     with seeded(mix_seed("embedding", recipe.seed)):
         return task_of(recipe).adapt_(parent, recipe, len(data.classes))
