@@ -219,8 +219,8 @@ def test_the_answer_says_what_the_table_holds(
     asleep = judge(table(rights, images), lines, Wakefulness(36, 1, 0.99), FACTS)
     assert asleep.worth == {"no": "unclear"}.get(worth, worth)
     for top1, is_ahead in ((99.0, True), (50.0, False)):
-        known = judge(table(rights, images), [ArmLine("parent", "as it is", top1), *lines], None, FACTS)
-        assert ("(99.0)" in known.sentence) == is_ahead
+        with_parent = judge(table(rights, images), [ArmLine("parent", "as it is", top1), *lines], None, FACTS)
+        assert ("(99.0)" in with_parent.sentence) == is_ahead
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to look with")

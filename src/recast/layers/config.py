@@ -26,9 +26,9 @@ def _heads(value: Any) -> Any:
             positions = sorted(int(part) for part in value)
             if len(set(positions)) == len(positions) > 0:
                 return tuple(positions)
-    if value in ("all", "middle", "none") or (type(value) is int and value > 0) or str(value).isdecimal():
+    if value in ("all", "middle", "none") or str(value).isdecimal():
         return int(value) if str(value).isdecimal() else value
-    raise problem("must be all, middle, a number of heads above 0, or different positions of the kernel such as 0,4,8")
+    raise problem("must be all, middle, a number of heads > 0, or different positions of the kernel such as 0,4,8")
 
 
 ContentHeads = Annotated[

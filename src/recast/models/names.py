@@ -14,7 +14,7 @@ REGISTRIES = ("timm", "torchvision", *ON_TIMM)
 """Whose names are known."""
 PLUGINS: list[str] = []
 """Modules that register networks with timm when they are imported: before a network is looked up by name, they are.
-`recast.lab` and `recast.papers` add themselves; `sources.plug_in_installed` finds those that nobody imported."""
+`recast.lab` and `recast.papers` add themselves; `sources.plug_in_installed` finds those that were not imported."""
 
 
 def split_name(name: str) -> tuple[str, str]:

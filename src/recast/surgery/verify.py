@@ -91,7 +91,7 @@ def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
     layers = _layers_of(model, plan)
     done = [name for name, layer in layers.items() if isinstance(layer, RecastLayer)]
     done += attention_pools(model) if plan.pool is not None else []
-    if done and len(done) == len(layers) + (plan.pool is not None):  # with less it may be pooled after its layers
+    if done and len(done) == len(layers) + (plan.pool is not None):  # else only layers or pool are new
         raise RecastError(
             f"the parent is recast itself, {done[0] or 'the model'} is attention: pass the network before recast_"
         )

@@ -37,7 +37,7 @@ from recast.lab.tasks import task_of
 from recast.lab.training.distributed import check_shares
 from recast.lab.training.optim import check_trainable
 from recast.layers.cmhsa import recast_layers
-from recast.models.build import build
+from recast.models.build import NEW_HEAD, build
 from recast.models.config import ModelConfig
 from recast.models.trust import follow_up
 from recast.modes import in_eval
@@ -135,7 +135,7 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
     data = load_data(recipe.data, recipe.augmentation, recipe.labels, recipe.model.in_chans)
     _check_images(recipe, data)
     config = task.network(recipe.model, data)
-    remedy = "continue with the data it was started with" if resume else "set model.new_head"
+    remedy = "continue with the data it was started with" if resume else NEW_HEAD
     parent = _build_parent(recipe, config, data, remedy)
     size = data.img_size
     data, pixels = data.fitted_to(parent)
@@ -176,7 +176,7 @@ def _check_images(recipe: Recipe, data: Data) -> None:
 def _build_parent(recipe: Recipe, config: ModelConfig, data: Data, remedy: str) -> nn.Module:
     """Return the network that the run starts from, as its task trains it; `remedy` is for data of other classes."""
     with seeded(mix_seed("parent", recipe.seed)):
-        parent = build(config, num_classes=len(data.classes))
+        parent = build(config, num_classes=len(data.classes), advice=remedy)
         if not (config.checkpoint or config.pretrained):
             for paper in recipe.papers.values():
                 paper.draw_(parent)

@@ -90,7 +90,7 @@ def merged(x: Tensor, w: Weights) -> Tensor:
     """
     heads = w.geometry.num_heads
     is_short = on_accelerator(x) or _has_few_keys(x, w)
-    if not (is_short and w.gates.has_shift and w.groups == 1) or w.geometry.is_transposed:
+    if not w.gates.has_shift or w.geometry.is_transposed or w.groups > 1 or not is_short:
         return split(x, w)
     if len(w.content_heads) < heads or not w.content_sees_grid or w.content == "linear":
         if len(w.gaussian_heads) < heads:

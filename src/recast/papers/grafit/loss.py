@@ -72,8 +72,8 @@ def triplet_loss(embeddings: Tensor) -> Tensor:
     """Return the triplet loss (B,) of unit embeddings g(t_a x), (B, T, D); 0 for an image alone in its batch."""
     z = widened(embeddings)
     products = torch.einsum("iad,jbd->ijab", z, z)
-    own = products.diagonal().permute(2, 0, 1)[:, None]  # (B, 1, T, T)
-    losses = F.relu(MARGIN + products - own)
+    same_image = products.diagonal().permute(2, 0, 1)[:, None]  # (B, 1, T, T)
+    losses = F.relu(MARGIN + products - same_image)
     views = ~torch.eye(z.shape[1], dtype=torch.bool, device=z.device)
     others = ~torch.eye(len(z), dtype=torch.bool, device=z.device)
     counted = others[..., None, None] & views
