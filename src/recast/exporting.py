@@ -232,7 +232,7 @@ def _write(model: nn.Module, images: Example, path: Path, to: Target, any_size: 
         if to == "torch":
             torch.export.save(program, content, extra_files={MARK: ""})
         else:
-            with redirect_stdout(StringIO()):  # the exporter prints its steps
+            with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # the exporter prints its steps
                 exported: Any = torch.onnx.export(program, (), dynamo=True, verbose=False)
             exported.model.producer_name = MARK
             content.write(exported.model_proto.SerializeToString())

@@ -58,8 +58,8 @@ def replaced(path: str | Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as error:
-        if isinstance(error, OSError) and error.filename == os.fspath(temporary):
-            error.filename = os.fspath(path)
+        if isinstance(error, OSError) and error.errno and error.filename in (None, os.fspath(temporary)):
+            error.filename = os.fspath(path)  # a full disk names no file
         temporary.unlink(missing_ok=True)
         raise
     if os.name == "nt":  # cannot open a folder, and need not

@@ -20,7 +20,7 @@ from recast.lab.config import DataConfig
 from recast.lab.data import Data, load_data
 from recast.lab.data.seeding import choose_balanced
 from recast.lab.records import Wakefulness
-from recast.lab.trial import arms, run, try_
+from recast.lab.trial import arms, pace, run, try_
 from recast.lab.trial.answer import RATES, ArmLine, Facts, judge
 from recast.lab.trial.features import Bank
 from recast.lab.trial.page import write_page
@@ -52,7 +52,7 @@ def comparable(answer: Any) -> Any:
 def test_an_interrupted_trial_goes_on_to_the_same_numbers(
     data: Data, plan: recast.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, name, value in ((arms, "HEAD_UPDATES", 5), (run, "LEAST_UPDATES", 4), (run, "MOST_EPOCHS", 2)):
+    for module, name, value in ((arms, "HEAD_UPDATES", 5), (pace, "LEAST_UPDATES", 4), (pace, "MOST_EPOCHS", 2)):
         monkeypatch.setattr(module, name, value)
     calls: list[tuple[Any, ...]] = []
     train_ = arms.train_
@@ -67,7 +67,7 @@ def test_an_interrupted_trial_goes_on_to_the_same_numbers(
     monkeypatch.setattr(arms, "train_", spied)
     whole = try_(network(7), data, plan, tmp_path / "whole", minutes=1e-3, seeds=2)
     assert [line.arm for line in whole.arms] == ["parent", *arms.TRAINED]
-    assert all(line.updates >= run.LEAST_UPDATES for line in whole.arms[1:])
+    assert all(line.updates >= pace.LEAST_UPDATES for line in whole.arms[1:])
     assert {path.name for path in (tmp_path / "whole").iterdir()} >= {"answer.json", "trial.html", "heads.html"}
     monkeypatch.setattr(run, "find_spec", lambda name: None)  # no page
     (tmp_path / "part").mkdir()  # the clock chooses the numbers of updates: take the same
@@ -101,7 +101,7 @@ def test_an_interrupted_trial_goes_on_to_the_same_numbers(
 def test_other_classes_and_too_little_time_are_said_in_a_line(
     minutes: float, data: Data, plan: recast.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, name, value in ((arms, "HEAD_UPDATES", 5), (run, "LEAST_UPDATES", 2), (run, "MOST_EPOCHS", 1)):
+    for module, name, value in ((arms, "HEAD_UPDATES", 5), (pace, "LEAST_UPDATES", 2), (pace, "MOST_EPOCHS", 1)):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(run, "find_spec", lambda name: None)  # no page
     lines: list[str] = []
@@ -138,7 +138,7 @@ def test_logits_are_read_from_a_tuple(
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return self.network(x), x
 
-    for module, name, value in ((arms, "HEAD_UPDATES", 5), (run, "LEAST_UPDATES", 2), (run, "MOST_EPOCHS", 1)):
+    for module, name, value in ((arms, "HEAD_UPDATES", 5), (pace, "LEAST_UPDATES", 2), (pace, "MOST_EPOCHS", 1)):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(run, "find_spec", lambda name: None)  # no page
     plan = recast.plan(Pair().eval(), torch.randn(1, 3, 16, 16), where="network.3")

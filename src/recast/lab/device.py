@@ -35,7 +35,7 @@ def check_memory(needed: float, what: str) -> None:
     except OSError:
         return
     if needed > (free := 1024 * int(kilobytes["MemAvailable"])):
-        raise RecastError(f"{what} need {needed / 2**30:,.0f} GiB, {free / 2**30:,.0f} are free: ask for less")
+        raise RecastError(f"{what} need {needed / 2**30:,.1f} GiB, {free / 2**30:,.1f} are free: ask for less")
 
 
 def surroundings(device: torch.device) -> dict[str, str | int | None]:

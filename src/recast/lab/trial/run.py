@@ -6,15 +6,13 @@ import copy
 import json
 import math
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -35,7 +33,8 @@ from recast.lab.report.formats import plural
 from recast.lab.trial import arms
 from recast.lab.trial.answer import RATES, Answer, ArmLine, Facts, judge
 from recast.lab.trial.arms import ARMS, RATED, TRAINED, Arm
-from recast.lab.trial.features import PART, Bank, check_space, dtype_of, store
+from recast.lab.trial.features import Bank, check_space, store
+from recast.lab.trial.pace import FEWEST, HELD_OUT, RATE_PART, Pace, measure_pace
 from recast.lab.trial.split import Tail, split_network
 from recast.models.checksum import checksum
 from recast.surgery.apply import recast_
@@ -46,50 +45,8 @@ from recast.tracing.outputs import logits_of
 
 TRIAL, RUNS, FEATURES, ANSWER = "trial.json", "runs.jsonl", "features", "answer.json"
 WEIGHTS = "recast_tail.safetensors"
-FEWEST = 20
-"""Training and validation images."""
-MOST_VIEWS, MOST_EPOCHS, LEAST_UPDATES = 4, 20, 20
-FEATURE_SHARE, MOST_BYTES = 0.4, 16 * 2**30
-"""Features take at most this share of the time, and so many bytes."""
-RATE_PART, HELD_OUT = 4, 0.2
-"""A rate is tried for a quarter of the updates, and judged by this share of the training images."""
-SMALL, BATCHES = 96, (32, 64)
-"""Images of an update; the larger number for images with a side below 96."""
 AT_CHANCE, SURE = 512, 3
 """Images on which a classifier of the right size must be better than chance by three standard deviations."""
-
-
-@dataclass(frozen=True)
-class Pace:
-    """Amounts that fit into the time, by measured rates. trial.json keeps them: a resumed trial does the same."""
-
-    train: int
-    val: int
-    views: int
-    batch: int
-    updates: Mapping[Arm, int]
-    step: Mapping[Arm, float]
-    """Seconds of an update."""
-    image: float
-    """Seconds of an image's features."""
-    image_bytes: int
-    dtype: str
-
-    @property
-    def bytes(self) -> int:
-        """Return the size of the features on disk."""
-        return (self.train * self.views + self.val) * self.image_bytes
-
-    @property
-    def epochs(self) -> float:
-        """Return how often the recast arm sees every training image."""
-        return self.updates["recast"] * self.batch / self.train
-
-    def seconds(self, seeds: int) -> float:
-        """Return an estimate for the whole trial, without validation."""
-        runs = seeds * sum(self.updates[arm] * self.step[arm] for arm in TRAINED)
-        rates = len(RATES) * (self.updates["recast"] // RATE_PART) * sum(self.step[arm] for arm in RATED)
-        return (self.train * self.views + self.val) * self.image + runs + rates
 
 
 def try_(
@@ -138,7 +95,7 @@ def try_(
     if not plan.steps or plan.pool is not None:
         raise RecastError("a trial is of recast layers: the plan must have some, and no attention pooling")
     if not (minutes > 0 and seeds >= 1):
-        raise RecastError(f"minutes must be above 0 and seeds 1 or more, got {minutes} and {seeds}")
+        raise RecastError(f"minutes must be > 0 and seeds >= 1, got {minutes} and {seeds}")
     if len(data.classes) < 2:
         raise RecastError(f"a trial takes two classes or more, {data.name} has {listed(data.classes, 1)} alone")
     for part, images in (("training", data.train), ("validation", data.val)):
@@ -211,9 +168,11 @@ class _Trial:
         else:
             share = count_parameters(self.parts.tail) / count_parameters(self.network)
             self.say(f"split at {self.parts.tail.entry}: {share:.0%} of the parameters are trained")
-        self.pace = self._measure_pace() if self.before is None else Pace(**self.before["pace"])
         if self.before is None:
+            self.pace = measure_pace(self.parts, self.data, self.plan, self.minutes, self.seeds, self.device)
             check_space(self.out, self.pace.bytes)
+        else:
+            self.pace = Pace(**self.before["pace"])
         self._say_pace()
         columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
         self.bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not progress)
@@ -242,51 +201,14 @@ class _Trial:
                 f"{pace.val:,} fit into {self.minutes:g} minutes; a longer trial takes more"
             )
         seconds = pace.seconds(self.seeds)
-        is_longer = pace.updates["recast"] == LEAST_UPDATES and seconds > 60 * self.minutes
-        reason = f", not {self.minutes:g}: {LEAST_UPDATES} updates an arm are the fewest" * is_longer
+        is_longer = pace.is_shortest and seconds > 60 * self.minutes
+        reason = f", not {self.minutes:g}: {pace.updates['recast']} updates an arm are the fewest" if is_longer else ""
         self.say(
             f"{pace.train:,} training images in {plural(pace.views, 'view')}, {pace.val:,} validation images: "
             f"{pace.bytes / 2**20:,.0f} MiB of features in {self.out / FEATURES}\n"
             f"{pace.updates['recast']:,} updates of {pace.batch} images an arm, {pace.epochs:.2g} epochs; "
             f"about {seconds / 60:.1f} minutes{reason}"
         )
-
-    def _measure_pace(self) -> Pace:
-        """Measure the seconds of an image's features and of an update of every arm, and fill the time with them."""
-        data, budget = self.data, 60 * self.minutes
-        count = min(PART, len(data.train))
-        pixels_of_views = []
-        for view in range(2):  # the first one warms up
-            begin = time.perf_counter()
-            pixels, labels = next(iter(Loader(data.train, count, epoch=view)))
-            pixels_of_views.append(pixels)
-            features = self.parts.features(data.normalised(pixels, self.device))
-            image = (time.perf_counter() - begin) / count
-        dtype = dtype_of(features)
-        image_bytes = math.prod(features.shape[1:]) * np.dtype(dtype).itemsize
-        most = min(FEATURE_SHARE * budget / image, MOST_BYTES / image_bytes)
-        val = min(len(data.val), max(FEWEST, int(most / 2)))
-        train = min(len(data.train), max(FEWEST, int(most) - val))
-        batch = min(BATCHES[data.img_size < SMALL], train)
-        bank = Bank((features.cpu().numpy(),), labels, torch.arange(batch) % count)
-        tails = {arm: arms.make(arm, self.parts.tail, self.plan, bank, 0, self.device) for arm in RATED}
-        step = arms.step_seconds(tails, bank, batch, self.device)
-        forward = {arm: seconds / 3 for arm, seconds in step.items()}  # a step without gradients
-        look = val / batch * self.seeds * (2 * forward["finetuned"] + forward["added"] + forward["recast"])
-        look += HELD_OUT * train / batch * len(RATES) * sum(forward.values())
-        per_seed = step["finetuned"] + step["added"] + 2 * step["recast"]  # `longer` takes as long as recast
-        per_update = self.seeds * per_seed + len(RATES) / RATE_PART * sum(step.values())
-        views = max(1, min(1 if torch.equal(*pixels_of_views) else MOST_VIEWS, int((most - val) / train)))
-        while True:
-            fits = int((budget - (train * views + val) * image - look) / per_update)
-            updates = max(LEAST_UPDATES, min(fits, MOST_EPOCHS * train // batch))
-            if views <= max(1, updates * batch / train):
-                break
-            views -= 1  # no update would use the last one
-        longer = max(1, round(updates * step["recast"] / step["finetuned"]))
-        updates_of = dict.fromkeys(TRAINED, updates) | {"longer": longer}
-        step_of = step | {"longer": step["finetuned"]}
-        return Pace(train, val, views, batch, updates_of, step_of, image, image_bytes, dtype)
 
     def _bank(self, images: LabelledImages, count: int, views: int, name: str) -> Bank:
         if count < len(images):
@@ -395,7 +317,9 @@ class _Trial:
             lines.append(ArmLine(arm, ARMS[arm], top1, pace.updates[arm], seconds, 1000 * pace.step[arm], rates[arm]))
         awake = [Wakefulness(**row["attention"]) for row in runs["recast"] if row.get("attention")]
         attention = sorted(awake, key=lambda seed: seed.awake)[len(awake) // 2] if awake else None
-        most = MOST_EPOCHS * pace.train // pace.batch * pace.batch / pace.train
-        facts = Facts(pace.train, pace.epochs, most, self.minutes, self.parts.tail.entry, pace.views, tuple(self.notes))
+        facts = Facts(
+            pace.train, pace.epochs, pace.most_epochs, self.minutes, self.parts.tail.entry, pace.views,
+            tuple(self.notes),
+        )  # fmt: skip
         right: dict[str, Any] = {arm: [row["right"] for row in rows] for arm, rows in runs.items()}
         return judge(right, lines, attention, facts)
