@@ -76,13 +76,13 @@ def test_what_cannot_be_folded(
     saved = tmp_path / "small.safetensors"
     assert cli("fold", shared / "run", "--tol", "100", "--out", saved).out.count("a convolution") == 4
     assert "has no GPSA layer" in refused("fold", saved)
-    assert "no run folder" in refused("fold", shared / "run" / "weights.safetensors", "--heads", "1")
-    assert "no run folder" in refused("fold", saved, "--frontier")
+    assert "require a run folder" in refused("fold", shared / "run" / "weights.safetensors", "--heads", "1")
+    assert "require a run folder" in refused("fold", saved, "--frontier")
     assert "choose one" in refused("fold", shared / "run", "--tol", "1", "--frontier")
-    assert "is what is folded" in refused("fold", saved, "--out", saved)
+    assert "is the input" in refused("fold", saved, "--out", saved)
     theirs = tmp_path / "theirs.safetensors"
     shutil.copyfile(shared / "weights.safetensors", theirs)
-    assert "exists and is no file of recast fold" in refused("fold", shared / "run", "--out", theirs)
+    assert "exists and was not written by recast fold" in refused("fold", shared / "run", "--out", theirs)
     assert theirs.read_bytes() == (shared / "weights.safetensors").read_bytes()
     assert cli("fold", shared / "run", "--tol", "100", "--out", saved).code == 0  # its own is replaced
     assert "does not exist" in refused("fold", saved, "--out", tmp_path / "nowhere" / "x.safetensors")

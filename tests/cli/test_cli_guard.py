@@ -28,7 +28,7 @@ ENV = os.environ | {"PYTHONPATH": str(Path(recast.__file__).parents[1])}
         (ImportError("no such thing"), "ImportError: no such thing"),
         (SafetensorError("header too large"), "SafetensorError: header too large"),
         (ValueError("a\n\x1b[2J" + "x" * 5000), "ValueError: a"),
-        (SystemExit("bye"), "left the program (exit code bye)"),
+        (SystemExit("bye"), "(exit code bye)"),
     ],
 )
 def test_every_error_is_one_line(

@@ -62,7 +62,7 @@ def test_verify_says_where_only_the_layers_were_compared(cli: Cli, tmp_path: Pat
     done = cli("verify", "quiet:net", "--img-size", "9", "--num-images", "2")
     assert done.code == 0
     assert done.out.endswith("same function, by its layers\n")
-    assert done.err.startswith("note: the outputs do not show even the control")
+    assert done.err.startswith("note: the control does not change the outputs")
     done = cli("verify", "quiet:net", "--img-size", "9", "--num-images", "2", "--gate", "sigmoid")
     assert done.code == 1
     assert done.out.endswith("NOT the same function, by its layers\n")

@@ -47,7 +47,7 @@ def test_interrupted_in_each_phase_and_resumed(cli: Cli, tmp_path: Path, monkeyp
     interrupt(0)
     words = ("quickstart", "--out", out, "--seed", "3")
     first = cli(*words)
-    assert (first.code, "the same command goes on" in first.err.splitlines()[-1]) == (130, True)
+    assert (first.code, "run the same command again" in first.err.splitlines()[-1]) == (130, True)
     interrupt(2)
     assert cli(*words).code == 130
     assert (out / "weights.safetensors").is_file()
@@ -56,7 +56,7 @@ def test_interrupted_in_each_phase_and_resumed(cli: Cli, tmp_path: Path, monkeyp
     monkeypatch.setattr(training, "fit", fit)
     done = cli(*words, "--json")
     assert done.code == 0
-    assert "goes on with the quickstart" in done.err
+    assert "continuing the interrupted quickstart" in done.err
     assert cli(*words).code == 2  # it is finished
     story = json.loads(done.out)
     assert Path(story["report"]).is_file()
@@ -72,5 +72,5 @@ def test_refused_before_anything_is_done(
     assert "is a file" in refused("quickstart", "--out", tmp_path / "file")
     assert "exists: delete it" in refused("quickstart", "--out", tmp_path)
     monkeypatch.setattr(quickstart, "find_spec", lambda name: None if name == "matplotlib" else object())
-    assert "needs matplotlib: pip install matplotlib" in refused("quickstart", "--out", tmp_path / "run")
+    assert "requires matplotlib: pip install matplotlib" in refused("quickstart", "--out", tmp_path / "run")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -99,7 +99,7 @@ def test_evaluate_refuses_what_is_not_finished_or_not_there(
     run = tmp_path / "run"
     shutil.copytree(shared / "run", run)
     (run / "finetuned" / "weights.safetensors").unlink()
-    assert "without it a gain proves nothing" in cli("evaluate", run, "--suite", "clean").err
+    assert "without this control" in cli("evaluate", run, "--suite", "clean").err
     (run / "weights.safetensors").unlink()
     assert f"recast train --resume {run}" in refused("evaluate", run)
 

@@ -66,7 +66,7 @@ def test_a_run_trained_with_coarse_labels(tmp_path: Path, capsys: pytest.Capture
     assert page.count("<figure") == 2 * 11
     assert any(coarse in page for coarse in ("odd<br>", "even<br>"))
     for wrong, said in (
-        (["digits_resnet", "--neighbours"], "digits_resnet is no run folder"),
+        (["digits_resnet", "--neighbours"], "requires a run folder, got digits_resnet"),
         ([str(run), "--neighbours", "--out", "x.png"], "use the ending .html"),
         ([str(run), "--neighbours", "val:20"], "val:20 is out of range"),
     ):

@@ -30,28 +30,28 @@ if TYPE_CHECKING:
     from recast.lab.cli.command import Command
 
 COMMANDS = {
-    "quickstart": "The whole story on embedded data, in minutes",
+    "quickstart": "Recast, train and compare on embedded data, in minutes",
     "try": "Say whether attention helps on your images, in minutes",
-    "plan": "What of a model becomes attention, and at what cost",
+    "plan": "Show which layers become attention, and at what cost",
     "verify": "Recast a model and compare it with its parent",
-    "train": "Recast a parent and train on, beside the parent trained the same way",
+    "train": "Recast a trained network and fine-tune it, with a control without attention",
     "evaluate": "Measure the arms of a run: accuracy, attacks, corruptions, cost",
     "explain": "Show where a network looks in an image",
-    "fold": "Give a trained network its smallest form, close heads one by one",
-    "export": "Write ONNX or a program of torch.export, and check the file",
-    "report": "Make one HTML page of one or several runs",
+    "fold": "Turn closed heads back into convolutions, or close heads one by one",
+    "export": "Write ONNX or a torch.export program, and check the file",
+    "report": "Write one HTML page about one or several runs",
 }
 OPTIONS = {
     "--help": "Display this message and exit.",
-    "--install-completion": "complete with TAB in this shell",
-    "--version": "Display application version.",
+    "--install-completion": "Install completion with TAB for this shell.",
+    "--version": "Display the version and exit.",
 }
-ABOUT = """Recast the convolutions of a trained network as gated positional self-attention, without changing what it \
-computes; then train on."""
+ABOUT = """Recast the convolutions of a trained network as gated positional self-attention without changing its \
+outputs, then fine-tune it."""
 ALIKE = 0.78
 """Similarity (of difflib) from which on an option is suggested for another: --lr for --leer, not --gate for --lrate."""
 END = """
-  recast COMMAND --help   options and examples of a command; --help-all: the rare options too
+  recast COMMAND --help   options and examples of a command; --help-all: all options
 
 start here:  recast quickstart
 """

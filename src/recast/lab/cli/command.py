@@ -48,9 +48,9 @@ class Output(Config):
     as_json: bool = pydantic.Field(False, alias="json")
     """Machine-readable output; progress stays on standard error."""
     quiet: Annotated[bool, Rare()] = False
-    """No progress and no notes: errors alone on standard error."""
+    """Print only errors on standard error, no progress and no notes."""
     verbose: Annotated[bool, Rare()] = False
-    """Show the traceback of an error too."""
+    """Also show the traceback of an error."""
 
 
 class Compute(Output):

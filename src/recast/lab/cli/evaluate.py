@@ -30,11 +30,11 @@ EXAMPLES = """  recast evaluate runs/mine
   recast evaluate runs/mine --suite clean,pgd --eps 0.5,1,2 --steps 20 --num-images 1000
   recast evaluate runs/mine --suite imagenet-c,imagenet-a,imagenet-r --sets /data/robustness
   recast evaluate runs/mine --suite resolution --sizes 160 224 192x256
-  recast evaluate finetuned.safetensors child.safetensors --data-dir photos    (of a training loop of one's own)
+  recast evaluate finetuned.safetensors child.safetensors --data-dir photos    (from your own training loop)
 """
-LEGEND = "\nin brackets the 95 % interval of the paired difference over the images, where any changed; × the ratio"
+LEGEND = "\nin brackets: 95 % interval of the paired difference over images, if any image's score differs; ×: ratio"
 UNITS = {"peak_memory": ", bytes", "macs": " per image", "no_gradient": ", of images"}
-NO_CONTROL = "the parent fine-tuned the same way is missing, and without it a gain proves nothing"
+NO_CONTROL = "the parent fine-tuned the same way is missing; without this control a gain is no evidence for attention"
 NAMES = {"parent": "parent", "finetuned": "fine-tuned", "recast": "recast"}
 
 
@@ -53,19 +53,19 @@ def evaluate(
     line: Line,
 ) -> int:
     """Measure parent, fine-tuned parent and recast model of each run on the same images, with 95 % intervals.
-    What was measured is kept in RUN/scores by weights, images and options: the same command goes on where it stopped.
-    Two files of recast.save are compared on the validation images of --data, normalised as they state.
+    Scores are kept in RUN/scores: run the same command again to continue an interrupted evaluation.
+    Two files of recast.save are compared on the validation images of --data, with the normalisation that each states.
 
     Args:
-        runs: Run folders of recast train; or two files of recast.save, the one to judge last.
-        suite: What to measure, with commas. None: all of the default ones that fit the run, clean images of files.
-        batch_size: Images at a time.
+        runs: Run folders of recast train; or two files of recast.save, the baseline first.
+        suite: Suites, separated by commas. None: the default suites that fit the run; for two files, clean images.
+        batch_size: Images per batch.
         workers: Processes that load images.
         device: auto, cpu, cuda or mps.
-        data: Data set of two files. None: folder.
+        data: Data set for two files. None: folder.
         data_dir: Folder of that data set.
         img_size: Side of its images in pixels. None: the networks' own.
-        trust: Run the code (pkg.module:function) that the files name.
+        trust: Allow code that the files name (pkg.module:function) to run.
     """
     suites = suite.split(",") if suite else []
     if options.sizes is not None and "resolution" not in suites:
@@ -81,9 +81,7 @@ def evaluate(
         else:
             results = _evaluate_runs(runs, suites, {**how, "command": line}, trust, output)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            "interrupted: what was scored is kept, and the same command goes on from there"
-        ) from None
+        raise KeyboardInterrupt("interrupted; scores are kept: run the same command again to continue") from None
     if output.as_json:
         print_json([asdict(row) for row in results.rows])
     for message in dict.fromkeys(map(str, results.not_measured)):
@@ -140,12 +138,12 @@ def _compare_files(
     from recast.models.build import input_defaults
 
     if len(files) != 2:
-        raise RecastError(f"expected run folders, or two files of recast.save, got {len(files)} words")
+        raise RecastError(f"expected run folders, or two files of recast.save, got {len(files)} arguments")
     networks = {file: load(file, trust=trust) for file in files}
     inputs = {file: input_defaults(network) for file, network in networks.items()}
     sides = {stated.size[0] for stated in inputs.values() if stated}
     if images.img_size is None and len(sides) > 1:
-        raise RecastError(f"the networks take images of {sorted(sides)} pixels: choose one, --img-size")
+        raise RecastError(f"the networks take images of {sorted(sides)} pixels: choose one size with --img-size")
     channels = {len(stated.mean) for stated in inputs.values() if stated} - {3}
     images = images.replace(img_size=images.img_size or next(iter(sides), None))
     data = load_data(images, in_chans=next(iter(channels), None))
@@ -153,13 +151,13 @@ def _compare_files(
     for arm, file in zip(("finetuned", "recast"), files, strict=True):
         order_classes_(networks[file], data, file)
         if inputs[file] is None:
-            print(f"note: {file} states no normalisation; it gets that of {data.name}", file=sys.stderr)
+            print(f"note: {file} states no normalisation; using that of {data.name}", file=sys.stderr)
         normalisation = inputs[file] or data
         models[arm] = PixelModel(networks[file], normalisation.mean, normalisation.std)
     context = open_context(models, data, **how)
     results = measure(context, suites or [data.task.main[0]], progress=sys.stderr.isatty())
     for name in results.tables:
-        print(f"note: suite {name} writes its table into run folders: of two files it is left out", file=sys.stderr)
+        print(f"note: skipping suite {name}: it writes a table into run folders, and these are files", file=sys.stderr)
     if results.rows and not output.as_json:
         names = dict(zip(models, files, strict=True))
         print(format_arms(results.rows, results.differences, names=names) + LEGEND)

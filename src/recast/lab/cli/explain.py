@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 EXAMPLES = """  recast explain runs/mine cat.jpg
   recast explain runs/mine photos/                (a folder: one page with all images)
   recast explain runs/mine val:17 val:18          (validation images of the run's own data)
-  recast explain runs/mine                        (four of them, of different classes)
-  recast explain runs/mine --neighbours           (the training images that are nearest to them)
+  recast explain runs/mine                        (four validation images of different classes)
+  recast explain runs/mine --neighbours           (and the training images nearest to them)
   recast explain deit_tiny_patch16_224 cat.jpg --pretrained
   recast explain patchconvnet_s60_multi photos/ --checkpoint s60_multi.pth
   recast explain torchvision:resnet50 cat.jpg --checkpoint FILE --classes names.txt --num-classes 37
@@ -35,20 +35,20 @@ def explain(
     options: Typed[ExplainOptions],
     output: Compute,
 ) -> int:
-    """One self-contained HTML page: where a network looks in an image. Of attention pooling and class tokens it
-    shows a map for each likely class or head; in layers with a query, click a pixel and every head shows where
-    it looks. Of a run, the predictions of the arms stand beside each other.
+    """Write one self-contained HTML page that shows where a network looks in an image. In layers with a query, click
+    a pixel to see where every head looks. Attention pooling and class tokens have a map for each likely class or
+    head. For a run, the page compares the predictions of the arms.
 
     Args:
         subject: Run folder of recast train; or a model: timm:NAME (or NAME), torchvision:NAME,
             upernet|maskrcnn|fasterrcnn|retinanet:NAME, pkg.module:function, or a file of recast.save.
-        images: Files and folders; of a run val:N, by default four of them.
-        trust: Run the code (pkg.module:function) that the files name.
+        images: Files and folders; for a run also val:N, its validation image N. Default: four of these.
+        trust: Allow code that the files name (pkg.module:function) to run.
     """
     settings = options.over({"subject": subject, "images": list(images)})
     size = None if settings.img_size is None else parse_size(settings.img_size, "--img-size")
     if settings.neighbours and not (Path(subject) / "recipe.yaml").is_file():
-        raise RecastError(f"--neighbours looks among a run's training images, but {subject} is no run folder")
+        raise RecastError(f"--neighbours requires a run folder, got {subject}")
     with trusting(subject, trust=trust):
         if settings.neighbours:
             from recast.lab.explain.neighbours import neighbours_page  # needs torch, which the help does without

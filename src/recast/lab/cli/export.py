@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 EXAMPLES = """  recast export runs/mine                                  (runs/mine/model.onnx)
-  recast export child.safetensors --out child.pt2        (a program of torch.export)
+  recast export child.safetensors --out child.pt2        (a torch.export program)
 
-The file takes any batch, and any height and width where the network does; images normalised as in training.
+The file takes any batch size, and any height and width that the network takes. Normalise images as in training.
 ONNX needs pip install 'recast-vision[export]'. To run the files from Python:
   onnxruntime.InferenceSession("model.onnx"), torch.export.load("model.pt2").module()
 """
@@ -34,17 +34,17 @@ def export(
     trust: bool = False,
     output: Compute,
 ) -> int:
-    """Write the recast network of a run, or a saved one, for other software, and show that the file computes the
-    same: it is run on 1 and 3 images at two sizes and compared with the module. More than 1e-4 apart is an error.
-    Closed heads are folded first (exact), so that a layer whose heads stayed closed is a plain convolution.
+    """Export the recast network of a run, or a saved network. The file is then run on 1 and 3 images at two sizes
+    and compared with the module; a difference above 1e-4 is an error. Closed heads are folded first (exact), so a
+    layer whose heads stayed closed is exported as a convolution.
 
     Args:
         subject: A run folder, or a file of recast.save.
-        out: The file: .onnx, for ONNX Runtime and others, or .pt2, a program of torch.export. None: model.onnx
+        out: The file: .onnx, for ONNX Runtime and others, or .pt2, a torch.export program. None: model.onnx
             beside the subject.
         img_size: Pixels of the example, 224 or 224x160 (height x width). None: the run's, the network's own, or 224.
         fold: Fold closed heads first.
-        trust: Run the code (pkg.module:function) that the files name.
+        trust: Allow code that the files name (pkg.module:function) to run.
     """
     import torch
 

@@ -16,8 +16,8 @@ from recast.lab.records import FrontierLine
 from recast.models.config import ModelConfig
 from recast.models.trust import trusting
 
-EXAMPLES = """  recast fold runs/mine                  (exact: heads that stayed closed; runs/mine/folded.safetensors)
-  recast fold runs/mine --tol 0.02       (and those that opened by no more than this)
+EXAMPLES = """  recast fold runs/mine                  (exact: only closed heads; writes runs/mine/folded.safetensors)
+  recast fold runs/mine --tol 0.02       (also heads whose gate is open by at most 0.02)
   recast fold runs/mine --frontier       (close one head after another: a table, and a curve in the report)
   recast fold runs/mine --heads 12       (the point of that curve with 12 open heads)
   recast fold child.safetensors --out small.safetensors
@@ -36,32 +36,32 @@ def fold(
     output: Compute,
     line: Line,
 ) -> int:
-    """Give every layer of a trained recast network its smallest form, and save it: layers whose heads are all
-    closed become convolutions again. --frontier closes heads one by one, each time the one that the loss on training
-    images misses least, and measures accuracy, accuracy under noise and milliseconds on the way.
+    """Remove the closed heads of a trained recast network and save it: layers whose heads are all closed become
+    convolutions again. --frontier closes heads one by one, each time the head whose removal increases the loss on
+    training images least, and measures accuracy, accuracy under noise and milliseconds after each.
 
     Args:
         subject: A run folder, or a file of recast.save.
-        tol: Close maps whose gate is at most this far open.
+        tol: Close maps whose gate is open by at most this much.
         frontier: Measure the curve of a run, RUN/analysis/frontier.csv.
         heads: Close heads of a run along the curve until this many are open.
         out: The file, .safetensors. None: folded.safetensors beside the subject.
-        trust: Run the code (pkg.module:function) that the files name.
+        trust: Allow code that the files name (pkg.module:function) to run.
     """
     if sum((tol > 0, frontier, heads is not None)) > 1:
         raise RecastError("--tol, --frontier and --heads are three ways to close heads: choose one")
     source = Path(subject)
     if (frontier or heads is not None) and not source.is_dir():
-        raise RecastError(f"--frontier and --heads are for the networks of a run, and {subject} is no run folder")
+        raise RecastError(f"--frontier and --heads require a run folder, got {subject}")
     if frontier:
         with trusting(subject, trust=trust):
             return _measure(subject, line, output.as_json)
     path = Path(out or (source if source.is_dir() else source.parent) / "folded.safetensors")
     if path.resolve() in (source.resolve(), (source / "weights.safetensors").resolve()):
-        raise RecastError(f"{path} is what is folded: choose another file with --out")
+        raise RecastError(f"{path} is the input: choose another file with --out")
     check_place(path, "--out", "folded.safetensors")
     if path.exists() and not _is_folded(path):
-        raise RecastError(f"{path} exists and is no file of recast fold: choose another file with --out")
+        raise RecastError(f"{path} exists and was not written by recast fold: choose another file with --out")
 
     with trusting(subject, trust=trust):
         return _save(subject, path, tol, heads, output.as_json)

@@ -81,11 +81,11 @@ def describe_error(error: BaseException) -> str:
         return str(error)
     message = first_line(error)
     if isinstance(error, MemoryError) or any(text in str(error) for text in ("allocate memory", "out of memory")):
-        return f"not enough memory ({message}): ask for less at a time"
+        return f"not enough memory ({message}): use smaller batches or images"
     if isinstance(error, OSError):
         return f"{error.filename or 'input/output'}: {error.strerror or error}"
     if isinstance(error, SystemExit):
-        return f"code that was run left the program (exit code {error.code})"
+        return f"the code that was run called sys.exit (exit code {error.code})"
     return f"{type(error).__name__}: {message} (unexpected: --verbose shows where)"
 
 

@@ -26,7 +26,7 @@ EXAMPLES = """  recast plan resnet50
   recast plan torchvision:resnet18 --img-size 320x256 --where 'layer3.*' 'layer4.*'
   recast plan resnetrs50 --gate sigmoid --stride remove        (the T-CNN paper's choice)
   recast plan resnet50 --where all --max-tokens 4096 --json > plan.json
-  recast plan resnet50 --where none --pool single              (attention pooling alone)
+  recast plan resnet50 --where none --pool single              (only attention pooling)
 
 Layers (--where): last_stage, all, stage:N (stage:-1 is the last), a name, a glob (layer4.*); none: no layer.
 """
@@ -37,7 +37,7 @@ class Network(Config):
 
     model: ModelConfig = ModelConfig(name="")
     where: list[str] = Field(["last_stage"])
-    """Layers to recast: last_stage, all, stage:N, names, globs; none: the pooling alone."""
+    """Layers to recast: last_stage, all, stage:N, names, globs; none: only the pooling."""
     max_tokens: Count | None = 1024
     """Layers with more tokens (padded pixels) stay convolutions; null: no limit."""
     recast: RecastConfig = LinearGate()
@@ -93,7 +93,7 @@ def plan(
     network: Typed[Network],
     output: Compute,
 ) -> int:
-    """Show which layers of a model become attention, at what cost, and why the rest stays. Nothing is changed.
+    """Show which layers of a model become attention, at what cost, and why the others do not. Nothing is changed.
 
     Args:
         model: timm:NAME (or NAME), torchvision:NAME, upernet|maskrcnn|fasterrcnn|retinanet:NAME, or

@@ -30,29 +30,29 @@ def quickstart(
     seed: Seed = 0,
     output: Compute,
 ) -> int:
-    """Which of three digits is the odd one out? A small ResNet learns to read one of scikit-learn's handwritten
-    digits; its last stage is recast without changing one prediction; the recast network and the ResNet itself are then
-    trained on the question in the same way, measured, and compared in the report. A few minutes on a laptop's CPU,
-    nothing is downloaded. The same command goes on with a quickstart that was interrupted.
+    """Which of three digits is the odd one out? A small ResNet learns to read single handwritten digits of
+    scikit-learn. Its last stage is recast without changing one prediction. Then the recast network and the ResNet
+    itself are trained on the question in the same way, measured, and compared in a report. This takes a few minutes on
+    a laptop's CPU; nothing is downloaded. Run the same command again to continue an interrupted quickstart.
 
     Args:
         out: New run folder.
-        seed: Seed of everything.
+        seed: Random seed.
     """
     if missing := [package for module, package in EXTRAS.items() if find_spec(module) is None]:
-        raise RecastError(f"quickstart needs {', '.join(missing)}: pip install {' '.join(missing)}")
+        raise RecastError(f"quickstart requires {', '.join(missing)}: pip install {' '.join(missing)}")
     folder = Path(out)
     parent = folder / "parent" / "recipe.yaml"
     resume = parent.is_file() and not (folder / "report.html").exists() and load_recipe(parent).seed == seed
     if resume:
-        print(f"note: goes on with the quickstart in {out}, which was interrupted", file=sys.stderr)
+        print(f"note: continuing the interrupted quickstart in {out}", file=sys.stderr)
     elif folder.is_dir() and any(folder.iterdir()):
         raise RecastError(f"run folder {out} exists: delete it, or choose another one with --out")
     try:
         with locked(folder):
             return _run(folder, seed, resume, output.as_json)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("interrupted: the same command goes on") from None
+        raise KeyboardInterrupt("interrupted; run the same command again to continue") from None
 
 
 COMMAND = Command(quickstart, "[options]", EXAMPLES)

@@ -15,13 +15,12 @@ def report(
     out: FilePath | None = None,
     output: Output,
 ) -> int:
-    """One self-contained HTML page: verdict, three-arm tables with intervals, robustness against cost, curves,
-    gates and spectra.
-    Reads the files of run folders only; evaluate them first.
+    """Write one self-contained HTML page: verdict, three-arm tables with intervals, robustness against cost, curves,
+    gates and spectra. Only files in the run folders are read: evaluate the runs first.
 
     Args:
         runs: Run folders of recast train.
-        out: The HTML file. None: RUN/report.html of one run.
+        out: The HTML file. None: RUN/report.html, for a single run.
     """
     from recast.lab.report import write_report
 

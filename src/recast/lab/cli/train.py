@@ -19,12 +19,12 @@ from recast.models.trust import check_trusted, follow_up, trusting
 
 EXAMPLES = """  recast train finetune --model resnet50 --pretrained --data folder --data-dir DIR --out runs/mine
   recast train tcnn --data-dir IMAGENET --lr 5e-5 --out runs/tcnn
-  recast train runs/mine/recipe.yaml --seed 1 --out runs/mine-1        (replay a run, change what you like)
-  recast train --resume runs/mine                                      (go on where it stopped)
-  recast train tcnn --data-dir IMAGENET --out runs/tcnn --resume auto  (start, or go on: for a queue)
+  recast train runs/mine/recipe.yaml --seed 1 --out runs/mine-1        (repeat a run with changes)
+  recast train --resume runs/mine                                      (continue a run)
+  recast train tcnn --data-dir IMAGENET --out runs/tcnn --resume auto  (start or continue, for job queues)
   torchrun --nproc_per_node 8 -m recast train tcnn --data-dir IMAGENET --out runs/tcnn
 
-Every option is a field of recipe.yaml and has its place there as a longer name: --lr is --optim.lr.
+Every option is a field of recipe.yaml. Its long name gives the section: --lr is --optim.lr.
 """
 
 AUTO = "auto"
@@ -46,13 +46,13 @@ def train(
     output: Compute,
     line: Line,
 ) -> int:
-    """Recast a trained network and train on, beside the parent trained the same way.
+    """Recast a trained network (the parent) and fine-tune it. As a control, the parent is fine-tuned the same way.
 
     Args:
         recipe: Name of a recipe, or a recipe.yaml.
         out: New run folder. None: runs/RECIPE-MODEL.
-        resume: Run folder to go on with; auto: --out if it is one.
-        trust: Run the code (pkg.module:function) that the files name.
+        resume: Run folder to continue; auto: continue the run in --out if there is one.
+        trust: Allow code that the files name (pkg.module:function) to run.
     """
     settings = _settings(recipe, _base(recipe, resume, out), config)
     folder = Path(out or f"runs/{Path(recipe or '').stem}-{settings.model.name.replace(':', '-')}")
@@ -110,11 +110,11 @@ def _base(name: str | None, resume: str | None, out: str | None) -> Recipe:
     """Return the recipe of a name or file, or of the run to resume."""
     if resume in (None, AUTO):
         if name is None:
-            raise RecastError("which recipe? A name of docs/recipes.md, a recipe.yaml, or --resume RUN")
+            raise RecastError("no recipe: give a name of docs/recipes.md, a recipe.yaml, or --resume RUN")
         return load_recipe(name) if name.endswith((".yaml", ".yml")) else make_recipe(name)
     for other, value in (("RECIPE", name), ("--out", out)):
         if value is not None:
-            raise RecastError(f"--resume goes on in its own folder with its own recipe: drop {other}")
+            raise RecastError(f"--resume uses the run's own folder and recipe: drop {other}")
     path = Path(str(resume)) / "recipe.yaml"
     if not path.is_file():
         raise RecastError(f"{resume} holds no run to resume: it has no recipe.yaml")
@@ -127,8 +127,8 @@ def _describe(words: Sequence[str]) -> tuple[str, Recipe | None]:
         base = _base(words[0], None, None)
         return f"{words[0]}: {RECIPES[words[0]].text}" if words[0] in RECIPES else COMMAND.about, base
     names = next(iter(recipes_by_paper().values()))
-    papers = f"{len(RECIPES) - len(names)} more, of papers, in docs/recipes.md"
-    more = f"Recipes ({papers}), with their values by recast train RECIPE --help:\n  {', '.join(names)}"
+    papers = f"docs/recipes.md lists {len(RECIPES) - len(names)} more, from papers"
+    more = f"Recipes ({papers}; recast train RECIPE --help shows their values):\n  {', '.join(names)}"
     return f"{COMMAND.about}\n\n{more}", None
 
 

@@ -39,13 +39,13 @@ def try_(
     trial: Typed[Trial],
     output: Compute,
 ) -> int:
-    """Say whether attention helps on your images, in minutes. Layers before those that would be recast run once. The
-    rest of the network is trained as it is, for as long, with added convolutions, and recast. The answer is a sentence
-    with intervals. The same command goes on with a trial that was interrupted.
+    """Say whether attention helps on your images, in minutes. The layers before the first one to recast run once. The
+    rest of the network is trained as it is, with added convolutions, and recast. The answer is a sentence with 95 %
+    intervals. Run the same command again to continue an interrupted trial.
 
     Args:
-        minutes: Duration, by measured rates.
-        seeds: Trainings of each arm.
+        minutes: Approximate duration; the number of updates is chosen to fit.
+        seeds: Trainings per arm.
         device: auto, cpu, cuda or mps.
         out: Folder of the trial.
     """
@@ -72,7 +72,7 @@ def try_(
             say=lambda line: None if output.quiet else print(line, file=sys.stderr),
         )  # fmt: skip
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("interrupted: the same command goes on") from None
+        raise KeyboardInterrupt("interrupted; run the same command again to continue") from None
     if output.as_json:
         print_json(answer.to_json())
     else:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """  recast verify resnet50
   recast verify resnext50_32x4d --img-size 224x160 --where 'layer3.*' 'layer4.*'
-  recast verify resnet50 --where none --pool per_class        (attention pooling alone)
+  recast verify resnet50 --where none --pool per_class        (only attention pooling)
   recast verify cifar_resnet20 --checkpoint weights.safetensors --data cifar100 --data-dir DIR --num-images 1000
 """
 AT_ONCE = 16
@@ -47,10 +47,10 @@ def verify(
     network: Typed[Network],
     output: Compute,
 ) -> int:
-    """Recast a model and compare it with its parent on images: random ones, or those of a data set.
-    Random weights are made telling first (no zero or unit scales). A control swaps two heads of one layer, or
-    moves the query of attention pooling: it must show, or the comparison proves nothing. Exit code 1: not the
-    same function, or nothing proved.
+    """Recast a model and compare it with its parent on random images or those of a data set. In a network with random
+    weights, scales of zero and one are replaced first, so that every layer affects the outputs. As a control, two heads
+    of one layer are swapped, or the query of attention pooling is moved: if this changes nothing, the comparison is
+    inconclusive. Exit code 1: not the same function, or inconclusive.
 
     Args:
         model: timm:NAME (or NAME), torchvision:NAME, upernet|maskrcnn|fasterrcnn|retinanet:NAME, or
@@ -147,7 +147,7 @@ def _print(plan: Plan, images: Tensor, results: dict[str, Exactness], is_same: b
         print(f"    {name}: relative error {error:.1e} ({result.backend})")
     change = "two heads of one layer swapped" if plan.steps else "the query of the pooling moved"
     print(f"  control, {change}: {result.control}")
-    by = {"outputs": "", "layers": ", by its layers", "": "; the control did not show, so this proves nothing"}
+    by = {"outputs": "", "layers": ", by its layers", "": "; inconclusive: the control changed nothing"}
     print(("same function" if is_same else "NOT the same function") + by[result.telling])
 
 
@@ -156,12 +156,12 @@ def _notes(plan: Plan, telling: str, is_same: bool) -> Iterator[str]:
     gate, start = plan.config.gate if plan.steps else "", getattr(plan.pool, "start", "")
     if telling == "layers":
         yield (
-            "the outputs do not show even the control (a detector with random weights finds no boxes): only the layers "
-            "were compared; trained weights (--pretrained, --checkpoint) let the outputs tell"
+            "the control does not change the outputs (a detector with random weights finds no boxes), so only the "
+            "layers were compared; use trained weights (--pretrained, --checkpoint) to compare outputs"
         )
     if gate == "sigmoid" and not is_same:
-        yield "the sigmoid gate's start is not the parent; the linear gate's is"
+        yield "the sigmoid gate does not start as the parent; the linear gate does"
     if gate == "bias" and not is_same:
-        yield "C-MHSA is the convolution in the limit: a larger --bias-init leaks less"
+        yield "C-MHSA equals the convolution only in the limit; a larger --bias-init reduces the error"
     if start == "paper":
-        yield "--start paper is a function of its own, for training: average starts as the parent's mean"
+        yield "--start paper changes the outputs and needs training; --start average keeps the parent's mean"

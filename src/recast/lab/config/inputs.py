@@ -57,7 +57,7 @@ class ImagesConfig(Config):
     bad_image: Annotated[Literal["stop", "skip"], Rare()] = "stop"
     """Image that cannot be read: stop and name it, or put the next image in its place, name and count it."""
     labels_file: FilePath | None = None
-    """CSV or Parquet file with a row for each image (csv): its path below data_dir, its label, perhaps its split."""
+    """CSV or Parquet file with one row per image, for csv: path below data_dir, label, optional split."""
     path_column: Annotated[str | None, Rare()] = None
     """Column of the paths in labels_file. None: path, file, filename, image, image_id, Image Index or the like."""
     label_column: Annotated[str | None, Rare()] = None
@@ -118,9 +118,9 @@ class AugmentConfig(Config):
     simple: short side to S, then a random S x S window of the image padded by 4 (DeiT III). None: pad for small images,
     else random."""
     scale: Annotated[tuple[Share, Share], AfterValidator(ordered)] = (0.08, 1.0)
-    """Share of the area that the random crop cuts out."""
+    """Range of the random crop's area, relative to the image."""
     flip: bool | None = None
-    """Mirror half of the images. None: yes, but for digits."""
+    """Mirror half of the images. None: yes, except for digits."""
     color_jitter: Annotated[NotNegative, Rare()] = 0.0
     """Strength of brightness, contrast and saturation jitter. Off under every policy but 3a, as in timm."""
     repeats: Annotated[Count, Rare()] = 1

@@ -27,7 +27,7 @@ class OptimConfig(Config):
     """Optimizer"""
 
     opt: str = "adamw"
-    """Any optimizer of timm."""
+    """Optimizer, any of timm's."""
     lr: NotNegative = 1e-4
     """Peak learning rate."""
     base_batch: Annotated[Count | None, Rare()] = None
@@ -58,8 +58,8 @@ class OptimConfig(Config):
     warmup_prefix: Annotated[bool, Rare()] = True
     """The decay begins after the warm-up. Off: at step 0, the warm-up covers its first part (DeiT's schedule)."""
     decay: Literal["cosine", "poly", "linear", "steps"] = "cosine"
-    """Fall of the learning rate after the warm-up. poly: by what is left of the updates, to the power of 0.9 (DeepLab).
-    linear: of 1 (Swin). steps: to a tenth at 3/4 of them and again at 11/12 (COCO's 3x schedule)."""
+    """Learning-rate schedule after the warm-up. poly: the remaining share of the updates to the power of 0.9 (DeepLab).
+    linear: to the power of 1 (Swin). steps: to a tenth at 3/4 of them and again at 11/12 (COCO's 3x schedule)."""
     clip_grad: Positive | None = None
     """Clip the gradient's norm at this value. None: not at all, also in LAMB (whose own default is 1)."""
     gate_l1: NotNegative = 0.0
@@ -123,8 +123,8 @@ class Recipe(Config):
     task: TaskConfig = ClassifyConfig()
     papers: Annotated[dict[str, PaperConfig], Sections(PAPERS)] = {}  # noqa: RUF012
     where: Words = ["last_stage"]  # noqa: RUF012  pydantic copies it
-    """Layers to recast: last_stage, all, stage:N, names, globs. none: no convolution; with the
-    network's own pooling (pool.kind none) the network is trained."""
+    """Layers to recast: last_stage, all, stage:N, names, globs. none: no convolution; without
+    --pool the network itself is trained."""
     max_tokens: Count | None = 1024
     """Layers with more tokens (padded pixels) stay convolutions; null: no limit."""
     epochs: CountOrZero = 5
@@ -138,13 +138,13 @@ class Recipe(Config):
     compile: bool = False
     """Compile the network with torch.compile."""
     tune: bool = False
-    """Time the forms of every recast layer before its first update, and let the fastest run (`recast.tune_`)."""
+    """Time the forms of every recast layer before its first update, and use the fastest (`recast.tune_`)."""
     sync_bn: Annotated[bool, Rare()] = False
     """Compute BatchNorm's statistics over all GPUs."""
     control: Annotated[bool, MayChange()] = True
-    """Also train the parent itself the same way. Without this arm a gain proves nothing."""
+    """Also train the parent the same way, as a control. Without it a gain is no evidence for attention."""
     save_steps: Annotated[Count | None, Rare(), MayChange()] = None
-    """Save the state every so many updates too; after every epoch it is saved anyway."""
+    """Also save the state every N updates, not only after every epoch."""
     seed: Seed = 0
     """Seed of weights, order and augmentation."""
     device: Annotated[str, MayChange()] = "auto"

@@ -95,7 +95,7 @@ class Listed(ScheduleConfig):
 
     kind: Literal["listed"] = "listed"
     dates: Annotated[Words, MinLen(1), AfterValidator(_dates)]  # type: ignore[misc]  # options have names
-    """EPOCH:LAYER words, such as 58:blocks.5.* 115:blocks.4.*. The layers are attention from that epoch on, counted
+    """EPOCH:LAYER pairs, such as 58:blocks.5.* 115:blocks.4.*. The layers are attention from that epoch on, counted
     from 1."""
 
     @property

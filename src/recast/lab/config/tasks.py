@@ -27,7 +27,7 @@ class TaskConfig(OneOf):
     """Dotted names of fields of the shared sections that this task does not use."""
 
     kind: str
-    """Labels of an image. The data set chooses the task where it can. multilabel: any number of classes (csv). embed:
+    """Kind of labels. The data set chooses it if possible. multilabel: any number of classes (csv). embed:
     Grafit, DINO."""
 
     def check(self, recipe: Recipe) -> None:
@@ -43,7 +43,7 @@ class LabelLoss(OneOf):
     default: ClassVar[str] = "ce"
 
     kind: Literal["ce", "bce"]
-    """Loss of the labels. ce: softmax cross-entropy. bce: binary cross-entropy of every class (RSB, DeiT III)."""
+    """Loss on the labels. ce: softmax cross-entropy. bce: binary cross-entropy of every class (RSB, DeiT III)."""
 
 
 class CrossEntropy(LabelLoss):
@@ -66,8 +66,8 @@ class Targets(OneOf):
     default: ClassVar[str] = "soft"
 
     kind: Literal["soft", "hard"]
-    """Term of the teacher. soft: KL divergence to the teacher at a temperature. hard: cross-entropy with the class it
-    decides on."""
+    """What to learn from the teacher. soft: KL divergence to its outputs at a temperature. hard: cross-entropy with its
+    predicted class."""
 
 
 class SoftTargets(Targets):
@@ -90,7 +90,7 @@ class TeacherConfig(OneOf):
     default: ClassVar[str] = "none"
 
     kind: Literal["none", "parent", "model"]
-    """Teacher beside the labels. parent: the network that was recast. model: the one that teacher_model names."""
+    """Teacher for distillation. parent: the network before recasting. model: the one that teacher_model names."""
 
 
 class NoTeacher(TeacherConfig):
@@ -104,7 +104,7 @@ class Teaching(TeacherConfig):
 
     targets: Targets = SoftTargets()
     teacher_weight: Probability = 0.5
-    """Share of the teacher's term. The labels' has the rest. With a distillation token each has its own head."""
+    """Share of the distillation loss; the rest is the labels'. With a distillation token each has its own head."""
 
 
 class ParentTeacher(Teaching):
