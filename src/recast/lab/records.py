@@ -97,10 +97,10 @@ class Wakefulness:
     def __str__(self) -> str:
         if not self.slept:
             return f"attention is awake in {self.awake} of {self.heads} heads"
-        how = f"attention slept: {self.awake} of {self.heads} heads do what a global mean would not"
+        how = f"attention slept: {self.awake} of {self.heads} heads do more than average the image"
         if self.entropy >= UNIFORM:
-            return f"{how}, their maps are uniform (entropy {self.entropy:.3f} of its maximum)"
-        return f"{how}, their gates stayed nearly closed"
+            return f"{how}; the maps are uniform (entropy {self.entropy:.3f} of its maximum)"
+        return f"{how}; the gates stayed nearly closed"
 
     def remedy(self, query_key: str) -> str:
         """Return a setting to try where attention slept, after a start of queries and keys; else an empty text."""

@@ -138,7 +138,8 @@ def judge(right: Mapping[str, Right], arms: Sequence[ArmLine], attention: Wakefu
     worth: Worth = "yes" if time.low > 0 else "no" if time.high < HIDDEN and not is_asleep else "unclear"
     parts = [
         f"{updates} over fine-tuning at equal updates, {time} at equal time; {awake} of {heads} heads attend.",
-        f"With {images:,} validation images nothing below {time.half:.1f} points could be seen at equal time.",
+        f"With {images:,} validation images the smallest detectable difference at equal time is {time.half:.1f} "
+        "points.",
         f"Worth a full run: {worth}.",
     ]
     top1 = {line.arm: line.top1 for line in arms}
@@ -150,8 +151,8 @@ def judge(right: Mapping[str, Right], arms: Sequence[ArmLine], attention: Wakefu
     changes = list[str]()
     if "added" in gains and worth == "yes" and gains["added"].low <= 0:
         changes.append(
-            f"over added convolutions of like cost recast gains {gains['added']}: compute, rather than attention, may "
-            "be what helps"
+            f"over added convolutions of similar cost recast gains {gains['added']}: the gain may come from compute, "
+            "not from attention"
         )
     if attention is not None and is_asleep and worth != "yes":
         start = "; --query-key images starts them elsewhere" if attention.entropy >= UNIFORM else ""

@@ -32,8 +32,8 @@ from recast.surgery.wake import wake_
 Arm = Literal["parent", "finetuned", "longer", "added", "recast"]
 ARMS: dict[Arm, str] = {
     "parent": "as it is",
-    "finetuned": "trained on",
-    "longer": "trained on for as long",
+    "finetuned": "fine-tuned",
+    "longer": "fine-tuned, equal time",
     "added": "convolutions added",
     "recast": "recast",
 }

@@ -63,9 +63,10 @@ def try_(
 ) -> Answer:
     """Try whether attention helps on some images, before a full training: train the tail of the network alone.
 
-    What comes before the first planned layer is computed once. Every arm trains on these features in the same way: the
-    tail as it is, trained on for as many updates, for as many seconds, with convolutions of like cost added, and
-    recast. A network with other classes, or whose classifier is at chance, gets a linear one first, the same for all.
+    The layers before the first planned one are run once. Every arm trains on these features in the same way: the tail
+    fine-tuned for as many updates, the tail fine-tuned for as many seconds, the tail with convolutions of similar cost
+    added, and the tail recast. If the network has other classes, or its classifier is at chance, a linear classifier is
+    trained first and used in all arms.
 
     Args:
         model: a trained network that gives logits; only read.
