@@ -22,7 +22,7 @@ def noise(width: int, height: int, seed: int = 0) -> Image.Image:
 
 
 def draws(image: Image.Image, size: int, augment: Augmentation, count: int) -> Tensor:
-    files = ImageFiles(torch.zeros(count), size, [image] * count, lambda given: given, augment=augment)
+    files = ImageFiles(torch.zeros(count), size, [image] * count, lambda item: item, augment=augment)
     return files.batch(range(count), range(1, count + 1))[0]
 
 
@@ -101,8 +101,9 @@ def test_shifts_are_windows_of_the_padded_image_all_equally_often(crop: str, fli
     windows += [window.flip(-1) for window in windows] if flip else []
     seeds = torch.randint(2**62, (200 * len(windows),))
     augment = Augmentation(crop=crop, flip=flip)  # type: ignore[arg-type]
-    found = Counter(one.numpy().tobytes() for one in shift_and_flip(image.repeat(len(seeds), 1, 1, 1), seeds, augment))
-    assert set(found) == {window.contiguous().numpy().tobytes() for window in windows}
-    assert all(140 < count < 270 for count in found.values())
+    shifted = shift_and_flip(image.repeat(len(seeds), 1, 1, 1), seeds, augment)
+    counts = Counter(pixels.numpy().tobytes() for pixels in shifted)
+    assert set(counts) == {window.contiguous().numpy().tobytes() for window in windows}
+    assert all(140 < count < 270 for count in counts.values())
     shift_and_flip(image, seeds[:1], augment)
     assert image.equal(before)

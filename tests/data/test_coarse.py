@@ -14,31 +14,25 @@ def test_the_superclasses_of_cifar100() -> None:
     fine = sorted(name for names in CIFAR100.values() for name in names.split())
     assert list(CIFAR100) == sorted(CIFAR100)
     assert len(set(fine)) == 100
-    found = coarse_classes("cifar100", LabelsConfig(), fine)
-    assert found is not None
+    coarse = coarse_classes("cifar100", LabelsConfig(), fine)
+    assert coarse is not None
     # coarse labels of the first twenty fine ones in Krizhevsky's files
-    assert found.of[:20].tolist() == [4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11]
-    assert found.of.bincount().tolist() == [5] * 20
+    assert coarse.of[:20].tolist() == [4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11]
+    assert coarse.of.bincount().tolist() == [5] * 20
 
 
-@pytest.fixture
-def mapping(tmp_path: Path) -> Path:
-    """Even and odd digits, and one that the data have not."""
-    path = tmp_path / "parity.csv"
-    lines = [f"{digit},{'odd' if digit % 2 else 'even'}" for digit in range(11)]
-    path.write_text("\n".join(["fine,coarse", *lines]), encoding="utf-8")
-    return path
-
-
-def test_coarse_and_fine_labels_are_of_the_same_images(mapping: Path) -> None:
+def test_coarse_and_fine_labels_are_of_the_same_images(tmp_path: Path) -> None:
+    mapping = tmp_path / "parity.csv"
+    lines = [f"{digit},{'odd' if digit % 2 else 'even'}" for digit in range(11)]  # the data have no 10
+    mapping.write_text("\n".join(["fine,coarse", *lines]), encoding="utf-8")
     config = DataConfig("digits", img_size=8, num_train=50, num_val=20)
     fine, coarse = (load_data(config, None, LabelsConfig(labels, str(mapping))) for labels in ("fine", "coarse"))
     assert (coarse.classes, coarse.coarse) == (["even", "odd"], None)
     assert fine.coarse is not None
     assert fine.coarse.of.tolist() == [0, 1] * 5
-    for one, other in ((fine.train, coarse.train), (fine.val, coarse.val)):
-        assert one.plain().batch(range(20))[0].equal(other.plain().batch(range(20))[0])
-        assert other.labels.equal(one.labels % 2)
+    for part, twin in ((fine.train, coarse.train), (fine.val, coarse.val)):
+        assert part.plain().batch(range(20))[0].equal(twin.plain().batch(range(20))[0])
+        assert twin.labels.equal(part.labels % 2)
 
 
 @pytest.mark.parametrize(
@@ -60,11 +54,11 @@ NAME = "0001_Animalia_Chordata_{}_Passeriformes_Corvidae_Corvus_corax"
 
 
 def test_ranks_of_inaturalist() -> None:
-    other = NAME.format("Aves").replace("Corvus", "Pica")
-    found = coarse_classes("torch/inaturalist", LabelsConfig(rank="genus"), [NAME.format("Aves"), other])
-    assert found is not None
+    ravens = NAME.format("Aves")
+    coarse = coarse_classes("torch/inaturalist", LabelsConfig(rank="genus"), [ravens, ravens.replace("Corvus", "Pica")])
+    assert coarse is not None
     names = [f"Animalia_Chordata_Aves_Passeriformes_Corvidae_{genus}" for genus in ("Corvus", "Pica")]
-    assert (found.names, found.of.tolist()) == (names, [0, 1])
+    assert (coarse.names, coarse.of.tolist()) == (names, [0, 1])
 
 
 @pytest.mark.parametrize(

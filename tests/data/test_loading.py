@@ -43,59 +43,41 @@ def make_files(folder: Path, count: int, broken: tuple[int, ...] = ()) -> ImageF
 
 def epoch_of(data: LabelledImages, batch_size: int, parts: int = 1, **options: Any) -> tuple[Tensor, list[int]]:
     """Return all images and labels of an epoch in its order, put together from the shares of all parts."""
-    sources = [iter(Loader(data, batch_size, part=part, parts=parts, **options)) for part in range(parts)]
-    images, labels = [], []
-    while shares := [share for source in sources if (share := next(source, None)) is not None]:
-        count = sum(len(share[1]) for share in shares)
-        whole = torch.empty(count, *shares[0][0].shape[1:]), torch.empty(count, dtype=torch.long)
-        for part, share in enumerate(shares):
-            for place, values in zip(whole, share, strict=True):
-                place[part::parts] = values
-        images.append(whole[0])
-        labels += whole[1].tolist()
-    return torch.cat(images), labels
-
-
-def assert_same(batches: list[tuple[Tensor, Tensor]], others: list[tuple[Tensor, Tensor]]) -> None:
-    assert len(batches) == len(others)
-    for (images, labels), (other_images, other_labels) in zip(batches, others, strict=True):
-        assert labels.equal(other_labels)
-        assert images.equal(other_images)
+    rows = {}
+    for part in range(parts):
+        for batch, share in enumerate(Loader(data, batch_size, part=part, parts=parts, **options)):
+            for place, (image, label) in enumerate(zip(*share, strict=True)):
+                rows[batch, place, part] = image, int(label)
+    images, labels = zip(*(row for _, row in sorted(rows.items())), strict=True)
+    return torch.stack(images), list(labels)
 
 
 def test_every_image_once_and_the_last_batch_is_kept_or_dropped() -> None:
-    batches = list(Loader(make_data(), 5, shuffle_seed=1))
-    assert [len(labels) for _, labels in batches] == [5, 5, 5, 5, 3]
-    assert torch.cat([labels for _, labels in Loader(make_data(), 5)]).equal(torch.arange(23))
-    labels = torch.cat([labels for _, labels in batches])
-    assert not labels.equal(torch.arange(23))
-    assert labels.sort().values.equal(torch.arange(23))
-    source = Loader(make_data(), 5, shuffle_seed=1, drop_last=True, start=1)
-    assert len(source) == 3
-    assert_same(list(source), batches[1:4])
+    sizes = [len(labels) for _, labels in Loader(make_data(), 5, shuffle_seed=1)]
+    assert sizes == [5, 5, 5, 5, 3]
+    assert epoch_of(make_data(), 5)[1] == list(range(23))
+    images, labels = epoch_of(make_data(), 5, shuffle_seed=1)
+    assert labels != sorted(labels) == list(range(23))
+    options = {"shuffle_seed": 1, "drop_last": True, "start": 1}
+    assert len(Loader(make_data(), 5, **options)) == 3
+    fewer_images, fewer_labels = epoch_of(make_data(), 5, **options)
+    assert fewer_images.equal(images[5:20])
+    assert fewer_labels == labels[5:20]
 
 
-def test_order_and_augmentation_follow_seed_and_epoch_only() -> None:
-    first = list(Loader(make_data(), 5, shuffle_seed=1, epoch=2))
+@pytest.mark.parametrize("augment", [SHIFTED, POLICY])
+def test_order_and_augmentation_follow_seed_and_epoch_only(augment: Augmentation) -> None:
+    data = make_data(augment=augment)
+    images, labels = epoch_of(data, 5, shuffle_seed=1, epoch=2)
     torch.manual_seed(5), np.random.seed(5), random.seed(5)
     expected = torch.rand(1), np.random.rand(), random.random()
     torch.manual_seed(5), np.random.seed(5), random.seed(5)
-    assert_same(first, list(Loader(make_data(), 5, shuffle_seed=1, epoch=2)))
+    assert epoch_of(data, 5, shuffle_seed=1, epoch=2)[0].equal(images)
     assert (torch.rand(1), np.random.rand(), random.random()) == expected  # the global generators are left alone
     for seed, epoch in ((1, 3), (2, 2), (2, 1)):
-        _, labels = next(iter(Loader(make_data(), 5, shuffle_seed=seed, epoch=epoch)))
-        assert not first[0][1].equal(labels)
+        assert epoch_of(data, 5, shuffle_seed=seed, epoch=epoch)[1] != labels
     # In the order of the data, only the augmentation is left to differ.
-    assert not next(iter(Loader(make_data(), 5)))[0].equal(next(iter(Loader(make_data(), 5, epoch=1)))[0])
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_resuming_gives_the_rest_of_the_epoch_bit_for_bit(workers: int) -> None:
-    whole = list(Loader(make_data(), 5, shuffle_seed=1, epoch=4))
-    rest = Loader(make_data(), 5, shuffle_seed=1, epoch=4, start=2, workers=workers)
-    assert len(rest) == 3
-    assert_same(whole[2:], list(rest))
-    assert list(Loader(make_data(), 5, shuffle_seed=1, epoch=4, start=5)) == []
+    assert not epoch_of(data, 5)[0].equal(epoch_of(data, 5, epoch=1)[0])
 
 
 @pytest.mark.parametrize("augment", [SHIFTED, POLICY])
@@ -103,20 +85,22 @@ def test_resuming_gives_the_rest_of_the_epoch_bit_for_bit(workers: int) -> None:
     "options",
     [
         {"batch_size": 23},
-        {"batch_size": 5, "workers": 2},
+        {"batch_size": 5, "start": 2},
+        {"batch_size": 5, "start": 2, "workers": 2},
         {"batch_size": 7, "parts": 3},
         {"batch_size": 4, "parts": 3, "workers": 1},
     ],
     ids=str,
 )
-def test_pixels_are_the_same_for_any_batch_size_workers_and_parts(
+def test_pixels_do_not_depend_on_batch_size_start_workers_and_parts(
     augment: Augmentation, options: dict[str, Any]
 ) -> None:
     data = make_data(augment=augment)
     images, labels = epoch_of(data, 5, shuffle_seed=1, epoch=2)
-    other_images, other_labels = epoch_of(data, shuffle_seed=1, epoch=2, **options)
-    assert other_labels == labels
-    assert other_images.equal(images)
+    rest_images, rest_labels = epoch_of(data, shuffle_seed=1, epoch=2, **options)
+    start = 5 * options.get("start", 0)
+    assert rest_labels == labels[start:]
+    assert rest_images.equal(images[start:])
 
 
 def test_repeated_augmentation_shows_fewer_images_more_often() -> None:
@@ -132,12 +116,12 @@ def test_repeated_augmentation_shows_fewer_images_more_often() -> None:
 
 @pytest.mark.parametrize("data", [make_data(), make_data(augment=None)], ids=["augmented", "plain"])
 def test_views_are_of_the_same_images_each_augmented_anew(data: ImageTensors) -> None:
-    one, several = (list(Loader(data, 6, shuffle_seed=4, epoch=2, views=views)) for views in (1, 3))
+    single, several = (list(Loader(data, 6, shuffle_seed=4, epoch=2, views=views)) for views in (1, 3))
     shares = [list(Loader(data, 6, shuffle_seed=4, epoch=2, views=3, part=part, parts=2)) for part in range(2)]
     for batch, (images, labels) in enumerate(several):
         assert images.shape[1:] == (3, 3, 8, 8)
-        assert labels.equal(one[batch][1])
-        assert images[:, 0].equal(one[batch][0])
+        assert labels.equal(single[batch][1])
+        assert images[:, 0].equal(single[batch][0])
         assert images[:, 1].equal(images[:, 2]) == (data.augment is None)
         for part in range(2):
             assert images[part::2].equal(shares[part][batch][0])
@@ -151,10 +135,8 @@ def test_unreadable_images_are_named_replaced_by_the_next_one_or_left_out(tmp_pa
     assert "\n" not in str(caught.value)
     order = epoch_order(9, 5, 0).tolist()
     source = Loader(data, 4, shuffle_seed=5, workers=workers, bad_image="skip")
-    batches = list(source)
-    labels = torch.cat([labels for _, labels in batches])
+    images, labels = (torch.cat(values) for values in zip(*source, strict=True))
     assert labels.tolist() == [{3: 4, 7: 0, 8: 0}.get(index, index) for index in order]
-    images = torch.cat([images for images, _ in batches])
     assert (images[:, 0, 0, 0] * 255).round().long().equal(10 * labels)
     assert sorted(source.bad_images) == [data.items[index] for index in (3, 7, 8)]
     assert epoch_of(data, 3, parts=2, shuffle_seed=5, bad_image="skip")[1] == labels.tolist()
@@ -190,10 +172,7 @@ class Dying(ImageTensors):
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning", "ignore:unclosed file:ResourceWarning")
 @pytest.mark.parametrize(
     ("end", "how"),
-    [
-        (lambda: os._exit(3), "exit code 3"),
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), "signal: Killed"),
-    ],
+    [(lambda: os._exit(3), "exit code 3"), (lambda: os.kill(os.getpid(), signal.SIGKILL), "signal: Killed")],
     ids=["exit", "kill"],
 )
 def test_a_dead_loader_process_is_explained(end: Callable[[], object], how: str) -> None:

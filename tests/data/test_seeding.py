@@ -1,40 +1,10 @@
-import random
-
-import numpy as np
 import pytest
 import torch
 
 from recast.errors import RecastError
-from recast.lab.data.seeding import (
-    balanced_epoch,
-    balanced_order,
-    choose_balanced,
-    choose_fraction,
-    hold_out,
-    seed_cpu,
-    seeded,
-)
+from recast.lab.data.seeding import balanced_epoch, balanced_order, choose_balanced, choose_fraction, hold_out
 
 LABELS = torch.tensor([0] * 50 + [1] * 7 + [2] * 20)[torch.randperm(77, generator=torch.Generator().manual_seed(0))]
-
-
-def draw() -> tuple[float, float, float]:
-    return float(torch.rand(1)), float(np.random.rand()), random.random()
-
-
-def test_a_seeded_block_repeats_and_leaves_the_generators_as_they_were() -> None:
-    with seeded(5):
-        first = draw()
-    torch.manual_seed(1), np.random.seed(1), random.seed(1)
-    expected = [draw(), draw()]
-    torch.manual_seed(1), np.random.seed(1), random.seed(1)
-    found = [draw()]
-    with seeded():
-        seed_cpu(6)
-        assert draw() != first
-        seed_cpu(5)
-        assert draw() == first
-    assert [*found, draw()] == expected
 
 
 @pytest.mark.parametrize(("count", "expected"), [(3, [1, 1, 1]), (21, [7, 7, 7]), (30, [12, 7, 11]), (77, [50, 7, 20])])
@@ -62,7 +32,7 @@ def test_fraction_is_of_every_class_nested_and_at_least_one() -> None:
     assert choose_fraction(LABELS, 1.0).equal(torch.arange(77))
     small, large = choose_fraction(LABELS, 0.2), choose_fraction(LABELS, 0.5)
     assert set(small.tolist()) < set(large.tolist())
-    assert small.equal(choose_fraction(LABELS, 0.2).sort().values)
+    assert small.equal(small.sort().values)
     train, val = hold_out(LABELS, 0.1)
     assert torch.cat([train, val]).sort().values.equal(torch.arange(77))
     assert LABELS[val].bincount().tolist() == [5, 1, 2]
@@ -78,8 +48,7 @@ def test_balanced_epochs() -> None:
     times = order.bincount(minlength=100)
     for label, (least, most) in enumerate([(0, 1), (4, 5), (1, 2)]):  # in turns
         assert set(times[labels == label].tolist()) <= {least, most}
-    seen = torch.cat([balanced_epoch(labels, 3, epoch) for epoch in range(24)]).bincount(minlength=100)
-    assert seen.min() > 0
+    assert torch.cat([balanced_epoch(labels, 3, epoch) for epoch in range(24)]).bincount(minlength=100).min() > 0
     twice = balanced_epoch(labels, 3, 5, repeats=2)
     assert len(twice) == 100
     assert twice[::2].equal(twice[1::2])

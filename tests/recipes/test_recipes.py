@@ -24,9 +24,9 @@ def section_of(paper: str) -> str:
 
 
 def line(name: str, what: str) -> str:
-    found = re.search(rf"^{what}: (.*)$", RECIPES[name].text, flags=re.MULTILINE)
-    assert found is not None, name
-    return found[1]
+    match = re.search(rf"^{what}: (.*)$", RECIPES[name].text, flags=re.MULTILINE)
+    assert match is not None, name
+    return match[1]
 
 
 def test_every_recipe_is_complete_and_made_afresh() -> None:

@@ -27,9 +27,9 @@ def slow_neighbour_loss(z: Tensor, indices: Tensor, memory: Tensor, labels: Tens
     """The formula, all similarities at once and one image at a time."""
     losses = []
     for vector, index in zip(z, indices.tolist(), strict=True):
-        others = torch.arange(len(memory)) != index
-        p = (memory @ vector / sigma)[others].softmax(0)
-        same = labels[others] == labels[index]
+        rest = torch.arange(len(memory)) != index
+        p = (memory @ vector / sigma)[rest].softmax(0)
+        same = labels[rest] == labels[index]
         losses.append(-p[same].sum().log() if same.any() else 0 * vector.sum())
     return torch.stack(losses)
 
@@ -57,8 +57,8 @@ def test_dino_s_loss_is_lightly_s() -> None:
         return 0.5 * torch.sin(a * torch.arange(1, 1 + math.prod(shape), dtype=torch.float64) + b).view(shape)
 
     ours, theirs = filled(2, 3, 5, a=0.7, b=0.1), filled(2, 2, 5, a=1.3, b=0.4)
-    found = dino_loss(ours, theirs, 0.1 * filled(5, a=0.9, b=0.2), 0.04)
-    assert found.mean().item() == pytest.approx(3.7751366034808482, rel=1e-12)
+    loss = dino_loss(ours, theirs, 0.1 * filled(5, a=0.9, b=0.2), 0.04)
+    assert loss.mean().item() == pytest.approx(3.7751366034808482, rel=1e-12)
 
 
 def test_the_memory_is_the_mean_of_what_was_and_what_is_of_length_1() -> None:
@@ -69,19 +69,22 @@ def test_the_memory_is_the_mean_of_what_was_and_what_is_of_length_1() -> None:
     torch.testing.assert_close(memory[2], torch.tensor([math.sqrt(0.5)] * 2))
 
 
+def size_of(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
 @pytest.mark.parametrize(
-    ("config", "millions"), [(Projector("linear", dim=128), 23_770_304), (Projector("mlp"), 32_949_568)]
+    ("config", "parameters"), [(Projector("linear", dim=128), 23_770_304), (Projector("mlp"), 32_949_568)]
 )
-def test_parameters_are_those_of_the_paper(config: Any, millions: int) -> None:
+def test_parameters_are_those_of_the_paper(config: Any, parameters: int) -> None:
     """Table 8.2: 23.8 M and 32.9 M, trunk and projector, what is kept for the test."""
     with torch.device("meta"):
         model = add_embedding_(timm.create_model("resnet50", num_classes=20), config, 20)
     head = embedding_head(model)
     assert head is not None
     assert head.predictor is not None
-    left_out = [*head.predictor.parameters(), *head.classifier.parameters()]
-    assert sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in left_out) == millions
-    assert sum(p.numel() for p in without_embedding(model).parameters()) == 23_508_032 + 2048 * 20 + 20
+    assert size_of(model) - size_of(head.predictor) - size_of(head.classifier) == parameters
+    assert size_of(without_embedding(model)) == 23_508_032 + 2048 * 20 + 20
 
 
 def test_a_head_leaves_the_logits_alone_and_probes_without_a_gradient() -> None:
@@ -115,10 +118,10 @@ def test_training_goes_on_bit_for_bit(goes_on: Callable[..., nn.Module], tmp_pat
     """Memory and target network are part of the state."""
     recipe = small_recipe(task=EmbedConfig(projector=SMALL), save_steps=1)
     goes_on(small_fit, headed, "update", 8, recipe=recipe)
-    one, other = (state_of_loss(tmp_path / folder) for folder in ("run", "straight"))
-    assert one["memory"].equal(other["memory"])
-    torch.testing.assert_close(one["memory"].norm(dim=1), torch.ones(40))
-    assert any("target" in name for name in one)
+    resumed, straight = (state_of_loss(tmp_path / folder) for folder in ("run", "straight"))
+    assert resumed["memory"].equal(straight["memory"])
+    torch.testing.assert_close(resumed["memory"].norm(dim=1), torch.ones(40))
+    assert any("target" in name for name in resumed)
 
 
 DINO = Projector("dino", dim=6, hidden=5, views=3)
@@ -134,14 +137,11 @@ def test_dino_learns_without_labels_and_goes_on_bit_for_bit(goes_on: Callable[..
     assert (len(state["memory"]), state["center"].shape) == (0, (6,))
     assert state["center"].any()
     data = small_data()
-    turned = replace(data, train=data.train.relabelled(data.train.labels.roll(1)))
-    other = headed(DINO)
-    small_fit(tmp_path / "turned", other, recipe, data=turned)
-    probe = [name for name, _ in model.named_parameters() if ".classifier." in name]
-    before = headed(DINO).state_dict()
+    relabelled = replace(data, train=data.train.relabelled(data.train.labels.roll(1)))
+    small_fit(tmp_path / "relabelled", twin := headed(DINO), recipe, data=relabelled)
     for name, value in model.state_dict().items():
-        assert value.equal(other.state_dict()[name]) == (name not in probe), name
-    assert not model.state_dict()["0.weight"].equal(before["0.weight"])
+        assert value.equal(twin.state_dict()[name]) == (".classifier." not in name), name
+    assert not model.state_dict()["0.weight"].equal(headed(DINO).state_dict()["0.weight"])
 
 
 def test_the_target_follows_without_a_gradient() -> None:
