@@ -100,15 +100,6 @@ def test_options(words: str, key: str, value: object, trained: Callable[..., Rec
     assert attrgetter(key)(recipe) == value
 
 
-def test_options_lie_over_a_recipe(trained: Callable[..., Recipe], tmp_path: Path) -> None:
-    path = tmp_path / "r.yaml"
-    path.write_text("recast: {gate: sigmoid, lambda_init: 2.0, head_dim: 3}\ncontrol: false\nepochs: 3\n")
-    recipe: Any = trained(path, "--lambda-init", "4", "--control")
-    assert (recipe.recast.lambda_init, recipe.recast.head_dim, recipe.control, recipe.epochs) == (4.0, 3, True, 3)
-    recipe = trained(path, "--gate", "linear")
-    assert (recipe.recast.gate, recipe.recast.head_dim) == ("linear", 3)  # another gate has no lambda
-
-
 @pytest.mark.parametrize(
     ("words", "names"),
     [

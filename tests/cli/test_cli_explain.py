@@ -113,9 +113,9 @@ def test_a_model_by_name(cli: Cli, vit: str, photos: Path, tmp_path: Path) -> No
 
 
 def test_weights_class_names_and_the_first_layer_can_be_given(cli: Cli, vit: str, photos: Path, tmp_path: Path) -> None:
-    import own_vit  # type: ignore[import-not-found]
-
-    save_file(own_vit.net(4).state_dict(), tmp_path / "w.safetensors")
+    small = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+    trained = timm.create_model("vit_tiny_patch16_224", num_classes=4, **small)
+    save_file(trained.state_dict(), tmp_path / "w.safetensors")
     (tmp_path / "names.txt").write_text("cat\ndog\n3\ncow\n\n", encoding="utf-8")
     words = ["--checkpoint", "w.safetensors", "--num-classes", "4", "--classes", "names.txt", "--img-size", "32"]
     words += ["--layer", "blocks.0.attn", "--out", "page.html", "--json"]

@@ -1,5 +1,6 @@
 """Training of detectors: going on after a stop, three arms, torchvision's and their heads, what is refused."""
 
+import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from small import assert_same, small_fit, small_recipe
 from torch import nn
 
 from recast import RecastError, plan, recast_, save
@@ -16,7 +18,6 @@ from recast.lab.config import DataConfig, OptimConfig, Recipe
 from recast.lab.data import Data, load_data
 from recast.lab.evaluation.run_folder import open_run
 from recast.lab.training import prepare
-from recast.lab.training.loop import fit
 from recast.lab.training.metrics import read_metrics
 from recast.lab.training.run import train
 from recast.layers.gpsa import gpsa_layers
@@ -30,9 +31,11 @@ from recast.papers.dense.detect.networks import SceneRCNN, losing
 SMALL = DataConfig("scene_objects", num_train=4, num_val=2, batch_size=2)
 
 
-def recipe(**fields: object) -> Recipe:
-    given = {"model": ModelConfig("scenes_rcnn"), "data": SMALL, "optim": OptimConfig(lr=1e-3, warmup_epochs=0)}
-    return Recipe(**{**given, "epochs": 2, "device": "cpu", **fields})  # type: ignore[arg-type]
+def recipe(**fields: Any) -> Recipe:
+    optim = OptimConfig(lr=1e-3, warmup_epochs=0)
+    return small_recipe(**{"model": ModelConfig("scenes_rcnn"), "data": SMALL, "epochs": 2, **fields}).replace(
+        optim=optim
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -46,17 +49,13 @@ def data() -> Data:
     return load_data(SMALL)
 
 
-def child() -> nn.Module:
-    torch.manual_seed(0)
-    model = SceneRCNN(8, width=16)
-    return recast_(model, plan(model, torch.zeros(1, 3, 96, 96)))
-
-
 def test_it_goes_on_bit_for_bit(tmp_path: Path, data: Data, goes_on: Callable[..., nn.Module]) -> None:
-    def trains(folder: Path, model: nn.Module, resume: bool = False) -> list[dict[str, Any]]:
-        return fit(model, data, recipe(save_steps=1), folder, progress=False, resume=resume)
+    def child() -> nn.Module:
+        torch.manual_seed(0)
+        model = SceneRCNN(8, width=16)
+        return recast_(model, plan(model, data.example))
 
-    goes_on(trains, child, "update", 3)
+    goes_on(small_fit, child, "update", 3, data=data, recipe=recipe(save_steps=1))
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert rows[-1]["val_ap"] is not None
     assert rows[-1]["val_loss"] < rows[0]["val_loss"], "it learns"
@@ -64,17 +63,17 @@ def test_it_goes_on_bit_for_bit(tmp_path: Path, data: Data, goes_on: Callable[..
 
 def test_losses_in_eval_mode_move_no_statistics(data: Data) -> None:
     model, (images, objects) = SceneRCNN(8, width=16).eval(), data.val.batch([0, 1])
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    before = copy.deepcopy(model)
     with losing(model):
         assert model(images, objects.taught()).keys() >= {"loss_classifier", "loss_mask", "loss_objectness"}
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert_same(model, before)
     assert not any(module.training for module in model.modules())
 
 
 def test_what_is_refused(tmp_path: Path, data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RecastError, match="resnet20 must give losses in training"):
         train(recipe(model=ModelConfig("cifar_resnet20")), tmp_path / "run", progress=False)
-    boxes = replace(data.val, objects=[replace(one, masks=None) for one in data.val.objects])  # type: ignore[arg-type]
+    boxes = replace(data.val, objects=[replace(item, masks=None) for item in data.val.objects])  # type: ignore[arg-type]
     monkeypatch.setattr(prepare, "load_data", lambda *_: replace(data, val=boxes))
     with pytest.raises(RecastError, match="scenes_rcnn learns masks, and objects of scene_objects have none"):
         train(recipe(), tmp_path / "run", progress=False)
@@ -107,7 +106,7 @@ def test_retinanet_begins_at_stride_8_and_sees_images_as_the_body_did() -> None:
     model = create("retinanet", "vit_tiny_patch16_224", {"num_classes": 3, "img_size": 64}, pretrained=False).eval()
     with torch.no_grad():
         maps = model.backbone(torch.randn(1, 3, 64, 64))
-    assert [one.shape[-1] for one in maps.values()] == [8, 4, 2, 1, 1]
+    assert [features.shape[-1] for features in maps.values()] == [8, 4, 2, 1, 1]
     assert (model.transform.min_size, model.transform.image_mean) == ((64,), [0.5] * 3)
     assert len(model.get_submodule(classifiers(model)[0]).weight) == 4 * 9
 
@@ -124,8 +123,8 @@ def test_a_detector_by_its_name(tmp_path: Path) -> None:
     run = open_run(train(config, tmp_path / "run", progress=False))
     assert json.loads((tmp_path / "run" / "verify.json").read_text())["bitwise"]
     assert list(run.models) == ["parent", "finetuned", "recast"]
-    parent, own = run.models["parent"].backbone.body.state_dict(), classifier.state_dict()
-    assert all(torch.equal(own[name], value) for name, value in parent.items())
+    body, weights = run.models["parent"].backbone.body.state_dict(), classifier.state_dict()
+    assert all(torch.equal(weights[name], value) for name, value in body.items())
     assert len(gpsa_layers(run.models["recast"].backbone.body)) == 2
     assert run.models["recast"].transform.max_size == 96
     with pytest.raises(RecastError, match=r"timm has no model .vgg99..*fasterrcnn"):

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import timm
 import torch
+from small import small_fit, small_recipe
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recast import RecastError, plan, recast_, save
-from recast.lab.config import Augmentation, DataConfig, OptimConfig, Recipe
+from recast.lab.config import Augmentation, DataConfig, Recipe
 from recast.lab.data import Data
 from recast.lab.evaluation.run_folder import open_run
-from recast.lab.training.loop import fit
 from recast.lab.training.metrics import read_metrics
 from recast.lab.training.run import train
 from recast.models import sources
@@ -41,17 +41,9 @@ def dense_data(count: int = 20) -> Data:
     return Data("blocks", pairs.augmented(augment), pairs, ["r", "g", "b"], (0.3,) * 3, (0.2,) * 3, 16)
 
 
-def recipe(**fields: object) -> Recipe:
-    optim = OptimConfig(lr=1e-2, decay="poly", warmup_epochs=0)
-    data = DataConfig("scenes", batch_size=5)
-    given = {"model": ModelConfig("scenes_fcn"), "data": data, "optim": optim, "epochs": 2, "device": "cpu"}
-    return Recipe(**{**given, **fields})  # type: ignore[arg-type]
-
-
-def child() -> nn.Module:
-    torch.manual_seed(0)
-    model = SceneFCN(3, widths=(4, 6, 8))
-    return recast_(model, plan(model, torch.zeros(1, 3, 16, 16)))
+def recipe(**fields: Any) -> Recipe:
+    defaults = {"model": ModelConfig("scenes_fcn"), "data": DataConfig("scenes", batch_size=5), "epochs": 2}
+    return small_recipe({"decay": "poly", "warmup_epochs": 0, "gate_lr": None}, **{**defaults, **fields})
 
 
 @pytest.mark.parametrize("form", ["tensor", "small", "dictionary"])
@@ -67,21 +59,23 @@ def test_the_loss_of_pixels(form: str) -> None:
 
     loss = pixel_loss(SegmentConfig(), 3)
     if form == "dictionary":
-        wanted, outputs = by_hand(logits) + AUXILIARY_WEIGHT * by_hand(aux), {"out": logits, "aux": aux}
+        expected, outputs = by_hand(logits) + AUXILIARY_WEIGHT * by_hand(aux), {"out": logits, "aux": aux}
     elif form == "small":
         outputs = logits[:, :, ::2, ::2]
-        wanted = by_hand(F.interpolate(outputs, (6, 8), mode="bilinear"))
+        expected = by_hand(F.interpolate(outputs, (6, 8), mode="bilinear"))
     else:
-        wanted, outputs = by_hand(logits), logits
-    torch.testing.assert_close(loss(outputs, masks), wanted, check_dtype=False)
+        expected, outputs = by_hand(logits), logits
+    torch.testing.assert_close(loss(outputs, masks), expected, check_dtype=False)
     assert loss(logits, torch.full_like(masks, IGNORE)) == 0, "no pixel is known"
 
 
 def test_it_goes_on_bit_for_bit(tmp_path: Path, goes_on: Callable[..., nn.Module]) -> None:
-    def trains(folder: Path, model: nn.Module, resume: bool = False) -> list[dict[str, Any]]:
-        return fit(model, dense_data(), recipe(save_steps=1), folder, progress=False, resume=resume)
+    def child() -> nn.Module:
+        torch.manual_seed(0)
+        model = SceneFCN(3, widths=(4, 6, 8))
+        return recast_(model, plan(model, torch.zeros(1, 3, 16, 16)))
 
-    goes_on(trains, child, "update", 6)
+    goes_on(small_fit, child, "update", 6, data=dense_data(), recipe=recipe(save_steps=1))
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert rows[-1]["val_miou"] > rows[0]["val_miou"] + 10, "it learns"
 
@@ -94,11 +88,12 @@ def test_upernet(trunk: str) -> None:
     model, image = UperNet(trunk, 3, hidden=16, **small).eval(), torch.rand(1, 3, 64, 48)
     with torch.no_grad():
         before = model(image)["out"]
-        found = model if small else recast_(model, plan(model, image, where="body.layer4.*"))
-        assert torch.equal(found(image)["out"], before)
+        if not small:
+            recast_(model, plan(model, image, where="body.layer4.*"))
+        assert torch.equal(model(image)["out"], before)
     assert before.shape == (1, 3, 16, 12)
-    assert classifiers(found) == ("head.classify", "auxiliary.2")
-    assert ("aux" in found.train()(image.expand(2, -1, -1, -1)), "aux" in found.eval()(image)) == (True, False)
+    assert classifiers(model) == ("head.classify", "auxiliary.2")
+    assert ("aux" in model.train()(image.expand(2, -1, -1, -1)), "aux" in model.eval()(image)) == (True, False)
 
 
 @pytest.mark.filterwarnings("ignore:.* a single pixel:UserWarning")
@@ -111,13 +106,11 @@ def test_upernet_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     model = ModelConfig("upernet:test_resnet", str(tmp_path / "net.safetensors"))
     with pytest.raises(RecastError, match=r"has no head of UperNet.*set model\.new_head"):
         build(model, num_classes=9)
-    config = recipe(
-        model=model.replace(new_head=True), data=DataConfig("scenes", img_size=32, batch_size=4), epochs=1,
-        where=["body.layer4.*"], control=False,
-    )  # fmt: skip
+    model, data = model.replace(new_head=True), DataConfig("scenes", img_size=32, batch_size=4)
+    config = recipe(model=model, data=data, epochs=1, where=["body.layer4.*"], control=False)
     run = open_run(train(config, tmp_path / "run", progress=False))
-    parent, own = run.models["parent"].body.state_dict(), classifier.state_dict()
-    assert all(torch.equal(own[name], value) for name, value in parent.items())
+    body, weights = run.models["parent"].body.state_dict(), classifier.state_dict()
+    assert all(torch.equal(weights[name], value) for name, value in body.items())
     assert not torch.equal(run.models["recast"].head.classify.weight, run.models["parent"].head.classify.weight)
     with pytest.raises(RecastError, match=r"timm has no model 'test_resne'.*upernet"):
         create("upernet", "test_resne", {}, pretrained=False)

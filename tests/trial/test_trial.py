@@ -43,6 +43,14 @@ def plan() -> recast.Plan:
     return recast.plan(network(), torch.randn(1, 3, 16, 16), where="3")
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arms of two updates, and no page."""
+    for module, name, value in ((arms, "HEAD_UPDATES", 5), (run, "LEAST_UPDATES", 2), (run, "MOST_EPOCHS", 1)):
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(run, "find_spec", lambda name: None)
+
+
 def comparable(answer: Any) -> Any:
     """What does not depend on a clock."""
     lines = [replace(line, seconds=0.0, step_ms=0.0) for line in answer.arms]
@@ -54,6 +62,10 @@ def test_an_interrupted_trial_goes_on_to_the_same_numbers(
 ) -> None:
     for module, name, value in ((arms, "HEAD_UPDATES", 5), (run, "LEAST_UPDATES", 4), (run, "MOST_EPOCHS", 2)):
         monkeypatch.setattr(module, name, value)
+
+    def tried(folder: str, seed: int = 0) -> Any:
+        return comparable(try_(network(7, seed), data, plan, tmp_path / folder, minutes=1e-3, seeds=2))
+
     calls: list[tuple[Any, ...]] = []
     train_ = arms.train_
 
@@ -65,7 +77,7 @@ def test_an_interrupted_trial_goes_on_to_the_same_numbers(
 
     stop = 0
     monkeypatch.setattr(arms, "train_", spied)
-    whole = try_(network(7), data, plan, tmp_path / "whole", minutes=1e-3, seeds=2)
+    whole = tried("whole")
     assert [line.arm for line in whole.arms] == ["parent", *arms.TRAINED]
     assert all(line.updates >= run.LEAST_UPDATES for line in whole.arms[1:])
     assert {path.name for path in (tmp_path / "whole").iterdir()} >= {"answer.json", "trial.html", "heads.html"}
@@ -86,24 +98,22 @@ def test_an_interrupted_trial_goes_on_to_the_same_numbers(
     assert [call[3] for call in finals] == [0] * 4 + [1] * 4
     stop = len(calls) + 14
     with pytest.raises(KeyboardInterrupt):
-        try_(network(7), data, plan, tmp_path / "part", minutes=1e-3, seeds=2)
+        tried("part")
     with (tmp_path / "part" / run.RUNS).open("a") as file:
         file.write('{"kind": "final", "arm": "fine')  # killed while it wrote
-    assert comparable(try_(network(7), data, plan, tmp_path / "part", minutes=1e-3, seeds=2)) == comparable(whole)
+    assert tried("part") == whole
     trainings = len(arms.RATED) * len(RATES) + 2 * len(arms.TRAINED)
     assert len(calls) == stop + 2 + trainings - 11  # two classifiers again, and all but the 11 finished trainings
-    assert comparable(try_(network(7), data, plan, tmp_path / "part", minutes=1e-3, seeds=2)) == comparable(whole)
+    assert tried("part") == whole
     with pytest.raises(recast.RecastError, match="other settings, network"):
-        try_(network(7, seed=1), data, plan, tmp_path / "part", minutes=1e-3, seeds=2)
+        tried("part", seed=1)
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("minutes", [1e-6, 1e3])
 def test_other_classes_and_too_little_time_are_said_in_a_line(
-    minutes: float, data: Data, plan: recast.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    minutes: float, data: Data, plan: recast.Plan, tmp_path: Path
 ) -> None:
-    for module, name, value in ((arms, "HEAD_UPDATES", 5), (run, "LEAST_UPDATES", 2), (run, "MOST_EPOCHS", 1)):
-        monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(run, "find_spec", lambda name: None)  # no page
     lines: list[str] = []
     answer = try_(network(7), data, plan, tmp_path / "out", minutes=minutes, seeds=1, say=lines.append)
     assert any("has 7 classes, the data 10" in line for line in lines)
@@ -126,23 +136,16 @@ def test_the_names_of_classes_count(data: Data, plan: recast.Plan, tmp_path: Pat
     assert "the classes no 0, no 1" in lines[0]
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("classes", [7, 10])
-def test_logits_are_read_from_a_tuple(
-    classes: int, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Pair(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.network = network(classes)
-
+def test_logits_are_read_from_a_tuple(classes: int, data: Data, tmp_path: Path) -> None:
+    class Pair(nn.Sequential):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return self.network(x), x
+            return super().forward(x), x
 
-    for module, name, value in ((arms, "HEAD_UPDATES", 5), (run, "LEAST_UPDATES", 2), (run, "MOST_EPOCHS", 1)):
-        monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(run, "find_spec", lambda name: None)  # no page
-    plan = recast.plan(Pair().eval(), torch.randn(1, 3, 16, 16), where="network.3")
-    answer = try_(Pair().eval(), data, plan, tmp_path / "out", minutes=1e-3, seeds=1)
+    pair = Pair(*network(classes)).eval()
+    plan = recast.plan(pair, torch.randn(1, 3, 16, 16), where="3")
+    answer = try_(pair, data, plan, tmp_path / "out", minutes=1e-3, seeds=1)
     assert [line.arm for line in answer.arms] == ["parent", *arms.TRAINED]
 
 
@@ -274,12 +277,14 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
 
 def test_another_folder_is_left_alone(data: Data, plan: recast.Plan, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").touch()
-    with pytest.raises(recast.RecastError, match="--out"):
-        try_(network(), data, plan, tmp_path)
-    with pytest.raises(recast.RecastError, match="one class each"):
-        try_(network(), replace(data, train=[0] * 60), plan, tmp_path / "new")  # type: ignore[arg-type]
-    with pytest.raises(recast.RecastError, match="two classes or more"):
-        try_(network(), replace(data, classes=["a"]), plan, tmp_path / "new")
+    several, single = replace(data, train=[0] * 60), replace(data, classes=["a"])  # type: ignore[arg-type]
+    for values, folder, message in (
+        (data, tmp_path, "--out"),
+        (several, tmp_path / "new", "one class each"),
+        (single, tmp_path / "new", "two classes or more"),
+    ):
+        with pytest.raises(recast.RecastError, match=message):
+            try_(network(), values, plan, folder)
     with pytest.raises(recast.RecastError, match=r"GiB.*[1-9]"):
         run.check_space(tmp_path, 2**60)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
