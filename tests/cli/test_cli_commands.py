@@ -1,5 +1,3 @@
-"""What words become: options, defaults, refusals, help and completion."""
-
 import re
 import subprocess
 import sys
@@ -20,7 +18,6 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def trained(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recipe]:
-    """Return the recipe that a command would train by."""
     recipes: list[Recipe] = []
     monkeypatch.setattr(training, "train", lambda recipe, *_, **__: recipes.append(recipe))
 

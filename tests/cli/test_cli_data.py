@@ -21,7 +21,6 @@ Refused = Callable[..., str]
 
 
 def draw(path: Path, number: int, label: int = 0, size: tuple[int, int] = (24, 20)) -> None:
-    """Draw an image whose colour depends on its label."""
     rng = np.random.default_rng(number)
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = rng.integers(0, 120, (size[1], size[0], 3), np.uint8)

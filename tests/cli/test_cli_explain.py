@@ -21,7 +21,6 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Two images in folders named as classes."""
     for label, name in (("3", "b.png"), ("7", "a.png")):
         folder = tmp_path / "photos" / label
         folder.mkdir(parents=True)
@@ -73,8 +72,6 @@ def test_outputs_that_are_not_exclusive(cli: Cli, shared: Path, photos: Path) ->
     assert [np.exp(row["logit"] - rest[0]["logit"]) for row in rest] == pytest.approx(expected, rel=1e-4)
     assert data_of(photos / "page.html")["scale"] == "logits"
 
-
-# ---- networks by name, and files of recast.save
 
 VIT = """import timm, torch
 

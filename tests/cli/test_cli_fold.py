@@ -1,5 +1,3 @@
-"""`recast fold`: a run's network in its smallest form, the curve as its heads are closed, and a point of it."""
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""`recast plan` and `recast verify`."""
-
 import os
 import subprocess
 import sys

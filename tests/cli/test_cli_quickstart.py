@@ -16,8 +16,6 @@ Cli = Callable[..., Any]
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One epoch on few images, one quick suite."""
-
     train = training.train
 
     def smaller(recipe: Recipe, *args: Any, **kwargs: Any) -> Path:

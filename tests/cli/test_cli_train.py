@@ -1,5 +1,3 @@
-"""`recast train`, `evaluate`, `report` on a run of seconds."""
-
 import json
 import os
 import shlex
@@ -51,7 +49,6 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for one process")
 def test_interrupted_and_resumed(shared: Path, tmp_path: Path) -> None:
-    """Ctrl-C, six times at once, in a process of its own; then the command that it printed."""
     out = tmp_path / "my run"
     words = ["train", str(shared / "tiny.yaml"), "--epochs", "3", "--no-control", "--out", str(out)]
     done = subprocess.run([sys.executable, "-c", PRESSED, *words], capture_output=True, encoding="utf-8")

@@ -27,7 +27,6 @@ def draws(image: Image.Image, size: int, augment: Augmentation, count: int) -> T
 
 
 def spread_of(images: Tensor) -> Tensor:
-    """Largest minus smallest value of each image."""
     return images.flatten(1).amax(1) - images.flatten(1).amin(1)
 
 

@@ -1,5 +1,3 @@
-"""Images of any number of bands: files, transforms, the network's first convolution, a run, and what is refused."""
-
 import io
 import shutil
 import sys
@@ -156,7 +154,6 @@ def test_validation_cuts_bands_as_it_cuts_a_picture(size: tuple[int, int], side:
 
 
 def arrays(root: Path, bands: int) -> DataConfig:
-    """Write arrays of two classes that a network can tell apart."""
     rng = np.random.default_rng(0)
     for number, path in enumerate(in_classes(root, 24)):
         np.save(path, rng.normal(300 * (number % 2), 20, (20, 20, bands)).astype(np.float32))

@@ -1,5 +1,3 @@
-"""Networks that state the data's classes in another order, or others."""
-
 import pytest
 import torch
 from torch import nn

@@ -1,5 +1,3 @@
-"""Tables of labels: columns, files, parts, and what is refused."""
-
 import csv
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,7 +38,6 @@ def table(tmp_path: Path) -> Write:
 
 
 def labelled(data: Data) -> dict[str, str]:
-    """Return the number of every image and its class."""
     return {
         Path(part.items[index]).stem: data.classes[part.labels[index]]
         for part in (data.train, data.val)

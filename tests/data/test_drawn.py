@@ -1,5 +1,3 @@
-"""The embedded data: drawn scenes, and canvases of digits."""
-
 import numpy as np
 import pytest
 import torch
@@ -61,9 +59,6 @@ def test_scenes_are_a_data_set_and_always_the_same() -> None:
     scene = draw_scene((False, 7), grey[~is_val, 0], labels[~is_val])
     assert torch.equal((pixels[7] * 255).round().byte(), torch.from_numpy(scene.image).permute(2, 0, 1))
     assert torch.equal(masks[7], torch.from_numpy(scene.mask).long())
-
-
-# --- canvases ---------------------------------------------------------------------------------------------------------
 
 
 def shown(canvas: Tensor, digits: Tensor) -> list[int]:

@@ -1,5 +1,3 @@
-"""Validation images that training shows too."""
-
 import os
 import shutil
 from pathlib import Path
@@ -18,7 +16,6 @@ from recast.lab.tables import read_table
 
 
 def photo(seed: int) -> Image.Image:
-    """Return a smooth picture with noise."""
     rng = np.random.default_rng(seed)
     smooth = np.array(Image.fromarray(rng.integers(0, 256, (6, 6, 3), np.uint8)).resize((160, 120), Image.BICUBIC))
     noise = rng.integers(-20, 20, smooth.shape)

@@ -1,5 +1,3 @@
-"""Data that changed between the start of a run and its resumption."""
-
 import itertools
 import json
 import shutil

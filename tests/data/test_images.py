@@ -18,7 +18,6 @@ def save_noise(path: Path, size: tuple[int, int] = (32, 32), seed: int = 0) -> P
 
 
 def pixels_of(path: Path, side: int) -> torch.Tensor:
-    """As validation sees an image."""
     return to_pixels(resize_and_crop(open_image(path), side))
 
 

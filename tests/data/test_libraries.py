@@ -103,9 +103,6 @@ def test_damaged_files_are_one_clear_line(tmp_path: Path, content: bytes) -> Non
         load_data(DataConfig("torch/mnist", str(tmp_path)))
 
 
-# --- Hugging Face ----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def hugging_face(monkeypatch: pytest.MonkeyPatch) -> Any:
     datasets = pytest.importorskip("datasets")
@@ -141,7 +138,6 @@ def test_a_local_folder_is_read(hugging_face: Any, tmp_path: Path) -> None:
 
 
 def test_a_folder_of_webdataset_shards_is_read(hugging_face: Any, tmp_path: Path) -> None:
-    """Keys of .cls files are the labels, without names."""
     for split, count in (("train", 6), ("validation", 3)):
         (tmp_path / "set").mkdir(exist_ok=True)
         with tarfile.open(tmp_path / "set" / f"shards-{split}-0.tar", "w") as shard:

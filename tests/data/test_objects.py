@@ -1,5 +1,3 @@
-"""Images with objects: COCO's JSON, bad ones told in a line, and where boxes and masks are after resizing."""
-
 import copy
 import json
 import shutil
@@ -39,7 +37,6 @@ def write(folder: Path, coco: dict[str, Any]) -> DataConfig:
 
 
 def changed(**fields: Any) -> dict[str, Any]:
-    """The third annotation with other fields."""
     coco = copy.deepcopy(COCO)
     coco["annotations"][2] |= fields
     return coco

@@ -1,5 +1,3 @@
-"""Images with masks: image and mask move together, whatever the batch; folders of them, and what is wrong with some."""
-
 import shutil
 import unicodedata
 from collections.abc import Callable

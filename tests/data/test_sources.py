@@ -109,8 +109,6 @@ def test_two_archives_equal_the_folder(tmp_path: Path) -> None:
 
 @pytest.fixture(params=["folder", "zip"])
 def packed(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Path], DataConfig]:
-    """A folder as a config, as it is and as a zip."""
-
     def config(tree: Path) -> DataConfig:
         return folder(make_zip(tree, tmp_path / "packed.zip") if request.param == "zip" else tree, img_size=8)
 

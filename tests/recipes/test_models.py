@@ -1,5 +1,3 @@
-"""Every network that a recipe names can be built, without memory: on the meta device."""
-
 from functools import cache
 from unittest.mock import patch
 

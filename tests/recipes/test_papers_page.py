@@ -29,7 +29,6 @@ PAGE = (Path(__file__).parents[2] / "docs" / "papers.md").read_text(encoding="ut
 
 
 def expanded(text: str) -> Iterator[str]:
-    """`a_{b,c}` → a_b, a_c."""
     braces = re.search(r"\{([^{}]*)\}", text)
     if braces is None:
         yield text
@@ -43,7 +42,6 @@ TRAININGS = [words[1:] for words in COMMANDS if words[0] == "train"]
 
 
 def captured(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Recipe:
-    """The recipe that `recast train WORDS` would carry out."""
     recipes: list[Recipe] = []
 
     def catch(recipe: Recipe, *_: Any, **__: Any) -> None:

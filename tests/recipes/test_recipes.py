@@ -13,7 +13,6 @@ SECTIONS = dict(zip(*[iter(re.split(r"^## (.*)$", PAGE, flags=re.MULTILINE)[1:])
 
 
 def rows(section: str) -> dict[str, dict[str, str]]:
-    """Recipe → column → cell."""
     lines = [line.strip("| ").split(" | ") for line in SECTIONS[section].splitlines() if line.startswith("| ")]
     head, *body = lines
     return {row[0].strip("`"): dict(zip(head, row, strict=True)) for row in body}

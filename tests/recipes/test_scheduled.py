@@ -14,7 +14,6 @@ from recast.lab.recipes import RECIPES, make_recipe
 
 @cache
 def planned(name: str) -> Plan:
-    """Of the recipe's network, on its images."""
     recipe = make_recipe(name)
     classes, side = 1000 if recipe.data.name == "imagenet" else 100, recipe.data.img_size or 32
     with torch.device("meta"):

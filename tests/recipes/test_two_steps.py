@@ -23,7 +23,6 @@ CLASSES = 4
 
 
 def tiny_data(config: DataConfig, augment: Augmentation, labels: LabelsConfig, in_chans: int | None = None) -> Data:
-    """Noise of the size of the stand-ins, with the recipe's augmentation."""
     augment, parts = resolve(augment, SIZE), []
     for count in (10, 4):
         pixels = torch.randint(0, 255, (count, 3, SIZE, SIZE), generator=torch.Generator().manual_seed(count)).byte()

@@ -27,14 +27,12 @@ def small_images(count: int, seed: int) -> ImageTensors:
 
 
 def small_data(num_val: int = 18) -> Data:
-    """40 training images, shifted at random."""
     crop = Augmentation(crop="pad", flip=False)
     train, val = small_images(40, seed=1).augmented(crop), small_images(num_val, seed=2)
     return Data("noise", train, val, ["red", "green", "blue"], (0.3,) * 3, (0.2,) * 3, 8)
 
 
 def small_parent() -> nn.Module:
-    """Two convolutions with BatchNorm, and dropout."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.2),

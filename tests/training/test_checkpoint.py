@@ -93,9 +93,6 @@ def test_a_finished_training_is_left_alone_and_resuming_nothing_starts(tmp_path:
     assert_same(fresh, tmp_path)
 
 
-# --- what is no state of this run -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("update", [1, 7])
 def test_a_resumed_run_keeps_the_forms_that_were_timed(
     update: int, ctrl_c: CtrlC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -123,7 +120,6 @@ def test_a_resumed_run_keeps_the_forms_that_were_timed(
 
 @pytest.fixture
 def stopped(ctrl_c: CtrlC, tmp_path: Path) -> Path:
-    """A folder with a training of the parent that was interrupted in its first epoch."""
     with ctrl_c("update", 2), pytest.raises(Interrupted):
         small_fit(tmp_path / "run", small_parent())
     return tmp_path / "run"
@@ -179,9 +175,6 @@ def test_what_is_no_state_is_refused_and_never_run(stopped: Path) -> None:
         with pytest.raises(RecastError, match="holds no whole state"):
             small_fit(stopped, small_parent(), resume=True)
     assert not (stopped / "was run").exists()
-
-
-# --- signals ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])

@@ -1,5 +1,3 @@
-"""Training of detectors: going on after a stop, three arms, torchvision's and their heads, what is refused."""
-
 import copy
 import json
 from collections.abc import Callable
@@ -112,7 +110,6 @@ def test_retinanet_begins_at_stride_8_and_sees_images_as_the_body_did() -> None:
 
 
 def test_a_detector_by_its_name(tmp_path: Path) -> None:
-    """It learns a few scenes around the weights of a classifier, recast, in all arms; the run is opened again."""
     classifier = timm.create_model("resnet10t", num_classes=7)
     save(classifier, tmp_path / "net.safetensors")
     model = ModelConfig("fasterrcnn:resnet10t", str(tmp_path / "net.safetensors"))

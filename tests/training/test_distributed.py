@@ -32,7 +32,6 @@ slow = pytest.mark.skipif(
 
 
 def two_processes(script: Path, *words: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script by torchrun, as a user does."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command = [*torchrun, *map(str, (script, *words))]
     return subprocess.run(command, capture_output=True, text=True, check=False)
@@ -40,7 +39,6 @@ def two_processes(script: Path, *words: Path) -> subprocess.CompletedProcess[str
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two processes left, beside a run that one process began."""
     folder = tmp_path_factory.mktemp("distributed")
     _stop_alone(folder / "begun_by_one")
     done = two_processes(SCRIPT, folder)
@@ -58,7 +56,6 @@ def _stop_alone(folder: Path) -> None:
 
 
 def assert_close(one: Path, other: Path) -> None:
-    """The same weights."""
     mine, theirs = (load_file(folder / "weights.safetensors") for folder in (one, other))
     torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 

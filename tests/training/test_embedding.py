@@ -24,7 +24,6 @@ SMALL = Projector("mlp", dim=5, hidden=7, views=3)
 
 
 def slow_neighbour_loss(z: Tensor, indices: Tensor, memory: Tensor, labels: Tensor, sigma: float) -> Tensor:
-    """The formula, all similarities at once and one image at a time."""
     losses = []
     for vector, index in zip(z, indices.tolist(), strict=True):
         rest = torch.arange(len(memory)) != index
@@ -115,7 +114,6 @@ def state_of_loss(folder: Path) -> dict[str, Tensor]:
 
 
 def test_training_goes_on_bit_for_bit(goes_on: Callable[..., nn.Module], tmp_path: Path) -> None:
-    """Memory and target network are part of the state."""
     recipe = small_recipe(task=EmbedConfig(projector=SMALL), save_steps=1)
     goes_on(small_fit, headed, "update", 8, recipe=recipe)
     resumed, straight = (state_of_loss(tmp_path / folder) for folder in ("run", "straight"))

@@ -100,9 +100,6 @@ def test_accumulated_parts_give_the_gradient_of_the_whole_batch(tmp_path: Path) 
             torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-5, atol=1e-6, msg=name)
 
 
-# --- losses and weights that are not finite ---------------------------------------------------------------------------
-
-
 def test_a_loss_that_is_not_finite_names_epoch_step_and_the_newest_state(tmp_path: Path) -> None:
     losses = [torch.tensor(1.0)] * 7 + [torch.tensor(math.nan)]  # of the 8th training batch of 5 an epoch
     message = r"loss is nan at epoch 2, step 3.*newest state is .*00002-00000002.pt"
@@ -131,9 +128,6 @@ def test_weights_that_blew_up_are_never_saved(calls: int, message: str, newest: 
     with pytest.raises(RecastError, match=message):
         fit(parent, small_data(), small_recipe(save_steps=1), tmp_path, progress=False, on_step=explode)
     assert states(tmp_path)[-1].name == newest
-
-
-# --- options ----------------------------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_trained_is_refused_before_the_folder_is_made(tmp_path: Path) -> None:

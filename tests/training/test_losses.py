@@ -1,5 +1,3 @@
-"""The losses of labels and of a teacher, and teachers."""
-
 import copy
 import math
 from collections.abc import Callable
@@ -37,8 +35,6 @@ CE = label_loss(ClassifyConfig(), 4)
 
 
 class Constant(nn.Module):
-    """A network that always gives the same logits."""
-
     def __init__(self, logits: Tensor) -> None:
         super().__init__()
         self.register_buffer("logits", logits)
@@ -59,15 +55,11 @@ def network() -> nn.Module:
     )
 
 
-# --- losses of labels -------------------------------------------------------------------------------------------------
-
-
 def loss_of(kind: str = "ce", label_smoothing: float = 0.0, **fields: Any) -> Callable[[Tensor, Tensor], Tensor]:
     return label_loss(ClassifyConfig(label_smoothing=label_smoothing, loss={"kind": kind, **fields}), 4)
 
 
 def by_hand(targets: list[list[float]], binary: bool) -> float:
-    """The formulas of the docstring in Python's own numbers."""
     total = 0.0
     for z, t in zip(Z_CLS.tolist(), targets, strict=True):
         if binary:
@@ -106,9 +98,6 @@ def test_a_threshold_between_the_shares_keeps_the_larger_class_alone() -> None:
     assert loss_of("bce", bce_threshold=0.5, label_smoothing=0.1)(Z_CLS, LABELS) == loss_of("bce")(Z_CLS, LABELS)
 
 
-# --- the terms of a teacher -------------------------------------------------------------------------------------------
-
-
 def test_published_numbers_of_a_teacher() -> None:
     """Made in float32, so they are good to 1e-6."""
     assert soft_loss(Z_DIST, TAUGHT, 3.0).item() == pytest.approx(0.5045899153, rel=1e-6)
@@ -120,9 +109,6 @@ def test_published_numbers_of_a_teacher() -> None:
     total = distillation(smooth, targets="hard", teacher_weight=0.25)(Z_CLS, IMAGES, LABELS)
     of_teacher = nn.functional.cross_entropy(Z_CLS, TAUGHT.argmax(1))  # not smoothed
     torch.testing.assert_close(total, 0.75 * smooth(Z_CLS, LABELS) + 0.25 * of_teacher)
-
-
-# --- the teacher ------------------------------------------------------------------------------------------------------
 
 
 def test_a_teacher_never_moves(network: nn.Module) -> None:
@@ -155,9 +141,6 @@ def test_a_teacher_sees_the_pixels_in_its_own_normalisation(network: nn.Module) 
     expected = network.eval()(images)
     torch.testing.assert_close(Teacher(network, student=student, norm=norm)(normalize(pixels, *student)), expected)
     assert torch.equal(Teacher(network, student=norm, norm=norm)(images), expected)  # not even rounded
-
-
-# --- teachers by name -------------------------------------------------------------------------------------------------
 
 
 def named(parent: nn.Module | None = None, num_classes: int = 4, img_size: int = 8, **fields: Any) -> Teacher:
@@ -217,9 +200,6 @@ def test_fetched_weights_keep_their_own_head(
     torch.testing.assert_close(teacher(pixels), network.eval()(normalize(pixels, *norm)))
     with pytest.raises(RecastError, match=f"the teacher {name} has 4 classes, the data have 7"):
         named(model=name, pretrained=fetched, num_classes=7)
-
-
-# --- the distillation token -------------------------------------------------------------------------------------------
 
 
 def test_the_token_is_trained_by_the_teacher() -> None:

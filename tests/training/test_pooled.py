@@ -1,5 +1,3 @@
-"""Attention pooling in training: what trains, what rests, what goes on after a stop, and a run of each kind."""
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -35,9 +33,6 @@ def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> 
     return {name for name in before if not torch.equal(before[name], after[name])}
 
 
-# --- what is frozen ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["none", "single", "per_class"])
 def test_a_frozen_trunk_keeps_every_bit(kind: Any, tmp_path: Path) -> None:
     model = pooled(kind)
@@ -57,17 +52,11 @@ def test_pooling_has_a_rate_of_its_own() -> None:
     assert learning_rates(optimizer) == (5e-4, None), "the rate of the weights, not that of the pooling"
 
 
-# --- going on ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("fields", [{"optim": {"pool_lr": 3e-2}}, FROZEN], ids=["everything", "frozen"])
 def test_a_stopped_training_goes_on_bit_for_bit(fields: dict[str, Any], goes_on: Callable[..., nn.Module]) -> None:
     model = goes_on(small_fit, pooled, "update", 7, **fields)
     (pool,) = attention_pools(model).values()
     assert bool(pool.attn.q.weight.any()), "the query has learnt"
-
-
-# --- whole runs -------------------------------------------------------------------------------------------------------
 
 
 SCHEDULED = {"schedule": ScheduleConfig("at_once", conv_epochs=1), "where": ["layer3.1.conv2"]}

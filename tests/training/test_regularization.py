@@ -60,9 +60,6 @@ def networks() -> dict[str, nn.Module]:
     return {name: make() for name, (make, _) in NETWORKS.items()}
 
 
-# --- stochastic depth -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_block_gets_its_probability(networks: dict[str, nn.Module], name: str) -> None:
     model, blocks = networks[name], NETWORKS[name][1]
@@ -80,9 +77,6 @@ def test_every_block_gets_its_probability(networks: dict[str, nn.Module], name: 
     assert list(model.state_dict()) == names
 
 
-# --- LayerScale -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "count"), [("vit", 6), ("cait", 10), ("resmlp", 6), ("convnext", 9), ("patchconvnet", 5)]
 )
@@ -94,9 +88,6 @@ def test_every_layer_scale_gets_its_value(networks: dict[str, nn.Module], name: 
     assert changed == set(layer_scales(model))
     assert len(changed) == count
     assert all(bool((model.state_dict()[key] == 0.123).all()) for key in changed)
-
-
-# --- first weights ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["deit3_small_patch16_224", "deit_tiny_distilled_patch16_224", "resmlp_12_224"])
@@ -112,9 +103,6 @@ def test_first_weights_are_those_of_deit_s_code(name: str) -> None:
     assert not any(bias is not None and bias.any() for bias in biases)
 
 
-# --- what a network has not -------------------------------------------------------------------------------------------
-
-
 def test_what_a_network_has_not_is_refused() -> None:
     with torch.device("meta"):
         models = timm.create_model("vgg11"), timm.create_model("vovnet57a"), torchvision.models.resnet18()
@@ -128,9 +116,6 @@ def test_what_a_network_has_not_is_refused() -> None:
             set_drop_path_(plain, rate)
     with pytest.raises(RecastError, match="no LayerScale"):
         prepare_(plain, Recipe(papers={"deit": {"layer_scale": 1e-4}}))
-
-
-# --- what is frozen ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -151,9 +136,6 @@ def test_only_what_is_left_out_of_the_frozen_changes(
     assert {next((start for start in trained if name.startswith(start)), name) for name in changed} == trained
     assert freeze == "all_but_attention" or {"1.running_mean", "5.running_var"} <= changed
     assert rows[-1]["train_loss"] < rows[1]["train_loss"]
-
-
-# --- all of it --------------------------------------------------------------------------------------------------------
 
 
 def test_prepare_does_what_the_recipe_says_and_leaves_alone_what_it_leaves_open() -> None:

@@ -1,5 +1,3 @@
-"""A whole run on a few digits: the files, both arms, what is refused, what is resumed."""
-
 import json
 import math
 import shutil
@@ -46,7 +44,6 @@ CtrlC = Callable[[str, int], AbstractContextManager[None]]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run with both arms, and its trained parent inside."""
     out = tmp_path_factory.mktemp("runs") / "digits"
     train(digits_recipe(where=["none"], epochs=8), out / "parent", progress=False)
     recipe = digits_recipe(model=trained(out))
@@ -59,7 +56,6 @@ def trained(run: Path, **fields: Any) -> ModelConfig:
 
 
 def quick(out: Path, **fields: Any) -> Path:
-    """Train the recast arm alone, one epoch by default."""
     return train(digits_recipe(**{"epochs": 1, "control": False, **fields}), out, progress=False)
 
 
@@ -78,9 +74,6 @@ def changed_names(*weights: Path | nn.Module) -> set[str]:
 
 def snapshot(folder: Path) -> dict[Path, tuple[int, bytes]]:
     return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
-
-
-# --- what a run is ----------------------------------------------------------------------------------------------------
 
 
 def test_the_recast_network_starts_as_its_parent_and_both_arms_train(run: Path) -> None:
@@ -150,7 +143,6 @@ def test_the_stride_goes_and_no_attention_comes(run: Path, tmp_path: Path) -> No
 
 
 def test_a_recast_network_goes_on_with_a_new_classifier(run: Path, tmp_path: Path) -> None:
-    """Only attention and the new classifier change."""
     saved, weights = run / "weights.safetensors", tmp_path / "run" / "weights.safetensors"
     frozen = {"where": ["none"], "regularization": RegularizationConfig(freeze="all_but_attention")}
     quick(tmp_path / "run", model=ModelConfig("digits_resnet", checkpoint=str(saved), new_head=True), **frozen)
@@ -185,9 +177,6 @@ def test_a_checkpoint_in_another_order_of_classes_is_reordered_and_other_classes
     with pytest.raises(RecastError, match=r"the classes no 0, .*: set model\.new_head"):
         quick(tmp_path / "no", model=foreign)
     quick(tmp_path / "new", model=foreign.replace(new_head=True), where=["none"], epochs=0)
-
-
-# --- what is refused --------------------------------------------------------------------------------------------------
 
 
 def test_a_run_folder_in_use_is_refused_and_left_as_it_is(run: Path) -> None:
@@ -268,9 +257,6 @@ def test_a_link_out_of_the_run_is_refused(run: Path, tmp_path: Path) -> None:
     assert list(elsewhere.iterdir()) == []
 
 
-# --- what is resumed --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("calls", [4, 10])  # 6 steps an arm: in the recast arm, and in the other
 def test_an_interrupted_run_goes_on_where_it_stopped(ctrl_c: CtrlC, run: Path, tmp_path: Path, calls: int) -> None:
     out, recipe = tmp_path / "run", load_recipe(run / "recipe.yaml")
@@ -309,9 +295,6 @@ def test_what_the_folder_filled_in_is_no_difference_when_a_run_goes_on(run: Path
     (tmp_path / "data" / "a").rename(tmp_path / "data" / "c")
     with pytest.raises(RecastError, match=r"the data .*: continue with the data"):
         train(kept, tmp_path / "kept", resume=True, progress=False)
-
-
-# --- what a recipe asks for -------------------------------------------------------------------------------------------
 
 
 def test_the_parent_teaches_its_child_and_the_control(run: Path, tmp_path: Path) -> None:

@@ -1,5 +1,3 @@
-"""Training where every pixel has a class: the loss, what is refused, three arms, and going on after a stop."""
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -82,7 +80,6 @@ def test_it_goes_on_bit_for_bit(tmp_path: Path, goes_on: Callable[..., nn.Module
 
 @pytest.mark.parametrize("trunk", ["resnet10t", "patchconvnet_s60"])
 def test_upernet(trunk: str) -> None:
-    """Recast bit for bit: on a pyramid, and on one map and the neck."""
     torch.manual_seed(0)
     small = {"embed_dim": 16, "depth": 3} if trunk.startswith("patch") else {}
     model, image = UperNet(trunk, 3, hidden=16, **small).eval(), torch.rand(1, 3, 64, 48)
@@ -98,7 +95,6 @@ def test_upernet(trunk: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.* a single pixel:UserWarning")
 def test_upernet_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It learns a few scenes around the weights of a classifier, recast; and the run is opened again."""
     monkeypatch.setattr(scenes, "NUM_SCENES", {"train": 4, "val": 2})
     monkeypatch.setitem(sources.ON_TIMM_BUILDERS, "upernet", partial(UperNet, hidden=8))
     classifier = timm.create_model("test_resnet", num_classes=7)

@@ -1,5 +1,3 @@
-"""Layers that leave the convolution while `fit` trains."""
-
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager

@@ -25,7 +25,6 @@ EMBEDDING = Projector("mlp", dim=5, hidden=7, views=2)
 
 
 def embedded() -> nn.Module:
-    """The small child with an embedding."""
     child = small_child()
     torch.manual_seed(3)
     return add_embedding_(child, EMBEDDING, CLASSES)
@@ -39,7 +38,6 @@ def recipe(**fields: Any) -> Recipe:
 def run(
     folder: Path, chosen: Recipe, resume: bool = False, dropout: bool = True
 ) -> tuple[list[float], list[dict[str, Any]]]:
-    """Losses of all updates, and the rows."""
     losses: list[float] = []
     child = small_child()
     if not dropout:  # it is drawn for every part
@@ -48,7 +46,6 @@ def run(
 
 
 def run_scheduled(folder: Path, chosen: Recipe) -> None:
-    """Two convolutions become attention while the network is trained."""
     parent = small_parent()
     small_fit(folder, parent, chosen, data=small_data(ODD), plan=small_plan(parent, "0", "4"))
 

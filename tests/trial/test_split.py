@@ -1,5 +1,3 @@
-"""The tail on the trunk's features is the network, for every kind of network; what cannot be split is seen."""
-
 import pytest
 import timm
 import torch
@@ -45,8 +43,6 @@ def test_the_tail_of_the_features_is_the_network(name: str, entry: str) -> None:
 
 
 class Skip(nn.Module):
-    """The images pass the last stage by."""
-
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4))

@@ -1,5 +1,3 @@
-"""A trial: paired arms, an answer of known numbers, the same numbers after an interruption, refusals without traces."""
-
 import json
 import re
 from dataclasses import replace
@@ -52,7 +50,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def comparable(answer: Any) -> Any:
-    """What does not depend on a clock."""
     lines = [replace(line, seconds=0.0, step_ms=0.0) for line in answer.arms]
     return replace(answer, arms=tuple(lines), facts=replace(answer.facts, notes=()))
 
