@@ -33,16 +33,16 @@ def test_two_saved_networks_are_compared_on_the_same_images(
     assert (same.code, same.err) == (0, "")
     assert "+0.00" in same.out
     assert "parent" not in same.out
-    left_out = cli("evaluate", "a.safetensors", "a.safetensors", *DIGITS, "--suite", "agreement")
-    assert (left_out.out, "suite agreement" in left_out.err) == ("", True)
+    agreement = cli("evaluate", "a.safetensors", "a.safetensors", *DIGITS, "--suite", "agreement")
+    assert (agreement.out, "suite agreement" in agreement.err) == ("", True)
     words = ("evaluate", "a.safetensors", "own.safetensors", *DIGITS)
     assert "--trust" in refused(*words)
     done = cli(*words, "--trust", "--suite", "clean,fgsm", "--json")
     assert "own.safetensors states no normalisation" in done.err
     assert "a.safetensors states" not in done.err
-    found = {(row["model"], row["suite"], row["metric"]): row for row in json.loads(done.out)}
-    assert found["recast", "clean", "top1"]["n"] == 100
-    assert ("finetuned", "fgsm", "top1@1") in found
+    rows = {(row["model"], row["suite"], row["metric"]): row for row in json.loads(done.out)}
+    assert rows["recast", "clean", "top1"]["n"] == 100
+    assert ("finetuned", "fgsm", "top1@1") in rows
     reordered, digits = recast.load("a.safetensors"), [str(number) for number in reversed(range(10))]
     with torch.no_grad():
         for parameter in reordered.fc.parameters():

@@ -21,7 +21,7 @@ ENV = os.environ | {"PYTHONPATH": str(Path(recast.__file__).parents[1])}
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [
         (OSError(28, "No space left on device", "f.csv"), "f.csv: No space left on device"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"), "not enough memory"),
@@ -32,7 +32,7 @@ ENV = os.environ | {"PYTHONPATH": str(Path(recast.__file__).parents[1])}
     ],
 )
 def test_every_error_is_one_line(
-    error: BaseException, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: BaseException, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def plan(model: str, /) -> int:
         """Fail.
@@ -47,7 +47,7 @@ def test_every_error_is_one_line(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("recast plan: error: ")
-    assert told in err
+    assert message in err
     assert err.count("\n") == 1
     assert len(err) < 1100
     assert "\x1b" not in err
@@ -82,20 +82,17 @@ def test_quiet_leaves_errors_and_verbose_tells_where(cli: Callable[..., Any], sh
     assert (quiet.code, quiet.err) == (0, "")
     wrong = ["plan", tmp_path / "no.safetensors", "--quiet"]
     assert cli(*wrong).err.count("\n") == 1
-    told = cli(*wrong[:2], "--verbose").err
-    assert told.startswith("Traceback")
-    assert told.splitlines()[-1] == cli(*wrong[:2]).err.strip()
+    traceback = cli(*wrong[:2], "--verbose").err
+    assert traceback.startswith("Traceback")
+    assert traceback.splitlines()[-1] == cli(*wrong[:2]).err.strip()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize(
-    ("shell", "code", "told"),
-    [
-        ("> /dev/full", 2, "recast: error: standard output: No space left on device\n"),
-        ("2> /dev/full", 0, ""),
-    ],
+    ("shell", "code", "message"),
+    [("> /dev/full", 2, "recast: error: standard output: No space left on device\n"), ("2> /dev/full", 0, "")],
 )
-def test_streams_that_cannot_be_used(shell: str, code: int, told: str) -> None:
+def test_streams_that_cannot_be_used(shell: str, code: int, message: str) -> None:
     words = ["/bin/sh", "-c", f'"$0" -m recast --help {shell}', sys.executable]
     done = subprocess.run(words, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (code, told)
+    assert (done.returncode, done.stderr) == (code, message)

@@ -65,30 +65,21 @@ def test_interrupted_and_resumed(shared: Path, tmp_path: Path) -> None:
 
 
 def test_json_is_all_there_is_on_standard_output(shared: Path, cli: Cli) -> None:
-    few = ("--num-images", "20", "--suite", "clean,fgsm", "--eps", "0")
-    done = cli("evaluate", shared / "run", *few, "--json")
+    done = cli("evaluate", shared / "run", "--num-images", "20", "--suite", "clean,fgsm", "--eps", "0", "--json")
     rows = {(row["model"], row["suite"], row["metric"]): row["value"] for row in json.loads(done.out)}
     assert done.code == 0
     assert done.err == ""
     assert {model for model, _, _ in rows} == {"parent", "finetuned", "recast"}
     for model in ("parent", "finetuned", "recast"):
         assert rows[model, "fgsm", "top1@0"] == rows[model, "clean", "top1"]
-    report = cli("report", shared / "run", "--json")
-    assert Path(json.loads(report.out)["report"]).is_file()
+    assert Path(json.loads(cli("report", shared / "run", "--json").out)["report"]).is_file()
 
 
 def test_evaluate_refuses_what_is_not_finished_or_not_there(
     shared: Path, cli: Cli, refused: Refused, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(shared / "run", run)
+    run = shutil.copytree(shared / "run", tmp_path / "run")
     (run / "finetuned" / "weights.safetensors").unlink()
     assert "without it a gain proves nothing" in cli("evaluate", run, "--suite", "clean").err
     (run / "weights.safetensors").unlink()
     assert f"recast train --resume {run}" in refused("evaluate", run)
-
-
-def test_mean_and_std_may_be_the_word_data(refused: Refused, tmp_path: Path) -> None:
-    words = ("train", "folder", "--mean", "data", "--std", "data", "--data-dir", tmp_path / "gone")
-    assert "no such data folder" in refused(*words, "--out", tmp_path / "run")
-    assert "--std must be a number, got 'image'" in refused("train", "folder", "--std", "image")

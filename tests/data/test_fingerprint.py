@@ -107,17 +107,6 @@ def test_zips(folder: Path, goes_on: GoesOn, tmp_path: Path) -> None:
         goes_on(archive, lambda: (swap(folder), zip_anew()))
 
 
-def test_an_index(folder: Path, goes_on: GoesOn) -> None:
-    rows = ["file,class_index", *(f"train/cat/{k}.png,{k % 2}" for k in range(6))]
-    (folder / "index.csv").write_text("\n".join(rows), encoding="utf-8")
-    rows[-1] = "train/cat/5.png,0"
-    with pytest.raises(RecastError, match="labels of the validation"):
-        goes_on(
-            DataConfig("folder", data_dir=str(folder), img_size=8),
-            lambda: (folder / "index.csv").write_text("\n".join(rows), encoding="utf-8"),
-        )
-
-
 def test_masks(goes_on: GoesOn, tmp_path: Path) -> None:
     def draw(path: Path, level: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

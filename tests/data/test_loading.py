@@ -17,8 +17,130 @@ from recast.errors import RecastError
 from recast.lab.config import Augmentation, ClassifyConfig, DataConfig, Recipe
 from recast.lab.data import Loader, load_data
 from recast.lab.data.datasets import ImageFiles, ImageTensors, LabelledImages
-from recast.lab.data.seeding import epoch_order
+from recast.lab.data.seeding import (
+    balanced_epoch,
+    balanced_order,
+    choose_balanced,
+    choose_fraction,
+    epoch_order,
+    hold_out,
+)
 from recast.lab.tasks import TASKS
+
+
+def make_images(count: int = 12, size: int = 16) -> ImageTensors:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8, generator=generator)
+    return ImageTensors(pixels, torch.arange(count))
+
+
+@pytest.fixture(params=["tensors", "files"])
+def data(request: Any, tmp_path: Path) -> LabelledImages:
+    if request.param == "tensors":
+        return make_images(6)
+    paths = [str(tmp_path / f"{index}.png") for index in range(6)]
+    for path, image in zip(paths, make_images(6, 20).pixels, strict=True):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
+    return ImageFiles(torch.arange(6), 16, paths)
+
+
+def test_items_are_pixels_and_int_labels() -> None:
+    data = make_images()
+    image, label = data[3]
+    assert image.equal(data.pixels[3].float() / 255)
+    assert (label, type(label), data[-1][1]) == (3, int, 11)
+    with pytest.raises(IndexError):
+        data[12]
+    assert len(list(data)) == 12  # iteration by index ends
+    images, labels = next(iter(torch.utils.data.DataLoader(data, batch_size=5)))
+    assert images.shape == (5, 3, 16, 16)
+    assert labels.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "augment",
+    [
+        Augmentation(crop="pad", flip=True),
+        Augmentation(crop="simple", auto_augment="rand-m9-mstd0.5-inc1"),
+        Augmentation(crop="random"),
+    ],
+)
+def test_an_image_follows_from_its_seed_alone(data: LabelledImages, augment: Augmentation) -> None:
+    data = data.augmented(augment)
+    seeds = [2**62 + 7 * index for index in range(6)]
+    images, labels = data.batch(range(6), seeds)
+    assert labels.tolist() == list(range(6))
+    assert images.shape == (6, 3, 16, 16)
+    assert 0 <= images.min() <= images.max() <= 1
+    some, _ = data.batch([4, 1, 5], [seeds[4], seeds[1], seeds[5]])
+    assert some.equal(images[[4, 1, 5]])
+    assert not data.batch(range(6), [seed + 1 for seed in seeds])[0].equal(images)
+    torch.manual_seed(0)
+    drawn, drawn_next = (data.batch(range(6))[0] for _ in range(2))
+    assert not drawn.equal(drawn_next)
+    torch.manual_seed(0)
+    assert drawn.equal(data.batch(range(6))[0])
+    state = torch.get_rng_state()
+    assert data.plain().batch([4], [9])[0].equal(data.plain().batch([4])[0])
+    assert torch.get_rng_state().equal(state)  # without augmentation nothing is drawn
+
+
+def test_more_than_memory_allows_is_refused_before_decoding() -> None:
+    with pytest.raises(RecastError, match=r"big\.zip: 100,000,000 images of 224 pixels a side need"):
+        ImageFiles(torch.zeros(100_000_000), 224, [], where="big.zip:").decoded(skip=False)
+
+
+LABELS = torch.tensor([0] * 50 + [1] * 7 + [2] * 20)[torch.randperm(77, generator=torch.Generator().manual_seed(0))]
+
+
+@pytest.mark.parametrize(("count", "expected"), [(3, [1, 1, 1]), (21, [7, 7, 7]), (30, [12, 7, 11]), (77, [50, 7, 20])])
+def test_subsets_are_balanced_as_far_as_classes_go(count: int, expected: list[int]) -> None:
+    counts = LABELS[choose_balanced(LABELS, count, "num_train")].bincount(minlength=3)
+    assert counts[1] == expected[1]
+    assert (counts - torch.tensor(expected)).abs().max() <= 1  # who gets the remainder is drawn
+    assert counts.sum() == count
+
+
+def test_subsets_are_nested_seeded_and_without_repetition() -> None:
+    order = balanced_order(LABELS)
+    assert order.sort().values.equal(torch.arange(77))
+    assert set(choose_balanced(LABELS, 10, "n").tolist()) < set(choose_balanced(LABELS, 11, "n").tolist())
+    assert order.equal(balanced_order(LABELS))
+    assert not order.equal(balanced_order(LABELS, seed=1))
+    for count in (0, 78):
+        with pytest.raises(RecastError, match=f"num_val must be between 1 and 77 .* got {count}"):
+            choose_balanced(LABELS, count, "num_val")
+
+
+def test_fraction_is_of_every_class_nested_and_at_least_one() -> None:
+    assert LABELS[choose_fraction(LABELS, 0.1)].bincount().tolist() == [5, 1, 2]
+    assert LABELS[choose_fraction(LABELS, 0.001)].bincount().tolist() == [1, 1, 1]
+    assert choose_fraction(LABELS, 1.0).equal(torch.arange(77))
+    small, large = choose_fraction(LABELS, 0.2), choose_fraction(LABELS, 0.5)
+    assert set(small.tolist()) < set(large.tolist())
+    assert small.equal(small.sort().values)
+    train, val = hold_out(LABELS, 0.1)
+    assert torch.cat([train, val]).sort().values.equal(torch.arange(77))
+    assert LABELS[val].bincount().tolist() == [5, 1, 2]
+    assert 0 in hold_out(torch.tensor([0, 1, 1]), 0.5)[0]  # a single image goes to training
+
+
+def test_balanced_epochs() -> None:
+    labels = torch.tensor([0] * 70 + [1] * 7 + [2] * 23)
+    order = balanced_epoch(labels, 3, 5)
+    assert order.equal(balanced_epoch(labels, 3, 5))
+    assert not order.equal(balanced_epoch(labels, 3, 6))
+    assert sorted(labels[order].bincount().tolist()) == [33, 33, 34]
+    times = order.bincount(minlength=100)
+    for label, (least, most) in enumerate([(0, 1), (4, 5), (1, 2)]):  # in turns
+        assert set(times[labels == label].tolist()) <= {least, most}
+    assert torch.cat([balanced_epoch(labels, 3, epoch) for epoch in range(24)]).bincount(minlength=100).min() > 0
+    twice = balanced_epoch(labels, 3, 5, repeats=2)
+    assert len(twice) == 100
+    assert twice[::2].equal(twice[1::2])
+    assert sorted(labels[twice].bincount().tolist()) == [32, 34, 34]
+    assert len(balanced_epoch(torch.zeros(5, dtype=torch.long), 0, 0)) == 5
+
 
 SHIFTED = Augmentation(crop="pad", flip=True)
 POLICY = Augmentation(crop="simple", auto_augment="rand-m9-mstd0.5-inc1")

@@ -1,11 +1,44 @@
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+import recast
 from recast.errors import RecastError
 from recast.lab.config import DataConfig, LabelsConfig
-from recast.lab.data import load_data
+from recast.lab.data import Data, load_data
+from recast.lab.data.class_order import name_other_classes, order_classes_
 from recast.lab.data.coarse import CIFAR100, coarse_classes, read_mapping
+from recast.layers.attention_pool import AttentionPool
+from recast.models.build import Images
+
+pytest.importorskip("sklearn")
+
+
+@pytest.fixture(scope="module")
+def data() -> Data:
+    return load_data(DataConfig("digits", num_train=60, num_val=40))
+
+
+def stating(names: list[str], *layers: nn.Module) -> nn.Module:
+    return Images(tuple(names)).note_(nn.Sequential(*layers))
+
+
+def test_a_classifier_without_a_row_a_class_is_refused(data: Data) -> None:
+    for layers in ((AttentionPool(8, num_classes=10), nn.Linear(8, 10)), (nn.LazyBatchNorm1d(10), nn.Linear(8, 11))):
+        with pytest.raises(recast.RecastError):
+            order_classes_(stating(data.classes[::-1], *layers), data)
+
+
+def test_other_names_are_named_and_left_alone(data: Data) -> None:
+    network = stating(["cat", "dog", *data.classes[2:]], nn.Linear(8, 10))
+    before = network[0].weight.clone()  # type: ignore[index]
+    assert name_other_classes(network, data) == (
+        "the network has the classes cat, dog, 2, 3, 4 and 5 more, the data 0, 1, 2, 3, 4 and 5 more"
+    )
+    assert torch.equal(order_classes_(network, data)[0].weight, before)  # type: ignore[index]
+    assert name_other_classes(nn.Linear(8, 10), data) == ""
 
 
 def test_the_superclasses_of_cifar100() -> None:
