@@ -5,6 +5,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -18,13 +19,13 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def trained(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recipe]:
-    recipes: list[Recipe] = []
-    monkeypatch.setattr(training, "train", lambda recipe, *_, **__: recipes.append(recipe))
+    train = mock.Mock()
+    monkeypatch.setattr(training, "train", train)
 
     def call(*words: str | Path) -> Recipe:
         done = cli("train", *words, "--json")
         assert done.code == 0, done.err
-        return recipes[-1]
+        return train.call_args.args[0]
 
     return call
 

@@ -6,15 +6,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from safetensors import SafetensorError
 
 import recast
-from recast.lab.cli import main
-from recast.lab.cli.command import Command
+from recast.lab.cli.plan import Network
 
 COMMAND = [sys.executable, "-m", "recast"]
 ENV = os.environ | {"PYTHONPATH": str(Path(recast.__file__).parents[1])}
@@ -32,25 +31,16 @@ ENV = os.environ | {"PYTHONPATH": str(Path(recast.__file__).parents[1])}
     ],
 )
 def test_every_error_is_one_line(
-    error: BaseException, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: BaseException, message: str, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def plan(model: str, /) -> int:
-        """Fail.
-
-        Args:
-            model: A name.
-        """
-        raise error
-
-    monkeypatch.setitem(sys.modules, "recast.lab.cli.plan", SimpleNamespace(COMMAND=Command(plan, "MODEL")))  # type: ignore[misc]
-    assert main(["plan", "resnet18"]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("recast plan: error: ")
-    assert message in err
-    assert err.count("\n") == 1
-    assert len(err) < 1100
-    assert "\x1b" not in err
+    monkeypatch.setattr(Network, "open", mock.Mock(side_effect=error))
+    done = cli("plan", "resnet18")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("recast plan: error: ")
+    assert message in done.err
+    assert done.err.count("\n") == 1
+    assert len(done.err) < 1100
+    assert "\x1b" not in done.err
 
 
 PRINTS = """

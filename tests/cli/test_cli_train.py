@@ -7,10 +7,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from recast.lab.cli import main
+import recast.lab.training.run as training
+from recast.lab.cli import main, quickstart
+from recast.lab.config import Recipe
 from recast.lab.recipe import load_recipe
 from recast.lab.training.metrics import read_metrics
 
@@ -83,3 +86,45 @@ def test_evaluate_refuses_what_is_not_finished_or_not_there(
     assert "without it a gain proves nothing" in cli("evaluate", run, "--suite", "clean").err
     (run / "weights.safetensors").unlink()
     assert f"recast train --resume {run}" in refused("evaluate", run)
+
+
+def test_the_quickstart_goes_on_after_every_phase(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train, fit = training.train, mock.Mock(wraps=training.fit)
+
+    def train_smaller(recipe: Recipe, *args: Any, **kwargs: Any) -> Path:
+        data = recipe.data.replace(img_size=16, num_train=40, num_val=20, batch_size=20)
+        return train(recipe.replace(data=data, epochs=1, device="cpu"), *args, **kwargs)
+
+    monkeypatch.setattr(training, "train", train_smaller)
+    monkeypatch.setattr(training, "fit", fit)
+    monkeypatch.setattr(quickstart, "SUITES", ("clean",))
+    out = tmp_path / "run"
+    words = ("quickstart", "--out", out, "--seed", "3")
+    fit.side_effect = [KeyboardInterrupt]
+    first = cli(*words)
+    assert (first.code, "the same command goes on" in first.err.splitlines()[-1]) == (130, True)
+    fit.side_effect = [mock.DEFAULT, mock.DEFAULT, KeyboardInterrupt]  # in the control arm
+    assert cli(*words).code == 130
+    assert (out / "weights.safetensors").is_file()
+    assert cli("quickstart", "--out", out).code == 2  # of another seed
+    fit.side_effect = None
+    done = cli(*words, "--json")
+    assert done.code == 0
+    assert "goes on with the quickstart" in done.err
+    assert cli(*words).code == 2  # it is finished
+    summary = json.loads(done.out)
+    assert Path(summary["report"]).is_file()
+    assert {row["model"] for row in summary["rows"]} == {"parent", "finetuned", "recast"}
+    assert "5/5  report" in done.err
+    assert all("seed: 3" in path.read_text(encoding="utf-8") for path in out.rglob("recipe.yaml"))
+
+
+def test_the_quickstart_is_refused_before_anything_is_done(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    assert "is a file" in refused("quickstart", "--out", tmp_path / "file")
+    assert "exists: delete it" in refused("quickstart", "--out", tmp_path)
+    monkeypatch.setattr(quickstart, "find_spec", lambda name: None if name == "matplotlib" else object())
+    assert "needs matplotlib: pip install matplotlib" in refused("quickstart", "--out", tmp_path / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -18,10 +18,9 @@ from recast.lab.data.datasets import ImageFiles, ImageTensors
 from recast.lab.data.images import FORMATS, open_image, resize_and_crop, to_bytes, to_pixels
 
 
-def save_noise(path: Path, size: tuple[int, int] = (32, 32), seed: int = 0) -> Path:
-    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(path)
-    return path
+def noise(width: int, height: int) -> Image.Image:
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
 
 
 def pixels_of(path: Path, side: int) -> torch.Tensor:
@@ -30,13 +29,11 @@ def pixels_of(path: Path, side: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("size", [(300, 256), (97, 150), (500, 333), (224, 224)])
 def test_evaluation_pixels_are_those_of_timm(tmp_path: Path, size: tuple[int, int]) -> None:
-    path = save_noise(tmp_path / "a.png", size)
+    path = tmp_path / "a.png"
+    noise(*size).save(path)
     timm_transform = create_transform(224, interpolation="bicubic", crop_pct=0.875, mean=(0, 0, 0), std=(1, 1, 1))
     image = open_image(path)
-    if size == (224, 224):  # timm would enlarge to 256 and crop
-        expected = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
-    else:
-        expected = timm_transform(image)
+    expected = to_pixels(image) if size == (224, 224) else timm_transform(image)  # which would enlarge to 256 and crop
     torch.testing.assert_close(pixels_of(path, 224), expected, rtol=0, atol=0)
 
 
@@ -60,7 +57,8 @@ def test_pixels_without_a_known_white_are_refused_not_black(tmp_path: Path, kind
 
 def test_what_is_no_image_is_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.png")
-    truncated = save_noise(tmp_path / "cut.jpg")
+    truncated = tmp_path / "cut.jpg"
+    noise(32, 32).save(truncated)
     truncated.write_bytes(truncated.read_bytes()[:-200])
     (tmp_path / "text.png").write_text("no image", encoding="utf-8")
     for path in (tmp_path / "a.png", Path("/dev/zero"), truncated, tmp_path / "text.png"):
@@ -92,11 +90,6 @@ def test_an_image_as_thin_as_a_thread_is_cut_before_it_is_resized() -> None:
 
 
 ALONE = {"crop": "none", "flip": False}
-
-
-def noise(width: int, height: int, seed: int = 0) -> Image.Image:
-    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(pixels)
 
 
 def draws(image: Image.Image, size: int, augment: Augmentation, count: int) -> Tensor:

@@ -70,34 +70,29 @@ def small_fit(
     folder: Path, model: nn.Module | None = None, recipe: Recipe | None = None, *, data: Data | None = None,
     plan: Plan | None = None, resume: bool = False, losses: list[float] | None = None, **fields: Any,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """`fit` in silence: the small child on the small data with the small recipe, where nothing else is said.
-
-    The loss of every update is added to `losses`."""
-    heard = [] if losses is None else losses
+    """`fit` in silence, by default of the small child; the loss of every update is added to `losses`."""
+    losses = [] if losses is None else losses
     return fit(
         model or small_child(), data or small_data(), recipe or small_recipe(**fields), folder, progress=False,
-        plan=plan, resume=resume, on_step=lambda _epoch, _step, loss: heard.append(loss),
+        plan=plan, resume=resume, on_step=lambda _epoch, _step, loss: losses.append(loss),
     )  # fmt: skip
 
 
 def without_clocks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What of the rows must be the same whenever a training is repeated."""
+    """The rows without what a repeated training measures anew."""
     clocks = ("seconds", "images_per_second", "data_wait")
     return [{key: value for key, value in row.items() if key not in clocks} for row in rows]
 
 
-def assert_same(one: nn.Module | Path, other: nn.Module | Path) -> None:
-    """Bit for bit the same tensors, of networks or of .safetensors files (or folders with weights.safetensors)."""
-    a, b = (_tensors(each) for each in (one, other))
-    assert a.keys() == b.keys()
-    for name, value in a.items():
-        assert torch.equal(value, b[name]), name
-
-
-def _tensors(where: nn.Module | Path) -> dict[str, torch.Tensor]:
-    if isinstance(where, nn.Module):
-        return where.state_dict()
-    return load_file(where / "weights.safetensors" if where.is_dir() else where)
+def assert_same(*places: nn.Module | Path) -> None:
+    """Two networks, or folders with weights.safetensors, have bit for bit the same tensors."""
+    first, second = (
+        place.state_dict() if isinstance(place, nn.Module) else load_file(place / "weights.safetensors")
+        for place in places
+    )
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
 
 
 def digits_recipe(**fields: Any) -> Recipe:

@@ -3,6 +3,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -63,17 +64,8 @@ def test_an_interrupted_trial_goes_on_to_the_same_numbers(
     def tried(folder: str, seed: int = 0) -> Any:
         return comparable(try_(network(7, seed), data, plan, tmp_path / folder, minutes=1e-3, seeds=2))
 
-    calls: list[tuple[Any, ...]] = []
-    train_ = arms.train_
-
-    def spied(tail: Any, train: Any, test: Any, **named: Any) -> Any:
-        calls.append((len(train), len(test), named["batch"], named["seed"], named["updates"]))
-        if len(calls) == stop:
-            raise KeyboardInterrupt
-        return train_(tail, train, test, **named)
-
-    stop = 0
-    monkeypatch.setattr(arms, "train_", spied)
+    spy = mock.Mock(wraps=arms.train_)
+    monkeypatch.setattr(arms, "train_", spy)
     whole = tried("whole")
     assert [line.arm for line in whole.arms] == ["parent", *arms.TRAINED]
     assert all(line.updates >= run.LEAST_UPDATES for line in whole.arms[1:])
@@ -89,18 +81,20 @@ def test_an_interrupted_trial_goes_on_to_the_same_numbers(
     with torch.no_grad():
         logits = child.eval()(data.normalised(images, torch.device("cpu")))
     assert (logits.argmax(1) == labels).tolist() == first["right"]
+    calls = [(*map(len, call.args[1:]), call.kwargs["batch"], call.kwargs["seed"]) for call in spy.call_args_list]
     rates, finals = calls[2 : 2 + len(arms.RATED) * len(RATES)], calls[-2 * len(arms.TRAINED) :]
-    assert len({call[:4] for call in rates}) == 1  # paired: the same images, views and order
-    assert [len({call[:4] for call in part}) for part in (finals[:4], finals[4:])] == [1, 1]
-    assert [call[3] for call in finals] == [0] * 4 + [1] * 4
-    stop = len(calls) + 14
+    assert len(set(rates)) == 1  # paired: the same images, views and order
+    assert [len(set(part)) for part in (finals[:4], finals[4:])] == [1, 1]
+    assert [seed for *_, seed in finals] == [0] * 4 + [1] * 4
+    spy.side_effect = [*13 * [mock.DEFAULT], KeyboardInterrupt]
     with pytest.raises(KeyboardInterrupt):
         tried("part")
+    spy.side_effect, spy.call_count = None, 0
     with (tmp_path / "part" / run.RUNS).open("a") as file:
         file.write('{"kind": "final", "arm": "fine')  # killed while it wrote
     assert tried("part") == whole
     trainings = len(arms.RATED) * len(RATES) + 2 * len(arms.TRAINED)
-    assert len(calls) == stop + 2 + trainings - 11  # two classifiers again, and all but the 11 finished trainings
+    assert spy.call_count == 2 + trainings - 11  # two classifiers again, and all but the 11 finished trainings
     assert tried("part") == whole
     with pytest.raises(recast.RecastError, match="other settings, network"):
         tried("part", seed=1)
@@ -238,9 +232,8 @@ def test_the_page_of_a_trial_fits_a_phone(tmp_path: Path) -> None:
         codes = page.locator(".changes code")
         assert sorted(codes.all_inner_texts()) == options
         assert len(options) > 2
-        assert {
-            codes.nth(index).evaluate("code => code.getClientRects().length") for index in range(codes.count())
-        } == {1}
+        lines = codes.evaluate_all("codes => codes.map(code => code.getClientRects().length)")
+        assert set(lines) == {1}
 
 
 DIGITS = "--model digits_resnet --data digits --checkpoint w.safetensors"
