@@ -131,6 +131,7 @@ def test_layouts_that_are_refused_name_the_way_out(tmp_path: Path, refused: Refu
     draw(tmp_path / "pets/images/Abyssinian_1.jpg", 1)
     draw(tmp_path / "pets/annotations/trimaps/Abyssinian_1.png", 1)
     for folder, words in (
+        ("gone", ("no such data folder",)),
         ("mri", ("--data-dir",)),
         ("pets/images", ("Abyssinian_1.jpg", "--data csv")),
         ("pets", ("images and annotations", "--data csv")),

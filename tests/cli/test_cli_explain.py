@@ -39,21 +39,16 @@ def page(cli: Cli, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     return call
 
 
-def test_a_page_of_a_run(page: Cli, shared: Path, photos: Path) -> None:
-    data = page(shared / "run", photos / "3" / "b.png")
-    (picture,) = data["pictures"]
-    assert (picture["name"], picture["label"], picture["size"]) == ("b.png", "3", [16, 16])
-    assert list(picture["predictions"]) == ["parent", "finetuned", "recast"]
-    for name in data["order"][:-1]:  # Grad-CAM has no gates
-        assert any(dict(map(tuple, data["layers"][name]["gates"]))["γ"])
-
-
 def test_folders_validation_images_and_json(cli: Cli, shared: Path, photos: Path, tmp_path: Path) -> None:
     run = shutil.copytree(shared / "run", tmp_path / "run", ignore=shutil.ignore_patterns("rows.csv"))
     summary = json.loads(cli("explain", run, photos, "val:1", "--json").out)
     assert summary["page"] == str(run / "explain" / "images.html")
     assert [(image["name"], image["label"]) for image in summary["images"]][:2] == [("b.png", "3"), ("a.png", "7")]
     assert list(summary["images"][0]["predictions"]) == ["parent", "finetuned", "recast"]
+    data = data_of(run / "explain" / "images.html")
+    assert data["pictures"][0]["size"] == [16, 16]
+    for name in data["order"][:-1]:  # Grad-CAM has no gates
+        assert any(dict(map(tuple, data["layers"][name]["gates"]))["γ"])
     images = json.loads(cli("explain", run, "--json").out)["images"]
     assert len({image["label"] for image in images if image["name"].startswith("val:")}) == 4
     guess = "run,model,suite,dataset,metric,value,n,low,high\nrun,parent,clean,digits,top1,12,20,5,30\n"
@@ -138,6 +133,13 @@ def test_what_a_network_takes_is_said_or_assumed(page: Cli, vit: str, photos: Pa
     before, after = page(*words)["pictures"][0], normalised["pictures"][0]  # the weights are the same
     assert before["src"] == after["src"]
     assert before["predictions"] != after["predictions"]
+
+
+def test_a_page_of_a_folder_with_a_file_that_is_no_image(cli: Cli, vit: str, photos: Path) -> None:
+    (photos / "3" / "a.png").write_text("no image", encoding="utf-8")
+    done = cli("explain", vit, photos, "--img-size", "32", "--out", "maps.html")
+    assert (done.code, done.out) == (0, "page: maps.html\n")
+    assert f"note: Skipped unreadable images: {photos / '3' / 'a.png'}.\n" in done.err
 
 
 @pytest.mark.usefixtures("vit")

@@ -310,8 +310,8 @@ def test_crop_pct_says_how_much_validation_sees(tmp_path: Path) -> None:
             assert data.val[0][0][2].mean().item() == pytest.approx(share, abs=0.02)
             unshifted = data.train.augmented(Augmentation(crop="none", flip=False))[0][0]
             assert unshifted.equal(data.val[0][0])  # crop=none: as in validation
-    whole, part = (load_data(DataConfig(img_size=16, crop_pct=crop_pct)).val[0][0] for crop_pct in (1.0, 0.5))
-    assert part.mean() > whole.mean()  # the middle of a digit is brighter than its border
+    full, middle = (load_data(DataConfig(img_size=16, crop_pct=crop_pct)).val[0][0] for crop_pct in (1.0, 0.5))
+    assert middle.mean() > full.mean()  # the middle of a digit is brighter than its border
 
 
 def test_mean_and_std_of_the_data(tmp_path: Path) -> None:

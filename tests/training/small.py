@@ -1,5 +1,6 @@
 """A network, data and a recipe so small that an epoch takes milliseconds: for fixtures and for scripts of their own."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,15 +85,25 @@ def without_clocks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key not in clocks} for row in rows]
 
 
-def assert_same(*places: nn.Module | Path) -> None:
-    """Two networks, or folders with weights.safetensors, have bit for bit the same tensors."""
-    first, second = (
-        place.state_dict() if isinstance(place, nn.Module) else load_file(place / "weights.safetensors")
-        for place in places
-    )
-    assert first.keys() == second.keys()
-    for name, value in first.items():
-        assert torch.equal(value, second[name]), name
+Weights = nn.Module | Path | Mapping[str, torch.Tensor]
+"""A network, a .safetensors file, a folder with weights.safetensors, or tensors by name."""
+
+
+def _tensors(weights: Weights) -> Mapping[str, torch.Tensor]:
+    if isinstance(weights, Path):
+        return load_file(weights / "weights.safetensors" if weights.is_dir() else weights)
+    return weights.state_dict() if isinstance(weights, nn.Module) else weights
+
+
+def changed_names(before: Weights, after: Weights) -> set[str]:
+    first, second = _tensors(before), _tensors(after)
+    return {name for name in first if not torch.equal(first[name], second[name])}
+
+
+def assert_same(first: Weights, second: Weights) -> None:
+    """Bit for bit the same tensors."""
+    assert _tensors(first).keys() == _tensors(second).keys()
+    assert not changed_names(first, second)
 
 
 def digits_recipe(**fields: Any) -> Recipe:

@@ -54,8 +54,8 @@ def test_a_recast_arm_has_every_row_and_every_file(tmp_path: Path) -> None:
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path: Path) -> None:
     for folder, seed in (("first", 3), ("second", 3), ("other", 4)):
-        generator = torch.get_rng_state()
-        small_fit(tmp_path / folder, small_parent(), seed=seed, epochs=1)
+        model, generator = small_parent(), torch.get_rng_state()
+        small_fit(tmp_path / folder, model, seed=seed, epochs=1)
         assert torch.equal(torch.get_rng_state(), generator), "the user's own generator is left alone"
         torch.rand(1)  # and does not matter
     assert_same(tmp_path / "first", tmp_path / "second")

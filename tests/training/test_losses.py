@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import timm
 import torch
-from small import small_data, small_parent, small_recipe
+from small import assert_same, small_data, small_parent, small_recipe
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.data.mixup import mixup_target
 from torch import Tensor, nn
@@ -124,8 +124,7 @@ def test_a_teacher_never_moves(network: nn.Module) -> None:
         network(images)  # moves the statistics of the original
         loss(student(images), images, torch.arange(8) % 4).backward()
     assert set(student.state_dict()) == {"1.weight", "1.bias"}
-    for name, value in teacher.model.state_dict().items():
-        assert torch.equal(value, before[name]), name
+    assert_same(teacher.model, before)
     assert not torch.equal(network.state_dict()["1.running_mean"], before["1.running_mean"])
     assert torch.equal(teacher(images), teacher(images))  # no dropout
     assert not any(p.requires_grad for p in teacher.model.parameters())

@@ -8,7 +8,7 @@ import pytest
 import timm
 import torch
 import torchvision
-from small import small_child, small_fit, small_parent
+from small import assert_same, changed_names, small_child, small_fit, small_parent
 from timm.layers import DropPath
 from timm.models.cait import Cait
 from timm.models.mlp_mixer import MlpMixer, ResBlock
@@ -81,9 +81,9 @@ def test_every_block_gets_its_probability(networks: dict[str, nn.Module], name: 
 )
 def test_every_layer_scale_gets_its_value(networks: dict[str, nn.Module], name: str, count: int) -> None:
     model = networks[name]
-    before = {key: value.clone() for key, value in model.state_dict().items()}
+    before = copy.deepcopy(model.state_dict())
     prepare_(model, Recipe(papers={"deit": {"layer_scale": 0.123}}))
-    changed = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
+    changed = changed_names(before, model)
     assert changed == set(layer_scales(model))
     assert len(changed) == count
     assert all(bool((model.state_dict()[key] == 0.123).all()) for key in changed)
@@ -131,7 +131,7 @@ def test_only_what_is_left_out_of_the_frozen_changes(
     model = make()
     before = copy.deepcopy(model.state_dict())
     rows = small_fit(tmp_path, model, regularization=RegularizationConfig(freeze=freeze), where=where)
-    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    changed = changed_names(before, model)
     assert {next((start for start in trained if name.startswith(start)), name) for name in changed} == trained
     assert freeze == "all_but_attention" or {"1.running_mean", "5.running_var"} <= changed
     assert rows[-1]["train_loss"] < rows[1]["train_loss"]
@@ -142,7 +142,7 @@ def test_prepare_does_what_the_recipe_says_and_leaves_alone_what_it_leaves_open(
     state, before = copy.deepcopy(model.state_dict()), probabilities(model)
     prepare_(model, Recipe())
     assert probabilities(model) == before
-    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert_same(state, model)
     deit = {"drop_path_mode": "uniform", "layer_scale": 0.25}
     regularization = RegularizationConfig(drop_path=0.2)
     prepare_(model, Recipe(regularization=regularization, papers={"deit": deit}, channels_last=True))

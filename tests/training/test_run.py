@@ -11,8 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from small import assert_same, digits_recipe
-from torch import nn
+from small import assert_same, changed_names, digits_recipe
 
 from recast import RecastConfig, RecastError, load, save
 from recast.lab.config import (
@@ -65,11 +64,6 @@ def resume(out: Path) -> Path:
 
 def content(folder: Path, name: str) -> Any:
     return json.loads((folder / name).read_text(encoding="utf-8"))
-
-
-def changed_names(*weights: Path | nn.Module) -> set[str]:
-    before, after = (load_file(each) if isinstance(each, Path) else each.state_dict() for each in weights)
-    return {name for name in before if not torch.equal(before[name], after[name])}
 
 
 def snapshot(folder: Path) -> dict[Path, tuple[int, bytes]]:
@@ -164,7 +158,7 @@ def test_a_checkpoint_in_another_order_of_classes_is_reordered_and_other_classes
             parameter.copy_(parameter.flip(0))
     digits = list(map(str, range(10)))
     save(parent, flipped := tmp_path / "flipped.safetensors", classes=digits[::-1])
-    save(parent, others := tmp_path / "others.safetensors", classes=[f"no {digit}" for digit in digits])
+    save(parent, no_digits := tmp_path / "no_digits.safetensors", classes=[f"no {digit}" for digit in digits])
     message = "the classes of digits in another order"
     with pytest.warns(UserWarning, match=message):
         out = quick(tmp_path / "run", model=ModelConfig("digits_resnet", str(flipped)), epochs=0)
@@ -173,7 +167,7 @@ def test_a_checkpoint_in_another_order_of_classes_is_reordered_and_other_classes
     with pytest.warns(UserWarning, match=message):
         models = open_run(out).models
     assert not changed_names(models["parent"], run / "parent" / "weights.safetensors")
-    foreign = ModelConfig("digits_resnet", str(others))
+    foreign = ModelConfig("digits_resnet", str(no_digits))
     with pytest.raises(RecastError, match=r"the classes no 0, .*: set model\.new_head"):
         quick(tmp_path / "no", model=foreign)
     quick(tmp_path / "new", model=foreign.replace(new_head=True), where=["none"], epochs=0)
@@ -287,14 +281,14 @@ def test_a_refused_resume_writes_nothing(ctrl_c: CtrlC, run: Path, tmp_path: Pat
 def test_what_the_folder_filled_in_is_no_difference_when_a_run_goes_on(run: Path, tmp_path: Path) -> None:
     sized = digits_recipe(model=ModelConfig("test_vit", input_size=32), where=["none"], epochs=0)
     sized = sized.replace(data=sized.data.replace(img_size=None))
-    kept = digits_recipe(data=photographs(tmp_path / "data"), model=trained(run, new_head=True), epochs=0)
-    for name, recipe in (("sized", sized), ("kept", kept)):
+    of_files = digits_recipe(data=photographs(tmp_path / "data"), model=trained(run, new_head=True), epochs=0)
+    for name, recipe in (("sized", sized), ("of_files", of_files)):
         for goes_on in (False, True):
             train(recipe, tmp_path / name, resume=goes_on, progress=False)
     assert load_recipe(tmp_path / "sized" / "recipe.yaml").data.img_size == 32
     (tmp_path / "data" / "a").rename(tmp_path / "data" / "c")
     with pytest.raises(RecastError, match=r"the data .*: continue with the data"):
-        train(kept, tmp_path / "kept", resume=True, progress=False)
+        train(of_files, tmp_path / "of_files", resume=True, progress=False)
 
 
 def test_the_parent_teaches_its_child_and_the_control(run: Path, tmp_path: Path) -> None:

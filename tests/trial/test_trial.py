@@ -66,18 +66,19 @@ def test_an_interrupted_trial_goes_on_to_the_same_numbers(
 
     spy = mock.Mock(wraps=arms.train_)
     monkeypatch.setattr(arms, "train_", spy)
-    whole = tried("whole")
-    assert [line.arm for line in whole.arms] == ["parent", *arms.TRAINED]
-    assert all(line.updates >= run.LEAST_UPDATES for line in whole.arms[1:])
-    assert {path.name for path in (tmp_path / "whole").iterdir()} >= {"answer.json", "trial.html", "heads.html"}
+    expected = tried("expected")
+    assert [line.arm for line in expected.arms] == ["parent", *arms.TRAINED]
+    assert all(line.updates >= run.LEAST_UPDATES for line in expected.arms[1:])
+    assert {path.name for path in (tmp_path / "expected").iterdir()} >= {"answer.json", "trial.html", "heads.html"}
     monkeypatch.setattr(run, "find_spec", lambda name: None)  # no page
     (tmp_path / "part").mkdir()  # the clock chooses the numbers of updates: take the same
-    (tmp_path / "part" / run.TRIAL).write_text((tmp_path / "whole" / run.TRIAL).read_text())
+    (tmp_path / "part" / run.TRIAL).write_text((tmp_path / "expected" / run.TRIAL).read_text())
     child = recast.recast_(arms.with_head(network(7), 10), plan)
-    child.load_state_dict(load_file(tmp_path / "whole" / run.WEIGHTS), strict=False)
-    rows = [json.loads(line) for line in (tmp_path / "whole" / run.RUNS).read_text().splitlines()]
+    child.load_state_dict(load_file(tmp_path / "expected" / run.WEIGHTS), strict=False)
+    rows = [json.loads(line) for line in (tmp_path / "expected" / run.RUNS).read_text().splitlines()]
     first = next(row for row in rows if (row["kind"], row["arm"], row["seed"]) == ("final", "recast", 0))
-    images, labels = data.val.subset(choose_balanced(data.val.labels, whole.images, "")).batch(range(whole.images))
+    count = expected.images
+    images, labels = data.val.subset(choose_balanced(data.val.labels, count, "")).batch(range(count))
     with torch.no_grad():
         logits = child.eval()(data.normalised(images, torch.device("cpu")))
     assert (logits.argmax(1) == labels).tolist() == first["right"]
@@ -92,10 +93,10 @@ def test_an_interrupted_trial_goes_on_to_the_same_numbers(
     spy.side_effect, spy.call_count = None, 0
     with (tmp_path / "part" / run.RUNS).open("a") as file:
         file.write('{"kind": "final", "arm": "fine')  # killed while it wrote
-    assert tried("part") == whole
+    assert tried("part") == expected
     trainings = len(arms.RATED) * len(RATES) + 2 * len(arms.TRAINED)
     assert spy.call_count == 2 + trainings - 11  # two classifiers again, and all but the 11 finished trainings
-    assert tried("part") == whole
+    assert tried("part") == expected
     with pytest.raises(recast.RecastError, match="other settings, network"):
         tried("part", seed=1)
 
