@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
 
 from recast.lab.config import DataConfig
@@ -69,7 +68,7 @@ def shown(canvas: Tensor, digits: Tensor) -> list[int]:
 
 
 def test_an_odd_digit_is_the_class_that_stands_there_once() -> None:
-    data, sklearn_s = load_data(DataConfig("odd_digit")), load_digits()
+    data, sklearn_s = load_data(DataConfig("odd_digit")), pytest.importorskip("sklearn.datasets").load_digits()
     digits, labels = (torch.tensor(sklearn_s.images).float() / 16 * 255).round(), torch.tensor(sklearn_s.target)
     assert (len(data.train), len(data.val), data.img_size, len(data.classes)) == (5000, 1000, 32, 10)
     assert torch.bincount(data.val.labels).tolist() == [100] * 10
