@@ -39,9 +39,7 @@ def refused(cli: Callable[..., Done]) -> Callable[..., str]:
 
     def call(*words: str | Path) -> str:
         done = cli(*words)
-        assert done.code == 2
-        assert done.out == ""
-        assert done.err.count("\n") == 1
+        assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
         assert done.err.startswith("recast")
         assert "error: " in done.err
         return done.err

@@ -1,9 +1,8 @@
 """Data as users have it, each by one command: layouts of folders, images of several bands."""
 
-import csv
 import json
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ Refused = Callable[..., str]
 
 
 def draw(path: Path, number: int, label: int = 0, size: tuple[int, int] = (24, 20)) -> None:
-    """Draw an image whose colour depends on its label."""
     rng = np.random.default_rng(number)
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = rng.integers(0, 120, (size[1], size[0], 3), np.uint8)
@@ -30,64 +28,42 @@ def draw(path: Path, number: int, label: int = 0, size: tuple[int, int] = (24, 2
     Image.fromarray(pixels).save(path)
 
 
-def write_rows(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows(rows)
-
-
 def brain_mri(root: Path) -> str:
+    images = root / "brain_tumor_dataset"
     for number in range(16):
-        draw(
-            root
-            / "brain_tumor_dataset"
-            / ("yes", "no")[number % 2]
-            / f"Y{number} .{('jpg', 'JPG', 'jpeg')[number % 3]}",
-            number,
-        )
+        ending = ("jpg", "JPG", "jpeg")[number % 3]
+        draw(images / ("yes", "no")[number % 2] / f"Y{number} .{ending}", number)
     for number in range(16, 20):  # in both classes
-        draw(root / "brain_tumor_dataset/no" / f"no {number}.jpg", number)
-        draw(root / "brain_tumor_dataset/yes" / f"Y{number}.JPG", number)
-    for name in ("yes", "no"):  # the archive holds everything twice
-        shutil.copytree(root / "brain_tumor_dataset" / name, root / name)
+        draw(images / "no" / f"no {number}.jpg", number)
+        draw(images / "yes" / f"Y{number}.JPG", number)
+    shutil.copytree(images, root, dirs_exist_ok=True)  # the archive holds everything twice
     return "folder --data-dir brain_tumor_dataset"
 
 
 def roboflow_coco(root: Path) -> str:
-    categories = [{"id": 0, "name": "fruits", "supercategory": "none"}]
-    categories += [
-        {"id": n, "name": name, "supercategory": "fruits"} for n, name in enumerate(("apple", "kiwi"), start=1)
-    ]
+    names = enumerate(("fruits", "apple", "kiwi"))
+    categories = [{"id": number, "name": name, "supercategory": "fruits"} for number, name in names]
     for part, count in (("train", 6), ("valid", 3), ("test", 2)):
         images, objects = [], []
         for number in range(count):
             name = f"{number}_jpg.rf.c0ffee{number}.jpg"
             draw(root / part / name, 10 * count + number, size=(64, 64))
-            images.append(
-                {"id": number, "license": 1, "file_name": name, "height": 64, "width": 64, "date_captured": ""}
-            )
+            images.append({"id": number, "license": 1, "file_name": name, "height": 64, "width": 64})
             box = {"bbox": [8, 8, 30.5, 24], "area": 732, "segmentation": [], "iscrowd": 0}
             objects.append({"id": number, "image_id": number, "category_id": 1 + number % 2, **box})
-        content = {
-            "info": {"year": "2024"},
-            "licenses": [],
-            "categories": categories,
-            "images": images,
-            "annotations": objects,
-        }
+        content = {"info": {"year": "2024"}, "categories": categories, "images": images, "annotations": objects}
         (root / part / "_annotations.coco.json").write_text(json.dumps(content), encoding="utf-8")
-    (root / "README.roboflow.txt").write_text("exported", encoding="utf-8")
     return "detect --model retinanet:test_resnet --data coco --data-dir ."
 
 
 def celeba(root: Path) -> str:
-    rows: list[Sequence[object]] = [("image_id", "Smiling", "Young")]
+    rows = ["image_id,Smiling,Young"]
     for number in range(18):
         draw(root / "img_align_celeba/img_align_celeba" / f"{number:06}.jpg", number)
-        rows.append((f"{number:06}.jpg", 1 if number % 2 else -1, 1 if number % 3 else -1))
-    write_rows(root / "list_attr_celeba.csv", rows)
-    return (
-        "folder --data csv --data-dir img_align_celeba --labels-file list_attr_celeba.csv --label-column Smiling,Young"
-    )
+        rows.append(f"{number:06}.jpg,{1 if number % 2 else -1},{1 if number % 3 else -1}")
+    (root / "list_attr_celeba.csv").write_text("\n".join(rows), encoding="utf-8")
+    table = "--labels-file list_attr_celeba.csv --label-column Smiling,Young"
+    return f"folder --data csv --data-dir img_align_celeba {table}"
 
 
 LAYOUTS = {
@@ -106,12 +82,9 @@ def test_layouts_are_trained_by_one_command(
     (tmp_path / "data").mkdir()
     words = layout(tmp_path / "data").split()
     monkeypatch.chdir(tmp_path / "data")
-    small = "--where none --epochs 1 --batch-size 4 --out ../run".split()
-    if words[0] == "folder":
-        small += ["--img-size", "16", "--model", "cifar_resnet20", "--no-pretrained"]
-    else:
-        small += ["--img-size", "64"]
-    done = cli("train", *words, *small)
+    small = "--where none --epochs 1 --batch-size 4 --img-size 64 --out ../run".split()
+    network = "--model cifar_resnet20 --no-pretrained".split() if words[0] == "folder" else []
+    done = cli("train", *words, *small, *network)
     assert done.code == 0, done.err
     assert done.err.count("the parent has random weights") == 1
     classes, number = LAYOUTS[layout]
@@ -124,9 +97,10 @@ def test_layouts_are_trained_by_one_command(
 @pytest.mark.filterwarnings("default")
 def test_unreadable_images_are_skipped_by_every_command(tmp_path: Path, cli: Cli) -> None:
     for number in range(120):
-        draw(tmp_path / "data" / "ab"[number % 2] / f"{number:03}.png", number, number % 2)
-    for number in range(0, 120, 15):
-        (tmp_path / "data" / "ab"[number % 2] / f"{number:03}.png").write_bytes(b"broken")
+        path = tmp_path / "data" / "ab"[number % 2] / f"{number:03}.png"
+        draw(path, number, number % 2)
+        if number % 15 == 0:
+            path.write_bytes(b"broken")
     words = ("--model", "cifar_resnet20", "--data-dir", tmp_path / "data", "--img-size", 16, "--val-fraction", 0.25)
     small = ("--no-pretrained", "--where", "none", "--epochs", 1, "--batch-size", 8, "--bad-image", "skip")
     (tmp_path / "coarse.csv").write_text("fine,coarse\na,first\nb,second\n", encoding="utf-8")
@@ -154,13 +128,16 @@ def test_unreadable_images_are_skipped_by_every_command(tmp_path: Path, cli: Cli
 def test_layouts_that_are_refused_name_the_way_out(tmp_path: Path, refused: Refused) -> None:
     train = ("train", "folder", "--model", "cifar_resnet20", "--no-pretrained", "--out", tmp_path / "run", "--data-dir")
     brain_mri(tmp_path / "mri")
-    assert "--data-dir" in refused(*train, tmp_path / "mri")
     draw(tmp_path / "pets/images/Abyssinian_1.jpg", 1)
-    assert "Abyssinian_1.jpg" in (message := refused(*train, tmp_path / "pets/images"))
-    assert "--data csv" in message
     draw(tmp_path / "pets/annotations/trimaps/Abyssinian_1.png", 1)
-    assert "images and annotations" in (message := refused(*train, tmp_path / "pets"))
-    assert "--data csv" in message
+    for folder, words in (
+        ("gone", ("no such data folder",)),
+        ("mri", ("--data-dir",)),
+        ("pets/images", ("Abyssinian_1.jpg", "--data csv")),
+        ("pets", ("images and annotations", "--data csv")),
+    ):
+        message = refused(*train, tmp_path / folder)
+        assert all(word in message for word in words)
 
 
 @pytest.mark.filterwarnings("ignore:auto_augment and color_jitter")
@@ -172,10 +149,9 @@ def test_a_run_from_training_to_export(tmp_path: Path, cli: Cli, refused: Refuse
         np.save(path, rng.normal(300 * (number % 2), 20, (20, 20, 6)).astype(np.float32))
     run, words = tmp_path / "run", ("--model", "cifar_resnet20", "--no-pretrained", "--data-dir", tmp_path / "data")
     small = ("--img-size", 16, "--batch-size", 6, "--epochs", 1, "--where", "layer3.2.conv2")
-    assert "has 6 bands, the network takes 5" in refused(
-        "train", "folder", *words, *small, "--in-chans", 5, "--out", run
-    )
-    assert cli("train", "folder", *words, *small, "--in-chans", 6, "--out", run).code == 0
+    train = ("train", "folder", *words, *small, "--out", run, "--in-chans")
+    assert "has 6 bands, the network takes 5" in refused(*train, 5)
+    assert cli(*train, 6).code == 0
     assert cli("evaluate", run).code == 0
     done = cli("evaluate", run, "--suite", "fgsm")
     assert done.code == 2
@@ -187,5 +163,4 @@ def test_a_run_from_training_to_export(tmp_path: Path, cli: Cli, refused: Refuse
     assert "1 of " in cli("plan", *network).out
     of_data = ("--data", "folder", "--data-dir", tmp_path / "data", "--num-images", 2)
     assert "same function" in cli("verify", *network, *of_data).out
-    wrong = ("verify", "torchvision:resnet18", *network[1:3])
-    assert "--in-chans" in refused(*wrong)
+    assert "--in-chans" in refused("verify", "torchvision:resnet18", *network[1:3])

@@ -21,7 +21,6 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Two images in folders named as classes."""
     for label, name in (("3", "b.png"), ("7", "a.png")):
         folder = tmp_path / "photos" / label
         folder.mkdir(parents=True)
@@ -40,27 +39,18 @@ def page(cli: Cli, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     return call
 
 
-def test_a_page_of_a_run(page: Cli, shared: Path, photos: Path) -> None:
-    data = page(shared / "run", photos / "3" / "b.png")
-    (picture,) = data["pictures"]
-    assert (picture["name"], picture["label"], picture["size"]) == ("b.png", "3", [16, 16])
-    assert list(picture["predictions"]) == ["parent", "finetuned", "recast"]
-    for name in data["order"][:-1]:  # Grad-CAM has no gates
-        assert any(dict(map(tuple, data["layers"][name]["gates"]))["γ"])
-
-
-def test_a_run_that_is_missing(refused: Refused) -> None:
-    assert "no run folder" in refused("explain", "runs/nothing")
-
-
 def test_folders_validation_images_and_json(cli: Cli, shared: Path, photos: Path, tmp_path: Path) -> None:
     run = shutil.copytree(shared / "run", tmp_path / "run", ignore=shutil.ignore_patterns("rows.csv"))
-    found = json.loads(cli("explain", run, photos, "val:1", "--json").out)
-    assert found["page"] == str(run / "explain" / "images.html")
-    assert [(one["name"], one["label"]) for one in found["images"]][:2] == [("b.png", "3"), ("a.png", "7")]
-    assert list(found["images"][0]["predictions"]) == ["parent", "finetuned", "recast"]
-    without = json.loads(cli("explain", run, "--json").out)
-    assert len({one["label"] for one in without["images"] if one["name"].startswith("val:")}) == 4
+    summary = json.loads(cli("explain", run, photos, "val:1", "--json").out)
+    assert summary["page"] == str(run / "explain" / "images.html")
+    assert [(image["name"], image["label"]) for image in summary["images"]][:2] == [("b.png", "3"), ("a.png", "7")]
+    assert list(summary["images"][0]["predictions"]) == ["parent", "finetuned", "recast"]
+    data = data_of(run / "explain" / "images.html")
+    assert data["pictures"][0]["size"] == [16, 16]
+    for name in data["order"][:-1]:  # Grad-CAM has no gates
+        assert any(dict(map(tuple, data["layers"][name]["gates"]))["γ"])
+    images = json.loads(cli("explain", run, "--json").out)["images"]
+    assert len({image["label"] for image in images if image["name"].startswith("val:")}) == 4
     guess = "run,model,suite,dataset,metric,value,n,low,high\nrun,parent,clean,digits,top1,12,20,5,30\n"
     (run / "rows.csv").write_text(guess, encoding="utf-8")
     apart = json.loads(cli("explain", run, photos, "--num-images", "1", "--json").out)
@@ -71,14 +61,12 @@ def test_folders_validation_images_and_json(cli: Cli, shared: Path, photos: Path
 def test_outputs_that_are_not_exclusive(cli: Cli, shared: Path, photos: Path) -> None:
     words = ("explain", shared / "run", photos / "3" / "b.png", "--out", photos / "page.html", "--json", "--outputs")
     softmax, logits = (json.loads(cli(*words, name).out) for name in ("softmax", "logits"))
-    best, rest = (found["images"][0]["predictions"]["recast"] for found in (softmax, logits))
+    best, rest = (summary["images"][0]["predictions"]["recast"] for summary in (softmax, logits))
     assert [row["class"] for row in rest] == [row["class"] for row in best]
     expected = [row["probability"] / best[0]["probability"] for row in best]
     assert [np.exp(row["logit"] - rest[0]["logit"]) for row in rest] == pytest.approx(expected, rel=1e-4)
     assert data_of(photos / "page.html")["scale"] == "logits"
 
-
-# ---- networks by name, and files of recast.save
 
 VIT = """import timm, torch
 
@@ -90,9 +78,6 @@ def net(num_classes=3):
 def conv():
     pool = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
     return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 4), torch.nn.ReLU(), pool, torch.nn.Linear(8, 3))
-
-def no_map():
-    return torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 3))
 """
 
 
@@ -117,21 +102,23 @@ def test_a_model_by_name(cli: Cli, vit: str, photos: Path, tmp_path: Path) -> No
     assert "maps" in {layer["kind"] for layer in data["layers"].values()}
     assert sorted(name for name, _ in data["pictures"][0]["predictions"]["recast"]) == ["0", "1", "2"]
     assert data["title"] == "own_vit:net (weights as returned)"
-    # weights, names of the classes, another layer first
-    torch.manual_seed(1)
+
+
+def test_weights_class_names_and_the_first_layer_can_be_given(cli: Cli, vit: str, photos: Path, tmp_path: Path) -> None:
     small = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
     trained = timm.create_model("vit_tiny_patch16_224", num_classes=4, **small)
     save_file(trained.state_dict(), tmp_path / "w.safetensors")
     (tmp_path / "names.txt").write_text("cat\ndog\n3\ncow\n\n", encoding="utf-8")
     words = ["--checkpoint", "w.safetensors", "--num-classes", "4", "--classes", "names.txt", "--img-size", "32"]
-    done = cli("explain", vit, image, *words, "--layer", data["order"][0], "--out", "page.html", "--json")
+    words += ["--layer", "blocks.0.attn", "--out", "page.html", "--json"]
+    done = cli("explain", vit, photos / "3" / "b.png", *words)
     assert done.err == ""
-    found = json.loads(done.out)
-    assert (found["page"], found["layers"], found["opens"]) == ("page.html", data["order"], data["order"][0])
-    assert found["images"][0]["label"] == "3"
-    assert {one["class"] for one in found["images"][0]["predictions"]["recast"]} == {"cat", "dog", "3", "cow"}
+    summary = json.loads(done.out)
+    assert (summary["page"], summary["opens"], summary["layers"][0]) == ("page.html", *["blocks.0.attn"] * 2)
+    assert summary["images"][0]["label"] == "3"
+    assert {row["class"] for row in summary["images"][0]["predictions"]["recast"]} == {"cat", "dog", "3", "cow"}
     data = data_of(tmp_path / "page.html")
-    assert (data["first"], data["title"]) == (found["opens"], "own_vit:net")
+    assert (data["first"], data["title"]) == (summary["opens"], "own_vit:net")
     assert ["Weights", "w.safetensors"] in data["facts"]
 
 
@@ -141,11 +128,11 @@ def test_what_a_network_takes_is_said_or_assumed(page: Cli, vit: str, photos: Pa
     assert [any(word in note for note in data["notes"]) for word in ("--img-size, --mean, --std", "--checkpoint")]
     assert data["pictures"][0]["size"] == [224, 224]
     words += ["--img-size", "64"]
-    other = page(*words, "--mean", ".5", ".4", ".3", "--std", ".2", ".2", ".2")
-    assert len(other["notes"]) == 1
-    again = page(*words)["pictures"][0]  # the weights are the same: the normalisation alone changed the answer
-    assert again["src"] == other["pictures"][0]["src"]
-    assert again["predictions"] != other["pictures"][0]["predictions"]
+    normalised = page(*words, "--mean", ".5", ".4", ".3", "--std", ".2", ".2", ".2")
+    assert len(normalised["notes"]) == 1
+    before, after = page(*words)["pictures"][0], normalised["pictures"][0]  # the weights are the same
+    assert before["src"] == after["src"]
+    assert before["predictions"] != after["predictions"]
 
 
 def test_a_page_of_a_folder_with_a_file_that_is_no_image(cli: Cli, vit: str, photos: Path) -> None:
@@ -158,9 +145,11 @@ def test_a_page_of_a_folder_with_a_file_that_is_no_image(cli: Cli, vit: str, pho
 @pytest.mark.usefixtures("vit")
 @pytest.mark.filterwarnings("ignore:digits_resnet gets the 3 classes")
 def test_a_saved_network_says_what_it_is(cli: Cli, page: Cli, refused: Refused, photos: Path, tmp_path: Path) -> None:
-    image = photos / "3" / "b.png"
-    child = timm.create_model("digits_resnet", num_classes=10)
-    recast.recast_(child, recast.plan(child, torch.zeros(1, 3, 16, 16)))
+    def recast_net(num_classes: int) -> torch.nn.Module:
+        child = timm.create_model("digits_resnet", num_classes=num_classes)
+        return recast.recast_(child, recast.plan(child, torch.zeros(1, 3, 16, 16)))
+
+    image, child = photos / "3" / "b.png", recast_net(10)
     how = {"name": "timm:digits_resnet", "kwargs": {"num_classes": 10}}
     recast.save(child, tmp_path / "child.safetensors", how)
     assert cli("explain", "child.safetensors", image, "--img-size", "16").out == "page: child-b.html\n"
@@ -175,17 +164,14 @@ def test_a_saved_network_says_what_it_is(cli: Cli, page: Cli, refused: Refused, 
     assert bare["pictures"][0]["predictions"] == data["pictures"][0]["predictions"]
     assert bare["order"] == data["order"]
     # the file's number of classes, their names and the size of its images hold for a network by name
-    three = timm.create_model("digits_resnet", num_classes=3)
-    recast.recast_(three, recast.plan(three, torch.zeros(1, 3, 16, 16)))
-    recast.save(three, tmp_path / "three.safetensors", classes=["cat", "dog", "owl"], img_size=16)
-    known = page("digits_resnet", image, "--checkpoint", "three.safetensors")
-    predictions = str(known["pictures"][0]["predictions"])
-    assert all(name in predictions for name in ("cat", "dog", "owl"))
+    names = ["cat", "dog", "owl"]
+    recast.save(recast_net(3), tmp_path / "three.safetensors", classes=names, img_size=16)
+    predictions = str(page("digits_resnet", image, "--checkpoint", "three.safetensors")["pictures"][0]["predictions"])
+    assert all(name in predictions for name in names)
     # a file must not have code run that it names
     recast.save(child, tmp_path / "code.safetensors", {"name": "own_vit:net", "kwargs": {}})
-    assert "asks to run own_vit:net, which may do anything: add --trust" in refused(
-        "explain", "code.safetensors", image
-    )
+    message = refused("explain", "code.safetensors", image)
+    assert "asks to run own_vit:net, which may do anything: add --trust" in message
     assert "own_vit" not in sys.modules
     assert "drop --checkpoint" in refused("explain", "child.safetensors", image, "--num-classes", "10")
 
@@ -198,6 +184,7 @@ def test_mistakes_with_models_are_one_line(
     (tmp_path / "gap.txt").write_text("cat\n\ndog\n", encoding="utf-8")
     size = ["--img-size", "32"]
     for words, message in (
+        (["runs/nothing"], "no run folder"),
         ([image, image], "is an image; give the network first"),
         (["w.pth", image], "name the model, and add --checkpoint w.pth"),
         (["gone.safetensors", image], "no such file: gone.safetensors"),

@@ -6,22 +6,21 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from safetensors import SafetensorError
 
 import recast
-from recast.lab.cli import main
-from recast.lab.cli.command import Command
+from recast.lab.cli.plan import Network
 
 COMMAND = [sys.executable, "-m", "recast"]
 ENV = os.environ | {"PYTHONPATH": str(Path(recast.__file__).parents[1])}
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [
         (OSError(28, "No space left on device", "f.csv"), "f.csv: No space left on device"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"), "not enough memory"),
@@ -32,25 +31,16 @@ ENV = os.environ | {"PYTHONPATH": str(Path(recast.__file__).parents[1])}
     ],
 )
 def test_every_error_is_one_line(
-    error: BaseException, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: BaseException, message: str, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def plan(model: str, /) -> int:
-        """Fail.
-
-        Args:
-            model: A name.
-        """
-        raise error
-
-    monkeypatch.setitem(sys.modules, "recast.lab.cli.plan", SimpleNamespace(COMMAND=Command(plan, "MODEL")))  # type: ignore[misc]
-    assert main(["plan", "resnet18"]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("recast plan: error: ")
-    assert told in err
-    assert err.count("\n") == 1
-    assert len(err) < 1100
-    assert "\x1b" not in err
+    monkeypatch.setattr(Network, "open", mock.Mock(side_effect=error))
+    done = cli("plan", "resnet18")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("recast plan: error: ")
+    assert message in done.err
+    assert done.err.count("\n") == 1
+    assert len(done.err) < 1100
+    assert "\x1b" not in done.err
 
 
 PRINTS = """
@@ -82,20 +72,17 @@ def test_quiet_leaves_errors_and_verbose_tells_where(cli: Callable[..., Any], sh
     assert (quiet.code, quiet.err) == (0, "")
     wrong = ["plan", tmp_path / "no.safetensors", "--quiet"]
     assert cli(*wrong).err.count("\n") == 1
-    told = cli(*wrong[:2], "--verbose").err
-    assert told.startswith("Traceback")
-    assert told.splitlines()[-1] == cli(*wrong[:2]).err.strip()
+    traceback = cli(*wrong[:2], "--verbose").err
+    assert traceback.startswith("Traceback")
+    assert traceback.splitlines()[-1] == cli(*wrong[:2]).err.strip()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize(
-    ("shell", "code", "told"),
-    [
-        ("> /dev/full", 2, "recast: error: standard output: No space left on device\n"),
-        ("2> /dev/full", 0, ""),
-    ],
+    ("shell", "code", "message"),
+    [("> /dev/full", 2, "recast: error: standard output: No space left on device\n"), ("2> /dev/full", 0, "")],
 )
-def test_streams_that_cannot_be_used(shell: str, code: int, told: str) -> None:
+def test_streams_that_cannot_be_used(shell: str, code: int, message: str) -> None:
     words = ["/bin/sh", "-c", f'"$0" -m recast --help {shell}', sys.executable]
     done = subprocess.run(words, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (code, told)
+    assert (done.returncode, done.stderr) == (code, message)

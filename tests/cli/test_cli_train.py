@@ -1,5 +1,3 @@
-"""`recast train`, `evaluate`, `report` on a run of seconds."""
-
 import json
 import os
 import shlex
@@ -9,33 +7,32 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from recast.lab.cli import main
+import recast.lab.training.run as training
+from recast.lab.cli import main, quickstart
+from recast.lab.config import Recipe
 from recast.lab.recipe import load_recipe
+from recast.lab.training.metrics import read_metrics
 
 Cli = Callable[..., Any]
 Refused = Callable[..., str]
 
 
 def test_a_recipe_is_a_name_or_a_file(shared: Path, cli: Cli, tmp_path: Path) -> None:
-    few = ("--epochs", "0", "--no-control", "--json")
-    for number, words in enumerate(
-        (
-            [shared / "tiny.yaml", *few],
-            [*few, shared / "tiny.yaml"],
-            [shared / "tiny.yaml", "--where", "layer3.1.conv1", *few],
-        )
-    ):
+    before, after = ("--epochs", "0", "--no-control", "--json"), ("--where", "layer3.1.conv1")
+    for number, words in enumerate(((shared / "tiny.yaml", *before, *after), (*before, shared / "tiny.yaml", *after))):
         out = tmp_path / str(number)
         done = cli("train", *words, "--out", out)
         assert done.code == 0
-        assert json.loads(done.out)["run"] == str(out)
+        summary = json.loads(done.out)
+        assert (summary["run"], summary["last_epoch"]["recast"]["epoch"]) == (str(out), 0)
         recipe = load_recipe(out / "recipe.yaml")
         assert (recipe.epochs, recipe.control, recipe.data.num_train) == (0, False, 40)
         assert recipe.model.checkpoint == str((shared / "weights.safetensors").resolve())
-    assert recipe.where == ["layer3.1.conv1"]
+        assert recipe.where == ["layer3.1.conv1"]
 
 
 PRESSED = """
@@ -55,56 +52,79 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for one process")
 def test_interrupted_and_resumed(shared: Path, tmp_path: Path) -> None:
-    """Ctrl-C, six times at once, in a process of its own; then the command that it printed."""
     out = tmp_path / "my run"
     words = ["train", str(shared / "tiny.yaml"), "--epochs", "3", "--no-control", "--out", str(out)]
     done = subprocess.run([sys.executable, "-c", PRESSED, *words], capture_output=True, encoding="utf-8")
     assert done.returncode == 130
     assert "Traceback" not in done.stderr
-    told = "recast train: interrupted: state saved; continue with: recast "
-    command = done.stderr.splitlines()[-1].removeprefix(told)
+    command = done.stderr.splitlines()[-1].removeprefix(
+        "recast train: interrupted: state saved; continue with: recast "
+    )
     assert shlex.split(command) == ["train", "--resume", str(out)]
     assert not (out / "weights.safetensors").exists()
     assert main([*shlex.split(command), "--json"]) == 0
     assert (out / "weights.safetensors").is_file()
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [row["epoch"] for row in rows] == [0, 1, 2, 3]
-
-
-def test_json_skips_a_damaged_row_of_the_metrics(shared: Path, cli: Cli, tmp_path: Path) -> None:
-    run = shutil.copytree(shared / "run", tmp_path / "run")
-    rows = (run / "metrics.jsonl").read_text(encoding="utf-8")
-    (run / "metrics.jsonl").write_text(rows + '{"epoch": 2, "val_l', encoding="utf-8")
-    done = cli("train", "--resume", run, "--json")
-    assert done.code == 0
-    assert json.loads(done.out)["last_epoch"]["recast"]["epoch"] == json.loads(rows.splitlines()[-1])["epoch"]
+    assert [row["epoch"] for row in read_metrics(out / "metrics.jsonl")] == [0, 1, 2, 3]
 
 
 def test_json_is_all_there_is_on_standard_output(shared: Path, cli: Cli) -> None:
-    few = ("--num-images", "20", "--suite", "clean,fgsm", "--eps", "0")
-    done = cli("evaluate", shared / "run", *few, "--json")
+    done = cli("evaluate", shared / "run", "--num-images", "20", "--suite", "clean,fgsm", "--eps", "0", "--json")
     rows = {(row["model"], row["suite"], row["metric"]): row["value"] for row in json.loads(done.out)}
     assert done.code == 0
     assert done.err == ""
     assert {model for model, _, _ in rows} == {"parent", "finetuned", "recast"}
     for model in ("parent", "finetuned", "recast"):
         assert rows[model, "fgsm", "top1@0"] == rows[model, "clean", "top1"]
-    report = cli("report", shared / "run", "--json")
-    assert Path(json.loads(report.out)["report"]).is_file()
+    assert Path(json.loads(cli("report", shared / "run", "--json").out)["report"]).is_file()
 
 
 def test_evaluate_refuses_what_is_not_finished_or_not_there(
     shared: Path, cli: Cli, refused: Refused, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(shared / "run", run)
+    run = shutil.copytree(shared / "run", tmp_path / "run")
     (run / "finetuned" / "weights.safetensors").unlink()
     assert "without this control" in cli("evaluate", run, "--suite", "clean").err
     (run / "weights.safetensors").unlink()
     assert f"recast train --resume {run}" in refused("evaluate", run)
 
 
-def test_mean_and_std_may_be_the_word_data(refused: Refused, tmp_path: Path) -> None:
-    words = ("train", "folder", "--mean", "data", "--std", "data", "--data-dir", tmp_path / "gone")
-    assert "no such data folder" in refused(*words, "--out", tmp_path / "run")
-    assert "--std must be a number, got 'image'" in refused("train", "folder", "--std", "image")
+def test_the_quickstart_goes_on_after_every_phase(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train, fit = training.train, mock.Mock(wraps=training.fit)
+
+    def train_smaller(recipe: Recipe, *args: Any, **kwargs: Any) -> Path:
+        data = recipe.data.replace(img_size=16, num_train=40, num_val=20, batch_size=20)
+        return train(recipe.replace(data=data, epochs=1, device="cpu"), *args, **kwargs)
+
+    monkeypatch.setattr(training, "train", train_smaller)
+    monkeypatch.setattr(training, "fit", fit)
+    monkeypatch.setattr(quickstart, "SUITES", ("clean",))
+    out = tmp_path / "run"
+    words = ("quickstart", "--out", out, "--seed", "3")
+    fit.side_effect = [KeyboardInterrupt]
+    first = cli(*words)
+    assert (first.code, "run the same command again" in first.err.splitlines()[-1]) == (130, True)
+    fit.side_effect = [mock.DEFAULT, mock.DEFAULT, KeyboardInterrupt]  # in the control arm
+    assert cli(*words).code == 130
+    assert (out / "weights.safetensors").is_file()
+    assert cli("quickstart", "--out", out).code == 2  # of another seed
+    fit.side_effect = None
+    done = cli(*words, "--json")
+    assert done.code == 0
+    assert "continuing the interrupted quickstart" in done.err
+    assert cli(*words).code == 2  # it is finished
+    summary = json.loads(done.out)
+    assert Path(summary["report"]).is_file()
+    assert {row["model"] for row in summary["rows"]} == {"parent", "finetuned", "recast"}
+    assert "5/5  report" in done.err
+    assert all("seed: 3" in path.read_text(encoding="utf-8") for path in out.rglob("recipe.yaml"))
+
+
+def test_the_quickstart_is_refused_before_anything_is_done(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    assert "is a file" in refused("quickstart", "--out", tmp_path / "file")
+    assert "exists: delete it" in refused("quickstart", "--out", tmp_path)
+    monkeypatch.setattr(quickstart, "find_spec", lambda name: None if name == "matplotlib" else object())
+    assert "requires matplotlib: pip install matplotlib" in refused("quickstart", "--out", tmp_path / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

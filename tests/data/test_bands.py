@@ -1,9 +1,8 @@
-"""Images of any number of bands: files, transforms, the network's first convolution, a run, and what is refused."""
-
 import io
 import shutil
 import sys
 import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from recast.lab.config import Augmentation, DataConfig
 from recast.lab.data import load_data
 from recast.lab.data.bands import as_picture, as_validation, open_bands
 from recast.lab.data.fingerprint import fingerprint_of
-from recast.lab.data.images import open_image, resize_and_crop
+from recast.lab.data.images import resize_and_crop
 from recast.models.build import build
 from recast.models.config import ModelConfig
 
@@ -29,53 +28,65 @@ GREY = np.arange(64, dtype=np.uint8).reshape(8, 8)
 NINE = np.arange(6 * 5 * 9, dtype=np.uint16).reshape(6, 5, 9)
 
 
-def npz(**arrays: np.ndarray) -> bytes:
+def content_of(save: Callable[..., None], *args: Any, **kwargs: Any) -> bytes:
+    """Return what `save` writes to a file."""
     file = io.BytesIO()
-    np.savez(file, **arrays)
+    save(file, *args, **kwargs)
     return file.getvalue()
+
+
+def in_classes(root: Path, count: int, ending: str = "npy") -> Iterator[Path]:
+    """Yield a path for each of `count` images, in the class folders a and b in turns."""
+    for number in range(count):
+        path = root / "ab"[number % 2] / f"{number:02}.{ending}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield path
 
 
 def test_values_of_files(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "a.tif", NINE, photometric="minisblack", planarconfig="contig")
     tifffile.imwrite(tmp_path / "b.tiff", np.moveaxis(NINE, -1, 0), photometric="minisblack")
     np.save(tmp_path / "c.npy", NINE)
-    (tmp_path / "d.npz").write_bytes(npz(any_name=NINE))
+    np.savez(tmp_path / "d.npz", any_name=NINE)
     expected = torch.from_numpy(NINE.astype(np.float32) / 65535).permute(2, 0, 1)
     for path in sorted(tmp_path.iterdir()):
         assert open_bands(str(path), 9).equal(expected), path
     np.save(tmp_path / "f.npy", NINE.astype(np.float32) - 3)  # no fixed white level: as they are
     assert open_bands(str(tmp_path / "f.npy"), 9).equal(expected * 65535 - 3)
-    Image.fromarray(GREY).save(tmp_path / "g.png")
-    assert open_bands(str(tmp_path / "g.png"), 1).equal(torch.from_numpy(GREY / np.float32(255))[None])
-    assert open_bands(str(tmp_path / "g.png"), 3).equal(open_bands(str(tmp_path / "g.png"), 1).expand(3, -1, -1))
-    Image.fromarray(GREY).convert("RGB").save(tmp_path / "h.png")
-    assert open_bands(str(tmp_path / "h.png"), 1).equal(open_bands(str(tmp_path / "g.png"), 1))
-    Image.fromarray(GREY.astype(np.uint16) * 256).save(tmp_path / "i.png")
-    assert open_bands(str(tmp_path / "i.png"), 1).equal(torch.from_numpy(GREY.astype(np.float32) * 256 / 65535)[None])
+
+
+def test_values_of_pictures(tmp_path: Path) -> None:
+    sixteen_bits = GREY.astype(np.uint16) * 256
+    grey, deep = (
+        torch.from_numpy(GREY / np.float32(255))[None],
+        torch.from_numpy(sixteen_bits / np.float32(65535))[None],
+    )
+    for picture, expected in (
+        (Image.fromarray(GREY), grey),
+        (Image.fromarray(GREY), grey.expand(3, -1, -1)),
+        (Image.fromarray(GREY).convert("RGB"), grey),
+        (Image.fromarray(sixteen_bits), deep),
+    ):
+        picture.save(tmp_path / "a.png")
+        assert open_bands(str(tmp_path / "a.png"), len(expected)).equal(expected)
 
 
 def test_a_tiff_of_bytes_is_read_as_other_pictures_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     colours = Image.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3))
-    pictures = {
-        "rgb": colours,
-        "palette": colours.convert("P"),
-        "cmyk": colours.convert("CMYK"),
-        "grey": Image.fromarray(GREY),
-    }
-    for name, picture in pictures.items():
-        picture.save(tmp_path / f"{name}.tif", compression="tiff_lzw")  # tifffile alone would require imagecodecs
-        picture.convert("RGB").save(tmp_path / f"{name}.png")
+    for mode in ("RGB", "P", "CMYK", "L"):
+        colours.convert(mode).save(tmp_path / f"{mode}.tif", compression="tiff_lzw")  # tifffile alone: imagecodecs
+        colours.convert(mode).convert("RGB").save(tmp_path / f"{mode}.png")
         for bands in (1, 3):
-            png, tif = (open_bands(str(tmp_path / f"{name}.{ending}"), bands) for ending in ("png", "tif"))
-            assert tif.equal(png), (name, bands)
+            png, tif = (open_bands(str(tmp_path / f"{mode}.{ending}"), bands) for ending in ("png", "tif"))
+            assert tif.equal(png), (mode, bands)
     nir = NINE[..., :4].astype(np.uint8)
     tifffile.imwrite(tmp_path / "nir.tif", nir, photometric="rgb", planarconfig="contig", extrasamples=["unspecified"])
     with pytest.raises(RecastError, match="has 4 bands"):
         open_bands(str(tmp_path / "nir.tif"), 3)
     with pytest.raises(RecastError, match=r"requires the 'imagecodecs' package. pip install imagecodecs$"):
-        open_bands(str(tmp_path / "rgb.tif"), 5)
+        open_bands(str(tmp_path / "RGB.tif"), 5)
     monkeypatch.setitem(sys.modules, "tifffile", None)
-    assert open_bands(str(tmp_path / "rgb.tif"), 3).equal(open_bands(str(tmp_path / "rgb.png"), 3))
+    assert open_bands(str(tmp_path / "RGB.tif"), 3).equal(open_bands(str(tmp_path / "RGB.png"), 3))
     with pytest.raises(RecastError, match=r"nir.tif require tifffile .*pip install 'recast-vision\[bands\]'"):
         open_bands(str(tmp_path / "nir.tif"), 4)
 
@@ -93,43 +104,28 @@ def test_bands_without_a_photometric_tag(tmp_path: Path, dtype: Any, layout: Any
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.npy", NINE, "has 9 bands, the network takes 4"),
-        ("a.npy", np.zeros((2, 2, 2, 4)), r"got \(2, 2, 2, 4\)"),
-        ("a.npy", np.zeros((0, 2, 4)), r"got \(0, 2, 4\)"),
-        ("a.npy", np.full((2, 2, 4), np.nan), "NaN"),
-        ("a.npy", np.array([{}]), "allow_pickle"),
+        ("a.npy", content_of(np.save, NINE), "has 9 bands, the network takes 4"),
+        ("a.npy", content_of(np.save, np.zeros((2, 2, 2, 4))), r"got \(2, 2, 2, 4\)"),
+        ("a.npy", content_of(np.save, np.zeros((0, 2, 4))), r"got \(0, 2, 4\)"),
+        ("a.npy", content_of(np.save, np.full((2, 2, 4), np.nan)), "NaN"),
+        ("a.npy", content_of(np.save, np.array([{}])), "allow_pickle"),
         ("a.npy", b"nothing", "cannot read image"),
-        ("a.npz", npz(a=NINE, b=NINE), "2 arrays"),
+        ("a.npz", content_of(np.savez, a=NINE, b=NINE), "2 arrays"),
         ("a.tif", b"II*\0nothing", "is no image"),
-        ("a.png", GREY, "has 1 bands, the network takes 4"),
+        ("a.png", content_of(Image.fromarray(GREY).save, "png"), "has 1 bands, the network takes 4"),
     ],
 )
-def test_one_line_with_the_path(tmp_path: Path, name: str, content: Any, words: str) -> None:
+def test_one_line_with_the_path(tmp_path: Path, name: str, content: bytes, words: str) -> None:
     path = tmp_path / name
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    elif path.suffix == ".npy":
-        np.save(path, content, allow_pickle=True)
-    else:
-        Image.fromarray(content).save(path)
+    path.write_bytes(content)
     with pytest.raises(RecastError, match=words) as caught:
         open_bands(str(path), 4)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_rgb_mode_names_the_option(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", NINE)
-    tifffile.imwrite(tmp_path / "a.tif", NINE, photometric="minisblack", planarconfig="contig")
-    for path in tmp_path.iterdir():
-        with pytest.raises(RecastError, match="--in-chans"):
-            open_image(path)
-
-
 def test_pages_of_a_tiff_are_reported(tmp_path: Path) -> None:
-    for number in range(4):
-        path = tmp_path / "ab"[number % 2] / f"{number}.tif"
-        path.parent.mkdir(exist_ok=True)
+    for path in in_classes(tmp_path, 4, "tif"):
         tifffile.imwrite(path, np.moveaxis(NINE, -1, 0).astype(np.uint8), photometric="minisblack")
     with pytest.warns(UserWarning, match="has 9 pages"):
         load_data(DataConfig("folder", str(tmp_path), img_size=8))
@@ -144,7 +140,7 @@ def test_pages_of_a_tiff_are_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("size", "side"), [((90, 60), 32), ((64, 64), 64), ((40, 130), 100), ((20, 20), 32)])
-def test_validation_sees_what_it_sees_of_a_picture(size: tuple[int, int], side: int) -> None:
+def test_validation_cuts_bands_as_it_cuts_a_picture(size: tuple[int, int], side: int) -> None:
     rng = np.random.default_rng(0)
     image = Image.fromarray(rng.integers(0, 256, (7, 7, 3), np.uint8)).resize(size, Image.BICUBIC)
     ours = as_validation(pil_to_tensor(image).float() / 255, side)
@@ -153,12 +149,9 @@ def test_validation_sees_what_it_sees_of_a_picture(size: tuple[int, int], side: 
     assert (ours.clamp(0, 1) - theirs).abs().max() < 4 / 255  # Pillow rounds to bytes after each axis
 
 
-def arrays(root: Path, bands: int, count: int = 12) -> DataConfig:
-    """Write arrays of two classes that a network can tell apart."""
+def arrays(root: Path, bands: int) -> DataConfig:
     rng = np.random.default_rng(0)
-    for number in range(2 * count):
-        path = root / "ab"[number % 2] / f"{number}.npy"
-        path.parent.mkdir(parents=True, exist_ok=True)
+    for number, path in enumerate(in_classes(root, 24)):
         np.save(path, rng.normal(300 * (number % 2), 20, (20, 20, bands)).astype(np.float32))
     return DataConfig("folder", str(root), img_size=16, val_fraction=0.25)
 
@@ -169,9 +162,9 @@ def test_a_folder_of_arrays(tmp_path: Path, crop: Any) -> None:
     data = load_data(arrays(tmp_path, 5), augment, in_chans=5)
     image, _ = data.train[0]
     assert image.shape == (5, 16, 16) == tuple(data.example.shape[1:])
-    first, again, other = (data.train.batch([0], [seed])[0] for seed in (1, 1, 2))
-    assert first.equal(again)
-    assert first.equal(other) == (crop == "none" and first.flip(-1).equal(other.flip(-1)))
+    first, same_seed, next_seed = (data.train.batch([0], [seed])[0] for seed in (1, 1, 2))
+    assert first.equal(same_seed)
+    assert crop == "none" or not first.equal(next_seed)
     pixels = data.train.plain().batch(range(len(data.train)))[0]
     assert data.mean == pytest.approx(pixels.mean((0, 2, 3)).tolist(), rel=1e-2)
     assert data.std == pytest.approx(pixels.std((0, 2, 3)).tolist(), rel=1e-2)
@@ -184,9 +177,7 @@ def test_a_folder_of_arrays(tmp_path: Path, crop: Any) -> None:
 def test_a_zip_is_read_as_its_folder(tmp_path: Path, ending: str) -> None:
     bands, rng = 1 if ending == "png" else 5, np.random.default_rng(0)
     with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
-        for number in range(24):
-            path = tmp_path / "set" / "ab"[number % 2] / f"{number:02}.{ending}"
-            path.parent.mkdir(parents=True, exist_ok=True)
+        for path in in_classes(tmp_path / "set", 24, ending):
             pixels = rng.integers(0, 60_000, (20, 20, bands), np.uint16)
             if ending == "npy":
                 np.save(path, pixels)
@@ -196,15 +187,17 @@ def test_a_zip_is_read_as_its_folder(tmp_path: Path, ending: str) -> None:
                 Image.fromarray(pixels[..., 0]).save(path)
             archive.write(path, path.relative_to(tmp_path))
         archive.writestr("set/README.txt", "")
-    folder = load_data(DataConfig("folder", str(tmp_path / "set"), img_size=16, val_fraction=0.25), in_chans=bands)
-    zipped = load_data(DataConfig("zip", str(tmp_path / "set.zip"), img_size=16, val_fraction=0.25), in_chans=bands)
-    for part, other in ((folder.val, zipped.val), (folder.train.plain(), zipped.train.plain())):
-        rows = range(len(part))
-        assert all(map(torch.equal, part.batch(rows), other.batch(rows)))
+    folder, zipped = (
+        load_data(DataConfig(kind, str(tmp_path / name), img_size=16, val_fraction=0.25), in_chans=bands)
+        for kind, name in (("folder", "set"), ("zip", "set.zip"))
+    )
+    for loose, packed in ((folder.val, zipped.val), (folder.train.plain(), zipped.train.plain())):
+        rows = range(len(loose))
+        assert all(map(torch.equal, loose.batch(rows), packed.batch(rows)))
     assert (folder.mean, folder.std, folder.classes) == (zipped.mean, zipped.std, zipped.classes)
-    images, _ = zipped.train.batch([0, 1], [3, 4])
-    assert images.shape == (2, bands, 16, 16)
-    assert not images.equal(zipped.train.plain().batch([0, 1])[0])
+    augmented, plain = (part.batch([0, 1], [3, 4])[0] for part in (zipped.train, zipped.train.plain()))
+    assert augmented.shape == (2, bands, 16, 16)
+    assert not augmented.equal(plain)
     assert load_data(DataConfig("zip", str(tmp_path / "set.zip")), in_chans=bands).img_size == 20
     assert fingerprint_of(zipped)["val"]["contents"][0] != fingerprint_of(zipped)["val"]["contents"][1]
     if ending != "png":
@@ -217,8 +210,8 @@ def test_a_zip_is_read_as_its_folder(tmp_path: Path, ending: str) -> None:
 def test_arrays_beside_pictures_are_no_images(tmp_path: Path) -> None:
     config = arrays(tmp_path, 3)
     for name in "ab":
-        Image.fromarray(GREY).save(tmp_path / name / "x.png")
-        Image.fromarray(GREY).save(tmp_path / name / "y.png")
+        for stem in "xy":
+            Image.fromarray(GREY).save(tmp_path / name / f"{stem}.png")
     with pytest.warns(UserWarning, match="skipped 24"):
         data = load_data(config)
     assert len(data.train) + len(data.val) == 4
@@ -228,7 +221,7 @@ def test_arrays_beside_pictures_are_no_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize("task", ["csv", "csv_multilabel"])
 def test_arrays_in_a_table(tmp_path: Path, task: Any) -> None:
     arrays(tmp_path / "data", 5)
-    rows = [f"{number},{'ab'[number % 2]}" for number in range(24)]  # without folder and ending
+    rows = [f"{number:02},{'ab'[number % 2]}" for number in range(24)]  # without folder and ending
     (tmp_path / "labels.csv").write_text("\n".join(["path,label", *rows]))
     config = DataConfig(task, str(tmp_path / "data"), labels_file=str(tmp_path / "labels.csv"), img_size=16)
     data = load_data(config, in_chans=5)
@@ -265,9 +258,7 @@ def test_weights_of_rgb_are_adapted_as_timm_does(tmp_path: Path, in_chans: int) 
 @pytest.mark.parametrize(("scale", "is_stated"), [(1.0, True), (255.0, False)])
 def test_what_the_network_states_is_for_numbers_up_to_one(tmp_path: Path, scale: float, is_stated: bool) -> None:
     rng = np.random.default_rng(0)
-    for number in range(8):
-        path = tmp_path / "ab"[number % 2] / f"{number}.npy"
-        path.parent.mkdir(exist_ok=True)
+    for path in in_classes(tmp_path, 8):
         np.save(path, (scale * rng.random((8, 8, 3))).astype(np.float32))
     network, config = timm.create_model("test_resnet"), DataConfig("folder", str(tmp_path), img_size=8)
     data = load_data(config, in_chans=3)
@@ -275,8 +266,8 @@ def test_what_the_network_states_is_for_numbers_up_to_one(tmp_path: Path, scale:
     assert (fitted.mean == tuple(network.pretrained_cfg["mean"])) == is_stated
     assert (fitted.mean == data.mean) != is_stated
     assert ("not in [0, 1]" in line) != is_stated
-    given = load_data(config.replace(mean=(0.1, 0.2, 0.3)), in_chans=3).fitted_to(network)[0]
-    assert given.mean == (0.1, 0.2, 0.3)
+    fixed = load_data(config.replace(mean=(0.1, 0.2, 0.3)), in_chans=3).fitted_to(network)[0]
+    assert fixed.mean == (0.1, 0.2, 0.3)
 
 
 def test_bands_for_the_eye() -> None:

@@ -1,5 +1,3 @@
-"""Tables of labels: columns, files, parts, and what is refused."""
-
 import csv
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,7 +38,6 @@ def table(tmp_path: Path) -> Write:
 
 
 def labelled(data: Data) -> dict[str, str]:
-    """Return the number of every image and its class."""
     return {
         Path(part.items[index]).stem: data.classes[part.labels[index]]
         for part in (data.train, data.val)
@@ -59,21 +56,23 @@ def test_columns_are_found_and_files_by_what_is_sure_of_them(table: Write, heade
         assert data.task.name == "classify"
 
 
-def test_a_line_says_what_was_chosen(table: Write) -> None:
+@pytest.mark.parametrize("is_absolute", [False, True])
+def test_a_line_says_what_was_chosen(
+    is_absolute: bool, table: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [[str(tmp_path / path) if is_absolute else path, label] for path, label in PLAIN[:10]]
     with pytest.warns(UserWarning, match=r"paths in path, labels in label.*2 \(cat, dog\).*: 10, 2 more") as warned:
-        load_data(table("path,label", PLAIN[:10]))
+        load_data(table("path,label", rows, data_dir="."))
     assert len(warned) == 1
 
 
 def test_a_column_of_splits_is_followed(table: Write) -> None:
     splits = ["train"] * 6 + ["valid"] * 4 + ["test"] * 2
-    data = load_data(table("path,label,split", [[*row, part] for row, part in zip(PLAIN, splits, strict=True)]))
-    assert (len(data.train), len(data.val)) == (6, 4)
-
-
-def test_classes_without_training_images_are_reported(table: Write) -> None:
-    rows = [[path, label, "train"] for path, label in PLAIN[:10]] + [[path, "emu", "val"] for path, _ in PLAIN[10:]]
+    rows = [[*row, part] for row, part in zip(PLAIN, splits, strict=True)]
+    rows[6][1] = "emu"
     data = load_data(table("path,label,split", rows))
+    assert (len(data.train), len(data.val)) == (6, 4)
     assert list(data.task.notes(Recipe(), data)) == ["1 of 3 classes have no training images: emu"]
 
 
@@ -82,31 +81,33 @@ def test_numbers_are_classes_in_their_order(table: Write) -> None:
     assert load_data(table("path,label", rows)).classes == ["0", "5", "10"]
 
 
+def write_parquet(path: Path, /, **columns: Sequence[Any]) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table({name: list(values) for name, values in columns.items()}), path)
+
+
 def test_a_table_may_be_parquet_and_lie_among_the_images(table: Write, tmp_path: Path) -> None:
-    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
-    columns = dict(zip(("path", "label"), map(list, zip(*PLAIN, strict=True)), strict=True))
-    parquet.write_table(arrow.table(columns), tmp_path / "labels.parquet")
+    paths, labels = zip(*PLAIN, strict=True)
+    write_parquet(tmp_path / "labels.parquet", path=paths, label=labels)
     data = load_data(DataConfig("csv", labels_file=str(tmp_path / "labels.parquet")))
     assert labelled(data) == {Path(path).stem: label for path, label in PLAIN}
 
 
 def test_lists_in_parquet_are_several_labels_and_pictures_are_refused(table: Write, tmp_path: Path) -> None:
-    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
     paths, path = [path for path, _ in PLAIN], tmp_path / "labels.parquet"
     config = table("path,label", PLAIN, name="csv_multilabel", labels_file=str(path))
     for names in (["a", "b"], ["a|c", "b;d"]):
-        parquet.write_table(arrow.table({"path": paths, "label": [names[: 1 + i % 2] for i in range(12)]}), path)
+        write_parquet(path, path=paths, label=[names[: 1 + i % 2] for i in range(12)])
         assert load_data(config).classes == names
-    parquet.write_table(arrow.table({"path": paths, "label": [1.0, float("nan")] * 6}), path)
+    write_parquet(path, path=paths, label=[1.0, float("nan")] * 6)
     with pytest.raises(RecastError, match="label is empty or NaN in 6 of 12"):
         load_data(config)
-    parquet.write_table(arrow.table({"image": [{"bytes": b"\xff" * 999, "path": None}] * 12, "label": paths}), path)
+    write_parquet(path, image=[{"bytes": b"\xff" * 999, "path": None}] * 12, label=paths)
     with pytest.raises(RecastError, match=r"column image: use --data hfds/.{,200}$"):
         load_data(config)
 
 
-@pytest.mark.parametrize("mark", [";", "\t"])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize(("mark", "encoding"), [(";", "utf-8"), ("\t", "utf-8-sig")])
 def test_cells_may_be_separated_by_semicolons_or_tabs(table: Write, tmp_path: Path, mark: str, encoding: str) -> None:
     config, lines = table("path,label", PLAIN), [["path", "label"], *([path, f"a, {label}"] for path, label in PLAIN)]
     (tmp_path / "labels.csv").write_text("\r\n".join(map(mark.join, lines)), encoding=encoding)
@@ -122,15 +123,6 @@ def test_a_name_of_a_column_may_hold_a_mark(table: Write, tmp_path: Path) -> Non
         load_data(table("path,label", [[path, label, "1"] for path, label in PLAIN]))
 
 
-def test_images_of_absolute_paths_are_not_counted_twice(
-    table: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = table("path,label", [[str(tmp_path / path), label] for path, label in PLAIN[:10]], data_dir=".")
-    monkeypatch.chdir(tmp_path)
-    with pytest.warns(UserWarning, match="images: 10, 2 more in . have no row"):
-        load_data(config)
-
-
 BITS = [[path, str(i % 2), str(i % 3 % 2)] for i, (path, _) in enumerate(PLAIN)]
 
 
@@ -140,18 +132,14 @@ def test_what_a_table_holds_decides_the_task(table: Write) -> None:
         return with_task(override(recipe, {"task": task}) if task else recipe).task.kind
 
     assert kind(table("path,label", PLAIN)) == "classify"
-    assert kind(table("path,label", [*PLAIN[:-1], [PLAIN[-1][0], "cat;dog"]])) == "multilabel"
-    assert kind(table("path,label", [*PLAIN[:-1], [PLAIN[-1][0], "cat;dog"]], label_separator="none")) == "classify"
-    assert (
-        kind(table("path,a,b", [[path, a, str(1 - int(a))] for path, a, _ in BITS], label_column="a,b")) == "classify"
-    )
+    several = [*PLAIN[:-1], [PLAIN[-1][0], "cat;dog"]]
+    assert kind(table("path,label", several)) == "multilabel"
+    assert kind(table("path,label", several, label_separator="none")) == "classify"
+    exclusive = [[path, a, str(1 - int(a))] for path, a, _ in BITS]
+    assert kind(table("path,a,b", exclusive, label_column="a,b")) == "classify"
     assert kind(table("path,a,b", BITS, label_column="a,b")) == "multilabel"
     assert kind(table("path,a,b", BITS, label_column="a"), kind="multilabel") == "multilabel"
-
-
-def test_a_column_that_is_named_twice_is_one_class(table: Write) -> None:
-    config = table("path,a,b", BITS, name="csv_multilabel", label_column="a,b,a")
-    assert load_data(config).classes == ["a", "b"]
+    assert load_data(table("path,a,b", BITS, name="csv_multilabel", label_column="a,b,a")).classes == ["a", "b"]
 
 
 @pytest.mark.parametrize(

@@ -1,36 +1,39 @@
 import os
+import pickle
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from timm.data import create_transform
+from torch import Tensor
+from torchvision.transforms import InterpolationMode, TrivialAugmentWide
 
 from recast.errors import RecastError
+from recast.lab.config import Augmentation
+from recast.lab.data.augment import file_transform, shift_and_flip
+from recast.lab.data.datasets import ImageFiles, ImageTensors
 from recast.lab.data.images import FORMATS, open_image, resize_and_crop, to_bytes, to_pixels
 
 
-def save_noise(path: Path, size: tuple[int, int] = (32, 32), seed: int = 0) -> Path:
-    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(path)
-    return path
+def noise(width: int, height: int) -> Image.Image:
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
 
 
 def pixels_of(path: Path, side: int) -> torch.Tensor:
-    """As validation sees an image."""
     return to_pixels(resize_and_crop(open_image(path), side))
 
 
 @pytest.mark.parametrize("size", [(300, 256), (97, 150), (500, 333), (224, 224)])
 def test_evaluation_pixels_are_those_of_timm(tmp_path: Path, size: tuple[int, int]) -> None:
-    path = save_noise(tmp_path / "a.png", size)
+    path = tmp_path / "a.png"
+    noise(*size).save(path)
     timm_transform = create_transform(224, interpolation="bicubic", crop_pct=0.875, mean=(0, 0, 0), std=(1, 1, 1))
     image = open_image(path)
-    if size == (224, 224):  # timm would enlarge to 256 and crop
-        expected = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
-    else:
-        expected = timm_transform(image)
+    expected = to_pixels(image) if size == (224, 224) else timm_transform(image)  # which would enlarge to 256 and crop
     torch.testing.assert_close(pixels_of(path, 224), expected, rtol=0, atol=0)
 
 
@@ -54,7 +57,8 @@ def test_pixels_without_a_known_white_are_refused_not_black(tmp_path: Path, kind
 
 def test_what_is_no_image_is_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.png")
-    truncated = save_noise(tmp_path / "cut.jpg")
+    truncated = tmp_path / "cut.jpg"
+    noise(32, 32).save(truncated)
     truncated.write_bytes(truncated.read_bytes()[:-200])
     (tmp_path / "text.png").write_text("no image", encoding="utf-8")
     for path in (tmp_path / "a.png", Path("/dev/zero"), truncated, tmp_path / "text.png"):
@@ -83,3 +87,93 @@ def test_an_image_as_thin_as_a_thread_is_cut_before_it_is_resized() -> None:
     middle = thread.crop((4400, 0, 4600, 2))
     difference = to_bytes(resize_and_crop(thread, 64)).float() - to_bytes(resize_and_crop(middle, 64)).float()
     assert difference.abs().max() <= 8  # the same place, up to a rounding of where the middle is
+
+
+ALONE = {"crop": "none", "flip": False}
+
+
+def draws(image: Image.Image, size: int, augment: Augmentation, count: int) -> Tensor:
+    files = ImageFiles(torch.zeros(count), size, [image] * count, lambda item: item, augment=augment)
+    return files.batch(range(count), range(1, count + 1))[0]
+
+
+def spread_of(images: Tensor) -> Tensor:
+    return images.flatten(1).amax(1) - images.flatten(1).amin(1)
+
+
+def test_three_augment_takes_each_operation_a_third_of_the_time() -> None:
+    image = noise(8, 8)
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    data = ImageTensors(pixels.repeat(10_000, 1, 1, 1), torch.zeros(10_000), Augmentation(auto_augment="3a", **ALONE))
+    images, _ = data.batch(range(10_000), range(10_000))
+    grey = (images[:, :1] == images).flatten(1).all(1)
+    solarised = (images == to_pixels(ImageOps.solarize(image, 128))).flatten(1).all(1)
+    blurred = spread_of(images) < 0.99 * spread_of(to_pixels(image)[None])
+    blurred &= ~grey & ~solarised
+    for hit in (grey, solarised, blurred | ~(grey | solarised)):
+        assert hit.float().mean().item() == pytest.approx(1 / 3, abs=0.015)
+    assert images[grey].unique(dim=0).equal(to_pixels(image.convert("L").convert("RGB"))[None])
+    assert blurred.sum() > 2500  # radius U(0.1, 2): the smallest ones hardly change an image
+    assert len(images[blurred].unique(dim=0)) > 50
+
+
+def test_simple_crop_is_a_window_of_the_reflected_image_at_its_own_aspect() -> None:
+    image, size = noise(50, 30), 24
+    resized = image.resize((40, 24), Image.Resampling.BICUBIC)
+    padded = np.pad(np.asarray(resized), ((4, 4), (4, 4), (0, 0)), mode="reflect").transpose(2, 0, 1)
+    windows = {
+        padded[:, top : top + size, left : left + size].tobytes(): (top, left)
+        for top in range(9)
+        for left in range(48 - size + 1)
+    }
+    crops = (draws(image, size, Augmentation(crop="simple", flip=False), 300) * 255).round().to(torch.uint8)
+    places = {windows[crop.numpy().tobytes()] for crop in crops}  # a KeyError: rescaled, or another padding
+    assert {top for top, _ in places} == set(range(9))
+    assert {left for _, left in places} == set(range(25))
+    assert draws(noise(300, 500), 224, Augmentation(crop="simple"), 2).shape == (2, 3, 224, 224)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [None, "rand-m9-mstd0.5-inc1", "rand-m7-mstd0.5-inc1-n2-p0.5-mmax12-t3aw", "rand-tweights", "augmix-m3-w3",
+     "augmix-m5-w4-d2-b1", "3a", "original-mstd0.5", "originalr", "v0", "v0r", "ta_wide"],
+)  # fmt: skip
+def test_transforms_of_every_policy_give_pixels_and_can_be_pickled(policy: str | None) -> None:
+    for crop in ("none", "pad", "random", "simple"):
+        augment = Augmentation(crop=crop, auto_augment=policy, color_jitter=0.3)  # type: ignore[arg-type]
+        image = pickle.loads(pickle.dumps(file_transform(32, augment)))(noise(80, 60))
+        assert (image.shape, image.dtype) == ((3, 32, 32), torch.float32)
+        assert 0 <= image.min() <= image.max() <= 1
+
+
+def test_trivial_augment_is_one_operation_of_14_and_nothing_else() -> None:
+    image = noise(16, 16)
+    transform = file_transform(16, Augmentation(auto_augment="ta_wide", color_jitter=0.3, **ALONE))  # type: ignore[arg-type]
+    theirs = TrivialAugmentWide(interpolation=InterpolationMode.BICUBIC, fill=[124, 116, 104])
+    results = []
+    for seed in range(300):
+        torch.manual_seed(seed)
+        results.append(transform(image))
+        torch.manual_seed(seed)
+        assert results[-1].equal(to_pixels(theirs(image)))
+    unchanged = sum(result.equal(to_pixels(image)) for result in results) / 300
+    assert 1 / 14 < unchanged < 4 / 14  # Identity, AutoContrast of full contrast, and small magnitudes
+    assert len(torch.stack(results).unique(dim=0)) > 100
+
+
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("crop", ["none", "pad"])
+def test_shifts_are_windows_of_the_padded_image_all_equally_often(crop: str, flip: bool) -> None:
+    image = torch.randint(0, 256, (1, 3, 16, 16), dtype=torch.uint8)
+    before, pad = image.clone(), 2 if crop == "pad" else 0
+    padded = torch.nn.functional.pad(image, [pad] * 4)[0]
+    windows = [padded[:, y : y + 16, x : x + 16] for y in range(2 * pad + 1) for x in range(2 * pad + 1)]
+    windows += [window.flip(-1) for window in windows] if flip else []
+    seeds = torch.randint(2**62, (200 * len(windows),))
+    augment = Augmentation(crop=crop, flip=flip)  # type: ignore[arg-type]
+    shifted = shift_and_flip(image.repeat(len(seeds), 1, 1, 1), seeds, augment)
+    counts = Counter(pixels.numpy().tobytes() for pixels in shifted)
+    assert set(counts) == {window.contiguous().numpy().tobytes() for window in windows}
+    assert all(140 < count < 270 for count in counts.values())
+    shift_and_flip(image, seeds[:1], augment)
+    assert image.equal(before)

@@ -2,7 +2,6 @@
 
 import io
 import tarfile
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,17 +60,17 @@ def held(**names: Any) -> type[SimpleNamespace]:
 
 def test_data_sets_in_files_are_read_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     labels = {"train": [0, 1], "val": [1, 2], "test": [2, 0, 1]}
-    for split, found in labels.items():
-        for index, label in enumerate(found):
+    for split in labels:
+        for index, label in enumerate(labels[split]):
             Image.new("L", (30, 20), 50 * label).save(tmp_path / f"{split}{index}.png")
     monkeypatch.setattr("recast.lab.data.libraries.vision.Flowers102", held(_labels=labels))
     data = load_data(DataConfig("torch/flowers102", str(tmp_path), img_size=16))
     assert (data.name, data.classes, data.train.augment.crop) == ("Flowers102", ["0", "1", "2"], "random")
     assert data.train.labels.tolist() == [0, 1, 1, 2]  # train and val
     assert data.val.labels.tolist() == [2, 0, 1]
-    images, found = data.train.plain().batch([3, 0])
+    images, classes = data.train.plain().batch([3, 0])
     assert (images[:, :, 0, 0] * 255).round().tolist() == [[100.0] * 3, [0.0] * 3]
-    assert found.tolist() == [2, 0]
+    assert classes.tolist() == [2, 0]
     (tmp_path / "test1.png").write_bytes(b"broken")
     with pytest.raises(RecastError, match="cannot read image torch/Flowers102 validation 1: not an image") as caught:
         data.val.batch([0, 1])
@@ -96,7 +95,12 @@ def test_what_is_not_there_is_one_clear_line(tmp_path: Path, name: str, message:
     assert "\n" not in str(caught.value)
 
 
-# --- Hugging Face ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("content", [b"", b"garbage" * 99])
+def test_damaged_files_are_one_clear_line(tmp_path: Path, content: bytes) -> None:
+    make_mnist(tmp_path)
+    (tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte").write_bytes(content)
+    with pytest.raises(RecastError, match=r"mnist is not in .*"):
+        load_data(DataConfig("torch/mnist", str(tmp_path)))
 
 
 @pytest.fixture
@@ -113,42 +117,27 @@ def png(level: int) -> bytes:
     return file.getvalue()
 
 
-@pytest.fixture
-def make_hub(hugging_face: Any, tmp_path: Path) -> Any:
-    """A local folder as `load_dataset` takes it: a parquet file a split; image i has grey level i."""
-
-    def make(
-        splits: dict[str, Sequence[int | None]],
-        names: Sequence[str] | None = ("red", "green"),
-        label: str = "label",
-        broken: int = -1,
-    ) -> DataConfig:
-        feature = hugging_face.ClassLabel(names=list(names)) if names else hugging_face.Value("int64")
-        features = hugging_face.Features({"img": hugging_face.Image(), label: feature})
-        for split, labels in splits.items():
-            images = [{"bytes": b"broken" if i == broken else png(i), "path": None} for i in range(len(labels))]
-            path = tmp_path / "set" / "data" / f"{split}-00000-of-00001.parquet"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            rows = {"img": images, label: list(labels)}
-            hugging_face.Dataset.from_dict(rows, features=features).to_parquet(path)
-        return DataConfig(f"hfds/{tmp_path / 'set'}", str(tmp_path / "cache"), img_size=16)
-
-    return make
-
-
-def test_a_local_folder_is_read(make_hub: Any) -> None:
-    data = load_data(make_hub({"train": [0, 1, 0, 1, 1], "test": [1, 0]}, label="fine_label"))
+def test_a_local_folder_is_read(hugging_face: Any, tmp_path: Path) -> None:
+    """A folder as `load_dataset` takes it: a parquet file a split; image i has grey level i."""
+    splits = {"train": [0, 1, 0, 1, 1], "test": [1, 0]}
+    kinds = {"img": hugging_face.Image(), "fine_label": hugging_face.ClassLabel(names=["red", "green"])}
+    (tmp_path / "set" / "data").mkdir(parents=True)
+    for split, labels in splits.items():
+        rows = {"img": [{"bytes": png(i), "path": None} for i in range(len(labels))], "fine_label": labels}
+        table = hugging_face.Dataset.from_dict(rows, features=hugging_face.Features(kinds))
+        table.to_parquet(tmp_path / "set" / "data" / f"{split}-00000-of-00001.parquet")
+    data = load_data(DataConfig(f"hfds/{tmp_path / 'set'}", str(tmp_path / "cache"), img_size=16))
     assert data.classes == ["red", "green"]
-    assert (data.train.labels.tolist(), data.val.labels.tolist()) == ([0, 1, 0, 1, 1], [1, 0])
-    images, labels = data.train.plain().batch([4, 2])
+    assert (data.train.labels.tolist(), data.val.labels.tolist()) == (splits["train"], splits["test"])
+    images, classes = data.train.plain().batch([4, 2])
     assert (images[:, :, 0, 0] * 255).round().tolist() == [[4.0] * 3, [2.0] * 3]
-    assert labels.tolist() == [1, 0]
-    alone, helped = (list(Loader(data.train, 2, shuffle_seed=0, workers=workers)) for workers in (0, 1))
-    assert all(a.equal(b) for x, y in zip(alone, helped, strict=True) for a, b in zip(x, y, strict=True))
+    assert classes.tolist() == [1, 0]
+    alone, by_worker = (list(Loader(data.train, 2, shuffle_seed=0, workers=workers)) for workers in (0, 1))
+    for batch, twin in zip(alone, by_worker, strict=True):
+        assert all(map(torch.equal, batch, twin))
 
 
 def test_a_folder_of_webdataset_shards_is_read(hugging_face: Any, tmp_path: Path) -> None:
-    """Keys of .cls files are the labels, without names."""
     for split, count in (("train", 6), ("validation", 3)):
         (tmp_path / "set").mkdir(exist_ok=True)
         with tarfile.open(tmp_path / "set" / f"shards-{split}-0.tar", "w") as shard:
@@ -160,11 +149,3 @@ def test_a_folder_of_webdataset_shards_is_read(hugging_face: Any, tmp_path: Path
     data = load_data(DataConfig(f"hfds/{tmp_path / 'set'}", str(tmp_path / "cache"), img_size=16))
     assert (data.classes, len(data.train), data.val.labels.tolist()) == (["0", "1"], 6, [0, 1, 0])
     assert (data.val[2][0][:, 0, 0] * 255).round().tolist() == [2.0] * 3
-
-
-@pytest.mark.parametrize("content", [b"", b"garbage" * 99])
-def test_damaged_files_of_torchvision_are_one_clear_line(tmp_path: Path, content: bytes) -> None:
-    make_mnist(tmp_path)
-    (tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte").write_bytes(content)
-    with pytest.raises(RecastError, match=r"mnist is not in .*"):
-        load_data(DataConfig("torch/mnist", str(tmp_path)))

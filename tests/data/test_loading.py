@@ -17,17 +17,123 @@ from recast.errors import RecastError
 from recast.lab.config import Augmentation, ClassifyConfig, DataConfig, Recipe
 from recast.lab.data import Loader, load_data
 from recast.lab.data.datasets import ImageFiles, ImageTensors, LabelledImages
-from recast.lab.data.seeding import epoch_order
+from recast.lab.data.seeding import (
+    balanced_epoch,
+    balanced_order,
+    choose_balanced,
+    choose_fraction,
+    epoch_order,
+    hold_out,
+)
 from recast.lab.tasks import TASKS
 
 SHIFTED = Augmentation(crop="pad", flip=True)
 POLICY = Augmentation(crop="simple", auto_augment="rand-m9-mstd0.5-inc1")
 
 
-def make_data(count: int = 23, augment: Augmentation | None = SHIFTED) -> ImageTensors:
+def make_data(count: int = 23, size: int = 8, augment: Augmentation | None = SHIFTED) -> ImageTensors:
     generator = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (count, 3, 8, 8), dtype=torch.uint8, generator=generator)
+    pixels = torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8, generator=generator)
     return ImageTensors(pixels, torch.arange(count), augment)
+
+
+@pytest.fixture(params=["tensors", "files"])
+def data(request: Any, tmp_path: Path) -> LabelledImages:
+    if request.param == "tensors":
+        return make_data(6, 16)
+    paths = [str(tmp_path / f"{index}.png") for index in range(6)]
+    for path, image in zip(paths, make_data(6, 20).pixels, strict=True):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
+    return ImageFiles(torch.arange(6), 16, paths)
+
+
+def test_items_are_pixels_and_int_labels() -> None:
+    data = make_data(augment=None)
+    image, label = data[3]
+    assert image.equal(data.pixels[3].float() / 255)
+    assert (label, type(label), data[-1][1]) == (3, int, 22)
+    assert len(list(data)) == 23  # iteration by index ends
+    images, labels = next(iter(torch.utils.data.DataLoader(data, batch_size=5)))
+    assert images.shape == (5, 3, 8, 8)
+    assert labels.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("augment", [SHIFTED, POLICY, Augmentation(crop="random")])
+def test_an_image_follows_from_its_seed_alone(data: LabelledImages, augment: Augmentation) -> None:
+    data = data.augmented(augment)
+    seeds = [2**62 + 7 * index for index in range(6)]
+    images, labels = data.batch(range(6), seeds)
+    assert labels.tolist() == list(range(6))
+    assert images.shape == (6, 3, 16, 16)
+    assert 0 <= images.min() <= images.max() <= 1
+    some, _ = data.batch([4, 1, 5], [seeds[4], seeds[1], seeds[5]])
+    assert some.equal(images[[4, 1, 5]])
+    assert not data.batch(range(6), [seed + 1 for seed in seeds])[0].equal(images)
+    torch.manual_seed(0)
+    drawn, drawn_next = (data.batch(range(6))[0] for _ in range(2))
+    assert not drawn.equal(drawn_next)
+    torch.manual_seed(0)
+    assert drawn.equal(data.batch(range(6))[0])
+    state = torch.get_rng_state()
+    assert data.plain().batch([4], [9])[0].equal(data.plain().batch([4])[0])
+    assert torch.get_rng_state().equal(state)  # without augmentation nothing is drawn
+
+
+def test_more_than_memory_allows_is_refused_before_decoding() -> None:
+    with pytest.raises(RecastError, match=r"big\.zip: 100,000,000 images of 224 pixels a side need"):
+        ImageFiles(torch.zeros(100_000_000), 224, [], where="big.zip:").decoded(skip=False)
+
+
+LABELS = torch.tensor([0] * 50 + [1] * 7 + [2] * 20)[torch.randperm(77, generator=torch.Generator().manual_seed(0))]
+
+
+@pytest.mark.parametrize(("count", "expected"), [(3, [1, 1, 1]), (21, [7, 7, 7]), (30, [12, 7, 11]), (77, [50, 7, 20])])
+def test_subsets_are_balanced_as_far_as_classes_go(count: int, expected: list[int]) -> None:
+    counts = LABELS[choose_balanced(LABELS, count, "num_train")].bincount(minlength=3)
+    assert counts[1] == expected[1]
+    assert (counts - torch.tensor(expected)).abs().max() <= 1  # who gets the remainder is drawn
+    assert counts.sum() == count
+
+
+def test_subsets_are_nested_seeded_and_without_repetition() -> None:
+    order = balanced_order(LABELS)
+    assert order.sort().values.equal(torch.arange(77))
+    assert set(choose_balanced(LABELS, 10, "n").tolist()) < set(choose_balanced(LABELS, 11, "n").tolist())
+    assert order.equal(balanced_order(LABELS))
+    assert not order.equal(balanced_order(LABELS, seed=1))
+    for count in (0, 78):
+        with pytest.raises(RecastError, match=f"num_val must be between 1 and 77 .* got {count}"):
+            choose_balanced(LABELS, count, "num_val")
+
+
+def test_fraction_is_of_every_class_nested_and_at_least_one() -> None:
+    assert LABELS[choose_fraction(LABELS, 0.1)].bincount().tolist() == [5, 1, 2]
+    assert LABELS[choose_fraction(LABELS, 0.001)].bincount().tolist() == [1, 1, 1]
+    assert choose_fraction(LABELS, 1.0).equal(torch.arange(77))
+    small, large = choose_fraction(LABELS, 0.2), choose_fraction(LABELS, 0.5)
+    assert set(small.tolist()) < set(large.tolist())
+    assert small.equal(small.sort().values)
+    train, val = hold_out(LABELS, 0.1)
+    assert torch.cat([train, val]).sort().values.equal(torch.arange(77))
+    assert LABELS[val].bincount().tolist() == [5, 1, 2]
+    assert 0 in hold_out(torch.tensor([0, 1, 1]), 0.5)[0]  # a single image goes to training
+
+
+def test_balanced_epochs() -> None:
+    labels = torch.tensor([0] * 70 + [1] * 7 + [2] * 23)
+    order = balanced_epoch(labels, 3, 5)
+    assert order.equal(balanced_epoch(labels, 3, 5))
+    assert not order.equal(balanced_epoch(labels, 3, 6))
+    assert sorted(labels[order].bincount().tolist()) == [33, 33, 34]
+    times = order.bincount(minlength=100)
+    for label, (least, most) in enumerate([(0, 1), (4, 5), (1, 2)]):  # in turns
+        assert set(times[labels == label].tolist()) <= {least, most}
+    assert torch.cat([balanced_epoch(labels, 3, epoch) for epoch in range(24)]).bincount(minlength=100).min() > 0
+    twice = balanced_epoch(labels, 3, 5, repeats=2)
+    assert len(twice) == 100
+    assert twice[::2].equal(twice[1::2])
+    assert sorted(labels[twice].bincount().tolist()) == [32, 34, 34]
+    assert len(balanced_epoch(torch.zeros(5, dtype=torch.long), 0, 0)) == 5
 
 
 def make_files(folder: Path, count: int, broken: tuple[int, ...] = ()) -> ImageFiles:
@@ -43,59 +149,41 @@ def make_files(folder: Path, count: int, broken: tuple[int, ...] = ()) -> ImageF
 
 def epoch_of(data: LabelledImages, batch_size: int, parts: int = 1, **options: Any) -> tuple[Tensor, list[int]]:
     """Return all images and labels of an epoch in its order, put together from the shares of all parts."""
-    sources = [iter(Loader(data, batch_size, part=part, parts=parts, **options)) for part in range(parts)]
-    images, labels = [], []
-    while shares := [share for source in sources if (share := next(source, None)) is not None]:
-        count = sum(len(share[1]) for share in shares)
-        whole = torch.empty(count, *shares[0][0].shape[1:]), torch.empty(count, dtype=torch.long)
-        for part, share in enumerate(shares):
-            for place, values in zip(whole, share, strict=True):
-                place[part::parts] = values
-        images.append(whole[0])
-        labels += whole[1].tolist()
-    return torch.cat(images), labels
-
-
-def assert_same(batches: list[tuple[Tensor, Tensor]], others: list[tuple[Tensor, Tensor]]) -> None:
-    assert len(batches) == len(others)
-    for (images, labels), (other_images, other_labels) in zip(batches, others, strict=True):
-        assert labels.equal(other_labels)
-        assert images.equal(other_images)
+    rows = {}
+    for part in range(parts):
+        for batch, share in enumerate(Loader(data, batch_size, part=part, parts=parts, **options)):
+            for place, (image, label) in enumerate(zip(*share, strict=True)):
+                rows[batch, place, part] = image, int(label)
+    images, labels = zip(*(row for _, row in sorted(rows.items())), strict=True)
+    return torch.stack(images), list(labels)
 
 
 def test_every_image_once_and_the_last_batch_is_kept_or_dropped() -> None:
-    batches = list(Loader(make_data(), 5, shuffle_seed=1))
-    assert [len(labels) for _, labels in batches] == [5, 5, 5, 5, 3]
-    assert torch.cat([labels for _, labels in Loader(make_data(), 5)]).equal(torch.arange(23))
-    labels = torch.cat([labels for _, labels in batches])
-    assert not labels.equal(torch.arange(23))
-    assert labels.sort().values.equal(torch.arange(23))
-    source = Loader(make_data(), 5, shuffle_seed=1, drop_last=True, start=1)
-    assert len(source) == 3
-    assert_same(list(source), batches[1:4])
+    sizes = [len(labels) for _, labels in Loader(make_data(), 5, shuffle_seed=1)]
+    assert sizes == [5, 5, 5, 5, 3]
+    assert epoch_of(make_data(), 5)[1] == list(range(23))
+    images, labels = epoch_of(make_data(), 5, shuffle_seed=1)
+    assert labels != sorted(labels) == list(range(23))
+    options = {"shuffle_seed": 1, "drop_last": True, "start": 1}
+    assert len(Loader(make_data(), 5, **options)) == 3
+    fewer_images, fewer_labels = epoch_of(make_data(), 5, **options)
+    assert fewer_images.equal(images[5:20])
+    assert fewer_labels == labels[5:20]
 
 
-def test_order_and_augmentation_follow_seed_and_epoch_only() -> None:
-    first = list(Loader(make_data(), 5, shuffle_seed=1, epoch=2))
+@pytest.mark.parametrize("augment", [SHIFTED, POLICY])
+def test_order_and_augmentation_follow_seed_and_epoch_only(augment: Augmentation) -> None:
+    data = make_data(augment=augment)
+    images, labels = epoch_of(data, 5, shuffle_seed=1, epoch=2)
     torch.manual_seed(5), np.random.seed(5), random.seed(5)
     expected = torch.rand(1), np.random.rand(), random.random()
     torch.manual_seed(5), np.random.seed(5), random.seed(5)
-    assert_same(first, list(Loader(make_data(), 5, shuffle_seed=1, epoch=2)))
+    assert epoch_of(data, 5, shuffle_seed=1, epoch=2)[0].equal(images)
     assert (torch.rand(1), np.random.rand(), random.random()) == expected  # the global generators are left alone
     for seed, epoch in ((1, 3), (2, 2), (2, 1)):
-        _, labels = next(iter(Loader(make_data(), 5, shuffle_seed=seed, epoch=epoch)))
-        assert not first[0][1].equal(labels)
+        assert epoch_of(data, 5, shuffle_seed=seed, epoch=epoch)[1] != labels
     # In the order of the data, only the augmentation is left to differ.
-    assert not next(iter(Loader(make_data(), 5)))[0].equal(next(iter(Loader(make_data(), 5, epoch=1)))[0])
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_resuming_gives_the_rest_of_the_epoch_bit_for_bit(workers: int) -> None:
-    whole = list(Loader(make_data(), 5, shuffle_seed=1, epoch=4))
-    rest = Loader(make_data(), 5, shuffle_seed=1, epoch=4, start=2, workers=workers)
-    assert len(rest) == 3
-    assert_same(whole[2:], list(rest))
-    assert list(Loader(make_data(), 5, shuffle_seed=1, epoch=4, start=5)) == []
+    assert not epoch_of(data, 5)[0].equal(epoch_of(data, 5, epoch=1)[0])
 
 
 @pytest.mark.parametrize("augment", [SHIFTED, POLICY])
@@ -103,20 +191,22 @@ def test_resuming_gives_the_rest_of_the_epoch_bit_for_bit(workers: int) -> None:
     "options",
     [
         {"batch_size": 23},
-        {"batch_size": 5, "workers": 2},
+        {"batch_size": 5, "start": 2},
+        {"batch_size": 5, "start": 2, "workers": 2},
         {"batch_size": 7, "parts": 3},
         {"batch_size": 4, "parts": 3, "workers": 1},
     ],
     ids=str,
 )
-def test_pixels_are_the_same_for_any_batch_size_workers_and_parts(
+def test_pixels_do_not_depend_on_batch_size_start_workers_and_parts(
     augment: Augmentation, options: dict[str, Any]
 ) -> None:
     data = make_data(augment=augment)
     images, labels = epoch_of(data, 5, shuffle_seed=1, epoch=2)
-    other_images, other_labels = epoch_of(data, shuffle_seed=1, epoch=2, **options)
-    assert other_labels == labels
-    assert other_images.equal(images)
+    rest_images, rest_labels = epoch_of(data, shuffle_seed=1, epoch=2, **options)
+    start = 5 * options.get("start", 0)
+    assert rest_labels == labels[start:]
+    assert rest_images.equal(images[start:])
 
 
 def test_repeated_augmentation_shows_fewer_images_more_often() -> None:
@@ -132,12 +222,12 @@ def test_repeated_augmentation_shows_fewer_images_more_often() -> None:
 
 @pytest.mark.parametrize("data", [make_data(), make_data(augment=None)], ids=["augmented", "plain"])
 def test_views_are_of_the_same_images_each_augmented_anew(data: ImageTensors) -> None:
-    one, several = (list(Loader(data, 6, shuffle_seed=4, epoch=2, views=views)) for views in (1, 3))
+    single, several = (list(Loader(data, 6, shuffle_seed=4, epoch=2, views=views)) for views in (1, 3))
     shares = [list(Loader(data, 6, shuffle_seed=4, epoch=2, views=3, part=part, parts=2)) for part in range(2)]
     for batch, (images, labels) in enumerate(several):
         assert images.shape[1:] == (3, 3, 8, 8)
-        assert labels.equal(one[batch][1])
-        assert images[:, 0].equal(one[batch][0])
+        assert labels.equal(single[batch][1])
+        assert images[:, 0].equal(single[batch][0])
         assert images[:, 1].equal(images[:, 2]) == (data.augment is None)
         for part in range(2):
             assert images[part::2].equal(shares[part][batch][0])
@@ -151,10 +241,8 @@ def test_unreadable_images_are_named_replaced_by_the_next_one_or_left_out(tmp_pa
     assert "\n" not in str(caught.value)
     order = epoch_order(9, 5, 0).tolist()
     source = Loader(data, 4, shuffle_seed=5, workers=workers, bad_image="skip")
-    batches = list(source)
-    labels = torch.cat([labels for _, labels in batches])
+    images, labels = (torch.cat(values) for values in zip(*source, strict=True))
     assert labels.tolist() == [{3: 4, 7: 0, 8: 0}.get(index, index) for index in order]
-    images = torch.cat([images for images, _ in batches])
     assert (images[:, 0, 0, 0] * 255).round().long().equal(10 * labels)
     assert sorted(source.bad_images) == [data.items[index] for index in (3, 7, 8)]
     assert epoch_of(data, 3, parts=2, shuffle_seed=5, bad_image="skip")[1] == labels.tolist()
@@ -190,10 +278,7 @@ class Dying(ImageTensors):
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning", "ignore:unclosed file:ResourceWarning")
 @pytest.mark.parametrize(
     ("end", "how"),
-    [
-        (lambda: os._exit(3), "exit code 3"),
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), "signal: Killed"),
-    ],
+    [(lambda: os._exit(3), "exit code 3"), (lambda: os.kill(os.getpid(), signal.SIGKILL), "signal: Killed")],
     ids=["exit", "kill"],
 )
 def test_a_dead_loader_process_is_explained(end: Callable[[], object], how: str) -> None:

@@ -1,5 +1,3 @@
-"""Images with masks: image and mask move together, whatever the batch; folders of them, and what is wrong with some."""
-
 import shutil
 import unicodedata
 from collections.abc import Callable
@@ -29,26 +27,25 @@ def test_image_and_mask_move_together() -> None:
     images, masks = (torch.cat(parts) for parts in zip(*batches[2], strict=True))
     assert torch.equal(images, batches[6][0][0])
     assert torch.equal(masks, batches[6][0][1])
-    found = (images[:, 0] * 255 - masks * 10).abs()
     inside = masks != IGNORE
-    other = (images[:, 0] * 255 - masks.roll(6, 2) * 10).abs()
-    assert found[inside].median() <= 2, "edges are blurred by the resizing, blocks are not"
-    assert other[inside].median() > 20
+    difference, shifted = ((images[:, 0] * 255 - 10 * mask).abs()[inside] for mask in (masks, masks.roll(6, 2)))
+    assert difference.median() <= 2, "edges are blurred by the resizing, blocks are not"
+    assert shifted.median() > 20
     assert set(images[~inside.unsqueeze(1).expand_as(images)].mul(255).round().int().tolist()) <= {124, 116, 104}
     sizes = [int((mask != IGNORE).sum()) for mask in masks]
     assert min(sizes) < 32 * 32 == max(sizes), "some are smaller than the cut, some are not"
-    whole, same = pairs.plain().batch([0])
-    assert whole.shape == (1, 3, 32, 32)
-    assert (whole[0, 0] * 255 - same[0] * 10).abs().median() <= 2
+    images, masks = pairs.plain().batch([0])
+    assert images.shape == (1, 3, 32, 32)
+    assert (images[0, 0] * 255 - masks[0] * 10).abs().median() <= 2
 
 
 def write(folder: Path, *, mask: object = None, part: str = "", count: int = 4) -> Path:
     """A folder of pairs; the first mask is this one, if it is given."""
     images, masks = coloured(count)
     for i in range(count):
-        for name, one in (("images", images[i].permute(1, 2, 0)), ("masks", masks[i])):
+        for name, pixels in (("images", images[i].permute(1, 2, 0)), ("masks", masks[i])):
             (folder / part / name).mkdir(parents=True, exist_ok=True)
-            Image.fromarray(one.numpy()).save(folder / part / name / f"{i}.png")
+            Image.fromarray(pixels.numpy()).save(folder / part / name / f"{i}.png")
     if mask is not None:
         Image.fromarray(np.asarray(mask)).save(folder / part / "masks" / "0.png")
     return folder
@@ -81,29 +78,30 @@ def test_gaps_grey_and_sixteen_bits(tmp_path: Path) -> None:
     Image.fromarray(np.full((40, 56), 12, np.uint8)).save(folder / "masks" / "1.png")
     data, _ = read(folder)
     assert data.classes == ["3", "12", "700"]
-    both = {name: pairs for pairs in (data.train.plain(), data.val) for name in pairs.items}
-    image, kept = both[str(folder / "images" / "0.png")][0]
-    assert kept.unique().tolist() == [0, 2, IGNORE]
+    parts = {name: pairs for pairs in (data.train.plain(), data.val) for name in pairs.items}
+    image, mask = parts[str(folder / "images" / "0.png")][0]
+    assert mask.unique().tolist() == [0, 2, IGNORE]
     assert image.sub(0.5).abs().max() < 0.01
 
 
-def laid_out(folder: Path, images: str, masks: str, values: list[list[list[int]]]) -> None:
-    """Masks with a palette, whose colours are not the classes."""
-    for i, mask in enumerate(values):
-        for name, one in ((images, np.zeros((8, 8, 3))), (masks, np.kron(mask, np.ones((4, 4))))):
-            (folder / name).mkdir(parents=True, exist_ok=True)
-            picture = Image.fromarray(one.astype(np.uint8))
-            if name == masks:
-                picture.putpalette(bytes(range(255, -1, -1)) * 3)
-            picture.save(folder / name / f"{i}.{'jpg' if name == images else 'png'}")
+def save_ade(folder: Path, part: str, number: int, mask: list[list[int]]) -> None:
+    """A pair of ADE20K; the mask has a palette, whose colours are not the classes."""
+    picture = Image.fromarray(np.kron(mask, np.ones((4, 4))).astype(np.uint8))
+    picture.putpalette(bytes(range(255, -1, -1)) * 3)
+    for name, image in (
+        (f"images/{part}/{number}.jpg", Image.new("RGB", (8, 8))),
+        (f"annotations/{part}/{number}.png", picture),
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        image.save(folder / name)
 
 
 @pytest.mark.parametrize("named", [False, True])
 def test_ade(tmp_path: Path, named: bool) -> None:
     """0 is no class but what nobody knows; the names are the release's own."""
     folder = tmp_path / "ADEChallengeData2016"
-    for part, count in (("training", 3), ("validation", 1)):
-        laid_out(folder, f"images/{part}", f"annotations/{part}", [[[0, 3], [1, 1]]] * count)
+    for part, number in (("training", 0), ("training", 1), ("training", 2), ("validation", 0)):
+        save_ade(folder, part, number, [[0, 3], [1, 1]])
     if named:
         lines = [f"{i}\t0.1\t9\t9\t{name}" for i, name in enumerate(("wall", "building, edifice", "sky"), 1)]
         (folder / "objectInfo150.txt").write_text("\n".join(["Idx\tRatio\tTrain\tVal\tName", *lines]))
@@ -118,14 +116,13 @@ def test_ade(tmp_path: Path, named: bool) -> None:
 
 
 def test_names_have_either_unicode_form_and_parts_lie_within(tmp_path: Path) -> None:
+    pairs = write(tmp_path / "pairs")
     for name, form in (("images", "NFD"), ("masks", "NFC")):
-        for part, count in (("Train", 3), ("test", 1)):
-            folder = write(tmp_path / "all", count=count) / name
-            (tmp_path / name / part).mkdir(parents=True)
-            for i in range(count):
-                path = tmp_path / name / part / unicodedata.normalize(form, f"é{i}.png")
-                shutil.copy(folder / f"{i}.png", path)
-    shutil.rmtree(tmp_path / "all")
+        for i, part in enumerate(("Train", "Train", "Train", "test")):
+            (tmp_path / name / part).mkdir(parents=True, exist_ok=True)
+            path = tmp_path / name / part / unicodedata.normalize(form, f"é{i}.png")
+            (pairs / name / f"{i}.png").rename(path)
+    shutil.rmtree(pairs)
     with pytest.warns(UserWarning, match="training part Train, validation part test"):
         data, _ = read(tmp_path)
     assert (len(data.train), len(data.val)) == (3, 1)
@@ -159,9 +156,9 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_what_is_wrong_is_told_in_a_line(tmp_path: Path, name: str) -> None:
-    make, told = MISTAKES[name]
+def test_a_mistake_is_one_line(tmp_path: Path, name: str) -> None:
+    make, message = MISTAKES[name]
     make(tmp_path)
-    with pytest.raises(RecastError, match=told) as error:
+    with pytest.raises(RecastError, match=message) as error:
         read(tmp_path)
     assert "\n" not in str(error.value)

@@ -20,9 +20,9 @@ COLORS = {"zebra": (255, 0, 0), "ant": (0, 255, 0), "Bee": (0, 0, 255)}
 CLASSES = ["Bee", "ant", "zebra"]  # upper case sorts first
 
 
-def make_tree(root: Path, counts: Mapping[str, int] | None = None, size: int = 16) -> Path:
+def make_tree(root: Path, counts: Mapping[str, int] | int = 10, size: int = 16) -> Path:
     """CLASS/i.png of one colour per class; the grey level of the first pixel tells the images of a class apart."""
-    for name, count in (counts or dict.fromkeys(COLORS, 10)).items():
+    for name, count in (dict.fromkeys(COLORS, counts) if isinstance(counts, int) else counts).items():
         (root / name).mkdir(parents=True)
         for number in range(count):
             image = Image.new("RGB", (size, size), COLORS.get(name, (9, 9, 9)))
@@ -67,57 +67,15 @@ def test_digits() -> None:
     assert not {image.numpy().tobytes() for image in pixels} & held_out
 
 
-def test_folder_with_train_and_val(tmp_path: Path) -> None:
-    make_tree(tmp_path / "train")
-    make_tree(tmp_path / "val", dict.fromkeys(COLORS, 2))
-    (tmp_path / "train" / "ant" / "notes.txt").write_text("not an image", encoding="utf-8")
-    (tmp_path / "train" / ".cache").mkdir()
-    with pytest.warns(UserWarning, match=r"skipped 2 .*: train/\.cache/, train/ant/notes\.txt"):
-        data = load_data(folder(tmp_path, img_size=16))
-    (tmp_path / "train" / ".cache").rmdir()
-    (tmp_path / "train" / "ant" / "notes.txt").unlink()
-    assert (data.classes, len(data.train), len(data.val)) == (CLASSES, 30, 6)
-    assert [color_of(data.val[index][0]) for index in (0, 2, 4)] == [COLORS[name] for name in CLASSES]
-    assert data.val.labels.tolist() == [0, 0, 1, 1, 2, 2]
-    assert load_data(folder(tmp_path)).img_size == 224
-
-
-@pytest.mark.parametrize("kind", ["folder", "zip"])
-def test_class_folders_alone_are_split(tmp_path: Path, kind: str) -> None:
-    path = make_tree(tmp_path / "tree", {"ant": 8, "Bee": 20})
-    config = folder(make_zip(path, tmp_path / "a.zip") if kind == "zip" else path, img_size=8, val_fraction=0.25)
-    data: Any = load_data(config)
-    assert (data.val.labels.bincount().tolist(), data.train.labels.bincount().tolist()) == ([5, 2], [15, 6])
-    fewer = load_data(config.replace(num_train=0.2)).train
-    assert fewer.labels.bincount().tolist() == [3, 1]  # of every class
-    assert fewer.plain()[1][0].equal(load_data(config.replace(num_train=0.2)).train.plain()[1][0])
-    if kind == "folder":
-        assert not set(data.train.items) & set(data.val.items)
-        assert data.val.items == load_data(config).val.items  # type: ignore[attr-defined]
-
-
-def test_class_folders_are_checked(tmp_path: Path) -> None:
-    make_tree(tmp_path / "train")
-    make_tree(tmp_path / "val")
-    (tmp_path / "val" / "ant").rename(tmp_path / "val" / "wasp")
-    with pytest.raises(RecastError, match=r"only in .*train: ant; only in .*val: wasp"):
-        load_data(folder(tmp_path))
-    for path in (tmp_path / "val" / "wasp").iterdir():
-        path.rename(path.with_suffix(".heic"))
-    with pytest.raises(RecastError, match=r"without an image: wasp in .*val"):
-        load_data(folder(tmp_path))
-
-
 def test_index_gives_labels_of_all_imagenet_classes(tmp_path: Path) -> None:
     make_tree(tmp_path, {"n01496331": 1, "n01514859": 1})
     header = ("file", "wnid", "class_index", "name")
     ray = ("n01496331/0.png", "n01496331", "5", "electric ray, torpedo")
     data = load_data(make_index(tmp_path, header, ("n01514859/0.png", "n01514859", "8", "hen"), ray))
-    assert (data.val.labels.tolist(), len(data.train), len(data.classes)) == ([8, 5], 0, 1000)
+    assert (data.val.labels.tolist(), len(data.train), len(data.classes), data.img_size) == ([8, 5], 0, 1000, 224)
     assert (data.classes[5], data.classes[0]) == ("electric ray, torpedo", "tench, Tinca tinca")
-    # not ImageNet's numbering
-    config = make_index(tmp_path, header, ("n01514859/0.png", "n01514859", "3", ""))
-    assert load_data(config).classes == ["0", "1", "2", "n01514859"]
+    renumbered = make_index(tmp_path, header, ("n01514859/0.png", "n01514859", "3", ""))
+    assert load_data(renumbered).classes == ["0", "1", "2", "n01514859"]
 
 
 @pytest.mark.parametrize(
@@ -137,34 +95,20 @@ def test_bad_index_is_one_clear_line(tmp_path: Path, header: tuple, row: tuple, 
 
 def test_two_archives_equal_the_folder(tmp_path: Path) -> None:
     make_tree(tmp_path / "tree" / "train")
-    make_tree(tmp_path / "tree" / "test", dict.fromkeys(COLORS, 3), size=24)
+    make_tree(tmp_path / "tree" / "test", 3, size=24)
     for part in ("train", "test"):
         make_zip(tmp_path / "tree" / part, tmp_path / f"{part}.zip", folders=part == "test")
-    packed = load_data(DataConfig(name="zip", data_dir=str(tmp_path), img_size=16, num_train=6))
+    zipped = load_data(DataConfig(name="zip", data_dir=str(tmp_path), img_size=16, num_train=6))
     loose = load_data(folder(tmp_path / "tree", img_size=16, num_train=6))
-    assert packed.classes == loose.classes == CLASSES
-    for mine, theirs in ((packed.train, loose.train), (packed.val, loose.val)):
-        pairs = zip(mine.plain().batch(range(len(mine))), theirs.plain().batch(range(len(theirs))), strict=True)
-        assert all(a.equal(b) for a, b in pairs)
-    assert (packed.train.augment.crop, packed.train.augment.flip, packed.name) == ("pad", True, tmp_path.name)
-
-
-@pytest.mark.parametrize("prefix", ["", "pets/", "pets/images/"])
-def test_one_archive_with_both_parts_and_its_own_size(tmp_path: Path, prefix: str) -> None:
-    make_tree(tmp_path / "tree" / "train")
-    make_tree(tmp_path / "tree" / "val", dict.fromkeys(COLORS, 2))
-    (tmp_path / "tree" / "__MACOSX").mkdir()
-    (tmp_path / "tree" / "__MACOSX" / "x.png").write_bytes(b"junk")
-    with pytest.warns(UserWarning, match=r"skipped 1 .*__MACOSX"):
-        data = load_data(folder(make_zip(tmp_path / "tree", tmp_path / "pets.zip", prefix, folders=True)))
-    assert (len(data.train), len(data.val), data.img_size, data.name) == (30, 6, 16, "pets")
-    assert color_of(data.val[5][0]) == COLORS["zebra"]
+    assert zipped.classes == loose.classes == CLASSES
+    for part, twin in ((zipped.train, loose.train), (zipped.val, loose.val)):
+        rows = range(len(part))
+        assert all(map(torch.equal, part.plain().batch(rows), twin.plain().batch(rows)))
+    assert (zipped.train.augment.crop, zipped.train.augment.flip, zipped.name) == ("pad", True, tmp_path.name)
 
 
 @pytest.fixture(params=["folder", "zip"])
 def packed(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Path], DataConfig]:
-    """A folder as a config, as it is and as a zip."""
-
     def config(tree: Path) -> DataConfig:
         return folder(make_zip(tree, tmp_path / "packed.zip") if request.param == "zip" else tree, img_size=8)
 
@@ -175,6 +119,30 @@ def sizes(data: Any) -> tuple[list[str], int, int]:
     return data.classes, len(data.train), len(data.val)
 
 
+def test_class_folders_alone_are_split(tmp_path: Path, packed: Callable[[Path], DataConfig]) -> None:
+    config = packed(make_tree(tmp_path / "tree", {"ant": 8, "Bee": 20})).replace(val_fraction=0.25)
+    data: Any = load_data(config)
+    assert (data.val.labels.bincount().tolist(), data.train.labels.bincount().tolist()) == ([5, 2], [15, 6])
+    fewer, same = (load_data(config.replace(num_train=0.2)).train.plain() for _ in range(2))
+    assert fewer.labels.bincount().tolist() == [3, 1]  # of every class
+    assert fewer[1][0].equal(same[1][0])
+    if config.name == "folder":
+        assert not set(data.train.items) & set(data.val.items)
+        assert data.val.items == load_data(config).val.items  # type: ignore[attr-defined]
+
+
+def test_class_folders_are_checked(tmp_path: Path, packed: Callable[[Path], DataConfig]) -> None:
+    for part in ("train", "val"):
+        make_tree(tmp_path / "tree" / part, 2)
+    wasps = (tmp_path / "tree" / "val" / "ant").rename(tmp_path / "tree" / "val" / "wasp")
+    with pytest.raises(RecastError, match=r"only in .*train: ant; only in .*val: wasp"):
+        load_data(packed(tmp_path / "tree"))
+    for path in wasps.iterdir():
+        path.rename(path.with_suffix(".heic"))
+    with pytest.raises(RecastError, match=r"without an image: wasp in .*val"):
+        load_data(packed(tmp_path / "tree"))
+
+
 @pytest.mark.filterwarnings("ignore:.*(part|not used)")
 @pytest.mark.parametrize(("train", "val"), [
     ("Training", "Testing"), ("seg_train/seg_train", "seg_test/seg_test"), ("train_images", "valid_set"),
@@ -183,8 +151,8 @@ def sizes(data: Any) -> tuple[list[str], int, int]:
 def test_parts_are_known_by_their_usual_names(
     tmp_path: Path, packed: Callable[[Path], DataConfig], train: str, val: str
 ) -> None:
-    make_tree(tmp_path / "tree" / train, dict.fromkeys(COLORS, 3), size=8)
-    make_tree(tmp_path / "tree" / val, dict.fromkeys(COLORS, 2), size=8)
+    make_tree(tmp_path / "tree" / train, 3)
+    make_tree(tmp_path / "tree" / val, 2)
     assert sizes(load_data(packed(tmp_path / "tree"))) == (CLASSES, 9, 6)
 
 
@@ -192,10 +160,10 @@ def test_one_held_out_part_is_chosen_and_the_others_are_named(
     tmp_path: Path, packed: Callable[[Path], DataConfig]
 ) -> None:
     for part, count in (("train", 3), ("Val", 2), ("test", 1), ("extra", 1)):
-        make_tree(tmp_path / "tree" / part, dict.fromkeys(COLORS, count), size=8)
+        make_tree(tmp_path / "tree" / part, count)
     with pytest.warns(UserWarning, match="validation part Val; not used: extra, test"):
         assert sizes(load_data(packed(tmp_path / "tree"))) == (CLASSES, 9, 6)
-    make_tree(tmp_path / "tree" / "VAL", size=8)
+    make_tree(tmp_path / "tree" / "VAL")
     with pytest.raises(RecastError, match="VAL and Val"):
         load_data(packed(tmp_path / "tree"))
 
@@ -205,14 +173,14 @@ def test_folders_that_hold_the_same_folders_are_refused(
     tmp_path: Path, packed: Callable[[Path], DataConfig], names: tuple[str, str]
 ) -> None:
     for name in names:
-        make_tree(tmp_path / "tree" / name, {"p": 2, "q": 2}, size=8)
+        make_tree(tmp_path / "tree" / name, {"p": 2, "q": 2})
     with pytest.raises(RecastError, match=r"hold the same folders \(p, q\).*--data csv"):
         load_data(packed(tmp_path / "tree"))
 
 
 def test_folders_inside_of_a_class_are_reported(tmp_path: Path, packed: Callable[[Path], DataConfig]) -> None:
     for name, inner in (("ant", "pq"), ("bee", "xyz")):
-        make_tree(tmp_path / "tree" / name, dict.fromkeys(inner, 4), size=8)
+        make_tree(tmp_path / "tree" / name, dict.fromkeys(inner, 4))
     with pytest.warns(UserWarning, match=r"ant is one class, with all its folders \(p, q\)$"):
         assert sizes(load_data(packed(tmp_path / "tree"))) == (["ant", "bee"], 18, 2)
 
@@ -220,18 +188,18 @@ def test_folders_inside_of_a_class_are_reported(tmp_path: Path, packed: Callable
 def test_what_is_no_part(tmp_path: Path, packed: Callable[[Path], DataConfig]) -> None:
     """An inner folder of every class, as in Tiny ImageNet; vehicles that may be trains; a part without labels."""
     for name in CLASSES:
-        make_tree(tmp_path / "tree" / name, {"images": 4}, size=8)
+        make_tree(tmp_path / "tree" / name, {"images": 4})
     assert load_data(packed(tmp_path / "tree")).classes == CLASSES
-    make_tree(tmp_path / "vehicles", {"train": 4, "bus": 4, "car": 4}, size=8)
+    make_tree(tmp_path / "vehicles", {"train": 4, "bus": 4, "car": 4})
     assert load_data(packed(tmp_path / "vehicles")).classes == ["bus", "car", "train"]
-    make_tree(tmp_path / "parts" / "train", size=8)
-    make_tree(tmp_path / "parts", {"test": 4}, size=8)
+    make_tree(tmp_path / "parts" / "train")
+    make_tree(tmp_path / "parts", {"test": 4})
     with pytest.warns(UserWarning, match="not used: test"):
         assert sizes(load_data(packed(tmp_path / "parts"))) == (CLASSES, 27, 3)
 
 
 def test_what_systems_and_tools_leave_does_not_count(tmp_path: Path, packed: Callable[[Path], DataConfig]) -> None:
-    tree = make_tree(tmp_path / "tree", {"cat": 6, "dog": 6}, size=8)
+    tree = make_tree(tmp_path / "tree", {"cat": 6, "dog": 6})
     tools = (".ipynb_checkpoints", ".Trash-1000/files", "@eaDir/0.png", "__MACOSX/cat", "$RECYCLE.BIN", "lost+found",
              "System Volume Information", "#recycle", ".AppleDouble", "sub/@Recycle")  # fmt: skip
     for number, place in enumerate(tools):
@@ -240,7 +208,7 @@ def test_what_systems_and_tools_leave_does_not_count(tmp_path: Path, packed: Cal
         shutil.copy(tree / "cat" / "0.png", where / "copy.png")
     for name in ("._0.png", "notes.txt", "Thumbs.db", ".DS_Store"):
         (tree / "dog" / name).write_bytes(b"x")
-    with pytest.warns(UserWarning, match="skipped 14 .*"):
+    with pytest.warns(UserWarning, match="skipped 14 "):
         data: Any = load_data(packed(tree))
     assert len(data.train) + len(data.val) == 12
 
@@ -252,10 +220,10 @@ def test_class_names_have_one_form(tmp_path: Path, packed: Callable[[Path], Data
     make_tree(tmp_path / "tree" / "train", {unicodedata.normalize("NFD", "Café"): 2})
     with pytest.raises(RecastError, match="two class folders Café"):
         load_data(packed(tmp_path / "tree"))
-    make_tree(tmp_path / "alike", {"a\nb": 2, "a\\nb": 2, "cow": 2}, size=8)
+    make_tree(tmp_path / "alike", {"a\nb": 2, "a\\nb": 2, "cow": 2})
     with pytest.raises(RecastError, match=r"two class folders a\\nb"):
         load_data(packed(tmp_path / "alike"))
-    make_tree(tmp_path / "control", {"red\x1b[31m": 4, "b": 4}, size=8)
+    make_tree(tmp_path / "control", {"red\x1b[31m": 4, "b": 4})
     assert load_data(packed(tmp_path / "control")).classes == ["b", r"red\x1b[31m"]
 
 
@@ -287,16 +255,10 @@ def test_a_link_that_would_count_images_twice_is_refused(tmp_path: Path, target:
 
 def test_bad_archives_are_named(tmp_path: Path) -> None:
     config, path = folder(tmp_path / "a.zip"), tmp_path / "a.zip"
-    tree = make_tree(tmp_path / "tree", {"ant": 4, "Bee": 4})
-    content = bytearray(make_zip(tree, path).read_bytes())
+    content = bytearray(make_zip(make_tree(tmp_path / "tree", {"ant": 4, "Bee": 4}), path).read_bytes())
     content[content.index(b"IDAT") + 8] ^= 0xFF
     path.write_bytes(bytes(content))
     with pytest.raises(RecastError, match=r"cannot read image .*a\.zip: (ant|Bee)/\d\.png: Bad CRC-32"):
-        load_data(config)
-    for image in (tree / "ant").iterdir():
-        image.rename(image.with_suffix(".heic"))
-    make_zip(tree, path, folders=True)
-    with pytest.raises(RecastError, match=r"without an image: ant in .*a\.zip"):
         load_data(config)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(RecastError, match=r"cannot read archive .*a\.zip.*complete"):
@@ -310,8 +272,7 @@ def test_images_of_an_archive_that_cannot_be_read_can_be_left_out(tmp_path: Path
             (tree / "Bee" / f"{number}.png").write_bytes(b"broken")
     config = folder(make_zip(tree, tmp_path / "a.zip"), bad_image="skip")
     data = load_data(config)
-    assert len(data.bad_images) == 9
-    assert all("a.zip: Bee/" in name for name in data.bad_images)
+    assert ["a.zip: Bee/" in name for name in data.bad_images] == [True] * 9
     assert (len(data.train) + len(data.val), data.img_size) == (11, 16)
     for label, color in enumerate(("Bee", "ant")):
         chosen = (data.train.labels == label).nonzero().flatten().tolist()
@@ -349,8 +310,8 @@ def test_crop_pct_says_how_much_validation_sees(tmp_path: Path) -> None:
             assert data.val[0][0][2].mean().item() == pytest.approx(share, abs=0.02)
             unshifted = data.train.augmented(Augmentation(crop="none", flip=False))[0][0]
             assert unshifted.equal(data.val[0][0])  # crop=none: as in validation
-    whole, part = (load_data(DataConfig(img_size=16, crop_pct=crop_pct)).val[0][0] for crop_pct in (1.0, 0.5))
-    assert part.mean() > whole.mean()  # the middle of a digit is brighter than its border
+    full, middle = (load_data(DataConfig(img_size=16, crop_pct=crop_pct)).val[0][0] for crop_pct in (1.0, 0.5))
+    assert middle.mean() > full.mean()  # the middle of a digit is brighter than its border
 
 
 def test_mean_and_std_of_the_data(tmp_path: Path) -> None:

@@ -32,7 +32,6 @@ resnet = partial(timm.create_model, "test_resnet", num_classes=4)
 
 
 def stand_in(name: str) -> str:
-    """The stand-in for a recipe's model."""
     kinds = ("deit3", "deit", "cait", "resmlp", "patchconvnet", "cmhsa_vit_3", "cmhsa_vit_5")
     kind = next((kind for kind in kinds if name.startswith(kind)), "resnet")
     special = {"deit": "distilled", "patchconvnet": "multi"}.get(kind)

@@ -2,75 +2,57 @@ from pathlib import Path
 
 import pytest
 
-from recast.config import read
-from recast.lab.config import AugmentConfig, ClassifyConfig, DataConfig, OptimConfig, Recipe, RegularizationConfig
+from recast.lab.config import ClassifyConfig, DataConfig, OptimConfig, Recipe
 from recast.lab.recipe import changes, functions_of, load_recipe, save_recipe
 from recast.layers.config import RecastConfig
 from recast.models.config import ModelConfig
 from recast.models.trust import follow_up
 
-
-def unusual() -> Recipe:
-    return Recipe(
-        model=ModelConfig("torchvision:resnet50", pretrained=True, num_classes=7),
-        data=DataConfig("cifar10", img_size=40, mean=(0.1, 0.2, 0.3), num_val=5),
-        augment=AugmentConfig(crop="none", scale=(0.3, 1.0)),
-        recast=RecastConfig(gamma_init=0.1, head_dim=4, backend="dense"),
-        where=["layer4.*", "layer3.0.conv1"],
-        max_tokens=64,
-        optim=OptimConfig(opt="lamb", lr=1e-5, betas=(0.9, 0.98), gate_lr=0.1, clip_grad=1.0, min_lr=0.0),
-        epochs=12,
-        amp="bf16",
-        regularization=RegularizationConfig(ema_decay=0.999, drop_path=0.1),
-        papers={"deit": {"drop_path_mode": "uniform"}},
-        task=ClassifyConfig(mixup=0.2, teacher={"kind": "parent", "targets": "hard"}),
-        control=False,
-    )
+UNUSUAL = Recipe(
+    model=ModelConfig("torchvision:resnet50", pretrained=True, num_classes=7),
+    data=DataConfig("cifar10", img_size=40, mean=(0.1, 0.2, 0.3), num_val=5),
+    recast=RecastConfig(gamma_init=0.1, head_dim=4, backend="dense"),
+    where=["layer4.*", "layer3.0.conv1"],
+    max_tokens=64,
+    optim=OptimConfig(opt="lamb", lr=1e-5, betas=(0.9, 0.98), gate_lr=0.1, clip_grad=1.0, min_lr=0.0),
+    amp="bf16",
+    papers={"deit": {"drop_path_mode": "uniform"}},
+    task=ClassifyConfig(mixup=0.2, teacher={"kind": "parent", "targets": "hard"}),
+    control=False,
+)
 
 
-@pytest.mark.parametrize("recipe", [Recipe(), unusual()], ids=["default", "unusual"])
+@pytest.mark.parametrize("recipe", [Recipe(), UNUSUAL], ids=["default", "unusual"])
 def test_a_written_recipe_reads_back_the_same(recipe: Recipe, tmp_path: Path) -> None:
     save_recipe(recipe, tmp_path / "recipe.yaml")
     assert load_recipe(tmp_path / "recipe.yaml") == recipe
-    assert read(Recipe, recipe.model_dump(mode="json")) == recipe
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
-
-
-def test_what_is_left_out_has_its_default(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text("epochs: 3\noptim: {lr: 1e-3}\nwhere: all\namp: off\n", encoding="utf-8")
-    recipe = load_recipe(tmp_path / "r.yaml")
-    assert recipe == Recipe(epochs=3, optim=OptimConfig(lr=1e-3), where=["all"])
 
 
 def test_paths_below_the_recipe_move_with_it_and_others_are_absolute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, elsewhere = tmp_path / "run", tmp_path / "images"
-    run.mkdir()
-    elsewhere.mkdir()
+    run, images = tmp_path / "run", tmp_path / "images"
+    for folder in (run, images):
+        folder.mkdir()
     (run / "parent.safetensors").touch()
     monkeypatch.chdir(tmp_path)
     recipe = Recipe(model=ModelConfig(checkpoint="run/parent.safetensors"), data=DataConfig(data_dir="images"))
     save_recipe(recipe, run / "recipe.yaml")
     run.rename(tmp_path / "moved")
-    monkeypatch.chdir(tmp_path / "images")
-    found = load_recipe("../moved/recipe.yaml")
-    assert found.model.checkpoint == str(tmp_path / "moved" / "parent.safetensors")
-    assert found.data.data_dir == str(elsewhere)
+    monkeypatch.chdir(images)
+    loaded = load_recipe("../moved/recipe.yaml")
+    assert loaded.model.checkpoint == str(tmp_path / "moved" / "parent.safetensors")
+    assert loaded.data.data_dir == str(images)
 
 
 def test_changes_are_dotted_names_with_both_values() -> None:
-    assert changes(Recipe(), Recipe()) == []
-    assert changes(Recipe(), Recipe(seed=1, optim=OptimConfig(lr=1))) == [
-        "seed (0, now 1)",
-        "optim.lr (0.0001, now 1.0)",
-    ]
-    assert changes(Recipe(), Recipe(seed=1, device="cpu"), ignore=("device",)) == ["seed (0, now 1)"]
+    changed = Recipe(seed=1, device="cpu", optim=OptimConfig(lr=1))
+    assert changes(Recipe(), changed, ignore=("device",)) == ["seed (0, now 1)", "optim.lr (0.0001, now 1.0)"]
 
 
 def test_a_command_to_type_next_says_what_a_function_needs() -> None:
-    """Of a run whose network is the user's own: code that a file names, from a folder of theirs."""
-    own = Recipe(ModelConfig("mynet:build"))
-    said = follow_up("evaluate", "my run", functions=functions_of(own))
-    assert said == "PYTHONPATH=. recast evaluate 'my run' --trust"
+    functions = functions_of(Recipe(ModelConfig("mynet:build")))
+    command = follow_up("evaluate", "my run", functions=functions)
+    assert command == "PYTHONPATH=. recast evaluate 'my run' --trust"
     assert follow_up("evaluate", "runs/a", functions=functions_of(Recipe())) == "recast evaluate runs/a"

@@ -15,6 +15,7 @@ from recast.lab.data.augment import resolve
 from recast.lab.data.datasets import ImageTensors
 from recast.lab.recipes import RECIPES
 from recast.lab.training import prepare
+from recast.lab.training.metrics import read_metrics
 from recast.lab.training.run import train
 from recast.models.config import ModelConfig
 
@@ -22,7 +23,6 @@ CLASSES = 4
 
 
 def tiny_data(config: DataConfig, augment: Augmentation, labels: LabelsConfig, in_chans: int | None = None) -> Data:
-    """Noise of the size of the stand-ins, with the recipe's augmentation."""
     augment, parts = resolve(augment, SIZE), []
     for count in (10, 4):
         pixels = torch.randint(0, 255, (count, 3, SIZE, SIZE), generator=torch.Generator().manual_seed(count)).byte()
@@ -58,8 +58,7 @@ def tiny(recipe: Recipe) -> Recipe:
 
 
 def one_of_a_kind() -> list[str]:
-    """A recipe of every kind: those that differ in the size of their network and data, or in rates and strengths alone,
-    are the same here."""
+    """A recipe of every kind: the size of network and data, rates and strengths make no kind."""
 
     def kind(recipe: Recipe) -> str:
         optim = recipe.optim.replace(lr=1e-4, base_batch=None, warmup_lr=1e-6, min_lr=1e-6, weight_decay=0.05)
@@ -79,14 +78,14 @@ def test_two_steps(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(prepare, "load_data", tiny_data)
     recipe = tiny(RECIPES[name].make())
     train(recipe, tmp_path / "run", progress=False, trust=True)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [row["epoch"] for row in rows] == [0, 1]
     assert rows[1]["train_loss"] > 0
     assert rows[1]["val_loss"] != rows[0]["val_loss"]
     assert (tmp_path / "run" / "finetuned").exists() == recipe.control
     assert (tmp_path / "run" / "plan.json").exists() == (not recipe.is_plain)
-    schedule = tmp_path / "run" / "schedule.json"
-    assert schedule.exists() == recipe.schedule.is_during
-    if schedule.exists():
-        switched = json.loads(schedule.read_text(encoding="utf-8"))
-        assert [switch["layers"] for switch in switched["switches"]] == [switched["layers"]]
+    path = tmp_path / "run" / "schedule.json"
+    assert path.exists() == recipe.schedule.is_during
+    if path.exists():
+        schedule = json.loads(path.read_text(encoding="utf-8"))
+        assert [switch["layers"] for switch in schedule["switches"]] == [schedule["layers"]]

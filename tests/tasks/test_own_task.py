@@ -3,7 +3,6 @@
 Everything that the library is told of it stands between the two lines: nothing else knows that it exists.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from recast.lab.evaluation.run_folder import evaluate_run
 from recast.lab.evaluation.suites import Evaluator
 from recast.lab.suites import METRICS, SUITES, Metric, Suite
 from recast.lab.tasks import TASKS, Loss, Meter, Task, register_task
+from recast.lab.training.metrics import read_metrics
 from recast.lab.training.run import train
 from recast.models.config import ModelConfig
 
@@ -128,13 +128,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def test_it_is_trained(run: Path) -> None:
     for folder in (run, run / "finetuned"):
-        first, *_, last = map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+        first, *_, last = read_metrics(folder / "metrics.jsonl")
         assert last["val_r2"] > 90 > first["val_r2"]
         assert last["val_loss"] < first["val_loss"]
 
 
 def test_it_is_evaluated_and_reported(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    last = json.loads((run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    last = read_metrics(run / "metrics.jsonl")[-1]
     assert main(["evaluate", str(run), "--device", "cpu", "--suite", "values"]) == 0
     rows = {row.model: row for row in evaluate_run(run, ["values"], device="cpu", progress=False).rows}
     assert rows["recast"].value == pytest.approx(last["val_r2"], rel=1e-5)

@@ -1,10 +1,12 @@
 """A hand that presses Ctrl-C, and whether a training that it stopped goes on bit for bit."""
 
+import itertools
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -23,16 +25,14 @@ def after() -> Callable[[str, int, Callable[[], object]], AbstractContextManager
     @contextmanager
     def watching(where: str, calls: int, act: Callable[[], object]) -> Iterator[None]:
         owner, name = (loop.Update, "__call__") if where == "update" else (loop, "validate")
-        function, seen = getattr(owner, name), []
+        function, numbers = getattr(owner, name), itertools.count(1)
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            seen.append(1)
-            if len(seen) == calls:
+            if next(numbers) == calls:
                 act()
             return function(*args, **kwargs)
 
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            monkeypatch.setattr(owner, name, watched)
+        with mock.patch.object(owner, name, watched):
             yield
 
     return watching
@@ -50,15 +50,15 @@ def goes_on(ctrl_c: Callable[[str, int], AbstractContextManager[None]], tmp_path
     the weights, bit for bit, of one that was not stopped: the folders `run` and `straight`. Returns the network."""
 
     def check(train: Any, make: Callable[[], nn.Module], where: str, calls: int, /, **fields: Any) -> nn.Module:
-        straight, again = make(), make()
+        straight, resumed = make(), make()
         expected = train(tmp_path / "straight", straight, **fields)
         with ctrl_c(where, calls), pytest.raises(Interrupted, match="state saved") as stopped:
             train(tmp_path / "run", make(), **fields)
         assert stopped.value.saved
         assert not (tmp_path / "run" / "weights.safetensors").exists()
         torch.rand(7)  # a generator's state does not matter
-        rows = train(tmp_path / "run", again, resume=True, **fields)
-        assert_same(straight, again)
+        rows = train(tmp_path / "run", resumed, resume=True, **fields)
+        assert_same(straight, resumed)
         assert without_clocks(rows) == without_clocks(expected)
         assert read_metrics(tmp_path / "run" / "metrics.jsonl") == rows
         return straight

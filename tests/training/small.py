@@ -1,5 +1,6 @@
 """A network, data and a recipe so small that an epoch takes milliseconds: for fixtures and for scripts of their own."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,12 @@ def small_images(count: int, seed: int) -> ImageTensors:
 
 
 def small_data(num_val: int = 18) -> Data:
-    """40 training images, shifted at random."""
     crop = Augmentation(crop="pad", flip=False)
     train, val = small_images(40, seed=1).augmented(crop), small_images(num_val, seed=2)
     return Data("noise", train, val, ["red", "green", "blue"], (0.3,) * 3, (0.2,) * 3, 8)
 
 
 def small_parent() -> nn.Module:
-    """Two convolutions with BatchNorm, and dropout."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.2),
@@ -72,34 +71,39 @@ def small_fit(
     folder: Path, model: nn.Module | None = None, recipe: Recipe | None = None, *, data: Data | None = None,
     plan: Plan | None = None, resume: bool = False, losses: list[float] | None = None, **fields: Any,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """`fit` in silence: the small child on the small data with the small recipe, where nothing else is said.
-
-    The loss of every update is added to `losses`."""
-    heard = [] if losses is None else losses
+    """`fit` in silence, by default of the small child; the loss of every update is added to `losses`."""
+    losses = [] if losses is None else losses
     return fit(
         model or small_child(), data or small_data(), recipe or small_recipe(**fields), folder, progress=False,
-        plan=plan, resume=resume, on_step=lambda _epoch, _step, loss: heard.append(loss),
+        plan=plan, resume=resume, on_step=lambda _epoch, _step, loss: losses.append(loss),
     )  # fmt: skip
 
 
 def without_clocks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What of the rows must be the same whenever a training is repeated."""
+    """The rows without what a repeated training measures anew."""
     clocks = ("seconds", "images_per_second", "data_wait")
     return [{key: value for key, value in row.items() if key not in clocks} for row in rows]
 
 
-def assert_same(one: nn.Module | Path, other: nn.Module | Path) -> None:
-    """Bit for bit the same tensors, of networks or of .safetensors files (or folders with weights.safetensors)."""
-    a, b = (_tensors(each) for each in (one, other))
-    assert a.keys() == b.keys()
-    for name, value in a.items():
-        assert torch.equal(value, b[name]), name
+Weights = nn.Module | Path | Mapping[str, torch.Tensor]
+"""A network, a .safetensors file, a folder with weights.safetensors, or tensors by name."""
 
 
-def _tensors(where: nn.Module | Path) -> dict[str, torch.Tensor]:
-    if isinstance(where, nn.Module):
-        return where.state_dict()
-    return load_file(where / "weights.safetensors" if where.is_dir() else where)
+def _tensors(weights: Weights) -> Mapping[str, torch.Tensor]:
+    if isinstance(weights, Path):
+        return load_file(weights / "weights.safetensors" if weights.is_dir() else weights)
+    return weights.state_dict() if isinstance(weights, nn.Module) else weights
+
+
+def changed_names(before: Weights, after: Weights) -> set[str]:
+    first, second = _tensors(before), _tensors(after)
+    return {name for name in first if not torch.equal(first[name], second[name])}
+
+
+def assert_same(first: Weights, second: Weights) -> None:
+    """Bit for bit the same tensors."""
+    assert _tensors(first).keys() == _tensors(second).keys()
+    assert not changed_names(first, second)
 
 
 def digits_recipe(**fields: Any) -> Recipe:

@@ -32,7 +32,6 @@ slow = pytest.mark.skipif(
 
 
 def two_processes(script: Path, *words: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script by torchrun, as a user does."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command = [*torchrun, *map(str, (script, *words))]
     return subprocess.run(command, capture_output=True, text=True, check=False)
@@ -40,7 +39,6 @@ def two_processes(script: Path, *words: Path) -> subprocess.CompletedProcess[str
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two processes left, beside a run that one process began."""
     folder = tmp_path_factory.mktemp("distributed")
     _stop_alone(folder / "begun_by_one")
     done = two_processes(SCRIPT, folder)
@@ -57,9 +55,8 @@ def _stop_alone(folder: Path) -> None:
         fit(small_child(), small_data(ODD), recipe(save_steps=1), folder, progress=False, on_step=press)
 
 
-def assert_close(one: Path, other: Path) -> None:
-    """The same weights."""
-    mine, theirs = (load_file(folder / "weights.safetensors") for folder in (one, other))
+def assert_close(*runs: Path) -> None:
+    mine, theirs = (load_file(run / "weights.safetensors") for run in runs)
     torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
@@ -68,15 +65,15 @@ def test_losses_and_weights_are_those_of_one_process(folder: Path, tmp_path: Pat
     # dropout is drawn per part: one process that accumulates two parts draws what two processes draw
     losses, rows = run(tmp_path / "two", recipe(accumulate=2))
     undivided, _ = run(tmp_path / "undivided", recipe(), dropout=False)
-    found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
+    theirs = json.loads((folder / "losses.json").read_text(encoding="utf-8"))
     for name, mine in (("two", losses), ("undivided", undivided)):
         assert len(mine) == 20
-        assert found[name] == pytest.approx(mine, rel=1e-5)
+        assert theirs[name] == pytest.approx(mine, rel=1e-5)
         assert_close(tmp_path / name, folder / name)
-    for mine, theirs in zip(rows, read_metrics(folder / "two" / "metrics.jsonl"), strict=True):
-        assert mine["val_loss"] == pytest.approx(theirs["val_loss"], rel=1e-5)
-        assert (mine["train_loss"] or 0) == pytest.approx(theirs["train_loss"] or 0, rel=1e-5)
-        assert mine["val_top1"] == theirs["val_top1"]
+    for row, twin in zip(rows, read_metrics(folder / "two" / "metrics.jsonl"), strict=True):
+        assert row["val_loss"] == pytest.approx(twin["val_loss"], rel=1e-5)
+        assert (row["train_loss"] or 0) == pytest.approx(twin["train_loss"] or 0, rel=1e-5)
+        assert row["val_top1"] == twin["val_top1"]
 
 
 @slow
@@ -84,29 +81,27 @@ def test_layers_switch_in_all_processes(folder: Path, tmp_path: Path) -> None:
     run_scheduled(tmp_path / "one", recipe(accumulate=2, schedule=ScheduleConfig("progressive")))
     assert "4.gamma" in load_file(folder / "scheduled" / "weights.safetensors")
     assert_close(tmp_path / "one", folder / "scheduled")
-    paths = (where / "schedule.json" for where in (tmp_path / "one", folder / "scheduled"))
-    mine, theirs = (json.loads(path.read_text()) for path in paths)
+    mine, theirs = (json.loads((run / "schedule.json").read_text()) for run in (tmp_path / "one", folder / "scheduled"))
     assert mine["dates"] == theirs["dates"] == {"4": 2, "0": 3}
-    for one, two in zip(mine["switches"], theirs["switches"], strict=True):
-        assert one["after"] == pytest.approx(two["after"], rel=1e-5)
+    for switch, twin in zip(mine["switches"], theirs["switches"], strict=True):
+        assert switch["after"] == pytest.approx(twin["after"], rel=1e-5)
 
 
 @slow
 def test_processes_share_one_memory(folder: Path, tmp_path: Path) -> None:
-    small_fit(
-        tmp_path / "one", embedded(), recipe(task=EmbedConfig(projector=EMBEDDING), accumulate=2), data=small_data(ODD)
-    )
+    embedding = recipe(task=EmbedConfig(projector=EMBEDDING), accumulate=2)
+    small_fit(tmp_path / "one", embedded(), embedding, data=small_data(ODD))
     assert_close(tmp_path / "one", folder / "embedding")
-    paths = (states(where)[-1] for where in (tmp_path / "one", folder / "embedding"))
-    one, two = (torch.load(path, weights_only=True)["loss"]["memory"] for path in paths)
-    assert torch.allclose(one, two, atol=1e-5)
-    assert one.any(1).all()
+    newest = (states(run)[-1] for run in (tmp_path / "one", folder / "embedding"))
+    mine, theirs = (torch.load(path, weights_only=True)["loss"]["memory"] for path in newest)
+    assert torch.allclose(mine, theirs, atol=1e-5)
+    assert mine.any(1).all()
 
 
 @slow
 def test_every_image_counts_once_and_one_process_stops_all_at_the_same_step(folder: Path) -> None:
-    found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
-    assert found["counted"] == pytest.approx(100 * 7 / 19, rel=1e-12)  # labels 0, 1, 2, 0, ...: 7 of 19 are 0
+    losses = json.loads((folder / "losses.json").read_text(encoding="utf-8"))
+    assert losses["counted"] == pytest.approx(100 * 7 / 19, rel=1e-12)  # labels 0, 1, 2, 0, ...: 7 of 19 are 0
     position = torch.load(states(folder / "stopped")[-1], weights_only=True)["position"]
     assert (position["epoch"], position["step"]) == (2, 2)
 

@@ -24,12 +24,11 @@ SMALL = Projector("mlp", dim=5, hidden=7, views=3)
 
 
 def slow_neighbour_loss(z: Tensor, indices: Tensor, memory: Tensor, labels: Tensor, sigma: float) -> Tensor:
-    """The formula, all similarities at once and one image at a time."""
     losses = []
     for vector, index in zip(z, indices.tolist(), strict=True):
-        others = torch.arange(len(memory)) != index
-        p = (memory @ vector / sigma)[others].softmax(0)
-        same = labels[others] == labels[index]
+        rest = torch.arange(len(memory)) != index
+        p = (memory @ vector / sigma)[rest].softmax(0)
+        same = labels[rest] == labels[index]
         losses.append(-p[same].sum().log() if same.any() else 0 * vector.sum())
     return torch.stack(losses)
 
@@ -57,8 +56,8 @@ def test_dino_s_loss_is_lightly_s() -> None:
         return 0.5 * torch.sin(a * torch.arange(1, 1 + math.prod(shape), dtype=torch.float64) + b).view(shape)
 
     ours, theirs = filled(2, 3, 5, a=0.7, b=0.1), filled(2, 2, 5, a=1.3, b=0.4)
-    found = dino_loss(ours, theirs, 0.1 * filled(5, a=0.9, b=0.2), 0.04)
-    assert found.mean().item() == pytest.approx(3.7751366034808482, rel=1e-12)
+    loss = dino_loss(ours, theirs, 0.1 * filled(5, a=0.9, b=0.2), 0.04)
+    assert loss.mean().item() == pytest.approx(3.7751366034808482, rel=1e-12)
 
 
 def test_the_memory_is_the_mean_of_what_was_and_what_is_of_length_1() -> None:
@@ -69,19 +68,20 @@ def test_the_memory_is_the_mean_of_what_was_and_what_is_of_length_1() -> None:
     torch.testing.assert_close(memory[2], torch.tensor([math.sqrt(0.5)] * 2))
 
 
+def size_of(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
 @pytest.mark.parametrize(
-    ("config", "millions"), [(Projector("linear", dim=128), 23_770_304), (Projector("mlp"), 32_949_568)]
+    ("config", "parameters"), [(Projector("linear", dim=128), 23_770_304), (Projector("mlp"), 32_949_568)]
 )
-def test_parameters_are_those_of_the_paper(config: Any, millions: int) -> None:
+def test_parameters_are_those_of_the_paper(config: Any, parameters: int) -> None:
     """Table 8.2: 23.8 M and 32.9 M, trunk and projector, what is kept for the test."""
     with torch.device("meta"):
         model = add_embedding_(timm.create_model("resnet50", num_classes=20), config, 20)
-    head = embedding_head(model)
-    assert head is not None
-    assert head.predictor is not None
-    left_out = [*head.predictor.parameters(), *head.classifier.parameters()]
-    assert sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in left_out) == millions
-    assert sum(p.numel() for p in without_embedding(model).parameters()) == 23_508_032 + 2048 * 20 + 20
+    head: Any = embedding_head(model)
+    assert size_of(model) - size_of(head.predictor) - size_of(head.classifier) == parameters
+    assert size_of(without_embedding(model)) == 23_508_032 + 2048 * 20 + 20
 
 
 def test_a_head_leaves_the_logits_alone_and_probes_without_a_gradient() -> None:
@@ -90,8 +90,7 @@ def test_a_head_leaves_the_logits_alone_and_probes_without_a_gradient() -> None:
     expected = plain(images)
     headed = add_embedding_(without_embedding(plain), SMALL, 7)
     assert headed(images).equal(expected)
-    head = embedding_head(headed.train())
-    assert head is not None
+    head: Any = embedding_head(headed.train())
     logits, projected, predicted = head(torch.randn(4, 512, requires_grad=True))
     assert (logits.shape, projected.shape, predicted.shape) == ((4, 7), (4, 5), (4, 5))
     for config, has in ((SMALL, False), (Projector("linear", label_weight=0.5), True)):
@@ -112,13 +111,12 @@ def state_of_loss(folder: Path) -> dict[str, Tensor]:
 
 
 def test_training_goes_on_bit_for_bit(goes_on: Callable[..., nn.Module], tmp_path: Path) -> None:
-    """Memory and target network are part of the state."""
     recipe = small_recipe(task=EmbedConfig(projector=SMALL), save_steps=1)
     goes_on(small_fit, headed, "update", 8, recipe=recipe)
-    one, other = (state_of_loss(tmp_path / folder) for folder in ("run", "straight"))
-    assert one["memory"].equal(other["memory"])
-    torch.testing.assert_close(one["memory"].norm(dim=1), torch.ones(40))
-    assert any("target" in name for name in one)
+    resumed, straight = (state_of_loss(tmp_path / folder) for folder in ("run", "straight"))
+    assert resumed["memory"].equal(straight["memory"])
+    torch.testing.assert_close(resumed["memory"].norm(dim=1), torch.ones(40))
+    assert any("target" in name for name in resumed)
 
 
 DINO = Projector("dino", dim=6, hidden=5, views=3)
@@ -127,27 +125,27 @@ DINO = Projector("dino", dim=6, hidden=5, views=3)
 def test_dino_learns_without_labels_and_goes_on_bit_for_bit(goes_on: Callable[..., nn.Module], tmp_path: Path) -> None:
     recipe = small_recipe(task=EmbedConfig(projector=DINO), save_steps=1)
     model = goes_on(small_fit, lambda: headed(DINO), "update", 8, recipe=recipe)
-    head = embedding_head(model)
-    assert head is not None
-    torch.testing.assert_close(head.predictor.last.weight.norm(dim=1), torch.ones(6))  # type: ignore[union-attr]
+    head: Any = embedding_head(model)
+    torch.testing.assert_close(head.predictor.last.weight.norm(dim=1), torch.ones(6))
     state = state_of_loss(tmp_path / "run")
     assert (len(state["memory"]), state["center"].shape) == (0, (6,))
     assert state["center"].any()
     data = small_data()
-    turned = replace(data, train=data.train.relabelled(data.train.labels.roll(1)))
-    other = headed(DINO)
-    small_fit(tmp_path / "turned", other, recipe, data=turned)
-    probe = [name for name, _ in model.named_parameters() if ".classifier." in name]
-    before = headed(DINO).state_dict()
+    relabelled = replace(data, train=data.train.relabelled(data.train.labels.roll(1)))
+    small_fit(tmp_path / "relabelled", twin := headed(DINO), recipe, data=relabelled)
     for name, value in model.state_dict().items():
-        assert value.equal(other.state_dict()[name]) == (name not in probe), name
-    assert not model.state_dict()["0.weight"].equal(before["0.weight"])
+        assert value.equal(twin.state_dict()[name]) == (".classifier." not in name), name
+    assert not model.state_dict()["0.weight"].equal(headed(DINO).state_dict()["0.weight"])
+
+
+def loss_of(config: Any, model: nn.Module, steps: int = 1) -> Any:
+    recipe = small_recipe(task=EmbedConfig(projector=config))
+    return EmbeddingLoss(recipe, small_data(), model, nn.CrossEntropyLoss(), steps, torch.device("cpu"), None)
 
 
 def test_the_target_follows_without_a_gradient() -> None:
-    model, recipe, device = headed(), small_recipe(task=EmbedConfig(projector=SMALL)), torch.device("cpu")
-    loss = EmbeddingLoss(recipe, small_data(), model, nn.CrossEntropyLoss(), 10, device, None)
-    assert loss.target is not None
+    model = headed()
+    loss = loss_of(SMALL, model, 10)
     before = [p.clone() for p in loss.target.parameters()]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     images, indices = torch.randn(6, 3, 8, 8), torch.tensor([4, 9])
@@ -170,18 +168,16 @@ def test_the_target_follows_without_a_gradient() -> None:
 def test_the_loss_is_the_weighted_sum_of_its_parts() -> None:
     torch.manual_seed(0)
     config = Projector("linear", dim=5, hidden=6, label_weight=2, knn_weight=3, instance_weight=4, views=2)
-    model, data, recipe = headed(config), small_data(), small_recipe(task=EmbedConfig(projector=config))
-    loss = EmbeddingLoss(recipe, data, model, nn.CrossEntropyLoss(), 1, torch.device("cpu"), None)
+    model, data_labels = headed(config), small_data().train.labels
+    loss = loss_of(config, model)
     loss.memory.copy_(F.normalize(torch.randn(40, 5), dim=1))
     images, indices = torch.randn(6, 3, 8, 8), torch.tensor([4, 9, 11])
     model.train()[3].eval()  # type: ignore[operator]  # dropout
-    assert loss.target is not None
     loss.target.module[3].eval()
     logits, projected, predicted = outputs = model(images)
-    labels = data.train.labels[indices]
-    expected = 2 * F.cross_entropy(logits[[0, 2, 4]], labels)
+    expected = 2 * F.cross_entropy(logits[[0, 2, 4]], data_labels[indices])
     first = F.normalize(projected[[0, 2, 4]], dim=1)
-    expected += 3 * slow_neighbour_loss(first, indices, loss.memory, data.train.labels, 0.05).mean()
+    expected += 3 * slow_neighbour_loss(first, indices, loss.memory, data_labels, 0.05).mean()
     pairs = [(0, 1), (1, 0), (2, 3), (3, 2), (4, 5), (5, 4)]
     cosines = [F.cosine_similarity(predicted[[a]], projected[[b]]) for a, b in pairs]
     torch.testing.assert_close(loss(outputs, images, indices), expected - 4 * torch.cat(cosines).mean())
@@ -190,8 +186,8 @@ def test_the_loss_is_the_weighted_sum_of_its_parts() -> None:
 def test_the_triplet_loss_pushes_other_images_away() -> None:
     torch.manual_seed(0)
     config = Projector("linear", dim=5, knn_weight=0, instance_weight=4, instance_loss="triplet", views=3)
-    model, recipe = headed(config), small_recipe(task=EmbedConfig(projector=config))
-    loss = EmbeddingLoss(recipe, small_data(), model, nn.CrossEntropyLoss(), 1, torch.device("cpu"), None)
+    model = headed(config)
+    loss = loss_of(config, model)
     assert loss.target is None
     images, indices = torch.randn(12, 3, 8, 8), torch.tensor([4, 9, 11, 2])
     outputs = model.train()(images)[0], torch.randn(12, 5), torch.randn(12, 5)

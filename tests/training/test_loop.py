@@ -47,25 +47,24 @@ def test_a_recast_arm_has_every_row_and_every_file(tmp_path: Path) -> None:
         "metrics.jsonl", "state-00003-00000000.pt", "state-00004-00000000.pt", "weights.safetensors",
     ]  # fmt: skip
     assert not child.training
-    again = load(tmp_path / "weights.safetensors", parent=small_parent())
-    assert_same(child, again)
-    assert measured(again) == pytest.approx((rows[3]["val_loss"], rows[3]["val_top1"]), rel=1e-6)
+    loaded = load(tmp_path / "weights.safetensors", parent=small_parent())
+    assert_same(child, loaded)
+    assert measured(loaded) == pytest.approx((rows[3]["val_loss"], rows[3]["val_top1"]), rel=1e-6)
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path: Path) -> None:
-    models = [small_parent() for _ in range(3)]
-    for number, seed in enumerate((3, 3, 4)):
-        generator = torch.get_rng_state()
-        small_fit(tmp_path / str(number), models[number], seed=seed, epochs=1)
+    for folder, seed in (("first", 3), ("second", 3), ("other", 4)):
+        model, generator = small_parent(), torch.get_rng_state()
+        small_fit(tmp_path / folder, model, seed=seed, epochs=1)
         assert torch.equal(torch.get_rng_state(), generator), "the user's own generator is left alone"
         torch.rand(1)  # and does not matter
-    assert_same(models[0], models[1])
-    assert not torch.equal(models[0][0].weight, models[2][0].weight)  # type: ignore[index]
+    assert_same(tmp_path / "first", tmp_path / "second")
+    with pytest.raises(AssertionError):
+        assert_same(tmp_path / "first", tmp_path / "other")
 
 
 def test_the_average_is_what_is_measured_and_saved(tmp_path: Path) -> None:
-    child = small_child(**PAPERS_LAYER)
-    rows = small_fit(tmp_path, child, regularization=AVERAGED)
+    rows = small_fit(tmp_path, child := small_child(**PAPERS_LAYER), regularization=AVERAGED)
     state = torch.load(states(tmp_path)[-1], weights_only=True)
     saved = load_file(tmp_path / "weights.safetensors")
     assert torch.equal(saved["0.weight"], state["ema"]["0.weight"])
@@ -100,9 +99,6 @@ def test_accumulated_parts_give_the_gradient_of_the_whole_batch(tmp_path: Path) 
             torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-5, atol=1e-6, msg=name)
 
 
-# --- losses and weights that are not finite ---------------------------------------------------------------------------
-
-
 def test_a_loss_that_is_not_finite_names_epoch_step_and_the_newest_state(tmp_path: Path) -> None:
     losses = [torch.tensor(1.0)] * 7 + [torch.tensor(math.nan)]  # of the 8th training batch of 5 an epoch
     message = r"loss is nan at epoch 2, step 3.*newest state is .*00002-00000002.pt"
@@ -131,9 +127,6 @@ def test_weights_that_blew_up_are_never_saved(calls: int, message: str, newest: 
     with pytest.raises(RecastError, match=message):
         fit(parent, small_data(), small_recipe(save_steps=1), tmp_path, progress=False, on_step=explode)
     assert states(tmp_path)[-1].name == newest
-
-
-# --- options ----------------------------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_trained_is_refused_before_the_folder_is_made(tmp_path: Path) -> None:

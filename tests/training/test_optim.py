@@ -20,9 +20,6 @@ def rates(model: nn.Module, **fields: Any) -> tuple[float, float | None]:
     return learning_rates(make_optimizer(model, OptimConfig(**fields), 8))
 
 
-# --- rates ------------------------------------------------------------------------------------------------------------
-
-
 def test_schedule_warms_up_linearly_and_falls_as_a_cosine() -> None:
     schedule = WarmupDecay(OptimConfig(lr=1e-3, warmup_lr=1e-5, min_lr=1e-4, warmup_epochs=2), 10, 5, 8)
     factors = [schedule.factor(step) for step in range(50)]
@@ -68,9 +65,6 @@ def test_rates_scale_with_the_batch_but_absolute_ones_do_not() -> None:
     assert rates(small_parent(), lr=1e-3) == (1e-3, None)
 
 
-# --- layers with rates of their own -----------------------------------------------------------------------------------
-
-
 def test_layer_decay_reaches_the_optimiser_and_the_gates() -> None:
     model = timm.create_model("test_resnet", num_classes=3)
     recast_(model, plan(model, torch.zeros(1, 3, 64, 64), where=["layer4.0.conv2"]))
@@ -89,9 +83,6 @@ def test_layer_decay_reaches_the_optimiser_and_the_gates() -> None:
     assert torch.allclose(layer.gamma, torch.full_like(layer.gamma, 0.3 - gates))
     with pytest.raises(RecastError, match="drop layer_decay"):
         make_optimizer(small_parent(), OptimConfig(layer_decay=0.75), 8)
-
-
-# --- optimisers -------------------------------------------------------------------------------------------------------
 
 
 def test_lamb_leaves_clipping_to_us() -> None:
@@ -116,9 +107,6 @@ def test_options_reach_the_optimiser_that_takes_them() -> None:
     ):
         (group, *_) = make_optimizer(small_parent(), OptimConfig(**fields), 8).param_groups
         assert held.items() <= group.items()
-
-
-# --- gates ------------------------------------------------------------------------------------------------------------
 
 
 def test_shrinking_moves_gates_towards_zero_and_stops_there() -> None:

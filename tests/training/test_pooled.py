@@ -1,18 +1,16 @@
-"""Attention pooling in training: what trains, what rests, what goes on after a stop, and a run of each kind."""
-
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
-from small import digits_recipe, small_fit, small_parent
+from small import changed_names, digits_recipe, small_fit, small_parent
 from torch import nn
 
-from recast import PoolConfig, attention_pool_, load
+from recast import PoolConfig, attention_pool_
 from recast.lab.config import OptimConfig, RegularizationConfig, ScheduleConfig
+from recast.lab.evaluation.run_folder import open_run
 from recast.lab.training.metrics import read_metrics
 from recast.lab.training.optim import learning_rates, make_optimizer
 from recast.lab.training.run import train
@@ -30,19 +28,12 @@ def pooled(kind: Any = "single") -> nn.Module:
     return model if kind == "none" else attention_pool_(model, config=PoolConfig(kind))
 
 
-def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> set[str]:
-    return {name for name in before if not torch.equal(before[name], after[name])}
-
-
-# --- what is frozen ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["none", "single", "per_class"])
 def test_a_frozen_trunk_keeps_every_bit(kind: Any, tmp_path: Path) -> None:
     model = pooled(kind)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    before = copy.deepcopy(model.state_dict())
     rows = small_fit(tmp_path, model, **FROZEN, pool=PoolConfig(kind))
-    trained = changed(before, load_file(tmp_path / "weights.safetensors"))
+    trained = changed_names(before, tmp_path)
     heads = {f"{name}." for name in attention_pools(model)} | {"9."}
     assert {next(head for head in heads if name.startswith(head)) for name in trained} == heads
     assert {"1.running_mean", "1.weight", "4.weight", "5.num_batches_tracked"} <= before.keys() - trained
@@ -56,17 +47,11 @@ def test_pooling_has_a_rate_of_its_own() -> None:
     assert learning_rates(optimizer) == (5e-4, None), "the rate of the weights, not that of the pooling"
 
 
-# --- going on ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("fields", [{"optim": {"pool_lr": 3e-2}}, FROZEN], ids=["everything", "frozen"])
 def test_a_stopped_training_goes_on_bit_for_bit(fields: dict[str, Any], goes_on: Callable[..., nn.Module]) -> None:
-    whole = goes_on(small_fit, pooled, "update", 7, **fields)
-    query = next(iter(attention_pools(whole).values())).attn.q.weight
-    assert bool(query.any()), "the query has learnt"
-
-
-# --- whole runs -------------------------------------------------------------------------------------------------------
+    model = goes_on(small_fit, pooled, "update", 7, **fields)
+    (pool,) = attention_pools(model).values()
+    assert bool(pool.attn.q.weight.any()), "the query has learnt"
 
 
 SCHEDULED = {"schedule": ScheduleConfig("at_once", conv_epochs=1), "where": ["layer3.1.conv2"]}
@@ -77,23 +62,24 @@ def test_a_run_of_every_kind(kind: Any, fields: dict[str, Any], tmp_path: Path) 
     pytest.importorskip("sklearn")
     before = {} if "schedule" in fields else {"epochs": 1, "control": True}
     recipe = digits_recipe(pool=PoolConfig(kind), **before, **fields)
-    train(recipe, tmp_path / "run", progress=False)
-    run = tmp_path / "run"
+    run = train(recipe, tmp_path / "run", progress=False)
     verified = json.loads((run / "verify.json").read_text(encoding="utf-8"))
     assert verified["argmax_agreement"] == 1
     assert verified["max_relative_error"] < 1e-5
     plan_file = json.loads((run / "plan.json").read_text(encoding="utf-8"))
     assert plan_file["pool"]["kind"] == kind
     assert plan_file["pool_cost"]["parameters"] > 0
-    child, control = load(run / "weights.safetensors"), load(run / "finetuned" / "weights.safetensors")
+    models = open_run(run).models
+    child, control = models["recast"], models["finetuned"]
     assert applied_plan(child).pool == recipe.pool
     assert len(gpsa_layers(child)) == len(plan_file["steps"]) == recipe.has_layers
+    assert not gpsa_layers(control)
+    assert [path.name for path in run.rglob("schedule.json")] == ["schedule.json"] * ("schedule" in fields)
     assert (len(attention_pools(child)), len(attention_pools(control))) == (1, 0)
-    begun, ended = (read_metrics(run / "metrics.jsonl")[i] for i in (0, -1))
-    assert begun["val_loss"] == pytest.approx(read_metrics(run / "finetuned" / "metrics.jsonl")[0]["val_loss"])
-    assert begun["val_loss"] != ended["val_loss"]
+    first, *_, last = read_metrics(run / "metrics.jsonl")
+    assert first["val_loss"] == pytest.approx(read_metrics(run / "finetuned" / "metrics.jsonl")[0]["val_loss"])
+    assert first["val_loss"] != last["val_loss"]
     assert train(recipe, run, resume=True, progress=False) == run  # finished: left alone, and read back
     if recipe.regularization.freeze == "trunk":
-        parent = load_file(run / "parent.safetensors")
         for arm in (child, control):
-            assert {n for n in changed(parent, arm.state_dict()) if n in parent} <= {"fc.weight", "fc.bias"}
+            assert changed_names(run / "parent.safetensors", arm) <= {"fc.weight", "fc.bias"}

@@ -8,7 +8,7 @@ import pytest
 import timm
 import torch
 import torchvision
-from small import small_child, small_fit, small_parent
+from small import assert_same, changed_names, small_child, small_fit, small_parent
 from timm.layers import DropPath
 from timm.models.cait import Cait
 from timm.models.mlp_mixer import MlpMixer, ResBlock
@@ -45,22 +45,18 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
 
 def probabilities(model: nn.Module) -> list[float]:
     """Of every block, as its places say it; 0 for no DropPath."""
-    found = []
+    rates = []
     for places in drop_path_places(model):
         modules = [getattr(holder, attribute) for holder, attribute in places]
-        rates = {module.drop_prob if isinstance(module, DropPath) else 0.0 for module in modules}
-        assert len(rates) == 1, "one block, one probability"
-        found.append(rates.pop())
-    return found
+        (rate,) = {module.drop_prob if isinstance(module, DropPath) else 0.0 for module in modules}
+        rates.append(rate)
+    return rates
 
 
 @pytest.fixture(scope="module")
 def networks() -> dict[str, nn.Module]:
     torch.manual_seed(0)
     return {name: make() for name, (make, _) in NETWORKS.items()}
-
-
-# --- stochastic depth -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -80,23 +76,17 @@ def test_every_block_gets_its_probability(networks: dict[str, nn.Module], name: 
     assert list(model.state_dict()) == names
 
 
-# --- LayerScale -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "count"), [("vit", 6), ("cait", 10), ("resmlp", 6), ("convnext", 9), ("patchconvnet", 5)]
 )
 def test_every_layer_scale_gets_its_value(networks: dict[str, nn.Module], name: str, count: int) -> None:
     model = networks[name]
-    before = {key: value.clone() for key, value in model.state_dict().items()}
+    before = copy.deepcopy(model.state_dict())
     prepare_(model, Recipe(papers={"deit": {"layer_scale": 0.123}}))
-    changed = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
+    changed = changed_names(before, model)
     assert changed == set(layer_scales(model))
     assert len(changed) == count
     assert all(bool((model.state_dict()[key] == 0.123).all()) for key in changed)
-
-
-# --- first weights ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["deit3_small_patch16_224", "deit_tiny_distilled_patch16_224", "resmlp_12_224"])
@@ -110,9 +100,6 @@ def test_first_weights_are_those_of_deit_s_code(name: str) -> None:
     assert stem.weight.abs().max() <= stem.weight[0].numel() ** -0.5  # torch's own: uniform
     biases = [module.bias for module in model.modules() if isinstance(module, nn.Linear)]
     assert not any(bias is not None and bias.any() for bias in biases)
-
-
-# --- what a network has not -------------------------------------------------------------------------------------------
 
 
 def test_what_a_network_has_not_is_refused() -> None:
@@ -130,9 +117,6 @@ def test_what_a_network_has_not_is_refused() -> None:
         prepare_(plain, Recipe(papers={"deit": {"layer_scale": 1e-4}}))
 
 
-# --- what is frozen ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("freeze", "make", "where", "trained"),
     [
@@ -147,13 +131,10 @@ def test_only_what_is_left_out_of_the_frozen_changes(
     model = make()
     before = copy.deepcopy(model.state_dict())
     rows = small_fit(tmp_path, model, regularization=RegularizationConfig(freeze=freeze), where=where)
-    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    changed = changed_names(before, model)
     assert {next((start for start in trained if name.startswith(start)), name) for name in changed} == trained
     assert freeze == "all_but_attention" or {"1.running_mean", "5.running_var"} <= changed
     assert rows[-1]["train_loss"] < rows[1]["train_loss"]
-
-
-# --- all of it --------------------------------------------------------------------------------------------------------
 
 
 def test_prepare_does_what_the_recipe_says_and_leaves_alone_what_it_leaves_open() -> None:
@@ -161,10 +142,10 @@ def test_prepare_does_what_the_recipe_says_and_leaves_alone_what_it_leaves_open(
     state, before = copy.deepcopy(model.state_dict()), probabilities(model)
     prepare_(model, Recipe())
     assert probabilities(model) == before
-    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert_same(state, model)
     deit = {"drop_path_mode": "uniform", "layer_scale": 0.25}
-    wanted = {"regularization": RegularizationConfig(drop_path=0.2), "papers": {"deit": deit}}
-    prepare_(model, Recipe(**wanted, channels_last=True))
+    regularization = RegularizationConfig(drop_path=0.2)
+    prepare_(model, Recipe(regularization=regularization, papers={"deit": deit}, channels_last=True))
     assert probabilities(model) == [0.2] * 9
     assert all(bool((scale == 0.25).all()) for scale in layer_scales(model).values())
     assert model.stem[0].weight.is_contiguous(memory_format=torch.channels_last)

@@ -1,5 +1,3 @@
-"""A whole run on a few digits: the files, both arms, what is refused, what is resumed."""
-
 import json
 import math
 import shutil
@@ -13,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from small import assert_same, digits_recipe
+from small import assert_same, changed_names, digits_recipe
 
 from recast import RecastConfig, RecastError, load, save
 from recast.lab.config import (
@@ -45,7 +43,6 @@ CtrlC = Callable[[str, int], AbstractContextManager[None]]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run with both arms, and its trained parent inside."""
     out = tmp_path_factory.mktemp("runs") / "digits"
     train(digits_recipe(where=["none"], epochs=8), out / "parent", progress=False)
     recipe = digits_recipe(model=trained(out))
@@ -58,7 +55,6 @@ def trained(run: Path, **fields: Any) -> ModelConfig:
 
 
 def quick(out: Path, **fields: Any) -> Path:
-    """Train the recast arm alone, one epoch by default."""
     return train(digits_recipe(**{"epochs": 1, "control": False, **fields}), out, progress=False)
 
 
@@ -70,23 +66,15 @@ def content(folder: Path, name: str) -> Any:
     return json.loads((folder / name).read_text(encoding="utf-8"))
 
 
-def changed_names(one: Path | dict[str, torch.Tensor], other: Path | dict[str, torch.Tensor]) -> set[str]:
-    a, b = (load_file(each) if isinstance(each, Path) else each for each in (one, other))
-    return {name for name in a if not torch.equal(a[name], b[name])}
-
-
 def snapshot(folder: Path) -> dict[Path, tuple[int, bytes]]:
     return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
-
-
-# --- what a run is ----------------------------------------------------------------------------------------------------
 
 
 def test_the_recast_network_starts_as_its_parent_and_both_arms_train(run: Path) -> None:
     verified = content(run, "verify.json")
     assert (verified["bitwise"], verified["images"], verified["max_relative_error"]) == (True, 30, 0.0)
     recast, control = (read_metrics(folder / "metrics.jsonl") for folder in (run, run / "finetuned"))
-    assert len(recast) == len(control) == 3
+    assert [row["epoch"] for row in recast] == [row["epoch"] for row in control] == [0, 1, 2]
     assert recast[0]["val_loss"] == control[0]["val_loss"]
     assert len({recast[0]["val_loss"], recast[2]["val_loss"], control[2]["val_loss"]}) == 3
     steps = content(run, "plan.json")["steps"]
@@ -102,10 +90,9 @@ def test_the_recipe_is_complete_and_replays_from_anywhere(
     recipe = load_recipe("moved/recipe.yaml")
     assert (recipe.model.num_classes, recipe.data.mean) == (10, (0.5, 0.5, 0.5))  # the network's normalisation
     assert recipe.model.checkpoint == str(moved / "parent" / "weights.safetensors")
-    data = load_data(recipe.data)
     first, *_, last = read_metrics(moved / "metrics.jsonl")
     for model, row in ((build(recipe.model), first), (load(moved / "weights.safetensors"), last)):
-        loss = validate(model, data, recipe, torch.device("cpu"))[0]
+        loss = validate(model, load_data(recipe.data), recipe, torch.device("cpu"))[0]
         assert loss == pytest.approx(row["val_loss"], rel=1e-6)
     assert not hasattr(load(moved / "finetuned" / "weights.safetensors"), "recast_plan")
     train(recipe, tmp_path / "again", progress=False)
@@ -141,8 +128,7 @@ def test_the_stride_goes_and_no_attention_comes(run: Path, tmp_path: Path) -> No
     out = quick(tmp_path / "run", **fields, optim=OptimConfig(lr=0.0, min_lr=0.0))
     child, parent = load(out / "weights.safetensors"), load(run / "parent" / "weights.safetensors")
     assert not gpsa_layers(child)
-    changed = changed_names(child.state_dict(), parent.state_dict())
-    assert all("running" in name or "tracked" in name for name in changed)
+    assert all("running" in name or "tracked" in name for name in changed_names(child, parent))
     large, small = (network.forward_features(torch.randn(2, 3, 8, 8)).shape[-1] for network in (child, parent))
     assert large == 2 * small
     assert evaluate_run(out, ["clean"], progress=False).rows
@@ -151,7 +137,6 @@ def test_the_stride_goes_and_no_attention_comes(run: Path, tmp_path: Path) -> No
 
 
 def test_a_recast_network_goes_on_with_a_new_classifier(run: Path, tmp_path: Path) -> None:
-    """Only attention and the new classifier change."""
     saved, weights = run / "weights.safetensors", tmp_path / "run" / "weights.safetensors"
     frozen = {"where": ["none"], "regularization": RegularizationConfig(freeze="all_but_attention")}
     quick(tmp_path / "run", model=ModelConfig("digits_resnet", checkpoint=str(saved), new_head=True), **frozen)
@@ -173,7 +158,7 @@ def test_a_checkpoint_in_another_order_of_classes_is_reordered_and_other_classes
             parameter.copy_(parameter.flip(0))
     digits = list(map(str, range(10)))
     save(parent, flipped := tmp_path / "flipped.safetensors", classes=digits[::-1])
-    save(parent, others := tmp_path / "others.safetensors", classes=[f"no {digit}" for digit in digits])
+    save(parent, no_digits := tmp_path / "no_digits.safetensors", classes=[f"no {digit}" for digit in digits])
     message = "the classes of digits in another order"
     with pytest.warns(UserWarning, match=message):
         out = quick(tmp_path / "run", model=ModelConfig("digits_resnet", str(flipped)), epochs=0)
@@ -181,14 +166,11 @@ def test_a_checkpoint_in_another_order_of_classes_is_reordered_and_other_classes
     assert read_metrics(out / "metrics.jsonl")[0]["val_loss"] == pytest.approx(expected, rel=1e-5)
     with pytest.warns(UserWarning, match=message):
         models = open_run(out).models
-    assert not changed_names(models["parent"].state_dict(), load_file(run / "parent" / "weights.safetensors"))
-    other = ModelConfig("digits_resnet", str(others))
+    assert not changed_names(models["parent"], run / "parent" / "weights.safetensors")
+    foreign = ModelConfig("digits_resnet", str(no_digits))
     with pytest.raises(RecastError, match=r"the classes no 0, .*: set model\.new_head"):
-        quick(tmp_path / "no", model=other)
-    quick(tmp_path / "new", model=other.replace(new_head=True), where=["none"], epochs=0)
-
-
-# --- what is refused --------------------------------------------------------------------------------------------------
+        quick(tmp_path / "no", model=foreign)
+    quick(tmp_path / "new", model=foreign.replace(new_head=True), where=["none"], epochs=0)
 
 
 def test_a_run_folder_in_use_is_refused_and_left_as_it_is(run: Path) -> None:
@@ -205,7 +187,6 @@ def test_mistakes_leave_no_folder(run: Path, tmp_path: Path) -> None:
     weights = load_file(run / "parent" / "weights.safetensors")
     weights["fc.weight"], weights["fc.bias"] = torch.zeros(5, 64), torch.zeros(5)
     save_file(weights, five := tmp_path / "five.safetensors")
-    scaled, drawn = {"deit": {"layer_scale": 1e-4}}, {"deit": {"init_std": 0.02}}
     mistakes: tuple[tuple[dict[str, Any], str], ...] = (
         ({"where": ["layer9.*"]}, "layer9"),
         ({"max_tokens": 1}, "max_tokens"),
@@ -217,8 +198,8 @@ def test_mistakes_leave_no_folder(run: Path, tmp_path: Path) -> None:
         ({"optim": OptimConfig(opt="adamm")}, "adam"),
         ({"model": ModelConfig("digits_resnet", checkpoint=str(five))}, "5 classes"),
         ({"model": ModelConfig("digits_resnet", checkpoint=str(run / "weights.safetensors"))}, "--where none"),
-        ({"model": trained(run), "papers": scaled}, "would wipe the trained LayerScale"),
-        ({"model": trained(run), "papers": drawn}, "init_std would wipe the trained weights"),
+        ({"model": trained(run), "papers": {"deit": {"layer_scale": 1e-4}}}, "would wipe the trained LayerScale"),
+        ({"model": trained(run), "papers": {"deit": {"init_std": 0.02}}}, "init_std would wipe the trained weights"),
         ({"model": trained(run, new_head=True), "task": ClassifyConfig(teacher="parent")}, "a new, untrained class"),
     )
     for fields, message in mistakes:
@@ -231,10 +212,10 @@ def test_a_run_that_failed_before_its_first_state_leaves_nothing_and_a_killed_on
     run: Path, tmp_path: Path
 ) -> None:
     out, fields = tmp_path / "run", {"model": trained(run, new_head=True), "epochs": 0}
-    for error, left in ((RecastError, False), (SystemExit, True)):
+    for error, has_folder in ((RecastError, False), (SystemExit, True)):
         with mock.patch.object(run_module, "fit", side_effect=error), pytest.raises(error):
             quick(out, **fields)
-        assert out.exists() == left
+        assert out.exists() == has_folder
     (out / ".recipe.yaml.123.tmp").touch()
     (out / "metrics.jsonl").write_text('{"epoch": 0}\n', encoding="utf-8")
     with pytest.raises(RecastError, match="--resume"):
@@ -252,26 +233,22 @@ def test_a_run_that_failed_before_its_first_state_leaves_nothing_and_a_killed_on
 
 @pytest.mark.parametrize("name", ["classes.json", "recipe.yaml", "metrics.jsonl"])
 def test_a_user_s_files_are_left_alone(tmp_path: Path, name: str) -> None:
-    (path := tmp_path / name).parent.mkdir(exist_ok=True)
-    path.write_text("mine", encoding="utf-8")
+    (tmp_path / name).write_text("mine", encoding="utf-8")
+    before = snapshot(tmp_path)
     with pytest.raises(RecastError, match=r"not empty|exists"):
         quick(tmp_path)
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [path]
-    assert path.read_text(encoding="utf-8") == "mine"
+    assert snapshot(tmp_path) == before
 
 
 def test_a_link_out_of_the_run_is_refused(run: Path, tmp_path: Path) -> None:
     out, elsewhere = tmp_path / "run", tmp_path / "mine"
-    out.mkdir()
-    elsewhere.mkdir()
+    for folder in (out, elsewhere):
+        folder.mkdir()
     (out / "resume").symlink_to(elsewhere)
     shutil.copy(run / "recipe.yaml", out)
     with pytest.raises(RecastError, match="resume is a link"):
         resume(out)
     assert list(elsewhere.iterdir()) == []
-
-
-# --- what is resumed --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("calls", [4, 10])  # 6 steps an arm: in the recast arm, and in the other
@@ -292,31 +269,26 @@ def test_a_refused_resume_writes_nothing(ctrl_c: CtrlC, run: Path, tmp_path: Pat
         quick(out, model=trained(run), epochs=2)
     (_, newest) = states(out)
     torch.save(torch.load(newest, weights_only=True) | {"model": {"x": torch.zeros(1)}}, newest)
-    before = snapshot(out)
-    with pytest.raises(RecastError, match="state of another model"):
-        resume(out)
-    assert snapshot(out) == before
-    (out / "classes.json").write_text(json.dumps([f"{n}!" for n in range(10)]), encoding="utf-8")
-    before = snapshot(out)
-    with pytest.raises(RecastError, match="class 0 was '0!'"):
-        resume(out)
-    assert snapshot(out) == before
+    classes = (out / "classes.json").read_text(encoding="utf-8")
+    for text, message in ((classes, "state of another model"), (classes.replace('"0"', '"0!"'), "class 0 was '0!'")):
+        (out / "classes.json").write_text(text, encoding="utf-8")
+        before = snapshot(out)
+        with pytest.raises(RecastError, match=message):
+            resume(out)
+        assert snapshot(out) == before
 
 
 def test_what_the_folder_filled_in_is_no_difference_when_a_run_goes_on(run: Path, tmp_path: Path) -> None:
     sized = digits_recipe(model=ModelConfig("test_vit", input_size=32), where=["none"], epochs=0)
     sized = sized.replace(data=sized.data.replace(img_size=None))
-    kept = digits_recipe(data=photographs(tmp_path / "data"), model=trained(run, new_head=True), epochs=0)
-    for name, recipe in (("sized", sized), ("kept", kept)):
+    of_files = digits_recipe(data=photographs(tmp_path / "data"), model=trained(run, new_head=True), epochs=0)
+    for name, recipe in (("sized", sized), ("of_files", of_files)):
         for goes_on in (False, True):
             train(recipe, tmp_path / name, resume=goes_on, progress=False)
     assert load_recipe(tmp_path / "sized" / "recipe.yaml").data.img_size == 32
     (tmp_path / "data" / "a").rename(tmp_path / "data" / "c")
     with pytest.raises(RecastError, match=r"the data .*: continue with the data"):
-        train(kept, tmp_path / "kept", resume=True, progress=False)
-
-
-# --- what a recipe asks for -------------------------------------------------------------------------------------------
+        train(of_files, tmp_path / "of_files", resume=True, progress=False)
 
 
 def test_the_parent_teaches_its_child_and_the_control(run: Path, tmp_path: Path) -> None:
@@ -346,24 +318,21 @@ def photographs(root: Path) -> DataConfig:
     return DataConfig("folder", data_dir=str(root), img_size=16, batch_size=6, val_fraction=0.25)
 
 
-def test_size_and_norm_of_files_where_the_network_states_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recast.lab.data.sources.input_defaults", lambda network: None)
-    data = photographs(tmp_path / "data").replace(img_size=None)
-    prepared = prepare.prepare(digits_recipe(data=data), tmp_path / "run", False)
-    assert (prepared.recipe.data.img_size, prepared.data.train[0][0].shape[-1], prepared.data.test_size) == (16, 16, 16)
-    sized = load_data(data.replace(img_size=16), digits_recipe().augmentation)
-    assert prepared.data.train.augment == sized.train.augment
-    assert "16x16 pixels (the files' own" in prepared.pixels
-    assert "ImageNet's" in prepared.pixels
-
-
-def test_a_network_sees_images_at_the_size_that_it_states(tmp_path: Path) -> None:
-    data = photographs(tmp_path / "data").replace(img_size=None)
-    prepared = prepare.prepare(digits_recipe(data=data), tmp_path / "run", False)
-    (side, _), own = input_defaults(prepared.parent).size, 16
-    assert side != own
-    assert (prepared.recipe.data.img_size, prepared.data.train[0][0].shape[-1], prepared.data.test_size) == (side,) * 3
-    assert "the network's" in prepared.pixels
+@pytest.mark.parametrize("states_size", [False, True])
+def test_files_are_seen_at_the_size_and_norm_that_the_network_states(
+    states_size: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not states_size:
+        monkeypatch.setattr("recast.lab.data.sources.input_defaults", lambda network: None)
+    config = photographs(tmp_path / "data").replace(img_size=None)
+    prepared = prepare.prepare(digits_recipe(data=config), tmp_path / "run", False)
+    side = input_defaults(prepared.parent).size[0] if states_size else 16
+    assert (side == 16) != states_size
+    data = prepared.data
+    assert [prepared.recipe.data.img_size, data.train[0][0].shape[-1], data.test_size] == [side] * 3
+    assert data.train.augment == load_data(config.replace(img_size=side), digits_recipe().augmentation).train.augment
+    lines = ["(the network's;", "(the network's)"] if states_size else ["16x16 pixels (the files' own", "ImageNet's"]
+    assert all(line in prepared.pixels for line in lines)
 
 
 def test_unreadable_images_are_skipped_named_and_counted(run: Path, tmp_path: Path) -> None:

@@ -1,5 +1,3 @@
-"""Layers that leave the convolution while `fit` trains."""
-
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -9,18 +7,21 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from small import assert_same, digits_recipe, small_fit, small_parent, small_plan, without_clocks
+from small import assert_same, small_fit, small_parent, small_plan, without_clocks
 from torch import nn
 
 from recast import CMHSA, GPSA, Plan, RecastError, load
 from recast.lab.config import RegularizationConfig, ScheduleConfig
-from recast.lab.evaluation.run_folder import open_run
 from recast.lab.training.checkpoint import states
 from recast.lab.training.distributed import Interrupted
-from recast.lab.training.run import train
 from recast.models.weights import read_header
 
 CtrlC = Callable[[str, int], AbstractContextManager[None]]
+
+
+def planned(**config: Any) -> Plan:
+    return small_plan(small_parent(), "0", "4", **config)
+
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "adamw": {},
@@ -31,11 +32,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "save_steps": 2,
     },
     "lamb": {"optim": {"opt": "lamb"}},
+    "woken": {
+        "plan": planned(query_key="images"),
+        "regularization": RegularizationConfig(ema_decay=0.9),
+        "optim": {"qk_lr": 0.1},
+    },
 }
-
-
-def planned(**config: Any) -> Plan:
-    return small_plan(small_parent(), "0", "4", **config)
+STOPS = {"before": ("update", 3), "edge": ("measure", 2), "switch": ("measure", 3), "after": ("update", 11)}
+CASES = [*(("everything", stop) for stop in STOPS), ("adamw", "switch"), ("lamb", "after"), ("woken", "switch")]
 
 
 def scheduled(folder: Path, model: nn.Module | None = None, plan: Plan | None = None, **fields: Any) -> Any:
@@ -44,19 +48,8 @@ def scheduled(folder: Path, model: nn.Module | None = None, plan: Plan | None = 
     return small_fit(folder, model or small_parent(), plan=plan or planned(), **fields)
 
 
-SETTINGS["woken"] = {
-    "plan": planned(query_key="images"),
-    "regularization": RegularizationConfig(ema_decay=0.9),
-    "optim": {"qk_lr": 0.1},
-}
-
-
 def schedule_of(folder: Path) -> Any:
     return json.loads((folder / "schedule.json").read_text(encoding="utf-8"))
-
-
-STOPS = {"before": ("update", 3), "edge": ("measure", 2), "switch": ("measure", 3), "after": ("update", 11)}
-CASES = [*(("everything", stop) for stop in STOPS), ("adamw", "switch"), ("lamb", "after"), ("woken", "switch")]
 
 
 @pytest.mark.parametrize(("settings", "stop"), CASES)
@@ -83,13 +76,13 @@ def test_what_happened_is_in_schedule_json_and_until_then_it_is_the_plain_traini
 
 
 def test_a_saved_run_is_loaded_as_it_ended(tmp_path: Path) -> None:
-    parent, again = small_parent(), small_parent()
+    parent, resumed = small_parent(), small_parent()
     fields = {"plan": planned(gate="bias"), "regularization": RegularizationConfig(ema_decay=0.5)}
     scheduled(tmp_path, parent, **fields)
     assert sum(isinstance(layer, CMHSA) for layer in parent.modules()) == 2
     assert_same(parent, load(tmp_path / "weights.safetensors", parent=small_parent()))
-    scheduled(tmp_path, again, resume=True, **fields)  # it is finished: left alone
-    assert_same(parent, again)
+    scheduled(tmp_path, resumed, resume=True, **fields)  # it is finished: left alone
+    assert_same(parent, resumed)
     weights = tmp_path / "weights.safetensors"
     header = {**read_header(weights), "plan": '{"version": 1, "steps": []}'}
     save_file(load_file(weights), weights, metadata={"recast": json.dumps(header)})
@@ -114,16 +107,3 @@ def test_a_plan_and_a_schedule_need_one_another(tmp_path: Path) -> None:
     with pytest.raises(RecastError, match=r"set recipe\.schedule"):
         small_fit(tmp_path, small_parent(), plan=planned())
     assert not list(tmp_path.iterdir())
-
-
-def test_a_run_folder_from_the_command_s_function(tmp_path: Path) -> None:
-    """Random weights, two layers on their dates, the control arm without them; everything is read back."""
-    recipe = digits_recipe(where=["layer3.1.*"], schedule=ScheduleConfig("at_once", conv_epochs=1))
-    out = train(recipe, tmp_path / "run", progress=False)
-    assert json.loads((out / "verify.json").read_text(encoding="utf-8"))["bitwise"]
-    assert schedule_of(out)["dates"] == {"layer3.1.conv1": 2, "layer3.1.conv2": 2}
-    assert not (out / "finetuned" / "schedule.json").exists()
-    run = open_run(out)
-    assert isinstance(run.models["recast"].get_submodule("layer3.1.conv1"), GPSA)
-    assert isinstance(run.models["finetuned"].get_submodule("layer3.1.conv1"), nn.Conv2d)
-    train(recipe, out, resume=True, progress=False)  # finished: left alone

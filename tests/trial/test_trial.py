@@ -1,10 +1,9 @@
-"""A trial: paired arms, an answer of known numbers, the same numbers after an interruption, refusals without traces."""
-
 import json
 import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -43,8 +42,15 @@ def plan() -> recast.Plan:
     return recast.plan(network(), torch.randn(1, 3, 16, 16), where="3")
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arms of two updates, and no page."""
+    for module, name, value in ((arms, "HEAD_UPDATES", 5), (pace, "LEAST_UPDATES", 2), (pace, "MOST_EPOCHS", 1)):
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(run, "find_spec", lambda name: None)
+
+
 def comparable(answer: Any) -> Any:
-    """What does not depend on a clock."""
     lines = [replace(line, seconds=0.0, step_ms=0.0) for line in answer.arms]
     return replace(answer, arms=tuple(lines), facts=replace(answer.facts, notes=()))
 
@@ -54,56 +60,52 @@ def test_an_interrupted_trial_goes_on_to_the_same_numbers(
 ) -> None:
     for module, name, value in ((arms, "HEAD_UPDATES", 5), (pace, "LEAST_UPDATES", 4), (pace, "MOST_EPOCHS", 2)):
         monkeypatch.setattr(module, name, value)
-    calls: list[tuple[Any, ...]] = []
-    train_ = arms.train_
 
-    def spied(tail: Any, train: Any, test: Any, **named: Any) -> Any:
-        calls.append((len(train), len(test), named["batch"], named["seed"], named["updates"]))
-        if len(calls) == stop:
-            raise KeyboardInterrupt
-        return train_(tail, train, test, **named)
+    def tried(folder: str, seed: int = 0) -> Any:
+        return comparable(try_(network(7, seed), data, plan, tmp_path / folder, minutes=1e-3, seeds=2))
 
-    stop = 0
-    monkeypatch.setattr(arms, "train_", spied)
-    whole = try_(network(7), data, plan, tmp_path / "whole", minutes=1e-3, seeds=2)
-    assert [line.arm for line in whole.arms] == ["parent", *arms.TRAINED]
-    assert all(line.updates >= pace.LEAST_UPDATES for line in whole.arms[1:])
-    assert {path.name for path in (tmp_path / "whole").iterdir()} >= {"answer.json", "trial.html", "heads.html"}
+    spy = mock.Mock(wraps=arms.train_)
+    monkeypatch.setattr(arms, "train_", spy)
+    expected = tried("expected")
+    assert [line.arm for line in expected.arms] == ["parent", *arms.TRAINED]
+    assert all(line.updates >= pace.LEAST_UPDATES for line in expected.arms[1:])
+    assert {path.name for path in (tmp_path / "expected").iterdir()} >= {"answer.json", "trial.html", "heads.html"}
     monkeypatch.setattr(run, "find_spec", lambda name: None)  # no page
     (tmp_path / "part").mkdir()  # the clock chooses the numbers of updates: take the same
-    (tmp_path / "part" / run.TRIAL).write_text((tmp_path / "whole" / run.TRIAL).read_text())
+    (tmp_path / "part" / run.TRIAL).write_text((tmp_path / "expected" / run.TRIAL).read_text())
     child = recast.recast_(arms.with_head(network(7), 10), plan)
-    child.load_state_dict(load_file(tmp_path / "whole" / run.WEIGHTS), strict=False)
-    rows = [json.loads(line) for line in (tmp_path / "whole" / run.RUNS).read_text().splitlines()]
+    child.load_state_dict(load_file(tmp_path / "expected" / run.WEIGHTS), strict=False)
+    rows = [json.loads(line) for line in (tmp_path / "expected" / run.RUNS).read_text().splitlines()]
     first = next(row for row in rows if (row["kind"], row["arm"], row["seed"]) == ("final", "recast", 0))
-    images, labels = data.val.subset(choose_balanced(data.val.labels, whole.images, "")).batch(range(whole.images))
+    count = expected.images
+    images, labels = data.val.subset(choose_balanced(data.val.labels, count, "")).batch(range(count))
     with torch.no_grad():
         logits = child.eval()(data.normalised(images, torch.device("cpu")))
     assert (logits.argmax(1) == labels).tolist() == first["right"]
+    calls = [(*map(len, call.args[1:]), call.kwargs["batch"], call.kwargs["seed"]) for call in spy.call_args_list]
     rates, finals = calls[2 : 2 + len(arms.RATED) * len(RATES)], calls[-2 * len(arms.TRAINED) :]
-    assert len({call[:4] for call in rates}) == 1  # paired: the same images, views and order
-    assert [len({call[:4] for call in part}) for part in (finals[:4], finals[4:])] == [1, 1]
-    assert [call[3] for call in finals] == [0] * 4 + [1] * 4
-    stop = len(calls) + 14
+    assert len(set(rates)) == 1  # paired: the same images, views and order
+    assert [len(set(part)) for part in (finals[:4], finals[4:])] == [1, 1]
+    assert [seed for *_, seed in finals] == [0] * 4 + [1] * 4
+    spy.side_effect = [*13 * [mock.DEFAULT], KeyboardInterrupt]
     with pytest.raises(KeyboardInterrupt):
-        try_(network(7), data, plan, tmp_path / "part", minutes=1e-3, seeds=2)
+        tried("part")
+    spy.side_effect, spy.call_count = None, 0
     with (tmp_path / "part" / run.RUNS).open("a") as file:
         file.write('{"kind": "final", "arm": "fine')  # killed while it wrote
-    assert comparable(try_(network(7), data, plan, tmp_path / "part", minutes=1e-3, seeds=2)) == comparable(whole)
+    assert tried("part") == expected
     trainings = len(arms.RATED) * len(RATES) + 2 * len(arms.TRAINED)
-    assert len(calls) == stop + 2 + trainings - 11  # two classifiers again, and all but the 11 finished trainings
-    assert comparable(try_(network(7), data, plan, tmp_path / "part", minutes=1e-3, seeds=2)) == comparable(whole)
+    assert spy.call_count == 2 + trainings - 11  # two classifiers again, and all but the 11 finished trainings
+    assert tried("part") == expected
     with pytest.raises(recast.RecastError, match="other settings, network"):
-        try_(network(7, seed=1), data, plan, tmp_path / "part", minutes=1e-3, seeds=2)
+        tried("part", seed=1)
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("minutes", [1e-6, 1e3])
 def test_other_classes_and_too_little_time_are_said_in_a_line(
-    minutes: float, data: Data, plan: recast.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    minutes: float, data: Data, plan: recast.Plan, tmp_path: Path
 ) -> None:
-    for module, name, value in ((arms, "HEAD_UPDATES", 5), (pace, "LEAST_UPDATES", 2), (pace, "MOST_EPOCHS", 1)):
-        monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(run, "find_spec", lambda name: None)  # no page
     lines: list[str] = []
     answer = try_(network(7), data, plan, tmp_path / "out", minutes=minutes, seeds=1, say=lines.append)
     assert any("has 7 classes, the data 10" in line for line in lines)
@@ -126,23 +128,16 @@ def test_the_names_of_classes_count(data: Data, plan: recast.Plan, tmp_path: Pat
     assert "the classes no 0, no 1" in lines[0]
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("classes", [7, 10])
-def test_logits_are_read_from_a_tuple(
-    classes: int, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Pair(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.network = network(classes)
-
+def test_logits_are_read_from_a_tuple(classes: int, data: Data, tmp_path: Path) -> None:
+    class Pair(nn.Sequential):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return self.network(x), x
+            return super().forward(x), x
 
-    for module, name, value in ((arms, "HEAD_UPDATES", 5), (pace, "LEAST_UPDATES", 2), (pace, "MOST_EPOCHS", 1)):
-        monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(run, "find_spec", lambda name: None)  # no page
-    plan = recast.plan(Pair().eval(), torch.randn(1, 3, 16, 16), where="network.3")
-    answer = try_(Pair().eval(), data, plan, tmp_path / "out", minutes=1e-3, seeds=1)
+    pair = Pair(*network(classes)).eval()
+    plan = recast.plan(pair, torch.randn(1, 3, 16, 16), where="3")
+    answer = try_(pair, data, plan, tmp_path / "out", minutes=1e-3, seeds=1)
     assert [line.arm for line in answer.arms] == ["parent", *arms.TRAINED]
 
 
@@ -238,9 +233,8 @@ def test_the_page_of_a_trial_fits_a_phone(tmp_path: Path) -> None:
         codes = page.locator(".changes code")
         assert sorted(codes.all_inner_texts()) == options
         assert len(options) > 2
-        assert {
-            codes.nth(index).evaluate("code => code.getClientRects().length") for index in range(codes.count())
-        } == {1}
+        lines = codes.evaluate_all("codes => codes.map(code => code.getClientRects().length)")
+        assert set(lines) == {1}
 
 
 DIGITS = "--model digits_resnet --data digits --checkpoint w.safetensors"
@@ -274,12 +268,14 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
 
 def test_another_folder_is_left_alone(data: Data, plan: recast.Plan, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").touch()
-    with pytest.raises(recast.RecastError, match="--out"):
-        try_(network(), data, plan, tmp_path)
-    with pytest.raises(recast.RecastError, match="one class each"):
-        try_(network(), replace(data, train=[0] * 60), plan, tmp_path / "new")  # type: ignore[arg-type]
-    with pytest.raises(recast.RecastError, match="two classes or more"):
-        try_(network(), replace(data, classes=["a"]), plan, tmp_path / "new")
+    several, single = replace(data, train=[0] * 60), replace(data, classes=["a"])  # type: ignore[arg-type]
+    for values, folder, message in (
+        (data, tmp_path, "--out"),
+        (several, tmp_path / "new", "one class each"),
+        (single, tmp_path / "new", "two classes or more"),
+    ):
+        with pytest.raises(recast.RecastError, match=message):
+            try_(network(), values, plan, folder)
     with pytest.raises(recast.RecastError, match=r"GiB.*[1-9]"):
         run.check_space(tmp_path, 2**60)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

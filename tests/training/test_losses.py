@@ -1,4 +1,6 @@
 import copy
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -6,8 +8,9 @@ from unittest import mock
 import pytest
 import timm
 import torch
-from small import small_data, small_parent, small_recipe
+from small import assert_same, small_data, small_parent, small_recipe
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.data.mixup import mixup_target
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
@@ -25,14 +28,13 @@ Z_CLS = torch.tensor([[2.0, 0.0, -1.0, 0.5], [0.0, 1.0, 3.0, -2.0]])
 Z_DIST = torch.tensor([[1.0, 0.5, -1.0, 0.0], [0.2, 0.1, 2.0, -1.0]])
 TAUGHT = torch.tensor([[3.0, 1.0, 0.0, -1.0], [1.0, 2.5, 2.0, 0.0]])
 LABELS = torch.tensor([0, 2])
+MIXED = torch.tensor([[0.7, 0.3, 0.0, 0.0], [0.0, 0.0, 0.4, 0.6]])
 IMAGES = torch.zeros(2, 3, 2, 2)
 PLAIN = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
 CE = label_loss(ClassifyConfig(), 4)
 
 
 class Constant(nn.Module):
-    """A network that always gives the same logits."""
-
     def __init__(self, logits: Tensor) -> None:
         super().__init__()
         self.register_buffer("logits", logits)
@@ -53,25 +55,60 @@ def network() -> nn.Module:
     )
 
 
-# the terms
+def loss_of(kind: str = "ce", label_smoothing: float = 0.0, **fields: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    return label_loss(ClassifyConfig(label_smoothing=label_smoothing, loss={"kind": kind, **fields}), 4)
 
 
-def test_published_numbers() -> None:
+def by_hand(targets: list[list[float]], binary: bool) -> float:
+    total = 0.0
+    for z, t in zip(Z_CLS.tolist(), targets, strict=True):
+        if binary:
+            p = [1 / (1 + math.exp(-v)) for v in z]
+            total -= sum(a * math.log(b) + (1 - a) * math.log(1 - b) for a, b in zip(t, p, strict=True)) / len(z)
+        else:
+            norm = math.log(sum(map(math.exp, z)))
+            total -= sum(a * (v - norm) for a, v in zip(t, z, strict=True))
+    return total / len(Z_CLS)
+
+
+def smoothed(share: float) -> list[list[float]]:
+    return [[1 - share + share / 4 if c == int(label) else share / 4 for c in range(4)] for label in LABELS]
+
+
+def test_published_numbers_of_labels() -> None:
+    assert loss_of()(Z_CLS, LABELS).item() == pytest.approx(0.2589324713, rel=1e-6)
+    # DeiT III: every class of a mixed label counts fully, whatever its share
+    assert loss_of("bce", bce_threshold=0.0)(Z_CLS, MIXED).item() == pytest.approx(0.7861672640, rel=1e-6)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_labels_follow_the_formula_and_mixed_targets_are_not_smoothed_again(binary: bool) -> None:
+    for share in (0.0, 0.1):
+        loss = loss_of("bce" if binary else "ce", label_smoothing=share)
+        assert loss(Z_CLS, LABELS).item() == pytest.approx(by_hand(smoothed(share), binary), rel=1e-6)
+        assert loss(Z_CLS, MIXED).item() == pytest.approx(by_hand(MIXED.tolist(), binary), rel=1e-6)
+    # a label that timm's Mixup has smoothed, mixed with nothing, is the label that we smooth
+    targets = mixup_target(LABELS, 4, lam=1.0, smoothing=0.1)
+    torch.testing.assert_close(loss(Z_CLS, targets), loss(Z_CLS, LABELS))
+
+
+def test_a_threshold_between_the_shares_keeps_the_larger_class_alone() -> None:
+    loss = loss_of("bce", bce_threshold=0.5)
+    assert loss(Z_CLS, MIXED) == loss(Z_CLS, torch.tensor([0, 3]))
+    assert loss_of("bce", bce_threshold=0.5, label_smoothing=0.1)(Z_CLS, LABELS) == loss_of("bce")(Z_CLS, LABELS)
+
+
+def test_published_numbers_of_a_teacher() -> None:
     """Made in float32, so they are good to 1e-6."""
     assert soft_loss(Z_DIST, TAUGHT, 3.0).item() == pytest.approx(0.5045899153, rel=1e-6)
     assert soft_loss(TAUGHT, Z_DIST, 3.0).item() == pytest.approx(0.5132530928, rel=1e-6)  # the other direction
-    for fields, expected in (
-        ({"targets": "soft", "teacher_weight": 0.1}, 0.2834981978),
-        ({"targets": "hard"}, 0.8688333631),
-    ):
-        assert distillation(**fields)((Z_CLS, Z_DIST), IMAGES, LABELS).item() == pytest.approx(expected, rel=1e-6)
+    soft, hard = distillation(targets="soft", teacher_weight=0.1), distillation(targets="hard")
+    assert soft((Z_CLS, Z_DIST), IMAGES, LABELS).item() == pytest.approx(0.2834981978, rel=1e-6)
+    assert hard((Z_CLS, Z_DIST), IMAGES, LABELS).item() == pytest.approx(0.8688333631, rel=1e-6)
     smooth = label_loss(ClassifyConfig(label_smoothing=0.1), 4)
-    both = distillation(smooth, targets="hard", teacher_weight=0.25)(Z_CLS, IMAGES, LABELS)
-    hard = nn.functional.cross_entropy(Z_CLS, TAUGHT.argmax(1))  # not smoothed
-    torch.testing.assert_close(both, 0.75 * smooth(Z_CLS, LABELS) + 0.25 * hard)
-
-
-# the teacher
+    total = distillation(smooth, targets="hard", teacher_weight=0.25)(Z_CLS, IMAGES, LABELS)
+    of_teacher = nn.functional.cross_entropy(Z_CLS, TAUGHT.argmax(1))  # not smoothed
+    torch.testing.assert_close(total, 0.75 * smooth(Z_CLS, LABELS) + 0.25 * of_teacher)
 
 
 def test_a_teacher_never_moves(network: nn.Module) -> None:
@@ -87,8 +124,7 @@ def test_a_teacher_never_moves(network: nn.Module) -> None:
         network(images)  # moves the statistics of the original
         loss(student(images), images, torch.arange(8) % 4).backward()
     assert set(student.state_dict()) == {"1.weight", "1.bias"}
-    for name, value in teacher.model.state_dict().items():
-        assert torch.equal(value, before[name]), name
+    assert_same(teacher.model, before)
     assert not torch.equal(network.state_dict()["1.running_mean"], before["1.running_mean"])
     assert torch.equal(teacher(images), teacher(images))  # no dropout
     assert not any(p.requires_grad for p in teacher.model.parameters())
@@ -99,19 +135,16 @@ def test_a_teacher_never_moves(network: nn.Module) -> None:
 
 def test_a_teacher_sees_the_pixels_in_its_own_normalisation(network: nn.Module) -> None:
     pixels = torch.rand(4, 3, 8, 8)
-    student, own = ((0.5, 0.4, 0.3), (0.2, 0.25, 0.3)), ((0.1, 0.2, 0.3), (1.0, 0.5, 0.3))
-    known = normalize(pixels, *own)
-    expected = network.eval()(known)
-    torch.testing.assert_close(Teacher(network, student=student, norm=own)(normalize(pixels, *student)), expected)
-    assert torch.equal(Teacher(network, student=own, norm=own)(known), expected)  # not even rounded
-
-
-# teachers by name
+    student, norm = ((0.5, 0.4, 0.3), (0.2, 0.25, 0.3)), ((0.1, 0.2, 0.3), (1.0, 0.5, 0.3))
+    images = normalize(pixels, *norm)
+    expected = network.eval()(images)
+    torch.testing.assert_close(Teacher(network, student=student, norm=norm)(normalize(pixels, *student)), expected)
+    assert torch.equal(Teacher(network, student=norm, norm=norm)(images), expected)  # not even rounded
 
 
 def named(parent: nn.Module | None = None, num_classes: int = 4, img_size: int = 8, **fields: Any) -> Teacher:
-    given = {f"teacher_{name}": value for name, value in fields.items()}
-    config = TeacherConfig("model", **given) if fields else TeacherConfig("parent")
+    options = {f"teacher_{name}": value for name, value in fields.items()}
+    config = TeacherConfig("model", **options) if fields else TeacherConfig("parent")
     return build_teacher(config, parent, num_classes, student=PLAIN, img_size=img_size)
 
 
@@ -122,17 +155,18 @@ def test_a_teacher_from_a_file_knows_its_normalisation(tmp_path: Path) -> None:
     pixels = torch.rand(2, 3, 8, 8)
     teacher = named(model="digits_resnet", checkpoint=file)
     torch.testing.assert_close(teacher(pixels), model((pixels - 0.5) / 0.5))
-    with pytest.raises(RecastError, match="has 4 classes, the data has 7: train the teacher"):
-        named(model="digits_resnet", checkpoint=file, num_classes=7)
-    with pytest.raises(RecastError, match=r"the teacher digits_resnet: .*missing\.safetensors"):
-        named(model="digits_resnet", checkpoint=str(tmp_path / "missing.safetensors"))
-    with pytest.raises(RecastError, match="random weights: set --teacher-checkpoint or --teacher-pretrained"):
-        named(model="digits_resnet")
+    for fields, message in (
+        ({"checkpoint": file, "num_classes": 7}, "has 4 classes, the data has 7: train the teacher"),
+        ({"checkpoint": "missing.safetensors"}, r"the teacher digits_resnet: .*missing\.safetensors"),
+        ({}, "random weights: set --teacher-checkpoint or --teacher-pretrained"),
+    ):
+        with pytest.raises(RecastError, match=message):
+            named(model="digits_resnet", **fields)
 
 
 def test_a_teacher_with_the_classes_in_another_order_answers_in_the_datas(tmp_path: Path) -> None:
     model = build(ModelConfig("digits_resnet"), num_classes=3).eval()
-    data, file, pixels = small_data(), str(tmp_path / "teacher.safetensors"), torch.rand(2, 3, 8, 8)
+    data, file = small_data(), str(tmp_path / "teacher.safetensors")
     task = {"teacher": {"kind": "model", "teacher_model": "digits_resnet", "teacher_checkpoint": file}}
 
     def objective() -> Objective:
@@ -142,18 +176,19 @@ def test_a_teacher_with_the_classes_in_another_order_answers_in_the_datas(tmp_pa
     with pytest.warns(UserWarning, match="another order"):
         distillation = objective().distillation
     assert distillation is not None
-    expected = model((data.normalised(pixels, torch.device("cpu")) * 0.2 + 0.3 - 0.5) / 0.5)[:, [1, 2, 0]]
-    torch.testing.assert_close(distillation.teacher(data.normalised(pixels, torch.device("cpu"))), expected)
+    images = data.normalised(torch.rand(2, 3, 8, 8), torch.device("cpu"))
+    expected = model((images * 0.2 + 0.3 - 0.5) / 0.5)[:, [1, 2, 0]]
+    torch.testing.assert_close(distillation.teacher(images), expected)
     save(model, file, classes=["cat", "dog", "horse"])
     with pytest.raises(RecastError, match="the teacher has the classes cat, dog, horse"):
         objective()
 
 
 @pytest.mark.parametrize(
-    ("name", "own"), [("torchvision:resnet18", (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)), ("own:function", PLAIN)]
+    ("name", "norm"), [("torchvision:resnet18", (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)), ("own:function", PLAIN)]
 )
 def test_fetched_weights_keep_their_own_head(
-    name: str, own: Any, network: nn.Module, monkeypatch: pytest.MonkeyPatch
+    name: str, norm: Any, network: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """timm would put a random head in its place if asked for the data's classes."""
     monkeypatch.setattr(distill, "build", build := mock.Mock(return_value=network))
@@ -161,12 +196,9 @@ def test_fetched_weights_keep_their_own_head(
     teacher = named(model=name, pretrained=fetched)
     build.assert_called_once_with(ModelConfig(name, pretrained=fetched), num_classes=None, advice=distill.TEACH)
     pixels = torch.rand(2, 3, 8, 8)
-    torch.testing.assert_close(teacher(pixels), network.eval()(normalize(pixels, *own)))
+    torch.testing.assert_close(teacher(pixels), network.eval()(normalize(pixels, *norm)))
     with pytest.raises(RecastError, match=f"the teacher {name} has 4 classes, the data have 7"):
         named(model=name, pretrained=fetched, num_classes=7)
-
-
-# the distillation token
 
 
 def test_the_token_is_trained_by_the_teacher() -> None:
