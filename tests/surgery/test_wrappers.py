@@ -73,15 +73,19 @@ def test_the_pooling_of_a_wrapped_network_is_saved(tmp_path: Path) -> None:
         assert torch.equal(loaded(x), model.module(x))
 
 
-@pytest.mark.parametrize("verb", ["recast_", "fold_", "attention_pool_"])
-def test_what_is_bound_to_its_parameters_is_refused(verb: str) -> None:
+@pytest.mark.parametrize("verb", ["recast_", "recast_during_training_", "fold_", "attention_pool_"])
+def test_what_is_bound_to_its_parameters_is_refused(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     parent, x = net(), torch.randn(2, 3, 8, 8)
     planned = recast.plan(parent, x, PAPERS)
+    arguments = {"recast_": [planned], "recast_during_training_": [torch.optim.SGD(parent.parameters()), planned]}
     bound = DistributedDataParallel.__new__(DistributedDataParallel)
     nn.Module.__init__(bound)
     bound.module = parent
     with pytest.raises(RecastError, match=r"pass model\.module"):
-        getattr(recast, verb)(bound, *([planned] if verb == "recast_" else []))
+        getattr(recast, verb)(bound, *arguments.get(verb, []))
+    monkeypatch.setattr("recast.surgery.wrappers.DTensor", nn.Parameter)
+    with pytest.raises(RecastError, match="sharded"):
+        getattr(recast, verb)(parent, *arguments.get(verb, []))
     assert isinstance(parent.conv, nn.Conv2d)
 
 

@@ -1,0 +1,43 @@
+"""Networks, configs and gradients that tests of several folders use."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recast import Geometry, RecastConfig, plan, recast_
+from recast.layers.config import PAPERS_LAYER
+
+PAPERS = RecastConfig(**PAPERS_LAYER)
+PAD_1 = Geometry((3, 3), padding=(1, 1, 1, 1))
+
+
+class InCode(nn.Module):
+    """A network whose forward pass is a function: `InCode(lambda m, x: m.conv(x).relu(), conv=nn.Conv2d(3, 4, 3))`."""
+
+    def __init__(self, run: Callable[..., Any], **layers: nn.Module) -> None:
+        super().__init__()
+        self.run = run
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        return self.run(self, *inputs, **options)
+
+
+def recast_copy(parent: nn.Module, example: Any, config: RecastConfig = PAPERS, **options: Any) -> Any:
+    """A copy of a network, recast."""
+    return recast_(copy.deepcopy(parent), plan(parent, example, config, **options))
+
+
+def outputs_and_gradients(module: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Output, and the gradients of input and parameters, with a different weight for every output: none cancels."""
+    x = x.detach().clone().requires_grad_()
+    parameters = {name: p for name, p in module.named_parameters() if p.numel()}
+    y = module(x)
+    slope = torch.linspace(0, 9, y.numel(), dtype=y.dtype).cos().view_as(y)
+    gradients = torch.autograd.grad((y * slope).sum(), [x, *parameters.values()], allow_unused=True)
+    names = zip(["input", *parameters], gradients, strict=True)
+    return {"output": y.detach()} | {name: gradient for name, gradient in names if gradient is not None}
