@@ -32,12 +32,18 @@ def recast_copy(parent: nn.Module, example: Any, config: RecastConfig = PAPERS, 
     return recast_(copy.deepcopy(parent), plan(parent, example, config, **options))
 
 
-def outputs_and_gradients(module: nn.Module, x: Tensor) -> dict[str, Tensor]:
+def outputs_and_gradients(module: nn.Module, x: Tensor, allow_unused: bool = False) -> dict[str, Tensor]:
     """Output, and the gradients of input and parameters, with a different weight for every output: none cancels."""
     x = x.detach().clone().requires_grad_()
     parameters = {name: p for name, p in module.named_parameters() if p.numel()}
     y = module(x)
     slope = torch.linspace(0, 9, y.numel(), dtype=y.dtype).cos().view_as(y)
-    gradients = torch.autograd.grad((y * slope).sum(), [x, *parameters.values()], allow_unused=True)
-    names = zip(["input", *parameters], gradients, strict=True)
-    return {"output": y.detach()} | {name: gradient for name, gradient in names if gradient is not None}
+    gradients = torch.autograd.grad((y * slope).sum(), [x, *parameters.values()], allow_unused=allow_unused)
+    named = zip(["input", *parameters], gradients, strict=True)
+    return {"output": y.detach()} | {name: gradient for name, gradient in named if gradient is not None}
+
+
+def groups_by_name(model: nn.Module, groups: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The group of every parameter."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    return {names[id(p)]: group for group in groups for p in group["params"]}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import timm.optim
 import torch
-from layer_helpers import PAPERS, InCode
+from layer_helpers import PAPERS, InCode, groups_by_name
 from timm.layers import StdConv2d
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
@@ -70,12 +70,6 @@ def twins(name: str) -> tuple[Any, Optimizer, Any, Optimizer]:
 def sgd(model: nn.Module, *names: str) -> Optimizer:
     """An optimiser of some of a network's parameters, or all."""
     return SGD([p for name, p in model.named_parameters() if not names or name in names], 0.1)
-
-
-def groups_by_name(model: nn.Module, groups: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The group of every parameter."""
-    names = {id(p): name for name, p in model.named_parameters()}
-    return {names[id(p)]: group for group in groups for p in group["params"]}
 
 
 def relative(a: Tensor, b: Tensor) -> float:

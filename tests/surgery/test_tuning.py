@@ -45,7 +45,7 @@ def test_a_choice_runs_and_changes_nothing(
     form: str, open_gates: Any, error_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, x = network(open_gates), torch.randn(2, 4, 7, 6, dtype=torch.float64)
-    expected = {size: outputs_and_gradients(model, x[..., :size]) for size in (6, 5)}
+    expected = {size: outputs_and_gradients(model, x[..., :size], allow_unused=True) for size in (6, 5)}
     monkeypatch.setattr(tuning, "time_models", timing(**{form: 0.5}))
     random = torch.get_rng_state()
     table = recast.tune_(model, x)
@@ -61,7 +61,7 @@ def test_a_choice_runs_and_changes_nothing(
         assert layer.chosen_backend((7, 6)) == layer.eval().chosen_backend((7, 6)) == form
         assert (layer.chosen_backend((7, 5)), layer.aside.chosen_backend((7, 6))) == ("merged", "split")  # by the rule
         for size, values in expected.items():
-            measured = outputs_and_gradients(tuned.train(), x[..., :size])
+            measured = outputs_and_gradients(tuned.train(), x[..., :size], allow_unused=True)
             assert measured.keys() == values.keys()
             assert all(error_of(measured[name], value) < 1e-10 for name, value in values.items())
     model[0].prune_((), (4,))

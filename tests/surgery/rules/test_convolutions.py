@@ -7,25 +7,24 @@ import random
 from typing import Any
 
 import pytest
+import timm.layers
 import torch
+from layer_helpers import outputs_and_gradients
 from torch import Tensor, nn
 
 from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.functional import backends, long_maps, operands
 from recast.layers.gpsa import GPSA
+from recast.surgery import rules
+from recast.surgery.rules import find_rule, recasts, refusal
 
 KINDS = (
     "Conv2d", "Conv2dSame", "ConvTranspose2d", "ScaledStdConv2d", "ScaledStdConv2dSame", "StdConv2d", "StdConv2dSame"
 )  # fmt: skip
+CLASSES = [getattr(nn, kind, None) or getattr(timm.layers, kind) for kind in KINDS]
 BACKENDS = ("split", "merged", "sdpa", "dense", "reference")
 NUM_GEOMETRIES = int(os.environ.get("RECAST_NUM_GEOMETRIES", "500"))
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-
-
-def gradients(y: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-    """Gradients with a different weight for every output, so that none cancels."""
-    slope = torch.linspace(0, 9, y.numel(), dtype=y.dtype).cos().view_as(y)
-    return list(torch.autograd.grad((y * slope).sum(), tensors, retain_graph=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -42,38 +41,31 @@ def test_starts_as_the_module(
     for seed in range(first, first + NUM_GEOMETRIES // (2 if kind == "Conv2d" else 20)):
         module, x, text = case_of(kind, seed, dtype)
         layer = layer_of(module)
-        kernel, x = kernel_of(module), x.requires_grad_()
+        kernel = kernel_of(module)
         assert error_of(layer.weight, kernel) <= TOLERANCE[dtype], text
-        y = module(x)
-        trained = dict(module.named_parameters())
-        expected = dict(zip(["input", *trained], gradients(y, [x, *trained.values()]), strict=True))
+        expected = outputs_and_gradients(module, x)
+        made = {name: value for name, value in module.named_parameters() if name != "bias"}
+        # standardisation divides by σ, and passes on nothing of a gradient along its result: differences are left
+        spread = float(module.weight.detach().flatten(1).std(1).min()) if hasattr(module, "eps") else 1.0
         for backend in BACKENDS:
             layer.backend = backend
-            z = layer(x)
-            assert error_of(z, y) <= TOLERANCE[dtype], f"{backend}, {text}"
+            measured = outputs_and_gradients(layer, x)
+            assert error_of(measured["output"], expected["output"]) <= TOLERANCE[dtype], f"{backend}, {text}"
             if backend == "split":
-                assert torch.equal(z, y), text
-            of_x, of_kernel, *of_bias = gradients(z, [x, layer.weight] + ([] if layer.bias is None else [layer.bias]))
-            made = {name: value for name, value in trained.items() if name != "bias"}
+                assert torch.equal(measured["output"], expected["output"]), text
+            of_kernel = measured["weight"]
             carried = torch.autograd.grad(kernel, list(made.values()), of_kernel, retain_graph=True)
-            measured = {"input": of_x, **dict(zip(made, carried, strict=True)), **dict(zip(["bias"], of_bias))}  # noqa: B905
-            assert measured.keys() == expected.keys()
-            # standardisation divides by σ, and passes on nothing of a gradient along its result: differences are left
-            spread = float(module.weight.detach().flatten(1).std(1).min()) if hasattr(module, "eps") else 1.0
+            measured |= dict(zip(made, carried, strict=True))
             least = float(of_kernel.abs().max()) / spread
-            for name, value in measured.items():
-                scale = max(float(expected[name].abs().max()), least if name in made else 0)
-                assert float((value - expected[name]).abs().max()) <= TOLERANCE[dtype] * scale, (
-                    f"{backend} {name} {text}"
-                )
+            for name, value in expected.items():
+                scale = max(float(value.abs().max()), least if name in made else 0)
+                error = float((measured[name] - value).abs().max())
+                assert error <= TOLERANCE[dtype] * scale, f"{backend} {name} {text}"
 
 
-def outputs_and_gradients(layer: GPSA, x: Tensor, backend: str) -> dict[str, Tensor]:
+def in_form(layer: GPSA, x: Tensor, backend: str) -> dict[str, Tensor]:
     layer.backend = backend
-    x = x.detach().requires_grad_()
-    parameters, y = {name: p for name, p in layer.named_parameters() if p.numel()}, layer(x)
-    values = [y.detach(), *gradients(y, [x, *parameters.values()])]
-    return dict(zip(["output", "input", *parameters], values, strict=True))
+    return outputs_and_gradients(layer, x)
 
 
 def size_of_terms(layer: GPSA, x: Tensor) -> float:
@@ -113,13 +105,13 @@ def test_backends_agree_with_random_open_gates(
             layer.prune_(range(layer.num_heads) if gate == "sigmoid" else kept[0], kept[1])
         if kind == "Conv2d" and rng.random() < 0.3:
             layer.fold_value_()
-        expected = outputs_and_gradients(layer, x, "reference")
+        expected = in_form(layer, x, "reference")
         steepest = max(float(g.abs().max()) for name, g in expected.items() if name != "output")
         # a gradient that is exactly zero comes out as a rounding error
         least = 1.0 if dtype == torch.float32 else 1e-5
         smallest = dict.fromkeys(expected, least * steepest) | {"output": min(least, 0.1) * size_of_terms(layer, x)}
         for backend in ("dense", "split", "merged", "plain", "sdpa"):
-            measured = outputs_and_gradients(layer, x, backend)
+            measured = in_form(layer, x, backend)
             assert measured.keys() == expected.keys()
             for name, value in measured.items():
                 scale = max(float(expected[name].abs().max()), smallest[name])
@@ -161,14 +153,11 @@ def test_flags_and_dtype_are_carried_over(
         assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_memory_format_is_carried_over(kind: str, layer_of: Any) -> None:
-    import timm.layers
-
-    build = getattr(nn, kind, None) or getattr(timm.layers, kind)
-    module = build(4, 6, 3, stride=2).to(memory_format=torch.channels_last)
+@pytest.mark.parametrize("kind", CLASSES)
+def test_memory_format_is_carried_over(kind: type[nn.Module], layer_of: Any) -> None:
+    module = kind(4, 6, 3, stride=2).to(memory_format=torch.channels_last)
     layer = layer_of(module)
-    if "Std" not in kind:  # a standardised kernel is computed, in another format than its weight
+    if "Std" not in kind.__name__:  # a standardised kernel is computed, in another format than its weight
         assert layer.weight.is_contiguous(memory_format=torch.channels_last)
     pixels = torch.randn(2, 4, 9, 8)
     for x, backend in itertools.product((pixels, pixels.to(memory_format=torch.channels_last)), ("auto", "sdpa")):
@@ -190,3 +179,36 @@ def test_autocast_takes_the_layer_where_it_takes_the_module(kind: str, case_of: 
         with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
             assert torch.equal(layer(x), module(x)), text
             assert layer(x).dtype == torch.bfloat16
+
+
+class Scaled(nn.Conv2d):
+    """A convolution with a forward of its own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_subclasses_that_compute_the_same_are_taken(kind: type[nn.Module], layer_of: Any) -> None:
+    class Named(kind):
+        def __init__(self, channels: int) -> None:
+            super().__init__(channels, channels, 3, padding=1)
+
+    conv, x = Named(4).eval(), torch.randn(1, 4, 5, 5)
+    assert refusal(conv) is None
+    assert find_rule(conv)[0] is kind
+    assert torch.equal(layer_of(conv)(x), conv(x))
+
+
+def test_a_rule_of_ones_own(monkeypatch: pytest.MonkeyPatch, layer_of: Any) -> None:
+    """The exact type wins over its bases: a convolution with a forward of its own can be given a rule."""
+    monkeypatch.setattr(rules, "_RULES", dict(rules._RULES))
+
+    @recasts(Scaled)
+    def _(conv: Scaled, config: RecastConfig) -> GPSA:
+        plain = nn.Conv2d(conv.in_channels, conv.out_channels, conv.kernel_size, bias=conv.bias is not None)
+        return layer_of(plain, config)
+
+    assert find_rule(Scaled(3, 4, 3))[0] is Scaled
+    assert find_rule(nn.Conv2d(3, 4, 3))[0] is nn.Conv2d
+    assert find_rule(timm.layers.StdConv2d(3, 4, 3))[0] is timm.layers.StdConv2d
