@@ -37,13 +37,11 @@ GONE = "(none)"
 
 
 def text(content: dict[str, Any]) -> str:
-    """JSON with a line for every entry."""
     entries = (f"{json.dumps(key)}: {json.dumps(value, sort_keys=True)}" for key, value in sorted(content.items()))
     return "{\n" + ",\n".join(entries) + "\n}"
 
 
 def read(name: str) -> Any:
-    """The content of a frozen file."""
     return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
 
 
@@ -82,7 +80,6 @@ def command(*argv: str) -> Any:
 
 
 def digest(value: Any) -> str:
-    """The beginning of the SHA-256 of a JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -116,15 +113,14 @@ def packed(planned: Any) -> Any:
             step = step | {"parent_geometry": "its own"}
         steps.append(difference(before, step))
         before = step
-    left = [layer["name"] for layer in planned["left"]]
+    skipped = [layer["name"] for layer in planned["left"]]
     gate = planned["config"]["gate"]
     config = difference(plain(RecastConfig(gate, **PAPERS_LAYER).model_dump()), planned["config"])
     config |= {} if gate == "linear" else {"gate": gate}
-    return planned | {"config": config, "steps": steps, "left": [len(left), digest(left)]}
+    return planned | {"config": config, "steps": steps, "left": [len(skipped), digest(skipped)]}
 
 
 def plan_of(name: str) -> Any:
-    """What `recast plan … --json` gives, packed."""
     return packed(command("plan", *PLANS[name], *papers_layer(PLANS[name]), "--json"))
 
 
@@ -168,7 +164,6 @@ def disturbed(model: nn.Module, seed: int = 0, scale: float = 0.2) -> nn.Module:
 
 
 def images(*shape: int, seed: int = 7) -> Tensor:
-    """Seeded noise in a shape."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -209,16 +204,16 @@ def _pooled(**config: Any) -> nn.Module:
 
 def layer_cases() -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
     """By name: a function that makes a layer or network, and the shape of what it takes."""
-    three, one = (3, 3), (1, 1, 1, 1)
+    three, ring = (3, 3), (1, 1, 1, 1)
     shapes: dict[str, tuple[tuple[int, int], Geometry, int]] = {
-        "plain": ((6, 4), Geometry(three, padding=one), 1),
-        "strided": ((4, 6), Geometry(three, stride=(2, 2), padding=one), 1),
-        "grouped": ((6, 4), Geometry(three, padding=one), 2),
-        "depthwise": ((4, 4), Geometry(three, padding=one), 4),
+        "plain": ((6, 4), Geometry(three, padding=ring), 1),
+        "strided": ((4, 6), Geometry(three, stride=(2, 2), padding=ring), 1),
+        "grouped": ((6, 4), Geometry(three, padding=ring), 2),
+        "depthwise": ((4, 4), Geometry(three, padding=ring), 4),
         "dilated": ((4, 4), Geometry(three, padding=(2, 2, 2, 2), dilation=(2, 2)), 1),
         "transposed": ((4, 4), Geometry.of(nn.ConvTranspose2d(4, 4, 3, 2, 1, 1)), 1),
         "same": ((4, 4), Geometry((3, 2), stride=(2, 1), same=True), 1),
-        "reflect": ((4, 4), Geometry(three, padding=one, padding_mode="reflect"), 1),
+        "reflect": ((4, 4), Geometry(three, padding=ring, padding_mode="reflect"), 1),
     }
     cases: dict[str, Any] = {}
 

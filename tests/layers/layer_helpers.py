@@ -1,7 +1,8 @@
 """Networks, configs and gradients that tests of several folders use."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,3 +48,24 @@ def groups_by_name(model: nn.Module, groups: list[dict[str, Any]]) -> dict[str, 
     """The group of every parameter."""
     names = {id(p): name for name, p in model.named_parameters()}
     return {names[id(p)]: group for group in groups for p in group["params"]}
+
+
+@contextmanager
+def unchanged(*models: nn.Module) -> Iterator[None]:
+    """Check that a block leaves modules, values, flags, hooks, attributes and the text of models as they were."""
+
+    def look_of(model: nn.Module) -> list[Any]:
+        modules = [
+            (name, id(module), module.training, len(module._forward_hooks), len(module._forward_pre_hooks))
+            for name, module in model.named_modules()
+        ]
+        parameters = [(id(p), p.requires_grad, p.grad is None) for p in model.parameters()]
+        return [modules, parameters, set(vars(model)), getattr(model, "recast_plan", None), repr(model)]
+
+    looks = [look_of(model) for model in models]
+    states = [{name: value.clone() for name, value in model.state_dict().items()} for model in models]
+    yield
+    for model, look, state in zip(models, looks, states, strict=True):
+        assert look_of(model) == look
+        for name, value in model.state_dict().items():
+            assert value.is_meta or torch.equal(value.nan_to_num(7.5), state[name].nan_to_num(7.5)), name

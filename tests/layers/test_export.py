@@ -6,19 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from layer_helpers import PAD_1, PAPERS
 from torch import Tensor, nn
 
 from recast import CMHSA, GPSA, Geometry, RecastConfig
 from recast.layers.attention_pool import AttentionPool
 from recast.layers.config import PAPERS_LAYER
 
-PAPERS = RecastConfig(**PAPERS_LAYER)
-
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch's exporter, of its own code
 ]
-PAD_1 = Geometry((3, 3), padding=(1, 1, 1, 1))
 ANY = ({0: torch.export.Dim.DYNAMIC, 2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC},)
 EXAMPLE, OTHERS = (2, 4, 7, 9), ((3, 4, 10, 8), (1, 4, 9, 12))
 
@@ -79,9 +77,9 @@ def test_traced_and_exported_layers_take_any_size(kind: str, make: Any, open_gat
     layer, x = opened(LAYERS[kind](), open_gates), torch.randn(EXAMPLE)
     program = make(layer, x)
     for shape in (EXAMPLE, *OTHERS):
-        other = torch.randn(shape)
+        x = torch.randn(shape)
         with torch.no_grad():
-            assert error_of(program(other), layer(other)) < 1e-5
+            assert error_of(program(x), layer(x)) < 1e-5
 
 
 def operators(layer: nn.Module) -> set[str]:

@@ -18,6 +18,7 @@ from recast import CMHSA, GPSA, Geometry, RecastConfig, RecastError
 from recast.layers import functional
 from recast.layers.config import PAPERS_LAYER
 from recast.layers.functional import backends
+from recast.layers.gpsa import Forms
 from recast.surgery.rules import convert
 
 BACKENDS = ("split", "merged", "sdpa", "dense", "reference")
@@ -136,7 +137,6 @@ WAYS: dict[str, Callable[[GPSA], GPSA]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_is_computed_when_all_heads_are_closed(way: str, heads_run: list[int]) -> None:
-    """Without a call by the user."""
     conv, x = nn.Conv2d(3, 4, 3, padding=1).eval(), torch.randn(1, 3, 5, 5)
     layer = WAYS[way](convert(conv, PAPERS))
     with torch.no_grad():
@@ -246,6 +246,7 @@ def test_compiles_in_one_graph_once_a_size(gate: Any, backend: Any, content: Any
     else:
         config = RecastConfig(gate=gate, backend=backend, content=content, **PAPERS_LAYER)
         layer = open_gates(GPSA(4, 4, geometry, groups=groups, config=config))
+        layer.tuned = (Forms("cpu", (8, 8), "dense", "dense"),)  # where the backend is auto
     torch._dynamo.reset()
     counter = CompileCounter()
     compiled = torch.compile(layer, fullgraph=True, backend=counter)

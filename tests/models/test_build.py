@@ -106,7 +106,6 @@ def test_a_network_that_cannot_be_built_is_one_clear_line(
 def test_code_that_a_file_names_is_not_looked_for_in_the_current_folder(
     own_networks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not without trust, and not with it either; what lies on the path otherwise is imported with it."""
     name = f"{own_networks}:tiny"
     monkeypatch.syspath_prepend("")  # as in an interactive Python
     with pytest.raises(RecastError, match="the file names code to run"):

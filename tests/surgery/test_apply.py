@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from layer_helpers import PAD_1, recast_copy
+from layer_helpers import PAD_1, recast_copy, unchanged
 from torch import nn
 
 from recast import Geometry, RecastError, fold_, param_groups, plan, recast_, refresh_gates_, verify, wake_
@@ -87,7 +87,7 @@ SPOILS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("stride", ["keep", "remove"])
 @pytest.mark.parametrize("message", SPOILS)
-def test_an_error_leaves_nothing_half_done(message: str, stride: Any, unchanged: Any) -> None:
+def test_an_error_leaves_nothing_half_done(message: str, stride: Any) -> None:
     """The second of two layers does not fit: the first is not swapped, no shortcut is edited."""
     planned, model = plan(small(), X, RecastConfig(stride=stride, **PAPERS_LAYER)), spoiled(SPOILS[message])
     with unchanged(model), pytest.raises(RecastError, match=message):
@@ -160,7 +160,7 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_refusal_is_one_line_and_changes_nothing(case: str, unchanged: Any) -> None:
+def test_a_refusal_is_one_line_and_changes_nothing(case: str) -> None:
     message, make, change = REFUSED[case]
     torch.manual_seed(0)
     model = make()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import timm.optim
 import torch
-from layer_helpers import PAPERS, InCode, groups_by_name
+from layer_helpers import PAPERS, InCode, groups_by_name, unchanged
 from timm.layers import StdConv2d
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
@@ -245,7 +245,7 @@ MISTAKES: dict[str, Callable[[Any, Plan], Any]] = {
 
 
 @pytest.mark.parametrize("message", MISTAKES)
-def test_mistakes_change_nothing(message: str, unchanged: Any) -> None:
+def test_mistakes_change_nothing(message: str) -> None:
     model = network()
     planned = every(model)
     with unchanged(model), pytest.raises(RecastError, match=message):

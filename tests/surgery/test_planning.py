@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from layer_helpers import InCode, recast_copy
+from layer_helpers import InCode, recast_copy, unchanged
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.utils.flop_counter import FlopCounterMode
@@ -34,7 +34,7 @@ def macs_of(model: nn.Module, x: Tensor) -> int:
 
 @pytest.mark.parametrize("parametrised", [None, "weight_norm", "spectral_norm"])
 @pytest.mark.parametrize("stride", ["keep", "remove"])
-def test_plan_reads_only(parametrised: str | None, stride: Any, unchanged: Any) -> None:
+def test_plan_reads_only(parametrised: str | None, stride: Any) -> None:
     model = small()
     if parametrised:
         getattr(parametrizations, parametrised)(model.layer3[0].conv2)
@@ -97,7 +97,7 @@ def test_an_example_that_does_not_fit_is_refused(example: Any) -> None:
         plan(nn.Sequential(nn.LazyConv2d(4, 3)), X)
 
 
-def test_a_shape_only_pass_that_fails_is_said(unchanged: Any) -> None:
+def test_a_shape_only_pass_that_fails_is_said() -> None:
     def choose(m: nn.Module, x: Tensor) -> Tensor:
         y = m.body(x)
         return y if float(y.sum()) > 0 else -y
@@ -137,7 +137,7 @@ def test_a_file_that_is_no_plan_is_refused(change: Callable[[dict[str, Any]], An
 
 @pytest.mark.parametrize("where", ["none", ["none"], "last_stage"])
 @pytest.mark.parametrize("kind", ["single", "per_class"])
-def test_a_pool_is_counted_and_nothing_is_changed(kind: Any, where: Any, unchanged: Any) -> None:
+def test_a_pool_is_counted_and_nothing_is_changed(kind: Any, where: Any) -> None:
     model, pool = small(), PoolConfig(kind)
     with unchanged(model):
         planned = plan(model, X, where=where, pool=pool)

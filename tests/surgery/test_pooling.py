@@ -7,7 +7,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from layer_helpers import InCode
+from layer_helpers import InCode, unchanged
 from timm.models.mambaout import MambaOut
 from timm.models.mlp_mixer import MlpMixer
 from torch import Tensor, nn
@@ -143,7 +143,6 @@ def test_settings_reach_the_layer() -> None:
 )
 @torch.no_grad()
 def test_a_new_classifier_keeps_the_pool(kind: str) -> None:
-    """Data with other classes, as users of timm ask for: the pool stays, with tokens for them."""
     for per_class in (False, True):
         model = attention_pool_(small(kind), per_class, example=images()).eval()
         before = dict(attention_pools(model))
@@ -159,7 +158,6 @@ def test_a_new_classifier_keeps_the_pool(kind: str) -> None:
 
 
 def branches(run: Callable[[Any, Tensor, Tensor], Tensor], width: int) -> InCode:
-    """Its pooling module is a branch."""
     return InCode(
         lambda m, x: m.fc(run(m, m.a(x), m.b(x))),
         a=nn.Conv2d(3, 8, 3),
@@ -218,8 +216,6 @@ def with_pool(pool: nn.Module, classifier: nn.Module | None = None) -> nn.Module
 
 
 class Scaled(nn.Linear):
-    """A linear classifier with a temperature."""
-
     def forward(self, input: Tensor) -> Tensor:
         return 10 * super().forward(input)
 
@@ -247,7 +243,7 @@ class Doubled(nn.AdaptiveAvgPool2d):
         (nn.ReLU, False, "has no parameters"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_pooled(make: Any, per_class: bool, message: str, unchanged: Any) -> None:
+def test_what_cannot_be_pooled(make: Any, per_class: bool, message: str) -> None:
     model = make().eval()
     with unchanged(model), pytest.raises(RecastError, match=message):
         attention_pool_(model, per_class, example=None if isinstance(model, nn.ReLU) else images())

@@ -55,7 +55,6 @@ def reasons(where: Any, model: nn.Module = MODEL, **options: Any) -> dict[str, s
     ],
 )
 def test_variants_of_where(where: Any, expected: list[str]) -> None:
-    """In the order of the model; a 1×1 convolution by its full name."""
     assert names(where) == expected
 
 

@@ -8,7 +8,7 @@ import pytest
 import timm
 import torch
 import torchvision
-from layer_helpers import InCode, recast_copy
+from layer_helpers import InCode, recast_copy, unchanged
 from timm.models import resnet
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock as TorchvisionBlock
@@ -79,7 +79,6 @@ def test_remove_is_the_parent_with_stride_1(name: str) -> None:
 
 
 def skip(x: Tensor) -> Tensor:
-    """A shortcut in code."""
     return x[:, :, ::2, ::2]
 
 
@@ -96,7 +95,7 @@ def skip(x: Tensor) -> Tensor:
     ],
 )
 def test_an_unknown_shortcut_is_refused_and_nothing_changes(
-    shortcut: nn.Module | None, size: int, message: str, unchanged: Any
+    shortcut: nn.Module | None, size: int, message: str
 ) -> None:
     conv, x = nn.Conv2d(8, 8, 3, stride=2, padding=1), torch.randn(1, 8, size, size)
     if shortcut is None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from layer_helpers import PAPERS, InCode, recast_copy
+from layer_helpers import PAPERS, InCode, recast_copy, unchanged
 from torch import Tensor, nn
 
 from recast import PoolConfig, RecastConfig, RecastError, plan, recast_, trace, verify
@@ -55,7 +55,7 @@ def test_inplace_activations_do_not_hide_a_difference() -> None:
 
 
 @pytest.mark.parametrize("fail", [False, True])
-def test_modes_backends_and_tf32_are_given_back(fail: bool, unchanged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modes_backends_and_tf32_are_given_back(fail: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     parent = small().train()
     parent.layer2.eval()
     child = recast_copy(parent, X)
@@ -296,9 +296,9 @@ def test_images_without_a_scale_prove_nothing(scale: float) -> None:
 
 
 def test_nan_in_a_layer_is_never_ok() -> None:
-    broken, whole = (Exactness(1, 0.0, False, 1.0, "split", {"a": e}, 1, {"a": 1.0}) for e in (float("nan"), 0.0))
-    assert whole.ok()
-    assert not any(exactness.ok() for exactness in (broken, broken + whole, whole + broken))
+    broken, equal = (Exactness(1, 0.0, False, 1.0, "split", {"a": e}, 1, {"a": 1.0}) for e in (float("nan"), 0.0))
+    assert equal.ok()
+    assert not any(exactness.ok() for exactness in (broken, broken + equal, equal + broken))
 
 
 @pytest.mark.parametrize(

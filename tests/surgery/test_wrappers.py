@@ -112,7 +112,6 @@ def test_checkpointed_layers_have_the_names_of_their_weights(tmp_path: Path) -> 
 
 
 def test_layers_that_were_changed_by_hand_are_saved_as_they_are(tmp_path: Path) -> None:
-    """Pruned or folded without `fold_`; a C-MHSA table of another size."""
     parent, x = net().eval(), torch.randn(2, 3, 8, 8)
     for gate, change in (
         ("linear", lambda layer: layer.prune_([0, 1], [3])),

@@ -20,7 +20,6 @@ from recast.tracing.observe import Call, observe
 
 
 def twice() -> InCode:
-    """One convolution used at two sizes."""
     return InCode(
         lambda m, x: m.shared(y := m.stem(x)).mean((2, 3)) + m.shared(input=F.avg_pool2d(y, 2)).mean((2, 3)),
         stem=nn.Conv2d(3, 4, 3, padding=1),
@@ -82,12 +81,12 @@ def test_a_layer_costs_what_a_real_forward_costs(start: int, random_case: Callab
         config = RecastConfig(gate=gate, backend=backend)
         shape = x.shape[1:]
         for real in (conv, convert(conv, config)):
-            one, two = torch.randn(1, *shape, requires_grad=True), torch.randn(2, *shape, requires_grad=True)
+            image, pair = torch.randn(1, *shape, requires_grad=True), torch.randn(2, *shape, requires_grad=True)
             with FlopCounterMode(display=False) as flops:
-                real(one)
-            each = saved_bytes(real, two) - saved_bytes(real, one)
+                real(image)
+            each = saved_bytes(real, pair) - saved_bytes(real, image)
             parameters = sum(p.numel() for p in real.parameters())
-            fixed = max(0, saved_bytes(real, one) - each)
+            fixed = max(0, saved_bytes(real, image) - each)
             expected = Cost(parameters, flops.get_total_flops() // 2, each, fixed)
             assert layer_cost(copy.deepcopy(real).to("meta"), *shape) == expected, text
 

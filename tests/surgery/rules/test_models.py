@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from layer_helpers import InCode
+from layer_helpers import InCode, unchanged
 from timm.layers import BlurPool2d, Conv2dSame, ConvNormAct, MixedConv2d, ScaledStdConv2d, ScaledStdConv2dSame
 from torch import nn
 
@@ -70,7 +70,6 @@ def test_blocks_of_other_libraries(name: str) -> None:
 @pytest.mark.filterwarnings(HOOKS_SEEN)
 @pytest.mark.parametrize("part", ["whole", "block", "in place"])
 def test_compiled_models(part: str) -> None:
-    """Planned, recast and verified as they are; the compiled code then runs the new layers."""
     torch._dynamo.reset()
     model: Any = nn.Sequential(block(), nn.Conv2d(3, 3, 3))
     if part == "whole":
@@ -106,9 +105,7 @@ def normed() -> nn.Module:
 
 @pytest.mark.parametrize("example", ["cpu", "meta"])
 @pytest.mark.parametrize("build", [block, shared, normed, lambda: ScaledStdConv2d(3, 4, 3)])
-def test_a_model_on_the_meta_device_is_planned_and_not_recast(
-    build: Callable[[], nn.Module], example: str, unchanged: Any
-) -> None:
+def test_a_model_on_the_meta_device_is_planned_and_not_recast(build: Callable[[], nn.Module], example: str) -> None:
     model = build().to("meta")
     expected = recast.plan(build(), X, where="all")
     plan = recast.plan(model, X.to(example), where="all")

@@ -71,7 +71,6 @@ X = torch.randn(2, 4, 9, 8, generator=torch.Generator().manual_seed(0))
 
 
 def pair(module: nn.Module) -> tuple[nn.Sequential, nn.Sequential]:
-    """A parent around `module`, and its recast copy."""
     parent = nn.Sequential(module)
     return parent, recast_copy(parent, X, where="all")
 

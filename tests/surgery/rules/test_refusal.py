@@ -27,8 +27,6 @@ pytestmark = [
 
 
 class Doubled(nn.Conv2d):
-    """Computes something of its own."""
-
     def forward(self, input: Tensor) -> Tensor:
         return 2 * super().forward(input)
 
