@@ -133,7 +133,6 @@ def test_it_is_the_full_layer_pruned(config: dict[str, Any], open_gates: Callabl
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_a_network_keeps_its_form(config: dict[str, Any], tmp_path: Path, error_of: Callable[..., float]) -> None:
     """Exact at the start; trained, saved, loaded and folded as it is; what is planned is what it costs."""
-    torch.manual_seed(0)
     parent = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, 1, 1), nn.ReLU()).eval()
     x, path = torch.randn(4, 3, 16, 16), tmp_path / "child.safetensors"
     child = recast_copy(parent, x, RecastConfig(**PAPERS_LAYER | config), where="2")

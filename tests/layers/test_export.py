@@ -73,7 +73,6 @@ def exported(layer: nn.Module, x: Tensor) -> nn.Module:
     [(kind, torch.jit.trace) for kind in LAYERS] + [("pruned", exported), ("C-MHSA, strided", exported)],
 )
 def test_traced_and_exported_layers_take_any_size(kind: str, make: Any, open_gates: Any, error_of: Any) -> None:
-    torch.manual_seed(0)
     layer, x = opened(LAYERS[kind](), open_gates), torch.randn(EXAMPLE)
     program = make(layer, x)
     for shape in (EXAMPLE, *OTHERS):
@@ -111,7 +110,6 @@ def test_strict_export_and_backward_of_a_program_in_training(open_gates: Any, er
 def test_the_older_onnx_exporter(name: str, tmp_path: Path, open_gates: Any) -> None:
     """TensorRT, OpenVINO and ncnn ask for it; it has no aten::mT."""
     runtime = pytest.importorskip("onnxruntime")
-    torch.manual_seed(0)
     layer, x = opened(LAYERS[name](), open_gates), torch.randn(EXAMPLE)
     torch.onnx.export(layer, (x,), tmp_path / "layer.onnx", dynamo=False, opset_version=17, verbose=False)
     session = runtime.InferenceSession(tmp_path / "layer.onnx")

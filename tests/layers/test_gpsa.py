@@ -335,7 +335,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 def recast_pair(config: dict[str, Any], gamma: float = 0.0) -> tuple[nn.Module, nn.Module, Tensor]:
     """A network of one convolution, the recast one with its heads open by γ, and images."""
-    torch.manual_seed(0)
     x, parent = torch.randn(2, 8, 9, 9), nn.Sequential(nn.Conv2d(8, 8, 3, padding=1)).eval()
     child = recast_copy(parent, x, RecastConfig(**PAPERS_LAYER | config))
     recast.wake_(child, x)

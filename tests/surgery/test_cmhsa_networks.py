@@ -61,7 +61,6 @@ def test_the_vision_transformer(options: dict[str, Any]) -> None:
     ],
 )
 def test_any_convolution(name: str, where: Any) -> None:
-    torch.manual_seed(0)
     x = images(64, 64)
     parent = randomize_scales_(timm.create_model(name, num_classes=5).eval(), x)
     result = recast.verify(parent, recast_copy(parent, x, BIAS, where=where, max_tokens=None), x)

@@ -254,7 +254,6 @@ def test_mistakes_change_nothing(message: str) -> None:
 
 def test_a_convolution_of_pixels_goes_on_at_its_pace() -> None:
     """Most of W_out over tokens are zeros that the kernel had not: their first updates are no larger than the rate."""
-    torch.manual_seed(0)
     model = nn.Sequential(PixelConv2d(16, 16, 3, 4))
     optimizer = AdamW(model.parameters(), 1e-3, weight_decay=0.0)
     generator = torch.Generator().manual_seed(1)

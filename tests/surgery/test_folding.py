@@ -22,7 +22,6 @@ X = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 @pytest.fixture
 def parent() -> nn.Module:
     """A small ResNet whose BatchNorms do something."""
-    torch.manual_seed(0)
     return randomize_scales_(timm.create_model("resnet10t", num_classes=10).eval(), X)
 
 
@@ -123,7 +122,6 @@ def test_a_network_with_autocast_in_its_code_is_woken_and_folded() -> None:
 @torch.no_grad()
 def test_blocks_that_merge_their_branches_keep_attention(name: str, error_of: Any) -> None:
     """timm's blocks read a convolution's kernel where W_out is: they wait until their layers are convolutions again."""
-    torch.manual_seed(0)
     parent, x = timm.create_model(name, num_classes=5).eval(), X[:2, :, :32, :32]
     child = recast_copy(parent, x).eval()
     recast.wake_(child, x)

@@ -21,7 +21,6 @@ def network(open_gates: Callable[..., GPSA]) -> nn.Sequential:
     """Two layers of the same kind, one with a stride, and one that no image reaches."""
     config = RecastConfig(content_heads=3, gaussian_heads=2)
     same, strided = PAD_1, Geometry((3, 3), (2, 2), (1, 1, 1, 1))
-    torch.manual_seed(0)
     model = nn.Sequential(*(GPSA(4, 4, geometry, config=config) for geometry in (same, same, strided))).double()
     model[0].aside = GPSA(4, 4, PAD_1).double()
     for layer in gpsa_layers(model).values():

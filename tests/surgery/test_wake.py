@@ -32,7 +32,6 @@ def images(seed: int = 0) -> Tensor:
 
 
 def network(transposed: bool = False, **options: Any) -> nn.Module:
-    torch.manual_seed(0)
     kind = nn.ConvTranspose2d if transposed else nn.Conv2d
     return nn.Sequential(nn.Conv2d(3, 16, 1), nn.ReLU(), kind(16, 16, 3, **options), nn.ReLU()).eval()
 
