@@ -33,8 +33,12 @@ def recast_copy(parent: nn.Module, example: Any, config: RecastConfig = PAPERS, 
     return recast_(copy.deepcopy(parent), plan(parent, example, config, **options))
 
 
-def outputs_and_gradients(module: nn.Module, x: Tensor, allow_unused: bool = False) -> dict[str, Tensor]:
+def outputs_and_gradients(
+    module: nn.Module, x: Tensor, backend: Any = None, allow_unused: bool = False
+) -> dict[str, Tensor]:
     """Output, and the gradients of input and parameters, with a different weight for every output: none cancels."""
+    if backend is not None:
+        module.backend = backend
     x = x.detach().clone().requires_grad_()
     parameters = {name: p for name, p in module.named_parameters() if p.numel()}
     y = module(x)

@@ -20,11 +20,6 @@ from recast.layers.functional.long_maps import attend
 from recast.tracing.cost import saved_sizes
 
 
-def in_form(layer: GPSA, x: Tensor, form: str) -> dict[str, Tensor]:
-    layer.backend = form
-    return outputs_and_gradients(layer, x)
-
-
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_the_operator_passes_torchs_own_checks() -> None:
     """Schema, fake tensors, autograd registration and ahead-of-time dispatch (`torch.library.opcheck`)."""
@@ -67,9 +62,9 @@ def test_small_and_large_logits_of_long_maps(size: float, open_gates: Any) -> No
     layer, x = open_gates(GPSA(6, 6, PAD_1, config=PAPERS)), torch.randn(1, 6, 33, 33)
     with torch.no_grad():
         layer.query.mul_(size), layer.key.mul_(size)
-    measured = in_form(layer, x, "split")
+    measured = outputs_and_gradients(layer, x, "split")
     assert all(t.isfinite().all() for t in measured.values())
-    expected = in_form(layer.double(), x.double(), "reference")
+    expected = outputs_and_gradients(layer.double(), x.double(), "reference")
     for name, value in expected.items():
         torch.testing.assert_close(measured[name].double(), value, rtol=0, atol=2e-5 * size * float(value.abs().max()))
 
@@ -124,11 +119,11 @@ def test_half_precision_gradients(form: Any, dtype: torch.dtype, gate: Any, grou
     """Autocast against fp32: about as near as `dense`, whose products are torch's own."""
     layer = open_gates(GPSA(16, 16, PAD_1, groups=groups, config=RecastConfig(gate=gate, **PAPERS_LAYER)))
     x = torch.randn(2, 16, 8, 8)
-    expected = in_form(layer, x, "reference")
+    expected = outputs_and_gradients(layer, x, "reference")
     errors: dict[str, dict[str, float]] = {}
     for backend in ("dense", form):
         with torch.autocast("cpu", dtype=dtype):
-            measured = in_form(layer, x, backend)
+            measured = outputs_and_gradients(layer, x, backend)
         errors[backend] = {
             name: float((value.float() - expected[name]).norm() / expected[name].norm())
             for name, value in measured.items()

@@ -173,8 +173,7 @@ def test_what_is_closed_goes_and_the_function_stays(
         assert folded.content_heads == tuple(content), text
         assert folded.query.shape == (len(content) * layer.head_dim, layer.in_channels), text
         for form in ("reference", "dense", "split", "merged"):
-            folded.backend = form
-            measured = outputs_and_gradients(folded, x)
+            measured = outputs_and_gradients(folded, x, form)
             assert error_of(measured["output"], expected["output"]) <= 1e-10, f"{form}, {text}"
             # W_val was multiplied into W_out, and a rule of the chain between them is not the point here
             for name in measured.keys() & {"input", "bias", "raw_alpha", "center"}:

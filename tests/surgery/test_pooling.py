@@ -49,6 +49,7 @@ SMALL: dict[str, Callable[[], nn.Module]] = {
     "append after a ReLU": pooling_in_code,
 }
 """A network for every way to pool, as small as its constructor allows."""
+IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 
 
 def small(kind: str) -> nn.Module:
@@ -56,16 +57,10 @@ def small(kind: str) -> nn.Module:
     return SMALL[kind]()
 
 
-def images() -> Tensor:
-    return torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
-
-
 @pytest.mark.parametrize("kind", SMALL)
 @torch.no_grad()
 def test_the_network_computes_what_it_did(kind: str, error_of: Any) -> None:
-    x = images()
-    parent = randomize_scales_(small(kind).eval(), x).double()
-    x = x.double()
+    parent, x = randomize_scales_(small(kind).eval(), IMAGES).double(), IMAGES.double()
     expected = parent(x)
     features = parent.forward_features(x) if hasattr(parent, "forward_features") else None
     for per_class in (False, True):
@@ -86,14 +81,14 @@ def test_the_network_computes_what_it_did(kind: str, error_of: Any) -> None:
 @pytest.mark.parametrize("kind", SMALL)
 def test_each_class_has_its_own_map_and_vector(kind: str) -> None:
     """Class 2's token moves class 2's logit alone."""
-    x = images()
+    x = IMAGES
     model = attention_pool_(randomize_scales_(small(kind).eval(), x), True, example=x).eval()
     (pool,) = attention_pools(model).values()
     nn.init.normal_(pool.attn.q.weight)
-    taken: list[Tensor] = []
-    pool.register_forward_pre_hook(lambda _module, inputs: taken.append(inputs[0]))
+    inputs: list[Tensor] = []
+    pool.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
     before = model(x)
-    maps = pool.attention_maps(pool.as_map(taken[0]))
+    maps = pool.attention_maps(pool.as_map(inputs[0]))
     torch.testing.assert_close(maps.sum((-2, -1)), torch.ones(2, 1, 5))
     before.sum().backward()
     assert all(p.grad is not None for p in pool.parameters())
@@ -106,7 +101,7 @@ def test_each_class_has_its_own_map_and_vector(kind: str) -> None:
 @torch.no_grad()
 def test_class_tokens_give_way(error_of: Any) -> None:
     """A network that reads its class token is pooled over its patches: other logits, and the place says so."""
-    model, x = vit("deit_tiny_patch16_224").eval(), images()
+    model, x = vit("deit_tiny_patch16_224").eval(), IMAGES
     place = find_place(model, x)
     assert (place.how, place.takes, place.prefix_tokens, place.averages) == ("head", "NLC", 1, False)
     tokens = model.forward_features(x)
@@ -144,14 +139,14 @@ def test_settings_reach_the_layer() -> None:
 @torch.no_grad()
 def test_a_new_classifier_keeps_the_pool(kind: str) -> None:
     for per_class in (False, True):
-        model = attention_pool_(small(kind), per_class, example=images()).eval()
+        model = attention_pool_(small(kind), per_class, example=IMAGES).eval()
         before = dict(attention_pools(model))
         model.reset_classifier(3)
         (pool,) = attention_pools(model).values()
         assert list(before.values()) == [pool]
         assert pool.num_classes == (3 if per_class else None)
-        assert model(images()).shape == (2, 3)
-        assert model(images()[:1]).shape == (1, 3)
+        assert model(IMAGES).shape == (2, 3)
+        assert model(IMAGES[:1]).shape == (1, 3)
         with pytest.raises(RecastError, match="pools by attention"):
             model.reset_classifier(3, "max")
         assert not [name for name in model.state_dict() if "replaced" in name]
@@ -203,7 +198,7 @@ def test_on_the_meta_device() -> None:
     for kind, per_class in (("module, flat", False), ("head, tokens after a class token", True)):
         with torch.device("meta"):
             model = SMALL[kind]()
-        assert attention_pools(attention_pool_(model, per_class, example=images().to("meta")))
+        assert attention_pools(attention_pool_(model, per_class, example=IMAGES.to("meta")))
 
 
 def resnet(**options: Any) -> nn.Module:
@@ -246,7 +241,7 @@ class Doubled(nn.AdaptiveAvgPool2d):
 def test_what_cannot_be_pooled(make: Any, per_class: bool, message: str) -> None:
     model = make().eval()
     with unchanged(model), pytest.raises(RecastError, match=message):
-        attention_pool_(model, per_class, example=None if isinstance(model, nn.ReLU) else images())
+        attention_pool_(model, per_class, example=None if isinstance(model, nn.ReLU) else IMAGES)
 
 
 @torch.no_grad()
@@ -255,7 +250,7 @@ def test_a_classifier_of_zeros_hides_nothing() -> None:
     model = MambaOut(depths=(1, 1, 1, 1), dims=(8, 8, 8, 16), num_classes=5, head_fn="default").eval()
     nn.init.zeros_(model.get_classifier().weight)
     nn.init.zeros_(model.get_classifier().bias)
-    place = find_place(model, images())
+    place = find_place(model, IMAGES)
     assert (place.takes, place.dim, place.averages) == ("NHWC", 16, True)
 
 
@@ -271,7 +266,7 @@ def test_a_network_says_what_it_takes() -> None:
 
 
 def test_a_classifier_of_ones_own_keeps_its_forward() -> None:
-    model, x = with_pool(nn.AdaptiveAvgPool2d(1), Scaled(8, 5)), images()
+    model, x = with_pool(nn.AdaptiveAvgPool2d(1), Scaled(8, 5)), IMAGES
     torch.testing.assert_close(attention_pool_(copy.deepcopy(model), example=x)(x), model(x))
 
 

@@ -49,8 +49,7 @@ def test_starts_as_the_module(kind: str, dtype: torch.dtype, case_of: Any, kerne
         # standardisation divides by σ, and passes on nothing of a gradient along its result: differences are left
         spread = float(module.weight.detach().flatten(1).std(1).min()) if hasattr(module, "eps") else 1.0
         for backend in BACKENDS:
-            layer.backend = backend
-            measured = outputs_and_gradients(layer, x)
+            measured = outputs_and_gradients(layer, x, backend)
             assert error_of(measured["output"], expected["output"]) <= TOLERANCE[dtype], f"{backend}, {text}"
             if backend == "split":
                 assert torch.equal(measured["output"], expected["output"]), text
@@ -62,11 +61,6 @@ def test_starts_as_the_module(kind: str, dtype: torch.dtype, case_of: Any, kerne
                 scale = max(float(value.abs().max()), least if name in made else 0)
                 error = float((measured[name] - value).abs().max())
                 assert error <= TOLERANCE[dtype] * scale, f"{backend} {name} {text}"
-
-
-def in_form(layer: GPSA, x: Tensor, backend: str) -> dict[str, Tensor]:
-    layer.backend = backend
-    return outputs_and_gradients(layer, x)
 
 
 def size_of_terms(layer: GPSA, x: Tensor) -> float:
@@ -106,13 +100,13 @@ def test_backends_agree_with_random_open_gates(
             layer.prune_(range(layer.num_heads) if gate == "sigmoid" else kept[0], kept[1])
         if kind == "Conv2d" and rng.random() < 0.3:
             layer.fold_value_()
-        expected = in_form(layer, x, "reference")
+        expected = outputs_and_gradients(layer, x, "reference")
         steepest = max(float(g.abs().max()) for name, g in expected.items() if name != "output")
         # a gradient that is exactly zero comes out as a rounding error
         least = 1.0 if dtype == torch.float32 else 1e-5
         smallest = dict.fromkeys(expected, least * steepest) | {"output": min(least, 0.1) * size_of_terms(layer, x)}
         for backend in ("dense", "split", "merged", "plain", "sdpa"):
-            measured = in_form(layer, x, backend)
+            measured = outputs_and_gradients(layer, x, backend)
             assert measured.keys() == expected.keys()
             for name, value in measured.items():
                 scale = max(float(expected[name].abs().max()), smallest[name])
