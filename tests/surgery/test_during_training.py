@@ -92,6 +92,7 @@ def test_ten_further_steps_are_the_convolution_s(name: str) -> None:
     train(child, carried, range(8, 18))
     images, _ = batch(99)
     assert relative(child.eval()(images), conv.eval()(images)) < 1e-12
+    assert len(carried.state_dict()["param_groups"]) == len(carried.param_groups)  # it can be saved
 
 
 def test_only_what_was_swapped_is_touched() -> None:
