@@ -86,15 +86,17 @@ def test_both_forms_are_the_loops(function: Callable[..., Tensor], options: dict
     assert float(np.abs(y - expected).max()) < 1e-12
 
 
+def in_form(form: Callable[..., Tensor], layer: CMHSA) -> InCode:
+    return InCode(lambda m, x: form(x, m.layer.weights(*x.shape[-2:])), layer=layer)
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_the_fast_form_is_the_reference(dtype: torch.dtype, random_case: Any, error_of: Any) -> None:
     for seed in range(NUM_GEOMETRIES):
         case = random_case(seed, dtype)
         layer = moved(layer_of(case.conv, case.x.shape[-2:], bias_init=3.0))
-        expected, measured = (
-            outputs_and_gradients(InCode(lambda m, x: form(x, m.layer.weights(*x.shape[-2:])), layer=layer), case.x)  # noqa: B023
-            for form in (biased_reference, biased)
-        )
+        expected = outputs_and_gradients(in_form(biased_reference, layer), case.x)
+        measured = outputs_and_gradients(in_form(biased, layer), case.x)
         assert error_of(measured.pop("output"), expected.pop("output")) <= TOLERANCE[dtype], case.text
         for name, gradient in expected.items():
             # one key, one tap: the softmax is a constant, and both gradients are rounding
