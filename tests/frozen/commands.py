@@ -60,7 +60,7 @@ def call(words: str) -> tuple[int, str, str]:
 
 
 def prepare(folder: Path) -> None:
-    """The scratch folder that `cli_mistakes.py` tells of."""
+    """Lay out the scratch folder of `test_mistakes.py`."""
     from PIL import Image
     from safetensors.torch import save_file
 

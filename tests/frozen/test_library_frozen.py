@@ -27,7 +27,6 @@ def slow_gates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check(expected: Any, got: Any, tolerance: float = 0.0) -> None:
-    """Fail with the places that differ."""
     values = {
         path: pytest.approx(value, tolerance, tolerance) if isinstance(value, float) else value
         for path, value in frozen.flat(expected)

@@ -8,10 +8,12 @@ import contextlib
 import hashlib
 import json
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +30,18 @@ from recast.lab.training.distributed import Interrupted
 from recast.lab.training.loop import fit
 from recast.layers.config import PAPERS_LAYER
 
+torch.set_num_threads(1)  # sums in one order
 FOLDER = Path(__file__).parent
 GONE = "(none)"
 """Stands for a key that is not there, in a difference."""
 
 
-# --- files ---------------------------------------------------------------------------------------------------------
-
-
 def text(content: dict[str, Any]) -> str:
-    """JSON with a line for every entry."""
     entries = (f"{json.dumps(key)}: {json.dumps(value, sort_keys=True)}" for key, value in sorted(content.items()))
     return "{\n" + ",\n".join(entries) + "\n}"
 
 
 def read(name: str) -> Any:
-    """The content of a frozen file."""
     return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
 
 
@@ -53,15 +51,15 @@ def plain(value: Any) -> Any:
 
 
 def difference(base: Any, value: Any) -> Any:
-    """What makes `value` of `base`."""
-    found = {}
+    """The changes that make `value` of `base`."""
+    changes = {}
     for key in [*value, *(k for k in base if k not in value)]:
         if key not in value:
-            found[key] = GONE
+            changes[key] = GONE
         elif key not in base or base[key] != value[key] or type(base[key]) is not type(value[key]):
             both = isinstance(value[key], dict) and isinstance(base.get(key), dict)
-            found[key] = difference(base[key], value[key]) if both else value[key]
-    return found
+            changes[key] = difference(base[key], value[key]) if both else value[key]
+    return changes
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -73,27 +71,17 @@ def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Sums in one order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def command(*argv: str) -> Any:
     """The JSON that a command prints; its exit code beside it where it is not 0."""
-    with one_thread():
-        code, out, err = call(shlex.join(argv))
+    code, out, err = call(shlex.join(argv))
     if not out.strip():
         return {"exit_code": code, "error": " ".join(err.split())}
     return json.loads(out) | ({"exit_code": code} if code else {})
 
 
-# --- plans ---------------------------------------------------------------------------------------------------------
+def digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
 
 SMALL = ["--img-size", "64"]
 LATE = ["layer2.1.*", "layer3.*.conv*", "layer4.*.conv*"]
@@ -125,24 +113,16 @@ def packed(planned: Any) -> Any:
             step = step | {"parent_geometry": "its own"}
         steps.append(difference(before, step))
         before = step
-    left = [layer["name"] for layer in planned["left"]]
+    skipped = [layer["name"] for layer in planned["left"]]
     gate = planned["config"]["gate"]
     config = difference(plain(RecastConfig(gate, **PAPERS_LAYER).model_dump()), planned["config"])
     config |= {} if gate == "linear" else {"gate": gate}
-    return planned | {"config": config, "steps": steps, "left": [len(left), digest(left)]}
-
-
-def digest(value: Any) -> str:
-    """SHA-256 of a JSON value, its beginning."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+    return planned | {"config": config, "steps": steps, "left": [len(skipped), digest(skipped)]}
 
 
 def plan_of(name: str) -> Any:
-    """What `recast plan … --json` gives, packed."""
     return packed(command("plan", *PLANS[name], *papers_layer(PLANS[name]), "--json"))
 
-
-# --- verify --------------------------------------------------------------------------------------------------------
 
 FEW = ["--num-images", "2"]
 VERIFIED: dict[str, list[str]] = {
@@ -158,23 +138,20 @@ VERIFIED: dict[str, list[str]] = {
     "resnet18 pool": ["resnet18", "--img-size", "64", "--pool", "single", *FEW],
     "squeezenet": ["torchvision:squeezenet1_1", "--img-size", "64", *FEW],
 }
-ROUNDING = 1e-5
 
 
 def verification_of(name: str) -> Any:
     """What `recast verify … --json` gives: by form whether it is bitwise the same, the same argmax, and the error."""
-    found = command("verify", *VERIFIED[name], *papers_layer(VERIFIED[name]), "--json")
+    verified = command("verify", *VERIFIED[name], *papers_layer(VERIFIED[name]), "--json")
 
-    def result(of: Any) -> list[Any]:
-        error = of["max_relative_error"]
-        rounded = 0.0 if error <= ROUNDING else float(f"{error:.6g}")
-        return [of["bitwise"], of["argmax_agreement"], rounded, of["images"]]
+    def result(comparison: Any) -> list[Any]:
+        error = comparison["max_relative_error"]
+        rounded = 0.0 if error <= 1e-5 else float(f"{error:.6g}")
+        return [comparison["bitwise"], comparison["argmax_agreement"], rounded, comparison["images"]]
 
-    forms = {form: result(of) for form, of in found["forms"].items()}
-    return {"same": found["same"], "forms": forms, "control": found["control"] and result(found["control"])}
-
-
-# --- layers --------------------------------------------------------------------------------------------------------
+    forms = {form: result(comparison) for form, comparison in verified["forms"].items()}
+    control = verified["control"]
+    return {"same": verified["same"], "forms": forms, "control": control and result(control)}
 
 
 def disturbed(model: nn.Module, seed: int = 0, scale: float = 0.2) -> nn.Module:
@@ -187,7 +164,6 @@ def disturbed(model: nn.Module, seed: int = 0, scale: float = 0.2) -> nn.Module:
 
 
 def images(*shape: int, seed: int = 7) -> Tensor:
-    """Seeded noise."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -203,110 +179,97 @@ def tiny_network() -> nn.Module:
     )  # fmt: skip
 
 
-def _gpsa(geometry: Geometry, channels: tuple[int, int], groups: int = 1, fold: bool = False, **config: Any) -> Any:
+@torch.no_grad()
+def _gpsa(channels: tuple[int, int], geometry: Geometry, groups: int, fold: bool = False, **config: Any) -> nn.Module:
     """A layer; with `fold`, two heads opened and the rest removed."""
-
-    def make() -> nn.Module:
-        layer: Any = GPSA(*channels, geometry, groups=groups, config=RecastConfig(**PAPERS_LAYER | config))
-        if fold and layer.config.gate == "linear":
-            with torch.no_grad():
-                layer.gamma[1], layer.spread[3] = 0.3, 0.4
-        elif fold:
-            with torch.no_grad():
-                layer.lam.fill_(40.0)[2] = 0.5
-            return layer.fold(tol=1e-6)
-        return layer.fold() if fold else layer
-
-    return make, (2, channels[0], 7, 6)
-
-
-def _cmhsa(geometry: Geometry, channels: tuple[int, int], groups: int = 1) -> Any:
-    def make() -> nn.Module:
-        layer = CMHSA(*channels, geometry, groups=groups, config=RecastConfig(gate="bias", bias_init=5.0))
-        layer.set_size_(7, 6)
+    layer: Any = GPSA(*channels, geometry, groups=groups, config=RecastConfig(**PAPERS_LAYER | config))
+    if not fold:
         return layer
-
-    return make, (2, channels[0], 7, 6)
-
-
-def _pooled(**config: Any) -> Any:
-    return lambda: recast.attention_pool_(tiny_network(), config=PoolConfig(**config), example=images(2, 3, 16, 16)), (
-        2, 3, 16, 16
-    )  # fmt: skip
+    if layer.config.gate == "linear":
+        layer.gamma[1], layer.spread[3] = 0.3, 0.4
+        return layer.fold()
+    layer.lam.fill_(40.0)[2] = 0.5
+    return layer.fold(tol=1e-6)
 
 
-def _network(name: str, shape: tuple[int, ...], **kwargs: Any) -> Any:
-    return lambda: timm.create_model(name, **kwargs), shape
+def _cmhsa(channels: tuple[int, int], geometry: Geometry, groups: int) -> nn.Module:
+    layer = CMHSA(*channels, geometry, groups=groups, config=RecastConfig(gate="bias", bias_init=5.0))
+    layer.set_size_(7, 6)
+    return layer
+
+
+def _pooled(**config: Any) -> nn.Module:
+    return recast.attention_pool_(tiny_network(), config=PoolConfig(**config), example=images(2, 3, 16, 16))
 
 
 def layer_cases() -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
     """By name: a function that makes a layer or network, and the shape of what it takes."""
-    three = (3, 3)
-    one = (1, 1, 1, 1)
-    shapes: dict[str, tuple[Geometry, tuple[int, int], int]] = {
-        "plain": (Geometry(three, padding=one), (6, 4), 1),
-        "strided": (Geometry(three, stride=(2, 2), padding=one), (4, 6), 1),
-        "grouped": (Geometry(three, padding=one), (6, 4), 2),
-        "depthwise": (Geometry(three, padding=one), (4, 4), 4),
-        "dilated": (Geometry(three, padding=(2, 2, 2, 2), dilation=(2, 2)), (4, 4), 1),
-        "transposed": (Geometry.of(nn.ConvTranspose2d(4, 4, 3, 2, 1, 1)), (4, 4), 1),
-        "same": (Geometry((3, 2), stride=(2, 1), same=True), (4, 4), 1),
-        "reflect": (Geometry(three, padding=one, padding_mode="reflect"), (4, 4), 1),
+    three, ring = (3, 3), (1, 1, 1, 1)
+    shapes: dict[str, tuple[tuple[int, int], Geometry, int]] = {
+        "plain": ((6, 4), Geometry(three, padding=ring), 1),
+        "strided": ((4, 6), Geometry(three, stride=(2, 2), padding=ring), 1),
+        "grouped": ((6, 4), Geometry(three, padding=ring), 2),
+        "depthwise": ((4, 4), Geometry(three, padding=ring), 4),
+        "dilated": ((4, 4), Geometry(three, padding=(2, 2, 2, 2), dilation=(2, 2)), 1),
+        "transposed": ((4, 4), Geometry.of(nn.ConvTranspose2d(4, 4, 3, 2, 1, 1)), 1),
+        "same": ((4, 4), Geometry((3, 2), stride=(2, 1), same=True), 1),
+        "reflect": ((4, 4), Geometry(three, padding=ring, padding_mode="reflect"), 1),
     }
     cases: dict[str, Any] = {}
-    for name, shape in shapes.items():
-        cases[f"gpsa linear {name}"] = _gpsa(*shape, gate="linear")
-    for name in ("plain", "depthwise", "transposed"):
-        cases[f"gpsa sigmoid {name}"] = _gpsa(*shapes[name], gate="sigmoid")
+
+    def add(name: str, shape: str, make: Callable[..., nn.Module] = _gpsa, **options: Any) -> None:
+        channels = shapes[shape][0]
+        cases[name] = partial(make, *shapes[shape], **options), (2, channels[0], 7, 6)
+
+    for shape in shapes:
+        add(f"gpsa linear {shape}", shape, gate="linear")
+    for shape in ("plain", "depthwise", "transposed"):
+        add(f"gpsa sigmoid {shape}", shape, gate="sigmoid")
         for gate in ("linear", "sigmoid"):
-            cases[f"gpsa {gate} {name} folded"] = _gpsa(*shapes[name], fold=True, gate=gate)
-    plain_shape = shapes["plain"]
-    cases["gpsa linear content"] = _gpsa(*plain_shape, content="linear")
-    cases["gpsa attend padding"] = _gpsa(*plain_shape, attend_padding=True, head_dim=3)
-    cases["gpsa starts open"] = _gpsa(*plain_shape, gamma_init=0.2, s_init=0.1, alpha=2.0)
+            add(f"gpsa {gate} {shape} folded", shape, fold=True, gate=gate)
+    add("gpsa linear content", "plain", content="linear")
+    add("gpsa attend padding", "plain", attend_padding=True, head_dim=3)
+    add("gpsa starts open", "plain", gamma_init=0.2, s_init=0.1, alpha=2.0)
     for backend in ("reference", "dense", "split", "merged"):
-        cases[f"gpsa {backend}"] = _gpsa(*plain_shape, backend=backend)
-    for name in ("plain", "strided", "grouped"):
-        cases[f"cmhsa {name}"] = _cmhsa(*shapes[name])
-    cases["pool single average"] = _pooled(kind="single")
-    cases["pool per class average"] = _pooled(kind="per_class", num_heads=2)
-    cases["pool single paper, not in keys"] = _pooled(kind="single", start="paper", cls_in_keys=False)
-    cases["pool per class paper, in keys"] = _pooled(kind="per_class", start="paper", cls_in_keys=True)
-    cases["cifar_resnet20_a"] = _network("cifar_resnet20_a", (2, 3, 16, 16))
-    cases["cmhsa_vit_5_tiny"] = _network("cmhsa_vit_5_tiny", (2, 3, 32, 32), depth=2)
+        add(f"gpsa {backend}", "plain", backend=backend)
+    for shape in ("plain", "strided", "grouped"):
+        add(f"cmhsa {shape}", shape, _cmhsa)
+    pools: dict[str, dict[str, Any]] = {
+        "single average": {"kind": "single"},
+        "per class average": {"kind": "per_class", "num_heads": 2},
+        "single paper, not in keys": {"kind": "single", "start": "paper", "cls_in_keys": False},
+        "per class paper, in keys": {"kind": "per_class", "start": "paper", "cls_in_keys": True},
+    }
+    for name, config in pools.items():
+        cases[f"pool {name}"] = partial(_pooled, **config), (2, 3, 16, 16)
+    cases["cifar_resnet20_a"] = partial(timm.create_model, "cifar_resnet20_a"), (2, 3, 16, 16)
+    cases["cmhsa_vit_5_tiny"] = partial(timm.create_model, "cmhsa_vit_5_tiny", depth=2), (2, 3, 32, 32)
     small = {"embed_dim": 16, "depth": 2, "num_classes": 5}
-    for kind in ("", "_multi", "_bn"):
-        cases[f"patchconvnet_s20{kind}"] = _network(f"patchconvnet_s20{kind}", (2, 3, 32, 32), **small)
+    for name in ("patchconvnet_s20", "patchconvnet_s20_multi", "patchconvnet_s20_bn"):
+        cases[name] = partial(timm.create_model, name, **small), (2, 3, 32, 32)
     return cases
 
 
 def summary(tensor: Tensor) -> list[float]:
-    """Sum and sum of magnitudes, to 6 dig"""
+    """Sum and sum of magnitudes, to 6 digits."""
     values = tensor.detach().double()
     return [float(f"{float(v):.6g}") for v in (values.sum(), values.abs().sum())]
 
 
+@torch.no_grad()
 def layer_of(name: str) -> Any:
     """A state dict's names, shapes and dtypes as a digest, its values in sums, and what it gives with all moved."""
     make, shape = layer_cases()[name]
-    with one_thread():
-        torch.manual_seed(0)
-        model = make().eval()
-        state = model.state_dict()
-        total = [summary(t) for t in state.values() if t.is_floating_point()]
-        shapes = {key: [str(t.dtype).removeprefix("torch."), list(t.shape)] for key, t in state.items()}
-        found: dict[str, Any] = {
-            "state": [len(shapes), digest(shapes)],
-            "total": [float(f"{sum(column):.6g}") for column in zip(*total, strict=True)],
-        }
-        with torch.no_grad():
-            start = model(images(*shape))
-            moved = disturbed(model, scale=0.02 if len(state) > 40 else 0.2)(images(*shape))
-        found["output"] = {"shape": list(start.shape), "start": summary(start), "moved": summary(moved)}
-    return found
-
-
-# --- saved files ---------------------------------------------------------------------------------------------------
+    torch.manual_seed(0)
+    model = make().eval()
+    state = model.state_dict()
+    sums = [summary(t) for t in state.values() if t.is_floating_point()]
+    total = [float(f"{sum(column):.6g}") for column in zip(*sums, strict=True)]
+    shapes = {key: [str(t.dtype).removeprefix("torch."), list(t.shape)] for key, t in state.items()}
+    start = model(images(*shape))
+    moved = disturbed(model, scale=0.02 if len(state) > 40 else 0.2)(images(*shape))
+    output = {"shape": list(start.shape), "start": summary(start), "moved": summary(moved)}
+    return {"state": [len(shapes), digest(shapes)], "total": total, "output": output}
 
 
 def _saved_models() -> dict[str, nn.Module]:
@@ -318,31 +281,25 @@ def _saved_models() -> dict[str, nn.Module]:
         "pooled_model": (papers, PoolConfig("single")),
         "pooled_class_model": (papers, PoolConfig("per_class", start="paper", num_heads=2)),
     }
-    found = {}
+    models = {}
     for name, (config, pool) in settings.items():
         model = tiny_network().eval()
         where = {"pooled_class_model": "none", "recast_bias_model": ["8"]}.get(name, ["3", "6", "8"])
-        planned = recast.plan(model, x, config, where=where, **({} if pool is None else {"pool": pool}))
-        found[name] = disturbed(recast.recast_(model, planned))
-    folded = tiny_network().eval()
+        models[name] = disturbed(recast.recast_(model, recast.plan(model, x, config, where=where, pool=pool)))
+    folded: Any = tiny_network().eval()
     recast.recast_(folded, recast.plan(folded, x, papers, where="all"))
     with torch.no_grad():
-        layers: Any = folded
-        layers[0].gamma[1], layers[0].spread[3], layers[6].gamma[4] = 0.3, 0.4, -0.2
+        folded[0].gamma[1], folded[0].spread[3], folded[6].gamma[4] = 0.3, 0.4, -0.2
     recast.fold_(folded)
-    found["folded_model"] = recast.refresh_gates_(folded.eval())
-    return found
+    models["folded_model"] = recast.refresh_gates_(folded.eval())
+    return models
 
 
-def hexes(tensor: Tensor) -> list[str]:
-    """Every value, exactly."""
-    return [float(v).hex() for v in tensor.detach().flatten()]
-
-
+@torch.no_grad()
 def output_of(path: Path) -> list[str]:
-    """What a saved file's model gives for a fixed input."""
-    with one_thread(), torch.no_grad():
-        return hexes(recast.load(path, tiny_network())(images(2, 3, 16, 16)))
+    """What a saved file's model gives for a fixed input, to the last bit."""
+    outputs = recast.load(path, tiny_network())(images(2, 3, 16, 16))
+    return [float(value).hex() for value in outputs.flatten()]
 
 
 def saved() -> Any:
@@ -354,9 +311,6 @@ def saved() -> Any:
             recast.save(model, path)
         outputs[name] = output_of(path)
     return {"platform": platform(), "outputs": outputs}
-
-
-# --- resume --------------------------------------------------------------------------------------------------------
 
 
 def _training() -> tuple[nn.Module, Any, Any]:
@@ -383,15 +337,13 @@ def trained(folder: Path, resume: bool, stop_at: tuple[int, int] | None = None) 
         if (epoch, step) == stop_at:
             signal.raise_signal(signal.SIGINT)
 
-    with one_thread():
-        model, data, recipe = _training()
-        if stop_at is not None:
-            with contextlib.suppress(Interrupted):
-                fit(model, data, recipe, folder, progress=False, resume=resume, on_step=on_step)
-            return {"losses": losses}
-        if resume:
-            torch.rand(7)
+    model, data, recipe = _training()
+    if resume:
+        torch.rand(7)
+    with contextlib.suppress(Interrupted):
         rows = fit(model, data, recipe, folder, progress=False, resume=resume, on_step=on_step)
+    if stop_at is not None:
+        return {"losses": losses}
     clocks = ("seconds", "images_per_second", "data_wait")
     rows = [{key: value for key, value in row.items() if key not in clocks} for row in rows]
     weights = {key: summary(value) for key, value in model.state_dict().items()}
@@ -401,11 +353,10 @@ def trained(folder: Path, resume: bool, stop_at: tuple[int, int] | None = None) 
 def resume() -> Any:
     """A folder with a training that was interrupted in its second epoch, and how it ends when it goes on."""
     folder = FOLDER / "resume"
-    for path in sorted(folder.rglob("*"), reverse=True) if folder.exists() else []:
-        path.rmdir() if path.is_dir() else path.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
     begun = trained(folder, resume=False, stop_at=(1, 3))
-    with tempfile.TemporaryDirectory() as other:
-        straight = trained(Path(other), resume=False)
+    with tempfile.TemporaryDirectory() as name:
+        straight = trained(Path(name), resume=False)
     rest = straight | {"losses": straight["losses"][len(begun["losses"]) :]}
     return {"platform": platform(), "begun": begun["losses"], "rest": rest}
 

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import timm
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -41,31 +40,37 @@ def layer_norm(norm: nn.LayerNorm, x: Tensor) -> Tensor:
 @torch.no_grad()
 def by_hand(pool: AttentionPool, image: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
     """One image C×h×w and one token, a patch at a time, as in the paper's figure 3; no other token among the keys."""
-    dim, height, width = image.shape
-    patches = [image[:, i, j] for i in range(height) for j in range(width)]
-    seen = [layer_norm(pool.norm1, u) for u in ([token, *patches] if pool.cls_in_keys else patches)]
-    query = linear(pool.attn.q, layer_norm(pool.norm1, token))
-    scores = torch.stack([query @ linear(pool.attn.k, u) / math.sqrt(dim) for u in seen])
-    weights = scores.exp() / scores.exp().sum()
-    value = sum((w * linear(pool.attn.v, u) for w, u in zip(weights, seen, strict=True)), torch.zeros(dim))
-    residual = token if pool.start == "paper" else torch.stack(patches, 1) @ weights
-    c = residual + pool.ls1.gamma * linear(pool.attn.proj, value)
+    patches = list(image.flatten(1).T)
+    inputs = [layer_norm(pool.norm1, u) for u in ([token, *patches] if pool.cls_in_keys else patches)]
+    query, heads = linear(pool.attn.q, layer_norm(pool.norm1, token)), pool.attn.num_heads
+    keys, values = ([linear(layer, u).chunk(heads) for u in inputs] for layer in (pool.attn.k, pool.attn.v))
+    width, outputs, maps = len(token) // heads, [], []
+    for h, q in enumerate(query.chunk(heads)):
+        scores = torch.stack([q @ key[h] / math.sqrt(width) for key in keys])
+        maps.append(scores.exp() / scores.exp().sum())
+        outputs.append(sum((w * value[h] for w, value in zip(maps[h], values, strict=True)), torch.zeros(width)))
+    residual = token if pool.start == "paper" else torch.stack(patches, 1) @ maps[0]
+    c = residual + pool.ls1.gamma * linear(pool.attn.proj, torch.cat(outputs))
     hidden = linear(pool.mlp.fc1, layer_norm(pool.norm2, c))
     hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
     c = c + pool.ls2.gamma * linear(pool.mlp.fc2, hidden)
-    return c if isinstance(pool.norm, nn.Identity) else layer_norm(pool.norm, c), weights
+    return c if isinstance(pool.norm, nn.Identity) else layer_norm(pool.norm, c), torch.stack(maps)
 
 
 @pytest.mark.parametrize(
-    ("start", "classes", "cls_in_keys"),
-    [("paper", None, True), ("paper", None, False), ("paper", 4, False), ("paper", 4, True), ("average", 4, False)],
-)
-def test_every_token_is_the_formula(start: Any, classes: int | None, cls_in_keys: bool) -> None:
-    pool, x = make(classes, start=start, cls_in_keys=cls_in_keys), torch.randn(2, 12, 3, 5)
+    ("start", "classes", "cls_in_keys", "heads"),
+    [
+        ("paper", None, True, 1), ("paper", None, True, 3), ("paper", None, False, 1),
+        ("paper", 4, False, 1), ("paper", 4, True, 2), ("average", 4, False, 1),
+    ],
+)  # fmt: skip
+def test_every_token_is_the_formula(start: Any, classes: int | None, cls_in_keys: bool, heads: int) -> None:
+    pool = make(classes, start=start, cls_in_keys=cls_in_keys, num_heads=heads)
+    x = torch.randn(2, 12, 3, 5)
     pooled, attention = pool(x, return_attention=True)
     assert pooled.shape == ((2, 12) if classes is None else (2, 4, 12))
-    assert attention.shape == (2, 1, classes or 1, 16 if cls_in_keys else 15)
-    for image, rows, maps in zip(x, pooled.view(2, -1, 12), attention[:, 0], strict=True):
+    assert attention.shape == (2, heads, classes or 1, 16 if cls_in_keys else 15)
+    for image, rows, maps in zip(x, pooled.view(2, -1, 12), attention.transpose(1, 2), strict=True):
         for token, row, weights in zip(pool.cls_token[0], rows, maps, strict=True):
             for measured, expected in zip((row, weights), by_hand(pool, image, token), strict=True):
                 torch.testing.assert_close(measured, expected, rtol=1e-12, atol=1e-12)
@@ -83,22 +88,6 @@ def test_maps_are_the_patches_in_their_places() -> None:
     torch.testing.assert_close(pool.attention_maps(x.flip(-1)), maps.flip(-1))
     classes = make(4)
     torch.testing.assert_close(classes.attention_maps(x).sum((-2, -1)), torch.ones(2, 1, 4))
-
-
-def test_several_heads_are_torchs_multi_head_attention() -> None:
-    pool, x = make(num_heads=3), torch.randn(2, 12, 3, 5)
-    attn, u = pool.attn, torch.randn(2, 7, 12)
-    y, attention = attn(pool.cls_token, u)
-    expected, weights = F.multi_head_attention_forward(
-        pool.cls_token.expand(2, -1, -1).transpose(0, 1), u.transpose(0, 1), u.transpose(0, 1), 12, 3,
-        None, torch.cat((attn.q.bias, attn.k.bias, attn.v.bias)), None, None, False, 0.0,
-        attn.proj.weight, attn.proj.bias, use_separate_proj_weight=True,
-        q_proj_weight=attn.q.weight, k_proj_weight=attn.k.weight,
-        v_proj_weight=attn.v.weight, average_attn_weights=False,
-    )  # fmt: skip
-    torch.testing.assert_close(y, expected.transpose(0, 1), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(attention, weights, rtol=1e-12, atol=1e-12)
-    assert pool(x, return_attention=True)[1].shape == (2, 3, 1, 16)
 
 
 def test_resnet50_with_attention_pooling() -> None:
@@ -145,7 +134,7 @@ def test_the_average_start_is_the_average(options: dict[str, Any]) -> None:
     assert not [name for name in pool.state_dict() if name.startswith("norm.")]
 
 
-def test_a_classs_row_reads_its_own_vector() -> None:
+def test_a_row_of_the_classifier_reads_the_vector_of_its_class() -> None:
     head, z = ClassHead(12, 3), torch.randn(2, 3, 12)
     expected = torch.stack([z[:, j] @ head.weight[j] + head.bias[j] for j in range(3)], 1)
     for form in (z, z.flatten(0, 1), z.flatten(0, 1)[:, :, None, None]):

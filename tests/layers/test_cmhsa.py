@@ -3,28 +3,28 @@
 import copy
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from layer_helpers import PAD_1, InCode, outputs_and_gradients
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from recast import CMHSA, Geometry, RecastConfig, RecastError
+from recast import CMHSA, RecastConfig, RecastError
 from recast.layers.functional import relative_bias
 from recast.layers.functional.relative_bias import biased, biased_maps, biased_reference
-from recast.surgery.rules import find_rule
+from recast.surgery.rules import convert
 
 NUM_GEOMETRIES = int(os.environ.get("RECAST_NUM_GEOMETRIES", "50"))
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 Array = NDArray[np.float64]
-PADDED = Geometry((3, 3), padding=(1, 1, 1, 1))
 
 
 def layer_of(conv: nn.Module, size: tuple[int, int], **config: Any) -> CMHSA:
-    layer: Any = find_rule(conv)[1](conv, RecastConfig(gate="bias", **config))
+    layer: Any = convert(conv, RecastConfig(gate="bias", **config))
     layer.set_size_(*size)
     return layer
 
@@ -86,27 +86,22 @@ def test_both_forms_are_the_loops(function: Callable[..., Tensor], options: dict
     assert float(np.abs(y - expected).max()) < 1e-12
 
 
-def forms(case: Any) -> Iterator[tuple[Tensor, list[Tensor]]]:
-    """Output and gradients of the reference and of the fast form; gradients are those of a random projection."""
-    layer = moved(layer_of(case.conv, case.x.shape[-2:], bias_init=3.0))
-    for function in (biased_reference, biased):
-        x = case.x.clone().requires_grad_()
-        y = function(x, layer.weights(*x.shape[-2:]))
-        parameters = [p for p in layer.parameters() if p.numel()]
-        torch.manual_seed(1)
-        yield y, list(torch.autograd.grad((y * torch.randn(y.shape, dtype=y.dtype)).sum(), [x, *parameters]))
+def in_form(form: Callable[..., Tensor], layer: CMHSA) -> InCode:
+    return InCode(lambda m, x: form(x, m.layer.weights(*x.shape[-2:])), layer=layer)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_the_fast_form_is_the_reference(dtype: torch.dtype, random_case: Any, error_of: Any) -> None:
     for seed in range(NUM_GEOMETRIES):
         case = random_case(seed, dtype)
-        (y, grads), (fast, fast_grads) = forms(case)
-        assert error_of(fast, y) <= TOLERANCE[dtype], case.text
-        for fast_grad, grad in zip(fast_grads, grads, strict=True):
+        layer = moved(layer_of(case.conv, case.x.shape[-2:], bias_init=3.0))
+        expected = outputs_and_gradients(in_form(biased_reference, layer), case.x)
+        measured = outputs_and_gradients(in_form(biased, layer), case.x)
+        assert error_of(measured.pop("output"), expected.pop("output")) <= TOLERANCE[dtype], case.text
+        for name, gradient in expected.items():
             # one key, one tap: the softmax is a constant, and both gradients are rounding
-            scale = max(float(grad.abs().max()), 1e-3 if dtype == torch.float64 else 1.0)
-            assert float((fast_grad - grad).abs().max()) <= TOLERANCE[dtype] * scale, case.text
+            scale = max(float(gradient.abs().max()), 1e-3 if dtype == torch.float64 else 1.0)
+            assert float((measured[name] - gradient).abs().max()) <= TOLERANCE[dtype] * scale, case.text
 
 
 def test_the_start_is_the_convolution_in_the_limit(random_case: Any, error_of: Any) -> None:
@@ -160,10 +155,10 @@ def test_a_smaller_input_uses_the_middle_of_the_table(size: tuple[int, int], str
     """As a table made for that size, with the same number at every offset."""
     conv = nn.Conv2d(3, 3, 3, padding=1, stride=stride).double()
     layer, x = moved(layer_of(conv, (6, 8))), torch.randn(2, 3, *size, dtype=torch.float64)
-    other = copy.deepcopy(layer)
-    other.set_size_(*size)
-    assert other.relative_bias.numel() < layer.relative_bias.numel() or size == (6, 8)
-    torch.testing.assert_close(layer(x), other(x), rtol=0, atol=1e-12)
+    smaller = copy.deepcopy(layer)
+    smaller.set_size_(*size)
+    assert smaller.relative_bias.numel() < layer.relative_bias.numel() or size == (6, 8)
+    torch.testing.assert_close(layer(x), smaller(x), rtol=0, atol=1e-12)
 
 
 def test_a_larger_table_keeps_what_was_learned() -> None:
@@ -187,4 +182,4 @@ def test_what_is_refused() -> None:
     with pytest.raises(RecastError, match=r"\(B, 3, H, W\), got \(1, 2, 6, 6\)"):
         layer(torch.randn(1, 2, 6, 6))
     with pytest.raises(RecastError, match=r"call set_size_\(height, width\) first"):
-        CMHSA(3, 3, PADDED)(torch.randn(1, 3, 6, 6))
+        CMHSA(3, 3, PAD_1)(torch.randn(1, 3, 6, 6))

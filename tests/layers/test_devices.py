@@ -30,7 +30,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def train(model: nn.Module, *shape: int, dtype: torch.dtype = torch.float32) -> None:
-    """A forward and a backward pass on the meta device."""
     images = torch.empty(shape, device="meta", dtype=dtype, requires_grad=True)
     model.to("meta", dtype).train()(images).square().mean().backward()
     assert images.grad is not None

@@ -6,19 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from layer_helpers import PAD_1, PAPERS
 from torch import Tensor, nn
 
 from recast import CMHSA, GPSA, Geometry, RecastConfig
 from recast.layers.attention_pool import AttentionPool
 from recast.layers.config import PAPERS_LAYER
 
-PAPERS = RecastConfig(**PAPERS_LAYER)
-
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch's exporter, of its own code
 ]
-PAD_1 = Geometry((3, 3), padding=(1, 1, 1, 1))
 ANY = ({0: torch.export.Dim.DYNAMIC, 2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC},)
 EXAMPLE, OTHERS = (2, 4, 7, 9), ((3, 4, 10, 8), (1, 4, 9, 12))
 
@@ -75,13 +73,12 @@ def exported(layer: nn.Module, x: Tensor) -> nn.Module:
     [(kind, torch.jit.trace) for kind in LAYERS] + [("pruned", exported), ("C-MHSA, strided", exported)],
 )
 def test_traced_and_exported_layers_take_any_size(kind: str, make: Any, open_gates: Any, error_of: Any) -> None:
-    torch.manual_seed(0)
     layer, x = opened(LAYERS[kind](), open_gates), torch.randn(EXAMPLE)
     program = make(layer, x)
     for shape in (EXAMPLE, *OTHERS):
-        other = torch.randn(shape)
+        x = torch.randn(shape)
         with torch.no_grad():
-            assert error_of(program(other), layer(other)) < 1e-5
+            assert error_of(program(x), layer(x)) < 1e-5
 
 
 def operators(layer: nn.Module) -> set[str]:
@@ -113,7 +110,6 @@ def test_strict_export_and_backward_of_a_program_in_training(open_gates: Any, er
 def test_the_older_onnx_exporter(name: str, tmp_path: Path, open_gates: Any) -> None:
     """TensorRT, OpenVINO and ncnn ask for it; it has no aten::mT."""
     runtime = pytest.importorskip("onnxruntime")
-    torch.manual_seed(0)
     layer, x = opened(LAYERS[name](), open_gates), torch.randn(EXAMPLE)
     torch.onnx.export(layer, (x,), tmp_path / "layer.onnx", dynamo=False, opset_version=17, verbose=False)
     session = runtime.InferenceSession(tmp_path / "layer.onnx")

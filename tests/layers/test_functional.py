@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from layer_helpers import PAD_1, PAPERS, InCode, outputs_and_gradients
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -18,25 +19,10 @@ from recast.layers.functional import maps, sigmoid_gates
 from recast.layers.functional.long_maps import attend
 from recast.tracing.cost import saved_sizes
 
-PAPERS = RecastConfig(**PAPERS_LAYER)
-
-PAD_1 = Geometry((3, 3), padding=(1, 1, 1, 1))
-
-
-def outputs_and_gradients(layer: GPSA, x: Tensor, form: str) -> dict[str, Tensor]:
-    layer.backend = form
-    x = x.clone().requires_grad_()
-    y = layer(x)
-    weights = torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).cos().view_as(y)
-    parameters = {name: p for name, p in layer.named_parameters() if p.numel()}
-    gradients = torch.autograd.grad((y * weights).sum(), [x, *parameters.values()])
-    return {"output": y.detach(), **dict(zip(["input", *parameters], gradients, strict=True))}
-
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_the_operator_passes_torchs_own_checks() -> None:
     """Schema, fake tensors, autograd registration and ahead-of-time dispatch (`torch.library.opcheck`)."""
-    torch.manual_seed(0)
     tensors = torch.randn(2, 3, 12, 4), torch.randn(2, 3, 4, 10), torch.randn(2, 10, 6)
     for dtype in (torch.float32, torch.bfloat16):
         torch.library.opcheck(attend, tuple(t.to(dtype).requires_grad_() for t in tensors))
@@ -53,9 +39,21 @@ def saved(layer: GPSA, x: Tensor, form: str) -> int:
 def test_of_long_maps_what_content_gathered_alone_is_kept_for_backward(content: str, gathers: int) -> None:
     """28² tokens, 64 channels: the maps would be 22 MB an image, what each kind of map gathers 2 MB."""
     layer, x = GPSA(64, 64, PAD_1, config=RecastConfig(content=content, **PAPERS_LAYER)), torch.randn(1, 64, 28, 28)
-    maps, one = 4 * 9 * 784**2, 4 * 9 * 784 * 64
-    assert saved(layer, x, "dense") > maps
-    assert gathers * one < saved(layer, x, "split") < (gathers + 0.9) * one
+    gathered = 4 * 9 * 784 * 64
+    assert saved(layer, x, "dense") > 4 * 9 * 784**2
+    assert gathers * gathered < saved(layer, x, "split") < (gathers + 0.9) * gathered
+
+
+def test_a_positional_layer_on_a_short_map_keeps_its_input_alone(open_gates: Any) -> None:
+    layer = open_gates(GPSA(64, 64, PAD_1, config=PAPERS))
+    layer.prune_(range(9), ())
+    layer.fold_value_()
+    assert saved(layer, torch.randn(8, 64, 7, 7), "merged") == 4 * 8 * 64 * 49
+
+
+def test_gathers_of_grouped_layers_are_not_kept(open_gates: Any) -> None:
+    layer = open_gates(GPSA(16, 16, PAD_1, groups=16, config=PAPERS))
+    assert saved(layer, torch.randn(1, 16, 16, 16), "split") < 4 * 9 * 16 * 16**2
 
 
 @pytest.mark.parametrize("size", [0.1, 40.0])
@@ -78,41 +76,23 @@ def test_its_cost_is_counted() -> None:
     counts = {}
     for form in ("dense", "split"):
         layer.backend = form
-        with FlopCounterMode(display=False) as once:
+        with FlopCounterMode(display=False) as forward:
             y = layer(x)
-        with FlopCounterMode(display=False) as back:
+        with FlopCounterMode(display=False) as backward:
             y.sum().backward()
-        counts[form] = once.get_total_flops(), back.get_total_flops()
+        counts[form] = forward.get_total_flops(), backward.get_total_flops()
     convolution = 2 * 2 * (7 * 6) * 9 * 18 * 12
     logits = 2 * 2 * (7 * 6) * (9 * 8) * 9 * layer.head_dim
     assert counts["split"] == (counts["dense"][0] + convolution, counts["dense"][1] + 2 * convolution + logits)
-
-
-def test_a_positional_layer_on_a_short_map_keeps_its_input_alone(open_gates: Any) -> None:
-    layer = open_gates(GPSA(64, 64, PAD_1, config=PAPERS))
-    layer.prune_(range(9), ())
-    layer.fold_value_()
-    assert saved(layer, torch.randn(8, 64, 7, 7), "merged") == 4 * 8 * 64 * 49
-
-
-def test_gathers_of_grouped_layers_are_not_kept(open_gates: Any) -> None:
-    layer = open_gates(GPSA(16, 16, PAD_1, groups=16, config=PAPERS))
-    gathers = 4 * 9 * 16 * 16**2
-    assert saved(layer, torch.randn(1, 16, 16, 16), "split") < gathers
 
 
 @pytest.mark.parametrize("form", ["split", "merged"])
 def test_gradient_checkpointing(form: Any, open_gates: Any) -> None:
     layer = open_gates(GPSA(6, 4, PAD_1, config=RecastConfig(backend=form, **PAPERS_LAYER)))
     x = torch.randn(2, 6, 7, 5)
-    results = []
-    for run in (layer, lambda t: checkpoint(layer, t, use_reentrant=False)):
-        layer.zero_grad()
-        inputs = x.clone().requires_grad_()
-        y = run(inputs)
-        y.square().sum().backward()
-        results.append([y.detach(), inputs.grad, *(p.grad.clone() for p in layer.parameters() if p.grad is not None)])
-    for a, b in zip(*results, strict=True):
+    expected = outputs_and_gradients(layer, x)
+    measured = outputs_and_gradients(InCode(lambda m, t: checkpoint(m.layer, t, use_reentrant=False), layer=layer), x)
+    for a, b in zip(measured.values(), expected.values(), strict=True):
         assert torch.equal(a, b)
 
 
@@ -141,10 +121,10 @@ def test_half_precision_gradients(form: Any, dtype: torch.dtype, gate: Any, grou
     x = torch.randn(2, 16, 8, 8)
     expected = outputs_and_gradients(layer, x, "reference")
     errors: dict[str, dict[str, float]] = {}
-    for each in ("dense", form):
+    for backend in ("dense", form):
         with torch.autocast("cpu", dtype=dtype):
-            measured = outputs_and_gradients(layer, x, each)
-        errors[each] = {
+            measured = outputs_and_gradients(layer, x, backend)
+        errors[backend] = {
             name: float((value.float() - expected[name]).norm() / expected[name].norm())
             for name, value in measured.items()
         }
@@ -169,9 +149,8 @@ def test_sdpa_gets_what_torchs_gpu_kernels_take(
     attend_padding: bool, monkeypatch: pytest.MonkeyPatch, open_gates: Any
 ) -> None:
     """Widths of queries and keys in eights, channels side by side, values of one head for all, keys without padding."""
-    layer = open_gates(
-        GPSA(16, 4, PAD_1, config=RecastConfig(backend="sdpa", attend_padding=attend_padding, **PAPERS_LAYER))
-    )
+    config = RecastConfig(backend="sdpa", attend_padding=attend_padding, **PAPERS_LAYER)
+    layer = open_gates(GPSA(16, 4, PAD_1, config=config))
     calls, attention = [], torch.nn.functional.scaled_dot_product_attention
 
     def spy(*tensors: Tensor, **options: Any) -> Tensor:

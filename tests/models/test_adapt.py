@@ -1,6 +1,7 @@
 """Weights for other classes and other image sizes: `ModelConfig.new_head` and `ModelConfig.input_size`."""
 
 import json
+import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,9 @@ def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Callable[..., str]:
-    def save(model: nn.Module, **changed: Tensor) -> str:
-        path = tmp_path / "parent.safetensors"
-        save_file({**model.state_dict(), **changed}, path)
-        return str(path)
+    def save(weights: dict[str, Tensor]) -> str:
+        save_file(weights, tmp_path / "weights.safetensors")
+        return str(tmp_path / "weights.safetensors")
 
     return save
 
@@ -74,7 +74,7 @@ def test_a_network_that_does_not_say_what_its_classifier_is(model: nn.Module) ->
 def test_a_new_head_leaves_the_rest_as_in_the_file(saved: Callable[..., str], name: str) -> None:
     parent = build(ModelConfig(name, num_classes=6))
     torch.manual_seed(1)
-    child = build(ModelConfig(name, checkpoint=saved(parent), new_head=True), num_classes=4)
+    child = build(ModelConfig(name, checkpoint=saved(parent.state_dict()), new_head=True), num_classes=4)
     heads = tuple(f"{head}." for head in classifiers(child))
     for key, value in child.state_dict().items():
         if key.startswith(heads):
@@ -84,14 +84,14 @@ def test_a_new_head_leaves_the_rest_as_in_the_file(saved: Callable[..., str], na
     assert child.eval()(torch.randn(1, 3, 64, 64)).shape == (1, 4)
 
 
-def test_what_is_no_head_must_still_fit(saved: Callable[..., str], tmp_path: Path) -> None:
-    parent = build(ModelConfig("digits_resnet"))
-    features = {key: value for key, value in parent.state_dict().items() if not key.startswith("fc.")}
-    headless = save_file(features, tmp_path / "features.safetensors") or str(tmp_path / "features.safetensors")
-    assert build(ModelConfig("digits_resnet", checkpoint=headless, new_head=True), num_classes=3).fc.out_features == 3
-    path = saved(parent)
-    with pytest.raises(RecastError, match=r"does not fit CifarResNet: \d+ missing"):
-        build(ModelConfig("cifar_resnet20", checkpoint=path, new_head=True))
+def test_what_is_no_head_must_still_fit(saved: Callable[..., str]) -> None:
+    weights = build(ModelConfig("digits_resnet")).state_dict()
+    path = saved({key: value for key, value in weights.items() if not key.startswith("fc.")})
+    assert build(ModelConfig("digits_resnet", checkpoint=path, new_head=True), num_classes=3).fc.out_features == 3
+    path = saved(weights)
+    for new_head in (True, False):
+        with pytest.raises(RecastError, match=r"does not fit CifarResNet: \d+ missing"):
+            build(ModelConfig("cifar_resnet20", checkpoint=path, new_head=new_head), num_classes=10)
 
 
 def small_patchconvnet(num_classes: int, per_class: bool) -> PatchConvNet:
@@ -102,23 +102,25 @@ def test_patchconvnets_weights_load_for_every_class(saved: Callable[..., str], m
     monkeypatch.setattr("recast.models.build.create", lambda source, name, kwargs, **_: small_patchconvnet(
         kwargs["num_classes"], per_class=name == "multi"))  # fmt: skip
     parent = small_patchconvnet(4, per_class=False)
-    path = saved(parent)
-    one = build(ModelConfig("single", checkpoint=path), num_classes=4)
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), parent.parameters(), strict=True))
-    many = build(ModelConfig("multi", checkpoint=path), num_classes=4)
-    assert torch.equal(many.pool.cls_token, parent.pool.cls_token.expand(1, 4, 16))
-    assert torch.equal(many.head.weight, parent.head.weight)
+    path = saved(parent.state_dict())
+    single = build(ModelConfig("single", checkpoint=path), num_classes=4)
+    assert all(torch.equal(a, b) for a, b in zip(single.parameters(), parent.parameters(), strict=True))
+    multi = build(ModelConfig("multi", checkpoint=path), num_classes=4)
+    assert torch.equal(multi.pool.cls_token, parent.pool.cls_token.expand(1, 4, 16))
+    assert torch.equal(multi.head.weight, parent.head.weight)
     with pytest.raises(RecastError, match=r"has 4 classes, the data has 3: set model\.new_head"):
         build(ModelConfig("multi", checkpoint=path), num_classes=3)
-    path = saved(small_patchconvnet(4, per_class=True))
+    path = saved(small_patchconvnet(4, per_class=True).state_dict())
     fewer = build(ModelConfig("multi", checkpoint=path, new_head=True), num_classes=3)
     assert fewer.pool.cls_token.shape == (1, 3, 16)
 
 
-def publish(monkeypatch: pytest.MonkeyPatch, name: str, published: nn.Module) -> None:
-    """`published` is what would be fetched, without a network to fetch it from."""
-    where = "torchvision.models.get_model" if name.startswith("torchvision:") else "timm.create_model"
-    make = torchvision.models.get_model if name.startswith("torchvision:") else timm.create_model
+@pytest.mark.parametrize(
+    ("name", "maker"),
+    [("test_resnet", "timm.create_model"), ("torchvision:squeezenet1_1", "torchvision.models.get_model")],
+)
+def test_published_weights_get_a_new_head_too(monkeypatch: pytest.MonkeyPatch, name: str, maker: str) -> None:
+    published, make = build(ModelConfig(name)), pkgutil.resolve_name(maker)
 
     def fetch(*args: Any, **kwargs: Any) -> nn.Module:
         if kwargs.get("pretrained") or kwargs.get("weights"):
@@ -126,25 +128,14 @@ def publish(monkeypatch: pytest.MonkeyPatch, name: str, published: nn.Module) ->
             return published
         return make(*args, **kwargs)
 
-    monkeypatch.setattr(where, fetch)
-
-
-@pytest.mark.parametrize("name", ["test_resnet", "torchvision:squeezenet1_1"])
-def test_published_weights_get_a_new_head_too(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    published = build(ModelConfig(name))
-    publish(monkeypatch, name, published)
+    monkeypatch.setattr(maker, fetch)
     child = build(ModelConfig(name, pretrained=True, new_head=True), num_classes=3)
     (head,) = classifiers(child)
     assert child.get_submodule(head).weight.shape[0] == 3
-    own = dict(published.named_parameters())
-    same = [torch.equal(p, own[key]) for key, p in child.named_parameters() if not key.startswith(head)]
+    weights = dict(published.named_parameters())
+    same = [torch.equal(p, weights[key]) for key, p in child.named_parameters() if not key.startswith(head)]
     assert len(same) > 10
     assert all(same)
-
-
-def table(model: nn.Module) -> Tensor:
-    """A position table in which every entry is different."""
-    return torch.randn(model.pos_embed.shape, generator=torch.Generator().manual_seed(3))
 
 
 @pytest.mark.parametrize(
@@ -156,21 +147,20 @@ def test_positions_are_resampled_as_in_the_published_code(name: str, prefix: int
         return on_meta(lambda: timm.create_model(name, img_size=size, depth=1))
 
     old, new = make(96), make(160)
-    given = table(old)
-    found = resampled(new, {"pos_embed": given, "norm.weight": torch.ones(3)})["pos_embed"]
-    assert found.shape == new.pos_embed.shape == (1, prefix + 100, old.pos_embed.shape[2])
-    assert torch.equal(found[:, :prefix], given[:, :prefix])
-    grid = given[:, prefix:].reshape(1, 6, 6, -1).permute(0, 3, 1, 2)
-    larger = F.interpolate(grid, size=(10, 10), mode="bicubic", align_corners=False)  # facebookresearch/deit, main.py
-    assert torch.equal(found[:, prefix:], larger.permute(0, 2, 3, 1).flatten(1, 2))
-    smaller = resampled(old, {"pos_embed": found})["pos_embed"]
-    assert smaller.shape == given.shape
-    assert torch.equal(resampled(old, {"pos_embed": given})["pos_embed"], given)
+    table = torch.randn(old.pos_embed.shape)
+    larger = resampled(new, {"pos_embed": table, "norm.weight": torch.ones(3)})["pos_embed"]
+    assert larger.shape == new.pos_embed.shape == (1, prefix + 100, old.pos_embed.shape[2])
+    assert torch.equal(larger[:, :prefix], table[:, :prefix])
+    grid = table[:, prefix:].reshape(1, 6, 6, -1).permute(0, 3, 1, 2)
+    grid = F.interpolate(grid, size=(10, 10), mode="bicubic", align_corners=False)  # facebookresearch/deit, main.py
+    assert torch.equal(larger[:, prefix:], grid.permute(0, 2, 3, 1).flatten(1, 2))
+    assert resampled(old, {"pos_embed": larger})["pos_embed"].shape == table.shape
+    assert torch.equal(resampled(old, {"pos_embed": table})["pos_embed"], table)
 
 
 def test_a_checkpoint_is_built_for_another_size(saved: Callable[..., str], tmp_path: Path) -> None:
     parent = timm.create_model("test_vit", num_classes=6)
-    config = ModelConfig("test_vit", checkpoint=saved(parent), input_size=64, new_head=True)
+    config = ModelConfig("test_vit", checkpoint=saved(parent.state_dict()), input_size=64, new_head=True)
     child = build(config, num_classes=4).eval()
     assert child(torch.randn(1, 3, 64, 64)).shape == (1, 4)
     assert input_defaults(child).size == (64, 64)
@@ -188,20 +178,21 @@ def test_a_checkpoint_is_built_for_another_size(saved: Callable[..., str], tmp_p
 
 
 def test_token_mixing_matrices_have_one_size(saved: Callable[..., str]) -> None:
-    parent = timm.create_model("resmlp_12_224", num_classes=3, img_size=64)
-    assert build(ModelConfig("resmlp_12_224", checkpoint=saved(parent), input_size=64), num_classes=3) is not None
+    path = saved(timm.create_model("resmlp_12_224", num_classes=3, img_size=64).state_dict())
+    assert build(ModelConfig("resmlp_12_224", checkpoint=path, input_size=64), num_classes=3) is not None
     with pytest.raises(RecastError, match=r"mixes 16 tokens, model.input_size makes 36: .* cannot be resampled"):
-        build(ModelConfig("resmlp_12_224", checkpoint=saved(parent), input_size=96), num_classes=3)
+        build(ModelConfig("resmlp_12_224", checkpoint=path, input_size=96), num_classes=3)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "test_convnext", "regnetx_002", "digits_resnet", "patchconvnet_s20"])
-def test_a_network_for_any_size_refuses_one(name: str) -> None:
-    with pytest.raises(RecastError, match=f"{name} takes images of any size"):
-        build(ModelConfig(name, input_size=96))
-
-
-def test_sizes_that_cannot_be() -> None:
-    with pytest.raises(RecastError, match="input_size requires a network of timm, got torchvision:vit_b_16"):
-        build(ModelConfig("torchvision:vit_b_16", input_size=96))
-    with pytest.raises(RecastError, match=r"ReLU cannot be called with .*img_size"):
-        build(ModelConfig("torch.nn:ReLU", input_size=8), trust=True)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        *[(name, f"{name} takes images of any size")
+          for name in ("resnet18", "test_convnext", "regnetx_002", "digits_resnet", "patchconvnet_s20")],
+        ("torchvision:vit_b_16", "input_size requires a network of timm, got torchvision:vit_b_16"),
+        ("torch.nn:ReLU", r"ReLU cannot be called with .*img_size"),
+    ],
+)  # fmt: skip
+def test_networks_without_an_input_size(name: str, message: str) -> None:
+    with pytest.raises(RecastError, match=message):
+        build(ModelConfig(name, input_size=96), trust=True)

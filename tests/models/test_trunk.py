@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from recast.errors import RecastError
 from recast.papers.patchconvnet.network import PatchConvNet
@@ -13,6 +12,7 @@ from recast.papers.prs.network import CMHSAViT
 from recast.papers.trunk import Trunk
 
 Make = Callable[..., Trunk]
+IMAGES = torch.randn(2, 3, 32, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture(params=["cmhsa_vit", "patchconvnet"])
@@ -26,12 +26,8 @@ def make(request: Any) -> Make:
     return network
 
 
-def images(height: int = 32, width: int = 48) -> Tensor:
-    return torch.randn(2, 3, height, width, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-
-
 def test_head_and_pooling(make: Make) -> None:
-    model, x = make(), images()
+    model, x = make(), IMAGES
     features = model.forward_features(x)
     pooled = model.forward_head(features, pre_logits=True)
     assert pooled.shape == (2, 16)
@@ -53,19 +49,19 @@ def test_head_and_pooling(make: Make) -> None:
 
 @pytest.mark.parametrize("options", [{"drop_rate": 0.5}, {"depth": 5, "drop_path_rate": 0.3}])
 def test_dropout_and_drop_path_are_off_at_evaluation(make: Make, options: dict[str, Any]) -> None:
-    model, x = make(**options), images()
+    model, x = make(**options), IMAGES
     assert torch.equal(model(x), model(x))
     assert not torch.allclose(model.train()(x), model.eval()(x))
 
 
 def test_maps_of_blocks(make: Make) -> None:
-    model, x = make(depth=4), images()
+    model, x = make(depth=4), IMAGES
     maps = [getattr(model, model.stem_name)(x)]
     for block in model.blocks:
         maps.append(block(maps[-1]))
-    last, found = model.forward_intermediates(x, [1, -1])
+    last, taken = model.forward_intermediates(x, [1, -1])
     assert torch.equal(last, model.forward_features(x))
-    assert [torch.equal(a, b) for a, b in zip(found, (maps[2], maps[4]), strict=True)] == [True, True]
+    assert all(torch.equal(a, b) for a, b in zip(taken, (maps[2], maps[4]), strict=True))
     assert torch.equal(model.forward_intermediates(x, [1])[0], last)  # all blocks are run
     (normed,) = model.forward_intermediates(x, 1, norm=True, intermediates_only=True)
     assert torch.equal(normed, last)
@@ -83,7 +79,7 @@ def test_gradient_checkpointing_changes_nothing(make: Make) -> None:
     for enable in (False, True):
         model.set_grad_checkpointing(enable)
         model.zero_grad()
-        model(images()).square().sum().backward()
+        model(IMAGES).square().sum().backward()
         gradients.append([p.grad for p in model.parameters() if p.grad is not None])
     assert len(calls) == 3  # once more in the backward pass
     for a, b in zip(*gradients, strict=True):

@@ -7,7 +7,7 @@ import copy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from layer_helpers import InCode
 from torchvision.models.detection import MaskRCNN, maskrcnn_resnet50_fpn
 
 from recast import plan, recast_, trace, verify
@@ -25,19 +25,10 @@ def mask_rcnn(height: int, width: int, **options: Any) -> MaskRCNN:
     return randomize_scales_(model).eval()
 
 
-class RPNHead(nn.Module):
-    """The pyramid of a Mask R-CNN and the head that runs on each of its levels."""
-
-    def __init__(self, model: MaskRCNN) -> None:
-        super().__init__()
-        self.backbone, self.head = model.backbone, model.rpn.head
-
-    def forward(self, image: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        return self.head(list(self.backbone(image).values()))
-
-
 def test_a_head_shared_by_all_levels_of_a_pyramid() -> None:
-    parent, image = RPNHead(mask_rcnn(96, 160)).eval(), torch.randn(1, 3, 96, 160)
+    model, image = mask_rcnn(96, 160), torch.randn(1, 3, 96, 160)
+    pyramid, head = model.backbone, model.rpn.head
+    parent = InCode(lambda m, x: m.head(list(m.backbone(x).values())), backbone=pyramid, head=head).eval()
     planned = plan(parent, image, where=["head.conv.*"], max_tokens=1200)
     (step,) = planned.steps
     assert (step.calls, step.output, step.keys) == (5, (256, 24, 40), 26 * 42)

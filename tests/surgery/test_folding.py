@@ -7,15 +7,14 @@ from typing import Any
 import pytest
 import timm
 import torch
+from layer_helpers import PAD_1, PAPERS, InCode, outputs_and_gradients, recast_copy
 from torch import Tensor, nn
 
 import recast
+from recast.lab.scales import randomize_scales_
 from recast.layers.config import PAPERS_LAYER, RecastConfig
-from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.surgery.rules import convert
-
-PAPERS = RecastConfig(**PAPERS_LAYER)
 
 X = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 
@@ -23,21 +22,13 @@ X = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 @pytest.fixture
 def parent() -> nn.Module:
     """A small ResNet whose BatchNorms do something."""
-    torch.manual_seed(0)
-    model = timm.create_model("resnet10t", num_classes=10).eval()
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.running_mean.normal_(std=0.2)
-            module.running_var.uniform_(0.5, 1.5)
-            nn.init.uniform_(module.weight, 0.5, 1.5)
-            nn.init.normal_(module.bias, std=0.2)
-    return model
+    return randomize_scales_(timm.create_model("resnet10t", num_classes=10).eval(), X)
 
 
 @pytest.fixture
 def child(parent: nn.Module) -> nn.Module:
     """All four stages recast; the last stage's two layers half open."""
-    model = recast.recast_(copy.deepcopy(parent), recast.plan(parent, X, PAPERS, where=["stage:2", "stage:3"])).eval()
+    model = recast_copy(parent, X, where=["stage:2", "stage:3"]).eval()
     *_, first, second = gpsa_layers(model).values()
     with torch.no_grad():
         first.spread[2:5], first.gamma[1] = 0.4, 0.01
@@ -80,8 +71,7 @@ def test_a_tolerance_changes_what_it_says(child: nn.Module, error_of: Any) -> No
 
 @torch.no_grad()
 def test_a_sigmoid_models_content_is_pruned(parent: nn.Module, tmp_path: Path, error_of: Any) -> None:
-    config = recast.RecastConfig(gate="sigmoid")
-    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, X, config)).eval()
+    child = recast_copy(parent, X, RecastConfig(gate="sigmoid")).eval()
     for layer in gpsa_layers(child).values():
         layer.key.normal_()
         layer.lam[:4] = 6.0
@@ -116,18 +106,13 @@ def test_what_was_folded_away_leaves_nothing_to_train(child: nn.Module) -> None:
 
 
 def test_a_network_with_autocast_in_its_code_is_woken_and_folded() -> None:
-    class Half(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1))
+    def half(m: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return m.net(x).float().mean((2, 3))
 
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.autocast("cpu", torch.bfloat16):
-                return self.net(x).float().mean((2, 3))
-
-    model, x = Half().eval(), torch.randn(64, 3, 8, 8)
-    planned = recast.plan(model, x, PAPERS, where=["net.2"])
-    recast.recast_(model, planned)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1))
+    model, x = InCode(half, net=net).eval(), torch.randn(64, 3, 8, 8)
+    recast.recast_(model, recast.plan(model, x, PAPERS, where=["net.2"]))
     assert len(recast.wake_(model, x)) == 1
     (folded,) = recast.fold_(model, data=x)
     assert folded.output_error == 0
@@ -137,9 +122,8 @@ def test_a_network_with_autocast_in_its_code_is_woken_and_folded() -> None:
 @torch.no_grad()
 def test_blocks_that_merge_their_branches_keep_attention(name: str, error_of: Any) -> None:
     """timm's blocks read a convolution's kernel where W_out is: they wait until their layers are convolutions again."""
-    torch.manual_seed(0)
     parent, x = timm.create_model(name, num_classes=5).eval(), X[:2, :, :32, :32]
-    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, x, PAPERS)).eval()
+    child = recast_copy(parent, x).eval()
     recast.wake_(child, x)
     for layer in gpsa_layers(child).values():
         nn.init.constant_(layer.gamma, 0.5)
@@ -158,11 +142,6 @@ def test_blocks_that_merge_their_branches_keep_attention(name: str, error_of: An
     assert kinds == [type(module) for module in timm.utils.reparameterize_model(parent).modules()]
 
 
-# --- one layer
-
-PAD_1 = Geometry((3, 3), padding=(1, 1, 1, 1))
-
-
 def partly_closed(layer: GPSA, seed: int) -> GPSA:
     """Every third Gaussian and every second content map closed."""
     with torch.no_grad():
@@ -174,14 +153,6 @@ def partly_closed(layer: GPSA, seed: int) -> GPSA:
     return layer
 
 
-def gradients(layer: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    x = x.clone().requires_grad_()
-    y = layer(x)
-    y = (y * torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).cos().view_as(y)).sum()
-    y.backward()
-    return {"input": x.grad} | {name: p.grad for name, p in layer.named_parameters() if p.grad is not None}
-
-
 @pytest.mark.parametrize("gate", ["linear", "sigmoid"])
 @pytest.mark.parametrize("start", range(0, 40, 20))
 def test_what_is_closed_goes_and_the_function_stays(
@@ -191,8 +162,8 @@ def test_what_is_closed_goes_and_the_function_stays(
     for seed in range(start, start + 20):
         conv, x, text = random_case(seed)
         layer = partly_closed(open_gates(convert(conv, RecastConfig(gate=gate, **PAPERS_LAYER)), seed), seed)
-        expected = layer(x).detach()
-        whole = gradients(copy.deepcopy(layer), x)
+        expected = outputs_and_gradients(layer, x)
+        largest = max(float(value.abs().max()) for name, value in expected.items() if name != "output")
         folded = copy.deepcopy(layer).fold()
         if not isinstance(folded, GPSA):
             assert layer.num_heads <= 2, text
@@ -202,18 +173,14 @@ def test_what_is_closed_goes_and_the_function_stays(
         assert folded.content_heads == tuple(content), text
         assert folded.query.shape == (len(content) * layer.head_dim, layer.in_channels), text
         for form in ("reference", "dense", "split", "merged"):
-            folded.backend = form
-            assert error_of(folded(x), expected) <= 1e-10, f"{form}, {text}"
-            folded.zero_grad()
-            measured = gradients(folded, x)
+            measured = outputs_and_gradients(folded, x, form)
+            assert error_of(measured["output"], expected["output"]) <= 1e-10, f"{form}, {text}"
             # W_val was multiplied into W_out, and a rule of the chain between them is not the point here
-            for name in ("input", "bias", "raw_alpha", "center"):
-                if name not in measured:
-                    continue
-                value = whole[name]
+            for name in measured.keys() & {"input", "bias", "raw_alpha", "center"}:
+                value = expected[name]
                 if name in ("raw_alpha", "center"):
                     value = value[list(folded.gaussian_heads)]
-                scale = max(float(value.abs().max()), 1e-5 * max(float(g.abs().max()) for g in whole.values()))
+                scale = max(float(value.abs().max()), 1e-5 * largest)
                 assert float((measured[name] - value).abs().max()) <= 1e-9 * scale, f"{form} {name}, {text}"
 
 

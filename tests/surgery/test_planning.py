@@ -1,17 +1,17 @@
 """`plan` reads only, says what is true, and is data that survives a round trip."""
 
-import copy
 import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from layer_helpers import InCode, recast_copy, unchanged
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.utils.flop_counter import FlopCounterMode
 
-from recast import Plan, PoolConfig, RecastConfig, RecastError, attention_pool_, plan, recast_
+from recast import Plan, PoolConfig, RecastConfig, RecastError, attention_pool_, plan
 from recast.lab.networks import CifarResNet
 from recast.layers.config import PAPERS_LAYER
 
@@ -19,7 +19,10 @@ X = torch.zeros(2, 3, 16, 16)
 
 
 def small() -> CifarResNet:
-    return CifarResNet((1, 1, 1), (8, 8, 16), shortcut="option_a")
+    """A network that says what it takes: its pool is looked for at that size."""
+    model = CifarResNet((1, 1, 1), (8, 8, 16), shortcut="option_a")
+    model.pretrained_cfg = {"input_size": (3, 16, 16)}
+    return model
 
 
 def macs_of(model: nn.Module, x: Tensor) -> int:
@@ -31,7 +34,7 @@ def macs_of(model: nn.Module, x: Tensor) -> int:
 
 @pytest.mark.parametrize("parametrised", [None, "weight_norm", "spectral_norm"])
 @pytest.mark.parametrize("stride", ["keep", "remove"])
-def test_plan_reads_only(parametrised: str | None, stride: Any, unchanged: Any) -> None:
+def test_plan_reads_only(parametrised: str | None, stride: Any) -> None:
     model = small()
     if parametrised:
         getattr(parametrizations, parametrised)(model.layer3[0].conv2)
@@ -50,13 +53,13 @@ def test_totals_are_those_of_the_real_models(gate: Any, stride: Any, parametrise
     parent = small()
     if parametrised:
         parametrizations.weight_norm(parent.layer3[0].conv1)
-    p = plan(parent, X, RecastConfig(gate=gate, stride=stride, **PAPERS_LAYER))
-    child = recast_(copy.deepcopy(parent), p)
-    assert p.before.parameters == sum(q.numel() for q in parent.parameters())
-    assert p.after.parameters == sum(q.numel() for q in child.parameters())
-    assert p.before.macs == macs_of(parent, X)
-    assert p.after.macs == macs_of(child, X)
-    assert p.after.activation_bytes > p.before.activation_bytes
+    config = RecastConfig(gate=gate, stride=stride, **PAPERS_LAYER)
+    child = recast_copy(parent, X, config)
+    before, after = child.recast_plan.before, child.recast_plan.after
+    assert before.parameters == sum(p.numel() for p in parent.parameters())
+    assert after.parameters == sum(p.numel() for p in child.parameters())
+    assert (before.macs, after.macs) == (macs_of(parent, X), macs_of(child, X))
+    assert after.activation_bytes > before.activation_bytes
 
 
 def test_costs_do_not_depend_on_the_batch_or_on_what_is_frozen() -> None:
@@ -78,11 +81,9 @@ def test_costs_do_not_depend_on_the_batch_or_on_what_is_frozen() -> None:
     ],
 )
 def test_exact_is_promised_only_where_it_holds(config: RecastConfig, exact: bool) -> None:
-    parent = small().eval()
-    p = plan(parent, X, config)
-    assert {step.exact for step in p.steps} == {exact}
-    child = recast_(copy.deepcopy(parent), p)
-    x = torch.randn(X.shape)
+    parent, x = small().eval(), torch.randn(X.shape)
+    child = recast_copy(parent, X, config)
+    assert {step.exact for step in child.recast_plan.steps} == {exact}
     assert torch.equal(child(x), parent(x)) == exact
 
 
@@ -96,27 +97,20 @@ def test_an_example_that_does_not_fit_is_refused(example: Any) -> None:
         plan(nn.Sequential(nn.LazyConv2d(4, 3)), X)
 
 
-def test_a_shape_only_pass_that_fails_is_said(unchanged: Any) -> None:
-    class Choosing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = small()
+def test_a_shape_only_pass_that_fails_is_said() -> None:
+    def choose(m: nn.Module, x: Tensor) -> Tensor:
+        y = m.body(x)
+        return y if float(y.sum()) > 0 else -y
 
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.body(x)
-            return y if float(y.sum()) > 0 else -y
-
-    model = Choosing()
+    model = InCode(choose, body=small())
     with unchanged(model):
-        p = plan(model, X)
-    assert p.note.startswith("planned from one real pass in eval mode, the shape-only pass failed")
-    assert p.note in str(p)
-    easy = plan(small(), X)
-    assert p.before == easy.before
-    assert p.after == easy.after
+        planned = plan(model, X)
+    assert planned.note.startswith("planned from one real pass in eval mode, the shape-only pass failed")
+    assert planned.note in str(planned)
+    expected = plan(small(), X)
+    assert (planned.before, planned.after) == (expected.before, expected.after)
     # frozen parameters stay frozen, and what they keep once they are trained counts all the same
-    frozen = plan(model.requires_grad_(False), X)
-    assert frozen.before == easy.before
+    assert plan(model.requires_grad_(False), X).before == expected.before
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
@@ -136,39 +130,32 @@ def test_a_file_that_is_no_plan_is_refused(change: Callable[[dict[str, Any]], An
     change(document)
     with pytest.raises(RecastError, match=r"plan\.json"):
         Plan.from_json(json.dumps(document), "plan.json")
-    for other in (None, document, b"{}"):
+    for content in (None, document, b"{}"):
         with pytest.raises(RecastError, match="a plan must be text in JSON"):
-            Plan.from_json(other)
-
-
-def sized() -> CifarResNet:
-    """`small()` that says what it takes: the pool is looked for at that size."""
-    model = small()
-    model.pretrained_cfg = {"input_size": (3, 16, 16)}
-    return model
+            Plan.from_json(content)
 
 
 @pytest.mark.parametrize("where", ["none", ["none"], "last_stage"])
 @pytest.mark.parametrize("kind", ["single", "per_class"])
-def test_a_pool_is_counted_and_nothing_is_changed(kind: Any, where: Any, unchanged: Any) -> None:
-    model, pool = sized(), PoolConfig(kind)
+def test_a_pool_is_counted_and_nothing_is_changed(kind: Any, where: Any) -> None:
+    model, pool = small(), PoolConfig(kind)
     with unchanged(model):
-        found = plan(model, X, where=where, pool=pool)
-    pooled, cost = attention_pool_(sized(), config=pool), found.pool_cost
+        planned = plan(model, X, where=where, pool=pool)
+    pooled, cost = attention_pool_(small(), config=pool), planned.pool_cost
     assert cost.parameters == sum(p.numel() for p in pooled.parameters()) - sum(p.numel() for p in model.parameters())
     assert cost.macs == macs_of(pooled, X) - macs_of(model, X) > 0
-    without = plan(model, X) if where == "last_stage" else None
-    assert found.steps == (without.steps if without else ())
-    assert found.after == (without.after if without else found.before) + cost
-    assert len(found.left) + len(found.steps) == sum(isinstance(module, nn.Conv2d) for module in model.modules())
-    assert Plan.from_json(found.to_json()) == found
-    assert "attention pooling: " + ("a single token" if kind == "single" else "a token for every class") in str(found)
+    unpooled = plan(model, X) if where == "last_stage" else None
+    assert planned.steps == (unpooled.steps if unpooled else ())
+    assert planned.after == (unpooled.after if unpooled else planned.before) + cost
+    assert len(planned.left) + len(planned.steps) == sum(isinstance(m, nn.Conv2d) for m in model.modules())
+    assert Plan.from_json(planned.to_json()) == planned
+    assert "attention pooling: " + ("a single token" if kind == "single" else "a token for every class") in str(planned)
 
 
 def test_a_pool_that_cannot_be_is_refused_in_its_own_words() -> None:
     for pool in (None, PoolConfig()):
         with pytest.raises(RecastError, match=r"where=.none. without pool"):
-            plan(sized(), X, where="none", pool=pool)
+            plan(small(), X, where="none", pool=pool)
     with pytest.raises(RecastError, match="pools") as raised:
         plan(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()), X, where="none", pool=PoolConfig("single"))
     assert "cannot run on the example" not in str(raised.value)

@@ -7,6 +7,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from layer_helpers import InCode, unchanged
 from timm.models.mambaout import MambaOut
 from timm.models.mlp_mixer import MlpMixer
 from torch import Tensor, nn
@@ -20,20 +21,18 @@ from recast.surgery.pooling.find import find_place
 from recast.tracing.hooks import captured_inputs
 
 
-class Own(nn.Module):
-    """Pools in code, as networks for CIFAR do: after an nn.Sequential, with a ReLU before it or not."""
+def pooling_in_code(pool: Callable[[Tensor], Tensor] = lambda x: x.mean((2, 3))) -> InCode:
+    """As networks for CIFAR do: after an nn.Sequential, with a ReLU before it."""
+    return InCode(
+        lambda m, x: m.fc(pool(F.relu(m.layer2(m.layer1(x))))),
+        layer1=nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU()),
+        layer2=nn.Sequential(nn.Conv2d(8, 12, 3, stride=2, padding=1), nn.BatchNorm2d(12)),
+        fc=nn.Linear(12, 5),
+    )
 
-    def __init__(self, relu: bool = True, fixed: bool = False) -> None:
-        super().__init__()
-        self.layer1 = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU())
-        self.layer2 = nn.Sequential(nn.Conv2d(8, 12, 3, stride=2, padding=1), nn.BatchNorm2d(12))
-        self.fc = nn.Linear(12, 5)
-        self.relu, self.fixed = relu, fixed
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.layer2(self.layer1(x))
-        x = F.relu(x) if self.relu else x
-        return self.fc(F.avg_pool2d(x, 16).flatten(1) if self.fixed else x.mean((2, 3)))
+def vit(name: str = "vit_tiny_patch16_224", **options: Any) -> nn.Module:
+    return timm.create_model(name, img_size=64, depth=1, embed_dim=24, num_heads=2, num_classes=5, **options)
 
 
 SMALL: dict[str, Callable[[], nn.Module]] = {
@@ -45,10 +44,12 @@ SMALL: dict[str, Callable[[], nn.Module]] = {
         "swin_tiny_patch4_window7_224", img_size=64, embed_dim=8, depths=(1, 1), num_heads=(2, 2), num_classes=5
     ),
     "head, tokens": lambda: MlpMixer(num_classes=5, img_size=64, patch_size=16, num_blocks=1, embed_dim=16),
+    "head, tokens after a class token": lambda: vit(global_pool="avg"),
     "append": lambda: torchvision_models.mnasnet0_5(num_classes=5),
-    "append after a ReLU": Own,
+    "append after a ReLU": pooling_in_code,
 }
-"""A network for every way to pool, of timm and torchvision, as small as its constructor allows."""
+"""A network for every way to pool, as small as its constructor allows."""
+IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 
 
 def small(kind: str) -> nn.Module:
@@ -56,20 +57,10 @@ def small(kind: str) -> nn.Module:
     return SMALL[kind]()
 
 
-def images(side: int = 64) -> Tensor:
-    return torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(1))
-
-
-def error(a: Tensor, b: Tensor) -> float:
-    return float((a - b).abs().max() / b.abs().max())
-
-
 @pytest.mark.parametrize("kind", SMALL)
 @torch.no_grad()
-def test_the_network_computes_what_it_did(kind: str) -> None:
-    x = images()
-    parent = randomize_scales_(small(kind).eval(), x).double()
-    x = x.double()
+def test_the_network_computes_what_it_did(kind: str, error_of: Any) -> None:
+    parent, x = randomize_scales_(small(kind).eval(), IMAGES).double(), IMAGES.double()
     expected = parent(x)
     features = parent.forward_features(x) if hasattr(parent, "forward_features") else None
     for per_class in (False, True):
@@ -77,27 +68,27 @@ def test_the_network_computes_what_it_did(kind: str) -> None:
         assert attention_pool_(child, per_class, example=x) is child
         (pool,) = attention_pools(child).values()
         assert pool.num_classes == (5 if per_class else None)
-        assert error(child(x), expected) < 1e-12
+        assert error_of(child(x), expected) < 1e-12
         assert set(parent.state_dict()) <= set(child.state_dict())  # nothing of the parent's has another name
         if features is not None:
             assert torch.equal(child.forward_features(x), features)
         # and it is the pool that answers: other weights of its token move the logits
         pool.attn.q.weight.normal_()
-        assert error(child(x), expected) > 1e-6
+        assert error_of(child(x), expected) > 1e-6
     assert not attention_pools(parent)
 
 
 @pytest.mark.parametrize("kind", SMALL)
 def test_each_class_has_its_own_map_and_vector(kind: str) -> None:
     """Class 2's token moves class 2's logit alone."""
-    x = images()
+    x = IMAGES
     model = attention_pool_(randomize_scales_(small(kind).eval(), x), True, example=x).eval()
     (pool,) = attention_pools(model).values()
     nn.init.normal_(pool.attn.q.weight)
-    taken: list[Tensor] = []
-    pool.register_forward_pre_hook(lambda _module, inputs: taken.append(inputs[0]))
+    inputs: list[Tensor] = []
+    pool.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
     before = model(x)
-    maps = pool.attention_maps(pool.as_map(taken[0]))
+    maps = pool.attention_maps(pool.as_map(inputs[0]))
     torch.testing.assert_close(maps.sum((-2, -1)), torch.ones(2, 1, 5))
     before.sum().backward()
     assert all(p.grad is not None for p in pool.parameters())
@@ -108,10 +99,9 @@ def test_each_class_has_its_own_map_and_vector(kind: str) -> None:
 
 
 @torch.no_grad()
-def test_class_tokens_give_way() -> None:
+def test_class_tokens_give_way(error_of: Any) -> None:
     """A network that reads its class token is pooled over its patches: other logits, and the place says so."""
-    model = timm.create_model("deit_tiny_patch16_224", img_size=64, depth=1, embed_dim=24, num_heads=2, num_classes=5)
-    x, model = images(), model.eval()
+    model, x = vit("deit_tiny_patch16_224").eval(), IMAGES
     place = find_place(model, x)
     assert (place.how, place.takes, place.prefix_tokens, place.averages) == ("head", "NLC", 1, False)
     tokens = model.forward_features(x)
@@ -126,11 +116,8 @@ def test_class_tokens_give_way() -> None:
     for clone in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(clone(x), expected)
         clone.attention_pool.attn.q.weight.normal_()  # its own, not the model's
-        assert error(clone(x), expected) > 1e-6
+        assert error_of(clone(x), expected) > 1e-6
         assert torch.equal(model(x), expected)
-    averaging = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1, num_classes=5, global_pool="avg").eval()
-    expected = averaging(x)
-    torch.testing.assert_close(attention_pool_(averaging, True, example=x)(x), expected, rtol=1e-5, atol=1e-6)
 
 
 @torch.no_grad()
@@ -151,38 +138,39 @@ def test_settings_reach_the_layer() -> None:
 )
 @torch.no_grad()
 def test_a_new_classifier_keeps_the_pool(kind: str) -> None:
-    """Data with other classes, as users of timm ask for: the pool stays, with tokens for them."""
     for per_class in (False, True):
-        model = attention_pool_(small(kind), per_class, example=images()).eval()
+        model = attention_pool_(small(kind), per_class, example=IMAGES).eval()
         before = dict(attention_pools(model))
         model.reset_classifier(3)
         (pool,) = attention_pools(model).values()
         assert list(before.values()) == [pool]
         assert pool.num_classes == (3 if per_class else None)
-        assert model(images()).shape == (2, 3)
-        assert model(images()[:1]).shape == (1, 3)
+        assert model(IMAGES).shape == (2, 3)
+        assert model(IMAGES[:1]).shape == (1, 3)
         with pytest.raises(RecastError, match="pools by attention"):
             model.reset_classifier(3, "max")
         assert not [name for name in model.state_dict() if "replaced" in name]
 
 
-class Branches(nn.Module):
-    """The pooling module is a branch: of a channel attention, beside another pooling, or before a mean in code."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.a, self.b = nn.Conv2d(3, 8, 3), nn.Conv2d(3, 8, 3)
-        self.first, self.pool, self.kind = nn.AdaptiveAvgPool2d(1), nn.AdaptiveAvgPool2d(1), kind
-        self.fc = nn.Linear(8 if kind == "gate" else 16, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        f, g = self.a(x), self.b(x)
-        if self.kind == "gate":
-            return self.fc((f * self.pool(f).sigmoid()).mean((2, 3)))
-        other = self.first(g).flatten(1) if self.kind == "two" else g.mean((2, 3))
-        return self.fc(torch.cat((self.pool(f).flatten(1), other), 1))
+def branches(run: Callable[[Any, Tensor, Tensor], Tensor], width: int) -> InCode:
+    return InCode(
+        lambda m, x: m.fc(run(m, m.a(x), m.b(x))),
+        a=nn.Conv2d(3, 8, 3),
+        b=nn.Conv2d(3, 8, 3),
+        first=nn.AdaptiveAvgPool2d(1),
+        pool=nn.AdaptiveAvgPool2d(1),
+        fc=nn.Linear(width, 5),
+    )
 
 
+BRANCHES: dict[str, Callable[[], nn.Module]] = {
+    "of a channel attention": lambda: branches(lambda m, f, g: (f * m.pool(f).sigmoid()).mean((2, 3)), 8),
+    "beside another pooling": lambda: branches(lambda m, f, g: torch.cat((m.pool(f), m.first(g)), 1).flatten(1), 16),
+    "before a mean in code": lambda: branches(lambda m, f, g: torch.cat((m.pool(f).flatten(1), g.mean((2, 3))), 1), 16),
+}
+
+
+@torch.no_grad()
 @torch.no_grad()
 def test_a_plan_holds_the_place_and_a_replay_runs_nothing() -> None:
     """A network of one's own that takes one shape of images and says nowhere which."""
@@ -197,41 +185,51 @@ def test_a_plan_holds_the_place_and_a_replay_runs_nothing() -> None:
     model = attention_pool_(make(), True, example=x)
     planned = plan(make(), x, where="1", pool=PoolConfig("single"))
     for held in (model.recast_plan, planned):
-        again = make()
-        with captured_inputs([("", again)]) as taken:
-            recast_(again, Plan.from_json(held.to_json()))
-        assert not taken
-        torch.testing.assert_close(again(x), make()(x))
-    with pytest.raises(RecastError, match="for another model: Own has no layer '3'"):
-        recast_(Own(), model.recast_plan)
+        replayed = make()
+        with captured_inputs([("", replayed)]) as inputs:
+            recast_(replayed, Plan.from_json(held.to_json()))
+        assert not inputs
+        torch.testing.assert_close(replayed(x), make()(x))
+    with pytest.raises(RecastError, match="for another model: InCode has no layer '3'"):
+        recast_(pooling_in_code(), model.recast_plan)
 
 
 def test_on_the_meta_device() -> None:
-    with torch.device("meta"):
-        model = timm.create_model("resnet10t", num_classes=5)
-        vit = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1, num_classes=5, global_pool="avg")
-    assert attention_pools(attention_pool_(model, example=images().to("meta")))
-    assert attention_pools(attention_pool_(vit, True, example=images().to("meta")))
-
-
-class Aux(nn.Module):
-    """Two answers."""
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return {"out": x}
+    for kind, per_class in (("module, flat", False), ("head, tokens after a class token", True)):
+        with torch.device("meta"):
+            model = SMALL[kind]()
+        assert attention_pools(attention_pool_(model, per_class, example=IMAGES.to("meta")))
 
 
 def resnet(**options: Any) -> nn.Module:
     return timm.create_model("resnet10t", **options)
 
 
+def with_pool(pool: nn.Module, classifier: nn.Module | None = None) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), pool, nn.Flatten(), classifier or nn.Linear(8, 5)).eval()
+
+
+class Scaled(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return 10 * super().forward(input)
+
+
+class Doubled(nn.AdaptiveAvgPool2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
 @pytest.mark.parametrize(
     ("make", "per_class", "message"),
     [
-        (lambda: Own(fixed=True), False, "cannot tell where Own pools: expected a pooling module"),
+        (lambda: pooling_in_code(lambda x: F.avg_pool2d(x, 16).flatten(1)), False,
+         "cannot tell where InCode pools: expected a pooling module"),
         (lambda: torchvision_models.alexnet(num_classes=5), False, "cannot tell where AlexNet pools"),
-        *[(lambda kind=k: Branches(kind), False, "cannot tell where Branches pools") for k in ("gate", "two", "code")],
-        (Aux, False, r"\(batch, classes\), got dict"),
+        *[(make, False, "cannot tell where InCode pools") for make in BRANCHES.values()],
+        (lambda: with_pool(Doubled(1)), False, "cannot tell where|allow_change"),
+        (lambda: with_pool(nn.AdaptiveAvgPool2d(1), Scaled(8, 5)), True, "Scaled"),
+        (lambda: InCode(lambda _, x: {"out": x}), False, r"\(batch, classes\), got dict"),
         (lambda: resnet(num_classes=0), True, "are not those of one linear layer"),
         (lambda: resnet(num_classes=0, global_pool=""), False, r"got \(2, 512, 2, 2\)"),
         (lambda: resnet(global_pool="catavgmax"), False, "1024 numbers for 512 channels"),
@@ -239,11 +237,11 @@ def resnet(**options: Any) -> nn.Module:
         (lambda: timm.create_model("test_vit", img_size=64, global_pool="map"), False, "pools by attention already"),
         (nn.ReLU, False, "has no parameters"),
     ],
-)
-def test_what_cannot_be_pooled(make: Any, per_class: bool, message: str, unchanged: Any) -> None:
+)  # fmt: skip
+def test_what_cannot_be_pooled(make: Any, per_class: bool, message: str) -> None:
     model = make().eval()
     with unchanged(model), pytest.raises(RecastError, match=message):
-        attention_pool_(model, per_class, example=None if isinstance(model, nn.ReLU) else images())
+        attention_pool_(model, per_class, example=None if isinstance(model, nn.ReLU) else IMAGES)
 
 
 @torch.no_grad()
@@ -252,7 +250,7 @@ def test_a_classifier_of_zeros_hides_nothing() -> None:
     model = MambaOut(depths=(1, 1, 1, 1), dims=(8, 8, 8, 16), num_classes=5, head_fn="default").eval()
     nn.init.zeros_(model.get_classifier().weight)
     nn.init.zeros_(model.get_classifier().bias)
-    place = find_place(model, images())
+    place = find_place(model, IMAGES)
     assert (place.takes, place.dim, place.averages) == ("NHWC", 16, True)
 
 
@@ -267,47 +265,18 @@ def test_a_network_says_what_it_takes() -> None:
     attention_pool_(odd, example=torch.randn(1, 3, 28, 28))
 
 
-def with_pool(pool: nn.Module, classifier: nn.Module | None = None) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 8, 3), pool, nn.Flatten(), classifier or nn.Linear(8, 5)).eval()
-
-
-class Scaled(nn.Linear):
-    """A linear classifier with a temperature."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return 10 * super().forward(input)
-
-
-class Doubled(nn.AdaptiveAvgPool2d):
-    def forward(self, input: Tensor) -> Tensor:
-        return 2 * super().forward(input)
-
-
-def test_a_subclass_with_a_forward_of_its_own_is_no_pool_and_no_classifier() -> None:
-    x = torch.randn(2, 3, 16, 16)
-    with pytest.raises(RecastError, match=r"cannot tell where|allow_change"):
-        attention_pool_(with_pool(Doubled(1)), example=x)
-    model = with_pool(nn.AdaptiveAvgPool2d(1), Scaled(8, 5))
-    expected = model(x)
-    with pytest.raises(RecastError, match="Scaled"):
-        attention_pool_(model, True, example=x)
-    torch.testing.assert_close(attention_pool_(model, example=x)(x), expected)
-
-
-class Failing(nn.Module):
-    def __init__(self, error: Exception) -> None:
-        super().__init__()
-        self.conv, self.error = nn.Conv2d(3, 4, 3), error
-
-    def forward(self, x: Tensor) -> Tensor:
-        raise self.error
+def test_a_classifier_of_ones_own_keeps_its_forward() -> None:
+    model, x = with_pool(nn.AdaptiveAvgPool2d(1), Scaled(8, 5)), IMAGES
+    torch.testing.assert_close(attention_pool_(copy.deepcopy(model), example=x)(x), model(x))
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), IndexError("x"), ZeroDivisionError("x"), RuntimeError("x")])
 @pytest.mark.parametrize("example", [None, torch.zeros(2, 3, 8, 8)])
 def test_a_networks_own_error_is_named(error: Exception, example: Tensor | None) -> None:
-    with pytest.raises(RecastError, match="Failing") as raised:
-        attention_pool_(Failing(error), example=example)
+    def fail(*_: Any) -> None:
+        raise error
+
+    with pytest.raises(RecastError, match="InCode") as raised:
+        attention_pool_(InCode(fail, conv=nn.Conv2d(3, 4, 3)), example=example)
     causes = [raised.value.__cause__, getattr(raised.value.__cause__, "__cause__", None)]
     assert error in causes

@@ -4,38 +4,38 @@ from typing import Any
 
 import pytest
 import torch
+from layer_helpers import InCode
 from torch import Tensor, nn
 
-from recast import Plan, RecastError, plan
-
-
-class Model(nn.Module):
-    """Two stages, a 1×1 convolution, a transposed one, a 1-D one, and one that the example does not reach."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 4, 3, padding=1)
-        self.down = nn.Conv2d(4, 4, 3, stride=2, padding=1)
-        self.mix = nn.Conv2d(4, 4, 1)
-        self.last = nn.Conv2d(4, 4, (1, 3), padding=(0, 1))
-        self.up = nn.ConvTranspose2d(4, 4, 2, stride=2)
-        self.gate = nn.Conv1d(1, 1, 3, padding=1)
-        self.unused = nn.Conv2d(4, 4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.last(self.mix(self.down(self.stem(x))))
-        return self.up(x).mean((2, 3)) + self.gate(x.mean((2, 3)).unsqueeze(1)).squeeze(1)
-
+from recast import RecastError, plan
 
 X = torch.zeros(1, 3, 8, 8)
 
 
-def names_of(planned: Plan) -> list[str]:
-    return [step.name for step in planned.steps]
+def run_branches(m: Any, x: Tensor) -> Tensor:
+    x = m.last(m.mix(m.down(m.stem(x))))
+    return m.up(x).mean((2, 3)) + m.gate(x.mean((2, 3)).unsqueeze(1)).squeeze(1)
 
 
-def names(where: Any) -> list[str]:
-    return names_of(plan(Model(), X, where=where))
+MODEL = InCode(
+    run_branches,
+    stem=nn.Conv2d(3, 4, 3, padding=1),
+    down=nn.Conv2d(4, 4, 3, stride=2, padding=1),
+    mix=nn.Conv2d(4, 4, 1),
+    last=nn.Conv2d(4, 4, (1, 3), padding=(0, 1)),
+    up=nn.ConvTranspose2d(4, 4, 2, stride=2),
+    gate=nn.Conv1d(1, 1, 3, padding=1),
+    unused=nn.Conv2d(4, 4, 3),
+)
+"""Two stages, a 1×1 convolution, a transposed one, a 1-D one, and one that the example does not reach."""
+
+
+def names(where: Any, model: nn.Module = MODEL, **options: Any) -> list[str]:
+    return [step.name for step in plan(model, X, where=where, **options).steps]
+
+
+def reasons(where: Any, model: nn.Module = MODEL, **options: Any) -> dict[str, str]:
+    return {layer.name: layer.reason for layer in plan(model, X, where=where, **options).left}
 
 
 @pytest.mark.parametrize(
@@ -55,14 +55,11 @@ def names(where: Any) -> list[str]:
     ],
 )
 def test_variants_of_where(where: Any, expected: list[str]) -> None:
-    """In the order of the model; a 1×1 convolution by its full name."""
     assert names(where) == expected
 
 
 def test_every_other_layer_is_left_with_its_reason() -> None:
-    of_all, of_last, of_stem = (
-        {item.name: item.reason for item in plan(Model(), X, where=where).left} for where in ("all", None, ["stem"])
-    )
+    of_all, of_last, of_stem = (reasons(where) for where in ("all", None, ["stem"]))
     assert of_all.keys() == {"mix", "gate", "unused"}
     assert "1×1" in of_all["mix"]
     assert "no rule for Conv1d" in of_all["gate"]
@@ -89,48 +86,35 @@ def test_a_selection_that_cannot_be_met_is_refused(where: Any, message: str) -> 
 
 
 def test_a_layer_used_twice_belongs_to_its_largest_use() -> None:
-    class Shared(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.a(self.a(x)[..., :4, :4]).sum() + self.b(x[..., :5, :5]).sum()
-
-    assert names_of(plan(Shared(), X)) == ["b"]
-    both = plan(Shared(), X, where="all")
-    assert [step.keys for step in both.steps] == [64, 25]
-    assert names_of(plan(Shared(), X, where="all", max_tokens=63)) == ["b"]
+    shared = InCode(
+        lambda m, x: m.a(m.a(x)[..., :4, :4]).sum() + m.b(x[..., :5, :5]).sum(),
+        a=nn.Conv2d(3, 3, 3),
+        b=nn.Conv2d(3, 3, 3),
+    )
+    assert names(None, shared) == ["b"]
+    assert [step.keys for step in plan(shared, X, where="all").steps] == [64, 25]
+    assert names("all", shared, max_tokens=63) == ["b"]
 
 
 def test_a_layer_with_too_many_tokens_is_left_or_refused() -> None:
-    left = {item.name: item.reason for item in plan(Model(), X, where="all", max_tokens=50).left}
-    assert left["stem"] == "has too many tokens: 100, max_tokens is 50; lower the resolution or raise it"
-    assert names_of(plan(Model(), X, where=["s*", "l*"], max_tokens=50)) == ["last"]
+    reason = reasons("all", max_tokens=50)["stem"]
+    assert reason == "has too many tokens: 100, max_tokens is 50; lower the resolution or raise it"
+    assert names(["s*", "l*"], max_tokens=50) == ["last"]
     with pytest.raises(RecastError, match="stem has too many tokens: 100"):  # asked for by name: not left in silence
-        plan(Model(), X, where=["stem", "last"], max_tokens=50)
+        names(["stem", "last"], max_tokens=50)
     with pytest.raises(RecastError, match="last has too many tokens: 24"):
-        plan(Model(), X, max_tokens=20)
+        names(None, max_tokens=20)
     for most in (100, None):
-        assert names_of(plan(Model(), X, where="all", max_tokens=most)) == ["stem", "down", "last", "up"]
+        assert names("all", max_tokens=most) == ["stem", "down", "last", "up"]
 
 
 def test_a_convolution_on_regions_is_in_no_stage() -> None:
     """A detector's heads run on a thousand regions of an image; the last stage is the backbone's."""
-
-    class Detector(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.backbone = nn.Conv2d(3, 4, 3, stride=2, padding=1)
-            self.mask = nn.Conv2d(4, 4, 3, padding=1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.mask(self.backbone(x)[..., :2, :2].repeat(24, 1, 1, 1))
-
-    p = plan(Detector(), X)
-    assert names_of(p) == ["backbone"]
-    assert p.left[0].reason == "runs on regions of the image, in no stage"
-    _, mask = plan(Detector(), X, where="all").steps
-    assert mask.calls == 1
-    one = plan(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1)), torch.zeros(1, 4, 2, 2), where="all")
-    assert mask.after.macs == 24 * one.steps[0].after.macs  # of all regions of the image
+    backbone, mask = nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+    detector = InCode(lambda m, x: m.mask(m.backbone(x)[..., :2, :2].repeat(24, 1, 1, 1)), backbone=backbone, mask=mask)
+    assert names(None, detector) == ["backbone"]
+    assert reasons(None, detector) == {"mask": "runs on regions of the image, in no stage"}
+    _, step = plan(detector, X, where="all").steps
+    assert step.calls == 1
+    (region,) = plan(nn.Sequential(mask), torch.zeros(1, 4, 2, 2), where="all").steps
+    assert step.after.macs == 24 * region.after.macs  # of all regions of the image

@@ -8,6 +8,7 @@ import pytest
 import timm
 import torch
 import torchvision
+from layer_helpers import InCode, recast_copy, unchanged
 from timm.models import resnet
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock as TorchvisionBlock
@@ -67,8 +68,7 @@ def test_remove_is_the_parent_with_stride_1(name: str) -> None:
     parent = NETWORKS[name]().eval()
     side = 96 if hasattr(parent, "layer4") else 32
     x = torch.randn(1, 3, side, side)
-    child = recast_(copy.deepcopy(parent), plan(parent, x, REMOVE))
-    arm: Any = copy.deepcopy(parent)
+    child, arm = recast_copy(parent, x, REMOVE), copy.deepcopy(parent)
     for module in (arm.layer4 if hasattr(arm, "layer4") else arm.layer3).modules():
         if isinstance(module, nn.AvgPool2d):
             module.kernel_size = module.stride = 1
@@ -78,28 +78,14 @@ def test_remove_is_the_parent_with_stride_1(name: str) -> None:
     assert not torch.allclose(child(x), parent(x))
 
 
-class Lambda(nn.Module):
-    """A shortcut that hides what it does."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x[:, :, ::2, ::2]
-
-
-class Block(nn.Module):
-    """A strided convolution and its shortcut: a module, or code."""
-
-    def __init__(self, shortcut: nn.Module | None) -> None:
-        super().__init__()
-        self.conv, self.shortcut = nn.Conv2d(8, 8, 3, stride=2, padding=1), shortcut
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(x) + (x[:, :, ::2, ::2] if self.shortcut is None else self.shortcut(x))
+def skip(x: Tensor) -> Tensor:
+    return x[:, :, ::2, ::2]
 
 
 @pytest.mark.parametrize(
     ("shortcut", "size", "message"),
     [
-        (Lambda(), 8, r"0\.conv: its shortcut 0\.shortcut is Lambda, not a known kind.*stride='keep'"),
+        (InCode(lambda _, x: skip(x)), 8, r"0\.conv: its shortcut 0\.shortcut is InCode, not a .*stride='keep'"),
         (nn.Sequential(nn.AvgPool2d(3, 2, 1), nn.Conv2d(8, 8, 1)), 8, "not a known kind"),
         (nn.Sequential(nn.Conv2d(8, 8, 1, 2), nn.ReLU()), 8, "not a known kind"),
         (nn.Sequential(nn.ConvTranspose2d(8, 8, 1, stride=2), nn.MaxPool2d(4, ceil_mode=True)), 8, "not a known kind"),
@@ -109,9 +95,14 @@ class Block(nn.Module):
     ],
 )
 def test_an_unknown_shortcut_is_refused_and_nothing_changes(
-    shortcut: nn.Module | None, size: int, message: str, unchanged: Any
+    shortcut: nn.Module | None, size: int, message: str
 ) -> None:
-    model, x = nn.Sequential(Block(shortcut)), torch.randn(1, 8, size, size)
+    conv, x = nn.Conv2d(8, 8, 3, stride=2, padding=1), torch.randn(1, 8, size, size)
+    if shortcut is None:
+        block = InCode(lambda m, x: m.conv(x) + skip(x), conv=conv)
+    else:
+        block = InCode(lambda m, x: m.conv(x) + m.shortcut(x), conv=conv, shortcut=shortcut)
+    model = nn.Sequential(block)
     with unchanged(model), pytest.raises(RecastError, match=message):
         plan(model, x, REMOVE)
 
@@ -134,16 +125,18 @@ def test_steps_taken_one_after_another_replay() -> None:
     """Half recast, saved and replayed: the layers that wait have their new geometry already."""
     parent = cifar("option_a").eval()
     x = torch.randn(1, 3, 16, 16)
-    p = plan(parent, x, REMOVE)
-    whole = recast_(copy.deepcopy(parent), p)
-    for first in ([p.steps[0].name], [p.steps[-1].name]):
-        rest = [step.name for step in p.steps if step.name not in first]
-        child = recast_(copy.deepcopy(parent), p, steps=first)
-        assert torch.equal(child(x), whole(x))
-        replayed = recast_(copy.deepcopy(parent), Plan.from_json(child.recast_plan.to_json()))
-        assert torch.equal(replayed(x), whole(x))
-        for model in (child, replayed):
-            recast_(model, p, steps=rest)
-            assert torch.equal(model(x), whole(x))
-            final = recast_(copy.deepcopy(parent), Plan.from_json(model.recast_plan.to_json()))
-            assert torch.equal(final(x), whole(x))
+    planned = plan(parent, x, REMOVE)
+    names = [step.name for step in planned.steps]
+    expected = recast_copy(parent, x, REMOVE)(x)
+
+    def replayed(model: Any) -> nn.Module:
+        return recast_(copy.deepcopy(parent), Plan.from_json(model.recast_plan.to_json()))
+
+    for first, rest in ((names[:1], names[1:]), (names[-1:], names[:-1])):
+        child = recast_(copy.deepcopy(parent), planned, steps=first)
+        assert torch.equal(child(x), expected)
+        for model in (child, replayed(child)):
+            assert torch.equal(model(x), expected)
+            recast_(model, planned, steps=rest)
+            assert torch.equal(model(x), expected)
+            assert torch.equal(replayed(model)(x), expected)

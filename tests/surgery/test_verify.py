@@ -4,10 +4,13 @@ import copy
 from collections import UserDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from layer_helpers import PAPERS, InCode, recast_copy, unchanged
 from torch import Tensor, nn
 
 from recast import PoolConfig, RecastConfig, RecastError, plan, recast_, trace, verify
@@ -17,8 +20,7 @@ from recast.layers.gpsa import gpsa_layers
 from recast.surgery.compare import relative_error
 from recast.surgery.exactness import TOLERANCE, Exactness
 
-PAPERS = RecastConfig(**PAPERS_LAYER)
-
+INF, NAN = float("inf"), float("nan")
 X = torch.zeros(2, 3, 16, 16)
 
 
@@ -26,12 +28,17 @@ def small() -> CifarResNet:
     return CifarResNet((1, 1, 1), (8, 8, 16), shortcut="conv").eval()
 
 
+def pair() -> tuple[CifarResNet, CifarResNet]:
+    parent = small()
+    return parent, recast_copy(parent, X)
+
+
 @pytest.mark.parametrize("backend", ["split", "merged", "dense", "reference"])
 @pytest.mark.parametrize("gate", ["linear", "sigmoid"])
 def test_every_backend_can_be_verified_and_is_given_back(backend: Any, gate: Any) -> None:
     parent = small()
     options: Any = PAPERS_LAYER if gate == "linear" else {"alpha": 20.0, "lambda_init": 14.0}
-    child = recast_(copy.deepcopy(parent), plan(parent, X, RecastConfig(gate=gate, **options)))
+    child = recast_copy(parent, X, RecastConfig(gate=gate, **options))
     child.layer3[0].conv1.backend = "reference"
     x = torch.randn(4, 3, 16, 16)
     exactness = verify(parent, child, x, backend=backend)
@@ -41,56 +48,42 @@ def test_every_backend_can_be_verified_and_is_given_back(backend: Any, gate: Any
 
 
 def test_inplace_activations_do_not_hide_a_difference() -> None:
-    """The trace keeps copies: an in-place ReLU after the layer must not change what was kept."""
-    parent = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.LazyLinear(3))
-    parent(X)
-    p = plan(parent, X, PAPERS)
-    kept = trace(parent, p, torch.randn(X.shape)).layers["0"][0]
-    assert bool((kept < 0).any())
+    """The trace keeps copies: an in-place ReLU after the layer must not change them."""
+    parent = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True))
+    (y,) = trace(parent, plan(parent, X, PAPERS), torch.randn(X.shape)).layers["0"]
+    assert bool((y < 0).any())
 
 
 @pytest.mark.parametrize("fail", [False, True])
-def test_modes_backends_and_tf32_are_given_back(fail: bool, unchanged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modes_backends_and_tf32_are_given_back(fail: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     parent = small().train()
     parent.layer2.eval()
-    child = recast_(copy.deepcopy(parent), plan(parent, X, PAPERS))
+    child = recast_copy(parent, X)
     child.layer1.eval()
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    x = torch.randn(X.shape)
     with unchanged(parent, child):
         if fail:
             with pytest.raises(RecastError, match="cannot run on the example"):
                 verify(parent, child, torch.zeros(1, 4, 8, 8))
         else:
-            assert verify(parent, child, x, backend="dense").ok()
+            assert verify(parent, child, torch.randn(X.shape), backend="dense").ok()
     assert torch.backends.cudnn.allow_tf32
     assert {layer.backend for layer in gpsa_layers(child).values()} == {"auto"}
 
 
-class Outputs(nn.Module):
-    """A network whose answer is whatever `answer` makes of the map."""
-
-    def __init__(self, answer: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-        self.answer = answer
-
-    def forward(self, x: Tensor) -> Any:
-        return self.answer(self.conv(x))
+def answering(answer: Callable[[Tensor], Any]) -> InCode:
+    """A network that returns what `answer` makes of its map."""
+    return InCode(lambda m, x: answer(m.conv(x)), conv=nn.Conv2d(3, 4, 3)).eval()
 
 
-class Held:
-    """An object of a user's, which no pytree knows."""
-
-    def __init__(self, held: Any) -> None:
-        self.held = held
-
-
+@dataclass(slots=True)
 class Slots:
-    __slots__ = ("held",)
+    value: Any
 
-    def __init__(self, held: Any) -> None:
-        self.held = held
+
+def boxed(value: Any) -> SimpleNamespace:
+    """A user's object, which no pytree knows."""
+    return SimpleNamespace(value=value)
 
 
 ANSWERS: dict[str, Callable[[Tensor], Any]] = {
@@ -101,25 +94,23 @@ ANSWERS: dict[str, Callable[[Tensor], Any]] = {
     "dict": lambda y: {"a": y.mean((2, 3)), "b": [y, y.sum()], "c": None, "d": 3},
     "tuple with integers": lambda y: (y.mean((2, 3)), y.argmax(1), y > 0),
     "features": lambda y: [y, y.mean((2, 3))],
-    "an object": lambda y: Held(y.mean((2, 3))),
+    "an object": lambda y: boxed(y.mean((2, 3))),
     "slots": Slots,
-    "objects in a list": lambda y: [Held(Held(y))],
+    "objects in a list": lambda y: [boxed(boxed(y))],
     "NumPy": lambda y: {"boxes": y.detach().numpy(), "area": float(y.detach().sum())},
-    "a user's mapping": lambda y: UserDict(held=y),
+    "a user's mapping": lambda y: UserDict(value=y),
 }
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_any_nest_of_tensors(answer: str) -> None:
-    parent = Outputs(ANSWERS[answer]).eval()
-    child = recast_(copy.deepcopy(parent), plan(parent, X, PAPERS))
-    x = torch.randn(X.shape)
+    parent, x = answering(ANSWERS[answer]), torch.randn(X.shape)
+    child = recast_copy(parent, X)
     exactness = verify(parent, child, x)
     assert exactness.bitwise
     assert exactness.ok()
     assert "bitwise equal" in str(exactness)
-    with torch.no_grad():
-        child.conv.gamma.fill_(0.5)
+    nn.init.constant_(child.conv.gamma, 0.5)
     exactness = verify(parent, child, x)
     assert not exactness.ok()
     assert exactness.max_relative_error > 1e-3
@@ -141,23 +132,24 @@ OTHER_OUTPUTS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Tensor], Any]]
 
 @pytest.mark.parametrize("case", OTHER_OUTPUTS)
 def test_outputs_of_another_kind_are_refused(case: str) -> None:
-    parent = Outputs(lambda y: y)
-    child = recast_(copy.deepcopy(parent), plan(parent, X, PAPERS))
-    parent.answer, child.answer = OTHER_OUTPUTS[case]
+    parent = answering(lambda y: y)
+    child = recast_copy(parent, X)
+    parent.run, child.run = (answering(answer).run for answer in OTHER_OUTPUTS[case])
     with pytest.raises(RecastError, match="different kinds of output"):
         verify(parent, child, torch.randn(X.shape))
 
 
-def pair() -> tuple[CifarResNet, CifarResNet]:
-    parent = small()
-    return parent, recast_(copy.deepcopy(parent), plan(parent, X, PAPERS))
+def test_what_cannot_be_compared_is_refused() -> None:
+    parent = answering(lambda y: [y, iter(y)])
+    with pytest.raises(RecastError, match="iterator"):
+        verify(parent, recast_copy(parent, X), torch.randn(X.shape))
 
 
+@torch.no_grad()
 def open_and_triple_(child: nn.Module) -> None:
-    with torch.no_grad():
-        for layer in gpsa_layers(child).values():
-            layer.gamma.fill_(0.7)
-            layer.value.mul_(3)
+    for layer in gpsa_layers(child).values():
+        layer.gamma.fill_(0.7)
+        layer.value.mul_(3)
 
 
 @pytest.mark.parametrize(
@@ -166,10 +158,9 @@ def open_and_triple_(child: nn.Module) -> None:
 )
 def test_what_cannot_be_a_proof_is_refused(message: str, images: Any) -> None:
     parent, child = pair()
-    other: nn.Module = {"same network": child, "for CifarResNet": CifarResNet((1, 1, 1), (8, 8, 12))}.get(
-        message, parent
-    )
-    for wrapped in (other, nn.Sequential(other)):
+    models = {"same network": child, "for CifarResNet": CifarResNet((1, 1, 1), (8, 8, 12))}
+    model = models.get(message, parent)
+    for wrapped in (model, nn.Sequential(model)):
         with pytest.raises(RecastError, match=message):
             verify(wrapped, child, images)
 
@@ -191,15 +182,14 @@ def test_images_without_a_signal_prove_nothing(images: Tensor) -> None:
 @pytest.mark.parametrize("hides", ["a zero norm after the blocks", "a huge bias after the layer", "of the layer"])
 def test_a_layer_cannot_hide_behind_what_follows(hides: str) -> None:
     """The outputs are equal to rounding, and the layers are not."""
-    parent, _ = pair()
+    parent = small()
     with torch.no_grad():
         if hides == "a zero norm after the blocks":
             nn.init.zeros_(parent.layer3[0].bn2.weight)
         elif hides == "of the layer":
             parent.layer3[0].conv2.bias = nn.Parameter(torch.full((16,), 1e4))
         parent.fc.bias.fill_(1e12)
-    child = recast_(copy.deepcopy(parent), plan(parent, X, PAPERS))
-    x = torch.randn(X.shape)
+    child, x = recast_copy(parent, X), torch.randn(X.shape)
     assert verify(parent, child, x).ok()
     open_and_triple_(child)
     exactness = verify(parent, child, x)
@@ -211,20 +201,9 @@ def test_a_layer_cannot_hide_behind_what_follows(hides: str) -> None:
 
 
 def test_a_layer_that_runs_less_often_is_another_function() -> None:
-    """Whatever it gives when it runs: the parent's layer runs twice, the child's once."""
-
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.again = nn.Conv2d(3, 3, 3, padding=1), True
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.conv(x)
-            return y + 0 * self.conv(x) if self.again else y
-
-    parent = Twice().eval()
-    child = recast_(copy.deepcopy(parent), plan(parent, X, PAPERS))
-    child.again = False
+    parent = InCode(lambda m, x: m.conv(x) + 0 * m.conv(x), conv=nn.Conv2d(3, 3, 3)).eval()
+    child = recast_copy(parent, X)
+    child.run = lambda m, x: m.conv(x)
     exactness = verify(parent, child, torch.randn(X.shape))
     assert exactness.max_relative_error == 0
     assert exactness.layers == {"conv": INF}
@@ -243,22 +222,15 @@ def test_the_layers_of_a_wrapped_network_are_compared(wrap: Callable[[nn.Module]
 
 
 def test_neither_random_state_nor_buffers_nor_backends_move() -> None:
-    class Restless(nn.Module):
-        """Draws, and counts, in eval mode."""
+    def draw_and_count(m: Any, x: Tensor) -> Tensor:
+        m.count += len(x)
+        if not float(x.abs().sum()) >= 0:  # a value: shapes alone do not run it
+            raise ValueError
+        return m.conv(x + torch.randn_like(x))
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
-            self.register_buffer("seen", torch.zeros(()))
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.seen += len(x)
-            if not float(x.abs().sum()) >= 0:  # a value: shapes alone do not run it
-                raise ValueError
-            return self.conv(x + torch.randn_like(x))
-
-    parent, pooled = Restless().eval(), small()
-    state = torch.get_rng_state()
+    parent: Any = InCode(draw_and_count, conv=nn.Conv2d(3, 4, 3)).eval()
+    parent.register_buffer("count", torch.zeros(()))
+    pooled, state = small(), torch.get_rng_state()
     planned = plan(parent, X, PAPERS)
     assert planned.note.startswith("planned from one real pass")
     plan(pooled, X, PAPERS, pool=PoolConfig("single"))
@@ -267,18 +239,12 @@ def test_neither_random_state_nor_buffers_nor_backends_move() -> None:
     state, x = torch.get_rng_state(), torch.randn(16, *X.shape[1:])
     torch.set_rng_state(state)
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda form: verify(parent, child, x, backend=form), ["split", "dense"] * 4))
-    assert all(exactness.ok() for exactness in found)  # both drew the same
-    assert [exactness.backend for exactness in found] == ["split", "dense"] * 4
+        results = list(pool.map(lambda form: verify(parent, child, x, backend=form), ["split", "dense"] * 4))
+    assert all(exactness.ok() for exactness in results)  # both drew the same
+    assert [exactness.backend for exactness in results] == ["split", "dense"] * 4
     assert child.conv.backend == "auto"
     assert torch.equal(torch.get_rng_state(), state)
-    assert parent.seen == child.seen == 0
-
-
-def test_what_cannot_be_compared_is_refused() -> None:
-    parent = Outputs(lambda y: [y, iter(y)]).eval()
-    with pytest.raises(RecastError, match="iterator"):
-        verify(parent, recast_(copy.deepcopy(parent), plan(parent, X, PAPERS)), torch.randn(X.shape))
+    assert parent.count == child.count == 0
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
@@ -287,7 +253,7 @@ def test_a_large_class_hides_no_other(classes: int, large: str) -> None:
     parent = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes)).eval()
     with torch.no_grad():
         getattr(parent[3], large)[0] = 1e8
-    child, x = recast_(copy.deepcopy(parent), plan(parent, X, PAPERS)), torch.randn(X.shape)
+    child, x = recast_copy(parent, X), torch.randn(X.shape)
     assert verify(parent, child, x, backend="dense").ok()
     with torch.no_grad():
         child[3].weight[classes - 1] += 1
@@ -306,7 +272,7 @@ def test_a_recast_parent_is_refused() -> None:
             verify(model, child, x)
         with pytest.raises(RecastError, match="recast itself"):
             trace(model, plan(parent, X, PAPERS), x)
-    pooled = recast_(copy.deepcopy(parent), plan(parent, X, PAPERS, where="none", pool=PoolConfig("single")))
+    pooled = recast_copy(parent, X, where="none", pool=PoolConfig("single"))
     with pytest.raises(RecastError, match="recast itself"):
         verify(copy.deepcopy(pooled), pooled, x)
 
@@ -315,9 +281,8 @@ def test_a_recast_parent_is_refused() -> None:
 def test_layers_and_pooling_are_verified_one_after_the_other(first: str) -> None:
     pools = {"last_stage": PoolConfig("none"), "none": PoolConfig("single", start="average")}
     (second,) = pools.keys() - {first}
-    model = small()
-    parent = recast_(model, plan(model, X, PAPERS, where=first, pool=pools[first]))
-    child = recast_(copy.deepcopy(parent), plan(parent, X, PAPERS, where=second, pool=pools[second]))
+    parent = recast_copy(small(), X, where=first, pool=pools[first])
+    child = recast_copy(parent, X, where=second, pool=pools[second])
     result = verify(parent, child, torch.randn(X.shape), control=True)
     assert result.ok()
     assert result.telling
@@ -331,12 +296,9 @@ def test_images_without_a_scale_prove_nothing(scale: float) -> None:
 
 
 def test_nan_in_a_layer_is_never_ok() -> None:
-    broken, whole = (Exactness(1, 0.0, False, 1.0, "split", {"a": e}, 1, {"a": 1.0}) for e in (float("nan"), 0.0))
-    assert whole.ok()
-    assert not any(exactness.ok() for exactness in (broken, broken + whole, whole + broken))
-
-
-INF, NAN = float("inf"), float("nan")
+    broken, equal = (Exactness(1, 0.0, False, 1.0, "split", {"a": e}, 1, {"a": 1.0}) for e in (float("nan"), 0.0))
+    assert equal.ok()
+    assert not any(exactness.ok() for exactness in (broken, broken + equal, equal + broken))
 
 
 @pytest.mark.parametrize(

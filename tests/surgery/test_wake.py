@@ -1,10 +1,10 @@
 """`wake_`: exact all the same, from the images alone, and content maps that depend on the image."""
 
-import copy
 from typing import Any
 
 import pytest
 import torch
+from layer_helpers import InCode, recast_copy
 from torch import Tensor, nn
 
 import recast
@@ -32,16 +32,12 @@ def images(seed: int = 0) -> Tensor:
 
 
 def network(transposed: bool = False, **options: Any) -> nn.Module:
-    torch.manual_seed(0)
     kind = nn.ConvTranspose2d if transposed else nn.Conv2d
     return nn.Sequential(nn.Conv2d(3, 16, 1), nn.ReLU(), kind(16, 16, 3, **options), nn.ReLU()).eval()
 
 
-def recast_network(parent: nn.Module, **config: Any) -> nn.Module:
-    child = copy.deepcopy(parent)
-    return recast.recast_(
-        child, recast.plan(child, images()[:1], RecastConfig(**PAPERS_LAYER | config), where="all", max_tokens=2000)
-    )
+def recast_network(parent: nn.Module, **config: Any) -> Any:
+    return recast_copy(parent, images()[:1], RecastConfig(**PAPERS_LAYER | config), where="all", max_tokens=2000)
 
 
 @pytest.mark.parametrize("content", ["softmax", "linear"])
@@ -60,10 +56,10 @@ def test_logits_have_the_stated_deviation_in_every_head_and_the_mean_is_projecte
     child = recast_network(network(padding=1))
     wake_(child, images(), logit_std=1.5)
     (layer,) = recast_layers(child).values()
-    seen = child[1](child[0](images()))
-    deviation = _logits(layer, seen[:16]).var(-1, correction=0).mean((0, 2)).sqrt()
+    maps = child[1](child[0](images()))
+    deviation = _logits(layer, maps[:16]).var(-1, correction=0).mean((0, 2)).sqrt()
     torch.testing.assert_close(deviation, torch.full_like(deviation, 1.5), rtol=1e-4, atol=0)
-    mean = seen.mean((0, 2, 3))
+    mean = maps.mean((0, 2, 3))
     assert (layer.query @ mean).norm() < 1e-4 * layer.query.norm() * mean.norm()
     assert torch.equal(layer.query, layer.key)
     first, second = layer.query.unflatten(0, (layer.num_heads, -1))[:2]
@@ -86,20 +82,12 @@ def test_woken_keys_learn_from_the_first_gate_on() -> None:
 @pytest.mark.parametrize("content", ["softmax", "linear"])
 def test_a_layer_that_sees_several_sizes_is_woken(content: str) -> None:
     """As a detector's head is: over the pyramid, and in batches of other sizes."""
-
-    class Pyramid(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Conv2d(3, 4, 3, padding=1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(x).mean() + self.head(x[..., ::2, ::2]).mean()
-
-    model = Pyramid().eval()
+    head = nn.Conv2d(3, 4, 3, padding=1)
+    model = InCode(lambda m, x: m.head(x).mean() + m.head(x[..., ::2, ::2]).mean(), head=head).eval()
     recast.recast_(model, recast.plan(model, images(), RecastConfig(content=content, **PAPERS_LAYER), where="head"))
     (woken,) = wake_(model, [images()[:3], images(1)[:2, :, :9], images(2)])
     assert 0.3 < woken.entropy_after < 0.99 < woken.entropy_before
-    with pytest.raises(RecastError, match="no layer 'hed' of Pyramid was recast"):
+    with pytest.raises(RecastError, match="no layer 'hed' of InCode was recast"):
         wake_(model, images(), layers=["head", "hed"])
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from layer_helpers import InCode, recast_copy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -57,7 +58,6 @@ EXAMPLES: dict[str, tuple[type[Two], Any]] = {
 @pytest.mark.parametrize("case", EXAMPLES)
 def test_every_verb_takes_the_example_of_plan(case: str, tmp_path: Path) -> None:
     build, example = EXAMPLES[case]
-    torch.manual_seed(0)
     model = build().eval()
     planned = recast.plan(model, example)
     reference = recast.plan(Two().eval(), (IMAGES, META))
@@ -135,22 +135,17 @@ BATCHES: list[tuple[type[nn.Module], Any, list[bool]]] = [
 ]
 
 
-@pytest.mark.parametrize("case", range(len(BATCHES)))
-def test_batches_and_whether_they_have_labels(case: int) -> None:
-    network, data, labelled = BATCHES[case]
+@pytest.mark.parametrize(("network", "data", "labelled"), BATCHES)
+def test_batches_and_whether_they_have_labels(network: type[nn.Module], data: Any, labelled: list[bool]) -> None:
     assert [labels is not None for _, labels in read_batches(network(), data)] == labelled
 
 
 def test_images_of_detectors_count_one_by_one() -> None:
-    class Detector(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
+    def sums(m: Any, batch: list[dict[str, Any]]) -> list[dict[str, Tensor]]:
+        return [{"sums": m.conv(item["image"][None]).sum((2, 3))} for item in batch]
 
-        def forward(self, batch: list[dict[str, Any]]) -> list[dict[str, Tensor]]:
-            return [{"sums": self.conv(item["image"][None]).sum((2, 3))} for item in batch]
-
-    model, example = Detector().eval(), [{"image": torch.randn(3, 8, 8), "height": 8, "file": "a.png"}] * 3
+    model = InCode(sums, conv=nn.Conv2d(3, 4, 3)).eval()
+    example = [{"image": torch.randn(3, 8, 8), "height": 8, "file": "a.png"}] * 3
     planned = recast.plan(model, example)
     assert planned.before.macs == 4 * 6 * 6 * 27
     child = recast.recast_(copy.deepcopy(model), planned)
@@ -162,7 +157,7 @@ def test_images_of_detectors_count_one_by_one() -> None:
 @pytest.mark.parametrize("verb", ["plan", "verify", "wake_", "fold_", "export"])
 def test_one_image_is_no_batch(verb: str, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3)).eval()
-    child = recast.recast_(copy.deepcopy(model), recast.plan(model, IMAGES))
+    child = recast_copy(model, IMAGES)
     call: Callable[[], Any] = {
         "plan": lambda: recast.plan(model, IMAGES[0]), "verify": lambda: recast.verify(model, child, IMAGES[0]),
         "wake_": lambda: recast.wake_(child, IMAGES[0]), "fold_": lambda: recast.fold_(child, data=IMAGES[0]),
@@ -170,19 +165,6 @@ def test_one_image_is_no_batch(verb: str, tmp_path: Path) -> None:
     }[verb]  # fmt: skip
     with pytest.raises(RecastError, match=r"3, 16, 16"):
         call()
-
-
-class Answers(nn.Module):
-    """A network that wraps its logits in something."""
-
-    def __init__(self, wrap: Callable[[Tensor, Tensor], Any]) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.net, self.wrap = timm.create_model("resnet10t", num_classes=10, zero_init_last=False), wrap
-
-    def forward(self, x: Tensor) -> Any:
-        features = self.net.forward_features(x)
-        return self.wrap(self.net.forward_head(features), features)
 
 
 @dataclass
@@ -201,8 +183,14 @@ WRAPS: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_every_verb_reads_the_outputs_that_verify_compares(wrap: str) -> None:
-    model, plain, x = Answers(WRAPS[wrap]).eval(), Answers(lambda y, _: y).eval(), torch.randn(2, 3, 64, 64)
-    child = recast.recast_(copy.deepcopy(model), recast.plan(model, x))
+    def wrapped_logits(m: Any, x: Tensor) -> Any:
+        features = m.net.forward_features(x)
+        return WRAPS[wrap](m.net.forward_head(features), features)
+
+    net = timm.create_model("resnet10t", num_classes=10, zero_init_last=False)
+    model, plain = InCode(wrapped_logits, net=net).eval(), InCode(lambda m, x: m.net(x), net=net).eval()
+    x = torch.randn(2, 3, 64, 64)
+    child = recast_copy(model, x, recast.RecastConfig())
     assert recast.verify(model, child, x).predictions == 2
     child.net.layer4[0].conv2.gamma.data.fill_(0.1)
     assert 0 < recast.fold_(child, tol=1.0, data=x)[-1].output_error < 1
@@ -211,8 +199,8 @@ def test_every_verb_reads_the_outputs_that_verify_compares(wrap: str) -> None:
     assert [row.value for row in wrapped] == [row.value for row in direct]
     targets = torch.zeros(2, 1, dtype=torch.long)
     assert torch.equal(grad_cam(model, x, targets), grad_cam(plain, x, targets))
-    pooled = recast.attention_pool_(model, example=x)
-    assert torch.allclose(answer_of(pooled(x)), plain(x), atol=1e-5)
+    expected = plain(x)
+    assert torch.allclose(answer_of(recast.attention_pool_(model, example=x)(x)), expected, atol=1e-5)
 
 
 def test_leaves_of_objects_and_circles() -> None:
@@ -220,10 +208,9 @@ def test_leaves_of_objects_and_circles() -> None:
         def __init__(self) -> None:
             self.value, self.parent = torch.ones(2), self
 
-    found = dict(leaves_of({"a": [Node(), 0.5], "b": Result(ONE, ONE)}))
-    assert {path for path, leaf in found.items() if isinstance(leaf, Tensor)} == {
-        "['a'][0].value", "['a'][1]", "['b'].logits", "['b'].features",
-    }  # fmt: skip
+    leaves = leaves_of({"a": [Node(), 0.5], "b": Result(ONE, ONE)})
+    paths = {path for path, leaf in leaves if isinstance(leaf, Tensor)}
+    assert paths == {"['a'][0].value", "['a'][1]", "['b'].logits", "['b'].features"}
 
 
 def without_values(kind: str) -> nn.Module:

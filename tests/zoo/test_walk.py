@@ -18,17 +18,16 @@ NAMES = ["torchvision:swin_t", "timm:efficientvit_m0", "torchvision:r3d_18"]
 
 def test_rows_are_appended_and_not_computed_again(tmp_path: Path) -> None:
     out = tmp_path / "zoo.csv"
-    seen: list[str] = []
+    walked: list[str] = []
     write_zoo(out, [ZooRow(NAMES[0], "no spatial convolution")])
-    rows = walk(NAMES, out, workers=2, done=lambda row: seen.append(row.model))
-    assert sorted(seen) == sorted(NAMES[1:])  # the first was not run again
+    rows = walk(NAMES, out, workers=2, done=lambda row: walked.append(row.model))
+    assert sorted(walked) == sorted(NAMES[1:])  # the first was not run again
     assert [row.model for row in rows] == NAMES
     assert [row.status for row in rows] == ["no spatial convolution", "exact", "no two-dimensional convolution"]
     assert {row.model for row in read_zoo(out)} == set(NAMES)
-    found = rows[1]
-    assert found.last_split_bitwise is True
-    assert 0 < found.last_dense_error < 1e-5
-    assert found.peak_gib > 0
+    assert rows[1].last_split_bitwise is True
+    assert 0 < rows[1].last_dense_error < 1e-5
+    assert rows[1].peak_gib > 0
     write_zoo(out, reversed(read_zoo(out)))
     assert [row.model for row in read_zoo(out)] == sorted(NAMES)
 

@@ -9,10 +9,6 @@ import timm.layers
 import torch
 from torch import Tensor, nn
 
-from recast.layers.config import PAPERS_LAYER, RecastConfig
-from recast.layers.gpsa import GPSA
-from recast.surgery.rules import convert
-
 Case = tuple[Any, Tensor, str]
 """A random module, an input it fits, and a text that names it."""
 
@@ -81,9 +77,3 @@ def case_of(random_case: Callable[..., Any]) -> Callable[..., Case]:
 def kernel_of() -> Callable[[Any], Tensor]:
     """`kernel_of(module)`: the kernel that the new layer should have, computed without the package."""
     return _kernel_of
-
-
-@pytest.fixture(scope="session")
-def layer_of() -> Callable[..., GPSA]:
-    """`layer_of(module, config)`: what the rule of a module makes of it."""
-    return lambda module, config=None: convert(module, config or RecastConfig(**PAPERS_LAYER))

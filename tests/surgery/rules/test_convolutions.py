@@ -1,4 +1,4 @@
-"""The rules against the modules they read: the same bits, gradients and flags; and the three backends."""
+"""The rules against the modules they read, there and back: the same bits, gradients and flags, in every backend."""
 
 import copy
 import itertools
@@ -7,32 +7,32 @@ import random
 from typing import Any
 
 import pytest
+import timm.layers
 import torch
+from layer_helpers import PAPERS, outputs_and_gradients, recast_copy
+from timm.utils import reparameterize_model
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
+import recast
 from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.functional import backends, long_maps, operands
 from recast.layers.gpsa import GPSA
+from recast.surgery import rules
+from recast.surgery.rules import convert, find_rule, recasts, refusal
 
 KINDS = (
     "Conv2d", "Conv2dSame", "ConvTranspose2d", "ScaledStdConv2d", "ScaledStdConv2dSame", "StdConv2d", "StdConv2dSame"
 )  # fmt: skip
+CLASSES = [getattr(nn, kind, None) or getattr(timm.layers, kind) for kind in KINDS]
 BACKENDS = ("split", "merged", "sdpa", "dense", "reference")
 NUM_GEOMETRIES = int(os.environ.get("RECAST_NUM_GEOMETRIES", "500"))
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
-def gradients(y: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-    """Gradients with a different weight for every output, so that none cancels."""
-    slope = torch.linspace(0, 9, y.numel(), dtype=y.dtype).cos().view_as(y)
-    return list(torch.autograd.grad((y * slope).sum(), tensors, retain_graph=True))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_starts_as_the_module(
-    kind: str, dtype: torch.dtype, case_of: Any, kernel_of: Any, layer_of: Any, error_of: Any
-) -> None:
+def test_starts_as_the_module(kind: str, dtype: torch.dtype, case_of: Any, kernel_of: Any, error_of: Any) -> None:
     """Forward and the gradients of input, weight, gain and bias; `split` gives the module's own bits.
 
     The layer's kernel is compared with one written out from the formulas, and its gradient is carried back through
@@ -41,39 +41,26 @@ def test_starts_as_the_module(
     first = NUM_GEOMETRIES * (dtype == torch.float32)
     for seed in range(first, first + NUM_GEOMETRIES // (2 if kind == "Conv2d" else 20)):
         module, x, text = case_of(kind, seed, dtype)
-        layer = layer_of(module)
-        kernel, x = kernel_of(module), x.requires_grad_()
+        layer = convert(module, PAPERS)
+        kernel = kernel_of(module)
         assert error_of(layer.weight, kernel) <= TOLERANCE[dtype], text
-        y = module(x)
-        trained = dict(module.named_parameters())
-        expected = dict(zip(["input", *trained], gradients(y, [x, *trained.values()]), strict=True))
+        expected = outputs_and_gradients(module, x)
+        made = {name: value for name, value in module.named_parameters() if name != "bias"}
+        # standardisation divides by σ, and passes on nothing of a gradient along its result: differences are left
+        spread = float(module.weight.detach().flatten(1).std(1).min()) if hasattr(module, "eps") else 1.0
         for backend in BACKENDS:
-            layer.backend = backend
-            z = layer(x)
-            assert error_of(z, y) <= TOLERANCE[dtype], f"{backend}, {text}"
+            measured = outputs_and_gradients(layer, x, backend)
+            assert error_of(measured["output"], expected["output"]) <= TOLERANCE[dtype], f"{backend}, {text}"
             if backend == "split":
-                assert torch.equal(z, y), text
-            of_x, of_kernel, *of_bias = gradients(z, [x, layer.weight] + ([] if layer.bias is None else [layer.bias]))
-            made = {name: value for name, value in trained.items() if name != "bias"}
+                assert torch.equal(measured["output"], expected["output"]), text
+            of_kernel = measured["weight"]
             carried = torch.autograd.grad(kernel, list(made.values()), of_kernel, retain_graph=True)
-            measured = {"input": of_x, **dict(zip(made, carried, strict=True)), **dict(zip(["bias"], of_bias))}  # noqa: B905
-            assert measured.keys() == expected.keys()
-            # standardisation divides by σ, and passes on nothing of a gradient along its result: differences are left
-            spread = float(module.weight.detach().flatten(1).std(1).min()) if hasattr(module, "eps") else 1.0
+            measured |= dict(zip(made, carried, strict=True))
             least = float(of_kernel.abs().max()) / spread
-            for name, value in measured.items():
-                scale = max(float(expected[name].abs().max()), least if name in made else 0)
-                assert float((value - expected[name]).abs().max()) <= TOLERANCE[dtype] * scale, (
-                    f"{backend} {name} {text}"
-                )
-
-
-def outputs_and_gradients(layer: GPSA, x: Tensor, backend: str) -> dict[str, Tensor]:
-    layer.backend = backend
-    x = x.detach().requires_grad_()
-    parameters, y = {name: p for name, p in layer.named_parameters() if p.numel()}, layer(x)
-    values = [y.detach(), *gradients(y, [x, *parameters.values()])]
-    return dict(zip(["output", "input", *parameters], values, strict=True))
+            for name, value in expected.items():
+                scale = max(float(value.abs().max()), least if name in made else 0)
+                error = float((measured[name] - value).abs().max())
+                assert error <= TOLERANCE[dtype] * scale, f"{backend} {name} {text}"
 
 
 def size_of_terms(layer: GPSA, x: Tensor) -> float:
@@ -89,7 +76,7 @@ def size_of_terms(layer: GPSA, x: Tensor) -> float:
 @pytest.mark.parametrize("content", ["softmax", "linear"])
 @pytest.mark.parametrize("attend_padding", [False, True])
 def test_backends_agree_with_random_open_gates(
-    dtype: torch.dtype, gate: Any, content: Any, attend_padding: bool, case_of: Any, layer_of: Any, open_gates: Any,
+    dtype: torch.dtype, gate: Any, content: Any, attend_padding: bool, case_of: Any, open_gates: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Output and every gradient: all kinds of convolution, maps pruned or not, W_val folded or not, chunks of any size.
@@ -107,7 +94,7 @@ def test_backends_agree_with_random_open_gates(
         monkeypatch.setattr(backends, "KEYS", rng.choice((0, 10**6)))
         kind = rng.choice(("Conv2d", "Conv2d", "Conv2dSame", "ConvTranspose2d", "ScaledStdConv2dSame"))
         module, x, text = case_of(kind, seed, dtype)
-        layer = open_gates(layer_of(module, config), seed)
+        layer = open_gates(convert(module, config), seed)
         if rng.random() < 0.4:
             kept = [[h for h in range(layer.num_heads) if rng.random() < 0.5] for _ in range(2)]
             layer.prune_(range(layer.num_heads) if gate == "sigmoid" else kept[0], kept[1])
@@ -131,7 +118,7 @@ def test_backends_agree_with_random_open_gates(
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("training", [True, False])
 def test_flags_and_dtype_are_carried_over(
-    kind: str, dtype: torch.dtype, training: bool, case_of: Any, layer_of: Any, error_of: Any
+    kind: str, dtype: torch.dtype, training: bool, case_of: Any, error_of: Any
 ) -> None:
     module, _, _ = case_of(kind, 1, dtype)
     x = torch.randn(2, module.in_channels, 9, 8, dtype=dtype)
@@ -140,7 +127,7 @@ def test_flags_and_dtype_are_carried_over(
             parameter.requires_grad_(name not in frozen.split())
         module.train(training)
         before = copy.deepcopy(module.state_dict())
-        layer = layer_of(module)
+        layer = convert(module, PAPERS)
         assert layer.training == module.training == training
         assert {p.dtype for p in layer.parameters()} == {dtype}
         assert layer.weight.requires_grad == ("weight" not in frozen)
@@ -161,14 +148,11 @@ def test_flags_and_dtype_are_carried_over(
         assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_memory_format_is_carried_over(kind: str, layer_of: Any) -> None:
-    import timm.layers
-
-    build = getattr(nn, kind, None) or getattr(timm.layers, kind)
-    module = build(4, 6, 3, stride=2).to(memory_format=torch.channels_last)
-    layer = layer_of(module)
-    if "Std" not in kind:  # a standardised kernel is computed, in another format than its weight
+@pytest.mark.parametrize("kind", CLASSES)
+def test_memory_format_is_carried_over(kind: type[nn.Module]) -> None:
+    module = kind(4, 6, 3, stride=2).to(memory_format=torch.channels_last)
+    layer = convert(module, PAPERS)
+    if "Std" not in kind.__name__:  # a standardised kernel is computed, in another format than its weight
         assert layer.weight.is_contiguous(memory_format=torch.channels_last)
     pixels = torch.randn(2, 4, 9, 8)
     for x, backend in itertools.product((pixels, pixels.to(memory_format=torch.channels_last)), ("auto", "sdpa")):
@@ -182,11 +166,104 @@ def test_memory_format_is_carried_over(kind: str, layer_of: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_autocast_takes_the_layer_where_it_takes_the_module(kind: str, case_of: Any, layer_of: Any) -> None:
+def test_autocast_takes_the_layer_where_it_takes_the_module(kind: str, case_of: Any) -> None:
     for seed in range(4):
         module, x, text = case_of(kind, seed, torch.float32)
-        layer = layer_of(module, RecastConfig(**PAPERS_LAYER)).eval()
+        layer = convert(module, PAPERS).eval()
         layer.refresh_gates()
         with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
             assert torch.equal(layer(x), module(x)), text
             assert layer(x).dtype == torch.bfloat16
+
+
+class Scaled(nn.Conv2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_subclasses_that_compute_the_same_are_taken(kind: type[nn.Module]) -> None:
+    class Named(kind):
+        def __init__(self, channels: int) -> None:
+            super().__init__(channels, channels, 3, padding=1)
+
+    conv, x = Named(4).eval(), torch.randn(1, 4, 5, 5)
+    assert refusal(conv) is None
+    assert find_rule(conv)[0] is kind
+    assert torch.equal(convert(conv, PAPERS)(x), conv(x))
+
+
+def test_a_rule_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exact type wins over its bases: a convolution with a forward of its own can be given a rule."""
+    monkeypatch.setattr(rules, "_RULES", dict(rules._RULES))
+
+    @recasts(Scaled)
+    def _(conv: Scaled, config: RecastConfig) -> GPSA:
+        plain = nn.Conv2d(conv.in_channels, conv.out_channels, conv.kernel_size, bias=conv.bias is not None)
+        return convert(plain, config)
+
+    assert find_rule(Scaled(3, 4, 3))[0] is Scaled
+    assert find_rule(nn.Conv2d(3, 4, 3))[0] is nn.Conv2d
+    assert find_rule(timm.layers.StdConv2d(3, 4, 3))[0] is timm.layers.StdConv2d
+
+
+def kind_of_fold(module: Any) -> type[nn.Module]:
+    if isinstance(module, nn.ConvTranspose2d):
+        return nn.ConvTranspose2d
+    follows_input = isinstance(module, timm.layers.Conv2dSame) or getattr(module, "same_pad", False)
+    return timm.layers.Conv2dSame if follows_input else nn.Conv2d
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+def test_a_layer_folds_untouched_and_with_its_values_when_its_gates_closed_again(
+    kind: str, dtype: Any, tolerance: float, case_of: Any, open_gates: Any
+) -> None:
+    """Untouched: the same bits. Random W_val and kernel, gates opened, then closed: the layer, to be recast again."""
+    for seed in range(20):
+        module, x, text = case_of(kind, seed, dtype)
+        folded = convert(module, RecastConfig()).fold()
+        assert torch.equal(folded(x), module(x)), text
+        if isinstance(folded, nn.Sequential):  # a padding layer for other padding at the end than at the start
+            folded = folded[1]
+        assert type(folded) is kind_of_fold(module), text
+        for name in ("stride", "dilation", "groups", "in_channels", "out_channels", "kernel_size"):
+            assert getattr(folded, name) == getattr(module, name), f"{name}, {text}"
+        if kind == "ConvTranspose2d":
+            assert (folded.padding, folded.output_padding) == (module.padding, module.output_padding), text
+            assert torch.equal(folded.weight, module.weight), text
+        layer = open_gates(convert(module, PAPERS), seed)
+        with torch.no_grad():
+            layer.weight.normal_()
+            assert layer.fold() is layer, text
+            opened = layer(x)
+            layer.gamma.zero_()
+            layer.spread.zero_()
+            expected = layer(x)
+            folded = layer.fold()
+            scale = max(1.0, float(expected.abs().max()))
+            assert float((folded(x) - expected).abs().max()) <= tolerance * scale, text
+            if not isinstance(folded, nn.Sequential):
+                assert torch.equal(convert(folded.eval(), PAPERS)(x), folded(x)), text
+        if layer.num_heads > 1:
+            assert float((opened - expected).abs().max()) > 1e-3 * scale, text
+
+
+@pytest.mark.parametrize("fold", [recast.fold_, lambda model: reparameterize_model(model, inplace=True)])
+def test_a_network_of_every_class_folds_and_is_loaded_folded(fold: Any, tmp_path: Any) -> None:
+    parent = nn.Sequential(
+        timm.layers.Conv2dSame(3, 4, 3, 2), nn.ConvTranspose2d(4, 4, 3, 2, 1, 1, groups=2),
+        timm.layers.ScaledStdConv2d(4, 4, 3), timm.layers.StdConv2dSame(4, 4, 2, 2),
+        parametrizations.weight_norm(nn.Conv2d(4, 5, 3)),
+    ).eval()  # fmt: skip
+    x = torch.randn(2, 3, 14, 11)
+    child = recast_copy(parent, x, RecastConfig(), where="all")
+    assert all(isinstance(module, GPSA) for module in child)
+    fold(child)
+    names = [type(module).__name__ for module in child]
+    assert names == ["Conv2dSame", "ConvTranspose2d", "Conv2d", "Conv2dSame", "Conv2d"]
+    assert torch.equal(child(x), parent(x))
+    if fold is recast.fold_:  # the plan says so
+        loaded = recast.load(recast.save(child, tmp_path / "folded.safetensors"), parent=parent)
+        assert [type(module).__name__ for module in loaded] == names
+        assert torch.equal(loaded(x), child(x))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.functional import dense, merged, plain, reference, sdpa, split
 from recast.layers.gpsa import GPSA
+from recast.surgery.rules import convert
 
 FUNCTIONS = {f.__name__: f for f in (reference, dense, split, merged, plain, sdpa)}
 SEEDS = range(500, 516)
@@ -35,15 +36,13 @@ class Axis:
             self.size = stride * (size - 1) + 1 + before + reach - module.padding[axis] + module.output_padding[axis]
             self.pixels, step = [before + stride * i for i in range(size)], 1
         elif type(module) is torch.nn.Conv2d:
-            before, after = {"valid": (0, 0), "same": (reach // 2, reach - reach // 2)}.get(
-                module.padding,
-                (module.padding[axis],) * 2,  # a pair, or a word
-            )
+            words = {"valid": (0, 0), "same": (reach // 2, reach - reach // 2)}
+            before, after = words.get(module.padding) or (module.padding[axis],) * 2
             self.size, self.pixels, step = size + before + after, [before + i for i in range(size)], stride
         elif getattr(module, "same_pad", True):
             # as few zeros as give one output for every started stride, the odd one last
-            wanted = math.ceil(size / stride)
-            added = next(n for n in itertools.count() if (size + n - reach - 1) // stride + 1 >= wanted)
+            outputs = math.ceil(size / stride)
+            added = next(n for n in itertools.count() if (size + n - reach - 1) // stride + 1 >= outputs)
             self.size, step = size + added, stride
             self.pixels = [added // 2 + i for i in range(size)]
         else:
@@ -51,8 +50,7 @@ class Axis:
             self.size, self.pixels = size + 2 * before, [before + i for i in range(size)]
         self.starts = [start for start in range(0, self.size, step) if start + reach < self.size]
         self.taps = [dilation * a for a in range(taps)]
-        self.anchor = reach // 2
-        self.reach = reach
+        self.anchor, self.reach = reach // 2, reach
 
     def nearest_pixel(self, start: int) -> int:
         """Index of the pixel nearest the middle of the window, the later one of two equally near."""
@@ -83,7 +81,7 @@ def attention_loops(x: Array, module: Any, kernel: Array, layer: GPSA, attend_pa
         mode = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}[module.padding_mode]
         grid = np.stack([np.pad(plane, ring, mode=mode) for plane in x])
     real[np.array(rows.pixels)[:, None], columns.pixels] = True
-    tokens, seen = grid.reshape(len(x), -1).T, real.ravel() | attend_padding
+    tokens, attended = grid.reshape(len(x), -1).T, real.ravel() | attend_padding
     keys_at = np.array(list(itertools.product(range(rows.size), range(columns.size))), dtype=float)
     w_out, per_group = kernels(kernel, module.groups), module.in_channels // module.groups
     w_val = np.eye(len(x))
@@ -105,7 +103,7 @@ def attention_loops(x: Array, module: Any, kernel: Array, layer: GPSA, attend_pa
             gaussian = softmax(-alpha[h] * ((keys_at - anchor - p["center"][h]) ** 2).sum(1))
             head = slice(h * width, (h + 1) * width)
             logits = (tokens @ p["key"][head].T) @ (p["query"][head] @ query_token) / math.sqrt(width)
-            content = softmax(np.where(seen, logits, -np.inf))
+            content = softmax(np.where(attended, logits, -np.inf))
             if layer.config.gate == "linear":
                 gamma, s = p["gamma"][h], p["spread"][h]
                 attention = (1 - gamma) * ((1 - s) * shift.ravel() + s * gaussian) + gamma * content
@@ -120,13 +118,12 @@ def attention_loops(x: Array, module: Any, kernel: Array, layer: GPSA, attend_pa
 @pytest.mark.parametrize("gate", ["linear", "sigmoid"])
 @pytest.mark.parametrize("attend_padding", [False, True])
 def test_against_loops_in_numpy(
-    kind: str, gate: Any, attend_padding: bool, case_of: Any, kernel_of: Any, layer_of: Any, open_gates: Any
+    kind: str, gate: Any, attend_padding: bool, case_of: Any, kernel_of: Any, open_gates: Any
 ) -> None:
+    config = RecastConfig(gate=gate, attend_padding=attend_padding, **PAPERS_LAYER)
     for seed in SEEDS:
         module, x, text = case_of(kind, seed)
-        layer = open_gates(
-            layer_of(module, RecastConfig(gate=gate, attend_padding=attend_padding, **PAPERS_LAYER)), seed
-        )
+        layer = open_gates(convert(module, config), seed)
         kernel = kernel_of(module).detach().numpy()
         expected = np.stack([attention_loops(image, module, kernel, layer, attend_padding) for image in x.numpy()])
         for name, function in FUNCTIONS.items():

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from layer_helpers import InCode, unchanged
 from timm.layers import BlurPool2d, Conv2dSame, ConvNormAct, MixedConv2d, ScaledStdConv2d, ScaledStdConv2dSame
-from torch import Tensor, nn
+from torch import nn
 
 import recast
 from recast.errors import RecastError
@@ -26,17 +27,10 @@ def block() -> nn.Module:
     return nn.Sequential(OrderedDict(down=down, relu=nn.ReLU(), up=up))
 
 
-class Shared(nn.Module):
+def shared() -> nn.Module:
     """One transposed and one SAME layer, both called twice, the first under two names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.ConvTranspose2d(3, 3, 2, 2)
-        self.same = Conv2dSame(3, 3, 3, 2)
-        self.alias = nn.Sequential(self.up)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.same(self.alias(self.up(self.same(x))))
+    up, same = nn.ConvTranspose2d(3, 3, 2, 2), Conv2dSame(3, 3, 3, 2)
+    return InCode(lambda m, x: m.same(m.alias(m.up(m.same(x)))), up=up, same=same, alias=nn.Sequential(up))
 
 
 BLOCKS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
@@ -44,7 +38,7 @@ BLOCKS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     "ConvNormAct, anti-aliased": (lambda: ConvNormAct(3, 5, 3, stride=2, aa_layer=BlurPool2d), ["conv"]),
     "blurred stride": (lambda: nn.Sequential(nn.Conv2d(3, 5, 3), BlurPool2d(5), nn.Conv2d(5, 5, 2)), ["0", "2"]),
     "DataParallel": (lambda: nn.DataParallel(block()), ["down", "up"]),
-    "shared, called twice": (Shared, ["up", "same"]),
+    "shared, called twice": (shared, ["up", "same"]),
     "a transposed convolution": (lambda: nn.ConvTranspose2d(3, 4, 3, 2), [""]),
     "a standardised convolution": (lambda: ScaledStdConv2dSame(3, 4, 3, 2), [""]),
 }
@@ -76,7 +70,6 @@ def test_blocks_of_other_libraries(name: str) -> None:
 @pytest.mark.filterwarnings(HOOKS_SEEN)
 @pytest.mark.parametrize("part", ["whole", "block", "in place"])
 def test_compiled_models(part: str) -> None:
-    """Planned, recast and verified as they are; the compiled code then runs the new layers."""
     torch._dynamo.reset()
     model: Any = nn.Sequential(block(), nn.Conv2d(3, 3, 3))
     if part == "whole":
@@ -96,17 +89,9 @@ def test_compiled_models(part: str) -> None:
 
 def test_a_child_that_never_calls_its_layer_is_reported() -> None:
     """A forward bound before the recast (a closure, a compiled wrapper) keeps the old layer: `verify` says so."""
-
-    class Bound(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
-            self.run = [self.conv]
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.run[0](x)
-
-    model = Bound()
+    conv = nn.Conv2d(3, 4, 3)
+    model = InCode(lambda m, x: m.bound[0](x), conv=conv)
+    model.bound = [conv]
     plan = recast.plan(model, X, where="all")
     before = recast.trace(model, plan, X)
     recast.recast_(model, plan)
@@ -119,10 +104,8 @@ def normed() -> nn.Module:
 
 
 @pytest.mark.parametrize("example", ["cpu", "meta"])
-@pytest.mark.parametrize("build", [block, Shared, normed, lambda: ScaledStdConv2d(3, 4, 3)])
-def test_a_model_on_the_meta_device_is_planned_and_not_recast(
-    build: Callable[[], nn.Module], example: str, unchanged: Any
-) -> None:
+@pytest.mark.parametrize("build", [block, shared, normed, lambda: ScaledStdConv2d(3, 4, 3)])
+def test_a_model_on_the_meta_device_is_planned_and_not_recast(build: Callable[[], nn.Module], example: str) -> None:
     model = build().to("meta")
     expected = recast.plan(build(), X, where="all")
     plan = recast.plan(model, X.to(example), where="all")
