@@ -1,13 +1,11 @@
-"""Copies of the run folders in runs/, changed where a test asks for it."""
-
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from changed_runs import set_recipe, set_values
+from on_reports import set_recipe, set_values
 
 from recast.lab.records import ARMS, Row, write_records
 from recast.lab.tables import read_records
@@ -16,7 +14,7 @@ FROZEN = Path(__file__).with_name("runs")
 
 
 @pytest.fixture
-def make_run(tmp_path: Path) -> Callable[..., Path]:
+def make_run(tmp_path: Path) -> Any:
     """`make_run(name, source="before", top1={arm: percent}, recipe={...}, without=[files])`: a copy of a frozen run."""
 
     def make(
@@ -47,7 +45,7 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def make_plain(make_run: Callable[..., Path]) -> Callable[..., Path]:
+def make_plain(make_run: Any) -> Any:
     """A run folder as `recast train --where none` and `recast evaluate` leave it."""
 
     def make(name: str = "plain") -> Path:
@@ -62,7 +60,7 @@ def make_plain(make_run: Callable[..., Path]) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def make_measured(make_run: Callable[..., Path]) -> Callable[..., Path]:
+def make_measured(make_run: Any) -> Any:
     """A run of which every suite was measured; `gain` is what recast has more than the control arm, in points."""
 
     def make(name: str = "run", gain: float = 1.2, seed: int = 0) -> Path:
