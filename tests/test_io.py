@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from recast import GPSA, RecastConfig, RecastError, load, plan, recast_, save
+from recast import RecastConfig, RecastError, load, plan, recast_, save
 from recast.layers.config import PAPERS_LAYER
 from recast.layers.gpsa import gpsa_layers
 from recast.models.build import build, class_names, constructor, input_defaults
@@ -36,7 +35,7 @@ def output(model: nn.Module) -> torch.Tensor:
 
 @pytest.mark.parametrize("stride", ["keep", "remove"])
 @pytest.mark.parametrize("gate", ["linear", "sigmoid"])
-def test_a_recast_model_comes_back(tmp_path: Path, gate: Any, stride: Any, open_gates: Callable[..., GPSA]) -> None:
+def test_a_recast_model_comes_back(tmp_path: Path, gate: Any, stride: Any, open_gates: Any) -> None:
     model = recast_model(RecastConfig(gate=gate, stride=stride, **PAPERS_LAYER))
     for layer in gpsa_layers(model).values():
         open_gates(layer)

@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,30 +15,30 @@ from recast.lab.data.images import resize_to, to_bytes
 from recast.lab.evaluation import evaluate
 from recast.lab.evaluation.accuracy import default_sizes
 
-Score = Callable[..., dict[str, Any]]
-Values = Callable[..., dict[str, float]]
-
 
 class Constant(nn.Module):
-    def __init__(self, logits: Tensor) -> None:
+    def __init__(self, *logits: float) -> None:
         super().__init__()
-        self.logits = nn.Parameter(logits)
+        self.logits = nn.Parameter(torch.tensor(logits).float())
 
     def forward(self, x: Tensor) -> Tensor:
         return self.logits.expand(len(x), -1)
 
 
-def test_top1_top5_and_loss_by_hand(gray: Data) -> None:
-    data = replace(gray, val=replace(gray.val, labels=torch.tensor([9, 5, 2])))  # type: ignore[type-var]
-    rows = evaluate({"m": Constant(torch.arange(10.0))}, ["clean"], data, run="r", batch_size=2, progress=False)
+def test_top1_top5_and_loss_by_hand(digits: Data) -> None:
+    def labelled(*labels: int) -> Data:
+        return replace(digits, val=replace(digits.val.subset(torch.arange(3)), labels=torch.tensor(labels)))
+
+    data = labelled(9, 5, 2)
+    rows = evaluate({"m": Constant(*range(10))}, ["clean"], data, run="r", batch_size=2, progress=False)
     loss = F.cross_entropy(torch.arange(10.0).expand(3, -1), data.val.labels)
     assert [row.value for row in rows][:3] == pytest.approx([100 / 3, 200 / 3, loss.item()])
     assert {(row.run, row.model, row.suite, row.dataset, row.n) for row in rows} == {("r", "m", "clean", "digits", 3)}
-    for logits in (torch.zeros(7), torch.full((10,), torch.nan), torch.tensor([torch.inf, *[0.0] * 9])):
+    for logits in ([0.0] * 7, [torch.nan] * 10, [torch.inf, *[0.0] * 9]):
         with pytest.raises(RecastError):
-            evaluate(Constant(logits), ["clean"], gray, progress=False)
-    five = replace(gray, classes=list("abcde"), val=replace(gray.val, labels=torch.tensor([0, 1, 4])))  # type: ignore[type-var]
-    assert "top5" not in {row.metric for row in evaluate(Constant(torch.arange(5.0)), "clean", five, progress=False)}
+            evaluate(Constant(*logits), ["clean"], data, progress=False)
+    five = replace(labelled(0, 1, 4), classes=list("abcde"))
+    assert "top5" not in {row.metric for row in evaluate(Constant(*range(5)), "clean", five, progress=False)}
 
 
 def test_non_square_sizes_keep_the_proportions() -> None:
@@ -52,36 +51,28 @@ def test_non_square_sizes_keep_the_proportions() -> None:
         assert white.any(0).sum() == white.any(1).sum() == side
 
 
-class Pooled(nn.Module):
-    """Takes any size, and remembers which."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.sizes: set[tuple[int, ...]] = set()
-        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 10))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.sizes.add(tuple(x.shape[2:]))
-        return self.layers(x)
+def pooled() -> nn.Module:
+    """Takes images of any size."""
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 10)).eval()
 
 
-def test_resolution(digits: Data, score: Score) -> None:
-    model = Pooled().eval()
+def test_resolution(digits: Data, score: Any) -> None:
+    model, sizes = pooled(), set[tuple[int, ...]]()
+    model.register_forward_pre_hook(lambda _, inputs: sizes.add(tuple(inputs[0].shape[2:])))
     scores = score("resolution", model, digits, sizes=("8", "16", "12x20", "16x16"))
     assert list(scores) == ["top1@8x8", "top1@16x16", "top1@12x20"]
-    assert model.sizes == {(8, 8), (16, 16), (12, 20)}
+    assert sizes == {(8, 8), (16, 16), (12, 20)}
     assert (scores["top1@16x16"] == score("clean", model, digits)["top1"]).all()
     assert scores["top1@8x8"].shape == (50, 1)
     assert list(score("resolution", model, digits)) == [f"top1@{side}x{side}" for side in (8, 12, 16, 20, 24)]
 
 
-def test_a_size_that_a_recast_layer_refuses_is_named_and_left_out(digits: Data, score: Score) -> None:
+def test_a_size_that_a_recast_layer_refuses_is_named_and_left_out(digits: Data, score: Any) -> None:
     """C-MHSA has a bias for every offset of the maps that it was made for, and none for larger ones."""
-    network = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
+    network = pooled()
     plan = recast.plan(network, torch.zeros(1, 3, 16, 16), recast.RecastConfig(gate="bias"), where=["0"])
     with pytest.warns(UserWarning, match=r"images of 20x20.* 20×20"):
-        scores = score("resolution", recast.recast_(network, plan).eval(), digits, sizes=("12", "20", "16"))
+        scores = score("resolution", recast.recast_(network, plan), digits, sizes=("12", "20", "16"))
     assert list(scores) == ["top1@12x12", "top1@16x16"]
 
 

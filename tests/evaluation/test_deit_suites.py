@@ -1,6 +1,5 @@
 """Suites of DeiT and its successors: the test crop, and the two heads of a distilled network."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from recast.lab.data import Data, load_data
 from recast.lab.evaluation import evaluate
 from recast.lab.evaluation.context import NotMeasured
 
-Score = Callable[..., dict[str, Any]]
-
 
 class Corner(nn.Module):
     """Class 1 if the upper left pixel is red."""
@@ -29,7 +26,7 @@ class Corner(nn.Module):
         return torch.stack([red.new_full((len(x),), 0.5), red], 1)
 
 
-def test_crop_shows_more_of_the_image(tmp_path: Path, digits: Data, score: Score) -> None:
+def test_crop_shows_more_of_the_image(tmp_path: Path, digits: Data, score: Any) -> None:
     """Images of 80 pixels, of which the outer two are red: a crop of 0.95 shows 76 of them."""
     pixels = np.zeros((80, 80, 3), dtype=np.uint8)
     pixels[:2], pixels[-2:], pixels[:, :2], pixels[:, -2:] = ((255, 0, 0),) * 4
@@ -38,7 +35,7 @@ def test_crop_shows_more_of_the_image(tmp_path: Path, digits: Data, score: Score
             (tmp_path / part / name).mkdir(parents=True)
             Image.fromarray(pixels).save(tmp_path / part / name / "0.png")
     options = {"img_size": 80, "mean": (0.0,) * 3, "std": (1.0,) * 3}
-    data = load_data(DataConfig("folder", tmp_path, **options))  # type: ignore[arg-type]
+    data = load_data(DataConfig("folder", tmp_path, **options))
     scores = score("crop", Corner(), data)
     right = {metric: values[:, 0].tolist() for metric, values in scores.items()}
     assert right == {f"top1@{share}": [1.0, 0.0] for share in ("0.875", "0.9", "0.95")} | {"top1@1": [0.0, 1.0]}
@@ -47,7 +44,7 @@ def test_crop_shows_more_of_the_image(tmp_path: Path, digits: Data, score: Score
         score("crop", nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 10)), digits)
 
 
-def test_heads_and_tokens_of_a_distilled_deit(digits: Data, spy: Any, score: Score) -> None:
+def test_heads_and_tokens_of_a_distilled_deit(digits: Data, spy: Any, score: Any) -> None:
     torch.manual_seed(0)
     network = timm.create_model(
         "deit_tiny_distilled_patch16_224", img_size=16, patch_size=8, depth=2, num_classes=10
@@ -84,7 +81,7 @@ def test_heads_and_tokens_of_a_distilled_deit(digits: Data, spy: Any, score: Sco
 
 
 @pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "cait_xxs24_224"])
-def test_branches_are_compared_with_the_tokens_that_they_are_added_to(digits: Data, score: Score, name: str) -> None:
+def test_branches_are_compared_with_the_tokens_that_they_are_added_to(digits: Data, score: Any, name: str) -> None:
     torch.manual_seed(0)
     network = timm.create_model(name, img_size=16, patch_size=8, depth=2, num_classes=10).eval()
     for parameter in network.parameters():

@@ -1,6 +1,3 @@
-"""Grafit's suites: the linear classifier, and how far features separate random halves of a class."""
-
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,7 +26,7 @@ def test_the_classifier_minimises_cross_entropy_and_decay() -> None:
     assert gradient.abs().max() < 1e-3
 
 
-def test_weight_decay_is_chosen_on_held_out_images(digits: Data, score: Callable[..., Any], spy: Any) -> None:
+def test_weight_decay_is_chosen_on_held_out_images(digits: Data, score: Any, spy: Any) -> None:
     noise, labels = unit(400, 5), torch.arange(400) % 2
     signal = F.normalize(noise + 3 * torch.eye(5)[labels], dim=1)
     classifier, _ = choose_classifier(scaled(signal), labels)

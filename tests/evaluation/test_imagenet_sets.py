@@ -1,5 +1,5 @@
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from recast.lab.evaluation.imagenet_sets import (
 from recast.lab.evaluation.runner import open_context
 from recast.lab.suites import CATEGORIES, SEVERITIES
 
-Score = Callable[..., dict[str, Any]]
 INFO = ImageNetInfo("imagenet-1k")
 NAMES = [INFO.index_to_description(index) for index in range(1000)]
 
@@ -85,7 +84,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("suite", ["imagenet-a", "imagenet-r"])
-def test_only_the_200_classes_count(suite: str, sets: Path, digits: Data, score: Score) -> None:
+def test_only_the_200_classes_count(suite: str, sets: Path, digits: Data, score: Any) -> None:
     wnids = set(imagenet_wnids(SETS[suite][0]))
     assert len(wnids) == 200
     outside = next(index for index, wnid in enumerate(imagenet_wnids()) if wnid not in wnids)
@@ -95,7 +94,7 @@ def test_only_the_200_classes_count(suite: str, sets: Path, digits: Data, score:
         assert (found["top1"].sum(), found["top5"].sum(), found["top1"].size) == (right, 400, 400)
 
 
-def test_classes_named_by_wnid_may_have_any_order(sets: Path, digits: Data, score: Score) -> None:
+def test_classes_named_by_wnid_may_have_any_order(sets: Path, digits: Data, score: Any) -> None:
     data = named(digits, sorted(imagenet_wnids(), key=lambda wnid: wnid[::-1]))
     outputs = [data.classes.index(wnid) for wnid in imagenet_wnids()]
     assert score("imagenet-r", Decode(outputs), data, 64, sets=sets)["top1"].sum() == 400
@@ -103,7 +102,7 @@ def test_classes_named_by_wnid_may_have_any_order(sets: Path, digits: Data, scor
     assert score("imagenet-r", Decode(), data, 64, sets=sets)["top1"].sum() < 40
 
 
-def test_v2_is_not_in_the_order_of_its_folders(sets: Path, digits: Data, score: Score) -> None:
+def test_v2_is_not_in_the_order_of_its_folders(sets: Path, digits: Data, score: Any) -> None:
     data = replace(named(digits), val=digits.train)
     found = score("imagenet-v2", Decode(), data, 64, sets=sets, num_images=200)
     assert found["top1"][:, 0].tolist() == [1.0] * 200
@@ -120,16 +119,14 @@ def test_wrong_class_order_is_told_by_names(digits: Data) -> None:
 
 
 @pytest.mark.parametrize("suite", [*SETS, "imagenet-real"])
-def test_missing_sets_and_other_classes(
-    suite: str, tmp_path: Path, digits: Data, score: Score, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_sets_and_other_classes(suite: str, tmp_path: Path, digits: Data, score: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("RECAST_DATA", str(tmp_path))
     for data in (digits, named(digits)):
         with pytest.raises(NotMeasured, match=suite):
             score(suite, Decode(), data)
 
 
-def test_real_counts_any_of_an_images_labels(tmp_path: Path, digits: Data, score: Score) -> None:
+def test_real_counts_any_of_an_images_labels(tmp_path: Path, digits: Data, score: Any) -> None:
     labels = list(real_labels().values())
     assert len(labels) == 50_000
     assert sum(not each for each in labels) == 3_163
@@ -192,7 +189,7 @@ class Shades(nn.Module):
 
 
 @pytest.mark.parametrize("folder", [".", "tars"])
-def test_both_layouts_unresized_and_by_name(folder: str, corrupted: Path, three: Data, score: Score) -> None:
+def test_both_layouts_unresized_and_by_name(folder: str, corrupted: Path, three: Data, score: Any) -> None:
     scores = score("imagenet-c", Shades(), three, 4, sets=corrupted / folder)
     assert scores["top1/frost/2"].mean() == pytest.approx(4 / 6)
     assert scores["top1/mean"].mean() == pytest.approx(4 / 6)

@@ -38,12 +38,12 @@ def test_other_weights_images_normalisation_or_options_are_measured(digits: Data
         (turned, digits),
         (spy(), replace(digits, val=digits.val.subset(torch.arange(49, -1, -1)))),
         (spy(), replace(digits, mean=(0.5, 0.5, 0.5))),
-        (spy(), replace(digits, val=replace(digits.val, labels=digits.val.labels.flip(0)))),  # type: ignore[type-var]
+        (spy(), replace(digits, val=replace(digits.val, labels=digits.val.labels.flip(0)))),
     ):
         values = run(model, data, tmp_path)
         assert model.seen == 50
         assert values != expected or data.val is not digits.val
-    other = replace(digits, train=replace(digits.train, labels=digits.train.labels.flip(0)))  # type: ignore[type-var]
+    other = replace(digits, train=replace(digits.train, labels=digits.train.labels.flip(0)))
     (first,), (same,), (flipped,) = (run(spy(), d, tmp_path, "knn", neighbours=(1,)) for d in (digits, digits, other))
     assert first == same != flipped
     attacked = spy()
@@ -58,9 +58,7 @@ def test_other_weights_images_normalisation_or_options_are_measured(digits: Data
         assert attacked.seen == seen
 
 
-def test_scores_of_older_code_are_measured_again(
-    digits: Data, tmp_path: Path, spy: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_of_older_code_are_measured_again(digits: Data, tmp_path: Path, spy: Any, monkeypatch: Any) -> None:
     model = spy()
     for version, seen in ((1, 50), (2, 100), (2, 100)):
         monkeypatch.setattr("recast.lab.evaluation.cache.SCORES_VERSION", version)

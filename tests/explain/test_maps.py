@@ -55,7 +55,7 @@ def test_the_content_of_a_layer_is_stored(seed: int, content: str, random_case: 
     assert_stored(recast_layer("conv", layer, x)[1].values, on_pixels(layer, layer.attention(x).content, x), text)
 
 
-def test_large_layers_keep_some_queries_over_blocks_of_keys(open_gates: Any, monkeypatch: Any) -> None:
+def test_large_layers_keep_some_queries_over_blocks_of_keys(open_gates: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.rand(1, 4, 10, 7)
     layer = open_gates(recast_conv(nn.Conv2d(4, 4, 3, padding=1), x))
     monkeypatch.setattr(module, "MAX_QUERIES", 20)

@@ -58,7 +58,7 @@ def test_sizes_and_attacks(full: Run) -> None:
     assert (first["x"], first["value"]) == ("0", full.value("recast", "clean", "top1"))
 
 
-def test_a_users_matplotlib_settings_do_not_reach_the_page(monkeypatch: Any) -> None:
+def test_a_users_matplotlib_settings_do_not_reach_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     series = [Series("a", [Point(0, 1), Point(1, 2)], "recast"), Series("b", [Point(0, 1), Point(1, 2)], "finetuned")]
     before = series_chart("name", "d", series, xlabel="x").svg
     monkeypatch.setitem(charts.mpl.rcParams, "lines.linewidth", 9.0)

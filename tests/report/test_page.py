@@ -148,7 +148,7 @@ def test_every_cost_can_be_chosen(make_measured: Any) -> None:
         assert f".choice input:nth-of-type({number}):checked ~ .axis:nth-of-type({number})" in text
 
 
-def test_an_error_leaves_the_old_report(make_run: Any, monkeypatch: Any) -> None:
+def test_an_error_leaves_the_old_report(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RecastError, match="at least one run"):
         write_report([])
     path = make_run(epochs=0, without=("analysis",))
@@ -169,7 +169,7 @@ def test_an_error_leaves_the_old_report(make_run: Any, monkeypatch: Any) -> None
     assert not list(path.glob(".report*"))
 
 
-def test_without_the_extra(make_run: Any, monkeypatch: Any) -> None:
+def test_without_the_extra(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("recast.lab.report.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
