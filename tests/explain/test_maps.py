@@ -47,12 +47,16 @@ def stirred(model: nn.Module) -> Any:
     return model.eval()
 
 
+BIAS = {"gate": "bias", "bias_init": 3.0, "query_key": "random"}
+
+
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("content", ["softmax", "linear"])
-def test_the_content_of_a_layer_is_stored(seed: int, content: str, random_case: Any, open_gates: Any) -> None:
+@pytest.mark.parametrize("config", [{"content": "softmax"}, {"content": "linear"}, BIAS], ids=str)
+def test_the_maps_of_a_layer_are_stored(seed: int, config: Any, random_case: Any, open_gates: Any) -> None:
     conv, x, text = random_case(seed, torch.float32)
-    layer, x = open_gates(recast_conv(conv, x[:1], content=content), seed), x[:1]
-    assert_stored(recast_layer("conv", layer, x)[1].values, on_pixels(layer, layer.attention(x).content, x), text)
+    layer, x = recast_conv(conv, x[:1], **config), x[:1]
+    maps = layer.attention(x) if config is BIAS else open_gates(layer, seed).attention(x).content
+    assert_stored(recast_layer("conv", layer, x)[1].values, on_pixels(layer, maps, x), text)
 
 
 def test_large_layers_keep_some_queries_over_blocks_of_keys(open_gates: Any, monkeypatch: pytest.MonkeyPatch) -> None:
