@@ -1,5 +1,3 @@
-"""LayerScale in every way that networks write it, and random weights that leave no layer silent."""
-
 import copy
 
 import pytest

@@ -1,5 +1,3 @@
-"""The number of threads: free cores at the start, and what overrides them."""
-
 import subprocess
 import sys
 import time

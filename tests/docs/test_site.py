@@ -1,5 +1,5 @@
-"""The documentation site: the reference is complete, notebooks run, the build has no warning and fetches nothing."""
-
+import copy
+import doctest
 import os
 import re
 import subprocess
@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import recast
+import recast.lab.evaluation
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -50,3 +53,21 @@ def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -
     pages = list(tmp_path.rglob("*.html"))
     assert len(pages) > 25
     assert not [page for page in pages if re.search(fetched, page.read_text("utf-8"))]
+
+
+LAB = ("data.load_data", "evaluation.evaluate", "evaluation.PixelModel", "evaluation.attacks.pgd")
+NAMES = [*recast.__all__, *(f"lab.{name}" for name in LAB)]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "__version__"])
+def test_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    names = {"copy": copy, "nn": nn, "recast": recast, "torch": torch}
+    finder = doctest.DocTestFinder(recurse=False)
+    tests = [test for test in finder.find(eval(f"recast.{name}"), name, globs=names) if test.examples]
+    assert tests, f"recast.{name} has no example"
+    output: list[str] = []
+    for test in tests:
+        doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=output.append)
+    assert not output, "".join(output)

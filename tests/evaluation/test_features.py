@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from sklearn.decomposition import PCA
 from sklearn.metrics import average_precision_score
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor, nn
@@ -27,12 +28,13 @@ from recast.lab.training.run import train
 from recast.models.config import ModelConfig
 from recast.papers.grafit.config import EmbedConfig, Projector
 from recast.papers.grafit.head import add_embedding_
+from recast.papers.grafit.suites import choose_classifier, energy, fit_linear, halves_accuracy, scaled
 
 BANK = torch.tensor([(1, 0), (0.8, 0.6), (0, 1), (-0.6, 0.8)], dtype=torch.float64)
 QUERY = F.normalize(torch.tensor([[1.0, 0.5]], dtype=torch.float64), dim=1)
 
 
-def unit(count: int, width: int, seed: int) -> Tensor:
+def unit(count: int, width: int, seed: int = 0) -> Tensor:
     return F.normalize(torch.randn(count, width, generator=torch.Generator().manual_seed(seed)), dim=1)
 
 
@@ -180,3 +182,46 @@ def test_a_run_of_coarse_classes_is_measured_with_fine_labels(tmp_path: Path) ->
     assert coarse["recast", "retrieval", "top1"] > rows["recast", "retrieval", "top1"]
     with pytest.raises(RecastError, match="labels=fine"):
         values("clean", labels="fine")
+
+
+def test_the_classifier_minimises_cross_entropy_and_decay() -> None:
+    x, labels, decay = scaled(unit(60, 5)), np.arange(60) % 3, 0.01
+    classifier = fit_linear(x, labels, decay)
+    weight = torch.tensor(classifier.coef_, requires_grad=True)
+    logits = torch.tensor(x) @ weight.T + torch.tensor(classifier.intercept_)
+    loss = F.cross_entropy(logits, torch.tensor(labels)) + decay / 2 * weight.square().sum()
+    (gradient,) = torch.autograd.grad(loss, weight)
+    assert gradient.abs().max() < 1e-3
+
+
+def test_weight_decay_is_chosen_on_held_out_images(digits: Data, score: Any, spy: Any) -> None:
+    noise, labels = unit(400, 5), torch.arange(400) % 2
+    signal = F.normalize(noise + 3 * torch.eye(5)[labels], dim=1)
+    classifier, _ = choose_classifier(scaled(signal), labels)
+    assert classifier.predict(scaled(torch.eye(5)[:2])).tolist() == [0, 1]
+    with pytest.raises(RecastError, match="two training images"):
+        choose_classifier(scaled(noise[:3]), torch.arange(3))
+    scores = score("linear", spy().eval(), digits, 50)
+    assert list(scores) == ["top1", "weight_decay"]
+    assert scores["top1"].mean() > 0.5
+
+
+def test_collapsed_classes_hide_halves_and_others_show_them() -> None:
+    labels = torch.arange(60) % 3
+    points = scaled(torch.eye(4)[labels])
+    assert halves_accuracy(points, labels, 0) == pytest.approx((0.5, 0.5))
+    alone, conditioned = halves_accuracy(scaled(unit(60, 59)), labels, 0)
+    assert alone == conditioned == 1
+
+
+def test_separability(digits: Data, spy: Any) -> None:
+    rows = {row.metric: row.value for row in evaluate(spy().eval(), "separability", digits, progress=False)}
+    energies = [value for metric, value in rows.items() if metric.startswith("energy@")]
+    assert energies == sorted(energies)
+    assert energies[-1] <= 100 + 1e-9
+    assert 50 <= rows["halves/conditioned"] <= 100
+
+
+def test_energy_is_that_of_scikit_learn() -> None:
+    x = torch.randn(50, 6, generator=torch.Generator().manual_seed(0)) * torch.tensor([9.0, 5, 3, 1, 1, 0.1]) + 4
+    np.testing.assert_allclose(energy(x), PCA().fit(x.double()).explained_variance_ratio_.cumsum(), rtol=1e-6)
