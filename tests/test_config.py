@@ -9,6 +9,7 @@ from torch import nn
 import recast
 from recast import PoolConfig, RecastConfig, RecastError
 from recast.config import Count, checked, coerce, read, typed
+from recast.lab.cli.command import Part, Typed
 from recast.lab.config import OptimConfig, Recipe, ScheduleConfig, TaskConfig
 from recast.lab.config.recipe import PaperConfig
 from recast.lab.fields import fields_of, merge
@@ -79,41 +80,36 @@ def test_a_mistake_is_one_line(kind: Any, values: dict[str, Any], message: str) 
     assert str(error.value).startswith("mine.yaml: ")
 
 
-def nested(words: str) -> dict[str, Any]:
-    """`"optim.lr=1 recast.gate=bias"` as nested data."""
-    data: dict[str, Any] = {}
-    for word in words.split():
-        name, _, value = word.partition("=")
-        *sections, field = name.split(".")
-        inner = data
-        for section in sections:
-            inner = inner.setdefault(section, {})
-        inner[field] = value.split(",") if "," in value else value
-    return data
+def overridden(words: str) -> Recipe:
+    """The default recipe with `"optim.lr=1 recast.gate=bias"`, as typed on the command line."""
+    pairs = [word.partition("=") for word in words.split()]
+    values = {tuple(name.split(".")): [value] if "," in value else value for name, _, value in pairs}
+    typed_words = Typed(Part(Recipe), values)
+    return override(Recipe(), typed_words.changes, typed_words.name)
 
 
 CLASHES = """
 augment.scale=0.5,0.2 | --scale must be (smallest, largest)
-optim.gate_l1=1 recast.gate=sigmoid | --gate_l1 requires --gate linear, got sigmoid
+optim.gate_l1=1 recast.gate=sigmoid | --gate-l1 requires --gate linear, got sigmoid
 regularization.freeze=trunk | --freeze trunk requires --where none
 regularization.freeze=all_but_batch_norm | --freeze all_but_batch_norm requires --where none
-schedule.conv_epochs=1 | --conv_epochs requires --schedule at_once, got before
+schedule.conv_epochs=1 | --conv-epochs requires --schedule at_once, got before
 schedule.order=first_first | --order requires --schedule progressive, got before
 schedule.dates=1:a | --dates requires --schedule listed, got before
-schedule.kind=at_once schedule.conv_epochs=5 | --conv_epochs must be below --epochs (5), got 5
+schedule.kind=at_once schedule.conv_epochs=5 | --conv-epochs must be below --epochs (5), got 5
 schedule.kind=listed schedule.dates=6:a | --dates must lie in epochs 1 to 5
 schedule.kind=never | --schedule never requires --stride remove, and --gate linear
 schedule.kind=at_once where=none | --schedule at_once requires layers, but --where is none
-schedule.kind=at_once schedule.recalibrate_bn=9 | --recalibrate_bn requires --schedule before, got at_once
+schedule.kind=at_once schedule.recalibrate_bn=9 | --recalibrate-bn requires --schedule before, got at_once
 data.name=scenes task.mixup=1 | --mixup requires --task classify, got segment
 data.name=coco task.erasing=1 | --erasing requires --task classify or multilabel or segment or embed, got detect
 data.name=coco task.resize=2,1 | --resize must be (smallest, largest)
 data.name=masks pool.kind=single | --pool does not apply to --task segment
 data.name=scenes task.kind=classify | --data scenes requires --task segment, got classify
 data.name=coco papers.grafit.labels=coarse | --labels coarse does not apply to --task detect
-papers.grafit.rank=genus papers.grafit.coarse_file=x | --coarse_file and --rank both say
-task.loss.kind=bce task.class_weights=balanced | --class_weights requires --loss ce
-task.loss.bce_threshold=0 | --bce_threshold requires --loss bce, got ce
+papers.grafit.rank=genus papers.grafit.coarse_file=x | --coarse-file and --rank both say
+task.loss.kind=bce task.class_weights=balanced | --class-weights requires --loss ce
+task.loss.bce_threshold=0 | --bce-threshold requires --loss bce, got ce
 task.teacher.kind=parent task.teacher.targets.kind=hard task.teacher.targets.temperature=2 | --temperature requires
 """
 FINE = """
@@ -130,13 +126,13 @@ task.teacher.kind=model task.teacher.teacher_model=resnet18 task.teacher.targets
 def test_what_does_not_go_together_is_named_as_it_was_typed(line: str) -> None:
     words, _, message = line.partition(" | ")
     with pytest.raises(RecastError) as error:
-        override(Recipe(), nested(words), lambda keys: "--" + keys[-2 if keys[-1] in ("kind", "name") else -1])
+        overridden(words)
     assert str(error.value).startswith(message)
 
 
 @pytest.mark.parametrize("words", [words.strip() for line in FINE.strip().splitlines() for words in line.split(" | ")])
 def test_what_goes_together(words: str) -> None:
-    recipe = override(Recipe(), nested(words))
+    recipe = overridden(words)
     assert recipe != Recipe()
     assert read(Recipe, recipe.model_dump(mode="json")) == recipe
 
