@@ -147,11 +147,10 @@ def make_imagenet_c(root: Path, by_category: bool) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def corrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["ImageNet-C", "imagenet-c"])
+def corrupted(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sets")
-    make_imagenet_c(folder / "ImageNet-C", by_category=False)
-    make_imagenet_c(folder / "tars" / "imagenet-c", by_category=True)
+    make_imagenet_c(folder / request.param, by_category=request.param == "imagenet-c")
     return folder
 
 
@@ -171,15 +170,14 @@ class Shades(nn.Module):
         return nn.functional.one_hot(torch.tensor([2, 0, 1])[label], 3).float()
 
 
-@pytest.mark.parametrize("folder", [".", "tars"])
-def test_both_layouts_unresized_and_by_name(folder: str, corrupted: Path, three: Data, score: Any) -> None:
-    scores = score("imagenet-c", Shades(), three, 4, sets=corrupted / folder)
+def test_both_layouts_unresized_and_by_name(corrupted: Path, three: Data, score: Any) -> None:
+    scores = score("imagenet-c", Shades(), three, 4, sets=corrupted)
     assert scores["top1/frost/2"].mean() == pytest.approx(4 / 6)
     assert scores["top1/mean"].mean() == pytest.approx(4 / 6)
     assert scores["top1/blur"][:, 0].tolist() == [1, 1, 1, 1, 0, 0]
     expected = np.mean([(1 / 3) / error for error in ALEXNET_ERRORS.values()])
     assert scores["mce"].mean() == pytest.approx(expected)
-    part = score("imagenet-c", Shades(), three, 4, sets=corrupted / folder, num_images=3)
+    part = score("imagenet-c", Shades(), three, 4, sets=corrupted, num_images=3)
     assert part["top1/mean"][:, 0].tolist() == [1, 1, 0]
 
 

@@ -115,19 +115,15 @@ def test_steps_are_the_formula_of_fgsm_and_pgd(steps: int, size: float, victim: 
         pgd(victim, images, labels, 1.0, steps=0)
 
 
-def test_rows_of_the_suites(trained: nn.Module, digits: Data, values: Any) -> None:
+def test_the_suites_take_these_attacks(victim: PixelModel, trained: nn.Module, digits: Data, values: Any) -> None:
     top1 = values(trained, ["clean", "fgsm", "pgd"], digits, eps=(0, 1.0, 16))
     assert top1["fgsm top1@0"] == top1["pgd top1@0"] == top1["clean top1"] > 80
     assert top1["pgd top1@16"] <= top1["fgsm top1@16"] < top1["clean top1"]
-
-
-def test_the_suite_takes_the_very_attack(victim: PixelModel, trained: nn.Module, digits: Data, values: Any) -> None:
-    """With the shared gradient of the first step."""
     images, labels = digits.val.batch(range(50))
     with torch.no_grad():
         right = victim(pgd(victim, images, labels, 10.0, steps=2)).argmax(1) == labels
-    top1 = values(trained, "pgd", digits, 7, eps=(10.0,), steps=2)["top1@10"]
-    assert top1 == pytest.approx(100 * right.float().mean().item())
+    two_steps = values(trained, "pgd", digits, 7, eps=(10.0,), steps=2)["top1@10"]  # shares the gradient of the first
+    assert two_steps == pytest.approx(100 * right.float().mean().item())
 
 
 class Attention(nn.Module):
@@ -156,7 +152,7 @@ def test_models_take_turns() -> None:
     assert 3 <= len(times["a"]) == len(times["b"]) == len(log) // 2 - 1
 
 
-def test_rows(trained: nn.Module, digits: Data, values: Any) -> None:
+def test_rows_of_cost(trained: nn.Module, digits: Data, values: Any) -> None:
     costs = values(trained, "cost", digits, 32)
     assert list(costs) == ["parameters", "macs", "images_per_second", "peak_memory"]
     assert costs["parameters"] == sum(p.numel() for p in trained.parameters())

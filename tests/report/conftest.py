@@ -15,7 +15,7 @@ FROZEN = Path(__file__).with_name("runs")
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Any:
-    """`make_run(name, source="before", top1={arm: percent}, recipe={...}, without=[files])`: a copy of a frozen run."""
+    """A copy of a frozen run: `make_run(name, top1={arm: percent}, recipe={...}, without=[files], epochs=2)`."""
 
     def make(
         name: str = "run",
@@ -23,7 +23,8 @@ def make_run(tmp_path: Path) -> Any:
         top1: Mapping[str, float] | None = None,
         recipe: Mapping[str, Any] | None = None,
         without: tuple[str, ...] = (),
-        epochs: int | None = None,
+        epochs: int = 3,
+        control: int = 3,
     ) -> Path:
         path = tmp_path / name
         shutil.copytree(FROZEN / source, path)
@@ -33,10 +34,9 @@ def make_run(tmp_path: Path) -> Any:
             write_records(path / "rows.csv", Row, others)
             set_values(path, "clean", "top1", top1)
         set_recipe(path, recipe or {})
-        if epochs is not None:
-            for file in path.rglob("metrics.jsonl"):
-                lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-                file.write_text("".join(lines[: epochs + 1]), encoding="utf-8")
+        for file, count in (("metrics.jsonl", epochs), ("finetuned/metrics.jsonl", min(epochs, control))):
+            lines = (path / file).read_text(encoding="utf-8").splitlines(keepends=True)
+            (path / file).write_text("".join(lines[: count + 1]), encoding="utf-8")
         for file in without:
             (shutil.rmtree if (path / file).is_dir() else Path.unlink)(path / file)
         return path

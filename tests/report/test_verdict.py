@@ -112,17 +112,24 @@ def test_runs_that_lack_something(make_run: Any, make_plain: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("epochs", "without", "progress"),
-    [(2, ("finetuned",), "2 of 3 epochs"), (3, ("finetuned",), "0 of 3 epochs of the control arm"), (3, (), "")],
+    ("epochs", "control", "progress"),
+    [
+        (2, 0, "2 of 3 epochs"),
+        (3, 0, "0 of 3 epochs of the control arm"),
+        (3, 1, "1 of 3 epochs of the control arm"),
+        (3, 3, ""),
+    ],
 )
 def test_an_interrupted_run_is_continued_before_it_is_compared(
-    make_run: Any, epochs: int, without: Any, progress: str
+    make_run: Any, epochs: int, control: int, progress: str
 ) -> None:
-    path = make_run(epochs=epochs, without=(*without, "rows.csv", "differences.csv"))
+    without = ("rows.csv", "differences.csv", *["finetuned"] * (control == 0))
+    path = make_run(epochs=epochs, control=control, without=without)
     run = read_run(path)
     assert run.unfinished == progress
     assert progress in headline_of(path)
     assert (PARENT.control in headline_of(path)) == (not progress)
+    assert any(PARENT.control in detail for *_, detail in tiles(run)) == (not progress)
     assert any(label.endswith("at the end") for label, *_ in tiles(run)) == (epochs == 3)
     page = write_report([path]).read_text(encoding="utf-8")
     assert (f"<code>recast train --resume {path}</code>" in page) == bool(progress)
@@ -130,15 +137,6 @@ def test_an_interrupted_run_is_continued_before_it_is_compared(
     assert ("2 of 3 epochs" in runs_table([run]).groups[""][0][0].small[1]) == (epochs == 2)
     assert headline_of(path, done).endswith("1 of 2 runs") == bool(progress)
     assert ("finished" in why_no_mean([run, run])) == bool(progress)
-
-
-def test_an_arm_is_not_compared_before_its_last_epoch(make_run: Any) -> None:
-    path = make_run(without=("rows.csv", "differences.csv"))
-    control = path / "finetuned" / "metrics.jsonl"
-    control.write_text("".join(control.read_text(encoding="utf-8").splitlines(keepends=True)[:2]), encoding="utf-8")
-    run = read_run(path)
-    assert run.unfinished.startswith("1 of 3")
-    assert not any(PARENT.control in detail for *_, detail in tiles(run))
 
 
 def test_seeds_give_a_mean_and_other_recipes_none(make_run: Any) -> None:
