@@ -58,7 +58,6 @@ NAMES = [*recast.__all__, *(f"lab.{name}" for name in LAB)]
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "__version__"])
 def test_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
     names = {"copy": copy, "nn": nn, "recast": recast, "torch": torch}
     finder = doctest.DocTestFinder(recurse=False)
     tests = [test for test in finder.find(eval(f"recast.{name}"), name, globs=names) if test.examples]

@@ -44,7 +44,6 @@ def test_crop_shows_more_of_the_image(tmp_path: Path, digits: Data, score: Any) 
 
 
 def test_heads_and_tokens_of_a_distilled_deit(digits: Data, spy: Any, score: Any) -> None:
-    torch.manual_seed(0)
     network = timm.create_model("deit_tiny_distilled_patch16_224", **TINY).eval()
     for parameter in network.parameters():  # what differs from image to image, and head to head
         if parameter.ndim > 1:
@@ -77,7 +76,6 @@ def test_heads_and_tokens_of_a_distilled_deit(digits: Data, spy: Any, score: Any
 
 @pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "cait_xxs24_224"])
 def test_branches_are_compared_with_the_tokens_that_they_are_added_to(digits: Data, score: Any, name: str) -> None:
-    torch.manual_seed(0)
     network = timm.create_model(name, **TINY).eval()
     for parameter in network.parameters():
         nn.init.normal_(parameter, std=0.3)

@@ -31,31 +31,29 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(recipe, tmp_path_factory.mktemp("runs") / "mine")
 
 
-def test_a_run_is_measured_by_one_at_a_time(run: Path) -> None:
-    with ThreadPoolExecutor(1) as other, locked(run), pytest.raises(RecastError, match="in use by another process"):
-        other.submit(evaluate_run, run, ["clean"], progress=False).result()
-
-
 @pytest.fixture
 def copied(run: Path, tmp_path: Path) -> Path:
-    """A copy of the run as training left it."""
-    measured = shutil.ignore_patterns("rows.csv", "differences.csv", "evaluation.json", "scores", "analysis")
-    return Path(shutil.copytree(run, tmp_path / "mine", ignore=measured))
+    return Path(shutil.copytree(run, tmp_path / "mine"))
 
 
 def measured(folder: Path, *suites: str, **arguments: Any) -> Results:
     return evaluate_run(folder, suites, device="cpu", progress=False, **arguments)
 
 
-def test_the_accuracy_is_the_one_that_training_wrote(run: Path) -> None:
-    rows = {(row.model, row.metric): row for row in measured(run, "clean").rows}
-    for arm, folder in (("recast", run), ("finetuned", run / "finetuned")):
+def test_a_run_is_measured_by_one_at_a_time(copied: Path) -> None:
+    with ThreadPoolExecutor(1) as threads, locked(copied), pytest.raises(RecastError, match="in use by another"):
+        threads.submit(measured, copied, "clean").result()
+
+
+def test_the_accuracy_is_the_one_that_training_wrote(copied: Path) -> None:
+    rows = {(row.model, row.metric): row for row in measured(copied, "clean").rows}
+    for arm, folder in (("recast", copied), ("finetuned", copied / "finetuned")):
         first, *_, last = map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
         assert rows[arm, "top1"].value == pytest.approx(last["val_top1"])
         assert rows[arm, "loss"].value == pytest.approx(last["val_loss"], rel=1e-5)
         assert rows["parent", "loss"].value == pytest.approx(first["val_loss"], rel=1e-5)
     assert {row.run for row in rows.values()} == {"mine"}
-    assert sorted(map(str, read_records(run / "rows.csv", Row))) == sorted(map(str, rows.values()))
+    assert sorted(map(str, read_records(copied / "rows.csv", Row))) == sorted(map(str, rows.values()))
 
 
 def test_what_is_not_finished_or_damaged_is_named(copied: Path) -> None:

@@ -33,10 +33,9 @@ class Reads(nn.Module):
 
 
 def dense_data(count: int = 12) -> Data:
-    random = torch.Generator().manual_seed(0)
-    pixels = torch.randint(3, (count, 3, 8, 8), generator=random).to(torch.uint8)
-    masks = torch.where(torch.rand(count, 8, 8, generator=random) < 0.4, pixels[:, 0], pixels[:, 1])
-    masks[torch.rand(count, 8, 8, generator=random) < 0.1] = IGNORE
+    pixels = torch.randint(3, (count, 3, 8, 8)).to(torch.uint8)
+    masks = torch.where(torch.rand(count, 8, 8) < 0.4, pixels[:, 0], pixels[:, 1])
+    masks[torch.rand(count, 8, 8) < 0.1] = IGNORE
     pairs = ImagePairs(pixels, masks, 8)
     return Data("noise", pairs, pairs, CLASSES, (0.0,) * 3, (1.0,) * 3, 8)
 
@@ -100,7 +99,6 @@ def test_the_suite_has_intervals_and_paired_differences() -> None:
 
 
 def test_scales_and_mirrored_images() -> None:
-    torch.manual_seed(0)
     network, images = SceneFCN(3, widths=(4, 6, 8)).eval(), torch.rand(2, 3, 24, 36)
     forward = torch.no_grad()(network)
     assert torch.equal(over_views(forward, images, (1.0,), flip=False), forward(images))

@@ -19,8 +19,6 @@ from recast.lab.explain.scene import GRAD_CAM, Layer, Maps, Picture, Prediction,
 from recast.lab.explain.write import LIMIT, pack, write_scene
 from recast.layers.config import PAPERS_LAYER
 
-MEAN, STD = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
-
 
 def network() -> nn.Sequential:
     torch.manual_seed(0)
@@ -42,11 +40,11 @@ def page_of(model: nn.Module, image: Any, path: Path, **options: Any) -> Any:
 
 def test_predictions_are_those_of_the_normalised_image(tmp_path: Path) -> None:
     model, image = child().train(), torch.rand(3, 8, 8)
-    names = [f"class {i}" for i in range(7)]
-    data = page_of(model, image, tmp_path, classes=names, mean=MEAN, std=STD, against={"parent": network()})
+    names, mean, std = [f"class {i}" for i in range(7)], (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
+    data = page_of(model, image, tmp_path, classes=names, mean=mean, std=std, against={"parent": network()})
     assert all(module.training for module in model.modules())
     with torch.no_grad():
-        normalised = (image - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+        normalised = (image - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
         best = model.eval()(normalised[None]).softmax(1)[0].topk(5)
     ranked, parents = (data["pictures"][0]["predictions"][arm] for arm in ("recast", "parent"))
     assert ranked == parents  # the linear gate's start is the parent
@@ -66,7 +64,6 @@ def test_a_file_and_a_half_precision_model(tmp_path: Path) -> None:
 
 
 def test_grad_cam_of_every_arm_side_by_side() -> None:
-    torch.manual_seed(1)
     image, (model, parent) = torch.rand(3, 8, 8), (child(), network())
     with torch.no_grad():
         parent[6].weight.mul_(-1)

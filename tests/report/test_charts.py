@@ -1,4 +1,3 @@
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -7,7 +6,7 @@ from on_reports import rows_where, series_of, set_values
 
 from recast.lab.records import ARMS, FrontierLine
 from recast.lab.report import charts, costs, curves, layers
-from recast.lab.report.charts import Chart, Point, Series, series_chart, styled
+from recast.lab.report.charts import Point, Series, series_chart, styled
 from recast.lab.report.load import Run, read_run
 from recast.lab.tables import Table, write_table
 
@@ -15,10 +14,6 @@ from recast.lab.tables import Table, write_table
 @pytest.fixture
 def full(make_measured: Any) -> Run:
     return read_run(make_measured())
-
-
-def by_name(drawn: Sequence[Chart]) -> dict[str, Chart]:
-    return {chart.name: chart for chart in drawn}
 
 
 def test_robustness_against_every_cost(full: Run) -> None:
@@ -39,7 +34,7 @@ def test_the_legend_names_the_arms_of_every_run(make_run: Any, make_plain: Any) 
 
 
 def test_relative_improvement(full: Run) -> None:
-    drawn = by_name(curves.relative(full))
+    drawn = {chart.name: chart for chart in curves.relative(full)}
     assert set(drawn) == {"relative_imagenet-c_category", "relative_imagenet-c_severity", "relative_basic_severity"}
     against = "Recast against parent, fine-tuned"
     (weather,) = rows_where(drawn["relative_imagenet-c_category"], series=against)
@@ -51,7 +46,7 @@ def test_relative_improvement(full: Run) -> None:
 
 
 def test_sizes_and_attacks(full: Run) -> None:
-    drawn = by_name([*curves.resolutions(full), *curves.attacks(full)])
+    drawn = {chart.name: chart for chart in (*curves.resolutions(full), *curves.attacks(full))}
     assert set(drawn) == {"resolution", "adversarial_fgsm", "adversarial_pgd"}
     assert [row["x"] for row in rows_where(drawn["resolution"], series="Recast")] == [128, 224]  # squares
     first, *_ = rows_where(drawn["adversarial_fgsm"], series="Recast")
