@@ -29,21 +29,21 @@ def test_rows_that_passed_are_kept_and_others_measured_again(tmp_path: Path) -> 
     path, calls, recovered = tmp_path / "rows.csv", [], []
     healthy = False
 
-    def raises() -> Any:
+    def fragile() -> Any:
         calls.append("a")
         if not healthy:
             raise ValueError("no\nluck")
         return [rows.row("arm", "error", 0.5, 1)]
 
-    def misses() -> Any:
+    def unsteady() -> Any:
         calls.append("b")
         return [rows.row("arm", "error", 1.0 if healthy else math.nan, 1), rows.row("arm", "seconds", 3)]
 
-    def passes() -> Any:
+    def steady() -> Any:
         calls.append("c")
         return [rows.row("arm", "error", 1e-9, 1e-8)]
 
-    units = [("a", raises), ("b", misses), ("c", passes)]
+    units = [("a", fragile), ("b", unsteady), ("c", steady)]
     assert rows.carry_out(path, units, 100, lambda: recovered.append(1)) == 1
     assert [(row["unit"], row["state"]) for row in read(path)] == [
         ("a", "failed"), ("b", "failed"), ("b", "passed"), ("c", "passed"),

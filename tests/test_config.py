@@ -179,23 +179,18 @@ def test_arguments_and_dataclasses_are_checked() -> None:
     def call(model: nn.Module, steps: Count = 1, names: list[str] | None = None) -> Any:
         return steps
 
-    assert call(nn.Identity(), "3") == 3
-    for arguments, message in (
-        ((3,), "model must be a network"),
-        ((nn.Identity(), 0), "steps must be >= 1, got 0"),
-        ((nn.Identity(), 1, "ab"), "names must be a list, got 'ab'"),
-    ):
-        with pytest.raises(RecastError, match=message):
-            call(*arguments)
-    with pytest.raises(RecastError, match=r"kernel\.0 must be >= 1, got 0"):
-        recast.Geometry((0, 3))
-
     @checked
     class Point:
         x: int
 
-    assert Point("3").x == 3
-    with pytest.raises(RecastError, match="x must be a whole number"):
-        Point("a")
-    with pytest.raises(RecastError, match="y must be"):
-        coerce(tuple[int, int], "12", "y")
+    assert (call(nn.Identity(), "3"), Point("3").x) == (3, 3)
+    for wrong, message in (
+        (lambda: call(3), "model must be a network"),
+        (lambda: call(nn.Identity(), 0), "steps must be >= 1, got 0"),
+        (lambda: call(nn.Identity(), 1, "ab"), "names must be a list, got 'ab'"),
+        (lambda: recast.Geometry((0, 3)), r"kernel\.0 must be >= 1, got 0"),
+        (lambda: Point("a"), "x must be a whole number"),
+        (lambda: coerce(tuple[int, int], "12", "y"), "y must be"),
+    ):
+        with pytest.raises(RecastError, match=message):
+            wrong()

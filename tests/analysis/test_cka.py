@@ -16,9 +16,9 @@ def hsic1(x: Tensor, y: Tensor) -> float:
     n = len(x)
     K, L = x @ x.T, y @ y.T
     K, L = K - torch.diag(K.diag()), L - torch.diag(L.diag())
-    one = torch.ones(n, dtype=x.dtype)
-    terms = torch.trace(K @ L) + (one @ K @ one) * (one @ L @ one) / ((n - 1) * (n - 2))
-    return float(terms - 2 / (n - 2) * (one @ K @ L @ one)) / (n * (n - 3))
+    ones = torch.ones(n, dtype=x.dtype)
+    terms = torch.trace(K @ L) + (ones @ K @ ones) * (ones @ L @ ones) / ((n - 1) * (n - 2))
+    return float(terms - 2 / (n - 2) * (ones @ K @ L @ ones)) / (n * (n - 3))
 
 
 def closed_form(x: Tensor, y: Tensor) -> float:

@@ -49,8 +49,8 @@ def test_the_head_that_is_missed_least_goes_first(gate: str, monkeypatch: pytest
     for name, head in heads_left(model):
         without: Any = copy.deepcopy(model)
         layer = without.get_submodule(name)
-        rest = [h for h in range(9) if h != head]
-        layer.prune_(rest if gate == "linear" else range(9), rest)
+        heads = [h for h in range(9) if h != head]
+        layer.prune_(heads if gate == "linear" else range(9), heads)
         alone[name, head] = loss_of(without)
     first = next(closing_(model, X, Y))
     assert (first.layer, first.head) == min(alone, key=alone.__getitem__)

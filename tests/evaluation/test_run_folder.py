@@ -72,11 +72,11 @@ def test_what_made_the_numbers_is_written_beside_them(copied: Path) -> None:
     options = Options(num_images=20, eps=(2.0,))
     measured(copied, "fgsm", "agreement", options=options, command="recast x")
     measured(copied, "clean")
-    made = json.loads((copied / "evaluation.json").read_text(encoding="utf-8"))["suites"]
-    assert {name: suite["images"] for name, suite in made.items()} == {"fgsm": 20, "agreement": 20, "clean": 30}
-    assert made["fgsm"]["options"] == {"eps": [2.0], "num_images": 20, "seed": 0}
-    assert (made["fgsm"]["command"], made["fgsm"]["dataset"]) == ("recast x", "digits")
-    assert made["fgsm"]["versions"]["torch"] == torch.__version__
+    record = json.loads((copied / "evaluation.json").read_text(encoding="utf-8"))["suites"]
+    assert {name: suite["images"] for name, suite in record.items()} == {"fgsm": 20, "agreement": 20, "clean": 30}
+    assert record["fgsm"]["options"] == {"eps": [2.0], "num_images": 20, "seed": 0}
+    assert (record["fgsm"]["command"], record["fgsm"]["dataset"]) == ("recast x", "digits")
+    assert record["fgsm"]["versions"]["torch"] == torch.__version__
     lines = (copied / "analysis" / "agreement.csv").read_text(encoding="utf-8").splitlines()
     assert (lines[0], len(lines)) == ("index,image,label,parent,finetuned,recast", 21)
     assert all(set(line.split(",")[2:]) <= set("0123456789") for line in lines[1:])
@@ -94,9 +94,9 @@ def test_a_look_at_fewer_images_does_not_replace_what_is_there(copied: Path) -> 
     assert {row.n for row in few.rows} == {10}
     assert before == {name: (copied / name).read_bytes() for name in before}
     measured(copied, "clean", command="again")
-    made = (copied / "evaluation.json").read_text(encoding="utf-8")
-    assert '"all"' in made
-    assert '"again"' not in made  # it was read from the scores, not measured
+    record = (copied / "evaluation.json").read_text(encoding="utf-8")
+    assert '"all"' in record
+    assert '"again"' not in record  # it was read from the scores, not measured
 
 
 def test_a_bad_request_writes_nothing(copied: Path) -> None:

@@ -51,10 +51,10 @@ def test_other_weights_images_normalisation_or_options_are_measured(digits: Data
 
 def test_scores_of_older_code_are_measured_again(digits: Data, tmp_path: Path, spy: Any, monkeypatch: Any) -> None:
     model = spy()
-    for version, seen in ((1, 50), (2, 100), (2, 100)):
+    for version, images in ((1, 50), (2, 100), (2, 100)):
         monkeypatch.setattr("recast.lab.evaluation.cache.SCORES_VERSION", version)
         run(model, digits, tmp_path)
-        assert model.seen == seen
+        assert model.seen == images
 
 
 @pytest.mark.parametrize(("batch_size", "rest"), [(20, 30), (7, 36)])  # from the batch that holds image 20

@@ -66,8 +66,8 @@ def test_large_layers_keep_some_queries_over_blocks_of_keys(open_gates: Any, mon
     monkeypatch.setattr(module, "MAX_KEYS", 20)
     maps = recast_layer("conv", layer, x)[1]
     assert (maps.rows, maps.columns, maps.pool) == ((1, 3, 5, 7, 9), (1, 3, 5), 2)
-    every = torch.from_numpy(on_pixels(layer, layer.attention(x).content, x))[:, maps.rows][:, :, maps.columns]
-    blocks = nn.functional.avg_pool2d(every.flatten(0, 2)[:, None], 2, ceil_mode=True, divisor_override=1)
+    stored_queries = torch.from_numpy(on_pixels(layer, layer.attention(x).content, x))[:, maps.rows][:, :, maps.columns]
+    blocks = nn.functional.avg_pool2d(stored_queries.flatten(0, 2)[:, None], 2, ceil_mode=True, divisor_override=1)
     assert_stored(maps.values.reshape(-1, 5, 4), blocks[:, 0].numpy())
 
 

@@ -29,9 +29,9 @@ def make_run(tmp_path: Path) -> Any:
         path = tmp_path / name
         shutil.copytree(FROZEN / source, path)
         if top1 is not None:
-            others = [row for row in read_records(path / "rows.csv", Row) if row.suite != "clean"]
+            rows = [row for row in read_records(path / "rows.csv", Row) if row.suite != "clean"]
             (path / "rows.csv").unlink()
-            write_records(path / "rows.csv", Row, others)
+            write_records(path / "rows.csv", Row, rows)
             set_values(path, "clean", "top1", top1)
         set_recipe(path, recipe or {})
         for file, count in (("metrics.jsonl", epochs), ("finetuned/metrics.jsonl", min(epochs, control))):

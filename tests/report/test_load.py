@@ -11,8 +11,8 @@ def test_what_may_be_missing(make_run: Any) -> None:
     for name in ("plan.json", "metrics.jsonl"):
         with pytest.raises(RecastError, match=name):
             read_run(make_run(name, without=(name,)))
-    rest = ("verify.json", "environment.json", "rows.csv", "finetuned", "analysis")
-    assert read_run(make_run(without=rest)).epochs == 3
+    without = ("verify.json", "environment.json", "rows.csv", "finetuned", "analysis")
+    assert read_run(make_run(without=without)).epochs == 3
 
 
 def test_a_line_of_a_killed_process_is_left_out(make_run: Any) -> None:

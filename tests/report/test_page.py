@@ -143,23 +143,20 @@ def test_every_cost_can_be_chosen(make_measured: Any) -> None:
 
 
 def test_an_error_leaves_the_old_report(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
     with pytest.raises(RecastError, match="at least one run"):
         write_report([])
     path = make_run(epochs=0, without=("analysis",))
     report = path / "report.html"
-    report.write_text("mine", encoding="utf-8")
-    with pytest.raises(RecastError, match=r"report\.html"):
-        write_report([path])
-    old = '<meta name="generator" content="recast">'
-    report.write_text(old, encoding="utf-8")
-
-    def refuse(source: Path, target: Path) -> None:
-        raise PermissionError(13, "Permission denied")
-
     monkeypatch.setattr("recast.files.os.replace", refuse)
-    with pytest.raises(RecastError, match="Permission denied"):
-        write_report([path])
-    assert report.read_text(encoding="utf-8") == old
+    old = '<meta name="generator" content="recast">'
+    for text, message in (("mine", r"report\.html was not written"), (old, "Permission denied")):
+        report.write_text(text, encoding="utf-8")
+        with pytest.raises(RecastError, match=message):
+            write_report([path])
+        assert report.read_text(encoding="utf-8") == text
     assert not list(path.glob(".report*"))
 
 

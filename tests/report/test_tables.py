@@ -119,12 +119,12 @@ def test_when_layers_became_attention(make_run: Any) -> None:
 
 
 def test_the_same_recipe_carried_out_otherwise_is_the_same(make_run: Any) -> None:
-    others = [
+    recipes = [
         {"seed": 0, "model.checkpoint": "parent/weights.safetensors", "data.data_dir": "/data/mine", "control": False},
         {"seed": 1, "model.checkpoint": "/elsewhere/weights.safetensors", "data.data_dir": "../mine", "save_steps": 9},
         {"seed": 2, "model.checkpoint": "weights.safetensors", "data.data_dir": "mine", "data.workers": 4},
     ]
-    rows = seed_rows([make_run(f"s{place}", recipe=changes) for place, changes in enumerate(others)])
+    rows = seed_rows([make_run(f"s{place}", recipe=changes) for place, changes in enumerate(recipes)])
     assert [cell.text for cell in rows["Clean images: Top-1, %"][1:]] == ["58.0", "56.0", "32.0", "−26.0", "−24.0"]
     assert not any("contrast" in label for label in rows)
 
@@ -201,8 +201,8 @@ def test_classes_have_a_table_of_their_own(make_run: Any) -> None:
     write_records(path / "rows.csv", Row, rows)
     run = read_run(path)
     (first,) = arms_table(run).groups.values()
-    whole = ["Box AP,\u00a0%", "Box AP,\u00a0%, local\u00a0classes", "Mask AP,\u00a0%"]
-    assert [row[0].text for row in first] == whole
+    labels = ["Box AP,\u00a0%", "Box AP,\u00a0%, local\u00a0classes", "Mask AP,\u00a0%"]
+    assert [row[0].text for row in first] == labels
     (classes,) = arms_table(run, "classes").groups.values()
     assert [row[0].text.rpartition("\u00a0%, ")[2] for row in classes] == ["disc", "red/blue ring", "disc"]
     text = evaluate.format_arms(run.rows)

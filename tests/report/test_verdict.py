@@ -143,6 +143,6 @@ def test_seeds_give_a_mean_and_other_recipes_none(make_run: Any) -> None:
     tops = [{"parent": 95.6, "finetuned": 96.8, "recast": 96.8 + gain} for gain in (0.4, 0.8, -0.3)]
     paths = [make_run(f"s{seed}", top1=top1, recipe={"seed": seed}) for seed, top1 in enumerate(tops)]
     assert all(part in sentences(*paths) for part in ("3 seeds", "+0.3 points", "−1.1 to 1.7", "3 of 3"))
-    other = make_run("other", top1=tops[2], recipe={"seed": 9, "optim.lr": 0.5})
-    rewrite(other / "verify.json", argmax_agreement=0.5)
-    assert all(part in sentences(paths[0], other) for part in ("0 of 2", "1 of 2"))
+    apart = make_run("other", top1=tops[2], recipe={"seed": 9, "optim.lr": 0.5})
+    rewrite(apart / "verify.json", argmax_agreement=0.5)
+    assert all(part in sentences(paths[0], apart) for part in ("0 of 2", "1 of 2"))
