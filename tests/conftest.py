@@ -1,7 +1,4 @@
-"""Shared helpers: random convolutions, open gates, networks that are not vacuous.
-
-Given as fixtures that return functions, because test files are not importable from one another (importmode=importlib).
-"""
+"""Helpers of several folders, as fixtures that return functions: test files cannot import one another."""
 
 import os
 import random
@@ -79,9 +76,7 @@ def _random_case(seed: int, dtype: torch.dtype = torch.float64) -> Case:
             in_channels, out_channels, kernel, stride, padding, dilation, groups, rng.random() < 0.5, mode, dtype=dtype
         )
         x = torch.randn(rng.randint(1, 2), in_channels, *size, dtype=dtype)
-        if torch.equal(
-            conv(x), conv(torch.zeros_like(x))
-        ):  # every tap falls on padding, at every position: nothing to compare
+        if torch.equal(conv(x), conv(torch.zeros_like(x))):  # every tap falls on padding: nothing to compare
             return _random_case(seed + 1_000_003, dtype)
     return Case(conv, x, f"seed {seed}: {conv} on {tuple(x.shape)}")
 

@@ -1,5 +1,3 @@
-"""`recast.export`: the file, its checks and what it refuses; the command."""
-
 import copy
 import json
 from contextlib import nullcontext
@@ -7,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's
 
 
 class Small(nn.Module):
-    """Two convolutions; `size`: of one size only."""
+    """Two convolutions; images of one size only if `size` is given."""
 
     def __init__(self, size: int | None = None) -> None:
         super().__init__()
@@ -31,38 +30,43 @@ class Small(nn.Module):
         return self.second(self.first(x).relu()).mean((2, 3))
 
 
-def recast_small(size: int | None = None) -> tuple[nn.Module, nn.Module, Tensor]:
-    """Parent, child with two open heads, images."""
-    torch.manual_seed(0)
-    parent, x = Small(size).eval(), torch.randn(1, 3, 10, 12)
-    child = recast.recast_(copy.deepcopy(parent), recast.plan(parent, x, where="second"))
+def recast_small(size: int | None = None) -> tuple[Any, Tensor]:
+    """A network with two open heads, and an image."""
+    child, x = Small(size).eval(), torch.randn(1, 3, 10, 12)
+    recast.recast_(child, recast.plan(child, x, where="second"))
     with torch.no_grad():
         child.second.gamma[:2] = 0.5
         child.second.key.normal_()
-    return parent, child, x
+    return child, x
+
+
+def need_onnx() -> None:
+    for name in exporting.PACKAGES:
+        pytest.importorskip(name, reason="the extra export is not installed")
 
 
 def test_a_program_of_any_size_is_written_and_checked(tmp_path: Path) -> None:
-    _, child, x = recast_small()
+    child, x = recast_small()
     child.train()
-    found = recast.export(child, x, tmp_path / "child.pt2")
+    exported = recast.export(child, x, tmp_path / "child.pt2")
     assert child.training
-    assert (found.to, found.any_size) == ("torch", True)
-    assert [(c.batch, c.height, c.width) for c in found.checks] == [(1, 10, 12), (3, 10, 12), (1, 42, 76), (3, 42, 76)]
-    assert max(c.error for c in found.checks) < 1e-5
+    assert (exported.to, exported.any_size) == ("torch", True)
+    sizes = [(check.batch, check.height, check.width) for check in exported.checks]
+    assert sizes == [(1, 10, 12), (3, 10, 12), (1, 42, 76), (3, 42, 76)]
+    assert max(check.error for check in exported.checks) < 1e-5
     images = torch.randn(5, 3, 17, 9)
-    torch.testing.assert_close(torch.export.load(found.path).module()(images), child.eval()(images))
-    assert "any height and width" in str(found)
+    torch.testing.assert_close(torch.export.load(exported.path).module()(images), child.eval()(images))
+    assert "any height and width" in str(exported)
 
 
 def test_a_file_that_parts_from_the_module_is_an_error_and_not_left(tmp_path: Path, monkeypatch: Any) -> None:
-    _, child, x = recast_small(12)
+    child, x = recast_small(12)
     write = exporting._write
 
     def wrong(model: nn.Module, *rest: Any) -> None:
-        other = copy.deepcopy(model)
-        other.second.weight.data.mul_(1.01)
-        write(other, *rest)
+        changed: Any = copy.deepcopy(model)
+        changed.second.weight.data.mul_(1.01)
+        write(changed, *rest)
 
     monkeypatch.setattr(exporting, "_write", wrong)
     with pytest.raises(RecastError, match=r"output 0 by .* on 1 images of 10×12; the tolerance is 0.0001"):
@@ -71,22 +75,21 @@ def test_a_file_that_parts_from_the_module_is_an_error_and_not_left(tmp_path: Pa
 
 
 def test_a_file_of_another_dtype_may_part_by_its_rounding(tmp_path: Path) -> None:
-    _, child, x = recast_small()
+    child, x = recast_small()
     with torch.no_grad():
         for dtype, error, allowed in ((torch.float32, 3e-4, 0), (torch.float16, 3e-4, 1), (torch.float16, 3e-2, 0)):
             model, x = copy.deepcopy(child).to(dtype), x.to(dtype)
             file = [(1 + error) * model(x)]
             with nullcontext() if allowed else pytest.raises(RecastError, match="differs"):
                 exporting.compare(model, lambda _, file=file: file, x)
-    for name in exporting.PACKAGES:
-        pytest.importorskip(name, reason="the extra export is not installed")
+    need_onnx()
     with pytest.raises(RecastError, match="ONNX Runtime cannot run"):
         recast.export(child.double(), x.double(), tmp_path / "child.onnx")
     assert not list(tmp_path.iterdir())
 
 
 def test_what_cannot_be_exported_is_said_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, child, x = recast_small()
+    child, x = recast_small()
     with pytest.raises(RecastError, match=r"\.onnx or \.pt2, got child\.pth"):
         recast.export(child, x, tmp_path / "child.pth")
     for example in (x[0], x[:0]):
@@ -105,7 +108,6 @@ class Positive(nn.Module):
 
 
 def test_what_finds_as_many_as_there_are(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Of a detector its backbone is exported; of what torch cannot export it tells a line, not its whole graph."""
     model, images = SceneRCNN(3, width=16).eval(), torch.rand(1, 3, 64, 64)
     with pytest.raises(RecastError, match=r"SceneRCNN .* boxes.*recast.export.model.backbone"):
         recast.export(model, images, tmp_path / "whole.pt2")
@@ -117,19 +119,16 @@ def test_what_finds_as_many_as_there_are(tmp_path: Path, capfd: pytest.CaptureFi
 
 
 def test_the_command_exports_a_folded_network_to_onnx(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for name in exporting.PACKAGES:
-        pytest.importorskip(name, reason="the extra export is not installed")
-    import timm
-
+    need_onnx()
     parent = timm.create_model("digits_resnet").eval()
     child = recast.recast_(parent, recast.plan(parent, torch.zeros(1, 3, 16, 16)))
     path = recast.save(child, tmp_path / "child.safetensors", "digits_resnet")
     assert main(["export", str(path), "--img-size", "16", "--json"]) == 0
-    found = json.loads(capfd.readouterr().out)
-    assert (found["path"], found["any_size"]) == (str(tmp_path / "model.onnx"), True)
+    exported = json.loads(capfd.readouterr().out)
+    assert (exported["path"], exported["any_size"]) == (str(tmp_path / "model.onnx"), True)
     import onnx
 
-    assert "Softmax" not in {node.op_type for node in onnx.load(found["path"]).graph.node}  # all heads were closed
+    assert "Softmax" not in {node.op_type for node in onnx.load(exported["path"]).graph.node}  # all heads were closed
 
 
 def test_the_command_replaces_its_own_files_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

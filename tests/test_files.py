@@ -1,10 +1,8 @@
-"""One writer at a time, and what those leave that were killed."""
-
 import os
-import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,8 @@ import pytest
 from recast.errors import RecastError
 from recast.files import check_place, replaced, write_text
 from recast.lab.files import LOCK, check_ours, locked, read_lines
+from recast.lab.records import Difference, Row, write_records
+from recast.lab.tables import read_records
 
 HOLDS = """
 import sys, time
@@ -25,65 +25,51 @@ with locked(sys.argv[1]):
 
 def test_a_folder_has_one_writer_and_a_dead_one_is_followed(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "mine"
-    with subprocess.Popen([sys.executable, "-c", HOLDS, str(folder)], stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        other.stdout.readline()
+    with subprocess.Popen([sys.executable, "-c", HOLDS, str(folder)], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
         with pytest.raises(RecastError, match="mine is in use by another process or thread"):
             with locked(folder):
                 pass
-        (folder / f".classes.json.{other.pid}.tmp").touch()
+        (folder / f".classes.json.{writer.pid}.tmp").touch()
         (folder / "resume").mkdir()
-        (folder / "resume" / f".state-00001-00000009.pt.{other.pid}.tmp").touch()
+        (folder / "resume" / f".state-00001-00000009.pt.{writer.pid}.tmp").touch()
         (folder / ".notes.tmp").touch()
         (folder / f".report.html.{os.getpid()}.tmp").touch()
-        other.send_signal(signal.SIGKILL)
-    left = [".notes.tmp", f".report.html.{os.getpid()}.tmp", "resume"]
+        writer.kill()
+    names = [".notes.tmp", f".report.html.{os.getpid()}.tmp", "resume"]
     with locked(folder):
-        assert sorted(path.name for path in folder.rglob("*")) == [LOCK, *left]
-    assert sorted(path.name for path in folder.rglob("*")) == left
+        assert sorted(path.name for path in folder.rglob("*")) == [LOCK, *names]
+    assert sorted(path.name for path in folder.rglob("*")) == names
 
 
-@pytest.mark.parametrize("make", [os.symlink, lambda _, lock: lock.mkdir()])
-def test_what_lies_in_the_place_of_the_lock_is_not_written(tmp_path: Path, make: Any) -> None:
-    notes, folder = tmp_path / "notes.txt", tmp_path / "run"
-    notes.write_text("mine", encoding="utf-8")
-    folder.mkdir()
-    make(notes, folder / LOCK)
-    with pytest.raises(RecastError, match=f"remove {LOCK}, which is a link or a folder"), locked(folder):
+def test_what_lies_in_the_place_of_the_lock_is_not_written(tmp_path: Path) -> None:
+    for name in ("link", "folder", "file"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "file" / LOCK).write_text("mine", encoding="utf-8")
+    (tmp_path / "link" / LOCK).symlink_to(tmp_path / "file" / LOCK)
+    (tmp_path / "folder" / LOCK).mkdir()
+    (tmp_path / "nowhere").symlink_to(tmp_path / "unmounted")
+    for name, message in (("link", f"remove {LOCK}"), ("folder", f"remove {LOCK}"), ("nowhere", "unmounted, which is")):
+        with pytest.raises(RecastError, match=message), locked(tmp_path / name):
+            pass
+    with locked(tmp_path / "file"):
         pass
-    assert notes.read_text(encoding="utf-8") == "mine"
-    assert os.path.lexists(folder / LOCK)
-
-
-def test_a_file_of_the_name_of_the_lock_stays(tmp_path: Path) -> None:
-    (tmp_path / LOCK).write_text("mine", encoding="utf-8")
-    with locked(tmp_path):
-        pass
-    assert (tmp_path / LOCK).read_text(encoding="utf-8") == "mine"
-
-
-def test_a_link_to_nowhere_is_no_new_folder(tmp_path: Path) -> None:
-    (tmp_path / "run").symlink_to(tmp_path / "unmounted")
-    with pytest.raises(RecastError, match="unmounted, which is not there"), locked(tmp_path / "run"):
-        pass
+    assert (tmp_path / "link" / LOCK).read_text(encoding="utf-8") == "mine"
+    assert (tmp_path / "folder" / LOCK).is_dir()
     assert not (tmp_path / "unmounted").exists()
 
 
 def test_a_thread_may_ask_again_another_may_not_and_nothing_stays(tmp_path: Path) -> None:
-    folder, refused = tmp_path / "runs" / "mine", []
+    folder = tmp_path / "runs" / "mine"
 
-    def other() -> None:
-        try:
-            with locked(folder):
-                pass
-        except RecastError as error:
-            refused.append(str(error))
+    def enter() -> None:
+        with locked(folder):
+            pass
 
-    with locked(folder), locked(folder), locked(folder / "finetuned"):
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
-    assert "in use by another process or thread" in refused[0]
+    with locked(folder), locked(folder), locked(folder / "finetuned"), ThreadPoolExecutor(1) as threads:
+        with pytest.raises(RecastError, match="in use by another process or thread"):
+            threads.submit(enter).result()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -117,9 +103,6 @@ def test_a_temporary_name_cannot_be_guessed_and_no_link_is_followed(tmp_path: Pa
     assert len(names) == 2
     assert (precious.read_text(encoding="utf-8"), page.read_text(encoding="utf-8")) == ("mine", "ours")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "precious"]
-
-
-def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as error:
         write_text(tmp_path / "missing" / "page.html", "text")
     assert error.value.filename == str(tmp_path / "missing" / "page.html")
@@ -130,12 +113,13 @@ def test_a_path_that_no_file_can_have(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     path = tmp_path / name
-    with pytest.raises(RecastError, match=r"too long|null|Not a directory|is a folder"):
+    reason = r"too long|null|Not a directory|folder"
+    with pytest.raises(RecastError, match=reason):
         write_text(path, "text")
-    with pytest.raises(RecastError, match=r"too long|null|Not a directory|folder"):
+    with pytest.raises(RecastError, match=reason):
         check_place(path, "--out", "page.html")
     if name != "folder":
-        with pytest.raises(RecastError, match=r"too long|null|Not a directory"), locked(path):
+        with pytest.raises(RecastError, match=reason), locked(path):
             pass
 
 
@@ -147,3 +131,74 @@ def test_a_lock_that_cannot_be_taken_names_the_reason(tmp_path: Path, monkeypatc
     with pytest.raises(RecastError) as error, locked(tmp_path):
         pass
     assert str(error.value) == f"cannot lock {tmp_path}: Permission denied; the folder must be writable"
+
+
+# tables
+
+
+HEAD = "run,model,suite,dataset,metric,value,n,low,high\n"
+ROW = Row("runs/a, b", "recast", "clean", "digits", "top1", 100 / 3, 500)
+MORE = [
+    replace(ROW, metric="loss", value=0.1),
+    replace(ROW, model="pärent", value=float("inf"), n=7, low=-0.5, high=1e-300),
+]
+
+
+def test_round_trip_is_exact(tmp_path: Path) -> None:
+    write_records(tmp_path / "rows.csv", Row, [ROW, *MORE])
+    assert read_records(tmp_path / "rows.csv", Row) == [ROW, *MORE]
+    assert (tmp_path / "rows.csv").read_text(encoding="utf-8").startswith(HEAD)
+
+
+def test_differences(tmp_path: Path) -> None:
+    path = tmp_path / "differences.csv"
+    line = Difference("r", "recast", "parent", "clean", "digits", "top1", 1 / 3, -0.1, 0.7, 50)
+    write_records(path, Difference, [line, replace(line, against="finetuned")])
+    write_records(path, Difference, [replace(line, suite="pgd")])
+    assert read_records(path, Difference) == [line, replace(line, against="finetuned"), replace(line, suite="pgd")]
+    path.write_text(path.read_text(encoding="utf-8").replace("0.7", "", 1), encoding="utf-8")
+    with pytest.raises(RecastError, match=r"line 2: (value|low|high) must be a number"):
+        read_records(path, Difference)
+
+
+def test_what_stands_of_a_suite_was_measured_together_and_is_of_one_run(tmp_path: Path) -> None:
+    """Else a curve could join points of 300 and of 40 images, or a renamed folder have every line twice."""
+    pgd = replace(ROW, suite="pgd", metric="top1@1")
+    write_records(tmp_path / "rows.csv", Row, [ROW, *MORE, pgd])
+    new = replace(ROW, run="renamed", value=1.0, n=3)
+    write_records(tmp_path / "rows.csv", Row, [new])
+    assert read_records(tmp_path / "rows.csv", Row) == [replace(pgd, run="renamed"), new]
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
+    write_records(tmp_path / "rows.csv", Row, [])
+    assert len(read_records(tmp_path / "rows.csv", Row)) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must start with the columns run,model"),
+        ("a,b\n1,2\n", "must start with the columns .* got 'a,b'"),
+        (HEAD + "r,m,s,d\n", "line 2: expected 9 cells"),
+        (HEAD + "r,m,s,d,t,high,3,,\n", "line 2: (value|low|high) must be a number"),
+        (HEAD + "r,m,s,d,t,1.5,3.5,,\n", "line 2: n must be a whole number, got '3.5'"),
+    ],
+)
+def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(text, encoding="utf-8")
+    for use in (lambda: read_records(path, Row), lambda: write_records(path, Row, [ROW])):
+        with pytest.raises(RecastError, match=message):
+            use()
+    assert path.read_text(encoding="utf-8") == text
+
+
+def test_failed_write_keeps_the_old_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    write_records(tmp_path / "rows.csv", Row, [ROW])
+    monkeypatch.setattr("recast.files.os.replace", fail)
+    with pytest.raises(KeyboardInterrupt):
+        write_records(tmp_path / "rows.csv", Row, MORE)
+    assert read_records(tmp_path / "rows.csv", Row) == [ROW]
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]

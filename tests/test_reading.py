@@ -1,9 +1,8 @@
-"""What is read may come from anywhere: it ends in one line, soon, and without filling the memory."""
-
 import hashlib
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,14 +47,13 @@ def test_hostile_recipes(text: str, message: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
 @pytest.mark.parametrize("read", [load_recipe, read_text, read_table])
-def test_what_is_no_file_is_not_waited_for(read: object, tmp_path: Path) -> None:
-    assert callable(read)
+def test_what_is_no_file_is_not_waited_for(read: Any, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zero").symlink_to("/dev/zero")
     (tmp_path / "loop").symlink_to("loop")
-    told = r"cannot read .*(a pipe or a device|symbolic links|Input/output|not permitted|denied)"
+    message = r"cannot read .*(a pipe or a device|symbolic links|Input/output|not permitted|denied)"
     for path in (tmp_path / "pipe", tmp_path / "zero", tmp_path / "loop", tmp_path, "/proc/self/mem"):
-        with pytest.raises(RecastError, match=told):
+        with pytest.raises(RecastError, match=message):
             read(path)
 
 
@@ -80,37 +78,38 @@ def test_hostile_json(text: str, message: str) -> None:
         parse_json(text, "f.json")
 
 
-def test_a_run_s_recipe_that_was_cut_short_is_told_wherever_it_was_cut(tmp_path: Path) -> None:
-    path = tmp_path / "recipe.yaml"
-    save_recipe(Recipe(), path)
-    whole = path.read_text(encoding="utf-8")
-    assert load_recipe(path, complete=True) == Recipe()
-    for end in range(0, whole.rindex(":", 0, whole.index(SEAL)), 97):
-        path.write_text(whole[:end], encoding="utf-8")
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """The recipe of a run."""
+    save_recipe(Recipe(), tmp_path / "recipe.yaml")
+    return tmp_path / "recipe.yaml"
+
+
+def test_a_recipe_that_was_cut_short_is_refused_wherever_it_was_cut(saved: Path) -> None:
+    text = saved.read_text(encoding="utf-8")
+    assert load_recipe(saved, complete=True) == Recipe()
+    for end in range(0, text.rindex(":", 0, text.index(SEAL)), 97):
+        saved.write_text(text[:end], encoding="utf-8")
         with pytest.raises(RecastError, match=r"recipe\.yaml"):
-            load_recipe(path, complete=True)
+            load_recipe(saved, complete=True)
 
 
-def test_a_run_s_recipe_that_was_touched_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "recipe.yaml"
-    save_recipe(Recipe(), path)
-    whole = path.read_text(encoding="utf-8")
-    path.write_text(whole.replace("lr: 0.0001", "lr: 0.0003"), encoding="utf-8")
+def test_a_recipe_that_was_edited_is_refused(saved: Path) -> None:
+    text = saved.read_text(encoding="utf-8")
+    saved.write_text(text.replace("lr: 0.0001", "lr: 0.0003"), encoding="utf-8")
     with pytest.raises(RecastError, match=r"recipe\.yaml is not as the run wrote it: .* delete its last line"):
-        load_recipe(path, complete=True)
+        load_recipe(saved, complete=True)
     with pytest.warns(UserWarning, match="it is taken as it stands"):  # the start of another run
-        assert load_recipe(path).optim.lr == 3e-4
-    path.write_text(path.read_text(encoding="utf-8").rpartition("#")[0], encoding="utf-8")
-    assert load_recipe(path, complete=True).optim.lr == 3e-4  # meant
+        assert load_recipe(saved).optim.lr == 3e-4
+    saved.write_text(saved.read_text(encoding="utf-8").rpartition("#")[0], encoding="utf-8")
+    assert load_recipe(saved, complete=True).optim.lr == 3e-4  # meant
 
 
-def test_a_recipe_of_another_version(tmp_path: Path) -> None:
-    path = tmp_path / "recipe.yaml"
-    save_recipe(Recipe(), path)
-    body = path.read_text(encoding="utf-8").rpartition(SEAL)[0].replace("max_tokens: 1024", "most_tokens: 1024")
-    path.write_text(f"{body}{SEAL}{hashlib.sha256(body.encode()).hexdigest()[:16]}\n", encoding="utf-8")
+def test_a_recipe_of_another_version(saved: Path) -> None:
+    body = saved.read_text(encoding="utf-8").rpartition(SEAL)[0].replace("max_tokens: 1024", "most_tokens: 1024")
+    saved.write_text(f"{body}{SEAL}{hashlib.sha256(body.encode()).hexdigest()[:16]}\n", encoding="utf-8")
     with pytest.raises(RecastError, match="comes from another version of recast: unknown name most_tokens"):
-        load_recipe(path, complete=True)
+        load_recipe(saved, complete=True)
 
 
 def test_messages_are_short_and_hold_nothing_that_a_terminal_obeys() -> None:

@@ -1,5 +1,3 @@
-"""LayerScale in every way that networks write it, and random weights that leave no layer silent."""
-
 import copy
 
 import pytest
@@ -41,7 +39,7 @@ class Noisy(nn.Module):
 def test_recalibration_measures_the_images_and_nothing_else_moves() -> None:
     model = Noisy().train()
     model.act.eval()  # flags may differ from module to module
-    others = {k: v.clone() for k, v in model.state_dict().items() if "running" not in k}
+    values = {k: v.clone() for k, v in model.state_dict().items() if "running" not in k}
     flags = [module.training for module in model.modules()]
     batches = [2 + 3 * torch.randn(size, 3, 8, 8) for size in (6, 6, 2)]
     random = torch.get_rng_state()
@@ -53,7 +51,7 @@ def test_recalibration_measures_the_images_and_nothing_else_moves() -> None:
     assert torch.allclose(model.norm.running_mean, mean, atol=1e-5)
     assert torch.allclose(model.norm.running_var, var, atol=1e-4)
     assert not torch.equal(model.act.running_mean, torch.zeros(4))  # frozen before, and measured all the same
-    assert all(torch.equal(value, others[k]) for k, value in model.state_dict().items() if k in others)
+    assert all(torch.equal(value, values[k]) for k, value in model.state_dict().items() if k in values)
     assert [module.training for module in model.modules()] == flags
     assert (model.norm.momentum, model.act.momentum) == (0.3, 0.1)
 

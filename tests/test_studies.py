@@ -1,5 +1,3 @@
-"""The evidence tables: blocks by name, verdicts, and that each table follows from the one before it."""
-
 import csv
 import importlib
 import json
@@ -60,8 +58,8 @@ def test_the_blocks_of_the_table_are_those_of_the_stored_runs(study: str, count:
 
 
 def test_the_claims_follow_from_the_other_tables(load: Any) -> None:
-    claims, every = load("claims"), load("studies").studies("cpu")
-    judged = claims.judged(read("evidence.csv"), read("evidence_differences.csv"), every)
+    studies = load("studies").studies("cpu")
+    judged = load("claims").judged(read("evidence.csv"), read("evidence_differences.csv"), studies)
     assert [{name: str(value) for name, value in row.items()} for row in judged] == read("evidence_claims.csv")
     assert {row["verdict"].split(":")[0] for row in judged} == {"holds here", "does not hold here", "not decidable"}
 
@@ -82,50 +80,51 @@ def test_verdict(load: Any, low: float, high: float, below: bool, attention: str
     assert claim.verdict({"low_95": low, "high_95": high, "attention": attention}) == expected
 
 
-CELLS = r"\| (.*) \| (sigmoid|linear|C-MHSA|–) \| (keep) \| (.*) \| (.*) \| (.*) \((.*), (.*)\) \| (.*) \| (.*) \|"
-NUMBERS = ("epochs", "train_top1", "difference", "low_95", "high_95", "detectable")
+NUMBERS = ("difference", "low_95", "high_95")
+
+
+def cells_of(page: str, pattern: str) -> list[list[str]]:
+    """The cells of the lines of tables that hold a pattern, with ASCII signs and without emphasis."""
+    lines = (ROOT / "docs" / page).read_text(encoding="utf-8").replace("−", "-").replace("**", "").splitlines()
+    return [line.strip("| ").split(" | ") for line in lines if line.startswith("|") and re.search(pattern, line)]
+
+
+def are_of(row: dict[str, str], columns: tuple[str, ...], numbers: list[str]) -> bool:
+    """Return True if the numbers are those of a row, rounded."""
+    differences = [abs(float(row[column]) - float(number)) for column, number in zip(columns, numbers, strict=True)]
+    return all(d <= 0.51 * 10.0 ** -len(n.partition(".")[2]) for d, n in zip(differences, numbers, strict=True))
 
 
 def test_the_table_of_claims_in_the_documentation_is_that_of_the_results() -> None:
-    lines = [line for line in (ROOT / "docs/expect.md").read_text(encoding="utf-8").splitlines() if "| keep |" in line]
-    shown = [re.fullmatch(CELLS, line.replace("−", "-").replace("**", "")) for line in lines]
-    assert len(shown) > 25
+    table = cells_of("expect.md", r"\| keep \|")
+    assert len(table) > 25
     rows = [row for row in read("evidence_claims.csv") if "*" not in row["study"]]
-    for found in shown:
-        assert found is not None
-        gate = {"C-MHSA": "none: C-MHSA", "–": ""}.get(found[2], found[2])
-        printed = [found[i] for i in (4, 5, 6, 7, 8, 10)]
-        error = [0.51 * 10.0 ** -len(cell.partition(".")[2]) for cell in printed]
+    for cells in table:
+        *_, gate, stride, epochs, top1, interval, verdict, detectable = cells
+        key = ({"C-MHSA": "none: C-MHSA", "–": ""}.get(gate, gate), stride, verdict.split(":")[0])
+        numbers = [epochs, top1, *re.findall(r"[-+.\d]+", interval), detectable]
+        columns = ("epochs", "train_top1", *NUMBERS, "detectable")
         assert any(
-            (row["gate"], row["stride"], row["verdict"].split(":")[0]) == (gate, found[3], found[9].split(":")[0])
-            and all(
-                abs(float(row[name]) - float(cell)) <= e for name, cell, e in zip(NUMBERS, printed, error, strict=True)
-            )
+            (row["gate"], row["stride"], row["verdict"].split(":")[0]) == key and are_of(row, columns, numbers)
             for row in rows
-        ), found[0]
+        ), cells
 
 
-def test_the_rows_without_the_stride_are_those_of_the_results() -> None:
-    """In the table of claims, and column by column in docs/runs.md."""
+@pytest.mark.parametrize(
+    ("page", "pattern"),
+    [
+        ("expect.md", r"\| (sigmoid|linear) \| remove \|"),
+        ("runs.md", r"stride removed.* - |the same - stride removed"),
+    ],
+)
+def test_the_rows_without_the_stride_are_those_of_the_results(page: str, pattern: str) -> None:
     rows = read("evidence_gpu_differences.csv")
-    tables = {
-        "expect.md": r"\| (?:sigmoid|linear) \| remove \|",
-        "runs.md": r"stride removed.* − |the same − stride removed",
-    }
-    for page, line in tables.items():
-        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-        lines = [shown for shown in text.splitlines() if re.search(line, shown) and shown.startswith("|")]
-        assert len(lines) >= 5
-        for shown in lines:
-            for cell in re.findall(r"([+−]?\d+\.\d) \(([+−]?\d+\.\d), ([+−]?\d+\.\d)\)", shown):
-                numbers = [float(number.replace("−", "-")) for number in cell]
-                assert any(
-                    all(
-                        abs(float(row[name]) - number) <= 0.051
-                        for name, number in zip(NUMBERS[2:5], numbers, strict=True)
-                    )
-                    for row in rows
-                ), (page, cell)
-            arm = "sigmoid" if "sigmoid" in shown else "images"
-            asleep = any(row["attention"] == "asleep" for row in rows if arm in row["arm"])
-            assert page == "runs.md" or ("asleep" in shown) == asleep, shown
+    table = cells_of(page, pattern)
+    assert len(table) >= 5
+    for cells in table:
+        for interval in re.findall(r"([+-]?\d+\.\d) \(([+-]?\d+\.\d), ([+-]?\d+\.\d)\)", " | ".join(cells)):
+            assert any(are_of(row, NUMBERS, interval) for row in rows), (page, interval)
+        line = " ".join(cells)
+        arm = "sigmoid" if "sigmoid" in line else "images"
+        asleep = any(row["attention"] == "asleep" for row in rows if arm in row["arm"])
+        assert page == "runs.md" or ("asleep" in line) == asleep, line

@@ -1,5 +1,3 @@
-"""The number of threads: free cores at the start, and what overrides them."""
-
 import subprocess
 import sys
 import time
@@ -37,12 +35,12 @@ def test_the_start_takes_the_free_cores_or_the_number_it_is_given(
 @pytest.mark.skipif(not threads.Path("/proc/stat").exists(), reason="Linux alone has these counters")
 def test_counters_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     cores = threads.os.sched_getaffinity(0)
-    start, others = sample(cores)
+    start, before = sample(cores)
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
         time.sleep(0.5)
         neighbour.kill()
     now, after = sample(cores)
-    assert 0.05 < after - others < len(cores) * (now - start) + 0.1
+    assert 0.05 < after - before < len(cores) * (now - start) + 0.1
     assert 1 <= usable_cores(cores) <= len(cores)
     files = {"/proc/self/cgroup": "0::/a/b", "/sys/fs/cgroup/a/b/cpu.max": "150000 100000"}
     monkeypatch.setattr(threads, "_text", lambda path: files.get(path, ""))

@@ -1,5 +1,3 @@
-"""Δ log amplitude: the definition written out again, true frequencies, which blocks a network has."""
-
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -16,11 +14,9 @@ from recast.lab.analysis.blocks import body_of, find_blocks
 from recast.lab.analysis.fourier import diagonal_log_amplitude, fourier
 
 
-class Wrapped(nn.Sequential):
-    """What evaluation puts around a network."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(OrderedDict(model=model))
+def wrapped(model: nn.Module) -> nn.Module:
+    """As evaluation wraps a network."""
+    return nn.Sequential(OrderedDict(model=model))
 
 
 def identity() -> nn.Module:
@@ -33,19 +29,19 @@ def delta_of(x: Tensor) -> Tensor:
     return torch.tensor(curve.delta)
 
 
-def close(found: Any, expected: Tensor, atol: float = 1e-5) -> bool:
-    return torch.allclose(torch.as_tensor(found), expected, atol=atol, rtol=0)
+def close(delta: Any, expected: Tensor, atol: float = 1e-5) -> bool:
+    return torch.allclose(torch.as_tensor(delta), expected, atol=atol, rtol=0)
 
 
 def test_batches_make_the_same_curves_as_one_and_the_mean_is_after_the_logarithm() -> None:
-    x, labels = torch.randn(7, 3, 9, 6), torch.zeros(7)
+    x = torch.randn(7, 3, 9, 6)
     x[1] *= 1000
-    whole = fourier(identity(), x, blocks=["0"])
-    parts = fourier(identity(), list(zip(x.split([2, 1, 4]), labels.split([2, 1, 4]), strict=True)), blocks=["0"])
-    assert parts.n == whole.n == 7
-    assert close(parts.curves[0].delta, torch.tensor(whole.curves[0].delta))
+    at_once = fourier(identity(), x, blocks=["0"])
+    parts = fourier(identity(), [(part, torch.zeros(len(part))) for part in x.split([2, 1, 4])], blocks=["0"])
+    assert parts.n == at_once.n == 7
+    assert close(parts.curves[0].delta, torch.tensor(at_once.curves[0].delta))
     alone = torch.stack([delta_of(x[i : i + 1]) for i in range(7)])
-    assert close(whole.curves[0].delta, alone.mean(0), 1e-4)
+    assert close(at_once.curves[0].delta, alone.mean(0), 1e-4)
 
 
 @pytest.mark.parametrize(("height", "width"), [(12, 8), (8, 13), (7, 15), (5, 4), (16, 3)])
@@ -74,23 +70,23 @@ def test_rectangles_are_read_between_the_bins_of_the_longer_side(height: int, wi
 def test_blocks_are_found(name: str, size: int | tuple[int, int], first: list[str], count: int, last: object) -> None:
     height, width = (size, size) if isinstance(size, int) else size
     options = {"img_size": (height, width)} if name.startswith(("vit", "swin")) else {}
-    found = fourier(timm.create_model(name, **options), torch.randn(1, 3, height, width))
-    assert [curve.block for curve in found.curves][: len(first)] == first
-    assert (len(found.curves), found.left_out, found.curves[-1].size) == (count, {}, last)
+    spectra = fourier(timm.create_model(name, **options), torch.randn(1, 3, height, width))
+    assert [curve.block for curve in spectra.curves][: len(first)] == first
+    assert (len(spectra.curves), spectra.left_out, spectra.curves[-1].size) == (count, {}, last)
 
 
 def test_the_tokens_of_a_transformer_are_its_grid() -> None:
     """What is read after a residual is the sum itself, the class token gone, at the place of its patch."""
     network = timm.create_model("vit_tiny_patch16_224", img_size=(64, 96), depth=1).eval()
     x = torch.randn(2, 3, 64, 96)
-    found = {curve.block: curve for curve in fourier(network, x).curves}
+    curves = {curve.block: curve for curve in fourier(network, x).curves}
     with torch.no_grad():
         tokens = network.norm_pre(network._pos_embed(network.patch_embed(x)))
         block = network.blocks[0]
         after_attention = tokens + block.attn(block.norm1(tokens))
         after_mlp = after_attention + block.mlp(block.norm2(after_attention))
     for name, value in (("stem", tokens), ("blocks.0.attn", after_attention), ("blocks.0", after_mlp)):
-        assert close(found[name].delta, delta_of(value[:, 1:].transpose(1, 2).reshape(2, -1, 4, 6)))
+        assert close(curves[name].delta, delta_of(value[:, 1:].transpose(1, 2).reshape(2, -1, 4, 6)))
 
 
 IMAGES = torch.randn(1, 3, 4, 4)
@@ -117,10 +113,10 @@ def test_mistakes_are_named(call: Callable[[], object], match: str) -> None:
 
 def test_wrappers_are_looked_through() -> None:
     network = timm.create_model("digits_resnet")
-    assert body_of(Wrapped(Wrapped(network))) == ("model.model.", network)
+    assert body_of(wrapped(wrapped(network))) == ("model.model.", network)
     assert find_blocks(network)[0] == "layer1.0"
-    chain = Wrapped(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten()))
-    found = fourier(chain, torch.rand(1, 3, 8, 8))
-    assert [curve.block for curve in found.curves] == ["stem", "0", "1"]
-    assert "2" in found.left_out
+    chain = wrapped(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten()))
+    spectra = fourier(chain, torch.rand(1, 3, 8, 8))
+    assert [curve.block for curve in spectra.curves] == ["stem", "0", "1"]
+    assert "2" in spectra.left_out
     assert fourier(chain, torch.rand(1, 3, 8, 8), blocks=["model.1"]).curves[0].block == "1"

@@ -1,5 +1,3 @@
-"""`wakefulness`, compared with maps that are written out."""
-
 import math
 
 import pytest
@@ -28,20 +26,20 @@ def test_the_numbers_are_those_of_the_maps_written_out(groups: int) -> None:
     model = network(groups, gamma_init=0.3)
     wake_(model, IMAGES)
     (layer,) = recast_layers(model).values()
-    (found,) = wakefulness(model, IMAGES, queries=1000).values()
+    (measured,) = wakefulness(model, IMAGES, queries=1000).values()
     x = model[:2](IMAGES)
     content = layer.attention(x).content.unflatten(-1, (9, 11))[..., 1:8, 1:10].flatten(3)
     values = nn.functional.conv2d(x, layer.value[:, :, None, None], groups=groups).flatten(2).transpose(1, 2)
-    made = (layer(x) - layer.bias[:, None, None]).square().mean()
+    output = (layer(x) - layer.bias[:, None, None]).square().mean()
     for head in range(layer.num_heads):
         C = content[:, head]
-        assert found["entropy"][head] == pytest.approx(float(-(C * C.log()).sum(-1).mean()) / math.log(63), rel=1e-5)
-        assert found["distance"][head] == pytest.approx(float((C - 1 / 63).abs().sum(-1).mean()) / 2, rel=1e-5)
+        assert measured["entropy"][head] == pytest.approx(float(-(C * C.log()).sum(-1).mean()) / math.log(63), rel=1e-5)
+        assert measured["distance"][head] == pytest.approx(float((C - 1 / 63).abs().sum(-1).mean()) / 2, rel=1e-5)
         kernel = layer.weight.flatten(2)[..., head][..., None]
         for name, maps in (("content_share", C), ("attention_share", C - 1 / 63)):
             part = nn.functional.conv1d((0.3 * maps @ values).transpose(1, 2), kernel, groups=groups)
-            share = float((part.square().mean() / made).sqrt())
-            assert found[name][head] == pytest.approx(share, rel=1e-4), name
+            share = float((part.square().mean() / output).sqrt())
+            assert measured[name][head] == pytest.approx(share, rel=1e-4), name
 
 
 def test_cmhsa_is_measured_by_what_content_changes() -> None:

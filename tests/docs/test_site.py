@@ -1,5 +1,5 @@
-"""The documentation site: the reference is complete, notebooks run, the build has no warning and fetches nothing."""
-
+import copy
+import doctest
 import os
 import re
 import subprocess
@@ -7,20 +7,19 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import recast
+import recast.lab.evaluation
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-REFERENCE = set(re.findall(r"^::: recast\.(\S+)", (DOCS / "reference/python.md").read_text("utf-8"), re.MULTILINE))
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 
 
-def test_the_reference_has_every_public_name() -> None:
-    assert set(recast.__all__) <= REFERENCE
-
-
-def test_the_reference_has_what_the_pages_import() -> None:
+def test_the_reference_has_every_public_name_and_what_the_pages_import() -> None:
+    reference = set(re.findall(r"^::: recast\.(\S+)", (DOCS / "reference/python.md").read_text("utf-8"), re.MULTILINE))
     imported = {
         f"{module}.{name}"
         for page in (ROOT / "README.md", *DOCS.rglob("*.md"))
@@ -28,7 +27,7 @@ def test_the_reference_has_what_the_pages_import() -> None:
         for name in names.replace(" ", "").rstrip(",").split(",")
     }
     assert imported
-    assert imported <= REFERENCE
+    assert imported | set(recast.__all__) <= reference
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -50,3 +49,20 @@ def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -
     pages = list(tmp_path.rglob("*.html"))
     assert len(pages) > 25
     assert not [page for page in pages if re.search(fetched, page.read_text("utf-8"))]
+
+
+LAB = ("data.load_data", "evaluation.evaluate", "evaluation.PixelModel", "evaluation.attacks.pgd")
+NAMES = [*recast.__all__, *(f"lab.{name}" for name in LAB)]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "__version__"])
+def test_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = {"copy": copy, "nn": nn, "recast": recast, "torch": torch}
+    finder = doctest.DocTestFinder(recurse=False)
+    tests = [test for test in finder.find(eval(f"recast.{name}"), name, globs=names) if test.examples]
+    assert tests, f"recast.{name} has no example"
+    output: list[str] = []
+    for test in tests:
+        doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=output.append)
+    assert not output, "".join(output)

@@ -1,7 +1,3 @@
-"""A tiny network with a loss surface worth attacking, a small data set, and a suite's scores on it."""
-
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,16 +38,12 @@ def trained(digits: Data) -> nn.Module:
     return net.eval()
 
 
-Values = Callable[..., dict[str, float]]
-Score = Callable[..., dict[str, Any]]
-
-
 @pytest.fixture
-def values() -> Values:
+def values() -> Any:
     """{metric: value} of a model in suites."""
 
-    def run(model: nn.Module, suites: str | list[str], data: Data, size: int = 20, **told: Any) -> dict[str, float]:
-        rows = evaluate({"m": model}, suites, data, batch_size=size, options=Options(**told), progress=False)
+    def run(model: nn.Module, suites: str | list[str], data: Data, size: int = 20, **options: Any) -> dict[str, float]:
+        rows = evaluate({"m": model}, suites, data, batch_size=size, options=Options(**options), progress=False)
         return {row.metric if isinstance(suites, str) else f"{row.suite} {row.metric}": row.value for row in rows}
 
     return run
@@ -90,21 +82,14 @@ def spy() -> type[Spy]:
 
 
 @pytest.fixture
-def score() -> Score:
+def score() -> Any:
     """The scores of a model in a suite, {metric: (n, k)}; raises NotMeasured where its data set is missing."""
 
-    def run(suite: str, model: nn.Module, data: Data, batch_size: int = 20, **told: Any) -> dict[str, np.ndarray]:
-        context = open_context({"m": model}, data, batch_size, options=Options(**told))
-        found, missing = score_suites(context, [suite])
+    def run(suite: str, model: nn.Module, data: Data, batch_size: int = 20, **options: Any) -> dict[str, np.ndarray]:
+        context = open_context({"m": model}, data, batch_size, options=Options(**options))
+        scores, missing = score_suites(context, [suite])
         if missing:
             raise missing[0]
-        return {metric: array for (_, metric), array in found[suite].items()}
+        return {metric: array for (_, metric), array in scores[suite].items()}
 
     return run
-
-
-@pytest.fixture
-def gray(digits: Data) -> Data:
-    """Three images that are all grey: what a model says about them is known."""
-    val = digits.val.subset(torch.arange(3))
-    return replace(digits, val=replace(val, pixels=torch.full_like(val.pixels, 51)))  # type: ignore[type-var]

@@ -1,5 +1,3 @@
-"""Heads closed one by one: the right one first, and what is left computes what it should."""
-
 import copy
 from typing import Any
 
@@ -32,8 +30,8 @@ def network(gate: str) -> nn.Module:
     model = recast.recast_(parent, recast.plan(parent, X[:1], config, where=["layer3.1.conv1", "layer3.1.conv2"]))
     with torch.no_grad():
         for layer in gpsa_layers(model).values():
-            for gate_of in (layer.lam,) if gate == "sigmoid" else (layer.gamma, layer.spread):
-                gate_of.copy_(torch.randn(9))
+            for parameter in (layer.lam,) if gate == "sigmoid" else (layer.gamma, layer.spread):
+                parameter.copy_(torch.randn(9))
             layer.key.normal_()
     return model.eval()
 
@@ -51,8 +49,8 @@ def test_the_head_that_is_missed_least_goes_first(gate: str, monkeypatch: pytest
     for name, head in heads_left(model):
         without: Any = copy.deepcopy(model)
         layer = without.get_submodule(name)
-        rest = [h for h in range(9) if h != head]
-        layer.prune_(rest if gate == "linear" else range(9), rest)
+        heads = [h for h in range(9) if h != head]
+        layer.prune_(heads if gate == "linear" else range(9), heads)
         alone[name, head] = loss_of(without)
     first = next(closing_(model, X, Y))
     assert (first.layer, first.head) == min(alone, key=alone.__getitem__)
@@ -64,8 +62,8 @@ def test_the_head_that_is_missed_least_goes_first(gate: str, monkeypatch: pytest
 def test_the_first_order_is_the_slope_of_the_loss(gate: str) -> None:
     """Shares moved a little towards closed change the loss by as little of what closing adds."""
     model, step = network(gate).double(), 1e-3
-    told = [(X[::2].double(), Y[::2])]
-    before = closing._loss(model, told)
+    batches = [(X[::2].double(), Y[::2])]
+    before = closing._loss(model, batches)
     measured = {}
     for name, head in heads_left(model):
         moved: Any = copy.deepcopy(model)
@@ -76,23 +74,24 @@ def test_the_first_order_is_the_slope_of_the_loss(gate: str) -> None:
                 layer.spread[head] *= 1 - step
             else:
                 layer.lam[head] = torch.logit(1 - (1 - layer.lam[head].sigmoid()) * (1 - step))
-        measured[name, head] = (closing._loss(moved, told) - before) / step
-    assert closing._added(model, told) == pytest.approx(measured, rel=0.02, abs=5e-4)
+        measured[name, head] = (closing._loss(moved, batches) - before) / step
+    assert closing._added(model, batches) == pytest.approx(measured, rel=0.02, abs=5e-4)
 
 
 def test_to_the_last_head_it_is_the_network_without_attention(error_of: Any) -> None:
     model = network("linear")
     expected = copy.deepcopy(model)
     steps = list(closing_(model, X, Y))
-    assert len({(one.layer, one.head) for one in steps}) == len(steps) == 18
+    heads = [(step.layer, step.head) for step in steps]
+    assert len(set(heads)) == len(heads) == 18
     recast.fold_(expected, tol=float("inf"))
     recalibrate_batch_norm_(expected, [X])
     with torch.no_grad():
         assert error_of(model(X), expected(X)) < 1e-5
-    again = network("linear")
-    close_(again, [(one.layer, one.head) for one in steps[:7]], X)
-    assert len(heads_left(again)) == 11
-    assert steps[6].loss == pytest.approx(loss_of(again), rel=1e-4)
+    model = network("linear")
+    close_(model, heads[:7], X)
+    assert len(heads_left(model)) == 11
+    assert steps[6].loss == pytest.approx(loss_of(model), rel=1e-4)
 
 
 def test_the_frontier_counts_the_open_heads_of_every_network(digits: Data, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,3 @@
-"""Suites of DeiT and its successors: the test crop, and the two heads of a distilled network."""
-
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ from recast.lab.data import Data, load_data
 from recast.lab.evaluation import evaluate
 from recast.lab.evaluation.context import NotMeasured
 
-Score = Callable[..., dict[str, Any]]
+TINY = {"img_size": 16, "patch_size": 8, "depth": 2, "num_classes": 10}
 
 
 class Corner(nn.Module):
@@ -29,16 +26,15 @@ class Corner(nn.Module):
         return torch.stack([red.new_full((len(x),), 0.5), red], 1)
 
 
-def test_crop_shows_more_of_the_image(tmp_path: Path, digits: Data, score: Score) -> None:
+def test_crop_shows_more_of_the_image(tmp_path: Path, digits: Data, score: Any) -> None:
     """Images of 80 pixels, of which the outer two are red: a crop of 0.95 shows 76 of them."""
     pixels = np.zeros((80, 80, 3), dtype=np.uint8)
     pixels[:2], pixels[-2:], pixels[:, :2], pixels[:, -2:] = ((255, 0, 0),) * 4
-    for part in ("train", "val"):
-        for name in ("inside", "red"):
-            (tmp_path / part / name).mkdir(parents=True)
-            Image.fromarray(pixels).save(tmp_path / part / name / "0.png")
+    for folder in ("train/inside", "train/red", "val/inside", "val/red"):
+        (tmp_path / folder).mkdir(parents=True)
+        Image.fromarray(pixels).save(tmp_path / folder / "0.png")
     options = {"img_size": 80, "mean": (0.0,) * 3, "std": (1.0,) * 3}
-    data = load_data(DataConfig("folder", tmp_path, **options))  # type: ignore[arg-type]
+    data = load_data(DataConfig("folder", tmp_path, **options))
     scores = score("crop", Corner(), data)
     right = {metric: values[:, 0].tolist() for metric, values in scores.items()}
     assert right == {f"top1@{share}": [1.0, 0.0] for share in ("0.875", "0.9", "0.95")} | {"top1@1": [0.0, 1.0]}
@@ -47,11 +43,8 @@ def test_crop_shows_more_of_the_image(tmp_path: Path, digits: Data, score: Score
         score("crop", nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 10)), digits)
 
 
-def test_heads_and_tokens_of_a_distilled_deit(digits: Data, spy: Any, score: Score) -> None:
-    torch.manual_seed(0)
-    network = timm.create_model(
-        "deit_tiny_distilled_patch16_224", img_size=16, patch_size=8, depth=2, num_classes=10
-    ).eval()
+def test_heads_and_tokens_of_a_distilled_deit(digits: Data, spy: Any, score: Any) -> None:
+    network = timm.create_model("deit_tiny_distilled_patch16_224", **TINY).eval()
     for parameter in network.parameters():  # what differs from image to image, and head to head
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.3)
@@ -59,13 +52,11 @@ def test_heads_and_tokens_of_a_distilled_deit(digits: Data, spy: Any, score: Sco
     images, labels = digits.val.batch(range(len(digits.val)))
     with torch.no_grad():
         x = normalize(images, digits.mean, digits.std)
-        states = [prefix for _, prefix in network.forward_intermediates(
-            x, return_prefix_tokens=True, intermediates_only=True
-        )]  # fmt: skip
+        states = network.forward_intermediates(x, return_prefix_tokens=True, intermediates_only=True)
         tokens = network.forward_features(x)
         logits = {"class": network.head(tokens[:, 0]), "distillation": network.head_dist(tokens[:, 1])}
         logits["both"] = network(x)
-    cosines = [F.cosine_similarity(state[:, 0], state[:, 1]) for state in states]
+    cosines = [F.cosine_similarity(prefix[:, 0], prefix[:, 1]) for _, prefix in states]
     assert list(scores) == [*(f"top1/{head}" for head in logits), "cosine@0", "cosine@1", "cosine@2"]
     for head, values in logits.items():
         assert scores[f"top1/{head}"][:, 0].tolist() == (values.argmax(1) == labels).float().tolist()
@@ -84,9 +75,8 @@ def test_heads_and_tokens_of_a_distilled_deit(digits: Data, spy: Any, score: Sco
 
 
 @pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "cait_xxs24_224"])
-def test_branches_are_compared_with_the_tokens_that_they_are_added_to(digits: Data, score: Score, name: str) -> None:
-    torch.manual_seed(0)
-    network = timm.create_model(name, img_size=16, patch_size=8, depth=2, num_classes=10).eval()
+def test_branches_are_compared_with_the_tokens_that_they_are_added_to(digits: Data, score: Any, name: str) -> None:
+    network = timm.create_model(name, **TINY).eval()
     for parameter in network.parameters():
         nn.init.normal_(parameter, std=0.3)
     scores = score("branches", network, digits)

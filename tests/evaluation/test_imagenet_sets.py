@@ -1,6 +1,7 @@
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,10 @@ from recast.lab.data.datasets import ImageFiles
 from recast.lab.evaluation import Options
 from recast.lab.evaluation.context import Context, NotMeasured
 from recast.lab.evaluation.imagenet_corruptions import ALEXNET_ERRORS, KINDS
-from recast.lab.evaluation.imagenet_sets import (
-    SETS,
-    imagenet_wnids,
-    outputs_of,
-    real_labels,
-    sources_imagenet_c,
-    sources_of_set,
-)
+from recast.lab.evaluation.imagenet_sets import SETS, imagenet_wnids, outputs_of, real_labels, sources_imagenet_c
 from recast.lab.evaluation.runner import open_context
 from recast.lab.suites import CATEGORIES, SEVERITIES
 
-Score = Callable[..., dict[str, Any]]
 INFO = ImageNetInfo("imagenet-1k")
 NAMES = [INFO.index_to_description(index) for index in range(1000)]
 
@@ -38,10 +31,7 @@ def encode(index: int) -> tuple[int, int, int]:
 
 
 class Decode(nn.Module):
-    """Knows ImageNet's label from the colour: its largest logit is that class's output, the next ones its neighbours'.
-
-    `loud`: an output that is larger than all the others.
-    """
+    """Knows ImageNet's label from the colour; the next largest logits are of its neighbours, `loud` is above all."""
 
     def __init__(self, outputs: Sequence[int] = range(1000), loud: int | None = None) -> None:
         super().__init__()
@@ -85,17 +75,17 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("suite", ["imagenet-a", "imagenet-r"])
-def test_only_the_200_classes_count(suite: str, sets: Path, digits: Data, score: Score) -> None:
+def test_only_the_200_classes_count(suite: str, sets: Path, digits: Data, score: Any) -> None:
     wnids = set(imagenet_wnids(SETS[suite][0]))
     assert len(wnids) == 200
     outside = next(index for index, wnid in enumerate(imagenet_wnids()) if wnid not in wnids)
     inside = imagenet_wnids().index(sorted(wnids)[7])
     for loud, right in ((outside, 400), (inside, 2)):
-        found = score(suite, Decode(loud=loud), named(digits), 64, sets=sets)
-        assert (found["top1"].sum(), found["top5"].sum(), found["top1"].size) == (right, 400, 400)
+        scores = score(suite, Decode(loud=loud), named(digits), 64, sets=sets)
+        assert (scores["top1"].sum(), scores["top5"].sum(), scores["top1"].size) == (right, 400, 400)
 
 
-def test_classes_named_by_wnid_may_have_any_order(sets: Path, digits: Data, score: Score) -> None:
+def test_classes_named_by_wnid_may_have_any_order(sets: Path, digits: Data, score: Any) -> None:
     data = named(digits, sorted(imagenet_wnids(), key=lambda wnid: wnid[::-1]))
     outputs = [data.classes.index(wnid) for wnid in imagenet_wnids()]
     assert score("imagenet-r", Decode(outputs), data, 64, sets=sets)["top1"].sum() == 400
@@ -103,52 +93,43 @@ def test_classes_named_by_wnid_may_have_any_order(sets: Path, digits: Data, scor
     assert score("imagenet-r", Decode(), data, 64, sets=sets)["top1"].sum() < 40
 
 
-def test_v2_is_not_in_the_order_of_its_folders(sets: Path, digits: Data, score: Score) -> None:
+def test_v2_is_not_in_the_order_of_its_folders(sets: Path, digits: Data, score: Any) -> None:
     data = replace(named(digits), val=digits.train)
-    found = score("imagenet-v2", Decode(), data, 64, sets=sets, num_images=200)
-    assert found["top1"][:, 0].tolist() == [1.0] * 200
+    assert score("imagenet-v2", Decode(), data, 64, sets=sets, num_images=200)["top1"].tolist() == [[1]] * 200
     data = named(digits, [str(index) for index in range(1000)])
-    assert score("imagenet-v2", Decode(), data, 64, sets=sets)["top1"][:, 0].tolist() == [1.0] * 2000
+    assert score("imagenet-v2", Decode(), data, 64, sets=sets)["top1"].tolist() == [[1]] * 2000
 
 
 def test_wrong_class_order_is_told_by_names(digits: Data) -> None:
     for classes in (NAMES[::-1], [NAMES[1], NAMES[0], *NAMES[2:]], list(imagenet_wnids()[:100])):
         with pytest.raises(NotMeasured):
             outputs_of(context(named(digits, classes)), imagenet_wnids(), "imagenet-a")
-    few = ["crane bird" if index == 134 else name.split(", ")[-1] for index, name in enumerate(NAMES)]
-    assert outputs_of(context(named(digits, few)), imagenet_wnids()[3:5], "imagenet-a").tolist() == [3, 4]
+    short_names = ["crane bird" if index == 134 else name.split(", ")[-1] for index, name in enumerate(NAMES)]
+    assert outputs_of(context(named(digits, short_names)), imagenet_wnids()[3:5], "imagenet-a").tolist() == [3, 4]
 
 
 @pytest.mark.parametrize("suite", [*SETS, "imagenet-real"])
-def test_missing_sets_and_other_classes(
-    suite: str, tmp_path: Path, digits: Data, score: Score, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_sets_and_other_classes(suite: str, tmp_path: Path, digits: Data, score: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("RECAST_DATA", str(tmp_path))
     for data in (digits, named(digits)):
         with pytest.raises(NotMeasured, match=suite):
             score(suite, Decode(), data)
 
 
-def test_real_counts_any_of_an_images_labels(tmp_path: Path, digits: Data, score: Score) -> None:
+def test_real_counts_any_of_an_images_labels(tmp_path: Path, digits: Data, score: Any) -> None:
     labels = list(real_labels().values())
     assert len(labels) == 50_000
     assert sum(not each for each in labels) == 3_163
-    numbers = {count: [i + 1 for i, each in enumerate(labels) if len(each) == count][:4] for count in (0, 1, 2)}
-    (none, _, _, _), (near, _, _, far), several = numbers.values()
-
-    def shown(number: int) -> int:
-        """The last of an image's labels, or one that is a little or far off."""
-        off = {near: 2, far: 500}.get(number, 0)
-        return (labels[number - 1][-1] + off) % 1000 if labels[number - 1] else 0
-
-    numbers_shown = [*several, none, near, far]
-    paths = [tmp_path / f"ILSVRC2012_val_{number:08d}.JPEG" for number in numbers_shown]
-    for path, number in zip(paths, numbers_shown, strict=True):
-        Image.new("RGB", (16, 16), encode(shown(number))).save(path, "PNG")
+    unlabelled, single, several = ([i for i, each in enumerate(labels) if len(each) == count] for count in (0, 1, 2))
+    shown = [(index, labels[index][-1]) for index in several[:4]]
+    shown += [(unlabelled[0], 0), (single[0], labels[single[0]][0] + 2), (single[3], labels[single[3]][0] + 500)]
+    paths = [tmp_path / f"ILSVRC2012_val_{index + 1:08d}.JPEG" for index, _ in shown]
+    for path, (_, label) in zip(paths, shown, strict=True):
+        Image.new("RGB", (16, 16), encode(label % 1000)).save(path, "PNG")
     images = ImageFiles(torch.zeros(len(paths), dtype=torch.long), 16, list(map(str, paths)))
-    found = score("imagenet-real", Decode(), replace(named(digits), val=images))
-    assert found["top1"][:, 0].tolist() == [1, 1, 1, 1, 0, 0]
-    assert found["top5"][:, 0].tolist() == [1, 1, 1, 1, 1, 0]
+    scores = score("imagenet-real", Decode(), replace(named(digits), val=images))
+    assert scores["top1"][:, 0].tolist() == [1, 1, 1, 1, 0, 0]
+    assert scores["top5"][:, 0].tolist() == [1, 1, 1, 1, 1, 0]
 
 
 WNIDS = [f"n{number:08d}" for number in (5, 7, 9)]
@@ -156,22 +137,20 @@ WNIDS = [f"n{number:08d}" for number in (5, 7, 9)]
 
 def make_imagenet_c(root: Path, by_category: bool) -> Path:
     """Every image has a shade that tells its class, number and severity."""
-    for category, kinds in CATEGORIES.items():
-        for folder in ((root / category if by_category else root) / kind for kind in kinds):
-            for severity in SEVERITIES:
-                for label, wnid in enumerate(WNIDS):
-                    (folder / str(severity) / wnid).mkdir(parents=True)
-                    for number in range(2):
-                        image = Image.new("RGB", (20, 20), (80 * label + severity + 40 * number,) * 3)
-                        image.save(folder / str(severity) / wnid / f"val_{label}{number}.png")
+    kinds = [(category if by_category else ".", kind) for category, kinds in CATEGORIES.items() for kind in kinds]
+    for (category, kind), severity, (label, wnid) in product(kinds, SEVERITIES, enumerate(WNIDS)):
+        folder = root / category / kind / str(severity) / wnid
+        folder.mkdir(parents=True)
+        for number in range(2):
+            image = Image.new("RGB", (20, 20), (80 * label + severity + 40 * number,) * 3)
+            image.save(folder / f"val_{label}{number}.png")
     return root
 
 
-@pytest.fixture(scope="module")
-def corrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["ImageNet-C", "imagenet-c"])
+def corrupted(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sets")
-    make_imagenet_c(folder / "ImageNet-C", by_category=False)
-    make_imagenet_c(folder / "tars" / "imagenet-c", by_category=True)
+    make_imagenet_c(folder / request.param, by_category=request.param == "imagenet-c")
     return folder
 
 
@@ -191,15 +170,14 @@ class Shades(nn.Module):
         return nn.functional.one_hot(torch.tensor([2, 0, 1])[label], 3).float()
 
 
-@pytest.mark.parametrize("folder", [".", "tars"])
-def test_both_layouts_unresized_and_by_name(folder: str, corrupted: Path, three: Data, score: Score) -> None:
-    scores = score("imagenet-c", Shades(), three, 4, sets=corrupted / folder)
+def test_both_layouts_unresized_and_by_name(corrupted: Path, three: Data, score: Any) -> None:
+    scores = score("imagenet-c", Shades(), three, 4, sets=corrupted)
     assert scores["top1/frost/2"].mean() == pytest.approx(4 / 6)
     assert scores["top1/mean"].mean() == pytest.approx(4 / 6)
     assert scores["top1/blur"][:, 0].tolist() == [1, 1, 1, 1, 0, 0]
     expected = np.mean([(1 / 3) / error for error in ALEXNET_ERRORS.values()])
     assert scores["mce"].mean() == pytest.approx(expected)
-    part = score("imagenet-c", Shades(), three, 4, sets=corrupted / folder, num_images=3)
+    part = score("imagenet-c", Shades(), three, 4, sets=corrupted, num_images=3)
     assert part["top1/mean"][:, 0].tolist() == [1, 1, 0]
 
 
@@ -215,14 +193,14 @@ def test_the_images_are_those_of_their_folder(corrupted: Path, three: Data) -> N
 
 def test_everything_that_is_missing_is_in_one_error(tmp_path: Path, three: Data) -> None:
     root = make_imagenet_c(tmp_path / "imagenet-c", by_category=False)
-    for gone in ("snow", "fog/2", "fog/4", f"pixelate/5/{WNIDS[2]}"):
-        shutil.rmtree(root / gone)
+    for missing in ("snow", "fog/2", "fog/4", f"pixelate/5/{WNIDS[2]}"):
+        shutil.rmtree(root / missing)
     with pytest.raises(NotMeasured, match=f"snow/1.*fog/2, fog/4.*pixelate/5.*{WNIDS[2]}"):
         sources_imagenet_c(context(three, tmp_path))
 
 
-def test_missing_and_unknown_class_folders_are_listed(tmp_path: Path, digits: Data) -> None:
+def test_missing_and_unknown_class_folders_are_listed(tmp_path: Path, digits: Data, score: Any) -> None:
     wnids = sorted(imagenet_wnids("imagenet_a"))
     make_set(tmp_path / "imagenet-a", {wnid: 5 for wnid in wnids[7:]} | {"extra": 0})
     with pytest.raises(NotMeasured, match=f"7 missing: {wnids[0]}, .*extra"):
-        sources_of_set(context(named(digits), tmp_path), "imagenet-a")
+        score("imagenet-a", Decode(), named(digits), sets=tmp_path)

@@ -21,49 +21,48 @@ from recast.lab.tables import read_records
 from recast.lab.training.run import train
 from recast.models.config import ModelConfig
 
+SMALL = DataConfig("digits", img_size=16, num_train=40, num_val=30, batch_size=20)
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one epoch on few digits."""
-    data = DataConfig("digits", img_size=16, num_train=40, num_val=30, batch_size=20)
-    recipe = Recipe(ModelConfig("digits_resnet"), data, where=["layer3.1.conv1"], epochs=1, device="cpu")
+    recipe = Recipe(ModelConfig("digits_resnet"), SMALL, where=["layer3.1.conv1"], epochs=1, device="cpu")
     return train(recipe, tmp_path_factory.mktemp("runs") / "mine")
-
-
-def test_a_run_is_measured_by_one_at_a_time(run: Path) -> None:
-    with ThreadPoolExecutor(1) as other, locked(run), pytest.raises(RecastError, match="in use by another process"):
-        other.submit(evaluate_run, run, ["clean"], progress=False).result()
 
 
 @pytest.fixture
 def copied(run: Path, tmp_path: Path) -> Path:
-    """A copy of the run as training left it."""
-    measured = shutil.ignore_patterns("rows.csv", "differences.csv", "evaluation.json", "scores", "analysis")
-    return Path(shutil.copytree(run, tmp_path / "mine", ignore=measured))
+    return Path(shutil.copytree(run, tmp_path / "mine"))
 
 
-def measured(folder: Path, suites: list[str], **told: Any) -> Results:
-    return evaluate_run(folder, suites, device="cpu", progress=False, **told)
+def measured(folder: Path, *suites: str, **arguments: Any) -> Results:
+    return evaluate_run(folder, suites, device="cpu", progress=False, **arguments)
 
 
-def test_the_accuracy_is_the_one_that_training_wrote(run: Path) -> None:
-    rows = {(row.model, row.metric): row for row in measured(run, ["clean"]).rows}
-    for arm, folder in (("recast", run), ("finetuned", run / "finetuned")):
+def test_a_run_is_measured_by_one_at_a_time(copied: Path) -> None:
+    with ThreadPoolExecutor(1) as threads, locked(copied), pytest.raises(RecastError, match="in use by another"):
+        threads.submit(measured, copied, "clean").result()
+
+
+def test_the_accuracy_is_the_one_that_training_wrote(copied: Path) -> None:
+    rows = {(row.model, row.metric): row for row in measured(copied, "clean").rows}
+    for arm, folder in (("recast", copied), ("finetuned", copied / "finetuned")):
         first, *_, last = map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
         assert rows[arm, "top1"].value == pytest.approx(last["val_top1"])
         assert rows[arm, "loss"].value == pytest.approx(last["val_loss"], rel=1e-5)
         assert rows["parent", "loss"].value == pytest.approx(first["val_loss"], rel=1e-5)
     assert {row.run for row in rows.values()} == {"mine"}
-    assert sorted(map(str, read_records(run / "rows.csv", Row))) == sorted(map(str, rows.values()))
+    assert sorted(map(str, read_records(copied / "rows.csv", Row))) == sorted(map(str, rows.values()))
 
 
-def test_what_is_not_finished_or_damaged_is_named(copied: Path, tmp_path: Path) -> None:
+def test_what_is_not_finished_or_damaged_is_named(copied: Path) -> None:
     for weights in (copied / "finetuned" / "weights.safetensors", copied / "weights.safetensors"):
-        whole = weights.read_bytes()
-        weights.write_bytes(whole[:1000])
+        content = weights.read_bytes()
+        weights.write_bytes(content[:1000])
         with pytest.raises(RecastError, match=f"{weights} is no readable"):
             open_run(copied)
-        weights.write_bytes(whole)
+        weights.write_bytes(content)
     weights.unlink()
     with pytest.raises(RecastError, match="recast train --resume"):
         open_run(copied)
@@ -71,49 +70,46 @@ def test_what_is_not_finished_or_damaged_is_named(copied: Path, tmp_path: Path) 
 
 def test_what_made_the_numbers_is_written_beside_them(copied: Path) -> None:
     options = Options(num_images=20, eps=(2.0,))
-    measured(copied, ["fgsm", "agreement"], options=options, command="recast x")
-    measured(copied, ["clean"])
-    made = json.loads((copied / "evaluation.json").read_text(encoding="utf-8"))["suites"]
-    assert {name: suite["images"] for name, suite in made.items()} == {"fgsm": 20, "agreement": 20, "clean": 30}
-    assert made["fgsm"]["options"] == {"eps": [2.0], "num_images": 20, "seed": 0}
-    assert (made["fgsm"]["command"], made["fgsm"]["dataset"]) == ("recast x", "digits")
-    assert made["fgsm"]["versions"]["torch"] == torch.__version__
+    measured(copied, "fgsm", "agreement", options=options, command="recast x")
+    measured(copied, "clean")
+    record = json.loads((copied / "evaluation.json").read_text(encoding="utf-8"))["suites"]
+    assert {name: suite["images"] for name, suite in record.items()} == {"fgsm": 20, "agreement": 20, "clean": 30}
+    assert record["fgsm"]["options"] == {"eps": [2.0], "num_images": 20, "seed": 0}
+    assert (record["fgsm"]["command"], record["fgsm"]["dataset"]) == ("recast x", "digits")
+    assert record["fgsm"]["versions"]["torch"] == torch.__version__
     lines = (copied / "analysis" / "agreement.csv").read_text(encoding="utf-8").splitlines()
     assert (lines[0], len(lines)) == ("index,image,label,parent,finetuned,recast", 21)
     assert all(set(line.split(",")[2:]) <= set("0123456789") for line in lines[1:])
 
 
 def test_a_look_at_fewer_images_does_not_replace_what_is_there(copied: Path) -> None:
-    top1 = {
-        r.model: r.value for r in measured(copied, ["clean", "agreement"], command="all").rows if r.metric == "top1"
-    }
+    rows = measured(copied, "clean", "agreement", command="all").rows
     with (copied / "analysis" / "agreement.csv").open(encoding="utf-8") as file:
         predictions = list(csv.DictReader(file))
-    for arm, value in top1.items():
-        assert sum(row[arm] == row["label"] for row in predictions) == pytest.approx(0.3 * value)
+    for row in [row for row in rows if row.metric == "top1"]:
+        assert sum(image[row.model] == image["label"] for image in predictions) == pytest.approx(0.3 * row.value)
     before = {name: (copied / name).read_bytes() for name in ("rows.csv", "differences.csv", "analysis/agreement.csv")}
-    few = Options(num_images=10)
     with pytest.warns(UserWarning, match=r"keeps (clean|agreement) of 30 images: this look at 10 is not written"):
-        found = measured(copied, ["clean", "agreement"], options=few)
-    assert {row.n for row in found.rows} == {10}
+        few = measured(copied, "clean", "agreement", options=Options(num_images=10))
+    assert {row.n for row in few.rows} == {10}
     assert before == {name: (copied / name).read_bytes() for name in before}
-    measured(copied, ["clean"], command="again")
-    made = (copied / "evaluation.json").read_text(encoding="utf-8")
-    assert '"all"' in made
-    assert '"again"' not in made  # it was read from the scores, not measured
+    measured(copied, "clean", command="again")
+    record = (copied / "evaluation.json").read_text(encoding="utf-8")
+    assert '"all"' in record
+    assert '"again"' not in record  # it was read from the scores, not measured
 
 
 def test_a_bad_request_writes_nothing(copied: Path) -> None:
     before = sorted(path.name for path in copied.iterdir())
-    for suite, told in (("clene", {}), ("clean", {"options": Options(num_images=31)})):
+    for suite, options in (("clene", Options()), ("clean", Options(num_images=31))):
         with pytest.raises(RecastError):
-            measured(copied, [suite], **told)
+            measured(copied, suite, options=options)
     assert sorted(path.name for path in copied.iterdir()) == before
 
 
 def test_data_that_changed_since_the_run(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for classes in (["a", "b"], [*"9876543210"]):
-        changed = lambda *config, classes=classes: replace(load_data(*config), classes=classes)  # noqa: E731
-        monkeypatch.setattr("recast.lab.evaluation.run_folder.load_data", changed)
+        changed = replace(load_data(SMALL), classes=classes)
+        monkeypatch.setattr("recast.lab.evaluation.run_folder.load_data", lambda *_, changed=changed: changed)
         with pytest.raises(RecastError, match="was trained"):
             open_run(copied)

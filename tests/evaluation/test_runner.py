@@ -1,5 +1,3 @@
-"""What is asked is checked; what was scored is kept by weights, images and options, through interruptions."""
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,19 +11,13 @@ from recast.lab.data import Data
 from recast.lab.evaluation import Options
 from recast.lab.evaluation.context import NotMeasured
 from recast.lab.evaluation.runner import evaluate, measure, open_context
-from recast.lab.records import Row
 
 
-def rows_of(
-    models: Any, data: Data, suites: Any = "clean", size: int = 20, folder: Path | None = None, **options: Any
-) -> list[Row]:
-    cache = str(folder) if folder else None  # a text or a path
-    return evaluate(models, suites, data, cache=cache, options=Options(**options), batch_size=size, progress=False)
+def rows_of(models: Any, data: Data, suites: Any = "clean", size: int = 20, folder: Any = None, **options: Any) -> Any:
+    return evaluate(models, suites, data, cache=folder, options=Options(**options), batch_size=size, progress=False)
 
 
-def run(
-    model: nn.Module, data: Data, folder: Path, suite: str = "clean", size: int = 20, **options: Any
-) -> list[float]:
+def run(model: nn.Module, data: Data, folder: Path, suite: str = "clean", size: int = 20, **options: Any) -> Any:
     return [row.value for row in rows_of(model, data, suite, size, folder, **options)]
 
 
@@ -38,66 +30,54 @@ def test_other_weights_images_normalisation_or_options_are_measured(digits: Data
         (turned, digits),
         (spy(), replace(digits, val=digits.val.subset(torch.arange(49, -1, -1)))),
         (spy(), replace(digits, mean=(0.5, 0.5, 0.5))),
-        (spy(), replace(digits, val=replace(digits.val, labels=digits.val.labels.flip(0)))),  # type: ignore[type-var]
+        (spy(), replace(digits, val=replace(digits.val, labels=digits.val.labels.flip(0)))),
     ):
         values = run(model, data, tmp_path)
         assert model.seen == 50
         assert values != expected or data.val is not digits.val
-    other = replace(digits, train=replace(digits.train, labels=digits.train.labels.flip(0)))  # type: ignore[type-var]
-    (first,), (same,), (flipped,) = (run(spy(), d, tmp_path, "knn", neighbours=(1,)) for d in (digits, digits, other))
-    assert first == same != flipped
+    flipped = replace(digits, train=replace(digits.train, labels=digits.train.labels.flip(0)))
+    values = [run(spy(), data, tmp_path, "knn", neighbours=(1,)) for data in (digits, digits, flipped)]
+    assert values[0] == values[1] != values[2]
     attacked = spy()
-    run(attacked, digits, tmp_path, "fgsm", eps=(1.0,))
-    once = attacked.seen
-    for options, seen in (
-        ({"eps": (1.0,), "steps": 7}, once),  # not an option of FGSM
-        ({"eps": (2.0,)}, 2 * once),
-        ({"eps": (1.0,)}, 2 * once),  # one does not push out the other
+    for options, passes in (
+        ({"eps": (1.0,)}, 2),
+        ({"eps": (1.0,), "steps": 7}, 2),  # not an option of FGSM
+        ({"eps": (2.0,)}, 4),
+        ({"eps": (1.0,)}, 4),  # still stored
     ):
         run(attacked, digits, tmp_path, "fgsm", **options)
-        assert attacked.seen == seen
+        assert attacked.seen == 50 * passes
 
 
-def test_scores_of_older_code_are_measured_again(
-    digits: Data, tmp_path: Path, spy: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_of_older_code_are_measured_again(digits: Data, tmp_path: Path, spy: Any, monkeypatch: Any) -> None:
     model = spy()
-    for version, seen in ((1, 50), (2, 100), (2, 100)):
+    for version, images in ((1, 50), (2, 100), (2, 100)):
         monkeypatch.setattr("recast.lab.evaluation.cache.SCORES_VERSION", version)
         run(model, digits, tmp_path)
-        assert model.seen == seen
+        assert model.seen == images
 
 
-@pytest.mark.parametrize(("batch_size", "rest"), [(20, 10), (7, 15)])  # from the batch that holds image 40
+@pytest.mark.parametrize(("batch_size", "rest"), [(20, 30), (7, 36)])  # from the batch that holds image 20
 def test_an_interrupted_pass_goes_on(digits: Data, tmp_path: Path, batch_size: int, rest: int, spy: Any) -> None:
-    expected, model = run(spy(), digits, tmp_path / "whole"), spy()
-    model.limit[0] = 40
-    with pytest.raises(KeyboardInterrupt):
-        run(model, digits, tmp_path / "cache")
-    assert model.seen == 40
-    model.limit[0] = 10**9
-    assert run(model, digits, tmp_path / "cache", size=batch_size) == pytest.approx(expected, rel=1e-6)
-    assert model.seen == 40 + rest
-
-
-def test_a_half_scored_batch_is_not_counted(digits: Data, tmp_path: Path, spy: Any) -> None:
-    """Both models' scores of a suite are taken together: the second fails in the second batch."""
+    """A batch that the first of two models has scored, but not the second, does not count."""
+    expected = [row.value for row in rows_of({"a": spy(), "b": spy(1)}, digits, folder=str(tmp_path / "at once"))]
     first, second = spy(), spy(1)
     second.limit[0] = 20
     with pytest.raises(KeyboardInterrupt):
-        rows_of({"a": first, "b": second}, digits, folder=tmp_path)
+        rows_of({"a": first, "b": second}, digits, folder=tmp_path / "cache")
     second.limit[0] = 10**9
-    rows_of({"a": first, "b": second}, digits, folder=tmp_path)
-    assert (first.seen, second.seen) == (40 + 30, 20 + 30)
+    rows = rows_of({"a": first, "b": second}, digits, size=batch_size, folder=tmp_path / "cache")
+    assert [row.value for row in rows] == pytest.approx(expected, rel=1e-6)
+    assert (first.seen, second.seen) == (40 + rest, 20 + rest)
 
 
 def test_a_damaged_file_is_measured_anew(digits: Data, tmp_path: Path, spy: Any) -> None:
     expected = run(spy(), digits, tmp_path)
     (path,) = tmp_path.rglob("*.npz")
-    whole = path.read_bytes()
-    listed = bytearray(whole)  # what zip's own checksums do not cover: the entry behind it is lost
-    listed[whole.rindex(b"PK\x01\x02", 0, whole.rindex(b"PK\x01\x02")) + 33] ^= 1
-    for damaged in (whole[: len(whole) // 2], b"not a zip", bytes(listed)):
+    content = path.read_bytes()
+    listed = bytearray(content)  # what zip's own checksums do not cover: the entry behind it is lost
+    listed[content.rindex(b"PK\x01\x02", 0, content.rindex(b"PK\x01\x02")) + 33] ^= 1
+    for damaged in (content[: len(content) // 2], b"not a zip", bytes(listed)):
         path.write_bytes(damaged)
         model = spy()
         with pytest.warns(UserWarning, match=rf"{path.name} is damaged .*: measuring again"):
@@ -146,10 +126,9 @@ def test_missing_data_is_named_and_the_rest_is_measured(digits: Data, tmp_path: 
 def test_differences_are_paired_and_between_arms(trained: nn.Module, digits: Data, spy: Any) -> None:
     arms = {"parent": trained, "recast": trained, "finetuned": spy()}
     results = measure(open_context(arms, digits), ["clean"], progress=False)
-    pairs = {(d.model, d.against, d.metric): d for d in results.differences}
-    same = pairs["recast", "parent", "top1"]
+    pairs = {(line.model, line.against, line.metric): line for line in results.differences}
+    same, ahead = pairs["recast", "parent", "top1"], pairs["recast", "finetuned", "top1"]
     assert (same.value, same.low, same.high) == (0.0, 0.0, 0.0)
-    ahead = pairs["recast", "finetuned", "top1"]
     values = {row.model: row.value for row in results.rows if row.metric == "top1"}
     assert ahead.value == pytest.approx(values["recast"] - values["finetuned"])
     assert 0 < ahead.low < ahead.value < ahead.high
@@ -158,12 +137,13 @@ def test_differences_are_paired_and_between_arms(trained: nn.Module, digits: Dat
 
 def test_all_models_see_the_same_pixels_in_batches_of_any_size(digits: Data, spy: Any) -> None:
     first, second = spy(), spy()
-    few = rows_of({"a": first, "b": second}, digits, ["clean", "basic"], 20)
+    in_small_batches = rows_of({"a": first, "b": second}, digits, ["clean", "basic"], 20)
     assert len(first.pixels) == 3 * 26
-    assert all(mine.equal(theirs) for mine, theirs in zip(first.pixels, second.pixels, strict=True))
-    for row, other in zip(few, rows_of({"a": first, "b": second}, digits, ["clean", "basic"], 50), strict=True):
-        assert (row.metric, row.n) == (other.metric, other.n)
-        assert (row.value, row.low, row.high) == pytest.approx((other.value, other.low, other.high), abs=1e-5)
+    assert all(pixels.equal(same) for pixels, same in zip(first.pixels, second.pixels, strict=True))
+    at_once = rows_of({"a": first, "b": second}, digits, ["clean", "basic"], 50)
+    for row, expected in zip(in_small_batches, at_once, strict=True):
+        assert (row.metric, row.n) == (expected.metric, expected.n)
+        assert (row.value, row.low, row.high) == pytest.approx((expected.value, expected.low, expected.high), abs=1e-5)
 
 
 def test_training_flags_are_restored_each(digits: Data, spy: Any) -> None:

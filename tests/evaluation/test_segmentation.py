@@ -1,7 +1,5 @@
-"""mIoU, mAcc and aAcc as scikit-learn counts, boundary IoU as scipy erodes; the suite, and what it is refused for."""
-
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +21,7 @@ CLASSES = ["a", "b", "c", "nowhere"]
 
 
 class Reads(nn.Module):
-    """Predicts what the red channel says, in quarters: (B, 4, H, W), or torchvision's dictionary of it."""
+    """Predicts what the red channel says, as torchvision's dictionary of (B, 4, H, W)."""
 
     def __init__(self, shift: int = 0) -> None:
         super().__init__()
@@ -35,10 +33,9 @@ class Reads(nn.Module):
 
 
 def dense_data(count: int = 12) -> Data:
-    random = torch.Generator().manual_seed(0)
-    pixels = torch.randint(3, (count, 3, 8, 8), generator=random).to(torch.uint8)
-    masks = torch.where(torch.rand(count, 8, 8, generator=random) < 0.4, pixels[:, 0], pixels[:, 1])
-    masks[torch.rand(count, 8, 8, generator=random) < 0.1] = IGNORE
+    pixels = torch.randint(3, (count, 3, 8, 8)).to(torch.uint8)
+    masks = torch.where(torch.rand(count, 8, 8) < 0.4, pixels[:, 0], pixels[:, 1])
+    masks[torch.rand(count, 8, 8) < 0.1] = IGNORE
     pairs = ImagePairs(pixels, masks, 8)
     return Data("noise", pairs, pairs, CLASSES, (0.0,) * 3, (1.0,) * 3, 8)
 
@@ -46,12 +43,12 @@ def dense_data(count: int = 12) -> Data:
 def of_matrix(labels: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
     known = labels != IGNORE
     matrix = confusion_matrix(labels[known], predicted[known], labels=range(len(CLASSES)))
-    right, labelled, said = matrix.diagonal(), matrix.sum(1), matrix.sum(0)
+    right, labelled, answered = matrix.diagonal(), matrix.sum(1), matrix.sum(0)
     with np.errstate(invalid="ignore"):
-        iou, accuracy = right / (labelled + said - right), right / labelled
-    found = {f"iou/{name}": value for name, value in zip(CLASSES, iou, strict=True) if np.isfinite(value)}
-    found |= {"miou": np.nanmean(iou), "macc": np.nanmean(accuracy), "aacc": right.sum() / labelled.sum()}
-    return {name: 100 * value for name, value in found.items()}
+        iou, accuracy = right / (labelled + answered - right), right / labelled
+    scores = {f"iou/{name}": value for name, value in zip(CLASSES, iou, strict=True) if np.isfinite(value)}
+    scores |= {"miou": np.nanmean(iou), "macc": np.nanmean(accuracy), "aacc": right.sum() / labelled.sum()}
+    return {name: 100 * value for name, value in scores.items()}
 
 
 def by_erosion(labels: np.ndarray, predicted: np.ndarray) -> float:
@@ -60,8 +57,8 @@ def by_erosion(labels: np.ndarray, predicted: np.ndarray) -> float:
     values = []
     for number in range(len(CLASSES)):
         both = either = 0
-        for truth, found in zip(labels, predicted, strict=True):
-            masks = [truth == number, (found == number) & (truth != IGNORE)]
+        for truth, prediction in zip(labels, predicted, strict=True):
+            masks = [truth == number, (prediction == number) & (truth != IGNORE)]
             inner = [m & ~binary_erosion(m, np.ones((3, 3)), iterations=d, border_value=0) for m in masks]
             both, either = both + (inner[0] & inner[1]).sum(), either + (inner[0] | inner[1]).sum()
         if either:
@@ -73,68 +70,65 @@ def by_erosion(labels: np.ndarray, predicted: np.ndarray) -> float:
     ("shape", "cell"), [((3, 20, 30), 6), ((2, 90, 120), 13), ((1, 150, 30), 40), ((2, 1, 70), 5), ((1, 60, 60), 60)]
 )
 def test_boundary_iou(shape: tuple[int, int, int], cell: int) -> None:
-    """Masks of cells of some size, some pixels of them ignored; one class, a row of pixels, small and large d."""
     random = np.random.default_rng(cell)
     grid = np.ix_(range(shape[0]), *(np.arange(side) // cell for side in shape[1:]))
-    labels, said = (random.integers(0, 3, shape)[grid] for _ in range(2))
-    said = np.where(random.random(shape)[grid] < 0.6, labels, said)
+    labels, predicted = (random.integers(0, 3, shape)[grid] for _ in range(2))
+    predicted = np.where(random.random(shape)[grid] < 0.6, labels, predicted)
     labels[random.random(shape) < 0.002] = IGNORE
-    maps = torch.from_numpy(said).masked_fill(torch.from_numpy(labels) == IGNORE, IGNORE), torch.from_numpy(labels)
+    maps = torch.from_numpy(np.where(labels == IGNORE, IGNORE, predicted)), torch.from_numpy(labels)
     means = pixel_counts(*map(inner_boundary, maps), 4).mean(0).numpy()
-    assert float(mean_iou(means.ravel())) == pytest.approx(by_erosion(labels, said), rel=1e-12)
+    assert float(mean_iou(means.ravel())) == pytest.approx(by_erosion(labels, predicted), rel=1e-12)
 
 
 def test_the_suite_has_intervals_and_paired_differences() -> None:
     data, models = dense_data(), {"recast": Reads(), "finetuned": Reads(1)}
-    found = measure(open_context(models, data, 5), ["segmentation", "cost"], progress=False)
+    results = measure(open_context(models, data, 5), ["segmentation", "cost"], progress=False)
     labels = np.stack([mask for _, mask in data.val])
     pixels = np.stack([(image[0] * 255).round() for image, _ in data.val])
     for name, shift in (("recast", 0), ("finetuned", 1)):
         predicted = (pixels + shift) % 3
-        wanted = of_matrix(labels, predicted) | {"boundary_iou": by_erosion(labels, predicted)}
-        rows = {row.metric: row for row in found.rows if (row.model, row.suite) == (name, "segmentation")}
-        assert rows.keys() == wanted.keys(), "a class that is nowhere has no IoU"
+        expected = of_matrix(labels, predicted) | {"boundary_iou": by_erosion(labels, predicted)}
+        rows = {row.metric: row for row in results.rows if (row.model, row.suite) == (name, "segmentation")}
+        assert rows.keys() == expected.keys(), "a class that is nowhere has no IoU"
         for metric, row in rows.items():
-            assert row.value == pytest.approx(wanted[metric], rel=1e-5)
+            assert row.value == pytest.approx(expected[metric], rel=1e-5)
             assert row.low < row.value < row.high
             assert row.n == 12
-    (gap,) = [line for line in found.differences if line.metric == "miou"]
-    assert gap.low < gap.value < gap.high
-    assert gap.low > 0
+    (gap,) = [line for line in results.differences if line.metric == "miou"]
+    assert 0 < gap.low < gap.value < gap.high
 
 
 def test_scales_and_mirrored_images() -> None:
-    torch.manual_seed(0)
     network, images = SceneFCN(3, widths=(4, 6, 8)).eval(), torch.rand(2, 3, 24, 36)
     forward = torch.no_grad()(network)
     assert torch.equal(over_views(forward, images, (1.0,), flip=False), forward(images))
     large = nn.functional.interpolate(images, (36, 54), mode="bicubic", antialias=True).clamp(0, 1)
-    wanted = [forward(images), forward(images.flip(3)).flip(3)]
-    wanted += [nn.functional.interpolate(logits, (24, 36), mode="bilinear") for logits in (
-        forward(large), forward(large.flip(3)).flip(3))]  # fmt: skip
-    mean = torch.stack([logits.softmax(1) for logits in wanted]).mean(0)
+    views = [forward(images), forward(images.flip(3)).flip(3)]
+    for logits in (forward(large), forward(large.flip(3)).flip(3)):
+        views.append(nn.functional.interpolate(logits, (24, 36), mode="bilinear"))
+    mean = torch.stack([logits.softmax(1) for logits in views]).mean(0)
     torch.testing.assert_close(over_views(forward, images, (1.0, 1.5), flip=True), mean)
 
 
 @pytest.mark.parametrize("mode", ["square", "whole"])
-def test_images_of_other_shapes(mode: Literal["square", "whole"], tmp_path: Path) -> None:
+def test_images_of_other_shapes(mode: Any, tmp_path: Path) -> None:
     """Every pixel of wide and tall images counts once, and what fills a batch up does not."""
     random, sizes = np.random.default_rng(0), [(8, 8), (8, 20), (13, 8), (16, 16), (24, 16)]
-    labels, said, files = list[np.ndarray](), list[np.ndarray](), tuple[list[str], list[str]]([] for _ in range(2))
+    arrays: Any = {"image": [], "mask": []}
     for number, (height, width) in enumerate(sizes):
         factor = min(height, width) // 8
-        pixels, mask = (random.integers(0, 3, (height // factor, width // factor), np.uint8) for _ in range(2))
-        labels.append(mask.ravel())
-        said.append(pixels.ravel())
-        for name, values, paths in (("i", pixels, files[0]), ("m", mask, files[1])):
-            paths.append(str(tmp_path / f"{name}{number}.png"))
-            Image.fromarray(values.repeat(factor, 0).repeat(factor, 1)).save(paths[-1])
-    pairs = ImagePairs(files[0], files[1], 8, num_classes=4)
+        for name, drawn in arrays.items():
+            drawn.append(random.integers(0, 3, (height // factor, width // factor), np.uint8))
+            large = drawn[-1].repeat(factor, 0).repeat(factor, 1)
+            Image.fromarray(large).save(tmp_path / f"{name}{number}.png")
+    files = [[str(tmp_path / f"{name}{number}.png") for number in range(len(sizes))] for name in arrays]
+    pairs = ImagePairs(*files, 8, num_classes=4)
     data = Data("files", pairs, pairs, CLASSES, (0.0,) * 3, (1.0,) * 3, 8)
     context = open_context({"recast": Reads()}, data, 3, options=Options(test_mode=mode))
     rows = {row.metric: row.value for row in measure(context, ["segmentation"], progress=False).rows}
     rows.pop("boundary_iou")
-    everything = of_matrix(np.concatenate(labels), np.concatenate(said))
+    pixels, labels = (np.concatenate([array.ravel() for array in drawn]) for drawn in arrays.values())
+    everything = of_matrix(labels, pixels)
     if mode == "square":
         assert rows["miou"] != pytest.approx(everything["miou"], rel=1e-3)
     else:
@@ -143,9 +137,8 @@ def test_images_of_other_shapes(mode: Literal["square", "whole"], tmp_path: Path
 
 def test_predictions_are_drawn() -> None:
     data = dense_data()
-    drawn = np.asarray(
-        draw_predictions(open_context({"recast": Reads(), "finetuned": Reads(1)}, data, 5), mask_panels, count=3)
-    )
+    context = open_context({"recast": Reads(), "finetuned": Reads(1)}, data, 5)
+    drawn = np.asarray(draw_predictions(context, mask_panels, count=3))
     assert drawn.shape == (3 * 12, 4 * 12, 3)
     image, mask, recast, finetuned = (panel[2:10, 2:10] for panel in np.split(drawn[:12], 4, axis=1))
     (index,) = [i for i, (pixels, _) in enumerate(data.val) if np.array_equal(pixels.permute(1, 2, 0) * 255, image)]

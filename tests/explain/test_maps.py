@@ -1,16 +1,15 @@
 """What a page stores of a network's layers, against their own maps."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import timm
 import torch
-from on_pages import CONFIGS, mix_of, on_pixels, recast_network, scene_of, weights_of
+from on_pages import on_pixels
 from torch import Tensor, nn
 
-from recast import GPSA, RecastConfig, RecastError, plan, recast_, record
+from recast import RecastConfig, RecastError, plan, recast_, record
 from recast.analysis.record import Attention, class_maps
 from recast.lab.explain import maps as module
 from recast.lab.explain.inputs import likeliest
@@ -20,27 +19,19 @@ from recast.layers.cmhsa import recast_layers
 from recast.layers.config import PAPERS_LAYER
 from recast.papers.patchconvnet.network import PatchConvNet
 
-PAPERS = RecastConfig(**PAPERS_LAYER)
-
-
-QUANTISED = 0.0041
-"""Half a step of the coarsest quantisation, as a share of a map's largest value."""
 TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 12, "num_heads": 3, "num_classes": 5, "depth": 2}
 
 
-def assert_stored(values: np.ndarray, wanted: np.ndarray, text: str = "", steps: int = 1) -> None:
-    assert values.shape == wanted.shape, text
-    largest = np.abs(wanted).max((-2, -1), keepdims=True)
-    assert np.all(np.abs(values - wanted) <= steps * QUANTISED * largest + 1e-7), text
+def assert_stored(values: np.ndarray, expected: np.ndarray, text: str = "", steps: int = 1) -> None:
+    """Equal but for quantisation, half a step of which is 0.0041 of a map's largest value at most."""
+    assert values.shape == expected.shape, text
+    largest = np.abs(expected).max((-2, -1), keepdims=True)
+    assert np.all(np.abs(values - expected) <= steps * 0.0041 * largest + 1e-7), text
 
 
 def recast_conv(conv: nn.Module, x: Tensor, **config: Any) -> Any:
-    made = plan(nn.Sequential(conv), x, RecastConfig(**PAPERS_LAYER | config), where=["0"], max_tokens=None)
-    return recast_(nn.Sequential(conv), made)[0]
-
-
-def stored_maps(layer: Any, x: Tensor) -> Maps:
-    return recast_layer("conv", layer, x)[1]
+    steps = plan(nn.Sequential(conv), x, RecastConfig(**PAPERS_LAYER | config), where=["0"], max_tokens=None)
+    return recast_(nn.Sequential(conv), steps)[0]
 
 
 def recorded(model: nn.Module, x: Tensor, classes: list[str] | None = None) -> tuple[list[Layer], dict[str, Maps]]:
@@ -49,51 +40,34 @@ def recorded(model: nn.Module, x: Tensor, classes: list[str] | None = None) -> t
 
 
 def stirred(model: nn.Module) -> Any:
-    """Every parameter off its start, so that maps differ from pixel to pixel, and from class to class."""
+    """Maps differ from pixel to pixel, and from class to class."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     return model.eval()
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_the_maps_of_a_scene_are_the_layers_own(config: dict[str, Any], open_gates: Callable[..., GPSA]) -> None:
-    """A of every layer for some queries, from what a scene holds."""
-    model, x = recast_network(open_gates, **config), torch.rand(1, 3, 12, 14)
-    scene = scene_of(model, x[0])
-    maps_of, layers = scene.pictures[0].maps, {layer.name: layer for layer in scene.layers}
-    with torch.no_grad():
-        for name, layer in model.named_children():
-            if name in layers:
-                of, mix = layers[name], mix_of(layer, x)
-                for row, column in ((0, 0), (len(of.queries[0]) - 1, len(of.queries[1]) // 2)):
-                    for head, wanted in enumerate(mix[:, row, column]):
-                        found = weights_of(of, maps_of[name], head, (row, column))
-                        assert np.abs(found - wanted).max() < 0.005 * max(1.0, float(np.abs(wanted).max()))
-            x = layer(x)
+BIAS = {"gate": "bias", "bias_init": 3.0, "query_key": "random"}
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("content", ["softmax", "linear"])
-def test_the_content_of_a_layer_is_stored(
-    seed: int, content: str, random_case: Callable[..., Any], open_gates: Callable[..., GPSA]
-) -> None:
+@pytest.mark.parametrize("config", [{"content": "softmax"}, {"content": "linear"}, BIAS], ids=str)
+def test_the_maps_of_a_layer_are_stored(seed: int, config: Any, random_case: Any, open_gates: Any) -> None:
     conv, x, text = random_case(seed, torch.float32)
-    layer, x = open_gates(recast_conv(conv, x[:1], content=content), seed), x[:1]
-    assert_stored(stored_maps(layer, x).values, on_pixels(layer, layer.attention(x).content, x), text)
+    layer, x = recast_conv(conv, x[:1], **config), x[:1]
+    maps = layer.attention(x) if config is BIAS else open_gates(layer, seed).attention(x).content
+    assert_stored(recast_layer("conv", layer, x)[1].values, on_pixels(layer, maps, x), text)
 
 
-def test_large_layers_keep_some_queries_over_blocks_of_keys(
-    open_gates: Callable[..., GPSA], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_layers_keep_some_queries_over_blocks_of_keys(open_gates: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.rand(1, 4, 10, 7)
     layer = open_gates(recast_conv(nn.Conv2d(4, 4, 3, padding=1), x))
     monkeypatch.setattr(module, "MAX_QUERIES", 20)
     monkeypatch.setattr(module, "MAX_KEYS", 20)
-    maps = stored_maps(layer, x)
+    maps = recast_layer("conv", layer, x)[1]
     assert (maps.rows, maps.columns, maps.pool) == ((1, 3, 5, 7, 9), (1, 3, 5), 2)
-    every = torch.from_numpy(on_pixels(layer, layer.attention(x).content, x))[:, maps.rows][:, :, maps.columns]
-    blocks = nn.functional.avg_pool2d(every.flatten(0, 2)[:, None], 2, ceil_mode=True, divisor_override=1)
+    stored_queries = torch.from_numpy(on_pixels(layer, layer.attention(x).content, x))[:, maps.rows][:, :, maps.columns]
+    blocks = nn.functional.avg_pool2d(stored_queries.flatten(0, 2)[:, None], 2, ceil_mode=True, divisor_override=1)
     assert_stored(maps.values.reshape(-1, 5, 4), blocks[:, 0].numpy())
 
 
@@ -107,7 +81,7 @@ def test_layers_come_in_the_order_of_their_calls_and_the_model_is_left_alone() -
             return self.late(input=self.early(x)).mean((2, 3))
 
     model, x = Turned(), torch.rand(1, 3, 6, 6)
-    recast_(model, plan(model, x, PAPERS, where="all"))
+    recast_(model, plan(model, x, RecastConfig(**PAPERS_LAYER), where="all"))
     model.train()
     output, described, notes = record_maps(model, x)
     assert [layer.name for layer, _ in described] == ["early", "late"]
@@ -152,29 +126,29 @@ def test_one_output_is_a_sigmoid_and_more_are_what_is_asked(
     assert likeliest(torch.tensor([-8.0]), ["defect"], 5)[0].value == "0.0\u00a0%"  # its dimension squeezed
 
 
-def pool(maps: Tensor, own: float | None = None) -> Attention:
-    """A pool's attention of one image and head: maps (T, h, w)."""
-    keys = maps.flatten(1) if own is None else torch.cat((torch.full((len(maps), 1), own), maps.flatten(1)), 1)
-    return Attention(keys[None, None], (maps.shape[1], maps.shape[2]), len(maps))
-
-
 def test_outputs_that_rank_nothing_show_the_first_classes() -> None:
-    maps = torch.rand(5, 2, 3)
-    layer, stored = pool_layer("pool", pool(maps, 0.25), 5, ())
+    maps, on_tokens = torch.rand(5, 2, 3), torch.full((5, 1), 0.25)
+    attention = Attention(torch.cat((on_tokens, maps.flatten(1)), 1)[None, None], (2, 3), 5)
+    layer, stored = pool_layer("pool", attention, 5, ())
     assert stored.names[0] == "class 0 (25\u00a0% on the token itself)"
     assert_stored(stored.values[:, 0, 0], maps[:3].numpy())
     assert len(stored.names) == len(layer.names) == 3
     best = [Prediction("four", 0.995, 4), Prediction("1", 0.004, 1)]
-    assert pool_layer("pool", pool(maps), 5, best)[1].names == ("four, 100\u00a0%", "class 1, 0.4\u00a0%")
+    without_tokens = Attention(maps.flatten(1)[None, None], (2, 3), 5)
+    assert pool_layer("pool", without_tokens, 5, best)[1].names == ("four, 100\u00a0%", "class 1, 0.4\u00a0%")
     assert likeliest(torch.zeros(1, 3, 2), None, 3) == ()
-    with pytest.raises(RecastError, match="2 class names for a network with 3 outputs"):
-        likeliest(torch.zeros(1, 3), ["a", "b"], 3)
-    with pytest.raises(RecastError, match="softmax of one output"):
-        likeliest(torch.zeros(1, 1), None, 3, "softmax")
-    with pytest.raises(RecastError, match="softmax, sigmoid, logits, got 'tanh'"):
-        likeliest(torch.zeros(1, 3), None, 3, "tanh")  # type: ignore[arg-type]
+
+
+def test_outputs_that_cannot_be_shown() -> None:
+    for outputs, classes, read_as, message in (
+        (3, ["a", "b"], None, "2 class names for a network with 3 outputs"),
+        (1, None, "softmax", "softmax of one output"),
+        (3, None, "tanh", "softmax, sigmoid, logits, got 'tanh'"),
+    ):
+        with pytest.raises(RecastError, match=message):
+            likeliest(torch.zeros(1, outputs), classes, 3, read_as)
     broken = PatchConvNet(16, 1, 7)
-    torch.nn.init.constant_(broken.stem[0].weight, torch.nan)
+    nn.init.constant_(broken.stem[0].weight, torch.nan)
     with pytest.raises(RecastError, match="pool has attention that is not finite"):
         record_maps(broken, torch.rand(1, 3, 64, 48))
 
@@ -198,7 +172,7 @@ def test_transformers() -> None:
     assert stored["blocks.1.attn"].signed
     assert_stored(stored["blocks.1.attn"].values, maps["blocks.1.attn"].mix[0].reshape(3, 4, 4, 4, 4).numpy(), steps=2)
     shown = stored["blocks_token_only.1.attn (class token)"].values[:, 0, 0]
-    wanted = maps["blocks_token_only.1.attn"].tokens[0, :, 0].numpy()
-    assert_stored(shown, np.concatenate([wanted.mean(0, keepdims=True), wanted]))
+    heads = maps["blocks_token_only.1.attn"].tokens[0, :, 0].numpy()
+    assert_stored(shown, np.concatenate([heads.mean(0, keepdims=True), heads]))
     convit = timm.create_model("convit_tiny", local_up_to_layer=1, **TINY | {"num_heads": 4})
     assert [layer.kind for layer in recorded(convit, x)[0]] == ["maps", "maps", "classes"]

@@ -1,5 +1,3 @@
-"""The ten nearest training images of `recast explain --neighbours`: found, marked, drawn on a page."""
-
 from pathlib import Path
 
 import pytest
@@ -21,7 +19,7 @@ PNG = "data:image/png;base64,AAAA"
 def test_marks() -> None:
     beaver, otter = Shown(PNG, "a", "beaver", "mammals"), Shown(PNG, "b", "otter", "mammals", 0.5)
     shark = Shown(PNG, "c", "<shark>", "fish", 0.25)
-    assert [one.beside(beaver) for one in (beaver, otter, shark)] == ["right", "coarse class right", "wrong"]
+    assert [image.beside(beaver) for image in (beaver, otter, shark)] == ["right", "coarse class right", "wrong"]
     assert otter.beside(Shown(PNG, "x", "")) == ""
     assert Shown(PNG, "b", "otter").beside(Shown(PNG, "a", "beaver")) == "wrong"  # no coarse class is no common one
     queries = [Query(beaver, {"Recast": [beaver, otter, shark]})]
@@ -34,25 +32,24 @@ def test_the_nearest_are_those_of_the_pixels(tmp_path: Path) -> None:
     data = load_data(DataConfig("digits", img_size=8, num_train=40, num_val=10))
     network = nn.Sequential(nn.Flatten(), nn.Linear(192, 10))  # its features are the normalised pixels
     inputs, _ = read_inputs([3], (8, 8), 1, data=data)
-    found = find_neighbours({"Network": network}, data, inputs)
+    (neighbours,) = find_neighbours({"Network": network}, data, inputs)
     mean, std = (torch.tensor(value).view(3, 1, 1) for value in (data.mean, data.std))
     both = data.train.plain().batch(range(40))[0], inputs[0].pixels[None]
     bank, query = (((pixels - mean) / std).flatten(1) for pixels in both)
     similarities = torch.cosine_similarity(query, bank)
     order = similarities.argsort(descending=True)[:10]
-    shown = found[0].nearest["Network"]
-    assert [one.label for one in shown] == [data.classes[int(data.train.labels[i])] for i in order]
-    assert [one.similarity for one in shown] == pytest.approx(similarities[order].tolist(), abs=1e-3)
+    nearest = neighbours.nearest["Network"]
+    assert [image.label for image in nearest] == [data.classes[int(data.train.labels[i])] for i in order]
+    assert [image.similarity for image in nearest] == pytest.approx(similarities[order].tolist(), abs=1e-3)
 
 
 def test_a_run_trained_with_coarse_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its pictures have the fine classes."""
     lines = [f"{digit},{'odd' if digit % 2 else 'even'}" for digit in range(10)]
     (tmp_path / "parity.csv").write_text("\n".join(["fine,coarse", *lines]), encoding="utf-8")
     data = DataConfig("digits", img_size=8, num_train=40, num_val=20, batch_size=20)
     papers = {"grafit": {"labels": "coarse", "coarse_file": tmp_path / "parity.csv"}}
-    how = {"where": ["none"], "epochs": 1, "device": "cpu", "papers": papers}
-    run = train(Recipe(ModelConfig("digits_resnet"), data, **how), tmp_path / "run")
+    recipe = Recipe(ModelConfig("digits_resnet"), data, where=["none"], epochs=1, device="cpu", papers=papers)
+    run = train(recipe, tmp_path / "run")
     for out in ([], ["--out", str(tmp_path / "n.html")]):
         words = ["explain", str(run), "--neighbours", "val:1", *out]
         assert [main(words), main(words)] == [0, 0]  # its own page is replaced, anybody else's is not
@@ -65,10 +62,10 @@ def test_a_run_trained_with_coarse_labels(tmp_path: Path, capsys: pytest.Capture
     page = Path(capsys.readouterr().out.removeprefix("page: ").strip()).read_text(encoding="utf-8")
     assert page.count("<figure") == 2 * 11
     assert any(coarse in page for coarse in ("odd<br>", "even<br>"))
-    for wrong, said in (
+    for wrong, message in (
         (["digits_resnet", "--neighbours"], "requires a run folder, got digits_resnet"),
         ([str(run), "--neighbours", "--out", "x.png"], "use the ending .html"),
         ([str(run), "--neighbours", "val:20"], "val:20 is out of range"),
     ):
         assert main(["explain", *wrong]) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err

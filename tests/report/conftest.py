@@ -1,13 +1,11 @@
-"""Copies of the run folders in runs/, changed where a test asks for it."""
-
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from changed_runs import set_recipe, set_values
+from on_reports import set_recipe, set_values
 
 from recast.lab.records import ARMS, Row, write_records
 from recast.lab.tables import read_records
@@ -16,8 +14,8 @@ FROZEN = Path(__file__).with_name("runs")
 
 
 @pytest.fixture
-def make_run(tmp_path: Path) -> Callable[..., Path]:
-    """`make_run(name, source="before", top1={arm: percent}, recipe={...}, without=[files])`: a copy of a frozen run."""
+def make_run(tmp_path: Path) -> Any:
+    """A copy of a frozen run: `make_run(name, top1={arm: percent}, recipe={...}, without=[files], epochs=2)`."""
 
     def make(
         name: str = "run",
@@ -25,20 +23,20 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         top1: Mapping[str, float] | None = None,
         recipe: Mapping[str, Any] | None = None,
         without: tuple[str, ...] = (),
-        epochs: int | None = None,
+        epochs: int = 3,
+        control: int = 3,
     ) -> Path:
         path = tmp_path / name
         shutil.copytree(FROZEN / source, path)
         if top1 is not None:
-            others = [row for row in read_records(path / "rows.csv", Row) if row.suite != "clean"]
+            rows = [row for row in read_records(path / "rows.csv", Row) if row.suite != "clean"]
             (path / "rows.csv").unlink()
-            write_records(path / "rows.csv", Row, others)
+            write_records(path / "rows.csv", Row, rows)
             set_values(path, "clean", "top1", top1)
         set_recipe(path, recipe or {})
-        if epochs is not None:
-            for file in path.rglob("metrics.jsonl"):
-                lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-                file.write_text("".join(lines[: epochs + 1]), encoding="utf-8")
+        for file, count in (("metrics.jsonl", epochs), ("finetuned/metrics.jsonl", min(epochs, control))):
+            lines = (path / file).read_text(encoding="utf-8").splitlines(keepends=True)
+            (path / file).write_text("".join(lines[: count + 1]), encoding="utf-8")
         for file in without:
             (shutil.rmtree if (path / file).is_dir() else Path.unlink)(path / file)
         return path
@@ -47,7 +45,7 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def make_plain(make_run: Callable[..., Path]) -> Callable[..., Path]:
+def make_plain(make_run: Any) -> Any:
     """A run folder as `recast train --where none` and `recast evaluate` leave it."""
 
     def make(name: str = "plain") -> Path:
@@ -62,7 +60,7 @@ def make_plain(make_run: Callable[..., Path]) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def make_measured(make_run: Callable[..., Path]) -> Callable[..., Path]:
+def make_measured(make_run: Any) -> Any:
     """A run of which every suite was measured; `gain` is what recast has more than the control arm, in points."""
 
     def make(name: str = "run", gain: float = 1.2, seed: int = 0) -> Path:

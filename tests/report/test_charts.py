@@ -1,85 +1,64 @@
-"""The papers' figures: what is drawn is what was measured, in the page's colours."""
-
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import pytest
-from changed_runs import set_values
-from drawn import rows_where, series_of
+from on_reports import rows_where, series_of, set_values
 
 from recast.lab.records import ARMS, FrontierLine
 from recast.lab.report import charts, costs, curves, layers
-from recast.lab.report.charts import Chart, Point, Series, series_chart, styled
+from recast.lab.report.charts import Point, Series, series_chart, styled
 from recast.lab.report.load import Run, read_run
 from recast.lab.tables import Table, write_table
 
-MakeRun = Callable[..., Path]
-
 
 @pytest.fixture
-def full(make_measured: MakeRun) -> Run:
+def full(make_measured: Any) -> Run:
     return read_run(make_measured())
 
 
-def by_name(found: Sequence[Chart]) -> dict[str, Chart]:
-    return {chart.name: chart for chart in found}
-
-
-# what is drawn
-
-
 def test_robustness_against_every_cost(full: Run) -> None:
-    found = costs.cost_charts([full])
-    assert list(found) == ["macs", "parameters", "images_per_second", "peak_memory"]
+    charts_by_cost = costs.cost_charts([full])
+    assert list(charts_by_cost) == ["macs", "parameters", "images_per_second", "peak_memory"]
     titles = ["Clean images", "FGSM, ε = 1/255", "PGD, ε = 1/255", "ImageNet-C", "ImageNet-V2"]
-    assert [chart.title for chart in found["macs"]] == titles
-    (point,) = rows_where(found["images_per_second"][0], series="Recast")
+    assert [chart.title for chart in charts_by_cost["macs"]] == titles
+    (point,) = rows_where(charts_by_cost["images_per_second"][0], series="Recast")
     assert point["x"] == pytest.approx(974.4)
     assert (point["value"], point["low"], point["high"]) == pytest.approx((76.3, 75.1, 77.5))
-    assert {row["x"] for row in rows_where(found["parameters"][0])} == {152026, 191438}  # of the plan
+    assert {row["x"] for row in rows_where(charts_by_cost["parameters"][0])} == {152026, 191438}  # of the plan
 
 
-def test_the_legend_names_the_arms_of_every_run(make_run: MakeRun, make_plain: MakeRun) -> None:
+def test_the_legend_names_the_arms_of_every_run(make_run: Any, make_plain: Any) -> None:
     for runs in ([make_plain("a"), make_run("b")], [make_run("c"), make_plain("d")]):
         chart = costs.cost_charts([read_run(path) for path in runs])["macs"][0]
         assert [key.role for key in chart.keys] == ["parent", "finetuned", "recast"]
 
 
 def test_relative_improvement(full: Run) -> None:
-    found = by_name(curves.relative(full))
-    assert set(found) == {"relative_imagenet-c_category", "relative_imagenet-c_severity", "relative_basic_severity"}
+    drawn = {chart.name: chart for chart in curves.relative(full)}
+    assert set(drawn) == {"relative_imagenet-c_category", "relative_imagenet-c_severity", "relative_basic_severity"}
     against = "Recast against parent, fine-tuned"
-    (weather,) = rows_where(found["relative_imagenet-c_category"], series=against)
-    recast, other = (full.value(arm, "imagenet-c", "top1/weather") for arm in ("recast", "finetuned"))
-    assert (weather["x"], weather["value"]) == ("weather", pytest.approx(100 * (recast - other) / other))
-    paired = full.difference("finetuned", "imagenet-c", "top1/weather")
-    assert paired is not None
-    assert (weather["low"], weather["high"]) == pytest.approx((100 * paired.low / other, 100 * paired.high / other))
-    assert [row["x"] for row in rows_where(found["relative_basic_severity"], series=against)] == ["1", "5"]
+    (weather,) = rows_where(drawn["relative_imagenet-c_category"], series=against)
+    recast, control = (full.value(arm, "imagenet-c", "top1/weather") for arm in ("recast", "finetuned"))
+    assert (weather["x"], weather["value"]) == ("weather", pytest.approx(100 * (recast - control) / control))
+    paired: Any = full.difference("finetuned", "imagenet-c", "top1/weather")
+    assert (weather["low"], weather["high"]) == pytest.approx((100 * paired.low / control, 100 * paired.high / control))
+    assert [row["x"] for row in rows_where(drawn["relative_basic_severity"], series=against)] == ["1", "5"]
 
 
 def test_sizes_and_attacks(full: Run) -> None:
-    found = by_name([*curves.resolutions(full), *curves.attacks(full)])
-    assert set(found) == {"resolution", "adversarial_fgsm", "adversarial_pgd"}
-    assert [row["x"] for row in rows_where(found["resolution"], series="Recast")] == [128, 224]  # squares
-    first, *_ = rows_where(found["adversarial_fgsm"], series="Recast")
+    drawn = {chart.name: chart for chart in (*curves.resolutions(full), *curves.attacks(full))}
+    assert set(drawn) == {"resolution", "adversarial_fgsm", "adversarial_pgd"}
+    assert [row["x"] for row in rows_where(drawn["resolution"], series="Recast")] == [128, 224]  # squares
+    first, *_ = rows_where(drawn["adversarial_fgsm"], series="Recast")
     assert (first["x"], first["value"]) == ("0", full.value("recast", "clean", "top1"))
 
 
-# colours
-
-
-def drawn(story: str, up: float = 2) -> str:
-    pair = [Series("a", [Point(0, 1), Point(1, up)], "recast"), Series("b", [Point(0, 1), Point(1, 2)], "finetuned")]
-    return series_chart("name", story, pair, xlabel="x").svg
-
-
 def test_a_users_matplotlib_settings_do_not_reach_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = drawn("d")
+    series = [Series("a", [Point(0, 1), Point(1, 2)], "recast"), Series("b", [Point(0, 1), Point(1, 2)], "finetuned")]
+    before = series_chart("name", "d", series, xlabel="x").svg
     monkeypatch.setitem(charts.mpl.rcParams, "lines.linewidth", 9.0)
     monkeypatch.setitem(charts.mpl.rcParams, "axes.facecolor", "#ff0000")
-    assert drawn("d") == before
+    assert series_chart("name", "d", series, xlabel="x").svg == before
     assert charts.mpl.rcParams["lines.linewidth"] == 9.0
 
 
@@ -89,29 +68,27 @@ def test_a_dollar_in_a_name_is_a_dollar() -> None:
     assert r"$\nothing$" in series_chart("a", name, series, xlabel=name).svg
 
 
-def test_gates_are_drawn_of_heads_that_have_them(make_run: MakeRun) -> None:
+def test_gates_are_drawn_of_heads_that_have_them(make_run: Any) -> None:
     run = read_run(make_run())
     (layer, panels), *_ = layers.head_charts(run).items()
     assert layer == "layer3.0.conv1"
     assert [chart.name for chart in panels] == [f"{name}_{layer}" for name in ("gamma", "s", "span")]
     assert len(panels[0].panel.keywords["series"]) == 9 + 1  # and their mean
     assert layers.has_mean(panels[0])
-    middle = [None] * 4 + [1.0] + [None] * 4
-    changed = [
-        {name: {**values, "entropy": middle, "s": [0.0] * 9, "span": [0.0] * 9} for name, values in row.layers.items()}
+    content_head = {"entropy": [None] * 4 + [1.0] + [None] * 4, "s": [0.0] * 9, "span": [0.0] * 9}
+    metrics = [
+        replace(row, layers={name: {**values, **content_head} for name, values in row.layers.items()})
         for row in run.metrics
     ]
-    metrics = [replace(row, layers=values) for row, values in zip(run.metrics, changed, strict=True)]
-    ((title, found),) = layers.head_charts(replace(run, metrics=metrics)).items()
-    assert title == "γ, gate of the content map"
-    assert found[0].title == layer
-    (series,) = found[0].panel.keywords["series"]
-    assert not layers.has_mean(found[0])
+    ((title, (chart, *_)),) = layers.head_charts(replace(run, metrics=metrics)).items()
+    assert (title, chart.title) == ("γ, gate of the content map", layer)
+    (series,) = chart.panel.keywords["series"]
+    assert not layers.has_mean(chart)
     assert series.end == "•"
     assert [point.y for point in series.points] == [row.layers[layer]["gamma"][4] for row in run.metrics]
 
 
-def test_markers_at_zero_are_drawn_whole(make_measured: MakeRun) -> None:
+def test_markers_at_zero_are_drawn_whole(make_measured: Any) -> None:
     path = make_measured()
     for suite in ("fgsm", "pgd"):
         set_values(path, suite, "top1@4", dict.fromkeys(ARMS, 0.0), 5000)
@@ -125,7 +102,7 @@ def test_markers_at_zero_are_drawn_whole(make_measured: MakeRun) -> None:
         assert room >= max(points) / 2
 
 
-def test_the_curve_of_closed_heads(make_run: MakeRun) -> None:
+def test_the_curve_of_closed_heads(make_run: Any) -> None:
     path = make_run()
     points = [(3, 90.0, 80.0, 4.0), (2, 91.0, 79.0, 3.0), (1, 85.0, 70.0, 3.5), (0, 60.0, 50.0, 1.0)]
     lines = [FrontierLine("recast", heads, "", None, None, top1, noise, ms, 8, 50) for heads, top1, noise, ms in points]

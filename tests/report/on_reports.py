@@ -1,8 +1,7 @@
-"""Changes to the files of a run folder, for tests."""
+"""Changes to the files of a run folder, and the numbers in a chart."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,14 @@ from recast.config import read
 from recast.lab.config import Recipe
 from recast.lab.recipe import override
 from recast.lab.records import Difference, Row, write_records
+from recast.lab.report.charts import Chart
 from recast.lab.tables import read_records
 
 
 def rewrite(path: Path, **changes: Any) -> None:
     """Change the first level of a JSON file."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps(found | changes), encoding="utf-8")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(content | changes), encoding="utf-8")
 
 
 def set_recipe(path: Path, changes: Mapping[str, Any]) -> None:
@@ -35,14 +35,33 @@ def set_recipe(path: Path, changes: Mapping[str, Any]) -> None:
 def set_values(path: Path, suite: str, metric: str, values: Mapping[str, float], n: int = 360, half: float = 0) -> None:
     """Replace a number of rows.csv by arm, without intervals, or with ± `half` and paired ones of ± 0.6 `half`."""
     rows = [row for row in read_records(path / "rows.csv", Row) if (row.suite, row.metric) != (suite, metric)]
-    ends = lambda value, wide: (value - wide, value + wide) if half else (None, None)  # noqa: E731
-    rows += [Row("run", arm, suite, "digits", metric, value, n, *ends(value, half)) for arm, value in values.items()]
+    for arm, value in values.items():
+        low, high = (value - half, value + half) if half else (None, None)
+        rows.append(Row("run", arm, suite, "digits", metric, value, n, low, high))
     write_records(path / "rows.csv", Row, rows)
     lines = read_records(path / "differences.csv", Difference)
-    lines = [replace(line, suite="cut") if (line.suite, line.metric) == (suite, metric) else line for line in lines]
+    lines = [line for line in lines if (line.suite, line.metric) != (suite, metric)]
     for arm in ("parent", "finetuned") if half else ():
         gap = values["recast"] - values[arm]
         low, high = gap - 0.6 * half, gap + 0.6 * half
         lines.append(Difference("run", "recast", arm, suite, "digits", metric, gap, low, high, n))
     (path / "differences.csv").unlink()
-    write_records(path / "differences.csv", Difference, [line for line in lines if line.suite != "cut"])
+    write_records(path / "differences.csv", Difference, lines)
+
+
+def rows_where(chart: Chart, **values: object) -> list[dict[str, Any]]:
+    """Return the points of the series that have a name, those with these values."""
+    settings = chart.panel.keywords
+    names = settings.get("xticks") or {}
+    rows = [
+        {"series": line.label or line.end, "value": point.y, **point._asdict(), "x": names.get(point.x, point.x)}
+        for line in settings["series"]
+        if line.label or line.end
+        for point in line.points
+    ]
+    return [row for row in rows if all(row[key] == value for key, value in values.items())]
+
+
+def series_of(*charts: Chart) -> set[str]:
+    """Return the names of the series of charts."""
+    return {row["series"] for chart in charts for row in rows_where(chart)}
