@@ -17,7 +17,7 @@ start.csv: the same seconds, medians of 7 by turns, and the processor's over tho
 
 from __future__ import annotations
 
-import json
+import argparse
 import re
 import resource
 import subprocess
@@ -25,27 +25,28 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import PackageNotFoundError, distribution
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
+import timm
+import torch
 from timing import RESULTS, machine, write
+
+from recast.lab.cli import COMMANDS
+from recast.surgery.apply import recast_
+from recast.surgery.planning import plan
+from recast.surgery.verify import trace, verify
 
 REPEATS = 3
 BATCH = 8
 LIBRARIES = "import torch, timm"
 
 
-def job(name: str) -> None:
-    """Run one job and print its seconds and peak memory as JSON."""
-    import timm
-    import torch
-
-    import recast  # noqa: F401  imported before the clock starts
-    from recast.surgery.apply import recast_
-    from recast.surgery.planning import plan
-    from recast.surgery.verify import trace, verify
-
+def measure(name: str) -> tuple[float, float]:
+    """Return the seconds and the peak memory of one job in MiB."""
     torch.set_num_threads(2)
     imported = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     model = timm.create_model("resnet50").eval()
@@ -60,22 +61,21 @@ def job(name: str) -> None:
         exactness = verify(before, recast_(model, planned), images)
         assert exactness.bitwise, exactness
     seconds = time.perf_counter() - started
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - imported
-    print(json.dumps({"seconds": round(seconds, 3), "peak_mib": round(peak / 1024, 1)}))
+    return seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - imported) / 1024
 
 
 def footprint() -> None:
     """Write footprint.csv."""
-    costs: dict[str, list[dict[str, float]]] = {"forward": [], "plan_recast_verify": []}
-    for _ in range(REPEATS):
-        for name, measured in costs.items():
-            output = subprocess.run([sys.executable, __file__, name], check=True, capture_output=True, text=True).stdout
-            measured.append(json.loads(output.splitlines()[-1]))
-    rows = [
-        {"job": name, "batch": BATCH, **{key: median(cost[key] for cost in measured) for key in measured[0]}}
-        | {"repeats": REPEATS, "machine": machine()}
-        for name, measured in costs.items()
-    ]
+    jobs = ("forward", "plan_recast_verify")
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
+        costs = list(pool.map(measure, REPEATS * jobs))
+    rows = []
+    for i, name in enumerate(jobs):
+        seconds, peak_mib = map(median, zip(*costs[i :: len(jobs)], strict=True))
+        rows.append(
+            {"job": name, "batch": BATCH, "seconds": round(seconds, 3), "peak_mib": round(peak_mib, 1),
+             "repeats": REPEATS, "machine": machine()}
+        )  # fmt: skip
     write(RESULTS / "footprint.csv", rows)
     print(*rows, sep="\n")
 
@@ -126,10 +126,8 @@ def start() -> None:
     print(*rows, sep="\n")
 
 
-def light(wheel: str | None = None) -> None:
+def light(wheel: str | None) -> None:
     """Write light.csv."""
-    from recast.lab.cli import COMMANDS
-
     sizes = package_sizes("recast-vision", {})
     heavy = {name: mb for name, mb in sizes.items() if re.match("torch|nvidia|cuda|triton|timm", name)}
     light = {name: mb for name, mb in sizes.items() if name not in heavy and name != "recast-vision"}
@@ -163,10 +161,11 @@ def light(wheel: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    command, *arguments = sys.argv[1:] or ["footprint"]
-    if command in ("forward", "plan_recast_verify"):
-        job(command)
-    elif command in ("footprint", "start", "light"):
-        {"footprint": footprint, "start": start, "light": light}[command](*arguments)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", nargs="?", choices=("footprint", "light", "start"), default="footprint")
+    parser.add_argument("wheel", nargs="?", help="of light: the wheel to weigh")
+    options = parser.parse_args()
+    if options.table == "light":
+        light(options.wheel)
     else:
-        print(__doc__)
+        {"footprint": footprint, "start": start}[options.table]()

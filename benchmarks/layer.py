@@ -25,13 +25,12 @@ from typing import Any
 
 import torch
 from naive import NaiveGPSA, map_bytes
-from timing import RESULTS, by_turns, inference, machine, macs, open_gates, ratio, spread, update, write
+from timing import RESULTS, by_turns, inference, machine, macs, open_gates, ratio, saved_mib, spread, update, write
 from torch import Tensor, nn
 
 from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
-from recast.tracing.cost import saved_sizes
 
 MAPS = {
     (7, 512): 32, (14, 512): 8, (14, 256): 8, (28, 256): 4, (28, 128): 4, (56, 128): 1, (56, 64): 2, (112, 64): 1,
@@ -111,15 +110,16 @@ def arms_of(side: int, channels: int, batch: int) -> dict[str, nn.Module]:
     return arms
 
 
-def call(layer: nn.Module, x: Tensor, gradient: Tensor | None) -> Callable[[], object]:
+def call(layer: nn.Module, x: Tensor, training: bool) -> Callable[[], object]:
     """Return a function that runs a forward pass in eval, or a step of training without an optimizer."""
+    gradient = torch.randn_like(x, requires_grad=False)
 
     def step() -> None:
         layer.zero_grad(set_to_none=True)
         x.grad = None
         layer(x).backward(gradient)
 
-    return inference(layer, x) if gradient is None else step
+    return step if training else inference(layer, x)
 
 
 def set_memory_format_(module: nn.Module, memory_format: torch.memory_format) -> None:
@@ -152,14 +152,10 @@ def measure(
             set_memory_format_(layer, memory_format)
         x = torch.randn(batch, channels, side, side, device=device).to(memory_format=memory_format)
         x.requires_grad_(training)
-        gradient = torch.randn_like(x, requires_grad=False) if training else None
         counts = {name: macs(layer, x, training) for name, layer in arms.items()}
-        seconds = by_turns({name: call(layer, x, gradient) for name, layer in arms.items()}, rounds)
+        seconds = by_turns({name: call(layer, x, training) for name, layer in arms.items()}, rounds)
         naive = {form: seconds[form] for form in ("naive", "naive interior") if form in seconds}
         for name, layer in arms.items():
-            if training:
-                with saved_sizes(layer) as sizes:
-                    layer(x)
             over, bound = ratio(seconds[name], seconds["conv"]), counts[name] / counts["conv"]
             over_naive = {form: round(ratio(times, seconds[name]), 2) for form, times in naive.items()}
             rows.append(
@@ -174,7 +170,7 @@ def measure(
                     "share_of_bound": round(bound / over, 3),
                     "naive_over": over_naive.get("naive", ""),
                     "naive_interior_over": over_naive.get("naive interior", ""),
-                    "saved_mib": round(sum(sizes) / 2**20, 2) if training else "",
+                    "saved_mib": round(saved_mib(layer, x), 2) if training else "",
                     "naive_maps_mib": round(map_bytes(batch, side) / 2**20, 1), "machine": machine(),
                 }
             )  # fmt: skip
@@ -198,7 +194,7 @@ def slopes(rounds: int) -> list[dict[str, Any]]:
         for side in SLOPE_SIDES:
             for name, layer in layers.items():
                 x = torch.randn(SLOPE_BATCH, SLOPE_CHANNELS, side, side, requires_grad=training)
-                calls[f"{name}/{side}"] = call(layer.train(training), x, torch.randn_like(x) if training else None)
+                calls[f"{name}/{side}"] = call(layer.train(training), x, training)
         seconds = by_turns(calls, rounds)
         for name in layers:
             times = {side: statistics.median(seconds[f"{name}/{side}"]) for side in SLOPE_SIDES}

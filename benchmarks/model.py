@@ -24,13 +24,12 @@ from typing import Any
 
 import timm
 import torch
-from timing import RESULTS, by_turns, inference, machine, macs, open_gates, ratio, spread, update
+from timing import RESULTS, by_turns, inference, machine, macs, open_gates, ratio, saved_mib, spread, update
 from torch import Tensor, nn
 
 import recast
 import recast.papers.networks
 from recast.layers.config import PAPERS_LAYER
-from recast.tracing.cost import saved_sizes
 
 LABELS = ("family", "arm", "batch", "pass")
 FAMILIES = {
@@ -117,9 +116,6 @@ def measure(
     seconds = by_turns({arm: call(model, images, training) for arm, model in arms.items()}, rounds)
     rows = []
     for arm, model in plain.items():
-        if training:
-            with saved_sizes(model) as sizes:
-                model(images)
         median = statistics.median(seconds[arm])
         speed, bound = ratio(seconds[first], seconds[arm]), counts[first] / counts[arm]
         rows.append(
@@ -130,7 +126,7 @@ def measure(
                 "images_per_s": round(batch / median, 2),
                 "relative_speed": round(speed, 3), "mac_bound": round(bound, 3),
                 "share_of_bound": round(speed / bound, 3),
-                "saved_mib": round(sum(sizes) / 2**20, 1) if training else "", "machine": machine(),
+                "saved_mib": round(saved_mib(model, images), 1) if training else "", "machine": machine(),
             }
         )  # fmt: skip
     return rows

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from recast.lab.tables import write_rows
 from recast.layers.gpsa import gpsa_layers
+from recast.surgery.chosen_forms import device_name
+from recast.tracing.cost import saved_sizes
 
 RESULTS = Path(__file__).parents[1] / "results"
 QUEUED = 5
@@ -27,14 +28,9 @@ QUEUED = 5
 
 def machine() -> str:
     """Return processor, threads, torch and cores."""
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    for line in cpuinfo.read_text().splitlines() if cpuinfo.exists() else []:
-        if line.startswith("model name"):
-            name = line.split(":", 1)[1].strip()
-            break
+    name = device_name("cpu")
     if torch.cuda.is_initialized():
-        name = f"{torch.cuda.get_device_name()}, {name}"
+        name = f"{device_name('cuda')}, {name}"
     return f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__.split('+')[0]}, {os.cpu_count()} cores"
 
 
@@ -86,6 +82,13 @@ def macs(model: nn.Module, images: Tensor, training: bool) -> int:
             outputs.sum().backward()
             model.zero_grad(set_to_none=True)
     return flops.get_total_flops() // 2
+
+
+def saved_mib(model: nn.Module, images: Tensor) -> float:
+    """Return the MiB that a forward pass keeps for the backward pass."""
+    with saved_sizes(model) as sizes:
+        model(images)
+    return sum(sizes) / 2**20
 
 
 @torch.no_grad()

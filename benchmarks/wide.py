@@ -1,11 +1,11 @@
 """The default layer, one wide content head, beside its convolution: how near is its time to its bound?
 
-    python benchmarks/wide.py                  # writes results/wide.csv (two minutes on 2 idle cores)
-    python benchmarks/wide.py --network        # ResNet-50's last stage, by turns: two rows per number of threads
+    python benchmarks/wide.py                  # writes results/wide.csv (three minutes on 2 idle cores)
 
-Columns: side, channels, batch, threads; pass (forward in eval, or forward + backward; of the network inference, or a
-step with SGD); median_ms; over_parent (time over the parent's, median of ratios within a round); macs_over_parent (its
-bound); share_of_bound = the second over the first; machine. Gates are open.
+Single layers, and ResNet-50 with its last stage recast. Columns: side, channels, batch, threads; pass (forward in eval,
+or forward + backward; for the network inference, or a step with SGD); median_ms; over_parent (time over the parent's,
+median of ratios within a round); macs_over_parent (its bound); share_of_bound = the second over the first; machine.
+Gates are open.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import timm
 import torch
-from layer import GEOMETRY, call
+from layer import GEOMETRY
+from layer import call as layer_call
 from model import call as model_call
 from timing import RESULTS, by_turns, machine, macs, open_gates, ratio, update
-from torch import nn
+from torch import Tensor, nn
 
 import recast
 from recast.layers.gpsa import GPSA
@@ -31,61 +32,46 @@ MAPS = {(8, 64): (1, 32, 256), (14, 256): (1, 32), (28, 128): (1, 32), (56, 64):
 LABELS = ("side", "channels", "batch", "threads", "pass")
 
 
-def measure(
-    side: int, channels: int, batch: int, kind: str, calls: Any, counts: Mapping[str, int], rounds: int
-) -> dict[str, Any]:
-    """Time parent and recast layer by turns."""
-    seconds = by_turns(calls, rounds)
+def measure(arms: dict[str, nn.Module], x: Tensor, kind: str, call: Callable[..., Any]) -> dict[str, Any]:
+    """Return the row of a parent and its recast form in one pass."""
+    training = kind in ("forward+backward", "step")
+    for model in arms.values():
+        recast.refresh_gates_(model.train(training))
+    counts = {arm: macs(model, x, training) for arm, model in arms.items()}
+    rounds = 25 if len(x) * x.shape[-1] ** 2 < 10_000 else 5
+    seconds = by_turns({arm: call(model, x, training) for arm, model in arms.items()}, rounds)
     over, bound = ratio(seconds["ours"], seconds["parent"]), counts["ours"] / counts["parent"]
     return {
-        "side": side, "channels": channels, "batch": batch, "threads": torch.get_num_threads(), "pass": kind,
+        "side": x.shape[-1], "channels": getattr(arms["parent"], "num_features", x.shape[1]), "batch": len(x),
+        "threads": torch.get_num_threads(), "pass": kind,
         "median_ms": round(1e3 * statistics.median(seconds["ours"]), 3), "over_parent": round(over, 3),
         "macs_over_parent": round(bound, 3), "share_of_bound": round(bound / over, 3), "machine": machine(),
     }  # fmt: skip
 
 
-def layers() -> Iterator[dict[str, Any]]:
-    """Yield the rows of every map."""
+def rows() -> Iterator[dict[str, Any]]:
+    """Yield the rows of every map, and of ResNet-50 with its last stage recast and its stride kept."""
     for (side, channels), batches in MAPS.items():
-        arms = {
-            "parent": nn.Conv2d(channels, channels, 3, padding=1),
-            "ours": open_gates(GPSA(channels, channels, GEOMETRY)),
-        }
+        conv = nn.Conv2d(channels, channels, 3, padding=1)
+        arms = {"parent": conv, "ours": open_gates(GPSA(channels, channels, GEOMETRY))}
         for batch in batches:
             x = torch.randn(batch, channels, side, side)
-            for training in (False, True):
-                x.requires_grad_(training)
-                for arm in arms.values():
-                    recast.refresh_gates_(arm.train(training))
-                gradient = torch.randn(x.shape) if training else None
-                counts = {name: macs(arm, x, training) for name, arm in arms.items()}
-                calls = {name: call(arm, x, gradient) for name, arm in arms.items()}
-                rounds = 25 if batch * side**2 < 10_000 else 5
-                kind = "forward+backward" if training else "forward"
-                yield measure(side, channels, batch, kind, calls, counts, rounds)
-
-
-def network(rounds: int = 5) -> Iterator[dict[str, Any]]:
-    """Yield the rows of ResNet-50, its last stage recast with its stride kept."""
+            for kind in ("forward", "forward+backward"):
+                yield measure(arms, x.requires_grad_(kind != "forward"), kind, layer_call)
     torch.manual_seed(0)
-    parent = timm.create_model("resnet50")
-    images = torch.randn(8, 3, 224, 224)
+    parent, images = timm.create_model("resnet50"), torch.randn(8, 3, 224, 224)
     ours = open_gates(recast.recast_(copy.deepcopy(parent), recast.plan(parent, images[:1])))
-    for training in (False, True):
-        arms = {name: recast.refresh_gates_(m.train(training)) or m for name, m in (("parent", parent), ("ours", ours))}
-        counts = {name: macs(model, images, training) for name, model in arms.items()}
-        calls = {name: model_call(model, images, training) for name, model in arms.items()}
-        yield measure(224, 2048, len(images), "step" if training else "inference", calls, counts, rounds)
+    for kind in ("inference", "step"):
+        yield measure({"parent": parent, "ours": ours}, images, kind, model_call)
 
 
 def main() -> None:
     """Update the table by each row as it is measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--network", action="store_true", help="ResNet-50 instead of the layers")
-    is_network = parser.parse_args().network
+    parser.parse_args()
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        for row in network() if is_network else layers():
+        for row in rows():
             update(RESULTS / "wide.csv", [row], LABELS)
 
 

@@ -24,9 +24,9 @@ from archives import pack, unpack
 from claims import judged
 from csv_files import read, write
 from job import Job
+from run import Setup, load_images, run_all
 from studies import Study, studies
 from tables import RESULTS, differences, updated
-from workers import Setup, carry_out_all, load_images
 
 
 def parse() -> argparse.Namespace:
@@ -87,7 +87,7 @@ def main() -> None:
         setup = Setup(Path(os.environ["RECAST_DATA"]), options.out, options.few, options.device)
         load_images(every[name].base.data, setup._replace(device="cpu"))  # makes the corrupted images once
         for jobs in batches(every[name], every, options):
-            carry_out_all(jobs, setup, options.workers)
+            run_all(jobs, setup, options.workers)
     for name in every:
         pack(options.results, name, options.out)
     tables = differences(options.out, [every[name] for name in options.study])

@@ -18,7 +18,6 @@ import recast.papers.networks  # registers them
 from recast.lab.data.seeding import choose_balanced
 from recast.lab.training.prepare import WAKING_IMAGES
 from recast.layers.config import PAPERS_LAYER, RecastConfig
-from recast.layers.pool_config import PoolConfig
 from recast.models.build import build, input_defaults
 from recast.models.config import ModelConfig
 from recast.surgery.plan import Plan
@@ -92,14 +91,6 @@ def wake(job: Job, model: Prepared, train: Labelled, layers: tuple[str, ...]) ->
     index = choose_balanced(train.labels.cpu(), count, "waking images", job.seed).to(train.pixels.device)
     batches = (model.prepare(pixels.float() / 255) for pixels in train.pixels[index].split(128))
     recast.wake_(model.network, batches, job.logit_std, job.seed, layers)
-
-
-def put_pool_(job: Job, model: Prepared) -> None:
-    """Put attention in the place of average pooling, if the job says so."""
-    if job.pool != "none":
-        recast.attention_pool_(
-            model.network, config=PoolConfig(job.pool, start=job.pool_start, init_values=job.pool_init)
-        )
 
 
 def fold_all(model: Prepared, images: Labelled) -> None:
