@@ -12,6 +12,7 @@ $RECAST_DATA/imagenet_sample.
 
 from __future__ import annotations
 
+import argparse
 import copy
 import os
 from collections.abc import Iterator, Sequence
@@ -104,4 +105,5 @@ def rows() -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     write(RESULTS / "exactness.csv", list(rows()))

@@ -153,11 +153,9 @@ def light(wheel: str | None) -> None:
         jobs |= {f"recast {name} --help": ["-m", "recast", name, "--help"] for name in COMMANDS}
         for name, (elapsed, processor) in medians(jobs, 5).items():
             rows += [(name, elapsed, "s"), (name, processor, "s of the processor")]
-    for name, value, unit in rows:
-        print(f"{name:<40}{value:>10.3f} {unit}")
-    columns = ("what", "value", "unit", "machine")
-    table = [dict(zip(columns, (n, round(value, 3), unit, machine()), strict=True)) for n, value, unit in rows]
+    table = [{"what": what, "value": round(v, 3), "unit": unit, "machine": machine()} for what, v, unit in rows]
     write(RESULTS / "light.csv", table)
+    print(*table, sep="\n")
 
 
 if __name__ == "__main__":

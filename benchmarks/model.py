@@ -45,17 +45,18 @@ def channels_of(model: nn.Module) -> int:
     return next(model.parameters()).shape[1]
 
 
-def recast_model(name: str, size: int, gaussian: int, content: int, fold: bool) -> nn.Module:
-    """Return a T-CNN with open gates in the first heads of every layer."""
+def build(name: str, size: int, setting: tuple[int, int, bool] | None) -> nn.Module:
+    """Return a network: as it is published, or a T-CNN with open gates in the first heads of every layer."""
     torch.manual_seed(0)
     model = timm.create_model(name, num_classes=1000)
-    config = recast.RecastConfig(stride="keep" if name in SMALL else "remove", **PAPERS_LAYER)
-    model = recast.recast_(model, recast.plan(model, torch.zeros(1, channels_of(model), size, size), config))
-    open_gates(model, gaussian, content)
-    if fold:
-        recast.fold_(model)
-    recast.refresh_gates_(model.eval())
-    return model
+    if setting is not None:
+        gaussian, content, fold = setting
+        config = recast.RecastConfig(stride="keep" if name in SMALL else "remove", **PAPERS_LAYER)
+        model = recast.recast_(model, recast.plan(model, torch.zeros(1, channels_of(model), size, size), config))
+        open_gates(model, gaussian, content)
+        if fold:
+            recast.fold_(model)
+    return recast.refresh_gates_(model.eval())
 
 
 ARMS = {
@@ -75,13 +76,7 @@ COMPILED = ("no attention", "all open")
 
 def family(name: str, size: int, arms: Iterable[str] = ARMS) -> dict[str, nn.Module]:
     """Return the arms of a family."""
-
-    def build(setting: tuple[int, int, bool] | None) -> nn.Module:
-        if setting is None:
-            return timm.create_model(name, num_classes=1000).eval()
-        return recast_model(name, size, *setting)
-
-    return {arm: build(ARMS[arm]) for arm in arms}
+    return {arm: build(name, size, ARMS[arm]) for arm in arms}
 
 
 def call(model: nn.Module, images: Tensor, training: bool) -> Callable[[], object]:

@@ -76,9 +76,7 @@ def arms_of(name: str, size: int) -> dict[str, Callable[[], nn.Module]]:
         "recast, stride removed": lambda: recast_copy(parent, size, stride="remove"),
         "recast, all heads": lambda: recast_copy(parent, size, **PAPERS_LAYER),
         "recast, folded": lambda: recast_copy(parent, size, fold=True),
-        **{
-            peer: partial(timm.create_model, peer, **({"img_size": size} if "botnet" in peer else {})) for peer in peers
-        },
+        **{peer: partial(timm.create_model, peer) for peer in peers},
         "ConViT GPSA": lambda: convit,
         "non-local": lambda: non_local,
     }

@@ -19,10 +19,10 @@ import shutil
 import signal
 import tempfile
 import time
-import traceback
 import warnings
 from collections.abc import Callable
 from itertools import count
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -120,28 +120,24 @@ def arm(task: str, way: str | None, chance: random.Random) -> Callable[[int, int
     return lambda *_: None
 
 
-def launch(task: str, folder: Path, workers: int, way: str | None, chance: random.Random, after: float) -> int:
+def train_and_die(task: str, folder: Path, workers: int, way: str | None, chance: random.Random) -> None:
+    """Train in a process group that can be killed with its loader process."""
+    os.setsid()
+    train(task, folder, workers, arm(task, way, chance))
+
+
+def launch(task: str, folder: Path, workers: int, way: str | None, chance: random.Random, seconds: float) -> int:
     """Run in a forked process; return the signal that ended it, 0 for none."""
     warnings.simplefilter("ignore")  # about the lock of a dead process
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.setsid()
-            torch.set_num_threads(torch.get_num_threads())
-            train(task, folder, workers, arm(task, way, chance))
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
+    process = get_context("fork").Process(target=train_and_die, args=(task, folder, workers, way, chance))
+    process.start()
     if way == "at a random moment":
-        time.sleep(after)
-        os.killpg(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    if os.WIFEXITED(status) and os.WEXITSTATUS(status):
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGKILL)  # type: ignore[arg-type]
+    process.join()
+    if process.exitcode > 0:  # type: ignore[operator]
         raise SystemExit(f"a run in {folder} failed by itself")
-    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    return -process.exitcode  # type: ignore[operator]
 
 
 def main() -> None:

@@ -111,7 +111,6 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write a table of rows with the same keys."""
-    path.parent.mkdir(exist_ok=True)
     write_rows(path, list(rows[0]), [[*row.values()] for row in rows])
     print(path)
 

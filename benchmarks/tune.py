@@ -44,9 +44,7 @@ def measure(
     print(name, heads, first, sep="\n", flush=True)
     for row, repeated in zip(first, second, strict=True):
         again = getattr(repeated, f"{row.chosen}_ms") / getattr(repeated, f"{row.before}_ms")
-        values = {
-            key: round(v, 3) if isinstance(v, float) else "" if v is None else v for key, v in asdict(row).items()
-        }
+        values = {key: round(value, 3) if isinstance(value, float) else value for key, value in asdict(row).items()}
         yield {"network": name, "heads": heads, **values, "again": round(again, 3), "machine": machine()}
 
 

@@ -45,7 +45,7 @@ import numpy as np
 import timm
 import torch
 from evidence.csv_files import append, read, write
-from evidence.images import crop_and_flip, split
+from evidence.images import crop_and_flip
 from evidence.images import read as read_images
 from safetensors.torch import load_file
 from scipy.special import stdtrit
@@ -60,7 +60,7 @@ import recast.papers.networks  # registers the networks
 from recast.lab.analysis.wakefulness import wakefulness
 from recast.lab.data.datasets import IMAGENET
 from recast.lab.data.digits import as_rgb, draw_canvases, draw_classes, read_digits
-from recast.lab.data.seeding import choose_balanced
+from recast.lab.data.seeding import choose_balanced, hold_out
 from recast.lab.records import Wakefulness
 from recast.tracing.cost import count_parameters
 
@@ -141,8 +141,8 @@ def cifar(folder: Path, held_out: str) -> tuple[Tensor, ...]:
     """
     train, evaluated = read_images(folder)
     if folder.name == "cifar100":
-        train, dev = split(train)
-        train = train.take(choose_balanced(train.labels, 9000, "the training part"))
+        train, dev = map(train.subset, hold_out(train.labels, 0.1))
+        train = train.subset(choose_balanced(train.labels, 9000, "the training part"))
         evaluated = dev if held_out == "dev" else evaluated
     images = [normalize(part.pixels.float() / 255, *map(list, IMAGENET)) for part in (train, evaluated)]
     return images[0], train.labels, images[1], evaluated.labels

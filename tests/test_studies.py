@@ -18,7 +18,7 @@ RESULTS = ROOT / "results"
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A module of studies/ by name, out of the way of others of that name."""
-    modules = ("claims", "job", "studies", "tables")
+    modules = ("claims", "studies", "tables")
 
     def forget() -> None:
         for name in modules:

@@ -17,7 +17,6 @@ are measured again, passed ones are kept. For another version of the code use an
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import signal
@@ -45,9 +44,7 @@ TOY += " --arms fine-tuned 'recast, zero'"
 
 def call(command: list[str], seconds: float, environment: Mapping[str, str]) -> int | None:
     """Run a command in its own process group; return its exit status, None if its time ran out."""
-    process = subprocess.Popen(
-        [sys.executable, *command], env={**os.environ, **environment}, start_new_session=True
-    )  # fmt: skip
+    process = subprocess.Popen([sys.executable, *command], env={**os.environ, **environment}, start_new_session=True)
     try:
         return process.wait(max(1.0, seconds))
     except subprocess.TimeoutExpired:
@@ -104,10 +101,11 @@ def main() -> int:
     machine = "toy" if options.toy else f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `call` ends its process
     options.out.mkdir(parents=True, exist_ok=True)
-    summary = options.out / "parts.json"
-    results = json.loads(summary.read_text()) if summary.is_file() else {"machine": machine, "parts": {}}
-    if results["machine"] != machine:
-        parser.error(f"{options.out} has results of {results['machine']}, this is {machine}: give another --out")
+    machine_file = options.out / "machine.txt"
+    before = machine_file.read_text() if machine_file.is_file() else machine
+    if before != machine:
+        parser.error(f"{options.out} has results of {before}, this is {machine}: give another --out")
+    machine_file.write_text(machine)
     try:
         for part in SCRIPTS:
             read(options.out / f"{part}.csv")
@@ -116,21 +114,12 @@ def main() -> int:
     paths = [ROOT / "src", HERE.parent, ROOT / "tests", os.environ.get("PYTHONPATH", "")]
     environment = {"PYTHONPATH": os.pathsep.join(str(path) for path in paths if str(path)), "PYTHONUNBUFFERED": "1"}
     environment |= {"RECAST_DATA": str(options.data)} if options.data else {}
-    parts = results["parts"]
+    results = {}
     for part in options.parts:
-        study_options, before = options.evidence if part == "evidence" else "", parts.get(part, {})
-        if before.get("state") == "passed" and before["options"] == study_options:
-            before["note"] = "from an earlier call"
-            continue
-        started = time.monotonic()
-        seconds = min(60 * MINUTES.get(part, options.minutes), until - started)
-        state, note = carry_out(part, options, seconds, environment)
-        seconds = round(time.monotonic() - started, 1)
-        parts[part] = {"state": state, "seconds": seconds, "note": note, "options": study_options}
-        summary.write_text(json.dumps(results, indent=1))
-    for part in options.parts:
-        print("{state:12}{seconds:8.0f} s  {part}  {note}".format(part=part, **parts[part]))
-    return int(any(parts[part]["state"] == "failed" for part in options.parts))
+        seconds = min(60 * MINUTES.get(part, options.minutes), until - time.monotonic())
+        results[part] = carry_out(part, options, seconds, environment)
+    print(*(f"{part}: {state}. {note}".rstrip() for part, (state, note) in results.items()), sep="\n")
+    return int(any(state == "failed" for state, _ in results.values()))
 
 
 if __name__ == "__main__":

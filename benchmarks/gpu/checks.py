@@ -48,19 +48,19 @@ class Mode:
     limit: float
     precision: str = "ieee"
     autocast: torch.dtype | None = None
-    double: bool = False
-    channels_last: bool = False
+    dtype: torch.dtype = torch.float32
+    memory_format: torch.memory_format = torch.contiguous_format
     compiled: bool = False
 
 
 MODES = {
-    "fp64": Mode(1e-10, double=True),
+    "fp64": Mode(1e-10, dtype=torch.float64),
     "fp32": Mode(1e-5),
-    "channels_last": Mode(1e-5, channels_last=True),
+    "channels_last": Mode(1e-5, memory_format=torch.channels_last),
     "tf32": Mode(5e-3, "tf32"),
     "fp16": Mode(5e-3, autocast=torch.float16),
     "bf16": Mode(4e-2, autocast=torch.bfloat16),
-    "bf16 channels_last": Mode(4e-2, autocast=torch.bfloat16, channels_last=True),
+    "bf16 channels_last": Mode(4e-2, autocast=torch.bfloat16, memory_format=torch.channels_last),
     "compiled": Mode(1e-5, compiled=True),
 }
 """TF32 and fp16 keep 11 bits of a number, bf16 8: one rounding costs 5e-4 and 4e-3."""
@@ -117,10 +117,8 @@ def open_layer(name: str) -> RecastLayer:
 def prepared(layer: nn.Module, mode: Mode, device: torch.device) -> tuple[nn.Module, Tensor]:
     """Return a copy of the layer and the case's images in the mode's precision and memory format."""
     torch.manual_seed(1)
-    dtype = torch.float64 if mode.double else torch.float32
-    memory_format = torch.channels_last if mode.channels_last else torch.contiguous_format
-    x = torch.randn(SIZE).to(device, dtype, memory_format=memory_format)
-    return copy.deepcopy(layer).to(device, dtype, memory_format=memory_format), x  # type: ignore[call-overload]
+    x = torch.randn(SIZE).to(device, mode.dtype, memory_format=mode.memory_format)
+    return copy.deepcopy(layer).to(x, memory_format=mode.memory_format), x  # type: ignore[call-overload]
 
 
 def results(run: Callable[[Tensor], Tensor], x: Tensor, inputs: dict[str, Tensor], mode: Mode) -> dict[str, Tensor]:
@@ -213,12 +211,11 @@ def check_network(name: str, images: int, side: int, device: torch.device) -> li
     batch = torch.randn(images, 3, side, side, device=device)
     parent = randomize_scales_(build(ModelConfig(name))).eval().to(device)
     rows = []
-    deterministic, torch.backends.cudnn.deterministic = torch.backends.cudnn.deterministic, True
-    for layers, form, exactness, control in compare(parent, [batch], "last_stage", dict.fromkeys(BACKENDS[:-1], 1)):
-        rows.append(row(form, "logits", exactness.max_relative_error, TOLERANCE, f"{layers} layers; {exactness}"))
-        rows.append(row(form, "images with another argmax", exactness.differing, 0))
-        rows.append(row(form, "tolerance over the control's error", TOLERANCE / max(control, 1e-30), CONTROL))
-    torch.backends.cudnn.deterministic = deterministic
+    with precision("ieee"):
+        for layers, form, exactness, control in compare(parent, [batch], "last_stage", dict.fromkeys(BACKENDS[:-1], 1)):
+            rows.append(row(form, "logits", exactness.max_relative_error, TOLERANCE, f"{layers} layers; {exactness}"))
+            rows.append(row(form, "images with another argmax", exactness.differing, 0))
+            rows.append(row(form, "tolerance over the control's error", TOLERANCE / max(control, 1e-30), CONTROL))
     return rows
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from recast.lab.tables import write_rows
+from recast.tracing.hooks import full_precision
 
 HEADER = ("unit", "arm", "quantity", "value", "limit", "state", "note")
 """unit: WHAT/CASE/…, measured together; limit: the largest value that passes, empty if there is none."""
@@ -84,17 +85,13 @@ def carry_out(path: Path, units: Iterable[Unit], seconds: float, recover: Callab
 @contextmanager
 def precision(name: str) -> Iterator[None]:
     """Compute fp32 products and convolutions as "ieee" or "tf32", by deterministic algorithms."""
-    switches = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
-    before = [switch.fp32_precision for switch in switches]
     deterministic, torch.backends.cudnn.deterministic = torch.backends.cudnn.deterministic, True
     try:
-        for switch in switches:
-            switch.fp32_precision = name
-        yield
+        with full_precision():  # restores what is set here
+            torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = name
+            yield
     finally:
         torch.backends.cudnn.deterministic = deterministic
-        for switch, value in zip(switches, before, strict=True):
-            switch.fp32_precision = value
 
 
 def start(units: Callable[[torch.device, bool], Iterator[Unit]]) -> int:

@@ -94,7 +94,9 @@ def time_choices(name: str, heads: str, kind: str, device: torch.device, toy: bo
     with computing(kind, device):
         for columns in tune.measure(name, heads, device, 0.01 if toy else 0.3, 2 if toy else 64):
             arm = f"{columns['mode']}, {columns['layers']}"
-            rows += [row(arm, f"{form} ms", columns[f"{form}_ms"]) for form in FORMS if columns[f"{form}_ms"] != ""]
+            rows += [
+                row(arm, f"{form} ms", columns[f"{form}_ms"]) for form in FORMS if columns[f"{form}_ms"] is not None
+            ]
             quantity, limit = f"{columns['chosen']} over {columns['before']}, again", None if toy else SLOWER
             rows.append(row(arm, quantity, columns["again"], limit))
     return rows

@@ -20,6 +20,10 @@ from zoo.rows import EXACT, NOTHING, ZooRow, read_zoo, summary, write_zoo
 from zoo.walk import walk
 
 
+def show(row: ZooRow) -> None:
+    print(row.model, row.status, row.cause, f"{row.seconds:.0f} s", file=sys.stderr, flush=True)
+
+
 def main() -> int:
     """Walk and print a summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -27,10 +31,6 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[2] / "results" / "zoo.csv")
     parser.add_argument("--workers", type=int, default=2, help="networks at a time, each in a process with one thread")
     options = parser.parse_args()
-
-    def show(row: ZooRow) -> None:
-        print(row.model, row.status, row.cause, f"{row.seconds:.0f} s", file=sys.stderr, flush=True)
-
     try:
         rows = walk(architectures(options.patterns), options.out, workers=options.workers, done=show)
     except RecastError as error:

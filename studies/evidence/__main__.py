@@ -23,9 +23,8 @@ from pathlib import Path
 from archives import pack, unpack
 from claims import judged
 from csv_files import read, write
-from job import Job
 from run import Setup, load_images, run_all
-from studies import Study, studies
+from studies import Job, Study, studies
 from tables import RESULTS, differences, updated
 
 

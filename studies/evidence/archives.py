@@ -10,21 +10,17 @@ import json
 import zipfile
 from pathlib import Path
 
-from job import Job
+from studies import Job
 
 from recast.files import replaced
 
+FOLDER = "evidence_runs"
 ARCHIVED = ("result.json", "right.npz", "folded.npz")
-
-
-def archive(results: Path, study: str) -> Path:
-    """Return the path of a study's zip."""
-    return results / "evidence_runs" / f"{study}.zip"
 
 
 def unpack(results: Path, study: str, out: Path) -> None:
     """Extract the files that `out` lacks, if the study has a zip."""
-    path = archive(results, study)
+    path = results / FOLDER / f"{study}.zip"
     if path.is_file():
         with zipfile.ZipFile(path) as packed:
             packed.extractall(out, [name for name in packed.namelist() if not (out / name).exists()])
@@ -35,7 +31,7 @@ def pack(results: Path, study: str, out: Path) -> None:
     files = [file for file in sorted((out / study).rglob("*")) if file.name in ARCHIVED]
     files += sorted(out.glob(f"{study}/*/weights.safetensors")) if study.endswith("-parents") else []
     if files:
-        path = archive(results, study)
+        path = results / FOLDER / f"{study}.zip"
         path.parent.mkdir(parents=True, exist_ok=True)
         with replaced(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as packed:
             for file in files:  # without dates: the same runs make the same bytes

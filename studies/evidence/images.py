@@ -1,8 +1,8 @@
-"""CIFAR in memory: images, their split and the augmentation of a batch, all on one device."""
+"""CIFAR in memory and the augmentation of a batch, all on one device."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,42 +11,20 @@ from torch.nn import functional as F
 
 from recast.lab.config import DataConfig
 from recast.lab.data import load_data
-from recast.lab.data.seeding import hold_out
+from recast.lab.data.datasets import ImageTensors
 
-HOLD_OUT = 0.1
 PAD = 4
 
 
-@dataclass(frozen=True)
-class Labelled:
-    """Images (N, 3, 32, 32) uint8 and their classes (N,)."""
-
-    pixels: Tensor
-    labels: Tensor
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def take(self, index: Tensor) -> Labelled:
-        """Return the images of an index."""
-        return Labelled(self.pixels[index], self.labels[index])
-
-    def to(self, device: torch.device) -> Labelled:
-        """Return the same images on a device."""
-        return Labelled(self.pixels.to(device), self.labels.to(device))
-
-
-def read(folder: Path) -> tuple[Labelled, Labelled]:
-    """Return the training and the test images of a folder called cifar10 or cifar100."""
+def read(folder: Path) -> tuple[ImageTensors, ImageTensors]:
+    """Return the training and the test images of a folder called cifar10 or cifar100, (N, 3, 32, 32) uint8."""
     data = load_data(DataConfig(folder.name, str(folder)))
-    train, test = (Labelled(part.pixels, part.labels) for part in (data.train, data.val))  # type: ignore[attr-defined]
-    return train, test
+    return data.train.plain(), data.val  # type: ignore[return-value]
 
 
-def split(train: Labelled) -> tuple[Labelled, Labelled]:
-    """Return 90 % to train on and 10 % to choose rates on, the same for every run."""
-    kept, held_out = hold_out(train.labels, HOLD_OUT)
-    return train.take(kept), train.take(held_out)
+def moved(images: ImageTensors, device: torch.device) -> ImageTensors:
+    """Return the same images on a device."""
+    return replace(images, pixels=images.pixels.to(device), labels=images.labels.to(device))
 
 
 def crop_and_flip(pixels: Tensor, generator: torch.Generator) -> Tensor:

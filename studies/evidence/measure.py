@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from images import Labelled
 from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.files import replaced
+from recast.lab.data.datasets import ImageTensors
 from recast.lab.data.seeding import choose_balanced, mix_seed
 from recast.lab.evaluation.attacks import pgd
 from recast.lab.evaluation.imagenet_corruptions import KINDS, corrupt_bytes
@@ -29,38 +29,38 @@ BATCH = 250
 class Data:
     """The images of a study, on its device."""
 
-    train: Labelled
-    held_out: Labelled
-    test: Labelled
-    few: Labelled
-    corrupted: dict[str, Labelled]
+    train: ImageTensors
+    held_out: ImageTensors
+    test: ImageTensors
+    few: ImageTensors
+    corrupted: dict[str, ImageTensors]
 
 
 @torch.no_grad()
-def correct(model: Callable[[Tensor], Tensor], images: Labelled) -> Tensor:
+def correct(model: Callable[[Tensor], Tensor], images: ImageTensors) -> Tensor:
     """Return 1 for each image that is classified correctly, else 0: (N,) uint8 on the CPU."""
     predictions = [model(pixels.float() / 255).argmax(1) for pixels in images.pixels.split(BATCH)]
     return (torch.cat(predictions) == images.labels).to(torch.uint8).cpu()
 
 
-def top1(model: nn.Module, images: Labelled) -> float:
+def top1(model: nn.Module, images: ImageTensors) -> float:
     """Return the accuracy in percent."""
     return 100 * float(correct(model, images).float().mean())
 
 
-def noisy(images: Labelled) -> Labelled:
+def noisy(images: ImageTensors) -> ImageTensors:
     """Return the images with Gaussian noise of σ = NOISE, the same for all models."""
     noise = torch.randn(images.pixels.shape, generator=torch.Generator().manual_seed(0))
     pixels = images.pixels.cpu().float() + 255 * NOISE * noise
-    return Labelled(pixels.round().clamp(0, 255).to(torch.uint8).to(images.pixels.device), images.labels)
+    return ImageTensors(pixels.round().clamp(0, 255).to(torch.uint8).to(images.pixels.device), images.labels)
 
 
-def corrupted(images: Labelled, cache: Path) -> dict[str, Labelled]:
+def corrupted(images: ImageTensors, cache: Path) -> dict[str, ImageTensors]:
     """Return the images in the 15 corruptions of ImageNet-C, at severity 1, 3 or 5 in turn.
 
     They are made once and kept in `cache`. Without imagecorruptions the result is {}.
     """
-    by_kind: dict[str, Labelled] = {}
+    by_kind: dict[str, ImageTensors] = {}
     arrays = images.pixels.permute(0, 2, 3, 1).cpu().numpy()
     cache.mkdir(parents=True, exist_ok=True)
     for kind in KINDS:
@@ -76,11 +76,11 @@ def corrupted(images: Labelled, cache: Path) -> dict[str, Labelled]:
             with replaced(file) as temporary, temporary.open("wb") as stream:
                 np.save(stream, np.stack(changed))
         pixels = torch.from_numpy(np.load(file)).permute(0, 3, 1, 2).contiguous()
-        by_kind[kind] = Labelled(pixels.to(images.pixels.device), images.labels)
+        by_kind[kind] = ImageTensors(pixels.to(images.pixels.device), images.labels)
     return by_kind
 
 
-def attacked(model: Callable[[Tensor], Tensor], images: Labelled, eps: float, steps: int) -> Tensor:
+def attacked(model: Callable[[Tensor], Tensor], images: ImageTensors, eps: float, steps: int) -> Tensor:
     """Return `correct` after FGSM (one step) or PGD, for ε in 1/255."""
     answers = []
     for pixels, labels in zip(images.pixels.split(BATCH), images.labels.split(BATCH), strict=True):
@@ -108,7 +108,7 @@ def measure(model: nn.Module, data: Data, is_attacked: bool = True) -> dict[str,
 
 
 @torch.no_grad()
-def measure_pool(model: nn.Module, images: Labelled) -> dict[str, float]:
+def measure_pool(model: nn.Module, images: ImageTensors) -> dict[str, float]:
     """Return the entropy of an attention pool's maps and the top-1 with uniform maps (W_q = 0); restores the network.
 
     The entropy is relative to its maximum, the mean over images and tokens.
@@ -125,6 +125,6 @@ def measure_pool(model: nn.Module, images: Labelled) -> dict[str, float]:
     return {"entropy of the pool's maps": float(torch.cat(entropies).mean()), "clean, uniform maps": uniform}
 
 
-def balanced_part(images: Labelled, count: int) -> Labelled:
+def balanced_part(images: ImageTensors, count: int) -> ImageTensors:
     """Return `count` class-balanced images, the same in every call."""
-    return images.take(choose_balanced(images.labels, count, "--few"))
+    return images.subset(choose_balanced(images.labels, count, "--few"))

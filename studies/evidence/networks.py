@@ -6,15 +6,15 @@ from pathlib import Path
 
 import timm
 import torch
-from images import Labelled
-from job import Job
 from safetensors.torch import load_file
+from studies import Job
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms.v2.functional import normalize
 
 import recast
 import recast.papers.networks  # registers them
+from recast.lab.data.datasets import ImageTensors
 from recast.lab.data.seeding import choose_balanced
 from recast.lab.training.prepare import WAKING_IMAGES
 from recast.layers.config import PAPERS_LAYER, RecastConfig
@@ -45,8 +45,7 @@ class Prepared(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return logits of pixels (B, 3, H, W) in [0, 1]."""
-        logits: Tensor = self.network(self.prepare(pixels))
-        return logits
+        return self.network(self.prepare(pixels))  # type: ignore[no-any-return]
 
 
 def parent_of(job: Job, out: Path, root: Path) -> Prepared:
@@ -83,7 +82,7 @@ def plan_for(job: Job, model: Prepared) -> Plan | None:
     return recast.plan(model.network, example, config, where=job.where if "*" not in job.where else [job.where])
 
 
-def wake(job: Job, model: Prepared, train: Labelled, layers: tuple[str, ...]) -> None:
+def wake(job: Job, model: Prepared, train: ImageTensors, layers: tuple[str, ...]) -> None:
     """Start queries and keys of `layers` from training images, if the job says so."""
     if job.query_key != "images" or job.gate != "linear" or not layers:
         return
@@ -93,7 +92,7 @@ def wake(job: Job, model: Prepared, train: Labelled, layers: tuple[str, ...]) ->
     recast.wake_(model.network, batches, job.logit_std, job.seed, layers)
 
 
-def fold_all(model: Prepared, images: Labelled) -> None:
+def fold_all(model: Prepared, images: ImageTensors) -> None:
     """Turn a trained network into its convolutions alone, in place.
 
     All gates are closed, however far they were open, and BatchNorm's statistics are estimated again.

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from archives import is_finished
-from images import Labelled, crop_and_flip, read, split
-from job import Job
+from images import crop_and_flip, moved, read
 from measure import Data, balanced_part, corrupted, measure, measure_pool, top1
 from networks import Prepared, fold_all, parent_of, plan_for, wake
 from safetensors.torch import save_model
+from studies import Job
 from timm.layers import set_fused_attn
 from torch import nn
 
@@ -28,11 +28,14 @@ from recast.files import replaced
 from recast.lab.analysis.fourier import fourier
 from recast.lab.analysis.wakefulness import wakefulness
 from recast.lab.config import OptimConfig
-from recast.lab.data.seeding import choose_balanced
+from recast.lab.data.datasets import ImageTensors
+from recast.lab.data.seeding import choose_balanced, hold_out
 from recast.lab.training.optim import WarmupDecay, make_optimizer, set_learning_rate
 from recast.layers.pool_config import PoolConfig
 from recast.surgery.schedule import Schedule
 
+HELD_OUT = 0.1
+"""Share of the training images to choose rates on, the same for every run."""
 NUM_PROBED = 32
 """Images that wakefulness is measured on."""
 NUM_TRAIN_SCORED = 1000
@@ -51,25 +54,15 @@ class Setup(NamedTuple):
 @cache
 def load_images(name: str, setup: Setup) -> Data:
     """Return the images of a study, read once per process."""
-    train, test = read(setup.root / name)
-    train, held_out = split(train)
+    images, test = read(setup.root / name)
     few = balanced_part(test, setup.num_few)
-    device = torch.device(setup.device)
-    by_kind = {kind: images.to(device) for kind, images in corrupted(few, setup.out / "corrupted" / name).items()}
-    return Data(train.to(device), held_out.to(device), test.to(device), few.to(device), by_kind)
+    parts = [*map(images.subset, hold_out(images.labels, HELD_OUT)), test, few]
+    by_kind = corrupted(few, setup.out / "corrupted" / name)
+    to_device = partial(moved, device=torch.device(setup.device))
+    return Data(*map(to_device, parts), {kind: to_device(images) for kind, images in by_kind.items()})
 
 
-def plan_and_schedule(job: Job, model: Prepared) -> tuple[Any, Schedule | None]:
-    """Return the plan and the update, from 1, before which each of its layers becomes attention."""
-    plan = plan_for(job, model)
-    if plan is None:
-        return None, None
-    if job.schedule == "at_once":
-        return plan, Schedule.at_once(plan, 1 + round(job.convolution * job.num_updates))
-    return plan, Schedule.progressive(plan, job.num_updates, job.schedule)
-
-
-def train(job: Job, model: Prepared, images: Labelled, device: torch.device) -> dict[str, Any]:
+def train(job: Job, model: Prepared, images: ImageTensors, device: torch.device) -> dict[str, Any]:
     """Train in place; return the final loss, the seconds and when layers became attention."""
     optim = OptimConfig(
         lr=job.lr, gate_lr=job.gate_lr, qk_lr=job.qk_lr, weight_decay=job.weight_decay,
@@ -78,7 +71,11 @@ def train(job: Job, model: Prepared, images: Labelled, device: torch.device) -> 
     if job.pool != "none":
         pool = PoolConfig(job.pool, start=job.pool_start, init_values=job.pool_init)
         recast.attention_pool_(model.network, config=pool)
-    plan, schedule = plan_and_schedule(job, model)
+    plan, schedule = plan_for(job, model), None
+    if plan is not None and job.schedule == "at_once":
+        schedule = Schedule.at_once(plan, 1 + round(job.convolution * job.num_updates))
+    elif plan is not None:
+        schedule = Schedule.progressive(plan, job.num_updates, job.schedule)
     torch.manual_seed(job.seed)
     if schedule is not None and (first := schedule.due(1)):
         recast.recast_(model.network, plan, steps=first)
@@ -100,13 +97,13 @@ def train(job: Job, model: Prepared, images: Labelled, device: torch.device) -> 
             model.train()
         if at + job.batch_size > len(order):
             order, at = torch.randperm(len(images), generator=generator), 0
-        batch = images.take(order[at : at + job.batch_size].to(images.pixels.device))
+        index = order[at : at + job.batch_size].to(images.pixels.device)
         at += job.batch_size
-        pixels = crop_and_flip(batch.pixels, generator).float() / 255
+        pixels = crop_and_flip(images.pixels[index], generator).float() / 255
         set_learning_rate(optimizer, decay.factor(update))
         with torch.autocast(device.type, torch.bfloat16, enabled=job.bf16 or device.type == "cuda"):
             logits = model(pixels)
-        loss = loss_of(logits.float(), batch.labels)
+        loss = loss_of(logits.float(), images.labels[index])
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
@@ -124,12 +121,14 @@ def run(job: Job, setup: Setup) -> str:
     torch.set_num_threads(1)
     set_fused_attn(setup.device != "cpu")  # a plain ViT in bf16 on a CPU: 95 ms an update instead of 239
     device, folder, data = torch.device(setup.device), setup.out / job.folder, load_images(job.data, setup)
-    images = data.train.take(choose_balanced(data.train.labels.cpu(), job.num_train, "num_train", job.seed).to(device))
+    images = data.train.subset(
+        choose_balanced(data.train.labels.cpu(), job.num_train, "num_train", job.seed).to(device)
+    )
     model = parent_of(job, setup.out, setup.root).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     record: dict[str, Any] = {"job": asdict(job)} | train(job, model, images, device)
     record["wakefulness"] = wakefulness(model, images.pixels[:NUM_PROBED].float() / 255)
     model.eval()
-    record["train_top1"] = top1(model, images.take(torch.arange(min(NUM_TRAIN_SCORED, len(images)), device=device)))
+    record["train_top1"] = top1(model, images.subset(torch.arange(min(NUM_TRAIN_SCORED, len(images)), device=device)))
     folder.mkdir(parents=True, exist_ok=True)
     if job.tuning:
         record["held_out_top1"] = top1(model, data.held_out)

@@ -8,9 +8,10 @@ share the rates of the arm that `rates_of` names.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
-from job import Job
+from recast.layers.config import QueryKey
+from recast.layers.pool_config import PoolKind, PoolStart
 
 Arms = dict[str, dict[str, Any]]
 
@@ -25,10 +26,70 @@ RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 
 
 @dataclass(frozen=True)
+class Job:
+    """A training run: network, images, arm and rates. Stored records have these fields."""
+
+    study: str
+    arm: str
+    seed: int
+    data: str
+    """cifar10 or cifar100."""
+    num_train: int
+    updates: int
+    network: str = "cifar_resnet20.cifar100"
+    """A timm name, whose tag gives mean and standard deviation, or "plain_vit_tiny"."""
+    parent: str | None = None
+    """A file in $RECAST_DATA/weights, or STUDY/ARM: the weights of that run of the same seed. None: random weights."""
+    parent_data: str | None = None
+    """The parent's data set; if it is not `data`, the head is new."""
+    size: int = 32
+    """Side of the images in pixels; they are resized if theirs differs."""
+    lr: float = 1e-3
+    batch_size: int = 64
+    gate_lr: float = 1e-2
+    qk_lr: float | None = None
+    weight_decay: float = 0.05
+    where: str | None = None
+    """Layers that are recast; None: none."""
+    gate: str = "linear"
+    query_key: QueryKey = "zero"
+    logit_std: float = 1.5
+    schedule: Literal["at_once", "last_first", "first_first"] = "at_once"
+    """All layers at once after a share `convolution` of the updates, or layer by layer (PRS) from one end."""
+    convolution: float = 0.0
+    stride: Literal["keep", "remove"] = "keep"
+    """remove: the last stage at stride 1. Without recast layers this is the compute of attention alone."""
+    pool: PoolKind = "none"
+    pool_start: PoolStart = "paper"
+    pool_init: float | None = None
+    """LayerScale's first value; None: that of `pool_start`, 1e-4 for "paper"."""
+    augment: Literal["basic"] = "basic"
+    """Crop and flip."""
+    bf16: bool = False
+    """True to train in bf16 on a CPU too, as on a GPU. Evaluation is in fp32."""
+    longer: float = 1
+    """Factor on `updates`: longer training instead of attention."""
+    measured: Literal["all", "clean", "fourier"] = "all"
+    """fourier: clean, and the spectra of the blocks' maps."""
+    tuning: bool = False
+    """True for a trial: evaluated on the held-out 10 %, not on the test images."""
+
+    @property
+    def folder(self) -> str:
+        """Return STUDY/ARM-SEED, with the rates for a trial."""
+        rates = f"-lr{self.lr:g}-gates{self.gate_lr:g}-qk{self.qk_lr}" if self.tuning else ""
+        return f"{self.study}/{self.arm.replace(' ', '_').replace('/', 'of')}-{self.seed}{rates}"
+
+    @property
+    def num_updates(self) -> int:
+        """Return the number of updates of this arm."""
+        return round(self.longer * self.updates)
+
+
+@dataclass(frozen=True)
 class Study:
     """Runs that are compared with one another."""
 
-    name: str
     base: Job
     arms: Arms
     pairs: tuple[tuple[str, str], ...]
@@ -44,9 +105,14 @@ class Study:
     needs: str | None = None
     """The study whose final runs are the parents."""
 
+    @property
+    def name(self) -> str:
+        """Return the study's name, as its runs have it."""
+        return self.base.study
+
     def job(self, arm: str, **fields: Any) -> Job:
         """Return a run of an arm."""
-        return replace(self.base, study=self.name, arm=arm, **{**self.arms[arm], **fields})
+        return replace(self.base, arm=arm, **{**self.arms[arm], **fields})
 
     def trials(self, arm: str) -> list[Job]:
         """Return the runs that choose an arm's rates, [] if it takes those of another arm or study."""
@@ -97,17 +163,18 @@ def transfers() -> list[Study]:
         ("cifar_resnet20.cifar100", C100, "cifar100", "cifar10", 14400, 1400),
         ("cifar_resnet20_a", C10, "cifar10", "cifar100", 18000, 1400),
     ):
-        name = f"a-{trained_on}-{data}-{num_train}"
-        base = Job(name, "", 0, data, num_train, updates, network, parent, trained_on)
+        study = f"a-{trained_on}-{data}-{num_train}"
+        base = Job(study, "", 0, data, num_train, updates, network, parent, trained_on)
         tuned_on = result[0].name if result else None
         rates_of = dict.fromkeys((CHOSEN, SAME_COMPUTE), FINE_TUNED)
         recast = [arm for arm in TRANSFER if arm.startswith("recast")]
         pairs = against(FINE_TUNED, TRANSFER) + tuple((arm, SAME_COMPUTE) for arm in recast)
-        result.append(Study(name, base, TRANSFER, (*pairs, (CHOSEN, LONGER)), tuned_on, rates_of))
+        result.append(Study(base, TRANSFER, (*pairs, (CHOSEN, LONGER)), tuned_on, rates_of))
     tuned, few, *_ = result
     arms = {arm: TRANSFER[arm] for arm in (FINE_TUNED, CHOSEN)} | STARTS
     pairs = against(FINE_TUNED, arms) + tuple((arm, CHOSEN) for arm in STARTS)
-    return [*result, Study("a-starts", few.base, arms, pairs, tuned.name, dict.fromkeys(arms, FINE_TUNED))]
+    base = replace(few.base, study="a-starts")
+    return [*result, Study(base, arms, pairs, tuned.name, dict.fromkeys(arms, FINE_TUNED))]
 
 
 def recipe() -> Study:
@@ -122,13 +189,13 @@ def recipe() -> Study:
     arms: Arms = {FINE_TUNED: {}}
     for rate in (1e-3, 1e-2, 3e-2):
         arms[f"recast, gates {rate:g}"] = {**LAST, **IMAGES, "gate_lr": rate}
-    return Study(base.study, base, arms, against(FINE_TUNED, arms), rates_fixed=True)
+    return Study(base, arms, against(FINE_TUNED, arms), rates_fixed=True)
 
 
 def controls() -> list[Study]:
     """b. T-CNN's Tables 1 and 3 with two controls: the parent fine-tuned as long, and the compute without attention."""
     base = Job("b-parents", "", 0, "cifar10", 14400, 4500, "cifar_resnet20.cifar100", bf16=True)
-    parents = Study("b-parents", base, {"parent": {}}, ())
+    parents = Study(base, {"parent": {}}, ())
     arms: Arms = {
         FINE_TUNED: {},
         SAME_COMPUTE: {"stride": "remove"},
@@ -136,10 +203,10 @@ def controls() -> list[Study]:
         "recast, images": {**LAST, **IMAGES},
         "recast, zero": {**LAST},
     }
-    base = replace(base, parent="b-parents/parent", parent_data=base.data, updates=1400)
+    base = replace(base, study="b-controls", parent="b-parents/parent", parent_data=base.data, updates=1400)
     pairs = (*against(FINE_TUNED, arms), *((arm, SAME_COMPUTE) for arm in arms if arm.startswith("recast")))
     rates_of = dict.fromkeys(("recast, images", "recast, zero"), FINE_TUNED)  # as (a) found
-    return [parents, Study("b-controls", base, arms, pairs, rates_of=rates_of, needs="b-parents")]
+    return [parents, Study(base, arms, pairs, rates_of=rates_of, needs="b-parents")]
 
 
 PAPERS_OWN = "recast, sigmoid, stride removed"
@@ -167,7 +234,7 @@ def converged() -> Study:
         OURS_REMOVED: {**LAST, **IMAGES, "gate_lr": 1e-2, "stride": "remove"},
     }
     pairs = (*against(FINE_TUNED, arms), (PAPERS_OWN, SAME_COMPUTE), (OURS_REMOVED, SAME_COMPUTE))
-    return Study(base.study, base, arms, pairs, rates_fixed=True)
+    return Study(base, arms, pairs, rates_fixed=True)
 
 
 def converged_long() -> Study:
@@ -180,7 +247,7 @@ def converged_long() -> Study:
     base = replace(short.base, study="l-converged-long", updates=50 * 14400 // 128, batch_size=128)
     arms = {arm: short.arms[arm] for arm in (FINE_TUNED, SAME_COMPUTE, PAPERS_OWN, OURS_REMOVED)}
     pairs = tuple(pair for pair in short.pairs if set(pair) <= arms.keys())
-    return Study(base.study, base, arms, pairs, rates_fixed=True)
+    return Study(base, arms, pairs, rates_fixed=True)
 
 
 def converged_deep() -> Study:
@@ -195,7 +262,7 @@ def converged_deep() -> Study:
         bf16=True,
     )  # fmt: skip
     arms = {arm: short.arms[arm] for arm in (FINE_TUNED, "recast, sigmoid", "recast, images")}
-    return Study(base.study, base, arms, against(FINE_TUNED, arms), rates_fixed=True)
+    return Study(base, arms, against(FINE_TUNED, arms), rates_fixed=True)
 
 
 PLAIN_VIT = "plain ViT"
@@ -215,7 +282,7 @@ def when() -> Study:
     arms[PLAIN_VIT] = {"network": "plain_vit_tiny"}
     pairs = against("convolution", arms) + tuple((arm, first) for arm, first in rates_of.items())
     pairs += (("exact, after 0%", PLAIN_VIT),)
-    return Study("c-when", base, arms, pairs, rates_of=rates_of, num_trials=4)
+    return Study(base, arms, pairs, rates_of=rates_of, num_trials=4)
 
 
 def scales() -> list[Study]:
@@ -223,10 +290,9 @@ def scales() -> list[Study]:
     full = when()
     arms = {arm: full.arms[arm] for arm in ("convolution", "exact, after 0%", PLAIN_VIT)}
     pairs = tuple((arm, control) for arm, control in full.pairs if {arm, control} <= arms.keys())
-    return [
-        Study(f"f-scale-{share:.0%}", replace(full.base, num_train=round(14400 * share)), arms, pairs, full.name)
-        for share in (0.05, 0.1, 0.25, 0.5)
-    ]
+    shares = (0.05, 0.1, 0.25, 0.5)
+    bases = [replace(full.base, study=f"f-scale-{share:.0%}", num_train=round(14400 * share)) for share in shares]
+    return [Study(base, arms, pairs, full.name) for base in bases]
 
 
 MIXERS: dict[str, Any] = {"where": "blocks.*.mixer"}
@@ -260,7 +326,7 @@ def progressive() -> Study:
         ("from the start", PLAIN_VIT),
         *((arm, LATEST) for arm in MORE_ATTENTION),
     )  # fmt: skip
-    return Study("d-prs", base, arms, pairs, rates_of=rates_of, num_trials=4)
+    return Study(base, arms, pairs, rates_of=rates_of, num_trials=4)
 
 
 def progressive_long() -> Study:
@@ -278,7 +344,7 @@ def progressive_long() -> Study:
         *against("convolution", arms), ("PRS, C-MHSA", "two-stage, C-MHSA"), ("PRS, C-MHSA", "reversed, C-MHSA"),
         ("PRS, C-MHSA", PLAIN_VIT), ("two-stage, C-MHSA", PLAIN_VIT),
     )  # fmt: skip
-    return Study(base.study, base, arms, pairs, rates_fixed=True)
+    return Study(base, arms, pairs, rates_fixed=True)
 
 
 def pooling() -> Study:
@@ -291,7 +357,7 @@ def pooling() -> Study:
         "one map, as the average": {"pool": "single", "pool_start": "average"},
     }
     pairs = (*against("average", arms), ("a map a class", "one map"), ("one map, as the average", "one map"))
-    return Study("g-pooling", base, arms, pairs)
+    return Study(base, arms, pairs)
 
 
 def pooling_start() -> Study:
@@ -308,7 +374,7 @@ def pooling_start() -> Study:
         "one map, as the average": {"pool": "single", "pool_start": "average"},
     }
     pairs = (*against("average", arms), ("one map, as the average", "one map, from 0.1"))
-    return Study(base.study, base, arms, pairs, rates_fixed=True)
+    return Study(base, arms, pairs, rates_fixed=True)
 
 
 def pooling_long() -> Study:
@@ -319,7 +385,7 @@ def pooling_long() -> Study:
     """
     short = pooling_start()
     base = replace(short.base, study="k-pooling-long", data="cifar10", num_train=1800, updates=2800, measured="clean")
-    return replace(short, name=base.study, base=base)
+    return replace(short, base=base)
 
 
 def studies() -> dict[str, Study]:

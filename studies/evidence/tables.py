@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from job import Job
 from scipy.stats import t as student
-from studies import Study
+from studies import Job, Study
 
 from recast.lab.records import Wakefulness
 
