@@ -95,7 +95,7 @@ def peak_mib(step: Callable[[], object], model: nn.Module) -> float:
             torch.cuda.reset_peak_memory_stats()
         else:
             ctypes.CDLL(None).malloc_trim(0)  # resident free pages would hide memory of the call
-            Path("/proc/self/clear_refs").write_text("5")  # the peak is now what is resident
+            Path("/proc/self/clear_refs").write_text("5")  # the peak starts at the resident size
         before = peak()
         step()
         peaks.append(peak() - before)
@@ -111,7 +111,7 @@ def measure(models: dict[str, nn.Module], images: Tensor, training: bool, rounds
     peaks = {arm: peak_mib(calls[arm], model) for arm, model in models.items()}
     parent, seconds, rows = next(iter(models)), by_turns(calls, rounds), []
     for arm, model in models.items():
-        ratios = [of_parent / mine for of_parent, mine in zip(seconds[parent], seconds[arm], strict=True)]
+        ratios = [parent_time / time for parent_time, time in zip(seconds[parent], seconds[arm], strict=True)]
         low, middle, high = (round(value, 3) for value in statistics.quantiles(ratios, n=4, method="inclusive"))
         median, parameters = statistics.median(seconds[arm]), sum(p.numel() for p in model.parameters())
         rows.append({

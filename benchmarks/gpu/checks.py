@@ -38,7 +38,7 @@ from recast.surgery.rules import convert
 SIZE = (2, 32, 17, 14)
 CUDNN = 1e-6
 CONTROL = 1e-2
-"""Two swapped taps must change the logits by more than the tolerance over this."""
+"""Two swapped taps must change the logits by more than TOLERANCE / CONTROL."""
 
 
 @dataclass(frozen=True)

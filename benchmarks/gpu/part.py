@@ -87,7 +87,7 @@ def precision(name: str) -> Iterator[None]:
     """Compute fp32 products and convolutions as "ieee" or "tf32", by deterministic algorithms."""
     deterministic, torch.backends.cudnn.deterministic = torch.backends.cudnn.deterministic, True
     try:
-        with full_precision():  # restores what is set here
+        with full_precision():  # restores both at the end
             torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = name
             yield
     finally:

@@ -33,7 +33,7 @@ TOLERANCE = 1e-4
 """Relative error of the outputs in fp32; a network above it must stay within FP64_TOLERANCE in fp64."""
 FP64_TOLERANCE = 1e-9
 CONTROLLED = 1e-5
-"""The control must move the outputs by a hundred times this."""
+"""A hundredth of the least change of the outputs by the control."""
 LAST_STAGE, EVERYTHING = 4500, 600
 """Most tokens of a layer in the two steps: no patch embedding (its tokens are pixels); all but the earliest layers."""
 MAP_BYTES = 2**29

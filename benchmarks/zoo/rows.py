@@ -89,10 +89,10 @@ def summary(rows: Iterable[ZooRow]) -> str:
         by_source.setdefault(row.model.partition(":")[0], []).append(row)
     for source, members in by_source.items():
         spatial = [row for row in members if row.status not in NOTHING]
-        others = [row for row in spatial if row.status not in EXACT]
+        misses = [row for row in spatial if row.status not in EXACT]
         lines.append(
-            f"{source}: {len(spatial) - len(others)} of {len(spatial)} architectures with a spatial convolution are "
+            f"{source}: {len(spatial) - len(misses)} of {len(spatial)} architectures with a spatial convolution are "
             f"exact, {len(members) - len(spatial)} of {len(members)} have none"
         )
-        lines += [f"  {row.model}: {row.status}, {row.cause}" for row in others]
+        lines += [f"  {row.model}: {row.status}, {row.cause}" for row in misses]
     return "\n".join(lines)

@@ -34,7 +34,7 @@ class Claim:
     """The reason why these runs cannot decide the claim, whatever they measured."""
 
     def verdict(self, row: Mapping[str, Any]) -> str:
-        """Return what a row of evidence_differences.csv statement about the claim."""
+        """Return the verdict of a row of evidence_differences.csv on the claim."""
         if self.unfit:
             return f"not decidable: {self.unfit}"
         if self.attends and row["attention"] == "asleep":
