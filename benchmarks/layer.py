@@ -61,10 +61,10 @@ class TimmTokens(nn.Module):
         return self.layer(x.flatten(2).transpose(1, 2)).transpose(1, 2).unflatten(2, x.shape[2:])
 
 
-def opened(channels: int, gaussian: int, content: int, fold: bool, **config: Any) -> GPSA:
+def opened(channels: int, num_gaussian: int, num_content: int, fold: bool, **config: Any) -> GPSA:
     """Return a layer of nine heads whose first Gaussians and content maps are open."""
     layer = GPSA(channels, channels, GEOMETRY, config=RecastConfig(**PAPERS_LAYER, **config))
-    open_gates(layer, gaussian, content)
+    open_gates(layer, num_gaussian, num_content)
     if fold:
         assert layer.fold() is layer
     return layer
