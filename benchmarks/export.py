@@ -1,19 +1,18 @@
-"""Recast networks exported to ONNX and to torch.export: how far from the module, and how fast.
+"""Recast networks exported to ONNX and to torch.export: distance to the module, and speed.
 
-    python benchmarks/export.py [NETWORK …]        # writes results/export.csv, rows it has stay
+    python benchmarks/export.py [NETWORK …]        # writes results/export.csv; existing rows stay
 
-Random weights with telling scales; the last stage is recast, a third of its heads opened in both maps ("closed": none,
-folded). `any_size`: height and width are free in the file. `error`: largest relative error of the file's outputs over 1
-and 3 images of two sizes. `over_module`, `over_parent`: median time of a pass of the file on 2 images over the module's
-and the parent's, by turns. `seconds`: export and checks (those of patchconvnet_s60 count pauses of a shared
-machine). `parent_error`: that of the parent alone, in ONNX.
+Random weights with random scales. The last stage is recast and a third of its heads is open in both maps ("closed":
+none, folded). `any_size`: height and width are free in the file. `error`: largest relative error of the file's outputs
+over 1 and 3 images of two sizes. `over_module`, `over_parent`: median time of a pass of the file on 2 images over the
+module's and the parent's, by turns. `seconds`: export and checks (those of patchconvnet_s60 count pauses of a shared
+machine). `parent_error`: the error of the parent alone, in ONNX.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
-import csv
-import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,17 +20,16 @@ from typing import Any
 
 import timm
 import torch
-from timing import RESULTS, by_turns, machine, ratio, write
+from timing import RESULTS, by_turns, inference, machine, ratio, read, update
 from torch import nn
 
 import recast
-import recast.papers.networks
+import recast.papers.networks  # registers networks
 from recast.exporting import SUFFIX, open_program
 from recast.lab.scales import randomize_scales_
 from recast.layers.cmhsa import recast_layers
 from recast.layers.config import PAPERS_LAYER
 
-assert recast.papers.networks  # registers networks
 SIZE, ROUNDS = 96, 9
 NETWORKS: dict[str, dict[str, Any]] = {
     "resnet50": {},
@@ -44,12 +42,11 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "resnet50, pooled single": {"pool": False},
     "resnet50, pooled per class": {"pool": True},
 }
-RESULT = RESULTS / "export.csv"
 
 
 @torch.no_grad()
-def open_heads(model: nn.Module) -> None:
-    """A third of the heads of every layer, in both maps; queries and keys that look at content."""
+def open_third_(model: nn.Module) -> None:
+    """Open a third of the heads of every layer in both maps, with queries and keys that see content."""
     for layer in recast_layers(model).values():
         layer.key.normal_(0, 0.1)
         if isinstance(layer, recast.GPSA):
@@ -58,11 +55,11 @@ def open_heads(model: nn.Module) -> None:
 
 
 def networks(name: str) -> tuple[nn.Module, nn.Module, torch.Tensor]:
-    """Parent, recast network, images."""
+    """Return parent, recast network and images."""
     torch.manual_seed(0)
-    kind, options = name.partition(",")[0], dict(NETWORKS[name])
+    architecture, options = name.partition(",")[0], dict(NETWORKS[name])
     images = torch.randn(2, 3, SIZE, SIZE)
-    parent = timm.create_model(kind, num_classes=100).eval()
+    parent = timm.create_model(architecture, num_classes=100).eval()
     randomize_scales_(parent, images)
     child, pool = copy.deepcopy(parent), options.pop("pool", None)
     if pool is not None:
@@ -71,52 +68,48 @@ def networks(name: str) -> tuple[nn.Module, nn.Module, torch.Tensor]:
     if "closed" in name:
         recast.fold_(child)
     else:
-        open_heads(child)
+        open_third_(child)
     return parent, child.eval(), images
 
 
+def error(export: Any) -> str:
+    """Return the largest error of an export's checks."""
+    return f"{max(check.error for check in export.checks):.1e}"
+
+
 def measure(name: str, to: Any, folder: str) -> dict[str, Any]:
-    """One row."""
+    """Return the row of a network and a format."""
     parent, child, images = networks(name)
     started = time.perf_counter()
-    found = recast.export(child, images, Path(folder) / f"child{SUFFIX[to]}", tol=float("inf"))
+    export = recast.export(child, images, Path(folder) / f"child{SUFFIX[to]}", tol=float("inf"))
     seconds = time.perf_counter() - started
-    program = open_program(found.path, to)
-    arms = {"file": lambda: program(images), "module": lambda: child(images), "parent": lambda: parent(images)}
-    with torch.no_grad():
-        times = by_turns(arms, ROUNDS)
-    alone = None
+    program = open_program(export.path, to)
+    arms = {"file": program, "module": child, "parent": parent}
+    times = by_turns({arm: inference(model, images) for arm, model in arms.items()}, ROUNDS)
+    parent_error = ""
     if to == "onnx":
-        alone = recast.export(parent, images, Path(folder) / "parent.onnx", tol=float("inf"))
+        parent_error = error(recast.export(parent, images, Path(folder) / "parent.onnx", tol=float("inf")))
     return {
-        "network": name,
-        "to": to,
-        "size": SIZE,
-        "any_size": found.any_size,
-        "error": f"{max(check.error for check in found.checks):.1e}",
-        "parent_error": "" if alone is None else f"{max(check.error for check in alone.checks):.1e}",
+        "network": name, "to": to, "size": SIZE, "any_size": export.any_size, "error": error(export),
+        "parent_error": parent_error,
         "over_module": round(ratio(times["file"], times["module"]), 2),
         "over_parent": round(ratio(times["file"], times["parent"]), 2),
         "module_over_parent": round(ratio(times["module"], times["parent"]), 2),
-        "seconds": round(seconds, 1),
-        "machine": machine(),
-    }
+        "seconds": round(seconds, 1), "machine": machine(),
+    }  # fmt: skip
 
 
 def main() -> None:
-    """Rows that are missing."""
-    rows: list[dict[str, Any]] = []
-    if RESULT.exists():
-        with RESULT.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-    known = {(row["network"], row["to"]) for row in rows}
+    """Measure the rows that are missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("networks", nargs="*", choices=(*NETWORKS, []))
+    path = RESULTS / "export.csv"
+    measured = {(row["network"], row["to"]) for row in read(path)}
     with TemporaryDirectory() as folder:
-        for name in sys.argv[1:] or NETWORKS:
+        for name in parser.parse_args().networks or NETWORKS:
             for to in SUFFIX:
-                if (name, to) not in known:
-                    rows.append(measure(name, to, folder))
-                    print({key: value for key, value in rows[-1].items() if key != "machine"}, flush=True)
-                    write(RESULT, rows)
+                if (name, to) not in measured:
+                    update(path, [measure(name, to, folder)], ("network", "to"))
 
 
 if __name__ == "__main__":

@@ -1,50 +1,52 @@
-"""What plan + recast_ + verify of a ResNet-50 costs, beside one forward pass of the parent: seconds and peak memory.
+"""Costs of plan + recast_ + verify of a ResNet-50, of an installation and of starting up.
 
-    python benchmarks/footprint.py            # writes results/footprint.csv
-    python benchmarks/footprint.py light      # writes results/light.csv: what it takes before anything is computed
-    python benchmarks/footprint.py start      # writes results/start.csv: starting up beside importing torch and timm
+    python benchmarks/footprint.py                    # writes results/footprint.csv
+    python benchmarks/footprint.py light [WHEEL]      # writes results/light.csv
+    python benchmarks/footprint.py start              # writes results/start.csv
 
-Each job runs in a process of its own. Peak memory is the process's largest resident size above what it had after its
-imports, the model's own weights included. Two threads, batch of 8 images of 224×224, random weights.
+footprint.csv: seconds and peak memory beside one forward pass of the parent, each job in its own process, by turns,
+medians of 3. Peak memory is the process's largest resident size above that after its imports, the model's weights
+included. Two threads, batch of 8 images of 224×224, random weights.
 
-light.csv: MB on disk of what `pip install recast-vision` brings (files of the packages in this environment that it
-needs, extras left out), MB of a wheel given as a second argument, and seconds, elapsed and of the processor, of whole
-processes: medians of 5. Of a shared machine, take the processor's.
+light.csv: MB on disk that `pip install recast-vision` brings (files of the packages in this environment that it needs,
+without extras), MB of the wheel, and seconds, elapsed and of the processor, of whole processes: medians of 5. On a
+shared machine, take the processor's.
 
 start.csv: the same seconds, medians of 7 by turns, and the processor's over those of `import torch, timm`.
 """
 
 from __future__ import annotations
 
-import json
+import argparse
 import re
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import PackageNotFoundError, distribution
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
-from timing import RESULTS, machine, write_table
+import timm
+import torch
+from timing import RESULTS, machine, write
+
+from recast.lab.cli import COMMANDS
+from recast.surgery.apply import recast_
+from recast.surgery.planning import plan
+from recast.surgery.verify import trace, verify
 
 REPEATS = 3
 BATCH = 8
+LIBRARIES = "import torch, timm"
 
 
-def job(name: str) -> None:
-    """Run one job and print its seconds and peak memory as JSON."""
-    import timm
-    import torch
-
-    import recast
-    from recast.surgery.apply import recast_
-    from recast.surgery.planning import plan
-    from recast.surgery.verify import trace, verify
-
-    assert recast.__version__
+def measure(name: str) -> tuple[float, float]:
+    """Return the seconds and the peak memory of one job in MiB."""
     torch.set_num_threads(2)
     imported = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     model = timm.create_model("resnet50").eval()
@@ -59,89 +61,87 @@ def job(name: str) -> None:
         exactness = verify(before, recast_(model, planned), images)
         assert exactness.bitwise, exactness
     seconds = time.perf_counter() - started
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - imported
-    print(json.dumps({"seconds": round(seconds, 3), "peak_mib": round(peak / 1024, 1)}))
+    return seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - imported) / 1024
 
 
-def main() -> None:
-    """Both jobs by turns, the medians to the file."""
-    found: dict[str, list[dict[str, float]]] = {"forward": [], "plan_recast_verify": []}
-    for _ in range(REPEATS):
-        for name, results in found.items():
-            output = subprocess.run([sys.executable, __file__, name], check=True, capture_output=True, text=True).stdout
-            results.append(json.loads(output.splitlines()[-1]))
-    medians = {
-        name: [sorted(r[key] for r in results)[REPEATS // 2] for key in ("seconds", "peak_mib")]
-        for name, results in found.items()
-    }
-    rows = [[name, BATCH, *values, REPEATS, machine()] for name, values in medians.items()]
-    write_table(RESULTS / "footprint.csv", ["job", "batch", "seconds", "peak_mib", "repeats", "machine"], rows)
-    print(medians)
+def footprint() -> None:
+    """Write footprint.csv."""
+    jobs = ("forward", "plan_recast_verify")
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
+        costs = list(pool.map(measure, REPEATS * jobs))
+    rows = []
+    for i, name in enumerate(jobs):
+        seconds, peak_mib = map(median, zip(*costs[i :: len(jobs)], strict=True))
+        rows.append(
+            {"job": name, "batch": BATCH, "seconds": round(seconds, 3), "peak_mib": round(peak_mib, 1),
+             "repeats": REPEATS, "machine": machine()}
+        )  # fmt: skip
+    write(RESULTS / "footprint.csv", rows)
+    print(*rows, sep="\n")
 
 
-def needed(name: str, found: dict[str, float]) -> dict[str, float]:
-    """Package → MB of its files, for a package and what it needs here; extras are left out."""
+def package_sizes(name: str, sizes: dict[str, float]) -> dict[str, float]:
+    """Add a package and its requirements without extras to `sizes`: package → MB of its files."""
     key = re.sub(r"[-_.]+", "-", name).lower()
-    if key in found:
-        return found
+    if key in sizes:
+        return sizes
     try:
         package = distribution(name)
     except PackageNotFoundError:  # for another system
-        return found
-    found[key] = sum(file.size or 0 for file in package.files or ()) / 1e6
+        return sizes
+    sizes[key] = sum(file.size or 0 for file in package.files or ()) / 1e6
     for line in package.requires or ():
-        name, extra = re.match(r"[\w.-]+", line)[0], "extra ==" in line  # type: ignore[index]
-        if not extra:
-            needed(name, found)
-    return found
+        if "extra ==" not in line:
+            package_sizes(re.match(r"[\w.-]+", line)[0], sizes)  # type: ignore[index]
+    return sizes
 
 
-def once(command: Sequence[str]) -> tuple[float, float]:
-    """Seconds of one process, elapsed and of the processor."""
+def seconds_of(arguments: Sequence[str]) -> tuple[float, float]:
+    """Return the seconds of one Python process, elapsed and of the processor."""
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
     elapsed, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     return elapsed, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def seconds(command: Sequence[str]) -> tuple[float, float]:
-    """Elapsed and of the processor, of one process: medians."""
-    elapsed, used = zip(*(once(command) for _ in range(5)), strict=True)
-    return median(elapsed), median(used)
+def medians(jobs: Mapping[str, Sequence[str]], rounds: int) -> dict[str, list[float]]:
+    """Return the median seconds of each process, elapsed and of the processor, by turns."""
+    turns = [{name: seconds_of(arguments) for name, arguments in jobs.items()} for _ in range(rounds)]
+    return {name: [median(turn[name][i] for turn in turns) for i in (0, 1)] for name in jobs}
 
 
 def start() -> None:
-    """Processes by turns, to start.csv."""
-    libraries = "import torch, timm"
-    plan = f"import recast; {libraries}; recast.plan(timm.create_model('resnet50'), torch.zeros(1, 3, 224, 224))"
-    jobs = {libraries: ["-c", libraries], "import recast": ["-c", "import recast"]}
+    """Write start.csv."""
+    plan = f"import recast; {LIBRARIES}; recast.plan(timm.create_model('resnet50'), torch.zeros(1, 3, 224, 224))"
+    jobs = {LIBRARIES: ["-c", LIBRARIES], "import recast": ["-c", "import recast"]}
     jobs |= {f"recast {name}--help": ["-m", "recast", *name.split(), "--help"] for name in ("", "train ")}
     jobs["recast.plan of resnet50"] = ["-c", plan]
-    rounds = [{what: once([sys.executable, *arguments]) for what, arguments in jobs.items()} for _ in range(7)]
-    rows = [[what, *(round(median(r[what][i] for r in rounds), 3) for i in (0, 1))] for what in jobs]
-    table = [[*row, round(row[2] / rows[0][2], 4), machine()] for row in rows]
-    write_table(RESULTS / "start.csv", ["what", "elapsed_s", "processor_s", "over_torch_timm", "machine"], table)
-    print(*table, sep="\n")
+    seconds = medians(jobs, 7)
+    rows = [
+        {"what": name, "elapsed_s": round(elapsed, 3), "processor_s": round(processor, 3),
+         "over_torch_timm": round(processor / seconds[LIBRARIES][1], 4), "machine": machine()}
+        for name, (elapsed, processor) in seconds.items()
+    ]  # fmt: skip
+    write(RESULTS / "start.csv", rows)
+    print(*rows, sep="\n")
 
 
 def light(wheel: str | None) -> None:
-    """What is there before anything is computed, to light.csv."""
-    from recast.lab.cli import COMMANDS
-
-    sizes = needed("recast-vision", {})
+    """Write light.csv."""
+    sizes = package_sizes("recast-vision", {})
     heavy = {name: mb for name, mb in sizes.items() if re.match("torch|nvidia|cuda|triton|timm", name)}
-    rest = {name: mb for name, mb in sizes.items() if name not in heavy and name != "recast-vision"}
+    light = {name: mb for name, mb in sizes.items() if name not in heavy and name != "recast-vision"}
     rows: list[tuple[str, float, str]] = [("torch, torchvision, timm and CUDA", sum(heavy.values()), "MB")]
-    rows.append((f"all else ({len(rest)} packages)", sum(rest.values()), "MB"))
-    rows += [(f"  {name}", mb, "MB") for name, mb in sorted(rest.items(), key=lambda one: -one[1])[:6]]
+    rows.append((f"all else ({len(light)} packages)", sum(light.values()), "MB"))
+    rows += [(f"  {name}", light[name], "MB") for name in sorted(light, key=light.__getitem__, reverse=True)[:6]]
     if wheel is not None:
         rows.append(("wheel", Path(wheel).stat().st_size / 1e6, "MB"))
     with tempfile.TemporaryDirectory() as folder:
         save = "import sys, timm, recast, recast.models as m; name, path = sys.argv[1:]; n = timm.create_model(name); "
         save += "import torch; s = 32 if 'cifar' in name else 224; "
         save += "recast.save(recast.recast_(n, recast.plan(n, torch.zeros(1, 3, s, s))), path, name)"
-        jobs = {"python": ["-c", "0"], "import recast": ["-c", "import recast"], "import torch": ["-c", "import torch"]}
-        jobs["import torch, timm"] = ["-c", "import torch, timm"]
+        jobs = {"python": ["-c", "0"]}
+        jobs |= {line: ["-c", line] for line in ("import recast", "import torch", LIBRARIES)}
         for name in ("cifar_resnet20", "resnet50"):
             path = str(Path(folder) / f"{name}.safetensors")
             subprocess.run([sys.executable, "-c", save, name, path], check=True)
@@ -151,19 +151,19 @@ def light(wheel: str | None) -> None:
         jobs["torch.export.load of resnet50"] = ["-c", f"import torch; torch.export.load({program!r})"]
         jobs["recast --help"] = ["-m", "recast", "--help"]
         jobs |= {f"recast {name} --help": ["-m", "recast", name, "--help"] for name in COMMANDS}
-        for what, arguments in jobs.items():
-            elapsed, used = seconds([sys.executable, *arguments])
-            rows += [(what, elapsed, "s"), (what, used, "s of the processor")]
-    for what, value, unit in rows:
-        print(f"{what:<40}{value:>10.3f} {unit}")
-    table = ([what, round(value, 3), unit, machine()] for what, value, unit in rows)
-    write_table(RESULTS / "light.csv", ["what", "value", "unit", "machine"], table)
+        for name, (elapsed, processor) in medians(jobs, 5).items():
+            rows += [(name, elapsed, "s"), (name, processor, "s of the processor")]
+    table = [{"what": what, "value": round(v, 3), "unit": unit, "machine": machine()} for what, v, unit in rows]
+    write(RESULTS / "light.csv", table)
+    print(*table, sep="\n")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["start"]:
-        start()
-    elif sys.argv[1:2] == ["light"]:
-        light(next(iter(sys.argv[2:]), None))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", nargs="?", choices=("footprint", "light", "start"), default="footprint")
+    parser.add_argument("wheel", nargs="?", help="of light: the wheel to weigh")
+    options = parser.parse_args()
+    if options.table == "light":
+        light(options.wheel)
     else:
-        job(sys.argv[1]) if len(sys.argv) > 1 else main()
+        {"footprint": footprint, "start": start}[options.table]()

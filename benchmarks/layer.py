@@ -1,55 +1,54 @@
-"""One layer: our forms, the convolution they stand for, the papers' formula, and timm's attention layers, by turns.
+"""One layer: our forms, its convolution, the papers' formula and timm's attention layers, by turns.
 
     python benchmarks/layer.py                 # everything, writes results/layer.csv (about 40 minutes on 2 cores)
-    python benchmarks/layer.py --maps 14x512   # some maps; their rows are put in the place of the old ones
+    python benchmarks/layer.py --maps 14x512   # only some maps; the rows of others stay
 
-Columns: side, channels, batch; pass (forward in eval, or forward + backward); arm; form (what ran); median_ms and
-spread (interquartile range over median); over_conv (time over the 3×3 convolution's, median of ratios within a round);
-macs_over_conv (the multiply-accumulates': what it would cost at the convolution's speed); share_of_bound = the second
-over the first; naive_over (the naive form's time over this one's; `naive_interior_over`: over output pixels only);
-saved_mib (what the backward pass keeps, forward + backward only).
+Columns: side, channels, batch; pass (forward in eval, or forward + backward); arm; form (the one that ran); median_ms
+and spread (interquartile range over median); over_conv (time over the 3×3 convolution's, median of ratios within a
+round); macs_over_conv (the same ratio of multiply-accumulates); share_of_bound = the second over the first; naive_over
+(the naive form's time over this one's; `naive_interior_over`: with output pixels only as queries); saved_mib (memory
+kept for the backward pass, forward + backward only).
 
 Arms: conv; folded and closed (all heads closed, after `fold_` and before, in eval); N open (N heads with a Gaussian
-and a content map, the other maps and W_val folded away); all open (as it is trained, W_val there); content (nine
-content maps, all Gaussians closed, in eval); positional (nine Gaussians, no content, folded); linear (content="linear",
-all heads); "…, FORM": by that form instead of the chosen one.
+and a content map, the other maps and W_val folded away); all open (as in training, with W_val); content (nine content
+maps, all Gaussians closed, in eval); positional (nine Gaussians, no content, folded); linear (content="linear", all
+heads); "…, FORM": by that form instead of the chosen one.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import statistics
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from naive import NaiveGPSA, map_bytes
-from timing import RESULTS, by_turns, machine, ratio, spread, write
+from timing import RESULTS, by_turns, inference, machine, macs, open_gates, ratio, saved_mib, spread, update, write
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
-from recast.tracing.cost import saved_sizes
 
-RESULT = RESULTS / "layer.csv"
 MAPS = {
     (7, 512): 32, (14, 512): 8, (14, 256): 8, (28, 256): 4, (28, 128): 4, (56, 128): 1, (56, 64): 2, (112, 64): 1,
 }  # fmt: skip
-"""Side and channels of a map: images. ResNet-50's stages, and the same with their stride removed."""
-LAST = ((14, 512), (28, 256))
+"""Side and channels of a map → images: ResNet-50's stages, and the same with their stride removed."""
+CHANNELS_LAST = ((14, 512), (28, 256))
 """Maps that are also timed in channels_last."""
+LABELS = ("side", "channels", "format", "pass", "arm")
 SLOPE_CHANNELS, SLOPE_SIDES, SLOPE_BATCH = 64, (14, 28, 56, 112), 2
 GEOMETRY = Geometry((3, 3), padding=(1, 1, 1, 1))
-LONG = 112  # side from which some arms are left out, which take minutes
-LARGEST_MAP = 2**31  # bytes of maps above which a form that writes them out is left out
+LONG = 112
+"""Side from which arms that take minutes are left out."""
+LARGEST_MAP = 2**31
+"""Bytes of maps above which forms that write them out are left out."""
 
 
 class TimmTokens(nn.Module):
-    """timm's ConViT GPSA, which takes tokens, on maps."""
+    """timm's ConViT GPSA, a layer of tokens, on maps."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -58,24 +57,21 @@ class TimmTokens(nn.Module):
         self.layer = ConvitGPSA(channels, num_heads=8, locality_strength=1.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) → same."""
+        """Return maps of the shape of x (B, C, H, W)."""
         return self.layer(x.flatten(2).transpose(1, 2)).transpose(1, 2).unflatten(2, x.shape[2:])
 
 
-def opened(channels: int, with_gaussian: int, with_content: int, fold: bool, **config: Any) -> GPSA:
-    """A layer with open gates, in the first heads."""
+def opened(channels: int, num_gaussian: int, num_content: int, fold: bool, **config: Any) -> GPSA:
+    """Return a layer of nine heads whose first Gaussians and content maps are open."""
     layer = GPSA(channels, channels, GEOMETRY, config=RecastConfig(**PAPERS_LAYER, **config))
-    with torch.no_grad():
-        layer.key.normal_(std=0.02)
-        layer.gamma[:with_content] = 0.2
-        layer.spread[:with_gaussian] = 0.3
+    open_gates(layer, num_gaussian, num_content)
     if fold:
         assert layer.fold() is layer
     return layer
 
 
 def arms_of(side: int, channels: int, batch: int) -> dict[str, nn.Module]:
-    """Every layer that is timed at this map."""
+    """Return the layers that are timed at this map."""
     from timm.layers.bottleneck_attn import BottleneckAttn
     from timm.layers.halo_attn import HaloAttn
     from timm.layers.lambda_layer import LambdaLayer
@@ -114,35 +110,23 @@ def arms_of(side: int, channels: int, batch: int) -> dict[str, nn.Module]:
     return arms
 
 
-def call(layer: nn.Module, x: Tensor, gradient: Tensor | None) -> Callable[[], object]:
-    """One forward pass in eval, or a step of training without an optimiser."""
+def call(layer: nn.Module, x: Tensor, training: bool) -> Callable[[], object]:
+    """Return a function that runs a forward pass in eval, or a step of training without an optimizer."""
+    gradient = torch.randn_like(x, requires_grad=False)
 
-    def forward() -> None:
-        with torch.no_grad():
-            layer(x)
-
-    def both() -> None:
+    def step() -> None:
         layer.zero_grad(set_to_none=True)
         x.grad = None
         layer(x).backward(gradient)
 
-    return forward if gradient is None else both
+    return step if training else inference(layer, x)
 
 
 def set_memory_format_(module: nn.Module, memory_format: torch.memory_format) -> None:
-    """Lay out all kernels so. `Module.to` refuses those of five dimensions that timm's LambdaLayer has."""
+    """Lay out all 4D kernels. `Module.to` fails on the 5D ones of timm's LambdaLayer."""
     for parameter in module.parameters():
         if parameter.dim() == 4:
             parameter.data = parameter.data.to(memory_format=memory_format)
-
-
-def counted(layer: nn.Module, x: Tensor, training: bool) -> int:
-    """Multiply-accumulates of a pass."""
-    with FlopCounterMode(display=False) as flops, torch.set_grad_enabled(training):
-        y = layer(x)
-        if training:
-            y.sum().backward()
-    return flops.get_total_flops() // 2
 
 
 def measure(
@@ -151,40 +135,29 @@ def measure(
     batch: int,
     rounds: int,
     memory_format: torch.memory_format,
-    chosen: Collection[str] = (),
     device: torch.device | str = "cpu",
 ) -> list[dict[str, Any]]:
-    """Rows of one map, both passes; of some arms only if `chosen`."""
+    """Return the rows of one map, both passes."""
     torch.manual_seed(0)
     rows: list[dict[str, Any]] = []
     for training in (False, True):
-        arms = {name: layer.train(training) for name, layer in arms_of(side, channels, batch).items()}
-        if chosen:
-            arms = {name: layer for name, layer in arms.items() if name in (*chosen, "conv")}
-        arms = {name: layer.to(device) for name, layer in arms.items()}
+        arms = {name: layer.train(training).to(device) for name, layer in arms_of(side, channels, batch).items()}
         for layer in arms.values():
             if isinstance(layer, GPSA) and not training:
                 layer.refresh_gates()
-        if training:
-            for name in ("closed", "content"):
-                arms.pop(name, None)  # in training all maps run: as "all open"
+        if training:  # all maps run then: as "all open"
+            del arms["closed"]
+            arms.pop("content", None)
         for layer in arms.values():
             set_memory_format_(layer, memory_format)
         x = torch.randn(batch, channels, side, side, device=device).to(memory_format=memory_format)
         x.requires_grad_(training)
-        gradient = torch.randn_like(x, requires_grad=False) if training else None
-        macs = {name: counted(layer, x, training) for name, layer in arms.items()}
-        seconds = by_turns({name: call(layer, x, gradient) for name, layer in arms.items()}, rounds)
+        counts = {name: macs(layer, x, training) for name, layer in arms.items()}
+        seconds = by_turns({name: call(layer, x, training) for name, layer in arms.items()}, rounds)
+        naive = {form: seconds[form] for form in ("naive", "naive interior") if form in seconds}
         for name, layer in arms.items():
-            if training:
-                with saved_sizes(layer) as sizes:
-                    layer(x)
-            over = ratio(seconds[name], seconds["conv"])
-            bound = macs[name] / macs["conv"]
-
-            def over_naive(form: str, mine: list[float] = seconds[name], all_: Any = seconds) -> float | str:
-                return round(ratio(all_[form], mine), 2) if form in all_ else ""
-
+            over, bound = ratio(seconds[name], seconds["conv"]), counts[name] / counts["conv"]
+            over_naive = {form: round(ratio(times, seconds[name]), 2) for form, times in naive.items()}
             rows.append(
                 {
                     "side": side, "channels": channels, "batch": batch,
@@ -195,18 +168,17 @@ def measure(
                     "spread": round(spread(seconds[name]), 3),
                     "over_conv": round(over, 3), "macs_over_conv": round(bound, 3),
                     "share_of_bound": round(bound / over, 3),
-                    "naive_over": over_naive("naive"), "naive_interior_over": over_naive("naive interior"),
-                    "saved_mib": round(sum(sizes) / 2**20, 2) if training else "",
-                    "naive_maps_mib": round(map_bytes(batch, side) / 2**20, 1),
-                    "machine": machine(),
+                    "naive_over": over_naive.get("naive", ""),
+                    "naive_interior_over": over_naive.get("naive interior", ""),
+                    "saved_mib": round(saved_mib(layer, x), 2) if training else "",
+                    "naive_maps_mib": round(map_bytes(batch, side) / 2**20, 1), "machine": machine(),
                 }
             )  # fmt: skip
-            print(*list(rows[-1].values())[:-1], sep=",", flush=True)
     return rows
 
 
 def slopes(rounds: int) -> list[dict[str, Any]]:
-    """Seconds of a forward pass against tokens, same channels and batch; the exponent from the least squares line."""
+    """Return the exponents of time in tokens, least squares, at the same channels and batch."""
     rows: list[dict[str, Any]] = []
     layers: dict[str, nn.Module] = {
         "conv": nn.Conv2d(SLOPE_CHANNELS, SLOPE_CHANNELS, 3, padding=1),
@@ -222,60 +194,35 @@ def slopes(rounds: int) -> list[dict[str, Any]]:
         for side in SLOPE_SIDES:
             for name, layer in layers.items():
                 x = torch.randn(SLOPE_BATCH, SLOPE_CHANNELS, side, side, requires_grad=training)
-                calls[f"{name}/{side}"] = call(layer.train(training), x, torch.randn_like(x) if training else None)
+                calls[f"{name}/{side}"] = call(layer.train(training), x, training)
         seconds = by_turns(calls, rounds)
         for name in layers:
-            times = [statistics.median(seconds[f"{name}/{side}"]) for side in SLOPE_SIDES]
-            slope = statistics.linear_regression(
-                [math.log(s * s) for s in SLOPE_SIDES], list(map(math.log, times))
-            ).slope
-            by_side = zip(SLOPE_SIDES, times, strict=True)
+            times = {side: statistics.median(seconds[f"{name}/{side}"]) for side in SLOPE_SIDES}
+            points = [math.log(side**2) for side in times], [math.log(time) for time in times.values()]
             rows.append(
                 {"arm": name, "pass": "forward+backward" if training else "forward", "channels": SLOPE_CHANNELS,
-                 "batch": SLOPE_BATCH, **{f"ms_{s}": round(1e3 * t, 3) for s, t in by_side},
-                 "exponent": round(slope, 3), "machine": machine()}
+                 "batch": SLOPE_BATCH, **{f"ms_{side}": round(1e3 * time, 3) for side, time in times.items()},
+                 "exponent": round(statistics.linear_regression(*points).slope, 3), "machine": machine()}
             )  # fmt: skip
-            print(*list(rows[-1].values())[:-1], sep=",", flush=True)
     return rows
 
 
 def main() -> None:
-    """Everything to the two files, or some maps to the screen."""
+    """Measure all maps and the exponents, or some maps."""
+    names = [f"{side}x{channels}" for side, channels in MAPS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--maps", nargs="*", help="sides and channels, 14x512; the rows of others stay")
-    parser.add_argument("--arms", nargs="*", help="some arms, and the convolution; the rows of others stay")
+    parser.add_argument("--maps", nargs="+", choices=names, default=names, help="side and channels")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--channels-last", action="store_true", help="all arms in that memory format")
-    parser.add_argument("--slopes", action="store_true", help="the exponents only")
-    parser.add_argument("--dry-run", action="store_true", help="write nothing")
-    arguments = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(2)
-    if arguments.slopes:
-        found = slopes(arguments.rounds)
-        if not arguments.dry_run:
-            write(RESULT.with_name("layer_slopes.csv"), found)
-        return
-    chosen = [tuple(map(int, text.split("x"))) for text in arguments.maps or []]
-    cases = [(at, arguments.channels_last) for at in chosen] or [(at, False) for at in MAPS] + [
-        (at, True) for at in LAST
-    ]
-    for (side, channels), last in cases:
-        memory_format = torch.channels_last if last else torch.contiguous_format
-        rounds = arguments.rounds if side < 56 else max(2, arguments.rounds // 3)
-        rows = measure(side, channels, MAPS[side, channels], rounds, memory_format, arguments.arms or ())
-        if not arguments.dry_run:
-            keep(rows)
-    if not chosen and not arguments.dry_run:
-        write(RESULT.with_name("layer_slopes.csv"), slopes(arguments.rounds))
-
-
-def keep(rows: list[dict[str, Any]]) -> None:
-    """Put rows in the place of those that the file has of the same map, format, pass and arm."""
-    names = ("side", "channels", "format", "pass", "arm")
-    new = {tuple(str(row[name]) for name in names): row for row in rows}
-    old = list(csv.DictReader(RESULT.open(encoding="utf-8"))) if RESULT.exists() else []
-    merged: list[dict[str, Any]] = [new.pop(tuple(row[name] for name in names), row) for row in old]
-    write(RESULT, merged + list(new.values()))
+    for memory_format, maps in ((torch.contiguous_format, tuple(MAPS)), (torch.channels_last, CHANNELS_LAST)):
+        for side, channels in maps:
+            if f"{side}x{channels}" in options.maps:
+                rounds = options.rounds if side < 56 else max(2, options.rounds // 3)
+                rows = measure(side, channels, MAPS[side, channels], rounds, memory_format)
+                update(RESULTS / "layer.csv", rows, LABELS)
+    if options.maps == names:
+        write(RESULTS / "layer_slopes.csv", slopes(options.rounds))
 
 
 if __name__ == "__main__":

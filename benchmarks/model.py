@@ -1,70 +1,62 @@
 """Whole models: T-CNNs against the same network without attention, and small ones, by turns.
 
     python benchmarks/model.py                     # writes results/model.csv (about 25 minutes on 2 cores)
-    python benchmarks/model.py --only resnetrs50   # one family, its rows in model.csv are replaced
-    python benchmarks/model.py --only cifar_resnet20 digits_resnet     # or some
+    python benchmarks/model.py --only resnetrs50   # some families; the rows of others stay
 
 Columns: family, arm, img_size, batch, pass (inference, or a training step: forward, backward and SGD), median_ms,
 spread, images_per_s, relative_speed (time of the network without attention over this one's, median of ratios within a
 round), mac_bound (its multiply-accumulates over this one's), share_of_bound, saved_mib (kept for backward).
 
 "no attention" is the ResNet-RS with the last stage's stride removed, as the papers run it, and "stride kept" the
-network as it is published (a small network's stride is always kept); the other arms of a family have GPSA in the 3×3
-convolutions of their last stage: N of 9 heads open (content and Gaussian; the other maps and W_val folded away),
-positional (Gaussians alone, folded), all open (as it is trained), folded (all heads closed, `fold_`). "compiled" is by
-`torch.compile`, of small networks alone.
+published network (a small network's stride is always kept). The other arms have GPSA in the 3×3 convolutions of their
+last stage: N of 9 heads open (content and Gaussian; the other maps and W_val folded away), positional (Gaussians alone,
+folded), all open (as in training), folded (all heads closed, `fold_`). "compiled" is by `torch.compile`, for small
+networks alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import csv
 import statistics
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import timm
 import torch
-from timing import RESULTS, by_turns, machine, ratio, spread, write
+from timing import RESULTS, by_turns, inference, machine, macs, open_gates, ratio, saved_mib, spread, update
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 import recast
 import recast.papers.networks
 from recast.layers.config import PAPERS_LAYER
-from recast.layers.gpsa import gpsa_layers
-from recast.tracing.cost import saved_sizes
 
-RESULT = RESULTS / "model.csv"
+LABELS = ("family", "arm", "batch", "pass")
 FAMILIES = {
     "resnetrs50": (224, (8,), (4,)), "resnetrs152": (320, (2,), (2,)),
     "cifar_resnet20": (32, (1, 32, 256), (32, 256)), "digits_resnet": (32, (1, 32, 256), (32, 256)),
 }  # fmt: skip
-"""Parent: image size, images of inference passes, images of training steps."""
+"""Parent → image size, images of inference passes, images of training steps."""
 SMALL = ("cifar_resnet20", "digits_resnet")
 
 
 def channels_of(model: nn.Module) -> int:
-    """Of its images."""
+    """Return the channels of its images."""
     return next(model.parameters()).shape[1]
 
 
-def recast_model(name: str, size: int, gaussian: int, content: int, fold: bool) -> nn.Module:
-    """A T-CNN with open gates in the first heads of every layer."""
+def build(name: str, size: int, setting: tuple[int, int, bool] | None) -> nn.Module:
+    """Return a network: as it is published, or a T-CNN with open gates in the first heads of every layer."""
     torch.manual_seed(0)
     model = timm.create_model(name, num_classes=1000)
-    config = recast.RecastConfig(stride="keep" if name in SMALL else "remove", **PAPERS_LAYER)
-    model = recast.recast_(model, recast.plan(model, torch.zeros(1, channels_of(model), size, size), config))
-    with torch.no_grad():
-        for layer in gpsa_layers(model).values():
-            layer.key.normal_(std=0.02)
-            layer.gamma[:content] = 0.2
-            layer.spread[:gaussian] = 0.3
-    if fold:
-        recast.fold_(model)
-    recast.refresh_gates_(model.eval())
-    return model
+    if setting is not None:
+        gaussian, content, fold = setting
+        config = recast.RecastConfig(stride="keep" if name in SMALL else "remove", **PAPERS_LAYER)
+        model = recast.recast_(model, recast.plan(model, torch.zeros(1, channels_of(model), size, size), config))
+        open_gates(model, gaussian, content)
+        if fold:
+            recast.fold_(model)
+    return recast.refresh_gates_(model.eval())
 
 
 ARMS = {
@@ -77,30 +69,20 @@ ARMS = {
     "positional": (9, 0, True),
     "stride kept": None,
 }
-"""Heads with an open Gaussian and with open content, and whether the rest is folded; None: as published. The network
-without attention is the folded one before it had any."""
+"""Heads with an open Gaussian, heads with open content, True to fold the rest. None: the published network."""
 IN_TRAINING = ("no attention", "3 of 9 open", "all open", "positional", "stride kept")
 COMPILED = ("no attention", "all open")
 
 
 def family(name: str, size: int, arms: Iterable[str] = ARMS) -> dict[str, nn.Module]:
-    """The arms of a family."""
-
-    def built(how: tuple[int, int, bool] | None) -> nn.Module:
-        return timm.create_model(name, num_classes=1000).eval() if how is None else recast_model(name, size, *how)
-
-    return {arm: built(ARMS[arm]) for arm in arms}
+    """Return the arms of a family."""
+    return {arm: build(name, size, ARMS[arm]) for arm in arms}
 
 
 def call(model: nn.Module, images: Tensor, training: bool) -> Callable[[], object]:
-    """An inference pass, or a training step."""
+    """Return a function that runs an inference pass, or a training step."""
     if not training:
-
-        def inference() -> None:
-            with torch.no_grad():
-                model(images)
-
-        return inference
+        return inference(model, images)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
     labels = torch.zeros(len(images), dtype=torch.long, device=images.device)
 
@@ -112,26 +94,15 @@ def call(model: nn.Module, images: Tensor, training: bool) -> Callable[[], objec
     return step
 
 
-def macs(model: nn.Module, images: Tensor, training: bool) -> int:
-    """Multiply-accumulates of a pass."""
-    with FlopCounterMode(display=False) as flops, torch.set_grad_enabled(training):
-        y = model(images)
-        if training:
-            y.sum().backward()
-            model.zero_grad(set_to_none=True)
-    return flops.get_total_flops() // 2
-
-
 def measure(
     name: str, arms: dict[str, nn.Module], size: int, batch: int, training: bool, rounds: int
 ) -> list[dict[str, Any]]:
-    """Rows of one family in one pass."""
-    one = next(iter(arms.values()))
-    images = torch.randn(batch, channels_of(one), size, size, device=next(one.parameters()).device)
-    for model in arms.values():
-        model.train(training)
-        recast.refresh_gates_(model)
+    """Return the rows of one family in one pass."""
     first = next(iter(arms))
+    device = next(arms[first].parameters()).device
+    images = torch.randn(batch, channels_of(arms[first]), size, size, device=device)
+    for model in arms.values():
+        recast.refresh_gates_(model.train(training))
     if name in SMALL:
         torch.compiler.reset()
         arms = arms | {f"{arm}, compiled": torch.compile(copy.deepcopy(arms[arm])) for arm in COMPILED}
@@ -140,48 +111,39 @@ def measure(
     seconds = by_turns({arm: call(model, images, training) for arm, model in arms.items()}, rounds)
     rows = []
     for arm, model in plain.items():
-        saved = 0
-        if training:
-            with saved_sizes(model) as sizes:
-                model(images)
-            saved = sum(sizes)
+        median = statistics.median(seconds[arm])
         speed, bound = ratio(seconds[first], seconds[arm]), counts[first] / counts[arm]
         rows.append(
             {
                 "family": name, "arm": arm, "img_size": size, "batch": batch,
                 "pass": "training step" if training else "inference",
-                "median_ms": round(1e3 * statistics.median(seconds[arm]), 1), "spread": round(spread(seconds[arm]), 3),
-                "images_per_s": round(batch / statistics.median(seconds[arm]), 2),
+                "median_ms": round(1e3 * median, 1), "spread": round(spread(seconds[arm]), 3),
+                "images_per_s": round(batch / median, 2),
                 "relative_speed": round(speed, 3), "mac_bound": round(bound, 3),
                 "share_of_bound": round(speed / bound, 3),
-                "saved_mib": round(saved / 2**20, 1) if training else "", "machine": machine(),
+                "saved_mib": round(saved_mib(model, images), 1) if training else "", "machine": machine(),
             }
         )  # fmt: skip
-        print(*list(rows[-1].values())[:-1], sep=",", flush=True)
     return rows
 
 
 def main() -> None:
-    """Every family, or some."""
+    """Measure every family, or some."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(FAMILIES), help="families")
+    parser.add_argument("--only", nargs="+", choices=list(FAMILIES), default=list(FAMILIES), help="families")
     parser.add_argument("--rounds", type=int, default=9)
-    arguments = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(2)
-    rows = []
-    for name, (size, batches, train_batches) in FAMILIES.items():
-        if arguments.only is None or name in arguments.only:
-            arms = family(name, size, [arm for arm in ARMS if not (name in SMALL and arm == "stride kept")])
-            for batch in batches:
-                rows += measure(name, arms, size, batch, False, arguments.rounds)
-            trained = {arm: arms[arm] for arm in IN_TRAINING if arm in arms}
-            for batch in train_batches:
-                rows += measure(name, copy.deepcopy(trained), size, batch, True, arguments.rounds)
-            del arms, trained
-    if arguments.only is not None:  # the other rows stay
-        with RESULT.open(encoding="utf-8", newline="") as file:
-            rows += [row for row in csv.DictReader(file) if row["family"] not in arguments.only]
-    write(RESULT, rows)
+    for name in options.only:
+        size, batches, train_batches = FAMILIES[name]
+        arms = family(name, size, [arm for arm in ARMS if not (name in SMALL and arm == "stride kept")])
+        rows = []
+        for batch in batches:
+            rows += measure(name, arms, size, batch, False, options.rounds)
+        arms = {arm: arms[arm] for arm in IN_TRAINING if arm in arms}
+        for batch in train_batches:
+            rows += measure(name, copy.deepcopy(arms), size, batch, True, options.rounds)
+        update(RESULTS / "model.csv", rows, LABELS)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""GPSA as the papers write it, on the padded tokens, as well as that form allows: the fast forms are timed against it.
+"""GPSA as the papers write it, on the padded tokens, as fast as that form allows: the baseline of the fast forms.
 
     A = σ(λ)·softmax(v_pos·r) + (1 − σ(λ))·softmax(Q Kᵀ / √D)        y = b + Σ_h A_h X W_val W_out^h
 
 `r` holds ‖δ‖² and δ of every pair of tokens (d'Ascoli et al. 2021, Eq. 4), `v_pos` −α and 2αΔ of every head. The
-positional map is computed once per batch, the heads' maps meet the shared values in one product, W_out is one product.
-`interior=False`: every padded token is a query and the result is cropped, as one writes attention on padded tokens;
-`interior=True` asks only the output's pixels.
+positional map is computed once per batch. All heads share one product with the values, and W_out is one product.
+`interior=False`: every padded token is a query and the result is cropped, the usual form on padded tokens.
+`interior=True`: only the output's pixels are queries.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 
 class NaiveGPSA(nn.Module):
-    """3×3 GPSA with zero padding 1 and `channels` in and out; 9 heads."""
+    """3×3 GPSA with zero padding 1, `channels` in and out, and 9 heads."""
 
     def __init__(self, channels: int, interior: bool) -> None:
         super().__init__()
@@ -30,11 +30,11 @@ class NaiveGPSA(nn.Module):
         self.lam = nn.Parameter(torch.ones(9))
 
     def positional(self, rows: int, columns: int) -> Tensor:
-        """softmax(v_pos · r) over the tokens of a padded grid, (heads, queries, tokens)."""
+        """Return softmax(v_pos · r) over the tokens of a padded grid, (heads, queries, tokens)."""
         axes = (torch.arange(float(length), device=self.alpha.device) for length in (rows, columns))
-        at = torch.cartesian_prod(*axes)
-        asked = at.view(rows, columns, 2)[1:-1, 1:-1].reshape(-1, 2) if self.interior else at
-        delta = at - asked[:, None]
+        tokens = torch.cartesian_prod(*axes)
+        queries = tokens.view(rows, columns, 2)[1:-1, 1:-1].reshape(-1, 2) if self.interior else tokens
+        delta = tokens - queries[:, None]
         r = torch.cat([delta.square().sum(-1, keepdim=True), delta], -1)
         v_pos = torch.cat([-self.alpha[:, None], 2 * self.alpha[:, None] * self.center], -1)
         return torch.softmax((r @ v_pos.T).permute(2, 0, 1), -1)
@@ -42,8 +42,8 @@ class NaiveGPSA(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, channels, height, width = x.shape
         tokens = F.pad(x, (1, 1, 1, 1)).flatten(2).transpose(1, 2)
-        asked = x.flatten(2).transpose(1, 2) if self.interior else tokens
-        query, key = self.query(asked * self.head_dim**-0.5), self.key(tokens)
+        queries = x.flatten(2).transpose(1, 2) if self.interior else tokens
+        query, key = self.query(queries * self.head_dim**-0.5), self.key(tokens)
         query, key = (t.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2) for t in (query, key))
         content = torch.softmax(query @ key.transpose(-1, -2), -1)
         share = torch.sigmoid(self.lam)[:, None, None]
@@ -56,6 +56,6 @@ class NaiveGPSA(nn.Module):
 
 
 def map_bytes(batch: int, side: int) -> int:
-    """What a training step of the naive form keeps of its maps alone: content and mix of every image, in fp32."""
+    """Return the bytes of maps that a training step of the naive form keeps: content and mix per image, in fp32."""
     tokens = (side + 2) ** 2
     return 2 * 4 * batch * 9 * tokens * tokens

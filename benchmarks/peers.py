@@ -1,15 +1,15 @@
-"""Recast networks beside what a user would take instead: other attention in the same family of networks, by turns.
+"""Recast networks beside their alternatives: other attention in the same family of networks, by turns.
 
     python benchmarks/peers.py                          # writes results/peers.csv (eight minutes on 2 idle cores)
-    python benchmarks/peers.py --family resnet26t       # some; the rows of others stay
+    python benchmarks/peers.py --family resnet26t       # some families; the rows of others stay
 
-Columns: of a family, arm, image size, batch and pass (a training step is forward, backward and SGD) the median time,
-relative_speed (the parent's time over this one's: median of the ratios within a round; low, high: quartiles), gmacs (of
-an image), mac_bound (the parent's multiply-accumulates over this one's), peak_mib (what a pass adds to the memory of
-the process, gradients included: resident pages on a CPU, allocated bytes on a GPU) and parameters.
+Columns for a family, arm, image size, batch and pass (a training step is forward, backward and SGD): the median time;
+relative_speed (the parent's time over this one's: median of the ratios within a round; low, high: quartiles); gmacs per
+image; mac_bound (the parent's multiply-accumulates over this one's); peak_mib (memory that a pass adds to the process,
+gradients included: resident pages on a CPU, allocated bytes on a GPU); parameters.
 
 Arms: the parent. "recast": its last stage by the default layer, one content head; "stride removed": the same with
-stride="remove"; "as peers": in the layers where timm's networks have attention, earlier stages among them; "all heads":
+stride="remove"; "as peers": in the layers where timm's networks have attention, also in earlier stages; "all heads":
 content, Gaussian and W_val in every head. All gates are open, except in "folded", by `fold_` of closed gates. timm's
 BoTNet, HaloNet and LambdaNetwork. "ConViT GPSA": timm's layer for the last stage's 3×3 convolutions, pooled where they
 have a stride. "non-local": timm's block, which starts at zero, after the last stage.
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import csv
 import ctypes
 import statistics
 from collections.abc import Callable
@@ -31,11 +30,10 @@ from typing import Any
 import timm
 import torch
 from layer import TimmTokens
-from model import call, macs
-from timing import RESULTS, by_turns, machine, write
+from model import LABELS, call
+from timing import RESULTS, by_turns, machine, macs, open_gates, update
 from timm.layers.non_local_attn import NonLocalAttn
 from torch import Tensor, nn
-from wide import opened
 
 import recast
 from recast.layers.config import PAPERS_LAYER
@@ -49,21 +47,21 @@ FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...], list[str]]] = {
         ["layer2.3.conv2", "layer3.[135].conv2", "layer4.1.conv2"],
     ),
 }  # fmt: skip
-"""Parent: its options (timm's 50ts networks have SiLU), the networks of its family, and where they have attention."""
+"""Parent → its options (timm's 50ts networks have SiLU), the networks of its family, their layers with attention."""
 
 
 def recast_copy(parent: nn.Module, size: int, where: Any = None, fold: bool = False, **config: Any) -> nn.Module:
-    """Recast a copy and open all gates, or fold it, which leaves none."""
+    """Recast a copy, and open all gates or fold it."""
     model, settings = copy.deepcopy(parent), recast.RecastConfig(**config)
     images = torch.zeros(1, 3, size, size, device=next(parent.parameters()).device)
     recast.recast_(model, recast.plan(model, images, settings, where=where, max_tokens=2048))
     if fold:
         recast.fold_(model)
-    return opened(model)
+    return open_gates(model)
 
 
 def arms_of(name: str, size: int) -> dict[str, Callable[[], nn.Module]]:
-    """Return what builds the arms of a family."""
+    """Return functions that build the arms of a family."""
     options, peers, layers = FAMILIES[name]
     torch.manual_seed(0)
     parent, convit, non_local = (timm.create_model(name, **options) for _ in range(3))
@@ -78,16 +76,14 @@ def arms_of(name: str, size: int) -> dict[str, Callable[[], nn.Module]]:
         "recast, stride removed": lambda: recast_copy(parent, size, stride="remove"),
         "recast, all heads": lambda: recast_copy(parent, size, **PAPERS_LAYER),
         "recast, folded": lambda: recast_copy(parent, size, fold=True),
-        **{
-            peer: partial(timm.create_model, peer, **({"img_size": size} if "botnet" in peer else {})) for peer in peers
-        },
+        **{peer: partial(timm.create_model, peer) for peer in peers},
         "ConViT GPSA": lambda: convit,
         "non-local": lambda: non_local,
     }
 
 
 def peak_mib(step: Callable[[], object], model: nn.Module) -> float:
-    """Return what a call adds to the memory at its peak: the least of three, as an allocator keeps more at times."""
+    """Return the memory that a call adds at its peak: the least of three, as an allocator keeps more at times."""
     peaks, on_gpu = [], torch.cuda.is_initialized()
 
     def peak() -> int:
@@ -98,8 +94,8 @@ def peak_mib(step: Callable[[], object], model: nn.Module) -> float:
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
         else:
-            ctypes.CDLL(None).malloc_trim(0)  # free pages that are still resident would hide what the call takes
-            Path("/proc/self/clear_refs").write_text("5")  # the peak is now what is resident
+            ctypes.CDLL(None).malloc_trim(0)  # resident free pages would hide memory of the call
+            Path("/proc/self/clear_refs").write_text("5")  # the peak starts at the resident size
         before = peak()
         step()
         peaks.append(peak() - before)
@@ -115,7 +111,7 @@ def measure(models: dict[str, nn.Module], images: Tensor, training: bool, rounds
     peaks = {arm: peak_mib(calls[arm], model) for arm, model in models.items()}
     parent, seconds, rows = next(iter(models)), by_turns(calls, rounds), []
     for arm, model in models.items():
-        ratios = [of_parent / mine for of_parent, mine in zip(seconds[parent], seconds[arm], strict=True)]
+        ratios = [parent_time / time for parent_time, time in zip(seconds[parent], seconds[arm], strict=True)]
         low, middle, high = (round(value, 3) for value in statistics.quantiles(ratios, n=4, method="inclusive"))
         median, parameters = statistics.median(seconds[arm]), sum(p.numel() for p in model.parameters())
         rows.append({
@@ -125,26 +121,22 @@ def measure(models: dict[str, nn.Module], images: Tensor, training: bool, rounds
             "gmacs": round(counts[arm] / len(images) / 1e9, 3), "mac_bound": round(counts[parent] / counts[arm], 3),
             "peak_mib": round(peaks[arm], 1), "params_m": round(parameters / 1e6, 2), "machine": machine(),
         })  # fmt: skip
-        print(*list(rows[-1].values())[:-1], sep=",", flush=True)
     return rows
 
 
 def main() -> None:
-    """Put the rows of each pass in the place of the old ones as it is measured."""
+    """Measure the families; update the table after each pass."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
-    parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=9, help="of steps; three times as many of inference")
-    arguments = parser.parse_args()
+    parser.add_argument("--rounds", type=int, default=9, help="rounds of steps; three times as many of inference")
+    options = parser.parse_args()
     torch.set_num_threads(2)
-    images = torch.randn(arguments.batch, 3, SIZE, SIZE, device=arguments.device)
-    for name in arguments.family:
-        models = {arm: build().to(arguments.device) for arm, build in arms_of(name, SIZE).items()}
+    images = torch.randn(options.batch, 3, SIZE, SIZE)
+    for name in options.family:
+        models = {arm: build() for arm, build in arms_of(name, SIZE).items()}
         for training in (False, True):
-            rows = measure(models, images, training, arguments.rounds * (1 if training else 3))
-            old = csv.DictReader(RESULT.read_text("utf-8").splitlines()) if RESULT.exists() else []
-            write(RESULT, [row for row in old if (row["family"], row["pass"]) != (name, rows[0]["pass"])] + rows)
+            update(RESULT, measure(models, images, training, options.rounds * (1 if training else 3)), LABELS)
 
 
 if __name__ == "__main__":

@@ -1,79 +1,123 @@
-"""Timing by turns: every arm once a round, so that a machine that slows down slows all of them; ratios of medians."""
+"""Timing by turns, counting, and the tables of results.
+
+Every arm runs once per round, so that a machine that slows down slows all of them. Ratios are medians over the rounds.
+"""
 
 from __future__ import annotations
 
 import csv
 import os
-import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from recast.lab.tables import write_rows
+from recast.layers.gpsa import gpsa_layers
+from recast.surgery.chosen_forms import device_name
+from recast.tracing.cost import saved_sizes
 
 RESULTS = Path(__file__).parents[1] / "results"
 QUEUED = 5
 
 
 def machine() -> str:
-    """Processor, cores and torch, for the rows."""
-    name = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
-        if line.startswith("model name"):
-            name = line.split(":", 1)[1].strip()
-            break
+    """Return processor, threads, torch and cores."""
+    name = device_name("cpu")
     if torch.cuda.is_initialized():
-        name = f"{torch.cuda.get_device_name()}, {name}"
+        name = f"{device_name('cuda')}, {name}"
     return f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__.split('+')[0]}, {os.cpu_count()} cores"
 
 
-def by_turns(arms: Mapping[str, Callable[[], object]], rounds: int, warm: int = 1) -> dict[str, list[float]]:
-    """Seconds of every call, the first `warm` rounds left out.
+def by_turns(arms: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of every call, after a round that does not count.
 
-    Once a GPU is in use, a measurement is the mean of QUEUED calls that are put in its queue together and waited for.
+    Once a GPU is in use, a measurement is the mean of QUEUED calls that enter its queue together.
     """
     seconds: dict[str, list[float]] = {name: [] for name in arms}
-    wait, calls = (torch.cuda.synchronize, QUEUED) if torch.cuda.is_initialized() else (_no_wait, 1)
-    for number in range(warm + rounds):
+    wait, calls = (torch.cuda.synchronize, QUEUED) if torch.cuda.is_initialized() else (lambda: None, 1)
+    for number in range(1 + rounds):
         for name, call in arms.items():
             wait()
             started = time.perf_counter()
             for _ in range(calls):
                 call()
             wait()
-            if number >= warm:
+            if number:
                 seconds[name].append((time.perf_counter() - started) / calls)
     return seconds
 
 
-def _no_wait() -> None:
-    """What runs on the processor is finished when a call returns."""
-
-
 def ratio(a: list[float], b: list[float]) -> float:
-    """Median over the rounds of a / b: both were measured within the same round."""
+    """Return the median over the rounds of a / b, both measured within the same round."""
     return statistics.median(x / y for x, y in zip(a, b, strict=True))
 
 
 def spread(seconds: list[float]) -> float:
-    """Interquartile range over the median."""
+    """Return the interquartile range over the median."""
     low, middle, high = statistics.quantiles(seconds, n=4)
     return (high - low) / middle
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    """A tidy CSV of rows with the same keys."""
-    header = list(rows[0])
-    write_table(path, header, ([row.get(name, "") for name in header] for row in rows))
+def inference(model: nn.Module, images: Tensor) -> Callable[[], object]:
+    """Return a function that runs a forward pass without gradients."""
+
+    @torch.no_grad()
+    def call() -> None:
+        model(images)
+
+    return call
 
 
-def write_table(path: Path, header: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
-    """A tidy CSV."""
-    path.parent.mkdir(exist_ok=True)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
+def macs(model: nn.Module, images: Tensor, training: bool) -> int:
+    """Return the multiply-accumulates of a pass."""
+    with FlopCounterMode(display=False) as flops, torch.set_grad_enabled(training):
+        outputs = model(images)
+        if training:
+            outputs.sum().backward()
+            model.zero_grad(set_to_none=True)
+    return flops.get_total_flops() // 2
+
+
+def saved_mib(model: nn.Module, images: Tensor) -> float:
+    """Return the MiB that a forward pass keeps for the backward pass."""
+    with saved_sizes(model) as sizes:
+        model(images)
+    return sum(sizes) / 2**20
+
+
+@torch.no_grad()
+def open_gates(model: nn.Module, gaussian: int | None = None, content: int | None = None) -> nn.Module:
+    """Open Gaussians and content maps of the first heads of every layer (None: of all), with keys that are not zero."""
+    for layer in gpsa_layers(model).values():
+        layer.key.normal_(std=0.02)
+        layer.gamma[:content] = 0.2
+        layer.spread[:gaussian] = 0.3
+    return model
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a table, [] if it is missing."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write a table of rows with the same keys."""
+    write_rows(path, list(rows[0]), [[*row.values()] for row in rows])
     print(path)
+
+
+def update(path: Path, rows: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> None:
+    """Write rows into a table, in the place of those with the same labels; print them without their machine."""
+    for row in rows:
+        print(*(value for name, value in row.items() if name != "machine"), sep=",", flush=True)
+    table = {tuple(str(row[label]) for label in labels): row for row in (*read(path), *rows)}
+    write(path, list(table.values()))

@@ -1,108 +1,78 @@
-"""The default layer, one wide content head, beside the convolution it was: how near it comes to its bound.
+"""The default layer, one wide content head, beside its convolution: how near is its time to its bound?
 
-    python benchmarks/wide.py                  # writes results/wide.csv (two minutes on 2 idle cores)
-    python benchmarks/wide.py --network        # ResNet-50's last stage, by turns: adds two rows a thread number
+    python benchmarks/wide.py                  # writes results/wide.csv (three minutes on 2 idle cores)
 
-Columns: side, channels, batch, threads; pass (forward in eval, or forward + backward; of the network inference, or a
-step with SGD); median_ms; over_parent (time over the parent's, median of ratios within a round); macs_over_parent (its
-bound); share_of_bound = the second over the first; machine. Gates are open.
+Single layers, and ResNet-50 with its last stage recast. Columns: side, channels, batch, threads; pass (forward in eval,
+or forward + backward; for the network inference, or a step with SGD); median_ms; over_parent (time over the parent's,
+median of ratios within a round); macs_over_parent (its bound); share_of_bound = the second over the first; machine.
+Gates are open.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import csv
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import timm
 import torch
-from layer import GEOMETRY, call, counted
+from layer import GEOMETRY
+from layer import call as layer_call
 from model import call as model_call
-from model import macs
-from timing import RESULTS, by_turns, machine, ratio, write
-from torch import nn
+from timing import RESULTS, by_turns, machine, macs, open_gates, ratio, update
+from torch import Tensor, nn
 
 import recast
-from recast.layers.gpsa import GPSA, gpsa_layers
+from recast.layers.gpsa import GPSA
 
-RESULT = RESULTS / "wide.csv"
 MAPS = {(8, 64): (1, 32, 256), (14, 256): (1, 32), (28, 128): (1, 32), (56, 64): (1, 8)}
-"""Side and channels of a map: images."""
+"""Side and channels of a map → numbers of images."""
+LABELS = ("side", "channels", "batch", "threads", "pass")
 
 
-def row(side: int, channels: int, batch: int, kind: str, calls: Any, counts: Mapping[str, int], rounds: int) -> Any:
-    """Time by turns."""
-    seconds = by_turns(calls, rounds)
+def measure(arms: dict[str, nn.Module], x: Tensor, kind: str, call: Callable[..., Any]) -> dict[str, Any]:
+    """Return the row of a parent and its recast form in one pass."""
+    training = kind in ("forward+backward", "step")
+    for model in arms.values():
+        recast.refresh_gates_(model.train(training))
+    counts = {arm: macs(model, x, training) for arm, model in arms.items()}
+    rounds = 25 if len(x) * x.shape[-1] ** 2 < 10_000 else 5
+    seconds = by_turns({arm: call(model, x, training) for arm, model in arms.items()}, rounds)
     over, bound = ratio(seconds["ours"], seconds["parent"]), counts["ours"] / counts["parent"]
-    found = {
-        "side": side, "channels": channels, "batch": batch, "threads": torch.get_num_threads(), "pass": kind,
+    return {
+        "side": x.shape[-1], "channels": getattr(arms["parent"], "num_features", x.shape[1]), "batch": len(x),
+        "threads": torch.get_num_threads(), "pass": kind,
         "median_ms": round(1e3 * statistics.median(seconds["ours"]), 3), "over_parent": round(over, 3),
         "macs_over_parent": round(bound, 3), "share_of_bound": round(bound / over, 3), "machine": machine(),
     }  # fmt: skip
-    print(*list(found.values())[:-1], sep=",", flush=True)
-    return found
 
 
-def opened(model: nn.Module) -> nn.Module:
-    """Open gates, keys that are not zero."""
-    with torch.no_grad():
-        for gpsa in gpsa_layers(model).values():
-            gpsa.key.normal_(std=0.02)
-            gpsa.gamma.fill_(0.2)
-            gpsa.spread.fill_(0.3)
-    return model
-
-
-def layers() -> Iterator[dict[str, Any]]:
-    """Every map."""
+def rows() -> Iterator[dict[str, Any]]:
+    """Yield the rows of every map, and of ResNet-50 with its last stage recast and its stride kept."""
     for (side, channels), batches in MAPS.items():
-        arms = {
-            "parent": nn.Conv2d(channels, channels, 3, padding=1),
-            "ours": opened(GPSA(channels, channels, GEOMETRY)),
-        }
+        conv = nn.Conv2d(channels, channels, 3, padding=1)
+        arms = {"parent": conv, "ours": open_gates(GPSA(channels, channels, GEOMETRY))}
         for batch in batches:
             x = torch.randn(batch, channels, side, side)
-            for training in (False, True):
-                x.requires_grad_(training)
-                for arm in arms.values():
-                    recast.refresh_gates_(arm.train(training))
-                gradient = torch.randn(x.shape) if training else None
-                counts = {name: counted(arm, x, training) for name, arm in arms.items()}
-                calls = {name: call(arm, x, gradient) for name, arm in arms.items()}
-                rounds = 25 if batch * side**2 < 10_000 else 5
-                yield row(side, channels, batch, "forward+backward" if training else "forward", calls, counts, rounds)
-
-
-def network(rounds: int = 5) -> Iterator[dict[str, Any]]:
-    """ResNet-50, its last stage recast with its stride kept."""
+            for kind in ("forward", "forward+backward"):
+                yield measure(arms, x.requires_grad_(kind != "forward"), kind, layer_call)
     torch.manual_seed(0)
-    parent = timm.create_model("resnet50")
-    images = torch.randn(8, 3, 224, 224)
-    ours = opened(recast.recast_(copy.deepcopy(parent), recast.plan(parent, images[:1])))
-    for training in (False, True):
-        arms = {name: recast.refresh_gates_(m.train(training)) or m for name, m in (("parent", parent), ("ours", ours))}
-        counts = {name: macs(model, images, training) for name, model in arms.items()}
-        calls = {name: model_call(model, images, training) for name, model in arms.items()}
-        yield row(224, 2048, len(images), "step" if training else "inference", calls, counts, rounds)
+    parent, images = timm.create_model("resnet50"), torch.randn(8, 3, 224, 224)
+    ours = open_gates(recast.recast_(copy.deepcopy(parent), recast.plan(parent, images[:1])))
+    for kind in ("inference", "step"):
+        yield measure({"parent": parent, "ours": ours}, images, kind, model_call)
 
 
 def main() -> None:
-    """Put each row in the place of the old one as it is measured."""
+    """Update the table by each row as it is measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--network", action="store_true", help="ResNet-50 instead of the layers")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    arguments = parser.parse_args()
-    names = ("side", "channels", "batch", "threads", "pass")
-    old = list(csv.DictReader(RESULT.open(encoding="utf-8"))) if RESULT.exists() else []
-    rows: dict[Any, dict[str, Any]] = {tuple(r[name] for name in names): r for r in old}
-    for count in arguments.threads:
-        torch.set_num_threads(count)
-        for new in network() if arguments.network else layers():
-            rows[tuple(str(new[name]) for name in names)] = new
-            write(RESULT, list(rows.values()))
+    parser.parse_args()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        for row in rows():
+            update(RESULTS / "wide.csv", [row], LABELS)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,17 @@
-"""Does `recast try` predict? What it says of a task beside what a full training of all arms gives.
+"""Does `recast try` predict? Its answers beside full trainings of all arms.
 
-    RECAST_DATA=DIR python studies/try.py --out runs/try                  # every task; goes on where it was stopped
+    RECAST_DATA=DIR python studies/try.py --out runs/try                  # every task; continues where it was stopped
     RECAST_DATA=DIR python studies/try.py odd_digit --out runs/try
-    RECAST_DATA=DIR python studies/try.py halves --full --out runs/try    # the whole network too, for ten times as long
+    RECAST_DATA=DIR python studies/try.py halves --full --out runs/try    # also the whole network, ten times as long
 
-Writes results/try.csv, a row for each task that was run: the answer of the trial, its minutes by the rates measured at
-its start, and the full training. That is the published one where there is one (`PUBLISHED`, with that study's layer),
-else the one of --full: the same arms, rates and seeds, with nothing computed beforehand. Segmentation (scenes) is
-nothing that a trial takes.
+Writes results/try.csv, a row per task: the trial's answer, its minutes by the rates measured at its start, and the full
+training. That is a published one (`PUBLISHED`, with that study's layer), else the one of --full: the same arms, rates
+and seeds, with nothing computed beforehand. A trial does not support segmentation (scenes).
 
 odd_digit        the quickstart's question, from a network that reads one digit
 cifar10-N        CIFAR-10 from a network of CIFAR-100, N images
 cifar100         CIFAR-100 from a network of CIFAR-10
-textures         CIFAR-10 cut into 4×4 patches, shuffled: where a patch lies says nothing, attention must not help
+textures         CIFAR-10 cut into 4×4 patches, shuffled: positions carry no information, attention must not help
 halves           two CIFAR-10 images in opposite corners: of one class? Distant parts are compared, attention must help
 """
 
@@ -20,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import csv
 import json
 import os
 from collections.abc import Callable
@@ -31,6 +29,8 @@ from typing import Any
 
 import timm
 import torch
+from evidence.csv_files import read, write
+from price import RESULTS
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -43,7 +43,6 @@ from recast.lab.trial import arms, run, try_
 from recast.lab.trial.features import Bank
 from recast.lab.trial.split import Split, Tail
 
-RESULTS = Path(__file__).parents[1] / "results"
 WEIGHTS = {
     "cifar10": ("cifar_resnet20_a", 10, "cifar10_resnet20_akamaster"),
     "cifar100": ("cifar_resnet20", 100, "cifar100_resnet20_chenyaofo"),
@@ -79,8 +78,8 @@ def odd_digit() -> Task:
     return model.eval(), load_data(DataConfig("odd_digit"))
 
 
-def made(change: Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]], classes: list[str]) -> Task:
-    """Return a network of CIFAR-10, and images made of CIFAR-10's."""
+def derived(change: Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]], classes: list[str]) -> Task:
+    """Return a network of CIFAR-10, and images derived from CIFAR-10's."""
     model, data = transfer("cifar10", "cifar10", 4000)
     parts = []
     for seed, part in enumerate((data.train, data.val.subset(torch.arange(0, len(data.val), 5)))):
@@ -91,7 +90,7 @@ def made(change: Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tenso
 
 
 def shuffled(pixels: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Each image's 4×4 patches in an order of its own."""
+    """Shuffle the 4×4 patches of each image."""
     count, side = len(pixels), pixels.shape[-1]
     patches = nn.functional.unfold(pixels.float(), 4, stride=4).transpose(1, 2)
     order = torch.rand(count, patches.shape[1], generator=generator).argsort(1)
@@ -100,14 +99,14 @@ def shuffled(pixels: Tensor, labels: Tensor, generator: torch.Generator) -> tupl
 
 
 def halves(pixels: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Two images in opposite corners of a grey one; half of the pairs are of one class."""
+    """Put two images in opposite corners of a grey one; half of the pairs have the same class."""
     count = len(pixels)
-    same = torch.arange(count) % 2 == 0
-    fits = (labels[:, None] == labels) == same[:, None]
-    other = (fits.float() * torch.rand(count, count, generator=generator)).argmax(1)
+    is_same = torch.arange(count) % 2 == 0
+    fits = (labels[:, None] == labels) == is_same[:, None]
+    partners = (fits.float() * torch.rand(count, count, generator=generator)).argmax(1)
     canvas = torch.full((count, 3, 64, 64), 124, dtype=torch.uint8)
-    canvas[:, :, :32, :32], canvas[:, :, 32:, 32:] = pixels, pixels[other]
-    return canvas, same.long()
+    canvas[:, :, :32, :32], canvas[:, :, 32:, 32:] = pixels, pixels[partners]
+    return canvas, is_same.long()
 
 
 TASKS: dict[str, Callable[[], Task]] = {
@@ -115,8 +114,8 @@ TASKS: dict[str, Callable[[], Task]] = {
     "cifar10-1000": partial(transfer, "cifar100", "cifar10", 1000),
     "cifar10-4000": partial(transfer, "cifar100", "cifar10", 4000),
     "cifar100": partial(transfer, "cifar10", "cifar100"),
-    "textures": partial(made, shuffled, [str(number) for number in range(10)]),
-    "halves": partial(made, halves, ["different", "same"]),
+    "textures": partial(derived, shuffled, [str(number) for number in range(10)]),
+    "halves": partial(derived, halves, ["different", "same"]),
 }
 PUBLISHED = {
     "odd_digit": ("odd_digit_nine.csv", {"arm": "recast − finetuned", "metric": "clean top1"}, "mean", 8),
@@ -134,32 +133,36 @@ PUBLISHED = {
 
 
 def published(name: str) -> list[Any]:
-    """Return what a table says: its name, gain, low, high, minutes; empty where there is none."""
+    """Return the last five columns from a table, empty if there is none."""
     if name not in PUBLISHED:
         return [""] * 5
-    file, wanted, column, minutes = PUBLISHED[name]
-    with (RESULTS / file).open(encoding="utf-8") as lines:
-        row = next(row for row in csv.DictReader(lines) if wanted.items() <= row.items())
+    file, labels, column, minutes = PUBLISHED[name]
+    row = next(row for row in read(RESULTS / file) if labels.items() <= row.items())
     return [file, row[column], row["low_95"], row["high_95"], minutes]
 
 
-def whole(network: nn.Module, _layers: Any, images: Tensor) -> Split:
-    """In the place of `split`: everything is trained."""
+def unsplit(network: nn.Module, _layers: Any, images: Tensor) -> Split:
+    """Replace `split_network` to train all layers."""
     return Split(network, Tail(copy.deepcopy(network), "", images.shape[1:]))
 
 
+def numbers(gain: Any) -> list[str]:
+    """Return mean and interval of a gain."""
+    return [f"{value:.2f}" for value in (gain.mean, gain.low, gain.high)]
+
+
 def main() -> None:
-    """Run the tasks that the table lacks."""
+    """Run the tasks and update the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks", nargs="*", choices=(*TASKS, []), default=list(TASKS))
+    parser.add_argument("tasks", nargs="*", choices=(*TASKS, []))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--full", action="store_true", help="also train the whole network")
     options = parser.parse_args()
     path = RESULTS / "try.csv"
-    rows = {row["task"]: row for row in csv.DictReader(path.open(encoding="utf-8"))} if path.exists() else {}
-    for name in options.tasks:
+    rows = {row["task"]: row for row in read(path)}
+    for name in options.tasks or TASKS:
         model, data = TASKS[name]()
         start = recast.RecastConfig(query_key="zero" if name == "odd_digit" else "images")  # as the published trainings
         plan = recast.plan(model, torch.zeros(1, 3, data.img_size, data.img_size), start)
@@ -168,24 +171,19 @@ def main() -> None:
         print(answer)
         stored = json.loads((options.out / name / run.TRIAL).read_text(encoding="utf-8"))
         minutes = run.Pace(**stored["pace"]).seconds(options.seeds) / 60
-        updates, longer = answer.gains["finetuned"], answer.gains["longer"]
-        gains = [f"{value:.2f}" for gain in (updates, longer) for value in (gain.mean, gain.low, gain.high)]
-        row = [
-            name, answer.facts.train, answer.images, plan.config.content_heads, answer.worth, answer.arms[-1].updates,
-            *gains, answer.awake, answer.heads, f"{minutes:.1f}",
-        ]  # fmt: skip
+        full = published(name)
         if options.full:
-            run.split_network = whole  # type: ignore[assignment]
-            settings["minutes"] = 10 * options.minutes
-            gain = try_(model, data, plan, options.out / f"{name}-full", **settings).gains["finetuned"]
-            row += ["--full", *(f"{value:.2f}" for value in (gain.mean, gain.low, gain.high)), settings["minutes"]]
-        else:
-            row += published(name)
-        rows[name] = dict(zip(COLUMNS, map(str, row), strict=True))
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows[task] for task in TASKS if task in rows)
+            run.split_network = unsplit  # type: ignore[assignment]
+            full_minutes = 10 * options.minutes
+            result = try_(model, data, plan, options.out / f"{name}-full", minutes=full_minutes, **settings)
+            full = ["--full", *numbers(result.gains["finetuned"]), full_minutes]
+        values = [
+            name, answer.facts.train, answer.images, plan.config.content_heads, answer.worth, answer.arms[-1].updates,
+            *numbers(answer.gains["finetuned"]), *numbers(answer.gains["longer"]), answer.awake, answer.heads,
+            f"{minutes:.1f}", *full,
+        ]  # fmt: skip
+        rows[name] = dict(zip(COLUMNS, values, strict=True))
+        write(path, [rows[task] for task in TASKS if task in rows])
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import torch
 from recast.layers.gpsa import gpsa_layers
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-rows = SimpleNamespace(**runpy.run_path(str(BENCHMARKS / "gpu" / "rows.py")))
+rows = SimpleNamespace(**runpy.run_path(str(BENCHMARKS / "gpu" / "part.py")))
 
 
 def read(path: Path) -> list[dict[str, str]]:

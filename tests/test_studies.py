@@ -16,7 +16,7 @@ RESULTS = ROOT / "results"
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A module of studies/ by name, out of the way of others of that name."""
-    modules = ("claims", "job", "kept", "studies", "tables")
+    modules = ("claims", "studies", "tables")
 
     def forget() -> None:
         for name in modules:
@@ -35,13 +35,13 @@ def read(name: str) -> list[dict[str, str]]:
 
 def test_first_and_last_block_are_taken_by_name(load: Any) -> None:
     """PRS's Fig. 3 was once judged at the patch embedding."""
-    of_blocks = load("tables").of_blocks
+    block_deltas = load("tables").block_deltas
     curves = [("stem", 0.0, 1.0), ("blocks.0.mixer", 0.1, 2.0), ("blocks.0", 0.2, 3.0)]
     curves += [("blocks.2", 0.4, 5.0), ("blocks.10.mixer", 0.9, 6.0), ("blocks.10", 1.0, 7.0)]
-    assert {name: float(value[0]) for name, value in of_blocks(curves).items()} == {
+    assert {name: float(value[0]) for name, value in block_deltas(curves).items()} == {
         "delta(pi), first block": 3.0, "delta(pi), last block": 7.0,
     }  # fmt: skip
-    assert of_blocks([]) == of_blocks(curves[:2]) == {}
+    assert block_deltas([]) == block_deltas(curves[:2]) == {}
 
 
 @pytest.mark.parametrize(("study", "count"), [("d-prs", 30), ("j-prs-long", 15)])
@@ -58,7 +58,7 @@ def test_the_blocks_of_the_table_are_those_of_the_stored_runs(study: str, count:
 
 
 def test_the_claims_follow_from_the_other_tables(load: Any) -> None:
-    studies = load("studies").studies("cpu")
+    studies = load("studies").studies()
     judged = load("claims").judged(read("evidence.csv"), read("evidence_differences.csv"), studies)
     assert [{name: str(value) for name, value in row.items()} for row in judged] == read("evidence_claims.csv")
     assert {row["verdict"].split(":")[0] for row in judged} == {"holds here", "does not hold here", "not decidable"}

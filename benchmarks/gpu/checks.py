@@ -2,9 +2,9 @@
 
 layer    output and all gradients with open gates, against `reference` in fp64 on the CPU, relative to each tensor's
          largest number
-closed   heads as they start, against the module itself on the same device. With TF32 off and cudnn held to
-         deterministic algorithms both call the same convolution: the note says whether the bits are equal, and a
-         difference of up to CUDNN is cudnn's own rounding
+closed   heads at their start, against the module itself on the same device. With TF32 off and deterministic
+         algorithms both call the same convolution: the note says if the bits are equal; a difference of up to CUDNN is
+         cudnn's rounding
 random   random convolutions of tests/conftest.py in fp64
 network  planned, recast and verified on the device (`exactness.compare`), with a control that must be large
 """
@@ -20,8 +20,7 @@ from functools import cache, partial
 import torch
 from conftest import _open_gates, _random_case
 from exactness import compare
-from part import precision, start
-from rows import Row, Unit, row
+from part import Row, Unit, precision, row, start
 from torch import Tensor, nn
 
 import recast.papers.networks  # noqa: F401  registers them
@@ -39,34 +38,34 @@ from recast.surgery.rules import convert
 SIZE = (2, 32, 17, 14)
 CUDNN = 1e-6
 CONTROL = 1e-2
-"""Two swapped taps must change the logits by more than the tolerance over this."""
+"""Two swapped taps must change the logits by more than TOLERANCE / CONTROL."""
 
 
 @dataclass(frozen=True)
 class Mode:
-    """How a layer is run, and the relative error of its output that passes."""
+    """Precision and memory format of a layer, and the relative error of its output that passes."""
 
     limit: float
     precision: str = "ieee"
     autocast: torch.dtype | None = None
-    double: bool = False
-    channels_last: bool = False
+    dtype: torch.dtype = torch.float32
+    memory_format: torch.memory_format = torch.contiguous_format
     compiled: bool = False
 
 
 MODES = {
-    "fp64": Mode(1e-10, double=True),
+    "fp64": Mode(1e-10, dtype=torch.float64),
     "fp32": Mode(1e-5),
-    "channels_last": Mode(1e-5, channels_last=True),
+    "channels_last": Mode(1e-5, memory_format=torch.channels_last),
     "tf32": Mode(5e-3, "tf32"),
     "fp16": Mode(5e-3, autocast=torch.float16),
     "bf16": Mode(4e-2, autocast=torch.bfloat16),
-    "bf16 channels_last": Mode(4e-2, autocast=torch.bfloat16, channels_last=True),
+    "bf16 channels_last": Mode(4e-2, autocast=torch.bfloat16, memory_format=torch.channels_last),
     "compiled": Mode(1e-5, compiled=True),
 }
-"""TF32 and fp16 keep 11 bits of a number, bf16 8: rounding once leaves 5e-4 and 4e-3."""
+"""TF32 and fp16 keep 11 bits of a number, bf16 8: one rounding costs 5e-4 and 4e-3."""
 GRADIENTS = 5
-"""Times the output's limit for gradients: those of α, Δ and the gates are sums over all pixels that mostly cancel."""
+"""Factor on the limit for gradients: those of α, Δ and the gates are sums over all pixels that mostly cancel."""
 BACKENDS = ("split", "merged", "dense", "sdpa", "auto")
 NINE = RecastConfig(**PAPERS_LAYER)
 LAYERS: dict[str, tuple[Callable[[], nn.Module], RecastConfig]] = {
@@ -85,24 +84,24 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], RecastConfig]] = {
 }
 COMPILED = ("3x3", "depthwise", "linear content", "C-MHSA")
 NETWORKS = {"cifar_resnet20": (64, 32), "resnet18": (8, 224), "patchconvnet_s20": (4, 224)}
-"""Images of a batch and their side."""
+"""Network → images of a batch, their side."""
 TOY_LAYERS, TOY_MODES = ("3x3", "C-MHSA"), ("fp32", "bf16")
 
 
-def whole_error(a: Tensor, b: Tensor) -> float:
-    """Return max|a − b| / max|b| over the whole tensor: a gradient has no channels that could be measured apart."""
+def tensor_error(a: Tensor, b: Tensor) -> float:
+    """Return max|a − b| / max|b| over all entries: a gradient has no channels to be measured separately."""
     return relative_error(a.flatten(), b.flatten())
 
 
 def module_of(name: str) -> nn.Module:
-    """The convolution of a case, the same each time."""
+    """Return the convolution of a case, the same in every call."""
     torch.manual_seed(0)
     return LAYERS[name][0]()
 
 
 @torch.no_grad()
 def open_layer(name: str) -> RecastLayer:
-    """Its layer with everything moved that training may move, and logits of about 1: sharper ones are won by chance."""
+    """Return its layer with all trained tensors moved, and logits of about 1: sharper ones are decided by chance."""
     layer = convert(module_of(name), LAYERS[name][1])
     if isinstance(layer, CMHSA):
         layer.set_size_(*SIZE[2:])
@@ -116,35 +115,33 @@ def open_layer(name: str) -> RecastLayer:
 
 
 def prepared(layer: nn.Module, mode: Mode, device: torch.device) -> tuple[nn.Module, Tensor]:
-    """A copy of the layer and the case's images, as the mode wants them."""
+    """Return a copy of the layer and the case's images in the mode's precision and memory format."""
     torch.manual_seed(1)
-    dtype = torch.float64 if mode.double else torch.float32
-    form = torch.channels_last if mode.channels_last else torch.contiguous_format
-    x = torch.randn(SIZE).to(device, dtype, memory_format=form)
-    return copy.deepcopy(layer).to(device, dtype, memory_format=form), x  # type: ignore[call-overload]
+    x = torch.randn(SIZE).to(device, mode.dtype, memory_format=mode.memory_format)
+    return copy.deepcopy(layer).to(x, memory_format=mode.memory_format), x  # type: ignore[call-overload]
 
 
-def results(run: Callable[[Tensor], Tensor], x: Tensor, wanted: dict[str, Tensor], mode: Mode) -> dict[str, Tensor]:
-    """Output and gradients of the input and of `wanted`, on the CPU in fp64."""
+def results(run: Callable[[Tensor], Tensor], x: Tensor, inputs: dict[str, Tensor], mode: Mode) -> dict[str, Tensor]:
+    """Return the output and the gradients of x and `inputs`, on the CPU in fp64."""
     x = x.detach().requires_grad_()
     with precision(mode.precision):
         with torch.autocast(x.device.type, mode.autocast, enabled=mode.autocast is not None):
             y = run(x)
         slope = torch.linspace(0, 9, y.numel(), dtype=torch.float64).cos().view(y.shape)
         loss = (y * slope.to(y.device, torch.promote_types(y.dtype, torch.float32))).sum()
-        gradients = torch.autograd.grad(loss, [x, *wanted.values()])
-    found = {"output": y, "input": gradients[0], **dict(zip(wanted, gradients[1:], strict=True))}
-    return {name: value.detach().cpu().double() for name, value in found.items()}
+        gradients = torch.autograd.grad(loss, [x, *inputs.values()])
+    tensors = {"output": y, "input": gradients[0], **dict(zip(inputs, gradients[1:], strict=True))}
+    return {name: tensor.detach().cpu().double() for name, tensor in tensors.items()}
 
 
 def parameters(layer: nn.Module) -> dict[str, Tensor]:
-    """Those that hold numbers."""
+    """Return the parameters that are not empty."""
     return {name: parameter for name, parameter in layer.named_parameters() if parameter.numel()}
 
 
 @cache
 def expected(name: str) -> dict[str, Tensor]:
-    """The definition in fp64 on the CPU."""
+    """Return the results of the definition in fp64 on the CPU."""
     mode = MODES["fp64"]
     layer, x = prepared(open_layer(name), mode, torch.device("cpu"))
     if isinstance(layer, CMHSA):
@@ -153,15 +150,18 @@ def expected(name: str) -> dict[str, Tensor]:
     return results(layer, x, parameters(layer), mode)
 
 
-def errors(found: dict[str, Tensor], truth: dict[str, Tensor], arm: str, limit: float) -> list[Row]:
-    """The output's error, and that of the gradient that is farthest off."""
-    of = {name: whole_error(value, truth[name]) for name, value in found.items()}
-    worst = max((name for name in of if name != "output"), key=of.__getitem__)
-    return [row(arm, "output", of["output"], limit), row(arm, "gradient", of[worst], GRADIENTS * limit, f"of {worst}")]
+def errors(measured: dict[str, Tensor], truth: dict[str, Tensor], arm: str, limit: float) -> list[Row]:
+    """Return the error of the output and the largest of the gradients."""
+    gradients = {name: tensor_error(value, truth[name]) for name, value in measured.items()}
+    output = gradients.pop("output")
+    worst = max(gradients, key=gradients.__getitem__)
+    return [
+        row(arm, "output", output, limit), row(arm, "gradient", gradients[worst], GRADIENTS * limit, f"of {worst}")
+    ]  # fmt: skip
 
 
 def check_layer(name: str, mode: Mode, backend: str, device: torch.device) -> list[Row]:
-    """Open gates."""
+    """Compare a layer with open gates with the definition."""
     layer, x = prepared(open_layer(name), mode, device)
     if isinstance(layer, GPSA):
         layer.backend = backend  # type: ignore[assignment]
@@ -172,7 +172,7 @@ def check_layer(name: str, mode: Mode, backend: str, device: torch.device) -> li
 
 
 def check_closed(name: str, mode: Mode, device: torch.device) -> list[Row]:
-    """Heads as they start: in eval where they are skipped, and in training by `split`, where all are computed."""
+    """Compare a closed layer with its module: in eval, where heads are skipped, and in training by `split`."""
     module, x = prepared(module_of(name), mode, device)
     layer = convert(module, LAYERS[name][1]).eval()
     layer.refresh_gates()
@@ -181,47 +181,46 @@ def check_closed(name: str, mode: Mode, device: torch.device) -> list[Row]:
     with torch.no_grad(), precision(mode.precision), autocast:
         y, truth = layer(x), module(x)
     note = "bitwise" if torch.equal(y, truth) else "not bitwise"
-    rows = [row("eval", "output", whole_error(y.double(), truth.double()), limit, note)]
+    rows = [row("eval", "output", tensor_error(y.double(), truth.double()), limit, note)]
     layer.train().backend = "split"
     bias = {} if layer.bias is None else {"bias": layer.bias}
-    found, of_module = (results(m, x, {k: m.bias for k in bias}, mode) for m in (layer, module))
-    note = "bitwise" if torch.equal(found["output"], of_module["output"]) else "not bitwise"
-    output, gradient = errors(found, of_module, "training", limit)
+    measured, reference = (results(m, x, {k: m.bias for k in bias}, mode) for m in (layer, module))
+    note = "bitwise" if torch.equal(measured["output"], reference["output"]) else "not bitwise"
+    output, gradient = errors(measured, reference, "training", limit)
     return [*rows, {**output, "note": note}, gradient]
 
 
 def check_random(seeds: range, backend: str, device: torch.device) -> list[Row]:
-    """Any geometry that `nn.Conv2d` takes, in fp64."""
+    """Compare random geometries of `nn.Conv2d` with the definition, in fp64."""
     mode, worst, text = MODES["fp64"], -1.0, ""
     for seed in seeds:
         conv, x, case = _random_case(seed)
         layer = _open_gates(convert(conv, NINE.replace(backend="reference")), seed)
         truth = results(layer, x, parameters(layer), mode)
         layer.to(device).backend = backend  # type: ignore[assignment]
-        found = results(layer, x.to(device), parameters(layer), mode)
-        error = max(whole_error(value, truth[name]) for name, value in found.items())
+        measured = results(layer, x.to(device), parameters(layer), mode)
+        error = max(tensor_error(value, truth[name]) for name, value in measured.items())
         if error > worst:
             worst, text = error, case
     return [row(backend, "output and gradients", worst, mode.limit, text)]
 
 
 def check_network(name: str, images: int, side: int, device: torch.device) -> list[Row]:
-    """Parent and child on the device; swapped taps must show."""
+    """Verify a recast network on the device; swapped taps must change it."""
     torch.manual_seed(0)
     batch = torch.randn(images, 3, side, side, device=device)
     parent = randomize_scales_(build(ModelConfig(name))).eval().to(device)
     rows = []
-    deterministic, torch.backends.cudnn.deterministic = torch.backends.cudnn.deterministic, True
-    for layers, form, found, control in compare(parent, [batch], "last_stage", dict.fromkeys(BACKENDS[:-1], 1)):
-        rows.append(row(form, "logits", found.max_relative_error, TOLERANCE, f"{layers} layers; {found}"))
-        rows.append(row(form, "images with another argmax", found.differing, 0))
-        rows.append(row(form, "tolerance over the control's error", TOLERANCE / max(control, 1e-30), CONTROL))
-    torch.backends.cudnn.deterministic = deterministic
+    with precision("ieee"):
+        for layers, form, exactness, control in compare(parent, [batch], "last_stage", dict.fromkeys(BACKENDS[:-1], 1)):
+            rows.append(row(form, "logits", exactness.max_relative_error, TOLERANCE, f"{layers} layers; {exactness}"))
+            rows.append(row(form, "images with another argmax", exactness.differing, 0))
+            rows.append(row(form, "tolerance over the control's error", TOLERANCE / max(control, 1e-30), CONTROL))
     return rows
 
 
 def units(device: torch.device, toy: bool) -> Iterator[Unit]:
-    """Everything, what takes longest last."""
+    """Yield all units, the longest last."""
     layers = TOY_LAYERS if toy else tuple(LAYERS)
     for name in layers:
         for kind in TOY_MODES if toy else MODES:

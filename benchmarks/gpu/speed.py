@@ -1,12 +1,12 @@
 """Part `speed`: the ratios of docs/speed.md on a GPU, by turns as there.
 
 layer    benchmarks/layer.py: convolution, our forms, the papers' formula, timm's attention layers
-memory   peak of a pass with all heads open, and of it over that of the dense form, which must be larger
-tune     benchmarks/tune.py: what `recast.tune_` chooses; measured again it must not be slower than what ran before
+memory   peak of a pass with all heads open, also over that of the dense form, which must be larger
+tune     benchmarks/tune.py: choices of `recast.tune_`; measured again they must not be slower than the forms before
 network  benchmarks/model.py: T-ResNet-RS beside the same network without attention
 peers    benchmarks/peers.py: recast networks beside timm's networks with attention
 
-fp32: TF32 off. bf16: autocast and channels_last. Quantities are the columns of those scripts.
+fp32: TF32 off. bf16: autocast and channels_last. Quantities are columns of those scripts.
 """
 
 from __future__ import annotations
@@ -22,57 +22,56 @@ import model
 import peers
 import torch
 import tune
-from part import precision, start
-from rows import Row, Unit, row
+from part import Row, Unit, precision, row, start
 
 from recast.lab.evaluation.cost import peak_memory
 from recast.surgery.tuning import FORMS
 
 MAPS = ((14, 512, 32), (28, 256, 16), (56, 128, 2))
-"""Side and channels of a map, images: four times as many as on a CPU, as far as the naive form's maps allow."""
+"""Side, channels and images: four times as many as on a CPU, if the naive form's maps allow it."""
 NETWORKS = {"resnetrs50": (224, (64, 64)), "resnetrs152": (320, (16, 16))}
-"""Image size, images of an inference pass and of a training step."""
+"""Network → image size, images of an inference pass and of a training step."""
 PRECISIONS = ("bf16", "fp32")
 ROUNDS = 5
 SLOWER = 1.1
-"""Time of a tuned choice over that of the form before, measured again: more is worse than noise."""
-NAMES = frozenset(("arm", "side", "channels", "batch", "format", "family", "img_size", "pass", "machine"))
-"""Columns of those scripts that say what was measured: they are in the unit's name, or the same for all."""
+"""Largest time of a tuned form over that of the form before: more is not noise."""
+LABELS = frozenset(("arm", "side", "channels", "batch", "format", "family", "img_size", "pass", "machine"))
+"""Columns that are in the unit's name, or the same for all rows."""
 
 
 @contextmanager
 def computing(name: str, device: torch.device) -> Iterator[torch.memory_format]:
-    """The precision, and the memory format that goes with it. Every weight is cast anew where it is used, as in
-    training: autocast's cache would last for all rounds."""
-    half = name == "bf16"
-    with precision("ieee"), torch.autocast(device.type, torch.bfloat16, enabled=half, cache_enabled=False):
-        torch.backends.cudnn.deterministic = False  # the fastest algorithm, as where numbers are not compared
-        yield torch.channels_last if half else torch.contiguous_format
+    """Set the precision and yield its memory format. Weights are cast at each use, as in training: autocast's cache
+    would last for all rounds."""
+    is_bf16 = name == "bf16"
+    with precision("ieee"), torch.autocast(device.type, torch.bfloat16, enabled=is_bf16, cache_enabled=False):
+        torch.backends.cudnn.deterministic = False  # the fastest algorithm: no numbers are compared
+        yield torch.channels_last if is_bf16 else torch.contiguous_format
 
 
 def melted(rows: list[dict[str, Any]]) -> list[Row]:
-    """A row per measure."""
+    """Return a row per measured value."""
     return [
-        row(f"{each['pass']}, {each['arm']}", name, value if isinstance(value, str) else float(value))
-        for each in rows
-        for name, value in each.items()
-        if name not in NAMES and value != ""
+        row(f"{columns['pass']}, {columns['arm']}", name, value if isinstance(value, str) else float(value))
+        for columns in rows
+        for name, value in columns.items()
+        if name not in LABELS and value != ""
     ]
 
 
-def time_layer(at: tuple[int, int, int], kind: str, device: torch.device, arms: tuple[str, ...]) -> list[Row]:
-    """One map."""
+def time_layer(size: tuple[int, int, int], kind: str, device: torch.device) -> list[Row]:
+    """Time the layers at one map."""
     with computing(kind, device) as memory_format:
-        return melted(layer.measure(*at, ROUNDS, memory_format, arms, device))
+        return melted(layer.measure(*size, ROUNDS, memory_format, device))
 
 
 def compare_memory(side: int, channels: int, images: int, device: torch.device) -> list[Row]:
-    """All heads open: a forward pass, and on a GPU a training step."""
+    """Measure a forward pass with all heads open, and on a GPU a training step."""
     torch.manual_seed(0)
     x, peaks = torch.randn(images, channels, side, side, device=device), {}
     for backend in ("auto", "merged", "dense"):
         gpsa = layer.opened(channels, 9, 9, fold=False, backend=backend).to(device)
-        peak_memory(gpsa, x)  # the first pass takes the libraries' workspaces too
+        peak_memory(gpsa, x)  # the first pass includes the libraries' workspaces
         peaks[backend, "forward"] = peak_memory(gpsa, x)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -81,28 +80,32 @@ def compare_memory(side: int, channels: int, images: int, device: torch.device) 
             peaks[backend, "training step"] = torch.cuda.max_memory_allocated(device) - before
             x = x.detach()
         del gpsa
-    rows = [row(backend, f"peak MiB, {what}", peak / 2**20) for (backend, what), peak in peaks.items()]
-    whats = sorted({what for _, what in peaks})
-    forms = ("auto", "merged")
-    return rows + [row(f, f"{w}, over dense", peaks[f, w] / peaks["dense", w], 1) for f in forms for w in whats]
+    rows = [row(backend, f"peak MiB, {kind}", peak / 2**20) for (backend, kind), peak in peaks.items()]
+    return rows + [
+        row(backend, f"{kind}, over dense", peak / peaks["dense", kind], 1)
+        for (backend, kind), peak in peaks.items()
+        if backend != "dense"
+    ]
 
 
 def time_choices(name: str, heads: str, kind: str, device: torch.device, toy: bool) -> list[Row]:
-    """A network's layers, each form; images enough to keep a GPU busy."""
+    """Time each form of a network's layers, with enough images to keep a GPU busy."""
     rows = []
     with computing(kind, device):
-        for each in tune.measure(name, heads, device, 0.01 if toy else 0.3, 2 if toy else 64):
-            what = f"{each['mode']}, {each['layers']}"
-            rows += [row(what, f"{form} ms", each[f"{form}_ms"]) for form in FORMS if each[f"{form}_ms"] != ""]
-            quantity, limit = f"{each['chosen']} over {each['before']}, again", None if toy else SLOWER
-            rows.append(row(what, quantity, each["again"], limit))
+        for columns in tune.measure(name, heads, device, 0.01 if toy else 0.3, 2 if toy else 64):
+            arm = f"{columns['mode']}, {columns['layers']}"
+            rows += [
+                row(arm, f"{form} ms", columns[f"{form}_ms"]) for form in FORMS if columns[f"{form}_ms"] is not None
+            ]
+            quantity, limit = f"{columns['chosen']} over {columns['before']}, again", None if toy else SLOWER
+            rows.append(row(arm, quantity, columns["again"], limit))
     return rows
 
 
 def time_network(
     name: str, size: int, batches: tuple[int, int], kind: str, device: torch.device, toy: bool
 ) -> list[Row]:
-    """A family: inference, and a step of training of some arms."""
+    """Time inference of a family, and a training step of some arms."""
     rows = []
     with computing(kind, device) as memory_format:
         arms = model.family(name, size, model.IN_TRAINING[:2] if toy else model.ARMS)
@@ -114,7 +117,7 @@ def time_network(
 
 
 def time_peers(name: str, kind: str, device: torch.device, toy: bool) -> list[Row]:
-    """A family: inference and a step of training."""
+    """Time inference and a training step of a family."""
     size, batch, rows = peers.SIZE, 1 if toy else 64, []
     with computing(kind, device) as memory_format:
         models = {arm: build().to(device) for arm, build in peers.arms_of(name, size).items()}
@@ -127,17 +130,17 @@ def time_peers(name: str, kind: str, device: torch.device, toy: bool) -> list[Ro
 
 
 def units(device: torch.device, toy: bool) -> Iterator[Unit]:
-    """What says most first."""
-    maps, arms, kinds = (((7, 16, 1),), ("3 open",), PRECISIONS[:1]) if toy else (MAPS, (), PRECISIONS)
+    """Yield the most important units first."""
+    maps, kinds = (((7, 16, 1),), PRECISIONS[:1]) if toy else (MAPS, PRECISIONS)
     for kind in kinds:
-        for at in maps:
-            yield f"layer/{'x'.join(map(str, at))}/{kind}", partial(time_layer, at, kind, device, arms)
+        for size in maps:
+            yield f"layer/{'x'.join(map(str, size))}/{kind}", partial(time_layer, size, kind, device)
         for name in () if toy else peers.FAMILIES:
             yield f"peers/{name}/{kind}", partial(time_peers, name, kind, device, toy)
         for name, heads in (("cifar_resnet20", "one"),) if toy else (("resnet26t", "one"), ("resnet50", "all")):
             yield f"tune/{name}/{heads}/{kind}", partial(time_choices, name, heads, kind, device, toy)
-    for at in maps[not toy :]:  # shorter maps than these are written out
-        yield f"memory/{'x'.join(map(str, at))}", partial(compare_memory, *at, device)
+    for size in maps[not toy :]:  # shorter maps are written out
+        yield f"memory/{'x'.join(map(str, size))}", partial(compare_memory, *size, device)
     for name, (size, batches) in ({"resnet10t": (64, (2, 2))} if toy else NETWORKS).items():
         for kind in kinds:
             yield f"network/{name}/{kind}", partial(time_network, name, size, batches, kind, device, toy)

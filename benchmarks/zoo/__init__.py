@@ -1,1 +1,1 @@
-"""Every convnet of timm and torchvision: recast exactly? `PYTHONPATH=benchmarks python -m zoo`."""
+"""Exactness of every convnet of timm and torchvision: `PYTHONPATH=benchmarks python -m zoo`."""

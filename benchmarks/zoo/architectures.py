@@ -1,4 +1,4 @@
-"""Architectures of timm and torchvision, each with random weights and a small input that it accepts."""
+"""Architectures of timm and torchvision with random weights and a small input."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ class Instance(NamedTuple):
 
 
 def architectures(patterns: list[str]) -> list[str]:
-    """`timm:NAME` and `torchvision:NAME` that match any of the globs. Raises `RecastError` for a glob without match."""
+    """Return the names that match any of the globs. Raises RecastError for a glob without match."""
     ours = [name for name in timm.list_models() if not model_entrypoint(name).__module__.startswith("timm.")]
-    known = [f"timm:{name}" for name in timm.list_models(exclude_filters=ours)]
-    known += [f"torchvision:{name}" for name in torchvision_models.list_models()]
+    names = [f"timm:{name}" for name in timm.list_models(exclude_filters=ours)]
+    names += [f"torchvision:{name}" for name in torchvision_models.list_models()]
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in known):
+        if not any(fnmatchcase(name, pattern) for name in names):
             raise RecastError(
                 f"no architecture matches {pattern!r}: expected globs such as 'timm:resnet*' or 'torchvision:*'."
-                + suggest(pattern, known)
+                + suggest(pattern, names)
             )
-    return [name for name in known if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
 def on_meta_device(name: str) -> nn.Module:
-    """The network on the meta device: its modules and sizes, no values."""
+    """Return the network on the meta device, without values."""
     with torch.device("meta"):
         return _create(name, {})
 
 
 def skeleton(name: str) -> nn.Module:
-    """The network without values, on the meta device, or as it is where its constructor reads a tensor (RegNet)."""
+    """Return the network on the meta device, or on the CPU if its constructor reads a tensor (RegNet)."""
     try:
         return on_meta_device(name)
     except NotImplementedError:
@@ -62,7 +62,7 @@ def skeleton(name: str) -> nn.Module:
 
 
 def spatial_convolutions(model: nn.Module) -> list[nn.Module]:
-    """Convolutions of images, larger than 1×1, that are no patch embedding (kernel = stride, no padding)."""
+    """Return the convolutions larger than 1×1 that are no patch embedding (kernel = stride, no padding)."""
 
     def embeds_patches(module: Any) -> bool:
         unpadded = getattr(module, "padding", 0) in (0, (0,), (0, 0), (0, 0, 0))
@@ -72,16 +72,16 @@ def spatial_convolutions(model: nn.Module) -> list[nn.Module]:
 
 
 def instantiate(name: str, dtype: torch.dtype = torch.float32) -> Instance:
-    """The network with telling random weights, at the smallest input that runs. Raises `RecastError` if none does.
+    """Return a network with random weights and scales at the smallest input that runs. Raises RecastError without one.
 
     The same name gives the same weights and the same images, in any dtype.
     """
     reason = ""
-    model, built = None, None
+    model, model_kwargs = None, None
     for kwargs, size in _candidates(name):
         try:
-            if model is None or built != kwargs:
-                model, built = None, kwargs
+            if model is None or model_kwargs != kwargs:
+                model, model_kwargs = None, kwargs
                 torch.manual_seed(SEED)
                 model = _create(name, kwargs).eval()
             channels = int(getattr(model, "pretrained_cfg", {}).get("input_size", (3,))[0])
@@ -92,9 +92,9 @@ def instantiate(name: str, dtype: torch.dtype = torch.float32) -> Instance:
             randomize_scales_(model, inputs)
             # in float32 until here: every dtype has the same weights and images
             return Instance(model.to(dtype), tuple(image.to(dtype) for image in inputs), size)
-        except Exception as error:  # whatever a network says to a size that it does not take
+        except Exception as error:  # any error of a network at a size that it does not support
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    raise RecastError(f"{name} runs at no size that was tried; the last said {reason}")
+    raise RecastError(f"{name} runs at none of the sizes; the last error: {reason}")
 
 
 def _create(name: str, kwargs: dict[str, Any]) -> nn.Module:
@@ -108,7 +108,7 @@ def _create(name: str, kwargs: dict[str, Any]) -> nn.Module:
 
 
 def _candidates(name: str) -> Iterator[tuple[dict[str, Any], tuple[int, int]]]:
-    """Constructor arguments and sizes to try, the cheapest first."""
+    """Yield constructor arguments and sizes to try, the cheapest first."""
     source, _, bare = name.partition(":")
     if source == "torchvision":
         yield from (({}, size) for size in (*SIZES, (299, 299)))
@@ -123,17 +123,17 @@ def _candidates(name: str) -> Iterator[tuple[dict[str, Any], tuple[int, int]]]:
 
 
 class DetectionParts(nn.Module):
-    """The convolutional parts of a torchvision detector: backbone, heads on its maps, heads on one region of them."""
+    """The convolutional parts of a torchvision detector: backbone, heads on its maps, heads on one region."""
 
     def __init__(self, detector: nn.Module) -> None:
         super().__init__()
         self.detector = detector
 
     def forward(self, x: Tensor) -> list[Any]:
-        """Maps (B, 3, H, W) → [maps of the backbone, outputs of the heads …]."""
+        """Return [maps of the backbone, outputs of the heads …] for images (B, 3, H, W)."""
         parts: Any = self.detector
-        found = parts.backbone(x)
-        maps = list(found.values()) if isinstance(found, dict) else [found]
+        features = parts.backbone(x)
+        maps = list(features.values()) if isinstance(features, dict) else [features]
         outputs: list[Any] = [maps]
         if hasattr(parts, "rpn"):
             outputs.append(parts.rpn.head(maps))

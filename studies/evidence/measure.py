@@ -1,18 +1,18 @@
-"""What a trained arm does on test images: right or wrong for every image, clean, corrupted and attacked."""
+"""Evaluation on test images: right or wrong for every image, clean, corrupted and attacked."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from images import Labelled
 from torch import Tensor, nn
 
 from recast.errors import RecastError
+from recast.files import replaced
+from recast.lab.data.datasets import ImageTensors
 from recast.lab.data.seeding import choose_balanced, mix_seed
 from recast.lab.evaluation.attacks import pgd
 from recast.lab.evaluation.imagenet_corruptions import KINDS, corrupt_bytes
@@ -29,100 +29,102 @@ BATCH = 250
 class Data:
     """The images of a study, on its device."""
 
-    train: Labelled
-    held_out: Labelled
-    test: Labelled
-    few: Labelled
-    corrupted: dict[str, Labelled]
-
-
-def right(model: Callable[[Tensor], Tensor], images: Labelled) -> Tensor:
-    """Whether each image is put into its class, (N,) uint8 on the CPU."""
-    with torch.no_grad():
-        said = [model(part.float() / 255).argmax(1) for part in images.pixels.split(BATCH)]
-    return (torch.cat(said) == images.labels).to(torch.uint8).cpu()
-
-
-def noisy(images: Labelled, seed: int = 0) -> Labelled:
-    """The images with Gaussian noise of σ = NOISE, the same for all models."""
-    noise = torch.randn(images.pixels.shape, generator=torch.Generator().manual_seed(seed))
-    pixels = images.pixels.cpu().float() + 255 * NOISE * noise
-    return Labelled(pixels.round().clamp(0, 255).to(torch.uint8).to(images.pixels.device), images.labels)
-
-
-def corrupted(images: Labelled, cache: Path) -> dict[str, Labelled]:
-    """The 15 corruptions of ImageNet-C, each image at severity 1, 3 or 5 in turn, made once.
-
-    {} where imagecorruptions is missing.
-    """
-    found: dict[str, Labelled] = {}
-    plain = images.pixels.permute(0, 2, 3, 1).cpu().numpy()
-    for kind in KINDS:
-        file = cache / f"{kind}-{len(images)}.npy"
-        if not file.is_file():
-            cache.mkdir(parents=True, exist_ok=True)
-            try:
-                make = [partial(corrupt_bytes, kind=kind, severity=severity) for severity in SEVERITIES]
-                seeds = (mix_seed("evidence", kind, i) for i in range(len(plain)))
-                changed = np.stack([make[i % len(make)](x, seed=next(seeds)) for i, x in enumerate(plain)])
-            except RecastError:
-                return {}
-            temporary = file.with_suffix(".part.npy")
-            np.save(temporary, changed)
-            temporary.replace(file)
-        pixels = torch.from_numpy(np.load(file)).permute(0, 3, 1, 2).contiguous()
-        found[kind] = Labelled(pixels.to(images.pixels.device), images.labels)
-    return found
-
-
-def attacked(model: Callable[[Tensor], Tensor], images: Labelled, eps: float, steps: int) -> Tensor:
-    """Whether each image is still put into its class after FGSM (one step) or PGD of ε in 1/255."""
-    answers = []
-    for pixels, labels in zip(images.pixels.split(BATCH), images.labels.split(BATCH), strict=True):
-        step = eps if steps == 1 else None
-        found = pgd(model, pixels.float() / 255, labels, eps, steps=steps, step_size=step)  # type: ignore[arg-type]
-        with torch.no_grad():
-            answers.append(model(found).argmax(1) == labels)
-    return torch.cat(answers).to(torch.uint8).cpu()
-
-
-def measure(model: nn.Module, data: Data, attacked_too: bool = True) -> dict[str, np.ndarray]:
-    """Rightness of every image by metric: `clean` and `noise` on the test images; attacks and corruptions on a few."""
-    model.eval()
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    found = {"clean": right(model, data.test), "noise": right(model, noisy(data.test))}
-    if attacked_too:
-        for eps in (1, 2):
-            found[f"fgsm@{eps}"] = attacked(model, data.few, eps, 1)
-        found["pgd@1"] = attacked(model, data.few, 1, 5)
-        if data.corrupted:
-            kinds = torch.stack([right(model, images) for images in data.corrupted.values()])
-            found["corruptions"] = kinds.float().mean(0)  # the share of an image's corruptions that are survived
-    return {name: values.numpy() for name, values in found.items()}
+    train: ImageTensors
+    held_out: ImageTensors
+    test: ImageTensors
+    few: ImageTensors
+    corrupted: dict[str, ImageTensors]
 
 
 @torch.no_grad()
-def pool_at_work(model: nn.Module, images: Labelled) -> dict[str, float]:
-    """Of a network that pools by attention: the entropy of its maps over its maximum, in the mean over images and
-    tokens, and top-1 in percent with uniform maps (W_q = 0); the network is left as it was."""
+def correct(model: Callable[[Tensor], Tensor], images: ImageTensors) -> Tensor:
+    """Return 1 for each image that is classified correctly, else 0: (N,) uint8 on the CPU."""
+    predictions = [model(pixels.float() / 255).argmax(1) for pixels in images.pixels.split(BATCH)]
+    return (torch.cat(predictions) == images.labels).to(torch.uint8).cpu()
+
+
+def top1(model: nn.Module, images: ImageTensors) -> float:
+    """Return the accuracy in percent."""
+    return 100 * float(correct(model, images).float().mean())
+
+
+def noisy(images: ImageTensors) -> ImageTensors:
+    """Return the images with Gaussian noise of σ = NOISE, the same for all models."""
+    noise = torch.randn(images.pixels.shape, generator=torch.Generator().manual_seed(0))
+    pixels = images.pixels.cpu().float() + 255 * NOISE * noise
+    return ImageTensors(pixels.round().clamp(0, 255).to(torch.uint8).to(images.pixels.device), images.labels)
+
+
+def corrupted(images: ImageTensors, cache: Path) -> dict[str, ImageTensors]:
+    """Return the images in the 15 corruptions of ImageNet-C, at severity 1, 3 or 5 in turn.
+
+    They are made once and kept in `cache`. Without imagecorruptions the result is {}.
+    """
+    by_kind: dict[str, ImageTensors] = {}
+    arrays = images.pixels.permute(0, 2, 3, 1).cpu().numpy()
+    cache.mkdir(parents=True, exist_ok=True)
+    for kind in KINDS:
+        file = cache / f"{kind}-{len(images)}.npy"
+        if not file.is_file():
+            try:
+                changed = [
+                    corrupt_bytes(array, kind, SEVERITIES[i % len(SEVERITIES)], mix_seed("evidence", kind, i))
+                    for i, array in enumerate(arrays)
+                ]
+            except RecastError:
+                return {}
+            with replaced(file) as temporary, temporary.open("wb") as stream:
+                np.save(stream, np.stack(changed))
+        pixels = torch.from_numpy(np.load(file)).permute(0, 3, 1, 2).contiguous()
+        by_kind[kind] = ImageTensors(pixels.to(images.pixels.device), images.labels)
+    return by_kind
+
+
+def attacked(model: Callable[[Tensor], Tensor], images: ImageTensors, eps: float, steps: int) -> Tensor:
+    """Return `correct` after FGSM (one step) or PGD, for ε in 1/255."""
+    answers = []
+    for pixels, labels in zip(images.pixels.split(BATCH), images.labels.split(BATCH), strict=True):
+        step_size = eps if steps == 1 else None
+        inputs = pgd(model, pixels.float() / 255, labels, eps, steps=steps, step_size=step_size)  # type: ignore[arg-type]
+        with torch.no_grad():
+            answers.append(model(inputs).argmax(1) == labels)
+    return torch.cat(answers).to(torch.uint8).cpu()
+
+
+def measure(model: nn.Module, data: Data, is_attacked: bool = True) -> dict[str, np.ndarray]:
+    """Return 0 or 1 for every image by metric.
+
+    `clean` and `noise` are on all test images, attacks and corruptions on a few.
+    """
+    model.eval().requires_grad_(False)
+    scores = {"clean": correct(model, data.test), "noise": correct(model, noisy(data.test))}
+    if is_attacked:
+        for eps in (1, 2):
+            scores[f"fgsm@{eps}"] = attacked(model, data.few, eps, 1)
+        scores["pgd@1"] = attacked(model, data.few, 1, 5)
+        if data.corrupted:  # the share of an image's corruptions that are classified correctly
+            scores["corruptions"] = torch.stack([correct(model, x) for x in data.corrupted.values()]).float().mean(0)
+    return {name: values.numpy() for name, values in scores.items()}
+
+
+@torch.no_grad()
+def measure_pool(model: nn.Module, images: ImageTensors) -> dict[str, float]:
+    """Return the entropy of an attention pool's maps and the top-1 with uniform maps (W_q = 0); restores the network.
+
+    The entropy is relative to its maximum, the mean over images and tokens.
+    """
     (attention,) = (module for module in model.modules() if isinstance(module, TokenAttention))
-    found: list[Tensor] = []
-
-    def look(_module: nn.Module, _inputs: object, output: tuple[Tensor, Tensor]) -> None:
-        found.append(relative_entropy(output[1]).mean(1))
-
-    with attention.register_forward_hook(look):
-        right(model, images)
-    before = attention.q.weight.clone(), attention.q.bias.clone()
+    entropies: list[Tensor] = []
+    with attention.register_forward_hook(lambda _m, _x, output: entropies.append(relative_entropy(output[1]).mean(1))):
+        correct(model, images)
+    weights = {name: value.clone() for name, value in attention.q.state_dict().items()}
     attention.q.weight.zero_()
     attention.q.bias.zero_()
-    uniform = 100 * float(right(model, images).float().mean())
-    attention.q.weight.copy_(before[0])
-    attention.q.bias.copy_(before[1])
-    return {"entropy of the pool's maps": float(torch.cat(found).mean()), "clean, uniform maps": uniform}
+    uniform = top1(model, images)
+    attention.q.load_state_dict(weights)
+    return {"entropy of the pool's maps": float(torch.cat(entropies).mean()), "clean, uniform maps": uniform}
 
 
-def few_of(test: Labelled, count: int) -> Labelled:
-    """A class-balanced part of the test images, the same for all."""
-    return test.take(choose_balanced(test.labels.cpu(), count, "few").to(test.pixels.device))
+def balanced_part(images: ImageTensors, count: int) -> ImageTensors:
+    """Return `count` class-balanced images, the same in every call."""
+    return images.subset(choose_balanced(images.labels, count, "--few"))

@@ -1,66 +1,59 @@
-"""The networks of a study: built, recast, folded; they take pixels in [0, 1]."""
+"""The networks of a study: built, recast, folded. They take pixels in [0, 1]."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import timm
 import torch
-from images import Labelled
-from job import Job
 from safetensors.torch import load_file
+from studies import Job
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms.v2.functional import normalize
 
 import recast
 import recast.papers.networks  # registers them
+from recast.lab.data.datasets import ImageTensors
 from recast.lab.data.seeding import choose_balanced
 from recast.lab.training.prepare import WAKING_IMAGES
 from recast.layers.config import PAPERS_LAYER, RecastConfig
-from recast.layers.pool_config import PoolConfig
 from recast.models.build import build, input_defaults
 from recast.models.config import ModelConfig
 from recast.surgery.plan import Plan
 from recast.surgery.stride import Edit, apply_edits_
 
 CLASSES = {"cifar10": 10, "cifar100": 100}
-HALF = (0.5, 0.5, 0.5)
-PLAIN_VITS = {"plain_vit": 192, "plain_vit_tiny": 60}
-"""Widths of vision transformers with the depth and patches of `cmhsa_vit_3_cifar` and `cmhsa_vit_3_tiny`, and about as
-many parameters as they have once recast: 2.7 M and 0.27 M."""
+PLAIN_VIT = {"img_size": 32, "patch_size": 4, "embed_dim": 60, "depth": 6, "num_heads": 3}
+"""Depth and patches of `cmhsa_vit_3_tiny`, and about its 0.27 M parameters once recast."""
 
 
 class Prepared(nn.Module):
-    """A network and what is done to images before it: enlarged, normalised."""
+    """A network that resizes and normalises its images first."""
 
     def __init__(self, network: nn.Module, size: int) -> None:
         super().__init__()
-        self.network = network
-        known = input_defaults(network)
-        self.mean, self.std = (list(known.mean), list(known.std)) if known else (list(HALF), list(HALF))
-        self.size = size
+        self.network, self.size = network, size
+        defaults = input_defaults(network)
+        self.mean, self.std = (list(defaults.mean), list(defaults.std)) if defaults else ([0.5] * 3, [0.5] * 3)
 
     def prepare(self, pixels: Tensor) -> Tensor:
-        """Images in [0, 1] as the network sees them."""
+        """Return resized and normalised images."""
         if pixels.shape[-1] != self.size:
             pixels = F.interpolate(pixels, size=(self.size, self.size), mode="bicubic", antialias=True).clamp(0, 1)
         return normalize(pixels, self.mean, self.std).contiguous(memory_format=torch.channels_last)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """(B, 3, H, W) in [0, 1] → logits."""
-        logits: Tensor = self.network(self.prepare(pixels))
-        return logits
+        """Return logits of pixels (B, 3, H, W) in [0, 1]."""
+        return self.network(self.prepare(pixels))  # type: ignore[no-any-return]
 
 
 def parent_of(job: Job, out: Path, root: Path) -> Prepared:
-    """What the arms of a seed start from alike, a new head among it, drawn by the seed."""
+    """Return the network that all arms of a seed start from; the seed draws a new head."""
     classes = CLASSES[job.data]
     torch.manual_seed(job.seed)
-    if job.network in PLAIN_VITS:
-        shape = {"img_size": 32, "patch_size": 4, "embed_dim": PLAIN_VITS[job.network], "depth": 6, "num_heads": 3}
-        return Prepared(timm.create_model("vit_tiny_patch16_224", num_classes=classes, **shape), job.size)
+    if job.network == "plain_vit_tiny":
+        return Prepared(timm.create_model("vit_tiny_patch16_224", num_classes=classes, **PLAIN_VIT), job.size)
     weights = None
     if job.parent is not None and "/" not in job.parent:
         weights = str(root / "weights" / job.parent)
@@ -74,7 +67,7 @@ def parent_of(job: Job, out: Path, root: Path) -> Prepared:
 
 
 def plan_for(job: Job, model: Prepared) -> Plan | None:
-    """Which layers of the arm become attention, and how."""
+    """Return the plan of the layers that become attention. Without any, remove the stride if the job says so."""
     if job.where is None:
         if job.stride == "remove":
             strided = [name for name, module in model.network.named_modules() if hasattr(module, "stride")]
@@ -89,30 +82,18 @@ def plan_for(job: Job, model: Prepared) -> Plan | None:
     return recast.plan(model.network, example, config, where=job.where if "*" not in job.where else [job.where])
 
 
-def wake(job: Job, model: Prepared, train: Labelled, layers: tuple[str, ...]) -> None:
-    """Queries and keys of `layers` from training images, where the arm starts so."""
+def wake(job: Job, model: Prepared, train: ImageTensors, layers: tuple[str, ...]) -> None:
+    """Start queries and keys of `layers` from training images, if the job says so."""
     if job.query_key != "images" or job.gate != "linear" or not layers:
         return
     count = min(WAKING_IMAGES, len(train))
-    chosen = choose_balanced(train.labels.cpu(), count, "waking images", job.seed).to(train.pixels.device)
-
-    def batches() -> Iterator[Tensor]:
-        for at in chosen.split(128):
-            yield model.prepare(train.pixels[at].float() / 255)
-
-    recast.wake_(model.network, batches(), job.logit_std, job.seed, layers)
+    index = choose_balanced(train.labels.cpu(), count, "waking images", job.seed).to(train.pixels.device)
+    batches = (model.prepare(pixels.float() / 255) for pixels in train.pixels[index].split(128))
+    recast.wake_(model.network, batches, job.logit_std, job.seed, layers)
 
 
-def put_pool_(job: Job, model: Prepared) -> None:
-    """Attention in the place of the average."""
-    if job.pool != "none":
-        recast.attention_pool_(
-            model.network, config=PoolConfig(job.pool, start=job.pool_start, init_values=job.pool_init)
-        )
-
-
-def fold_all(model: Prepared, images: Labelled) -> None:
-    """The convolutions that are left of a trained network without its attention, in place.
+def fold_all(model: Prepared, images: ImageTensors) -> None:
+    """Turn a trained network into its convolutions alone, in place.
 
     All gates are closed, however far they were open, and BatchNorm's statistics are estimated again.
     """

@@ -1,8 +1,8 @@
-"""The studies: which networks, images, arms and rates, as plain data, at the scale of a CPU and of a GPU.
+"""The studies as plain data: networks, images, arms and rates.
 
-Every arm's rates are chosen on the 10 % of the training images that are held out, each from as many trials as the
-others' (`Study.num_trials`), and the test images are looked at once for each final run. Arms that differ only in when
-they leave the convolution share the rates of the arm that `rates_of` names.
+Every arm's rates are chosen on the 10 % of the training images that are held out, from the same number of trials
+(`Study.num_trials`). Each final run sees the test images once. Arms that differ only in when they leave the convolution
+share the rates of the arm that `rates_of` names.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from job import Job
+from recast.layers.config import QueryKey
+from recast.layers.pool_config import PoolKind, PoolStart
 
-Scale = Literal["cpu", "gpu"]
 Arms = dict[str, dict[str, Any]]
 
 C100 = "cifar100_resnet20_chenyaofo.safetensors"
@@ -22,35 +22,100 @@ LINEAR_GATES = ((1e-3, 1e-2), (1e-3, 1e-3), (3e-3, 1e-2), (3e-3, 1e-3))
 SIGMOID_GATES = ((1e-3, 1e-2), (1e-3, 1e-1), (3e-3, 1e-2), (3e-3, 1e-1))
 """Trials of an arm with gates: rates of the weights and of γ and s, or of λ (0.1 in T-CNN)."""
 RATES = (3e-4, 1e-3, 3e-3, 1e-2)
-"""Trials of an arm without."""
+"""Trials of an arm without gates."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training run: network, images, arm and rates. Stored records have these fields."""
+
+    study: str
+    arm: str
+    seed: int
+    data: str
+    """cifar10 or cifar100."""
+    num_train: int
+    updates: int
+    network: str = "cifar_resnet20.cifar100"
+    """A timm name, whose tag gives mean and standard deviation, or "plain_vit_tiny"."""
+    parent: str | None = None
+    """A file in $RECAST_DATA/weights, or STUDY/ARM: the weights of that run of the same seed. None: random weights."""
+    parent_data: str | None = None
+    """The parent's data set; if it is not `data`, the head is new."""
+    size: int = 32
+    """Side of the images in pixels; they are resized if theirs differs."""
+    lr: float = 1e-3
+    batch_size: int = 64
+    gate_lr: float = 1e-2
+    qk_lr: float | None = None
+    weight_decay: float = 0.05
+    where: str | None = None
+    """Layers that are recast; None: none."""
+    gate: str = "linear"
+    query_key: QueryKey = "zero"
+    logit_std: float = 1.5
+    schedule: Literal["at_once", "last_first", "first_first"] = "at_once"
+    """All layers at once after a share `convolution` of the updates, or layer by layer (PRS) from one end."""
+    convolution: float = 0.0
+    stride: Literal["keep", "remove"] = "keep"
+    """remove: the last stage at stride 1. Without recast layers this is the compute of attention alone."""
+    pool: PoolKind = "none"
+    pool_start: PoolStart = "paper"
+    pool_init: float | None = None
+    """LayerScale's first value; None: that of `pool_start`, 1e-4 for "paper"."""
+    augment: Literal["basic"] = "basic"
+    """Crop and flip."""
+    bf16: bool = False
+    """True to train in bf16 on a CPU too, as on a GPU. Evaluation is in fp32."""
+    longer: float = 1
+    """Factor on `updates`: longer training instead of attention."""
+    measured: Literal["all", "clean", "fourier"] = "all"
+    """fourier: clean, and the spectra of the blocks' maps."""
+    tuning: bool = False
+    """True for a trial: evaluated on the held-out 10 %, not on the test images."""
+
+    @property
+    def folder(self) -> str:
+        """Return STUDY/ARM-SEED, with the rates for a trial."""
+        rates = f"-lr{self.lr:g}-gates{self.gate_lr:g}-qk{self.qk_lr}" if self.tuning else ""
+        return f"{self.study}/{self.arm.replace(' ', '_').replace('/', 'of')}-{self.seed}{rates}"
+
+    @property
+    def num_updates(self) -> int:
+        """Return the number of updates of this arm."""
+        return round(self.longer * self.updates)
 
 
 @dataclass(frozen=True)
 class Study:
-    """Runs that are compared with each other."""
+    """Runs that are compared with one another."""
 
-    name: str
     base: Job
     arms: Arms
     pairs: tuple[tuple[str, str], ...]
-    """Arm and the one that it is compared with."""
+    """Each arm and its control."""
     tuned_on: str | None = None
-    """Another study, whose choice of rates is taken over; None: its own."""
+    """The study that chooses the rates; None: this one."""
     rates_of: dict[str, str] = field(default_factory=dict)
-    """Arm → the arm whose rates it takes; others choose their own."""
+    """Arm → the arm that chooses its rates; default: itself."""
     num_trials: int = 3
-    """Of each arm that chooses; four from random weights, where the best rates lie higher."""
+    """Trials per arm; four from random weights, where the best rates are higher."""
     rates_fixed: bool = False
-    """Every arm has the rates that it names, and none is tried."""
+    """True if the rates of every arm are given and none is tried."""
     needs: str | None = None
     """The study whose final runs are the parents."""
 
+    @property
+    def name(self) -> str:
+        """Return the study's name, as its runs have it."""
+        return self.base.study
+
     def job(self, arm: str, **fields: Any) -> Job:
-        """A run of an arm."""
-        return replace(self.base, study=self.name, arm=arm, **{**self.arms[arm], **fields})
+        """Return a run of an arm."""
+        return replace(self.base, arm=arm, **{**self.arms[arm], **fields})
 
     def trials(self, arm: str) -> list[Job]:
-        """The runs that choose an arm's rates, for each that does not take another's."""
+        """Return the runs that choose an arm's rates, [] if it takes those of another arm or study."""
         if self.rates_fixed or self.tuned_on is not None or arm in self.rates_of:
             return []
         job = self.job(arm, seed=TUNING_SEED, tuning=True)
@@ -81,39 +146,42 @@ STARTS: Arms = {
     "recast, images, keys 10 times as fast": {**LAST, **IMAGES, "qk_lr": 1e-2},
     "recast, images, keys 100 times as fast": {**LAST, **IMAGES, "qk_lr": 1e-1},
 }
-"""Other queries and keys at the start, and other rates of theirs; all else is as in CHOSEN."""
+"""Other starts and rates of queries and keys; the rest is as in CHOSEN."""
 
 
 def against(control: str, arms: Arms) -> tuple[tuple[str, str], ...]:
-    """Every other arm with the control."""
+    """Pair every other arm with the control."""
     return tuple((arm, control) for arm in arms if arm != control)
 
 
 def transfers() -> list[Study]:
-    """a. What a user does: trained weights, new classes, few images."""
-    found = []
+    """a. A user's case: trained weights, new classes, few images."""
+    result: list[Study] = []
     for network, parent, trained_on, data, num_train, updates in (
         ("cifar_resnet20.cifar100", C100, "cifar100", "cifar10", 4000, 930),
         ("cifar_resnet20.cifar100", C100, "cifar100", "cifar10", 1000, 470),
         ("cifar_resnet20.cifar100", C100, "cifar100", "cifar10", 14400, 1400),
         ("cifar_resnet20_a", C10, "cifar10", "cifar100", 18000, 1400),
     ):
-        name = f"a-{trained_on}-{data}-{num_train}"
-        base = Job(name, "", 0, data, num_train, updates, network, parent, trained_on)
-        tuned_on = found[0].name if found else None
+        study = f"a-{trained_on}-{data}-{num_train}"
+        base = Job(study, "", 0, data, num_train, updates, network, parent, trained_on)
+        tuned_on = result[0].name if result else None
         rates_of = dict.fromkeys((CHOSEN, SAME_COMPUTE), FINE_TUNED)
         recast = [arm for arm in TRANSFER if arm.startswith("recast")]
         pairs = against(FINE_TUNED, TRANSFER) + tuple((arm, SAME_COMPUTE) for arm in recast)
-        found.append(Study(name, base, TRANSFER, (*pairs, (CHOSEN, LONGER)), tuned_on, rates_of))
-    tuned, few, *_ = found
+        result.append(Study(base, TRANSFER, (*pairs, (CHOSEN, LONGER)), tuned_on, rates_of))
+    tuned, few, *_ = result
     arms = {arm: TRANSFER[arm] for arm in (FINE_TUNED, CHOSEN)} | STARTS
     pairs = against(FINE_TUNED, arms) + tuple((arm, CHOSEN) for arm in STARTS)
-    return [*found, Study("a-starts", few.base, arms, pairs, tuned.name, dict.fromkeys(arms, FINE_TUNED))]
+    base = replace(few.base, study="a-starts")
+    return [*result, Study(base, arms, pairs, tuned.name, dict.fromkeys(arms, FINE_TUNED))]
 
 
 def recipe() -> Study:
-    """h. Our own recipe `cifar10` with its gates' rate, a lower and a higher one: is attention awake, and what does
-    that cost or give? Crop and flip stand for its augmentation."""
+    """h. Our recipe `cifar10` with its gates' rate, a lower and a higher one: is attention awake, and does that help?
+
+    Crop and flip stand for its augmentation.
+    """
     base = Job(
         "h-recipe", "", 0, "cifar10", 4000, 310, "cifar_resnet20.cifar100", C100, "cifar100", lr=1e-4, batch_size=128,
         bf16=True,
@@ -121,34 +189,24 @@ def recipe() -> Study:
     arms: Arms = {FINE_TUNED: {}}
     for rate in (1e-3, 1e-2, 3e-2):
         arms[f"recast, gates {rate:g}"] = {**LAST, **IMAGES, "gate_lr": rate}
-    return Study(base.study, base, arms, against(FINE_TUNED, arms), rates_fixed=True)
+    return Study(base, arms, against(FINE_TUNED, arms), rates_fixed=True)
 
 
-def controls(scale: Scale) -> list[Study]:
-    """b. T-CNN's Table 1 with its control, the parent fine-tuned as long, and Table 3 with that control; and
-    the same compute without attention. Own parents; on a GPU a larger size and the stride removed, as in the paper."""
-    large = scale == "gpu"
-    base = Job(
-        "b-parents", "", 0, "cifar100" if large else "cifar10", 18000 if large else 14400, 28000 if large else 4500,
-        "cifar_resnet20.cifar100", augment="deit" if large else "basic",
-        bf16=True,
-    )  # fmt: skip
-    parents = Study("b-parents", base, {"parent": {}}, ())
-    stride: dict[str, Any] = {"stride": "remove" if large else "keep"}
+def controls() -> list[Study]:
+    """b. T-CNN's Tables 1 and 3 with two controls: the parent fine-tuned as long, and the compute without attention."""
+    base = Job("b-parents", "", 0, "cifar10", 14400, 4500, "cifar_resnet20.cifar100", bf16=True)
+    parents = Study(base, {"parent": {}}, ())
     arms: Arms = {
         FINE_TUNED: {},
         SAME_COMPUTE: {"stride": "remove"},
-        "recast, sigmoid": {**LAST, **SIGMOID, **stride},
-        "recast, images": {**LAST, **IMAGES, **stride},
-        "recast, zero": {**LAST, **stride},
+        "recast, sigmoid": {**LAST, **SIGMOID},
+        "recast, images": {**LAST, **IMAGES},
+        "recast, zero": {**LAST},
     }
-    base = replace(
-        base, parent="b-parents/parent", parent_data=base.data, updates=8400 if large else 1400,
-        size=40 if large else 32,
-    )  # fmt: skip
+    base = replace(base, study="b-controls", parent="b-parents/parent", parent_data=base.data, updates=1400)
     pairs = (*against(FINE_TUNED, arms), *((arm, SAME_COMPUTE) for arm in arms if arm.startswith("recast")))
-    rates_of = {} if large else dict.fromkeys(("recast, images", "recast, zero"), FINE_TUNED)  # as (a) found
-    return [parents, Study("b-controls", base, arms, pairs, rates_of=rates_of, needs="b-parents")]
+    rates_of = dict.fromkeys(("recast, images", "recast, zero"), FINE_TUNED)  # as (a) found
+    return [parents, Study(base, arms, pairs, rates_of=rates_of, needs="b-parents")]
 
 
 PAPERS_OWN = "recast, sigmoid, stride removed"
@@ -176,7 +234,7 @@ def converged() -> Study:
         OURS_REMOVED: {**LAST, **IMAGES, "gate_lr": 1e-2, "stride": "remove"},
     }
     pairs = (*against(FINE_TUNED, arms), (PAPERS_OWN, SAME_COMPUTE), (OURS_REMOVED, SAME_COMPUTE))
-    return Study(base.study, base, arms, pairs, rates_fixed=True)
+    return Study(base, arms, pairs, rates_fixed=True)
 
 
 def converged_long() -> Study:
@@ -189,7 +247,7 @@ def converged_long() -> Study:
     base = replace(short.base, study="l-converged-long", updates=50 * 14400 // 128, batch_size=128)
     arms = {arm: short.arms[arm] for arm in (FINE_TUNED, SAME_COMPUTE, PAPERS_OWN, OURS_REMOVED)}
     pairs = tuple(pair for pair in short.pairs if set(pair) <= arms.keys())
-    return Study(base.study, base, arms, pairs, rates_fixed=True)
+    return Study(base, arms, pairs, rates_fixed=True)
 
 
 def converged_deep() -> Study:
@@ -204,20 +262,15 @@ def converged_deep() -> Study:
         bf16=True,
     )  # fmt: skip
     arms = {arm: short.arms[arm] for arm in (FINE_TUNED, "recast, sigmoid", "recast, images")}
-    return Study(base.study, base, arms, against(FINE_TUNED, arms), rates_fixed=True)
+    return Study(base, arms, against(FINE_TUNED, arms), rates_fixed=True)
 
 
 PLAIN_VIT = "plain ViT"
 
 
-def when(scale: Scale) -> Study:
+def when() -> Study:
     """c. When to recast (T-CNN's Table 2): after t₁ of the updates, from random weights; and a plain ViT, for f."""
-    large = scale == "gpu"
-    base = Job(
-        "c-when", "", 0, "cifar10", 14400, 9000 if large else 2250,
-        "cifar_resnet20.cifar10" if large else "digits_resnet", measured="clean",
-        augment="deit" if large else "basic", bf16=True,
-    )  # fmt: skip
+    base = Job("c-when", "", 0, "cifar10", 14400, 2250, "digits_resnet", measured="clean", bf16=True)
     arms: Arms = {"convolution": {}}
     rates_of = {}
     for name, kind in (("exact", IMAGES), ("sigmoid", SIGMOID)):
@@ -226,39 +279,31 @@ def when(scale: Scale) -> Study:
             arms[arm] = {**LAST, **kind, "convolution": share}
             if share:
                 rates_of[arm] = f"{name}, after 0%"
-    arms[PLAIN_VIT] = {"network": "plain_vit" if large else "plain_vit_tiny"}
+    arms[PLAIN_VIT] = {"network": "plain_vit_tiny"}
     pairs = against("convolution", arms) + tuple((arm, first) for arm, first in rates_of.items())
     pairs += (("exact, after 0%", PLAIN_VIT),)
-    return Study("c-when", base, arms, pairs, rates_of=rates_of, num_trials=4)
+    return Study(base, arms, pairs, rates_of=rates_of, num_trials=4)
 
 
-def scales(scale: Scale) -> list[Study]:
-    """f. Data scale (PRS's Fig. 1): a share of the images of c, as many updates and the same rates; c has the whole."""
-    whole = when(scale)
-    arms = {arm: whole.arms[arm] for arm in ("convolution", "exact, after 0%", PLAIN_VIT)}
-    pairs = tuple((arm, control) for arm, control in whole.pairs if {arm, control} <= arms.keys())
-    return [
-        Study(f"f-scale-{share:.0%}", replace(whole.base, num_train=round(14400 * share)), arms, pairs, whole.name)
-        for share in (0.05, 0.1, 0.25, 0.5)
-    ]
+def scales() -> list[Study]:
+    """f. Data scale (PRS's Fig. 1): a share of the images of c, with its updates and rates. c has all of them."""
+    full = when()
+    arms = {arm: full.arms[arm] for arm in ("convolution", "exact, after 0%", PLAIN_VIT)}
+    pairs = tuple((arm, control) for arm, control in full.pairs if {arm, control} <= arms.keys())
+    shares = (0.05, 0.1, 0.25, 0.5)
+    bases = [replace(full.base, study=f"f-scale-{share:.0%}", num_train=round(14400 * share)) for share in shares]
+    return [Study(base, arms, pairs, full.name) for base in bases]
 
 
 MIXERS: dict[str, Any] = {"where": "blocks.*.mixer"}
-
-
 LATEST = "two-stage, after 5/6"
 MORE_ATTENTION = ("two-stage", "two-stage, after 1/6", "from the start")
-"""e. They have the rates of LATEST, whose attention has hardly begun; the convolution has its own."""
+"""e. Compared with LATEST, whose attention starts near the end."""
 
 
-def progressive(scale: Scale) -> Study:
+def progressive() -> Study:
     """d. PRS's Table 3, trained until it has converged, and e. its Fig. 3: shares of the updates as convolutions."""
-    large = scale == "gpu"
-    network = "cmhsa_vit_3_cifar" if large else "cmhsa_vit_3_tiny"
-    base = Job(
-        "d-prs", "", 0, "cifar100" if large else "cifar10", 18000 if large else 14400, 14000 if large else 2800,
-        network, measured="fourier", batch_size=128 if large else 64, bf16=True,
-    )  # fmt: skip
+    base = Job("d-prs", "", 0, "cifar10", 14400, 2800, "cmhsa_vit_3_tiny", measured="fourier", bf16=True)
     biased: dict[str, Any] = {**MIXERS, "gate": "bias"}
     exact: dict[str, Any] = {**MIXERS, **IMAGES}
     arms: Arms = {
@@ -271,7 +316,7 @@ def progressive(scale: Scale) -> Study:
         "from the start": exact,
         "two-stage, C-MHSA": {**biased, "convolution": 0.5},
         "PRS, C-MHSA": {**biased, "schedule": "last_first"},
-        PLAIN_VIT: {"network": "plain_vit" if large else "plain_vit_tiny"},
+        PLAIN_VIT: {"network": "plain_vit_tiny"},
     }
     rates_of = {arm: "PRS" for arm in arms if arms[arm].get("query_key") == "images" and arm != "PRS"}
     rates_of["two-stage, C-MHSA"] = "PRS, C-MHSA"
@@ -281,7 +326,7 @@ def progressive(scale: Scale) -> Study:
         ("from the start", PLAIN_VIT),
         *((arm, LATEST) for arm in MORE_ATTENTION),
     )  # fmt: skip
-    return Study("d-prs", base, arms, pairs, rates_of=rates_of, num_trials=4)
+    return Study(base, arms, pairs, rates_of=rates_of, num_trials=4)
 
 
 def progressive_long() -> Study:
@@ -290,7 +335,7 @@ def progressive_long() -> Study:
     Rates are those that the arms chose in d. Stated before the first run: each difference is judged over seeds and
     images at 95 %; the paper's are 2.4 points to all at once and 7 to 18 to a plain ViT.
     """
-    short = progressive("cpu")
+    short = progressive()
     base = replace(short.base, study="j-prs-long", num_train=1800, lr=1e-2)
     arms = {arm: short.arms[arm] for arm in ("convolution", "two-stage, C-MHSA", "PRS, C-MHSA")}
     arms["reversed, C-MHSA"] = {**arms["PRS, C-MHSA"], "schedule": "first_first"}
@@ -299,16 +344,12 @@ def progressive_long() -> Study:
         *against("convolution", arms), ("PRS, C-MHSA", "two-stage, C-MHSA"), ("PRS, C-MHSA", "reversed, C-MHSA"),
         ("PRS, C-MHSA", PLAIN_VIT), ("two-stage, C-MHSA", PLAIN_VIT),
     )  # fmt: skip
-    return Study(base.study, base, arms, pairs, rates_fixed=True)
+    return Study(base, arms, pairs, rates_fixed=True)
 
 
-def pooling(scale: Scale) -> Study:
+def pooling() -> Study:
     """g. Attention pooling from random weights (PatchConvNet's Table 5)."""
-    large = scale == "gpu"
-    base = Job(
-        "g-pooling", "", 0, "cifar100", 18000, 9000 if large else 2250,
-        "cifar_resnet20.cifar100" if large else "digits_resnet", augment="deit" if large else "basic", bf16=True,
-    )  # fmt: skip
+    base = Job("g-pooling", "", 0, "cifar100", 18000, 2250, "digits_resnet", bf16=True)
     arms: Arms = {
         "average": {},
         "one map": {"pool": "single"},
@@ -316,24 +357,24 @@ def pooling(scale: Scale) -> Study:
         "one map, as the average": {"pool": "single", "pool_start": "average"},
     }
     pairs = (*against("average", arms), ("a map a class", "one map"), ("one map, as the average", "one map"))
-    return Study("g-pooling", base, arms, pairs)
+    return Study(base, arms, pairs)
 
 
-def pooling_start(scale: Scale) -> Study:
-    """g. The same with LayerScale from 0.1, as the thesis (3.5.1) starts networks of fewer than 18 blocks; every arm at
-    the rate that the average and the average's start chose above.
+def pooling_start() -> Study:
+    """g. The same with LayerScale from 0.1, as the thesis (3.5.1) starts networks of fewer than 18 blocks.
 
-    Stated before the first run: the difference to the average is judged over seeds and images at 95 %; of interest is 1
-    point, as the paper's 0.2 cannot be seen with three seeds.
+    Every arm has the rate that the average and the average's start chose above. Stated before the first run: the
+    difference to the average is judged over seeds and images at 95 %; of interest is 1 point, as the paper's 0.2 cannot
+    be seen with three seeds.
     """
-    base = replace(pooling(scale).base, study="g-pooling-start", lr=3e-3)
+    base = replace(pooling().base, study="g-pooling-start", lr=3e-3)
     arms: Arms = {
         "average": {},
         "one map, from 0.1": {"pool": "single", "pool_init": 0.1},
         "one map, as the average": {"pool": "single", "pool_start": "average"},
     }
     pairs = (*against("average", arms), ("one map, as the average", "one map, from 0.1"))
-    return Study(base.study, base, arms, pairs, rates_fixed=True)
+    return Study(base, arms, pairs, rates_fixed=True)
 
 
 def pooling_long() -> Study:
@@ -342,17 +383,15 @@ def pooling_long() -> Study:
     Every arm at the rate that the average and the average's start chose in g. Stated before the first run: the
     difference to the average is judged over seeds and images at 95 %; of interest is 1 point.
     """
-    short = pooling_start("cpu")
-    base = replace(
-        short.base, study="k-pooling-long", data="cifar10", num_train=1800, updates=2800, measured="clean"
-    )  # fmt: skip
-    return replace(short, name=base.study, base=base)
+    short = pooling_start()
+    base = replace(short.base, study="k-pooling-long", data="cifar10", num_train=1800, updates=2800, measured="clean")
+    return replace(short, base=base)
 
 
-def studies(scale: Scale) -> dict[str, Study]:
-    """All of them by name, in the order in which they are run."""
-    first = [*transfers(), recipe(), *controls(scale), converged(), converged_long(), converged_deep()]
-    layer_by_layer = [progressive(scale), progressive_long()]
-    pools = [pooling(scale), pooling_start(scale), pooling_long()]
-    found = [*first, *layer_by_layer, when(scale), *scales(scale), *pools]
-    return {study.name: study for study in found}
+def studies() -> dict[str, Study]:
+    """Return all studies by name, in the order in which they run."""
+    result = [
+        *transfers(), recipe(), *controls(), converged(), converged_long(), converged_deep(), progressive(),
+        progressive_long(), when(), *scales(), pooling(), pooling_start(), pooling_long(),
+    ]  # fmt: skip
+    return {study.name: study for study in result}
