@@ -32,11 +32,10 @@ def part(name: str) -> str:
     return first if first in PARTS else "core"
 
 
-@cache
-def imports(name: str) -> set[str]:
-    """Return what a module imports of this package: anywhere in it, also for type checkers or by `import_module`."""
+def imported(source: str) -> set[str]:
+    """Return what a source imports of this package: anywhere in it, also for type checkers or by `import_module`."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -46,6 +45,11 @@ def imports(name: str) -> set[str]:
             names.add(str(node.args[0].value))
     modules = {name if name in MODULES else name.rpartition(".")[0] for name in names}
     return {name for name in modules if name in MODULES}
+
+
+@cache
+def imports(name: str) -> set[str]:
+    return imported(MODULES[name].read_text(encoding="utf-8"))
 
 
 def lines_read(*names: str) -> int:
@@ -61,12 +65,20 @@ def lines_read(*names: str) -> int:
 
 def test_imports_go_one_way() -> None:
     wrong = [
-        f"{name} imports {imported}"
+        f"{name} imports {target}"
         for name in MODULES
-        for imported in imports(name)
-        if PARTS.index(part(imported)) > PARTS.index(part(name)) and name != "recast.__main__"  # it joins the parts
+        for target in imports(name)
+        if PARTS.index(part(target)) > PARTS.index(part(name)) and name != "recast.__main__"  # it joins the parts
     ]
     assert not wrong
+
+
+def test_the_check_sees_every_kind_of_import() -> None:
+    for source in (
+        "from recast.lab import cli", "import recast.lab.cli", "def f():\n    import recast.lab.cli",
+        "if TYPE_CHECKING:\n    from recast.lab.cli import main", 'importlib.import_module("recast.lab.cli")',
+    ):  # fmt: skip
+        assert {part(name) for name in imported(source)} == {"lab"}, source
 
 
 def test_a_reader_of_the_layer_needs_few_lines() -> None:
@@ -94,5 +106,6 @@ def test_type_checkers_see_the_names_that_there_are() -> None:
     homes = {alias.name: node.module for node in block.body for alias in node.names}
     assert homes == {name: f"recast.{home}" for name, home in recast._HOME.items()}
     assert set(recast.__all__) == {*homes, "__version__"} <= set(dir(recast))
+    assert all(getattr(recast, name) is not None for name in recast.__all__)
     with pytest.raises(AttributeError, match="no attribute 'plans'"):
         _ = recast.plans

@@ -4,7 +4,34 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+
+from recast import GPSA, RecastConfig, plan, recast_
+
+GATES: list[dict[str, Any]] = [{}, {"gate": "sigmoid"}, {"gate": "bias", "bias_init": 4.0}]
+
+
+def every_geometry() -> nn.Sequential:
+    """Strides, dilation, even and asymmetric kernels, groups, reflection, a transposed convolution."""
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(6, 6, 2, padding="same", groups=3), nn.ReLU(),
+        nn.Conv2d(6, 4, (1, 3), padding=(0, 1), padding_mode="reflect"), nn.ReLU(),
+        nn.ConvTranspose2d(4, 4, 3, stride=2, padding=1, output_padding=1), nn.ReLU(),
+        nn.Conv2d(4, 4, 3, dilation=2, padding=2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3),
+    )  # fmt: skip
+
+
+def recast_network(open_gates: Any, **config: Any) -> nn.Sequential:
+    """`every_geometry` recast for images of 12×14, with open gates."""
+    model = every_geometry()
+    if config.get("gate") == "bias":
+        model[6] = nn.Conv2d(4, 4, 1)
+    recast_(model, plan(model, torch.zeros(1, 3, 12, 14), RecastConfig(**config), where="all"))
+    for seed, layer in enumerate(model):
+        if isinstance(layer, GPSA):
+            open_gates(layer, seed)
+    return model
 
 
 def on_pixels(layer: Any, maps: Tensor, x: Tensor) -> np.ndarray:
@@ -14,6 +41,12 @@ def on_pixels(layer: Any, maps: Tensor, x: Tensor) -> np.ndarray:
     queries = [len(at) for at in layer.geometry.query_positions(*size)]
     grid = maps[0].unflatten(-1, layer.geometry.padded_size(*size))[..., at_rows, at_columns]
     return grid.unflatten(1, queries).detach().numpy()
+
+
+def mix_of(layer: Any, x: Tensor) -> np.ndarray:
+    """The whole attention of a layer, as `on_pixels` gives it."""
+    maps = layer.attention(x)
+    return on_pixels(layer, maps.mix if isinstance(layer, GPSA) else maps, x)
 
 
 def data_of(path: Path) -> Any:

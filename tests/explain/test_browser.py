@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from in_browser import CHROMIUM, chromium, opened
-from on_pages import on_pixels
+from on_pages import GATES, every_geometry, mix_of, recast_network
 from torch import nn
 
-from recast import GPSA, RecastConfig, plan, recast_
+from recast import GPSA, plan, recast_
 from recast.lab.explain.inputs import Input
 from recast.lab.explain.make import explain, make_scene
 from recast.lab.explain.scene import Layer, Maps, Picture, Scene
@@ -18,28 +18,6 @@ from recast.lab.explain.write import write_scene
 from recast.layers.functional.operands import scatter_heads
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to look with")
-
-
-def every_geometry() -> nn.Sequential:
-    """Strides, dilation, even and asymmetric kernels, groups, reflection, a transposed convolution."""
-    return nn.Sequential(
-        nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(6, 6, 2, padding="same", groups=3), nn.ReLU(),
-        nn.Conv2d(6, 4, (1, 3), padding=(0, 1), padding_mode="reflect"), nn.ReLU(),
-        nn.ConvTranspose2d(4, 4, 3, stride=2, padding=1, output_padding=1), nn.ReLU(),
-        nn.Conv2d(4, 4, 3, dilation=2, padding=2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3),
-    )  # fmt: skip
-
-
-def recast_network(open_gates: Any, **config: Any) -> nn.Sequential:
-    """`every_geometry` recast for images of 12×14, with open gates."""
-    model = every_geometry()
-    if config.get("gate") == "bias":
-        model[6] = nn.Conv2d(4, 4, 1)
-    recast_(model, plan(model, torch.zeros(1, 3, 12, 14), RecastConfig(**config), where="all"))
-    for seed, layer in enumerate(model):
-        if isinstance(layer, GPSA):
-            open_gates(layer, seed)
-    return model
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +51,7 @@ MAPS = """async ([name, view]) => {
 """All maps of a layer as the page computes them."""
 
 
-@pytest.mark.parametrize("config", [{}, {"gate": "sigmoid"}, {"gate": "bias", "bias_init": 4.0}], ids=str)
+@pytest.mark.parametrize("config", GATES, ids=str)
 @torch.no_grad()
 def test_the_maps_on_the_page_are_the_layers_own(
     config: dict[str, Any], look: Any, open_gates: Any, tmp_path: Path
@@ -82,8 +60,7 @@ def test_the_maps_on_the_page_are_the_layers_own(
     page = look(explain(model, x[0], tmp_path / "page.html", mean=(0, 0, 0), std=(1, 1, 1)))
     for name, layer in model.named_children():
         if hasattr(layer, "geometry"):
-            maps = layer.attention(x)
-            expected = on_pixels(layer, maps.mix if isinstance(layer, GPSA) else maps, x)
+            expected = mix_of(layer, x)
             mix, content, position = (
                 np.reshape(page.evaluate(MAPS, [name, view]), expected.shape) for view in ("mix", "content", "position")
             )

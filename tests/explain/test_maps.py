@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from on_pages import on_pixels
+from on_pages import GATES, mix_of, on_pixels, recast_network
 from torch import Tensor, nn
 
 from recast import RecastConfig, RecastError, plan, recast_, record
@@ -45,6 +45,42 @@ def stirred(model: nn.Module) -> Any:
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     return model.eval()
+
+
+def weights_of(layer: Layer, maps: Maps, head: int, query: tuple[int, int]) -> np.ndarray:
+    """The weights (Y, X) of a head for a stored query, computed from a scene as assets/maps.js does."""
+    weights = np.array(maps.values[head, maps.rows.index(query[0]), maps.columns.index(query[1])])
+    if layer.content is None or layer.gaussian is None or layer.center is None or layer.alpha is None:
+        return weights
+    place = [axis[index] for axis, index in zip(layer.queries, query, strict=True)]
+    axes = []
+    for axis, keys in enumerate(layer.keys):
+        distances = np.arange(layer.padded[axis]) - place[axis] - layer.center[head, axis]
+        shares = np.exp(-layer.alpha[head] * distances**2)
+        axes.append((shares / shares.sum())[keys])
+    weights = layer.content[head] * weights + layer.gaussian[head] * np.outer(*axes)
+    row, column = (at + offset for at, offset in zip(place, layer.offsets[head], strict=True))
+    if layer.shift is not None and row in layer.keys[0] and column in layer.keys[1]:
+        weights[layer.keys[0].index(row), layer.keys[1].index(column)] += layer.shift[head]
+    return weights
+
+
+@pytest.mark.parametrize("config", GATES, ids=str)
+@torch.no_grad()
+def test_a_scene_holds_what_the_attention_of_a_layer_follows_from(config: dict[str, Any], open_gates: Any) -> None:
+    """Without a browser; `test_browser` checks the page itself."""
+    model, x = recast_network(open_gates, **config), torch.rand(1, 3, 12, 14)
+    layers = {layer.name: (layer, maps) for layer, maps in record_maps(model, x)[1]}
+    for name, module_ in model.named_children():
+        if name in layers:
+            layer, maps = layers[name]
+            mix = mix_of(module_, x)
+            for row, column in ((0, 0), (len(layer.queries[0]) - 1, len(layer.queries[1]) // 2)):
+                for head, expected in enumerate(mix[:, row, column]):
+                    error = np.abs(weights_of(layer, maps, head, (row, column)) - expected).max()
+                    assert error < 0.005 * max(1.0, float(np.abs(expected).max()))
+        x = module_(x)
+    assert len(layers) == (4 if config.get("gate") == "bias" else 5)
 
 
 BIAS = {"gate": "bias", "bias_init": 3.0, "query_key": "random"}
