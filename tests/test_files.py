@@ -1,3 +1,4 @@
+import errno
 import os
 import subprocess
 import sys
@@ -202,3 +203,12 @@ def test_failed_write_keeps_the_old_rows(tmp_path: Path, monkeypatch: pytest.Mon
         write_records(tmp_path / "rows.csv", Row, MORE)
     assert read_records(tmp_path / "rows.csv", Row) == [ROW]
     assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
+
+
+def test_an_error_of_a_full_disk_names_the_file_and_leaves_it(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("before", encoding="utf-8")
+    with pytest.raises(OSError, match="No space left") as raised, replaced(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert raised.value.filename == str(path)
+    assert [(file.name, file.read_text(encoding="utf-8")) for file in tmp_path.iterdir()] == [("rows.csv", "before")]

@@ -311,7 +311,7 @@ def test_class_tokens() -> None:
 
 
 def test_networks_without_class_maps() -> None:
-    unread = TimmTransformer(**TINY, depth=1, global_pool="avg")  # it has a class token, which nobody reads
+    unread = TimmTransformer(**TINY, depth=1, global_pool="avg")  # it has an unused class token
     registers = timm.create_model(VIT, **TINY, class_token=False, reg_tokens=1, depth=1, global_pool="avg")
     for model in (timm.create_model("resnet10t"), unread, registers):
         with pytest.raises(RecastError, match=r"has no class maps, .*attention_pool_"):

@@ -146,7 +146,7 @@ def test_a_page_too_large_gets_coarser_maps_and_says_so() -> None:
     assert len(half["data"]) < len(full["data"]) / 2
     coarse = "layer4: maps are stored for every second query in each direction (others show the nearest)"
     assert notes == [f"{coarse} to keep the page small."]
-    assert maps(0)[0]["blocks"] == (2, 2)  # as coarse as it goes, never for ever
+    assert maps(0)[0]["blocks"] == (2, 2)  # the coarsest that there is; pack returns
 
 
 def test_a_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def try_(
         model: a trained network that gives logits; only read.
         data: training and validation images, from `recast.lab.data.load_data`; normalised as the network states.
         plan: what is recast, from `recast.plan(model, images)`.
-        out: folder of the trial. One that was interrupted goes on there.
+        out: folder of the trial; an interrupted trial continues there.
         minutes: duration, by measured rates. More minutes give more updates, at most 20 epochs.
         seeds: of the order of the images and the start of new parameters.
         device: auto, cpu, cuda, …
