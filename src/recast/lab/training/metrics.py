@@ -104,7 +104,8 @@ class Journal:
         if is_first():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             rows = [row for row in read_metrics(self.path) if row["epoch"] < epoch]
-            write_text(self.path, "".join(map(json_line, rows)))
+            if self.path.exists():  # else the first row makes it: a refused network leaves nothing
+                write_text(self.path, "".join(map(json_line, rows)))
             if missing := sorted(set(range(epoch)) - {row["epoch"] for row in rows}):
                 warnings.warn(f"{self.path} lacks epoch {listed([*map(str, missing)], 5)}", stacklevel=3)
         return self.bar
