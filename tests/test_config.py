@@ -49,6 +49,7 @@ MISTAKES: list[tuple[Any, dict[str, Any], str]] = [
     (Recipe, {"epochs": True}, "epochs must be a whole number, got 'True'"),
     (OptimConfig, {"lrr": 1}, "unknown name lrr; did you mean lr, qk_lr?"),
     (Recipe, {"lr": 1}, "unknown name lr; did you mean optim.lr?"),
+    (OptimConfig, {"lrr": 1, "opts": "sgd"}, "unknown name lrr; did you mean lr, qk_lr? Unknown too: opts"),
     (Recipe, {"data": {"num_train": 0}}, "data.num_train must be >= 1 or > 0, got 0"),
     (Recipe, {"recast": None}, "recast.gate must be one of linear, sigmoid, bias, got None"),
     (Recipe, {"recast": {"gate": "sigmoids"}}, "recast.gate must be one of linear, sigmoid, bias, got 'sigmoids'"),
