@@ -268,6 +268,8 @@ def test_what_the_network_states_is_for_numbers_up_to_one(tmp_path: Path, scale:
     assert ("not in [0, 1]" in line) != is_stated
     fixed = load_data(config.replace(mean=(0.1, 0.2, 0.3)), in_chans=3).fitted_to(network)[0]
     assert fixed.mean == (0.1, 0.2, 0.3)
+    line = load_data(config.replace(test_size=16, crop_pct=0.9), in_chans=3).fitted_to(network)[1]
+    assert "8x8 pixels, tested at 16x16, test crop 0.9, " in line
 
 
 def test_bands_for_the_eye() -> None:

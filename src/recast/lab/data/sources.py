@@ -77,7 +77,7 @@ class Data:
         return normalize(pixels.to(device), list(self.mean), list(self.std))
 
     def fitted_to(self, model: nn.Module) -> tuple[Data, str]:
-        """Return the data with size, mean and deviation for a network, and a line that says where they come from.
+        """Return the data with size, mean and deviation for a network, and a line with them and where they come from.
 
         What was `given` stays. Else size, mean and deviation are those that the network states, mean and deviation
         for as many channels. A network that states nothing sees the images at their own size.
@@ -86,8 +86,10 @@ class Data:
         sized, size_from = self._sized_for(model, defaults)
         data, norm_from = sized._normalised_for(defaults)
         norm = (" ".join(f"{value:.3g}" for value in values) for values in (data.mean, data.std))
-        line = "images: {0}x{0} pixels{1}, mean {2}, std {3} ({4})".format(data.img_size, size_from, *norm, norm_from)
-        return data, line
+        side, test, crop = data.img_size, data.test_size, data.val.crop_pct
+        size = f"{side}x{side} pixels{size_from}" + f", tested at {test}x{test}" * (test != side)
+        size += "" if crop in (None, 1) else f", test crop {crop:g}"
+        return data, "images: {}, mean {}, std {} ({})".format(size, *norm, norm_from)
 
     def _sized_for(self, model: nn.Module, defaults: InputDefaults | None) -> tuple[Data, str]:
         """Return the data with the size for a network, and where it comes from; "" if it stays."""
