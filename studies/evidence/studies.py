@@ -216,8 +216,8 @@ OURS_REMOVED = "recast, images, stride removed"
 def converged() -> Study:
     """i. T-CNN's Tables 1 and 3 from a parent that has converged on the images that it is fine-tuned on.
 
-    The paper's rates (AdamW 1e-4, 0.1 for λ, cosine, warm-up for a twentieth); crop and flip, with which the parent was
-    trained, stand for its augmentation.
+    The paper's rates (AdamW 1e-4, 0.1 for λ, cosine), warm-up for a twentieth (the paper: a tenth); crop and flip, with
+    which the parent was trained, stand for its augmentation.
 
     Stated before the first run: each difference to FINE_TUNED is judged over seeds and images at 95 %; the paper's gaps
     of Table 1 are 0.3 to 0.6 points, those of interest on corruptions 1 point.
@@ -302,7 +302,7 @@ MORE_ATTENTION = ("two-stage", "two-stage, after 1/6", "from the start")
 
 
 def progressive() -> Study:
-    """d. PRS's Table 3, trained until it has converged, and e. its Fig. 3: shares of the updates as convolutions."""
+    """d. PRS's Table 3, and e. its Fig. 3: shares of the updates as convolutions."""
     base = Job("d-prs", "", 0, "cifar10", 14400, 2800, "cmhsa_vit_3_tiny", measured="fourier", bf16=True)
     biased: dict[str, Any] = {**MIXERS, "gate": "bias"}
     exact: dict[str, Any] = {**MIXERS, **IMAGES}
@@ -361,7 +361,7 @@ def pooling() -> Study:
 
 
 def pooling_start() -> Study:
-    """g. The same with LayerScale from 0.1, as the thesis (3.5.1) starts networks of fewer than 18 blocks.
+    """g. The same with LayerScale from 0.1, as the thesis (3.5.1) starts networks of up to 18 blocks.
 
     Every arm has the rate that the average and the average's start chose above. Stated before the first run: the
     difference to the average is judged over seeds and images at 95 %; of interest is 1 point, as the paper's 0.2 cannot

@@ -25,6 +25,8 @@ VALUES = {
     "deit_base": f"{DEIT} data.crop_pct=0.875 optim.base_batch=512 task.loss.kind=ce where=['none']",
     "deit_base_distilled": f"{DEIT} task.teacher.targets.kind=hard task.teacher.teacher_model=regnety_160.deit_in1k",
     "cait_s36": DEIT.replace("path=0.1", "path=0.2") + " data.crop_pct=1.0",
+    "transfer_cait": "data.crop_pct=0.875 optim.weight_decay=0.05 regularization.drop_path=0.2 optim.base_batch=512",
+    "transfer_deit3": "data.crop_pct=1.0 optim.lr=0.0003 optim.weight_decay=0.02 regularization.drop_path=0.0",
     "resmlp_24": f"{DEIT} data.crop_pct=0.9 optim.weight_decay=0.2 optim.clip_grad=1.0",
     "deit3_base": "task.auto_augment=3a augment.color_jitter=0.3 augment.repeats=3 task.mixup=0.8 task.cutmix=1.0 "
     "task.erasing=0.0 task.label_smoothing=0.0 task.loss.kind=bce task.loss.bce_threshold=0.0 optim.clip_grad=1.0",
