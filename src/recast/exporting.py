@@ -28,6 +28,7 @@ from recast.tracing.examples import (
     arguments_of,
     batch_of,
     check_values,
+    copied,
     images_of,
     part_of,
     run_example,
@@ -255,7 +256,7 @@ def open_program(path: Path, to: Target) -> Program:
     if to == "torch":
         with path.open("rb") as file:
             module = torch.export.load(file).module()
-        return lambda example: tensors_of(_call(module, example, images_of(example)))
+        return lambda example: tensors_of(_call(module, copied(example), images_of(example)))
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -46,19 +46,25 @@ class MetaFirst(Two):
         return {"loss": image.new_zeros(()), "logits": super().forward(image, meta)}
 
 
+class Writes(Two):
+    def forward(self, image: Tensor, meta: Tensor) -> Any:
+        return super().forward(image.mul_(2), meta)
+
+
 EXAMPLES: dict[str, tuple[type[Two], Any]] = {
     "tuple": (Two, (IMAGES, META)),
     "mapping": (Two, {"image": IMAGES, "meta": META}),
     "mapping, metadata first": (Two, {"meta": META, "image": IMAGES}),
     "user's mapping": (Two, UserDict(image=IMAGES, meta=META)),
     "tuple, metadata first": (MetaFirst, (META, IMAGES)),
+    "a network that writes into its images": (Writes, (IMAGES, META)),
 }
 
 
 @pytest.mark.parametrize("case", EXAMPLES)
 def test_every_verb_takes_the_example_of_plan(case: str, tmp_path: Path) -> None:
     build, example = EXAMPLES[case]
-    model = build().eval()
+    model, before = build().eval(), IMAGES.clone()
     planned = recast.plan(model, example)
     reference = recast.plan(Two().eval(), (IMAGES, META))
     assert (planned.before, planned.after) == (reference.before, reference.after)
@@ -77,8 +83,9 @@ def test_every_verb_takes_the_example_of_plan(case: str, tmp_path: Path) -> None
     assert max(check.error for check in exported.checks) < 1e-5
     norm = copy.deepcopy(model.body)
     recalibrate_batch_norm_(model, example)
-    recalibrate_batch_norm_(norm, IMAGES)
+    recalibrate_batch_norm_(norm, IMAGES * 2 if build is Writes else IMAGES)
     assert torch.equal(model.body[1].running_mean, norm[1].running_mean)
+    assert torch.equal(IMAGES, before)
 
 
 @pytest.mark.parametrize(

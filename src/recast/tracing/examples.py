@@ -30,10 +30,15 @@ def arguments_of(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (example if isinstance(example, tuple) else (example,)), {}
 
 
+def copied(example: Any) -> Any:
+    """Return an example with copies of its tensors."""
+    return tree_map_only(Tensor, Tensor.clone, example)
+
+
 def run_example(model: nn.Module, example: Example) -> Any:
-    """Run `model` on an example. Raises `RecastError`, naming the shapes, if that fails."""
+    """Run `model` on a copy of an example, which a model may overwrite. Raises `RecastError` if that fails."""
     check_not_lazy(model)
-    args, kwargs = arguments_of(example)
+    args, kwargs = copied(arguments_of(example))
     # hooks inside a compiled part would not be called, and fake tensors cannot compile
     with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
         # torch warns of the module hooks that a plan counts operations with

@@ -162,7 +162,7 @@ class BlockSequence:
             hooked(self.blocks.items(), before=enter, after=leave),
             hooked(middles, before=lambda name, _module, inputs: once(name, inputs)),
         ):
-            self.model(images.to(device_of(self.model)))
+            self.model(images.to(device_of(self.model), copy=True))  # a network may write into its input
 
     def _see(self, block: str, value: Any) -> None:
         self._current = block

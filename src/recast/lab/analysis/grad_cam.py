@@ -41,7 +41,7 @@ def grad_cam(model: nn.Module, images: Tensor, targets: Tensor) -> Tensor | None
         if (layer := _last_map(model, images)) is None:
             return None
         with replaced_output(model.get_submodule(layer), cut):
-            logits = logits_of(model(images), model, "grad_cam")
+            logits = logits_of(model(images.clone()), model, "grad_cam")
         maps = []
         for classes in targets.unbind(1):
             chosen = logits.gather(1, classes[:, None]).sum()
@@ -60,6 +60,6 @@ def _last_map(model: nn.Module, images: Tensor) -> str | None:
             outputs.append((name, output.shape))
 
     with hooked(model.named_modules(), after=note):
-        model(images[:1])
+        model(images[:1].clone())
     name, shape = outputs[-1] if outputs else ("", ())
     return name if len(shape) == 4 and getattr(model, "output_fmt", "NCHW") == "NCHW" else None

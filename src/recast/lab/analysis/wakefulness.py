@@ -61,7 +61,7 @@ def wakefulness(
 
     with in_eval(model), hooked(layers.items(), after=see):
         for batch in each_batch(images):
-            model(batch.to(device_of(model)))
+            model(batch.to(device_of(model), copy=True))  # a network may write into its input
     measured = {}
     for name, total in sums.items():
         if counts[name]:

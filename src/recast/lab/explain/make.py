@@ -170,5 +170,5 @@ def _look(
 
 
 def _on_device(pixels: Tensor, network: nn.Module) -> Tensor:
-    """Return the pixels on the device and with the dtype of a network."""
-    return pixels.to(next(network.parameters(), pixels))
+    """Return a copy of the pixels on the device and with the dtype of a network, which may write into it."""
+    return pixels.to(next(network.parameters(), pixels), copy=True)
