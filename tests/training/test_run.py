@@ -198,8 +198,8 @@ def test_mistakes_leave_no_folder(run: Path, tmp_path: Path) -> None:
         ({"optim": OptimConfig(opt="adamm")}, "adam"),
         ({"model": ModelConfig("digits_resnet", checkpoint=str(five))}, "5 classes"),
         ({"model": ModelConfig("digits_resnet", checkpoint=str(run / "weights.safetensors"))}, "--where none"),
-        ({"model": trained(run), "papers": {"deit": {"layer_scale": 1e-4}}}, "would wipe the trained LayerScale"),
-        ({"model": trained(run), "papers": {"deit": {"init_std": 0.02}}}, "init_std would wipe the trained weights"),
+        ({"model": trained(run), "papers": {"deit": {"layer_scale": 1e-4}}}, "overwrites the trained LayerScale"),
+        ({"model": trained(run), "papers": {"deit": {"init_std": 0.02}}}, "init_std overwrites the trained weights"),
         ({"model": trained(run, new_head=True), "task": ClassifyConfig(teacher="parent")}, "a new, untrained class"),
     )
     for fields, message in mistakes:
