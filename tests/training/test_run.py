@@ -348,7 +348,7 @@ def test_unreadable_images_are_skipped_named_and_counted(run: Path, tmp_path: Pa
         out = quick(tmp_path / "run", data=config, schedule={"recalibrate_bn": 12}, **fields)
     messages = " ".join(str(warning.message) for warning in warned)
     assert "replaced by another image" in messages
-    assert "skipped in the validation" in messages
+    assert "skipped in validation" in messages
     row = read_metrics(out / "metrics.jsonl")[-1]
     assert (row["bad_images"], row["bad_val_images"]) == (2, 1)
     assert math.isfinite(row["train_loss"])
