@@ -112,7 +112,7 @@ def test_unreadable_images_are_skipped_by_every_command(tmp_path: Path, cli: Cli
     for command in ((*evaluate, "clean"), (*evaluate, "knn", "--labels", "coarse"), neighbours):
         done = cli(*command)
         assert done.code == 0, done.err
-        assert "images that cannot be read are left out" in done.err
+        assert "skipped unreadable images" in done.err
     torch.manual_seed(0)
     save_file(timm.create_model("cifar_resnet20", num_classes=2).state_dict(), tmp_path / "w.safetensors")
     trial = ("try", *words, "--checkpoint", tmp_path / "w.safetensors", "--minutes", 1e-3, "--seeds", 1)
@@ -122,7 +122,7 @@ def test_unreadable_images_are_skipped_by_every_command(tmp_path: Path, cli: Cli
     assert not (tmp_path / "try").exists()
     done = cli(*trial, "--bad-image", "skip", "--out", tmp_path / "try")
     assert done.code == 0, done.err
-    assert "images that cannot be read are left out (8)" in done.err
+    assert "skipped unreadable images (8)" in done.err
 
 
 def test_layouts_that_are_refused_name_the_way_out(tmp_path: Path, refused: Refused) -> None:

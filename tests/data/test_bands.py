@@ -111,7 +111,7 @@ def test_bands_without_a_photometric_tag(tmp_path: Path, dtype: Any, layout: Any
         ("a.npy", content_of(np.save, np.array([{}])), "allow_pickle"),
         ("a.npy", b"nothing", "cannot read image"),
         ("a.npz", content_of(np.savez, a=NINE, b=NINE), "2 arrays"),
-        ("a.tif", b"II*\0nothing", "is no image"),
+        ("a.tif", b"II*\0nothing", "is not an image"),
         ("a.png", content_of(Image.fromarray(GREY).save, "png"), "has 1 bands, the network takes 4"),
     ],
 )

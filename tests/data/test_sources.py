@@ -139,7 +139,7 @@ def test_class_folders_are_checked(tmp_path: Path, packed: Callable[[Path], Data
         load_data(packed(tmp_path / "tree"))
     for path in wasps.iterdir():
         path.rename(path.with_suffix(".heic"))
-    with pytest.raises(RecastError, match=r"without an image: wasp in .*val"):
+    with pytest.raises(RecastError, match=r"without images: wasp in .*val"):
         load_data(packed(tmp_path / "tree"))
 
 

@@ -89,7 +89,7 @@ def test_a_look_at_fewer_images_does_not_replace_what_is_there(copied: Path) -> 
     for row in [row for row in rows if row.metric == "top1"]:
         assert sum(image[row.model] == image["label"] for image in predictions) == pytest.approx(0.3 * row.value)
     before = {name: (copied / name).read_bytes() for name in ("rows.csv", "differences.csv", "analysis/agreement.csv")}
-    with pytest.warns(UserWarning, match=r"keeps (clean|agreement) of 30 images: this look at 10 is not written"):
+    with pytest.warns(UserWarning, match=r"keeps (clean|agreement) of 30 images; the result on 10 is not saved"):
         few = measured(copied, "clean", "agreement", options=Options(num_images=10))
     assert {row.n for row in few.rows} == {10}
     assert before == {name: (copied / name).read_bytes() for name in before}

@@ -85,8 +85,8 @@ def test_the_config_decides_on_classes_before_the_data_set() -> None:
         ("torchvision:squeezenet1_1", {"pretrained": True, "num_classes": 6},
          r"have 1000 classes, got num_classes=6: set model\.new_head"),
         ("test_vit", {"kwargs": ["depth"]}, "NAME=VALUE"),
-        ("test_vit", {"kwargs": ["num_classes=3"]}, r"is model\.num_classes"),
-        ("test_vit", {"kwargs": {"cache_dir": "x"}}, r"must not name cache_dir"),
+        ("test_vit", {"kwargs": ["num_classes=3"]}, r"use model\.num_classes"),
+        ("test_vit", {"kwargs": {"cache_dir": "x"}}, r"must not set cache_dir"),
         ("test_vit", {"kwargs": {"depth": object()}}, r"JSON"),
         ("test_vit", {"kwargs": {"nonsense": 3}}, r"test_vit cannot be built with .*nonsense"),
         ("torchvision:resnet18", {"kwargs": {"depth": 3}}, r"model\.kwargs requires a network of timm or a function"),
@@ -184,7 +184,7 @@ def test_a_file_cannot_call_functions(own_networks: str) -> None:
         with pytest.raises(RecastError, match=r"the constructor: .*must be a"):
             build_from(content)
     for name in ("checkpoint_path", "pretrained_cfg"):
-        with pytest.raises(RecastError, match=rf"kwargs must not name {name}"):
+        with pytest.raises(RecastError, match=rf"kwargs must not set {name}"):
             build_from({"name": "digits_resnet", "kwargs": {name: "evil.pth"}})
     for kwargs in ({"num_classes": "six"}, {"img_size": 0}, {"img_size": True}):
         with pytest.raises(RecastError, match=rf"kwargs\.{next(iter(kwargs))} must be"):

@@ -141,7 +141,7 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "nothing to wake": ("no recast layer", small, lambda m: wake_(m, BATCH[0])),
     "pruned": ("conv1 has no content map", pruned, lambda m: wake_(m, BATCH[0])),
     "NaN": ("conv1 got NaN", opened, lambda m: wake_(m, BATCH[0] * NAN)),
-    "no image": ("conv1 got no image", opened, lambda m: wake_(m, [])),
+    "no image": ("conv1 got no images", opened, lambda m: wake_(m, [])),
     "backend": ("backend must be one of auto, .*got 'fast'", opened, lambda m: verify(small(), m, X, backend="fast")),
     "meta images": ("without values", opened, lambda m: verify(small(), m, X.to("meta"))),
     "layers": ("no layer '5'", opened, lambda m: wake_(m, BATCH[0], layers=[5])),

@@ -98,7 +98,7 @@ def test_a_layer_used_twice_belongs_to_its_largest_use() -> None:
 
 def test_a_layer_with_too_many_tokens_is_left_or_refused() -> None:
     reason = reasons("all", max_tokens=50)["stem"]
-    assert reason == "has too many tokens: 100, max_tokens is 50; lower the resolution or raise it"
+    assert reason == "has too many tokens: 100 > max_tokens=50; lower the resolution or raise it"
     assert names(["s*", "l*"], max_tokens=50) == ["last"]
     with pytest.raises(RecastError, match="stem has too many tokens: 100"):  # asked for by name: not left in silence
         names(["stem", "last"], max_tokens=50)

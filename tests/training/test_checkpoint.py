@@ -124,7 +124,7 @@ def test_a_state_of_something_else_is_refused(stopped: Path) -> None:
     parent = small_parent()
     with pytest.raises(RecastError, match=r"other settings, epochs \(3, now 9\), optim\.lr \(0.01, now 0.5\)"):
         small_fit(stopped, parent, optim={"lr": 0.5}, epochs=9, resume=True)
-    with pytest.raises(RecastError, match="state of another model"):
+    with pytest.raises(RecastError, match="state of a different model"):
         small_fit(stopped, small_child(), resume=True)
     fewer = replace(small_data(), train=small_data().train.subset(torch.arange(32)))
     with pytest.raises(RecastError, match="trained on 40 images, now there are 32"):
@@ -165,7 +165,7 @@ def test_what_is_no_state_is_refused_and_never_run(stopped: Path) -> None:
 
     for content in ({"weights": torch.ones(1)}, {"version": 1, "model": Opens()}):
         torch.save(content, path)
-        with pytest.raises(RecastError, match="holds no whole state"):
+        with pytest.raises(RecastError, match="holds no complete state"):
             small_fit(stopped, small_parent(), resume=True)
     assert not (stopped / "was run").exists()
 

@@ -150,7 +150,7 @@ def test_a_norm_with_a_forward_of_its_own_is_not_synchronised(monkeypatch: pytes
     assert [type(module).__name__ for module in (model[0], model[1][0])] == ["SyncBatchNorm", "SyncBatchNormAct"]
     for module, device, message in (
         (NormRelu(2), "cuda", r"cannot replace 0 \(NormRelu\)"),
-        (plain, "cpu", "needs GPUs"),
+        (plain, "cpu", "requires GPUs"),
     ):
         with pytest.raises(RecastError, match=message):
             distributed.synchronise_batch_norm(nn.Sequential(module), torch.device(device))

@@ -198,8 +198,8 @@ def test_mistakes_leave_no_folder(run: Path, tmp_path: Path) -> None:
         ({"optim": OptimConfig(opt="adamm")}, "adam"),
         ({"model": ModelConfig("digits_resnet", checkpoint=str(five))}, "5 classes"),
         ({"model": ModelConfig("digits_resnet", checkpoint=str(run / "weights.safetensors"))}, "--where none"),
-        ({"model": trained(run), "papers": {"deit": {"layer_scale": 1e-4}}}, "would wipe the trained LayerScale"),
-        ({"model": trained(run), "papers": {"deit": {"init_std": 0.02}}}, "init_std would wipe the trained weights"),
+        ({"model": trained(run), "papers": {"deit": {"layer_scale": 1e-4}}}, "overwrites the trained LayerScale"),
+        ({"model": trained(run), "papers": {"deit": {"init_std": 0.02}}}, "init_std overwrites the trained weights"),
         ({"model": trained(run, new_head=True), "task": ClassifyConfig(teacher="parent")}, "a new, untrained class"),
     )
     for fields, message in mistakes:
@@ -270,7 +270,10 @@ def test_a_refused_resume_writes_nothing(ctrl_c: CtrlC, run: Path, tmp_path: Pat
     (_, newest) = states(out)
     torch.save(torch.load(newest, weights_only=True) | {"model": {"x": torch.zeros(1)}}, newest)
     classes = (out / "classes.json").read_text(encoding="utf-8")
-    for text, message in ((classes, "state of another model"), (classes.replace('"0"', '"0!"'), "class 0 was '0!'")):
+    for text, message in (
+        (classes, "state of a different model"),
+        (classes.replace('"0"', '"0!"'), "class 0 was '0!'"),
+    ):
         (out / "classes.json").write_text(text, encoding="utf-8")
         before = snapshot(out)
         with pytest.raises(RecastError, match=message):
@@ -344,8 +347,8 @@ def test_unreadable_images_are_skipped_named_and_counted(run: Path, tmp_path: Pa
     with pytest.warns(UserWarning, match="cannot be read: ") as warned:
         out = quick(tmp_path / "run", data=config, schedule={"recalibrate_bn": 12}, **fields)
     messages = " ".join(str(warning.message) for warning in warned)
-    assert "another image took its place" in messages
-    assert "skipped in the validation" in messages
+    assert "replaced by another image" in messages
+    assert "skipped in validation" in messages
     row = read_metrics(out / "metrics.jsonl")[-1]
     assert (row["bad_images"], row["bad_val_images"]) == (2, 1)
     assert math.isfinite(row["train_loss"])

@@ -15,18 +15,18 @@ Kind = Literal["accuracy", "attack", "corruption", "test set", "cost", "table"]
 
 @dataclass(frozen=True)
 class Metric:
-    """A measured number. `top1` describes `top1@4` (a setting) and `top1/fog/3` (a part) too."""
+    """A measured number. `top1` also describes `top1@4` (a setting) and `top1/fog/3` (a part)."""
 
     label: str
     unit: str = "%"
-    """"%", "" for a plain number, or the unit that is counted."""
+    """"%", "" for a plain number, or a unit such as images."""
     lower_is_better: bool = False
     is_cost: bool = False
-    """Two values are compared by their ratio, not by their difference."""
+    """True if two values are compared by their ratio, not by their difference."""
     meaning: str = ""
     """Explanation for the glossary."""
     by_class: bool = False
-    """True if `NAME/CLASS` is its value for a class."""
+    """True if `NAME/CLASS` is the value for a single class."""
 
     @property
     def in_text(self) -> str:
@@ -35,7 +35,7 @@ class Metric:
 
     @property
     def is_fraction(self) -> bool:
-        """True for a plain number that is no cost, such as a loss or a cosine: it needs more decimals."""
+        """True for a plain number that is not a cost, such as a loss or a cosine: it needs more decimals."""
         return not self.unit and not self.is_cost
 
     @property
@@ -48,31 +48,29 @@ METRICS = {
     "top1": Metric("Top-1", meaning="share of images whose likeliest class is the right one"),
     "top5": Metric("Top-5", meaning="share of images whose right class is among the five likeliest"),
     "map": Metric(
-        "mAP", meaning="mean average precision: how far up the images of a class (the query's) stand among all others"
+        "mAP", meaning="mean average precision: how high images of the (query's) class are ranked among all images"
     ),
     "balanced": Metric("Balanced accuracy", meaning="share of a class’s images that are right, mean over classes"),
-    "f1": Metric("F1", meaning="harmonic mean of precision and recall, of all classes their mean", by_class=True),
+    "f1": Metric("F1", meaning="harmonic mean of precision and recall; macro: mean over classes", by_class=True),
     "auroc": Metric(
-        "AUROC", meaning="how often an image of a class is ranked above another image; of all classes their mean",
+        "AUROC", meaning="how often an image of a class is ranked above one of another class; macro: mean over classes",
         by_class=True,
     ),
     "neighbours": Metric("Neighbours", "images", meaning="how many of the nearest images vote"),
-    "mce": Metric("mCE", lower_is_better=True, meaning="mean corruption error, where 100 is that of AlexNet"),
-    "loss": Metric("Loss", "", lower_is_better=True, meaning="cross-entropy: how unlikely the right class seemed"),
+    "mce": Metric("mCE", lower_is_better=True, meaning="mean corruption error relative to AlexNet’s, which is 100"),
+    "loss": Metric("Loss", "", lower_is_better=True, meaning="cross-entropy of the predictions with the labels"),
     "no_gradient": Metric(
         "Images without a gradient", lower_is_better=True,
-        meaning="images where the attack found no direction to go: accuracy under it says little about them",
+        meaning="images on which the attack finds a gradient of 0: their accuracy says little about robustness",
     ),
-    "parameters": Metric("Parameters", "", lower_is_better=True, is_cost=True, meaning="numbers that are learnt"),
-    "macs": Metric(
-        "MACs per image", "", lower_is_better=True, is_cost=True, meaning="multiply-adds that one image takes"
-    ),
+    "parameters": Metric("Parameters", "", lower_is_better=True, is_cost=True, meaning="number of learned weights"),
+    "macs": Metric("MACs per image", "", lower_is_better=True, is_cost=True, meaning="multiply-adds for one image"),
     "images_per_second": Metric(
         "Images per second", "", is_cost=True, meaning="measured on this machine, the networks taking turns"
     ),
     "peak_memory": Metric(
         "Peak memory", "bytes", lower_is_better=True, is_cost=True,
-        meaning="most that using the network on a batch holds at once; training keeps more: the activation memory",
+        meaning="largest memory during inference on a batch; training also keeps activations",
     ),
 }  # fmt: skip
 
@@ -87,21 +85,21 @@ class Suite:
     kind: Kind
     metrics: tuple[str, ...] = ("top1",)
     setting: str = ""
-    """Text of the setting in NAME@SETTING, such as "ε = {}/255"."""
+    """Format of the setting in NAME@SETTING, such as "ε = {}/255"."""
     short: str = ""
-    """The label in a figure's title; empty: the label."""
+    """Short label for a figure's title; empty: the label."""
     needs: str = ""
-    """Its data set and where to get it; empty: the images of the run."""
+    """Required data set and where to get it; empty: the images of the run."""
     by_cost: tuple[str, ...] = ()
     """Metrics that a report draws against cost."""
     default: bool = False
-    """True if it is measured by default."""
+    """True if `recast evaluate` measures it by default."""
     task: str = "classify"
-    """Name of the task it measures; empty: any task."""
+    """Name of its task; empty: any task."""
 
     @property
     def needs_rgb(self) -> bool:
-        """True if it changes RGB pixels in [0, 1]."""
+        """True if it requires RGB pixels in [0, 1]."""
         return self.kind in ("attack", "corruption", "test set")
 
     @property
@@ -128,12 +126,12 @@ SUITES = {
         setting=EPS, short="PGD", default=True,
     ),
     "basic": Suite(
-        "Corrupted images, five kinds", "five corruptions of our own × 5 severities, from 8×8 pixels on", "corruption",
+        "Corrupted images, five kinds", "five built-in corruptions × 5 severities, at least 8×8 pixels", "corruption",
         short="Five corruptions", default=True,
     ),
     "corruptions": Suite(
         "Corruptions, made on the fly (not the released ImageNet-C)",
-        "ImageNet-C's 15 corruptions × 5 severities made on the fly, from 32×32 pixels on", "corruption",
+        "ImageNet-C's 15 corruptions × 5 severities, made on the fly, at least 32×32 pixels", "corruption",
         short="Corruptions (on the fly)",
     ),
     "imagenet-c": Suite(
@@ -146,7 +144,7 @@ SUITES = {
         needs="imagenet-a.tar, linked at github.com/hendrycks/natural-adv-examples",
     ),
     "imagenet-r": Suite(
-        "ImageNet-R", "paintings, toys, … of 200 classes", "test set", TOP,
+        "ImageNet-R", "paintings, toys and other renditions of 200 classes", "test set", TOP,
         needs="imagenet-r.tar, linked at github.com/hendrycks/imagenet-r",
     ),
     "imagenet-v2": Suite(
@@ -164,11 +162,11 @@ SUITES = {
         "Nearest neighbours of the features", "nearest training images by features", "accuracy", setting="k = {}",
     ),
     "retrieval": Suite(
-        "Retrieval of training images", "mAP over all training images, also given the coarse class; top-1, k chosen",
+        "Retrieval of training images", "mAP over all training images, also given the coarse class; top-1, chosen k",
         "accuracy", ("map", "top1", "neighbours"), short="Retrieval",
     ),
     "cost": Suite(
-        "Cost", "parameters, MACs, images/s (models take turns), peak memory", "cost",
+        "Cost", "parameters, MACs, images per second, peak memory", "cost",
         ("parameters", "macs", "images_per_second", "peak_memory"), default=True, task="",
     ),
     "fourier": Suite(
@@ -183,8 +181,8 @@ SUITES = {
         "Agreement", "table: every model's prediction for every image", "table", (), default=True,
     ),
     "frontier": Suite(
-        "Heads closed one by one", "table: top-1, clean and under noise, and milliseconds as heads are closed", "table",
-        (),
+        "Heads closed one by one", "table: top-1, clean and under noise, and milliseconds as heads close",
+        "table", (),
     ),
 }  # fmt: skip
 
@@ -200,12 +198,12 @@ PER_CORRUPTION = re.compile(r"^top1/(?P<kind>.+)/(?P<severity>\d+)$")
 
 
 def of_kind(*kinds: Kind) -> list[str]:
-    """Return the suites of some kinds, in the order of the table."""
+    """Return the names of the suites of these kinds, in the order of the table."""
     return [name for name, suite in SUITES.items() if suite.kind in kinds]
 
 
 def base(metric: str) -> str:
-    """Return the name of a metric without setting and part: `top1` for `top1@4` and `top1/blur/3`."""
+    """Return the name of a metric without setting or part: `top1` for `top1@4` and `top1/blur/3`."""
     return metric.partition("@")[0].partition("/")[0]
 
 

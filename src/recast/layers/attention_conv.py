@@ -27,9 +27,9 @@ WIDE_HEAD_DIM = 32
 def default_head_dim(in_channels: int, groups: int, num_heads: int, content_heads: int) -> int:
     """Return the width D of a head's queries and keys: the paper's ⌊C/H⌋, at least 1.
 
-    Where only some of the H heads have content, those share a width of at least min(C, 32). In a grouped layer it is
-    ⌊C/(g·H)⌋, at least 8: a grouped kernel has C/g input channels a head, and queries and keys over all C would
-    outweigh it many times.
+    If only some of the H heads have content, these share a width of at least min(C, 32). In a grouped layer D is
+    ⌊C/(g·H)⌋, at least 8: a grouped kernel has C/g input channels per head, and wide queries and keys over all C would
+    have many times its parameters.
     """
     dense = max(1, in_channels // num_heads)
     if 0 < content_heads < num_heads:
@@ -101,7 +101,7 @@ class AttentionConv2d(nn.Module):
     bias: nn.Parameter | None
     value: nn.Parameter | None
     content_heads: tuple[int, ...]
-    """Heads that have a content map: those that `config.content_heads` names, less those that were pruned."""
+    """Heads that have a content map: those of `config.content_heads`, minus pruned ones."""
 
     @typed("in_channels", "out_channels", "geometry", "groups", "bias", "config")
     def __init__(
@@ -138,7 +138,7 @@ class AttentionConv2d(nn.Module):
         return self._is_closed() and (self.value is None or torch.equal(self.value, self._identity()))
 
     def _is_closed(self) -> bool:
-        """True if every head is its kernel position alone."""
+        """True if every head is only its kernel position."""
         return False
 
     def _w_out(self) -> nn.Parameter:
@@ -172,7 +172,7 @@ class AttentionConv2d(nn.Module):
         return eye.repeat(self.groups, 1)
 
     def _reset_queries_and_keys(self) -> None:
-        """Draw W_qry with W_key = 0, draw both, or give both the same random orthonormal rows for every head.
+        """Draw W_qry with W_key = 0, draw both, or set both to the same random orthonormal rows for every head.
 
         They must not both be zero: neither would ever get a gradient. Orthonormal rows are scaled for features of
         variance 1: logits QKᵀ/√D then have the standard deviation `logit_std`.

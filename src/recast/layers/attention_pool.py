@@ -1,6 +1,6 @@
 """Attention pooling: one learned query per map (or per class) instead of the average over pixels.
 
-Shapes: B images, C channels, h×w grid of n = h·w patches, T tokens (1, or one a class), H heads.
+Shapes: B images, C channels, h×w grid of n = h·w patches, T tokens (1, or one per class), H heads.
 Paper: Touvron et al. 2021, Augmenting Convolutional networks with attention-based aggregation (arXiv:2112.13692),
 section 3.1. The start that equals average pooling is ours.
 """
@@ -22,9 +22,10 @@ INIT_STD = 0.02
 class TokenAttention(nn.Module):
     """y = W_o (a V) + b_o with a = softmax(Q Kᵀ / √(C/H)), Q = W_q t + b_q, K = W_k u + b_k, V = W_v u + b_v.
 
-    t (1, T, C) are the tokens, u (B, n, C) the keys. With `sees_itself` each token is a key too, for itself only.
-    Returns y (B, T, C) and a (B, H, T, m), rows of sum 1: m = n, or 1 + n, the token itself first. The softmax is
-    written out: fused attention gives no weights. timm's `AttentionExtract` finds them at `attn_drop`.
+    t (1, T, C) are the tokens, u (B, n, C) the keys. With `sees_itself` each token is also a key, for itself only.
+    Returns y (B, T, C) and a (B, H, T, m), whose rows sum to 1: m = n, or 1 + n with the token itself first. The
+    softmax is written out because fused attention returns no weights. timm's `AttentionExtract` finds them at
+    `attn_drop`.
     """
 
     def __init__(self, dim: int, num_heads: int) -> None:
@@ -61,27 +62,27 @@ class TokenAttention(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """Pool a map x (B, C, h, w) with learned tokens c to (B, C), or with one token a class to (B, num_classes, C).
+    """Pool a map x (B, C, h, w) with a learned token c to (B, C), or with one token per class to (B, num_classes, C).
 
-        u   = LN₁(x) (and LN₁(c) before it, with `cls_in_keys`)      what a token looks at
+        u   = LN₁(x) (and LN₁(c) before it, with `cls_in_keys`)      keys and values
         c′  = c  + γ₁ · attention(LN₁(c), u)                         `TokenAttention`
         c″  = c′ + γ₂ · FFN(LN₂(c′))                                 C → mlp_ratio·C → C, GELU
         z   = LN(c″)
 
     `num_classes=None`: a single token, which is among its own keys: the patches' weights sum to 1 minus its own.
-    `num_classes=K`: a token for each class; keys are the patches only, each class's weights over them sum to 1.
-    `cls_in_keys` overrules that; then a class's token is among its own keys only, so that K times the same token gives
-    K times what the single one gives. Any grid of pixels will do, and their order makes no difference: there are no
-    positions. The paper takes one head. `init_values`: start of γ₁ and γ₂ (LayerScale), by default 1e-4.
+    `num_classes=K`: one token per class; keys are the patches only, each class's weights over them sum to 1.
+    `cls_in_keys` overrides this; then a class's token is among its own keys only, so that K equal tokens give K times
+    the output of a single one. The grid may have any size, and the order of pixels makes no difference: there are no
+    positions. The paper uses one head. `init_values`: initial γ₁ and γ₂ (LayerScale), by default 1e-4.
 
-    `start="average"`: for a classifier that was trained on averages. The residual is the map itself under the same
-    weights a, the token asks only, and z = c″ is not normalised:
+    `start="average"`: for a classifier that was trained on averages. The residual is the map itself, weighted by a; the
+    token is only the query, and z = c″ is not normalised:
 
         c′  = Σₚ aₚ xₚ + γ₁ · attention(LN₁(c), u)                   W_q = 0, so a = 1/n, and γ = 0 at the start
 
-    There it is average pooling, to rounding; gradients reach W_q and γ, and through them soon the rest. No token is
-    among the keys. Raises RecastError if `num_classes` is below 1, `num_heads` does not divide `dim`, the start is
-    unknown, or `cls_in_keys` is asked of the average.
+    This start is average pooling up to rounding; gradients reach W_q and γ first, and then the rest. No token is among
+    the keys. Raises RecastError if `num_classes` is < 1, `num_heads` does not divide `dim`, the start is unknown, or
+    `cls_in_keys` is combined with the average.
     """
 
     def __init__(

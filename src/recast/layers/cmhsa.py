@@ -16,22 +16,22 @@ from recast.layers.gpsa import GPSA
 
 
 class CMHSA(AttentionConv2d):
-    """Self-attention over the pixels with a relative bias, one head for each kernel position of the convolution it was.
+    """Self-attention over the pixels with a relative bias, one head for each kernel position of a convolution.
 
         y = b + Σ_h softmax(Q_h K_hᵀ / √D_h + B_h) X W_val W_out^h      B_h(δ) = M at δ = Δ_h, else 0, at the start
 
     (Lee et al. 2022, Progressive Reparameterization Scheduling, Eq. 3-5, after Li et al. 2021, Can Vision Transformers
     Perform Convolution?; Eq. 3 divides by the root of the token's width, Eq. 5 has a W_val for every head). δ is the
-    way from a query to a key, Δ_h the head's kernel position, M = `config.bias_init`.
+    offset of a key from the query, Δ_h the head's kernel position, M = `config.bias_init`.
     There is no gate: position and content share one softmax. At the start a head gives its pixel 1 / (1 + (L−1)·e^−M)
-    of its attention, L the number of keys: the convolution, but for a share (L−1)·e^−M that leaks to other pixels.
+    of its attention, with L keys: the convolution, except for a share of about (L−1)·e^−M on other pixels.
 
-    X are the pixels of the explicitly padded input. The ring of zeros is seen as any token is: a head that looks at it
-    finds a zero there, as the convolution does.
+    X are the pixels of the explicitly padded input. Padding is attended to like any token: a head at a padded position
+    reads a zero there, as the convolution does.
 
-    NCHW in, NCHW out. `relative_bias` has an entry for every offset, so its size is the input's: `set_size_(height,
-    width)` gives the layer its largest input (`recast_` does, from the plan's example). A smaller input has fewer
-    offsets, the middle of the table. A larger one is a `RecastError`.
+    NCHW in, NCHW out. `relative_bias` has an entry for every offset, so its size depends on the input's:
+    `set_size_(height, width)` sets the largest input (`recast_` does so from the plan's example). A smaller input uses
+    the middle of the table. A larger one raises `RecastError`.
 
     Parameters: those of `AttentionConv2d`, and `relative_bias` (H, offsets of rows, of columns).
 
@@ -82,8 +82,7 @@ class CMHSA(AttentionConv2d):
     def set_size_(self, height: int, width: int) -> None:
         """Resize `relative_bias` for inputs of up to `height` × `width` pixels, in place.
 
-        Offsets that the old table had keep their biases. The parameter is a new one: call this before an optimiser is
-        made.
+        Offsets of the old table keep their biases. The parameter is replaced: call this before you create an optimiser.
         """
         table = self._new_table(height, width)
         if self.size is not None:

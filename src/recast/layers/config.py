@@ -35,18 +35,17 @@ ContentHeads = Annotated[
     Literal["all", "middle"] | Width | tuple[Position, ...],
     BeforeValidator(_heads),
     Field(
-        description="Heads with a content map: all, middle, a number, or positions (0,4,8). all: the papers', and with "
-        "the sigmoid gate the default; middle: default with the linear gate. A number is spread evenly, the middle one "
-        "among them; positions of the kernel count row by row from 0. The others cost nothing."
+        description="Heads with a content map: all, middle, a number, or positions (0,4,8). all: as in the papers, the "
+        "default with the sigmoid gate. middle: the default with the linear gate. A number of heads is spread evenly "
+        "and includes the middle one; positions count the kernel's taps row by row from 0. Other heads cost nothing."
     ),
 ]
 ProjectValues = Annotated[
     bool,
     Rare(),
     Field(
-        description="W_val, which all heads share: the papers', the identity at the start. Off (default with the "
-        "linear gate): pixels are the values, and W_out alone is trained; the same functions for C² multiply-adds a "
-        "pixel less."
+        description="Learn W_val, shared by all heads and initially the identity, as in the papers. Off (default with "
+        "the linear gate): the pixels are the values; the same set of functions with C² multiply-adds less per pixel."
     ),
 ]
 GaussianHeads = Annotated[Literal["all", "middle", "none"] | Width | tuple[Position, ...], BeforeValidator(_heads)]
@@ -75,15 +74,15 @@ class RecastConfig(OneOf):
     """Gate of a recast layer. linear: starts as exactly the convolution. sigmoid: the gate of the T-CNN paper (Eq. 7).
     bias: no gate, position is a learned bias in the content's own softmax (C-MHSA, PRS)."""
     head_dim: Width | None = None
-    """Width D_h of a head's queries and keys. None: max(1, C_in // heads), with fewer content heads min(C_in, 32) //
-    content heads if that is more; about 8 in grouped and depthwise layers."""
+    """Width D_h of a head's queries and keys. None: the larger of max(1, C_in // heads) and, with fewer content heads,
+    min(C_in, 32) // content heads; about 8 in grouped and depthwise layers."""
     project_values: ProjectValues = True
     query_key: QueryKey = "zero"
-    """Queries and keys at the start. With closed gates all are exact. zero: W_key = 0, uniform content maps. random:
-    both random (ConViT). similar: W_qry = W_key with random orthonormal rows, pixels look at pixels like themselves.
-    images: the same on the principal components of what the layer sees, from training images (`recast.wake_`)."""
+    """Initial queries and keys. With closed gates all are exact. zero: W_key = 0, uniform content maps. random: both
+    random (ConViT). similar: W_qry = W_key with random orthonormal rows, so that pixels attend to similar pixels.
+    images: as similar, with the principal components of the layer's input on training images (`recast.wake_`)."""
     logit_std: Annotated[Positive, Rare()] = 1.5
-    """similar and images: standard deviation of a query's logits over its keys at the start."""
+    """With query_key similar or images: initial standard deviation of a query's logits over its keys."""
     stride: Literal["keep", "remove"] = "keep"
     """Stride of a recast layer. keep: exact. remove: the paper's stride 1."""
 
@@ -108,14 +107,15 @@ class GaussianGate(RecastConfig):
     """Gates that mix content attention with a map of the position."""
 
     alpha: Positive = 1.0
-    """Locality α > 0 of the Gaussian heads at the start. 1/α is the attention span."""
+    """Initial locality α > 0 of the Gaussian heads. 1/α is the attention span."""
     content_heads: ContentHeads = "all"
     content: Annotated[Literal["softmax", "linear"], Rare()] = "softmax"
-    """softmax: the paper's. linear: cost linear in the tokens, for early stages (efficient attention, rank D_h)."""
+    """Content attention. softmax: the paper's. linear: cost linear in the tokens, for large maps (efficient attention).
+    """
     attend_padding: Annotated[bool, Rare()] = False
-    """Let content attention see the padding tokens (the paper's literal reading)."""
+    """Let content attention see the padding, as the paper's equation says literally."""
     backend: Annotated[Backend, Rare()] = "auto"
-    """Which code computes the layer: they agree to rounding."""
+    """Implementation of the layer. All agree up to rounding."""
 
 
 class LinearGate(GaussianGate):
@@ -125,11 +125,11 @@ class LinearGate(GaussianGate):
     content_heads: ContentHeads = "middle"
     project_values: ProjectValues = False
     gamma_init: Finite = 0.0
-    """Share γ of content attention at the start. 0 is exact."""
+    """Initial share γ of content attention. 0 is exact."""
     s_init: Annotated[Finite, Rare()] = 0.0
-    """Spread s (one-hot shift to Gaussian) at the start; 0 is exact."""
+    """Initial share s of the Gaussian in the positional map; 0 (a one-hot shift) is exact."""
     gaussian_heads: Annotated[GaussianHeads, Rare()] = "none"
-    """Heads with a Gaussian map, as content_heads; or none."""
+    """Heads with a Gaussian map: none, or as for content_heads."""
 
     @model_validator(mode="after")
     def _starts_as_it_says(self) -> Self:
@@ -144,7 +144,7 @@ class SigmoidGate(GaussianGate):
     gaussian_heads: ClassVar[Literal["all"]] = "all"
     gate: Literal["sigmoid"] = "sigmoid"
     lambda_init: Finite = 1.0
-    """λ at the start. σ(λ) is the share of positional attention."""
+    """Initial λ. σ(λ) is the share of positional attention."""
 
 
 class BiasGate(RecastConfig):
@@ -153,5 +153,5 @@ class BiasGate(RecastConfig):
     content_heads: ClassVar[Literal["all"]] = "all"
     gate: Literal["bias"] = "bias"
     bias_init: Positive = 20.0
-    """Relative bias M of a head's tap at the start. Other pixels have 0, so e^-M of its weight. 20: exact to 7e-7, but
-    its attention hardly learns. 10 to 15 is for training."""
+    """Initial relative bias M of a head's tap. Other pixels have bias 0 and thus e^-M of its weight. 20: exact to 7e-7,
+    but attention hardly learns. Use 10 to 15 for training."""

@@ -4,8 +4,8 @@ Tokens are the pixels of the *explicitly padded* input. One attention head stand
 output pixel's query sits at the position nearest the kernel's centre (its anchor), and the head's centre of attention Δ
 is the offset of its own position from there.
 
-A transposed convolution is a convolution of its input with zeros between the pixels (`upsample` apart), its kernel
-flipped. The zeros are tokens as padding is: seen by the shift and the Gaussian, never by content attention.
+A transposed convolution is a convolution of its input with zeros between the pixels (`upsample` apart), with its kernel
+flipped. The zeros are treated as padding: seen by the shift and the Gaussian, never by content attention.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Geometry:
     padding_mode: PaddingMode = "zeros"
     dilation: tuple[Pixels, Pixels] = (1, 1)
     same: bool = False
-    """TensorFlow's SAME: zeros for ⌈size/stride⌉ outputs, as many as the input's size asks for; `padding` is unused."""
+    """TensorFlow's SAME padding: as many zeros as ⌈size/stride⌉ outputs require; `padding` is unused."""
     upsample: tuple[Pixels, Pixels] = (1, 1)
-    """Distance of the input's pixels on the grid, zeros between them: a transposed convolution's stride."""
+    """Distance of the input's pixels on the grid, with zeros between them: a transposed convolution's stride."""
     is_transposed: bool = False
     """The kernel is that of a transposed convolution, flipped; its `stride` is 1."""
 

@@ -27,16 +27,16 @@ class Forms(NamedTuple):
     """Backends that `recast.tune_` chose for inputs of one size: what runs in eval mode, and in training."""
 
     device: str
-    """Type of the device they were timed on; on another one they do not apply."""
+    """Type of the device on which they were timed; they apply only there."""
     size: tuple[int, int]
     """Height and width of the input."""
     inference: str | None
-    """None: all heads were closed then, so there was nothing to choose."""
+    """None: all heads were closed, so there was nothing to choose."""
     training: str
 
 
 class GPSA(AttentionConv2d):
-    """Gated positional self-attention over the pixels, one head for each kernel position of the convolution it was.
+    """Gated positional self-attention over the pixels, one head for each kernel position of a convolution.
 
         y = b + Σ_h A_h X W_val W_out^h
 
@@ -47,8 +47,8 @@ class GPSA(AttentionConv2d):
     attention (`layers.functional`). NCHW in, NCHW out, any height and width: nothing in `state_dict` depends on the
     input's size.
 
-    Every head has its shift. H_g of them have a Gaussian and H_c a content map: those that the configuration names,
-    less those that `prune_` removed. A map that a head does not have costs nothing and has the share 0.
+    Every head has a shift. H_g heads have a Gaussian and H_c a content map: those of the configuration, minus those
+    that `prune_` removed. A map that a head does not have costs nothing and has the share 0.
 
     Parameters: those of `AttentionConv2d`, `center` Δ (H_g, 2), `raw_alpha` (H_g,) with α = softplus(raw_alpha; β = 5),
     and the gates: `gamma` γ (H_c,) and `spread` s (H_g,) (linear) or `lam` λ (H_c,) (sigmoid).
@@ -57,10 +57,10 @@ class GPSA(AttentionConv2d):
     eval, where gates get no gradient, maps with closed gates are skipped. The layer reads its gates when `eval()` is
     called and when a state is loaded in eval mode; copies and pickles keep the result. After an in-place write to the
     gates every map runs again, until `eval()` or `recast.refresh_gates_(model)` reads them. Writes through `.data`, and
-    writes under a compiled layer, are not noticed.
+    writes under a compiled layer, are not detected.
 
-    `backend` names the code that runs (`layers.functional`), "auto" the fastest that `recast.tune_` measured, else the
-    cheapest by a rule. All agree to rounding. In eval with all heads closed that is the convolution, bit for bit.
+    `backend` selects the implementation (`layers.functional`); "auto" is the fastest that `recast.tune_` measured, else
+    the cheapest by a rule. All agree up to rounding; with all heads closed, eval is bitwise the convolution.
 
     Args:
         in_channels, out_channels: C and O, divisible by `groups`.
@@ -83,7 +83,7 @@ class GPSA(AttentionConv2d):
 
     config: LinearGate | SigmoidGate
     gaussian_heads: tuple[int, ...]
-    """Heads that have a Gaussian map: those that `config.gaussian_heads` names, less those that were pruned."""
+    """Heads that have a Gaussian map: those of `config.gaussian_heads`, minus pruned ones."""
     _seen: SeenGates | None
     """State of the gates when they were last read; None in training and before."""
     tuned: tuple[Forms, ...]

@@ -23,8 +23,8 @@ class PoolConfig(OneOf):
     default: ClassVar[str] = "none"
 
     kind: PoolKind
-    """Attention pooling instead of the network's own. none: the network's own pooling. single: one learned token looks
-    at the pixels. per_class: a token for every class."""
+    """Attention pooling. none: keep the network's own pooling. single: one learned token attends to the pixels.
+    per_class: one token per class."""
 
     if TYPE_CHECKING:
 
@@ -47,20 +47,20 @@ class AttentionPooling(PoolConfig):
 
     kind: Literal["single", "per_class"] = "single"
     start: PoolStart = "average"
-    """Start of the pooling. average: exactly the mean over the pixels. paper: the paper's, from which training starts
-    anew."""
+    """Initial pooling. average: exactly the mean over the pixels. paper: the paper's random start, for training from
+    scratch."""
     cls_in_keys: Annotated[bool | None, PythonOnly()] = None
-    """Whether the token is among its own keys. None: as in the paper, yes for a single token and no for one a class;
+    """Include the token in its own keys. None: as in the paper, yes for a single token and no for one per class;
     no with start=average."""
     num_heads: Annotated[Width, PythonOnly()] = 1
-    """Attention heads; the paper takes one."""
+    """Number of attention heads; the paper uses one."""
     mlp_ratio: Annotated[Ratio, PythonOnly()] = 3.0
-    """Hidden width of the pooling's MLP, in widths of the map."""
+    """Hidden width of the pooling's MLP, relative to the map's channels."""
     init_values: Annotated[Finite | None, PythonOnly()] = None
-    """LayerScale γ of the pooling at the start. None: 0 for average (exact), 1e-4 for paper."""
+    """Initial LayerScale γ of the pooling. None: 0 for average (exact), 1e-4 for paper."""
     allow_change: Annotated[bool, Rare()] = False
-    """Take start=average in a network that does not average over its last map (class token, maximum),
-    although its logits change. Off: refuse."""
+    """Allow start=average in a network that does not average its last map (class token, maximum), which changes its
+    logits. Off: raise an error."""
 
     @model_validator(mode="after")
     def _is_average(self) -> Self:

@@ -1,4 +1,4 @@
-"""Which gates of a layer were open when they were last read, and whether that still holds."""
+"""The gates of a layer that were open when they were last read, and a check that this still holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which network, as plain data: what `models.build.build` takes. Imports no torch."""
+"""Choice of the network, as plain data for `models.build.build`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def as_json(arguments: dict[str, Any]) -> dict[str, Any]:
     """
     for name in arguments:
         if name in OF_FIELDS:
-            raise problem(f"must not name {name}, which is model.{OF_FIELDS[name]}")
+            raise problem(f"must not set {name}; use model.{OF_FIELDS[name]}")
         if name in WEIGHTS:
-            raise problem(f"must not name {name}: weights come from model.checkpoint or model.pretrained")
+            raise problem(f"must not set {name}; use model.checkpoint or model.pretrained")
     try:
         arguments = json.loads(json.dumps(arguments, allow_nan=False))
     except (TypeError, ValueError) as error:
-        raise problem(f"must hold what JSON can ({error})") from None
+        raise problem(f"must hold values that JSON can store ({error})") from None
     return arguments
 
 
@@ -65,22 +65,22 @@ class ModelConfig(Config):
     """Network"""
 
     name: str = "resnet18"
-    """Network: NAME of timm, torchvision:NAME, or pkg.module:function. On a NAME of timm too:
-    upernet|maskrcnn|fasterrcnn|retinanet:NAME."""
+    """Network: a timm NAME, torchvision:NAME, or pkg.module:function; upernet:NAME, maskrcnn:NAME, fasterrcnn:NAME or
+    retinanet:NAME on a timm NAME as backbone."""
     checkpoint: FilePath | None = None
     """Weights of the parent, .safetensors or .pth. They are never unpickled."""
     pretrained: bool = False
-    """Let timm or torchvision fetch its pretrained weights."""
+    """Load the pretrained weights of timm or torchvision."""
     num_classes: Annotated[Classes | None, Rare()] = None
-    """Classes of the head. None: the model's own, or the data set's when training."""
+    """Number of classes of the head. None: the model's own, or the data set's when training."""
     new_head: bool = False
-    """Load the checkpoint without its classifier and draw a new one. For data with other classes."""
+    """Load the checkpoint without its classifier and initialize a new one, for data with other classes."""
     input_size: Annotated[Pixels | None, Rare()] = None
-    """Side in pixels for networks built for one size (ViT, CaiT, ResMLP); positions of a checkpoint are resampled."""
+    """Image side in pixels for networks with a fixed size (ViT, CaiT, ResMLP); position embeddings are resampled."""
     in_chans: Annotated[Count | None, Rare()] = None
-    """Channels of an image, for networks of timm. The images then have this many bands: grey (1), TIFF, arrays (.npy,
-    .npz: rows x columns x bands). None: RGB."""
+    """Input channels of a timm network, and bands of the images: grey (1), TIFF, arrays (.npy, .npz: rows x columns x
+    bands). None: RGB."""
     kwargs: Annotated[Arguments, Rare()] = Field(default_factory=dict)
-    """Further arguments of a network of timm or a function: NAME=VALUE ..., e.g. depth=6 global_pool=max."""
+    """Additional arguments of a timm network or a function: NAME=VALUE ..., e.g. depth=6 global_pool=max."""
     checkpoint_key: Annotated[str | None, Rare()] = None
-    """Which weights of a checkpoint with several, e.g. state_dict. None: as timm, a moving average (EMA) first."""
+    """Set of weights to load from a checkpoint with several, e.g. state_dict. None: EMA first, as in timm."""

@@ -27,9 +27,9 @@ from recast.tracing.examples import check_not_lazy
 def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None) -> nn.Module:
     """Replace the planned convolutions of `model`, and its pooling if planned, by attention, in place.
 
-    With the linear gate at its start and `stride="keep"` the model computes exactly what it did; attention pooling that
-    starts as the average adds rounding. A network in torch.compile, DataParallel or an average of weights is recast
-    inside.
+    With the initial linear gate and `stride="keep"` the model computes exactly the same function; attention pooling
+    that starts as the average adds rounding. A network in torch.compile, DataParallel or an average of weights is
+    recast inside its wrapper.
 
     Args:
         model: the network that was planned.

@@ -71,10 +71,10 @@ def worst_channel(a: Tensor, b: Tensor, ranges: Tensor | None = None) -> tuple[f
 
         error_c = max|a_c − b_c| / max(r_c, min(max r, 10 · median r))        r_c = max|b_c|, or `ranges` (channels,)
 
-    Channels are dimension 1 (classes, maps), and the last one beside it (tokens, NHWC). A channel is measured by its
-    own range, so that one of 1e7 hides no other. Rounding follows what was summed up, and not what is left of it: a
-    dead class whose terms cancel to 0 is measured by the largest channel, as long as that is not an outlier.
-    Tensors without channels are one.
+    Channels are dimension 1 (classes, maps), or the last dimension (tokens, NHWC); both are compared. An error is
+    relative to its channel's own range, so that a channel of 1e7 hides no other. Rounding depends on the size of the
+    summands, not of the sum: a dead class whose terms cancel to 0 is compared with the largest channel, unless that is
+    an outlier. A tensor without channels is one channel.
     """
     if a.shape != b.shape or not (a.isfinite().all() and b.isfinite().all()):
         return math.inf, None

@@ -35,22 +35,22 @@ def recast_during_training_(
 ) -> nn.Module:
     """Recast steps of a plan in a network that `optimizer` is training, in place.
 
-    The optimiser stays the same object. W_out and the bias take the places of the kernel and the bias in its groups,
-    with their state by the same permutation: with the linear gate at its start the next update is the convolution's.
-    New parameters join the groups that `param_groups` would give them ("decay", "no_decay", "gates", by name) at these
-    groups' present rate; in an optimiser with other groups, the kernel's group or one beside it with its settings;
-    where groups count their steps (LAMB), a group of their own. Nothing else is touched.
+    The optimiser stays the same object. W_out and the bias replace the kernel and the bias in its groups, and their
+    state is permuted in the same way: with the initial linear gate the next update is the convolution's. New parameters
+    join the groups that `param_groups` would give them ("decay", "no_decay", "gates", by name) at these groups' current
+    rate; in an optimiser with other groups, the kernel's group or a new one with its settings; if groups count their
+    steps (LAMB), a group of their own. Nothing else changes.
 
     A model compiled by torch.compile is recast inside and compiled again at its next call. For DistributedDataParallel
-    pass the `.module`, and wrap it again. Where W_out has another layout, factored moments (Adafactor) are reset.
+    pass the `.module`, and wrap it again. If W_out has another layout, factored moments (Adafactor) are reset.
 
     Args:
         model: the network in training.
         optimizer: the optimiser that trains it.
         plan: a plan of this network (`plan`).
         steps: names of the steps to take. Default: all.
-        averages: running averages of the weights (timm's `ModelEmaV3.module`, torch's AveragedModel). They are recast
-            too, with their own kernels; new parameters start from the model's.
+        averages: running averages of the weights (timm's `ModelEmaV3.module`, torch's AveragedModel). They are also
+            recast, with their own kernels; new parameters start from the model's.
         gate_lr: peak rate of the gates. Default: 50 × the kernel's for γ and s; the kernel's for λ, as in T-CNN*, "the
             same optimizer and learning rate" (d'Ascoli et al. 2021, Sec. 5).
         qk_lr: peak rate of queries and keys. Default: the kernel's.

@@ -28,27 +28,26 @@ class Exactness:
     bitwise: bool
     """All outputs are equal, and those of every layer compared."""
     argmax_agreement: float
-    """Share of images (of pixels, where a map is predicted) with the same argmax over the first output's channels, 0 to
-    1; NaN where there is none to compare."""
+    """Share of images (pixels if a map is predicted) with the same argmax over the first output's channels, 0 to 1; NaN
+    if there is nothing to compare."""
     backend: str
     layers: dict[str, float]
-    """Relative error of every layer that was compared with the convolution it was."""
+    """Relative error of every layer that was compared with its convolution."""
     predictions: int = 0
     """Images or pixels whose argmax was compared."""
     signal: dict[str, float] = field(default_factory=dict)
-    """For every layer of the plan the share of its output that what varies in its input makes, in the parent: 0 for
-    images all of one colour, and for a layer that did not run. For attention pooling, how far moved queries move the
-    outputs."""
+    """Share of every planned layer's output that varies with its input, in the parent: 0 for images of one colour, and
+    for a layer that did not run. For attention pooling, how much shifted queries change the outputs."""
     worst: str = ""
-    """Which output, and which channel (class) of it, has the largest error; empty where all are equal."""
+    """Output and channel (class) with the largest error; empty if all are equal."""
     control: Exactness | None = None
-    """The same comparison of a child with a known difference, which must show (`recast.verify(control=True)`)."""
+    """The same comparison with a child that is known to differ, which must show (`recast.verify(control=True)`)."""
 
     def ok(self, tol: float = TOLERANCE) -> bool:
         """Return True if child and parent are shown to be the same function.
 
-        Outputs and layers must have relative errors within `tol`, the argmax must agree but for one in 10,000 (ties
-        among pixels), and a signal must reach every layer.
+        Outputs and layers must have relative errors within `tol`, the argmax may differ in one of 10,000 (ties among
+        pixels), and a signal must reach every layer.
         """
         agree = math.isnan(self.argmax_agreement) or self.differing <= self.predictions // TIES
         exact = all(error <= tol for error in (self.max_relative_error, *self.layers.values()))  # NaN is not
@@ -61,7 +60,7 @@ class Exactness:
 
     @property
     def telling(self) -> Literal["outputs", "layers", ""]:
-        """Where the control showed: in the outputs, in the layers alone, or nowhere, so that nothing is proved."""
+        """Where the control differed: in the outputs, only in the layers, or nowhere (`verify` is inconclusive)."""
         if self.control is None:
             return ""
         if self.control.max_relative_error > SIGNAL:
@@ -70,7 +69,7 @@ class Exactness:
 
     @property
     def differing(self) -> int:
-        """Images or pixels with another argmax."""
+        """Number of images or pixels with a different argmax."""
         return 0 if not math.isfinite(self.argmax_agreement) else round((1 - self.argmax_agreement) * self.predictions)
 
     def to_dict(self) -> dict[str, Any]:

@@ -41,9 +41,9 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Return parameter groups for any torch or timm optimiser, named by `KINDS`.
 
-    Weights decay. Biases, norms, α, Δ, W_val, gates and C-MHSA's relative bias do not, nor parameters that the
-    `no_weight_decay()` of the network, or of a module in it, names (timm: positions, class tokens). Frozen parameters
-    are skipped.
+    Weight decay applies to weights, but not to biases, norms, α, Δ, W_val, gates, C-MHSA's relative bias and parameters
+    that `no_weight_decay()` of the network or a submodule names (timm: positions, class tokens). Frozen parameters are
+    skipped.
 
     Args:
         model: any network, recast or not.

@@ -121,7 +121,7 @@ def _plan(
 def _too_large(steps: list[Step], explicit: set[str], max_tokens: int | None) -> dict[str, str]:
     """Return the reason for every step with more tokens. Raises `RecastError` for an `explicit` one, and for all."""
     reasons = {
-        step.name: f"has too many tokens: {step.keys}, max_tokens is {max_tokens}; lower the resolution or raise it"
+        step.name: f"has too many tokens: {step.keys} > max_tokens={max_tokens}; lower the resolution or raise it"
         for step in steps
         if max_tokens is not None and step.keys > max_tokens
     }
@@ -271,7 +271,7 @@ def _pool(
     check_change(model, pool, place)
     if pool.kind == "per_class" and place.classifier in names:
         raise RecastError(
-            f"pool.kind=per_class replaces the classifier {place.classifier}, which is selected too: select other "
+            f"pool.kind=per_class replaces the classifier {place.classifier}, which is also selected: select other "
             "layers, or use pool.kind=single"
         )
     pooled = copy.deepcopy(model)

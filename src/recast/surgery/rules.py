@@ -34,8 +34,8 @@ EXPECTED = {"weight", "bias", "gain", "parametrizations"}
 def recasts(kind: type[nn.Module]) -> Callable[[Callable[..., RecastLayer]], Callable[..., RecastLayer]]:
     """Register the decorated function as the rule for `kind`: `@recasts(MyConv) def _(conv, config) -> RecastLayer`.
 
-    The layer is GPSA, or CMHSA for gate="bias". A rule reads the module only, and works on the meta device too: that is
-    where a plan counts what a layer costs. It raises `RecastError` with the reason for a module that it cannot take.
+    The layer is GPSA, or CMHSA for gate="bias". A rule only reads the module, and must also work on the meta device,
+    where a plan counts costs. It raises `RecastError` with the reason for a module that it cannot convert.
     """
 
     def register(rule: Callable[..., RecastLayer]) -> Callable[..., RecastLayer]:
@@ -82,15 +82,15 @@ def axes_of(module: nn.Module) -> int:
 def refusal(module: nn.Module) -> str | None:
     """Return the reason why a convolution-like module cannot be recast; None if a rule takes it.
 
-    A class may say so itself, in an attribute `not_recast`.
+    A class may give the reason itself, in an attribute `not_recast`.
     """
     kind = type(module).__name__
     if isinstance(module, RecastLayer):
         return f"is already {'CMHSA' if isinstance(module, CMHSA) else 'GPSA'}"
     if isinstance(module, torch.jit.ScriptModule):
-        return "is TorchScript: recast the nn.Module that it was made from, and script that"
+        return "is TorchScript: recast the original nn.Module, then script it"
     if any(part in type(module).__module__ for part in (".quantized", ".qat.")):
-        return f"{kind} is quantised: recast the float model, and quantise that"
+        return f"{kind} is quantised: recast the float model, then quantise it"
     if reason := getattr(module, "not_recast", None):
         return str(reason)
     rule = find_rule(module)

@@ -52,7 +52,7 @@ class Schedule:
 
     @classmethod
     def progressive(cls, plan: Plan, epochs: int, order: Order = "last_first") -> Schedule:
-        """Date one layer after the other at equal distances: PRS (Lee et al. 2022, Eq. 7), for any network.
+        """Date one layer after another at equal intervals: PRS (Lee et al. 2022, Eq. 7), for any network.
 
         Layer l = 1 … L of the plan is a convolution while t ≤ T·(1 − l/(L+1)), t = 1 … T = `epochs`: the last layer
         becomes attention first, after T/(L+1) epochs. Compared as whole numbers, t·(L+1) ≤ T·(L+1−l), so that no date

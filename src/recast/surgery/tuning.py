@@ -80,15 +80,14 @@ def tune_(model: nn.Module, images: Example, *, seconds: Positive = 0.5) -> Tuni
     """Time the forms of every GPSA layer on this device, and let the fastest run, in place.
 
     Each layer is timed on its own input, captured in one pass of `images`, in eval mode without gradients and in
-    training (forward and backward): `split`, `merged`, and where the maps that they hold are small `sdpa` and
-    `dense`. Forms take turns, and medians are compared. Another form is chosen only if it saves 3 % of the time
-    twice: among all forms, and beside the one that ran before. With one CPU thread the process's own time counts,
-    without waiting.
+    training (forward and backward): `split`, `merged`, and on small maps also `sdpa` and `dense`. Forms take turns, and
+    medians are compared. A form replaces the previous one only if it saves 3 % of the time twice: when all forms are
+    timed, and again in a direct comparison of the two. With one CPU thread process time is measured, without waiting.
 
-    A choice holds for inputs of the same height and width on the same type of device, in eval mode and in training
-    apart; other inputs keep the rule of "auto". `save` writes it, and `load` restores it on a device of the same name.
-    Tune again after training and `fold_`. Tune in the precision that runs, inside `torch.autocast` if that is so;
-    compiled code is not timed. A `backend` that was set counts as the form that ran before, and becomes "auto".
+    A choice applies to inputs of the same height and width on the same type of device, separately in eval mode and in
+    training; other inputs keep the rule of "auto". `save` stores it, and `load` restores it on a device of the same
+    name. Tune again after training and `fold_`, in the precision that you use (inside `torch.autocast` if you use it);
+    compiled code is not timed. A `backend` that was set counts as the previous form, and becomes "auto".
 
     Args:
         model: a recast network, in any wrapper.

@@ -63,7 +63,7 @@ def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
         A `Trace`, the `parent` argument of `verify`.
 
     Raises:
-        RecastError: for a model without the plan's layers, one that is recast already, and a batch without images.
+        RecastError: for a model without the plan's layers, one that is already recast, and a batch without images.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
@@ -93,7 +93,7 @@ def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
     done += attention_pools(model) if plan.pool is not None else []
     if done and len(done) == len(layers) + (plan.pool is not None):  # else only layers or pool are new
         raise RecastError(
-            f"the parent is recast itself, {done[0] or 'the model'} is attention: pass the network before recast_"
+            f"the parent is already recast ({done[0] or 'the model'} is attention): pass the network before recast_"
         )
     with _LOCK, hooked(layers.items(), after=measure):
         return Trace(*_run(model, layers, batch), ranges, signal)
@@ -119,12 +119,11 @@ def verify(
         batch: images (B, C, H, W), or another example as `plan` takes it. Outputs may be any nest of tensors: mappings,
             lists, objects with tensors in their attributes.
         backend: compute every layer with this backend.
-        control: compare once more with two heads of one layer swapped (without recast layers, with the pooling's
-            queries moved). A comparison that cannot show that proves nothing.
+        control: compare again with two heads of one layer swapped (without recast layers: with the pooling's queries
+            shifted). A comparison that does not detect this change is inconclusive.
 
     Returns:
-        `Exactness`. Its `ok()` is True only if a signal reached every layer; its `telling` says where the control
-        showed.
+        `Exactness`. Its `ok()` is True only if a signal reached every layer; `telling` says where the control differed.
 
     Raises:
         RecastError: if the outputs cannot be compared, if parent and child are the same object, or if the parent is

@@ -1,16 +1,16 @@
 """`wake_`: a start from which content attention can learn, with queries and keys from a layer's inputs.
 
-With a gate at 0 the layer is exactly its convolution whatever its queries and keys are, so their start is free. With
-W_key = 0 every content map is uniform, and all that a gate can learn first is whether a global mean helps; this start
-gives every head a map that depends on the image.
+With a gate at 0 the layer is exactly its convolution for any queries and keys, so their start is free. With W_key = 0
+every content map is uniform, and a gate can first only learn whether a global mean helps. This start gives every head a
+map that depends on the image.
 
     W_qry^h = W_key^h = c · R_h U        U (K, C): leading principal components of the layer's input, in the complement
-                                         of its mean; R_h (D, K): a rotation of its own for every head
+                                         of its mean; R_h (D, K): a different rotation for every head
 
-The mean is projected out because queries and keys have no bias: the constant W μ would pull every query to the same
-keys. c is such that the logits of a query over its keys have the standard deviation `logit_std`, in the mean over
-queries and images. (W_qry W_keyᵀ is then close to a multiple of the identity on the features' subspace, the mimetic
-start of Trockman & Kolter 2023, arXiv:2305.09828, fitted to the data.)
+The mean is projected out because queries and keys have no bias: the constant W μ would draw every query to the same
+keys. c sets the standard deviation of a query's logits over its keys to `logit_std`, averaged over queries and images.
+(W_qry W_keyᵀ is then close to a multiple of the identity on the features' subspace, the mimetic start of Trockman &
+Kolter 2023, arXiv:2305.09828, fitted to the data.)
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def wake_(
         W_qry^h = W_key^h = c · R_h U      U: principal components of the layer's input, R_h: a random rotation per head
 
     A GPSA layer whose gates are 0 stays exactly its convolution. C-MHSA does not: content shares the softmax with
-    position, and the leak from a head's pixel grows a hundredfold and more. The same images and seed give the same
-    result. Several threads must not wake one network.
+    position, and the weight on pixels other than the head's grows at least a hundredfold. The same images and seed give
+    the same result. Do not wake one network from several threads.
 
     Args:
         model: a recast network.
@@ -166,14 +166,14 @@ def _input_moments(model: nn.Module, layers: dict[str, RecastLayer], batches: An
             run_example(model, batch)
     for name, layer_moments in moments.items():
         if not layer_moments.count:
-            raise RecastError(f"{name} got no image: pass at least one batch")
+            raise RecastError(f"{name} got no images: pass at least one batch")
         if not layer_moments.products.isfinite().all():
             raise RecastError(f"{name} got NaN or infinite values: check the images, and the weights before it")
     return moments
 
 
 def warn_if_frozen(layers: Iterable[RecastLayer]) -> None:
-    """Warn where no parameter of the recast layers asks for a gradient: no attention can be trained."""
+    """Warn if no parameter of the recast layers requires a gradient: then no attention is trained."""
     parameters = [p for layer in layers for p in layer.parameters()]
     if parameters and not any(p.requires_grad for p in parameters):
         warnings.warn(

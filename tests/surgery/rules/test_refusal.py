@@ -95,9 +95,9 @@ REFUSED: dict[str, tuple[Builder, Use, str]] = {
         f"instance {n}": (lambda n=n: changed(lambda m: setattr(m, n, getattr(m, n))), None, f"Conv2d has a {n} of its")
         for n in ("forward", "_conv_forward")
     },
-    "quantised": (quantised, None, "Conv2d is quantised: recast the float model, and quantise that"),
+    "quantised": (quantised, None, "Conv2d is quantised: recast the float model, then quantise it"),
     "quantisation aware": (trained_for_quantisation, None, "quantis"),
-    "scripted": (lambda: torch.jit.script(conv()), None, "is TorchScript: recast the nn.Module"),
+    "scripted": (lambda: torch.jit.script(conv()), None, "is TorchScript: recast the original nn.Module"),
     "output_size": (UP, lambda module, x: module(x, output_size=[18, 18]), TWO_INPUTS),
     "output_size by place": (UP, lambda module, x: module(x, [18, 18]), TWO_INPUTS),
     "weight read": (conv, lambda module, x: F.conv2d(x, module.weight), "not called by the example .* weight is read"),

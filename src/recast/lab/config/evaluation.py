@@ -42,24 +42,24 @@ class Options(Config):
     """Options of the suites"""
 
     eps: Annotated[tuple[NotNegative, ...], MinLen(1), AfterValidator(_once)] = (1.0, 4.0)
-    """Budgets of the attacks in 1/255 of a [0, 1] pixel."""
+    """Budgets ε of the attacks, in 1/255 of a [0, 1] pixel."""
     steps: Count = 5
-    """Steps of PGD, of 2.5·ε/steps each."""
+    """Steps of PGD, each of size 2.5·ε/steps."""
     sizes: tuple[Size, ...] | None = None
     """Test sizes: 160 or 128x192 (height x width). None: sizes around the data's own."""
     neighbours: Annotated[tuple[Count, ...], MinLen(1), AfterValidator(_once)] = (1, 5, 10, 20)
-    """k of the knn suite."""
+    """Numbers of neighbours k of the suite knn."""
     labels: Literal["fine", "coarse"] | None = None
-    """Labels of knn and retrieval, whatever a run was trained with. None: its own."""
+    """Labels of the suites knn and retrieval. None: those that the run was trained with."""
     sets: FilePath | None = None
-    """Folder of imagenet-c/, imagenet-a/ ... None: the one that RECAST_DATA names."""
+    """Folder that holds imagenet-c/, imagenet-a/ ... None: $RECAST_DATA."""
     test_mode: Literal["square", "whole"] = "square"
-    """Segmentation: the middle square of an image, or all of it, its short side the square's."""
+    """Segmentation: predict the central square of an image, or the whole image with its short side resized to it."""
     test_scales: Annotated[tuple[Positive, ...], MinLen(1), AfterValidator(_once), Rare()] = (1.0,)
-    """Segmentation: mean of the predictions of the image at these scales."""
+    """Segmentation: average the predictions over these scales of the image."""
     test_flip: Annotated[bool, Rare()] = False
-    """Segmentation: and of its mirror image."""
+    """Segmentation: also average over the mirrored image."""
     num_images: Count | None = None
-    """Measure on this many images of every data set, class-balanced."""
+    """Measure on this many images of every data set, class-balanced. None: all."""
     seed: CountOrZero = 0
-    """Seed of corruptions and intervals."""
+    """Random seed of corruptions and intervals."""

@@ -16,38 +16,37 @@ class ExplainOptions(Config):
     """Run folder of recast train; or a model: timm:NAME (or NAME), torchvision:NAME,
     upernet|maskrcnn|fasterrcnn|retinanet:NAME, pkg.module:function, or a file of recast.save."""
     images: Words = []  # noqa: RUF012
-    """Files, folders; of a run val:N. Default: four of those."""
+    """Image files or folders; val:N for a validation image of a run. Default: four of those."""
     out: FilePath | None = None
     """Output file, .html. None: RUN/explain/IMAGE.html, or here."""
     layer: str | None = None
-    """Layer to open first."""
+    """Layer that the page shows first."""
     outputs: Literal["softmax", "sigmoid", "logits"] | None = None
-    """How the outputs are read: exclusive classes, labels that may occur together, or as they are. None: sigmoid for
-    one output, else softmax."""
+    """Interpretation of the outputs. softmax: exclusive classes. sigmoid: labels that may occur together. logits: raw
+    values. None: sigmoid for one output, else softmax."""
     neighbours: bool = False
-    """Show the ten nearest training images of a run instead."""
+    """Show the ten nearest training images of a run instead of maps."""
     img_size: Size | None = None
-    """Size, 224, or 224x160 (height x width). None: the network's own."""
+    """Image size: 224, or 224x160 (height x width). None: the network's own."""
     num_images: Count = 16
-    """Largest number of images."""
+    """Maximum number of images."""
     checkpoint: FilePath | None = None
     """Weights of a model, .safetensors or .pth."""
     checkpoint_key: Annotated[str | None, Rare()] = None
-    """Which weights of a checkpoint with several, e.g. state_dict. None: as timm, EMA first."""
+    """Set of weights to load from a checkpoint with several, e.g. state_dict. None: EMA first, as in timm."""
     pretrained: bool = False
-    """Fetch the registry's own weights of a model."""
+    """Load the pretrained weights of timm or torchvision."""
     num_classes: Annotated[Classes | None, Rare()] = None
-    """Classes of a model's head."""
+    """Number of classes of a model's head."""
     classes: FilePath | None = None
-    """Names of a model's classes, a text file, one a line. None: ImageNet's for 1,000, else numbers."""
+    """Text file with the names of a model's classes, one per line. None: ImageNet's for 1,000 classes, else numbers."""
     mean: Annotated[tuple[Probability, Probability, Probability] | None, Rare()] = None
-    """Normalization of a model, R G B in [0, 1] pixels. None: what it says (timm's do), else ImageNet's."""
+    """Per-channel mean (R G B) of a model's normalization, in [0, 1] pixels. None: the model's own, else ImageNet's."""
     std: Annotated[tuple[Positive, Positive, Positive] | None, Rare()] = None
-    """Normalization of a model. None: as for the mean."""
+    """Per-channel standard deviation of a model's normalization. None: as for the mean."""
     bands: str | None = None
-    """Bands that a page shows of images with several, 3,2,1 as red, green and blue, from 1. None: the first three."""
+    """Bands of multi-band images to show as red, green and blue, counted from 1: 3,2,1. None: the first three."""
     crop_pct: Annotated[CropShare | None, Rare()] = None
-    """Share of the short side that the center crop keeps. None: what a model says, else 0.875, and 1 for small images.
-    """
+    """Share of the short side that the center crop keeps. None: the model's own, else 0.875, or 1 for small images."""
     device: str = "cpu"
     """auto, cpu, cuda or mps."""

@@ -30,41 +30,42 @@ class ImagesConfig(Config):
     """Images of a data set"""
 
     name: str = "digits"
-    """digits, cifar10, cifar100, imagenet, folder, csv, zip, torch/NAME, hfds/NAME. folder, zip: an ImageFolder tree.
-    csv: the images of labels_file. torch: torchvision; hfds: Hugging Face datasets. Segmentation: scenes, masks
-    (folders of images and masks). Detection: scene_objects, coco (images and COCO's JSON)."""
+    """Data set: digits, cifar10, cifar100, imagenet, folder, csv, zip, torch/NAME, hfds/NAME. folder, zip: an
+    ImageFolder tree. csv: the images of labels_file. torch: torchvision. hfds: Hugging Face datasets. Segmentation:
+    scenes, masks (folders of images and masks). Detection: scene_objects, coco (images and COCO's JSON)."""
     data_dir: FilePath | None = None
-    """Folder with train/ and val/, or a .zip. test/, train.zip and test.zip will do too. None: $RECAST_DATA/NAME."""
+    """Folder with train/ and val/ (or test/, train.zip, test.zip), or a .zip. None: $RECAST_DATA/NAME."""
     img_size: Pixels | None = None
-    """Side in pixels. None: 32 for digits and CIFAR, 96 for scenes, the files' own (at most 224) for a zip; else the
-    network's, or the files' own if it states none."""
+    """Image side in pixels. None: 32 for digits and CIFAR, 96 for scenes, the files' size (at most 224) for a zip; else
+    the network's, or the files' size if it states none."""
     test_size: Annotated[Pixels | None, Rare()] = None
-    """Side in pixels in validation. None: img_size."""
+    """Image side in pixels in validation. None: img_size."""
     crop_pct: Annotated[CropShare | None, Rare()] = None
-    """Share of the short side that validation's center crop keeps. None: 0.875, and 1 for small images."""
+    """Share of the short side that validation's center crop keeps. None: 0.875, or 1 for small images."""
     mean: Annotated[tuple[Finite, ...] | Literal["data"] | None, FromData, Rare()] = None
-    """Per-channel mean of the normalization in [0, 1] pixels, or data: measured on training images. None: what the
-    network was trained with, if it says so (timm's do), else the data set's own."""
+    """Per-channel mean of the normalization in [0, 1] pixels, or data: measured on training images. None: that of the
+    network's training, if it states one (as timm's do), else the data set's own."""
     std: Annotated[tuple[Positive, ...] | Literal["data"] | None, FromData, Rare()] = None
     """Per-channel standard deviation of the normalization, or data. None: as for the mean."""
     num_train: Annotated[Count | ProperShare | None, Field(union_mode="left_to_right")] = None
-    """Train on this many images, or on this share of every class (0.1). At least one; class-balanced, seeded. None:
-    all."""
+    """Number of training images, or share of every class (0.1, at least one image); class-balanced, drawn with seed.
+    None: all."""
     num_val: Annotated[Count | None, Rare()] = None
-    """Validate on this many images, class-balanced, seeded. None: all."""
+    """Number of validation images; class-balanced, drawn with seed. None: all."""
     val_fraction: Annotated[ProperShare, Rare()] = 0.1
-    """Share of every class that is held out where the data have no validation part."""
+    """Share of every class to hold out if the data have no validation part."""
     bad_image: Annotated[Literal["stop", "skip"], Rare()] = "stop"
-    """Image that cannot be read: stop and name it, or put the next image in its place, name and count it."""
+    """Unreadable images. stop: raise an error that names the file. skip: use the next image instead, name and count it.
+    """
     labels_file: FilePath | None = None
-    """CSV or Parquet file with one row per image, for csv: path below data_dir, label, optional split."""
+    """CSV or Parquet file for csv, one row per image: path below data_dir, label, optional split."""
     path_column: Annotated[str | None, Rare()] = None
-    """Column of the paths in labels_file. None: path, file, filename, image, image_id, Image Index or the like."""
+    """Column of the paths in labels_file. None: path, file, filename, image, image_id, Image Index or similar."""
     label_column: Annotated[str | None, Rare()] = None
-    """Column of the labels in labels_file, or several (a,b,c) of 0 and 1, a class each. None: label, labels, class,
-    Finding Labels or the like."""
+    """Column of the labels in labels_file, or one 0/1 column per class (a,b,c). None: label, labels, class,
+    Finding Labels or similar."""
     label_separator: Annotated[str | None, Rare()] = None
-    """Text between several labels in a cell; none: a cell is one label. None: | or ; where a cell has it."""
+    """Separator of several labels in a cell; none: each cell is one label. None: | or ; if cells contain it."""
 
     @property
     def title(self) -> str:
@@ -90,18 +91,18 @@ class DataConfig(ImagesConfig):
     batch_size: Count = 128
     """Images per update, over all processes and accumulated parts."""
     workers: Annotated[Workers, MayChange()] = 0
-    """Loader processes per process. 0 is fastest for small images held in memory."""
+    """Loader processes per training process. 0 is fastest for small images held in memory."""
 
 
 class LabelsConfig(Config):
-    """Labels of classes, or of coarse classes that hold several of them"""
+    """Fine labels, or labels of coarse classes that group them"""
 
     labels: Annotated[Literal["fine", "coarse"], Rare()] = "fine"
-    """coarse: train with the labels of coarse classes, each of which holds several of the data's own, the fine ones."""
+    """Training labels. fine: the data's own classes. coarse: coarse classes, each a group of fine ones."""
     coarse_file: Annotated[FilePath | None, Rare()] = None
-    """A CSV with the columns fine and coarse, a line a class. None: CIFAR-100's 20 superclasses, or `rank`."""
+    """CSV with the columns fine and coarse, one line per fine class. None: CIFAR-100's 20 superclasses, or `rank`."""
     rank: Annotated[Literal["kingdom", "phylum", "class", "order", "family", "genus"] | None, Rare()] = None
-    """Coarse classes by rank, from the class names of iNaturalist."""
+    """Taxonomic rank that defines the coarse classes, from the class names of iNaturalist."""
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
@@ -114,17 +115,17 @@ class AugmentConfig(Config):
     """Augmentation"""
 
     crop: Crop | None = None
-    """Training crop. none: as in validation. pad: shifted by up to S/8 (CIFAR's 4 of 32). random: random resized crop.
-    simple: short side to S, then a random S x S window of the image padded by 4 (DeiT III). None: pad for small images,
-    else random."""
+    """Training crop to S x S pixels. none: as in validation. pad: shifted by up to S/8 (CIFAR's 4 of 32). random:
+    random resized crop. simple: short side to S, then a random S x S window of the image padded by 4 (DeiT III). None:
+    pad for small images, else random."""
     scale: Annotated[tuple[Share, Share], AfterValidator(ordered)] = (0.08, 1.0)
     """Range of the random crop's area, relative to the image."""
     flip: bool | None = None
-    """Mirror half of the images. None: yes, except for digits."""
+    """Mirror half of the images horizontally. None: yes, except for digits."""
     color_jitter: Annotated[NotNegative, Rare()] = 0.0
-    """Strength of brightness, contrast and saturation jitter. Off under every policy but 3a, as in timm."""
+    """Strength of brightness, contrast and saturation jitter. As in timm, off with every auto_augment except 3a."""
     repeats: Annotated[Count, Rare()] = 1
-    """Times that an image occurs in a batch. An epoch stays as long and shows 1/repeats of the images."""
+    """Repeated augmentation: copies of an image per batch. An epoch is as long, with 1/repeats of the images."""
 
 
 @dataclass(frozen=True)

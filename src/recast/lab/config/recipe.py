@@ -31,24 +31,24 @@ class OptimConfig(Config):
     lr: NotNegative = 1e-4
     """Peak learning rate."""
     base_batch: Annotated[Count | None, Rare()] = None
-    """lr is for this many images per update and scales linearly with data.batch_size. None: lr is taken as it is."""
+    """Batch size that lr is meant for; lr scales linearly with data.batch_size. None: lr is not scaled."""
     gate_lr: NotNegative | None = None
-    """Peak learning rate of the gates. None: 50 x lr (as scaled) for γ and s, 0.1 for the sigmoid's λ (T-CNN), that of
-    the weights for λ where a schedule recasts during training (T-CNN*)."""
+    """Peak learning rate of the gates. None: 50 x lr (after scaling) for γ and s, 0.1 for the sigmoid's λ (T-CNN), that
+    of the weights for λ if a schedule recasts during training (T-CNN*)."""
     qk_lr: Annotated[NotNegative | None, Rare()] = None
-    """Peak learning rate of recast layers' queries and keys, as it is (never scaled). None: that of the weights."""
+    """Peak learning rate of recast layers' queries and keys, never scaled. None: that of the weights."""
     pool_lr: Annotated[NotNegative | None, Rare()] = None
-    """Peak learning rate of attention pooling, as it is (never scaled). None: that of the weights."""
+    """Peak learning rate of attention pooling, never scaled. None: that of the weights."""
     weight_decay: NotNegative = 0.05
-    """Decay of weights. Never of gates, Δ, α, W_val, biases and norms."""
+    """Weight decay. Not applied to gates, Δ, α, W_val, biases and norms."""
     layer_decay: Annotated[Share | None, Rare()] = None
-    """Learning rate of a layer: this to the power of its distance from the head. None: 1."""
+    """Factor of the learning rate per layer of distance from the head. None: 1."""
     momentum: Annotated[BelowOne, Rare()] = 0.9
-    """Momentum, for optimizers that have one."""
+    """Momentum, for optimizers that use it."""
     betas: Annotated[tuple[BelowOne, BelowOne] | None, Rare()] = None
-    """Adam's and LAMB's decay rates of the moments. None: the optimizer's own."""
+    """Decay rates of the moments in Adam and LAMB. None: the optimizer's default."""
     eps: Annotated[Positive | None, Rare()] = None
-    """Adam's and LAMB's ε. None: the optimizer's own."""
+    """ε of Adam and LAMB. None: the optimizer's default."""
     warmup_epochs: NotNegative = 1.0
     """Epochs of linear warm-up."""
     warmup_lr: Annotated[NotNegative, Rare()] = 1e-6
@@ -56,35 +56,35 @@ class OptimConfig(Config):
     min_lr: NotNegative = 1e-6
     """Learning rate at the end."""
     warmup_prefix: Annotated[bool, Rare()] = True
-    """The decay begins after the warm-up. Off: at step 0, the warm-up covers its first part (DeiT's schedule)."""
+    """Start the decay after the warm-up. Off: start it at step 0; the warm-up replaces its first part (DeiT)."""
     decay: Literal["cosine", "poly", "linear", "steps"] = "cosine"
-    """Learning-rate schedule after the warm-up. poly: the remaining share of the updates to the power of 0.9 (DeepLab).
-    linear: to the power of 1 (Swin). steps: to a tenth at 3/4 of them and again at 11/12 (COCO's 3x schedule)."""
+    """Learning-rate decay. poly: proportional to the share of remaining updates to the power of 0.9 (DeepLab). linear:
+    proportional to that share (Swin). steps: divided by 10 after 3/4 and 11/12 of the updates (COCO's 3x schedule)."""
     clip_grad: Positive | None = None
-    """Clip the gradient's norm at this value. None: not at all, also in LAMB (whose own default is 1)."""
+    """Clip the gradient's norm at this value. None: no clipping, not even in LAMB (which by default clips at 1)."""
     gate_l1: NotNegative = 0.0
-    """L1 on γ and s by a soft threshold after each step. Heads that do not earn their cost close at exactly 0."""
+    """L1 penalty on γ and s, by a soft threshold after each step. Heads whose gain is smaller close at exactly 0."""
 
 
 class RegularizationConfig(Config):
     """Regularization"""
 
     drop_path: BelowOne | None = None
-    """Stochastic depth. Probability that a residual branch is left out. None: as the network was built."""
+    """Stochastic depth: probability that a residual branch is dropped. None: as the network was built."""
     ema_decay: BelowOne | None = None
-    """Keep a moving average of the weights, evaluate and save it."""
+    """Decay of a moving average of the weights (EMA), which is evaluated and saved. None: no EMA."""
     freeze: Freeze = "none"
-    """Weights that do not train. batch_norm: its stored statistics are used and not updated. trunk: only attention
-    pooling and the classifier train (in the control arm the classifier); everything else keeps its weights and
-    BatchNorm statistics and drops nothing. all_but_batch_norm: as trunk, and BatchNorm trains and measures (FixRes).
-    all_but_attention: attention trains too, recast layers and transformers' own; other BatchNorm keeps its statistics.
-    """
+    """Weights that do not train. batch_norm: BatchNorm uses its stored statistics and does not update them. trunk: only
+    attention pooling and the classifier train (in the control arm the classifier); everything else keeps its weights
+    and BatchNorm statistics, without dropout. all_but_batch_norm: as trunk, but BatchNorm trains and updates its
+    statistics (FixRes). all_but_attention: attention (recast layers, transformers' own), pooling and classifier train;
+    BatchNorm keeps its statistics, dropout stays on."""
 
 
 class PaperConfig(Config):
     """Base of the settings that only one paper needs: `papers.NAME` of a recipe, where NAME is `section` of the class.
 
-    Defining a subclass registers it. Training calls the methods.
+    A subclass registers itself. Training calls the methods.
     """
 
     section: ClassVar[str]
@@ -123,14 +123,14 @@ class Recipe(Config):
     task: TaskConfig = ClassifyConfig()
     papers: Annotated[dict[str, PaperConfig], Sections(PAPERS)] = {}  # noqa: RUF012
     where: Words = ["last_stage"]  # noqa: RUF012  pydantic copies it
-    """Layers to recast: last_stage, all, stage:N, names, globs. none: no convolution; without
-    --pool the network itself is trained."""
+    """Layers to recast: last_stage, all, stage:N, names, globs. none: no layers; without --pool the unchanged network
+    is trained."""
     max_tokens: Count | None = 1024
     """Layers with more tokens (padded pixels) stay convolutions; null: no limit."""
     epochs: CountOrZero = 5
     """Passes over the training images."""
     accumulate: Annotated[Count, Rare(), MayChange()] = 1
-    """Parts that a process computes its share of a batch in, one after the other: less memory, the same gradient."""
+    """Split each process's share of a batch into N parts, computed in turn: less memory, the same gradient."""
     amp: Annotated[Literal["off", "bf16", "fp16"], Off] = "off"
     """Mixed precision."""
     channels_last: bool = False
@@ -138,15 +138,15 @@ class Recipe(Config):
     compile: bool = False
     """Compile the network with torch.compile."""
     tune: bool = False
-    """Time the forms of every recast layer before its first update, and use the fastest (`recast.tune_`)."""
+    """Time the implementations of every recast layer before its first update and use the fastest (`recast.tune_`)."""
     sync_bn: Annotated[bool, Rare()] = False
     """Compute BatchNorm's statistics over all GPUs."""
     control: Annotated[bool, MayChange()] = True
-    """Also train the parent the same way, as a control. Without it a gain is no evidence for attention."""
+    """Also train the parent the same way, as a control. Without it, a gain is no evidence for attention."""
     save_steps: Annotated[Count | None, Rare(), MayChange()] = None
     """Also save the state every N updates, not only after every epoch."""
     seed: Seed = 0
-    """Seed of weights, order and augmentation."""
+    """Random seed of weights, image order and augmentation."""
     device: Annotated[str, MayChange()] = "auto"
     """auto, cpu, cuda or mps."""
     recast: RecastConfig = LinearGate()
@@ -167,7 +167,7 @@ class Recipe(Config):
 
     @property
     def is_plain(self) -> bool:
-        """True if nothing is recast, neither convolutions nor the pooling: the network itself is trained."""
+        """True if neither convolutions nor the pooling are recast: the network itself is trained."""
         return not (self.has_layers or self.pool.is_on)
 
     @property
@@ -182,7 +182,7 @@ class Recipe(Config):
 
     @property
     def augmentation(self) -> Augmentation:
-        """What is done to a training image."""
+        """The augmentation of a training image."""
         fields = vars(self.task) | vars(self.augment)
         return Augmentation(**{name: fields[name] for name in Augmentation.__dataclass_fields__ if name in fields})
 
@@ -208,7 +208,7 @@ class Recipe(Config):
         elif schedule.is_during and not self.has_layers:
             raise clash(f"`schedule.kind` {schedule.kind} requires layers, but `where` is none")
         if self.tune and (self.compile or gate == "bias" or not self.has_layers):
-            raise clash("`tune` times attention layers of gates linear and sigmoid, and no compiled code: drop `tune`")
+            raise clash("`tune` requires recast layers with `gate` linear or sigmoid, without `compile`; drop `tune`")
         if isinstance(schedule, AtOnce) and schedule.conv_epochs >= self.epochs:
             raise clash(f"`schedule.conv_epochs` must be below `epochs` ({self.epochs}), got {schedule.conv_epochs}")
         if isinstance(schedule, Listed) and not all(1 <= date <= self.epochs for date in schedule.by_epoch):

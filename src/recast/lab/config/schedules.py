@@ -31,9 +31,9 @@ class ScheduleConfig(OneOf):
     """True if layers become attention while the network trains."""
 
     kind: Literal["before", "never", "at_once", "progressive", "listed"]
-    """When convolutions become attention. before: before training (T-CNN). never: the layers stay convolutions, only
-    recast.stride acts on them. at_once: all layers after conv_epochs epochs (T-CNN*). progressive: one layer after the
-    other at equal distances (PRS). listed: on given dates."""
+    """When convolutions become attention. before: before training (T-CNN). never: they stay convolutions, and only
+    recast.stride applies. at_once: all after conv_epochs epochs (T-CNN*). progressive: one after another at equal
+    intervals (PRS). listed: at the epochs of dates."""
 
     @property
     def start(self) -> Before:
@@ -51,7 +51,7 @@ class Before(ScheduleConfig):
     is_during = False
     kind: Literal["before"] = "before"
     recalibrate_bn: Annotated[CountOrZero, Rare()] = 0
-    """Measure BatchNorm's statistics again on this many training images right after the recast. 0: the parent's."""
+    """Measure BatchNorm's statistics on this many training images after recasting. 0: keep the parent's."""
 
     @property
     def start(self) -> Before:
@@ -71,7 +71,7 @@ class AtOnce(ScheduleConfig):
 
     kind: Literal["at_once"] = "at_once"
     conv_epochs: CountOrZero = 0
-    """Epochs trained as convolutions. 0: attention from the start, with the whole learning-rate schedule."""
+    """Epochs trained as convolutions. 0: attention from the start."""
 
     def dated(self, plan: Plan, epochs: int) -> Schedule:
         """Return the dates of the layers of a plan."""
@@ -79,11 +79,11 @@ class AtOnce(ScheduleConfig):
 
 
 class Progressive(ScheduleConfig):
-    """One layer after the other at equal distances (PRS)."""
+    """One layer after another at equal intervals (PRS)."""
 
     kind: Literal["progressive"] = "progressive"
     order: Order = "last_first"
-    """Layer that becomes attention first. PRS begins with the last."""
+    """Order in which layers become attention. PRS starts with the last."""
 
     def dated(self, plan: Plan, epochs: int) -> Schedule:
         """Return the dates of the layers of a plan over `epochs`."""
@@ -95,8 +95,8 @@ class Listed(ScheduleConfig):
 
     kind: Literal["listed"] = "listed"
     dates: Annotated[Words, MinLen(1), AfterValidator(_dates)]  # type: ignore[misc]  # options have names
-    """EPOCH:LAYER pairs, such as 58:blocks.5.* 115:blocks.4.*. The layers are attention from that epoch on, counted
-    from 1."""
+    """EPOCH:LAYER pairs, such as 58:blocks.5.* 115:blocks.4.*. The layers become attention at the start of that epoch
+    (the first is 1)."""
 
     @property
     def by_epoch(self) -> dict[int, list[str]]:

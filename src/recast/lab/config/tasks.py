@@ -1,4 +1,4 @@
-"""What is asked of an image, and the settings that only one task has."""
+"""Tasks, and the settings that only one task has."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class TaskConfig(OneOf):
     """Dotted names of fields of the shared sections that this task does not use."""
 
     kind: str
-    """Kind of labels. The data set chooses it if possible. multilabel: any number of classes (csv). embed:
-    Grafit, DINO."""
+    """Task, chosen by the data set if possible. multilabel: any number of classes per image (csv). embed: Grafit, DINO.
+    """
 
     def check(self, recipe: Recipe) -> None:
         """Raise `clash` for settings of the recipe that the task cannot use."""
@@ -57,7 +57,7 @@ class BinaryCrossEntropy(LabelLoss):
 
     kind: Literal["bce"] = "bce"
     bce_threshold: Annotated[BelowOne | None, Rare()] = None
-    """Targets above it become 1, others 0 (DeiT III: 0, so that both mixed classes count fully)."""
+    """Threshold above which targets become 1, others 0 (DeiT III: 0, so that both mixed classes count fully)."""
 
 
 class Targets(OneOf):
@@ -66,8 +66,8 @@ class Targets(OneOf):
     default: ClassVar[str] = "soft"
 
     kind: Literal["soft", "hard"]
-    """What to learn from the teacher. soft: KL divergence to its outputs at a temperature. hard: cross-entropy with its
-    predicted class."""
+    """Distillation loss. soft: KL divergence to the teacher's outputs at a temperature. hard: cross-entropy with the
+    teacher's predicted class."""
 
 
 class SoftTargets(Targets):
@@ -79,7 +79,7 @@ class SoftTargets(Targets):
 
 
 class HardTargets(Targets):
-    """Cross-entropy with the class that the teacher decides on."""
+    """Cross-entropy with the class that the teacher predicts."""
 
     kind: Literal["hard"] = "hard"
 
@@ -90,7 +90,7 @@ class TeacherConfig(OneOf):
     default: ClassVar[str] = "none"
 
     kind: Literal["none", "parent", "model"]
-    """Teacher for distillation. parent: the network before recasting. model: the one that teacher_model names."""
+    """Teacher for distillation. parent: the network before recasting. model: the network teacher_model."""
 
 
 class NoTeacher(TeacherConfig):
@@ -104,7 +104,8 @@ class Teaching(TeacherConfig):
 
     targets: Targets = SoftTargets()
     teacher_weight: Probability = 0.5
-    """Share of the distillation loss; the rest is the labels'. With a distillation token each has its own head."""
+    """Share of the distillation loss; the rest is the loss of the labels. With a distillation token each loss has its
+    own head."""
 
 
 class ParentTeacher(Teaching):
@@ -114,11 +115,11 @@ class ParentTeacher(Teaching):
 
 
 class ModelTeacher(Teaching):
-    """A network by its name."""
+    """Another network, given by name."""
 
     kind: Literal["model"] = "model"
     teacher_model: Annotated[str, Rare()]  # type: ignore[misc]  # options have names
-    """Name of the teacher, as of a model."""
+    """Name of the teacher, as model.name."""
     teacher_checkpoint: Annotated[FilePath | None, Rare()] = None
     """Weights of the teacher, .safetensors or .pth."""
     teacher_pretrained: Annotated[bool, Rare()] = False
@@ -131,14 +132,14 @@ class WholeImageTask(TaskConfig):
     auto_augment: str | None = None
     """Policy of timm (rand-m9-mstd0.5-inc1, 3a, original, augmix-m3-w3), or ta_wide for TrivialAugment."""
     erasing: Probability = 0.0
-    """Probability of random erasing. One box of noise, pixel mode."""
+    """Probability of random erasing (one box of noise, timm's mode pixel)."""
 
 
 class OneLabelTask(WholeImageTask):
     """Settings of tasks with one label for an image."""
 
     label_smoothing: BelowOne = 0.0
-    """Share of a label spread over all classes."""
+    """Label smoothing: share of the target spread over all classes."""
     loss: LabelLoss = CrossEntropy()
 
 
@@ -147,17 +148,17 @@ class ClassifyConfig(OneLabelTask):
 
     kind: Literal["classify"] = "classify"
     mixup: NotNegative = 0.0
-    """Mixup's alpha of the Beta distribution. 0: off."""
+    """Mixup's α. 0: off."""
     cutmix: NotNegative = 0.0
-    """CutMix's alpha of the Beta distribution. 0: off."""
+    """CutMix's α. 0: off."""
     mix_prob: Annotated[Probability, Rare()] = 1.0
-    """Probability that a batch is mixed at all."""
+    """Probability that a batch is mixed."""
     teacher: TeacherConfig = NoTeacher()
     class_weights: Annotated[Literal["balanced"] | None, Rare()] = None
-    """Weights of the classes in the loss. balanced: every class counts equally. None: every image does."""
-
+    """Class weights in the loss. balanced: every class counts equally. None: every image counts equally."""
     sampler: Annotated[Literal["balanced"] | None, Rare()] = None
-    """Images of an epoch. balanced: every class equally often, rare images several times. None: every image once."""
+    """Images of an epoch. balanced: every class equally often, images of rare classes repeated. None: every image once.
+    """
 
     @model_validator(mode="after")
     def _weighs_cross_entropy(self) -> Self:

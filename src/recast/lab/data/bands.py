@@ -91,7 +91,8 @@ def _as_tensor(pixels: np.ndarray, in_chans: int, name: str) -> Tensor:
     if pixels.ndim == 2:
         pixels = pixels[..., None]
     if pixels.ndim != 3 or 0 in pixels.shape or pixels.dtype.kind not in "uifb":
-        raise RecastError(f"{name} is no image: expected rows x columns x bands, got {pixels.shape} of {pixels.dtype}")
+        got = f"got {pixels.shape} of {pixels.dtype}"
+        raise RecastError(f"{name} is not an image: expected rows x columns x bands, {got}")
     if pixels.shape[-1] != in_chans and pixels.shape[0] == in_chans:
         pixels = np.moveaxis(pixels, 0, -1)
     if pixels.shape[-1] != in_chans:

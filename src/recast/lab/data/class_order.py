@@ -1,4 +1,4 @@
-"""The classes that a network states, beside those of the data."""
+"""Classes that a network states, compared with those of the data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recast.models.build import Images, class_names
 
 
 def name_other_classes(model: nn.Module, data: Data, of: str = "the network") -> str:
-    """Return a text on both if the network states other classes than the data's; empty for the same, or for none.
+    """Return a message if the network states other classes than the data's; empty if they agree or it states none.
 
     of: the network or its file, in messages.
     """
@@ -28,7 +28,7 @@ def name_other_classes(model: nn.Module, data: Data, of: str = "the network") ->
 def order_classes_(model: nn.Module, data: Data, of: str = "the network") -> nn.Module:
     """Put the outputs of a network into the data's order of classes, with a warning, if it states another order.
 
-    Raises RecastError for a network whose classifier does not have one row a class.
+    Raises RecastError for a network whose classifier does not have one row per class.
     """
     names = list(class_names(model) or ())
     if names == data.classes or sorted(names) != sorted(data.classes):

@@ -77,7 +77,7 @@ def coarse_classes(data: str, config: LabelsConfig, classes: list[str]) -> Coars
 
 
 def read_mapping(path: str) -> dict[str, str]:
-    """Read fine class → coarse class from a CSV with the columns `fine` and `coarse`; it may name other classes too.
+    """Read fine class → coarse class from a CSV with the columns `fine` and `coarse`, which may list other classes too.
 
     Raises RecastError for another table, an empty cell, or a fine class with two coarse classes.
     """

@@ -286,6 +286,6 @@ class RawData:
     in_memory: bool = False
     """True for small images: they are decoded once, by default at the size of the files."""
     kinds: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Groups of classes that are measured separately too: name → classes."""
+    """Groups of classes that are also measured separately: name → classes."""
     notes: Sequence[str] = ()
-    """Lines about what was chosen and what was skipped."""
+    """Notes on chosen and skipped folders and files."""

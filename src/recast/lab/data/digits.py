@@ -1,9 +1,9 @@
 """scikit-learn's handwritten digits, and canvases of them that require comparing distant places.
 
 `one_digit`: a digit somewhere on an empty canvas; the label is its class. `odd_digit`: three digits far apart, two of
-one class and one of another; the label is the class of the odd one. Both have ten classes, so that a network of the
-first can be trained on the second, which requires comparing places: the mean over a map only tells how much of each
-digit there is, and the odd digit is the one with *less*.
+one class and one of another; the label is the class of the odd one. Both have ten classes, so that a network trained on
+the first can be fine-tuned on the second. That requires comparing places: the mean over a map only measures how much of
+each digit there is, and the odd digit is the one with *less*.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Validation images that training shows too: files of equal bytes, and the same picture saved in other bytes.
+"""Validation images that are also training images: identical files, and the same picture re-encoded.
 
-Pictures are compared by the correlation of their `SIDE` x `SIDE` grey thumbnails. A perceptual hash such as
-imagehash's has no measure of doubt: pictures of empty places share one, and one bit of noise makes another.
+Pictures are compared by the correlation of their `SIDE` x `SIDE` grey thumbnails. A perceptual hash (imagehash) gives
+no degree of similarity: pictures of empty places share one, and a single bit of noise changes it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DUPLICATES = "duplicates.csv"
 MOST_FILES = 100_000
 """Largest number of images whose files are compared."""
 MOST_PICTURES, MOST_BYTES = 20_000, 500 * 2**20
-"""Largest number, and size on disk, of images that are decoded to compare them: some ten seconds."""
+"""Largest number, and size on disk, of images that are decoded to compare them: about ten seconds."""
 BEGINNING = 2**16
 """Bytes of a file that are compared first."""
 SIDE = 16
@@ -42,12 +42,12 @@ ALIKE = 0.998
 
 
 class Duplicates(NamedTuple):
-    """The validation images that are training images too."""
+    """Validation images that are also training images."""
 
     pairs: dict[int, int]
     """Index of a validation image → that of a training image."""
     unchecked: str
-    """What was not compared and why; empty if all was."""
+    """Images that were not compared, and why; empty if all were."""
 
 
 def find_duplicates(train: LabelledImages, val: LabelledImages) -> Duplicates:
@@ -61,13 +61,13 @@ def find_duplicates(train: LabelledImages, val: LabelledImages) -> Duplicates:
         pairs = _equal_files(*files) if on_disk else {}
         pairs = {index: pairs[index] for index in pairs if val.is_readable(index)}
         if count > MOST_PICTURES or (on_disk and sum(map(_size, files[0] + files[1])) > MOST_BYTES):
-            return Duplicates(pairs, "files were compared, not pictures: the same picture saved anew is not noticed")
+            return Duplicates(pairs, "only files were compared: re-encoded copies of a picture are not detected")
     alike = _equal_pictures(_thumbnails(train.plain()), _thumbnails(val))
     return Duplicates(dict(sorted((alike | pairs).items())), "")
 
 
 def report_duplicates(data: Data, folder: Path) -> str:
-    """Return a line about duplicates and write them to RUN/duplicates.csv; empty if there is nothing to say."""
+    """Return a line about duplicates and write them to RUN/duplicates.csv; empty if there are none."""
     pairs, unchecked = find_duplicates(data.train, data.val)
     if not pairs:
         return f"duplicates: none found; {unchecked}" if unchecked else ""
@@ -76,8 +76,8 @@ def report_duplicates(data: Data, folder: Path) -> str:
     share = 100 * len(pairs) / len(data.val)
     examples = listed([f"{first} = {second}" for first, second in names], 2)
     return (
-        f"duplicates: {len(pairs)} of {len(data.val)} validation images ({share:.2g} %) are training images too, so "
-        f"the accuracy is too high: {examples}; all in {folder / DUPLICATES}" + f"; {unchecked}" * bool(unchecked)
+        f"duplicates: {len(pairs)} of {len(data.val)} validation images ({share:.2g} %) are training images too, which "
+        f"raises the accuracy: {examples}; all pairs: {folder / DUPLICATES}" + f"; {unchecked}" * bool(unchecked)
     )
 
 

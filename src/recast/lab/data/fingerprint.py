@@ -46,10 +46,10 @@ def check_classes(run: Path, data: Data) -> None:
 
 
 def check_same(run: Path, data: Data, *, goes_on: bool) -> None:
-    """Warn of changes since the run began: of the validation images, and of all images if training `goes_on`.
+    """Warn if the validation images changed since the run began, or any images if training `goes_on`.
 
-    Raises RecastError if training would go on with other names, labels or numbers of images. Images whose contents
-    alone changed may be mended ones.
+    Raises RecastError if training would continue with other names, labels or numbers of images. Changed contents only
+    warn: damaged images may have been replaced.
     """
     path = run / FINGERPRINT
     if not path.is_file():
@@ -70,7 +70,7 @@ def check_same(run: Path, data: Data, *, goes_on: bool) -> None:
     text = ", ".join(changes)
     if goes_on and is_refused:
         raise RecastError(
-            f"cannot resume {run}, its data changed since it began: {text}. Restore the images, or start a new run "
+            f"cannot resume {run}: its data changed since it began ({text}). Restore the images, or start a new run "
             "with --out"
         )
     if changes:

@@ -117,14 +117,14 @@ def _parts(files: Files, top: str) -> tuple[str | None, str | None]:
         names = {name.lower(): name for name in inner}
         if (pictures := names.keys() & PICTURES) and (beside := names.keys() & BESIDE):
             raise RecastError(
-                f"{names[pictures.pop()]} and {names[beside.pop()]} in {files.where(top)} are no classes: use --data "
+                f"{names[pictures.pop()]} and {names[beside.pop()]} in {files.where(top)} are not classes: use --data "
                 "masks or coco, or a table of labels with --data csv"
             )
         for name, folders in inner.items():
             if len(shared := inner.keys() & folders) > 1:
                 raise RecastError(
-                    f"{name} in {files.where(top)} holds the folders {listed(sorted(shared), 3)}, and so does "
-                    f"{files.where(top)} itself: choose one with --data-dir"
+                    f"{files.where(top)} and {name} inside it both hold {listed(sorted(shared), 3)}: choose one with "
+                    "--data-dir"
                 )
         for first, second in combinations(sorted(inner, key=lambda name: len(inner[name])), 2):
             if len(inner[first]) > 1 and inner[first] <= inner[second]:
@@ -199,7 +199,7 @@ def _images(files: Files, place: str, classes: Mapping[str, list[str]]) -> Image
         raise RecastError(f"no class folders with images in {where}: expected CLASS/IMAGE.png{instead}")
     if empty := [name for name in names if not classes[name]]:
         reason = "".join(f" ({note})" for note in files.notes())
-        raise RecastError(f"class folder without an image: {empty[0]} in {where}{reason}; add images or remove it")
+        raise RecastError(f"class folder without images: {empty[0]} in {where}{reason}; add images or remove it")
     labels = torch.arange(len(names)).repeat_interleave(torch.tensor([len(classes[name]) for name in names]))
     return ImageFiles(labels, PHOTO, [item for name in names for item in classes[name]], files.read, files.prefix)
 
@@ -226,7 +226,7 @@ def _read_index(root: Path) -> tuple[ImageFiles, list[str]]:
         names[label] = composed(row.get("name") or row.get("wnid") or str(label))
         is_imagenet &= label < imagenet.num_classes() and imagenet.index_to_label_name(label) == row.get("wnid")
     if not files:
-        raise RecastError(f"{path} lists no image")
+        raise RecastError(f"{path} lists no images")
     if is_imagenet:
         classes = [names.get(index) or imagenet.index_to_description(index) for index in range(imagenet.num_classes())]
     else:

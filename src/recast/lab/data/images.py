@@ -99,7 +99,7 @@ def decode_errors(name: str) -> Iterator[None]:
         reason = "not an image in a known format, or truncated" if unknown else first_line(error).rstrip(".")
         if unknown and name.lower().endswith((*ARRAYS, ".tif", ".tiff")):
             raise RecastError(
-                f"{name} is no RGB picture, or truncated: give the number of its bands, --in-chans N"
+                f"{name} is not an RGB image, or truncated; give its number of bands with --in-chans N"
             ) from None
         remedy = "pip install imagecodecs" if "imagecodecs" in reason else "Replace or remove the file"
         raise RecastError(f"cannot read image {name}: {reason}. {remedy}") from None

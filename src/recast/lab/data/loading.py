@@ -218,7 +218,7 @@ def worker_errors() -> Iterator[None]:
 
 def _death(error: Exception) -> RecastError:
     return RecastError(
-        f"a loader process died ({first_line(error).partition('. ')[0]}), most often for lack of memory: use fewer "
+        f"a loader process died ({first_line(error).partition('. ')[0]}), usually out of memory: use fewer "
         "workers (--workers) or smaller batches, or in a container more shared memory (--shm-size). --workers 0 shows "
         "the error itself"
     )

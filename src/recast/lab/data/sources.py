@@ -51,7 +51,7 @@ class Data:
     bad_images: tuple[str, ...] = ()
     """Skipped images of an archive that could not be decoded (`bad_image: skip`)."""
     kinds: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Groups of classes that are measured separately too: name → classes."""
+    """Groups of classes that are also measured separately: name → classes."""
     in_chans: int | None = None
     """Number of bands of an image; None: RGB pictures."""
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -79,8 +79,8 @@ class Data:
     def fitted_to(self, model: nn.Module) -> tuple[Data, str]:
         """Return the data with size, mean and deviation for a network, and a line with them and where they come from.
 
-        What was `given` stays. Else size, mean and deviation are those that the network states, mean and deviation
-        for as many channels. A network that states nothing sees the images at their own size.
+        Values in `given` stay. Others are those that the network states, mean and deviation only if their number of
+        channels fits. Without a stated size the images keep theirs.
         """
         defaults = input_defaults(model)
         sized, size_from = self._sized_for(model, defaults)
@@ -114,7 +114,7 @@ class Data:
                 data = replace(self, mean=mean, std=self.std if "std" in self.given else defaults.std)
                 origin = "the network's"
             else:
-                origin = "measured on training images, which are not in [0, 1] as the network's"
+                origin = "measured on training images, which unlike the network's are not in [0, 1]"
         elif (self.mean, self.std) == IMAGENET:
             origin = "ImageNet's, as the network states none; --mean data --std data measures the images"
         if not {"mean", "std"}.isdisjoint(self.given):
@@ -131,7 +131,7 @@ def without_unreadable(data: Data, *parts: Literal["train", "val"]) -> Data:
         bad += [images.image_name(index) for index in (~readable).nonzero().flatten().tolist()]
         data = replace(data, **{part: images.subset(readable.nonzero().flatten())})
     if bad:
-        warnings.warn(f"images that cannot be read are left out ({len(bad)}): {listed(bad, 5)}", stacklevel=2)
+        warnings.warn(f"skipped unreadable images ({len(bad)}): {listed(bad, 5)}", stacklevel=2)
     return data
 
 
@@ -247,7 +247,7 @@ def _norm(config: DataConfig, raw: RawData, images: LabelledImages) -> tuple[tup
     mean, std = (tuple(value if norm == "data" else norm) for norm, value in zip(chosen, measured, strict=True))
     if {len(mean), len(std)} != {images.in_chans or 3}:
         raise RecastError(
-            f"data.mean and data.std need {images.in_chans or 3} numbers each, one a channel, got {len(mean)} and "
+            f"data.mean and data.std require {images.in_chans or 3} numbers each, one per channel, got {len(mean)} and "
             f"{len(std)}"
         )
     return mean, std

@@ -29,7 +29,7 @@ LABELS = "label labels class class_name category finding_labels tags".split()
 PARTS = "split set subset partition".split()
 """Usual names of the columns, in lower case and with _ for a space."""
 BITS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
-"""Cells of columns that are a class each."""
+"""Cells of one-hot columns, each of which is a class."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Labels:
 
 
 def with_task(recipe: Recipe) -> Recipe:
-    """Return the recipe with the task of its table: multi-label if that is asked for or an image has several labels."""
+    """Return the recipe with the task of its table: multi-label if requested or if an image has several labels."""
     if recipe.data.name != "csv" or recipe.task.kind not in ("classify", "multilabel"):
         return recipe
     if recipe.task.kind == "classify":
@@ -67,10 +67,9 @@ def with_task(recipe: Recipe) -> Recipe:
 
 
 def read_labels(config: DataConfig, is_multi: bool = False) -> Labels:
-    """Read `labels_file`; `is_multi`: one column of 0 and 1 is a class too.
+    """Read `labels_file`; with `is_multi` a single column of 0 and 1 is one class.
 
-    Raises RecastError for a column that is missing or ambiguous, an empty cell, and cells other than 0 and 1 in columns
-    that are a class each.
+    Raises RecastError for a missing or ambiguous column, an empty cell, and one-hot cells other than 0 and 1.
     """
     path = Path(config.labels_file or "").expanduser()
     table = _read(path)
@@ -172,8 +171,8 @@ def find_csv(config: DataConfig) -> RawData:
     table = read_labels(config)
     if table.several:
         raise RecastError(
-            f"{table.file}: {table.several} of {len(table.images)} images have several labels or none, which recast "
-            "train takes as --task multilabel: give --label-separator none if a cell is one label"
+            f"{table.file}: {table.several} of {len(table.images)} images have several labels or none: use recast "
+            "train --task multilabel, or --label-separator none if each cell is one label"
         )
     labels = torch.tensor([table.classes.index(label) for (label,) in table.labels])
     return find_images(config, table, lambda items, rows: ImageFiles(labels[rows], PHOTO, items))
@@ -194,7 +193,7 @@ def find_images(config: DataConfig, table: Labels, make: Callable[[list[str], Te
     if missing and (config.bad_image == "stop" or len(missing) == len(files)):
         raise RecastError(
             f"{len(missing)} of {len(files)} images of {table.file} are not in {root}: {listed(missing, 3)}; add them, "
-            "correct --data-dir, or leave them out with --bad-image skip"
+            "correct --data-dir, or skip them with --bad-image skip"
         )
     if twice := [file for file, count in Counter(filter(None, files)).items() if count > 1]:
         raise RecastError(
@@ -217,7 +216,7 @@ def find_images(config: DataConfig, table: Labels, make: Callable[[list[str], Te
         if unknown := [name for name in names if part_word(name) is None]:
             raise RecastError(
                 f"{table.file}: {sum(names[name] for name in unknown)} rows have the split {listed(unknown, 3)}: "
-                "expected train, val or test; rename the column if it says something else"
+                "expected train, val or test; rename the column if it is not a split"
             )
         chosen = choose_parts(names, table.file)
         train, val = (part(name) if name else None for name in chosen)
@@ -257,7 +256,7 @@ def _locate(root: Path, table: Labels) -> tuple[list[str | None], int]:
     if unclear:
         name, matches = next(iter(unclear.items()))
         raise RecastError(
-            f"{len(unclear)} images of {table.file} fit several files in {root}: {name} may be {listed(matches, 2)}; "
-            "write their folders and endings"
+            f"{len(unclear)} images of {table.file} match several files in {root}: {name} may be {listed(matches, 2)}; "
+            "add folder and suffix in the table"
         )
     return files, len(everything.difference(map(os.path.abspath, filter(None, files))))

@@ -53,7 +53,7 @@ def sources_resolution(context: Context) -> list[Source]:
     """
     images = context.data.val
     if not isinstance(images, ImageFiles | ImageTensors):
-        raise NotMeasured(f"resolution requires images with a class each, {context.data.name} has others")
+        raise NotMeasured(f"resolution requires images with one class each, which {context.data.name} does not have")
     sizes = tuple(dict.fromkeys(parse_size(size) for size in context.options.sizes or ()))
     return [
         Source(ResizedImages(images, (height, width)), f"{height}x{width}")
@@ -75,7 +75,7 @@ def score_resolution(batch: Batch) -> Iterator[Score]:
             if not is_about_size or batch.first > 0:  # the earlier batches succeeded
                 raise
             refused.add((name, size))
-            message = f"{name} does not support images of {size}, skipping it there: {first_line(error)}"
+            message = f"{name} does not support images of {size}; skipping this size: {first_line(error)}"
             warnings.warn(message, stacklevel=2)
             continue
         yield Score(name, f"top1@{size}", correct)

@@ -48,7 +48,7 @@ def _open(layer: GPSA) -> set[int]:
 
 
 def closing_(model: nn.Module, images: Tensor, labels: Tensor) -> Iterator[Closed]:
-    """Close one head of `model` at each step, in place, until none is left; what was closed is removed (`prune_`).
+    """Close one head of `model` at each step, in place, until none is open; closed parts are removed (`prune_`).
 
     images (N, C, H, W), normalised, and labels (N,): training images. The loss is measured on every second image, and
     BatchNorm's statistics on all of them after each step (`close_`). Raises RecastError for a network without open

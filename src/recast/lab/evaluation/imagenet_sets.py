@@ -63,7 +63,7 @@ def outputs_of(context: Context, wnids: Sequence[str], dataset: str) -> Tensor:
         classes = order
     place = {name: index for index, name in enumerate(classes)}
     if missing := [wnid for wnid in wnids if wnid not in place]:
-        raise NotMeasured(f"{data} lacks {len(missing)} classes of {dataset}: {listed(missing, 5)}; {remedy}")
+        raise NotMeasured(f"{data} lacks {len(missing)} classes of {dataset} ({listed(missing, 5)}); {remedy}")
     return torch.tensor([place[wnid] for wnid in wnids])
 
 

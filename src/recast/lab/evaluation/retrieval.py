@@ -68,7 +68,7 @@ def rankings(cosines: Tensor, coarse: tuple[Tensor, Tensor] | None) -> Iterator[
 
 
 def score_retrieval(batch: Batch) -> Iterator[Score]:
-    """Score top1, neighbours (the chosen k) and map; with coarse classes map/conditioned and map/oracle too."""
+    """Score top1, neighbours (the chosen k) and map; with coarse classes also map/conditioned and map/oracle."""
     context, bank_of = batch.context, knn.banks(batch)
     data, best_k = context.data, context.store.setdefault("k", {})
     for name, model in batch.models.items():

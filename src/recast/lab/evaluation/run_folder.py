@@ -53,10 +53,10 @@ def check_run(folder: str | Path) -> None:
     """Raise `RecastError` for a folder without a finished recast arm, before anything of it is loaded."""
     folder = Path(folder)
     if not (folder / "recipe.yaml").is_file():
-        raise RecastError(f"{folder} is no run folder: it has no recipe.yaml (recast train writes one)")
+        raise RecastError(f"{folder} is not a run folder: it has no recipe.yaml (recast train writes one)")
     if not (folder / "weights.safetensors").is_file():
         again = follow_up("train", "--resume", str(folder), functions=functions_of(load_recipe(folder / "recipe.yaml")))
-        raise RecastError(f"{folder} is not trained to its end: finish it with {again}")
+        raise RecastError(f"the training in {folder} is not finished: continue it with {again}")
 
 
 def open_run(folder: str | Path) -> OpenRun:
@@ -100,15 +100,15 @@ def evaluate_run(
     command: str = "",
     progress: bool = True,
 ) -> Results:
-    """Measure the arms of a run side by side and keep everything in its folder.
+    """Measure the arms of a run on the same images and save the results in its folder.
 
-    RUN/rows.csv, differences.csv     what was measured; a suite's older lines are replaced
-    RUN/analysis/SUITE.csv            the tables of the suites that fill one
+    RUN/rows.csv, differences.csv     results; a suite's older rows are replaced
+    RUN/analysis/SUITE.csv            tables of the suites that produce one
     RUN/evaluation.json               by suite: command, versions, machine, data, options, date
     RUN/scores/                       per-image scores: measured again only for other weights, images or options
     RUN/predictions.png               of segmentation and detection: image, truth and the arms, where these differ most
 
-    Raises `RecastError` as `open_run` and `measure` do, after writing what was finished, and if another process writes
+    Raises `RecastError` as `open_run` and `measure` do, after writing finished results, and if another process writes
     the folder.
     """
     check_suites(suites)
@@ -158,7 +158,7 @@ def _labelled(run: OpenRun, suites: Sequence[str], options: Options) -> Data:
     if others := [name for name in suites if "labels" not in evaluator(name).uses]:
         raise RecastError(
             f"{run.folder} was trained with {trained} labels: {others[0]} cannot be measured with "
-            f"labels={options.labels}, only knn and retrieval can"
+            f"labels={options.labels}; only knn and retrieval can"
         )
     return data_of(run.recipe, options.labels)
 
@@ -189,7 +189,7 @@ def _write(
         before = content["suites"].get(name, {}).get("images", 0)
         if options["num_images"] is not None and before > images:
             warnings.warn(
-                f"{run.folder} keeps {name} of {before:,} images: this look at {images:,} is not written", stacklevel=2
+                f"{run.folder} keeps {name} of {before:,} images; the result on {images:,} is not saved", stacklevel=2
             )
             continue
         written.add(name)

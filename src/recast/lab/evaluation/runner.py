@@ -65,7 +65,7 @@ def evaluate(
         One row for each model and metric.
 
     Raises:
-        RecastError: before anything is measured, for an unknown suite, no images, a bad option or a missing device.
+        RecastError: before any measurement, for an unknown suite, no images, a bad option or a missing device.
         NotMeasured: if a suite's data set is missing, after the other suites (with a cache nothing is lost).
 
     Example:
@@ -182,7 +182,7 @@ class Job:
 def score_suites(
     context: Context, suites: Iterable[str], folder: Path | None = None, bar: Progress | None = None
 ) -> tuple[dict[str, dict[tuple[str, str], np.ndarray]], list[NotMeasured]]:
-    """Return per-image scores {suite: {(model, metric): (n, k)}} of the suites that have them, and what was missing.
+    """Return per-image scores {suite: {(model, metric): (n, k)}} of suites that have them, and errors of the others.
 
     folder: of the scores; None: in memory. Scores of an interrupted pass are saved.
     """
@@ -193,7 +193,7 @@ def score_suites(
             continue
         try:
             if SUITES[name].needs_rgb and context.data.in_chans is not None:
-                raise NotMeasured(f"{name} requires RGB pictures, {context.data.name} is read with in_chans")
+                raise NotMeasured(f"{name} requires RGB images, but {context.data.name} is read with in_chans")
             sources = [context.validation] if suite.sources is None else suite.sources(context)
         except NotMeasured as error:
             missing.append(error)

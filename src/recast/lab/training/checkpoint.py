@@ -158,7 +158,7 @@ def restore_(state: State, recipe: Recipe, folder: Path, images: int, path: Path
                 {**defaults, "params": [parameters[name] for name in names]} for names in content["groups"]
             ]
     if reason := mismatch(state.model, content["model"]):
-        raise RecastError(f"{path} is the state of another model ({reason}): {start_again}")
+        raise RecastError(f"{path} is the state of a different model ({reason}): {start_again}")
     state.model.load_state_dict(content["model"])
     if state.ema is not None:
         state.ema.module.load_state_dict(content["ema"])
@@ -186,4 +186,4 @@ def _newest(candidates: list[Path], folder: Path, start_again: str) -> tuple[dic
             return content, path
         except Exception as error:  # a damaged file can break the reader in any way
             warnings.warn(f"{path} cannot be read ({first_line(error)}); skipping it", stacklevel=3)
-    raise RecastError(f"{folder / 'resume'} holds no whole state of a run: {start_again}")
+    raise RecastError(f"{folder / 'resume'} holds no complete state of a run: {start_again}")

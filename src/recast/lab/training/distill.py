@@ -78,7 +78,7 @@ def build_teacher(
     name, norm = "parent", student
     if not isinstance(config, ModelTeacher):
         if parent is None:
-            raise RecastError("task.teacher.kind=parent needs the network that was recast, got none: name a model")
+            raise RecastError("task.teacher.kind=parent requires the parent of the recast network; use kind=model")
         model = parent
     else:
         name, model = config.teacher_model, _named(config, num_classes, len(student[0]))
@@ -94,7 +94,7 @@ def build_teacher(
     if logits.shape != (1, num_classes):
         got = f"{logits.shape[1]} classes" if logits.dim() == 2 else f"outputs of shape {tuple(logits.shape[1:])}"
         raise RecastError(
-            f"the teacher {name} has {got}, the data have {num_classes} classes: choose one trained on them"
+            f"the teacher {name} has {got}, the data have {num_classes} classes: choose a teacher trained on them"
         )
     return teacher
 

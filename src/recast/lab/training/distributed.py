@@ -103,7 +103,7 @@ def synchronise_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
     if process_count() == 1:
         return model
     if device.type != "cuda":
-        raise RecastError(f"sync_bn needs GPUs, got {device.type}: set sync_bn=false, or regularization.freeze_bn=true")
+        raise RecastError(f"sync_bn requires GPUs, got {device.type}: set sync_bn=false")
     for name, norm in model.named_modules():
         if isinstance(norm, _BatchNorm) and not computes_as(norm, *PLAIN_NORMS):
             raise RecastError(f"sync_bn cannot replace {name} ({type(norm).__name__}): set sync_bn=false")

@@ -63,7 +63,7 @@ def fit(
         data: training and validation images.
         recipe: settings of the training.
         out: folder of the training.
-        resume: go on with the training in `out`; a finished one is left alone.
+        resume: continue the training in `out`; a finished one is not changed.
         progress: show a line per epoch on standard error.
         name: name of the arm in these lines.
         parent: the teacher of `task.teacher.kind=parent`; only read.
@@ -154,7 +154,7 @@ class _Loop:
         except Stopped:
             with stop_signals():  # another Ctrl-C must not break off the saving
                 self._save()
-            message = f"interrupted: state saved in {self.out / 'resume'}; fit(..., resume=True) goes on"
+            message = f"interrupted: state saved in {self.out / 'resume'}; continue with fit(..., resume=True)"
             raise Interrupted(message, saved=True) from None
         except KeyboardInterrupt:  # the second Ctrl-C, which may come in the middle of a step
             raise Interrupted(f"interrupted at once, nothing saved: {newest_state(self.out)}") from None
@@ -183,12 +183,12 @@ class _Loop:
         self.update.network = distributed.wrapped(self.compiled, self.device, self.update.network)
 
     def _train(self) -> None:
-        """Run the epochs that are left, from the position of the state."""
+        """Run the remaining epochs, from the position of the state."""
         if self.state.position.epoch == 0:
             self._end_epoch()
         else:
             position = self.state.position
-            self.journal.say(f"note: goes on at epoch {position.epoch}, step {position.step}")
+            self.journal.say(f"note: continues at epoch {position.epoch}, step {position.step}")
         while self.state.position.epoch <= self.recipe.epochs:
             self._train_epoch()
             self._end_epoch()
@@ -212,7 +212,7 @@ class _Loop:
             self._launch(pixels, labels)
             position.seconds += time.perf_counter() - begin
             for name in set(loader.bad_images).difference(position.bad_images):
-                warnings.warn(f"{name} cannot be read: another image took its place", stacklevel=2)
+                warnings.warn(f"{name} cannot be read: replaced by another image", stacklevel=2)
                 position.bad_images.append(name)
             if self._finish(lag=0 if self.device.type == "cpu" else 1):
                 raise Stopped
@@ -253,7 +253,7 @@ class _Loop:
         self._write_schedule()
 
     def _tune(self) -> None:
-        """Choose the forms of new layers. The state has the choices, so that a run that goes on keeps them."""
+        """Choose the forms of new layers. The choices are part of the state, so that a resumed run keeps them."""
         state, recipe, layers = self.state, self.recipe, gpsa_layers(self.model)
         if not recipe.tune or (state.forms.layers if state.forms else {}).keys() >= layers.keys():
             return

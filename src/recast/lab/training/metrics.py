@@ -55,7 +55,7 @@ def validate(
         loss = meter.add(model, data.normalised(pixels, device), labels)
         totals += torch.tensor([loss, len(labels)], dtype=torch.float64)
     for name in loader.bad_images:
-        warnings.warn(f"{name} cannot be read: skipped in the validation", stacklevel=2)
+        warnings.warn(f"{name} cannot be read: skipped in validation", stacklevel=2)
     if skipped is not None:
         skipped += loader.bad_images
     loss, images = sum_over_processes_(totals, device).tolist()

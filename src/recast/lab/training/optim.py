@@ -8,14 +8,14 @@ updates t = 0 … T − 1 of the run:
     f(t) = e + (1 − e)·(1 − u)^0.9                  t ≥ W         decay=poly (DeepLab, Chen et al. 2017); linear: ^1
     f(t) = e + (1 − e)·0.1^([u ≥ 3/4] + [u ≥ 11/12])  t ≥ W       decay=steps (COCO's 3×: epochs 27 and 33 of 36)
 
-With `warmup_prefix` u = (t − W)/(T − 1 − W): the cosine begins where the warm-up ends and is over at the last update.
-Without it u = t/T, as in timm and DeiT (Touvron et al. 2021), which keep the value at an epoch's start for the epoch;
-here the rate changes at every update. timm's schedulers start and end every group at the same absolute rate, which
-loses the gates' ratio to the base rate, and they have a state.
+With `warmup_prefix` u = (t − W)/(T − 1 − W): the decay begins at the end of the warm-up and ends at the last update.
+Without it u = t/T, as in timm and DeiT (Touvron et al. 2021), which keep the rate constant within an epoch; here it
+changes at every update. timm's schedulers start and end every group at the same absolute rate, which does not keep the
+gates' ratio to the base rate, and they have a state.
 
 With `base_batch` the lr above is lr × batch_size / base_batch (Goyal et al. 2017). gate_lr, qk_lr, pool_lr, warmup_lr
-and min_lr are absolute, never scaled. Gates without a gate_lr have 50 × the scaled rate, pooling without a pool_lr has
-it, and so have queries and keys without a qk_lr.
+and min_lr are absolute, never scaled. By default gates have 50 × the scaled rate; pooling, queries and keys have the
+scaled rate.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def check_trainable(recipe: Recipe) -> None:
     """Raise RecastError for an optimizer timm does not provide, or an invalid value."""
     optimizer_options(recipe.optim)
     if recipe.amp == "fp16" and choose_device(recipe.device).type != "cuda":
-        raise RecastError(f"amp='fp16' needs a CUDA device, got {recipe.device}: use amp='bf16' or amp='off'")
+        raise RecastError(f"amp='fp16' requires a CUDA device, got {recipe.device}: use amp='bf16' or amp='off'")
 
 
 def optimizer_options(config: OptimConfig) -> dict[str, Any]:

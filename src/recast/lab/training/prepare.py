@@ -68,7 +68,7 @@ class Prepared:
     keeps_parent: bool
     """The run folder must hold the parent's weights: they are random, or the classifier is new."""
     pixels: str
-    """A line on size and normalisation of the images."""
+    """Line with size and normalisation of the images."""
     coarse: str | None
     """Content of the file of coarse classes, for the run folder."""
 
@@ -98,7 +98,7 @@ def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
         recipe = recipe.replace(data=recipe.data.replace(img_size=stored.data.img_size))
     if changed := changes(stored, with_size(recipe), ignore=(*may_change(), *completed)):
         raise RecastError(
-            f"{out} was started with other settings, {', '.join(changed)}: go on with "
+            f"{out} was started with other settings ({', '.join(changed)}): continue it with "
             f"{follow_up('train', '--resume', str(out), functions=functions_of(recipe))}, or start a new run from "
             f"{out}/recipe.yaml"
         )
@@ -153,8 +153,8 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
     if not recipe.is_plain:
         if recipe.has_layers and (layers := recast_layers(parent)):
             raise RecastError(
-                f"{config.checkpoint or config.name} is recast already ({next(iter(layers))}): start from its parent, "
-                "or train it on as it is with --where none"
+                f"{config.checkpoint or config.name} is already recast ({next(iter(layers))}): start from its parent, "
+                "or fine-tune it with --where none"
             )
         where = recipe.where[0] if len(recipe.where) == 1 else recipe.where
         planned = plan(parent, data.example, recipe.recast, where=where, max_tokens=recipe.max_tokens, pool=recipe.pool)
@@ -166,7 +166,7 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
 def _check_images(recipe: Recipe, data: Data) -> None:
     """Raise RecastError for images that this recipe cannot train on."""
     if missing := [name for name, part in (("training", data.train), ("validation", data.val)) if len(part) == 0]:
-        raise RecastError(f"{data.name} has no {missing[0]} images: training needs both parts")
+        raise RecastError(f"{data.name} has no {missing[0]} images: training requires both parts")
     Loader(  # raises for a batch larger than the training set
         data.train, recipe.data.batch_size, shuffle_seed=recipe.seed, repeats=recipe.augment.repeats, drop_last=True
     )
@@ -213,7 +213,7 @@ def _outputs(parent: nn.Module, data: Data, name: str) -> Any:
             ) from None
         raise RecastError(
             f"{name} cannot take images of {size}x{size} ({first_line(error)}): set data.img_size, or "
-            f"model.input_size={size} for a network built for one size"
+            f"model.input_size={size} for a network with a fixed size"
         ) from None
 
 

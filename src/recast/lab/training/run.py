@@ -65,8 +65,8 @@ def train(
 ) -> Path:  # fmt: skip
     """Recast the parent of `recipe`, verify it, train it into the folder `out`, and train the parent the same way.
 
-    With `recipe.schedule` the parent is trained as it is and its layers become attention on their dates; attention
-    pooling (`recipe.pool`) still goes in before training. The control arm keeps the network's own pooling.
+    With a `recipe.schedule` training starts with the parent, and its layers become attention at their dates; attention
+    pooling (`recipe.pool`) is inserted before training. The control arm keeps the network's own pooling.
 
     out/                     recipe.yaml classes.json environment.json plan.json verify.json
                              metrics.jsonl weights.safetensors resume/; schedule.json with a schedule
@@ -74,20 +74,20 @@ def train(
     out/parent.safetensors   the parent, if its weights are random or its classifier is new
     out/coarse.csv           a copy of the file of coarse classes, if the recipe names one
 
-    A recipe that recasts nothing (`where: [none]`, `pool.kind: none`) trains the network itself into `out`, without a
-    plan and a control arm.
+    A recipe that recasts nothing (`where: [none]`, `pool.kind: none`) trains the network itself into `out`, without
+    plan and control arm.
 
     Args:
         recipe: settings of the run. recipe.yaml completes it (classes, normalisation) and replays the run.
         out: a new or empty run folder.
-        resume: go on with the run in `out`, with the recipe in its folder; a finished run is left alone.
+        resume: continue the run in `out`, with the recipe in its folder; a finished run is not changed.
         progress: show a line per epoch on standard error.
         command: text for environment.json.
         say: called with lines on images, plan and exactness.
         trust: import functions that the recipe names (`pkg.module:function`).
 
     Raises:
-        RecastError: for a folder in use and for mistakes in recipe, data or parent, before the folder is made; and as
+        RecastError: for a folder in use, and for mistakes in recipe, data or parent before the folder is made; and as
             `fit` does.
         Interrupted: after Ctrl-C or SIGTERM.
     """
@@ -121,12 +121,12 @@ def train(
 
 
 def _notes(prepared: Prepared) -> Iterator[str]:
-    """Yield notes on unreadable images, of the task, and on settings with which attention learns little."""
+    """Yield notes on unreadable images, notes of the task, and notes on settings with which attention hardly learns."""
     recipe, data, bad = prepared.recipe, prepared.data, prepared.data.bad_images
     if bad:
-        yield f"images that cannot be read are left out ({len(bad)}): {listed(bad, 5)}"
+        yield f"skipped unreadable images ({len(bad)}): {listed(bad, 5)}"
     if data.in_chans is not None and (recipe.augmentation.auto_augment or recipe.augmentation.color_jitter):
-        yield f"auto_augment and color_jitter require RGB: left out for in_chans={data.in_chans}"
+        yield f"auto_augment and color_jitter require RGB: not applied for in_chans={data.in_chans}"
     yield from task_of(recipe).notes(recipe, data)
     if prepared.plan is not None and (reason := nothing_to_see(prepared.plan)):
         yield f"{reason} (--img-size, --where stage:-2)"
@@ -169,7 +169,7 @@ class _Run:
                     write_json(self.out / "environment.json", {**self.environment, "seconds": round(seconds, 1)})
 
     def open(self) -> None:
-        """Write once what is known before training; recipe.yaml comes after the files that a resumption needs."""
+        """Write once what is known before training; recipe.yaml comes after the files that resuming requires."""
         if self.environment:
             return
         path = self.out / "environment.json"
@@ -255,7 +255,7 @@ class _Run:
         if schedule is None:
             self.say(f"{plan}\nagainst the parent on {images}: {verified}\n")
         else:
-            self.say(f"{plan}\nrecast as it is now, it would differ on {images} by: {verified}\n{schedule}\n")
+            self.say(f"{plan}\nif recast now, differences on {images}: {verified}\n{schedule}\n")
 
 
 def plan_as_trained(plan: Plan, child: nn.Module) -> Plan:

@@ -1,9 +1,9 @@
-"""The backends `split`, `merged`, `sdpa` and `plain`: a convolution and what the open heads add to it.
+"""The backends `split`, `merged`, `sdpa` and `plain`: a convolution, plus the open heads.
 
-They differ in how content attention is computed (`Attend`), and where the shift is:
+A *gather* is A_h X; a map is *short* with few keys per channel (`KEYS`). Backends differ in `Attend` and the shift:
 
-split    writes short maps out, and makes long ones part by part (`long_maps`)
-merged   has the shift in the maps, where all heads have content and maps are short: one gather, one product
+split    writes short maps out, and computes long ones part by part (`long_maps`)
+merged   has the shift in the maps, if all heads have content and maps are short: one gather, one product
 sdpa     calls torch's scaled dot-product attention, whose GPU kernels hold no map
 plain    writes every map out, by operations that exporters and function transforms support; sizes may be symbols
 """
@@ -35,15 +35,15 @@ from recast.layers.functional.operands import (
 from recast.layers.geometry import Geometry, is_channels_last
 
 KEYS = 2
-"""Keys per channel up to which a content map is short: no more than twice as large as the input."""
+"""Keys per channel up to which a content map is short: at most twice as large as the input."""
 WRITTEN_OUT = 2400
-"""On CUDA, maps of this many keys, of all open heads together, are written out: `sdpa`'s kernels are slower for values
-so wide."""
+"""On CUDA, maps are written out up to this many keys in all open heads together: `sdpa`'s kernels are slower for values
+wider than the keys."""
 READ_AGAIN = 8
-"""A matrix of this many rows for each token of an image meets the tokens of all images at once: to read it again for
-every image takes longer than to lay the tokens side by side (2×2 pixels, 512 channels: three times as long)."""
+"""A matrix with this many rows per token of an image is multiplied with the tokens of all images at once: reading it
+again for every image takes longer than concatenating the tokens (2×2 pixels, 512 channels: three times as long)."""
 PRODUCT = 1.15
-"""Time of a matrix product against a convolution of as many multiply-accumulates (results/layer.csv, CPU)."""
+"""Time of a matrix product relative to a convolution with as many multiply-adds (results/layer.csv, CPU)."""
 ALIGNED = 8
 """torch's GPU kernels require widths of queries and keys that are multiples of this, in half precision."""
 
@@ -56,12 +56,12 @@ def choose_backend(
 ) -> Literal["split", "merged", "sdpa"]:
     """Return the backend for a layer with `opened` heads that have a Gaussian or a content map, by type of device.
 
-    On CUDA it is `split` where the maps, of `keys` pixels, are short, else `sdpa`, which holds none. Without open heads
-    all are the convolution.
+    On CUDA it is `split` for maps with few `keys`, else `sdpa`, which holds no map. Without open heads all are the
+    convolution.
 
-    What a head gathers costs the same in both. `split` convolves with all H kernel positions and projects the open
-    heads' gathers; `merged` projects all heads' gathers by a matrix product, which is slower than a convolution:
-    H + PRODUCT · opened against PRODUCT · H. Grouped and transposed layers, where products are small, are always split.
+    A gather costs the same in both. `split` convolves with all H kernel positions and projects the open heads' gathers;
+    `merged` projects all heads' gathers by a matrix product, which is slower than a convolution: H + PRODUCT · opened
+    compared with PRODUCT · H. Grouped and transposed layers, where products are small, are always split.
     """
     heads = geometry.num_heads
     if device == "cuda" and opened:
@@ -85,8 +85,8 @@ def split(x: Tensor, w: Weights) -> Tensor:
 def merged(x: Tensor, w: Weights) -> Tensor:
     """Let every head gather by the sum of its maps, for one product with W_out: cheapest when most heads are open.
 
-    On short maps alone. Where all heads have content, the three maps are mixed. Else where all have a Gaussian, the
-    shift is a second term of its factors: no convolution. Other layers are split.
+    Only on short maps. If all heads have content, the three maps are mixed. Else, if all have a Gaussian, the shift is
+    a second term of its factors: no convolution. Other layers are split.
     """
     heads = w.geometry.num_heads
     is_short = on_accelerator(x) or _has_few_keys(x, w)
@@ -111,9 +111,9 @@ def merged(x: Tensor, w: Weights) -> Tensor:
 
 
 def sdpa(x: Tensor, w: Weights) -> Tensor:
-    """Compute `plain` with `scaled_dot_product_attention` in place of the content maps: its GPU kernels hold no map.
+    """Compute `plain` with `scaled_dot_product_attention` instead of content maps: its GPU kernels hold no map.
 
-    Linear content has no such product and stays as it is.
+    Linear content is computed as in `plain`.
     """
     return _convolution_and_open_heads(x, w, _scaled_dot_product)
 

@@ -1,4 +1,4 @@
-"""softmax(Q K) V of long maps: made part by part, in the backward pass again, so that no map is held whole.
+"""softmax(Q K) V of long maps, computed part by part, and again in the backward pass, so that no map is held whole.
 
 The maps of a few hundred queries at a time stay in the processor's cache (as in flash attention, Dao et al. 2022). Here
 all heads gather from the same values, which are wider than the queries and keys. Half precision is computed in fp32.
@@ -18,7 +18,7 @@ from torch.utils.flop_counter import register_flop_formula
 from recast.errors import RecastError
 
 MAP_NUMBERS = 2**19
-"""Numbers of maps, about, that are made at a time on a CPU, of short ones too: its cache holds these 2 MiB."""
+"""Approximate number of map entries computed at a time on a CPU, also of short maps: these 2 MiB fit its cache."""
 LARGEST_EXPONENT = 40.0
 """Logits whose exponentials fp32 can sum as they are: e^±40 is 4e-18 to 2e17."""
 
@@ -27,8 +27,8 @@ LARGEST_EXPONENT = 40.0
 def attend(query: Tensor, key: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Return softmax(Q K) V, (B, N, H, C), and the logarithms of the softmax's sums, (B, H, N, 1).
 
-    Q is (B, H, N, D), scaled, K (B, H, D, M) and V, which the heads share, (B, M, C). What half precision gathers is
-    returned in fp32: the backward pass needs its digits.
+    Q is (B, H, N, D), scaled, K (B, H, D, M) and V, which the heads share, (B, M, C). With half-precision inputs the
+    result is fp32, because the backward pass requires its digits.
     """
     gathered, log_sums = _outputs(query, values)
     dtype = gathered.dtype
@@ -56,7 +56,7 @@ def _(query: Tensor, key: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 def attend_backward(
     d_gathered: Tensor, query: Tensor, key: Tensor, values: Tensor, gathered: Tensor, log_sums: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of `attend` for Q, K and V, from that of what it gathered."""
+    """Return the gradients of `attend` for Q, K and V, from that of its output."""
     dtypes = [t.dtype for t in (query, key, values)]
     query, key, values = (t.to(gathered.dtype) for t in (query, key, values))
     d_query, d_key = torch.empty_like(query), torch.zeros_like(key)

@@ -17,14 +17,14 @@ SOFTPLUS_BETA = 5.0
 
 
 class Gates(NamedTuple):
-    """Coefficients of the Gaussian and the content maps, one entry for each head that has such a map (`Weights`)."""
+    """Coefficients of the Gaussian and the content maps, one entry for each head with this map (`Weights`)."""
 
     gaussian: Tensor
     """(H_g,)"""
     content: Tensor
     """(H_c,)"""
     has_shift: bool = True
-    """The shift has the rest of each head, so that its coefficients sum to one; False: heads have no shift."""
+    """True if the shift has the remaining share of each head, so that coefficients sum to 1; False: no shift."""
 
 
 class Weights(NamedTuple):

@@ -16,15 +16,15 @@ METRICS["cosine"] = Metric("Cosine of the tokens", "", meaning="of class and dis
 METRICS["branch"] = Metric("Branch over main path", "", meaning="‖g(x)‖ / ‖x‖ over all tokens, mean over the images")
 SUITES |= {
     "branches": Suite(
-        "Branches of a transformer", "size of what attention and MLP of every block add, over the main path's",
+        "Branches of a transformer", "norm of every block's attention and MLP branch relative to the main path",
         "accuracy", ("branch",), "block {}",
     ),
     "crop": Suite(
-        "Test crop", "accuracy with 0.875, 0.9, 0.95 and all of the short side in the centre crop", "accuracy",
+        "Test crop", "accuracy with centre crops of 0.875, 0.9, 0.95 and 1 of the short side", "accuracy",
         setting="crop {}",
     ),
     "tokens": Suite(
-        "Heads of a distilled DeiT", "accuracy of class head, distillation head and their mean; cosine of their tokens",
+        "Heads of a distilled DeiT", "accuracy of class head, distillation head and their mean; cosine of the tokens",
         "accuracy", ("top1", "cosine"), "after block {}",
     ),
 }  # fmt: skip
@@ -35,29 +35,29 @@ class DeitConfig(PaperConfig):
 
     section: ClassVar[str] = "deit"
     drop_path_mode: Annotated[Literal["linear", "uniform"], Rare()] = "linear"
-    """linear: from 0 at the first block to drop_path at the last. uniform: the same in every block."""
+    """Stochastic depth of the blocks. linear: from 0 at the first to drop_path at the last. uniform: equal in all."""
     layer_scale: Annotated[NotNegative | None, Rare()] = None
-    """Value that the network's LayerScale starts with. None: as the network was built."""
+    """Initial value of the network's LayerScale. None: as the network was built."""
     init_std: Annotated[Positive | None, Rare()] = None
-    """Draw the weights of linear layers and tokens anew with this standard deviation, as DeiT does (0.02), all else as
-    torch does. None: as the network was built."""
+    """Standard deviation of the initial weights of linear layers and tokens (DeiT: 0.02); other weights as in torch.
+    None: as the network was built."""
 
     def check_trained(self) -> None:
-        """Raise RecastError for settings that would wipe trained weights."""
-        for name, wiped in (("layer_scale", "LayerScale"), ("init_std", "weights")):
+        """Raise RecastError for settings that would overwrite trained weights."""
+        for name, target in (("layer_scale", "LayerScale"), ("init_std", "weights")):
             if getattr(self, name) is not None:
-                raise RecastError(f"papers.deit.{name} would wipe the trained {wiped}: it is for random weights")
+                raise RecastError(f"papers.deit.{name} overwrites the trained {target}: drop it for trained weights")
 
     def draw_(self, model: nn.Module) -> None:
-        """Draw the weights of linear layers and tokens anew."""
+        """Initialize the weights of linear layers and tokens."""
         from recast.papers.first_weights import draw_
 
         if self.init_std is not None:
             draw_(model, self.init_std)
 
     def prepare_(self, model: nn.Module) -> None:
-        """Set LayerScale, y = x + γ·F(x) with γ one number a channel (Touvron et al. 2021, CaiT), in class-attention
-        blocks too, as in the published code. Raises RecastError for a network without it."""
+        """Set LayerScale, y = x + γ·F(x) with γ per channel (Touvron et al. 2021, CaiT), and in class attention,
+        as in the published code. Raises RecastError for a network without LayerScale."""
         from torch.nn import init
 
         from recast.lab.scales import layer_scales
@@ -65,7 +65,7 @@ class DeitConfig(PaperConfig):
         if self.layer_scale is None:
             return
         if not (scales := layer_scales(model)):
-            raise RecastError(f"{type(model).__name__} has no LayerScale: leave layer_scale out")
+            raise RecastError(f"{type(model).__name__} has no LayerScale: drop layer_scale")
         for scale in scales.values():
             init.constant_(scale, self.layer_scale)
 

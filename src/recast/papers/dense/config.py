@@ -17,8 +17,7 @@ class _Dense(TaskConfig):
 
     unused: ClassVar[tuple[str, ...]] = ("pool.kind",)
     resize: Annotated[tuple[Ratio, Ratio], AfterValidator(ordered), Rare()] = (0.5, 2.0)
-    """Factors that the image is resized by before a random crop. 1: the short side to S, in detection the long
-    one."""
+    """Range of the random resize before a random crop of S x S. 1: the short side to S, in detection the long side."""
 
 
 class SegmentConfig(_Dense):
@@ -27,9 +26,9 @@ class SegmentConfig(_Dense):
     data_sets: ClassVar[tuple[str, ...]] = ("scenes", "masks")
     kind: Literal["segment"] = "segment"
     erasing: Probability = 0.0
-    """Probability of random erasing (one box of noise, pixel mode)."""
+    """Probability of random erasing (one box of noise, timm's mode pixel)."""
     label_smoothing: BelowOne = 0.0
-    """Share of a label that is spread over all classes."""
+    """Label smoothing: share of the target spread over all classes."""
 
 
 class DetectConfig(_Dense):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 METRICS |= {
     "weight_decay": Metric("Weight decay, log₁₀", "", meaning="of the linear classifier, chosen on held-out images"),
     "halves": Metric(
-        "Random halves told apart", meaning="training accuracy of a linear classifier of halves of every class"
+        "Random halves separated", meaning="training accuracy of a linear classifier of random halves of every class"
     ),
     "energy": Metric("Energy of the components", meaning="share of the variance in the first components"),
 }
@@ -30,7 +30,7 @@ SUITES |= {
         "accuracy", ("top1", "weight_decay"), short="Linear classifier",
     ),
     "separability": Suite(
-        "Separability of the features", "random halves of every class told apart; energy of the principal components",
+        "Separability of the features", "how well random halves of a class separate; energy of principal components",
         "accuracy", ("halves", "energy"), "{} components", short="Separability",
     ),
 }  # fmt: skip
@@ -53,16 +53,16 @@ class Projector(OneOf):
     default: ClassVar[str] = "mlp"
 
     kind: Annotated[Literal["linear", "mlp", "dino"], Rare()]
-    """Head of the embedding. linear: one layer (Grafit FC). mlp: two with a ReLU between (Grafit). dino: the features
-    themselves, which learn without labels by DINO's loss over dim prototypes."""
+    """Head of the embedding. linear: one layer (Grafit FC). mlp: two layers with a ReLU (Grafit). dino: no head; the
+    features learn without labels by DINO's loss over dim prototypes."""
     dim: Annotated[Classes, Rare()] = 256
-    """Width of the embedding; dino: prototypes."""
+    """Width of the embedding; with dino the number of prototypes."""
     hidden: Annotated[Width, Rare()] = 4096
-    """Width between the layers of the mlp, and of the predictor that the loss of instances needs."""
+    """Hidden width of the mlp, and of the predictor of the instance loss."""
     label_weight: Annotated[NotNegative, Rare()] = 0.0
-    """Weight of the loss of labels. 0: the classifier learns beside, as a probe that moves nothing else."""
+    """Weight of the label loss. 0: the classifier trains as a probe, without gradient to the rest."""
     target_decay: Annotated[Probability, Rare()] = 0.996
-    """Decay of the moving average at the start; it rises to 1 by a cosine."""
+    """Initial decay of the moving average of the weights; it rises to 1 by a cosine."""
 
 
 class Neighbors(Projector):
@@ -70,16 +70,16 @@ class Neighbors(Projector):
 
     kind: Annotated[Literal["linear", "mlp"], Rare()] = "mlp"
     knn_weight: Annotated[NotNegative, Rare()] = 1.0
-    """Weight of the loss of neighbors: softmax over all training images, those of the class are right (SNCA)."""
+    """Weight of the neighbor loss: softmax over all training images, the target is those of the same class (SNCA)."""
     instance_weight: Annotated[NotNegative, Rare()] = 1.0
-    """Weight of the loss of instances."""
+    """Weight of the instance loss."""
     instance_loss: Annotated[Literal["byol", "triplet"], Rare()] = "byol"
-    """Loss of instances. byol: views of an image agree with those of a moving average of the network. triplet: they are
-    nearer to each other than to views of the batch's other images."""
+    """Instance loss. byol: embeddings of an image's views predict those of a moving average of the network. triplet:
+    they are closer to each other than to views of other images in the batch."""
     views: Annotated[Count, Rare()] = 4
-    """Views of each image in an update; the losses of labels and of neighbors see the first."""
+    """Views of each image in an update; label and neighbor loss use the first."""
     sigma: Annotated[Positive, Rare()] = 0.05
-    """Temperature of the loss of neighbors."""
+    """Temperature of the neighbor loss."""
 
     @model_validator(mode="after")
     def _learns(self) -> Self:
@@ -95,11 +95,11 @@ class Dino(Projector):
 
     kind: Annotated[Literal["dino"], Rare()] = "dino"
     views: Annotated[int, Ge(2), Rare()] = 4
-    """Views of each image in an update; the losses of labels and of neighbors see the first."""
+    """Views of each image in an update; label and neighbor loss use the first."""
     local_scale: Annotated[tuple[Share, Share], Rare()] = (0.05, 0.4)
-    """dino: share of the image's area that the views after the second show, enlarged to the size of the others."""
+    """Range of the crop area, relative to the image, of all views but the first two; they are enlarged to full size."""
     teacher_temperature: Annotated[Positive, Rare()] = 0.04
-    """dino: temperature of the moving average's outputs; that of the network's is 0.1."""
+    """Temperature of the moving average's outputs; that of the network's outputs is 0.1."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -116,7 +116,7 @@ class EmbedConfig(OneLabelTask):
     projector: Projector = Neighbors()
 
     def check(self, recipe: Recipe) -> None:
-        """Raise `clash` for what an embedding cannot be learned with."""
+        """Raise `clash` for settings that an embedding cannot be trained with."""
         super().check(recipe)
         if recipe.regularization.freeze not in ("none", "batch_norm"):
             raise clash("`regularization.freeze` of weights does not apply to `task.kind` embed; drop it")

@@ -26,7 +26,7 @@ class MultiLabel(Task):
     outputs = "sigmoid"
     suites: ClassVar[Mapping[str, Suite]] = {
         "multilabel": Suite(
-            "Labels", "mAP, F1 at 0.5 and AUROC, also of every class (data with several labels)", "accuracy",
+            "Labels", "mAP, F1 at 0.5 and AUROC, also per class (data with several labels)", "accuracy",
             ("map", "f1", "auroc"), default=True, task="multilabel",
         )
     }  # fmt: skip

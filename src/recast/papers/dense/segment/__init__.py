@@ -42,7 +42,7 @@ class Segment(Task):
     }  # fmt: skip
     suites: ClassVar[Mapping[str, Suite]] = {
         "segmentation": Suite(
-            "Pixels", "mIoU, mAcc, aAcc, boundary IoU, IoU of every class (data with masks)", "accuracy",
+            "Pixels", "mIoU, mAcc, aAcc, boundary IoU, IoU per class (data with masks)", "accuracy",
             ("miou", "macc", "aacc", "boundary_iou", "iou"), "{} classes",
             by_cost=("miou", "boundary_iou"), default=True, task="segment",
         )
