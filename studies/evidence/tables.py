@@ -113,11 +113,12 @@ def compare(name: str, pairs: Iterable[tuple[str, str]], scores: Scores, attenti
     """Return the rows of evidence_differences.csv, of one study or of several whose runs are together in `scores`."""
     rows = []
     for arm, control in pairs:
-        shared = sorted(scores[arm].keys() & scores[control].keys())
-        if len(shared) < 2:
-            continue
         is_awake = all(2 * run.awake >= run.heads for run in attention[arm])
-        for metric in scores[arm][shared[0]]:
+        common = sorted(scores[arm].keys() & scores[control].keys())
+        for metric in scores[arm][common[0]] if common else ():
+            shared = [run for run in common if metric in scores[arm][run] and metric in scores[control][run]]
+            if len(shared) < 2:  # of a measurement that is not finished
+                continue
             ours, theirs = (np.stack([scores[name][run][metric] for run in shared]) for name in (arm, control))
             values = {name: round(value, 3) for name, value in difference(ours, theirs).items()}
             rows.append(

@@ -295,6 +295,7 @@ def forward_mode(layer: nn.Module, x: Tensor) -> Tensor:
 
 TRANSFORMS: dict[str, Callable[[GPSA, Tensor], Tensor]] = {
     "grad of each image": per_sample,
+    "vmap": lambda layer, x: torch.func.vmap(layer)(x[:, None]),
     "hessian": lambda layer, x: torch.func.hessian(lambda z: layer(z).square().sum())(x[:1, :, :3, :3]),
     "forward mode": forward_mode,
 }

@@ -54,6 +54,13 @@ def test_the_report_says_what_each_layer_became_and_what_it_changed(child: nn.Mo
     assert [done.name for done in recast.fold_(child)] == [first.name, second.name]  # convolutions are left alone
 
 
+def test_a_folded_network_is_not_recast_again(parent: nn.Module) -> None:
+    child = recast_copy(parent, X)
+    recast.fold_(child)
+    with pytest.raises(recast.RecastError, match="was recast and folded"):
+        recast.recast_(child, recast.plan(child, X))
+
+
 @torch.no_grad()
 def test_a_tolerance_changes_what_it_says(child: nn.Module, error_of: Any) -> None:
     expected = child(X)

@@ -249,7 +249,8 @@ def flip_transpose(weight: Tensor, groups: int) -> Tensor:
 
 def is_channels_last(t: Tensor) -> bool:
     """Return True if the strides are channels_last only; one channel or one pixel fits both formats."""
-    return t.is_contiguous(memory_format=torch.channels_last) and t.stride(1) < t.stride(2)
+    # strides first: vmap has no answer for is_contiguous
+    return t.stride(1) < t.stride(2) and t.is_contiguous(memory_format=torch.channels_last)
 
 
 PADDING_LAYERS: dict[str, type[nn.Module]] = {

@@ -279,6 +279,6 @@ def check_logits(
     got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if isinstance(got, tuple) and len(got) == 2 and got[0] == images and classes in (None, got[1]):
         return
-    if classes is None:
-        raise RecastError(f"{of} must give logits ({images}, classes), got {got}")
+    if not isinstance(got, tuple) or len(got) != 2 or got[0] != images or classes is None:
+        raise RecastError(f"{of} must give logits ({images}, classes), a tensor with a row for each image, got {got}")
     raise RecastError(f"{of} must give logits ({images}, {classes}) for {dataset}, got {got}: set model.num_classes")

@@ -95,6 +95,8 @@ def check_recast(model: nn.Module, plan: Plan, chosen: Plan) -> tuple[dict[str, 
     if done is not None and begun and chosen.steps:  # it goes on with the plan it was begun with
         taken = {step.name for step in done.steps}
         if again := [step.name for step in chosen.steps if step.name in taken]:
+            if not isinstance(model.get_submodule(again[0]), RecastLayer):
+                raise RecastError(f"{again[0]} was recast and folded: recast the network as it was before fold_")
             raise RecastError(f"{again[0] or 'the model'} is already recast: a plan is applied once")
         if done.config != plan.config or plan.edits != done.edits[: len(plan.edits)]:
             raise RecastError("the model was recast with another plan: use that one, or start from the parent")
