@@ -302,7 +302,7 @@ def _check_labels(images: LabelledImages, classes: list[str], part: str) -> None
 def _zip(config: DataConfig) -> RawData:
     if (images := find_archives(config)) is None:
         raise RecastError(
-            f"name=zip requires a .zip file, or a folder with train.zip and val.zip (or test.zip), got "
+            f"--data zip requires a .zip file, or a folder with train.zip and val.zip (or test.zip), got "
             f"{data_dir(config)}"
         )
     return images
