@@ -85,6 +85,7 @@ def test_the_folded_network_computes_the_same(cli: Callable[..., Any], shared: P
     result = json.loads(cli("fold", shared / "run", "--out", saved, "--json").out)
     assert (result["file"], len(result["layers"])) == (str(saved), 4)
     assert 0 < result["open"] <= result["heads"] == 4
+    assert f"{saved} keeps {result['open']} of 4 open heads" in cli("fold", shared / "run", "--out", saved).out
     images = torch.rand(4, 3, 16, 16)
     with torch.no_grad():
         expected = open_run(shared / "run").models["recast"].eval()(images)
