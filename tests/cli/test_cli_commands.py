@@ -126,6 +126,10 @@ def test_options(words: str, key: str, value: object, trained: Callable[..., Rec
         ("train digits --resume runs/x", "--resume, RECIPE"),
         ("train --resume runs/x", "runs/x, recipe.yaml"),
         ("train digits --resume x --out y", "--resume"),
+        ("train run", "--resume run, run/recipe.yaml"),
+        ("plan run/w.safetensors", "is a file, --checkpoint run/w.safetensors"),
+        ("plan mynet.py:build", "mynet:build"),
+        ("plan nets/mynet.py", "mynet:FUNCTION"),
     ],
 )
 def test_a_mistake_names_what_was_typed(
@@ -134,9 +138,12 @@ def test_a_mistake_names_what_was_typed(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.yaml").write_text("optim: {learning_rate: 1}\n", encoding="utf-8")
     (tmp_path / "wrong.yaml").write_text("optim: {lr: fast}\n", encoding="utf-8")
+    (tmp_path / "run").mkdir()
+    for name in ("recipe.yaml", "w.safetensors"):
+        (tmp_path / "run" / name).touch()
     message = refused(*words.split())
     assert not [name for name in names.split(", ") if name not in message], message
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.yaml", "wrong.yaml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.yaml", "run", "wrong.yaml"]
 
 
 def test_the_command_takes_a_number_of_threads(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

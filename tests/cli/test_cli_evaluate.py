@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from PIL import Image
 from torchvision.models import mobilenet_v3_small
 
 import recast
@@ -53,7 +54,26 @@ def test_two_saved_networks_are_compared_on_the_same_images(
     done = cli("evaluate", "a.safetensors", "b.safetensors", *DIGITS)
     assert done.err.count("b.safetensors has the classes of digits in another order") == 1
     assert "+0.00" in done.out
-    assert "two files of recast.save" in refused("evaluate", "a.safetensors", *DIGITS)
+    assert "two files of recast.save, got a.safetensors\n" in refused("evaluate", "a.safetensors", *DIGITS)
+    recast.save(recast.load("a.safetensors"), "other.safetensors", how, classes=[*map(str, range(1, 10)), "zebra"])
+    how["kwargs"] = {"num_classes": 3}
+    recast.save(timm.create_model("digits_resnet", num_classes=3), "three.safetensors", how)
+    for other, message in (
+        ("other", "other.safetensors has the classes 1, 2, 3, 4, 5 and 5 more, the data 0, 1, 2, 3, 4"),
+        ("three", "three.safetensors must give 10 outputs, one for each class of digits, got a result of shape (1, 3)"),
+    ):
+        assert message in refused("evaluate", "a.safetensors", f"{other}.safetensors", *DIGITS)
+
+
+def test_the_images_of_two_files_are_named(cli: Callable[..., Any], tmp_path: Path) -> None:
+    for number in range(8):
+        (tmp_path / "photos" / str(number % 2)).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (30 * number,) * 3).save(tmp_path / "photos" / str(number % 2) / f"{number}.png")
+    saved = tmp_path / "a.safetensors"
+    how = {"name": "timm:digits_resnet", "kwargs": {"num_classes": 2}}
+    recast.save(timm.create_model("digits_resnet", num_classes=2), saved, how)
+    done = cli("evaluate", saved, saved, "--data-dir", tmp_path / "photos", "--img-size", "16")
+    assert done.out.startswith("photos: 2 validation images, held out of 8 images\n")
 
 
 def test_no_difference_is_a_negative_zero() -> None:
@@ -65,6 +85,7 @@ def test_the_folded_network_computes_the_same(cli: Callable[..., Any], shared: P
     result = json.loads(cli("fold", shared / "run", "--out", saved, "--json").out)
     assert (result["file"], len(result["layers"])) == (str(saved), 4)
     assert 0 < result["open"] <= result["heads"] == 4
+    assert f"{saved} keeps {result['open']} of 4 open heads" in cli("fold", shared / "run", "--out", saved).out
     images = torch.rand(4, 3, 16, 16)
     with torch.no_grad():
         expected = open_run(shared / "run").models["recast"].eval()(images)

@@ -186,7 +186,8 @@ def test_mistakes_with_models_are_one_line(
     for words, message in (
         (["runs/nothing"], "no run folder"),
         ([image, image], "is an image; give the network first"),
-        (["w.pth", image], "name the model, and add --checkpoint w.pth"),
+        (["w.pth", image], "w.pth was not written by recast.save: save the network with recast.save"),
+        ([weights, image], f"name the model, and add --checkpoint {weights}"),
         (["gone.safetensors", image], "no such file: gone.safetensors"),
         ([vit, image, *size, "--checkpoint", weights], "does not fit VisionTransformer"),
         ([vit, image, *size, "--mean", "120", "110", "100"], "--mean must be <= 1"),

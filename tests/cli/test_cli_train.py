@@ -13,6 +13,7 @@ import pytest
 
 import recast.lab.training.run as training
 from recast.lab.cli import main, quickstart
+from recast.lab.cli.train import _arms
 from recast.lab.config import Recipe
 from recast.lab.recipe import load_recipe
 from recast.lab.training.metrics import read_metrics
@@ -33,6 +34,14 @@ def test_a_recipe_is_a_name_or_a_file(shared: Path, cli: Cli, tmp_path: Path) ->
         assert (recipe.epochs, recipe.control, recipe.data.num_train) == (0, False, 40)
         assert recipe.model.checkpoint == str((shared / "weights.safetensors").resolve())
         assert recipe.where == ["layer3.1.conv1"]
+
+
+def test_the_results_of_the_arms_are_aligned(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recast.lab.cli.train.has_new_parent", lambda *_: True)
+    lines = _arms(shared / "run").splitlines()
+    assert lines[0].startswith("Parent before training: Top-1 ")
+    assert len(lines) == 3
+    assert {line.index("Top-1") for line in lines} == {24}
 
 
 PRESSED = """

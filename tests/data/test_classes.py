@@ -57,6 +57,9 @@ def test_the_superclasses_of_cifar100() -> None:
     # coarse labels of the first twenty fine ones in Krizhevsky's files
     assert coarse.of[:20].tolist() == [4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11]
     assert coarse.of.bincount().tolist() == [5] * 20
+    assert coarse_classes("hfds/uoft-cs/cifar100", LabelsConfig(), fine) is not None
+    assert coarse_classes("folder", LabelsConfig(), fine) is None
+    assert coarse_classes("folder", LabelsConfig("coarse"), fine) is not None
 
 
 def test_coarse_and_fine_labels_are_of_the_same_images(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ import gc
 import os
 import random
 import signal
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -207,6 +208,13 @@ def test_pixels_do_not_depend_on_batch_size_start_workers_and_parts(
     start = 5 * options.get("start", 0)
     assert rest_labels == labels[start:]
     assert rest_images.equal(images[start:])
+
+
+def test_there_are_at_most_as_many_loader_processes_as_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert epoch_of(make_data(), 5, workers=2)[0].equal(epoch_of(make_data(), 5)[0])
 
 
 def test_repeated_augmentation_shows_fewer_images_more_often() -> None:

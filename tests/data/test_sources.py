@@ -105,6 +105,10 @@ def test_two_archives_equal_the_folder(tmp_path: Path) -> None:
         rows = range(len(part))
         assert all(map(torch.equal, part.plain().batch(rows), twin.plain().batch(rows)))
     assert (zipped.train.augment.crop, zipped.train.augment.flip, zipped.name) == ("pad", True, tmp_path.name)
+    path = str(make_zip(tmp_path / "tree", tmp_path / "all.zip"))
+    named, inferred = (load_data(DataConfig(name, path, img_size=16)) for name in ("zip", "folder"))
+    assert (inferred.name, inferred.train.augment) == (named.name, named.train.augment) == ("all", zipped.train.augment)
+    assert inferred.val.batch(range(9))[0].equal(loose.val.batch(range(9))[0])
 
 
 @pytest.fixture(params=["folder", "zip"])

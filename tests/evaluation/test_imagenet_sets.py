@@ -103,9 +103,9 @@ def test_v2_is_not_in_the_order_of_its_folders(sets: Path, digits: Data, score: 
 def test_wrong_class_order_is_told_by_names(digits: Data) -> None:
     for classes in (NAMES[::-1], [NAMES[1], NAMES[0], *NAMES[2:]], list(imagenet_wnids()[:100])):
         with pytest.raises(NotMeasured):
-            outputs_of(context(named(digits, classes)), imagenet_wnids(), "imagenet-a")
+            outputs_of(named(digits, classes), imagenet_wnids(), "imagenet-a")
     short_names = ["crane bird" if index == 134 else name.split(", ")[-1] for index, name in enumerate(NAMES)]
-    assert outputs_of(context(named(digits, short_names)), imagenet_wnids()[3:5], "imagenet-a").tolist() == [3, 4]
+    assert outputs_of(named(digits, short_names), imagenet_wnids()[3:5], "imagenet-a").tolist() == [3, 4]
 
 
 @pytest.mark.parametrize("suite", [*SETS, "imagenet-real"])

@@ -114,13 +114,19 @@ def test_suites_of_the_same_images_share_the_forward_pass(digits: Data, spy: Any
     assert model.batches == [50] * 5
 
 
-def test_missing_data_is_named_and_the_rest_is_measured(digits: Data, tmp_path: Path, spy: Any) -> None:
-    context = open_context({"m": spy()}, digits, options=Options(sets=tmp_path))
+def test_other_classes_are_refused_missing_data_is_named_and_the_rest_is_measured(
+    digits: Data, tmp_path: Path, spy: Any
+) -> None:
+    with pytest.raises(RecastError, match="imagenet-a requires ImageNet's 1000 classes"):
+        measure(open_context({"m": spy()}, digits), ["clean", "imagenet-a"], progress=False)
+    digits = replace(digits, classes=[str(number) for number in range(1000)])
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 1000))
+    context = open_context({"m": model}, digits, options=Options(sets=tmp_path))
     results = measure(context, ["imagenet-a", "clean"], progress=False)
     assert {row.suite for row in results.rows} == {"clean"}
     assert len(results.not_measured) == 1
     with pytest.raises(NotMeasured, match="imagenet-a"):
-        rows_of(spy(), digits, ["imagenet-a", "clean"])
+        rows_of(model, digits, ["imagenet-a", "clean"], sets=tmp_path)
 
 
 def test_differences_are_paired_and_between_arms(trained: nn.Module, digits: Data, spy: Any) -> None:

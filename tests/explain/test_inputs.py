@@ -126,9 +126,13 @@ def test_validation_images_by_number_and_by_class(tmp_path: Path) -> None:
     save(photo(), tmp_path / "a.png")
     save(photo(), tmp_path / "b.png")
     words = ["val:1", tmp_path, "val:2"]
-    for most, notes in ((16, []), (2, ["2 of 4 images are shown; --num-images shows more."])):
+    for most, step, notes in (
+        (16, 1, []),
+        (2, 2, ["2 of 4 images are shown, spread evenly; --num-images shows more."]),
+    ):
         images, notes_shown = read(words, most)
-        assert ([image.name for image in images], notes_shown) == (["val:1", "a.png", "b.png", "val:2"][:most], notes)
+        names = ["val:1", "a.png", "b.png", "val:2"][::step]
+        assert ([image.name for image in images], notes_shown) == (names, notes)
     with pytest.raises(RecastError, match=r"val:4 is out of range: three has 4"):
         read(["val:4"])
     with pytest.raises(RecastError, match="drop --img-size"):

@@ -25,6 +25,11 @@ def test_marks() -> None:
     queries = [Query(beaver, {"Recast": [beaver, otter, shark]})]
     page = fill_page("neighbours.html.j2", "explain.css", title="", notes=[], queries=queries)
     assert "Recast, 1 of 3 right" in page
+    assert "same coarse class only" in page
+    queries = [Query(Shown(PNG, "a", "beaver"), {})]
+    assert "same coarse class only" not in fill_page(
+        "neighbours.html.j2", "explain.css", title="", notes=[], queries=queries
+    )
     assert all(mark in page for mark in ("✓ beaver", "~ otter", "✗ &lt;shark&gt;", "0.25"))
 
 

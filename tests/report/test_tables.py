@@ -188,6 +188,7 @@ def test_numbers() -> None:
     assert [formats.decimal(-0.04), formats.signed(0.04), formats.share(3.0, 0.0)] == ["0.0", "0.0", ""]
     assert [formats.significant(value) for value in (-0.000138, 9.13e-6)] == ["−0.00014", "9.1e−6"]
     assert [formats.compact(value) for value in (999_960, 9_996, 512)] == ["1.00\u00a0M", "10.0\u00a0k", "512"]
+    assert [formats.three_digits(value) for value in (9.123, 502.4, 1070.0)] == ["9.12", "502", "1,070"]
     assert [formats.error(value) for value in (0.0, 3.4e-7, math.inf)] == ["0", "3e−7", "not finite"]
     assert formats.percent(math.nan) == "–"
 

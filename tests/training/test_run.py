@@ -208,6 +208,13 @@ def test_mistakes_leave_no_folder(run: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(("channels", "count"), [(1, "1 channel"), (4, "4 channels")])
+def test_a_network_of_other_channels_is_refused(channels: int, count: str) -> None:
+    data = load_data(DataConfig("digits", img_size=8))
+    with pytest.raises(RecastError, match=f"of {count}, but image 0 is read with 3: set model.in_chans={channels}"):
+        prepare._outputs(torch.nn.Conv2d(channels, 10, 3), data, "net")
+
+
 def test_a_run_that_failed_before_its_first_state_leaves_nothing_and_a_killed_one_goes_on(
     run: Path, tmp_path: Path
 ) -> None:

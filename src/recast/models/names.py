@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from pathlib import PurePath
 
 from recast.errors import RecastError, shown, suggest
 
@@ -20,6 +22,13 @@ PLUGINS: list[str] = []
 def split_name(name: str) -> tuple[str, str]:
     """Split `timm:resnet18` into ("timm", "resnet18"); `pkg.module:function` gives ("function", the same name)."""
     prefix, colon, rest = name.partition(":")
+    if prefix.endswith(".py"):
+        function = f"{PurePath(prefix).stem}:{rest or 'FUNCTION'}"
+        raise RecastError(
+            f"{name} names a file: name its module, {function}, from its folder or with that on PYTHONPATH"
+        )
+    if not colon and PurePath(name).suffix and os.path.isfile(name):
+        raise RecastError(f"{name} is a file: name the model, and load its weights with --checkpoint {name}")
     if not colon:
         return "timm", name
     if prefix in REGISTRIES:

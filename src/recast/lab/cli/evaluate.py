@@ -86,7 +86,7 @@ def evaluate(
         print_json([asdict(row) for row in results.rows])
     for message in dict.fromkeys(map(str, results.not_measured)):
         complain("recast evaluate", f"error: {message}")
-    if results.rows and not (are_files or output.as_json):
+    if not (results.not_measured or are_files or output.as_json):
         print(f"next: recast report {shlex.join(runs)}" + (" --out FILE.html" if runs[1:] else ""))
     return 2 if results.not_measured else 0
 
@@ -130,15 +130,18 @@ def _compare_files(
     files: Sequence[str], images: DataConfig, suites: Sequence[str], how: Mapping[str, Any], trust: bool, output: Output
 ) -> Results:
     """Measure two files of `recast.save` on the same images, print their table, and return the results."""
+    import torch
+
     from recast.io import load
     from recast.lab.data import load_data
-    from recast.lab.data.class_order import order_classes_
+    from recast.lab.data.class_order import name_other_classes, order_classes_
     from recast.lab.evaluation.context import PixelModel
     from recast.lab.evaluation.runner import measure, open_context
     from recast.models.build import input_defaults
+    from recast.modes import in_eval
 
     if len(files) != 2:
-        raise RecastError(f"expected run folders, or two files of recast.save, got {len(files)} arguments")
+        raise RecastError(f"expected run folders, or two files of recast.save, got {', '.join(files)}")
     networks = {file: load(file, trust=trust) for file in files}
     inputs = {file: input_defaults(network) for file, network in networks.items()}
     sides = {stated.size[0] for stated in inputs.values() if stated}
@@ -149,16 +152,28 @@ def _compare_files(
     data = load_data(images, in_chans=next(iter(channels), None))
     models = {}
     for arm, file in zip(("finetuned", "recast"), files, strict=True):
+        if others := name_other_classes(networks[file], data, file):
+            raise RecastError(f"{others}: give images of the classes of {file} (--data, --data-dir)")
         order_classes_(networks[file], data, file)
         if inputs[file] is None:
             print(f"note: {file} states no normalisation; using that of {data.name}", file=sys.stderr)
         normalisation = inputs[file] or data
         models[arm] = PixelModel(networks[file], normalisation.mean, normalisation.std)
+        if data.val.task == "classify":
+            with torch.no_grad(), in_eval(networks[file]):
+                outputs = tuple(getattr(models[arm](data.example), "shape", ()))
+            if outputs != (1, len(data.classes)):
+                raise RecastError(
+                    f"{file} must give {len(data.classes)} outputs, one for each class of {data.name}, got a result of "
+                    f"shape {outputs} for one image: give images of its classes (--data, --data-dir)"
+                )
     context = open_context(models, data, **how)
     results = measure(context, suites or [data.task.main[0]], progress=sys.stderr.isatty())
     for name in results.tables:
         print(f"note: skipping suite {name}: it writes a table into run folders, and these are files", file=sys.stderr)
     if results.rows and not output.as_json:
+        origin = f", held out of {len(data.train) + len(data.val):,} images" * data.is_held_out
+        print(f"{data.name}: {len(context.data.val):,} validation images{origin}")
         names = dict(zip(models, files, strict=True))
         print(format_arms(results.rows, results.differences, names=names) + LEGEND)
     return results

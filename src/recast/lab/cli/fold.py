@@ -110,7 +110,7 @@ def _save(subject: str, path: Path, tol: float, heads: int | None, as_json: bool
     for layer in layers:
         form = "a convolution" if layer.convolution else f"{layer.heads - layer.closed} of {layer.heads} heads open"
         print(f"  {layer.name}: {form}")
-    print(f"{path}: {after} of {before} open heads left; recast.load({str(path)!r})")
+    print(f"{path} keeps {after} of {before} open heads; recast.load({str(path)!r})")
     return 0
 
 
@@ -118,7 +118,7 @@ def _measure(run: str, command: str, as_json: bool) -> int:
     """Measure the curve and print it."""
     from recast.lab.evaluation.run_folder import evaluate_run
     from recast.lab.files import read_json
-    from recast.lab.report.formats import head_labels
+    from recast.lab.report.formats import head_labels, three_digits
     from recast.lab.tables import read_records
 
     for error in evaluate_run(run, ["frontier"], command=command, progress=sys.stderr.isatty()).not_measured:
@@ -133,7 +133,7 @@ def _measure(run: str, command: str, as_json: bool) -> int:
     print(f"{'':<11}{'open heads':>10}{'top-1':>9}{'noise':>9}{'ms':>9}   closed")
     for line in lines:
         closed = "" if line.head is None else f"{line.layer} {labels[line.layer][line.head]}"
-        numbers = f"{line.heads:>10}{line.top1:>9.1f}{line.noise:>9.1f}{line.ms:>9.3g}"
+        numbers = f"{line.heads:>10}{line.top1:>9.1f}{line.noise:>9.1f}{three_digits(line.ms):>9}"
         print(f"{line.model:<11}{numbers}   {closed}".rstrip())
     print(f"{path}; next: recast fold {shlex.quote(run)} --heads N, recast report …")
     return 0

@@ -111,6 +111,10 @@ def _base(name: str | None, resume: str | None, out: str | None) -> Recipe:
     if resume in (None, AUTO):
         if name is None:
             raise RecastError("no recipe: give a name of docs/recipes.md, a recipe.yaml, or --resume RUN")
+        if name not in RECIPES and (Path(name) / "recipe.yaml").is_file():
+            raise RecastError(
+                f"{name} is a run: continue it with --resume {name}, or repeat it from {name}/recipe.yaml"
+            )
         return load_recipe(name) if name.endswith((".yaml", ".yml")) else make_recipe(name)
     for other, value in (("RECIPE", name), ("--out", out)):
         if value is not None:
@@ -148,9 +152,10 @@ def _arms(out: Path) -> str:
     arms = [(before, (control or trained)[:1]), (ARMS["finetuned"], control), (ARMS["recast"], trained)]
     if recipe.is_plain:
         arms = [("Before training", trained[:1]), ("Trained", trained)]
+    width = max(len(name) for name, _ in arms) + 2
     return "\n".join(
-        f"{name + ':':<20}{METRICS[metric].label} {rows[-1][f'val_{metric}']:.2f} %, loss {rows[-1]['val_loss']:.3f}, "
-        f"after epoch {rows[-1]['epoch']}"
+        f"{name + ':':<{width}}{METRICS[metric].label} {rows[-1][f'val_{metric}']:.2f} %, "
+        f"loss {rows[-1]['val_loss']:.3f}, after epoch {rows[-1]['epoch']}"
         for name, rows in arms if rows
     )  # fmt: skip
 

@@ -73,7 +73,7 @@ class ImagesConfig(Config):
         if self.name not in FORMATS or self.data_dir is None:
             return self.name.partition("/")[2] or self.name
         path = Path(self.data_dir).resolve()
-        return path.stem if self.name == "zip" else path.name
+        return path.stem if path.suffix.lower() == ".zip" else path.name
 
     @model_validator(mode="after")
     def _has_its_table(self) -> Self:

@@ -50,8 +50,10 @@ def find_folder(config: DataConfig) -> RawData:
     Raises RecastError if there are no images, a class has none, or the parts have different classes.
     """
     root = data_dir(config)
+    if (archive := find_archives(config) if root.is_file() else None) is not None:
+        return archive
     if not root.is_dir():
-        raise RecastError(f"{root} is not a folder: unpack it, or use name=zip (--data zip) for a .zip file")
+        raise RecastError(f"{root} is neither a folder nor a .zip file: unpack it")
     name = config.name if config.name == "imagenet" else root.resolve().name
     if (root / "index.csv").is_file():
         return RawData(name, None, *_read_index(root), crop="random")
@@ -61,7 +63,7 @@ def find_folder(config: DataConfig) -> RawData:
 def find_archives(config: DataConfig, **defaults: Any) -> RawData | None:
     """Read a zip of an image folder, or the train.zip and test.zip (or val.zip) of a folder; None without either."""
     path = data_dir(config)
-    name = config.name if config.name != "zip" else path.resolve().stem
+    name = path.resolve().stem if config.name in ("folder", "zip") else config.name
     if path.is_file() and path.suffix.lower() == ".zip":
         return _find_in(Archive(path), name, in_memory=True, **defaults)
     zips = {file.stem: file for file in path.glob("*.[zZ][iI][pP]") if not is_hidden(file.name)}

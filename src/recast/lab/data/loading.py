@@ -5,6 +5,7 @@ Batches of an epoch are numbered. Each process loads its share of every batch.
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 import traceback
@@ -59,7 +60,7 @@ class Loader:
     start: int = 0
     """Number of the first batch. Batches before it are not loaded, batches after it do not change."""
     workers: int = 0
-    """Number of loader processes; 0: images are read in this process."""
+    """Number of loader processes, at most one for each core; 0: images are read in this process."""
     repeats: int = 1
     """Repeated augmentation (Hoffer et al. 2020, as in DeiT): number of copies of each shuffled image, in a row; the
     epoch is cut to the size of the data set."""
@@ -180,12 +181,13 @@ def _ignore_signals(_worker: int) -> None:
 
 
 def _from_processes(source: Loader) -> Iterator[Loaded | RecastError]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         yield from DataLoader(
             source,  # type: ignore[arg-type]  # anything with items
             batch_size=None,  # an item is a batch
             sampler=range(source.start, source.batches),
-            num_workers=source.workers,
+            num_workers=min(source.workers, cores),  # torch warns of more
             pin_memory=source.pin_memory,
             worker_init_fn=_ignore_signals,
             generator=torch.Generator(),  # else every epoch would draw a number from the global generator

@@ -56,6 +56,8 @@ class Data:
     """Number of bands of an image; None: RGB pictures."""
     given: Mapping[str, Any] = field(default_factory=dict)
     """Values of `img_size`, `test_size`, `mean` and `std` in the config; what it leaves open is missing."""
+    is_held_out: bool = False
+    """True if the validation images are a share of the training images."""
 
     @property
     def task(self) -> Task:
@@ -194,7 +196,7 @@ def assemble(
 
     Raises RecastError for an image with a wrong label.
     """
-    train, val = raw.train, raw.val
+    train, val, is_held_out = raw.train, raw.val, raw.val is None
     if val is None:
         assert train is not None
         indices, held_out = hold_out(train.labels, config.val_fraction)
@@ -235,8 +237,9 @@ def assemble(
     options = ("img_size", "test_size", "mean", "std")
     given = {name: value for name in options if (value := getattr(config, name)) is not None}
     return Data(
-        raw.name, train, val, classes, mean, std, train.img_size, coarse, tuple(bad), raw.kinds, in_chans, given
-    )
+        raw.name, train, val, classes, mean, std, train.img_size, coarse, tuple(bad), raw.kinds, in_chans, given,
+        is_held_out,
+    )  # fmt: skip
 
 
 def _norm(config: DataConfig, raw: RawData, images: LabelledImages) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -299,7 +302,7 @@ def _check_labels(images: LabelledImages, classes: list[str], part: str) -> None
 def _zip(config: DataConfig) -> RawData:
     if (images := find_archives(config)) is None:
         raise RecastError(
-            f"name=zip requires a .zip file, or a folder with train.zip and val.zip (or test.zip), got "
+            f"--data zip requires a .zip file, or a folder with train.zip and val.zip (or test.zip), got "
             f"{data_dir(config)}"
         )
     return images

@@ -133,6 +133,8 @@ def _column(path: Path, columns: Sequence[str], name: str | None, usual: Sequenc
         return fitting[0]
     if fitting:
         raise RecastError(f"{path} has the columns {' and '.join(fitting)}: choose one with {option}, or rename one")
+    if name is None and any(map(is_image_name, columns)):
+        raise RecastError(f"{path} must name its columns in the first line, got {listed(columns, 5)}")
     missing = f"no column {shown(name)}" if name is not None else f"no column named {listed(usual, 6)}"
     several = ", or several of 0 and 1 (a,b,c)," * (usual is LABELS)
     raise RecastError(f"{path} has {missing}: choose one{several} of {listed(columns, 20)} with {option}")
@@ -197,7 +199,7 @@ def find_images(config: DataConfig, table: Labels, make: Callable[[list[str], Te
         )
     if twice := [file for file, count in Counter(filter(None, files)).items() if count > 1]:
         raise RecastError(
-            f"{table.file} has several rows for {len(twice)} images: {listed(twice, 3)}; keep one of each"
+            f"{table.file} has several rows for an image ({len(twice)}: {listed(twice, 3)}); keep one each"
         )
     rows = [row for row, file in enumerate(files) if file is not None]
     notes = [

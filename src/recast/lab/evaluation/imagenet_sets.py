@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from recast.errors import RecastError, listed
+from recast.lab.data import Data
 from recast.lab.data.datasets import ImageFiles
 from recast.lab.data.images import is_image_name, open_image, opened
 from recast.lab.evaluation.context import Context, NotMeasured, Source, sampled
@@ -46,24 +47,23 @@ def imagenet_wnids(subset: str = "imagenet") -> tuple[str, ...]:
     return tuple((files("timm.data") / "_info" / f"{subset}_synsets.txt").read_text(encoding="utf-8").split())
 
 
-def outputs_of(context: Context, wnids: Sequence[str], dataset: str) -> Tensor:
+def outputs_of(data: Data, wnids: Sequence[str], dataset: str) -> Tensor:
     """Return the output of the models for each class, (len(wnids),) int64, by the names of the data's classes.
 
     Classes named by wnid may have any order and include others. A thousand other names must be ImageNet's in its order
     (one of the words between commas is enough). Raises NotMeasured for other classes.
     """
-    classes: Sequence[str] = context.data.classes
-    data = context.data.name
+    classes: Sequence[str] = data.classes
     remedy = f"use a run on ImageNet, or drop {dataset}"
     if not all(WNID.fullmatch(name) for name in classes):
         order = imagenet_wnids()
         if len(classes) != len(order):
-            raise NotMeasured(f"{dataset} requires ImageNet's 1000 classes, {data} has {len(classes)}: {remedy}")
-        _check_order(classes, dataset, data)
+            raise NotMeasured(f"{dataset} requires ImageNet's 1000 classes, {data.name} has {len(classes)}: {remedy}")
+        _check_order(classes, dataset, data.name)
         classes = order
     place = {name: index for index, name in enumerate(classes)}
     if missing := [wnid for wnid in wnids if wnid not in place]:
-        raise NotMeasured(f"{data} lacks {len(missing)} classes of {dataset} ({listed(missing, 5)}); {remedy}")
+        raise NotMeasured(f"{data.name} lacks {len(missing)} classes of {dataset} ({listed(missing, 5)}); {remedy}")
     return torch.tensor([place[wnid] for wnid in wnids])
 
 
@@ -117,7 +117,7 @@ def list_images(root: Path, folders: Sequence[str]) -> tuple[list[str], Tensor]:
 def sources_of_set(context: Context, suite: str) -> list[Source]:
     """Return all images of a set, resized and cropped as the data; `columns` if it has only some classes."""
     wnids = sorted(imagenet_wnids(SETS[suite][0]))
-    columns = outputs_of(context, wnids, suite)
+    columns = outputs_of(context.data, wnids, suite)
     root = find_set(context, suite)
     present, folders = {entry.name for entry in root.iterdir() if entry.is_dir() and entry.name[0] != "."}, wnids
     if all(name.isdecimal() for name in present):  # ImageNet-V2: the numbers are ImageNet's labels
@@ -152,7 +152,7 @@ def sources_real(context: Context) -> list[Source]:
             "imagenet-real requires ImageNet's validation images under their file names "
             f"(ILSVRC2012_val_00000001.JPEG ...), but {data} has {other}; use --data imagenet"
         )
-    outputs = outputs_of(context, imagenet_wnids(), "imagenet-real")
+    outputs = outputs_of(context.data, imagenet_wnids(), "imagenet-real")
     answers = {index: outputs[label] for index, label in enumerate(labels) if label}
     if not answers:
         raise NotMeasured(f"none of the {len(val)} images of {data} has a ReaL label; use more images")
@@ -178,7 +178,7 @@ def sources_imagenet_c(context: Context) -> list[Source]:
     NotMeasured with a list of everything that is missing.
     """
     wnids = sorted(imagenet_wnids())
-    outputs, root = outputs_of(context, wnids, "imagenet-c"), find_set(context, "imagenet-c")
+    outputs, root = outputs_of(context.data, wnids, "imagenet-c"), find_set(context, "imagenet-c")
     folders: dict[str, Path] = {}
     missing: list[str] = []
     for category, kinds in CATEGORIES.items():

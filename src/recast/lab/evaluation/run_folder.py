@@ -26,7 +26,7 @@ from recast.lab.device import surroundings
 from recast.lab.evaluation.context import Context
 from recast.lab.evaluation.knn import sources_knn
 from recast.lab.evaluation.runner import Results, measure, open_context
-from recast.lab.evaluation.suites import check_suites, check_task, evaluator, passes
+from recast.lab.evaluation.suites import check_data, check_suites, evaluator, passes
 from recast.lab.files import locked, read_json, write_json
 from recast.lab.recipe import functions_of, has_new_parent, load_recipe
 from recast.lab.records import Difference, Row, write_records
@@ -116,7 +116,7 @@ def evaluate_run(
     with locked(folder):
         _check_files(folder)
         run = open_run(folder)
-        check_task(suites, run.data.task, run.data.name)
+        check_data(suites, run.data)
         check_same(folder, run.data, goes_on=False)
         data = _labelled(run, suites, options)
         if run.recipe.data.bad_image == "skip":

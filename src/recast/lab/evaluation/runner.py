@@ -25,7 +25,7 @@ from recast.lab.device import choose_device
 from recast.lab.evaluation.cache import Cache, Scores
 from recast.lab.evaluation.context import Batch, Context, NotMeasured, PixelModel, Score, Source
 from recast.lab.evaluation.stats import Resampled
-from recast.lab.evaluation.suites import check_suites, check_task, evaluator
+from recast.lab.evaluation.suites import check_data, check_suites, evaluator
 from recast.lab.records import Difference, Row
 from recast.lab.suites import SUITES
 from recast.lab.tables import Table
@@ -136,7 +136,7 @@ def measure(
 ) -> Results:
     """Evaluate as `evaluate`, with tables and paired differences; suites that cannot be measured do not raise."""
     suites = list(dict.fromkeys(suites))
-    check_task(suites, context.data.task, context.data.name)
+    check_data(suites, context.data)
     results = Results()
     models = context.models.values()
     # batches of attacks take minutes: Rich forgets the speed after 30 seconds, and shows no remaining time

@@ -14,6 +14,7 @@ from torch import Tensor
 from recast.errors import RecastError, suggest
 from recast.lab.analysis.cka import tabulate_cka
 from recast.lab.analysis.fourier import tabulate_fourier
+from recast.lab.data import Data
 from recast.lab.evaluation import accuracy, attacks
 from recast.lab.evaluation.basic_corruptions import mean_over_corruptions, score_basic
 from recast.lab.evaluation.class_metrics import pool_classes, score_classes, sources_classes
@@ -21,13 +22,20 @@ from recast.lab.evaluation.context import Batch, Context, Score, Source, sampled
 from recast.lab.evaluation.cost import measure_cost
 from recast.lab.evaluation.frontier import tabulate_frontier
 from recast.lab.evaluation.imagenet_corruptions import means_over_corruptions, sources_corruptions
-from recast.lab.evaluation.imagenet_sets import sources_imagenet_c, sources_of_set, sources_real
+from recast.lab.evaluation.imagenet_sets import (
+    SETS,
+    imagenet_wnids,
+    outputs_of,
+    sources_imagenet_c,
+    sources_of_set,
+    sources_real,
+)
 from recast.lab.evaluation.knn import score_knn, sources_knn
 from recast.lab.evaluation.retrieval import score_retrieval
 from recast.lab.evaluation.stats import Statistic, plain_mean
 from recast.lab.suites import SUITES
 from recast.lab.tables import Table
-from recast.lab.tasks import TASKS, Task, suites_of
+from recast.lab.tasks import TASKS, suites_of
 
 IMAGES = 500
 """Default number of validation images of an analysis: curves change little with more."""
@@ -123,13 +131,17 @@ def check_suites(suites: Sequence[str]) -> None:
         raise RecastError(f"no suites to evaluate: expected one of {', '.join(SUITES)}")
 
 
-def check_task(suites: Sequence[str], task: Task, dataset: str) -> None:
-    """Raise RecastError for a suite of another task than that of the data."""
-    fitting = suites_of(task)
+def check_data(suites: Sequence[str], data: Data) -> None:
+    """Raise RecastError for a suite of another task or of other classes than those of the data."""
+    fitting = suites_of(data.task)
     if others := [name for name in suites if name not in fitting]:
         raise RecastError(
-            f"{others[0]} cannot be measured on {dataset}, which is for {task.title}: expected {', '.join(fitting)}"
+            f"{others[0]} cannot be measured on {data.name}, which is for {data.task.title}: expected "
+            f"{', '.join(fitting)}"
         )
+    for name in suites:
+        if SUITES[name].needs:
+            outputs_of(data, imagenet_wnids(*SETS.get(name, ())[:1]), name)
 
 
 def passes(suites: Sequence[str]) -> list[list[str]]:

@@ -138,7 +138,7 @@ def read_inputs(
     crop_pct: float | None = None,
     data: Data | None = None,
 ) -> tuple[list[Input], list[str]]:
-    """Read at most `most` images and return them with notes on unreadable files and on images that are not shown.
+    """Read at most `most` images, spread evenly, and return them with notes on unreadable files and images not shown.
 
     Args:
         images: files, read with `read_image`, and numbers of validation images of `data`, whose task crops files.
@@ -153,7 +153,9 @@ def read_inputs(
         images = task.examples(data, DIFFERENT)
     inputs: list[Input] = []
     broken: list[tuple[Path, RecastError]] = []
-    for image in images:
+    # spread evenly, and the others in case some cannot be read
+    for number in sorted(range(len(images)), key=lambda number: number * most % len(images) >= most):
+        image = images[number]
         if len(inputs) == most:
             break
         if isinstance(image, int):
@@ -176,7 +178,7 @@ def read_inputs(
     if broken:
         notes.append(f"Skipped unreadable images: {listed([str(path) for path, _ in broken], NAMED)}.")
     if len(images) - len(broken) > most:
-        notes.append(f"{most} of {len(images) - len(broken)} images are shown; --num-images shows more.")
+        notes.append(f"{most} of {len(images) - len(broken)} images are shown, spread evenly; --num-images shows more.")
     return inputs, notes
 
 

@@ -53,11 +53,19 @@ def open_model(config: ModelConfig) -> nn.Module:
     if Path(name).is_file() and is_image_name(name):
         raise RecastError(f"{name} is an image; give the network first: recast explain RUN|MODEL {name}")
     if Path(name).is_file() and name.endswith(PICKLED):
-        raise RecastError(f"{name} holds only weights: name the model, and add --checkpoint {name}")
+        raise RecastError(f"{name} was not written by recast.save: {_advice(name)}")
     try:
         return build(config).eval()
     except RecastError as error:
         raise error if timm.is_model(name.partition(".")[0]) else no_subject(name, error) from None
+
+
+def _advice(path: str) -> str:
+    """Return what to do with a file that does not say how to build its network."""
+    return (
+        "save the network with recast.save and its constructor; or if the file holds a state dict, in recast explain "
+        f"name the model, and add --checkpoint {path}"
+    )
 
 
 def _open_saved(config: ModelConfig) -> nn.Module:
@@ -71,12 +79,9 @@ def _open_saved(config: ModelConfig) -> nn.Module:
     try:
         constructor = read_header(path)["constructor"]
     except RecastError as error:
-        raise RecastError(f"{error}. If it holds only weights, name the model, and add --checkpoint {path}") from None
+        raise RecastError(f"{error}; {_advice(path)}") from None
     if constructor is None:
-        raise RecastError(
-            f"{path} does not say how to build its network: name the model, and add --checkpoint {path}. "
-            f"A model is named {FORMS}"
-        )
+        raise RecastError(f"{path} does not say how to build its network: {_advice(path)}. A model is named {FORMS}")
     name = constructor.get("name") if isinstance(constructor, Mapping) else None
     if isinstance(name, str) and is_function(name) and not may_run(name):
         raise RecastError(f"{path} asks to run {name}, which may do anything: add --trust if you trust the file")

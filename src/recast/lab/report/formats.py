@@ -43,6 +43,11 @@ def significant(value: float, digits: int = 2) -> str:
     return text.replace("-", "−") if math.isfinite(value) else MISSING
 
 
+def three_digits(value: float) -> str:
+    """Format a number with three significant digits, without an exponent from 100 on: 9.12, 502, 1,070."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def compact(value: float, digits: int | None = None) -> str:
     """Format 12,345,678 as 12.3 M, or with `digits` significant digits."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):

@@ -208,8 +208,8 @@ def _outputs(parent: nn.Module, data: Data, name: str) -> Any:
         size = data.img_size
         if channels := re.search(r"to have (\d+) channels, but got (\d+) channels", str(error)):
             raise RecastError(
-                f"{name} takes images of {channels[1]} channels, but {data.train.image_name(0)} is read with "
-                f"{channels[2]}: set model.in_chans={channels[1]}"
+                f"{name} takes images of {channels[1]} channel{'s' * (channels[1] != '1')}, but "
+                f"{data.train.image_name(0)} is read with {channels[2]}: set model.in_chans={channels[1]}"
             ) from None
         raise RecastError(
             f"{name} cannot take images of {size}x{size} ({first_line(error)}): set data.img_size, or "

@@ -12,7 +12,7 @@ import numpy as np
 from rich.table import Table
 
 from recast.lab.records import UNIFORM, Wakefulness
-from recast.lab.report.formats import decimal, plural, signed
+from recast.lab.report.formats import decimal, plural, signed, three_digits
 from recast.lab.statistics import paired_interval
 from recast.surgery.table import render
 
@@ -97,7 +97,9 @@ class Answer:
         """Return the table of the arms under `COLUMNS`, as text."""
         rows = []
         for line in self.arms:
-            trained = [f"{line.updates:,}", f"{line.step_ms:.3g}", f"{line.rate:.0e}"] if line.updates else [""] * 3
+            trained = (
+                [f"{line.updates:,}", three_digits(line.step_ms), f"{line.rate:.0e}"] if line.updates else [""] * 3
+            )
             rows.append([line.label, f"{line.top1:.1f}", str(self.gains.get(line.arm, "")), *trained])
         return rows
 
