@@ -65,10 +65,13 @@ HOOKS: dict[str, Callable[[nn.Conv2d], Any]] = {
     "pre": lambda module: module.register_forward_pre_hook(lambda *_: None),
     "backward": lambda module: module.register_full_backward_hook(lambda *_: None),
     "backward pre": lambda module: module.register_full_backward_pre_hook(lambda *_: None),
-    "pruning": lambda module: prune.random_unstructured(module, "weight", 0.5),
-    "older weight norm": torch.nn.utils.weight_norm,
-    "older spectral norm": torch.nn.utils.spectral_norm,
 }
+OLDER: dict[str, Callable[[nn.Conv2d], Any]] = {
+    "prune.remove": lambda module: prune.random_unstructured(module, "weight", 0.5),
+    "parametrizations.weight_norm": torch.nn.utils.weight_norm,
+    "parametrizations.spectral_norm": torch.nn.utils.spectral_norm,
+}
+"""What to use instead of it, and a hook that computes the weight."""
 
 
 Builder = Callable[[], nn.Module]
@@ -108,7 +111,11 @@ REFUSED: dict[str, tuple[Builder, Use, str]] = {
     "complex": (
         lambda: nn.Conv2d(4, 4, 3, dtype=torch.complex64), lambda module, x: module(x + 0j).abs(), "complex weights"
     ),
-    **{f"{name} hook": (lambda f=f: changed(f), None, "Conv2d carries hooks") for name, f in HOOKS.items()},
+    **{f"{name} hook": (lambda f=f: changed(f), None, "Conv2d carries hooks.* lose$") for name, f in HOOKS.items()},
+    **{
+        f"instead of {name}": (lambda f=f: changed(f), None, rf"Conv2d carries hooks.* torch\.nn\.utils\.{name}")
+        for name, f in OLDER.items()
+    },
 }  # fmt: skip
 
 
