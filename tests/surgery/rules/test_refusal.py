@@ -136,10 +136,12 @@ def test_a_plan_leaves_what_it_cannot_take_and_says_why(name: str) -> None:
 
 
 @pytest.mark.parametrize("make", [torch.jit.script, lambda model: torch.jit.trace(model, X)], ids=["script", "trace"])
-def test_a_torchscript_model_is_refused(make: Callable[..., nn.Module]) -> None:
+@pytest.mark.parametrize("where", ["last_stage", "all", "stage:0"])
+def test_a_torchscript_model_is_refused(make: Callable[..., nn.Module], where: str) -> None:
     model = make(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)))
-    with pytest.raises(RecastError, match="TorchScript"):
-        recast.plan(model, X, where="all")
+    for network in (model, InCode(lambda m, x: m.inside(x), inside=model)):
+        with pytest.raises(RecastError, match=r"Module is TorchScript: recast the nn\.Module"):
+            recast.plan(network, X, where=where)
 
 
 SHARED = nn.PReLU()  # a parametrisation with a parameter
