@@ -8,6 +8,7 @@ import timm
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torchvision.models.detection import fasterrcnn_mobilenet_v3_large_320_fpn
 
 from recast import RecastConfig, RecastError, load, plan, recast_, save
 from recast.layers.config import PAPERS_LAYER
@@ -112,6 +113,13 @@ def test_images_and_classes_come_back(tmp_path: Path) -> None:
         path = save(loaded, tmp_path / "b.safetensors")
     with pytest.raises(RecastError, match="belong together"):
         save(model, path, img_size=32)
+    unwritten = tmp_path / "c.safetensors"
+    for wrong, message in ((["cat", "dog"], "2 names, but 3 has 5 outputs"), (["cat"] * 5, "'cat' twice")):
+        with pytest.raises(RecastError, match=f"classes has {message}"):
+            save(nn.Sequential(*model, nn.Linear(2, 5)), unwritten, classes=wrong)
+    assert not unwritten.exists()
+    detector = fasterrcnn_mobilenet_v3_large_320_fpn(weights=None, weights_backbone=None, num_classes=3)
+    save(detector, unwritten, classes=["cat", "dog"])  # the third is the background
     timms = load(save(timm.create_model("digits_resnet"), path, "digits_resnet", img_size=(48, 64)))
     assert input_defaults(timms).size == (48, 64)
     assert timms.pretrained_cfg["input_size"] == (3, 48, 64)

@@ -22,7 +22,9 @@ from torch import Tensor, nn
 from recast.config import read, typed
 from recast.errors import RecastError, shown
 from recast.files import check_place, free_space, replaced
+from recast.layers.attention_pool import attention_pools
 from recast.layers.cmhsa import RecastLayer
+from recast.models.adapt import classifiers
 from recast.models.build import KWARGS, Images, build_from, check_constructor, replayed
 from recast.models.checksum import checksum
 from recast.models.sources import check_registered
@@ -63,7 +65,8 @@ def save(
         The path.
 
     Raises:
-        RecastError: for another suffix, a constructor of another network, and a file that cannot be written.
+        RecastError: for another suffix, a constructor of another network, names that are equal or not as many as the
+            outputs of the classifier, and a file that cannot be written.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
@@ -72,6 +75,8 @@ def save(
     """
     size = (img_size, img_size) if isinstance(img_size, int) else img_size
     images = Images.of(unwrapped(model), classes=classes, img_size=size, mean=mean, std=std)
+    if classes is not None:
+        _check_classes(unwrapped(model), classes)
     return write_model(model, path, constructor, images)
 
 
@@ -106,6 +111,19 @@ def write_model(
         except SafetensorError as error:  # of a full disk too
             raise RecastError(f"cannot write {path}: {error}; its disk has {free_space(path.parent)} left") from None
     return path
+
+
+def _check_classes(model: nn.Module, classes: Sequence[str]) -> None:
+    """Raise `RecastError` for equal names, and for more or fewer than the classifier has outputs, if it is known."""
+    if len(set(classes)) < len(classes):
+        twice = next(name for name in classes if classes.count(name) > 1)
+        raise RecastError(f"classes has {shown(twice)} twice: give every output its own name")
+    names: tuple[str, ...] = ()
+    with suppress(RecastError):  # the classifier is not known
+        names = () if attention_pools(model) else classifiers(model)
+    outputs = {getattr(model.get_submodule(name), "out_features", None) for name in names}  # a detector has several
+    if len(outputs) == 1 and not outputs <= {None, len(classes)}:
+        raise RecastError(f"classes has {len(classes)} names, but {names[0]} has {outputs.pop()} outputs")
 
 
 def _plan_as_it_is(model: nn.Module) -> str | None:
