@@ -1,9 +1,11 @@
 import copy
 import pickle
 from collections import Counter
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import pytest
+import torch
 from torch import nn
 
 import recast
@@ -185,6 +187,7 @@ def test_arguments_and_dataclasses_are_checked() -> None:
         x: int
 
     assert (call(nn.Identity(), "3"), Point("3").x) == (3, 3)
+    export, save, image = partial(recast.export, nn.Identity()), recast.save, torch.zeros(1, 3)
     for wrong, message in (
         (lambda: call(3), "model must be a network"),
         (lambda: call(nn.Identity(), 0), "steps must be >= 1, got 0"),
@@ -192,6 +195,10 @@ def test_arguments_and_dataclasses_are_checked() -> None:
         (lambda: recast.Geometry((0, 3)), r"kernel\.0 must be >= 1, got 0"),
         (lambda: Point("a"), "x must be a whole number"),
         (lambda: coerce(tuple[int, int], "12", "y"), "y must be"),
+        (lambda: coerce(int, [torch.zeros(1, 9)], "y"), r"^y must be a whole number, got a list of tensors$"),
+        (lambda: export("c.onnx", image), r"^path must be a string or a path, got a tensor of shape \(1, 3\)$"),
+        (lambda: save(nn.Identity(), "x.safetensors", nn.Conv2d), r"^constructor must be a name \(timm:NAME, .*got"),
+        (lambda: save(nn.Identity(), "x.safetensors", mean=[1, 2]), "^img_size, mean and std belong.*give all three$"),
     ):
         with pytest.raises(RecastError, match=message):
             wrong()

@@ -19,10 +19,10 @@ SIGNS = {
     "a finite number": "finite",
     "a dictionary or instance of": "a mapping for",
     "'str' instances are not allowed as a Sequence value": "be a list of names",
-    "an instance of Module": "a network (nn.Module)",
+    "an instance of Module": "a network (nn.Module)", "Input is not a path for <class 'pathlib.Path'>": "a path",
 }  # fmt: skip
 """Pydantic's words, and ours."""
-AROUND = re.compile(r"^(\w+ should|Value error,)|( after validation, not|, unable|, got a number).*$")
+AROUND = re.compile(r"^(\w+ should)|( after validation, not|, unable|, got a number).*$")
 """Words of pydantic's that are left out."""
 
 
@@ -51,6 +51,8 @@ def explain(error: ValidationError, model: Any, name: Callable[[Keys], str]) -> 
     if kind == "literal_error" and len(errors) == 1:
         choices = re.findall(r"'([^']*)'", context["expected"])
         return f"{name(path)} must be one of {', '.join(choices)}, got {shown(got)}"
+    if kind == "value_error":  # of ours: a whole sentence
+        return ": ".join(filter(None, (name(path), str(context["error"]))))
     alike = [e["msg"] for e in errors if e["input"] is got and _locate(model, e["loc"])[0] == path]  # of `A | B`
     message = " or ".join(dict.fromkeys(AROUND.sub("", text).strip() for text in alike)).replace(" or be ", " or ")
     for long, short in SIGNS.items():

@@ -40,11 +40,15 @@ LONGEST_VALUE = 100
 
 
 def shown(value: object) -> str:
-    """Return a value as a message quotes it, in one line; a long one is cut in the middle."""
+    """Return a value as a message quotes it, in one line: a tensor by its shape, and a long text cut in the middle."""
+    if isinstance(shape := getattr(value, "shape", None), tuple) and shape:
+        return f"a tensor of shape {tuple(shape)}"
     try:
         text = " ".join(repr(value).splitlines())
     except ValueError:  # a whole number of more than 4,300 digits
         return f"a number of about {int(value.bit_length() * 0.30103):,} digits" if isinstance(value, int) else "?"
+    if re.search(r"(tensor|array)\(\[", text) and not isinstance(value, str):
+        return f"a {type(value).__name__} of tensors"
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 20]} … {text[-12:]}"
 
 

@@ -63,7 +63,8 @@ def save(
         The path.
 
     Raises:
-        RecastError: for another suffix, a constructor of another network, and a file that cannot be written.
+        RecastError: for another suffix, a constructor of another network, equal names, or not as many as the
+            outputs of timm's classifier, and a file that cannot be written.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
@@ -72,6 +73,8 @@ def save(
     """
     size = (img_size, img_size) if isinstance(img_size, int) else img_size
     images = Images.of(unwrapped(model), classes=classes, img_size=size, mean=mean, std=std)
+    if classes is not None:
+        _check_classes(unwrapped(model), classes)
     return write_model(model, path, constructor, images)
 
 
@@ -106,6 +109,17 @@ def write_model(
         except SafetensorError as error:  # of a full disk too
             raise RecastError(f"cannot write {path}: {error}; its disk has {free_space(path.parent)} left") from None
     return path
+
+
+def _check_classes(model: nn.Module, classes: Sequence[str]) -> None:
+    """Raise `RecastError` for equal names, and for more or fewer than the classifier has outputs, if it is known."""
+    if len(set(classes)) < len(classes):
+        twice = next(name for name in classes if classes.count(name) > 1)
+        raise RecastError(f"classes has {shown(twice)} twice: give every output its own name")
+    classifier = getattr(model, "get_classifier", lambda: None)()  # of timm's networks
+    outputs = getattr(classifier, "out_features", len(classes))
+    if outputs != len(classes):
+        raise RecastError(f"classes has {len(classes)} names, but the classifier has {outputs} outputs")
 
 
 def _plan_as_it_is(model: nn.Module) -> str | None:

@@ -10,7 +10,7 @@ import torch
 from layer_helpers import PAD_1, recast_copy, unchanged
 from torch import nn
 
-from recast import Geometry, RecastError, fold_, param_groups, plan, recast_, refresh_gates_, verify, wake_
+from recast import Geometry, RecastError, fold_, param_groups, plan, recast_, record, refresh_gates_, verify, wake_
 from recast.lab.networks import CifarResNet
 from recast.layers.attention_pool import attention_pools
 from recast.layers.config import PAPERS_LAYER, RecastConfig
@@ -139,6 +139,7 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "no pool": ("kind is none", small, lambda m: attention_pool_(m, config=PoolConfig())),
     "logit_std": ("logit_std must be > 0, got 0", opened, lambda m: wake_(m, BATCH[0], 0)),
     "nothing to wake": ("no recast layer", small, lambda m: wake_(m, BATCH[0])),
+    "nothing to record": ("has no attention to record", small, lambda m: record(m).__enter__()),
     "pruned": ("conv1 has no content map", pruned, lambda m: wake_(m, BATCH[0])),
     "NaN": ("conv1 got NaN", opened, lambda m: wake_(m, BATCH[0] * NAN)),
     "no image": ("conv1 got no images", opened, lambda m: wake_(m, [])),

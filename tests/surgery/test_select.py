@@ -74,7 +74,7 @@ def test_every_other_layer_is_left_with_its_reason() -> None:
         ("steem", "no convolution matches 'steem'.*Did you mean stem"),
         (["stem", "layer4.*"], "no convolution matches 'layer4"),
         ("m*", "matches no convolution that can become attention"),  # a glob does not take 1×1 convolutions
-        ([], "matches no convolution"),
+        ([], "^where is empty: expected last_stage"),
         (["unused"], "unused cannot be recast: not called by the example"),
         ("gate", "gate cannot be recast: no rule for Conv1d"),
         ("stage:7", "has stages stage:0 to stage:1"),

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recast.analysis.transformers import SILENT, Grids, watched_grids, watched_tokens
+from recast.analysis.transformers import SILENT, Grids, is_attention, watched_grids, watched_tokens
 from recast.config import typed
 from recast.errors import RecastError
 from recast.layers.attention_pool import AttentionPool, attention_pools
 from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
 from recast.modes import in_eval
+from recast.surgery.plan import plan_of
 from recast.surgery.planning import MAX_TOKENS
 from recast.surgery.pooling.adapters import PooledLayer
 from recast.surgery.wrappers import unwrapped
@@ -119,6 +120,9 @@ def record(model: nn.Module) -> Iterator[Record]:
     Returns:
         A context manager of a `Record`, module name → `Attention`.
 
+    Raises:
+        RecastError: for a network that was never recast and has no attention.
+
     Example:
         >>> layer = recast.CMHSA(4, 8, recast.Geometry((3, 3)))
         >>> layer.set_size_(6, 6)
@@ -127,7 +131,9 @@ def record(model: nn.Module) -> Iterator[Record]:
         >>> maps[""].mix.shape  # images, heads, queries, keys
         torch.Size([2, 9, 16, 36])
     """
-    maps = Record()
+    maps, modules = Record(), unwrapped(model).modules()
+    if plan_of(model) is None and not any(is_attention(m) or isinstance(m, AttentionPool) for m in modules):
+        raise RecastError(f"{type(model).__name__} has no attention to record: call recast_(model, plan) first")
 
     def keep_recast(name: str, layer: RecastLayer, x: Tensor) -> None:
         size = layer.geometry.padded_size(*x.shape[-2:])

@@ -18,7 +18,7 @@ from pydantic import ConfigDict, model_validator
 from torch import Tensor, nn
 
 from recast.config import Classes, Config, Count, Finite, Pixels, Positive, checked, read
-from recast.errors import RecastError
+from recast.errors import RecastError, shown
 from recast.models.adapt import other_classes, resampled, with_channels, with_own_classifier
 from recast.models.config import ModelConfig, as_json
 from recast.models.names import split_name
@@ -168,6 +168,11 @@ def check_constructor(constructor: Mapping[str, Any]) -> tuple[str, str, dict[st
     Raises RecastError for anything that is not `{"name": str, "kwargs": {"num_classes": int, "img_size": int,
     "in_chans": int, …}}`, of which every argument may be left out; others are those of `model.kwargs`.
     """
+    if not isinstance(constructor, Mapping):
+        raise RecastError(
+            "constructor must be a name (timm:NAME, torchvision:NAME, pkg.module:function) or "
+            f'{{"name": …, "kwargs": …}}, got {shown(constructor)}'
+        )
     made = read(Constructor, constructor, "the constructor")
     return (*split_name(made.name), made.kwargs.model_dump(exclude_none=True))
 

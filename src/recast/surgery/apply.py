@@ -31,6 +31,9 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
     that starts as the average adds rounding. A network in torch.compile, DataParallel or an average of weights is
     recast inside its wrapper.
 
+    An optimizer made before holds parameters that are no longer in the network: make it afterwards, or use
+    `recast_during_training_`.
+
     Args:
         model: the network that was planned.
         plan: from `plan`.

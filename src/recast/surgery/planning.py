@@ -188,9 +188,10 @@ def _convolutions(model: nn.Module, needed: bool) -> dict[str, nn.Module]:
     for name, module in layers.items() if needed else ():
         if isinstance(module, RecastLayer):
             raise RecastError(f"{name or 'the model'} {refusal(module)}: pass the parent to plan")
-    if needed and not layers:
-        scripted = isinstance(model, torch.jit.ScriptModule)
-        raise RecastError(f"{type(model).__name__} {refusal(model) if scripted else 'has no convolution'}")
+    if needed and not _watched(layers):
+        module = next((module for module in model.modules() if isinstance(module, torch.jit.ScriptModule)), None)
+        reason = "has no convolution" if module is None else refusal(module)
+        raise RecastError(f"{type(model if module is None else module).__name__} {reason}")
     return layers
 
 

@@ -16,6 +16,9 @@ import torch.nn.functional as F
 from timm.layers import Conv2dSame, ScaledStdConv2d, ScaledStdConv2dSame, StdConv2d, StdConv2dSame
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from recast.errors import RecastError
 from recast.layers.cmhsa import CMHSA, RecastLayer
@@ -29,6 +32,12 @@ Rule = Callable[[nn.Module, RecastConfig], RecastLayer]
 _RULES: dict[type[nn.Module], Rule] = {}
 EXPECTED = {"weight", "bias", "gain", "parametrizations"}
 """Tensors and modules of a convolution of torch or timm that rules carry over."""
+REMEDIES: dict[type, str] = {
+    WeightNorm: "use torch.nn.utils.parametrizations.weight_norm",
+    SpectralNorm: "use torch.nn.utils.parametrizations.spectral_norm",
+    BasePruningMethod: "call torch.nn.utils.prune.remove first",
+}
+"""Hooks of torch that compute a weight, and what to do instead."""
 
 
 def recasts(kind: type[nn.Module]) -> Callable[[Callable[..., RecastLayer]], Callable[..., RecastLayer]]:
@@ -113,8 +122,9 @@ def _lost(module: nn.Module, base: type[nn.Module]) -> str | None:
     A custom rule knows the tensors and modules of its own kind.
     """
     kind = type(module).__name__
-    if any(map(len, hooks_of(module))):
-        return f"{kind} carries hooks, which the new layer would lose"
+    if hooks := [hook for group in hooks_of(module) for hook in group.values()]:
+        remedies = [f": {text}" for made, text in REMEDIES.items() if any(isinstance(hook, made) for hook in hooks)]
+        return f"{kind} carries hooks, which the new layer would lose" + "".join(remedies[:1])
     if base.__module__.partition(".")[0] in ("torch", "timm"):
         added = {*module._buffers, *module._parameters, *module._modules} - EXPECTED
         if added:

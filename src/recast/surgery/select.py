@@ -108,6 +108,8 @@ def _wanted(
     patterns: list[Any] = [where] if isinstance(where, str) or not isinstance(where, Iterable) else list(where)
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise RecastError(f"where takes names, globs or stage:N, got {shown(where)}")
+    if not patterns:
+        raise RecastError("where is empty: expected last_stage, all, stage:N, names or globs")
     sizes = _map_sizes(convolutions, observed)
     wanted = {name for pattern in patterns for name in _matches(pattern, model, convolutions, sizes)}
     explicit = wanted & set(patterns)

@@ -65,10 +65,13 @@ HOOKS: dict[str, Callable[[nn.Conv2d], Any]] = {
     "pre": lambda module: module.register_forward_pre_hook(lambda *_: None),
     "backward": lambda module: module.register_full_backward_hook(lambda *_: None),
     "backward pre": lambda module: module.register_full_backward_pre_hook(lambda *_: None),
-    "pruning": lambda module: prune.random_unstructured(module, "weight", 0.5),
-    "older weight norm": torch.nn.utils.weight_norm,
-    "older spectral norm": torch.nn.utils.spectral_norm,
 }
+OLDER: dict[str, Callable[[nn.Conv2d], Any]] = {
+    "prune.remove": lambda module: prune.random_unstructured(module, "weight", 0.5),
+    "parametrizations.weight_norm": torch.nn.utils.weight_norm,
+    "parametrizations.spectral_norm": torch.nn.utils.spectral_norm,
+}
+"""What to use instead of it, and a hook that computes the weight."""
 
 
 Builder = Callable[[], nn.Module]
@@ -108,7 +111,11 @@ REFUSED: dict[str, tuple[Builder, Use, str]] = {
     "complex": (
         lambda: nn.Conv2d(4, 4, 3, dtype=torch.complex64), lambda module, x: module(x + 0j).abs(), "complex weights"
     ),
-    **{f"{name} hook": (lambda f=f: changed(f), None, "Conv2d carries hooks") for name, f in HOOKS.items()},
+    **{f"{name} hook": (lambda f=f: changed(f), None, "Conv2d carries hooks.* lose$") for name, f in HOOKS.items()},
+    **{
+        f"instead of {name}": (lambda f=f: changed(f), None, rf"Conv2d carries hooks.* torch\.nn\.utils\.{name}")
+        for name, f in OLDER.items()
+    },
 }  # fmt: skip
 
 
@@ -129,10 +136,12 @@ def test_a_plan_leaves_what_it_cannot_take_and_says_why(name: str) -> None:
 
 
 @pytest.mark.parametrize("make", [torch.jit.script, lambda model: torch.jit.trace(model, X)], ids=["script", "trace"])
-def test_a_torchscript_model_is_refused(make: Callable[..., nn.Module]) -> None:
+@pytest.mark.parametrize("where", ["last_stage", "all", "stage:0"])
+def test_a_torchscript_model_is_refused(make: Callable[..., nn.Module], where: str) -> None:
     model = make(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)))
-    with pytest.raises(RecastError, match="TorchScript"):
-        recast.plan(model, X, where="all")
+    for network in (model, InCode(lambda m, x: m.inside(x), inside=model)):
+        with pytest.raises(RecastError, match=r"Module is TorchScript: recast the nn\.Module"):
+            recast.plan(network, X, where=where)
 
 
 SHARED = nn.PReLU()  # a parametrisation with a parameter
