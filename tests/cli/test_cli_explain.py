@@ -158,7 +158,7 @@ def test_a_saved_network_says_what_it_is(cli: Cli, page: Cli, refused: Refused, 
     assert not any("Random" in note for note in data["notes"])
     # one that does not say it: the network's name, and the file as its weights
     recast.save(child, tmp_path / "bare.safetensors")
-    assert "name the model, and add --checkpoint bare.safetensors" in refused("explain", "bare.safetensors", image)
+    assert "recast explain MODEL IMAGE --checkpoint bare.safetensors" in refused("explain", "bare.safetensors", image)
     words = ["digits_resnet", image, "--num-classes", "10", "--img-size", "16", "--checkpoint", "bare.safetensors"]
     bare = page(*words)
     assert bare["pictures"][0]["predictions"] == data["pictures"][0]["predictions"]
@@ -187,7 +187,7 @@ def test_mistakes_with_models_are_one_line(
         (["runs/nothing"], "no run folder"),
         ([image, image], "is an image; give the network first"),
         (["w.pth", image], "w.pth was not written by recast.save: save the network with recast.save"),
-        ([weights, image], f"name the model, and add --checkpoint {weights}"),
+        ([weights, image], f"recast explain MODEL IMAGE --checkpoint {weights}"),
         (["gone.safetensors", image], "no such file: gone.safetensors"),
         ([vit, image, *size, "--checkpoint", weights], "does not fit VisionTransformer"),
         ([vit, image, *size, "--mean", "120", "110", "100"], "--mean must be <= 1"),

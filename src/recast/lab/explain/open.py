@@ -62,10 +62,8 @@ def open_model(config: ModelConfig) -> nn.Module:
 
 def _advice(path: str) -> str:
     """Return what to do with a file that does not say how to build its network."""
-    return (
-        "save the network with recast.save and its constructor; or if the file holds a state dict, in recast explain "
-        f"name the model, and add --checkpoint {path}"
-    )
+    explain = f"recast explain MODEL IMAGE --checkpoint {path}"
+    return f"save the network with recast.save and its constructor; for a state dict, {explain}"
 
 
 def _open_saved(config: ModelConfig) -> nn.Module:
