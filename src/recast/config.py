@@ -249,9 +249,9 @@ def as_recast_error(
     error: ValidationError, model: Any, name: Callable[[Keys], str] = ".".join, start: str = ""
 ) -> RecastError:
     """Return the error of one line for a value of `model` that pydantic refused."""
-    from recast.config_errors import explain  # which imports this module
+    from recast.config_errors import describe_mistake  # which imports this module
 
-    return RecastError(start + explain(error, model, name))
+    return RecastError(start + describe_mistake(error, model, name))
 
 
 @cache

@@ -26,7 +26,7 @@ AROUND = re.compile(r"^(\w+ should)|( after validation, not|, unable|, got a num
 """Words of pydantic's that are left out."""
 
 
-def explain(error: ValidationError, model: Any, name: Callable[[Keys], str]) -> str:
+def describe_mistake(error: ValidationError, model: Any, name: Callable[[Keys], str]) -> str:
     """Return the first mistake in one line. `name` gives the words for a field."""
     errors = error.errors(include_url=False)
     first = errors[0]

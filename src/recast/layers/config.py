@@ -56,7 +56,7 @@ PAPERS_LAYER: dict[str, Any] = {"content_heads": "all", "gaussian_heads": "all",
 
 
 class RecastConfig(OneOf):
-    """How a convolution becomes gated positional self-attention (GPSA).
+    """Settings of the gated positional self-attention (GPSA) that a convolution becomes.
 
     The gate decides which other fields there are: `LinearGate`, `SigmoidGate`, `BiasGate`.
 

@@ -13,7 +13,7 @@ PoolKind = Literal["none", "single", "per_class"]
 
 
 class PoolConfig(OneOf):
-    """How a network's average pooling becomes attention pooling (Touvron et al. 2021, arXiv:2112.13692).
+    """Settings of attention pooling in the place of a network's average (Touvron et al. 2021, arXiv:2112.13692).
 
     Example:
         >>> recast.PoolConfig("per_class", num_heads=2).start

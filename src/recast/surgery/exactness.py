@@ -60,7 +60,7 @@ class Exactness:
 
     @property
     def telling(self) -> Literal["outputs", "layers", ""]:
-        """Where the control differed: in the outputs, only in the layers, or nowhere (`verify` is inconclusive)."""
+        """Place where the control differed: in the outputs, only in the layers, or none (inconclusive)."""
         if self.control is None:
             return ""
         if self.control.max_relative_error > SIGNAL:

@@ -107,7 +107,7 @@ class Run:
 
     @cached_property
     def unfinished(self) -> str:
-        """How far training got, if not to its end: `7 of 30 epochs`; empty for a finished run."""
+        """Progress of a run that did not end, `7 of 30 epochs`; empty for a finished run."""
         planned, measured = self.recipe.epochs, {row.model for row in self.rows}  # only finished arms are measured
         if self.epochs < planned and ("finetuned" if self.is_plain else "recast") not in measured:
             return f"{self.epochs} of {planned} epochs"

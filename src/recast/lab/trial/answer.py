@@ -59,7 +59,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the sentence depends on besides the images."""
+    """Facts of a trial that its sentence states or depends on, besides the images."""
 
     train: int
     epochs: float

@@ -25,7 +25,7 @@ from recast.models.register import IMAGENET, pretrained_cfg, register
 from recast.papers.patchconvnet.weights import checkpoint_filter_fn
 from recast.papers.trunk import FEATURES, Trunk
 
-__all__ = ["Block", "PatchConvNet"]
+__all__ = ["ConvBlock", "PatchConvNet"]
 
 NORMS: dict[str, type[nn.Module]] = {"layernorm2d": LayerNorm2d, "batchnorm2d": nn.BatchNorm2d}
 WIDTHS = {"s": 384, "b": 768, "l": 1024}
@@ -41,7 +41,7 @@ def _stem(in_chans: int, dim: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-class Block(nn.Module):
+class ConvBlock(nn.Module):
     """y = x + DropPath(γ · Conv1×1(SE(GELU(DWConv3×3(GELU(Conv1×1(norm(x)))))))), γ a LayerScale; same shape as x.
 
     SE is squeeze-and-excitation with a quarter of the channels: σ(W₂ relu(W₁ mean(y) + b₁) + b₂) · y.
@@ -99,7 +99,7 @@ class PatchConvNet(Trunk):
         if embed_dim < 8 or embed_dim % 8:
             raise RecastError(f"embed_dim of a PatchConvNet must be a multiple of 8, got {embed_dim}")
         coerce(Literal[tuple(NORMS)], norm_layer, "norm_layer")
-        blocks = (Block(embed_dim, norm_layer, init_values, drop_path_rate) for _ in range(depth))
+        blocks = (ConvBlock(embed_dim, norm_layer, init_values, drop_path_rate) for _ in range(depth))
         stem = nn.Conv2d(in_chans, embed_dim, 16, stride=16) if linear_stem else _stem(in_chans, embed_dim)
         super().__init__(embed_dim, in_chans, 16, stem, blocks)
         self.per_class = per_class

@@ -34,7 +34,7 @@ from recast.papers.first_weights import draw_linear_
 from recast.papers.prs.pixel_conv import PixelConv2d
 from recast.papers.trunk import FEATURES, Trunk
 
-__all__ = ["Block", "CMHSAViT", "PatchEmbed"]
+__all__ = ["CMHSAViT", "MixerBlock", "PatchEmbed"]
 
 MIXERS = ("token", "pixel")
 
@@ -48,7 +48,7 @@ class PatchEmbed(nn.Conv2d):
         super().__init__(in_chans, dim, patch_size, stride=patch_size)
 
 
-class Block(nn.Module):
+class MixerBlock(nn.Module):
     """x + DropPath(mixer(LN(x))), then x + DropPath(MLP(LN(x))), on maps B×d×h×w."""
 
     def __init__(self, dim: int, mixer: nn.Module, mlp_ratio: float, drop_path: float) -> None:
@@ -98,13 +98,13 @@ class CMHSAViT(Trunk):
         if kernel < 1 or kernel % 2 == 0:
             raise RecastError(f"kernel of a mixer must be odd, got {kernel}")
 
-        def block(drop_path: float) -> Block:
+        def block(drop_path: float) -> MixerBlock:
             mixes = (
                 PixelConv2d(embed_dim, embed_dim, kernel, patch_size)
                 if mixer == "pixel"
                 else nn.Conv2d(embed_dim, embed_dim, kernel, padding=kernel // 2)
             )
-            return Block(embed_dim, mixes, mlp_ratio, drop_path)
+            return MixerBlock(embed_dim, mixes, mlp_ratio, drop_path)
 
         rates = torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()
         stem = PatchEmbed(in_chans, embed_dim, patch_size)
