@@ -140,7 +140,7 @@ def test_a_plan_leaves_what_it_cannot_take_and_says_why(name: str) -> None:
 def test_a_torchscript_model_is_refused(make: Callable[..., nn.Module], where: str) -> None:
     model = make(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)))
     for network in (model, InCode(lambda m, x: m.inside(x), inside=model)):
-        with pytest.raises(RecastError, match=r"Module is TorchScript: recast the nn\.Module"):
+        with pytest.raises(RecastError, match=r"Module is TorchScript: recast the original nn\.Module"):
             recast.plan(network, X, where=where)
 
 
