@@ -113,9 +113,9 @@ def test_images_and_classes_come_back(tmp_path: Path) -> None:
     with pytest.raises(RecastError, match="belong together"):
         save(model, path, img_size=32)
     unwritten = tmp_path / "c.safetensors"
-    for wrong, message in ((["cat", "dog"], "2 names, but the classifier has 5"), (["cat"] * 5, "'cat' twice")):
+    for names, message in ((["cat", "dog"], "2 names, but the classifier has 5"), (["cat"] * 5, "'cat' twice")):
         with pytest.raises(RecastError, match=f"classes has {message}"):
-            save(timm.create_model("digits_resnet", num_classes=5), unwritten, classes=wrong)
+            save(timm.create_model("digits_resnet", num_classes=5), unwritten, classes=names)
     assert not unwritten.exists()
     timms = load(save(timm.create_model("digits_resnet"), path, "digits_resnet", img_size=(48, 64)))
     assert input_defaults(timms).size == (48, 64)

@@ -35,8 +35,8 @@ def describe_mistake(error: ValidationError, model: Any, name: Callable[[Keys], 
     if kind == "clash":
         return re.sub(r"`([\w.]+)`", lambda key: name((*path, *key[1].split("."))), first["msg"])
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        others = [name(_locate(model, error["loc"])[0]) for error in errors[1:] if error["type"] == kind]
-        return _unknown(model, path, holder, name) + (f" Unknown too: {', '.join(others)}" if others else "")
+        unknown = [name(_locate(model, error["loc"])[0]) for error in errors[1:] if error["type"] == kind]
+        return _unknown(model, path, holder, name) + (f" Unknown too: {', '.join(unknown)}" if unknown else "")
     if kind == "missing" and isinstance(first["loc"][-1], int):
         count = max(int(e["loc"][-1]) for e in errors if e["loc"][:-1] == first["loc"][:-1]) + 1
         return f"{name(tuple(key for key in path if not key.isdecimal()))} must have {count} values, got {shown(got)}"

@@ -152,8 +152,8 @@ def _compare_files(
     data = load_data(images, in_chans=next(iter(channels), None))
     models = {}
     for arm, file in zip(("finetuned", "recast"), files, strict=True):
-        if others := name_other_classes(networks[file], data, file):
-            raise RecastError(f"{others}: give images of the classes of {file} (--data, --data-dir)")
+        if mismatch := name_other_classes(networks[file], data, file):
+            raise RecastError(f"{mismatch}: give images of the classes of {file} (--data, --data-dir)")
         order_classes_(networks[file], data, file)
         if inputs[file] is None:
             print(f"note: {file} states no normalisation; using that of {data.name}", file=sys.stderr)
