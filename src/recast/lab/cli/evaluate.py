@@ -137,7 +137,7 @@ def _compare_files(
     from recast.lab.data.class_order import name_other_classes, order_classes_
     from recast.lab.evaluation.context import PixelModel
     from recast.lab.evaluation.runner import measure, open_context
-    from recast.models.build import input_defaults
+    from recast.models.build import check_logits, input_defaults
     from recast.modes import in_eval
 
     if len(files) != 2:
@@ -161,12 +161,10 @@ def _compare_files(
         models[arm] = PixelModel(networks[file], normalisation.mean, normalisation.std)
         if data.val.task == "classify":
             with torch.no_grad(), in_eval(networks[file]):
-                outputs = tuple(getattr(models[arm](data.example), "shape", ()))
-            if outputs != (1, len(data.classes)):
-                raise RecastError(
-                    f"{file} must give {len(data.classes)} outputs, one for each class of {data.name}, got a result of "
-                    f"shape {outputs} for one image: give images of its classes (--data, --data-dir)"
-                )
+                logits = models[arm](data.example)
+            check_logits(
+                logits, 1, len(data.classes), data.name, file, "give images of its classes (--data, --data-dir)"
+            )
     context = open_context(models, data, **how)
     results = measure(context, suites or [data.task.main[0]], progress=sys.stderr.isatty())
     for name in results.tables:

@@ -119,7 +119,8 @@ class Context:
         """Return outputs (B, classes) without gradient. Raises RecastError for other shapes and numbers not finite."""
         with torch.no_grad():
             logits = self.models[name](images)
-        check_logits(logits, len(images), len(self.data.classes), self.data.name, f"model {name!r}")
+        classes = len(self.data.classes)
+        check_logits(logits, len(images), classes, self.data.name, f"model {name!r}", "measure images of its classes")
         if not logits.isfinite().all():
             raise RecastError(
                 f"model {name!r} outputs NaN or infinite logits for images of {self.data.name}: its accuracy is "
