@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -16,7 +17,7 @@ RESULTS = ROOT / "results"
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A module of studies/ by name, out of the way of others of that name."""
-    modules = ("claims", "studies", "tables")
+    modules = ("claims", "measure", "studies", "tables")
 
     def forget() -> None:
         for name in modules:
@@ -55,6 +56,14 @@ def test_the_blocks_of_the_table_are_those_of_the_stored_runs(study: str, count:
     assert len(rows) == count
     for row in rows:
         assert float(row["value"]) == pytest.approx(stored[row["arm"], row["seed"]]["blocks.0"], abs=6e-4)
+
+
+def test_severities_take_turns(load: Any) -> None:
+    parts = load("tables").by_severity(np.arange(7))
+    assert {name: part.tolist() for name, part in parts.items()} == {
+        "corruptions, severity 1": [0, 3, 6], "corruptions, severity 3": [1, 4], "corruptions, severity 5": [2, 5]
+    }  # fmt: skip
+    assert load("tables").by_severity(np.empty(0)) == {}
 
 
 def test_the_claims_follow_from_the_other_tables(load: Any) -> None:

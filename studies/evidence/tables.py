@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measure import SEVERITIES
 from scipy.stats import t as student
 from studies import Job, Study
 
@@ -81,6 +82,12 @@ def block_deltas(curves: Iterable[tuple[str, float, float]]) -> dict[str, np.nda
     return {f"delta(pi), {end} block": np.array([blocks[number]]) for end, number in ends}
 
 
+def by_severity(values: np.ndarray) -> dict[str, np.ndarray]:
+    """Part the accuracy under corruptions by severity, each of which `corrupted` gave to other images."""
+    step = len(SEVERITIES)
+    return {f"corruptions, severity {value}": values[at::step] for at, value in enumerate(SEVERITIES) if len(values)}
+
+
 def collect(out: Path, study: Study) -> tuple[list[dict[str, Any]], Scores, Attention]:
     """Return the rows of evidence.csv, and the arguments of `compare`."""
     rows: list[dict[str, Any]] = []
@@ -90,6 +97,7 @@ def collect(out: Path, study: Study) -> tuple[list[dict[str, Any]], Scores, Atte
         for seed, file in sorted(files.items()):
             result = json.loads(file.with_name("result.json").read_text())
             run = {name: 100.0 * values for name, values in np.load(file).items()}
+            run |= by_severity(run.get("corruptions", np.empty(0)))
             wakefulness = None
             if not arm.endswith(FOLDED):
                 run |= block_deltas(result.get("fourier", ()))
