@@ -21,7 +21,6 @@ def _add_papers() -> None:
 if __name__ == "__main__":
     with suppress(OSError):  # the current folder was deleted
         if not sys.flags.safe_path and os.path.realpath(sys.path[0]) == os.path.realpath(os.getcwd()):
-            del sys.path[
-                0
-            ]  # -m puts the current folder first, where a downloaded yaml.py would be taken for the real one
+            # -m puts the current folder first, where a downloaded yaml.py would be taken for the real one
+            del sys.path[0]
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 A config is a `Config`, a pydantic model: `OptimConfig(lr=1e-3)`. Fields that only some kinds have are fields of those
 kinds: a `OneOf` such as `PoolConfig` is made by its kind, `PoolConfig("per_class", start="paper")`, and is none, single
-or per_class. So a combination that means nothing cannot be written.
+or per_class. So a meaningless combination cannot be written.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Keys = tuple[str, ...]
 """Keys from a config down to a field."""
 
 NOT_A_SWITCH = BeforeValidator(lambda value: str(value) if isinstance(value, bool) else value)
-"""Keeps true from being the number 1."""
+"""Rejects true and false as numbers."""
 Int = Annotated[int, NOT_A_SWITCH]
 Float = Annotated[float, NOT_A_SWITCH]
 Count = Annotated[Int, Ge(1), Le(10**9)]
@@ -58,7 +58,7 @@ Pixels = Annotated[Int, Ge(1), Le(2**14)]
 """A side of an image."""
 Classes = Annotated[Int, Ge(1), Le(10**5)]
 Width = Annotated[Int, Ge(1), Le(2**12)]
-"""Of a head, or heads beside one another."""
+"""Width of a head, or a number of heads."""
 Whole = Annotated[Int, Ge(-(2**63)), Le(2**63 - 1)]
 Seed = Whole
 NotNegative = Annotated[Float, Ge(0), Le(1e9)]
@@ -111,7 +111,7 @@ class Config(BaseModel):
 
 
 EXTENDED: list[type[Config]] = []
-"""Configs that are built anew when something in them gets another kind or section."""
+"""Configs that are rebuilt when a part of them gets another kind or section."""
 
 
 def is_union(model: Any) -> bool:
@@ -237,7 +237,7 @@ def read(model: type[T], data: Any, source: str = "", name: Callable[[Keys], str
         'average'
     """
     try:
-        if isinstance(model, type) and issubclass(model, BaseModel):  # which may be built anew
+        if isinstance(model, type) and issubclass(model, BaseModel):  # it may have been rebuilt
             return model.model_validate(data)
         result: T = adapter(model).validate_python(data)  # type: ignore[arg-type]
         return result
@@ -261,7 +261,7 @@ def adapter(model: Any) -> TypeAdapter[Any]:
 
 
 def coerce(hint: Any, value: Any, name: str) -> Any:
-    """Return a value as a type has it, or raise RecastError that says what `name` must be."""
+    """Return a value converted to a type, or raise RecastError that says what `name` must be."""
     try:
         return adapter(hint).validate_python(value)
     except ValidationError as error:
@@ -295,7 +295,7 @@ def typed(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         signature = inspect.signature(function)
 
         @cache
-        def hints() -> Mapping[str, Any]:  # at the first call: modules name one another
+        def hints() -> Mapping[str, Any]:  # at the first call: modules refer to one another
             return {name: _as_instances(hint) for name, hint in get_type_hints(function, include_extras=True).items()}
 
         @wraps(function)
@@ -314,7 +314,7 @@ def typed(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def _as_instances(hint: Any) -> Any:
-    """Return a type hint whose classes stand for their instances, without what they may be made of."""
+    """Return a type hint whose classes accept only instances, not the data to make them from."""
     origin = get_origin(hint)
     if origin in (types.UnionType, Union):
         return Union[tuple(map(_as_instances, get_args(hint)))]  # noqa: UP007

@@ -1,4 +1,4 @@
-"""The one error class a user's mistake raises."""
+"""The one error class for a user's mistakes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def first_line(error: BaseException) -> str:
     """Return the first line of another library's error; its class name if it has no message."""
     try:
         lines = str(error).strip().splitlines()
-    except Exception:  # an error of the user's own code, whose text is another
+    except Exception:  # an error class of the user, whose __str__ fails
         lines = []
     return (lines or [type(error).__name__])[0]
 

@@ -64,7 +64,7 @@ class Exported:
     path: Path
     to: Target
     any_size: bool
-    """Height and width are free; else they are the example's. The batch always is free."""
+    """Height and width are free; else they are the example's. The batch is always free."""
     checks: tuple[ExportCheck, ...]
 
     def to_dict(self) -> dict[str, Any]:

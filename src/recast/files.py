@@ -26,7 +26,7 @@ def check_path(path: str | Path) -> Path:
 
 
 def check_place(path: Path, option: str, example: str) -> None:
-    """Raise RecastError unless a file can be written as `path`: it is no folder, and lies in one that there is."""
+    """Raise RecastError unless a file can be written as `path`: it is not a folder, and its folder exists."""
     if check_path(path).is_dir():
         raise RecastError(f"{option} must be a file, got the folder {path}: add a name such as {example}")
     if not path.parent.is_dir():
@@ -47,7 +47,7 @@ def replaced(path: str | Path) -> Iterator[Path]:
     path = check_path(path)
     if path.is_dir():
         raise RecastError(f"{path} is a folder: expected the name of a file")
-    # a name that nobody can guess, and a new file: what lies under another name, a link too, is never written
+    # an unguessable name and a new file: no existing file or link is written to
     temporary = path.with_name(f".{path.name[:40]}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
     try:
         temporary.touch(exist_ok=False)

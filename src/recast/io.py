@@ -45,7 +45,7 @@ def save(
     """Write a model (recast or plain) to one `.safetensors` file, with its plan and constructor.
 
     The file also holds the choices of `tune_`, which `load` restores on a processor or GPU of the same name. An
-    existing file is replaced only by a whole one.
+    existing file is replaced only by a complete one.
 
     Args:
         model: the network, in any wrapper of torch or timm.
@@ -63,7 +63,7 @@ def save(
         The path.
 
     Raises:
-        RecastError: for another suffix, a constructor of another network, equal names, or not as many as the
+        RecastError: for another suffix, a constructor of another network, classes that repeat or are not as many as the
             outputs of timm's classifier, and a file that cannot be written.
 
     Example:
@@ -138,7 +138,7 @@ def _plan_as_it_is(model: nn.Module) -> str | None:
 
 
 def _unshared_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state on the CPU; safetensors refuses two names for one memory."""
+    """Return the state on the CPU; safetensors rejects two tensors that share memory."""
     tensors: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, tensor in model.state_dict().items():

@@ -1,4 +1,4 @@
-"""JSON that says one thing: mistakes in it are one line. Imports no torch."""
+"""Strict JSON, with one-line errors. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Eval mode that always ends, and whether a module computes what its class does.
+"""Temporary eval mode, and a test of whether a module computes what its class does.
 
 Every switch to eval mode of the package goes through here.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 FORWARD = ("forward", "_conv_forward", "__call__")
-"""What a subclass, or somebody on an instance, replaces to compute something else."""
+"""Methods that a subclass, or a patch of an instance, replaces to compute something else."""
 
 
 def inherits_forward(kind: type, base: type) -> bool:

@@ -86,7 +86,7 @@ class KernelRead:
 
 
 class AttentionConv2d(nn.Module):
-    """y = b + Σ_h A_h X W_val W_out^h with one head for each position of the kernel; the maps A_h are the subclass's.
+    """y = b + Σ_h A_h X W_val W_out^h with one head for each position of the kernel; subclasses define the maps A_h.
 
     Parameters: `weight` (O, C/g, rows, columns) is W_out in a kernel's own layout, `bias` (O,), `value` W_val (C, C/g;
     none for depthwise), `query` and `key` (H_c·D, C) for the H_c heads that have content. A subclass adds its own in
@@ -131,14 +131,14 @@ class AttentionConv2d(nn.Module):
         """Add the parameters of the subclass. Raises `RecastError` for a configuration of another layer."""
 
     def weight_is_kernel(self) -> bool:
-        """True if the layer computes the convolution of `weight`, or has no values (meta and fake tensors)."""
+        """Return True if the layer computes the convolution of `weight`, or has no values (meta and fake tensors)."""
         tensors = [t for t in self._parameters.values() if t is not None]
         if any(type(t) not in (Tensor, nn.Parameter) or t.is_meta for t in tensors):
             return True
         return self._is_closed() and (self.value is None or torch.equal(self.value, self._identity()))
 
     def _is_closed(self) -> bool:
-        """True if every head is only its kernel position."""
+        """Return True if every head is only its kernel position."""
         return False
 
     def _w_out(self) -> nn.Parameter:

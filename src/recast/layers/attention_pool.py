@@ -130,7 +130,7 @@ class AttentionPool(nn.Module):
         if num_classes is not None and num_classes < 1:
             raise RecastError(f"num_classes must be at least 1, got {num_classes}")
         self.num_classes = num_classes
-        like = self.norm1.weight  # the device and dtype that the module has by now
+        like = self.norm1.weight  # the module's current device and dtype
         tokens = torch.empty(1, num_classes or 1, self.dim, device=like.device, dtype=like.dtype)
         self.cls_token = nn.Parameter(trunc_normal_(tokens, std=INIT_STD))
 

@@ -150,7 +150,7 @@ class CMHSA(AttentionConv2d):
 
 
 RecastLayer = GPSA | CMHSA
-"""A convolution that became attention, whichever way."""
+"""A convolution that became attention, of either kind."""
 
 
 def recast_layers(model: nn.Module) -> dict[str, RecastLayer]:

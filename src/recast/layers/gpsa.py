@@ -147,7 +147,7 @@ class GPSA(AttentionConv2d):
         }
 
     def coefficients(self) -> Gates:
-        """Return the coefficients of the Gaussian (H_g,) and content (H_c,) maps; the shift has the rest of 1."""
+        """Return the coefficients of the Gaussian (H_g,) and content (H_c,) maps; the shift has what is left of 1."""
         if self.config.gate == "linear":
             heads = self.gaussian_heads, self.content_heads, self.num_heads
             return functional.linear_gates(self.gamma, self.spread, *heads)
@@ -156,12 +156,12 @@ class GPSA(AttentionConv2d):
 
     @property
     def open_heads(self) -> tuple[int, ...] | None:
-        """Heads with a map beyond the shift that eval computes; None: all of them."""
+        """Heads for which eval mode computes a map besides the shift; None: all of them."""
         return None if self._seen is None else tuple(sorted({h for heads in self._seen.open_maps for h in heads}))
 
     @torch.no_grad()
     def refresh_gates(self) -> tuple[int, ...] | None:
-        """Read which heads are open, γ ≠ 0 or s ≠ 0, so that eval can skip the others; returns them.
+        """Read which heads are open, γ ≠ 0 or s ≠ 0, so that eval can skip the others, and return them.
 
         No other code reads gate values as Python numbers. None means that every head runs.
         """
@@ -183,7 +183,7 @@ class GPSA(AttentionConv2d):
         if torch.is_grad_enabled() and not is_exported() and (self.gamma.requires_grad or self.spread.requires_grad):
             return None
         if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
-            holds = self._seen.unwritten()  # an exporter's own tensors stand in the gates' place
+            holds = self._seen.unwritten()  # an exporter replaces the gates by its own tensors
         else:
             holds = torch.compiler.is_compiling() or self._seen.still_hold(self.gamma, self.spread)
         return self._seen.open_maps if holds else None
@@ -209,14 +209,14 @@ class GPSA(AttentionConv2d):
         )  # fmt: skip
 
     def chosen_backend(self, size: tuple[int, int] | None = None) -> str:
-        """Return the backend that runs now for inputs of a height and width; without, for those tuned last.
+        """Return the backend that runs now for inputs of this height and width; without `size`, of the size tuned last.
 
         It is the configured one, the one that `recast.tune_` chose, or the cheapest (`functional.choose_backend`).
         """
         if self.backend != "auto":
             return self.backend
         if self._is_known_closed():
-            return "split"  # bitwise the convolution, also where all maps run because gradients are asked for
+            return "split"  # bitwise the convolution, even if gradients make all maps run
         device = self.query.device.type
         for forms in reversed(self.tuned):
             if forms.device == device and (size is None or forms.size == size):
@@ -257,7 +257,7 @@ class GPSA(AttentionConv2d):
 
     @torch.no_grad()
     def gate_sizes(self) -> Tensor:
-        """Return |s| of the Gaussian and |γ| of the content heads, or 1 − σ(λ), in one row."""
+        """Return |s| of the Gaussian and |γ| of the content heads, or 1 − σ(λ), concatenated."""
         if self.config.gate == "sigmoid":
             return self.coefficients().content.abs()
         gates = self.gates()
@@ -282,7 +282,7 @@ class GPSA(AttentionConv2d):
     def prune_(self, gaussian_heads: Iterable[int], content_heads: Iterable[int]) -> None:
         """Remove the Gaussian and content maps of all other heads, with their parameters; their share stays 0.
 
-        Removed maps cost nothing, in training neither. A sigmoid head keeps its Gaussian. Raises `RecastError` for
+        Removed maps cost nothing, not even in training. A sigmoid head keeps its Gaussian. Raises `RecastError` for
         heads without such a map.
         """
         gaussian, content = tuple(sorted(set(gaussian_heads))), tuple(sorted(set(content_heads)))
@@ -310,7 +310,7 @@ class GPSA(AttentionConv2d):
 
         The smallest form has no closed maps, and W_val is multiplied into W_out.
 
-        With tol = 0 the function is the same to rounding. `recast.fold_` does all layers of a model and reports.
+        With tol = 0 the function is the same to rounding. `recast.fold_` folds all layers of a model, and reports.
         """
         self.close_maps_(tol)
         closed = self.config.gate == "linear" and not self.gaussian_heads and not self.content_heads

@@ -31,7 +31,7 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
     that starts as the average adds rounding. A network in torch.compile, DataParallel or an average of weights is
     recast inside its wrapper.
 
-    An optimizer made before holds parameters that are no longer in the network: make it afterwards, or use
+    An optimizer created before holds parameters that are no longer in the network: create it afterwards, or use
     `recast_during_training_`.
 
     Args:
@@ -70,7 +70,7 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
     modules, layers = check_recast(model, plan, chosen)
     edits = () if done is not None and done.steps else _edits(plan, chosen.steps)
     check_edits(model, edits, plan.model)
-    if chosen.pool is not None:  # before the steps: it refuses what it cannot do, and nothing is changed by then
+    if chosen.pool is not None:  # before the steps: it may raise, and nothing has changed yet
         if chosen.place is None:
             raise RecastError("the plan has a pool without a place: plan again")
         put_pool_(model, chosen.pool, chosen.place)
@@ -95,7 +95,7 @@ def check_recast(model: nn.Module, plan: Plan, chosen: Plan) -> tuple[dict[str, 
         raise RecastError(f"the plan is for another model, {plan.model} and not {kind}, and has no step")
     done = plan_of(model)
     begun = done is not None and bool(done.steps)
-    if done is not None and begun and chosen.steps:  # it goes on with the plan it was begun with
+    if done is not None and begun and chosen.steps:  # a partly recast model continues with its plan
         taken = {step.name for step in done.steps}
         if again := [step.name for step in chosen.steps if step.name in taken]:
             if not isinstance(model.get_submodule(again[0]), RecastLayer):
@@ -112,7 +112,7 @@ def _checked(model: nn.Module, plan: Plan, step: Step) -> nn.Module:
     """Return the convolution of a step. Raises `RecastError` if it is not the planned one."""
     try:
         module = model.get_submodule(step.name)
-    except (AttributeError, RuntimeError):  # the second of TorchScript
+    except (AttributeError, RuntimeError):  # RuntimeError: TorchScript
         hint = suggest(step.name, (name for name, _ in model.named_modules()))
         raise RecastError(
             f"the plan is for another model: {type(model).__name__} has no layer {step.name!r} "
@@ -170,7 +170,7 @@ def _waiting(plan: Plan, taken: Sequence[Step]) -> list[Step]:
 
 
 def _edits(plan: Plan, taken: Sequence[Step]) -> tuple[Edit, ...]:
-    """Return the edits of the plan, and the new geometries of the convolutions whose step waits."""
+    """Return the edits of the plan, and the new geometries of convolutions whose step is not taken yet."""
     changed = [step for step in _waiting(plan, taken) if step.geometry != step.parent_geometry]
     return (*plan.edits, *(Edit(step.name, "geometry", step.geometry) for step in changed))
 

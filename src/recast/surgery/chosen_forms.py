@@ -48,7 +48,7 @@ def chosen_forms(model: nn.Module) -> ChosenForms | None:
 
 
 def choose_forms_(model: nn.Module, chosen: ChosenForms) -> None:
-    """Let the layers run as chosen, in place, on devices of the same name; others keep the rule of "auto"."""
+    """Set the chosen forms, in place, for devices of the same name; other devices keep the rule of "auto"."""
     here = {kind for kind, name in chosen.devices.items() if name == device_name(kind)}
     layers = gpsa_layers(unwrapped(model))
     for name in layers.keys() & chosen.layers.keys():

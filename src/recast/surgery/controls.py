@@ -1,4 +1,4 @@
-"""Controls: differences of a network that a comparison must show, or it proves nothing."""
+"""Controls: changes of a network that a comparison must detect, or it proves nothing."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from recast.layers.cmhsa import recast_layers
 from recast.tracing.hooks import hooked
 
 QUERY = 10.0
-"""What the control adds to a query: far from the average, whose queries are 0."""
+"""Added to every query by the control: far from the average start, whose queries are 0."""
 
 
 @contextmanager
 def shifted_queries(model: nn.Module) -> Iterator[None]:
-    """Shift the queries of attention pooling inside the block: a control, for which the output must change."""
+    """Shift the queries of attention pooling inside the block: a control that must change the output."""
     projections = [(name, pool.attn.q) for name, pool in attention_pools(model).items()]
     if not projections:
         raise RecastError("the control requires attention pooling")
@@ -29,9 +29,9 @@ def shifted_queries(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def swapped_heads(model: nn.Module) -> Iterator[None]:
-    """Swap W_out of two heads of the first recast layer inside the block: a control, for which the output must change.
+    """Swap W_out of two heads of the first recast layer inside the block: a control that must change the output.
 
-    The middle of the kernel is one of the two: on a small map its border may see nothing but padding.
+    One of the two is the middle of the kernel: on a small map the kernel's border may see only padding.
     """
     layer = next((m for m in recast_layers(model).values() if m.num_heads > 1), None)
     if layer is None:

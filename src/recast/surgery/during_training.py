@@ -41,8 +41,8 @@ def recast_during_training_(
     rate; in an optimiser with other groups, the kernel's group or a new one with its settings; if groups count their
     steps (LAMB), a group of their own. Nothing else changes.
 
-    A model compiled by torch.compile is recast inside and compiled again at its next call. For DistributedDataParallel
-    pass the `.module`, and wrap it again. If W_out has another layout, factored moments (Adafactor) are reset.
+    A model in torch.compile is recast inside it and compiled again at its next call. For DistributedDataParallel pass
+    the `.module`, and wrap it again. If W_out has another layout, factored moments (Adafactor) are reset.
 
     Args:
         model: the network in training.
@@ -77,7 +77,7 @@ def recast_during_training_(
     if not names:
         return model
     _check_network(network, plan, names)
-    for average in copies:  # `recast_` looks at the network itself before its first change
+    for average in copies:  # `recast_` checks the network itself before its first change
         check_recast(average, plan, chosen)
     convolutions = {name: module for name, module in network.named_modules() if name in names}
     groups = {name: find_kernel_group(optimizer, network, name, conv) for name, conv in convolutions.items()}
@@ -101,7 +101,7 @@ def _train_on_(
     optimizer: Optimizer, name: str, convolution: nn.Module, layer: nn.Module, kernel_group: Group,
     rates: dict[str, float | None],
 ) -> dict[str, nn.Parameter]:  # fmt: skip
-    """Give a layer its convolution's place and state in the optimiser, and groups to its new parameters, returned."""
+    """Give a layer its convolution's place and state in the optimiser; add its new parameters and return them."""
     carried = carried_parameters(convolution, layer)
     hand_over_(optimizer, carried)
     forget_(optimizer, name, convolution, carried)

@@ -41,7 +41,7 @@ class Exactness:
     worst: str = ""
     """Output and channel (class) with the largest error; empty if all are equal."""
     control: Exactness | None = None
-    """The same comparison with a child that is known to differ, which must show (`recast.verify(control=True)`)."""
+    """The same comparison with a child that is known to differ; it must detect that (`recast.verify(control=True)`)."""
 
     def ok(self, tol: float = TOLERANCE) -> bool:
         """Return True if child and parent are shown to be the same function.
@@ -73,7 +73,7 @@ class Exactness:
         return 0 if not math.isfinite(self.argmax_agreement) else round((1 - self.argmax_agreement) * self.predictions)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain data; without a control comparison that was not made."""
+        """Return the fields as plain data, `control` only if that comparison was made."""
         values = asdict(self) | {"control": self.control and self.control.to_dict()}
         return {name: value for name, value in values.items() if name != "control" or value is not None}
 

@@ -1,7 +1,7 @@
 """Groups of an optimiser: that of a convolution's kernel, and those that its layer's new parameters join.
 
-Groups of `param_groups` go by their names, "kind", or "kind/number" with a group for every layer (layer decay). Groups
-of other optimisers go by their settings.
+Groups of `param_groups` are found by their names, "kind", or "kind/number" with a group for every layer (layer decay);
+groups of other optimisers by their settings.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def find_kernel_group(optimizer: Optimizer, network: nn.Module, name: str, conv:
 def add_parameter_(
     optimizer: Optimizer, name: str, parameter: nn.Parameter, kind: str, kernel_group: Group, own_lr: float | None
 ) -> None:
-    """Put a new parameter into the group of its kind, or into a new one with the settings of the kernel's.
+    """Put a new parameter into the group of its kind, or into a new one with the settings of the kernel's group.
 
     `own_lr` is the peak rate of its kind. None: that of the kernel, times 50 for a linear gate.
     """

@@ -19,14 +19,14 @@ class Carried(NamedTuple):
     old: nn.Parameter
     new: nn.Parameter
     relaid: Callable[[Tensor], Tensor] | None
-    """Lays out any tensor of the old one's shape as the new one is; None: they are laid out alike."""
+    """Rearranges a tensor from the old parameter's layout to the new one's; None: the layouts are equal."""
 
 
 @torch.no_grad()
 def carried_parameters(conv: nn.Module, layer: nn.Module) -> list[Carried]:
     """Return the parameters of `conv` that live on in its layer: the same numbers, perhaps in another order.
 
-    A pair counts only if the numbers are equal: a kernel that was computed from its parameter is not that parameter.
+    A pair counts only if the numbers are equal: a kernel that is computed from a parameter is not that parameter.
     """
     theirs = dict(layer.named_parameters())
     pairs = []
@@ -40,7 +40,7 @@ def carried_parameters(conv: nn.Module, layer: nn.Module) -> list[Carried]:
 
 
 def _relaid(conv: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """Return the function that lays out a tensor of the kernel's shape as W_out; None if both are alike."""
+    """Return the function that rearranges a tensor of the kernel's layout to W_out's; None if they are equal."""
     if isinstance(conv, nn.ConvTranspose2d):
         return lambda tensor: flip_transpose(tensor, conv.groups)
     token_kernel: Any = getattr(conv, "token_kernel", None)  # a convolution of pixels, as a kernel over tokens
@@ -49,10 +49,10 @@ def _relaid(conv: nn.Module) -> Callable[[Tensor], Tensor] | None:
 
 @torch.no_grad()
 def _carried_state(old_state: dict[str, Any], pair: Carried) -> dict[str, Any] | None:
-    """Return the state of a parameter for its successor; None if it cannot be laid out anew.
+    """Return the state of a parameter for its successor; None if it cannot be rearranged.
 
-    Moments are laid out as the kernel. Factored ones (Adafactor's rows and columns) belong to one layout. Where W_out
-    has entries that the kernel had not (the zeros of a convolution of pixels over tokens), second moments are the mean
+    Moments are rearranged like the kernel. Factored ones (Adafactor's rows and columns) have one layout only. If W_out
+    has entries that the kernel lacked (the zeros of a convolution of pixels over tokens), second moments are the mean
     of the others: with a count of steps and a second moment of 0, the first updates would be several times the rate.
     """
     if pair.relaid is None:
@@ -84,7 +84,7 @@ def hand_over_(optimizer: Optimizer, carried: Iterable[Carried]) -> None:
 
 
 def forget_(optimizer: Optimizer, name: str, conv: nn.Module, carried: Iterable[Carried]) -> None:
-    """Take parameters out that the network no longer has: those that a kernel was computed from."""
+    """Remove the parameters that the network no longer has: those that a kernel was computed from."""
     gone = {id(p) for p in conv.parameters()} - {id(pair.old) for pair in carried}
     lost = [p for group in optimizer.param_groups for p in group["params"] if id(p) in gone]
     for group in optimizer.param_groups:

@@ -22,7 +22,7 @@ from recast.tracing.examples import check_not_lazy
 LINEAR_GATE_LR_RATIO = 50.0
 SIGMOID_GATE_LR = 0.1
 KINDS = ("decay", "no_decay", "queries_keys", "gates", "sigmoid_gates", "pool_decay", "pool_no_decay")
-"""What groups are called, and their order."""
+"""Names of the groups, in their order."""
 DECAYED = ("decay", "queries_keys", "pool_decay")
 GATES_OF = {"linear": ("gates",), "sigmoid": ("sigmoid_gates",), "bias": ()}
 """The groups that the gates of a `RecastConfig.gate` are in."""
@@ -126,7 +126,7 @@ def parameter_kinds(model: nn.Module, *, queries_apart: bool, pools_apart: bool 
     """Return the kind (`KINDS`) of every parameter by id.
 
     W_qry and W_key are of the kind queries_keys if `queries_apart`, attention pooling of pool_decay and pool_no_decay
-    if `pools_apart`; else both are as other parameters.
+    if `pools_apart`; otherwise both count as other parameters.
     """
     kinds: dict[int, str] = {}
     undecayed: list[str] = []  # names and globs that a network, or one inside it, asks for
@@ -146,7 +146,7 @@ def parameter_kinds(model: nn.Module, *, queries_apart: bool, pools_apart: bool 
 
 
 def _exceptions(module: nn.Module, queries_apart: bool) -> Iterator[tuple[nn.Parameter, str]]:
-    """Yield the parameters of a module whose number of axes does not give their kind, with that kind."""
+    """Yield the parameters of a module whose kind does not follow from their number of axes, with that kind."""
     if isinstance(module, RecastLayer):
         fixed = (module.center, module.raw_alpha) if isinstance(module, GPSA) else (module.relative_bias,)
         yield from ((p, "no_decay") for p in (*fixed, module.value) if p is not None)

@@ -50,11 +50,11 @@ class Plan:
     after: Cost
     note: str = ""
     pool: AttentionPooling | None = None
-    """Attention in the place of the network's own pooling (`recast.surgery.pooling.swap.attention_pool_`)."""
+    """Attention pooling that replaces the network's own (`recast.surgery.pooling.swap.attention_pool_`)."""
     pool_cost: Cost | None = None
-    """What it adds, a part of `after`. None: not counted apart (no image was given, or it was there already)."""
+    """Cost of the pooling, part of `after`. None: not counted separately (no image was given, or it was there)."""
     place: Place | None = None
-    """Where it goes: with a pool, always."""
+    """Where the pooling goes; set with every pool."""
 
     def __post_init__(self) -> None:
         names = [step.name for step in self.steps]
@@ -100,7 +100,7 @@ class Plan:
         return replace(self, steps=tuple(step for step in self.steps if step.name in names))
 
     def without_steps(self) -> Plan:
-        """Return the plan without steps, as of a network of which only the pooling is replaced."""
+        """Return the plan without steps, as of a network in which only the pooling is replaced."""
         return replace(self, steps=(), edits=(), after=self.before + (self.pool_cost or NOTHING))
 
     def without_pool(self) -> Plan:
@@ -111,7 +111,7 @@ class Plan:
         """Say what each convolution becomes, with shapes, tokens and costs before → after, and why the others stay."""
         title = f"{self.model}: {len(self.steps)} of {len(self.steps) + len(self.left)} convolutions recast"
         parts = [title + ("" if self.pool is None else ", attention pooling")]
-        if self.before.parameters:  # else nobody counted
+        if self.before.parameters:  # 0: costs were not counted
             parts[0] += "\n" + table.layers(self.steps, self.before, self.after)
         if self.pool is not None:
             parts.append(table.pooling(self.pool, self.pool_cost))
@@ -141,13 +141,13 @@ def _step_fields(step: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan_of(model: nn.Module) -> Plan | None:
-    """Return the plan that made `model` what it is; None for a model that was never recast."""
+    """Return the plan that was applied to `model`; None for a model that was never recast."""
     plan = getattr(unwrapped(model), "recast_plan", None)
     return plan if isinstance(plan, Plan) else None
 
 
 def applied_plan(model: nn.Module) -> Plan:
-    """Return the plan that made `model` what it is. Raises `RecastError` for a model that was never recast."""
+    """Return the plan that was applied to `model`. Raises `RecastError` for a model that was never recast."""
     plan = plan_of(model)
     if plan is None:
         raise RecastError(f"{type(model).__name__} was not recast by this library: call recast_(model, plan) first")
@@ -155,5 +155,5 @@ def applied_plan(model: nn.Module) -> Plan:
 
 
 def set_plan_(model: nn.Module, plan: Plan) -> None:
-    """Attach to a model the plan that makes it from its parent, for `save` and for later changes."""
+    """Attach the plan that turns the parent into this model, for `save` and for later changes."""
     unwrapped(model).recast_plan = plan  # type: ignore[assignment]

@@ -119,7 +119,7 @@ def _plan(
 
 
 def _too_large(steps: list[Step], explicit: set[str], max_tokens: int | None) -> dict[str, str]:
-    """Return the reason for every step with more tokens. Raises `RecastError` for an `explicit` one, and for all."""
+    """Return the reason for every step with too many tokens. Raises `RecastError` for an `explicit` one, or all."""
     reasons = {
         step.name: f"has too many tokens: {step.keys} > max_tokens={max_tokens}; lower the resolution or raise it"
         for step in steps
@@ -246,7 +246,7 @@ def _step(
 
 
 def _noise_like(model: nn.Module, example: Example) -> Example:
-    """Return the example with noise for its images, where the model's weights are."""
+    """Return the example with noise for its images, on the device of the model's weights."""
     generator, parameter = torch.Generator().manual_seed(0), next(model.parameters(), None)
 
     def drawn(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ Layout = Literal["NCHW", "NHWC", "NLC", "flat"]
 
 @dataclass(frozen=True)
 class Fold:
-    """The form that folding gave a layer: what a replay needs before the weights fit."""
+    """The form that folding gave a layer: a replay restores it before it loads the weights."""
 
     convolution: bool
     """It is a convolution."""
@@ -106,6 +106,6 @@ class Place:
     classifier: str | None = None
     """The linear layer (or 1×1 convolution) that gives the logits; None where there is no single one."""
     averages: bool = True
-    """The network pooled by the mean over all positions and nothing else came between: the average start is exact."""
+    """The network pools by the mean over all positions, with nothing in between: the average start is exact."""
     relu: bool = False
     """append: the code applies a ReLU before it averages, so the pooling gets one too."""

@@ -1,8 +1,8 @@
-"""Rules of recasting: a rule reads a convolution and returns a layer of attention with its weights.
+"""Rules of recasting: a rule reads a convolution and returns an attention layer with its weights.
 
 Rules never change the module they read; the swap itself is `recast.recast_`. Every rule answers the same two questions:
-which `Geometry`, and which kernel the module uses in eval mode. What makes that kernel (standardisation, weight norm,
-spectral norm) is dropped for its result.
+which `Geometry`, and which kernel the module uses in eval mode. What computes that kernel (standardisation, weight
+norm, spectral norm) is replaced by its result.
 """
 
 from __future__ import annotations
@@ -151,13 +151,11 @@ def check_finite(name: str, module: nn.Module) -> None:
 def held_elsewhere(model: nn.Module, modules: dict[str, nn.Module]) -> dict[str, str]:
     """Return the `modules` that share a parameter with another module: name → "weight with head".
 
-    Recasting such a module would untie them.
-
-    Parameters of what computes a module's weight count as its own.
+    Recasting such a module would untie them. Parameters of a parametrisation count as its module's own.
     """
     places: dict[int, list[str]] = {}
     holders: dict[int, list[str]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):  # one in several places is listed at each
+    for name, module in model.named_modules(remove_duplicate=False):  # a module in several places is listed at each
         places.setdefault(id(module), []).append(name)
         for parameter in module.parameters(recurse=False):
             holders.setdefault(id(parameter), []).append(name)
@@ -179,7 +177,7 @@ def standardized(weight: Tensor, eps: float, gain: Tensor | None) -> Tensor:
 
     `gain` (O, 1, 1, 1): g of norm-free networks (Brock et al. 2021, ScaledStdConv2d); None: 1.
     """
-    # batch_norm over one image is timm's own way to the same bits
+    # timm computes it by batch_norm over one image: the same bits
     rows = weight.reshape(1, weight.shape[0], -1)
     g = None if gain is None else gain.view(-1)
     return F.batch_norm(rows, None, None, weight=g, training=True, momentum=0.0, eps=eps).reshape_as(weight)

@@ -43,7 +43,7 @@ class Schedule:
 
     @classmethod
     def at_once(cls, plan: Plan, epoch: int) -> Schedule:
-        """Date every layer before `epoch`; 1: before any training.
+        """Schedule every layer to be recast before `epoch`; 1: before any training.
 
         T-CNN* (d'Ascoli et al. 2021, Sec. 5) trains t₁ epochs as a CNN: epoch = t₁ + 1.
         """
@@ -52,7 +52,7 @@ class Schedule:
 
     @classmethod
     def progressive(cls, plan: Plan, epochs: int, order: Order = "last_first") -> Schedule:
-        """Date one layer after another at equal intervals: PRS (Lee et al. 2022, Eq. 7), for any network.
+        """Schedule one layer after another at equal intervals: PRS (Lee et al. 2022, Eq. 7), for any network.
 
         Layer l = 1 … L of the plan is a convolution while t ≤ T·(1 − l/(L+1)), t = 1 … T = `epochs`: the last layer
         becomes attention first, after T/(L+1) epochs. Compared as whole numbers, t·(L+1) ≤ T·(L+1−l), so that no date

@@ -44,9 +44,9 @@ def select(
 ) -> tuple[dict[str, RecastLayer], set[str], dict[str, str]]:
     """Choose among the model's convolutions, and make the layers that those become.
 
-    Returns the layers (on the meta device) by name, in the order of the model; the names that were asked for one by
-    one; why each other convolution is left. Raises `RecastError` if a pattern, or the selection, matches nothing, or
-    what it names in full cannot be recast.
+    Returns the layers (on the meta device) by name, in the order of the model; the layers that were named in full; why
+    each other convolution stays. Raises `RecastError` if a pattern, or the selection, matches nothing, or if a layer
+    named in full cannot be recast.
     """
     where = "last_stage" if where is None else where
     if is_none(where):
@@ -151,7 +151,7 @@ def _matches(pattern: str, model: nn.Module, convolutions: Modules, sizes: Sizes
 def _last_stage(convolutions: Modules, sizes: Sizes) -> list[str]:
     if not sizes:
         raise RecastError("the model has no 2-d convolution with a kernel larger than 1×1 that the example reaches")
-    # where the very last stage is of another kind (a mixture of kernels, say), the last that is not
+    # if the very last stage has no rule (a mixture of kernels, say), the last stage that has one
     possible = [size for name, size in sizes.items() if find_rule(convolutions[name])] or list(sizes.values())
     return [name for name, size in sizes.items() if size == min(possible, key=math.prod)]
 
@@ -168,8 +168,8 @@ def _stage(pattern: str, model: nn.Module, sizes: Sizes) -> list[str]:
 def _map_sizes(convolutions: Modules, observed: Observation) -> Sizes:
     """Return rows and columns of the output of every spatial convolution, the largest of its uses.
 
-    Left out are convolutions of another dimension, and those that run on regions of the image (a detector's proposals),
-    which belong to no stage; unless the model has nothing else.
+    Convolutions of another dimension are left out, and, unless the model has nothing else, those that run on regions of
+    the image (a detector's proposals): they belong to no stage.
     """
     maps = {
         name: [call for call in observed.calls.get(name, ()) if len(call.output) == 4]

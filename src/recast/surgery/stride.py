@@ -1,4 +1,4 @@
-"""Removing a stride, a step on a residual block: the convolution, its shortcut, and the convolutions that follow.
+"""Removal of a residual block's stride: from the convolution, its shortcut, and the convolutions that follow.
 
 The papers run the last stage at stride 1 (d'Ascoli et al. 2021, as BoTNet does). That changes the network's function:
 the map is denser, and a 3×3 layer after it sees half the distance.
@@ -33,7 +33,7 @@ class Edit:
 
 
 def apply_edits_(model: nn.Module, edits: Iterable[Edit]) -> None:
-    """Carry the edits out."""
+    """Apply the edits, in place."""
     for edit in edits:
         module = model.get_submodule(edit.name)
         if edit.geometry is not None:
@@ -46,7 +46,7 @@ def apply_edits_(model: nn.Module, edits: Iterable[Edit]) -> None:
 
 
 def check_edits(model: nn.Module, edits: Iterable[Edit], planned_for: str) -> None:
-    """Raise `RecastError` for an edit of a layer that is not there, or is of another kind."""
+    """Raise `RecastError` for an edit of a layer that is missing or of another kind."""
     modules = dict(model.named_modules())
     for edit in edits:
         module = modules.get(edit.name)
@@ -127,8 +127,8 @@ def _numeric_geometry(name: str, conv: nn.Module) -> Geometry:
 def _shortcut_edits(model: nn.Module, name: str) -> list[Edit]:
     """Return the edits of the shortcut around the block of `name`; none if there is no shortcut.
 
-    A block without a module named `downsample` or `shortcut` is taken to have no strided shortcut; where it has one in
-    code alone, the shapes of the edited network do not add up and `plan` refuses.
+    A block without a module named `downsample` or `shortcut` is taken to have no strided shortcut; if it has one in
+    code only, the shapes of the edited network do not match and `plan` raises.
     """
     block_name = name.rpartition(".")[0]
     block = model.get_submodule(block_name)

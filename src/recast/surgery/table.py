@@ -1,4 +1,4 @@
-"""A plan as a table for people."""
+"""A plan as tables to read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from recast.tracing.cost import Cost
 # wider than any plan: columns keep their natural width, nothing is cut off
 WIDTH = 1000
 NAMED = 4
-"""Layers named for each reason to leave one; plan.json names all."""
+"""Layers named for each reason to keep convolutions; plan.json names all."""
 
 
 def quantity(value: float, unit: str = "", base: int = 1000) -> str:

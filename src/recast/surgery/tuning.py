@@ -1,4 +1,4 @@
-"""`tune_`: time the forms of every GPSA layer on its own input, and let the fastest run. All agree to rounding."""
+"""`tune_`: time the forms of every GPSA layer on its own input, and use the fastest. All agree to rounding."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ _Kind = tuple[GPSA, Tensor, dict[str, None]]  # a layer, its input, and the name
 @typed("model", "seconds")
 @torch.inference_mode(False)
 def tune_(model: nn.Module, images: Example, *, seconds: Positive = 0.5) -> Tuning:
-    """Time the forms of every GPSA layer on this device, and let the fastest run, in place.
+    """Time the forms of every GPSA layer on this device, and use the fastest, in place.
 
     Each layer is timed on its own input, captured in one pass of `images`, in eval mode without gradients and in
     training (forward and backward): `split`, `merged`, and on small maps also `sdpa` and `dense`. Forms take turns, and
     medians are compared. A form replaces the previous one only if it saves 3 % of the time twice: when all forms are
-    timed, and again in a direct comparison of the two. With one CPU thread process time is measured, without waiting.
+    timed, and again in a direct comparison of the two. With one CPU thread process time is measured, without waits.
 
     A choice applies to inputs of the same height and width on the same type of device, separately in eval mode and in
     training; other inputs keep the rule of "auto". `save` stores it, and `load` restores it on a device of the same

@@ -34,7 +34,7 @@ from recast.tracing.outputs import tensors_of
 LARGEST = 1e6
 """Values of images beyond which a comparison proves nothing: biases are lost in rounding."""
 _LOCK = RLock()
-"""A comparison sets modes and backends, and gives them back: one at a time, or a second would keep those of a first."""
+"""A comparison sets modes and backends and restores them: two at once would restore each other's."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Trace:
     ranges: dict[str, list[Tensor]]
     """max|output − bias| of every channel (C,), of each call."""
     signal: dict[str, float]
-    """Share of that which is made of what varies in the input (`Exactness.signal`)."""
+    """Share of `ranges` that comes from what varies in the input (`Exactness.signal`)."""
 
 
 @typed("model", "plan")
@@ -187,7 +187,7 @@ def _verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, backend
 
 @contextmanager
 def use_backend(model: nn.Module, backend: Backend | None) -> Iterator[None]:
-    """Let every GPSA layer compute with `backend` (None: leave each its own); C-MHSA has one way only."""
+    """Let every GPSA layer compute with `backend` (None: each keeps its own); C-MHSA has only one."""
     before = [(layer, layer.backend) for layer in gpsa_layers(model).values()]
     try:
         for layer, original in before:
@@ -265,7 +265,7 @@ def _signal(module: nn.Module, x: Tensor, output: Tensor) -> tuple[Tensor, float
 
 
 def _pool_signal(child: nn.Module, batch: Example, output: Any) -> float:
-    """Return how far moved queries of the attention pooling move the outputs."""
+    """Return how much the outputs change when the queries of the attention pooling are shifted."""
     if not _can_show(batch):
         return 0.0
     with shifted_queries(child), in_eval(child), undisturbed(child), torch.no_grad():

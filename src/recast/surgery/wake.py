@@ -37,7 +37,7 @@ from recast.tracing.examples import run_example
 from recast.tracing.hooks import hooked
 
 VARIANCE = 0.99
-"""Share of the variance that the principal components in use hold."""
+"""Share of the variance that the principal components in use explain."""
 SAMPLE = 16
 """Images of a layer's input that are kept to measure the logits on."""
 MAX_QUERIES = 128
@@ -76,7 +76,7 @@ class _Moments:
 
 @dataclass(frozen=True)
 class Woken:
-    """Entropy of a layer's content maps over its maximum, before and after waking, in the mean over the heads."""
+    """Entropy of a layer's content maps over its maximum, before and after waking, averaged over the heads."""
 
     layer: str
     entropy_before: float
@@ -110,7 +110,7 @@ def wake_(
         model: a recast network.
         batches: normalised images (B, C, H, W), another example as `plan` takes it, or a list or loader of examples,
             with labels or without. A pair is (images, labels) unless the network takes two arguments and the second is
-            no tensor of whole numbers.
+            not an integer tensor.
         logit_std: standard deviation of a query's logits over its keys.
         seed: of the rotations.
         layers: names of the layers to wake. Default: all.
@@ -136,7 +136,7 @@ def wake_(
     generator = torch.Generator().manual_seed(int(seed))
     woken = []
     for name, layer in chosen.items():
-        # autocast may be the network's own
+        # the network may have its own autocast
         inputs = [x.to(layer.query.dtype) for x in moments[name].sample.values()]
         before = content_entropy(layer, inputs)
         _set_queries_and_keys(layer, moments[name].components(layer.head_dim), inputs, logit_std, generator)
@@ -242,7 +242,7 @@ def _logits(layer: RecastLayer, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def content_entropy(layer: RecastLayer, inputs: Sequence[Tensor]) -> float:
-    """Return the `relative_entropy` of the content maps, in the mean over all heads."""
+    """Return the `relative_entropy` of the content maps, averaged over all heads."""
     entropy, images = 0.0, sum(map(len, inputs))
     for x in inputs:
         if _is_linear(layer):

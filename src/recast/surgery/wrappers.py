@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 from recast.errors import RecastError
 
 WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
-"""What compiled, checkpointed and sharded parts of a network add to names, and not to those of the weights."""
+"""Parts of names that compiled, checkpointed and sharded modules add, but not to the names of weights."""
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

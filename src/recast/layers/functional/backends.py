@@ -189,8 +189,8 @@ def _convolution_and_open_heads(
     """Return the convolution with a scaled kernel, plus what the open heads gather, content by `attend`.
 
     `merges`: the Gaussians, which all heads have, gather the shift's part too, in place of the convolution.
-    `makes_again`: what Gaussians and linear content gather, which costs little, and all gathers of a grouped layer,
-    which outweigh it, are made again for the backward pass. A compiler chooses for itself what it keeps.
+    `makes_again`: recompute in the backward pass what Gaussians and linear content gather, which costs little, and all
+    gathers of a grouped layer, which would outweigh it in memory. A compiler chooses for itself what it keeps.
     """
     values, bias, output = project_values(x, w.value, w.groups), w.bias, None
     less_shift = _shift_is_the_query(w)
@@ -317,7 +317,7 @@ def as_tokens(images: Tensor) -> Tensor:
 def _gather(maps: Tensor, values: Tensor) -> Tensor:
     """Multiply maps (B, h, N, M) with values (B, M, C); returns (B, N, h·C).
 
-    With several heads it lies query by query, so that one product for all images meets W_out.
+    With several heads the result lies query by query, so that one product with W_out takes all images.
     """
     _, heads, queries, _ = maps.shape
     if type(heads) is int and heads == 1:
@@ -392,7 +392,7 @@ def _has_few_keys(x: Tensor, w: Weights) -> bool:
 
 
 def _number_of_parts(x: Tensor, w: Weights) -> int:
-    """Return in how many parts the images are taken, so that their maps stay in the cache of a CPU."""
+    """Return the number of parts to split the images into, so that their maps stay in the cache of a CPU."""
     rows, columns = w.geometry.output_size(*x.shape[2:])
     numbers = len(w.content_heads) * rows * columns * x.shape[2] * x.shape[3]
     return 1 if on_accelerator(x) else max(1, min(len(x), round(len(x) * numbers / long_maps.MAP_NUMBERS)))

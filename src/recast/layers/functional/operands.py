@@ -115,7 +115,7 @@ class BiasedWeights(NamedTuple):
     groups: int = 1
 
 
-# --- gates and positions from what is trained -------------------------------------------------------------------------
+# --- gates and positions from the parameters --------------------------------------------------------------------------
 
 
 def linear_gates(

@@ -58,7 +58,7 @@ def bias_map(relative_bias: Tensor, geometry: Geometry, height: int, width: int)
         for axis, (size, stride) in enumerate(zip(sizes, geometry.stride, strict=True)):
             windows = windows.unfold(1 + axis, size, stride)
         return windows.flip(1, 2).flatten(1, 2).flatten(2)
-    rows, columns = (  # in an exported program a window has a number for its size, and an index has not
+    rows, columns = (  # sizes in an exported program are symbols: windows require numbers
         torch.arange(size, device=relative_bias.device)
         + stride * torch.arange(count - 1, -1, -1, device=relative_bias.device)[:, None]
         for size, count, stride in zip(sizes, counts, geometry.stride, strict=True)
@@ -95,7 +95,7 @@ def written_out_attention(query: Tensor, key: Tensor, values: Tensor, bias: Tens
 
 
 def fused_attention(query: Tensor, key: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """Compute the same by torch's kernels for GPUs, which hold no map and take tensors whose channels lie together."""
+    """Compute the same by torch's kernels for GPUs, which hold no map and require contiguous channels."""
     query, key, values = (t.to(query.dtype).contiguous() for t in (query, key.transpose(2, 3), values))
     shared = values[:, None].expand(-1, query.shape[1], -1, -1)
     return F.scaled_dot_product_attention(query, key, shared, attn_mask=bias[None].to(query.dtype), scale=1.0)

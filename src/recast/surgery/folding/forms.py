@@ -61,7 +61,7 @@ def guard_merging_(model: nn.Module) -> None:
     """Let timm's blocks around recast layers merge only what is a convolution again: they read W_out as a kernel.
 
     The methods are replaced on the instance, by functions that pickle and `copy.deepcopy` take along with it. A whole
-    network's own (RepViT's) goes on to its blocks.
+    network's own method (RepViT's) still calls those of its blocks.
     """
     for name, block in model.named_modules():
         if type(block).__module__.partition(".")[0] != "timm" or (not name and hasattr(block, "get_classifier")):

@@ -31,7 +31,7 @@ def fold_(model: nn.Module, tol: float = 0.0, *, data: Example | None = None) ->
     and stay. Parameters are replaced: make the optimiser afterwards.
 
     `timm.utils.reparameterize_model` does the same through `GPSA.fuse`, at tol = 0 and without the plan; blocks that
-    merge their branches stay where attention remains in them. A model that is itself a layer is not replaced: use its
+    merge their branches stay unmerged where attention remains. A model that is itself a layer is not replaced: use its
     `fold()`.
 
     Args:

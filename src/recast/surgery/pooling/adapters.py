@@ -1,4 +1,4 @@
-"""Attention pooling inside of a network: what its pooling took comes in, what its head expects goes out.
+"""Attention pooling inside a network: it takes what the network's pooling took, and returns what its head expects.
 
 The head after a pool of K tokens sees rows: the K vectors of an image one after the other, as if they were K images.
 So whatever lies between pooling and classifier (norms, dropout, a convolution) works on each class's vector alone, and
@@ -26,17 +26,17 @@ class PooledLayer(AttentionPool):
     """`AttentionPool` in the place of a network's own pooling.
 
     takes: NCHW maps, NHWC maps, or NLC tokens, whose first `prefix_tokens` are left out (class token, registers).
-    gives: rows (B·T, C) as "flat", or the same with one position: (B·T, C, 1, 1), (B·T, 1, 1, C), (B·T, 1, C). Of
-    tokens as many as there were before the patches, and one: whichever of them the head reads is the pooled one.
+    gives: rows (B·T, C) as "flat", or the same with one position: (B·T, C, 1, 1), (B·T, 1, 1, C), (B·T, 1, C). For
+    tokens `prefix_tokens` + 1 copies: whichever of them the head reads is the pooled one.
     """
 
     def __init__(self, place: Place, num_classes: int | None, config: AttentionPooling) -> None:
         super().__init__(place.dim, num_classes, **config.model_dump(exclude={"kind", "allow_change"}))
-        self.replaced: tuple[nn.Module, ...] = ()  # a tuple: no part of this module
+        self.replaced: tuple[nn.Module, ...] = ()  # a tuple, so that it is not registered as a child
         self.takes, self.gives, self.prefix_tokens = place.takes, place.gives, place.prefix_tokens
 
     pool_type = "attention"
-    """With the two methods below what timm's heads ask of their pooling."""
+    """With the two methods below, the interface that timm's heads expect of their pooling."""
 
     def is_identity(self) -> bool:
         return False
@@ -45,7 +45,7 @@ class PooledLayer(AttentionPool):
         return 1
 
     def as_map(self, x: Tensor) -> Tensor:
-        """Return the input as a map (B, C, h, w). The grid of tokens is unknown: theirs is (B, C, 1, n)."""
+        """Return the input as a map (B, C, h, w). The grid of tokens is unknown: they give (B, C, 1, n)."""
         if self.takes == "NHWC":
             return x.permute(0, 3, 1, 2)
         if self.takes == "NLC":

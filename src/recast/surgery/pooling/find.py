@@ -33,7 +33,7 @@ MEANS: dict[Layout, tuple[int, ...]] = {"NCHW": (2, 3), "NHWC": (1, 2), "NLC": (
 CHANNELS: dict[Layout, int] = {"NCHW": 1, "NHWC": 3, "NLC": 2}
 """The dimension of the channels."""
 TRIED = 6
-"""Number of the last nn.Sequential that are tried."""
+"""Number of nn.Sequential modules that are tried, from the last."""
 MAX_PREFIX = 16
 """More tokens than this before those of the patches are no class, distillation or register tokens."""
 
@@ -81,7 +81,7 @@ def _pooling_module(net: Probe) -> Place | None:
             "maximum): attention pooling gives one a channel; build the network with global_pool='avg'"
         )
     if not net.all_comes_through(pool):
-        return None  # it is a branch, and the network pools in code besides
+        return None  # it is a branch, and the network also pools in code
     gives: Layout = "flat" if pool.output.dim() == 2 else "NCHW" if pool.output.shape[1] == dim else "NHWC"
     return Place("module", name, dim, takes, gives, 0, net.classifier([d for d in calls if d.name in after]), averages)
 

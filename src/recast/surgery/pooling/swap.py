@@ -81,7 +81,7 @@ def attention_pool_(
 
 
 def check_change(model: nn.Module, config: AttentionPooling, place: Place) -> None:
-    """Raise RecastError where a pooling that starts as the average would change the logits, and may not."""
+    """Raise RecastError if a pooling that starts as the average would change the logits without `allow_change`."""
     if config.start == "average" and not (place.averages or config.allow_change):
         raise RecastError(
             f"{type(model).__name__} does not average over its last map (class token, maximum): attention "
@@ -93,7 +93,7 @@ def put_pool_(model: nn.Module, config: AttentionPooling, place: Place) -> None:
     """Put attention pooling into a place that is known: the network does not run.
 
     Raises RecastError, and changes nothing, where it has been put in already, the place is that of another network, or
-    a token a class is asked of a network without a single classifier.
+    one token per class is requested for a network without a single classifier.
     """
     _check_own_pool(model)
     at = _module_at(model, place.name)
