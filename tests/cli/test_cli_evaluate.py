@@ -12,7 +12,6 @@ from torchvision.models import mobilenet_v3_small
 
 import recast
 from recast.lab.cli import evaluate
-from recast.lab.data.sources import labelled_images
 from recast.lab.evaluation import frontier
 from recast.lab.evaluation.run_folder import open_run
 from recast.lab.records import FrontierLine
@@ -123,7 +122,7 @@ def test_the_curve_and_a_point_of_it(
         assert top1(recast.load(summary["file"])) == pytest.approx(path[total - heads].top1)
     # BatchNorm's statistics are those of the same images in every network
     tuned = opened.models["finetuned"].eval()
-    images, _ = labelled_images(opened.data, 16, 0, "stop", torch.device("cpu"))
+    images, _ = frontier.training_images(opened.data, 16, torch.device("cpu"))
     recalibrate_batch_norm_(tuned, [images])
     (line,) = (line for line in lines if line.model == "finetuned")
     assert top1(tuned) == pytest.approx(line.top1)

@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def names(data: Data) -> dict[str, str]:
-    pairs = find_duplicates(data.train, data.val).pairs
+    pairs, _ = find_duplicates(data.train, data.val)
     return {Path(data.val.image_name(a)).stem: Path(data.train.image_name(b)).stem for a, b in pairs.items()}
 
 
@@ -70,7 +70,7 @@ def test_what_is_too_much_is_not_compared_and_reported(folder: Path, monkeypatch
     data = load_data(DataConfig("folder", str(folder)))
     monkeypatch.setattr(duplicates, "MOST_PICTURES", 17)
     assert names(data) == {"copy": "2"}
-    assert find_duplicates(data.train, data.val).unchecked in report_duplicates(data, folder)
+    assert find_duplicates(data.train, data.val)[1] in report_duplicates(data, folder)
     monkeypatch.setattr(duplicates, "MOST_FILES", 17)
     assert names(data) == {}
     assert report_duplicates(data, folder).startswith("duplicates: none found; 18 images")
@@ -82,6 +82,6 @@ def test_images_in_memory_and_flat_ones() -> None:
     train, val = (
         ImageTensors(part, torch.zeros(len(part), dtype=torch.long)) for part in (pixels[:4], pixels[[4, 5, 1]])
     )
-    assert find_duplicates(train, val).pairs == {2: 1}
+    assert find_duplicates(train, val)[0] == {2: 1}
     digits = load_data(DataConfig())
     assert find_duplicates(digits.train, digits.val) == ({}, "")

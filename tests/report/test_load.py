@@ -57,4 +57,4 @@ def test_a_repeated_epoch_counts_once(make_run: Any) -> None:
 def test_the_title_names_the_images(make_run: Any, name: str, data_dir: str, title: str) -> None:
     run = read_run(make_run(recipe={"data.name": name, "data.data_dir": data_dir}))
     assert run.title.partition(",")[0] == f"{run.recipe.model.name} on {title}"
-    assert run.data == title
+    assert run.recipe.data.title == title

@@ -199,7 +199,7 @@ def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def functions_of(recipe: Recipe) -> tuple[str | None, str | None]:
     """Return the names of model and teacher, which may be functions of the user."""
-    return recipe.model.name, getattr(getattr(recipe.task, "teacher", None), "teacher_model", None)
+    return recipe.model.name, getattr(recipe.teacher, "teacher_model", None)
 
 
 def has_new_parent(recipe: Recipe, folder: Path) -> bool:

@@ -84,16 +84,13 @@ def recast_during_training_(
 
     recast_(network, plan, steps=names)
     rates = {"gates": gate_lr, "sigmoid_gates": gate_lr, "queries_keys": qk_lr}
-    added = {
-        name: _train_on_(optimizer, name, convolutions[name], network.get_submodule(name), groups[name], rates)
-        for name in names
-    }
+    added: dict[str, nn.Parameter] = {}
+    for name in names:
+        added |= _train_on_(optimizer, name, convolutions[name], network.get_submodule(name), groups[name], rates)
     for average in copies:
         recast_(average, plan, steps=names)
-        for name, parameters in added.items():
-            averaged = average.get_submodule(name)
-            for key, parameter in parameters.items():
-                averaged.get_parameter(key).detach().copy_(parameter.detach())
+        for name, parameter in added.items():
+            average.get_parameter(name).detach().copy_(parameter.detach())
     return model
 
 
@@ -101,17 +98,17 @@ def _train_on_(
     optimizer: Optimizer, name: str, convolution: nn.Module, layer: nn.Module, kernel_group: Group,
     rates: dict[str, float | None],
 ) -> dict[str, nn.Parameter]:  # fmt: skip
-    """Give a layer its convolution's place and state in the optimiser; add its new parameters and return them."""
+    """Give a layer its convolution's place and state in the optimiser; group and return its new parameters by name."""
     carried = carried_parameters(convolution, layer)
     hand_over_(optimizer, carried)
     forget_(optimizer, name, convolution, carried)
     inherited = {id(pair.new) for pair in carried}
-    added = {key: parameter for key, parameter in layer.named_parameters() if id(parameter) not in inherited}
+    added = {key: parameter for key, parameter in layer.named_parameters(name) if id(parameter) not in inherited}
     kinds = parameter_kinds(layer, queries_apart=rates["queries_keys"] is not None)
     for key, parameter in added.items():
         if parameter.requires_grad:
             kind = kinds[id(parameter)]
-            add_parameter_(optimizer, f"{name}.{key}", parameter, kind, kernel_group, rates.get(kind))
+            add_parameter_(optimizer, key, parameter, kind, kernel_group, rates.get(kind))
     return added
 
 

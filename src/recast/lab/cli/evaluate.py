@@ -134,7 +134,7 @@ def _compare_files(
 
     from recast.io import load
     from recast.lab.data import load_data
-    from recast.lab.data.class_order import name_other_classes, order_classes_
+    from recast.lab.data.class_order import order_classes_
     from recast.lab.evaluation.context import PixelModel
     from recast.lab.evaluation.runner import measure, open_context
     from recast.models.build import check_logits, input_defaults
@@ -152,9 +152,8 @@ def _compare_files(
     data = load_data(images, in_chans=next(iter(channels), None))
     models = {}
     for arm, file in zip(("finetuned", "recast"), files, strict=True):
-        if mismatch := name_other_classes(networks[file], data, file):
-            raise RecastError(f"{mismatch}: give images of the classes of {file} (--data, --data-dir)")
-        order_classes_(networks[file], data, file)
+        remedy = f"give images of the classes of {file} (--data, --data-dir)"
+        order_classes_(networks[file], data, file, remedy)
         if inputs[file] is None:
             print(f"note: {file} states no normalisation; using that of {data.name}", file=sys.stderr)
         normalisation = inputs[file] or data

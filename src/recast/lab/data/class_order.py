@@ -25,11 +25,14 @@ def name_other_classes(model: nn.Module, data: Data, of: str = "the network") ->
     return f"{of} has the classes {listed(names, 5)}, the data {listed(data.classes, 5)}"
 
 
-def order_classes_(model: nn.Module, data: Data, of: str = "the network") -> nn.Module:
+def order_classes_(model: nn.Module, data: Data, of: str = "the network", remedy: str = "") -> nn.Module:
     """Put the outputs of a network into the data's order of classes, with a warning, if it states another order.
 
-    Raises RecastError for a network whose classifier does not have one row per class.
+    Raises RecastError for a network whose classifier does not have one row per class, and for one that states other
+    classes, with this `remedy`; without a remedy the latter is left as it is.
     """
+    if remedy and (others := name_other_classes(model, data, of)):
+        raise RecastError(f"{others}: {remedy}")
     names = list(class_names(model) or ())
     if names == data.classes or sorted(names) != sorted(data.classes):
         return model

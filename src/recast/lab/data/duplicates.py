@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -41,29 +40,24 @@ ALIKE = 0.998
 """Smallest correlation of two thumbnails of one picture."""
 
 
-class Duplicates(NamedTuple):
-    """Validation images that are also training images."""
+def find_duplicates(train: LabelledImages, val: LabelledImages) -> tuple[dict[int, int], str]:
+    """Compare all validation with all training images. Unreadable ones have no duplicates.
 
-    pairs: dict[int, int]
-    """Index of a validation image → that of a training image."""
-    unchecked: str
-    """Images that were not compared, and why; empty if all were."""
-
-
-def find_duplicates(train: LabelledImages, val: LabelledImages) -> Duplicates:
-    """Compare all validation with all training images. Unreadable ones have no duplicates."""
+    Returns {index of a validation image: that of a training image}, and which images were not compared, and why; empty
+    if all were.
+    """
     count, files = len(train) + len(val), [getattr(part, "items", [None]) for part in (train, val)]
     pairs: dict[int, int] = {}
     if not isinstance(train, ImageTensors):
         on_disk = all(isinstance(items[0], str) and os.path.isfile(items[0]) for items in files)
         if count > (MOST_FILES if on_disk else MOST_PICTURES):
-            return Duplicates({}, f"{count:,} images are too many to compare")
+            return {}, f"{count:,} images are too many to compare"
         pairs = _equal_files(*files) if on_disk else {}
         pairs = {index: pairs[index] for index in pairs if val.is_readable(index)}
         if count > MOST_PICTURES or (on_disk and sum(map(_size, files[0] + files[1])) > MOST_BYTES):
-            return Duplicates(pairs, "only files were compared: re-encoded copies of a picture are not detected")
+            return pairs, "only files were compared: re-encoded copies of a picture are not detected"
     alike = _equal_pictures(_thumbnails(train.plain()), _thumbnails(val))
-    return Duplicates(dict(sorted((alike | pairs).items())), "")
+    return dict(sorted((alike | pairs).items())), ""
 
 
 def report_duplicates(data: Data, folder: Path) -> str:

@@ -93,10 +93,6 @@ class Loader:
                     f"batch_size {self.batch_size} is larger than the training set of {size} images, and incomplete "
                     f"batches are dropped: set data.batch_size to {size} or less"
                 )
-            if self.batch_size < self.parts:
-                raise RecastError(
-                    f"batch_size {self.batch_size} is smaller than the number of processes ({self.parts}): raise it"
-                )
         self.pin_memory = self.pin_memory and torch.cuda.is_available()  # without a GPU torch would warn
 
     def __len__(self) -> int:

@@ -137,16 +137,6 @@ def without_unreadable(data: Data, *parts: Literal["train", "val"]) -> Data:
     return data
 
 
-def labelled_images(
-    data: Data, count: int, seed: int, bad_image: Literal["stop", "skip"], device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Return at most `count` training images in the order of a seed, normalised, not augmented, and their labels."""
-    # at least 1: without images the loader reports that, not a batch size of 0
-    source = Loader(data.train.plain(), max(1, min(count, len(data.train))), shuffle_seed=seed, bad_image=bad_image)
-    images, labels = next(iter(source))
-    return data.normalised(images, device), labels.to(device)
-
-
 FINE = LabelsConfig()
 """The labels of the data set itself."""
 

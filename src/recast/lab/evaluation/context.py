@@ -148,10 +148,6 @@ class Batch:
     def __len__(self) -> int:
         return len(self.labels)
 
-    @property
-    def indices(self) -> range:
-        return range(self.first, self.first + len(self))
-
     def logits(self, name: str, images: Tensor | None = None) -> Tensor:
         """Return logits (B, classes of the source) of the batch, or of these images in its place."""
         if images is None or images is self.images:
@@ -166,7 +162,8 @@ class Batch:
     def is_correct(self, name: str, images: Tensor | None = None, k: int = 1) -> Tensor:
         """Return (B,) float: 1 if the label, or an answer of the source, is among the k largest logits."""
         answers = self.source.answers
-        labels = self.labels if answers is None else answers[self.indices].to(self.labels.device)
+        of_batch = slice(self.first, self.first + len(self))
+        labels = self.labels if answers is None else answers[of_batch].to(self.labels.device)
         return is_correct(self.logits(name, images), labels, k)
 
     def top1(self, metric: str, images: Tensor | None = None) -> Iterator[Score]:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.lab.data.sources import labelled_images
+from recast.lab.data import Data, Loader
 from recast.lab.evaluation.basic_corruptions import corrupt
 from recast.lab.evaluation.closing import batches_of, close_, closing_, heads_left
 from recast.lab.evaluation.context import Context, NotMeasured, PixelModel, Source, is_correct, sampled
@@ -48,8 +48,7 @@ def tabulate_frontier(context: Context) -> Table:
         raise NotMeasured("frontier requires a model with GPSA layers, whose heads it closes")
     name = named[-1]
     count = min(CHOSEN_ON, context.options.num_images or CHOSEN_ON)
-    # "skip": a run may have been trained without unreadable images; `close_to` uses the same images
-    images, labels = labelled_images(context.data, count, 0, "skip", context.device)
+    images, labels = training_images(context.data, count, context.device)  # `close_to` uses the same
     models = {other: copy.deepcopy(model) for other, model in context.models.items()}
     for model in models.values():
         recalibrate_batch_norm_(model.model, batches_of(images))
@@ -72,6 +71,17 @@ def tabulate_frontier(context: Context) -> Table:
     lines += [point(name, fold_exactly(recast), *closed) for closed in closing_(recast.model, images, labels)]
     per_image = 1000 * statistics.median(reference) / len(timed)
     return Table.of("frontier", FrontierLine, (replace(line, ms=line.ms * per_image) for line in lines))
+
+
+def training_images(data: Data, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return at most `count` training images, always the same, normalised, not augmented, and their labels.
+
+    Unreadable images are skipped, as the run may have been trained without them.
+    """
+    # at least 1: without images the loader reports that, not a batch size of 0
+    source = Loader(data.train.plain(), max(1, min(count, len(data.train))), shuffle_seed=0, bad_image="skip")
+    images, labels = next(iter(source))
+    return data.normalised(images, device), labels.to(device)
 
 
 def fold_exactly(model: PixelModel) -> PixelModel:
@@ -97,7 +107,7 @@ def close_to(run: OpenRun, heads: int) -> None:
         raise RecastError(f"heads must be between {counts[-1]} and {counts[0]} (points of {path}), got {heads}")
     model = run.models["recast"].eval()
     closed = [(line.layer, line.head) for line in lines[1 : counts.index(heads) + 1] if line.head is not None]
-    images, _ = labelled_images(run.data, lines[0].chosen_on, 0, "skip", next(model.parameters()).device)
+    images, _ = training_images(run.data, lines[0].chosen_on, next(model.parameters()).device)
     for layer in gpsa_layers(model).values():
         layer.close_maps_(0.0)
     close_(model, closed, images)

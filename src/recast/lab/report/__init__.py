@@ -66,8 +66,8 @@ def _load(folders: Sequence[Path]) -> list[Run]:
     from recast.lab.report.load import read_run
 
     runs = [read_run(folder) for folder in folders]
-    if len({(run.data, run.classes) for run in runs}) > 1:
-        names = ", ".join(dict.fromkeys(run.data for run in runs))
+    if len({(run.recipe.data.title, run.classes) for run in runs}) > 1:
+        names = ", ".join(dict.fromkeys(run.recipe.data.title for run in runs))
         raise RecastError(f"the runs use different data ({names}): write one report for each")
     if len({run.name for run in runs}) < len(runs):
         common = os.path.commonpath([folder.resolve().parent for folder in folders])

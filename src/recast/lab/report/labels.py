@@ -83,8 +83,7 @@ def measured(suite: str, metric: str) -> str:
         return suite_title(suite) if metric == "top1" else f"{suite_title(suite)}, {metric_label(first)}"
     if setting and suite in SUITES:
         setting = SUITES[suite].setting.format(setting)
-    label = f"{first} frequencies" if suite == "frequency" else metric_label(first)
-    parts = [label, "mean of all" if detail == "mean" else detail, setting.replace(" ", NBSP)]
+    parts = [metric_label(first), "mean of all" if detail == "mean" else detail, setting.replace(" ", NBSP)]
     return ", ".join(part for part in parts if part)
 
 

@@ -27,7 +27,7 @@ from recast.lab.recipe import SEAL, functions_of, load_recipe, why_untaught
 from recast.lab.records import Difference, Epoch, FourierLine, FrontierLine, Row, SimilarityLine, Switching
 from recast.lab.suites import METRICS
 from recast.lab.tables import read_records, read_table
-from recast.lab.tasks import Task, task_of_data
+from recast.lab.tasks import task_of_data
 from recast.models.trust import follow_up
 from recast.surgery.plan import Plan
 from recast.surgery.records import Step
@@ -89,16 +89,12 @@ class Run:
     @property
     def main(self) -> tuple[str, str]:
         """Suite and metric by which the run is judged."""
-        return self.task.main
+        return task_of_data(self.recipe.data).main
 
     @property
     def judged(self) -> str:
         """Label of the metric by which the run is judged."""
         return METRICS[self.main[1]].label
-
-    @property
-    def task(self) -> Task:
-        return task_of_data(self.recipe.data)
 
     @property
     def epochs(self) -> int:
@@ -120,10 +116,6 @@ class Run:
     def resume_command(self) -> str:
         """Command that finishes the run."""
         return follow_up("train", "--resume", str(self.path), functions=functions_of(self.recipe))
-
-    @property
-    def data(self) -> str:
-        return self.recipe.data.title
 
     def row(self, model: str, suite: str, metric: str) -> Row | None:
         """Return a row of rows.csv; None if it was not measured."""

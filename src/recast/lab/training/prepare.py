@@ -17,7 +17,7 @@ from recast.errors import RecastError, first_line
 from recast.lab.config import LabelsConfig, Recipe
 from recast.lab.config.tasks import ModelTeacher
 from recast.lab.data import Data, Loader, load_data
-from recast.lab.data.class_order import name_other_classes, order_classes_
+from recast.lab.data.class_order import order_classes_
 from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.duplicates import DUPLICATES
 from recast.lab.data.fingerprint import FINGERPRINT
@@ -181,10 +181,7 @@ def _build_parent(recipe: Recipe, config: ModelConfig, data: Data, remedy: str) 
             for paper in recipe.papers.values():
                 paper.draw_(parent)
     if not _has_new_classifier(config, parent, data):
-        origin = str(config.checkpoint or config.name)
-        if others := name_other_classes(parent, data, origin):
-            raise RecastError(f"{others}: {remedy}")
-        order_classes_(parent, data, origin)
+        order_classes_(parent, data, str(config.checkpoint or config.name), remedy)
     with seeded(mix_seed("embedding", recipe.seed)):
         return task_of(recipe).adapt_(parent, recipe, len(data.classes))
 

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torchvision.transforms.v2.functional import normalize
 
-from recast.errors import RecastError
 from recast.lab.config import ClassifyConfig, Recipe
 from recast.lab.config.tasks import Teaching
 from recast.lab.data import Data
-from recast.lab.data.class_order import name_other_classes, order_classes_
+from recast.lab.data.class_order import order_classes_
 from recast.lab.data.seeding import mix_seed, seed_cpu
 from recast.lab.tasks import task_of
 from recast.lab.training.checkpoint import State
@@ -46,9 +45,7 @@ class Objective:
                 config, parent, len(data.classes), student=(data.mean, data.std), img_size=data.img_size,
                 device=device, amp=amp,
             )  # fmt: skip
-            if others := name_other_classes(teacher.model, data, "the teacher"):
-                raise RecastError(f"{others}: choose a teacher trained on them")
-            order_classes_(teacher.model, data, "the teacher")
+            order_classes_(teacher.model, data, "the teacher", remedy="choose a teacher trained on them")
             train_token_(student)
             self.distillation = Distillation(config, teacher, self.label_loss)
 

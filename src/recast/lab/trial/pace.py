@@ -72,31 +72,24 @@ class Pace:
         return (self.train * self.views + self.val) * self.image + runs + rates
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Features of a few training images, and the seconds that one image took."""
-
-    bank: Bank
-    image_seconds: float
-    are_augmented: bool
-    """Two views of an image differ."""
-
-
 def measure_pace(parts: Split, data: Data, plan: Plan, minutes: float, seeds: int, device: torch.device) -> Pace:
     """Measure the seconds of an image's features and of an update of every arm, and fill the time with them."""
-    budget, sample = 60 * minutes, _sample(parts, data, device)
-    image, features = sample.image_seconds, torch.from_numpy(sample.bank.views[0])
+    budget = 60 * minutes
+    bank, image, are_augmented = _sample(parts, data, device)
+    features = torch.from_numpy(bank.views[0])
     dtype = dtype_of(features)
     image_bytes = math.prod(features.shape[1:]) * np.dtype(dtype).itemsize
     most_images = min(FEATURE_SHARE * budget / image, MOST_BYTES / image_bytes)
     val = min(len(data.val), max(FEWEST, int(most_images / 2)))
     train = min(len(data.train), max(FEWEST, int(most_images) - val))
     batch = min(BATCHES[data.img_size < SMALL], train)
-    step = _step_seconds(parts, plan, sample.bank, batch, device)
+    bank = bank.subset(torch.arange(batch) % len(bank))  # images repeat to fill the batch
+    tails = {arm: arms.make(arm, parts.tail, plan, bank, 0, device) for arm in RATED}
+    step = arms.step_seconds(tails, bank, batch, device)
     validation = _validation_seconds(step, train, val, batch, seeds)
     per_seed = step["finetuned"] + step["added"] + 2 * step["recast"]  # `longer` takes as long as recast
     per_update = seeds * per_seed + len(RATES) / RATE_PART * sum(step.values())
-    views = max(1, min(MOST_VIEWS if sample.are_augmented else 1, int((most_images - val) / train)))
+    views = max(1, min(MOST_VIEWS if are_augmented else 1, int((most_images - val) / train)))
     while True:
         fitting = int((budget - (train * views + val) * image - validation) / per_update)
         updates = max(LEAST_UPDATES, min(fitting, MOST_EPOCHS * train // batch))
@@ -110,7 +103,8 @@ def measure_pace(parts: Split, data: Data, plan: Plan, minutes: float, seeds: in
     )  # fmt: skip
 
 
-def _sample(parts: Split, data: Data, device: torch.device) -> Sample:
+def _sample(parts: Split, data: Data, device: torch.device) -> tuple[Bank, float, bool]:
+    """Return features of a few training images, the seconds of one, and True if two views of an image differ."""
     count, views = min(PART, len(data.train)), []
     for view in range(2):  # the first one warms up
         begin = time.perf_counter()
@@ -119,14 +113,7 @@ def _sample(parts: Split, data: Data, device: torch.device) -> Sample:
         features = parts.features(data.normalised(pixels, device))
         seconds = (time.perf_counter() - begin) / count
     bank = Bank((features.cpu().numpy(),), labels, torch.arange(count))
-    return Sample(bank, seconds, not torch.equal(*views))
-
-
-def _step_seconds(parts: Split, plan: Plan, bank: Bank, batch: int, device: torch.device) -> dict[Arm, float]:
-    """Return the seconds of an update of every arm, on images that repeat to fill the batch."""
-    bank = bank.subset(torch.arange(batch) % len(bank))
-    tails = {arm: arms.make(arm, parts.tail, plan, bank, 0, device) for arm in RATED}
-    return arms.step_seconds(tails, bank, batch, device)
+    return bank, seconds, not torch.equal(*views)
 
 
 def _validation_seconds(step: Mapping[Arm, float], train: int, val: int, batch: int, seeds: int) -> float:
