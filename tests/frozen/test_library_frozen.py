@@ -63,4 +63,7 @@ def test_an_interrupted_training_goes_on_as_it_did(tmp_path: Path) -> None:
     shutil.copytree(frozen.FOLDER / "resume", tmp_path / "run")
     got = frozen.trained(tmp_path / "run", resume=True)
     assert len(got["losses"]) == len(held["rest"]["losses"])
-    check(held["rest"], got, tolerance=0.0 if held["platform"] == frozen.platform() else 5e-3)
+    if is_elsewhere := held["platform"] != frozen.platform():
+        for name in ("0.bias", "1.running_mean"):  # BatchNorm follows: the gradient is rounding, which Adam scales up
+            del held["rest"]["weights"][name], got["weights"][name]
+    check(held["rest"], got, tolerance=5e-3 if is_elsewhere else 0.0)
