@@ -161,9 +161,7 @@ def _compare_files(
         if data.val.task == "classify":
             with torch.no_grad(), in_eval(networks[file]):
                 logits = models[arm](data.example)
-            check_logits(
-                logits, 1, len(data.classes), data.name, file, "give images of its classes (--data, --data-dir)"
-            )
+            check_logits(logits, 1, len(data.classes), data.name, file, remedy)
     context = open_context(models, data, **how)
     results = measure(context, suites or [data.task.main[0]], progress=sys.stderr.isatty())
     for name in results.tables:
