@@ -27,17 +27,11 @@ def main() -> None:
     rows = []
     for file in sorted((options.out / options.study).glob("*/weights.safetensors")):
         job = json.loads(file.with_name("result.json").read_text(encoding="utf-8"))["job"]
-        weights = load_file(file)
+        run, weights = {name: job[name] for name in ("study", "arm", "seed")}, load_file(file)
         for layer in sorted(name.removesuffix(".lam") for name in weights if name.endswith(".lam")):
             spans = 1 / softplus(weights[f"{layer}.raw_alpha"])
             for head, (lam, span) in enumerate(zip(weights[f"{layer}.lam"], spans, strict=True), 1):
-                place = {
-                    "study": job["study"],
-                    "arm": job["arm"],
-                    "seed": job["seed"],
-                    "layer": layer[8:],
-                    "head": head,
-                }
+                place = {**run, "layer": layer.removeprefix("network."), "head": head}
                 rows.append({**place, "sigma": round(float(sigmoid(lam)), 4), "inverse_alpha": round(float(span), 4)})
     write(options.results / "gates_sigmoid.csv", rows)
 

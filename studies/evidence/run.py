@@ -33,6 +33,7 @@ from recast.lab.data.seeding import choose_balanced, hold_out
 from recast.lab.training.optim import WarmupDecay, make_optimizer, set_learning_rate
 from recast.layers.pool_config import PoolConfig
 from recast.surgery.schedule import Schedule
+from recast.tracing.hooks import full_precision
 
 HELD_OUT = 0.1
 """Share of the training images to choose rates on, the same for every run."""
@@ -116,10 +117,10 @@ def train(job: Job, model: Prepared, images: ImageTensors, device: torch.device)
     }  # fmt: skip
 
 
+@full_precision()  # for the evaluation; on a GPU training is in bf16
 def run(job: Job, setup: Setup) -> str:
     """Train and evaluate a network with one thread, store its record, and return a line about it."""
     torch.set_num_threads(1)
-    torch.backends.cudnn.allow_tf32 = False  # evaluation is in fp32 on a GPU too
     set_fused_attn(setup.device != "cpu")  # a plain ViT in bf16 on a CPU: 95 ms an update instead of 239
     device, folder, data = torch.device(setup.device), setup.out / job.folder, load_images(job.data, setup)
     images = data.train.subset(

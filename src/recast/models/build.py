@@ -272,23 +272,3 @@ def input_defaults(model: nn.Module) -> InputDefaults | None:
         return None
     _, height, width = cfg["input_size"]
     return InputDefaults((height, width), cfg.get("crop_pct"), tuple(cfg["mean"]), tuple(cfg["std"]))
-
-
-def check_logits(
-    logits: object,
-    images: int,
-    classes: int | None = None,
-    dataset: str | None = None,
-    of: str = "the model",
-    remedy: str = "set model.num_classes",
-) -> None:
-    """Raise RecastError unless `logits`, the output of the network `of`, is a tensor (images, classes).
-
-    classes: of `dataset`; None: any number. remedy: what the message on their number says to do.
-    """
-    got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-    if isinstance(got, tuple) and len(got) == 2 and got[0] == images and classes in (None, got[1]):
-        return
-    if not isinstance(got, tuple) or len(got) != 2 or got[0] != images or classes is None:
-        raise RecastError(f"{of} must give logits ({images}, classes), a tensor with a row for each image, got {got}")
-    raise RecastError(f"{of} must give logits ({images}, {classes}) for {dataset}, got {got}: {remedy}")

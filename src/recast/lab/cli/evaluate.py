@@ -134,10 +134,10 @@ def _compare_files(
 
     from recast.io import load
     from recast.lab.data import load_data
-    from recast.lab.data.class_order import order_classes_
+    from recast.lab.data.class_order import check_logits, order_classes_
     from recast.lab.evaluation.context import PixelModel
     from recast.lab.evaluation.runner import measure, open_context
-    from recast.models.build import check_logits, input_defaults
+    from recast.models.build import input_defaults
     from recast.modes import in_eval
 
     if len(files) != 2:
@@ -161,7 +161,7 @@ def _compare_files(
         if data.val.task == "classify":
             with torch.no_grad(), in_eval(networks[file]):
                 logits = models[arm](data.example)
-            check_logits(logits, 1, len(data.classes), data.name, file, remedy)
+            check_logits(logits, 1, data, file, remedy)
     context = open_context(models, data, **how)
     results = measure(context, suites or [data.task.main[0]], progress=sys.stderr.isatty())
     for name in results.tables:

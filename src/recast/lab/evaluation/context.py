@@ -14,10 +14,10 @@ from torchvision.transforms.v2.functional import normalize
 from recast.errors import RecastError
 from recast.lab.config.evaluation import Options
 from recast.lab.data import Data, Loader
+from recast.lab.data.class_order import check_logits
 from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.seeding import choose_balanced
 from recast.lab.suites import SUITES
-from recast.models.build import check_logits
 from recast.tracing.outputs import answer_of
 
 Images = TypeVar("Images", bound=LabelledImages)
@@ -119,8 +119,7 @@ class Context:
         """Return outputs (B, classes) without gradient. Raises RecastError for other shapes and numbers not finite."""
         with torch.no_grad():
             logits = self.models[name](images)
-        classes = len(self.data.classes)
-        check_logits(logits, len(images), classes, self.data.name, f"model {name!r}", "measure images of its classes")
+        check_logits(logits, len(images), self.data, f"model {name!r}", "measure images of its classes")
         if not logits.isfinite().all():
             raise RecastError(
                 f"model {name!r} outputs NaN or infinite logits for images of {self.data.name}: its accuracy is "

@@ -116,9 +116,9 @@ class Task:
 
     def check_outputs(self, outputs: Any, data: Data, name: str) -> None:
         """Raise RecastError unless `outputs` of the network `name` for an image of `data` are logits of its classes."""
-        from recast.models.build import check_logits
+        from recast.lab.data.class_order import check_logits
 
-        check_logits(outputs, 1, len(data.classes), data.name)
+        check_logits(outputs, 1, data)
 
     def loading(self, recipe: Recipe, data: Data) -> dict[str, Any]:
         """Return the arguments of the `Loader` of training images that depend on the task."""
