@@ -1,7 +1,7 @@
-"""Recast: trained convolutions become gated positional self-attention, and the network computes what it did before.
+"""Recast: trained convolutions get attention, beside or in their place, and the network computes what it did before.
 
 >>> plan = recast.plan(model, example)            # reads only
->>> recast.recast_(model, plan)                   # swaps the layers
+>>> recast.recast_(model, plan)                   # changes the layers
 >>> recast.verify(parent, model, batch)           # shows that nothing changed
 
 Names are imported on first use (PEP 562), so that `import recast` does not import torch. No module of the package
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from recast.exporting import export as export
     from recast.io import load as load
     from recast.io import save as save
+    from recast.layers.beside import AttentionBeside as AttentionBeside
     from recast.layers.cmhsa import CMHSA as CMHSA
     from recast.layers.config import RecastConfig as RecastConfig
     from recast.layers.geometry import Geometry as Geometry
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from recast.surgery.wake import wake_ as wake_
 
 _HOME = {
+    "AttentionBeside": "layers.beside",
     "CMHSA": "layers.cmhsa",
     "GPSA": "layers.gpsa",
     "Geometry": "layers.geometry",

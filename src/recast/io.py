@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from recast.config import read, typed
 from recast.errors import RecastError, shown
 from recast.files import check_place, free_space, replaced
-from recast.layers.cmhsa import RecastLayer
 from recast.models.build import KWARGS, Images, build_from, check_constructor, replayed
 from recast.models.checksum import checksum
 from recast.models.sources import check_registered
@@ -32,6 +31,7 @@ from recast.surgery.apply import refresh_gates_
 from recast.surgery.chosen_forms import chosen_forms
 from recast.surgery.folding.forms import as_it_is, last_of
 from recast.surgery.plan import plan_of
+from recast.surgery.rules import is_convolution
 from recast.surgery.wrappers import modules_by_name, unwrapped
 from recast.tracing.examples import check_weights
 
@@ -129,7 +129,7 @@ def _plan_as_it_is(model: nn.Module) -> str | None:
         return None
     for step in plan.steps:
         layer = layers.get(step.name)
-        if layer is None or not isinstance(last_of(layer), RecastLayer | nn.Conv2d | nn.ConvTranspose2d):
+        if layer is None or not is_convolution(last_of(layer)):
             raise RecastError(
                 f"{step.name} was recast and is not a recast layer or a convolution any more: the plan is another "
                 "network's"

@@ -15,6 +15,7 @@ from recast.analysis.transformers import SILENT, Grids, is_attention, watched_gr
 from recast.config import typed
 from recast.errors import RecastError
 from recast.layers.attention_pool import AttentionPool, attention_pools
+from recast.layers.beside import AttentionBeside
 from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
 from recast.modes import in_eval
 from recast.surgery.plan import plan_of
@@ -35,7 +36,8 @@ class Attention:
     """
 
     mix: Tensor
-    """A as the layer applies it, (1 or B, H, queries, keys). The last keys are those of the grid."""
+    """A as the layer applies it, (1 or B, H, queries, keys); beside a convolution C, applied γ times. The last keys are
+    those of the grid."""
     grid: tuple[int, int] | None
     """Rows and columns of the keys: the padded input of a recast layer, else pixels or patches; None: not known."""
     num_tokens: int = 0
@@ -135,18 +137,22 @@ def record(model: nn.Module) -> Iterator[Record]:
     if plan_of(model) is None and not any(is_attention(m) or isinstance(m, AttentionPool) for m in modules):
         raise RecastError(f"{type(model).__name__} has no attention to record: call recast_(model, plan) first")
 
-    def keep_recast(name: str, layer: RecastLayer, x: Tensor) -> None:
-        size = layer.geometry.padded_size(*x.shape[-2:])
-        if size[0] * size[1] > MAX_TOKENS:
-            warnings.warn(f"{name}: recording maps over {size[0] * size[1]} tokens takes memory", stacklevel=2)
-        parts = layer.maps(x) if isinstance(layer, CMHSA) else layer.attention(x)
-        maps.keep(name, Attention(grid=size, **parts._asdict()))
+    def keep_recast(name: str, layer: RecastLayer, x: Tensor, size: tuple[int, int]) -> None:
+        grid = layer.geometry.padded_size(*x.shape[-2:])
+        if grid[0] * grid[1] > MAX_TOKENS:
+            warnings.warn(f"{name}: recording maps over {grid[0] * grid[1]} tokens takes memory", stacklevel=2)
+        if isinstance(layer, AttentionBeside):
+            content = layer.attention(x, size)
+            maps.keep(name, Attention(content, grid, content=content))
+        else:
+            parts = layer.maps(x) if isinstance(layer, CMHSA) else layer.attention(x)
+            maps.keep(name, Attention(grid=grid, **parts._asdict()))
 
     with watched(model, keep_recast, maps.keep, maps.left_out.__setitem__):
         yield maps
 
 
-SeeRecast = Callable[[str, RecastLayer, Tensor], None]
+SeeRecast = Callable[[str, RecastLayer, Tensor, tuple[int, int]], None]
 Keep = Callable[[str, Attention], None]
 LeaveOut = Callable[[str, str], None]
 
@@ -155,17 +161,19 @@ LeaveOut = Callable[[str, str], None]
 def watched(model: nn.Module, see_recast: SeeRecast, keep: Keep, leave_out: LeaveOut) -> Iterator[None]:
     """Report every call of an attention module inside the block, without gradients.
 
-    see_recast(name, layer, x): a recast layer before its call, with its input; its maps may be too large to make.
+    see_recast(name, layer, x, size): a recast layer after its call, with its input and the rows and columns of its
+    output; its maps may be too large to make. Layers whose attention was pruned are not seen.
     keep(name, attention): an attention pool, or another network's attention over tokens, after its call.
     leave_out(name, reason): a module that has no maps.
     """
 
     model = unwrapped(model)
     recast, pools = recast_layers(model), attention_pools(model)
+    attending = {n: m for n, m in recast.items() if m.content_heads or not isinstance(m, AttentionBeside)}
 
     @torch.no_grad()
-    def before(name: str, _layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-        see_recast(name, recast[name], inputs[0])
+    def after_recast(name: str, _layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        see_recast(name, recast[name], inputs[0], (output.shape[-2], output.shape[-1]))
 
     @torch.no_grad()
     def after(name: str, _pool: nn.Module, inputs: tuple[Any, ...], _output: Any) -> None:
@@ -179,7 +187,7 @@ def watched(model: nn.Module, see_recast: SeeRecast, keep: Keep, leave_out: Leav
 
     with (
         torch.compiler.set_stance("force_eager"),  # compiled code that is there already calls no hook
-        hooked(recast.items(), before=before),
+        hooked(attending.items(), after=after_recast),
         watched_grids(model) as grids,
         hooked(pools.items(), after=after),
         watched_tokens(model, [*recast.values(), *pools.values()], grids, keep_tokens, leave_out),

@@ -20,20 +20,15 @@ from recast.layers.geometry import Geometry, convolution
 
 QUERY_STD = 0.02
 GROUPED_HEAD_DIM = 8
-WIDE_HEAD_DIM = 32
-"""Width of the queries and keys of all content heads together, where only some heads have content."""
 
 
-def default_head_dim(in_channels: int, groups: int, num_heads: int, content_heads: int) -> int:
+def default_head_dim(in_channels: int, groups: int, num_heads: int) -> int:
     """Return the width D of a head's queries and keys: the paper's ⌊C/H⌋, at least 1.
 
-    If only some of the H heads have content, these share a width of at least min(C, 32). In a grouped layer D is
-    ⌊C/(g·H)⌋, at least 8: a grouped kernel has C/g input channels per head, and wide queries and keys over all C would
-    have many times its parameters.
+    In a grouped layer D is ⌊C/(g·H)⌋, at least 8: a grouped kernel has C/g input channels per head, and wide queries
+    and keys over all C would have many times its parameters.
     """
     dense = max(1, in_channels // num_heads)
-    if 0 < content_heads < num_heads:
-        dense = max(dense, min(in_channels, WIDE_HEAD_DIM) // content_heads)
     if groups == 1:
         return dense
     narrow = max(GROUPED_HEAD_DIM, in_channels // groups // num_heads)
@@ -53,7 +48,7 @@ def is_exported() -> bool:
 
 
 class KernelRead:
-    """Descriptor of `weight`: the parameter W_out, with one warning per layer whose W_out is not a kernel.
+    """Descriptor of `weight`, with one warning per layer that computes more than the convolution of its weight.
 
     Blocks that merge their branches, and helpers that build a convolution, read `.weight` as a kernel. From a layer
     with open heads they would get a convolution without the trained attention. The descriptor has no `__set__`, so
@@ -66,10 +61,10 @@ class KernelRead:
     def __init__(self) -> None:
         self.warned: WeakSet[nn.Module] = WeakSet()
 
-    def __get__(self, layer: AttentionConv2d | None, kind: type[AttentionConv2d]) -> Any:
+    def __get__(self, layer: Any, kind: type[nn.Module]) -> Any:
         if layer is None:
             return self
-        if (weight := layer._parameters.get("weight")) is None:
+        if (weight := layer.stored_weight()) is None:
             raise AttributeError(f"{kind.__name__} has no parameter 'weight'")
         if torch.compiler.is_compiling() or layer in self.warned:
             return weight
@@ -77,9 +72,9 @@ class KernelRead:
         if not reader.startswith(self.NOT_AS_KERNEL) and not layer.weight_is_kernel():
             self.warned.add(layer)
             warnings.warn(
-                f"reading .weight of {kind.__name__}({layer.in_channels} → {layer.out_channels}, {layer.geometry}): it "
-                "is W_out, not a kernel, so a convolution built from it loses the trained attention; call "
-                "recast.fold_ first and merge only layers that became convolutions",
+                f"reading .weight of {kind.__name__}({layer.in_channels} → {layer.out_channels}, {layer.geometry}): a "
+                "convolution built from it loses the trained attention; call recast.fold_ first and merge only layers "
+                "that became convolutions",
                 stacklevel=2,
             )
         return weight
@@ -117,7 +112,7 @@ class AttentionConv2d(nn.Module):
         self.num_heads = heads = geometry.num_heads
         self.content_heads = geometry.heads(config.content_heads)
         content = len(self.content_heads)
-        self.head_dim = config.head_dim or default_head_dim(in_channels, groups, heads, content)
+        self.head_dim = config.head_dim or default_head_dim(in_channels, groups, heads)
         kernel = (out_channels, in_channels // groups, *geometry.kernel)
         self.weight = nn.Parameter(torch.empty(kernel, device=device, dtype=dtype))
         self.bias = self._parameter(out_channels) if bias else None
@@ -129,6 +124,10 @@ class AttentionConv2d(nn.Module):
 
     def _build(self) -> None:
         """Add the parameters of the subclass. Raises `RecastError` for a configuration of another layer."""
+
+    def stored_weight(self) -> nn.Parameter | None:
+        """Return the parameter W_out; None where a parametrisation computes it."""
+        return self._parameters.get("weight")
 
     def weight_is_kernel(self) -> bool:
         """Return True if the layer computes the convolution of `weight`, or has no values (meta and fake tensors)."""
@@ -143,7 +142,7 @@ class AttentionConv2d(nn.Module):
 
     def _w_out(self) -> nn.Parameter:
         """Return W_out without `KernelRead`, which compilers cannot follow."""
-        weight = self._parameters.get("weight")
+        weight = self.stored_weight()
         return self.weight if weight is None else weight
 
     @property

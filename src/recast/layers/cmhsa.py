@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError, SizeError
 from recast.layers.attention_conv import AttentionConv2d
+from recast.layers.beside import AttentionBeside
 from recast.layers.config import BiasGate
 from recast.layers.functional.relative_bias import BiasedMaps, BiasedWeights, biased, biased_maps, offset_ranges
 from recast.layers.geometry import Geometry
@@ -149,10 +150,17 @@ class CMHSA(AttentionConv2d):
         return self._repr("", f", value={self.value is not None}, inputs {size}")
 
 
-RecastLayer = GPSA | CMHSA
-"""A convolution that became attention, of either kind."""
+RecastLayer = GPSA | CMHSA | AttentionBeside
+"""A convolution that became attention, or has attention beside it."""
+GatedLayer = GPSA | AttentionBeside
+"""A recast layer whose heads have gates: it can be closed and folded."""
 
 
 def recast_layers(model: nn.Module) -> dict[str, RecastLayer]:
-    """Return the GPSA and CMHSA layers of a model by name, each once, in the order of `named_modules`."""
+    """Return the recast layers of a model by name, each once, in the order of `named_modules`."""
     return {name: module for name, module in model.named_modules() if isinstance(module, RecastLayer)}
+
+
+def gated_layers(model: nn.Module) -> dict[str, GatedLayer]:
+    """Return the recast layers that have gates, by name as `recast_layers`."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, GatedLayer)}

@@ -26,18 +26,18 @@ def _heads(value: Any) -> Any:
             positions = sorted(int(part) for part in value)
             if len(set(positions)) == len(positions) > 0:
                 return tuple(positions)
-    if value in ("all", "middle", "none") or str(value).isdecimal():
+    if value in ("all", "none") or str(value).isdecimal():
         return int(value) if str(value).isdecimal() else value
-    raise problem("must be all, middle, a number of heads > 0, or different positions of the kernel such as 0,4,8")
+    raise problem("must be all, a number of heads > 0, or different positions of the kernel such as 0,4,8")
 
 
 ContentHeads = Annotated[
-    Literal["all", "middle"] | Width | tuple[Position, ...],
+    Literal["all"] | Width | tuple[Position, ...],
     BeforeValidator(_heads),
     Field(
-        description="Heads with a content map: all, middle, a number, or positions (0,4,8). all: as in the papers, the "
-        "default with the sigmoid gate. middle: the default with the linear gate. A number of heads is spread evenly "
-        "and includes the middle one; positions count the kernel's taps row by row from 0. Other heads cost nothing."
+        description="Heads with a content map: all, as in the papers, a number, or positions (0,4,8). A number of heads "
+        "is spread evenly and includes the middle one; positions count the kernel's taps row by row from 0. Other heads "
+        "cost nothing."
     ),
 ]
 ProjectValues = Annotated[
@@ -48,7 +48,7 @@ ProjectValues = Annotated[
         "the linear gate): the pixels are the values; the same set of functions with C² multiply-adds less per pixel."
     ),
 ]
-GaussianHeads = Annotated[Literal["all", "middle", "none"] | Width | tuple[Position, ...], BeforeValidator(_heads)]
+GaussianHeads = Annotated[Literal["all", "none"] | Width | tuple[Position, ...], BeforeValidator(_heads)]
 
 
 PAPERS_LAYER: dict[str, Any] = {"content_heads": "all", "gaussian_heads": "all", "project_values": True}
@@ -56,42 +56,68 @@ PAPERS_LAYER: dict[str, Any] = {"content_heads": "all", "gaussian_heads": "all",
 
 
 class RecastConfig(OneOf):
-    """Settings of the gated positional self-attention (GPSA) that a convolution becomes.
+    """Settings of the attention that a convolution gets (gate="beside") or becomes (the papers' gates).
 
-    The gate decides which other fields there are: `LinearGate`, `SigmoidGate`, `BiasGate`.
+    The gate decides which other fields there are: `BesideGate`, `LinearGate`, `SigmoidGate`, `BiasGate`.
 
     Example:
+        >>> recast.RecastConfig().gate
+        'beside'
         >>> recast.RecastConfig(gate="sigmoid", lambda_init=2.0).lambda_init
         2.0
-        >>> recast.RecastConfig(content_heads="0,4,8").content_heads
+        >>> recast.RecastConfig(gate="linear", content_heads="0,4,8").content_heads
         (0, 4, 8)
     """
 
     by: ClassVar[str] = "gate"
-    default: ClassVar[str] = "linear"
+    default: ClassVar[str] = "beside"
+    where: ClassVar[str] = "last_stage"
+    """Convolutions that `plan` selects by default."""
 
-    gate: Literal["linear", "sigmoid", "bias"]
-    """Gate of a recast layer. linear: starts as exactly the convolution. sigmoid: the gate of the T-CNN paper (Eq. 7).
-    bias: no gate, position is a learned bias in the content's own softmax (C-MHSA, PRS)."""
+    gate: Literal["beside", "linear", "sigmoid", "bias"]
+    """Kind of attention. beside: the convolution stays as it is, a head of content attention is added to its output.
+    linear: the convolution's taps become heads; starts as exactly the convolution. sigmoid: the same with the gate of
+    the T-CNN paper (Eq. 7). bias: no gate, position is a learned bias in the content's own softmax (C-MHSA, PRS)."""
     head_dim: Width | None = None
-    """Width D_h of a head's queries and keys. None: the larger of max(1, C_in // heads) and, with fewer content heads,
-    min(C_in, 32) // content heads; about 8 in grouped and depthwise layers."""
-    project_values: ProjectValues = True
+    """Width D_h of a head's queries and keys. None: min(C_in, 32) beside a convolution, max(1, C_in // heads) in a head
+    of the papers' layers; about 8 in grouped and depthwise layers."""
     query_key: QueryKey = "zero"
-    """Initial queries and keys. With closed gates all are exact. zero: W_key = 0, uniform content maps. random: both
-    random (ConViT). similar: W_qry = W_key with random orthonormal rows, so that pixels attend to similar pixels.
-    images: as similar, with the principal components of the layer's input on training images (`recast.wake_`)."""
+    """Initial queries and keys. With closed gates all are exact. random, the default beside a convolution: both random
+    (ConViT). zero, the default elsewhere: W_key = 0, uniform content maps. similar: W_qry = W_key with random
+    orthonormal rows, so that pixels attend to similar pixels. images: as similar, with the principal components of the
+    layer's input on training images (`recast.wake_`)."""
     logit_std: Annotated[Positive, Rare()] = 1.5
     """With query_key similar or images: initial standard deviation of a query's logits over its keys."""
-    stride: Literal["keep", "remove"] = "keep"
-    """Stride of a recast layer. keep: exact. remove: the paper's stride 1."""
 
     if TYPE_CHECKING:
 
         @property
         def content_heads(self) -> Any: ...
+        @property
+        def stride(self) -> Any: ...
+        @property
+        def project_values(self) -> bool: ...
 
         def __init__(self, *values: Any, **named: Any) -> None: ...
+
+
+class BesideGate(RecastConfig):
+    """Content attention beside a convolution that stays as it is: y = conv(X) + γ · C X W_con."""
+
+    where: ClassVar[str] = "last_of_blocks"
+    stride: ClassVar[Literal["keep"]] = "keep"
+    gate: Literal["beside"] = "beside"
+    query_key: QueryKey = "random"
+    gamma_init: Finite = 0.0
+    """Initial factor γ of content attention. 0 is exact."""
+
+
+class PapersGate(RecastConfig):
+    """Gates of layers that replace the convolution, one head for each tap of its kernel."""
+
+    project_values: ProjectValues = True
+    stride: Literal["keep", "remove"] = "keep"
+    """Stride of a recast layer. keep: exact. remove: the paper's stride 1."""
 
     @model_validator(mode="before")
     @classmethod
@@ -103,7 +129,7 @@ class RecastConfig(OneOf):
         return {name: v for name, v in values.items() if name in fields or name not in made or v != made[name]}
 
 
-class GaussianGate(RecastConfig):
+class GaussianGate(PapersGate):
     """Gates that mix content attention with a map of the position."""
 
     alpha: Positive = 1.0
@@ -122,7 +148,6 @@ class LinearGate(GaussianGate):
     """Start as exactly the convolution."""
 
     gate: Literal["linear"] = "linear"
-    content_heads: ContentHeads = "middle"
     project_values: ProjectValues = False
     gamma_init: Finite = 0.0
     """Initial share γ of content attention. 0 is exact."""
@@ -147,7 +172,7 @@ class SigmoidGate(GaussianGate):
     """Initial λ. σ(λ) is the share of positional attention."""
 
 
-class BiasGate(RecastConfig):
+class BiasGate(PapersGate):
     """C-MHSA (PRS): one softmax of content and a learned bias of position."""
 
     content_heads: ClassVar[Literal["all"]] = "all"

@@ -123,7 +123,7 @@ class Geometry:
             if choice[-1] >= self.num_heads:
                 raise RecastError(f"a kernel of {self.kernel[0]}×{self.kernel[1]} has no position {choice[-1]}")
             return choice
-        count = 1 if choice == "middle" else min(int(choice), self.num_heads)
+        count = min(int(choice), self.num_heads)
         offsets = self.offsets()
         middle = min(every, key=lambda head: sum(offset**2 for offset in offsets[head]))
         others = [head for head in every if head != middle]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from recast.errors import RecastError
 from recast.layers import functional
 from recast.layers.attention_conv import AttentionConv2d, in_transform, is_exported
 from recast.layers.config import BiasGate, LinearGate, SigmoidGate
+from recast.layers.forms import Tuned
 from recast.layers.functional import operands
 from recast.layers.functional.maps import AttentionMaps
 from recast.layers.functional.operands import Gates, Weights, nonzero, scatter_heads, take_heads
@@ -23,19 +24,7 @@ LAMBDA_WITHOUT_CONTENT = 40.0
 """λ of a sigmoid head whose content map was pruned: σ(40) is 1 in single precision."""
 
 
-class Forms(NamedTuple):
-    """Backends that `recast.tune_` chose for inputs of one size: what runs in eval mode, and in training."""
-
-    device: str
-    """Type of the device on which they were timed; they apply only there."""
-    size: tuple[int, int]
-    """Height and width of the input."""
-    inference: str | None
-    """None: all heads were closed, so there was nothing to choose."""
-    training: str
-
-
-class GPSA(AttentionConv2d):
+class GPSA(Tuned, AttentionConv2d):
     """Gated positional self-attention over the pixels, one head for each kernel position of a convolution.
 
         y = b + Σ_h A_h X W_val W_out^h
@@ -86,8 +75,6 @@ class GPSA(AttentionConv2d):
     """Heads that have a Gaussian map: those of `config.gaussian_heads`, minus pruned ones."""
     _seen: SeenGates | None
     """State of the gates when they were last read; None in training and before."""
-    tuned: tuple[Forms, ...]
-    """Choices of `recast.tune_`, one for each size of input, the latest last; dropped by `prune_`."""
     raw_alpha: nn.Parameter
     gamma: nn.Parameter
     spread: nn.Parameter
@@ -99,7 +86,6 @@ class GPSA(AttentionConv2d):
         self.backend = self.config.backend
         self.gaussian_heads = self.geometry.heads(self.config.gaussian_heads)
         self._seen = None
-        self.tuned = ()
         self.center = self._parameter(len(self.gaussian_heads), 2)
         self.raw_alpha = self._parameter(len(self.gaussian_heads))
         if self.config.gate == "linear":
@@ -218,11 +204,8 @@ class GPSA(AttentionConv2d):
         if self._is_known_closed():
             return "split"  # bitwise the convolution, even if gradients make all maps run
         device = self.query.device.type
-        for forms in reversed(self.tuned):
-            if forms.device == device and (size is None or forms.size == size):
-                form = forms.training if self.training else forms.inference
-                if form is not None:
-                    return form
+        if form := self.tuned_form(device, size):
+            return form
         gaussian, content = self._maps_to_run() or (self.gaussian_heads, self.content_heads)
         opened = len({*gaussian, *content})
         has_shift = self.config.gate == "linear"

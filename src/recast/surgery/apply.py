@@ -10,13 +10,14 @@ from torch import nn
 
 from recast.config import typed
 from recast.errors import RecastError, suggest
+from recast.layers.beside import AttentionBeside
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.gpsa import gpsa_layers
 from recast.surgery.folding.forms import as_folded, guard_merging_
 from recast.surgery.plan import NOTHING, Plan, plan_of, set_plan_
 from recast.surgery.pooling.swap import put_pool_
 from recast.surgery.records import Step
-from recast.surgery.rules import check_finite, convert, refusal
+from recast.surgery.rules import check_finite, convert, planned_geometry, refusal
 from recast.surgery.stride import Edit, apply_edits_, check_edits, replace_module_
 from recast.surgery.wrappers import changeable
 from recast.tracing.examples import check_not_lazy
@@ -25,14 +26,15 @@ from recast.tracing.examples import check_not_lazy
 @typed("model", "plan", "steps")
 @torch.inference_mode(False)
 def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None) -> nn.Module:
-    """Replace the planned convolutions of `model`, and its pooling if planned, by attention, in place.
+    """Put attention beside the planned convolutions of `model`, or replace them (and the planned pooling) by it.
 
-    With the initial linear gate and `stride="keep"` the model computes exactly the same function; attention pooling
-    that starts as the average adds rounding. A network in torch.compile, DataParallel or an average of weights is
-    recast inside its wrapper.
+    In place. With gate="beside", and with the initial linear gate and `stride="keep"`, the model computes exactly the
+    same function; attention pooling that starts as the average adds rounding. Beside attention, a convolution stays the
+    same object with the same parameters. A network in torch.compile, DataParallel or an average of weights is recast
+    inside its wrapper.
 
-    An optimizer created before holds parameters that are no longer in the network: create it afterwards, or use
-    `recast_during_training_`.
+    An optimizer created before lacks the new parameters (and, with the papers' gates, holds kernels that are no longer
+    in the network): create it afterwards, or use `recast_during_training_`.
 
     Args:
         model: the network that was planned.
@@ -53,7 +55,7 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
         >>> before = model(images)
         >>> model = recast.recast_(model, recast.plan(model, images)).eval()
         >>> type(model[0]).__name__, torch.equal(model(images), before)
-        ('GPSA', True)
+        ('AttentionBeside', True)
     """
     if steps is not None and not steps:
         return model
@@ -120,7 +122,7 @@ def _checked(model: nn.Module, plan: Plan, step: Step) -> nn.Module:
         ) from None
     if isinstance(module, RecastLayer):
         raise RecastError(f"{step.name or 'the model'} is already recast: a plan is applied once")
-    if reason := refusal(module):
+    if reason := refusal(module, plan.config):
         raise RecastError(f"{step.name} cannot be recast: {reason}")
     check_finite(step.name, module)
     return module
@@ -133,13 +135,14 @@ def _layer(module: nn.Module, plan: Plan, step: Step, continued: bool) -> nn.Mod
     """
     layer = convert(module, plan.config)
     expected = step.geometry if continued else step.parent_geometry
-    shape = (layer.in_channels, layer.out_channels, layer.geometry, layer.groups)
+    geometry = planned_geometry(module, layer)
+    shape = (layer.in_channels, layer.out_channels, geometry, layer.groups)
     if shape != (step.input[0], step.output[0], expected, step.groups):
         raise RecastError(
             f"the plan is for another model: {step.name} is {shape[0]} → {shape[1]} {shape[2]}, "
             f"planned {step.input[0]} → {step.output[0]} {expected}"
         )
-    if layer.geometry != step.geometry:
+    if geometry != step.geometry and not isinstance(layer, AttentionBeside):
         layer.set_geometry_(step.geometry)
     if isinstance(layer, CMHSA):
         layer.set_size_(*step.input[1:])
@@ -189,7 +192,7 @@ def refresh_gates_(model: nn.Module) -> nn.Module:
 
     Example:
         >>> layer = recast.GPSA(4, 8, recast.Geometry((3, 3))).eval()
-        >>> _ = layer.gamma.data.fill_(0.5)
+        >>> _ = layer.gamma.data[4].fill_(0.5)
         >>> recast.refresh_gates_(layer).open_heads
         (4,)
     """

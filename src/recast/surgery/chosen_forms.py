@@ -11,7 +11,8 @@ import torch
 from pydantic import ConfigDict
 from torch import nn
 
-from recast.layers.gpsa import Forms, gpsa_layers
+from recast.layers.cmhsa import gated_layers
+from recast.layers.forms import Forms
 from recast.surgery.wrappers import unwrapped
 
 Form = Literal["split", "merged", "sdpa", "dense"]
@@ -41,7 +42,7 @@ def device_name(kind: str) -> str:
 
 def chosen_forms(model: nn.Module) -> ChosenForms | None:
     """Return what `tune_` chose on this machine; None for a network that was not tuned."""
-    tuned = {name: layer.tuned for name, layer in gpsa_layers(unwrapped(model)).items()}
+    tuned = {name: layer.tuned for name, layer in gated_layers(unwrapped(model)).items()}
     kinds = sorted({forms.device for choices in tuned.values() for forms in choices})
     layers: Any = {name: [tuple(forms) for forms in choices] for name, choices in tuned.items()}
     return ChosenForms({kind: device_name(kind) for kind in kinds}, layers) if kinds else None
@@ -50,6 +51,6 @@ def chosen_forms(model: nn.Module) -> ChosenForms | None:
 def choose_forms_(model: nn.Module, chosen: ChosenForms) -> None:
     """Set the chosen forms, in place, for devices of the same name; other devices keep the rule of "auto"."""
     here = {kind for kind, name in chosen.devices.items() if name == device_name(kind)}
-    layers = gpsa_layers(unwrapped(model))
+    layers = gated_layers(unwrapped(model))
     for name in layers.keys() & chosen.layers.keys():
         layers[name].tuned = tuple(Forms(*forms) for forms in chosen.layers[name] if forms[0] in here)

@@ -10,9 +10,12 @@ from torch import nn
 
 from recast.errors import RecastError
 from recast.layers.attention_pool import attention_pools
-from recast.layers.cmhsa import recast_layers
+from recast.layers.beside import AttentionBeside
+from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.tracing.hooks import hooked
 
+GATE = 1.0
+"""Added to γ by the control: content attention as strong as the tap that it starts from."""
 QUERY = 10.0
 """Added to every query by the control: far from the average start, whose queries are 0."""
 
@@ -28,21 +31,30 @@ def shifted_queries(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def swapped_heads(model: nn.Module) -> Iterator[None]:
-    """Swap W_out of two heads of the first recast layer inside the block: a control that must change the output.
+def changed_layer(model: nn.Module) -> Iterator[None]:
+    """Change the first recast layer inside the block: a control that must change the output.
 
-    One of the two is the middle of the kernel: on a small map the kernel's border may see only padding.
+    Beside a convolution, γ is raised by `GATE`. Else W_out of two heads is swapped; one of the two is the middle of the
+    kernel: on a small map the kernel's border may see only padding.
     """
-    layer = next((m for m in recast_layers(model).values() if m.num_heads > 1), None)
+    layer = next((m for m in recast_layers(model).values() if _can_change(m)), None)
     if layer is None:
-        raise RecastError("the control requires a recast layer with two taps")
-    weight = layer.weight
-    original, order, middle = weight.detach().clone(), list(range(layer.num_heads)), layer.num_heads // 2
-    order[0], order[middle] = middle, 0
+        raise RecastError("the control requires a recast layer with two taps, or attention beside a convolution")
+    weight = layer.gamma if isinstance(layer, AttentionBeside) else layer.weight
+    original = weight.detach().clone()
     with torch.no_grad():
-        weight.copy_(original.flatten(2)[..., order].view_as(original))
+        if isinstance(layer, AttentionBeside):
+            weight.add_(GATE)
+        else:
+            order, middle = list(range(layer.num_heads)), layer.num_heads // 2
+            order[0], order[middle] = middle, 0
+            weight.copy_(original.flatten(2)[..., order].view_as(original))
     try:
         yield
     finally:
         with torch.no_grad():
             weight.copy_(original)
+
+
+def _can_change(layer: RecastLayer) -> bool:
+    return bool(layer.content_heads) if isinstance(layer, AttentionBeside) else layer.num_heads > 1

@@ -35,7 +35,8 @@ def recast_during_training_(
 ) -> nn.Module:
     """Recast steps of a plan in a network that `optimizer` is training, in place.
 
-    The optimiser stays the same object. W_out and the bias replace the kernel and the bias in its groups, and their
+    The optimiser stays the same object. Beside attention a convolution keeps its parameters, and their state. With the
+    papers' gates W_out and the bias replace the kernel and the bias in its groups, and their
     state is permuted in the same way: with the initial linear gate the next update is the convolution's. New parameters
     join the groups that `param_groups` would give them ("decay", "no_decay", "gates", by name) at these groups' current
     rate; in an optimiser with other groups, the kernel's group or a new one with its settings; if groups count their

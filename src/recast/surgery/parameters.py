@@ -12,7 +12,9 @@ from torch import nn
 
 from recast.config import NotNegative, Positive, typed
 from recast.errors import RecastError
+from recast.layers.attention_conv import AttentionConv2d
 from recast.layers.attention_pool import attention_pools
+from recast.layers.beside import AttentionBeside
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.gpsa import GPSA
 from recast.surgery.plan import Plan
@@ -24,7 +26,7 @@ SIGMOID_GATE_LR = 0.1
 KINDS = ("decay", "no_decay", "queries_keys", "gates", "sigmoid_gates", "pool_decay", "pool_no_decay")
 """Names of the groups, in their order."""
 DECAYED = ("decay", "queries_keys", "pool_decay")
-GATES_OF = {"linear": ("gates",), "sigmoid": ("sigmoid_gates",), "bias": ()}
+GATES_OF = {"beside": ("gates",), "linear": ("gates",), "sigmoid": ("sigmoid_gates",), "bias": ()}
 """The groups that the gates of a `RecastConfig.gate` are in."""
 
 
@@ -147,11 +149,14 @@ def parameter_kinds(model: nn.Module, *, queries_apart: bool, pools_apart: bool 
 
 def _exceptions(module: nn.Module, queries_apart: bool) -> Iterator[tuple[nn.Parameter, str]]:
     """Yield the parameters of a module whose kind does not follow from their number of axes, with that kind."""
-    if isinstance(module, RecastLayer):
+    if isinstance(module, AttentionConv2d):
         fixed = (module.center, module.raw_alpha) if isinstance(module, GPSA) else (module.relative_bias,)
         yield from ((p, "no_decay") for p in (*fixed, module.value) if p is not None)
-        yield from ((p, "queries_keys") for p in (module.query, module.key) if queries_apart)
-    if isinstance(module, GPSA):
+    if isinstance(module, RecastLayer) and module.content_heads and queries_apart:
+        yield from ((p, "queries_keys") for p in (module.query, module.key))
+    if isinstance(module, AttentionBeside) and module.content_heads:
+        yield module.gamma, "gates"
+    elif isinstance(module, GPSA):
         is_linear = module.config.gate == "linear"
         gates = (module.gamma, module.spread) if is_linear else (module.lam,)
         yield from ((gate, "gates" if is_linear else "sigmoid_gates") for gate in gates)

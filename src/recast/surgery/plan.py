@@ -22,7 +22,7 @@ from recast.surgery.stride import Edit
 from recast.surgery.wrappers import unwrapped
 from recast.tracing.cost import Cost
 
-VERSION = 6
+VERSION = 7
 NOTHING = Cost(0, 0, 0)
 GEOMETRY = tuple(entry.name for entry in fields(Geometry))
 

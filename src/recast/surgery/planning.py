@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Collection
 
 import torch
@@ -11,15 +12,16 @@ from torch.utils._pytree import tree_map_only
 
 from recast.config import Count, typed
 from recast.errors import RecastError
+from recast.layers.beside import AttentionBeside
 from recast.layers.cmhsa import CMHSA, RecastLayer
-from recast.layers.config import LinearGate, RecastConfig
+from recast.layers.config import BesideGate, LinearGate, RecastConfig
 from recast.layers.geometry import Geometry
 from recast.layers.pool_config import AttentionPooling, PoolConfig
 from recast.surgery.plan import Plan
 from recast.surgery.pooling.find import find_place
 from recast.surgery.pooling.swap import check_change, put_pool_
 from recast.surgery.records import Left, Place, Step
-from recast.surgery.rules import computes_weight, find_rule, is_convolution, refusal
+from recast.surgery.rules import computes_weight, find_rule, is_convolution, planned_geometry, refusal
 from recast.surgery.select import Where, is_none, is_spatial, select
 from recast.surgery.stride import Edit, apply_edits_, plan_stride_edits, set_geometry_
 from recast.surgery.wrappers import unwrapped
@@ -49,9 +51,10 @@ def plan(
         example: images (B, C, H, W), a tuple of arguments, a mapping of keyword arguments, or a list of images, as
             detectors take them (`recast.tracing.examples`). Only its shapes matter.
         config: how a convolution becomes attention. Default: `RecastConfig()`.
-        where: "last_stage" (the default and the papers' choice: every convolution with more than one tap whose output
-            has the smallest size), "all", "stage:N" (a size of the maps, 0 the largest; -1 is the last), names, or
-            globs. "none" keeps every convolution; it requires `pool`.
+        where: "last_stage" (the papers' choice: every convolution with more than one tap whose output has the smallest
+            size), "last_of_blocks" (of these, the last of each block), "last" (of these, the last), "all", "stage:N" (a
+            size of the maps, 0 the largest; -1 is the last), names, or globs. "none" keeps every convolution; it
+            requires `pool`. Default: "last_of_blocks" for gate="beside", else "last_stage".
         max_tokens: layers with more tokens (padded pixels) stay convolutions; a layer that `where` names in full must
             not have more. None: any number.
         pool: replace the network's own pooling by attention.
@@ -187,10 +190,10 @@ def _convolutions(model: nn.Module, needed: bool) -> dict[str, nn.Module]:
     layers = {n: m for n, m in model.named_modules() if is_convolution(m) and ".parametrizations." not in f".{n}."}
     for name, module in layers.items() if needed else ():
         if isinstance(module, RecastLayer):
-            raise RecastError(f"{name or 'the model'} {refusal(module)}: pass the parent to plan")
+            raise RecastError(f"{name or 'the model'} {refusal(module, RecastConfig())}: pass the parent to plan")
     if needed and not _watched(layers):
         module = next((module for module in model.modules() if isinstance(module, torch.jit.ScriptModule)), None)
-        reason = "has no convolution" if module is None else refusal(module)
+        reason = "has no convolution" if module is None else refusal(module, RecastConfig())
         raise RecastError(f"{type(model if module is None else module).__name__} {reason}")
     return layers
 
@@ -221,8 +224,8 @@ def _step(
     name: str, module: nn.Module, layer: RecastLayer, parent: Observation, edited: Observation, new: Geometry | None
 ) -> tuple[Step, Cost]:
     """Return the step, and its share in the cost of the model with edited strides; `new` is the edited geometry."""
-    rule, geometry, config, calls = find_rule(module), layer.geometry, layer.config, edited.calls[name]
-    assert rule is not None
+    geometry = planned_geometry(module, layer)
+    rule, config, calls = find_rule(module), layer.config, edited.calls[name]
     convolution = on_meta(module)
     replaced = before = _cost(convolution, parent.calls[name], parent.batch)
     if new is not None:
@@ -236,11 +239,14 @@ def _step(
     if isinstance(layer, CMHSA):
         layer.set_size_(*size)
     after = _cost(layer, calls, edited.batch)
-    starts_closed = isinstance(config, LinearGate) and (config.gamma_init, config.s_init) == (0.0, 0.0)
+    starts_closed = isinstance(config, BesideGate | LinearGate) and not (
+        config.gamma_init or getattr(config, "s_init", 0.0)
+    )
+    output = max((call.output[2:] for call in calls), key=math.prod) if new is None else new.output_size(*size)
     step = Step(
-        name, rule[0].__name__, geometry, layer.geometry, layer.groups,
-        (layer.in_channels, *size), (layer.out_channels, *layer.geometry.output_size(*size)),
-        before, after, starts_closed and layer.geometry == geometry, len(calls),
+        name, (type(module) if rule is None else rule[0]).__name__, geometry, new or geometry, layer.groups,
+        (layer.in_channels, *size), (layer.out_channels, *output),
+        before, after, starts_closed and new is None, len(calls), isinstance(layer, AttentionBeside),
     )  # fmt: skip
     return step, after - replaced
 

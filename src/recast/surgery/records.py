@@ -16,7 +16,7 @@ class Fold:
     """The form that folding gave a layer: a replay restores it before it loads the weights."""
 
     convolution: bool
-    """It is a convolution."""
+    """It is a convolution: the parent's own, or the one that its closed heads are."""
     kernel: tuple[int, int]
     gaussian_heads: tuple[int, ...]
     """Heads that keep a Gaussian map."""
@@ -47,7 +47,7 @@ class Folded:
 
 @dataclass(frozen=True)
 class Step:
-    """One convolution that becomes GPSA. Sizes are (channels, rows, columns) at the example; costs are per image."""
+    """One convolution that becomes attention, or gets it beside it. Sizes are (channels, rows, columns) at the example; costs are per image."""
 
     name: str
     rule: str
@@ -60,8 +60,15 @@ class Step:
     after: Cost
     exact: bool
     calls: int = 1
+    beside: bool = False
+    """Attention is beside the convolution, which stays as it is."""
     fold: Fold | None = None
     """What `fold_` made of the layer."""
+
+    @property
+    def heads(self) -> int:
+        """Heads of the layer: one beside a convolution, else one for each tap."""
+        return 1 if self.beside else self.geometry.num_heads
 
     @property
     def queries(self) -> int:
@@ -70,14 +77,14 @@ class Step:
 
     @property
     def keys(self) -> int:
-        """Tokens: pixels of the explicitly padded input."""
-        rows, columns = self.geometry.padded_size(*self.input[1:])
+        """Tokens: pixels of the input, explicitly padded unless attention is beside the convolution."""
+        rows, columns = self.input[1:] if self.beside else self.geometry.padded_size(*self.input[1:])
         return rows * columns
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON-able fields, those of the geometry among them, with heads, queries and keys."""
         plain = asdict(self)
-        shown = {"heads": self.geometry.num_heads, "queries": self.queries, "keys": self.keys}
+        shown = {"heads": self.heads, "queries": self.queries, "keys": self.keys}
         return plain | plain.pop("geometry") | shown
 
 

@@ -1,6 +1,7 @@
 """Rules of recasting: a rule reads a convolution and returns an attention layer with its weights.
 
-Rules never change the module they read; the swap itself is `recast.recast_`. Every rule answers the same two questions:
+Attention beside a convolution (gate="beside") needs no rule: it takes any module that states its channels, and a rule
+only gives the kernel's middle tap. Rules never change the module they read; the swap itself is `recast.recast_`. Every rule answers the same two questions:
 which `Geometry`, and which kernel the module uses in eval mode. What computes that kernel (standardisation, weight
 norm, spectral norm) is replaced by its result.
 """
@@ -15,14 +16,16 @@ import torch
 import torch.nn.functional as F
 from timm.layers import Conv2dSame, ScaledStdConv2d, ScaledStdConv2dSame, StdConv2d, StdConv2dSame
 from torch import Tensor, nn
+from torch.nn.modules.utils import _pair
 from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from recast.errors import RecastError
+from recast.layers.beside import AttentionBeside
 from recast.layers.cmhsa import CMHSA, RecastLayer
-from recast.layers.config import RecastConfig
+from recast.layers.config import BesideGate, LinearGate, RecastConfig
 from recast.layers.geometry import Geometry, flip_transpose
 from recast.layers.gpsa import GPSA
 from recast.modes import FORWARD, hooks_of, in_eval, inherits_forward
@@ -43,7 +46,7 @@ REMEDIES: dict[type, str] = {
 def recasts(kind: type[nn.Module]) -> Callable[[Callable[..., RecastLayer]], Callable[..., RecastLayer]]:
     """Register the decorated function as the rule for `kind`: `@recasts(MyConv) def _(conv, config) -> RecastLayer`.
 
-    The layer is GPSA, or CMHSA for gate="bias". A rule only reads the module, and must also work on the meta device,
+    The layer is GPSA, or CMHSA for gate="bias" (gate="beside" needs no rule). A rule only reads the module, and must also work on the meta device,
     where a plan counts costs. It raises `RecastError` with the reason for a module that it cannot convert.
     """
 
@@ -65,10 +68,37 @@ def find_rule(module: nn.Module) -> tuple[type[nn.Module], Rule] | None:
 
 
 def convert(module: nn.Module, config: RecastConfig) -> RecastLayer:
-    """Convert a module by its rule, which must exist. Raises `RecastError` if the rule refuses it."""
+    """Convert a module by its rule, or put attention beside it, as `config.gate` says.
+
+    Raises `RecastError` if the rule refuses it, or if it does not state its channels.
+    """
+    if isinstance(config, BesideGate):
+        return AttentionBeside(module, tap=middle_tap(module), config=config)
     rule = find_rule(module)
-    assert rule is not None, refusal(module)
+    assert rule is not None, refusal(module, config)
     return rule[1](module, config)
+
+
+def middle_tap(conv: nn.Module) -> Tensor | None:
+    """Return the middle tap of the kernel that a rule reads, (O, C/g); None where no rule takes the module."""
+    rule = find_rule(conv)
+    try:
+        layer = None if rule is None else rule[1](conv, LinearGate(content_heads=1, head_dim=1))
+    except RecastError:
+        return None
+    return None if layer is None else layer.weight.detach().flatten(2)[..., layer.content_heads[0]]
+
+
+def planned_geometry(conv: nn.Module, layer: RecastLayer) -> Geometry:
+    """Return the geometry of a convolution as its rule reads it; beside attention, as far as its class states it."""
+    if not isinstance(layer, AttentionBeside):
+        return layer.geometry
+    if isinstance(conv, nn.ConvTranspose2d):
+        return Geometry.of(conv)
+    if isinstance(conv, nn.Conv2d):
+        return _geometry(conv)
+    pairs = {name: _pair(getattr(conv, name, 1)) for name in ("kernel_size", "stride", "dilation")}
+    return Geometry(pairs["kernel_size"], pairs["stride"], dilation=pairs["dilation"])
 
 
 def is_convolution(module: nn.Module) -> bool:
@@ -88,20 +118,24 @@ def axes_of(module: nn.Module) -> int:
 # --- what cannot be recast --------------------------------------------------------------------------------------------
 
 
-def refusal(module: nn.Module) -> str | None:
-    """Return the reason why a convolution-like module cannot be recast; None if a rule takes it.
+def refusal(module: nn.Module, config: RecastConfig) -> str | None:
+    """Return the reason why a convolution-like module cannot be recast; None if it can.
 
     A class may give the reason itself, in an attribute `not_recast`.
     """
     kind = type(module).__name__
     if isinstance(module, RecastLayer):
-        return f"is already {'CMHSA' if isinstance(module, CMHSA) else 'GPSA'}"
+        return "already has attention beside it" if isinstance(module, AttentionBeside) else f"is already {kind}"
     if isinstance(module, torch.jit.ScriptModule):
         return "is TorchScript: recast the original nn.Module, then script it"
     if any(part in type(module).__module__ for part in (".quantized", ".qat.")):
         return f"{kind} is quantised: recast the float model, then quantise it"
     if reason := getattr(module, "not_recast", None):
         return str(reason)
+    if any(parameter.is_complex() for parameter in module.parameters()):
+        return f"{kind} has complex weights: attention is real"
+    if isinstance(config, BesideGate):
+        return None if axes_of(module) == 2 else _no_rule(module)
     rule = find_rule(module)
     return _no_rule(module) if rule is None else _lost(module, rule[0])
 
@@ -131,8 +165,6 @@ def _lost(module: nn.Module, base: type[nn.Module]) -> str | None:
             return f"{kind} has a {min(added)!r} of its own, which the new layer would lose"
     if patched := [name for name in FORWARD if name in vars(module)]:
         return f"{kind} has a {patched[0]} of its own, set on the instance"
-    if any(parameter.is_complex() for parameter in module.parameters()):
-        return f"{kind} has complex weights: attention is real"
     return None
 
 

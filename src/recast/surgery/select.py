@@ -16,8 +16,8 @@ from torch._dynamo.eval_frame import OptimizedModule
 
 from recast.errors import RecastError, shown, suggest
 from recast.layers.cmhsa import RecastLayer
-from recast.layers.config import RecastConfig
-from recast.surgery.rules import axes_of, convert, find_rule, held_elsewhere, refusal
+from recast.layers.config import BesideGate, RecastConfig
+from recast.surgery.rules import axes_of, convert, held_elsewhere, refusal
 from recast.tracing.observe import Observation, on_meta
 
 Where = str | Sequence[str]
@@ -25,6 +25,12 @@ Modules = dict[str, nn.Module]
 Sizes = dict[str, tuple[int, int]]
 
 ONE_TAP = "1×1: one tap, nothing to shift (name it in full to recast it)"
+LAST = {
+    "last_stage": "in the last stage",
+    "last_of_blocks": "not the last of its block (where=last_stage takes it)",
+    "last": "not the last of the network (where=last_stage takes it)",
+}
+"""Selections in the last stage, and why they leave a convolution of that stage."""
 NOT_CALLED = "not called by the example (at most its weight is read)"
 
 
@@ -48,14 +54,14 @@ def select(
     each other convolution stays. Raises `RecastError` if a pattern, or the selection, matches nothing, or if a layer
     named in full cannot be recast.
     """
-    where = "last_stage" if where is None else where
+    where = config.where if where is None else where
     if is_none(where):
         return {}, set(), dict.fromkeys(convolutions, "not selected by none")
     others = {axes_of(module) for module in convolutions.values()}
     if convolutions and 2 not in others:
         axes = " and ".join(f"{count}-d" for count in sorted(others))
         raise RecastError(f"the convolutions of {type(model).__name__} are {axes}: only 2-d ones become attention")
-    explicit, reasons = _wanted(where, model, convolutions, observed)
+    explicit, reasons = _wanted(where, model, convolutions, observed, config)
     names = [name for name in convolutions if name not in reasons]
     if not names:
         asked = where if isinstance(where, str) else ", ".join(where)
@@ -79,30 +85,37 @@ def _layer_or_reason(
     name: str, model: nn.Module, module: nn.Module, observed: Observation, config: RecastConfig, shared: str | None
 ) -> RecastLayer | str:
     """Return the new layer of a convolution on the meta device, or the reason why it cannot be recast."""
-    if reason := refusal(module):
+    if reason := refusal(module, config):
         return reason
-    calls = observed.calls.get(name)
+    calls, is_beside = observed.calls.get(name), isinstance(config, BesideGate)
     if not calls:
         return NOT_CALLED
     if any(len(call.input) != 4 for call in calls):
         return f"got {calls[0].input}, expected (batch, C, H, W)"
-    if any(call.num_arguments > 1 for call in calls):
+    if not is_beside and any(call.num_arguments > 1 for call in calls):
         return "is called with more than its input (output_size?), which the new layer does not take"
-    if shared:
+    if not is_beside and shared:
         return f"shares its {shared}, and would stop doing so"
     if name and isinstance(model.get_submodule(name.rpartition(".")[0]), OptimizedModule):
         return "is compiled by itself, and its wrapper would go on running it: recast first, then compile"
     try:
-        return convert(on_meta(module), config)
+        layer = convert(on_meta(module), config)
     except RecastError as error:
         return str(error)
+    channels = [(call.input[1], call.output[1]) for call in calls if len(call.output) == 4]
+    if any(pair != (layer.in_channels, layer.out_channels) for pair in channels) or len(channels) < len(calls):
+        return (
+            f"states {layer.in_channels} → {layer.out_channels} channels, but maps {calls[0].input} to "
+            f"{calls[0].output}"
+        )
+    return layer
 
 
 # --- patterns ---------------------------------------------------------------------------------------------------------
 
 
 def _wanted(
-    where: Where, model: nn.Module, convolutions: Modules, observed: Observation
+    where: Where, model: nn.Module, convolutions: Modules, observed: Observation, config: RecastConfig
 ) -> tuple[set[str], dict[str, str]]:
     """Return the convolutions selected by their full name, and the reasons for those not selected."""
     patterns: list[Any] = [where] if isinstance(where, str) or not isinstance(where, Iterable) else list(where)
@@ -111,17 +124,18 @@ def _wanted(
     if not patterns:
         raise RecastError("where is empty: expected last_stage, all, stage:N, names or globs")
     sizes = _map_sizes(convolutions, observed)
-    wanted = {name for pattern in patterns for name in _matches(pattern, model, convolutions, sizes)}
+    takes = {name: refusal(module, config) is None for name, module in convolutions.items()}
+    wanted = {name for pattern in patterns for name in _matches(pattern, model, convolutions, sizes, takes)}
     explicit = wanted & set(patterns)
 
     def reason(name: str) -> str:
         if not is_spatial(convolutions[name]):
             return ONE_TAP
-        if patterns != ["last_stage"]:
+        if len(patterns) > 1 or patterns[0] not in LAST:
             return f"not selected by {', '.join(patterns)}"
         if name in sizes:
             size, last = ("×".join(map(str, sizes[n])) for n in (name, next(iter(wanted))))
-            return f"before the last stage ({size}; the last is {last})"
+            return LAST[patterns[0]] if size == last else f"before the last stage ({size}; the last is {last})"
         if name not in observed.calls:
             return NOT_CALLED
         is_map = len(observed.calls[name][0].output) == 4
@@ -131,12 +145,16 @@ def _wanted(
     return explicit, {name: reason(name) for name in convolutions if name not in taken}
 
 
-def _matches(pattern: str, model: nn.Module, convolutions: Modules, sizes: Sizes) -> list[str]:
+def _matches(pattern: str, model: nn.Module, convolutions: Modules, sizes: Sizes, takes: dict[str, bool]) -> list[str]:
     """Return the convolutions that a pattern matches, 1×1 included. Raises `RecastError` for none."""
     if pattern == "all":
         return [name for name, module in convolutions.items() if is_spatial(module)]
     if pattern == "last_stage":
-        return _last_stage(convolutions, sizes)
+        return _last_stage(sizes, takes)
+    if pattern == "last_of_blocks":
+        return _last_of_blocks(model, _last_stage(sizes, takes))
+    if pattern == "last":
+        return _last_stage(sizes, takes)[-1:]
     if pattern.startswith("stage:"):
         return _stage(pattern, model, sizes)
     names = [name for name in convolutions if fnmatch.fnmatchcase(name, pattern)]
@@ -148,12 +166,24 @@ def _matches(pattern: str, model: nn.Module, convolutions: Modules, sizes: Sizes
     return names
 
 
-def _last_stage(convolutions: Modules, sizes: Sizes) -> list[str]:
+def _last_stage(sizes: Sizes, takes: dict[str, bool]) -> list[str]:
     if not sizes:
         raise RecastError("the model has no 2-d convolution with a kernel larger than 1×1 that the example reaches")
-    # if the very last stage has no rule (a mixture of kernels, say), the last stage that has one
-    possible = [size for name, size in sizes.items() if find_rule(convolutions[name])] or list(sizes.values())
+    # if nothing in the very last stage can be recast (a mixture of kernels, say), the last stage where something can
+    possible = [size for name, size in sizes.items() if takes[name]] or list(sizes.values())
     return [name for name, size in sizes.items() if size == min(possible, key=math.prod)]
+
+
+def _last_of_blocks(model: nn.Module, stage: Sequence[str]) -> list[str]:
+    """Return the last convolution of each block, which is an item of an nn.Sequential, ModuleList or ModuleDict."""
+
+    def block(name: str) -> str:
+        parts = name.split(".")
+        parents = (model.get_submodule(".".join(parts[:i])) for i in range(len(parts) - 1, -1, -1))
+        is_item = (isinstance(parent, nn.Sequential | nn.ModuleList | nn.ModuleDict) for parent in parents)
+        return ".".join(parts[: next((len(parts) - i for i, found in enumerate(is_item) if found), 0)])
+
+    return list({block(name): name for name in stage}.values())
 
 
 def _stage(pattern: str, model: nn.Module, sizes: Sizes) -> list[str]:
@@ -166,7 +196,7 @@ def _stage(pattern: str, model: nn.Module, sizes: Sizes) -> list[str]:
 
 
 def _map_sizes(convolutions: Modules, observed: Observation) -> Sizes:
-    """Return rows and columns of the output of every spatial convolution, the largest of its uses.
+    """Return rows and columns of the output of every spatial convolution, the largest of its uses, as they first run.
 
     Convolutions of another dimension are left out, and, unless the model has nothing else, those that run on regions of
     the image (a detector's proposals): they belong to no stage.
@@ -181,4 +211,4 @@ def _map_sizes(convolutions: Modules, observed: Observation) -> Sizes:
         name: [(call.output[2], call.output[3]) for call in calls]
         for name, calls in (whole if any(whole.values()) else maps).items()
     }
-    return {name: max(areas, key=math.prod) for name, areas in sizes.items() if areas}
+    return {name: max(sizes[name], key=math.prod) for name in observed.calls if sizes.get(name)}

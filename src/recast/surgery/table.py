@@ -54,7 +54,7 @@ def layers(steps: Sequence[Step], before: Cost, after: Cost) -> str:
         convolution = f"{step.geometry}" + (f" groups {step.groups}" if step.groups > 1 else "")
         why = "" if step.exact else "stride" if step.geometry != step.parent_geometry else "gate"
         table.add_row(
-            step.name or "(the model)", convolution, str(step.geometry.num_heads),
+            step.name or "(the model)", convolution, str(step.heads),
             " → ".join("×".join(map(str, size)) for size in (step.input, step.output)),
             f"{step.queries} × {step.keys}", *costs(step.before, step.after), f"no, {why}" if why else "yes",
         )  # fmt: skip

@@ -16,7 +16,10 @@ from torch import Tensor, nn
 
 from recast.config import Positive, typed
 from recast.errors import RecastError, listed
-from recast.layers.gpsa import GPSA, Forms, gpsa_layers
+from recast.layers.beside import AttentionBeside
+from recast.layers.cmhsa import GatedLayer, gated_layers
+from recast.layers.forms import Forms
+from recast.layers.gpsa import GPSA
 from recast.modes import in_eval
 from recast.surgery.table import NAMED, render, terminal_width
 from recast.surgery.wrappers import unwrapped
@@ -71,13 +74,13 @@ class Tuning(list[Timed]):
         return text if not self.left_out else f"{text}\nnot run by these images: {listed(self.left_out, NAMED)}"
 
 
-_Kind = tuple[GPSA, Tensor, dict[str, None]]  # a layer, its input, and the names of all that compute the same
+_Kind = tuple[GatedLayer, Tensor, dict[str, None]]  # a layer, its input, and the names of all that compute the same
 
 
 @typed("model", "seconds")
 @torch.inference_mode(False)
 def tune_(model: nn.Module, images: Example, *, seconds: Positive = 0.5) -> Tuning:
-    """Time the forms of every GPSA layer on this device, and use the fastest, in place.
+    """Time the forms of every layer with gates on this device, and use the fastest, in place.
 
     Each layer is timed on its own input, captured in one pass of `images`, in eval mode without gradients and in
     training (forward and backward): `split`, `merged`, and on small maps also `sdpa` and `dense`. Forms take turns, and
@@ -98,7 +101,7 @@ def tune_(model: nn.Module, images: Example, *, seconds: Positive = 0.5) -> Tuni
         `Tuning`, a list of `Timed` rows that prints as a table. Its `left_out` names layers that did not run.
 
     Raises:
-        RecastError: for a network without GPSA layers, without images, or if the images reach no GPSA layer.
+        RecastError: for a network without layers with gates, without images, or if the images reach none of them.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
@@ -106,11 +109,11 @@ def tune_(model: nn.Module, images: Example, *, seconds: Positive = 0.5) -> Tuni
         >>> child = recast.recast_(model, recast.plan(model, images))
         >>> rows = recast.tune_(child, images, seconds=0.01)
         >>> [(row.layers, row.mode, row.before) for row in rows]
-        [('0', 'training', 'split')]
+        [('0', 'inference', 'split'), ('0', 'training', 'split')]
     """
-    layers = gpsa_layers(network := unwrapped(model))
+    layers = gated_layers(network := unwrapped(model))
     if not layers:
-        raise RecastError("tune_ found no GPSA layer: call recast_ first, with gate='linear' or 'sigmoid'")
+        raise RecastError("tune_ found no layer with gates: call recast_ first, with another gate than 'bias'")
     check_values(images, model)
     kinds: dict[Any, _Kind] = {}
 
@@ -141,7 +144,7 @@ def _time(kind: _Kind, training: bool, seconds: float) -> Timed | None:
     layer, x, names = kind
     layer.training = training  # the flag alone: `train` would forget which heads are open
     try:
-        if layer._is_known_closed():
+        if isinstance(layer, GPSA) and layer._is_known_closed():
             return None
         before = layer.chosen_backend((x.shape[2], x.shape[3]))
         calls = {form: _call(layer, form, training) for form in dict.fromkeys((before, *_forms(layer, x)))}
@@ -161,8 +164,10 @@ def _time(kind: _Kind, training: bool, seconds: float) -> Timed | None:
     return Timed(listed([*names], 1), mode, b, c, h, w, dtype, before, chosen, ratio, *milliseconds)
 
 
-def _forms(layer: GPSA, x: Tensor) -> list[str]:
+def _forms(layer: GatedLayer, x: Tensor) -> list[str]:
     """Return the forms that differ for a layer and are worth timing."""
+    if isinstance(layer, AttentionBeside):
+        return ["split", "sdpa"]
     queries, keys = (math.prod(of(*x.shape[2:])) for of in (layer.geometry.output_size, layer.geometry.padded_size))
     is_small = len(x) * layer.num_heads * queries * keys <= MAP_NUMBERS
     differs = layer.config.gate == "linear" and not layer.geometry.is_transposed  # elsewhere `merged` is `split`
@@ -170,7 +175,7 @@ def _forms(layer: GPSA, x: Tensor) -> list[str]:
     return [form for form in FORMS if use[form]]
 
 
-def _call(layer: GPSA, form: str, training: bool) -> Callable[[Tensor], object]:
+def _call(layer: GatedLayer, form: str, training: bool) -> Callable[[Tensor], object]:
     """Return a pass: forward, and in training backward to the input and every parameter."""
 
     def step(x: Tensor) -> object:

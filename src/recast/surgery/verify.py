@@ -15,16 +15,15 @@ from torch.utils._pytree import tree_map_only
 from recast.config import typed
 from recast.errors import RecastError
 from recast.layers.attention_pool import attention_pools
-from recast.layers.cmhsa import RecastLayer, recast_layers
+from recast.layers.cmhsa import RecastLayer, gated_layers, recast_layers
 from recast.layers.config import Backend
-from recast.layers.gpsa import gpsa_layers
 from recast.modes import in_eval
 from recast.surgery.compare import equal_predictions, paired_tensors, relative_error, worst_channel
-from recast.surgery.controls import shifted_queries, swapped_heads
+from recast.surgery.controls import changed_layer, shifted_queries
 from recast.surgery.exactness import Exactness
 from recast.surgery.plan import Plan, applied_plan
 from recast.surgery.records import Step
-from recast.surgery.rules import convert, find_rule
+from recast.surgery.rules import convert, is_convolution, planned_geometry
 from recast.surgery.wrappers import modules_by_name, plain_name
 from recast.tracing.examples import Example, arguments_of, batch_of, check_values, run_example
 from recast.tracing.hooks import captured_outputs, full_precision, hooked, undisturbed
@@ -119,8 +118,8 @@ def verify(
         batch: images (B, C, H, W), or another example as `plan` takes it. Outputs may be any nest of tensors: mappings,
             lists, objects with tensors in their attributes.
         backend: compute every layer with this backend.
-        control: compare again with two heads of one layer swapped (without recast layers: with the pooling's queries
-            shifted). A comparison that does not detect this change is inconclusive.
+        control: compare again with two heads of one layer swapped, or with the attention beside a convolution added
+            once (without recast layers: with the pooling's queries shifted). A comparison that does not detect this change is inconclusive.
 
     Returns:
         `Exactness`. Its `ok()` is True only if a signal reached every layer; `telling` says where the control differed.
@@ -141,7 +140,7 @@ def verify(
     with _LOCK:
         result = _verify(parent, child, batch, backend)
         if control:
-            with swapped_heads(child) if applied_plan(child).steps else shifted_queries(child):
+            with changed_layer(child) if applied_plan(child).steps else shifted_queries(child):
                 result = replace(result, control=_verify(parent, child, batch, backend))
     return result
 
@@ -187,8 +186,8 @@ def _verify(parent: nn.Module | Trace, child: nn.Module, batch: Example, backend
 
 @contextmanager
 def use_backend(model: nn.Module, backend: Backend | None) -> Iterator[None]:
-    """Let every GPSA layer compute with `backend` (None: each keeps its own); C-MHSA has only one."""
-    before = [(layer, layer.backend) for layer in gpsa_layers(model).values()]
+    """Let every layer with gates compute with `backend` (None: each keeps its own); C-MHSA has only one."""
+    before = [(layer, layer.backend) for layer in gated_layers(model).values()]
     try:
         for layer, original in before:
             layer.backend = backend or original
@@ -232,10 +231,10 @@ def _layers_of(model: nn.Module, plan: Plan) -> dict[str, nn.Module]:
 
 def _is_layer(module: nn.Module | None, plan: Plan, step: Step) -> bool:
     """Return True if a module is the convolution of a step, or the layer that it became."""
-    if module is None or find_rule(module) is None:
+    if module is None or isinstance(module, RecastLayer) or not is_convolution(module):
         return isinstance(module, RecastLayer) or (step.fold is not None and isinstance(module, nn.Sequential))
-    layer = convert(on_meta(module), plan.config)
-    shape = layer.in_channels, layer.out_channels, layer.groups, layer.geometry.kernel
+    layer = convert(copied := on_meta(module), plan.config)
+    shape = layer.in_channels, layer.out_channels, layer.groups, planned_geometry(copied, layer).kernel
     return shape == (step.input[0], step.output[0], step.groups, step.parent_geometry.kernel)
 
 

@@ -153,7 +153,7 @@ def _layers_to_wake(model: nn.Module, names: Collection[str] | None) -> dict[str
     chosen = {name: layer for name, layer in layers.items() if names is None or name in names}
     if not chosen:
         raise RecastError(f"{type(model).__name__} has no recast layer to wake")
-    if pruned := [name for name, layer in chosen.items() if not len(layer.query)]:
+    if pruned := [name for name, layer in chosen.items() if not layer.content_heads]:
         raise RecastError(f"{pruned[0] or 'the layer'} has no content map (all pruned): drop it from layers")
     return chosen
 

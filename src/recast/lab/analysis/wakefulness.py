@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 from recast.lab.analysis.blocks import Images, device_of, each_batch
 from recast.lab.analysis.queries import logits_and_bias
+from recast.layers.beside import AttentionBeside
 from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
 from recast.layers.config import GaussianGate
 from recast.layers.functional import expand_heads
 from recast.layers.functional.maps import content_rows, real_keys
 from recast.layers.functional.operands import block_diagonal
+from recast.layers.gpsa import GPSA
 from recast.modes import in_eval
 from recast.surgery.wake import relative_entropy
 from recast.tracing.hooks import hooked
@@ -44,10 +46,12 @@ def wakefulness(
         content_share    ‖γ C X W_val W_out^h‖ / ‖y − b‖          what content makes of the layer's output
         attention_share  ‖γ (C − 1/M) X W_val W_out^h‖ / ‖y − b‖  what a global mean would not have made
 
+    Beside a convolution W_con stands for W_val W_out^h, and b is 0: the bias is the convolution's own.
+
     ‖·‖ is the root of the mean square over images, queries and channels. C-MHSA has one softmax of content and bias:
     both shares are those of softmax(QKᵀ/√D + B) − softmax(B) there. None stands for a head without a content map.
     """
-    layers = recast_layers(model)
+    layers = {name: layer for name, layer in recast_layers(model).items() if layer.content_heads}
     sums = {name: torch.zeros(4, layer.num_heads, dtype=torch.float64) for name, layer in layers.items()}
     outputs, counts = dict.fromkeys(layers, 0.0), dict.fromkeys(layers, 0)
 
@@ -78,6 +82,8 @@ def wakefulness(
 
 def _of_batch(layer: RecastLayer, x: Tensor, output: Tensor, queries: int) -> tuple[Tensor, float]:
     """Return sums over images of entropy, distance and squared shares by head, (4, H), and of squared outputs."""
+    if isinstance(layer, AttentionBeside):
+        return _beside(layer, x, output, queries)
     geometry, (height, width) = layer.geometry, x.shape[-2:]
     outputs = output.flatten(2).transpose(1, 2)
     at = torch.arange(0, outputs.shape[1], math.ceil(outputs.shape[1] / queries), device=x.device)
@@ -102,7 +108,21 @@ def _of_batch(layer: RecastLayer, x: Tensor, output: Tensor, queries: int) -> tu
     return totals, float(outputs.square().mean((1, 2)).sum())
 
 
-def _squares(layer: RecastLayer, tokens: Tensor, maps: Tensor) -> Tensor:
+def _beside(layer: AttentionBeside, x: Tensor, output: Tensor, queries: int) -> tuple[Tensor, float]:
+    """Return `_of_batch` of attention beside a convolution."""
+    w, outputs = layer.weights(), output.flatten(2).transpose(1, 2)
+    at = torch.arange(0, outputs.shape[1], math.ceil(outputs.shape[1] / queries), device=x.device)
+    content = layer.attention(x, (output.shape[2], output.shape[3]))[:, :, at]
+    distance = (content - 1 / content.shape[-1]).abs().sum(-1).mean(-1) / 2
+    values = x.flatten(2).transpose(1, 2) @ (w.gamma * block_diagonal(w.content, w.groups)).T
+    parts = [
+        (maps[:, 0] @ values).square().mean((1, 2))[:, None] for maps in (content, content - 1 / content.shape[-1])
+    ]
+    totals = torch.stack([part.sum(0) for part in (relative_entropy(content), distance, *parts)]).double().cpu()
+    return totals, float(outputs[:, at].square().mean((1, 2)).sum())
+
+
+def _squares(layer: GPSA | CMHSA, tokens: Tensor, maps: Tensor) -> Tensor:
     """Mean square over queries and outputs of A_h X W_val W_out^h: tokens (B, M, C), maps (B, H, n, M) → (B, H)."""
     values = tokens if layer.value is None else tokens @ block_diagonal(layer.value, layer.groups).T
     kernels = layer.weight.flatten(2).unbind(-1)

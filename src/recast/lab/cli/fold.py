@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import sys
 from dataclasses import asdict
@@ -88,15 +87,15 @@ def _save(subject: str, path: Path, tol: float, heads: int | None, as_json: bool
     from recast.lab.evaluation.frontier import close_to
     from recast.lab.evaluation.run_folder import open_run
     from recast.lab.explain.open import names_a_run, open_model
-    from recast.layers.gpsa import gpsa_layers
+    from recast.layers.cmhsa import gated_layers
     from recast.models.build import Images
     from recast.models.weights import read_header
     from recast.surgery.folding.model import fold_
 
     run = open_run(subject) if names_a_run(subject) else None
     model = open_model(ModelConfig(subject)) if run is None else run.models.get("recast")
-    if model is None or not gpsa_layers(model):
-        raise RecastError(f"{subject} has no GPSA layer: there is nothing to fold")
+    if model is None or not gated_layers(model):
+        raise RecastError(f"{subject} has no layer with gates: there is nothing to fold")
     before = len(heads_left(model))
     if run is not None and heads is not None:
         close_to(run, heads)
@@ -129,7 +128,7 @@ def _measure(run: str, command: str, as_json: bool) -> int:
         print_json([asdict(line) for line in lines])
         return 0
     steps = read_json(Path(run) / "plan.json")["steps"]
-    labels = {step["name"]: head_labels(math.prod(step["kernel"]), step["kernel"]) for step in steps}
+    labels = {step["name"]: head_labels(step["heads"], step["kernel"]) for step in steps}
     print(f"{'':<11}{'open heads':>10}{'top-1':>9}{'noise':>9}{'ms':>9}   closed")
     for line in lines:
         closed = "" if line.head is None else f"{line.layer} {labels[line.layer][line.head]}"

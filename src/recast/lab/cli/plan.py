@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import Field
-
 from recast.config import Config, Count
 from recast.lab.cli.command import Command, Compute, Typed, print_json
 from recast.lab.config import DataConfig, ImagesConfig
 from recast.lab.config.evaluation import parse_size
-from recast.layers.config import LinearGate, RecastConfig
+from recast.layers.config import BesideGate, RecastConfig
 from recast.layers.pool_config import NoPool, PoolConfig
 from recast.models.config import ModelConfig
 from recast.models.trust import trusting
@@ -28,7 +26,8 @@ EXAMPLES = """  recast plan resnet50
   recast plan resnet50 --where all --max-tokens 4096 --json > plan.json
   recast plan resnet50 --where none --pool single              (only attention pooling)
 
-Layers (--where): last_stage, all, stage:N (stage:-1 is the last), a name, a glob (layer4.*); none: no layer.
+Layers (--where): last_of_blocks, last_stage, last, all, stage:N (stage:-1 is the last), a name, a glob (layer4.*);
+none: no layer.
 """
 
 
@@ -36,11 +35,12 @@ class Network(Config):
     """A network, and its layers that become attention"""
 
     model: ModelConfig = ModelConfig(name="")
-    where: list[str] = Field(["last_stage"])
-    """Layers to recast: last_stage, all, stage:N, names, globs; none: only the pooling."""
+    where: list[str] | None = None
+    """Layers to recast: last_of_blocks (each block's last convolution in the last stage; the default of gate beside),
+    last_stage (the default of other gates), last, all, stage:N, names, globs; none: only the pooling."""
     max_tokens: Count | None = 1024
     """Layers with more tokens (padded pixels) stay convolutions; null: no limit."""
-    recast: RecastConfig = LinearGate()
+    recast: RecastConfig = BesideGate()
     pool: PoolConfig = NoPool()
 
     @classmethod

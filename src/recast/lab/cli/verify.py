@@ -145,7 +145,8 @@ def _print(plan: Plan, images: Tensor, results: dict[str, Exactness], is_same: b
         print(f"  {result}")
     for name, error in result.layers.items():
         print(f"    {name}: relative error {error:.1e} ({result.backend})")
-    change = "two heads of one layer swapped" if plan.steps else "the query of the pooling moved"
+    swapped = "attention of one layer added" if plan.config.gate == "beside" else "two heads of one layer swapped"
+    change = swapped if plan.steps else "the query of the pooling moved"
     print(f"  control, {change}: {result.control}")
     by = {"outputs": "", "layers": ", by its layers", "": "; inconclusive: the control changed nothing"}
     print(("same function" if is_same else "NOT the same function") + by[result.telling])

@@ -11,7 +11,7 @@ from recast.lab.config.inputs import Augmentation, AugmentConfig, DataConfig, La
 from recast.lab.config.schedules import AtOnce, Before, Listed, Never, ScheduleConfig
 from recast.lab.config.tasks import ClassifyConfig, NoTeacher, TaskConfig, TeacherConfig
 from recast.lab.config.types import BelowOne, MayChange, Share, Words
-from recast.layers.config import LinearGate, RecastConfig
+from recast.layers.config import BesideGate, RecastConfig
 from recast.layers.pool_config import NoPool, PoolConfig
 from recast.models.config import ModelConfig
 
@@ -122,9 +122,10 @@ class Recipe(Config):
     augment: AugmentConfig = AugmentConfig()
     task: TaskConfig = ClassifyConfig()
     papers: Annotated[dict[str, PaperConfig], Sections(PAPERS)] = {}  # noqa: RUF012
-    where: Words = ["last_stage"]  # noqa: RUF012  pydantic copies it
-    """Layers to recast: last_stage, all, stage:N, names, globs. none: no layers; without --pool the unchanged network
-    is trained."""
+    where: Words | None = None
+    """Layers to recast: last_of_blocks (each block's last convolution in the last stage; the default of gate beside),
+    last_stage (the default of other gates), last, all, stage:N, names, globs. none: no layers; without --pool the
+    unchanged network is trained."""
     max_tokens: Count | None = 1024
     """Layers with more tokens (padded pixels) stay convolutions; null: no limit."""
     epochs: CountOrZero = 5
@@ -149,7 +150,7 @@ class Recipe(Config):
     """Random seed of weights, image order and augmentation."""
     device: Annotated[str, MayChange()] = "auto"
     """auto, cpu, cuda or mps."""
-    recast: RecastConfig = LinearGate()
+    recast: RecastConfig = BesideGate()
     pool: PoolConfig = NoPool()
     schedule: ScheduleConfig = Before()
     optim: OptimConfig = OptimConfig()
@@ -161,9 +162,15 @@ class Recipe(Config):
         return self.where != ["none"]
 
     @property
+    def selection(self) -> list[str]:
+        """The layers to recast, also where the gate chooses them."""
+        return [self.recast.where] if self.where is None else self.where
+
+    @property
     def attention(self) -> str:
         """Name of what a convolution becomes."""
-        return "C-MHSA" if self.recast.gate == "bias" else f"{self.recast.gate} gate"
+        gate = self.recast.gate
+        return {"bias": "C-MHSA", "beside": "attention beside"}.get(gate, f"{gate} gate")
 
     @property
     def is_plain(self) -> bool:
@@ -208,13 +215,13 @@ class Recipe(Config):
         elif schedule.is_during and not self.has_layers:
             raise clash(f"`schedule.kind` {schedule.kind} requires layers, but `where` is none")
         if self.tune and (self.compile or gate == "bias" or not self.has_layers):
-            raise clash("`tune` requires recast layers with `gate` linear or sigmoid, without `compile`; drop `tune`")
+            raise clash("`tune` requires recast layers with another `gate` than bias, without `compile`; drop `tune`")
         if isinstance(schedule, AtOnce) and schedule.conv_epochs >= self.epochs:
             raise clash(f"`schedule.conv_epochs` must be below `epochs` ({self.epochs}), got {schedule.conv_epochs}")
         if isinstance(schedule, Listed) and not all(1 <= date <= self.epochs for date in schedule.by_epoch):
             raise clash(f"`schedule.dates` must lie in epochs 1 to {self.epochs}")
-        if self.optim.gate_l1 and gate != "linear":
-            raise clash(f"`optim.gate_l1` requires `recast.gate` linear, got {gate}")
+        if self.optim.gate_l1 and gate not in ("beside", "linear"):
+            raise clash(f"`optim.gate_l1` requires `recast.gate` beside or linear, got {gate}")
         if (freeze := self.regularization.freeze) in ("trunk", "all_but_batch_norm") and self.has_layers:
             raise clash(
                 f"`regularization.freeze` {freeze} requires `where` none, as recast layers would never train; or take "

@@ -2,7 +2,7 @@
 
 To first order, closing head h of a layer adds to the loss
 
-    −(γ_h · ∂L/∂γ_h + s_h · ∂L/∂s_h)        linear gate
+    −(γ_h · ∂L/∂γ_h + s_h · ∂L/∂s_h)        linear gate, and beside a convolution (without s)
     (1 − σ(λ_h)) · ∂L/∂σ_h                  sigmoid gate: its content map goes, the Gaussian stays
 
 Before each step all open heads are put in this order; the first few are closed in turn, and the one with the smallest
@@ -21,7 +21,9 @@ from torch.nn import functional as F
 
 from recast.errors import RecastError
 from recast.lab.scales import recalibrate_batch_norm_
-from recast.layers.gpsa import GPSA, LAMBDA_WITHOUT_CONTENT, gpsa_layers
+from recast.layers.beside import AttentionBeside
+from recast.layers.cmhsa import GatedLayer, gated_layers
+from recast.layers.gpsa import LAMBDA_WITHOUT_CONTENT
 from recast.modes import in_eval
 
 TRIED = 4
@@ -40,10 +42,10 @@ class Closed(NamedTuple):
 
 def heads_left(model: nn.Module) -> list[tuple[str, int]]:
     """Return (layer, head) of every open head."""
-    return [(name, head) for name, layer in gpsa_layers(model).items() for head in sorted(_open(layer))]
+    return [(name, head) for name, layer in gated_layers(model).items() for head in sorted(_open(layer))]
 
 
-def _open(layer: GPSA) -> set[int]:
+def _open(layer: GatedLayer) -> set[int]:
     return {head for _, heads in _gates(layer) for head in heads}
 
 
@@ -54,7 +56,7 @@ def closing_(model: nn.Module, images: Tensor, labels: Tensor) -> Iterator[Close
     BatchNorm's statistics on all of them after each step (`close_`). Raises RecastError for a network without open
     heads.
     """
-    for layer in gpsa_layers(model).values():
+    for layer in gated_layers(model).values():
         layer.close_maps_(0.0)
     if not heads_left(model):
         raise RecastError("the network has no open head to close")
@@ -75,7 +77,7 @@ def close_(model: nn.Module, heads: list[tuple[str, int]], images: Tensor) -> No
 
     Raises RecastError for a layer or head that the network does not have, or that is closed.
     """
-    layers = gpsa_layers(model)
+    layers = gated_layers(model)
     for name, head in heads:
         layer = layers.get(name)
         if layer is None or head not in _open(layer):
@@ -95,7 +97,7 @@ def _added(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> dict[tuple
     added = dict.fromkeys(heads_left(model), 0.0)
     if not added:
         return added
-    gates = [(name, layer, *gate) for name, layer in gpsa_layers(model).items() for gate in _gates(layer)]
+    gates = [(name, layer, *gate) for name, layer in gated_layers(model).items() for gate in _gates(layer)]
     parameters = [gate for _, _, gate, _ in gates]
     slopes = [torch.zeros_like(gate) for gate in parameters]
     count = sum(len(labels) for _, labels in batches)
@@ -118,8 +120,10 @@ def _added(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> dict[tuple
     return added
 
 
-def _gates(layer: GPSA) -> list[tuple[nn.Parameter, tuple[int, ...]]]:
+def _gates(layer: GatedLayer) -> list[tuple[nn.Parameter, tuple[int, ...]]]:
     """Return the gates that can close, and the heads of each."""
+    if isinstance(layer, AttentionBeside):
+        return [(layer.gamma, layer.content_heads)] if layer.content_heads else []
     if layer.config.gate == "sigmoid":
         return [(layer.lam, layer.content_heads)]
     return [(layer.gamma, layer.content_heads), (layer.spread, layer.gaussian_heads)]
@@ -134,7 +138,7 @@ def _loss(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> float:
 @contextmanager
 def _without(layer: nn.Module, head: int) -> Iterator[None]:
     """Close a head of the layer inside the block."""
-    assert isinstance(layer, GPSA)
+    assert isinstance(layer, GatedLayer)
     before = [(gate, gate.detach().clone()) for gate, _ in _gates(layer)]
     closed = LAMBDA_WITHOUT_CONTENT if layer.config.gate == "sigmoid" else 0.0
     with torch.no_grad():

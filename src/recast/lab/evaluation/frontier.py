@@ -18,7 +18,7 @@ from recast.lab.evaluation.context import Context, NotMeasured, PixelModel, Sour
 from recast.lab.records import FrontierLine
 from recast.lab.scales import recalibrate_batch_norm_
 from recast.lab.tables import Table, read_records
-from recast.layers.gpsa import gpsa_layers
+from recast.layers.cmhsa import gated_layers
 from recast.surgery.folding.model import fold_
 from recast.tracing.timing import time_models
 
@@ -43,7 +43,7 @@ def tabulate_frontier(context: Context) -> Table:
     that a slower machine slows both. BatchNorm's statistics are measured again on the same training images in every
     network, also without closed heads: that alone moves accuracies by points.
     """
-    named = [name for name, model in context.models.items() if gpsa_layers(model)]
+    named = [name for name, model in context.models.items() if gated_layers(model)]
     if not named:
         raise NotMeasured("frontier requires a model with GPSA layers, whose heads it closes")
     name = named[-1]
@@ -108,7 +108,7 @@ def close_to(run: OpenRun, heads: int) -> None:
     model = run.models["recast"].eval()
     closed = [(line.layer, line.head) for line in lines[1 : counts.index(heads) + 1] if line.head is not None]
     images, _ = training_images(run.data, lines[0].chosen_on, next(model.parameters()).device)
-    for layer in gpsa_layers(model).values():
+    for layer in gated_layers(model).values():
         layer.close_maps_(0.0)
     close_(model, closed, images)
 

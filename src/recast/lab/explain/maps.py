@@ -17,6 +17,7 @@ from recast.lab.explain.inputs import likeliest
 from recast.lab.explain.scene import GRAD_CAM, Floats, Layer, Maps, Outputs, Prediction, share_text
 from recast.lab.report.formats import plural
 from recast.layers.attention_pool import attention_pools
+from recast.layers.beside import AttentionBeside
 from recast.layers.cmhsa import RecastLayer
 from recast.layers.functional import Weights, expand_heads
 from recast.layers.functional.maps import content_rows
@@ -55,8 +56,8 @@ def record_maps(
     pools = attention_pools(model)
     left_out: dict[str, str] = {}
 
-    def record_recast(name: str, layer: RecastLayer, x: Tensor) -> None:
-        layers[name] = [recast_layer(name, layer, x)]
+    def record_recast(name: str, layer: RecastLayer, x: Tensor, size: tuple[int, int]) -> None:
+        layers[name] = [recast_layer(name, layer, x, size)]
 
     def record_tokens(name: str, attention: Attention) -> None:
         if attention.grid is None:
@@ -82,8 +83,13 @@ def record_maps(
 
 
 @torch.no_grad()
-def recast_layer(name: str, layer: RecastLayer, x: Tensor) -> Described:
-    """Return a recast layer for an input (1, C, height, width): the content maps of GPSA, or the maps of C-MHSA."""
+def recast_layer(name: str, layer: RecastLayer, x: Tensor, size: tuple[int, int]) -> Described:
+    """Return a recast layer for an input (1, C, height, width) and an output of `size`.
+
+    The content maps of GPSA and of attention beside a convolution, or the maps of C-MHSA.
+    """
+    if isinstance(layer, AttentionBeside):
+        return _beside(name, layer, x, size)
     geometry, (height, width) = layer.geometry, x.shape[-2:]
     padded, (at_rows, at_columns) = geometry.padded_size(height, width), geometry.pixels(height, width)
     queries = geometry.query_positions(height, width)
@@ -102,6 +108,26 @@ def recast_layer(name: str, layer: RecastLayer, x: Tensor) -> Described:
 
     chunk = MAX_NUMBERS // (layer.num_heads * padded[0] * padded[1])
     return described, _stored(on_pixels, (len(queries[0]), len(queries[1])), (height, width), chunk)
+
+
+def _beside(name: str, layer: AttentionBeside, x: Tensor, size: tuple[int, int]) -> Described:
+    """Return the content map beside a convolution; of an output with more rows than its input, a query per pixel."""
+    keys = height, width = x.shape[-2], x.shape[-1]
+    rows, columns = (min(count, most) for count, most in zip(size, keys, strict=True))
+    maps, gamma = layer.attention(x, (rows, columns))[0].float(), _array(layer.gates()["gamma"])
+    if not (maps.isfinite().all() and np.isfinite(gamma).all()):
+        raise RecastError(f"{name} has a gate or attention that is not finite: nothing can be drawn")
+    steps = height // rows, width // columns
+    firsts = (
+        (most - 1 - (count - 1) * step) // 2 for most, count, step in zip(keys, (rows, columns), steps, strict=True)
+    )
+    queries = [range(f, f + n * s, s) for f, n, s in zip(firsts, (rows, columns), steps, strict=True)]
+    described = Layer(
+        name, "maps", f"content attention beside {layer.conv}", (1, 1), (), keys, (range(height), range(width)),
+        (queries[0], queries[1]), ("content",), (("γ", gamma),),
+    )  # fmt: skip
+    stored = _stored(lambda at: maps[:, at].unflatten(-1, keys), (rows, columns), keys, rows * columns)
+    return described, stored
 
 
 def _mix_of(name: str, layer: GPSA, w: Weights) -> dict[str, Any]:

@@ -185,7 +185,7 @@ def _changes(recipe: Recipe) -> list[tuple[str, str]]:
         return [("Recast", "nothing")]
     facts = []
     if recipe.has_layers:
-        facts += [("Recast", f"{', '.join(recipe.where)}; {recipe.attention}"), ("Schedule", recipe.schedule.kind)]
+        facts += [("Recast", f"{', '.join(recipe.selection)}; {recipe.attention}"), ("Schedule", recipe.schedule.kind)]
     if isinstance(recipe.pool, AttentionPooling):
         token = "one token" if recipe.pool.kind == "single" else "one token per class"
         start = "the average" if recipe.pool.start == "average" else "the paper's start"

@@ -109,7 +109,7 @@ def head_charts(run: Run) -> dict[str, list[Chart]]:
 
     By layer; by quantity, with a chart for each layer, if there is only one.
     """
-    kernels = {step.name: step.geometry.kernel for step in run.steps}
+    kernels = {step.name: step.geometry.kernel for step in run.steps if not step.beside}
     layers = next((row.layers for row in reversed(run.metrics) if row.layers), {})
     values = {
         (layer, quantity): epochs

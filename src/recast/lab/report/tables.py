@@ -126,7 +126,7 @@ def steps_table(run: Run) -> PageTable | None:
         sizes = f"{_times(step.geometry.kernel)}, {_times(step.input)} → {_times(step.output)}"
         name, tokens = Cell(step.name, (sizes,), code=True), Cell(f"{step.queries:,} × {step.keys:,}")
         start = Cell("exact" if step.exact else "not exact", kind="text")
-        rows.append([name, Cell(str(step.geometry.num_heads)), tokens, *_costs(step.before, step.after), start])
+        rows.append([name, Cell(str(step.heads)), tokens, *_costs(step.before, step.after), start])
     heads = ["Layer", "Heads", "Tokens,\nquery × key", "Parameters", "MACs", "Activation memory"]
     foot = [Cell("Whole model"), Cell(""), Cell(""), *_costs(run.plan.before, run.plan.after), Cell("")]
     return PageTable("The plan", [*map(Cell, heads), Cell("Start", kind="text")], {"": rows}, foot, "stack")

@@ -34,8 +34,7 @@ from recast.lab.training.prepare import some_images
 from recast.lab.training.regularization import prepare_, train_mode
 from recast.lab.training.step import AMP_DTYPES, Objective, Update
 from recast.lab.training.switches import Switches
-from recast.layers.cmhsa import recast_layers
-from recast.layers.gpsa import gpsa_layers
+from recast.layers.cmhsa import gated_layers, recast_layers
 from recast.models.build import Images, constructor
 from recast.models.weights import load_weights_, read_header, read_safetensors
 from recast.surgery.apply import recast_, refresh_gates_
@@ -254,7 +253,7 @@ class _Loop:
 
     def _tune(self) -> None:
         """Choose the forms of new layers. The choices are part of the state, so that a resumed run keeps them."""
-        state, recipe, layers = self.state, self.recipe, gpsa_layers(self.model)
+        state, recipe, layers = self.state, self.recipe, gated_layers(self.model)
         if not recipe.tune or (state.forms.layers if state.forms else {}).keys() >= layers.keys():
             return
 

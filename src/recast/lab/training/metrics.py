@@ -24,7 +24,7 @@ from recast.lab.suites import METRICS
 from recast.lab.tasks import task_of
 from recast.lab.training.checkpoint import Position
 from recast.lab.training.distributed import Stopped, is_first, process_count, process_number, sum_over_processes_
-from recast.layers.cmhsa import recast_layers
+from recast.layers.cmhsa import GatedLayer, recast_layers
 from recast.layers.gpsa import GPSA
 
 
@@ -66,14 +66,15 @@ def validate(
 
 @torch.no_grad()
 def heads_of(model: nn.Module, images: list[Tensor]) -> dict[str, dict[str, Any]]:
-    """Return gate, backend and wakefulness of the heads of every recast layer, and gates and spans of GPSA's."""
+    """Return gate, backend and wakefulness of the heads of every recast layer, its gates, and the spans of GPSA."""
     awake = wakefulness(model, images) if recast_layers(model) else {}
     rows: dict[str, dict[str, Any]] = {}
     for name, layer in recast_layers(model).items():
         rows[name] = {"gate": layer.config.gate, "backend": layer.chosen_backend(), **awake.get(name, {})}
+        if isinstance(layer, GatedLayer):
+            rows[name] |= {gate: values.tolist() for gate, values in layer.gates().items()}
         if isinstance(layer, GPSA):
-            gates = {gate: values.tolist() for gate, values in layer.gates().items()}
-            rows[name] |= {**gates, "span": layer.spans().tolist()}
+            rows[name]["span"] = layer.spans().tolist()
     return rows
 
 

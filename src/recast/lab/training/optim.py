@@ -33,7 +33,7 @@ from torch.optim import Optimizer
 from recast.errors import RecastError, suggest
 from recast.lab.config import OptimConfig, Recipe
 from recast.lab.device import choose_device
-from recast.layers.gpsa import gpsa_layers
+from recast.layers.cmhsa import gated_layers
 from recast.surgery.parameters import param_groups
 
 RATES = {
@@ -162,8 +162,8 @@ def shrink_gates_(optimizer: Optimizer, gate_l1: float) -> None:
 @torch.no_grad()
 def close_averaged_gates_(averaged: nn.Module, model: nn.Module) -> None:
     """Set the gates of the average to 0 where the model's are exactly 0, which an average does not reach."""
-    layers = gpsa_layers(model)
-    for name, layer in gpsa_layers(averaged).items():
-        if layer.config.gate == "linear":
-            layer.gamma.masked_fill_(layers[name].gamma == 0, 0.0)
-            layer.spread.masked_fill_(layers[name].spread == 0, 0.0)
+    gates = {name: p for name, p in model.named_parameters() if name.endswith((".gamma", ".spread"))}
+    for name, layer in gated_layers(averaged).items():
+        for gate in ("gamma", "spread"):
+            if (average := getattr(layer, gate, None)) is not None:
+                average.masked_fill_(gates[f"{name}.{gate}"] == 0, 0.0)

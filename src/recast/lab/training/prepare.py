@@ -156,7 +156,8 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
                 f"{config.checkpoint or config.name} is already recast ({next(iter(layers))}): start from its parent, "
                 "or fine-tune it with --where none"
             )
-        where = recipe.where[0] if len(recipe.where) == 1 else recipe.where
+        selected = recipe.selection
+        where = selected[0] if len(selected) == 1 else selected
         planned = plan(parent, data.example, recipe.recast, where=where, max_tokens=recipe.max_tokens, pool=recipe.pool)
     keeps_parent = is_new and planned is not None and not resume
     recipe, coarse = _completed(recipe, config, data, out, keeps_parent)

@@ -78,8 +78,8 @@ def split(x: Tensor, w: Weights) -> Tensor:
     the convolution. Only heads that have a Gaussian or a content map (`Weights`) cost more than that.
     """
     if _is_short(x, w):
-        return _convolution_and_open_heads(x, w, _written_out, _number_of_parts(x, w))
-    return _convolution_and_open_heads(x, w, _part_by_part, makes_again=True)
+        return _convolution_and_open_heads(x, w, written_out, _number_of_parts(x, w))
+    return _convolution_and_open_heads(x, w, part_by_part, makes_again=True)
 
 
 def merged(x: Tensor, w: Weights) -> Tensor:
@@ -97,7 +97,7 @@ def merged(x: Tensor, w: Weights) -> Tensor:
             return split(x, w)
         is_cheap = w.content == "linear" or not w.content_heads
         parts = _number_of_parts(x, w)
-        return _convolution_and_open_heads(x, w, _written_out, parts, merges=True, makes_again=is_cheap)
+        return _convolution_and_open_heads(x, w, written_out, parts, merges=True, makes_again=is_cheap)
     values, maps = project_values(x, w.value, w.groups), outer(*_shift_factors(x, w))
     if w.gaussian_heads:
         maps = maps + scatter_heads(outer(*weighted_factors(x, w)), w.gaussian_heads, heads)
@@ -115,7 +115,7 @@ def sdpa(x: Tensor, w: Weights) -> Tensor:
 
     Linear content is computed as in `plain`.
     """
-    return _convolution_and_open_heads(x, w, _scaled_dot_product)
+    return _convolution_and_open_heads(x, w, scaled_dot_product)
 
 
 def plain(x: Tensor, w: Weights) -> Tensor:
@@ -123,22 +123,22 @@ def plain(x: Tensor, w: Weights) -> Tensor:
 
     Uses operations that every exporter and function transform supports. Height and width may be symbols.
     """
-    return _convolution_and_open_heads(x, w, _written_out)
+    return _convolution_and_open_heads(x, w, written_out)
 
 
 # --- content attention ------------------------------------------------------------------------------------------------
 
 
-def _written_out(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
+def written_out(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
     return _gather(softmax(logits(query, key)), values)
 
 
-def _part_by_part(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
+def part_by_part(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
     gathered, _ = long_maps.attend(query.contiguous(), key.contiguous(), values.to(query.dtype).contiguous())
     return gathered.to(query.dtype).flatten(2)
 
 
-def _scaled_dot_product(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
+def scaled_dot_product(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
     """Call torch's kernels, for which queries and keys get columns of zeros.
 
     No mask is needed, as the keys are the pixels that are seen. The values are expanded over the heads without a copy.
@@ -193,24 +193,22 @@ def _convolution_and_open_heads(
     gathers of a grouped layer, which would outweigh it in memory. A compiler chooses for itself what it keeps.
     """
     values, bias, output = project_values(x, w.value, w.groups), w.bias, None
-    less_shift = _shift_is_the_query(w)
     if w.gates.has_shift and not merges:
-        output = w.geometry.convolve(values, w.weight, bias, w.groups) if less_shift else w.convolve(values)
-        bias = None
+        output, bias = w.convolve(values), None
     kernels = _kernels(w)
     if not kernels:
         assert output is not None  # heads without a shift have a Gaussian
         return output
 
     def open_heads(x: Tensor, values: Tensor, content: Tensor | None = None) -> Tensor:
-        first, *others = zip(_gathers(x, values, w, attend, less_shift, merges, content), kernels, strict=True)
+        first, *others = zip(_gathers(x, values, w, attend, merges, content), kernels, strict=True)
         y = project(x, *first, bias, w)
         return y + project(x, *others[0], None, w) if others else y
 
     with_content = w.groups > 1 or w.content == "linear"
     makes_again = makes_again and (with_content or len(w.gaussian_heads) > 0)
     if makes_again and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        content = None if with_content or not w.content_heads else _content(x, values, w, attend, less_shift)
+        content = None if with_content or not w.content_heads else _content(x, values, w, attend)
         added = checkpoint(open_heads, x, values, content, use_reentrant=False, preserve_rng_state=False)
     else:
         added = _by_parts(x, values, open_heads, parts)
@@ -218,16 +216,16 @@ def _convolution_and_open_heads(
 
 
 def _gathers(
-    x: Tensor, values: Tensor, w: Weights, attend: Attend, less_shift: bool, merges: bool, content: Tensor | None
+    x: Tensor, values: Tensor, w: Weights, attend: Attend, merges: bool, content: Tensor | None
 ) -> Iterator[Tensor]:
     """Yield what h heads gather, (B, N, h·C): of both maps, or of the Gaussians, then of content (if not given)."""
     grid, has_both = value_grid(values, w), _has_both(w)
-    if has_both and attend is _written_out and w.content_sees_grid and w.content == "softmax":
+    if has_both and attend is written_out and w.content_sees_grid and w.content == "softmax":
         maps = _mixed(outer(*weighted_factors(x, w)), softmax(logits(*_queries_and_keys(x, w))), w)
         yield _gather(maps, as_tokens(grid))
         return
     if w.content_heads and content is None:
-        content = _content(x, values, w, attend, less_shift)
+        content = _content(x, values, w, attend)
     by_gaussian = _gather_by_factors(*_positional_factors(x, w, merges), grid) if w.gaussian_heads else None
     if content is not None and by_gaussian is not None and has_both:
         gates = w.gates.content.to(content.dtype)[:, None]
@@ -236,15 +234,10 @@ def _gathers(
         yield from (gathered for gathered in (by_gaussian, content) if gathered is not None)
 
 
-def _content(x: Tensor, values: Tensor, w: Weights, attend: Attend, less_shift: bool) -> Tensor:
-    """Return what the heads with content gather, (B, N, h·C).
-
-    `less_shift` subtracts the query's own pixel from what the one head gathers.
-    """
+def _content(x: Tensor, values: Tensor, w: Weights, attend: Attend) -> Tensor:
+    """Return what the heads with content gather, (B, N, h·C)."""
     attend = _linear if w.content == "linear" else attend
-    keys = as_tokens(value_grid(values, w) if w.content_sees_grid else values)
-    gathered = attend(*_queries_and_keys(x, w), keys)
-    return gathered - as_tokens(query_tokens(values, w.geometry)) if less_shift else gathered
+    return attend(*_queries_and_keys(x, w), as_tokens(value_grid(values, w) if w.content_sees_grid else values))
 
 
 def _kernels(w: Weights) -> list[Tensor]:
@@ -266,16 +259,6 @@ def _mixed(positional: Tensor, content: Tensor, w: Weights) -> Tensor:
     """Add content maps (B, h, N, M), times their gates, to positional ones (h, N, M)."""
     gates = w.gates.content.to(content.dtype)[:, None, None]
     return torch.addcmul(positional.to(content.dtype), content, gates)
-
-
-def _shift_is_the_query(w: Weights) -> bool:
-    """Return True for one content map alone, of the head whose shift is the query's own pixel.
-
-    Subtracted there, the shift saves the scaling of a large kernel.
-    """
-    if not w.gates.has_shift or w.gaussian_heads or len(w.content_heads) != 1 or w.geometry.is_transposed:
-        return False
-    return w.geometry.offsets()[w.content_heads[0]] == (0, 0)
 
 
 def _positional_factors(x: Tensor, w: Weights, merges: bool) -> tuple[Tensor, Tensor]:

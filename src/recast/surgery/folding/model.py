@@ -9,7 +9,7 @@ from torch import nn
 
 from recast.config import typed
 from recast.errors import RecastError
-from recast.layers.gpsa import GPSA, gpsa_layers
+from recast.layers.cmhsa import GatedLayer, gated_layers
 from recast.modes import in_eval
 from recast.surgery.compare import relative_error
 from recast.surgery.folding.forms import describe
@@ -24,13 +24,13 @@ from recast.tracing.outputs import tensors_of
 @typed("model", "tol")
 @torch.no_grad()
 def fold_(model: nn.Module, tol: float = 0.0, *, data: Example | None = None) -> list[Folded]:
-    """Give every GPSA layer its smallest form, in place.
+    """Give every layer with gates its smallest form, in place.
 
-    Maps whose gate is within `tol` are removed, with their parameters. A layer without maps becomes a convolution; in
-    the others W_val is multiplied into W_out. With `tol=0` nothing changes but rounding. C-MHSA layers have no gates
+    Maps whose gate is within `tol` are removed, with their parameters. A layer without maps becomes a convolution:
+    beside attention, the caller's own, the same object. In other GPSA layers W_val is multiplied into W_out. With `tol=0` nothing changes but rounding. C-MHSA layers have no gates
     and stay. Parameters are replaced: make the optimiser afterwards.
 
-    `timm.utils.reparameterize_model` does the same through `GPSA.fuse`, at tol = 0 and without the plan; blocks that
+    `timm.utils.reparameterize_model` does the same through the layers' `fuse`, at tol = 0 and without the plan; blocks that
     merge their branches stay unmerged where attention remains. A model that is itself a layer is not replaced: use its
     `fold()`.
 
@@ -49,14 +49,14 @@ def fold_(model: nn.Module, tol: float = 0.0, *, data: Example | None = None) ->
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
         >>> images = torch.randn(2, 3, 8, 8)
         >>> recast.recast_(model, recast.plan(model, images)).eval()[0].__class__.__name__
-        'GPSA'
+        'AttentionBeside'
         >>> recast.fold_(model)[0].convolution, model[0].__class__.__name__
         (True, 'Conv2d')
     """
     if not tol >= 0:  # NaN is not
         raise RecastError(f"tol must be 0 or more, got {tol}")
     model = changeable(model)
-    layers = gpsa_layers(model)
+    layers = gated_layers(model)
     in_training = [name for name, layer in layers.items() if layer.training]
     report: list[Folded] = []
     with in_eval(model):
@@ -83,7 +83,7 @@ def _outputs(model: nn.Module, data: Example) -> list[torch.Tensor]:
     return outputs
 
 
-def _fold_one(model: nn.Module, name: str, layer: GPSA, tol: float) -> Folded:
+def _fold_one(model: nn.Module, name: str, layer: GatedLayer, tol: float) -> Folded:
     """Fold one layer of `model`."""
     dropped, heads = layer.gate_sizes(), layer.num_heads
     dropped = dropped[dropped <= tol]
@@ -94,7 +94,7 @@ def _fold_one(model: nn.Module, name: str, layer: GPSA, tol: float) -> Folded:
         replace_module_(model, layer, new)
     form = describe(new)
     gaussian, content = form.gaussian_heads, form.content_heads
-    closed = 0 if isinstance(new, GPSA) and layer.config.gate == "sigmoid" else heads - len({*gaussian, *content})
+    closed = 0 if isinstance(new, GatedLayer) and layer.config.gate == "sigmoid" else heads - len({*gaussian, *content})
     change = float(dropped.max()) if len(dropped) else 0.0
     return Folded(name, closed, heads, form.convolution, change, len(gaussian), len(content), form.kernel)
 

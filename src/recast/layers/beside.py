@@ -1,0 +1,228 @@
+"""Attention beside a convolution: the convolution stays as it is, and a head of content attention is added."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from recast.errors import RecastError
+from recast.layers.attention_conv import GROUPED_HEAD_DIM, KernelRead, in_transform, is_exported
+from recast.layers.config import BesideGate
+from recast.layers.forms import Tuned
+from recast.layers.functional.beside import BesideWeights, added, choose_attend, content_map, query_pixels, reference
+from recast.layers.geometry import Geometry
+from recast.modes import computes_as
+
+HEAD_DIM = 32
+ATTENTION = ("query", "key", "content", "gamma")
+"""Parameters besides those of the convolution."""
+
+
+class AttentionBeside(Tuned, nn.Module):
+    """A convolution that stays as it is, and one head of content attention added to its output.
+
+        y = conv(X) + γ · C X W_con        C = softmax(Q Kᵀ / √D),  Q = X_q W_qry,  K = X W_key
+
+    `conv` is the caller's own module: of any class, with its own parameters, hooks, padding and parametrisations. With
+    γ = 0, as at the start, the output is bitwise that of `conv`. Keys are the pixels of the input X, X_q is the pixel
+    under every pixel of the output (`layers.functional.beside`). NCHW in, NCHW out, any height and width. In the terms
+    of GPSA: the heads of the kernel's taps stay one-hot shifts, and one more head has content and its own W_out.
+
+    Parameters: those of `conv`, under `conv.`, `query` W_qry and `key` W_key (D, C), `content` W_con (O, C/g),
+    block-diagonal in the groups of the convolution, and `gamma` γ (1,); the last four are None after `prune_`. A state
+    of the convolution alone loads too. Other attributes are those of `conv`.
+
+    Args:
+        conv: (B, C, H, W) → (B, O, I, J), with numbers `in_channels` and `out_channels`, and `groups` unless 1.
+        tap: W_con at the start, (O, C/g): the middle tap of the kernel. Default: random, as in a 1×1 convolution.
+        config: a `RecastConfig` with gate="beside".
+
+    Raises:
+        RecastError: for a module that does not state its channels, and for another gate.
+
+    Example:
+        >>> conv = nn.Conv2d(4, 8, 3, padding=1)
+        >>> layer = recast.AttentionBeside(conv)
+        >>> x = torch.randn(2, 4, 6, 6)
+        >>> torch.equal(layer(x), conv(x))
+        True
+    """
+
+    num_heads = 1
+    gaussian_heads = ()
+    in_channels: int
+    out_channels: int
+    head_dim: int
+    query: nn.Parameter
+    key: nn.Parameter
+    content: nn.Parameter
+    gamma: nn.Parameter
+    if TYPE_CHECKING:
+        weight: Any
+    else:
+        weight = KernelRead()
+
+    def __init__(self, conv: nn.Module, *, tap: Tensor | None = None, config: BesideGate | None = None) -> None:
+        super().__init__()
+        config = BesideGate() if config is None else config
+        if not isinstance(config, BesideGate):
+            raise RecastError(f"AttentionBeside requires gate='beside', got gate={config.gate!r}")
+        for name in ("in_channels", "out_channels"):
+            if not isinstance(count := getattr(conv, name, None), int):
+                raise RecastError(f"{type(conv).__name__} does not state {name} as a number")
+            setattr(self, name, count)
+        self.conv, self.config, self.backend = conv, config, "auto"
+        self.groups = int(getattr(conv, "groups", 1))
+        width = min(self.in_channels, HEAD_DIM if self.groups == 1 else GROUPED_HEAD_DIM)
+        self.head_dim = config.head_dim or width
+        like = next((p for p in conv.parameters() if p.is_floating_point()), torch.empty(0))
+        shapes = {
+            "query": (self.head_dim, self.in_channels), "key": (self.head_dim, self.in_channels),
+            "content": (self.out_channels, self.in_channels // self.groups), "gamma": (1,),
+        }  # fmt: skip
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.empty(shape, device=like.device, dtype=like.dtype)))
+        self.reset_parameters(tap)
+        self.train(conv.training)
+
+    @torch.no_grad()
+    def reset_parameters(self, tap: Tensor | None = None) -> None:
+        """Set γ, W_con to `tap`, and queries and keys as `config.query_key` says; draw what is random."""
+        for weight in (self.query, self.key, self.content):
+            nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
+        if tap is not None:
+            self.content.copy_(tap)
+        if self.config.query_key == "zero":
+            nn.init.zeros_(self.key)
+        elif self.config.query_key != "random":
+            drawn = torch.empty_like(self.query, dtype=torch.promote_types(self.query.dtype, torch.float32))
+            self.query.copy_(nn.init.orthogonal_(drawn, gain=self.config.logit_std**0.5))  # half has no QR
+            self.key.copy_(self.query)
+        nn.init.constant_(self.gamma, self.config.gamma_init)
+
+    # --- forward ------------------------------------------------------------------------------------------------------
+
+    def weights(self) -> BesideWeights:
+        """Return the tensors for the pure functions. Raises `RecastError` if the head was pruned."""
+        if not self.content_heads:
+            raise RecastError("the attention beside this convolution was pruned")
+        return BesideWeights(self.query, self.key, self.content, self.gamma, self.groups)
+
+    def chosen_backend(self, size: tuple[int, int] | None = None) -> str:
+        """Return the backend for inputs of this height and width: the configured one, the tuned one, or "split"."""
+        if self.backend != "auto":
+            return self.backend
+        device = next(self.parameters(), torch.empty(0)).device.type
+        return self.tuned_form(device, size) or "split"
+
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        y = self.conv(input, *args, **kwargs)
+        if not self.content_heads:
+            return y
+        is_plain = is_exported() or in_transform()
+        return self._added(input, y, "plain" if is_plain else self.chosen_backend((input.shape[2], input.shape[3])))
+
+    def computed_by(self, backend: str, x: Tensor) -> Tensor:
+        """Return the output for x (B, C, H, W), computed by a backend."""
+        return self._added(x, self.conv(x), backend)
+
+    def _added(self, x: Tensor, y: Tensor, backend: str) -> Tensor:
+        queries, w = query_pixels(x, *y.shape[2:]), self.weights()
+        if backend in ("reference", "dense"):
+            return reference(x, y, queries, w)
+        return added(x, y, queries, w, choose_attend(x, y, backend))
+
+    def attention(self, x: Tensor, size: tuple[int, int] | None = None) -> Tensor:
+        """Return C for an input (B, C, H, W) and outputs of `size`, (B, 1, queries, keys); default: H and W ÷ stride.
+
+        It is applied γ times: rows sum to one here.
+        """
+        return content_map(x, query_pixels(x, *(size or self.geometry.output_size(*x.shape[2:]))), self.weights())
+
+    # --- what a recast layer states about itself ----------------------------------------------------------------------
+
+    @property
+    def content_heads(self) -> tuple[int, ...]:
+        """The head, unless it was pruned."""
+        return (0,) if self._parameters["query"] is not None else ()
+
+    @property
+    def geometry(self) -> Geometry:
+        """Geometry of the head: one position, queries at the stride of the convolution."""
+        stride = getattr(self.conv, "stride", 1)
+        if getattr(self.conv, "transposed", False) or not isinstance(stride, int | tuple):
+            stride = 1
+        return Geometry((1, 1), stride if isinstance(stride, tuple) else (stride, stride))
+
+    def stored_weight(self) -> Any:
+        """Return the weight of the convolution."""
+        return getattr(self.conv, "weight", None)
+
+    @torch.no_grad()
+    def weight_is_kernel(self) -> bool:
+        """Return True if the gate is closed, or has no values (meta and fake tensors)."""
+        if not self.content_heads or type(self.gamma) not in (Tensor, nn.Parameter) or self.gamma.is_meta:
+            return True
+        return not self.gamma.any()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name in ("conv", *ATTENTION) or "conv" not in self._modules:
+                raise
+            return getattr(self.conv, name)
+
+    # --- smaller forms ------------------------------------------------------------------------------------------------
+
+    def gates(self) -> dict[str, Tensor]:
+        """Return γ of the head as "gamma", (1,); 0 if it was pruned."""
+        return {"gamma": self.gamma if self.content_heads else torch.zeros(1)}
+
+    @torch.no_grad()
+    def gate_sizes(self) -> Tensor:
+        """Return |γ|, (1,), or nothing if the head was pruned."""
+        return self.gamma.abs() if self.content_heads else torch.zeros(0)
+
+    def close_maps_(self, tol: float) -> None:
+        """Remove the head if |γ| is within `tol`."""
+        if bool((self.gate_sizes() <= tol).all()):
+            self.prune_((), ())
+
+    def prune_(self, gaussian_heads: Iterable[int], content_heads: Iterable[int]) -> None:
+        """Remove the head, with its parameters, unless it is among `content_heads`: the convolution remains."""
+        if not (set(gaussian_heads) <= set() and set(content_heads) <= set(self.content_heads)):
+            raise RecastError(f"prune_ got heads that the layer does not have: it has {self.content_heads}")
+        if not set(content_heads):
+            for name in ATTENTION:
+                setattr(self, name, None)
+            self.tuned = ()
+
+    def refresh_gates(self) -> None:
+        """Do nothing: no choice depends on the gate's value."""
+
+    def fold(self, tol: float = 0.0) -> nn.Module:
+        """Return the convolution, the same object, if |γ| ≤ `tol`, else the layer."""
+        self.close_maps_(tol)
+        return self if self.content_heads or not computes_as(self, AttentionBeside) else self.conv
+
+    # timm's `reparameterize_model` calls this name on every module that has it
+    fuse = fold
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        """Load, also the state of the convolution alone, as checkpoints of the parent hold it."""
+        given = [key for key in state_dict if key.startswith(prefix)]
+        own = {prefix + name for name in self.state_dict()}
+        if not any(prefix + name in state_dict for name in ATTENTION):
+            for key in given:
+                if key not in own:
+                    state_dict[f"{prefix}conv.{key.removeprefix(prefix)}"] = state_dict.pop(key)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def extra_repr(self) -> str:
+        head = f"1 head × {self.head_dim}" if self.content_heads else "pruned"
+        return f"{self.in_channels} → {self.out_channels}, {head}, backend={self.chosen_backend()}"

@@ -1,0 +1,120 @@
+"""Content attention beside a convolution, as pure functions: `reference` reads like the formula, `added` is fast.
+
+    y = conv(X) + γ · C X W_con        C = softmax(Q Kᵀ / √D)        Q = X_q W_qry,  K = X W_key
+
+C is one map over the pixels of the input X, whatever the convolution's padding is: padding is never a key. X_q is the
+pixel of X under every pixel of the output (`query_pixels`). In the language of `recast.layers.functional`: the heads
+that stay one-hot shifts are the convolution, and one more head has content and a W_out of its own.
+
+Shapes as in `recast.layers.functional`; N queries are the output's I·J pixels, M keys the input's H·W.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from recast.layers.functional import long_maps
+from recast.layers.functional.backends import (
+    KEYS,
+    WRITTEN_OUT,
+    Attend,
+    as_tokens,
+    part_by_part,
+    scaled_dot_product,
+    times,
+    written_out,
+)  # fmt: skip
+from recast.layers.functional.operands import block_diagonal, finite_half, on_accelerator
+
+
+class BesideWeights(NamedTuple):
+    """The tensors of the attention."""
+
+    query: Tensor
+    """W_qry, (D, C)."""
+    key: Tensor
+    """W_key, (D, C)."""
+    content: Tensor
+    """W_con, (O, C/g): block-diagonal in the groups of the convolution."""
+    gamma: Tensor
+    """γ, (1,)."""
+    groups: int = 1
+
+
+def query_pixels(x: Tensor, rows: int, columns: int) -> Tensor:
+    """Return the pixel of x (B, C, H, W) under every pixel of an output of `rows` × `columns`: (B, C, I, J).
+
+    Both grids cover the same image: output row i lies over input row ((2i + 1)·H − 1) // 2I, the pixel nearest its
+    centre, the upper one of two. For a convolution that pads as much as its kernel reaches, i·stride.
+    """
+    for axis, count in ((2, rows), (3, columns)):
+        size = x.shape[axis]
+        if type(size) is int and size % count == 0:
+            if size > count:
+                step = size // count
+                x = x[(slice(None),) * axis + (slice((step - 1) // 2, None, step),)]
+        else:  # symbols in an exported program are not compared
+            at = ((2 * torch.arange(count, device=x.device) + 1) * size - 1) // (2 * count)
+            x = x.index_select(axis, at)
+    return x
+
+
+def content_map(x: Tensor, queries: Tensor, w: BesideWeights) -> Tensor:
+    """Return C of all queries (B, C, I, J) over the pixels of x, (B, 1, N, M)."""
+    q, k = (F.linear(as_tokens(pixels), matrix) for pixels, matrix in ((queries, w.query), (x, w.key)))
+    return torch.softmax(finite_half(finite_half(q) @ finite_half(k).mT) * len(w.query) ** -0.5, -1)[:, None]
+
+
+def reference(x: Tensor, y: Tensor, queries: Tensor, w: BesideWeights) -> Tensor:
+    """Compute y + γ · C X W_con for the convolution's output y (B, O, I, J)."""
+    attended = content_map(x, queries, w)[:, 0] @ as_tokens(x) @ block_diagonal(w.content, w.groups).T
+    return y + w.gamma * attended.transpose(1, 2).unflatten(2, y.shape[2:])
+
+
+def added(x: Tensor, y: Tensor, queries: Tensor, w: BesideWeights, attend: Attend) -> Tensor:
+    """Compute `reference` with content by `attend`; without parts, seven operations besides the convolution's."""
+    scaled, tokens = w.query * len(w.query) ** -0.5, x.flatten(2)
+    if queries is x:
+        query, key = times(torch.cat([scaled, w.key]), tokens).chunk(2, 1)
+    else:
+        query, key = times(scaled, queries.flatten(2)), times(w.key, tokens)
+    gathered = attend(query.transpose(1, 2)[:, None], key[:, None], as_tokens(x))
+    kernel = w.gamma[:, None] * w.content
+    if w.groups > 1:
+        pixels = gathered.transpose(1, 2).unflatten(2, y.shape[2:])
+        return y + F.conv2d(pixels, kernel[:, :, None, None], groups=w.groups)
+    return y + times(kernel, gathered.transpose(1, 2)).unflatten(2, y.shape[2:]).to(y.dtype)
+
+
+def choose_attend(x: Tensor, y: Tensor, backend: str) -> Attend:
+    """Return the function that computes content for an input and an output of the convolution.
+
+    "plain" and, on short maps (few keys a channel), "split" write the map out; on a CPU a few images at a time, so that
+    their maps stay in its cache. "split" computes long maps part by part on a CPU, and by torch's kernels on CUDA, as
+    "sdpa" does everywhere.
+    """
+    if backend == "plain":
+        return written_out
+    queries, keys = y.shape[2] * y.shape[3], x.shape[2] * x.shape[3]
+    if backend == "sdpa" or (x.device.type == "cuda" and keys > WRITTEN_OUT):
+        return scaled_dot_product
+    if on_accelerator(x):
+        return written_out
+    if queries > KEYS * x.shape[1]:
+        return part_by_part
+    parts = max(1, min(len(x), round(len(x) * queries * keys / long_maps.MAP_NUMBERS)))
+    return written_out if parts == 1 else _by_parts(parts)
+
+
+def _by_parts(parts: int) -> Attend:
+    """Return `written_out` for a part of the images at a time."""
+
+    def attend(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
+        chunks = zip(query.chunk(parts), key.chunk(parts), values.chunk(parts), strict=True)
+        return torch.cat([written_out(*chunk) for chunk in chunks])
+
+    return attend
