@@ -35,9 +35,9 @@ ContentHeads = Annotated[
     Literal["all"] | Width | tuple[Position, ...],
     BeforeValidator(_heads),
     Field(
-        description="Heads with a content map: all, as in the papers, a number, or positions (0,4,8). A number of heads "
-        "is spread evenly and includes the middle one; positions count the kernel's taps row by row from 0. Other heads "
-        "cost nothing."
+        description="Heads with a content map: all, as in the papers, a number, or positions (0,4,8). A number of "
+        "heads is spread evenly and includes the middle one; positions count the kernel's taps row by row from 0. "
+        "Other heads cost nothing."
     ),
 ]
 ProjectValues = Annotated[

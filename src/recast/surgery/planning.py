@@ -242,10 +242,10 @@ def _step(
     starts_closed = isinstance(config, BesideGate | LinearGate) and not (
         config.gamma_init or getattr(config, "s_init", 0.0)
     )
-    output = max((call.output[2:] for call in calls), key=math.prod) if new is None else new.output_size(*size)
+    height, width = max((call.output[2:] for call in calls), key=math.prod) if new is None else new.output_size(*size)
     step = Step(
         name, (type(module) if rule is None else rule[0]).__name__, geometry, new or geometry, layer.groups,
-        (layer.in_channels, *size), (layer.out_channels, *output),
+        (layer.in_channels, *size), (layer.out_channels, height, width),
         before, after, starts_closed and new is None, len(calls), isinstance(layer, AttentionBeside),
     )  # fmt: skip
     return step, after - replaced

@@ -47,7 +47,10 @@ class Folded:
 
 @dataclass(frozen=True)
 class Step:
-    """One convolution that becomes attention, or gets it beside it. Sizes are (channels, rows, columns) at the example; costs are per image."""
+    """One convolution that becomes attention, or gets it beside it.
+
+    Sizes are (channels, rows, columns) at the example; costs are per image.
+    """
 
     name: str
     rule: str

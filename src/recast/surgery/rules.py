@@ -1,9 +1,9 @@
 """Rules of recasting: a rule reads a convolution and returns an attention layer with its weights.
 
 Attention beside a convolution (gate="beside") needs no rule: it takes any module that states its channels, and a rule
-only gives the kernel's middle tap. Rules never change the module they read; the swap itself is `recast.recast_`. Every rule answers the same two questions:
-which `Geometry`, and which kernel the module uses in eval mode. What computes that kernel (standardisation, weight
-norm, spectral norm) is replaced by its result.
+only gives the kernel's middle tap. Rules never change the module they read; the swap itself is `recast.recast_`. Every
+rule answers the same two questions: which `Geometry`, and which kernel the module uses in eval mode. What computes that
+kernel (standardisation, weight norm, spectral norm) is replaced by its result.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ REMEDIES: dict[type, str] = {
 def recasts(kind: type[nn.Module]) -> Callable[[Callable[..., RecastLayer]], Callable[..., RecastLayer]]:
     """Register the decorated function as the rule for `kind`: `@recasts(MyConv) def _(conv, config) -> RecastLayer`.
 
-    The layer is GPSA, or CMHSA for gate="bias" (gate="beside" needs no rule). A rule only reads the module, and must also work on the meta device,
-    where a plan counts costs. It raises `RecastError` with the reason for a module that it cannot convert.
+    The layer is GPSA, or CMHSA for gate="bias"; gate="beside" needs no rule. A rule only reads the module, and must also
+    work on the meta device, where a plan counts costs. It raises `RecastError` with the reason for a module that it cannot convert.
     """
 
     def register(rule: Callable[..., RecastLayer]) -> Callable[..., RecastLayer]:

@@ -119,7 +119,8 @@ def verify(
             lists, objects with tensors in their attributes.
         backend: compute every layer with this backend.
         control: compare again with two heads of one layer swapped, or with the attention beside a convolution added
-            once (without recast layers: with the pooling's queries shifted). A comparison that does not detect this change is inconclusive.
+            once (without recast layers: with the pooling's queries shifted). A comparison that does not detect this
+            change is inconclusive.
 
     Returns:
         `Exactness`. Its `ok()` is True only if a signal reached every layer; `telling` says where the control differed.
