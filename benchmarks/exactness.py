@@ -31,7 +31,7 @@ from recast.layers.config import Backend
 from recast.models.build import build
 from recast.models.config import ModelConfig
 from recast.surgery.apply import recast_, refresh_gates_
-from recast.surgery.controls import swapped_heads
+from recast.surgery.controls import changed_layer
 from recast.surgery.exactness import Exactness
 from recast.surgery.planning import plan
 from recast.surgery.verify import verify
@@ -54,7 +54,7 @@ def compare(
     child = recast_(copy.deepcopy(parent), planned)
     if skip_closed:
         refresh_gates_(child.eval())
-    with swapped_heads(child):
+    with changed_layer(child):
         control = verify(parent, child, batches[0][:8]).max_relative_error
     for form, count in forms.items():
         exactness = reduce(add, (verify(parent, child, batch, backend=form) for batch in batches[:count]))

@@ -64,7 +64,9 @@ def networks(name: str) -> tuple[nn.Module, nn.Module, torch.Tensor]:
     child, pool = copy.deepcopy(parent), options.pop("pool", None)
     if pool is not None:
         return parent, recast.attention_pool_(child, per_class=pool).eval(), images
-    child = recast.recast_(child, recast.plan(child, images, recast.RecastConfig(**PAPERS_LAYER, **options))).eval()
+    child = recast.recast_(
+        child, recast.plan(child, images, recast.RecastConfig(gate="linear", **PAPERS_LAYER, **options))
+    ).eval()
     if "closed" in name:
         recast.fold_(child)
     else:

@@ -184,7 +184,9 @@ def build(parent: nn.Module, setting: dict[str, Any], images: Tensor, seed: int)
             recast.wake_(model, images[:256], seed=seed)
     elif setting["block"]:
         wide = copy.deepcopy(parent)
-        config = recast.RecastConfig(**{n: ONE[n] for n in ONE if n != "gate_ratio"}, project_values=False)
+        config = recast.RecastConfig(
+            gate="linear", **{n: ONE[n] for n in ONE if n != "gate_ratio"}, project_values=False
+        )
         recast.recast_(wide, recast.plan(parent, images[:2], config))
         pixels = parent.forward_features(images[:1])[0, 0].numel()  # type: ignore[operator]
         add_block(model, setting["block"], (macs_of(wide, images) - macs_of(parent, images)) / pixels, pixels)

@@ -67,7 +67,7 @@ MODES = {
 GRADIENTS = 5
 """Factor on the limit for gradients: those of α, Δ and the gates are sums over all pixels that mostly cancel."""
 BACKENDS = ("split", "merged", "dense", "sdpa", "auto")
-NINE = RecastConfig(**PAPERS_LAYER)
+NINE = RecastConfig(gate="linear", **PAPERS_LAYER)
 LAYERS: dict[str, tuple[Callable[[], nn.Module], RecastConfig]] = {
     "3x3": (lambda: nn.Conv2d(32, 48, 3, padding=1), NINE),
     "one head": (lambda: nn.Conv2d(32, 48, 3, padding=1), RecastConfig()),
@@ -78,8 +78,14 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], RecastConfig]] = {
     "transposed": (lambda: nn.ConvTranspose2d(32, 24, 4, stride=2, padding=1), NINE),
     "even kernel": (lambda: nn.Conv2d(32, 32, (2, 4), padding="same"), NINE),
     "sigmoid": (lambda: nn.Conv2d(32, 48, 3, padding=1), RecastConfig(gate="sigmoid")),
-    "linear content": (lambda: nn.Conv2d(32, 48, 3, padding=1), RecastConfig(content="linear", **PAPERS_LAYER)),
-    "attended padding": (lambda: nn.Conv2d(32, 48, 3, padding=1), RecastConfig(attend_padding=True, **PAPERS_LAYER)),
+    "linear content": (
+        lambda: nn.Conv2d(32, 48, 3, padding=1),
+        RecastConfig(gate="linear", content="linear", **PAPERS_LAYER),
+    ),
+    "attended padding": (
+        lambda: nn.Conv2d(32, 48, 3, padding=1),
+        RecastConfig(gate="linear", attend_padding=True, **PAPERS_LAYER),
+    ),
     "C-MHSA": (lambda: nn.Conv2d(32, 48, 3, padding=1), RecastConfig(gate="bias", bias_init=4.0)),
 }
 COMPILED = ("3x3", "depthwise", "linear content", "C-MHSA")

@@ -18,7 +18,7 @@ from recast.errors import RecastError
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.surgery.apply import recast_, refresh_gates_
 from recast.surgery.compare import relative_error
-from recast.surgery.controls import swapped_heads
+from recast.surgery.controls import changed_layer
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
 from recast.surgery.select import is_spatial
@@ -105,7 +105,7 @@ def _last_stage_then_everything(instance: Instance, row: ZooRow) -> None:
     model = recast_(model, last)
     _verify(row, "last", model, last, parent_last, batch)
     if any(layer.num_heads > 1 for layer in gpsa_layers(model).values()):
-        with swapped_heads(refresh_gates_(model)):  # closed heads add nothing, with other weights either
+        with changed_layer(refresh_gates_(model)):  # closed heads add nothing, with other weights either
             row.control = verify(parent_last, model, batch, backend="split").max_relative_error
     row.open_layers, row.open_error = _open_error(model, single)
     del parent_last

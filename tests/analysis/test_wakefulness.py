@@ -17,7 +17,9 @@ IMAGES = torch.randn(6, 3, 7, 9, generator=torch.Generator().manual_seed(0))
 def network(groups: int = 1, **config: float | str) -> nn.Module:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 12, 1), nn.ReLU(), nn.Conv2d(12, 8, 3, padding=1, groups=groups)).eval()
-    return recast.recast_(model, recast.plan(model, IMAGES[:1], RecastConfig(**PAPERS_LAYER | config), where="all"))
+    return recast.recast_(
+        model, recast.plan(model, IMAGES[:1], RecastConfig(gate="linear", **PAPERS_LAYER | config), where="all")
+    )
 
 
 @pytest.mark.parametrize("groups", [1, 4])

@@ -30,7 +30,9 @@ def network() -> nn.Sequential:
 
 def child() -> Any:
     model = network()
-    return recast_(model, plan(model, torch.zeros(1, 3, 8, 8), RecastConfig(**PAPERS_LAYER), where=["0", "2"]))
+    return recast_(
+        model, plan(model, torch.zeros(1, 3, 8, 8), RecastConfig(gate="linear", **PAPERS_LAYER), where=["0", "2"])
+    )
 
 
 def page_of(model: nn.Module, image: Any, path: Path, **options: Any) -> Any:

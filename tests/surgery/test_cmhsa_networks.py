@@ -16,7 +16,7 @@ from recast.layers.cmhsa import recast_layers
 from recast.models.build import build, constructor
 from recast.models.config import ModelConfig
 from recast.papers.prs.network import CMHSAViT
-from recast.surgery.controls import swapped_heads
+from recast.surgery.controls import changed_layer
 
 BIAS = RecastConfig(gate="bias")
 TINY = ModelConfig("cmhsa_vit_3_tiny", num_classes=5)
@@ -46,7 +46,7 @@ def test_the_vision_transformer(options: dict[str, Any]) -> None:
     assert result.ok()
     assert set(result.layers) == {"blocks.0.mixer", "blocks.1.mixer"}
     assert str(result).endswith("same prediction on 2 of 2 images (biased)")
-    with swapped_heads(child):
+    with changed_layer(child):
         assert recast.verify(parent, child, images()).max_relative_error > 1e-3
     closer = recast_copy(parent, images(), RecastConfig(gate="bias", bias_init=40.0))
     exact = recast.verify(parent.double(), closer.double(), images().double())

@@ -12,7 +12,7 @@ from torchvision.models.detection import MaskRCNN, maskrcnn_resnet50_fpn
 
 from recast import plan, recast_, trace, verify
 from recast.lab.scales import randomize_scales_
-from recast.surgery.controls import swapped_heads
+from recast.surgery.controls import changed_layer
 from recast.surgery.exactness import TOLERANCE
 
 WHOLE = ["backbone.body.layer4.*.conv2", "backbone.fpn.layer_blocks.*", "roi_heads.mask*"]
@@ -53,7 +53,7 @@ def test_a_whole_detection_model() -> None:
     assert planned.after.parameters == sum(p.numel() for p in child.parameters())
     before = trace(model, planned, example)
     assert verify(before, child, example).bitwise  # after NMS and pasting too
-    with swapped_heads(child):
+    with changed_layer(child):
         assert verify(before, child, example).max_relative_error > 100 * TOLERANCE
 
 

@@ -124,7 +124,11 @@ def test_a_run_that_recasts_nothing(run: Path, tmp_path: Path) -> None:
 
 def test_the_stride_goes_and_no_attention_comes(run: Path, tmp_path: Path) -> None:
     """The control of the papers: the parent's own weights and shapes, on a map with four times as many positions."""
-    fields = {"model": trained(run), "recast": RecastConfig(stride="remove"), "schedule": ScheduleConfig("never")}
+    fields = {
+        "model": trained(run),
+        "recast": RecastConfig(gate="linear", stride="remove"),
+        "schedule": ScheduleConfig("never"),
+    }
     out = quick(tmp_path / "run", **fields, optim=OptimConfig(lr=0.0, min_lr=0.0))
     child, parent = load(out / "weights.safetensors"), load(run / "parent" / "weights.safetensors")
     assert not gpsa_layers(child)

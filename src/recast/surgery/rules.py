@@ -46,8 +46,9 @@ REMEDIES: dict[type, str] = {
 def recasts(kind: type[nn.Module]) -> Callable[[Callable[..., RecastLayer]], Callable[..., RecastLayer]]:
     """Register the decorated function as the rule for `kind`: `@recasts(MyConv) def _(conv, config) -> RecastLayer`.
 
-    The layer is GPSA, or CMHSA for gate="bias"; gate="beside" needs no rule. A rule only reads the module, and must also
-    work on the meta device, where a plan counts costs. It raises `RecastError` with the reason for a module that it cannot convert.
+    The layer is GPSA, or CMHSA for gate="bias"; gate="beside" needs no rule. A rule only reads the module, and must
+    also work on the meta device, where a plan counts costs. It raises `RecastError` with the reason for a module that
+    it cannot convert.
     """
 
     def register(rule: Callable[..., RecastLayer]) -> Callable[..., RecastLayer]:

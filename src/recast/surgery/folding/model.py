@@ -28,7 +28,8 @@ def fold_(model: nn.Module, tol: float = 0.0, *, data: Example | None = None) ->
 
     Maps whose gate is within `tol` are removed, with their parameters. A layer without maps becomes a convolution:
     beside attention, the caller's own, the same object. In other GPSA layers W_val is multiplied into W_out. With
-    `tol=0` nothing changes but rounding. C-MHSA layers have no gates and stay. With the papers' gates parameters are replaced: make the optimiser afterwards.
+    `tol=0` nothing changes but rounding. C-MHSA layers have no gates and stay. GPSA's parameters are replaced: make the
+    optimiser afterwards.
 
     `timm.utils.reparameterize_model` does the same through the layers' `fuse`, at tol = 0 and without the plan; blocks
     that merge their branches stay unmerged where attention remains. A model that is itself a layer is not replaced: use
