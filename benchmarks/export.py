@@ -65,7 +65,7 @@ def networks(name: str) -> tuple[nn.Module, nn.Module, torch.Tensor]:
     if pool is not None:
         return parent, recast.attention_pool_(child, per_class=pool).eval(), images
     child = recast.recast_(
-        child, recast.plan(child, images, recast.RecastConfig(gate="linear", **PAPERS_LAYER, **options))
+        child, recast.plan(child, images, recast.RecastConfig("linear", **PAPERS_LAYER, **options))
     ).eval()
     if "closed" in name:
         recast.fold_(child)

@@ -63,7 +63,7 @@ class TimmTokens(nn.Module):
 
 def opened(channels: int, num_gaussian: int, num_content: int, fold: bool, **config: Any) -> GPSA:
     """Return a layer of nine heads whose first Gaussians and content maps are open."""
-    layer = GPSA(channels, channels, GEOMETRY, config=RecastConfig(gate="linear", **PAPERS_LAYER, **config))
+    layer = GPSA(channels, channels, GEOMETRY, config=RecastConfig("linear", **PAPERS_LAYER, **config))
     open_gates(layer, num_gaussian, num_content)
     if fold:
         assert layer.fold() is layer

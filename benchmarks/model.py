@@ -51,7 +51,7 @@ def build(name: str, size: int, setting: tuple[int, int, bool] | None) -> nn.Mod
     model = timm.create_model(name, num_classes=1000)
     if setting is not None:
         gaussian, content, fold = setting
-        config = recast.RecastConfig(gate="linear", stride="keep" if name in SMALL else "remove", **PAPERS_LAYER)
+        config = recast.RecastConfig("linear", stride="keep" if name in SMALL else "remove", **PAPERS_LAYER)
         model = recast.recast_(model, recast.plan(model, torch.zeros(1, channels_of(model), size, size), config))
         open_gates(model, gaussian, content)
         if fold:

@@ -26,7 +26,7 @@ def test_a_union_makes_the_kind_that_is_named() -> None:
     assert isinstance(PoolConfig("per_class"), AttentionPooling)
     assert not PoolConfig().is_on
     assert PoolConfig("single", start="paper").replace(kind="per_class").start == "paper"
-    assert RecastConfig(gate="linear", "sigmoid", alpha=2, head_dim=3).replace(gate="bias") == BiasGate(head_dim=3)
+    assert RecastConfig("sigmoid", alpha=2, head_dim=3).replace(gate="bias") == BiasGate(head_dim=3)
     for config in (RecastConfig("sigmoid"), Recipe(pool="single", recast="bias")):
         assert pickle.loads(pickle.dumps(config)) == copy.deepcopy(config) == config
 
@@ -37,7 +37,7 @@ def test_a_union_makes_the_kind_that_is_named() -> None:
      ("4,", (4,)), ((4,), (4,))],
 )  # fmt: skip
 def test_a_choice_of_heads(value: Any, heads: Any) -> None:
-    assert RecastConfig(gate="linear", content_heads=value).content_heads == heads
+    assert RecastConfig("linear", content_heads=value).content_heads == heads
 
 
 MISTAKES: list[tuple[Any, dict[str, Any], str]] = [
@@ -141,8 +141,8 @@ def test_what_goes_together(words: str) -> None:
 
 
 def test_another_kind_drops_what_it_has_not() -> None:
-    base = Recipe(recast=RecastConfig(gate="linear", "sigmoid", alpha=2, lambda_init=3), task={"mixup": 0.8, "label_smoothing": 0.1})
-    assert override(base, {"recast": {"gate": "linear"}}).recast == RecastConfig(gate="linear", alpha=2)
+    base = Recipe(recast=RecastConfig("sigmoid", alpha=2, lambda_init=3), task={"mixup": 0.8, "label_smoothing": 0.1})
+    assert override(base, {"recast": {"gate": "linear"}}).recast == RecastConfig("linear", alpha=2)
     segment = override(base, {"data": {"name": "scenes"}}).task
     assert (segment.kind, segment.label_smoothing) == ("segment", 0.1)
     pool = merge(Recipe, {"pool": "single"}, {"pool": {"start": "paper"}})["pool"]

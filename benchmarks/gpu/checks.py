@@ -67,7 +67,7 @@ MODES = {
 GRADIENTS = 5
 """Factor on the limit for gradients: those of α, Δ and the gates are sums over all pixels that mostly cancel."""
 BACKENDS = ("split", "merged", "dense", "sdpa", "auto")
-NINE = RecastConfig(gate="linear", **PAPERS_LAYER)
+NINE = RecastConfig("linear", **PAPERS_LAYER)
 LAYERS: dict[str, tuple[Callable[[], nn.Module], RecastConfig]] = {
     "3x3": (lambda: nn.Conv2d(32, 48, 3, padding=1), NINE),
     "one head": (lambda: nn.Conv2d(32, 48, 3, padding=1), RecastConfig()),
@@ -80,11 +80,11 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], RecastConfig]] = {
     "sigmoid": (lambda: nn.Conv2d(32, 48, 3, padding=1), RecastConfig(gate="sigmoid")),
     "linear content": (
         lambda: nn.Conv2d(32, 48, 3, padding=1),
-        RecastConfig(gate="linear", content="linear", **PAPERS_LAYER),
+        RecastConfig("linear", content="linear", **PAPERS_LAYER),
     ),
     "attended padding": (
         lambda: nn.Conv2d(32, 48, 3, padding=1),
-        RecastConfig(gate="linear", attend_padding=True, **PAPERS_LAYER),
+        RecastConfig("linear", attend_padding=True, **PAPERS_LAYER),
     ),
     "C-MHSA": (lambda: nn.Conv2d(32, 48, 3, padding=1), RecastConfig(gate="bias", bias_init=4.0)),
 }

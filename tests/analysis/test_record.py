@@ -17,7 +17,7 @@ from recast.layers.gpsa import gpsa_layers
 from recast.papers.patchconvnet.network import PatchConvNet
 from recast.tracing.hooks import captured_inputs
 
-PAPERS = RecastConfig(gate="linear", **PAPERS_LAYER)
+PAPERS = RecastConfig("linear", **PAPERS_LAYER)
 TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 12, "num_heads": 3, "num_classes": 5}
 DEIT, DISTILLED = "deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"
 VIT = "vit_tiny_patch16_224"

@@ -31,7 +31,7 @@ def network() -> nn.Sequential:
 def child() -> Any:
     model = network()
     return recast_(
-        model, plan(model, torch.zeros(1, 3, 8, 8), RecastConfig(gate="linear", **PAPERS_LAYER), where=["0", "2"])
+        model, plan(model, torch.zeros(1, 3, 8, 8), RecastConfig("linear", **PAPERS_LAYER), where=["0", "2"])
     )
 
 

@@ -30,9 +30,7 @@ def assert_stored(values: np.ndarray, expected: np.ndarray, text: str = "", step
 
 
 def recast_conv(conv: nn.Module, x: Tensor, **config: Any) -> Any:
-    steps = plan(
-        nn.Sequential(conv), x, RecastConfig(gate="linear", **PAPERS_LAYER | config), where=["0"], max_tokens=None
-    )
+    steps = plan(nn.Sequential(conv), x, RecastConfig("linear", **PAPERS_LAYER | config), where=["0"], max_tokens=None)
     return recast_(nn.Sequential(conv), steps)[0]
 
 
@@ -119,7 +117,7 @@ def test_layers_come_in_the_order_of_their_calls_and_the_model_is_left_alone() -
             return self.late(input=self.early(x)).mean((2, 3))
 
     model, x = Turned(), torch.rand(1, 3, 6, 6)
-    recast_(model, plan(model, x, RecastConfig(gate="linear", **PAPERS_LAYER), where="all"))
+    recast_(model, plan(model, x, RecastConfig("linear", **PAPERS_LAYER), where="all"))
     model.train()
     output, described, notes = record_maps(model, x)
     assert [layer.name for layer, _ in described] == ["early", "late"]

@@ -115,7 +115,7 @@ def packed(planned: Any) -> Any:
         before = step
     skipped = [layer["name"] for layer in planned["left"]]
     gate = planned["config"]["gate"]
-    config = difference(plain(RecastConfig(gate="linear", gate, **PAPERS_LAYER).model_dump()), planned["config"])
+    config = difference(plain(RecastConfig(gate, **PAPERS_LAYER).model_dump()), planned["config"])
     config |= {} if gate == "linear" else {"gate": gate}
     return planned | {"config": config, "steps": steps, "left": [len(skipped), digest(skipped)]}
 
@@ -182,7 +182,7 @@ def tiny_network() -> nn.Module:
 @torch.no_grad()
 def _gpsa(channels: tuple[int, int], geometry: Geometry, groups: int, fold: bool = False, **config: Any) -> nn.Module:
     """A layer; with `fold`, two heads opened and the rest removed."""
-    layer: Any = GPSA(*channels, geometry, groups=groups, config=RecastConfig(gate="linear", **PAPERS_LAYER | config))
+    layer: Any = GPSA(*channels, geometry, groups=groups, config=RecastConfig("linear", **PAPERS_LAYER | config))
     if not fold:
         return layer
     if layer.config.gate == "linear":
@@ -273,7 +273,7 @@ def layer_of(name: str) -> Any:
 
 
 def _saved_models() -> dict[str, nn.Module]:
-    x, papers = images(2, 3, 16, 16), RecastConfig(gate="linear", **PAPERS_LAYER)
+    x, papers = images(2, 3, 16, 16), RecastConfig("linear", **PAPERS_LAYER)
     settings: dict[str, tuple[RecastConfig, PoolConfig | None]] = {
         "recast_model": (papers, None),
         "recast_sigmoid_model": (RecastConfig(gate="sigmoid", stride="remove"), None),

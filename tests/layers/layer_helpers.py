@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from recast import Geometry, RecastConfig, plan, recast_
 from recast.layers.config import PAPERS_LAYER
 
-PAPERS = RecastConfig(gate="linear", **PAPERS_LAYER)
+PAPERS = RecastConfig("linear", **PAPERS_LAYER)
 PAD_1 = Geometry((3, 3), padding=(1, 1, 1, 1))
 
 

@@ -71,7 +71,7 @@ def test_what_a_default_layer_costs() -> None:
 def test_a_position_that_the_kernel_does_not_have_is_refused() -> None:
     with pytest.raises(RecastError, match="no position 9"):
         recast.plan(
-            nn.Conv2d(3, 4, 3), torch.zeros(1, 3, 8, 8), RecastConfig(gate="linear", content_heads=[0, 9]), where="all"
+            nn.Conv2d(3, 4, 3), torch.zeros(1, 3, 8, 8), RecastConfig("linear", content_heads=[0, 9]), where="all"
         )
 
 
@@ -137,9 +137,9 @@ def test_a_network_keeps_its_form(config: dict[str, Any], tmp_path: Path, error_
     """Exact at the start; trained, saved, loaded and folded as it is; what is planned is what it costs."""
     parent = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, 1, 1), nn.ReLU()).eval()
     x, path = torch.randn(4, 3, 16, 16), tmp_path / "child.safetensors"
-    child = recast_copy(parent, x, RecastConfig(gate="linear", **PAPERS_LAYER | config), where="2")
+    child = recast_copy(parent, x, RecastConfig("linear", **PAPERS_LAYER | config), where="2")
     full = {name: value for name, value in config.items() if name in ("gate", "content")}
-    full_plan = recast.plan(parent, x, RecastConfig(gate="linear", **PAPERS_LAYER | full), where="2")
+    full_plan = recast.plan(parent, x, RecastConfig("linear", **PAPERS_LAYER | full), where="2")
     assert child.recast_plan.after.macs < full_plan.after.macs
     assert child.recast_plan.after.parameters == sum(p.numel() for p in child.parameters())
     if config.get("gate") != "sigmoid":

@@ -39,7 +39,7 @@ def saved(layer: GPSA, x: Tensor, form: str) -> int:
 def test_of_long_maps_what_content_gathered_alone_is_kept_for_backward(content: str, gathers: int) -> None:
     """28² tokens, 64 channels: the maps would be 22 MB an image, what each kind of map gathers 2 MB."""
     layer, x = (
-        GPSA(64, 64, PAD_1, config=RecastConfig(gate="linear", content=content, **PAPERS_LAYER)),
+        GPSA(64, 64, PAD_1, config=RecastConfig("linear", content=content, **PAPERS_LAYER)),
         torch.randn(1, 64, 28, 28),
     )
     gathered = 4 * 9 * 784 * 64
@@ -91,7 +91,7 @@ def test_its_cost_is_counted() -> None:
 
 @pytest.mark.parametrize("form", ["split", "merged"])
 def test_gradient_checkpointing(form: Any, open_gates: Any) -> None:
-    layer = open_gates(GPSA(6, 4, PAD_1, config=RecastConfig(gate="linear", backend=form, **PAPERS_LAYER)))
+    layer = open_gates(GPSA(6, 4, PAD_1, config=RecastConfig("linear", backend=form, **PAPERS_LAYER)))
     x = torch.randn(2, 6, 7, 5)
     expected = outputs_and_gradients(layer, x)
     measured = outputs_and_gradients(InCode(lambda m, t: checkpoint(m.layer, t, use_reentrant=False), layer=layer), x)
@@ -102,7 +102,7 @@ def test_gradient_checkpointing(form: Any, open_gates: Any) -> None:
 @pytest.mark.parametrize("form", ["split", "merged", "dense", "sdpa"])
 def test_autocast_reaches_what_has_no_product_before(form: Any) -> None:
     """Gaussian maps alone, W_val folded away: the output is of the dtype of a convolution."""
-    layer = GPSA(8, 8, PAD_1, config=RecastConfig(gate="linear", backend=form, **PAPERS_LAYER))
+    layer = GPSA(8, 8, PAD_1, config=RecastConfig("linear", backend=form, **PAPERS_LAYER))
     torch.nn.init.constant_(layer.spread, 0.3)
     layer.prune_(range(9), ())
     layer.fold_value_()
@@ -140,9 +140,7 @@ def test_half_precision_gradients(form: Any, dtype: torch.dtype, gate: Any, grou
 @pytest.mark.parametrize("form", ["split", "merged", "sdpa"])
 @pytest.mark.parametrize("content", ["softmax", "linear"])
 def test_no_images_and_one_pixel(form: Any, content: Any, open_gates: Any) -> None:
-    layer = open_gates(
-        GPSA(4, 5, PAD_1, config=RecastConfig(gate="linear", backend=form, content=content, **PAPERS_LAYER))
-    )
+    layer = open_gates(GPSA(4, 5, PAD_1, config=RecastConfig("linear", backend=form, content=content, **PAPERS_LAYER)))
     assert layer(torch.randn(0, 4, 6, 5)).shape == (0, 5, 6, 5)
     y = layer(torch.randn(3, 4, 1, 1, requires_grad=True))
     assert y.shape == (3, 5, 1, 1)
@@ -154,7 +152,7 @@ def test_sdpa_gets_what_torchs_gpu_kernels_take(
     attend_padding: bool, monkeypatch: pytest.MonkeyPatch, open_gates: Any
 ) -> None:
     """Widths of queries and keys in eights, channels side by side, values of one head for all, keys without padding."""
-    config = RecastConfig(gate="linear", backend="sdpa", attend_padding=attend_padding, **PAPERS_LAYER)
+    config = RecastConfig("linear", backend="sdpa", attend_padding=attend_padding, **PAPERS_LAYER)
     layer = open_gates(GPSA(16, 4, PAD_1, config=config))
     calls, attention = [], torch.nn.functional.scaled_dot_product_attention
 
@@ -197,7 +195,7 @@ def test_half_precision_positions_reach_across_a_long_map() -> None:
 
 def test_tails_of_gaussians_make_no_subnormal_numbers(open_gates: Any) -> None:
     """A CPU multiplies them many times as slowly: a positional layer took 2.4 times as long."""
-    layer = open_gates(GPSA(4, 4, PAD_1, config=RecastConfig(gate="linear", **PAPERS_LAYER)))
+    layer = open_gates(GPSA(4, 4, PAD_1, config=RecastConfig("linear", **PAPERS_LAYER)))
     with torch.no_grad():
         rows, columns = maps.weighted_factors(torch.empty(1, 4, 56, 40), layer.weights())
     smallest = [float(factor[factor != 0].abs().min()) for factor in (rows, columns)]
@@ -206,9 +204,7 @@ def test_tails_of_gaussians_make_no_subnormal_numbers(open_gates: Any) -> None:
 
 
 def test_linear_content_is_a_map_of_rank_d_whose_rows_sum_to_one(open_gates: Any) -> None:
-    layer = open_gates(
-        GPSA(18, 4, PAD_1, config=RecastConfig(gate="linear", content="linear", **PAPERS_LAYER)).double()
-    )
+    layer = open_gates(GPSA(18, 4, PAD_1, config=RecastConfig("linear", content="linear", **PAPERS_LAYER)).double())
     content = layer.attention(torch.randn(2, 18, 5, 6, dtype=torch.float64)).content
     torch.testing.assert_close(content.sum(-1), torch.ones_like(content.sum(-1)))
     assert bool((content >= 0).all())

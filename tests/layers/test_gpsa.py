@@ -40,7 +40,7 @@ def test_sigmoid_gate_reaches_the_convolution_in_the_limit(backend: Any, random_
     [(512, 3, 1, None, 56), (4, 3, 1, None, 1), (64, 7, 64, None, 8), (64, 3, 32, None, 7), (512, 3, 1, 64, 64)],
 )
 def test_head_width(channels: int, kernel: int, groups: int, asked: int | None, expected: int) -> None:
-    config = RecastConfig(gate="linear", head_dim=asked, **PAPERS_LAYER)
+    config = RecastConfig("linear", head_dim=asked, **PAPERS_LAYER)
     layer = GPSA(channels, channels, Geometry((kernel, kernel)), groups=groups, config=config, device="meta")
     assert layer.head_dim == expected
     assert layer.query.shape == layer.key.shape == (kernel**2 * expected, channels)
@@ -57,7 +57,7 @@ def gradients_of(layer: GPSA) -> dict[str, bool]:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_is_alive_at_the_start(backend: Any) -> None:
     """Sigmoid: W_key = 0 and W_qry random, so the key moves first, then the query."""
-    layer = GPSA(9, 4, PAD_1, config=RecastConfig(gate="linear", backend=backend, **PAPERS_LAYER))
+    layer = GPSA(9, 4, PAD_1, config=RecastConfig("linear", backend=backend, **PAPERS_LAYER))
     alive = gradients_of(layer)
     assert {name for name, is_alive in alive.items() if is_alive} == {"weight", "bias", "value", "gamma", "spread"}
     assert bool((torch.stack((layer.gamma.grad, layer.spread.grad)) != 0).all())
@@ -337,7 +337,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def recast_pair(config: dict[str, Any], gamma: float = 0.0) -> tuple[nn.Module, nn.Module, Tensor]:
     """A network of one convolution, the recast one with its heads open by γ, and images."""
     x, parent = torch.randn(2, 8, 9, 9), nn.Sequential(nn.Conv2d(8, 8, 3, padding=1)).eval()
-    child = recast_copy(parent, x, RecastConfig(gate="linear", **PAPERS_LAYER | config))
+    child = recast_copy(parent, x, RecastConfig("linear", **PAPERS_LAYER | config))
     recast.wake_(child, x)
     if gamma and isinstance(child[0], GPSA) and child[0].config.gate == "linear":
         nn.init.constant_(child[0].gamma, gamma)

@@ -11,7 +11,7 @@ from recast.models.trust import follow_up
 UNUSUAL = Recipe(
     model=ModelConfig("torchvision:resnet50", pretrained=True, num_classes=7),
     data=DataConfig("cifar10", img_size=40, mean=(0.1, 0.2, 0.3), num_val=5),
-    recast=RecastConfig(gate="linear", gamma_init=0.1, head_dim=4, backend="dense"),
+    recast=RecastConfig("linear", gamma_init=0.1, head_dim=4, backend="dense"),
     where=["layer4.*", "layer3.0.conv1"],
     max_tokens=64,
     optim=OptimConfig(opt="lamb", lr=1e-5, betas=(0.9, 0.98), gate_lr=0.1, clip_grad=1.0, min_lr=0.0),

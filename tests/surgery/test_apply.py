@@ -90,7 +90,7 @@ SPOILS: dict[str, Callable[[Any], Any]] = {
 def test_an_error_leaves_nothing_half_done(message: str, stride: Any) -> None:
     """The second of two layers does not fit: the first is not swapped, no shortcut is edited."""
     planned, model = (
-        plan(small(), X, RecastConfig(gate="linear", stride=stride, **PAPERS_LAYER)),
+        plan(small(), X, RecastConfig("linear", stride=stride, **PAPERS_LAYER)),
         spoiled(SPOILS[message]),
     )
     with unchanged(model), pytest.raises(RecastError, match=message):
@@ -122,7 +122,7 @@ BATCH = (torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 3]))
 REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = {
     "an edit": ("another model: it changes 'layer3.0.downsample",
         lambda: spoiled(lambda block: block.add_module("shortcut", block._modules.pop("downsample"))),
-        lambda m: recast_(m, plan(small(), X, RecastConfig(gate="linear", stride="remove", **PAPERS_LAYER)))),
+        lambda m: recast_(m, plan(small(), X, RecastConfig("linear", stride="remove", **PAPERS_LAYER)))),
     "another config": ("recast with another plan", opened, lambda m: recast_(
         m, plan(small(), X, RecastConfig("sigmoid"), where="layer2.0.conv2"))),
     "a place": ("without a place", small, lambda m: recast_(m, replace(plan(m, X), pool=POOLS[0]))),

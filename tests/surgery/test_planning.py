@@ -42,7 +42,7 @@ def test_plan_reads_only(parametrised: str | None, stride: Any) -> None:
     model.requires_grad_(False).layer3.requires_grad_(True)
     random = torch.get_rng_state()
     with unchanged(model):
-        plan(model, X, RecastConfig(gate="linear", stride=stride, **PAPERS_LAYER))
+        plan(model, X, RecastConfig("linear", stride=stride, **PAPERS_LAYER))
     assert torch.equal(torch.get_rng_state(), random)
 
 
@@ -75,7 +75,7 @@ def test_costs_do_not_depend_on_the_batch_or_on_what_is_frozen() -> None:
     [
         (RecastConfig(), True),
         (RecastConfig(gamma_init=0.1), False),
-        (RecastConfig(gate="linear", s_init=0.1, gaussian_heads="all"), False),
+        (RecastConfig("linear", s_init=0.1, gaussian_heads="all"), False),
         (RecastConfig(gate="sigmoid"), False),
         (RecastConfig(gate="sigmoid", alpha=20.0, lambda_init=14.0), False),
     ],

@@ -17,7 +17,7 @@ import recast.lab.networks
 from recast import Plan, RecastConfig, RecastError, plan, recast_
 from recast.surgery.stride import Edit
 
-REMOVE = RecastConfig(gate="linear", stride="remove")
+REMOVE = RecastConfig("linear", stride="remove")
 
 
 def timm_resnet(block: Any, **options: Any) -> nn.Module:

@@ -19,7 +19,7 @@ from recast.surgery import chosen_forms, tuning
 
 def network(open_gates: Callable[..., GPSA]) -> nn.Sequential:
     """Two layers of the same kind, one with a stride, and one that no image reaches."""
-    config = RecastConfig(gate="linear", content_heads=3, gaussian_heads=2)
+    config = RecastConfig("linear", content_heads=3, gaussian_heads=2)
     same, strided = PAD_1, Geometry((3, 3), (2, 2), (1, 1, 1, 1))
     model = nn.Sequential(*(GPSA(4, 4, geometry, config=config) for geometry in (same, same, strided))).double()
     model[0].aside = GPSA(4, 4, PAD_1).double()
@@ -100,7 +100,7 @@ def test_a_form_that_is_not_clearly_faster_twice_is_not_taken(
 )
 def test_a_slow_form_that_was_set_is_replaced(geometry: Geometry, open_gates: Any) -> None:
     """On the real clock: the definition goes head by head with whole maps, several times slower than any other."""
-    model = nn.Sequential(open_gates(GPSA(8, 8, geometry, config=RecastConfig(gate="linear", backend="reference"))))
+    model = nn.Sequential(open_gates(GPSA(8, 8, geometry, config=RecastConfig("linear", backend="reference"))))
     with torch.inference_mode():
         table = recast.tune_(model, torch.randn(4, 8, 16, 16), seconds=0.02)
     assert [row.before for row in table] == ["reference", "reference"]
@@ -155,7 +155,7 @@ def test_networks_without_a_choice_are_refused() -> None:
         with pytest.raises(RecastError, match="no GPSA layer: call recast_"):
             recast.tune_(nn.Sequential(layer), torch.randn(1, 4, 6, 6))
     model = nn.Identity()
-    model.aside = GPSA(4, 4, PAD_1, config=RecastConfig(gate="linear", backend="dense"))
+    model.aside = GPSA(4, 4, PAD_1, config=RecastConfig("linear", backend="dense"))
     with pytest.raises(RecastError, match="aside"):
         recast.tune_(model, torch.randn(1, 4, 6, 6))
     assert model.aside.backend == "dense"

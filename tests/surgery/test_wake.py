@@ -38,7 +38,7 @@ def network(transposed: bool = False, **options: Any) -> nn.Module:
 
 def recast_network(parent: nn.Module, **config: Any) -> Any:
     return recast_copy(
-        parent, images()[:1], RecastConfig(gate="linear", **PAPERS_LAYER | config), where="all", max_tokens=2000
+        parent, images()[:1], RecastConfig("linear", **PAPERS_LAYER | config), where="all", max_tokens=2000
     )
 
 
@@ -87,7 +87,7 @@ def test_a_layer_that_sees_several_sizes_is_woken(content: str) -> None:
     head = nn.Conv2d(3, 4, 3, padding=1)
     model = InCode(lambda m, x: m.head(x).mean() + m.head(x[..., ::2, ::2]).mean(), head=head).eval()
     recast.recast_(
-        model, recast.plan(model, images(), RecastConfig(gate="linear", content=content, **PAPERS_LAYER), where="head")
+        model, recast.plan(model, images(), RecastConfig("linear", content=content, **PAPERS_LAYER), where="head")
     )
     (woken,) = wake_(model, [images()[:3], images(1)[:2, :, :9], images(2)])
     assert 0.3 < woken.entropy_after < 0.99 < woken.entropy_before

@@ -126,7 +126,7 @@ def test_the_stride_goes_and_no_attention_comes(run: Path, tmp_path: Path) -> No
     """The control of the papers: the parent's own weights and shapes, on a map with four times as many positions."""
     fields = {
         "model": trained(run),
-        "recast": RecastConfig(gate="linear", stride="remove"),
+        "recast": RecastConfig("linear", stride="remove"),
         "schedule": ScheduleConfig("never"),
     }
     out = quick(tmp_path / "run", **fields, optim=OptimConfig(lr=0.0, min_lr=0.0))
