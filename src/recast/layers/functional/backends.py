@@ -47,8 +47,8 @@ PRODUCT = 1.15
 ALIGNED = 8
 """torch's GPU kernels require widths of queries and keys that are multiples of this, in half precision."""
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(Q (B, H, N, D), scaled, K (B, H, D, M), V (B, M, C) of all heads) → softmax(Q K) V, (B, N, H·C)."""
+Attend = Callable[..., Tensor]
+"""(Q (B, H, N, D), K (B, H, D, M), V (B, M, C) of all heads, scale=1.0) → softmax(scale · Q K) V, (B, N, H·C)."""
 
 
 def choose_backend(
@@ -129,23 +129,23 @@ def plain(x: Tensor, w: Weights) -> Tensor:
 # --- content attention ------------------------------------------------------------------------------------------------
 
 
-def written_out(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
-    return _gather(softmax(logits(query, key)), values)
+def written_out(query: Tensor, key: Tensor, values: Tensor, scale: float = 1.0) -> Tensor:
+    return _gather(softmax(logits(query, key, scale)), values)
 
 
-def part_by_part(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
-    gathered, _ = long_maps.attend(query.contiguous(), key.contiguous(), values.to(query.dtype).contiguous())
+def part_by_part(query: Tensor, key: Tensor, values: Tensor, scale: float = 1.0) -> Tensor:
+    gathered, _ = long_maps.attend(scale * query.contiguous(), key.contiguous(), values.to(query.dtype).contiguous())
     return gathered.to(query.dtype).flatten(2)
 
 
-def scaled_dot_product(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
+def scaled_dot_product(query: Tensor, key: Tensor, values: Tensor, scale: float = 1.0) -> Tensor:
     """Call torch's kernels, for which queries and keys get columns of zeros.
 
     No mask is needed, as the keys are the pixels that are seen. The values are expanded over the heads without a copy.
     """
     query, key = (F.pad(t, (0, -t.shape[3] % ALIGNED)).contiguous() for t in (query, key.transpose(2, 3)))
     shared = values.to(query.dtype).contiguous()[:, None].expand(-1, query.shape[1], -1, -1)
-    return F.scaled_dot_product_attention(query, key, shared, scale=1.0).transpose(1, 2).flatten(2)
+    return F.scaled_dot_product_attention(query, key, shared, scale=scale).transpose(1, 2).flatten(2)
 
 
 def _linear(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
@@ -154,9 +154,12 @@ def _linear(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
     return (torch.softmax(query, 3) @ summaries).transpose(1, 2).flatten(2)
 
 
-def logits(query: Tensor, key: Tensor) -> Tensor:
-    """Return Q K, (B, H, N, M)."""
-    return finite_half(torch.bmm(query.flatten(0, 1), key.flatten(0, 1))).unflatten(0, query.shape[:2])
+def logits(query: Tensor, key: Tensor, scale: float = 1.0) -> Tensor:
+    """Return scale · Q K, (B, H, N, M)."""
+    q, k = query.flatten(0, 1), key.flatten(0, 1)
+    # with beta=0 the first argument is not read, and no operation scales
+    product = torch.bmm(q, k) if scale == 1 else torch.baddbmm(q.new_empty(1), q, k, beta=0, alpha=scale)
+    return finite_half(product).unflatten(0, query.shape[:2])
 
 
 def softmax(logits: Tensor) -> Tensor:
@@ -344,12 +347,15 @@ def project(x: Tensor, gathered: Tensor, kernel: Tensor, bias: Tensor | None, w:
 
 def times(matrix: Tensor, tokens: Tensor) -> Tensor:
     """Multiply tokens (B, C, N) by a matrix (D, C); returns (B, D, N), in the layout of the tokens."""
-    batch, _, count = tokens.shape
-    # in an exported program sizes are symbols
-    is_tiny = type(count) is int and batch > 1 and READ_AGAIN * count <= len(matrix)
-    if tokens.stride(1) == 1 or is_tiny:
+    if tokens.stride(1) == 1 or reads_again(matrix, tokens.transpose(1, 2)):
         return finite_half(F.linear(tokens.transpose(1, 2), matrix)).transpose(1, 2)
-    return finite_half(torch.bmm(matrix.expand(batch, -1, -1), tokens))
+    return finite_half(torch.bmm(matrix.expand(len(tokens), -1, -1), tokens))
+
+
+def reads_again(matrix: Tensor, tokens: Tensor) -> bool:
+    """Return True for a matrix (D, C) that is large beside the tokens (B, N, C) of an image (`READ_AGAIN`)."""
+    batch, count, _ = tokens.shape  # symbols in an exported program
+    return type(count) is int and batch > 1 and READ_AGAIN * count <= len(matrix)
 
 
 def in_format_of(x: Tensor, weight: Tensor, y: Tensor) -> Tensor:

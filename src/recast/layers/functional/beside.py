@@ -24,11 +24,13 @@ from recast.layers.functional.backends import (
     Attend,
     as_tokens,
     part_by_part,
+    reads_again,
     scaled_dot_product,
     times,
     written_out,
 )  # fmt: skip
 from recast.layers.functional.operands import block_diagonal, finite_half, on_accelerator
+from recast.layers.geometry import is_channels_last
 
 
 class BesideWeights(NamedTuple):
@@ -76,18 +78,25 @@ def reference(x: Tensor, y: Tensor, queries: Tensor, w: BesideWeights) -> Tensor
 
 
 def added(x: Tensor, y: Tensor, queries: Tensor, w: BesideWeights, attend: Attend) -> Tensor:
-    """Compute `reference` with content by `attend`; without parts, seven operations besides the convolution's."""
-    scaled, tokens = w.query * len(w.query) ** -0.5, x.flatten(2)
+    """Compute `reference` with content by `attend`: with `written_out` by seven operations, most of them products."""
+    tokens, scale = x.flatten(2), len(w.query) ** -0.5
     if queries is x:
-        query, key = times(torch.cat([scaled, w.key]), tokens).chunk(2, 1)
+        query, key = times(torch.cat([w.query, w.key]), tokens).chunk(2, 1)
     else:
-        query, key = times(scaled, queries.flatten(2)), times(w.key, tokens)
-    gathered = attend(query.transpose(1, 2)[:, None], key[:, None], as_tokens(x))
+        query, key = times(w.query, queries.flatten(2)), times(w.key, tokens)
+    gathered = attend(query.transpose(1, 2)[:, None], key[:, None], as_tokens(x), scale=scale)
     kernel = w.gamma[:, None] * w.content
     if w.groups > 1:
         pixels = gathered.transpose(1, 2).unflatten(2, y.shape[2:])
-        return y + F.conv2d(pixels, kernel[:, :, None, None], groups=w.groups)
-    return y + times(kernel, gathered.transpose(1, 2)).unflatten(2, y.shape[2:]).to(y.dtype)
+        return y + F.conv2d(pixels, kernel[:, :, None, None], groups=w.groups).to(y.dtype)
+    if y.dtype != gathered.dtype or reads_again(kernel, gathered):  # autocast would round a y in single precision
+        return y + times(kernel, gathered.transpose(1, 2)).unflatten(2, y.shape[2:]).to(y.dtype)
+    outputs, kernels = y.flatten(2), kernel.expand(len(y), -1, -1)
+    if is_channels_last(y):
+        outputs = torch.baddbmm(outputs.transpose(1, 2), gathered, kernels.transpose(1, 2)).transpose(1, 2)
+    else:
+        outputs = torch.baddbmm(outputs, kernels, gathered.transpose(1, 2))
+    return outputs.unflatten(2, y.shape[2:])
 
 
 def choose_attend(x: Tensor, y: Tensor, backend: str) -> Attend:
@@ -98,7 +107,7 @@ def choose_attend(x: Tensor, y: Tensor, backend: str) -> Attend:
     "sdpa" does everywhere.
     """
     if backend == "plain":
-        return written_out
+        return _plain
     queries, keys = y.shape[2] * y.shape[3], x.shape[2] * x.shape[3]
     if backend == "sdpa" or (x.device.type == "cuda" and keys > WRITTEN_OUT):
         return scaled_dot_product
@@ -110,11 +119,16 @@ def choose_attend(x: Tensor, y: Tensor, backend: str) -> Attend:
     return written_out if parts == 1 else _by_parts(parts)
 
 
+def _plain(query: Tensor, key: Tensor, values: Tensor, scale: float) -> Tensor:
+    """Return `written_out` by operations that exporters and function transforms support."""
+    return written_out(scale * query, key, values)
+
+
 def _by_parts(parts: int) -> Attend:
     """Return `written_out` for a part of the images at a time."""
 
-    def attend(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
+    def attend(query: Tensor, key: Tensor, values: Tensor, scale: float) -> Tensor:
         chunks = zip(query.chunk(parts), key.chunk(parts), values.chunk(parts), strict=True)
-        return torch.cat([written_out(*chunk) for chunk in chunks])
+        return torch.cat([written_out(*chunk, scale=scale) for chunk in chunks])
 
     return attend
