@@ -83,13 +83,13 @@ def record_maps(
 
 
 @torch.no_grad()
-def recast_layer(name: str, layer: RecastLayer, x: Tensor, size: tuple[int, int]) -> Described:
-    """Return a recast layer for an input (1, C, height, width) and an output of `size`.
+def recast_layer(name: str, layer: RecastLayer, x: Tensor, size: tuple[int, int] | None = None) -> Described:
+    """Return a recast layer for an input (1, C, height, width), and an output of `size` (default: by the geometry).
 
     The content maps of GPSA and of attention beside a convolution, or the maps of C-MHSA.
     """
     if isinstance(layer, AttentionBeside):
-        return _beside(name, layer, x, size)
+        return _beside(name, layer, x, size or layer.geometry.output_size(*x.shape[-2:]))
     geometry, (height, width) = layer.geometry, x.shape[-2:]
     padded, (at_rows, at_columns) = geometry.padded_size(height, width), geometry.pixels(height, width)
     queries = geometry.query_positions(height, width)
