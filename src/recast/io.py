@@ -129,6 +129,11 @@ def _plan_as_it_is(model: nn.Module) -> str | None:
         return None
     for step in plan.steps:
         layer = layers.get(step.name)
+        if step.fold is not None and step.fold.batch_norm:
+            raise RecastError(
+                f"{step.fold.batch_norm} was multiplied into {step.name}, which its parent is not: save before "
+                "fold_(batch_norm=True), or export"
+            )
         if layer is None or not is_convolution(last_of(layer)):
             raise RecastError(
                 f"{step.name} was recast and is not a recast layer or a convolution any more: the plan is another "

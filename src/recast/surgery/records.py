@@ -24,6 +24,8 @@ class Fold:
     """Heads that keep a content map."""
     value: bool
     """W_val is still there (it was not multiplied into W_out)."""
+    batch_norm: str = ""
+    """The BatchNorm that was multiplied in."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Folded:
     kernel: tuple[int, int] = (0, 0)
     output_error: float | None = None
     """Relative change of the model's outputs on the data, by this layer and those before it."""
+    batch_norm: str = ""
+    """The BatchNorm that was multiplied in."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from recast.errors import RecastError
 from recast.layers.cmhsa import GatedLayer, gated_layers
 from recast.modes import in_eval
 from recast.surgery.compare import relative_error
+from recast.surgery.folding.batch_norm import batch_norms_after, fold_batch_norm_
 from recast.surgery.folding.forms import describe
 from recast.surgery.plan import plan_of, set_plan_
 from recast.surgery.records import Folded
@@ -20,10 +22,13 @@ from recast.surgery.wrappers import changeable, modules_by_name, plain_name
 from recast.tracing.examples import Example, batch_of, run_example
 from recast.tracing.outputs import tensors_of
 
+ROUNDING = 1e-4
+"""Relative change of the outputs up to which a BatchNorm counts as folded exactly."""
+
 
 @typed("model", "tol")
 @torch.no_grad()
-def fold_(model: nn.Module, tol: float = 0.0, *, data: Example | None = None) -> list[Folded]:
+def fold_(model: nn.Module, tol: float = 0.0, *, data: Example | None = None, batch_norm: bool = False) -> list[Folded]:
     """Give every layer with gates its smallest form, in place.
 
     Maps whose gate is within `tol` are removed, with their parameters. A layer without maps becomes a convolution:
@@ -39,12 +44,16 @@ def fold_(model: nn.Module, tol: float = 0.0, *, data: Example | None = None) ->
         model: a recast network.
         tol: largest |γ|, |s| or 1 − σ(λ) of a closed map. Infinity closes every gate.
         data: an example as `plan` takes it, to measure the change of the outputs after each layer.
+        batch_norm: also multiply the BatchNorm after each recast layer into it (beside attention, into both paths),
+            where `data` show that this changes the outputs by rounding alone. For export: such a network cannot be
+            saved.
 
     Returns:
         One `Folded` per layer, in order.
 
     Raises:
-        RecastError: before any change, for a bad `tol`, and data that the model cannot be measured on.
+        RecastError: before any change, for a bad `tol`, data that the model cannot be measured on, and batch_norm
+            without data.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
@@ -56,6 +65,8 @@ def fold_(model: nn.Module, tol: float = 0.0, *, data: Example | None = None) ->
     """
     if not tol >= 0:  # NaN is not
         raise RecastError(f"tol must be 0 or more, got {tol}")
+    if batch_norm and data is None:
+        raise RecastError("batch_norm=True requires data: images on which the outputs are compared")
     model = changeable(model)
     layers = gated_layers(model)
     in_training = [name for name, layer in layers.items() if layer.training]
@@ -68,6 +79,8 @@ def fold_(model: nn.Module, tol: float = 0.0, *, data: Example | None = None) ->
                 pairs = zip(_outputs(model, data), before, strict=True)
                 folded = replace(folded, output_error=max(relative_error(a, b) for a, b in pairs))
             report.append(replace(folded, name=plain_name(name)))
+        if batch_norm:
+            report = _fold_batch_norms_(model, report, [*layers], data)
     for name in in_training:
         for module in model.get_submodule(name).modules():  # new modules are in eval mode
             module.training = True
@@ -82,6 +95,22 @@ def _outputs(model: nn.Module, data: Example) -> list[torch.Tensor]:
     if not outputs or not all(bool(tensor.isfinite().all()) for tensor in outputs):
         raise RecastError(f"{type(model).__name__} returns no tensor, NaN or infinity for data: check it, or drop data")
     return outputs
+
+
+def _fold_batch_norms_(model: nn.Module, report: list[Folded], names: list[str], data: Any) -> list[Folded]:
+    """Fold the BatchNorm after each layer, in place, and note its name; take back what changes the outputs."""
+    before, rows = _outputs(model, data), dict(zip(names, report, strict=True))
+    layers = [(name, model.get_submodule(name)) for name in names]
+    for name, norm in batch_norms_after(model, layers, data).items():
+        undo = fold_batch_norm_(model, model.get_submodule(name), model.get_submodule(norm))
+        if undo is None:
+            continue
+        pairs = zip(_outputs(model, data), before, strict=True)
+        if max(relative_error(a, b) for a, b in pairs) <= ROUNDING:
+            rows[name] = replace(rows[name], batch_norm=plain_name(norm))
+        else:  # something else reads the layer's output
+            undo()
+    return list(rows.values())
 
 
 def _fold_one(model: nn.Module, name: str, layer: GatedLayer, tol: float) -> Folded:
@@ -105,8 +134,12 @@ def _note_folds_(model: nn.Module, report: list[Folded]) -> None:
     plan = plan_of(model)
     if plan is None:
         return
-    names, modules = {folded.name for folded in report}, modules_by_name(model)
+    modules = modules_by_name(model)
+    norms = {folded.name: folded.batch_norm for folded in report}
     steps = tuple(
-        replace(step, fold=describe(modules[step.name])) if step.name in names else step for step in plan.steps
+        replace(step, fold=replace(describe(modules[step.name]), batch_norm=norms[step.name]))
+        if step.name in norms
+        else step
+        for step in plan.steps
     )
     set_plan_(model, replace(plan, steps=steps))
