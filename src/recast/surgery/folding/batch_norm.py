@@ -52,9 +52,10 @@ def fold_batch_norm_(model: nn.Module, layer: nn.Module, norm: Any) -> Callable[
         return None
     statistics = norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
     kernel: Any = inner._parameters["weight"]
-    old_bias, state = inner.bias, conv.state_dict(keep_vars=True)
+    old_bias: Any = inner.bias
+    state = conv.state_dict(keep_vars=True)
     values = {name: tensor.clone() for name, tensor in state.items()}
-    fused, bias = fuse_conv_bn_weights(kernel, inner.bias, *statistics, isinstance(inner, nn.ConvTranspose2d))
+    fused, bias = fuse_conv_bn_weights(kernel, old_bias, *statistics, isinstance(inner, nn.ConvTranspose2d))
     if isinstance(conv, AttentionBeside) and conv.content_heads:
         scale = (norm.running_var + norm.eps).rsqrt() * (1 if norm.weight is None else norm.weight)
         conv.content.mul_(scale.to(conv.content.dtype)[:, None])
