@@ -81,7 +81,7 @@ def test_help_imports_no_torch() -> None:
         ("--where a b --seed 1", "where", ["a", "b"]),
         ("--where a,b", "where", ["a", "b"]),
         ("--schedule listed --dates 3:a.* 5:b", "schedule.dates", ["3:a.*", "5:b"]),
-        ("--content-heads 0,4,8", "recast.content_heads", (0, 4, 8)),
+        ("--gate linear --content-heads 0,4,8", "recast.content_heads", (0, 4, 8)),
         ("--clip-grad null", "optim.clip_grad", None),
         ("--betas 0.9 0.999", "optim.betas", (0.9, 0.999)),
         ("--gate sigmoid --lambda-init 2", "recast.lambda_init", 2.0),

@@ -154,7 +154,7 @@ def test_a_saved_network_says_what_it_is(cli: Cli, page: Cli, refused: Refused, 
     recast.save(child, tmp_path / "child.safetensors", how)
     assert cli("explain", "child.safetensors", image, "--img-size", "16").out == "page: child-b.html\n"
     data = data_of(tmp_path / "child-b.html")
-    assert {layer["kind"] for layer in data["layers"].values()} == {"gpsa", "classes"}
+    assert {layer["kind"] for layer in data["layers"].values()} == {"maps", "classes"}
     assert not any("Random" in note for note in data["notes"])
     # one that does not say it: the network's name, and the file as its weights
     recast.save(child, tmp_path / "bare.safetensors")

@@ -35,9 +35,13 @@ def test_a_pipe_that_is_closed_early_is_no_error() -> None:
 def test_verify_says_same_or_not_and_shows_its_control(cli: Cli, refused: Refused) -> None:
     done = cli("verify", *MODEL, "--num-images", "2")
     assert done.code == 0
-    assert "4 convolutions recast, 2 images of 16×16" in done.out
+    assert "2 convolutions recast, 2 images of 16×16" in done.out
+    assert "control, attention of one layer added: " in done.out
     assert done.out.endswith("same function\n")
-    assert "control" in done.out
+    done = cli("verify", *MODEL, "--num-images", "2", "--gate", "linear")
+    assert done.code == 0
+    assert "4 convolutions recast" in done.out
+    assert "control, two heads of one layer swapped: " in done.out
     done = cli("verify", *MODEL, "--num-images", "2", "--gate", "sigmoid")
     assert done.code == 1
     assert "NOT the same function" in done.out

@@ -7,9 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recast import GPSA, RecastConfig, plan, recast_
+from recast import GPSA, AttentionBeside, RecastConfig, plan, recast_
 
-GATES: list[dict[str, Any]] = [{}, {"gate": "sigmoid"}, {"gate": "bias", "bias_init": 4.0}]
+GATES: list[dict[str, Any]] = [
+    {"gate": "beside"},
+    {"gate": "linear"},
+    {"gate": "sigmoid"},
+    {"gate": "bias", "bias_init": 4.0},
+]
 
 
 def every_geometry() -> nn.Sequential:
@@ -31,20 +36,32 @@ def recast_network(open_gates: Any, **config: Any) -> nn.Sequential:
     for seed, layer in enumerate(model):
         if isinstance(layer, GPSA):
             open_gates(layer, seed)
+        elif isinstance(layer, AttentionBeside):
+            torch.nn.init.constant_(layer.gamma, 0.5)
     return model
 
 
 def on_pixels(layer: Any, maps: Tensor, x: Tensor) -> np.ndarray:
     """A layer's maps of all queries, (H, I, J, Y, X) over the real pixels."""
     size = x.shape[-2:]
+    if isinstance(layer, AttentionBeside):
+        return maps[0].unflatten(-1, size).unflatten(1, queries_beside(layer, x)).detach().numpy()
     at_rows, at_columns = layer.geometry.pixels(*size)
     queries = [len(at) for at in layer.geometry.query_positions(*size)]
     grid = maps[0].unflatten(-1, layer.geometry.padded_size(*size))[..., at_rows, at_columns]
     return grid.unflatten(1, queries).detach().numpy()
 
 
+def queries_beside(layer: AttentionBeside, x: Tensor) -> tuple[int, int]:
+    """Rows and columns of the queries that a page has: of a larger output a query for each pixel of the input."""
+    (rows, columns), (height, width) = layer.conv(x).shape[2:], x.shape[2:]
+    return min(rows, height), min(columns, width)
+
+
 def mix_of(layer: Any, x: Tensor) -> np.ndarray:
-    """The whole attention of a layer, as `on_pixels` gives it."""
+    """The whole attention of a layer, as `on_pixels` gives it; beside a convolution the content map."""
+    if isinstance(layer, AttentionBeside):
+        return on_pixels(layer, layer.attention(x, queries_beside(layer, x)), x)
     maps = layer.attention(x)
     return on_pixels(layer, maps.mix if isinstance(layer, GPSA) else maps, x)
 

@@ -10,7 +10,7 @@ from in_browser import CHROMIUM, chromium, opened
 from on_pages import GATES, every_geometry, mix_of, recast_network
 from torch import nn
 
-from recast import GPSA, plan, recast_
+from recast import GPSA, AttentionBeside, RecastConfig, plan, recast_
 from recast.lab.explain.inputs import Input
 from recast.lab.explain.make import explain, make_scene
 from recast.lab.explain.scene import Layer, Maps, Picture, Scene
@@ -61,10 +61,14 @@ def test_the_maps_on_the_page_are_the_layers_own(
     for name, layer in model.named_children():
         if hasattr(layer, "geometry"):
             expected = mix_of(layer, x)
+            if isinstance(layer, AttentionBeside):
+                assert np.abs(np.reshape(page.evaluate(MAPS, [name, "mix"]), expected.shape) - expected).max() < 0.005
+                x = layer(x)
+                continue
             mix, content, position = (
                 np.reshape(page.evaluate(MAPS, [name, view]), expected.shape) for view in ("mix", "content", "position")
             )
-            scale = max(1.0, float(layer.gates()["gamma"].abs().max()) if config == {} else 1.0)
+            scale = max(1.0, float(layer.gates()["gamma"].abs().max()) if config["gate"] == "linear" else 1.0)
             assert np.abs(mix - expected).max() < 0.005 * scale, (name, layer)
             assert np.abs(mix - expected).mean() < 0.001
             if isinstance(layer, GPSA):
@@ -72,14 +76,14 @@ def test_the_maps_on_the_page_are_the_layers_own(
                 share = share[:, None, None, None, None]
                 assert np.abs(share * content + (1 - share) * position - mix).max() < 1e-5
         x = layer(x)
-    assert len(page.evaluate("page.scene.order")) == (5 if config.get("gate") == "bias" else 6)  # and Grad-CAM
+    assert len(page.evaluate("page.scene.order")) == (5 if config["gate"] == "bias" else 6)  # and Grad-CAM
 
 
 def test_heads_without_a_content_map_have_an_empty_cell(look: Any, open_gates: Any, tmp_path: Path) -> None:
     """The layer has one content head of nine, and no Gaussian; then no content head at all."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     x = torch.rand(1, 3, 8, 8)
-    (layer, *_) = recast_(model, plan(model, x, where=["0"]))
+    (layer, *_) = recast_(model, plan(model, x, RecastConfig("linear", content_heads=1), where=["0"]))
     open_gates(layer)
     assert len(layer.content_heads) == 1
     for content_heads in (list(layer.content_heads), []):
@@ -98,7 +102,7 @@ def test_heads_without_a_content_map_have_an_empty_cell(look: Any, open_gates: A
 
 def test_mouse_keys_and_touch(look: Any, open_gates: Any, tmp_path: Path) -> None:
     images = [Input(f"{label}.png", torch.rand(3, 12, 14), label) for label in ("cat", "dog")]
-    networks = {"parent": every_geometry(), "recast": recast_network(open_gates)}
+    networks = {"parent": every_geometry(), "recast": recast_network(open_gates, gate="linear")}
     arms = {"parent": "Parent", "recast": "Recast"}
     scene = make_scene("net on pets", images, networks, ["cat", "dog", "cow"], ((0.5,) * 3, (0.5,) * 3), arms)
     path = write_scene(scene, tmp_path / "run.html")

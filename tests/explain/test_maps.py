@@ -30,7 +30,9 @@ def assert_stored(values: np.ndarray, expected: np.ndarray, text: str = "", step
 
 
 def recast_conv(conv: nn.Module, x: Tensor, **config: Any) -> Any:
-    steps = plan(nn.Sequential(conv), x, RecastConfig("linear", **PAPERS_LAYER | config), where=["0"], max_tokens=None)
+    steps = plan(
+        nn.Sequential(conv), x, RecastConfig(**{"gate": "linear"} | PAPERS_LAYER | config), where=["0"], max_tokens=None
+    )
     return recast_(nn.Sequential(conv), steps)[0]
 
 
@@ -80,7 +82,7 @@ def test_a_scene_holds_what_the_attention_of_a_layer_follows_from(config: dict[s
                     error = np.abs(weights_of(layer, maps, head, (row, column)) - expected).max()
                     assert error < 0.005 * max(1.0, float(np.abs(expected).max()))
         x = module_(x)
-    assert len(layers) == (4 if config.get("gate") == "bias" else 5)
+    assert len(layers) == (4 if config["gate"] == "bias" else 5)
 
 
 BIAS = {"gate": "bias", "bias_init": 3.0, "query_key": "random"}
@@ -92,7 +94,7 @@ def test_the_maps_of_a_layer_are_stored(seed: int, config: Any, random_case: Any
     conv, x, text = random_case(seed, torch.float32)
     layer, x = recast_conv(conv, x[:1], **config), x[:1]
     maps = layer.attention(x) if config is BIAS else open_gates(layer, seed).attention(x).content
-    assert_stored(recast_layer("conv", layer, x)[1].values, on_pixels(layer, maps, x), text)
+    assert_stored(recast_layer("conv", layer, x, layer(x).shape[2:])[1].values, on_pixels(layer, maps, x), text)
 
 
 def test_large_layers_keep_some_queries_over_blocks_of_keys(open_gates: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +102,7 @@ def test_large_layers_keep_some_queries_over_blocks_of_keys(open_gates: Any, mon
     layer = open_gates(recast_conv(nn.Conv2d(4, 4, 3, padding=1), x))
     monkeypatch.setattr(module, "MAX_QUERIES", 20)
     monkeypatch.setattr(module, "MAX_KEYS", 20)
-    maps = recast_layer("conv", layer, x)[1]
+    maps = recast_layer("conv", layer, x, layer(x).shape[2:])[1]
     assert (maps.rows, maps.columns, maps.pool) == ((1, 3, 5, 7, 9), (1, 3, 5), 2)
     stored_queries = torch.from_numpy(on_pixels(layer, layer.attention(x).content, x))[:, maps.rows][:, :, maps.columns]
     blocks = nn.functional.avg_pool2d(stored_queries.flatten(0, 2)[:, None], 2, ceil_mode=True, divisor_override=1)
@@ -124,7 +126,7 @@ def test_layers_come_in_the_order_of_their_calls_and_the_model_is_left_alone() -
     assert (output.shape, notes) == ((1, 4), [])
     assert not output.requires_grad
     assert all(m.training for m in model.modules())
-    assert not any(layer._forward_pre_hooks for layer in recast_layers(model).values())
+    assert not any(layer._forward_pre_hooks or layer._forward_hooks for layer in recast_layers(model).values())
 
 
 def test_the_likeliest_classes() -> None:

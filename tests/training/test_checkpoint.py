@@ -22,7 +22,8 @@ from recast.lab.training import checkpoint, loop
 from recast.lab.training.checkpoint import states
 from recast.lab.training.distributed import Interrupted
 from recast.lab.training.metrics import read_metrics
-from recast.layers.gpsa import Forms, gpsa_layers
+from recast.layers.cmhsa import gated_layers
+from recast.layers.forms import Forms
 from recast.models.weights import read_header
 
 CtrlC = Callable[[str, int], AbstractContextManager[None]]
@@ -98,7 +99,7 @@ def test_a_resumed_run_keeps_the_forms_that_were_timed(
 
     def tuned(model: nn.Module, images: Tensor, **_: Any) -> str:
         assert images.shape == (8, 3, 8, 8)
-        gpsa_layers(model)["4"].tuned = (Forms("cpu", (4, 4), None, next(fastest)),)
+        gated_layers(model)["4"].tuned = (Forms("cpu", (4, 4), None, next(fastest)),)
         return "timed"
 
     monkeypatch.setattr(loop, "tune_", tuned)
@@ -107,7 +108,7 @@ def test_a_resumed_run_keeps_the_forms_that_were_timed(
         small_fit(tmp_path / "run", small_child(), tune=True)
     small_fit(tmp_path / "run", child := small_child(), tune=True, resume=True)
     assert next(fastest) == "split", "timed once a training"
-    assert gpsa_layers(child)["4"].tuned == gpsa_layers(straight)["4"].tuned
+    assert gated_layers(child)["4"].tuned == gated_layers(straight)["4"].tuned
     assert_same(straight, child)
     saved = read_header(tmp_path / "run/weights.safetensors")["forms"]["layers"]
     assert saved == {"4": [["cpu", [4, 4], None, "dense"]]}

@@ -20,7 +20,7 @@ from recast.lab.evaluation.run_folder import open_run
 from recast.lab.training import prepare
 from recast.lab.training.metrics import read_metrics
 from recast.lab.training.run import train
-from recast.layers.gpsa import gpsa_layers
+from recast.layers.cmhsa import gated_layers
 from recast.models import sources
 from recast.models.adapt import classifiers
 from recast.models.build import build
@@ -143,7 +143,7 @@ def test_a_network_by_its_name(
     assert json.loads((tmp_path / "run" / "verify.json").read_text())["bitwise"]
     assert list(models) == ["parent", "finetuned", "recast"]
     assert not changed_names(models["parent"].get_submodule(body), classifier)
-    assert len(gpsa_layers(models["recast"].get_submodule(body))) == 2
+    assert len(gated_layers(models["recast"].get_submodule(body))) == 2
     assert name == "upernet" or models["recast"].transform.max_size == 96
     with pytest.raises(RecastError, match=rf"timm has no model .vgg99..*{name}"):
         create(name, "vgg99", {}, pretrained=False)

@@ -20,6 +20,7 @@ from recast.layers.config import PAPERS_LAYER
 FILE = Path(__file__).with_name("golden_losses.json")
 
 RUNS: dict[str, dict[str, Any]] = {
+    "beside": {"regularization": RegularizationConfig(ema_decay=0.9), "optim": {"gate_l1": 0.1}},
     "linear": {},
     "mixed": {
         "augment": AugmentConfig(repeats=2),
@@ -35,7 +36,8 @@ RUNS: dict[str, dict[str, Any]] = {
 def losses(name: str) -> list[float]:
     """The loss of every update of a run, then every epoch's validation loss."""
     updates: list[float] = []
-    child = small_child(gate="sigmoid" if name == "sigmoid" else "linear", **PAPERS_LAYER)
+    config = {} if name == "beside" else {"gate": "sigmoid" if name == "sigmoid" else "linear", **PAPERS_LAYER}
+    child = small_child(**config)
     with tempfile.TemporaryDirectory() as folder:
         rows = small_fit(Path(folder), child, losses=updates, **RUNS[name])
     return updates + [row["val_loss"] for row in rows]

@@ -29,7 +29,7 @@ def measured(model: nn.Module) -> tuple[float, float]:
 
 
 def test_a_recast_arm_has_every_row_and_every_file(tmp_path: Path) -> None:
-    before, child = measured(small_parent()), small_child(**PAPERS_LAYER)
+    before, child = measured(small_parent()), small_child(gate="linear", **PAPERS_LAYER)
     rows = small_fit(tmp_path, child)
     assert [row["epoch"] for row in rows] == [0, 1, 2, 3]
     assert (rows[0]["val_loss"], rows[0]["val_top1"]) == pytest.approx(before, rel=1e-12)
@@ -64,7 +64,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path: 
 
 
 def test_the_average_is_what_is_measured_and_saved(tmp_path: Path) -> None:
-    rows = small_fit(tmp_path, child := small_child(**PAPERS_LAYER), regularization=AVERAGED)
+    rows = small_fit(tmp_path, child := small_child(gate="linear", **PAPERS_LAYER), regularization=AVERAGED)
     state = torch.load(states(tmp_path)[-1], weights_only=True)
     saved = load_file(tmp_path / "weights.safetensors")
     assert torch.equal(saved["0.weight"], state["ema"]["0.weight"])
@@ -75,7 +75,7 @@ def test_the_average_is_what_is_measured_and_saved(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("averaged", [RegularizationConfig(), AVERAGED])
 def test_gate_l1_closes_heads_at_exactly_zero(tmp_path: Path, averaged: RegularizationConfig) -> None:
-    child = small_child(**PAPERS_LAYER)
+    child = small_child(gate="linear", **PAPERS_LAYER)
     layer = gpsa_layers(child)["4"]
     with torch.no_grad():
         layer.gamma.fill_(0.05)
@@ -85,6 +85,21 @@ def test_gate_l1_closes_heads_at_exactly_zero(tmp_path: Path, averaged: Regulari
     assert gates["s"][1:] == [0.0] * 8
     assert gates["s"][0] > 1
     assert layer.open_heads == (0,)
+
+
+@pytest.mark.parametrize("averaged", [RegularizationConfig(), AVERAGED])
+def test_the_head_beside_a_convolution_has_its_row_and_closes(tmp_path: Path, averaged: RegularizationConfig) -> None:
+    rows = small_fit(tmp_path / "open", child := small_child(), regularization=averaged)
+    assert (rows[0]["val_loss"], rows[0]["val_top1"]) == pytest.approx(measured(small_parent()), rel=1e-12)
+    assert rows[3]["layers"]["4"].keys() == {
+        "gate", "backend", "gamma", "entropy", "distance", "content_share", "attention_share"
+    }  # fmt: skip
+    assert (rows[0]["layers"]["4"]["gate"], rows[0]["layers"]["4"]["gamma"]) == ("beside", [0.0])
+    assert rows[3]["layers"]["4"]["gamma"] == child[4].gamma.tolist() != [0.0]
+    with torch.no_grad():
+        (child := small_child())[4].gamma.fill_(0.05)
+    rows = small_fit(tmp_path / "closed", child, optim={"gate_l1": 5.0}, regularization=averaged)
+    assert rows[3]["layers"]["4"]["gamma"] == child[4].gamma.tolist() == [0.0]
 
 
 def test_accumulated_parts_give_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:

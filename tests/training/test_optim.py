@@ -12,6 +12,7 @@ from recast import RecastError, plan, recast_
 from recast.lab.config import OptimConfig
 from recast.lab.training.optim import WarmupDecay, learning_rates, make_optimizer, shrink_gates_
 from recast.layers.config import PAPERS_LAYER
+from recast.layers.cmhsa import gated_layers
 from recast.layers.gpsa import gpsa_layers
 
 
@@ -76,7 +77,7 @@ def test_layer_decay_reaches_the_optimiser_and_the_gates() -> None:
         assert rate == pytest.approx((0.5 if kind == "gates" else 1e-2) * 0.5 ** (head - int(number))), name
     (gates,) = (rate for name, rate in names.items() if name.startswith("gates/"))
     assert learning_rates(optimizer) == (pytest.approx(1e-2), pytest.approx(gates))
-    (layer,) = gpsa_layers(model).values()
+    (layer,) = gated_layers(model).values()
     with torch.no_grad():
         layer.gamma.fill_(0.3)
     shrink_gates_(optimizer, gate_l1=1.0)
@@ -110,7 +111,7 @@ def test_options_reach_the_optimiser_that_takes_them() -> None:
 
 
 def test_shrinking_moves_gates_towards_zero_and_stops_there() -> None:
-    layer = gpsa_layers(small_child(**PAPERS_LAYER))["4"]
+    layer = gpsa_layers(small_child(gate="linear", **PAPERS_LAYER))["4"]
     optimizer = make_optimizer(nn.Sequential(layer), OptimConfig(gate_lr=0.1), 8)
     with torch.no_grad():
         layer.gamma.copy_(torch.tensor([0.5, -0.5, 0.01, -0.01, 0, 0.02, 0.3, 0.1, 0.2]))

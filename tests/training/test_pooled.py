@@ -15,7 +15,7 @@ from recast.lab.training.metrics import read_metrics
 from recast.lab.training.optim import learning_rates, make_optimizer
 from recast.lab.training.run import train
 from recast.layers.attention_pool import attention_pools
-from recast.layers.gpsa import gpsa_layers
+from recast.layers.cmhsa import gated_layers
 from recast.surgery.plan import applied_plan
 
 FROZEN = {"where": ["none"], "regularization": RegularizationConfig(freeze="trunk")}
@@ -72,8 +72,8 @@ def test_a_run_of_every_kind(kind: Any, fields: dict[str, Any], tmp_path: Path) 
     models = open_run(run).models
     child, control = models["recast"], models["finetuned"]
     assert applied_plan(child).pool == recipe.pool
-    assert len(gpsa_layers(child)) == len(plan_file["steps"]) == recipe.has_layers
-    assert not gpsa_layers(control)
+    assert len(gated_layers(child)) == len(plan_file["steps"]) == recipe.has_layers
+    assert not gated_layers(control)
     assert [path.name for path in run.rglob("schedule.json")] == ["schedule.json"] * ("schedule" in fields)
     assert (len(attention_pools(child)), len(attention_pools(control))) == (1, 0)
     first, *_, last = read_metrics(run / "metrics.jsonl")

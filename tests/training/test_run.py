@@ -32,7 +32,7 @@ from recast.lab.training.checkpoint import states
 from recast.lab.training.distributed import Interrupted
 from recast.lab.training.metrics import read_metrics, validate
 from recast.lab.training.run import train
-from recast.layers.gpsa import gpsa_layers
+from recast.layers.cmhsa import gated_layers
 from recast.models.build import build, input_defaults
 from recast.models.config import ModelConfig
 
@@ -131,7 +131,7 @@ def test_the_stride_goes_and_no_attention_comes(run: Path, tmp_path: Path) -> No
     }
     out = quick(tmp_path / "run", **fields, optim=OptimConfig(lr=0.0, min_lr=0.0))
     child, parent = load(out / "weights.safetensors"), load(run / "parent" / "weights.safetensors")
-    assert not gpsa_layers(child)
+    assert not gated_layers(child)
     assert all("running" in name or "tracked" in name for name in changed_names(child, parent))
     large, small = (network.forward_features(torch.randn(2, 3, 8, 8)).shape[-1] for network in (child, parent))
     assert large == 2 * small
@@ -144,8 +144,8 @@ def test_a_recast_network_goes_on_with_a_new_classifier(run: Path, tmp_path: Pat
     saved, weights = run / "weights.safetensors", tmp_path / "run" / "weights.safetensors"
     frozen = {"where": ["none"], "regularization": RegularizationConfig(freeze="all_but_attention")}
     quick(tmp_path / "run", model=ModelConfig("digits_resnet", checkpoint=str(saved), new_head=True), **frozen)
-    layers = gpsa_layers(load(weights))
-    assert list(layers) == list(gpsa_layers(load(saved)))
+    layers = gated_layers(load(weights))
+    assert list(layers) == list(gated_layers(load(saved)))
     changed = changed_names(saved, weights)
     assert {"fc.weight", *(f"{name}.gamma" for name in layers)} <= changed
     assert all(name.startswith(("fc.", *(f"{layer}." for layer in layers))) for name in changed)

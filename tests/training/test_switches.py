@@ -10,10 +10,11 @@ from safetensors.torch import load_file, save_file
 from small import assert_same, small_fit, small_parent, small_plan, without_clocks
 from torch import nn
 
-from recast import CMHSA, GPSA, Plan, RecastError, load
+from recast import CMHSA, Plan, RecastError, load
 from recast.lab.config import RegularizationConfig, ScheduleConfig
 from recast.lab.training.checkpoint import states
 from recast.lab.training.distributed import Interrupted
+from recast.layers.cmhsa import gated_layers
 from recast.models.weights import read_header
 
 CtrlC = Callable[[str, int], AbstractContextManager[None]]
@@ -56,7 +57,7 @@ def schedule_of(folder: Path) -> Any:
 def test_a_resumed_run_is_the_run(goes_on: Callable[..., nn.Module], tmp_path: Path, settings: str, stop: str) -> None:
     straight = goes_on(scheduled, small_parent, *STOPS[stop], **SETTINGS[settings])
     assert schedule_of(tmp_path / "run") == schedule_of(tmp_path / "straight")
-    assert any(isinstance(layer, GPSA) for layer in straight.modules())
+    assert len(gated_layers(straight)) == 2
 
 
 def test_what_happened_is_in_schedule_json_and_until_then_it_is_the_plain_training(tmp_path: Path) -> None:
@@ -67,7 +68,7 @@ def test_what_happened_is_in_schedule_json_and_until_then_it_is_the_plain_traini
     for switch, row in zip(schedule["switches"], rows[1:], strict=False):
         before, after = switch["before"], switch["after"]
         assert before == {"val_loss": row["val_loss"], "val_top1": row["val_top1"]}
-        assert after["val_loss"] == pytest.approx(before["val_loss"], rel=1e-6), "the linear gate starts exactly"
+        assert after["val_loss"] == pytest.approx(before["val_loss"], rel=1e-6), "attention starts exactly"
         assert after["val_top1"] == before["val_top1"]
     assert [sorted(row["layers"]) for row in rows] == [[], [], ["4"], ["0", "4"]]
     plain = small_fit(tmp_path / "plain", small_parent())

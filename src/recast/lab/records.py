@@ -50,8 +50,8 @@ class Epoch:
     """Images that could not be read."""
     bad_val_images: int = 0
     layers: dict[str, dict[str, str | list[float | None]]] = field(default_factory=dict)
-    """Of every recast layer: gate, backend, how awake its heads are (`lab.analysis.wakefulness`), and of GPSA layers
-    the gates of every head and their spans 1/α."""
+    """Of every recast layer: gate, backend, how awake its heads are (`lab.analysis.wakefulness`), the gates of every
+    head, and of GPSA layers their spans 1/α."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of its line."""

@@ -25,9 +25,8 @@ class Trial(Network):
     data: ImagesConfig = ImagesConfig("folder")
 
 
-BASE: dict[str, Any] = {"data": {"name": "folder", "val_fraction": 0.2}, "recast": {"query_key": "images"}}
-"""Defaults of a trial: a tenth of the images is too few to tell arms apart, and from zero attention sleeps through a
-short training."""
+BASE: dict[str, Any] = {"data": {"name": "folder", "val_fraction": 0.2}}
+"""Defaults of a trial: a tenth of the images is too few to tell arms apart."""
 
 
 def try_(

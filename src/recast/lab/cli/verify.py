@@ -161,7 +161,7 @@ def _notes(plan: Plan, telling: str, is_same: bool) -> Iterator[str]:
             "layers were compared; use trained weights (--pretrained, --checkpoint) to compare outputs"
         )
     if gate == "sigmoid" and not is_same:
-        yield "the sigmoid gate does not start as the parent; the linear gate does"
+        yield "the sigmoid gate does not start as the parent; beside and linear do"
     if gate == "bias" and not is_same:
         yield "C-MHSA equals the convolution only in the limit; a larger --bias-init reduces the error"
     if start == "paper":

@@ -45,7 +45,7 @@ def tabulate_frontier(context: Context) -> Table:
     """
     named = [name for name, model in context.models.items() if gated_layers(model)]
     if not named:
-        raise NotMeasured("frontier requires a model with GPSA layers, whose heads it closes")
+        raise NotMeasured("frontier requires a model with recast layers that have gates, whose heads it closes")
     name = named[-1]
     count = min(CHOSEN_ON, context.options.num_images or CHOSEN_ON)
     images, labels = training_images(context.data, count, context.device)  # `close_to` uses the same

@@ -4,8 +4,9 @@ The positional attention of a GPSA layer follows from a few numbers per head, so
 
     A = c_S·S + c_G·G + c_C·C        S one-hot at the tap, G = softmax_δ(−α‖δ−Δ‖²), both over the padded grid
 
-Only the content map C, which depends on the image, is stored. Other layers store whole maps: one per query ("maps":
-C-MHSA and transformers, over the grid of patches), or maps without a query ("classes": attention pools, class tokens).
+Only the content map C, which depends on the image, is stored. Other layers store whole maps: one per query ("maps": C
+beside a convolution, C-MHSA, and transformers, over the grid of patches), or maps without a query ("classes": attention
+pools, class tokens).
 
 Shapes: H heads, or K maps without a query; I×J queries; Y×X keys, the pixels of the layer's input without padding.
 This module does not import torch.
