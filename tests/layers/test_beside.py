@@ -21,8 +21,8 @@ from recast.surgery.rules import convert, middle_tap
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 VIEWS = (
-    "aten.empty", "aten.new_empty", "aten.view", "aten.t", "aten.transpose.int", "aten.slice.Tensor", "aten.split.Tensor", "aten.expand",
-    "aten.unsqueeze", "aten._unsafe_view", "aten.detach", "aten.select.int", "aten.permute", "aten.alias",
+    "aten.empty", "aten.new_empty", "aten.view", "aten.t", "aten.transpose.int", "aten.slice.Tensor", "aten.expand",
+    "aten.split.Tensor", "aten.unsqueeze", "aten._unsafe_view", "aten.detach", "aten.select.int", "aten.permute",
 )  # fmt: skip
 
 
@@ -92,7 +92,11 @@ def test_every_form_is_the_reference(
             measured = outputs_and_gradients(layer, x, "split")
             for name, value in expected.items():
                 largest = max(float(value.abs().max()), 1e-3)
-                assert float((measured[name] - value).abs().max()) <= TOLERANCE[dtype] * 10 * largest, (text, name, form)
+                assert float((measured[name] - value).abs().max()) <= TOLERANCE[dtype] * 10 * largest, (
+                    text,
+                    name,
+                    form,
+                )
 
 
 def test_which_form_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,6 +302,28 @@ def test_few_operations() -> None:
             layer(x)
         added = [name for name in names if not name.startswith(VIEWS)]
         assert len(added) - 1 == 7 + (stride == 2), added  # a copy of the queries
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's exporter, of its own code
+@pytest.mark.parametrize("kind", ["padded", "strided", "unpadded", "transposed"])
+def test_compiled_exported_and_mapped(kind: str, error_of: Any) -> None:
+    """Other sizes and batches than the example's."""
+    conv = {
+        "padded": nn.Conv2d(4, 6, 3, padding=1), "strided": nn.Conv2d(4, 4, 3, 2, 1, groups=4),
+        "unpadded": nn.Conv2d(4, 6, 3), "transposed": nn.ConvTranspose2d(4, 6, 2, 2),
+    }[kind]  # fmt: skip
+    layer, x, other = opened(conv).eval(), torch.randn(2, 4, 8, 9), torch.randn(3, 4, 11, 12)
+    dynamic = ({0: torch.export.Dim.DYNAMIC, 2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC},)
+    with torch.no_grad():
+        program = torch.export.export(layer, (x,), dynamic_shapes=dynamic, strict=False).module()
+        assert error_of(program(other), layer(other)) < 1e-5
+        assert error_of(torch.jit.trace(layer, x)(other), layer(other)) < 1e-5
+        assert error_of(torch.func.vmap(lambda image: layer(image[None])[0])(x), layer(x)) < 1e-5
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=True)
+    assert error_of(compiled(x), layer(x)) < 1e-5
+    with pytest.raises(RecastError, match="fx"):
+        torch.fx.symbolic_trace(nn.Sequential(layer))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -47,6 +47,15 @@ def is_exported() -> bool:
     return torch.compiler.is_exporting() or torch.jit.is_tracing()
 
 
+def check_no_proxy(layer: nn.Module, x: Any) -> None:
+    """Raise `RecastError` while torch.fx traces symbolically."""
+    if isinstance(x, torch.fx.Proxy):
+        raise RecastError(
+            f"torch.fx.symbolic_trace does not support {type(layer).__name__}: use torch.export.export, or make it a "
+            "leaf (Tracer.is_leaf_module)"
+        )
+
+
 class KernelRead:
     """Descriptor of `weight`, with one warning per layer that computes more than the convolution of its weight.
 
@@ -236,11 +245,7 @@ class AttentionConv2d(nn.Module):
         self.value = None
 
     def _check_input(self, x: Tensor) -> None:
-        if isinstance(x, torch.fx.Proxy):
-            raise RecastError(
-                f"torch.fx.symbolic_trace does not support {type(self).__name__}: use torch.export.export, or make it "
-                "a leaf (Tracer.is_leaf_module)"
-            )
+        check_no_proxy(self, x)
         if torch.jit.is_tracing():
             return  # comparing sizes in a trace would warn
         if x.dim() != 4 or x.shape[1] != self.in_channels:

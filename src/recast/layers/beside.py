@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.layers.attention_conv import GROUPED_HEAD_DIM, KernelRead, in_transform, is_exported
+from recast.layers.attention_conv import GROUPED_HEAD_DIM, KernelRead, check_no_proxy, in_transform, is_exported
 from recast.layers.config import BesideGate
 from recast.layers.forms import Tuned
 from recast.layers.functional.beside import BesideWeights, added, choose_attend, content_map, query_pixels, reference
@@ -120,6 +120,7 @@ class AttentionBeside(Tuned, nn.Module):
         return self.tuned_form(device, size) or "split"
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        check_no_proxy(self, input)
         y = self.conv(input, *args, **kwargs)
         if not self.content_heads:
             return y

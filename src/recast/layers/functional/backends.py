@@ -349,13 +349,13 @@ def times(matrix: Tensor, tokens: Tensor) -> Tensor:
     """Multiply tokens (B, C, N) by a matrix (D, C); returns (B, D, N), in the layout of the tokens."""
     if tokens.stride(1) == 1 or reads_again(matrix, tokens.transpose(1, 2)):
         return finite_half(F.linear(tokens.transpose(1, 2), matrix)).transpose(1, 2)
-    return finite_half(torch.bmm(matrix.expand(len(tokens), -1, -1), tokens))
+    return finite_half(torch.bmm(matrix.expand(tokens.shape[0], -1, -1), tokens))
 
 
 def reads_again(matrix: Tensor, tokens: Tensor) -> bool:
     """Return True for a matrix (D, C) that is large beside the tokens (B, N, C) of an image (`READ_AGAIN`)."""
     batch, count, _ = tokens.shape  # symbols in an exported program
-    return type(count) is int and batch > 1 and READ_AGAIN * count <= len(matrix)
+    return type(count) is int and batch > 1 and READ_AGAIN * count <= matrix.shape[0]
 
 
 def in_format_of(x: Tensor, weight: Tensor, y: Tensor) -> Tensor:

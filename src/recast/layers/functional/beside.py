@@ -68,7 +68,7 @@ def query_pixels(x: Tensor, rows: int, columns: int) -> Tensor:
 def content_map(x: Tensor, queries: Tensor, w: BesideWeights) -> Tensor:
     """Return C of all queries (B, C, I, J) over the pixels of x, (B, 1, N, M)."""
     q, k = (F.linear(as_tokens(pixels), matrix) for pixels, matrix in ((queries, w.query), (x, w.key)))
-    return torch.softmax(finite_half(finite_half(q) @ finite_half(k).mT) * len(w.query) ** -0.5, -1)[:, None]
+    return torch.softmax(finite_half(finite_half(q) @ finite_half(k).mT) * w.query.shape[0] ** -0.5, -1)[:, None]
 
 
 def reference(x: Tensor, y: Tensor, queries: Tensor, w: BesideWeights) -> Tensor:
@@ -79,7 +79,7 @@ def reference(x: Tensor, y: Tensor, queries: Tensor, w: BesideWeights) -> Tensor
 
 def added(x: Tensor, y: Tensor, queries: Tensor, w: BesideWeights, attend: Attend) -> Tensor:
     """Compute `reference` with content by `attend`: with `written_out` by seven operations, most of them products."""
-    tokens, scale = x.flatten(2), len(w.query) ** -0.5
+    tokens, scale = x.flatten(2), w.query.shape[0] ** -0.5
     if queries is x:
         query, key = times(torch.cat([w.query, w.key]), tokens).chunk(2, 1)
     else:
@@ -91,7 +91,7 @@ def added(x: Tensor, y: Tensor, queries: Tensor, w: BesideWeights, attend: Atten
         return y + F.conv2d(pixels, kernel[:, :, None, None], groups=w.groups).to(y.dtype)
     if y.dtype != gathered.dtype or reads_again(kernel, gathered):  # autocast would round a y in single precision
         return y + times(kernel, gathered.transpose(1, 2)).unflatten(2, y.shape[2:]).to(y.dtype)
-    outputs, kernels = y.flatten(2), kernel.expand(len(y), -1, -1)
+    outputs, kernels = y.flatten(2), kernel.expand(y.shape[0], -1, -1)
     if is_channels_last(y):
         outputs = torch.baddbmm(outputs.transpose(1, 2), gathered, kernels.transpose(1, 2)).transpose(1, 2)
     else:
