@@ -11,8 +11,8 @@ from torch import nn
 from recast import RecastError, plan, recast_
 from recast.lab.config import OptimConfig
 from recast.lab.training.optim import WarmupDecay, learning_rates, make_optimizer, shrink_gates_
-from recast.layers.config import PAPERS_LAYER
 from recast.layers.cmhsa import gated_layers
+from recast.layers.config import PAPERS_LAYER
 from recast.layers.gpsa import gpsa_layers
 
 
