@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from recast.lab.config import DataConfig
 from recast.lab.data import Loader, load_data
 from recast.lab.scales import randomize_scales_
-from recast.layers.config import Backend
+from recast.layers.config import Backend, RecastConfig
 from recast.models.build import build
 from recast.models.config import ModelConfig
 from recast.surgery.apply import recast_, refresh_gates_
@@ -44,13 +44,16 @@ CIFAR = {
     "cifar100_resnet56_chenyaofo": ("cifar_resnet56", "cifar100"),
 }
 """Weights → (network, data set)."""
+HEADS = RecastConfig("linear", content_heads=1)
+"""A head for each tap: what `dense` computes by products of maps. Beside a convolution the closed gate adds zeros."""
 
 
 def compare(
-    parent: nn.Module, batches: Sequence[Tensor], where: str, forms: dict[Backend, int], *, skip_closed: bool = False
+    parent: nn.Module, batches: Sequence[Tensor], where: str, forms: dict[Backend, int], *, skip_closed: bool = False,
+    config: RecastConfig = HEADS,
 ) -> Iterator[tuple[int, str, Exactness, float]]:
     """Yield recast layers, form, exactness and the control's error for each form and number of batches."""
-    planned = plan(parent, batches[0][:1], where=where, max_tokens=4096)
+    planned = plan(parent, batches[0][:1], config, where=where, max_tokens=4096)
     child = recast_(copy.deepcopy(parent), planned)
     if skip_closed:
         refresh_gates_(child.eval())
@@ -66,7 +69,7 @@ def rows_of(
 ) -> Iterator[dict[str, Any]]:
     """Print and yield the rows of `compare`."""
     height, width = batches[0].shape[-2:]
-    selection = {"last_stage": "last stage", "all": "all stages"}[where]
+    selection = {"last_stage": "last stage", "all": "all stages", "last_of_blocks": "last of blocks"}[where]
     for layers, form, exactness, control in compare(parent, batches, where, *args, **options):
         row = {
             "network": name, "weights": weights, "size": f"{height}x{width}", "selection": selection,
@@ -87,6 +90,8 @@ def rows() -> Iterator[dict[str, Any]]:
             parent = randomize_scales_(build(ModelConfig(name))).eval()
             batches = [torch.randn(8, 3, height, width)]
             yield from rows_of(name, "random", parent, batches, "last_stage", {"split": 1, "dense": 1})
+            beside: dict[Backend, int] = {"split": 1, "sdpa": 1}
+            yield from rows_of(name, "random", parent, batches, "last_of_blocks", beside, config=RecastConfig())
     if (root := os.environ.get("RECAST_DATA")) is None:
         return
     for weights, (name, dataset) in CIFAR.items():

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from recast.lab.tables import write_rows
-from recast.layers.gpsa import gpsa_layers
+from recast.layers.beside import AttentionBeside
+from recast.layers.cmhsa import gated_layers
 from recast.surgery.chosen_forms import device_name
 from recast.tracing.cost import saved_sizes
 
@@ -94,9 +95,11 @@ def saved_mib(model: nn.Module, images: Tensor) -> float:
 @torch.no_grad()
 def open_gates(model: nn.Module, gaussian: int | None = None, content: int | None = None) -> nn.Module:
     """Open Gaussians and content maps of the first heads of every layer (None: of all), with keys that are not zero."""
-    for layer in gpsa_layers(model).values():
-        layer.key.normal_(std=0.02)
+    for layer in gated_layers(model).values():
         layer.gamma[:content] = 0.2
+        if isinstance(layer, AttentionBeside):
+            continue
+        layer.key.normal_(std=0.02)
         layer.spread[:gaussian] = 0.3
     return model
 

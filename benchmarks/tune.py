@@ -27,8 +27,10 @@ NETWORKS: dict[str, tuple[int, int, Any]] = {
     "cifar_resnet20": (32, 32, None), "resnet18": (128, 8, None), "resnet26t": (256, 4, None),
     "resnet50": (224, 2, ["layer[34].*.conv2"]),
 }  # fmt: skip
-"""Network → side of an image, images, layers (None: the last stage)."""
-HEADS: dict[str, dict[str, Any]] = {"one": {}, "all": PAPERS_LAYER}
+"""Network → side of an image, images, layers (None: the config's own)."""
+HEADS: dict[str, dict[str, Any]] = {
+    "beside": {}, "one": {"gate": "linear", "content_heads": 1}, "all": {"gate": "linear", **PAPERS_LAYER}
+}  # fmt: skip
 
 
 def measure(
@@ -54,7 +56,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.3, help="time per form")
     seconds = parser.parse_args().seconds
     rows: list[dict[str, Any]] = []
-    for name, heads in (*((name, "one") for name in NETWORKS), ("resnet50", "all")):
+    for name, heads in (*((name, "beside") for name in NETWORKS), ("resnet50", "one"), ("resnet50", "all")):
         rows += measure(name, heads, torch.device("cpu"), seconds)
         write(RESULTS / "tune.csv", rows)
 

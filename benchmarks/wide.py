@@ -1,8 +1,8 @@
-"""The default layer, one wide content head, beside its convolution: how near is its time to its bound?
+"""The default layer, attention beside a convolution, against the convolution: how near is its time to its bound?
 
     python benchmarks/wide.py                  # writes results/wide.csv (three minutes on 2 idle cores)
 
-Single layers, and ResNet-50 with its last stage recast. Columns: side, channels, batch, threads; pass (forward in eval,
+Single layers, and ResNet-50 recast by default. Columns: side, channels, batch, threads; pass (forward in eval,
 or forward + backward; for the network inference, or a step with SGD); median_ms; over_parent (time over the parent's,
 median of ratios within a round); macs_over_parent (its bound); share_of_bound = the second over the first; machine.
 Gates are open.
@@ -18,14 +18,12 @@ from typing import Any
 
 import timm
 import torch
-from layer import GEOMETRY
 from layer import call as layer_call
 from model import call as model_call
 from timing import RESULTS, by_turns, machine, macs, open_gates, ratio, update
 from torch import Tensor, nn
 
 import recast
-from recast.layers.gpsa import GPSA
 
 MAPS = {(8, 64): (1, 32, 256), (14, 256): (1, 32), (28, 128): (1, 32), (56, 64): (1, 8)}
 """Side and channels of a map → numbers of images."""
@@ -50,10 +48,10 @@ def measure(arms: dict[str, nn.Module], x: Tensor, kind: str, call: Callable[...
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    """Yield the rows of every map, and of ResNet-50 with its last stage recast and its stride kept."""
+    """Yield the rows of every map, and of ResNet-50, recast by default."""
     for (side, channels), batches in MAPS.items():
         conv = nn.Conv2d(channels, channels, 3, padding=1)
-        arms = {"parent": conv, "ours": open_gates(GPSA(channels, channels, GEOMETRY))}
+        arms = {"parent": conv, "ours": open_gates(recast.AttentionBeside(copy.deepcopy(conv)))}
         for batch in batches:
             x = torch.randn(batch, channels, side, side)
             for kind in ("forward", "forward+backward"):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from recast.layers.gpsa import gpsa_layers
+from recast.layers.cmhsa import gated_layers
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 rows = SimpleNamespace(**runpy.run_path(str(BENCHMARKS / "gpu" / "part.py")))
@@ -72,7 +72,7 @@ def test_the_peers_are_measured_beside_their_parent(tmp_path: Path, monkeypatch:
     peers.main()
     table = {(row["pass"], row["arm"]): row for row in read(tmp_path / "peers.csv")}
     assert set(table) == {(kind, arm) for kind in ("inference", "training step") for arm in arms}
-    gates = [layer.gates()["gamma"][4].item() for layer in gpsa_layers(models["recast"]).values()]
+    gates = [layer.gates()["gamma"].item() for layer in gated_layers(models["recast"]).values()]
     assert gates == pytest.approx([0.2, 0.2], rel=1e-3)
     for kind in ("inference", "training step"):
         gmacs = [float(table[kind, arm]["gmacs"]) for arm in arms]

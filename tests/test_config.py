@@ -16,11 +16,12 @@ from recast.lab.config import OptimConfig, Recipe, ScheduleConfig, TaskConfig
 from recast.lab.config.recipe import PaperConfig
 from recast.lab.fields import fields_of, merge
 from recast.lab.recipe import override
-from recast.layers.config import BiasGate, SigmoidGate
+from recast.layers.config import BesideGate, BiasGate, LinearGate, SigmoidGate
 from recast.layers.pool_config import AttentionPooling
 
 
 def test_a_union_makes_the_kind_that_is_named() -> None:
+    assert RecastConfig() == BesideGate()
     assert RecastConfig("sigmoid", lambda_init=2) == SigmoidGate(lambda_init=2.0)
     assert RecastConfig(gate="bias").bias_init == 20
     assert isinstance(PoolConfig("per_class"), AttentionPooling)
@@ -33,7 +34,7 @@ def test_a_union_makes_the_kind_that_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("value", "heads"),
-    [("middle", "middle"), (3, 3), ("3", 3), (["3"], 3), ("0, 4,8", (0, 4, 8)), ([8, 0], (0, 8)), (["4", "0"], (0, 4)),
+    [("all", "all"), (3, 3), ("3", 3), (["3"], 3), ("0, 4,8", (0, 4, 8)), ([8, 0], (0, 8)), (["4", "0"], (0, 4)),
      ("4,", (4,)), ((4,), (4,))],
 )  # fmt: skip
 def test_a_choice_of_heads(value: Any, heads: Any) -> None:
@@ -53,16 +54,17 @@ MISTAKES: list[tuple[Any, dict[str, Any], str]] = [
     (Recipe, {"lr": 1}, "unknown name lr; did you mean optim.lr?"),
     (OptimConfig, {"lrr": 1, "opts": "sgd"}, "unknown name lrr; did you mean lr, qk_lr? Unknown too: opts"),
     (Recipe, {"data": {"num_train": 0}}, "data.num_train must be >= 1 or > 0, got 0"),
-    (Recipe, {"recast": None}, "recast.gate must be one of linear, sigmoid, bias, got None"),
-    (Recipe, {"recast": {"gate": "sigmoids"}}, "recast.gate must be one of linear, sigmoid, bias, got 'sigmoids'"),
+    (Recipe, {"recast": None}, "recast.gate must be one of beside, linear, sigmoid, bias, got None"),
+    (Recipe, {"recast": {"gate": "sigmoids"}}, "recast.gate must be one of beside, linear, sigmoid, bias, got 'sigmoids'"),
     (Recipe, {"papers": {"deit": {"init_st": 1}}}, "unknown name papers.deit.init_st; did you mean papers.deit.init_s"),
-    (RecastConfig, {"gate": "sigmoids"}, "gate must be one of linear, sigmoid, bias, got 'sigmoids'"),
-    (RecastConfig, {"gate": "sigmoid", "gamma_init": 0.1}, "gamma_init requires gate linear, got sigmoid"),
+    (RecastConfig, {"gate": "sigmoids"}, "gate must be one of beside, linear, sigmoid, bias, got 'sigmoids'"),
+    (RecastConfig, {"gate": "sigmoid", "gamma_init": 0.1}, "gamma_init requires gate beside or linear, got sigmoid"),
     (RecastConfig, {"gate": "bias", "content": "linear"}, "content requires gate linear or sigmoid, got bias"),
-    (RecastConfig, {"lambda_init": 2}, "lambda_init requires gate sigmoid, got linear"),
-    (RecastConfig, {"lamda_init": 2}, "unknown name lamda_init; did you mean lambda_init, gamma_init, bias_init?"),
-    (RecastConfig, {"content_heads": 0}, "content_heads must be 'all' or 'middle' or >= 1 or a list, got 0"),
-    (RecastConfig, {"gaussian_heads": 0}, "gaussian_heads must be"),
+    (RecastConfig, {"lambda_init": 2}, "lambda_init requires gate sigmoid, got beside"),
+    (RecastConfig, {"lamda_init": 2}, "unknown name lamda_init; did you mean lambda_init, gamma_init?"),
+    (RecastConfig, {"content_heads": 1}, "content_heads requires gate linear or sigmoid, got beside"),
+    (LinearGate, {"content_heads": 0}, "content_heads must be 'all' or >= 1 or a list, got 0"),
+    (LinearGate, {"gaussian_heads": 0}, "gaussian_heads must be"),
     (RecastConfig, {"head_dim": 2.5}, "head_dim must be a whole number, got 2.5"),
     (PoolConfig, {"kind": "max"}, "kind must be one of none, single, per_class, got 'max'"),
     (PoolConfig, {"start": "paper"}, "start requires kind single or per_class, got none"),
@@ -93,7 +95,7 @@ def overridden(words: str) -> Recipe:
 
 CLASHES = """
 augment.scale=0.5,0.2 | --scale must be (smallest, largest)
-optim.gate_l1=1 recast.gate=sigmoid | --gate-l1 requires --gate linear, got sigmoid
+optim.gate_l1=1 recast.gate=sigmoid | --gate-l1 requires --gate beside or linear, got sigmoid
 regularization.freeze=trunk | --freeze trunk requires --where none
 regularization.freeze=all_but_batch_norm | --freeze all_but_batch_norm requires --where none
 schedule.conv_epochs=1 | --conv-epochs requires --schedule at_once, got before
@@ -117,8 +119,8 @@ task.teacher.kind=parent task.teacher.targets.kind=hard task.teacher.targets.tem
 """
 FINE = """
 schedule.recalibrate_bn=10 | optim.gate_l1=1 | regularization.freeze=trunk where=none | data.name=scenes
-data.name=scenes task.resize=1,1 | schedule.kind=never recast.stride=remove
-pool.kind=per_class | data.mean=data | recast.content_heads=0,4
+data.name=scenes task.resize=1,1 | schedule.kind=never recast.gate=linear recast.stride=remove
+pool.kind=per_class | data.mean=data | recast.gate=linear recast.content_heads=0,4
 recast.gate=bias recast.bias_init=10 schedule.kind=progressive | task.loss.kind=bce task.loss.bce_threshold=0
 task.kind=embed pool.kind=single task.projector.kind=dino task.auto_augment=3a | data.num_train=0.1 | data.num_train=10
 task.teacher.kind=model task.teacher.teacher_model=resnet18 task.teacher.targets.kind=hard
@@ -158,7 +160,7 @@ def test_fields_are_few_and_those_of_a_paper_are_its_own() -> None:
     assert Counter(path[1] for path in fields if path[0] == "papers") == {"grafit": 3, "deit": 3}
     assert sum(path[:2] == ("task", "projector") for path in fields) == 12
     assert fields["recast", "lambda_init"].kinds == ("sigmoid",)
-    assert fields["recast", "gate"].choices == ("linear", "sigmoid", "bias")
+    assert fields["recast", "gate"].choices == ("beside", "linear", "sigmoid", "bias")
     assert all(field.info.description for field in fields.values())
 
 

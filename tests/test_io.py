@@ -22,7 +22,7 @@ X = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 def recast_model(**config: Any) -> nn.Module:
     model = build(CONFIG)
-    return recast_(model, plan(model, X, RecastConfig("linear", **config, **PAPERS_LAYER)))
+    return recast_(model, plan(model, X, RecastConfig(**{"gate": "linear"} | PAPERS_LAYER | config)))
 
 
 def output(model: nn.Module) -> torch.Tensor:

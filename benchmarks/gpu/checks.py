@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 import recast.papers.networks  # noqa: F401  registers them
 from recast.lab.scales import randomize_scales_
+from recast.layers.beside import AttentionBeside
 from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.functional.relative_bias import biased_reference
-from recast.layers.gpsa import GPSA
 from recast.models.build import build
 from recast.models.config import ModelConfig
 from recast.surgery.compare import relative_error
@@ -67,10 +67,13 @@ MODES = {
 GRADIENTS = 5
 """Factor on the limit for gradients: those of α, Δ and the gates are sums over all pixels that mostly cancel."""
 BACKENDS = ("split", "merged", "dense", "sdpa", "auto")
+OF_LAYER = {"C-MHSA": ("biased",), **dict.fromkeys(("beside", "beside, strided"), ("split", "sdpa", "auto"))}
 NINE = RecastConfig("linear", **PAPERS_LAYER)
 LAYERS: dict[str, tuple[Callable[[], nn.Module], RecastConfig]] = {
     "3x3": (lambda: nn.Conv2d(32, 48, 3, padding=1), NINE),
-    "one head": (lambda: nn.Conv2d(32, 48, 3, padding=1), RecastConfig()),
+    "one head": (lambda: nn.Conv2d(32, 48, 3, padding=1), RecastConfig("linear", content_heads=1)),
+    "beside": (lambda: nn.Conv2d(32, 48, 3, padding=1), RecastConfig()),
+    "beside, strided": (lambda: nn.Conv2d(32, 48, 3, stride=2, groups=4), RecastConfig()),
     "depthwise": (lambda: nn.Conv2d(32, 32, 3, padding=1, groups=32), NINE),
     "strided": (lambda: nn.Conv2d(32, 48, 3, stride=2, padding=1), NINE),
     "dilated": (lambda: nn.Conv2d(32, 32, 3, padding=2, dilation=2), NINE),
@@ -88,10 +91,10 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], RecastConfig]] = {
     ),
     "C-MHSA": (lambda: nn.Conv2d(32, 48, 3, padding=1), RecastConfig(gate="bias", bias_init=4.0)),
 }
-COMPILED = ("3x3", "depthwise", "linear content", "C-MHSA")
+COMPILED = ("3x3", "beside", "depthwise", "linear content", "C-MHSA")
 NETWORKS = {"cifar_resnet20": (64, 32), "resnet18": (8, 224), "patchconvnet_s20": (4, 224)}
 """Network → images of a batch, their side."""
-TOY_LAYERS, TOY_MODES = ("3x3", "C-MHSA"), ("fp32", "bf16")
+TOY_LAYERS, TOY_MODES = ("3x3", "beside", "C-MHSA"), ("fp32", "bf16")
 
 
 def tensor_error(a: Tensor, b: Tensor) -> float:
@@ -113,6 +116,9 @@ def open_layer(name: str) -> RecastLayer:
         layer.set_size_(*SIZE[2:])
         for parameter in layer.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape))
+    elif isinstance(layer, AttentionBeside):
+        for parameter in (layer.query, layer.key, layer.gamma):
+            parameter.normal_()
     else:
         _open_gates(layer)
     for projection in (layer.query, layer.key):
@@ -169,7 +175,7 @@ def errors(measured: dict[str, Tensor], truth: dict[str, Tensor], arm: str, limi
 def check_layer(name: str, mode: Mode, backend: str, device: torch.device) -> list[Row]:
     """Compare a layer with open gates with the definition."""
     layer, x = prepared(open_layer(name), mode, device)
-    if isinstance(layer, GPSA):
+    if not isinstance(layer, CMHSA):
         layer.backend = backend  # type: ignore[assignment]
     if mode.compiled:
         torch._dynamo.reset()
@@ -232,7 +238,7 @@ def units(device: torch.device, toy: bool) -> Iterator[Unit]:
         for kind in TOY_MODES if toy else MODES:
             if kind == "compiled":
                 continue
-            for backend in ("biased",) if name == "C-MHSA" else BACKENDS[: 2 if toy else None]:
+            for backend in OF_LAYER.get(name, BACKENDS[: 2 if toy else None]):
                 yield f"layer/{name}/{kind}/{backend}", partial(check_layer, name, MODES[kind], backend, device)
             if name not in ("C-MHSA", "sigmoid") and kind != "fp16":  # these start near the convolution
                 yield f"closed/{name}/{kind}", partial(check_closed, name, MODES[kind], device)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from recast.errors import RecastError
+from recast.layers.config import RecastConfig
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.surgery.apply import recast_, refresh_gates_
 from recast.surgery.compare import relative_error
@@ -29,6 +30,8 @@ from recast.tracing.hooks import captured_inputs, full_precision
 from zoo.architectures import Instance, instantiate, skeleton, spatial_convolutions
 from zoo.rows import ZooRow
 
+HEADS = RecastConfig("linear", content_heads=1)
+"""A head for each tap, by the rule of the convolution's class. Attention beside a convolution needs no rule."""
 TOLERANCE = 1e-4
 """Relative error of the outputs in fp32; a network above it must stay within FP64_TOLERANCE in fp64."""
 FP64_TOLERANCE = 1e-9
@@ -86,12 +89,12 @@ def _last_stage_then_everything(instance: Instance, row: ZooRow) -> None:
     torch.manual_seed(1)  # of the queries
     model, single = instance.model, tuple(images[:1] for images in instance.inputs)
     try:
-        last = plan(model, single, max_tokens=LAST_STAGE)
+        last = plan(model, single, HEADS, max_tokens=LAST_STAGE)
     except RecastError:  # a patch embedding with overlap may be the only one
-        last = plan(model, single, max_tokens=None)
+        last = plan(model, single, HEADS, max_tokens=None)
     everything = None
     try:
-        everything = plan(model, single, where="all", max_tokens=EVERYTHING)
+        everything = plan(model, single, HEADS, where="all", max_tokens=EVERYTHING)
         row.all_left = _reasons(everything, model)
     except RecastError as error:  # nothing is small enough
         row.all_left = str(error).split(";")[0]

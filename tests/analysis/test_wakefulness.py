@@ -18,7 +18,7 @@ def network(groups: int = 1, **config: float | str) -> nn.Module:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 12, 1), nn.ReLU(), nn.Conv2d(12, 8, 3, padding=1, groups=groups)).eval()
     return recast.recast_(
-        model, recast.plan(model, IMAGES[:1], RecastConfig("linear", **PAPERS_LAYER | config), where="all")
+        model, recast.plan(model, IMAGES[:1], RecastConfig(**{"gate": "linear"} | PAPERS_LAYER | config), where="all")
     )
 
 

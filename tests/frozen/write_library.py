@@ -87,6 +87,7 @@ SMALL = ["--img-size", "64"]
 LATE = ["layer2.1.*", "layer3.*.conv*", "layer4.*.conv*"]
 PLANS: dict[str, list[str]] = {
     "resnet18": ["resnet18", *SMALL],
+    "resnet18 beside": ["resnet18", *SMALL, "--gate", "beside"],
     "resnet18 all": ["resnet18", "--img-size", "64x48", "--where", *LATE],
     "resnet18 sigmoid remove": ["resnet18", *SMALL, "--gate", "sigmoid", "--stride", "remove"],
     "convnext pool": ["convnext_atto", *SMALL, "--where", "none", "--pool", "per_class"],
@@ -96,11 +97,12 @@ PLANS: dict[str, list[str]] = {
     "cifar_resnet20 linear content": ["cifar_resnet20", "--content", "linear", "--where", "stage:1"],
     "cmhsa_vit pixel": ["cmhsa_vit_5_tiny", "--gate", "bias", "--where", "all"],
 }  # fmt: skip
+CHOICES = ["--content-heads", "all", "--gaussian-heads", "all", "--project-values"]
 
 
 def papers_layer(options: list[str]) -> list[str]:
     """The options for content, a Gaussian and W_val in every head, which gates other than linear always have."""
-    return [] if "--gate" in options else ["--content-heads", "all", "--gaussian-heads", "all", "--project-values"]
+    return [] if "--gate" in options else ["--gate", "linear", *CHOICES]
 
 
 def packed(planned: Any) -> Any:
@@ -115,7 +117,8 @@ def packed(planned: Any) -> Any:
         before = step
     skipped = [layer["name"] for layer in planned["left"]]
     gate = planned["config"]["gate"]
-    config = difference(plain(RecastConfig(gate, **PAPERS_LAYER).model_dump()), planned["config"])
+    base = RecastConfig(gate, **{} if gate == "beside" else PAPERS_LAYER)
+    config = difference(plain(base.model_dump()), planned["config"])
     config |= {} if gate == "linear" else {"gate": gate}
     return planned | {"config": config, "steps": steps, "left": [len(skipped), digest(skipped)]}
 
@@ -127,6 +130,7 @@ def plan_of(name: str) -> Any:
 FEW = ["--num-images", "2"]
 VERIFIED: dict[str, list[str]] = {
     "digits_resnet": ["digits_resnet", "--img-size", "16"],
+    "digits_resnet beside": ["digits_resnet", "--img-size", "16", "--gate", "beside"],
     "digits_resnet remove": ["digits_resnet", "--img-size", "16", "--stride", "remove"],
     "digits_resnet sigmoid": ["digits_resnet", "--img-size", "16", "--gate", "sigmoid"],
     "digits_resnet bias": ["digits_resnet", "--img-size", "16", "--gate", "bias"],
@@ -182,7 +186,7 @@ def tiny_network() -> nn.Module:
 @torch.no_grad()
 def _gpsa(channels: tuple[int, int], geometry: Geometry, groups: int, fold: bool = False, **config: Any) -> nn.Module:
     """A layer; with `fold`, two heads opened and the rest removed."""
-    layer: Any = GPSA(*channels, geometry, groups=groups, config=RecastConfig("linear", **PAPERS_LAYER | config))
+    layer: Any = GPSA(*channels, geometry, groups=groups, config=RecastConfig(**{"gate": "linear"} | PAPERS_LAYER | config))
     if not fold:
         return layer
     if layer.config.gate == "linear":
@@ -196,6 +200,10 @@ def _cmhsa(channels: tuple[int, int], geometry: Geometry, groups: int) -> nn.Mod
     layer = CMHSA(*channels, geometry, groups=groups, config=RecastConfig(gate="bias", bias_init=5.0))
     layer.set_size_(7, 6)
     return layer
+
+
+def _beside(channels: tuple[int, int], geometry: Geometry, groups: int) -> nn.Module:
+    return recast.AttentionBeside(nn.Conv2d(*channels, geometry.kernel, geometry.stride, 1, groups=groups))
 
 
 def _pooled(**config: Any) -> nn.Module:
@@ -234,6 +242,7 @@ def layer_cases() -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
         add(f"gpsa {backend}", "plain", backend=backend)
     for shape in ("plain", "strided", "grouped"):
         add(f"cmhsa {shape}", shape, _cmhsa)
+        add(f"beside {shape}", shape, _beside)
     pools: dict[str, dict[str, Any]] = {
         "single average": {"kind": "single"},
         "per class average": {"kind": "per_class", "num_heads": 2},
@@ -276,6 +285,7 @@ def _saved_models() -> dict[str, nn.Module]:
     x, papers = images(2, 3, 16, 16), RecastConfig("linear", **PAPERS_LAYER)
     settings: dict[str, tuple[RecastConfig, PoolConfig | None]] = {
         "recast_model": (papers, None),
+        "recast_beside_model": (RecastConfig(), None),
         "recast_sigmoid_model": (RecastConfig(gate="sigmoid", stride="remove"), None),
         "recast_bias_model": (RecastConfig(gate="bias", bias_init=10.0), None),
         "pooled_model": (papers, PoolConfig("single")),

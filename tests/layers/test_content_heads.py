@@ -26,11 +26,13 @@ KERNELS = {
     "transposed": Geometry((3, 3), padding=(1, 1, 1, 1), upsample=(2, 2), is_transposed=True),
 }
 
+NINE = tuple(range(9))
+
 
 @pytest.mark.parametrize(
     ("choice", "heads"),
     [
-        ("all", tuple(range(9))), ("middle", (4,)), ("none", ()), ("1", (4,)), ("2", (0, 4)),
+        ("all", tuple(range(9))), ("none", ()), ("1", (4,)), ("2", (0, 4)),
         ("3", (0, 4, 8)), ("5", (0, 2, 4, 6, 8)), ("9", tuple(range(9))),
         ("40", tuple(range(9))), ((0, 8), (0, 8)), ((7,), (7,)),
     ],
@@ -47,17 +49,17 @@ def test_which_heads_a_choice_names(choice: Any, heads: tuple[int, ...]) -> None
 )  # fmt: skip
 def test_choices_that_are_refused(config: dict[str, Any]) -> None:
     with pytest.raises(RecastError, match="heads"):
-        RecastConfig(**config)
+        RecastConfig(**{"gate": "linear"} | config)
 
 
 @pytest.mark.parametrize(
     ("config", "heads", "values", "width"),
-    [({}, ((), (4,)), False, 32), ({"gate": "sigmoid"}, (tuple(range(9)),) * 2, True, 7),
-     ({"content_heads": 2}, ((), (0, 4)), False, 16), ({"gaussian_heads": 1}, ((4,), (4,)), False, 32),
-     ({"project_values": True}, ((), (4,)), True, 32)],
+    [({}, ((), NINE), False, 7), ({"gate": "sigmoid"}, (NINE, NINE), True, 7),
+     ({"content_heads": 2}, ((), (0, 4)), False, 7), ({"gaussian_heads": 1}, ((4,), NINE), False, 7),
+     ({"project_values": True}, ((), NINE), True, 7)],
 )  # fmt: skip
-def test_one_wide_head_unless_more_is_asked_for(config: Any, heads: Any, values: bool, width: int) -> None:
-    layer = GPSA(64, 64, KERNELS["3×3"], config=RecastConfig(**config))
+def test_every_head_has_content_unless_fewer_are_asked_for(config: Any, heads: Any, values: bool, width: int) -> None:
+    layer = GPSA(64, 64, KERNELS["3×3"], config=RecastConfig(**{"gate": "linear"} | config))
     assert (layer.gaussian_heads, layer.content_heads) == heads
     assert (layer.value is not None, layer.head_dim) == (values, width)
 
@@ -77,15 +79,15 @@ def test_a_position_that_the_kernel_does_not_have_is_refused() -> None:
 
 def made(name: str, dtype: torch.dtype, open_gates: Callable[..., GPSA], **config: Any) -> GPSA:
     torch.manual_seed(0)
-    return open_gates(GPSA(6, 4, KERNELS[name], config=RecastConfig(**config), dtype=dtype))
+    return open_gates(GPSA(6, 4, KERNELS[name], config=RecastConfig(**{"gate": "linear"} | config), dtype=dtype))
 
 
 CONFIGS = [
-    {"content_heads": "middle", "gaussian_heads": "none"},
-    {"content_heads": "middle", "gaussian_heads": "none", "project_values": False},
+    {"content_heads": 1, "gaussian_heads": "none"},
+    {"content_heads": 1, "gaussian_heads": "none", "project_values": False},
     {"content_heads": [0], "gaussian_heads": "none"},
     {"content_heads": 3, "gaussian_heads": 2},
-    {"content_heads": 2, "content": "linear", "gaussian_heads": "none"},
+    {"content_heads": 2, "content": "linear", "gaussian_heads": "none", "head_dim": 3},
     {"content_heads": 2, "gate": "sigmoid"},
 ]
 
@@ -123,7 +125,7 @@ def test_every_form_is_the_reference_forward_and_backward(
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_it_is_the_full_layer_pruned(config: dict[str, Any], open_gates: Callable[..., GPSA]) -> None:
     layer = made("3×3", torch.float64, open_gates, **PAPERS_LAYER | config)
-    full = {name: value for name, value in config.items() if name not in ("content_heads", "gaussian_heads")}
+    full = {name: value for name, value in config.items() if name not in ("content_heads", "gaussian_heads", "head_dim")}
     pruned = made("3×3", torch.float64, open_gates, **PAPERS_LAYER | full, head_dim=layer.head_dim)
     pruned.prune_(layer.gaussian_heads, layer.content_heads)
     assert {n: p.shape for n, p in pruned.named_parameters()} == {n: p.shape for n, p in layer.named_parameters()}
@@ -137,9 +139,9 @@ def test_a_network_keeps_its_form(config: dict[str, Any], tmp_path: Path, error_
     """Exact at the start; trained, saved, loaded and folded as it is; what is planned is what it costs."""
     parent = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, 1, 1), nn.ReLU()).eval()
     x, path = torch.randn(4, 3, 16, 16), tmp_path / "child.safetensors"
-    child = recast_copy(parent, x, RecastConfig("linear", **PAPERS_LAYER | config), where="2")
+    child = recast_copy(parent, x, RecastConfig(**{"gate": "linear"} | PAPERS_LAYER | config), where="2")
     full = {name: value for name, value in config.items() if name in ("gate", "content")}
-    full_plan = recast.plan(parent, x, RecastConfig("linear", **PAPERS_LAYER | full), where="2")
+    full_plan = recast.plan(parent, x, RecastConfig(**{"gate": "linear"} | PAPERS_LAYER | full), where="2")
     assert child.recast_plan.after.macs < full_plan.after.macs
     assert child.recast_plan.after.parameters == sum(p.numel() for p in child.parameters())
     if config.get("gate") != "sigmoid":

@@ -41,7 +41,7 @@ def train(model: nn.Module, *shape: int, dtype: torch.dtype = torch.float32) -> 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_every_form_of_a_layer(config: str, backend: str, dtype: torch.dtype) -> None:
     for convolution in CONVOLUTIONS.values():
-        layer = convert(convolution, recast.RecastConfig("linear", **CONFIGS[config], backend=backend))
+        layer = convert(convolution, recast.RecastConfig(**{"gate": "linear", "backend": backend} | CONFIGS[config]))
         train(layer, 2, 8, 9, 7, dtype=dtype)
 
 

@@ -34,7 +34,7 @@ def biased(geometry: Geometry, groups: int = 1) -> CMHSA:
 
 
 def gpsa(geometry: Geometry, groups: int = 1, **config: Any) -> GPSA:
-    return GPSA(4, 4, geometry, groups=groups, config=RecastConfig("linear", **PAPERS_LAYER | config))
+    return GPSA(4, 4, geometry, groups=groups, config=RecastConfig(**{"gate": "linear"} | PAPERS_LAYER | config))
 
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {

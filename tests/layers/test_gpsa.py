@@ -18,7 +18,7 @@ from recast import CMHSA, GPSA, Geometry, RecastConfig, RecastError
 from recast.layers import functional
 from recast.layers.config import PAPERS_LAYER
 from recast.layers.functional import backends
-from recast.layers.gpsa import Forms
+from recast.layers.forms import Forms
 from recast.surgery.rules import convert
 
 BACKENDS = ("split", "merged", "sdpa", "dense", "reference")
@@ -337,7 +337,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def recast_pair(config: dict[str, Any], gamma: float = 0.0) -> tuple[nn.Module, nn.Module, Tensor]:
     """A network of one convolution, the recast one with its heads open by γ, and images."""
     x, parent = torch.randn(2, 8, 9, 9), nn.Sequential(nn.Conv2d(8, 8, 3, padding=1)).eval()
-    child = recast_copy(parent, x, RecastConfig("linear", **PAPERS_LAYER | config))
+    child = recast_copy(parent, x, RecastConfig(**{"gate": "linear"} | PAPERS_LAYER | config))
     recast.wake_(child, x)
     if gamma and isinstance(child[0], GPSA) and child[0].config.gate == "linear":
         nn.init.constant_(child[0].gamma, gamma)
@@ -392,8 +392,9 @@ def test_half_precision_never_makes_nan(kind: str, gamma: float, backend: Any) -
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_network_of_half_precision_takes_similar_queries(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("gate", ["beside", "linear"])
+def test_a_network_of_half_precision_takes_similar_queries(dtype: torch.dtype, gate: Any) -> None:
     parent, images = nn.Sequential(nn.Conv2d(4, 4, 3)).to(dtype), torch.randn(1, 4, 6, 6, dtype=dtype)
-    model = recast_copy(parent, images, RecastConfig(query_key="similar"))
+    model = recast_copy(parent, images, RecastConfig(gate, query_key="similar"))
     rows = model[0].query.detach().float() / RecastConfig().logit_std ** 0.5
     torch.testing.assert_close(rows @ rows.mT, torch.eye(len(rows)), atol=0.02, rtol=0)

@@ -80,7 +80,7 @@ def test_what_the_rule_keeps_and_refuses() -> None:
     assert not layer.training
     assert layer_of(pixel_conv(3, 2), "bias", (3, 3)).weight.requires_grad
     assert is_convolution(conv)
-    assert refusal(conv) is None
+    assert refusal(conv, RecastConfig(gate="bias")) is None
     assert find_rule(conv)[0] is PixelConv2d
     assert "5×5 pixels of patches of 4×4 (3×3 tokens)" in repr(PixelConv2d(16, 16, 5, 4))
     assert (conv.kernel_size, conv.in_channels, conv.out_channels, conv.groups) == ((3, 3), 12, 8, 1)

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from layer_helpers import PAD_1, recast_copy, unchanged
+from layer_helpers import PAD_1, PAPERS, recast_copy, unchanged
 from torch import nn
 
 from recast import Geometry, RecastError, fold_, param_groups, plan, recast_, record, refresh_gates_, verify, wake_
 from recast.lab.networks import CifarResNet
 from recast.layers.attention_pool import attention_pools
+from recast.layers.cmhsa import recast_layers
 from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.layers.gpsa import GPSA, gpsa_layers
 from recast.layers.pool_config import PoolConfig
@@ -33,42 +34,47 @@ def spoiled(spoil: Callable[[Any], Any]) -> CifarResNet:
     return model
 
 
+@pytest.mark.parametrize(
+    ("config", "names"), [(None, ["layer3.0.conv2"]), (PAPERS, ["layer3.0.conv1", "layer3.0.conv2"])]
+)
 @pytest.mark.parametrize("training", [True, False])
-def test_the_swap(training: bool) -> None:
+def test_the_swap(training: bool, config: RecastConfig | None, names: list[str]) -> None:
     parent = small().train(training)
-    planned, child = plan(parent, X), copy.deepcopy(parent)
+    planned, child = plan(parent, X, config), copy.deepcopy(parent)
     assert recast_(child, planned) is child
-    assert list(gpsa_layers(child)) == [step.name for step in planned.steps] == ["layer3.0.conv1", "layer3.0.conv2"]
+    assert list(recast_layers(child)) == [step.name for step in planned.steps] == names
     assert child.recast_plan == planned == applied_plan(child)
     assert all(module.training == training for module in child.modules())
     x = torch.randn(X.shape)
     if training:  # the form that is cheapest to train agrees to rounding; `split` gives the parent's bits
         torch.testing.assert_close(copy.deepcopy(child)(x), copy.deepcopy(parent)(x), rtol=1e-5, atol=1e-5)
-        for layer in gpsa_layers(child).values():
+        for layer in recast_layers(child).values():
             layer.backend = "split"
     assert torch.equal(child(x), parent(x))
     kept = {n: v for n, v in parent.state_dict().items() if not n.startswith("layer3.0.conv")}
     assert all(torch.equal(child.state_dict()[name], value) for name, value in kept.items())
-    assert torch.equal(child.layer3[0].conv1.weight, parent.layer3[0].conv1.weight)  # checkpoints of the parent load
+    assert torch.equal(child.layer3[0].conv2.weight, parent.layer3[0].conv2.weight)
+    child.load_state_dict(parent.state_dict(), strict=False)  # checkpoints of the parent load
 
 
-def test_steps_now_and_the_rest_later() -> None:
+@pytest.mark.parametrize("config", [None, PAPERS])
+def test_steps_now_and_the_rest_later(config: RecastConfig | None) -> None:
     parent = small().eval()
     child = copy.deepcopy(parent)
-    planned = plan(child, X, where="all")
+    planned = plan(child, X, config, where="all")
     names = [step.name for step in planned.steps]
     recast_(child, planned, steps=names[2:4])
-    assert list(gpsa_layers(child)) == names[2:4]
+    assert list(recast_layers(child)) == names[2:4]
     assert [step.name for step in applied_plan(child).steps] == names[2:4]
     with pytest.raises(RecastError, match=f"{names[3]} is already recast: a plan is applied once"):
         recast_(child, planned, steps=names[3:])
     with pytest.raises(RecastError, match="the plan has no step 'fc'"):
         recast_(child, planned, steps=["fc"])
     assert recast_(child, planned, steps=[]) is child
-    assert list(gpsa_layers(child)) == names[2:4]
+    assert list(recast_layers(child)) == names[2:4]
     recast_(child, planned, steps=names[:2])
-    recast_(child, plan(parent, X, where=names[4:]))
-    assert list(gpsa_layers(child)) == names
+    recast_(child, plan(parent, X, config, where=names[4:]))
+    assert list(recast_layers(child)) == names
     x = torch.randn(X.shape)
     assert torch.equal(child(x), parent(x))
     assert torch.equal(replayed(parent, child)(x), parent(x))
@@ -159,7 +165,7 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module], Callable[[Any], Any]]] = 
     "plan": ("holds no image", small, lambda m: plan(m, X[:0])),
     "buffer": ("has a 'mask' of its own",
         lambda: spoiled(lambda block: block.conv2.register_buffer("mask", torch.ones(1))),
-        lambda m: plan(m, X, where=["layer3.0.conv2"])),
+        lambda m: plan(m, X, PAPERS, where=["layer3.0.conv2"])),
 }  # fmt: skip
 
 
@@ -227,7 +233,7 @@ def replayed(parent: nn.Module, child: nn.Module) -> nn.Module:
 def test_steps_alone_leave_the_pool_for_later() -> None:
     parent = sized()
     child, pool = copy.deepcopy(parent), PoolConfig("single")
-    planned = plan(parent, X.double(), pool=pool)
+    planned = plan(parent, X.double(), PAPERS, pool=pool)
     first, second = ([step.name] for step in planned.steps)
     done = applied_plan(recast_(child, planned, steps=first))
     assert (done.pool, done.pool_cost, attention_pools(child)) == (None, None, {})
@@ -235,12 +241,12 @@ def test_steps_alone_leave_the_pool_for_later() -> None:
     done = applied_plan(recast_(child, planned, steps=second))
     assert (done.pool, done.pool_cost, done.after) == (pool, planned.pool_cost, planned.after)
     assert planned.without_steps().after == planned.before + planned.pool_cost
-    assert planned.without_pool().after == plan(parent, X.double()).after
-    last = recast_(copy.deepcopy(parent), plan(parent, X.double()))
+    assert planned.without_pool().after == plan(parent, X.double(), PAPERS).after
+    last = recast_(copy.deepcopy(parent), plan(parent, X.double(), PAPERS))
     recast_(last, plan(parent, X.double(), where="none", pool=pool))
     done = applied_plan(last)
     assert (done.pool, len(done.steps)) == (pool, 2)
-    recast_(last, plan(parent, X.double()).without_steps())  # nothing
+    recast_(last, plan(parent, X.double(), PAPERS).without_steps())  # nothing
     assert applied_plan(last) == done
     x = torch.randn(4, 3, 16, 16).double()
     torch.testing.assert_close(replayed(parent, last)(x), last(x), rtol=1e-12, atol=1e-12)

@@ -6,11 +6,12 @@ Boxes after NMS are compared only where they are bitwise: one more ulp in a scor
 import copy
 from typing import Any
 
+import pytest
 import torch
-from layer_helpers import InCode
+from layer_helpers import PAPERS, InCode
 from torchvision.models.detection import MaskRCNN, maskrcnn_resnet50_fpn
 
-from recast import plan, recast_, trace, verify
+from recast import RecastConfig, plan, recast_, trace, verify
 from recast.lab.scales import randomize_scales_
 from recast.surgery.controls import changed_layer
 from recast.surgery.exactness import TOLERANCE
@@ -25,13 +26,14 @@ def mask_rcnn(height: int, width: int, **options: Any) -> MaskRCNN:
     return randomize_scales_(model).eval()
 
 
-def test_a_head_shared_by_all_levels_of_a_pyramid() -> None:
+@pytest.mark.parametrize(("config", "keys"), [(None, 24 * 40), (PAPERS, 26 * 42)])
+def test_a_head_shared_by_all_levels_of_a_pyramid(config: RecastConfig | None, keys: int) -> None:
     model, image = mask_rcnn(96, 160), torch.randn(1, 3, 96, 160)
     pyramid, head = model.backbone, model.rpn.head
     parent = InCode(lambda m, x: m.head(list(m.backbone(x).values())), backbone=pyramid, head=head).eval()
-    planned = plan(parent, image, where=["head.conv.*"], max_tokens=1200)
+    planned = plan(parent, image, config, where=["head.conv.*"], max_tokens=1200)
     (step,) = planned.steps
-    assert (step.calls, step.output, step.keys) == (5, (256, 24, 40), 26 * 42)
+    assert (step.calls, step.output, step.keys) == (5, (256, 24, 40), keys)
     # 24×40, 12×20, 6×10, 3×5 and, pooled, 2×3
     assert step.before.macs == 256 * 256 * 9 * (960 + 240 + 60 + 15 + 6)
     child = recast_(copy.deepcopy(parent), planned)

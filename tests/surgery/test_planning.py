@@ -43,17 +43,19 @@ def test_plan_reads_only(parametrised: str | None, stride: Any) -> None:
     random = torch.get_rng_state()
     with unchanged(model):
         plan(model, X, RecastConfig("linear", stride=stride, **PAPERS_LAYER))
+        plan(model, X)
     assert torch.equal(torch.get_rng_state(), random)
 
 
-@pytest.mark.parametrize("gate", ["linear", "sigmoid"])
-@pytest.mark.parametrize("stride", ["keep", "remove"])
+CONFIGS = [RecastConfig(gate, stride=stride) for gate in ("linear", "sigmoid") for stride in ("keep", "remove")]
+
+
+@pytest.mark.parametrize("config", [RecastConfig(), *(config.replace(**PAPERS_LAYER) for config in CONFIGS)])
 @pytest.mark.parametrize("parametrised", [False, True])
-def test_totals_are_those_of_the_real_models(gate: Any, stride: Any, parametrised: bool) -> None:
+def test_totals_are_those_of_the_real_models(config: RecastConfig, parametrised: bool) -> None:
     parent = small()
     if parametrised:
-        parametrizations.weight_norm(parent.layer3[0].conv1)
-    config = RecastConfig(gate=gate, stride=stride, **PAPERS_LAYER)
+        parametrizations.weight_norm(parent.layer3[0].conv2)
     child = recast_copy(parent, X, config)
     before, after = child.recast_plan.before, child.recast_plan.after
     assert before.parameters == sum(p.numel() for p in parent.parameters())
@@ -75,6 +77,8 @@ def test_costs_do_not_depend_on_the_batch_or_on_what_is_frozen() -> None:
     [
         (RecastConfig(), True),
         (RecastConfig(gamma_init=0.1), False),
+        (RecastConfig("linear"), True),
+        (RecastConfig("linear", gamma_init=0.1), False),
         (RecastConfig("linear", s_init=0.1, gaussian_heads="all"), False),
         (RecastConfig(gate="sigmoid"), False),
         (RecastConfig(gate="sigmoid", alpha=20.0, lambda_init=14.0), False),
@@ -144,7 +148,7 @@ def test_a_pool_is_counted_and_nothing_is_changed(kind: Any, where: Any) -> None
     pooled, cost = attention_pool_(small(), config=pool), planned.pool_cost
     assert cost.parameters == sum(p.numel() for p in pooled.parameters()) - sum(p.numel() for p in model.parameters())
     assert cost.macs == macs_of(pooled, X) - macs_of(model, X) > 0
-    unpooled = plan(model, X) if where == "last_stage" else None
+    unpooled = plan(model, X, where=where) if where == "last_stage" else None
     assert planned.steps == (unpooled.steps if unpooled else ())
     assert planned.after == (unpooled.after if unpooled else planned.before) + cost
     assert len(planned.left) + len(planned.steps) == sum(isinstance(m, nn.Conv2d) for m in model.modules())

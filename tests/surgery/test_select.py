@@ -41,7 +41,8 @@ def reasons(where: Any, model: nn.Module = MODEL, **options: Any) -> dict[str, s
 @pytest.mark.parametrize(
     ("where", "expected"),
     [
-        (None, ["down", "last"]),
+        (None, ["last"]),
+        ("last_of_blocks", ["last"]),
         ("last_stage", ["down", "last"]),
         ("all", ["stem", "down", "last", "up"]),
         (["stem"], ["stem"]),
@@ -65,6 +66,7 @@ def test_every_other_layer_is_left_with_its_reason() -> None:
     assert "no rule for Conv1d" in of_all["gate"]
     assert of_all["unused"] == of_last["unused"] == "not called by the example (at most its weight is read)"
     assert of_last["stem"] == "before the last stage (8×8; the last is 4×4)"
+    assert of_last["down"] == "not the last of its block (where=last_stage takes it)"
     assert of_stem["down"] == "not selected by stem"
 
 
@@ -98,13 +100,13 @@ def test_a_layer_used_twice_belongs_to_its_largest_use() -> None:
 
 def test_a_layer_with_too_many_tokens_is_left_or_refused() -> None:
     reason = reasons("all", max_tokens=50)["stem"]
-    assert reason == "has too many tokens: 100 > max_tokens=50; lower the resolution or raise it"
+    assert reason == "has too many tokens: 64 > max_tokens=50; lower the resolution or raise it"
     assert names(["s*", "l*"], max_tokens=50) == ["last"]
-    with pytest.raises(RecastError, match="stem has too many tokens: 100"):  # asked for by name: not left in silence
+    with pytest.raises(RecastError, match="stem has too many tokens: 64"):  # asked for by name: not left in silence
         names(["stem", "last"], max_tokens=50)
-    with pytest.raises(RecastError, match="last has too many tokens: 24"):
-        names(None, max_tokens=20)
-    for most in (100, None):
+    with pytest.raises(RecastError, match="last has too many tokens: 16"):
+        names(None, max_tokens=15)
+    for most in (64, None):
         assert names("all", max_tokens=most) == ["stem", "down", "last", "up"]
 
 

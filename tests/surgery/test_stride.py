@@ -52,7 +52,7 @@ def test_remove_has_the_papers_shapes() -> None:
     assert [(step.queries, step.keys) for step in removed.steps] == [(queries, keys)] * 3
     assert [step.exact for step in removed.steps] == [False, True, True]
     assert removed.edits == (Edit("layer4.0.downsample.0", "identity"),)
-    kept = plan(model, x)
+    kept = plan(model, x, RecastConfig("linear"))
     assert [(step.queries, step.keys) for step in kept.steps] == [(queries // 4, keys)] + [
         (queries // 4, (side // 32 + 2) ** 2)
     ] * 2

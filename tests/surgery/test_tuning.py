@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import recast
 from recast import GPSA, Geometry, RecastConfig, RecastError
-from recast.layers.gpsa import Forms, gpsa_layers
+from recast.layers.forms import Forms
+from recast.layers.gpsa import gpsa_layers
 from recast.surgery import chosen_forms, tuning
 
 
@@ -113,7 +114,7 @@ def test_a_slow_form_that_was_set_is_replaced(geometry: Geometry, open_gates: An
 
 def test_closed_heads_stay_the_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
     parent, x = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1)).eval(), torch.randn(2, 4, 6, 6)
-    child = recast_copy(parent, x, RecastConfig())
+    child = recast_copy(parent, x)
     monkeypatch.setattr(tuning, "time_models", timing(dense=0.5))
     (row,) = recast.tune_(child.eval(), x)
     assert (row.mode, row.chosen) == ("training", "dense")
@@ -125,7 +126,7 @@ def test_choices_are_saved_and_hold_on_a_device_of_the_same_name(
     machine: str, tmp_path: Path, open_gates: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parent, x = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 1)).eval(), torch.randn(2, 4, 6, 6)
-    child = recast_copy(parent, x, RecastConfig(), where=["0"])
+    child = recast_copy(parent, x, RecastConfig("linear", content_heads=1), where=["0"])
     untuned = recast.save(child, tmp_path / "untuned.safetensors")
     assert not recast.load(untuned, parent)[0].tuned
     open_gates(child[0])
@@ -143,7 +144,7 @@ def test_choices_are_saved_and_hold_on_a_device_of_the_same_name(
 
 def test_a_form_that_is_none_is_refused(tmp_path: Path, open_gates: Any) -> None:
     parent, x = nn.Sequential(nn.Conv2d(4, 4, 3)).eval(), torch.randn(2, 4, 6, 6)
-    child = recast_copy(parent, x, RecastConfig())
+    child = recast_copy(parent, x)
     child[0].tuned = (Forms("cpu", (6, 6), "eval", "split"),)
     path = recast.save(child, tmp_path / "child.safetensors")
     with pytest.raises(RecastError, match=r"child\.safetensors's forms.*eval"):
@@ -152,7 +153,7 @@ def test_a_form_that_is_none_is_refused(tmp_path: Path, open_gates: Any) -> None
 
 def test_networks_without_a_choice_are_refused() -> None:
     for layer in (nn.Conv2d(4, 4, 3), recast.CMHSA(4, 4, PAD_1)):
-        with pytest.raises(RecastError, match="no GPSA layer: call recast_"):
+        with pytest.raises(RecastError, match="no layer with gates: call recast_"):
             recast.tune_(nn.Sequential(layer), torch.randn(1, 4, 6, 6))
     model = nn.Identity()
     model.aside = GPSA(4, 4, PAD_1, config=RecastConfig("linear", backend="dense"))

@@ -38,7 +38,7 @@ def network(transposed: bool = False, **options: Any) -> nn.Module:
 
 def recast_network(parent: nn.Module, **config: Any) -> Any:
     return recast_copy(
-        parent, images()[:1], RecastConfig("linear", **PAPERS_LAYER | config), where="all", max_tokens=2000
+        parent, images()[:1], RecastConfig(**{"gate": "linear"} | PAPERS_LAYER | config), where="all", max_tokens=2000
     )
 
 

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from zoo.rows import ZooRow
 
 from recast.layers import functional
 from recast.layers.functional import maps
-from recast.surgery.planning import plan
 
 SAMPLE = """
     timm:skresnet18 timm:resnest14d timm:densenet121 timm:mobilenetv3_small_050 timm:regnety_002 timm:nf_regnet_b0
@@ -91,7 +89,7 @@ def test_open_heads_are_compared(walked: Any, monkeypatch: pytest.MonkeyPatch) -
     right = maps.gaussian_factors
     shifted = lambda *args: tuple(f.roll(1, -1) for f in right(*args))  # noqa: E731
     monkeypatch.setattr(maps, "gaussian_factors", shifted)
-    monkeypatch.setattr(examining, "plan", partial(plan, config=PAPERS))
+    monkeypatch.setattr(examining, "HEADS", PAPERS)
     assert walked().open_error > 1e-2  # `reference` writes its Gaussian out by itself
 
 

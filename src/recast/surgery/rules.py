@@ -8,6 +8,7 @@ kernel (standardisation, weight norm, spectral norm) is replaced by its result.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -94,10 +95,11 @@ def planned_geometry(conv: nn.Module, layer: RecastLayer) -> Geometry:
     """Return the geometry of a convolution as its rule reads it; beside attention, as far as its class states it."""
     if not isinstance(layer, AttentionBeside):
         return layer.geometry
-    if isinstance(conv, nn.ConvTranspose2d):
-        return Geometry.of(conv)
     if isinstance(conv, nn.Conv2d):
         return _geometry(conv)
+    if isinstance(conv, nn.ConvTranspose2d):
+        with contextlib.suppress(RecastError):  # padding beyond the reach of its kernel
+            return Geometry.of(conv)
     pairs = {name: _pair(getattr(conv, name, 1)) for name in ("kernel_size", "stride", "dilation")}
     return Geometry(pairs["kernel_size"], pairs["stride"], dilation=pairs["dilation"])
 

@@ -188,7 +188,7 @@ def test_subclasses_that_compute_the_same_are_taken(kind: type[nn.Module]) -> No
             super().__init__(channels, channels, 3, padding=1)
 
     conv, x = Named(4).eval(), torch.randn(1, 4, 5, 5)
-    assert refusal(conv) is None
+    assert refusal(conv, PAPERS) is None
     assert find_rule(conv)[0] is kind
     assert torch.equal(convert(conv, PAPERS)(x), conv(x))
 
@@ -222,7 +222,7 @@ def test_a_layer_folds_untouched_and_with_its_values_when_its_gates_closed_again
     """Untouched: the same bits. Random W_val and kernel, gates opened, then closed: the layer, to be recast again."""
     for seed in range(20):
         module, x, text = case_of(kind, seed, dtype)
-        folded = convert(module, RecastConfig()).fold()
+        folded = convert(module, RecastConfig("linear")).fold()
         assert torch.equal(folded(x), module(x)), text
         if isinstance(folded, nn.Sequential):  # a padding layer for other padding at the end than at the start
             folded = folded[1]
@@ -257,7 +257,7 @@ def test_a_network_of_every_class_folds_and_is_loaded_folded(fold: Any, tmp_path
         parametrizations.weight_norm(nn.Conv2d(4, 5, 3)),
     ).eval()  # fmt: skip
     x = torch.randn(2, 3, 14, 11)
-    child = recast_copy(parent, x, RecastConfig(), where="all")
+    child = recast_copy(parent, x, RecastConfig("linear"), where="all")
     assert all(isinstance(module, GPSA) for module in child)
     fold(child)
     names = [type(module).__name__ for module in child]

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from layer_helpers import InCode, unchanged
+from layer_helpers import PAPERS, InCode, unchanged
 from timm.layers import BlurPool2d, Conv2dSame, ConvNormAct, MixedConv2d, ScaledStdConv2d, ScaledStdConv2dSame
 from torch import nn
 
 import recast
+from recast import RecastConfig
 from recast.errors import RecastError
-from recast.layers.gpsa import GPSA, gpsa_layers
+from recast.layers.cmhsa import RecastLayer, gated_layers
 from recast.surgery.wrappers import unwrapped
 
 # said by torch when a plan counts the operations of a compiled model: bug 13
@@ -44,9 +45,14 @@ BLOCKS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
 }
 
 
-def recast_and_verify(model: nn.Module) -> tuple[nn.Module, list[str], recast.Plan]:
+@pytest.fixture(params=[RecastConfig(), PAPERS], ids=lambda config: config.gate)
+def config(request: pytest.FixtureRequest) -> RecastConfig:
+    return request.param
+
+
+def recast_and_verify(model: nn.Module, config: RecastConfig) -> tuple[nn.Module, list[str], recast.Plan]:
     """Plan, recast in place, and check that no bit changed, layer by layer; return names and plan too."""
-    plan = recast.plan(model, X, where="all")
+    plan = recast.plan(model, X, config, where="all")
     before = recast.trace(model, plan, X)
     assert set(before.layers) == {step.name for step in plan.steps}
     child = recast.recast_(model, plan)
@@ -57,19 +63,19 @@ def recast_and_verify(model: nn.Module) -> tuple[nn.Module, list[str], recast.Pl
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_blocks_of_other_libraries(name: str) -> None:
+def test_blocks_of_other_libraries(name: str, config: RecastConfig) -> None:
     build, expected = BLOCKS[name]
-    child, names, plan = recast_and_verify(build())
+    child, names, plan = recast_and_verify(build(), config)
     assert sorted(names) == sorted(expected)
     assert plan.note == ""
     child(X).sum().backward()
     layers = [unwrapped(child).get_submodule(n) for n in names]
-    assert all(bool(layer.gamma.grad.any()) for layer in layers if layer.num_heads > 1)
+    assert all(bool(layer.gamma.grad.any()) for layer in layers if config.gate == "beside" or layer.num_heads > 1)
 
 
 @pytest.mark.filterwarnings(HOOKS_SEEN)
 @pytest.mark.parametrize("part", ["whole", "block", "in place"])
-def test_compiled_models(part: str) -> None:
+def test_compiled_models(part: str, config: RecastConfig) -> None:
     torch._dynamo.reset()
     model: Any = nn.Sequential(block(), nn.Conv2d(3, 3, 3))
     if part == "whole":
@@ -79,10 +85,10 @@ def test_compiled_models(part: str) -> None:
     else:
         model.compile(backend="eager")
     model(X)
-    child, names, _ = recast_and_verify(model)
+    child, names, _ = recast_and_verify(model, config)
     assert len(names) == 3
     before = child(X)
-    for layer in gpsa_layers(child).values():
+    for layer in gated_layers(child).values():
         nn.init.constant_(layer.gamma, 0.5)
     assert float((child(X) - before).detach().abs().max()) > 1e-3
 
@@ -105,10 +111,12 @@ def normed() -> nn.Module:
 
 @pytest.mark.parametrize("example", ["cpu", "meta"])
 @pytest.mark.parametrize("build", [block, shared, normed, lambda: ScaledStdConv2d(3, 4, 3)])
-def test_a_model_on_the_meta_device_is_planned_and_not_recast(build: Callable[[], nn.Module], example: str) -> None:
+def test_a_model_on_the_meta_device_is_planned_and_not_recast(
+    build: Callable[[], nn.Module], example: str, config: RecastConfig
+) -> None:
     model = build().to("meta")
-    expected = recast.plan(build(), X, where="all")
-    plan = recast.plan(model, X.to(example), where="all")
+    expected = recast.plan(build(), X, config, where="all")
+    plan = recast.plan(model, X.to(example), config, where="all")
     assert replace(plan, note="") == expected
     message = r"is on the meta device, without values: .* load its weights first"
     with unchanged(model), pytest.raises(RecastError, match=message):
@@ -116,4 +124,4 @@ def test_a_model_on_the_meta_device_is_planned_and_not_recast(build: Callable[[]
     if build is block:  # and with weights, by the same plan
         real = model.to_empty(device="cpu")
         real.load_state_dict(build().state_dict())
-        assert isinstance(recast.recast_(real, plan).up, GPSA)
+        assert isinstance(recast.recast_(real, plan).up, RecastLayer)

@@ -9,7 +9,7 @@ import timm.layers
 import torch
 import torch.nn.functional as F
 import torchvision
-from layer_helpers import InCode
+from layer_helpers import PAPERS, InCode
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
@@ -125,13 +125,13 @@ def test_a_plan_leaves_what_it_cannot_take_and_says_why(name: str) -> None:
     call = use or (lambda module, x: module(x))
     stem = nn.Conv2d(3, 4, 3, padding=1)
     model = InCode(lambda m, x: call(m.conv, m.stem(x)).flatten(2).mean(2), stem=stem, conv=build())
-    planned = recast.plan(model, X, where="all")
+    planned = recast.plan(model, X, PAPERS, where="all")
     assert [step.name for step in planned.steps] == ["stem"]
     (layer,) = planned.left
     assert layer.name.startswith("conv")
     assert re.search(expected, layer.reason), layer.reason
     with pytest.raises(RecastError, match=f"{layer.name} cannot be recast: .*{expected}"):
-        recast.plan(model, X, where=[layer.name])
+        recast.plan(model, X, PAPERS, where=[layer.name])
     recast.recast_(model, planned)  # what is taken beside it does not disturb it
 
 
@@ -161,7 +161,7 @@ def test_what_is_shared_with_another_module_is_left(name: str) -> None:
     """A copy in the new layer would stop following the other one in training."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), conv(), conv())
     TIES[name](model[1], model[2])
-    planned = recast.plan(model, X, where="all")
+    planned = recast.plan(model, X, PAPERS, where="all")
     assert [step.name for step in planned.steps] == ["0"]
     for layer, name, partner in zip(planned.left, "12", "21", strict=True):
         assert layer.name == name
@@ -171,7 +171,7 @@ def test_what_is_shared_with_another_module_is_left(name: str) -> None:
 def test_a_kernel_that_the_model_holds_as_well_is_left() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), conv())
     model.register_parameter("kernel", model[1].weight)
-    (layer,) = recast.plan(model, X, where="all").left
+    (layer,) = recast.plan(model, X, PAPERS, where="all").left
     assert layer.reason.startswith("shares its weight with Sequential")
 
 
@@ -194,4 +194,4 @@ class Conv2d(nn.Conv2d):
 @pytest.mark.parametrize("where", ["last_stage", "all"])
 def test_networks_that_no_rule_takes_say_why(model: nn.Module, x: Tensor, message: str, where: str) -> None:
     with pytest.raises(RecastError, match=message):
-        recast.plan(nn.Sequential(model, nn.Flatten()), x, where=where)
+        recast.plan(nn.Sequential(model, nn.Flatten()), x, PAPERS, where=where)
