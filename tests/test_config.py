@@ -55,7 +55,7 @@ MISTAKES: list[tuple[Any, dict[str, Any], str]] = [
     (OptimConfig, {"lrr": 1, "opts": "sgd"}, "unknown name lrr; did you mean lr, qk_lr? Unknown too: opts"),
     (Recipe, {"data": {"num_train": 0}}, "data.num_train must be >= 1 or > 0, got 0"),
     (Recipe, {"recast": None}, "recast.gate must be one of beside, linear, sigmoid, bias, got None"),
-    (Recipe, {"recast": {"gate": "sigmoids"}}, "recast.gate must be one of beside, linear, sigmoid, bias, got 'sigmoids'"),
+    (Recipe, {"recast": {"gate": "sig"}}, "recast.gate must be one of beside, linear, sigmoid, bias, got 'sig'"),
     (Recipe, {"papers": {"deit": {"init_st": 1}}}, "unknown name papers.deit.init_st; did you mean papers.deit.init_s"),
     (RecastConfig, {"gate": "sigmoids"}, "gate must be one of beside, linear, sigmoid, bias, got 'sigmoids'"),
     (RecastConfig, {"gate": "sigmoid", "gamma_init": 0.1}, "gamma_init requires gate beside or linear, got sigmoid"),

@@ -186,7 +186,9 @@ def tiny_network() -> nn.Module:
 @torch.no_grad()
 def _gpsa(channels: tuple[int, int], geometry: Geometry, groups: int, fold: bool = False, **config: Any) -> nn.Module:
     """A layer; with `fold`, two heads opened and the rest removed."""
-    layer: Any = GPSA(*channels, geometry, groups=groups, config=RecastConfig(**{"gate": "linear"} | PAPERS_LAYER | config))
+    layer: Any = GPSA(
+        *channels, geometry, groups=groups, config=RecastConfig(**{"gate": "linear"} | PAPERS_LAYER | config)
+    )
     if not fold:
         return layer
     if layer.config.gate == "linear":
@@ -335,7 +337,7 @@ def _training() -> tuple[nn.Module, Any, Any]:
         accumulate=2, save_steps=2,
     )  # fmt: skip
     model = small_parent()
-    return recast.recast_(model, small_plan(model, "4", **PAPERS_LAYER)), small_data(), recipe
+    return recast.recast_(model, small_plan(model, "4", gate="linear", **PAPERS_LAYER)), small_data(), recipe
 
 
 def trained(folder: Path, resume: bool, stop_at: tuple[int, int] | None = None) -> Any:

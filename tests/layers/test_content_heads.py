@@ -67,7 +67,7 @@ def test_every_head_has_content_unless_fewer_are_asked_for(config: Any, heads: A
 def test_what_a_default_layer_costs() -> None:
     parent = timm.create_model("digits_resnet")
     plan = recast.plan(parent, torch.zeros(1, 3, 32, 32))
-    assert plan.after.macs / plan.before.macs == pytest.approx(1.25, abs=0.01)
+    assert plan.after.macs / plan.before.macs == pytest.approx(1.107, abs=0.001)
 
 
 def test_a_position_that_the_kernel_does_not_have_is_refused() -> None:
@@ -125,7 +125,9 @@ def test_every_form_is_the_reference_forward_and_backward(
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_it_is_the_full_layer_pruned(config: dict[str, Any], open_gates: Callable[..., GPSA]) -> None:
     layer = made("3×3", torch.float64, open_gates, **PAPERS_LAYER | config)
-    full = {name: value for name, value in config.items() if name not in ("content_heads", "gaussian_heads", "head_dim")}
+    full = {
+        name: value for name, value in config.items() if name not in ("content_heads", "gaussian_heads", "head_dim")
+    }
     pruned = made("3×3", torch.float64, open_gates, **PAPERS_LAYER | full, head_dim=layer.head_dim)
     pruned.prune_(layer.gaussian_heads, layer.content_heads)
     assert {n: p.shape for n, p in pruned.named_parameters()} == {n: p.shape for n, p in layer.named_parameters()}

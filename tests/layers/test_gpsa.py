@@ -17,8 +17,8 @@ import recast
 from recast import CMHSA, GPSA, Geometry, RecastConfig, RecastError
 from recast.layers import functional
 from recast.layers.config import PAPERS_LAYER
-from recast.layers.functional import backends
 from recast.layers.forms import Forms
+from recast.layers.functional import backends
 from recast.surgery.rules import convert
 
 BACKENDS = ("split", "merged", "sdpa", "dense", "reference")
@@ -359,13 +359,13 @@ def test_weight_read_as_a_kernel_warns_once(kind: str, gamma: float, warned: int
         torch.compile(child, backend="eager", fullgraph=True)(x)
         layer.weight = nn.Parameter(dict(layer.named_parameters())["weight"].detach())
         recast.fold_(copy.deepcopy(child))
-        assert not [w for w in caught if "W_out" in str(w.message)]
+        assert not [w for w in caught if "trained attention" in str(w.message)]
         assert layer.weight.data.shape == layer.weight.shape == (8, 8, 3, 3)
         messages = [w for w in caught if "recast.fold_" in str(w.message)]
     assert len(messages) == warned
     assert all(w.filename == __file__ for w in messages)
     if warned:  # so do helpers that build a convolution of the layer, and each of its copies
-        with pytest.warns(UserWarning, match="W_out"):
+        with pytest.warns(UserWarning, match="trained attention"):
             fuse_conv_bn_eval(layer, nn.BatchNorm2d(8).eval())
 
 
@@ -392,9 +392,9 @@ def test_half_precision_never_makes_nan(kind: str, gamma: float, backend: Any) -
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("gate", ["beside", "linear"])
-def test_a_network_of_half_precision_takes_similar_queries(dtype: torch.dtype, gate: Any) -> None:
+@pytest.mark.parametrize("config", [{}, {"gate": "linear", "content_heads": 1}])
+def test_a_network_of_half_precision_takes_similar_queries(dtype: torch.dtype, config: Any) -> None:
     parent, images = nn.Sequential(nn.Conv2d(4, 4, 3)).to(dtype), torch.randn(1, 4, 6, 6, dtype=dtype)
-    model = recast_copy(parent, images, RecastConfig(gate, query_key="similar"))
+    model = recast_copy(parent, images, RecastConfig(**config, query_key="similar"))
     rows = model[0].query.detach().float() / RecastConfig().logit_std ** 0.5
     torch.testing.assert_close(rows @ rows.mT, torch.eye(len(rows)), atol=0.02, rtol=0)

@@ -59,7 +59,7 @@ def test_a_choice_runs_and_changes_nothing(
     for tuned in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         layer = tuned[0]
         assert layer.chosen_backend((7, 6)) == layer.eval().chosen_backend((7, 6)) == form
-        assert (layer.chosen_backend((7, 5)), layer.aside.chosen_backend((7, 6))) == ("merged", "split")  # by the rule
+        assert (layer.chosen_backend((7, 5)), layer.aside.chosen_backend((7, 6))) == ("merged", "merged")  # by the rule
         for size, values in expected.items():
             measured = outputs_and_gradients(tuned.train(), x[..., :size], allow_unused=True)
             assert measured.keys() == values.keys()

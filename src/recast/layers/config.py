@@ -48,6 +48,15 @@ ProjectValues = Annotated[
         "the linear gate): the pixels are the values; the same set of functions with C² multiply-adds less per pixel."
     ),
 ]
+StartOfQueries = Annotated[
+    QueryKey,
+    Field(
+        description="Initial queries and keys. With closed gates all are exact. random, the default beside a "
+        "convolution: both random (ConViT). zero, the default elsewhere: W_key = 0, uniform content maps. similar: "
+        "W_qry = W_key with random orthonormal rows, so that pixels attend to similar pixels. images: as similar, with "
+        "the principal components of the layer's input on training images (`recast.wake_`)."
+    ),
+]
 GaussianHeads = Annotated[Literal["all", "none"] | Width | tuple[Position, ...], BeforeValidator(_heads)]
 
 
@@ -81,11 +90,7 @@ class RecastConfig(OneOf):
     head_dim: Width | None = None
     """Width D_h of a head's queries and keys. None: min(C_in, 32) beside a convolution, max(1, C_in // heads) in a head
     of the papers' layers; about 8 in grouped and depthwise layers."""
-    query_key: QueryKey = "zero"
-    """Initial queries and keys. With closed gates all are exact. random, the default beside a convolution: both random
-    (ConViT). zero, the default elsewhere: W_key = 0, uniform content maps. similar: W_qry = W_key with random
-    orthonormal rows, so that pixels attend to similar pixels. images: as similar, with the principal components of the
-    layer's input on training images (`recast.wake_`)."""
+    query_key: StartOfQueries = "zero"
     logit_std: Annotated[Positive, Rare()] = 1.5
     """With query_key similar or images: initial standard deviation of a query's logits over its keys."""
 
@@ -107,7 +112,7 @@ class BesideGate(RecastConfig):
     where: ClassVar[str] = "last_of_blocks"
     stride: ClassVar[Literal["keep"]] = "keep"
     gate: Literal["beside"] = "beside"
-    query_key: QueryKey = "random"
+    query_key: StartOfQueries = "random"
     gamma_init: Finite = 0.0
     """Initial factor γ of content attention. 0 is exact."""
 

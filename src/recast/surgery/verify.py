@@ -83,7 +83,7 @@ def trace(model: nn.Module, plan: Plan, batch: Example) -> Trace:
                 f"{name or 'the model'} got {tuple(inputs[0].shape)}, expected (B, C, H, W): pass image[None] for one "
                 "image"
             )
-        sizes, share = _signal(module, inputs[0], output)
+        sizes, share = _signal(module, inputs, output)
         ranges.setdefault(name, []).append(sizes)
         signal[name] = max(signal.get(name, 0.0), share if shows else 0.0)
 
@@ -250,13 +250,18 @@ def _can_show(batch: Example) -> bool:
     return not images or any(bool((t != t[..., :1, :1]).any()) for t in images)
 
 
-def _signal(module: nn.Module, x: Tensor, output: Tensor) -> tuple[Tensor, float]:
+def _signal(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> tuple[Tensor, float]:
     """Return max|output − bias| of every channel, and the share of the largest that varies with the input.
 
-    The layer is linear in its input. The varying part vanishes when every pixel of all images is their mean.
+    The layer is linear in its input. The varying part vanishes when every pixel of all images is their mean. Of a layer
+    that takes more than its input, both are what varies in the output.
     """
+    x = inputs[0]
     if not output.numel():  # no boxes were found: nothing to differ
         return output.new_zeros(output.shape[1]), 0.0
+    if len(inputs) > 1:
+        sizes = (output - output.mean((0, 2, 3), keepdim=True)).abs().amax((0, 2, 3))
+        return sizes, float(sizes.max() > 0)
     image = x[:1]
     mean = x.mean((0, 2, 3), keepdim=True).expand_as(image) if x.numel() > x.shape[1] else torch.zeros_like(image)
     sizes, varied = ((output - module.forward(flat)).abs().amax((0, 2, 3)) for flat in (torch.zeros_like(image), mean))
