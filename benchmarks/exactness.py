@@ -49,7 +49,12 @@ HEADS = RecastConfig("linear", content_heads=1)
 
 
 def compare(
-    parent: nn.Module, batches: Sequence[Tensor], where: str, forms: dict[Backend, int], *, skip_closed: bool = False,
+    parent: nn.Module,
+    batches: Sequence[Tensor],
+    where: str,
+    forms: dict[Backend, int],
+    *,
+    skip_closed: bool = False,
     config: RecastConfig = HEADS,
 ) -> Iterator[tuple[int, str, Exactness, float]]:
     """Yield recast layers, form, exactness and the control's error for each form and number of batches."""

@@ -65,7 +65,7 @@ from recast.lab.records import Wakefulness
 from recast.tracing.cost import count_parameters
 
 RESULTS = Path(__file__).parents[1] / "results"
-ONE = {"content_heads": "middle", "gaussian_heads": "none", "head_dim": 32, "gate_ratio": 50}
+ONE = {"content_heads": 1, "gaussian_heads": "none", "head_dim": 32, "gate_ratio": 50}
 NARROW = {"content_heads": "all", "gaussian_heads": "all"}
 CHOICES = (
     "block", "content_heads", "gaussian_heads", "head_dim", "project_values", "query_key", "gate_ratio", "qk_ratio",

@@ -1,0 +1,349 @@
+"""Is attention beside a convolution a better default than a head inside it, and than a block after the stage?
+
+    RECAST_DATA=DIR python studies/beside.py odd_photo sweep --out runs/beside    # continues where it was stopped
+    python studies/beside.py odd_digit sweep --out runs/beside
+    python studies/beside.py odd_digit times --out runs/beside
+    python studies/beside.py odd_digit compare --out runs/beside --seeds 0 1 2    # after times
+    python studies/beside.py odd_digit table --out runs/beside                    # writes results/beside*.csv
+
+The layer, `recast.AttentionBeside`: y = conv(x) + γ · C X W_con with C = softmax(QKᵀ/√D), put around convolutions of
+the last stage. The layer of the former default changes the middle head of a convolution, in every convolution
+of the last stage.
+
+odd_photo: three CIFAR-10 photographs and an empty cell in a 2×2 grid of 64×64 pixels, at random places: two photographs
+of one class, one of another. The answer is the class of the odd one, so that distant places must be compared. Training
+canvases show photographs of train.zip, held-out canvases those of a tenth of it that no training canvas shows, test
+canvases those of test.zip. The network is a ResNet-20 of CIFAR-10 whose first two stages are frozen, in eval mode. As
+images are not augmented, the features of these stages are computed once, and all arms are the last stage and the
+classifier, trained on them in batches of 32. A training of the whole network takes longer, so that the price of
+attention relative to a step of the network is stated too high rather than too low.
+
+odd_digit, cifar, converged: as in price.py.
+
+sweep: one choice at a time is varied, around `BASE`, on held-out images, seed 0. No test image is read.
+
+times: seconds of a training step and of inference of the arms, by turns, one thread; --only: these arms.
+
+compare, on test images, stated before they were read. "beside" is `NEW`: γ = 0, W_con the kernel's middle tap, queries
+and keys 32 wide as a 1×1 convolution starts them, gates at 50 times the rate, beside the last 3×3 convolution of every
+block of the last stage. The sweep chose the start (no other was better) and the place: the last convolution alone
+learned far slower (odd_digit 38.7 against 79.2 %, odd_photo 15.3 against 23.3 %); every convolution learns as fast or
+faster for each update (odd_digit 92.5 %), but costs most where the stage begins with a stride, whose keys are the four
+times as many pixels before it. Gates' rate and width were not varied before: they are those of the former default.
+
+Arms (`arms`): the parent; beside; timm's non-local block of as many multiply-adds after the stage, which starts at
+zero; and, for as many seconds as the non-local block takes, by measured step times: the parent fine-tuned, today's
+default in every 3×3 convolution of the stage, nine heads without Gaussians, and beside. Also fine-tuned for as many
+updates, and timm's global context. One parent; seeds change the order of images and new parameters. Rates are those of
+price.py, 2e-3 for odd_photo, for every arm. A difference beside − arm is shown if 0 is outside its 95 % interval, which
+is that of price.py. beside is the better default if it is shown to be ahead of the former default or equal to it on
+every task, ahead on one; likewise for the non-local block. A run of attention counts only if it is awake (`AWAKE`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import price
+import timm
+import torch
+from evidence.csv_files import append, read, write
+from evidence.images import crop_and_flip
+from evidence.images import read as read_images
+from price import CHOICES, RESULTS, correct, has_row, interval, macs_of, time_by_turns, top1
+from safetensors.torch import load_file
+from timm.layers import NonLocalAttn
+from torch import Tensor, nn
+from torchvision.transforms.v2.functional import normalize
+
+import recast
+from recast.lab.analysis.wakefulness import wakefulness
+from recast.lab.data.datasets import IMAGENET, ImageTensors
+from recast.lab.data.digits import draw_classes
+from recast.lab.data.seeding import hold_out
+from recast.layers.beside import AttentionBeside
+from recast.layers.cmhsa import recast_layers
+from recast.surgery.rules import convert
+
+Setting = dict[str, Any]
+Data = tuple[Tensor, ...]
+
+BASE: Setting = {"start": "tap", "query_key": "random", "place": "last", "gate_ratio": 50, "head_dim": 32}
+NEW = BASE | {"place": "second"}
+SWEEP: tuple[Setting, ...] = (
+    {}, {"start": "zero", "gate_ratio": 10}, {"start": "random"}, {"query_key": "zero"}, {"place": "second"},
+    {"start": "zero", "gate_ratio": 1}, {"place": "all"}, {"gate_ratio": 10}, {"gate_ratio": 150}, {"head_dim": 16},
+    {"head_dim": 64}, {"block": "non-local", "gate_ratio": 50},
+)  # fmt: skip
+SWEEP_EPOCHS = {"odd_photo": 3, "odd_digit": 5}
+EPOCHS = price.EPOCHS | {"odd_photo": 5}
+LR = price.LR | {"odd_photo": 2e-3}
+BATCH = {"odd_photo": 32, "odd_digit": 64, "cifar": 128, "converged": 128}
+CANVASES = {"train": 8000, "dev": 2000, "test": 2000}
+AWAKE = 0.01
+"""A layer is awake if attention, less a global mean, makes more than this share of its output."""
+
+
+# --- the odd photograph -----------------------------------------------------------------------------------------------
+
+
+class LastStage(nn.Module):
+    """The last stage and the classifier of a CIFAR ResNet, a network for the features of the stages before."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.layer3, self.global_pool, self.linear = network.layer3, network.global_pool, network.linear
+        self.num_features = network.num_features
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        return self.layer3(x)  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.global_pool(self.layer3(x)).flatten(1))  # type: ignore[no-any-return]
+
+
+def draw_grids(photos: ImageTensors, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return normalised canvases (N, 3, 64, 64) and the classes of their odd photographs. The empty cell is zero."""
+    generator = torch.Generator().manual_seed(seed)
+    classes, answers = draw_classes("odd_digit", count, generator)
+    order, members = photos.labels.argsort(stable=True), photos.labels.bincount(minlength=10)
+    drawn = (torch.rand(count, 3, generator=generator) * members[classes]).long()
+    drawn[:, 2] = torch.where(drawn[:, 2] == drawn[:, 1], (drawn[:, 1] + 1) % members[classes[:, 1]], drawn[:, 2])
+    chosen = photos.pixels[order[(members.cumsum(0) - members)[classes] + drawn]]
+    cells = torch.rand(count, 4, generator=generator).argsort(1)
+    grid = torch.zeros(count, 4, 3, 32, 32)
+    grid[torch.arange(count)[:, None], cells[:, :3]] = normalize(chosen.float() / 255, *map(list, IMAGENET))
+    canvas = grid.unflatten(1, (2, 2)).permute(0, 3, 1, 4, 2, 5)  # N, channels, grid row, row, grid column, column
+    return canvas.reshape(count, 3, 64, 64), answers
+
+
+@torch.no_grad()
+def load_photos(held_out: str, out: Path) -> tuple[nn.Module, Data]:
+    """Return the last stage of the parent, and features and answers, from disk or computed: to train on, and others."""
+    root = Path(os.environ["RECAST_DATA"])
+    network = timm.create_model("cifar_resnet20_a", num_classes=10).eval()
+    network.load_state_dict(load_file(root / "weights/cifar10_resnet20_akamaster.safetensors"))
+    photos, test = read_images(root / "cifar10")
+    train, dev = map(photos.subset, hold_out(photos.labels, 0.1))
+    trunk = nn.Sequential(network.conv1, network.bn1, network.act1, network.layer1, network.layer2)
+    data: list[Tensor] = []
+    for seed, part in enumerate(("train", held_out)):
+        cache = out / f"features_{part}.pt"
+        if not cache.exists():
+            pixels = {"train": train, "dev": dev, "test": test}[part]
+            canvases, answers = draw_grids(pixels, CANVASES[part], 100 + seed + (part == "test"))
+            torch.save((torch.cat([trunk(canvas) for canvas in canvases.split(50)]), answers), cache)
+        data += torch.load(cache, weights_only=True)
+    return LastStage(network), tuple(data)
+
+
+# --- networks and trainings -------------------------------------------------------------------------------------------
+
+
+def load(task: str, held_out: str, out: Path) -> tuple[nn.Module, Data]:
+    """Return the parent, and images and answers: to train on, and others."""
+    return load_photos(held_out, out) if task == "odd_photo" else price.load(task, held_out, out)
+
+
+def complete(setting: Setting) -> Setting:
+    """Return a setting with a value for every choice of both layers."""
+    common = {"start": "", "place": "", "block": "", "content_heads": ""} | dict.fromkeys(CHOICES, "")
+    return common | {"gate_ratio": 10, "qk_ratio": 1} | setting
+
+
+def build(parent: nn.Module, setting: Setting, images: Tensor, seed: int) -> nn.Module:
+    """Return the parent with attention beside convolutions, or as price.py builds it."""
+    if setting["block"] == "non-local":
+        torch.manual_seed(seed)
+        model, pixels = copy.deepcopy(parent), parent.forward_features(images[:1])[0, 0].numel()  # type: ignore[operator]
+        new = build(parent, complete(NEW), images, seed)
+        price.add_block(model, "non-local", (macs_of(new, images) - macs_of(parent, images)) / pixels, pixels)
+        return model
+    if setting["block"]:
+        return price.build(parent, setting, images, seed)
+    torch.manual_seed(seed)
+    model = copy.deepcopy(parent)
+    stage: Any = model.layer3
+    names = [name for name, m in stage.named_modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3)]
+    if setting["content_heads"]:
+        choices = {name: setting[name] for name in ("content_heads", "gaussian_heads", "project_values", "query_key")}
+        config = recast.RecastConfig("linear", **choices, head_dim=setting["head_dim"] or None)
+        recast.recast_(model, recast.plan(parent, images[:2], config, where=[f"layer3.{name}" for name in names]))
+    if not setting["start"]:
+        return model
+    placed = {"all": names, "second": [n for n in names if n.endswith("conv2")], "last": names[-1:]}
+    for name in placed[setting["place"]]:
+        layer = convert(stage.get_submodule(name), recast.RecastConfig(head_dim=setting["head_dim"]))
+        start(layer, setting)
+        stage.set_submodule(name, layer)
+    return model
+
+
+@torch.no_grad()
+def start(layer: AttentionBeside, setting: Setting) -> None:
+    """Set the initial values of a layer. With W_con = 0 there is no gate: γ stays 1."""
+    if setting["query_key"] == "zero":
+        nn.init.zeros_(layer.key)
+    if setting["start"] == "random":
+        nn.init.kaiming_uniform_(layer.content, a=math.sqrt(5))
+    if setting["start"] == "zero":
+        nn.init.zeros_(layer.content)
+        nn.init.ones_(layer.gamma)
+        layer.gamma.requires_grad_(False)
+
+
+def groups_of(model: nn.Module, lr: float, setting: Setting) -> list[dict[str, Any]]:
+    """Return parameter groups. γ, or W_con where γ is fixed, learns as fast as gates, without decay."""
+    groups = price.groups_of(model, lr, setting)
+    beside = [layer for layer in model.modules() if isinstance(layer, AttentionBeside)]
+    gates = [layer.gamma if layer.gamma.requires_grad else layer.content for layer in beside]
+    known = {id(gate) for gate in gates}
+    for group in groups:
+        group["params"] = [p for p in group["params"] if id(p) not in known]
+    return [*groups, {"name": "gates", "params": gates, "lr": lr * setting["gate_ratio"], "weight_decay": 0.0}]
+
+
+def fit(task: str, model: nn.Module, data: Data, setting: Setting, epochs: float, seed: int) -> float:
+    """Train as price.py does; return the seconds of the processor."""
+    batch, augment = BATCH[task], crop_and_flip if task in ("cifar", "converged") else None
+    updates = round(epochs * (len(data[0]) // batch))
+    warm_up = max(1, updates // 20)
+
+    def factor(step: int) -> float:
+        return min(1.0, (step + 1) / warm_up) * (0.5 + 0.5 * math.cos(math.pi * step / updates))
+
+    started, groups = time.process_time(), groups_of(model, LR[task], setting)
+    price.train(model, *data[:2], groups, updates, seed, batch, factor, 1e-5, augment=augment)
+    return time.process_time() - started
+
+
+@torch.no_grad()
+def evidence(model: nn.Module, images: Tensor) -> dict[str, str]:
+    """Return how far attention is awake: per layer the mean |γ|, entropy of C over ln M, and share of the output.
+
+    The share is ‖γ (C − 1/M) X W‖ / ‖y‖: what a global mean would not have made. Of several heads the largest counts.
+    """
+    gammas, entropies, shares = [], [], []
+    recast_here = recast_layers(model)
+    for name, measured in wakefulness(model, images).items():
+        heads = [h for h, value in enumerate(measured["entropy"]) if value is not None]
+        gammas.append(float(recast_here[name].gamma.abs().mean()))  # type: ignore[union-attr, operator]
+        entropies.append(statistics.mean(measured["entropy"][h] or 0.0 for h in heads))
+        shares.append(max(measured["attention_share"][h] or 0.0 for h in heads))
+    gammas += [float(m.norm.weight.abs().mean()) for m in model.modules() if isinstance(m, NonLocalAttn)]
+    words = {"gamma": gammas, "entropy": entropies, "share": shares}
+    awake = f"{sum(share > AWAKE for share in shares)}/{len(shares)}" if shares else ""
+    return {"awake": awake} | {name: " ".join(f"{value:.3g}" for value in values) for name, values in words.items()}
+
+
+def sweep(options: argparse.Namespace) -> None:
+    """Train the settings that the table lacks; --only: the choices to vary, of `BASE`."""
+    task, path = options.task, options.out / "sweep.csv"
+    parent, data = load(task, "dev", options.out)
+    for changes in SWEEP:
+        varied = "block" if "block" in changes else next(iter(changes), "start")
+        setting = complete(changes if varied == "block" else BASE | changes)
+        labels = {"task": task, "block": setting["block"]} | {name: setting[name] for name in NEW}
+        labels["epochs"] = SWEEP_EPOCHS[task]
+        if (options.only and varied not in options.only) or has_row(path, **labels):
+            continue
+        model = build(parent, setting, data[0], 0)
+        seconds = fit(task, model, data, setting, SWEEP_EPOCHS[task], 0)
+        result = {"top1": top1(correct(model, *data[2:])), "cpu_seconds": f"{seconds:.0f}"}
+        append(path, labels | result | evidence(model, data[2][:64]))
+
+
+# --- the comparison ---------------------------------------------------------------------------------------------------
+
+
+def arms(task: str) -> dict[str, Setting]:
+    """Return the arms: a setting, and `as_long_as`, the arm that sets its training time."""
+    long = {"as_long_as": "non-local"}
+    today = price.ONE | {"project_values": False, "query_key": "zero"}
+    nine = {"content_heads": "all", "gaussian_heads": "none", "project_values": False, "query_key": "zero"}
+    all_arms = {
+        "parent": {"epochs": 0}, "beside": NEW, "non-local": {"block": "non-local", "gate_ratio": 50},
+        "fine-tuned, equal seconds": long, "the former default, equal seconds": today | long,
+        "fine-tuned, equal updates": {}, "beside, equal seconds": NEW | long,
+        "nine heads, equal seconds": nine | {"gate_ratio": 50} | long,
+        "global context": {"block": "context", "gate_ratio": 50},
+    }  # fmt: skip
+    if task == "cifar":
+        del all_arms["parent"]  # its classifier is new
+    return {arm: complete({"epochs": EPOCHS[task]} | setting) for arm, setting in all_arms.items()}
+
+
+def times(options: argparse.Namespace) -> None:
+    """Time a step and inference of every arm, by turns."""
+    task, calls, macs = options.task, {}, {}
+    parent, data = load(task, "dev", options.out)
+    first = [part[: BATCH[task]] for part in data[:2]]
+    for arm, setting in arms(task).items():
+        if options.only and arm not in options.only:
+            continue
+        model = build(parent, setting, data[0], 0)
+        macs[arm] = macs_of(model, data[0])
+        calls[arm] = price.calls_of(model, groups_of(model, LR[task], setting), *first)
+    least = min(macs.values())
+    rows = [{"task": task, "arm": arm, "macs": f"{macs[arm] / least:.3f}", **t} for arm, t in time_by_turns(calls, 9)]
+    write(options.out / f"times_{task}.csv", rows)
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Train the arms that the table lacks; store which test images were right."""
+    task, out = options.task, options.out
+    parent, data = load(task, "test", out)
+    step = {row["arm"]: float(row["step_ms"]) for row in read(out / f"times_{task}.csv")}
+    (out / "right").mkdir(exist_ok=True)
+    path = out / "compare.csv"
+    for seed in options.seeds:
+        for arm, setting in arms(task).items():
+            if (options.only and arm not in options.only) or has_row(path, task=task, arm=arm, seed=seed):
+                continue
+            epochs = setting["epochs"] * (step[setting["as_long_as"]] / step[arm] if "as_long_as" in setting else 1)
+            model = build(parent, setting, data[0], seed)
+            seconds = fit(task, model, data, setting, epochs, seed)
+            hits = correct(model, *data[2:])
+            np.save(out / "right" / f"{task}_{arm}_{seed}.npy", np.packbits(hits.numpy()))
+            row = {"task": task, "arm": arm, "seed": seed, "epochs": f"{epochs:.2f}", "top1": top1(hits)}
+            append(path, row | {"cpu_seconds": f"{seconds:.0f}"} | evidence(model, data[2][:64]))
+
+
+def table(options: argparse.Namespace) -> None:
+    """Write results/beside*.csv: the sweep, step times, runs, and differences to attention beside the convolution."""
+    out, rows = options.out, []
+    runs = read(out / "compare.csv")
+    timed = [row for path in sorted(out.glob("times_*.csv")) for row in read(path)]
+    for name, source in {"_sweep": read(out / "sweep.csv"), "": runs, "_times": timed}.items():
+        if source:
+            write(RESULTS / f"beside{name}.csv", source)
+    for task, arm in dict.fromkeys((run["task"], run["arm"]) for run in runs if run["arm"] != "beside"):
+        seeds = [run["seed"] for run in runs if (run["task"], run["arm"]) == (task, arm)]
+        seeds = [seed for seed in seeds if has_row(out / "compare.csv", task=task, arm="beside", seed=seed)]
+        if len(seeds) < 2:
+            continue
+        ours, theirs = (
+            np.stack([np.unpackbits(np.load(out / "right" / f"{task}_{name}_{seed}.npy")) for seed in seeds])
+            for name in ("beside", arm)
+        )
+        count = 5000 if task in ("cifar", "converged") else 2000
+        difference = 100 * (ours[:, :count].astype(float) - theirs[:, :count])
+        variance = difference.mean(1).var(ddof=1) / len(seeds) + difference.mean(0).var(ddof=1) / count
+        mean = float(difference.mean())
+        row = {"task": task, "arm": arm, "seeds": len(seeds), "beside_minus_arm": f"{mean:.2f}"}
+        rows.append(row | interval(mean, variance, len(seeds)))
+    if rows:
+        write(RESULTS / "beside_differences.csv", rows)
+
+
+if __name__ == "__main__":
+    parts = {"sweep": sweep, "times": times, "compare": compare, "table": table}
+    price.main(__doc__, ("odd_photo", "odd_digit", "cifar", "converged"), parts)
