@@ -38,6 +38,10 @@ updates, and timm's global context. One parent; seeds change the order of images
 price.py, 2e-3 for odd_photo, for every arm. A difference beside − arm is shown if 0 is outside its 95 % interval, which
 is that of price.py. beside is the better default if it is shown to be ahead of the former default or equal to it on
 every task, ahead on one; likewise for the non-local block. A run of attention counts only if it is awake (`AWAKE`).
+
+Run so far: the sweep's starts on odd_digit only, its places on odd_digit and the first two on odd_photo, no rates and
+widths; compare: odd_digit against the non-local block and the former default. No arm but the parent on odd_photo, none
+on cifar: the question is open there.
 """
 
 from __future__ import annotations
