@@ -175,13 +175,16 @@ def _last_stage(sizes: Sizes, takes: dict[str, bool]) -> list[str]:
 
 
 def _last_of_blocks(model: nn.Module, stage: Sequence[str]) -> list[str]:
-    """Return the last convolution of each block, which is an item of an nn.Sequential, ModuleList or ModuleDict."""
+    """Return the last convolution of each block, the smallest item of an nn.Sequential, ModuleList or ModuleDict that
+    holds more than the convolution; without one, every convolution is a block."""
 
     def block(name: str) -> str:
         parts = name.split(".")
-        parents = (model.get_submodule(".".join(parts[:i])) for i in range(len(parts) - 1, -1, -1))
-        is_item = (isinstance(parent, nn.Sequential | nn.ModuleList | nn.ModuleDict) for parent in parents)
-        return ".".join(parts[: next((len(parts) - i for i, found in enumerate(is_item) if found), 0)])
+        for count in range(len(parts) - 1, 0, -1):
+            parent = model.get_submodule(".".join(parts[: count - 1]))
+            if isinstance(parent, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+                return ".".join(parts[:count])
+        return name
 
     return list({block(name): name for name in stage}.values())
 
