@@ -81,9 +81,9 @@ class KernelRead:
         if not reader.startswith(self.NOT_AS_KERNEL) and not layer.weight_is_kernel():
             self.warned.add(layer)
             warnings.warn(
-                f"reading .weight of {kind.__name__}({layer.in_channels} → {layer.out_channels}, kernel {layer.kernel_size}): a "
-                "convolution built from it loses the trained attention; call recast.fold_ first and merge only layers "
-                "that became convolutions",
+                f"reading .weight of {kind.__name__}({layer.in_channels} → {layer.out_channels}, kernel "
+                f"{layer.kernel_size}): a convolution built from it loses the trained attention; call recast.fold_ "
+                "first and merge only layers that became convolutions",
                 stacklevel=2,
             )
         return weight
