@@ -26,7 +26,7 @@ from recast.lab.records import Row, Wakefulness
 from recast.lab.statistics import mean_interval
 from recast.lab.tables import read_records
 from recast.lab.training.metrics import read_metrics
-from recast.layers.gpsa import gpsa_layers
+from recast.layers.cmhsa import gated_layers
 from recast.models.build import build
 
 METRICS = (("clean", "top1"), ("fgsm", "top1@1"), ("pgd", "top1@1"), ("basic", "top1/mean"))
@@ -44,7 +44,7 @@ def ablated(run: Path) -> dict[str, float]:
     scores = {}
     for name, parameter in ABLATIONS.items():
         model = recast.load(run / "weights.safetensors", parent=build(recipe.model, num_classes=len(data.classes)))
-        for layer in gpsa_layers(model).values():
+        for layer in gated_layers(model).values():
             getattr(layer, parameter).zero_()
         recast.refresh_gates_(model.eval())
         answers = torch.cat([model(part).argmax(1) for part in images.split(250)])
