@@ -282,8 +282,12 @@ class Dying(ImageTensors):
 
 
 # torch's signal handler raises wherever the main process happens to be: what multiprocessing (a socket) or torch's
-# search for the dead (a temporary file) had just opened is closed by the collector.
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning", "ignore:unclosed file:ResourceWarning")
+# search for the dead (a temporary file) had just opened is closed by the collector, or the handler interrupts that.
+@pytest.mark.filterwarnings(
+    "ignore:unclosed <socket:ResourceWarning",
+    "ignore:unclosed file:ResourceWarning",
+    "ignore::pytest.PytestUnraisableExceptionWarning",
+)
 @pytest.mark.parametrize(
     ("end", "how"),
     [(lambda: os._exit(3), "exit code 3"), (lambda: os.kill(os.getpid(), signal.SIGKILL), "signal: Killed")],

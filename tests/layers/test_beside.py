@@ -45,9 +45,9 @@ def by_loops(layer: AttentionBeside, x: Tensor) -> Tensor:
         for j in range(columns):
             at = ((2 * i + 1) * height - 1) // (2 * rows), ((2 * j + 1) * width - 1) // (2 * columns)
             logits = (layer.key @ pixels.T).T @ (layer.query @ x[:, at[0], at[1]]) / layer.head_dim**0.5
-            seen = (logits.softmax(0) @ pixels).unflatten(0, (groups, channels // groups))
+            gathered = (logits.softmax(0) @ pixels).unflatten(0, (groups, channels // groups))
             blocks = layer.content.unflatten(0, (groups, -1))
-            added[:, i, j] = torch.einsum("goc,gc->go", blocks, seen).flatten()
+            added[:, i, j] = torch.einsum("goc,gc->go", blocks, gathered).flatten()
     return y + layer.gamma * added
 
 
@@ -64,8 +64,8 @@ def test_closed_it_is_the_convolution_bit_for_bit(dtype: torch.dtype, random_cas
             assert torch.equal(measured["conv.weight"], expected["weight"]), text
         layer.backend, nhwc = "auto", x.to(memory_format=torch.channels_last)
         assert torch.equal(layer(nhwc), conv(nhwc)), text
-        kept = [y.is_contiguous(memory_format=torch.channels_last) for y in (layer(nhwc), conv(nhwc))]
-        assert kept[0] == kept[1], text
+        formats = [y.is_contiguous(memory_format=torch.channels_last) for y in (layer(nhwc), conv(nhwc))]
+        assert formats[0] == formats[1], text
 
 
 def test_the_reference_is_the_formula(random_case: Any, error_of: Any) -> None:
@@ -258,6 +258,7 @@ def test_a_network_may_read_what_its_convolution_states() -> None:
 def test_pruned_it_is_the_convolution() -> None:
     layer, x = opened(nn.Conv2d(3, 4, 3)), torch.randn(2, 3, 6, 6)
     layer.close_maps_(0.0)
+    layer.prune_(iter(()), iter((0,)))
     assert layer.content_heads == (0,)
     layer.prune_((), ())
     assert [name for name, _ in layer.named_parameters()] == ["conv.weight", "conv.bias"]

@@ -174,7 +174,7 @@ class AttentionBeside(Tuned, nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name in ("conv", *ATTENTION) or "conv" not in self._modules:
+            if name in ("conv", *ATTENTION) or "conv" not in self.__dict__.get("_modules", ()):
                 raise
             return getattr(self.conv, name)
 
@@ -196,9 +196,10 @@ class AttentionBeside(Tuned, nn.Module):
 
     def prune_(self, gaussian_heads: Iterable[int], content_heads: Iterable[int]) -> None:
         """Remove the head, with its parameters, unless it is among `content_heads`: the convolution remains."""
-        if not (set(gaussian_heads) <= set() and set(content_heads) <= set(self.content_heads)):
+        gaussian, content = set(gaussian_heads), set(content_heads)
+        if gaussian or not content <= set(self.content_heads):
             raise RecastError(f"prune_ got heads that the layer does not have: it has {self.content_heads}")
-        if not set(content_heads):
+        if not content:
             for name in ATTENTION:
                 setattr(self, name, None)
             self.tuned = ()
@@ -216,12 +217,10 @@ class AttentionBeside(Tuned, nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         """Load, also the state of the convolution alone, as checkpoints of the parent hold it."""
-        given = [key for key in state_dict if key.startswith(prefix)]
-        own = {prefix + name for name in self.state_dict()}
         if not any(prefix + name in state_dict for name in ATTENTION):
-            for key in given:
-                if key not in own:
-                    state_dict[f"{prefix}conv.{key.removeprefix(prefix)}"] = state_dict.pop(key)
+            names = {prefix + name for name in self.state_dict()}
+            for key in [key for key in state_dict if key.startswith(prefix) and key not in names]:
+                state_dict[f"{prefix}conv.{key.removeprefix(prefix)}"] = state_dict.pop(key)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:

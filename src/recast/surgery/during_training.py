@@ -36,11 +36,11 @@ def recast_during_training_(
     """Recast steps of a plan in a network that `optimizer` is training, in place.
 
     The optimiser stays the same object. Beside attention a convolution keeps its parameters, and their state. With the
-    papers' gates W_out and the bias replace the kernel and the bias in its groups, and their
-    state is permuted in the same way: with the initial linear gate the next update is the convolution's. New parameters
-    join the groups that `param_groups` would give them ("decay", "no_decay", "gates", by name) at these groups' current
-    rate; in an optimiser with other groups, the kernel's group or a new one with its settings; if groups count their
-    steps (LAMB), a group of their own. Nothing else changes.
+    papers' gates W_out and the bias replace the kernel and the bias in its groups, and their state is permuted in the
+    same way: with the initial linear gate the next update is the convolution's. New parameters join the groups that
+    `param_groups` would give them ("decay", "no_decay", "gates", by name) at these groups' current rate; in an
+    optimiser with other groups, the kernel's group or a new one with its settings; if groups count their steps (LAMB),
+    a group of their own. Nothing else changes.
 
     A model in torch.compile is recast inside it and compiled again at its next call. For DistributedDataParallel pass
     the `.module`, and wrap it again. If W_out has another layout, factored moments (Adafactor) are reset.

@@ -29,10 +29,10 @@ def carried_parameters(conv: nn.Module, layer: nn.Module) -> list[Carried]:
     A pair counts only if the numbers are equal: a kernel that is computed from a parameter is not that parameter.
     """
     theirs = dict(layer.named_parameters())
-    kept = {id(parameter) for parameter in theirs.values()}  # beside attention, the convolution's own
+    shared = {id(parameter) for parameter in theirs.values()}  # beside attention, those of the convolution
     pairs = []
     for name, old in conv.named_parameters():
-        if id(old) in kept:
+        if id(old) in shared:
             pairs.append(Carried(old, old, None))
             continue
         relaid = _relaid(conv) if name == "weight" else None

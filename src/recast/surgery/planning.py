@@ -87,7 +87,7 @@ def _plan(
 ) -> Plan:
     if is_none(where) and pool is None:
         raise RecastError("where='none' without pool leaves nothing to plan: select layers, or pass a pool")
-    convolutions = _convolutions(model, needed=not is_none(where))
+    convolutions = _convolutions(model, config, needed=not is_none(where))
     parent = _observe_parent(model, example, convolutions)
     layers, explicit, reasons = select(where, model, convolutions, parent, config)
     edits = _stride_edits(model, list(layers), convolutions, parent, config)
@@ -182,7 +182,7 @@ def _observe_edited(
         ) from error
 
 
-def _convolutions(model: nn.Module, needed: bool) -> dict[str, nn.Module]:
+def _convolutions(model: nn.Module, config: RecastConfig, needed: bool) -> dict[str, nn.Module]:
     """Return the convolutions of a model by name, without helpers inside parametrisations.
 
     Raises `RecastError` if they are `needed` and there is none, or one is recast already.
@@ -190,10 +190,10 @@ def _convolutions(model: nn.Module, needed: bool) -> dict[str, nn.Module]:
     layers = {n: m for n, m in model.named_modules() if is_convolution(m) and ".parametrizations." not in f".{n}."}
     for name, module in layers.items() if needed else ():
         if isinstance(module, RecastLayer):
-            raise RecastError(f"{name or 'the model'} {refusal(module, RecastConfig())}: pass the parent to plan")
+            raise RecastError(f"{name or 'the model'} {refusal(module, config)}: pass the parent to plan")
     if needed and not _watched(layers):
         module = next((module for module in model.modules() if isinstance(module, torch.jit.ScriptModule)), None)
-        reason = "has no convolution" if module is None else refusal(module, RecastConfig())
+        reason = "has no convolution" if module is None else refusal(module, config)
         raise RecastError(f"{type(model if module is None else module).__name__} {reason}")
     return layers
 

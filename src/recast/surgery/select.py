@@ -31,6 +31,7 @@ LAST = {
     "last": "not the last of the network (where=last_stage takes it)",
 }
 """Selections in the last stage, and why they leave a convolution of that stage."""
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 NOT_CALLED = "not called by the example (at most its weight is read)"
 
 
@@ -175,16 +176,16 @@ def _last_stage(sizes: Sizes, takes: dict[str, bool]) -> list[str]:
 
 
 def _last_of_blocks(model: nn.Module, stage: Sequence[str]) -> list[str]:
-    """Return the last convolution of each block, the smallest item of an nn.Sequential, ModuleList or ModuleDict that
-    holds more than the convolution; without one, every convolution is a block."""
+    """Return the last convolution of each block: of the smallest item of a container that holds more than it.
+
+    In a plain row every convolution is a block; without a container, the model is.
+    """
 
     def block(name: str) -> str:
         parts = name.split(".")
-        for count in range(len(parts) - 1, 0, -1):
-            parent = model.get_submodule(".".join(parts[: count - 1]))
-            if isinstance(parent, nn.Sequential | nn.ModuleList | nn.ModuleDict):
-                return ".".join(parts[:count])
-        return name
+        parents = (model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts)))
+        depths = [depth for depth, parent in enumerate(parents, 1) if isinstance(parent, CONTAINERS)]
+        return ".".join(parts[: ([depth for depth in depths if depth < len(parts)] or depths or [0])[-1]])
 
     return list({block(name): name for name in stage}.values())
 

@@ -18,6 +18,7 @@ from recast.layers.beside import AttentionBeside
 from recast.layers.cmhsa import CMHSA, RecastLayer, recast_layers
 from recast.layers.config import GaussianGate
 from recast.layers.functional import expand_heads
+from recast.layers.functional.beside import content_map, query_pixels
 from recast.layers.functional.maps import content_rows, real_keys
 from recast.layers.functional.operands import block_diagonal
 from recast.layers.gpsa import GPSA
@@ -112,7 +113,7 @@ def _beside(layer: AttentionBeside, x: Tensor, output: Tensor, queries: int) -> 
     """Return `_of_batch` of attention beside a convolution."""
     w, outputs = layer.weights(), output.flatten(2).transpose(1, 2)
     at = torch.arange(0, outputs.shape[1], math.ceil(outputs.shape[1] / queries), device=x.device)
-    content = layer.attention(x, (output.shape[2], output.shape[3]))[:, :, at]
+    content = content_map(x, query_pixels(x, *output.shape[2:]).flatten(2)[:, :, at, None], w)
     distance = (content - 1 / content.shape[-1]).abs().sum(-1).mean(-1) / 2
     values = x.flatten(2).transpose(1, 2) @ (w.gamma * block_diagonal(w.content, w.groups)).T
     parts = [

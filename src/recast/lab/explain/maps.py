@@ -20,6 +20,7 @@ from recast.layers.attention_pool import attention_pools
 from recast.layers.beside import AttentionBeside
 from recast.layers.cmhsa import RecastLayer
 from recast.layers.functional import Weights, expand_heads
+from recast.layers.functional.beside import content_map, query_pixels
 from recast.layers.functional.maps import content_rows
 from recast.layers.gpsa import GPSA
 from recast.modes import in_eval
@@ -112,22 +113,26 @@ def recast_layer(name: str, layer: RecastLayer, x: Tensor, size: tuple[int, int]
 
 def _beside(name: str, layer: AttentionBeside, x: Tensor, size: tuple[int, int]) -> Described:
     """Return the content map beside a convolution; of an output with more rows than its input, a query per pixel."""
-    keys = height, width = x.shape[-2], x.shape[-1]
-    rows, columns = (min(count, most) for count, most in zip(size, keys, strict=True))
-    maps, gamma = layer.attention(x, (rows, columns))[0].float(), _array(layer.gates()["gamma"])
-    if not (maps.isfinite().all() and np.isfinite(gamma).all()):
-        raise RecastError(f"{name} has a gate or attention that is not finite: nothing can be drawn")
-    steps = height // rows, width // columns
-    firsts = (
-        (most - 1 - (count - 1) * step) // 2 for most, count, step in zip(keys, (rows, columns), steps, strict=True)
-    )
-    queries = [range(f, f + n * s, s) for f, n, s in zip(firsts, (rows, columns), steps, strict=True)]
+    keys, w = (x.shape[-2], x.shape[-1]), layer.weights()
+    counts = [min(count, most) for count, most in zip(size, keys, strict=True)]
+    pixels, gamma = query_pixels(x, *counts).flatten(2), _array(w.gamma)
+
+    def maps_of(indices: Tensor) -> Tensor:
+        maps = content_map(x, pixels[:, :, indices.to(x.device), None], w)[0].float()
+        if not (maps.isfinite().all() and np.isfinite(gamma).all()):
+            raise RecastError(f"{name} has a gate or attention that is not finite: nothing can be drawn")
+        return maps.unflatten(-1, keys)
+
+    at = []
+    for most, count in zip(keys, counts, strict=True):  # evenly spaced around the middle
+        step = most // count
+        first = (most - 1 - (count - 1) * step) // 2
+        at.append(range(first, first + count * step, step))
     described = Layer(
-        name, "maps", f"content attention beside {layer.conv}", (1, 1), (), keys, (range(height), range(width)),
-        (queries[0], queries[1]), ("content",), (("γ", gamma),),
+        name, "maps", f"content attention beside {layer.conv}", (1, 1), (), keys, (range(keys[0]), range(keys[1])),
+        (at[0], at[1]), ("content",), (("γ", gamma),),
     )  # fmt: skip
-    stored = _stored(lambda at: maps[:, at].unflatten(-1, keys), (rows, columns), keys, rows * columns)
-    return described, stored
+    return described, _stored(maps_of, (counts[0], counts[1]), keys, MAX_NUMBERS // (keys[0] * keys[1]))
 
 
 def _mix_of(name: str, layer: GPSA, w: Weights) -> dict[str, Any]:

@@ -162,8 +162,8 @@ def shrink_gates_(optimizer: Optimizer, gate_l1: float) -> None:
 @torch.no_grad()
 def close_averaged_gates_(averaged: nn.Module, model: nn.Module) -> None:
     """Set the gates of the average to 0 where the model's are exactly 0, which an average does not reach."""
-    gates = {name: p for name, p in model.named_parameters() if name.endswith((".gamma", ".spread"))}
+    layers = gated_layers(model)
     for name, layer in gated_layers(averaged).items():
         for gate in ("gamma", "spread"):
-            if (average := getattr(layer, gate, None)) is not None:
-                average.masked_fill_(gates[f"{name}.{gate}"] == 0, 0.0)
+            if (average := layer._parameters.get(gate)) is not None:
+                average.masked_fill_(layers[name].get_parameter(gate) == 0, 0.0)

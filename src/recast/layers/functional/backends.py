@@ -107,7 +107,7 @@ def merged(x: Tensor, w: Weights) -> Tensor:
         mix = _mixed(maps, softmax(logits(*_queries_and_keys(x, w))), w)
         return project(x, _gather(mix, as_tokens(value_grid(values, w))), kernel, w.bias, w)
 
-    return in_format_of(x, w.weight, _by_parts(x, values, mixed, _number_of_parts(x, w)))
+    return in_format_of(x, w.weight, by_parts(mixed, _number_of_parts(x, w), x, values))
 
 
 def sdpa(x: Tensor, w: Weights) -> Tensor:
@@ -214,7 +214,7 @@ def _convolution_and_open_heads(
         content = None if with_content or not w.content_heads else _content(x, values, w, attend)
         added = checkpoint(open_heads, x, values, content, use_reentrant=False, preserve_rng_state=False)
     else:
-        added = _by_parts(x, values, open_heads, parts)
+        added = by_parts(open_heads, parts, x, values)
     return in_format_of(x, w.weight, added if output is None else output + added)
 
 
@@ -387,8 +387,8 @@ def _number_of_parts(x: Tensor, w: Weights) -> int:
     return 1 if on_accelerator(x) else max(1, min(len(x), round(len(x) * numbers / long_maps.MAP_NUMBERS)))
 
 
-def _by_parts(x: Tensor, values: Tensor, run: Callable[[Tensor, Tensor], Tensor], parts: int) -> Tensor:
-    """Return run(x, values), computed for a part of the images at a time."""
+def by_parts(run: Callable[..., Tensor], parts: int, *tensors: Tensor) -> Tensor:
+    """Return run(*tensors), computed for a part of the images at a time."""
     if parts == 1:
-        return run(x, values)
-    return torch.cat([run(*part) for part in zip(x.chunk(parts), values.chunk(parts), strict=True)])
+        return run(*tensors)
+    return torch.cat([run(*part) for part in zip(*(tensor.chunk(parts) for tensor in tensors), strict=True)])

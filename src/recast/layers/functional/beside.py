@@ -11,6 +11,7 @@ Shapes as in `recast.layers.functional`; N queries are the output's I·J pixels,
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from recast.layers.functional.backends import (
     WRITTEN_OUT,
     Attend,
     as_tokens,
+    by_parts,
     part_by_part,
     reads_again,
     scaled_dot_product,
@@ -126,9 +128,4 @@ def _plain(query: Tensor, key: Tensor, values: Tensor, scale: float) -> Tensor:
 
 def _by_parts(parts: int) -> Attend:
     """Return `written_out` for a part of the images at a time."""
-
-    def attend(query: Tensor, key: Tensor, values: Tensor, scale: float) -> Tensor:
-        chunks = zip(query.chunk(parts), key.chunk(parts), values.chunk(parts), strict=True)
-        return torch.cat([written_out(*chunk, scale=scale) for chunk in chunks])
-
-    return attend
+    return lambda *tensors, scale: by_parts(partial(written_out, scale=scale), parts, *tensors)

@@ -24,7 +24,7 @@ def last_of(layer: nn.Module) -> Any:
 def describe(layer: nn.Module) -> Fold:
     """Return the `Fold` of a layer, for a replay."""
     if isinstance(layer, GatedLayer):
-        has_value = getattr(layer, "value", None) is not None
+        has_value = isinstance(layer, GPSA) and layer.value is not None
         return Fold(False, _pair(layer.kernel_size), layer.gaussian_heads, layer.content_heads, has_value)
     return Fold(True, _pair(last_of(layer).kernel_size), (), (), False)
 

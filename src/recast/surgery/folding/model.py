@@ -16,7 +16,7 @@ from recast.surgery.compare import relative_error
 from recast.surgery.folding.batch_norm import batch_norms_after, fold_batch_norm_
 from recast.surgery.folding.forms import describe
 from recast.surgery.plan import plan_of, set_plan_
-from recast.surgery.records import Folded
+from recast.surgery.records import Folded, Step
 from recast.surgery.stride import replace_module_
 from recast.surgery.wrappers import changeable, modules_by_name, plain_name
 from recast.tracing.examples import Example, batch_of, run_example
@@ -136,10 +136,11 @@ def _note_folds_(model: nn.Module, report: list[Folded]) -> None:
         return
     modules = modules_by_name(model)
     norms = {folded.name: folded.batch_norm for folded in report}
-    steps = tuple(
-        replace(step, fold=replace(describe(modules[step.name]), batch_norm=norms[step.name]))
-        if step.name in norms
-        else step
-        for step in plan.steps
-    )
-    set_plan_(model, replace(plan, steps=steps))
+
+    def noted(step: Step) -> Step:
+        if step.name not in norms:
+            return step
+        before = "" if step.fold is None else step.fold.batch_norm  # by an earlier call
+        return replace(step, fold=replace(describe(modules[step.name]), batch_norm=norms[step.name] or before))
+
+    set_plan_(model, replace(plan, steps=tuple(map(noted, plan.steps))))
