@@ -87,8 +87,8 @@ SWEEP: tuple[Setting, ...] = (
     {"start": "zero", "gate_ratio": 1}, {"place": "all"}, {"gate_ratio": 10}, {"gate_ratio": 150}, {"head_dim": 16},
     {"head_dim": 64}, {"block": "non-local", "gate_ratio": 50},
 )  # fmt: skip
-SWEEP_EPOCHS = {"odd_photo": 3, "odd_digit": 5}
-EPOCHS = price.EPOCHS | {"odd_photo": 5}
+SWEEP_EPOCHS = {"odd_photo": 10, "odd_digit": 5}
+EPOCHS = price.EPOCHS | {"odd_photo": 10}
 LR = price.LR | {"odd_photo": 2e-3}
 BATCH = {"odd_photo": 32, "odd_digit": 64, "cifar": 128, "converged": 128}
 CANVASES = {"train": 8000, "dev": 2000, "test": 2000}
