@@ -30,7 +30,7 @@ from recast.lab.scales import randomize_scales_
 from recast.layers.config import Backend, RecastConfig
 from recast.models.build import build
 from recast.models.config import ModelConfig
-from recast.surgery.apply import recast_, refresh_gates_
+from recast.surgery.apply import recast_
 from recast.surgery.controls import changed_layer
 from recast.surgery.exactness import Exactness
 from recast.surgery.planning import plan
@@ -61,7 +61,7 @@ def compare(
     planned = plan(parent, batches[0][:1], config, where=where, max_tokens=4096)
     child = recast_(copy.deepcopy(parent), planned)
     if skip_closed:
-        refresh_gates_(child.eval())
+        child.eval()
     with changed_layer(child):
         control = verify(parent, child, batches[0][:8]).max_relative_error
     for form, count in forms.items():

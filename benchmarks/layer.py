@@ -142,9 +142,6 @@ def measure(
     rows: list[dict[str, Any]] = []
     for training in (False, True):
         arms = {name: layer.train(training).to(device) for name, layer in arms_of(side, channels, batch).items()}
-        for layer in arms.values():
-            if isinstance(layer, GPSA) and not training:
-                layer.refresh_gates()
         if training:  # all maps run then: as "all open"
             del arms["closed"]
             arms.pop("content", None)

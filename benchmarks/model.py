@@ -56,7 +56,7 @@ def build(name: str, size: int, setting: tuple[int, int, bool] | None) -> nn.Mod
         open_gates(model, gaussian, content)
         if fold:
             recast.fold_(model)
-    return recast.refresh_gates_(model.eval())
+    return model.eval()
 
 
 ARMS = {
@@ -102,7 +102,7 @@ def measure(
     device = next(arms[first].parameters()).device
     images = torch.randn(batch, channels_of(arms[first]), size, size, device=device)
     for model in arms.values():
-        recast.refresh_gates_(model.train(training))
+        model.train(training)
     if name in SMALL:
         torch.compiler.reset()
         arms = arms | {f"{arm}, compiled": torch.compile(copy.deepcopy(arms[arm])) for arm in COMPILED}

@@ -105,7 +105,7 @@ def peak_mib(step: Callable[[], object], model: nn.Module) -> float:
 def measure(models: dict[str, nn.Module], images: Tensor, training: bool, rounds: int) -> list[dict[str, Any]]:
     """Return the rows of a family, whose parent is first, in one pass."""
     for model in models.values():
-        recast.refresh_gates_(model.train(training))
+        model.train(training)
     calls = {arm: call(model, images, training) for arm, model in models.items()}
     counts = {arm: macs(model, images, training) for arm, model in models.items()}
     peaks = {arm: peak_mib(calls[arm], model) for arm, model in models.items()}

@@ -34,7 +34,7 @@ def measure(arms: dict[str, nn.Module], x: Tensor, kind: str, call: Callable[...
     """Return the row of a parent and its recast form in one pass."""
     training = kind in ("forward+backward", "step")
     for model in arms.values():
-        recast.refresh_gates_(model.train(training))
+        model.train(training)
     counts = {arm: macs(model, x, training) for arm, model in arms.items()}
     rounds = 25 if len(x) * x.shape[-1] ** 2 < 10_000 else 5
     seconds = by_turns({arm: call(model, x, training) for arm, model in arms.items()}, rounds)

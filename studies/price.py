@@ -346,7 +346,7 @@ def calls_of(
     for name, parameter in tested.named_parameters():
         if name.endswith(("gamma", "spread")):
             nn.init.constant_(parameter, 0.1)
-    recast.refresh_gates_(tested.eval())
+    tested.eval()
 
     def step() -> None:
         optimizer.zero_grad()

@@ -88,18 +88,14 @@ def _open_gates(layer: GPSA, seed: int = 0) -> GPSA:
     def normal(like: Tensor, scale: float) -> Tensor:
         return scale * torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like.dtype)
 
+    scales = {"center": 0.6, "raw_alpha": 0.4, "value": 0.3, "gamma": 0.3, "spread": 0.3, "lam": 1.0}
     with torch.no_grad():
-        layer.query.copy_(normal(layer.query, 1.0))
-        layer.key.copy_(normal(layer.key, 1.0))
-        layer.center.add_(normal(layer.center, 0.6))
-        layer.raw_alpha.add_(normal(layer.raw_alpha, 0.4))
-        if layer.value is not None:
-            layer.value.add_(normal(layer.value, 0.3))
-        if layer.config.gate == "linear":
-            layer.gamma.add_(normal(layer.gamma, 0.3))
-            layer.spread.add_(normal(layer.spread, 0.3))
-        else:
-            layer.lam.add_(normal(layer.lam, 1.0))
+        if layer.content_heads:
+            layer.query.copy_(normal(layer.query, 1.0))
+            layer.key.copy_(normal(layer.key, 1.0))
+        for name, scale in scales.items():
+            if (parameter := getattr(layer, name, None)) is not None:
+                parameter.add_(normal(parameter, scale))
     return layer
 
 

@@ -184,10 +184,9 @@ def check_layer(name: str, mode: Mode, backend: str, device: torch.device) -> li
 
 
 def check_closed(name: str, mode: Mode, device: torch.device) -> list[Row]:
-    """Compare a closed layer with its module: in eval, where heads are skipped, and in training by `split`."""
+    """Compare a closed layer with its module: in eval and in training by `split`."""
     module, x = prepared(module_of(name), mode, device)
     layer = convert(module, LAYERS[name][1]).eval()
-    layer.refresh_gates()
     limit = mode.limit if mode.autocast or mode.precision == "tf32" else CUDNN
     autocast = torch.autocast(x.device.type, mode.autocast, enabled=mode.autocast is not None)
     with torch.no_grad(), precision(mode.precision), autocast:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from recast.errors import RecastError
 from recast.layers.config import RecastConfig
 from recast.layers.gpsa import GPSA, gpsa_layers
-from recast.surgery.apply import recast_, refresh_gates_
+from recast.surgery.apply import recast_
 from recast.surgery.compare import relative_error
 from recast.surgery.controls import changed_layer
 from recast.surgery.plan import Plan
@@ -108,7 +108,7 @@ def _last_stage_then_everything(instance: Instance, row: ZooRow) -> None:
     model = recast_(model, last)
     _verify(row, "last", model, last, parent_last, batch)
     if any(layer.num_heads > 1 for layer in gpsa_layers(model).values()):
-        with changed_layer(refresh_gates_(model)):  # closed heads add nothing, with other weights either
+        with changed_layer(model):  # closed heads add nothing, with other weights either
             row.control = verify(parent_last, model, batch, backend="split").max_relative_error
     row.open_layers, row.open_error = _open_error(model, single)
     del parent_last
@@ -117,7 +117,7 @@ def _last_stage_then_everything(instance: Instance, row: ZooRow) -> None:
         steps = [step.name for step in everything.steps if step.name not in recast_names]
         model = recast_(model, everything, steps=steps) if steps else model
         row.all_recast = len(gpsa_layers(model))
-        _verify(row, "all", refresh_gates_(model), everything, parent_all, single)
+        _verify(row, "all", model, everything, parent_all, single)
     if row.control is None or row.control <= 100 * CONTROLLED:
         row.status, row.cause = "vacuous", f"two swapped heads move the outputs by {row.control or 'nothing'}"
     else:
@@ -128,7 +128,7 @@ def _verify(row: ZooRow, stage: str, model: nn.Module, planned: Plan, parent: Tr
     """Fill in the row's columns of a stage; those of `dense` only if the attention maps are small enough."""
     maps = [batch_of(batch) * step.geometry.num_heads * step.queries * step.keys for step in planned.steps]
     is_small = 4 * max(maps) <= MAP_BYTES
-    split = verify(parent, model if is_small else refresh_gates_(model), batch, backend="split")
+    split = verify(parent, model, batch, backend="split")
     columns: dict[str, Any] = {"split_bitwise": split.bitwise, "split_error": split.max_relative_error}
     if is_small:
         dense = verify(parent, model, batch, backend="dense")

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from recast.layers.gpsa import GPSA as GPSA
     from recast.layers.pool_config import PoolConfig as PoolConfig
     from recast.surgery.apply import recast_ as recast_
-    from recast.surgery.apply import refresh_gates_ as refresh_gates_
     from recast.surgery.during_training import recast_during_training_ as recast_during_training_
     from recast.surgery.folding.model import fold_ as fold_
     from recast.surgery.parameters import param_groups as param_groups
@@ -60,7 +59,6 @@ _HOME = {
     "recast_": "surgery.apply",
     "recast_during_training_": "surgery.during_training",
     "record": "analysis.record",
-    "refresh_gates_": "surgery.apply",
     "save": "io",
     "trace": "surgery.verify",
     "tune_": "surgery.tuning",

@@ -21,7 +21,6 @@ from recast.config import typed
 from recast.errors import RecastError, first_line
 from recast.files import check_place, free_space, replaced
 from recast.modes import in_eval
-from recast.surgery.apply import refresh_gates_
 from recast.surgery.compare import relative_error
 from recast.tracing.examples import (
     Example,
@@ -110,7 +109,6 @@ def export(model: nn.Module, example: Example, path: str | Path, *, tol: float |
     to = _target(path)
     _check_example(example, model)
     check_place(path, "path", f"model{path.suffix}")
-    refresh_gates_(model)
     with in_eval(model), torch.no_grad(), replaced(path) as temporary:
         _check_outputs(model, example)
         exported = Exported(path, to, *_write_compared(model, example, temporary, to, tol))

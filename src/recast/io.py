@@ -27,7 +27,6 @@ from recast.models.checksum import checksum
 from recast.models.sources import check_registered
 from recast.models.trust import may_run
 from recast.models.weights import CHECKSUM, HEADER, load_weights_, mismatch, read_header, read_safetensors
-from recast.surgery.apply import refresh_gates_
 from recast.surgery.chosen_forms import chosen_forms
 from recast.surgery.folding.forms import as_it_is, last_of
 from recast.surgery.plan import plan_of
@@ -208,4 +207,4 @@ def load(path: str | Path, parent: nn.Module | None = None, *, trust: bool = Fal
     model = replayed(model, header, path)
     load_weights_(model, read_safetensors(path), path)
     read(Images, header["images"] or {}, f"{path}'s images").note_(model)
-    return refresh_gates_(model.eval())
+    return model.eval()

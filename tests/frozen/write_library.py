@@ -164,7 +164,7 @@ def disturbed(model: nn.Module, seed: int = 0, scale: float = 0.2) -> nn.Module:
     with torch.no_grad():
         for _, parameter in sorted(model.named_parameters()):
             parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
-    return recast.refresh_gates_(model.eval())
+    return model.eval()
 
 
 def images(*shape: int, seed: int = 7) -> Tensor:
@@ -303,7 +303,7 @@ def _saved_models() -> dict[str, nn.Module]:
     with torch.no_grad():
         folded[0].gamma[1], folded[0].spread[3], folded[6].gamma[4] = 0.3, 0.4, -0.2
     recast.fold_(folded)
-    models["folded_model"] = recast.refresh_gates_(folded.eval())
+    models["folded_model"] = folded.eval()
     return models
 
 

@@ -11,6 +11,7 @@ import torch
 from layer_helpers import PAD_1, PAPERS, outputs_and_gradients, recast_copy
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 import recast
@@ -97,21 +98,17 @@ def open_two(layer: GPSA) -> GPSA:
     return layer
 
 
-def test_closed_heads_are_skipped_in_eval_without_gradients_after_a_refresh(heads_run: list[int]) -> None:
+def test_closed_heads_are_skipped_in_eval_without_gradients(heads_run: list[int]) -> None:
     layer = open_two(GPSA(3, 4, PAD_1, config=PAPERS).eval())
     x = torch.randn(1, 3, 5, 5)
+    everything = layer(x)
+    assert heads_run == [9]  # gradients may be asked for: a closed gate's gradient needs its map
     with torch.no_grad():
-        everything = layer(x)
-        assert heads_run == [9]  # nobody looked at the gates since they were written
-        assert layer.refresh_gates() == (1, 4)
+        assert layer.open_maps() == ((4,), (1,))
         torch.testing.assert_close(layer(x), everything)
         assert heads_run == [9, 2]
-    layer(x)
-    assert heads_run == [9, 2, 9]  # gradients may be asked for: a closed gate's gradient needs its map
-    layer.train()
-    with torch.no_grad():
-        layer(x)
-    assert heads_run == [9, 2, 9, 9]
+        layer.train()(x)
+    assert heads_run == [9, 2, 9]
 
 
 def loaded(layer: GPSA, state: GPSA, assign: bool) -> GPSA:
@@ -156,7 +153,23 @@ def written(layer: GPSA, opened: GPSA) -> GPSA:
     return layer
 
 
+def averaged(write: Callable[[list[nn.Parameter], list[nn.Parameter]], object]) -> Callable[[GPSA, GPSA], GPSA]:
+    """Return an update of a running average, in eval mode, that writes as a package does."""
+
+    def update(layer: GPSA, opened: GPSA) -> GPSA:
+        with torch.no_grad():
+            write(list(layer.parameters()), list(opened.parameters()))
+        return layer
+
+    return update
+
+
 OPENINGS: dict[str, Callable[[GPSA, GPSA], GPSA]] = {
+    "averaged by data.lerp_": averaged(lambda a, b: [p.data.lerp_(q.data, 1.0) for p, q in zip(a, b, strict=True)]),
+    "averaged by data =": averaged(lambda a, b: [setattr(p, "data", q.data) for p, q in zip(a, b, strict=True)]),
+    "averaged by copy_": averaged(lambda a, b: [p.data.copy_(q) for p, q in zip(a, b, strict=True)]),
+    "averaged by foreach": averaged(lambda a, b: torch._foreach_lerp_(a, b, 1.0)),
+    "averaged as a vector": averaged(lambda a, b: vector_to_parameters(parameters_to_vector(b), a)),
     "trained": lambda layer, opened: written(layer.train(), opened).eval(),
     "written to in eval mode": written,
     "copied, then written to": lambda layer, opened: written(copy.deepcopy(layer), opened),  # as an average does
@@ -170,40 +183,37 @@ OPENINGS: dict[str, Callable[[GPSA, GPSA], GPSA]] = {
 
 @pytest.mark.parametrize("way", OPENINGS)
 def test_a_stale_answer_is_never_used(way: str, heads_run: list[int]) -> None:
-    """All heads were closed when somebody looked; then the gates opened. Eval must compute the open ones."""
-    layer = GPSA(3, 4, PAD_1, config=PAPERS)
+    """All heads were closed in a pass; then the gates opened. Eval must compute the open ones."""
+    layer, x = GPSA(3, 4, PAD_1, config=PAPERS).eval(), torch.randn(1, 3, 5, 5)
     opened = open_two(copy.deepcopy(layer))
-    layer.eval().refresh_gates()
-    layer, x = OPENINGS[way](layer, opened), torch.randn(1, 3, 5, 5)
     opened.backend = "reference"
     with torch.no_grad():
+        layer(x)
+        assert heads_run == []
+        layer = OPENINGS[way](layer, opened)
         torch.testing.assert_close(layer(x), opened(x))
-        layer.refresh_gates()
-        torch.testing.assert_close(layer(x), opened(x))
-    assert heads_run[-1] == 2
+    assert heads_run == [2]
 
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_step_of_an_optimiser_is_noticed(fused: bool) -> None:
     """Fused ones write without raising the tensor's own count; in eval mode, as where BatchNorm is frozen."""
     layer, x = GPSA(3, 4, PAD_1, config=PAPERS).eval(), torch.randn(2, 3, 5, 5)
-    layer.refresh_gates()
     optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, fused=fused)
     layer(x).square().sum().backward()
     optimizer.step()
     with torch.no_grad():
         assert torch.equal(layer(x), layer.eval()(x))
-        assert layer.open_heads == tuple(range(9))
+        assert layer.open_maps() == (tuple(range(9)),) * 2
 
 
 def test_tolerance_closes_small_gates_and_nan_stays_open() -> None:
     layer = open_two(GPSA(3, 4, Geometry((3, 3)), config=PAPERS))
-    both = layer.refresh_gates()
-    assert len(both) == 2
+    assert layer.open_maps() == ((4,), (1,))
     layer.close_maps_(0.25)
-    assert (layer.gaussian_heads, layer.content_heads, layer.open_heads) == ((4,), (), (4,))
+    assert (layer.gaussian_heads, layer.content_heads) == layer.open_maps() == ((4,), ())
     layer.close_maps_(0.3)
-    assert layer.open_heads == ()
+    assert layer.open_maps() == ((), ())
     assert not any(gate.any() for gate in layer.gates().values())
     layer = GPSA(3, 4, Geometry((3, 3)), config=PAPERS)
     with torch.no_grad():
@@ -212,7 +222,7 @@ def test_tolerance_closes_small_gates_and_nan_stays_open() -> None:
     assert layer.content_heads == (7,)
     sigmoid = GPSA(3, 4, Geometry((3, 3)), config=RecastConfig(gate="sigmoid"))
     sigmoid.close_maps_(10)
-    assert (sigmoid.open_heads, len(sigmoid.gaussian_heads), sigmoid.content_heads) == (None, 9, ())
+    assert sigmoid.open_maps() == (sigmoid.gaussian_heads, sigmoid.content_heads) == (tuple(range(9)), ())
     with pytest.raises(RecastError, match=r"got .* \(\) .* \(3,\)"):
         layer.prune_((), (3,))
     with pytest.raises(RecastError, match="prune content heads only"):
@@ -256,7 +266,7 @@ def test_compiles_in_one_graph_once_a_size(gate: Any, backend: Any, content: Any
         torch.testing.assert_close(compiled(x), layer(x))
     assert counter.frame_count <= len(set(sizes))
     if isinstance(layer, GPSA):
-        layer.eval().refresh_gates()
+        layer.eval()
         with torch.no_grad():
             torch.testing.assert_close(compiled(x), layer(x))
 

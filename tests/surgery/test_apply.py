@@ -10,7 +10,7 @@ import torch
 from layer_helpers import PAD_1, PAPERS, recast_copy, unchanged
 from torch import nn
 
-from recast import Geometry, RecastError, fold_, param_groups, plan, recast_, record, refresh_gates_, verify, wake_
+from recast import Geometry, RecastError, fold_, param_groups, plan, recast_, record, verify, wake_
 from recast.lab.networks import CifarResNet
 from recast.layers.attention_pool import attention_pools
 from recast.layers.cmhsa import recast_layers
@@ -227,7 +227,7 @@ def replayed(parent: nn.Module, child: nn.Module) -> nn.Module:
     twin = recast_(copy.deepcopy(parent), Plan.from_json(applied_plan(child).to_json()))
     assert [name for name, _ in twin.named_parameters()] == [name for name, _ in child.named_parameters()]
     twin.load_state_dict(child.state_dict())
-    return refresh_gates_(twin)
+    return twin
 
 
 def test_steps_alone_leave_the_pool_for_later() -> None:

@@ -23,7 +23,7 @@ def opened(parent: nn.Module, x: Tensor, gate: str) -> Any:
     child = recast_copy(randomize_scales_(parent.eval(), x), x, RecastConfig(gate)).eval()
     for layer in gated_layers(child).values():
         nn.init.uniform_(layer.gamma if gate != "sigmoid" else layer.lam, 0.2, 0.5)
-    return recast.refresh_gates_(child)
+    return child
 
 
 @torch.no_grad()

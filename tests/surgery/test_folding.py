@@ -99,14 +99,13 @@ def test_a_model_that_was_folded_twice_comes_back(child: nn.Module, parent: nn.M
 
 
 def test_what_was_folded_away_leaves_nothing_to_train(child: nn.Module) -> None:
-    """A parameter without elements: optimisers divide by their number, DistributedDataParallel waits for a gradient."""
+    """No parameter without elements: optimisers divide by their number, norms and histograms fail on them."""
     *_, first, _second = gpsa_layers(child).values()
     nn.init.zeros_(first.gamma)
     recast.fold_(child)
-    empty = [p for p in child.train().parameters() if not p.numel()]
-    assert len(empty) == 3
-    assert not any(p.requires_grad for p in empty)
-    optimizer = torch.optim.Adafactor([p for p in child.parameters() if p.requires_grad])
+    assert first.gamma is first.query is first.key is None
+    assert all(p.numel() for p in child.train().parameters())
+    optimizer = torch.optim.Adafactor(child.parameters())
     child(X).sum().backward()
     optimizer.step()
     assert first.spread.grad is not None
@@ -178,7 +177,8 @@ def test_what_is_closed_goes_and_the_function_stays(
         assert folded.value is None, text
         content = [h for h in range(layer.num_heads) if h % 2 != seed % 2]
         assert folded.content_heads == tuple(content), text
-        assert folded.query.shape == (len(content) * layer.head_dim, layer.in_channels), text
+        if content:
+            assert folded.query.shape == (len(content) * layer.head_dim, layer.in_channels), text
         for form in ("reference", "dense", "split", "merged"):
             measured = outputs_and_gradients(folded, x, form)
             assert error_of(measured["output"], expected["output"]) <= 1e-10, f"{form}, {text}"

@@ -84,7 +84,7 @@ def test_gate_l1_closes_heads_at_exactly_zero(tmp_path: Path, averaged: Regulari
     assert gates["gamma"] == [0.0] * 9
     assert gates["s"][1:] == [0.0] * 8
     assert gates["s"][0] > 1
-    assert layer.open_heads == (0,)
+    assert layer.open_maps() == ((0,), ())
 
 
 @pytest.mark.parametrize("averaged", [RegularizationConfig(), AVERAGED])

@@ -94,7 +94,7 @@ class AttentionConv2d(nn.Module):
 
     Parameters: `weight` (O, C/g, rows, columns) is W_out in a kernel's own layout, `bias` (O,), `value` W_val (C, C/g;
     none for depthwise), `query` and `key` (H_c·D, C) for the H_c heads that have content. A subclass adds its own in
-    `_build`.
+    `_build`. What a layer does not have is None, as `bias` is: queries and keys without a content map, say.
     """
 
     _default_config: type[RecastConfig] = LinearGate
@@ -159,9 +159,14 @@ class AttentionConv2d(nn.Module):
         """True if the layer has W_val. Depthwise layers have none: it would be a factor of W_out."""
         return self.config.project_values and (self.groups < self.in_channels or self.groups == 1)
 
-    def _parameter(self, *shape: int) -> nn.Parameter:
-        # without elements it is frozen: optimisers divide by their number, DistributedDataParallel waits for gradients
-        return nn.Parameter(self.weight.new_empty(shape), math.prod(shape) > 0)
+    def _parameter(self, *shape: int) -> Any:
+        """Return a new parameter, or None for no elements: loops over parameters (norms, histograms) stop at them."""
+        return nn.Parameter(self._w_out().new_empty(shape)) if math.prod(shape) else None
+
+    def _entries(self, name: str, *shape: int) -> Tensor:
+        """Return a parameter; no elements, in this shape, if the layer does not have it."""
+        value: Tensor | None = getattr(self, name)
+        return self._w_out().new_empty(shape) if value is None else value
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -175,7 +180,7 @@ class AttentionConv2d(nn.Module):
 
     def _identity(self) -> Tensor:
         """Return the identity W_val, (C, C/g)."""
-        like = self.query
+        like = self._w_out()
         eye = torch.eye(self.in_channels // self.groups, device=like.device, dtype=like.dtype)
         return eye.repeat(self.groups, 1)
 
@@ -185,6 +190,8 @@ class AttentionConv2d(nn.Module):
         They must not both be zero: neither would ever get a gradient. Orthonormal rows are scaled for features of
         variance 1: logits QKᵀ/√D then have the standard deviation `logit_std`.
         """
+        if not self.content_heads:
+            return
         if self.config.query_key in ("zero", "random"):
             nn.init.trunc_normal_(self.query, std=QUERY_STD)
             nn.init.zeros_(self.key)
@@ -251,8 +258,8 @@ class AttentionConv2d(nn.Module):
         if x.dim() != 4 or x.shape[1] != self.in_channels:
             kind = type(self).__name__
             raise RecastError(f"{kind} expected input (B, {self.in_channels}, H, W), got {tuple(x.shape)}")
-        if x.dtype != self.query.dtype and not in_autocast(x):
-            raise RecastError(f"{type(self).__name__} has {self.query.dtype} weights, got {x.dtype} input: convert one")
+        if x.dtype != (dtype := self._w_out().dtype) and not in_autocast(x):
+            raise RecastError(f"{type(self).__name__} has {dtype} weights, got {x.dtype} input: convert one")
 
     def _repr(self, heads: str, rest: str) -> str:
         groups = f", groups={self.groups}" if self.groups > 1 else ""

@@ -204,9 +204,6 @@ class AttentionBeside(Tuned, nn.Module):
                 setattr(self, name, None)
             self.tuned = ()
 
-    def refresh_gates(self) -> None:
-        """Do nothing: no choice depends on the gate's value."""
-
     def fold(self, tol: float = 0.0) -> nn.Module:
         """Return the convolution, the same object, if |γ| ≤ `tol`, else the layer."""
         self.close_maps_(tol)

@@ -54,6 +54,7 @@ class CMHSA(AttentionConv2d):
     """
 
     config: BiasGate
+    relative_bias: nn.Parameter
     _default_config = BiasGate
 
     def _build(self) -> None:
@@ -62,7 +63,7 @@ class CMHSA(AttentionConv2d):
         if self.geometry.is_transposed:
             raise RecastError("gate='bias' does not support transposed convolutions: skip them, or use gate='linear'")
         self.size: tuple[int, int] | None = None
-        self.relative_bias = nn.Parameter(self.weight.new_empty(self.num_heads, 0, 0))  # `set_size_` gives it entries
+        self.register_parameter("relative_bias", None)  # until `set_size_`
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -74,7 +75,7 @@ class CMHSA(AttentionConv2d):
     def _new_table(self, height: int, width: int) -> Tensor:
         """Return the initial B_h(δ) for every offset of an input of `height` × `width` pixels."""
         rows, columns = offset_ranges(self.geometry, height, width)
-        table = self.relative_bias.new_zeros(self.num_heads, rows.stop - rows.start, columns.stop - columns.start)
+        table = self._w_out().new_zeros(self.num_heads, rows.stop - rows.start, columns.stop - columns.start)
         for head, (row, column) in enumerate(self.geometry.offsets()):
             table[head, row - rows.start, column - columns.start] = self.config.bias_init
         return table
@@ -85,11 +86,11 @@ class CMHSA(AttentionConv2d):
 
         Offsets of the old table keep their biases. The parameter is replaced: call this before you create an optimiser.
         """
-        table = self._new_table(height, width)
-        if self.size is not None:
+        table, old = self._new_table(height, width), self._parameters["relative_bias"]
+        if old is not None and self.size is not None:
             here, there = self._shared((height, width), self.size)
-            table[here] = self.relative_bias[there]
-        self.relative_bias = nn.Parameter(table, self.relative_bias.requires_grad)
+            table[here] = old[there]
+        self.relative_bias = nn.Parameter(table, (self.query if old is None else old).requires_grad)
         self.size = (height, width)
 
     def _shared(self, size_a: tuple[int, int], size_b: tuple[int, int]) -> list[tuple[slice, ...]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,6 @@ from recast.layers.functional import operands
 from recast.layers.functional.maps import AttentionMaps
 from recast.layers.functional.operands import Gates, Weights, nonzero, scatter_heads, take_heads
 from recast.layers.geometry import Geometry
-from recast.layers.seen_gates import OpenMaps, SeenGates
 from recast.modes import computes_as
 
 LAMBDA_WITHOUT_CONTENT = 40.0
@@ -43,13 +42,11 @@ class GPSA(Tuned, AttentionConv2d):
     and the gates: `gamma` γ (H_c,) and `spread` s (H_g,) (linear) or `lam` λ (H_c,) (sigmoid).
 
     In training every map is computed; `fold` and `prune_` remove those that are not needed, with their parameters. In
-    eval, where gates get no gradient, maps with closed gates are skipped. The layer reads its gates when `eval()` is
-    called and when a state is loaded in eval mode; copies and pickles keep the result. After an in-place write to the
-    gates every map runs again, until `eval()` or `recast.refresh_gates_(model)` reads them. Writes through `.data`, and
-    writes under a compiled layer, are not detected.
+    eval without gradients, a CPU skips maps with closed gates, which it reads in microseconds. A GPU would have to wait
+    for them, and compilers and exporters have no values: there all maps run.
 
     `backend` selects the implementation (`layers.functional`); "auto" is the fastest that `recast.tune_` measured, else
-    the cheapest by a rule. All agree up to rounding; with all heads closed, eval is bitwise the convolution.
+    the cheapest by a rule. All agree up to rounding. With all heads closed, eval on a CPU is bitwise the convolution.
 
     Args:
         in_channels, out_channels: C and O, divisible by `groups`.
@@ -73,8 +70,7 @@ class GPSA(Tuned, AttentionConv2d):
     config: LinearGate | SigmoidGate
     gaussian_heads: tuple[int, ...]
     """Heads that have a Gaussian map: those of `config.gaussian_heads`, minus pruned ones."""
-    _seen: SeenGates | None
-    """State of the gates when they were last read; None in training and before."""
+    center: nn.Parameter
     raw_alpha: nn.Parameter
     gamma: nn.Parameter
     spread: nn.Parameter
@@ -85,7 +81,6 @@ class GPSA(Tuned, AttentionConv2d):
             raise RecastError("GPSA requires gate='linear' or gate='sigmoid', got gate='bias': use CMHSA")
         self.backend = self.config.backend
         self.gaussian_heads = self.geometry.heads(self.config.gaussian_heads)
-        self._seen = None
         self.center = self._parameter(len(self.gaussian_heads), 2)
         self.raw_alpha = self._parameter(len(self.gaussian_heads))
         if self.config.gate == "linear":
@@ -98,22 +93,20 @@ class GPSA(Tuned, AttentionConv2d):
     def reset_parameters(self) -> None:
         """Draw the kernel of a convolution and W_qry; set W_val = I, W_key = 0 and Δ to the kernel's positions."""
         super().reset_parameters()
-        self.center.copy_(self._positions())
-        nn.init.constant_(self.raw_alpha, operands.inverse_softplus(self.config.alpha))
-        if self.config.gate == "linear":
-            nn.init.constant_(self.gamma, self.config.gamma_init)
-            nn.init.constant_(self.spread, self.config.s_init)
-            if self.config.gamma_init == self.config.s_init == 0:  # meta tensors have no values to read
-                self._seen = SeenGates(((), ()), self.gamma, self.spread)
-        else:
-            nn.init.constant_(self.lam, self.config.lambda_init)
+        first = {"gamma": "gamma_init", "spread": "s_init", "lam": "lambda_init"}
+        for name, value in first.items():
+            if (gate := self._parameters.get(name)) is not None:
+                nn.init.constant_(gate, getattr(self.config, value))
+        if self.gaussian_heads:
+            self.center.copy_(self._positions())
+            nn.init.constant_(self.raw_alpha, operands.inverse_softplus(self.config.alpha))
 
     # --- positions and gates ------------------------------------------------------------------------------------------
 
     @property
     def alpha(self) -> Tensor:
         """Locality strength α > 0 of the heads that have a Gaussian, (H_g,), at least fp32."""
-        return operands.softplus(self.raw_alpha)
+        return operands.softplus(self._entries("raw_alpha", 0))
 
     def spans(self) -> Tensor:
         """Return the attention span 1/α of every head, (H,); 0 for pruned Gaussians."""
@@ -125,71 +118,56 @@ class GPSA(Tuned, AttentionConv2d):
         Gates of pruned maps are 0; a sigmoid head without content has σ(λ) = 1.
         """
         if self.config.gate == "sigmoid":
-            lam = scatter_heads(self.lam, self.content_heads, self.num_heads, LAMBDA_WITHOUT_CONTENT)
+            lam = self._of_heads("lam", self.content_heads, LAMBDA_WITHOUT_CONTENT)
             return {"lambda": lam, "sigma": torch.sigmoid(lam)}
         return {
-            "gamma": scatter_heads(self.gamma, self.content_heads, self.num_heads),
-            "s": scatter_heads(self.spread, self.gaussian_heads, self.num_heads),
+            "gamma": self._of_heads("gamma", self.content_heads),
+            "s": self._of_heads("spread", self.gaussian_heads),
         }
+
+    def _of_heads(self, name: str, heads: tuple[int, ...], fill: float = 0.0) -> Tensor:
+        """Return the gate of every head, (H,), from those of `heads`."""
+        return scatter_heads(self._entries(name, 0), heads, self.num_heads, fill)
 
     def coefficients(self) -> Gates:
         """Return the coefficients of the Gaussian (H_g,) and content (H_c,) maps; the shift has what is left of 1."""
         if self.config.gate == "linear":
             heads = self.gaussian_heads, self.content_heads, self.num_heads
-            return functional.linear_gates(self.gamma, self.spread, *heads)
+            return functional.linear_gates(self._entries("gamma", 0), self._entries("spread", 0), *heads)
         every = functional.sigmoid_gates(self.gates()["lambda"])
         return every._replace(content=take_heads(every.content, self.content_heads, self.num_heads))
 
-    @property
-    def open_heads(self) -> tuple[int, ...] | None:
-        """Heads for which eval mode computes a map besides the shift; None: all of them."""
-        return None if self._seen is None else tuple(sorted({h for heads in self._seen.open_maps for h in heads}))
-
     @torch.no_grad()
-    def refresh_gates(self) -> tuple[int, ...] | None:
-        """Read which heads are open, γ ≠ 0 or s ≠ 0, so that eval can skip the others, and return them.
+    def open_maps(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the heads with an open Gaussian and those with an open content map, γ ≠ 0 and s ≠ 0; reads values."""
+        if self.config.gate == "sigmoid":
+            return self.gaussian_heads, self.content_heads
+        gates = self.gates()
+        return nonzero(gates["s"] != 0), nonzero(gates["gamma"] != 0)
 
-        No other code reads gate values as Python numbers. None means that every head runs.
+    def _can_skip(self) -> bool:
+        """Return True in eval if gate values can be read without waiting.
+
+        False in training: a resumed run must take the same steps bit for bit.
         """
-        if self.config.gate != "linear":
-            return None
-        # fake, sharded and meta tensors have no values here
-        if type(self.gamma) in (Tensor, nn.Parameter) and not self.gamma.is_meta:
-            gates = self.gates()
-            self._seen = SeenGates((nonzero(gates["s"] != 0), nonzero(gates["gamma"] != 0)), self.gamma, self.spread)
-        return self.open_heads
-
-    def _maps_to_run(self) -> OpenMaps | None:
-        """Return the heads with an open Gaussian and with an open content map; None if all maps must run.
-
-        Maps of closed heads are needed for the gradients of their gates, and skipped only without gradients.
-        """
-        if self.training or self._seen is None:
-            return None
-        if torch.is_grad_enabled() and not is_exported() and (self.gamma.requires_grad or self.spread.requires_grad):
-            return None
-        if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
-            holds = self._seen.unwritten()  # an exporter replaces the gates by its own tensors
-        else:
-            holds = torch.compiler.is_compiling() or self._seen.still_hold(self.gamma, self.spread)
-        return self._seen.open_maps if holds else None
-
-    def _is_known_closed(self) -> bool:
-        """Return True if all heads were closed when the gates were read, and no gate was written to since.
-
-        False in training: a resumed run must take the same steps bit for bit, whatever was read before.
-        """
-        if self.training or torch.compiler.is_compiling() or self._seen is None:
+        if self.training or torch.compiler.is_compiling() or is_exported() or in_transform():
             return False
-        return self._seen.open_maps == ((), ()) and self._seen.still_hold(self.gamma, self.spread)
+        gates = [gate for name in ("gamma", "spread") if (gate := self._parameters.get(name)) is not None]
+        return all(type(gate) in (Tensor, nn.Parameter) and gate.device.type == "cpu" for gate in gates)
+
+    def _maps_to_run(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the heads whose Gaussian and whose content map must run: of closed heads only for their gradients."""
+        if self._can_skip() and not (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())):
+            return self.open_maps()
+        return self.gaussian_heads, self.content_heads
 
     # --- forward ------------------------------------------------------------------------------------------------------
 
     def weights(self) -> Weights:
         """Return the tensors for the pure functions."""
         return Weights(
-            self._w_out(), self.bias, self.value, self.query, self.key, self.center,
-            self.alpha if self.gaussian_heads else self.raw_alpha, self.coefficients(),
+            self._w_out(), self.bias, self.value, self._entries("query", 0, self.in_channels),
+            self._entries("key", 0, self.in_channels), self._entries("center", 0, 2), self.alpha, self.coefficients(),
             self.gaussian_heads, self.content_heads, self.geometry, self.head_dim, self.groups,
             self.config.attend_padding, self.config.content,
         )  # fmt: skip
@@ -201,14 +179,12 @@ class GPSA(Tuned, AttentionConv2d):
         """
         if self.backend != "auto":
             return self.backend
-        if self._is_known_closed():
+        if self._can_skip() and not any(self.open_maps()):
             return "split"  # bitwise the convolution, even if gradients make all maps run
-        device = self.query.device.type
+        device, has_shift = self._w_out().device.type, self.config.gate == "linear"
         if form := self.tuned_form(device, size):
             return form
-        gaussian, content = self._maps_to_run() or (self.gaussian_heads, self.content_heads)
-        opened = len({*gaussian, *content})
-        has_shift = self.config.gate == "linear"
+        opened = len({*chain(*self._maps_to_run())})
         keys = None if size is None or self.config.content == "linear" else size[0] * size[1]
         return functional.choose_backend(self.geometry, self.groups, opened, has_shift, device, keys)
 
@@ -220,9 +196,7 @@ class GPSA(Tuned, AttentionConv2d):
 
     def computed_by(self, backend: str, x: Tensor) -> Tensor:
         """Return the output for x (B, C, H, W), computed by a function of `layers.functional`."""
-        w, maps = self.weights(), self._maps_to_run()
-        if maps is not None:
-            w = functional.select_heads(w, *maps)
+        w = functional.select_heads(self.weights(), *self._maps_to_run())
         output: Tensor = getattr(functional, backend)(x, w)
         return output
 
@@ -259,7 +233,6 @@ class GPSA(Tuned, AttentionConv2d):
         content = tuple(self.content_heads[i - first] for i in opened if i >= first)
         if (gaussian, content) != (self.gaussian_heads, self.content_heads):
             self.prune_(gaussian, content)
-        self.refresh_gates()
 
     @torch.no_grad()
     def prune_(self, gaussian_heads: Iterable[int], content_heads: Iterable[int]) -> None:
@@ -281,12 +254,11 @@ class GPSA(Tuned, AttentionConv2d):
         width = [h * self.head_dim + d for h in of_content for d in range(self.head_dim)]
         rows = {"center": of_gaussian, "raw_alpha": of_gaussian, "spread": of_gaussian, "query": width, "key": width}
         rows |= {"gamma": of_content, "lam": of_content}
-        for name, index in rows.items():  # without elements it is frozen, as `_parameter` says
+        for name, index in rows.items():
             if (old := self._parameters.get(name)) is not None:
-                setattr(self, name, nn.Parameter(old[index].clone(), old.requires_grad and len(index) > 0))
+                setattr(self, name, nn.Parameter(old[index].clone(), old.requires_grad) if index else None)
         self.gaussian_heads, self.content_heads = gaussian, content
         self.tuned = ()
-        self._update_seen_gates()
 
     def fold(self, tol: float = 0.0) -> nn.Module:
         """Return a convolution if all maps are closed within `tol`, else the layer in its smallest form.
@@ -309,45 +281,18 @@ class GPSA(Tuned, AttentionConv2d):
     def set_geometry_(self, geometry: Geometry) -> None:
         """Set another stride, dilation or padding for the same kernel, and the centres Δ to its positions."""
         super().set_geometry_(geometry)
-        self.center.copy_(self._positions())
+        if self.gaussian_heads:
+            self.center.copy_(self._positions())
 
     def _positions(self) -> Tensor:
         """Return the kernel positions of the heads that have a Gaussian, (H_g, 2)."""
         offsets = self.geometry.offsets()
         return torch.tensor([offsets[h] for h in self.gaussian_heads], dtype=torch.float32).view(-1, 2)
 
-    # --- state of the gates: read again where they may have changed ---------------------------------------------------
-
-    def train(self, mode: bool = True) -> GPSA:
-        super().train(mode)
-        self._update_seen_gates()
-        return self
-
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(state_dict, *args, **kwargs)
-        self._update_seen_gates()
-
-    def _update_seen_gates(self) -> None:
-        """Read which gates are open in eval mode, and forget it in training."""
-        if self.training:
-            self._seen = None
-        else:
-            self.refresh_gates()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Keep the open maps in copies and pickles, if they still hold."""
-        holds = self._seen is not None and self._seen.still_hold(self.gamma, self.spread)
-        return self.__dict__ | {"_seen": self._seen.open_maps if self._seen is not None and holds else None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        open_maps: Any = self._seen
-        self._seen = None if open_maps is None else SeenGates(open_maps, self.gamma, self.spread)
-
     def extra_repr(self) -> str:
         maps = [len(self.gaussian_heads), len(self.content_heads)]
         gaussian, content = ("all" if count == self.num_heads else count for count in maps)
-        opened = "all" if self.training or self.open_heads is None else len(self.open_heads)
+        opened = len({*chain(*self._maps_to_run())})
         kind = "" if self.config.content == "softmax" else f", content={self.config.content}"
         return self._repr(
             f" ({gaussian} Gaussian, {content} content; {opened} open in eval)",

@@ -1,4 +1,4 @@
-"""`recast_` and `refresh_gates_`."""
+"""`recast_`: apply a plan to a network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from recast.config import typed
 from recast.errors import RecastError, suggest
 from recast.layers.beside import AttentionBeside
 from recast.layers.cmhsa import CMHSA, RecastLayer
-from recast.layers.gpsa import gpsa_layers
 from recast.surgery.folding.forms import as_folded, guard_merging_
 from recast.surgery.plan import NOTHING, Plan, plan_of, set_plan_
 from recast.surgery.pooling.swap import put_pool_
@@ -176,26 +175,3 @@ def _edits(plan: Plan, taken: Sequence[Step]) -> tuple[Edit, ...]:
     """Return the edits of the plan, and the new geometries of convolutions whose step is not taken yet."""
     changed = [step for step in _waiting(plan, taken) if step.geometry != step.parent_geometry]
     return (*plan.edits, *(Edit(step.name, "geometry", step.geometry) for step in changed))
-
-
-@typed("model")
-def refresh_gates_(model: nn.Module) -> nn.Module:
-    """Read the gates of every GPSA layer, so that eval skips closed heads (γ = s = 0).
-
-    Call it after weights were changed in eval mode by anything but `load`, if speed matters.
-
-    Args:
-        model: a recast network.
-
-    Returns:
-        The model.
-
-    Example:
-        >>> layer = recast.GPSA(4, 8, recast.Geometry((3, 3))).eval()
-        >>> _ = layer.gamma.data[4].fill_(0.5)
-        >>> recast.refresh_gates_(layer).open_heads
-        (4,)
-    """
-    for layer in gpsa_layers(model).values():
-        layer.refresh_gates()
-    return model

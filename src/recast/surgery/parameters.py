@@ -159,6 +159,6 @@ def _exceptions(module: nn.Module, queries_apart: bool) -> Iterator[tuple[nn.Par
     elif isinstance(module, GPSA):
         is_linear = module.config.gate == "linear"
         gates = (module.gamma, module.spread) if is_linear else (module.lam,)
-        yield from ((gate, "gates" if is_linear else "sigmoid_gates") for gate in gates)
+        yield from ((gate, "gates" if is_linear else "sigmoid_gates") for gate in gates if gate is not None)
     elif isinstance(module, Affine):  # ResMLP's norm: timm writes its vectors as (1, 1, C)
         yield from ((p, "no_decay") for p in module.parameters())

@@ -142,9 +142,9 @@ def tune_(model: nn.Module, images: Example, *, seconds: Positive = 0.5) -> Tuni
 def _time(kind: _Kind, training: bool, seconds: float) -> Timed | None:
     """Choose the form of a kind of layer for a mode; None where the layer is known to be its convolution."""
     layer, x, names = kind
-    layer.training = training  # the flag alone: `train` would forget which heads are open
+    layer.training = training
     try:
-        if isinstance(layer, GPSA) and layer._is_known_closed():
+        if isinstance(layer, GPSA) and not training and layer._is_closed():
             return None
         before = layer.chosen_backend((x.shape[2], x.shape[3]))
         calls = {form: _call(layer, form, training) for form in dict.fromkeys((before, *_forms(layer, x)))}

@@ -170,7 +170,6 @@ def test_autocast_takes_the_layer_where_it_takes_the_module(kind: str, case_of: 
     for seed in range(4):
         module, x, text = case_of(kind, seed, torch.float32)
         layer = convert(module, PAPERS).eval()
-        layer.refresh_gates()
         with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
             assert torch.equal(layer(x), module(x)), text
             assert layer(x).dtype == torch.bfloat16

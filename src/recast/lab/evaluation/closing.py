@@ -21,9 +21,8 @@ from torch.nn import functional as F
 
 from recast.errors import RecastError
 from recast.lab.scales import recalibrate_batch_norm_
-from recast.layers.beside import AttentionBeside
 from recast.layers.cmhsa import GatedLayer, gated_layers
-from recast.layers.gpsa import LAMBDA_WITHOUT_CONTENT
+from recast.layers.gpsa import GPSA, LAMBDA_WITHOUT_CONTENT
 from recast.modes import in_eval
 
 TRIED = 4
@@ -122,11 +121,12 @@ def _added(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> dict[tuple
 
 def _gates(layer: GatedLayer) -> list[tuple[nn.Parameter, tuple[int, ...]]]:
     """Return the gates that can close, and the heads of each."""
-    if isinstance(layer, AttentionBeside):
-        return [(layer.gamma, layer.content_heads)] if layer.content_heads else []
-    if layer.config.gate == "sigmoid":
-        return [(layer.lam, layer.content_heads)]
-    return [(layer.gamma, layer.content_heads), (layer.spread, layer.gaussian_heads)]
+    if isinstance(layer, GPSA) and layer.config.gate == "sigmoid":
+        gates = [(layer.lam, layer.content_heads)]
+    else:
+        gates = [(layer.gamma, layer.content_heads)]
+        gates += [(layer.spread, layer.gaussian_heads)] if isinstance(layer, GPSA) else []
+    return [(gate, heads) for gate, heads in gates if heads]
 
 
 @torch.no_grad()
@@ -145,10 +145,8 @@ def _without(layer: nn.Module, head: int) -> Iterator[None]:
         for gate, heads in _gates(layer):
             if head in heads:
                 gate[heads.index(head)] = closed
-        layer.refresh_gates()
         try:
             yield
         finally:
             for gate, value in before:
                 gate.copy_(value)
-            layer.refresh_gates()

@@ -37,7 +37,7 @@ from recast.lab.training.switches import Switches
 from recast.layers.cmhsa import gated_layers, recast_layers
 from recast.models.build import Images, constructor
 from recast.models.weights import load_weights_, read_header, read_safetensors
-from recast.surgery.apply import recast_, refresh_gates_
+from recast.surgery.apply import recast_
 from recast.surgery.chosen_forms import ChosenForms, choose_forms_, chosen_forms
 from recast.surgery.plan import Plan
 from recast.surgery.tuning import tune_
@@ -95,7 +95,7 @@ def fit(
                 final = Plan.from_json(saved, f"{weights}'s plan")  # its pooling is in the model that was given
                 recast_(model, final, steps=[step.name for step in final.steps])
             load_weights_(model, read_safetensors(weights), weights)
-            refresh_gates_(model.eval())
+            model.eval()
             return rows
         loop = _Loop(model, data, recipe, out, device, stop, progress, name, parent, plan, on_step)
         return loop.run(resume, on_start)
@@ -159,7 +159,7 @@ class _Loop:
             raise Interrupted(f"interrupted at once, nothing saved: {newest_state(self.out)}") from None
         if self.state.evaluated is not self.model:
             self.model.load_state_dict(self.state.evaluated.state_dict())
-        refresh_gates_(self.model.eval())
+        self.model.eval()
         if is_first():
             path = self.out / "weights.safetensors"
             write_weights(self.model, path, self.recipe, self.data, self.objective.task.keeps_network)
@@ -281,7 +281,7 @@ class _Loop:
 
     def _measure(self, skipped: list[str]) -> tuple[float, ...]:
         """Return validation loss and the task's metrics; names of unreadable images go to `skipped`."""
-        refresh_gates_(self.state.evaluated.eval())
+        self.state.evaluated.eval()
         distributed.share_(self.state.evaluated, weights=False)
         return validate(self.state.evaluated, self.data, self.recipe, self.device, skipped, self.stop)
 
