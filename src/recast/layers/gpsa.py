@@ -137,13 +137,15 @@ class GPSA(Tuned, AttentionConv2d):
         every = functional.sigmoid_gates(self.gates()["lambda"])
         return every._replace(content=take_heads(every.content, self.content_heads, self.num_heads))
 
-    @torch.no_grad()
     def open_maps(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the heads with an open Gaussian and those with an open content map, γ ≠ 0 and s ≠ 0; reads values."""
         if self.config.gate == "sigmoid":
             return self.gaussian_heads, self.content_heads
-        gates = self.gates()
-        return nonzero(gates["s"] != 0), nonzero(gates["gamma"] != 0)
+        gaussian, content = (
+            tuple(head for head, gate in zip(heads, self._entries(name, 0).tolist(), strict=True) if gate)
+            for name, heads in (("spread", self.gaussian_heads), ("gamma", self.content_heads))
+        )
+        return gaussian, content
 
     def _can_skip(self) -> bool:
         """Return True in eval if gate values can be read without waiting.

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from recast.config import typed
 from recast.errors import RecastError, suggest
@@ -22,9 +23,11 @@ from recast.surgery.wrappers import changeable
 from recast.tracing.examples import check_not_lazy
 
 
-@typed("model", "plan", "steps")
+@typed("model", "plan", "steps", "optimizer")
 @torch.inference_mode(False)
-def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None) -> nn.Module:
+def recast_(
+    model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None, optimizer: Optimizer | None = None
+) -> nn.Module:
     """Put attention beside the planned convolutions of `model`, or replace them (and the planned pooling) by it.
 
     In place. With gate="beside", and with the initial linear gate and `stride="keep"`, the model computes exactly the
@@ -32,14 +35,16 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
     same object with the same parameters. A network in torch.compile, DataParallel or an average of weights is recast
     inside its wrapper.
 
-    An optimizer created before lacks the new parameters (and, with the papers' gates, holds kernels that are no longer
-    in the network): create it afterwards, or use `recast_during_training_`.
+    Kernels and biases stay the same `Parameter` objects (unless they are computed, or transposed), but an optimizer
+    created before lacks the new parameters: create it afterwards, or pass it.
 
     Args:
         model: the network that was planned.
         plan: from `plan`.
         steps: names of the steps to take now. Default: all, and the pool. Later calls with the same plan may take
             others, and `attention_pool_(model, config=plan.pool)` the pool.
+        optimizer: an optimizer of the network, which gets the new parameters, the gates at 50 times the kernel's rate
+            (`recast_during_training_`, which takes rates and running averages too).
 
     Returns:
         The model; a new one if it is a convolution itself.
@@ -58,6 +63,10 @@ def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None)
     """
     if steps is not None and not steps:
         return model
+    if optimizer is not None:
+        from recast.surgery.during_training import recast_during_training_
+
+        return recast_during_training_(model, optimizer, plan, steps)
     if (network := changeable(model)) is not model:
         if any(step.name == "" for step in plan.steps):
             raise RecastError(

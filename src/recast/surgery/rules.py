@@ -226,10 +226,10 @@ def computes_weight(conv: nn.Module) -> bool:
 
 @torch.no_grad()
 def effective_weight(conv: nn.Module) -> Tensor:
-    """Return the weight that `conv` uses in eval mode, computed by its parametrisation if it has one."""
+    """Return the weight that `conv` uses in eval mode: its parameter, or what a parametrisation computes."""
     with in_eval(conv):  # spectral norm takes a power-iteration step when read in training mode
         assert isinstance(conv.weight, Tensor)
-        return conv.weight.detach()
+        return conv.weight if isinstance(conv.weight, nn.Parameter) else conv.weight.detach()
 
 
 def pads_same(conv: nn.Module) -> bool:
@@ -269,7 +269,10 @@ def _standardised(conv: nn.Conv2d, config: RecastConfig) -> RecastLayer:
 def as_attention(
     conv: nn.Conv2d | nn.ConvTranspose2d, geometry: Geometry, weight: Tensor, config: RecastConfig
 ) -> RecastLayer:
-    """Make a layer with kernel `weight` in W_out's layout, and the mode, freezing, dtype and device of `conv`."""
+    """Make a layer with kernel `weight` in W_out's layout, and the mode, freezing, dtype and device of `conv`.
+
+    Parameters of `conv` that stay the same numbers stay the same objects: an optimizer goes on training them.
+    """
     kind = CMHSA if config.gate == "bias" else GPSA
     layer = kind(
         conv.in_channels, conv.out_channels, geometry, groups=conv.groups, bias=conv.bias is not None,
@@ -280,8 +283,10 @@ def as_attention(
     biases = {name: p for name, p in made.items() if name == "bias" or name.startswith("parametrizations.bias.")}
     trained = any(p.requires_grad for name, p in made.items() if name not in biases)
     # clone keeps channels_last, which copy_ into a new tensor would not
-    layer.weight = nn.Parameter(weight.clone(), trained)
-    if conv.bias is not None and layer.bias is not None:
+    layer.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight.clone(), trained)
+    if (own_bias := conv._parameters.get("bias")) is not None:
+        layer.bias = own_bias
+    elif conv.bias is not None and layer.bias is not None:
         with torch.no_grad():
             layer.bias.copy_(conv.bias).requires_grad_(any(p.requires_grad for p in biases.values()))
     if made and not any(parameter.requires_grad for parameter in made.values()):
