@@ -69,7 +69,7 @@ from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
 import recast
-from recast.lab.analysis.wakefulness import wakefulness
+from recast.analysis.wakefulness import wakefulness
 from recast.lab.data.datasets import IMAGENET, ImageTensors
 from recast.lab.data.digits import draw_classes
 from recast.lab.data.seeding import hold_out
@@ -180,7 +180,8 @@ def build(parent: nn.Module, setting: Setting, images: Tensor, seed: int) -> nn.
     if setting["content_heads"]:
         choices = {name: setting[name] for name in ("content_heads", "gaussian_heads", "project_values", "query_key")}
         config = recast.RecastConfig("linear", **choices, head_dim=setting["head_dim"] or None)
-        recast.recast_(model, recast.plan(parent, images[:2], config, where=[f"layer3.{name}" for name in names]))
+        where = [f"layer3.{name}" for name in names]
+        recast.recast_(model, recast.plan(parent, images[:2], config, where=where, max_tokens=None))
     if not setting["start"]:
         return model
     placed = {"all": names, "second": [n for n in names if n.endswith("conv2")], "last": names[-1:]}

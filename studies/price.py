@@ -57,7 +57,7 @@ from torchvision.transforms.v2.functional import normalize
 
 import recast
 import recast.papers.networks  # registers the networks
-from recast.lab.analysis.wakefulness import wakefulness
+from recast.analysis.wakefulness import wakefulness
 from recast.lab.data.datasets import IMAGENET
 from recast.lab.data.digits import as_rgb, draw_canvases, draw_classes, read_digits
 from recast.lab.data.seeding import choose_balanced, hold_out

@@ -17,6 +17,7 @@ from recast._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from recast.analysis.record import record as record
+    from recast.analysis.wakefulness import awake as awake
     from recast.errors import RecastError as RecastError
     from recast.exporting import export as export
     from recast.io import load as load
@@ -51,6 +52,7 @@ _HOME = {
     "RecastError": "errors",
     "Schedule": "surgery.schedule",
     "attention_pool_": "surgery.pooling.swap",
+    "awake": "analysis.wakefulness",
     "export": "exporting",
     "fold_": "surgery.folding.model",
     "load": "io",

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +19,23 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from recast.config import read, typed
 from recast.errors import RecastError, shown
 from recast.files import check_place, free_space, replaced
+from recast.layers.cmhsa import RecastLayer
 from recast.models.build import KWARGS, Images, build_from, check_constructor, replayed
 from recast.models.checksum import checksum
 from recast.models.sources import check_registered
 from recast.models.trust import may_run
 from recast.models.weights import CHECKSUM, HEADER, load_weights_, mismatch, read_header, read_safetensors
+from recast.names import modules_by_name, plain_name
 from recast.surgery.chosen_forms import chosen_forms
 from recast.surgery.folding.forms import as_it_is, last_of
 from recast.surgery.plan import plan_of
 from recast.surgery.rules import is_convolution
-from recast.surgery.wrappers import modules_by_name, unwrapped
+from recast.surgery.wrappers import unwrapped
 from recast.tracing.examples import check_weights
 
 
@@ -119,6 +123,8 @@ def _check_classes(model: nn.Module, classes: Sequence[str]) -> None:
     outputs = getattr(classifier, "out_features", len(classes))
     if outputs != len(classes):
         raise RecastError(f"classes has {len(classes)} names, but the classifier has {outputs} outputs")
+    if not any(p.dim() and len(p) == len(classes) for p in model.parameters()):
+        raise RecastError(f"classes has {len(classes)} names, but no layer of the network has as many outputs")
 
 
 def _plan_as_it_is(model: nn.Module) -> str | None:
@@ -133,6 +139,11 @@ def _plan_as_it_is(model: nn.Module) -> str | None:
                 f"{step.fold.batch_norm} was multiplied into {step.name}, which its parent is not: save before "
                 "fold_(batch_norm=True), or export"
             )
+        if isinstance(layer, RecastLayer) and (foreign := layer.foreign_state()):
+            raise RecastError(
+                f"{step.name} got {foreign[0]} after it was recast, which load cannot rebuild: call "
+                "torch.nn.utils.prune.remove or parametrize.remove_parametrizations first"
+            )
         if layer is None or not is_convolution(last_of(layer)):
             raise RecastError(
                 f"{step.name} was recast and is not a recast layer or a convolution any more: the plan is another "
@@ -146,6 +157,11 @@ def _unshared_tensors(model: nn.Module) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, tensor in model.state_dict().items():
+        name = plain_name(name)
+        if is_traceable_wrapper_subclass(tensor):
+            raise RecastError(
+                f"{name} is a {type(tensor).__name__}, not a plain tensor: save before quantizing or sharding"
+            )
         tensor = tensor.detach().cpu().contiguous()
         tensors[name] = tensor.clone() if tensor.untyped_storage().data_ptr() in storages else tensor
         storages.add(tensor.untyped_storage().data_ptr())
@@ -155,7 +171,9 @@ def _unshared_tensors(model: nn.Module) -> dict[str, Tensor]:
 def _try_constructor(header: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module) -> None:
     """Raise RecastError unless the constructor in `header` builds a network that takes `tensors`."""
     source, name, _ = check_constructor(header["constructor"])
-    if source == "function" and not may_run(name) and name.partition(":")[0] not in sys.modules:
+    if source == "function" and not may_run(name) and (module := name.partition(":")[0]) not in sys.modules:
+        if find_spec(package := module.partition(".")[0]) is None:
+            raise RecastError(f"constructor {shown(name)}: there is no module {package}, so load could not build it")
         return  # importing it may do anything: a script's module would run the script again
     with torch.random.fork_rng(devices=[]):
         header = {"forms": {}, **header}

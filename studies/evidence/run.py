@@ -24,9 +24,9 @@ from timm.layers import set_fused_attn
 from torch import nn
 
 import recast
+from recast.analysis.wakefulness import wakefulness
 from recast.files import replaced
 from recast.lab.analysis.fourier import fourier
-from recast.lab.analysis.wakefulness import wakefulness
 from recast.lab.config import OptimConfig
 from recast.lab.data.datasets import ImageTensors
 from recast.lab.data.seeding import choose_balanced, hold_out

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import recast
-from recast.lab.analysis.wakefulness import wakefulness
+from recast.analysis.wakefulness import wakefulness
 from recast.lab.records import Wakefulness
 from recast.layers.cmhsa import CMHSA, recast_layers
 from recast.layers.config import PAPERS_LAYER, RecastConfig

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from recast.analysis.transformers import SILENT, Grids, is_attention, watched_grids, watched_tokens
+from recast.analysis.wakefulness import AWAKE, MAX_QUERIES, of_batch, summary
 from recast.config import typed
 from recast.errors import RecastError
 from recast.layers.attention_pool import AttentionPool, attention_pools
@@ -88,9 +89,13 @@ class Record(dict[str, Attention]):
         super().__init__()
         self.left_out: dict[str, str] = {}
         """Modules that attend and gave no maps, and why."""
+        self.shares: dict[str, list[float]] = {}
+        """Share of a recast layer's output that every head with content made beyond a global mean (`recast.awake`)."""
 
     def __repr__(self) -> str:
         lines = [f"Record of {len(self)} layers" + (f", {len(self.left_out)} left out" if self.left_out else "")]
+        if shares := [share for layer in self.shares.values() for share in layer]:
+            lines[0] += f": {sum(share >= AWAKE for share in shares)} of {len(shares)} heads attend"
         lines += [f"  {name or 'the model'}: {attention!r}" for name, attention in list(self.items())[:SHOWN]]
         return "\n".join([*lines, f"  and {len(self) - SHOWN} more"] if len(self) > SHOWN else lines)
 
@@ -137,22 +142,25 @@ def record(model: nn.Module) -> Iterator[Record]:
     if plan_of(model) is None and not any(is_attention(m) or isinstance(m, AttentionPool) for m in modules):
         raise RecastError(f"{type(model).__name__} has no attention to record: call recast_(model, plan) first")
 
-    def keep_recast(name: str, layer: RecastLayer, x: Tensor, size: tuple[int, int]) -> None:
+    def keep_recast(name: str, layer: RecastLayer, x: Tensor, output: Tensor) -> None:
         grid = layer.geometry.padded_size(*x.shape[-2:])
         if grid[0] * grid[1] > MAX_TOKENS:
             warnings.warn(f"{name}: recording maps over {grid[0] * grid[1]} tokens takes memory", stacklevel=2)
         if isinstance(layer, AttentionBeside):
-            content = layer.attention(x, size)
+            content = layer.attention(x, (output.shape[-2], output.shape[-1]))
             maps.keep(name, Attention(content, grid, content=content))
         else:
             parts = layer.maps(x) if isinstance(layer, CMHSA) else layer.attention(x)
             maps.keep(name, Attention(grid=grid, **parts._asdict()))
+        if layer.content_heads:
+            shares = summary(layer, *of_batch(layer, x, output, MAX_QUERIES), len(x))["attention_share"]
+            maps.shares[name] = [share for share in shares if share is not None]
 
     with watched(model, keep_recast, maps.keep, maps.left_out.__setitem__):
         yield maps
 
 
-SeeRecast = Callable[[str, RecastLayer, Tensor, tuple[int, int]], None]
+SeeRecast = Callable[[str, RecastLayer, Tensor, Tensor], None]
 Keep = Callable[[str, Attention], None]
 LeaveOut = Callable[[str, str], None]
 
@@ -161,8 +169,8 @@ LeaveOut = Callable[[str, str], None]
 def watched(model: nn.Module, see_recast: SeeRecast, keep: Keep, leave_out: LeaveOut) -> Iterator[None]:
     """Report every call of an attention module inside the block, without gradients.
 
-    see_recast(name, layer, x, size): a recast layer after its call, with its input and the rows and columns of its
-    output; its maps may be too large to make. Layers whose attention was pruned are not seen.
+    see_recast(name, layer, x, output): a recast layer after its call, with its input; its maps may be too large to
+    make. Layers whose attention was pruned are not seen.
     keep(name, attention): an attention pool, or another network's attention over tokens, after its call.
     leave_out(name, reason): a module that has no maps.
     """
@@ -173,7 +181,7 @@ def watched(model: nn.Module, see_recast: SeeRecast, keep: Keep, leave_out: Leav
 
     @torch.no_grad()
     def after_recast(name: str, _layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        see_recast(name, recast[name], inputs[0], (output.shape[-2], output.shape[-1]))
+        see_recast(name, recast[name], inputs[0], output)
 
     @torch.no_grad()
     def after(name: str, _pool: nn.Module, inputs: tuple[Any, ...], _output: Any) -> None:

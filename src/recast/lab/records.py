@@ -16,6 +16,7 @@ from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from recast.analysis.wakefulness import AWAKE, UNIFORM
 from recast.config import read
 from recast.errors import RecastError
 from recast.lab.tables import columns_of, read_records, write_rows
@@ -23,12 +24,8 @@ from recast.surgery.schedule import Schedule
 
 ARMS = {"parent": "Parent", "finetuned": "Parent, fine-tuned", "recast": "Recast"}
 """The networks of a run and their names."""
-AWAKE = 0.01
-"""Share of a layer's output that a head's content must make, beyond what a global mean would, to count as awake."""
 SLEPT = 0.1
 """With a smaller share of its heads awake, a network's attention slept."""
-UNIFORM = 0.98
-"""Mean entropy of the content maps, in shares of its maximum, from which on they are called uniform."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +47,7 @@ class Epoch:
     """Images that could not be read."""
     bad_val_images: int = 0
     layers: dict[str, dict[str, str | list[float | None]]] = field(default_factory=dict)
-    """Of every recast layer: gate, backend, how awake its heads are (`lab.analysis.wakefulness`), the gates of every
+    """Of every recast layer: gate, backend, how awake its heads are (`analysis.wakefulness`), the gates of every
     head, and of GPSA layers their spans 1/α."""
 
     def to_dict(self) -> dict[str, Any]:

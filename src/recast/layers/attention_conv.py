@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dis
 import math
 import sys
 import warnings
+from functools import lru_cache
+from types import CodeType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +22,12 @@ from recast.layers.functional.operands import fold_value, in_autocast
 from recast.layers.geometry import Geometry, convolution
 
 QUERY_STD = 0.02
+PARAMETERS = {
+    "weight", "bias", "value", "query", "key", "center", "raw_alpha", "gamma", "spread", "lam", "relative_bias"
+}  # fmt: skip
+"""Names of the parameters of the layers that replace a convolution."""
+NO_VALUES = {"dtype", "device", "shape", "ndim", "requires_grad", "is_cuda", "layout", "is_floating_point"}
+"""What code may read of a weight without reading its values."""
 GROUPED_HEAD_DIM = 8
 
 
@@ -56,30 +65,42 @@ def check_no_proxy(layer: nn.Module, x: Any) -> None:
         )
 
 
+@lru_cache
+def _asks_for_no_value(code: CodeType, at: int) -> bool:
+    """Return True if the instruction after `at` reads the dtype, the device or the like of what was got there."""
+    after = next((step for step in dis.get_instructions(code) if step.offset > at), None)
+    return after is not None and after.opname == "LOAD_ATTR" and after.argval in NO_VALUES
+
+
 class KernelRead:
-    """Descriptor of `weight`, with one warning per layer that computes more than the convolution of its weight.
+    """Descriptor of `weight`, which warns where code reads it of a layer that computes more than its convolution.
 
     Blocks that merge their branches, and helpers that build a convolution, read `.weight` as a kernel. From a layer
-    with open heads they would get a convolution without the trained attention. The descriptor has no `__set__`, so
-    state, copies, parametrisations and replicas are not affected.
+    with open heads they would get a convolution without the trained attention. Each line that reads values of a layer
+    is told once; `.weight.dtype` and the like are no such reads. The descriptor has no `__set__`, so state, copies,
+    parametrisations and replicas are not affected.
     """
 
     NOT_AS_KERNEL = ("recast.", "torch.nn.modules.module", "torch.nn.utils.parametri")
     """Modules that read `weight` as a parameter, without a warning."""
 
     def __init__(self) -> None:
-        self.warned: WeakSet[nn.Module] = WeakSet()
+        self.warned: WeakKeyDictionary[nn.Module, set[tuple[CodeType, int]]] = WeakKeyDictionary()
 
     def __get__(self, layer: Any, kind: type[nn.Module]) -> Any:
         if layer is None:
             return self
         if (weight := layer.stored_weight()) is None:
             raise AttributeError(f"{kind.__name__} has no parameter 'weight'")
-        if torch.compiler.is_compiling() or layer in self.warned:
+        if torch.compiler.is_compiling():
             return weight
-        reader = str(sys._getframe(1).f_globals.get("__name__"))
-        if not reader.startswith(self.NOT_AS_KERNEL) and not layer.weight_is_kernel():
-            self.warned.add(layer)
+        reader = sys._getframe(1)
+        place = reader.f_code, reader.f_lasti
+        if place in self.warned.get(layer, ()) or _asks_for_no_value(*place):
+            return weight
+        module = str(reader.f_globals.get("__name__"))
+        if not module.startswith(self.NOT_AS_KERNEL) and not layer.weight_is_kernel():
+            self.warned.setdefault(layer, set()).add(place)
             warnings.warn(
                 f"reading .weight of {kind.__name__}({layer.in_channels} → {layer.out_channels}, kernel "
                 f"{layer.kernel_size}): a convolution built from it loses the trained attention; call recast.fold_ "
@@ -137,6 +158,10 @@ class AttentionConv2d(nn.Module):
     def stored_weight(self) -> nn.Parameter | None:
         """Return the parameter W_out; None where a parametrisation computes it."""
         return self._parameters.get("weight")
+
+    def foreign_state(self) -> list[str]:
+        """Return names in the state that are not the layer's own: those of a pruning mask, of a norm."""
+        return [name for name in self.state_dict() if name not in PARAMETERS]
 
     def weight_is_kernel(self) -> bool:
         """Return True if the layer computes the convolution of `weight`, or has no values (meta and fake tensors)."""

@@ -75,7 +75,7 @@ class AttentionBeside(Tuned, nn.Module):
             if not isinstance(count := getattr(conv, name, None), int):
                 raise RecastError(f"{type(conv).__name__} does not state {name} as a number")
             setattr(self, name, count)
-        self.conv, self.config, self.backend = conv, config, "auto"
+        self.config, self.backend = config, "auto"
         self.groups = int(getattr(conv, "groups", 1))
         width = min(self.in_channels, HEAD_DIM if self.groups == 1 else GROUPED_HEAD_DIM)
         self.head_dim = config.head_dim or width
@@ -87,6 +87,7 @@ class AttentionBeside(Tuned, nn.Module):
         for name, shape in shapes.items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape, device=like.device, dtype=like.dtype)))
         self.reset_parameters(tap)
+        self._conv_state, self.conv = frozenset(conv.state_dict()), conv
         self.train(conv.training)
 
     @torch.no_grad()
@@ -163,6 +164,10 @@ class AttentionBeside(Tuned, nn.Module):
         """Return the weight of the convolution."""
         return getattr(self.conv, "weight", None)
 
+    def foreign_state(self) -> list[str]:
+        """Return names in the state of the convolution that it got later: those of a pruning mask, of a norm."""
+        return [name for name in self.conv.state_dict() if name not in self._conv_state]
+
     @torch.no_grad()
     def weight_is_kernel(self) -> bool:
         """Return True if the gate is closed, or has no values (meta and fake tensors)."""
@@ -177,6 +182,21 @@ class AttentionBeside(Tuned, nn.Module):
             if name in ("conv", *ATTENTION) or "conv" not in self.__dict__.get("_modules", ()):
                 raise
             return getattr(self.conv, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set what only the convolution has there (a weight that other code computes, say), anything else here."""
+        conv = self.__dict__.get("_modules", {}).get("conv")
+        is_own = name in (*self.__dict__, "conv", *ATTENTION) or (hasattr(type(self), name) and name != "weight")
+        if conv is None or is_own or not hasattr(conv, name):
+            super().__setattr__(name, value)
+        else:
+            setattr(conv, name, value)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Register a parameter of its own. Raises `RecastError` for others: they belong to the convolution."""
+        if name not in ATTENTION:
+            raise RecastError(f"AttentionBeside takes no parameter {name!r}: pass the convolution in it, .conv")
+        super().register_parameter(name, param)
 
     # --- smaller forms ------------------------------------------------------------------------------------------------
 

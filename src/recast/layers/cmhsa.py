@@ -14,6 +14,7 @@ from recast.layers.config import BiasGate
 from recast.layers.functional.relative_bias import BiasedMaps, BiasedWeights, biased, biased_maps, offset_ranges
 from recast.layers.geometry import Geometry
 from recast.layers.gpsa import GPSA
+from recast.names import modules_by_name
 
 
 class CMHSA(AttentionConv2d):
@@ -158,10 +159,10 @@ GatedLayer = GPSA | AttentionBeside
 
 
 def recast_layers(model: nn.Module) -> dict[str, RecastLayer]:
-    """Return the recast layers of a model by name, each once, in the order of `named_modules`."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, RecastLayer)}
+    """Return the recast layers of a model by `plain_name`, each once, in the order of `named_modules`."""
+    return {name: module for name, module in modules_by_name(model).items() if isinstance(module, RecastLayer)}
 
 
 def gated_layers(model: nn.Module) -> dict[str, GatedLayer]:
     """Return the recast layers that have gates, by name as `recast_layers`."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, GatedLayer)}
+    return {name: module for name, module in modules_by_name(model).items() if isinstance(module, GatedLayer)}

@@ -7,6 +7,7 @@ from itertools import chain
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from recast.errors import RecastError
 from recast.layers import functional
@@ -18,6 +19,7 @@ from recast.layers.functional.maps import AttentionMaps
 from recast.layers.functional.operands import Gates, Weights, nonzero, scatter_heads, take_heads
 from recast.layers.geometry import Geometry
 from recast.modes import computes_as
+from recast.names import modules_by_name
 
 LAMBDA_WITHOUT_CONTENT = 40.0
 """λ of a sigmoid head whose content map was pruned: σ(40) is 1 in single precision."""
@@ -271,7 +273,8 @@ class GPSA(Tuned, AttentionConv2d):
         """
         self.close_maps_(tol)
         closed = self.config.gate == "linear" and not self.gaussian_heads and not self.content_heads
-        if closed and computes_as(self, GPSA):  # a convolution would not have its hooks
+        # a convolution would not have its hooks or its norm
+        if closed and computes_as(self, GPSA) and not parametrize.is_parametrized(self):
             return self.to_conv()
         self.fold_value_()
         return self
@@ -303,5 +306,5 @@ class GPSA(Tuned, AttentionConv2d):
 
 
 def gpsa_layers(model: nn.Module) -> dict[str, GPSA]:
-    """Return the GPSA layers of a model by name, each once, in the order of `named_modules`."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, GPSA)}
+    """Return the GPSA layers of a model by `plain_name`, each once, in the order of `named_modules`."""
+    return {name: module for name, module in modules_by_name(model).items() if isinstance(module, GPSA)}

@@ -27,7 +27,7 @@ from recast.errors import RecastError, listed, shown
 from recast.files import require
 from recast.json_text import parse_json
 from recast.models.checksum import checksum
-from recast.surgery.wrappers import plain_name
+from recast.names import plain_name
 from recast.tracing.examples import check_weights
 
 PICKLED = (".pth", ".pt", ".bin", ".tar", ".ckpt")
@@ -197,12 +197,13 @@ def load_weights_(model: nn.Module, weights: Mapping[str, Tensor], source: str |
         raise RecastError(f"{source} does not fit {type(model).__name__}: {message}")
     if name := first_nonfinite(model, weights):
         raise RecastError(f"{source} holds NaN or infinity in {name}: these weights cannot be used")
-    model.load_state_dict(dict(weights), strict=True)
+    own = {plain_name(name): name for name in model.state_dict()}  # parts may be compiled or checkpointed
+    model.load_state_dict({own.get(name, name): value for name, value in weights.items()}, strict=True)
 
 
 def mismatch(model: nn.Module, weights: Mapping[str, Tensor]) -> str:
     """Return the reason why `weights` do not load strictly into `model`, in one line; empty if they do."""
-    state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    state = {plain_name(name): value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     both = [name for name in state if name in weights]
     missing = [name for name in state if name not in weights and not name.endswith(".num_batches_tracked")]
     unexpected = [name for name in weights if name not in state]

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from recast.config import typed
 from recast.errors import RecastError, suggest
 from recast.layers.beside import AttentionBeside
 from recast.layers.cmhsa import CMHSA, RecastLayer
+from recast.names import modules_by_name
 from recast.surgery.folding.forms import as_folded, guard_merging_
 from recast.surgery.plan import NOTHING, Plan, plan_of, set_plan_
 from recast.surgery.pooling.swap import put_pool_
@@ -23,11 +23,9 @@ from recast.surgery.wrappers import changeable
 from recast.tracing.examples import check_not_lazy
 
 
-@typed("model", "plan", "steps", "optimizer")
+@typed("model", "plan", "steps")
 @torch.inference_mode(False)
-def recast_(
-    model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None, optimizer: Optimizer | None = None
-) -> nn.Module:
+def recast_(model: nn.Module, plan: Plan, *, steps: Sequence[str] | None = None) -> nn.Module:
     """Put attention beside the planned convolutions of `model`, or replace them (and the planned pooling) by it.
 
     In place. With gate="beside", and with the initial linear gate and `stride="keep"`, the model computes exactly the
@@ -36,15 +34,13 @@ def recast_(
     inside its wrapper.
 
     Kernels and biases stay the same `Parameter` objects (unless they are computed, or transposed), but an optimizer
-    created before lacks the new parameters: create it afterwards, or pass it.
+    created before lacks the new parameters: create it afterwards, or use `recast_during_training_`.
 
     Args:
         model: the network that was planned.
         plan: from `plan`.
         steps: names of the steps to take now. Default: all, and the pool. Later calls with the same plan may take
             others, and `attention_pool_(model, config=plan.pool)` the pool.
-        optimizer: an optimizer of the network, which gets the new parameters, the gates at 50 times the kernel's rate
-            (`recast_during_training_`, which takes rates and running averages too).
 
     Returns:
         The model; a new one if it is a convolution itself.
@@ -63,10 +59,6 @@ def recast_(
     """
     if steps is not None and not steps:
         return model
-    if optimizer is not None:
-        from recast.surgery.during_training import recast_during_training_
-
-        return recast_during_training_(model, optimizer, plan, steps)
     if (network := changeable(model)) is not model:
         if any(step.name == "" for step in plan.steps):
             raise RecastError(
@@ -87,6 +79,7 @@ def recast_(
 
     apply_edits_(model, edits)
     for name, layer in layers.items():
+        _keep_parameters_(modules[name], layer)
         if name == "":
             model = layer
         else:
@@ -108,7 +101,7 @@ def check_recast(model: nn.Module, plan: Plan, chosen: Plan) -> tuple[dict[str, 
     if done is not None and begun and chosen.steps:  # a partly recast model continues with its plan
         taken = {step.name for step in done.steps}
         if again := [step.name for step in chosen.steps if step.name in taken]:
-            if not isinstance(model.get_submodule(again[0]), RecastLayer):
+            if not isinstance(modules_by_name(model)[again[0]], RecastLayer):
                 raise RecastError(f"{again[0]} was recast and folded: recast the network as it was before fold_")
             raise RecastError(f"{again[0] or 'the model'} is already recast: a plan is applied once")
         if done.config != plan.config or plan.edits != done.edits[: len(plan.edits)]:
@@ -120,14 +113,12 @@ def check_recast(model: nn.Module, plan: Plan, chosen: Plan) -> tuple[dict[str, 
 
 def _checked(model: nn.Module, plan: Plan, step: Step) -> nn.Module:
     """Return the convolution of a step. Raises `RecastError` if it is not the planned one."""
-    try:
-        module = model.get_submodule(step.name)
-    except (AttributeError, RuntimeError):  # RuntimeError: TorchScript
-        hint = suggest(step.name, (name for name, _ in model.named_modules()))
+    modules = modules_by_name(model)
+    if (module := modules.get(step.name)) is None:
         raise RecastError(
             f"the plan is for another model: {type(model).__name__} has no layer {step.name!r} "
-            f"(planned for {plan.model}).{hint}"
-        ) from None
+            f"(planned for {plan.model}).{suggest(step.name, modules)}"
+        )
     if isinstance(module, RecastLayer):
         raise RecastError(f"{step.name or 'the model'} is already recast: a plan is applied once")
     if reason := refusal(module, plan.config):
@@ -155,6 +146,14 @@ def _layer(module: nn.Module, plan: Plan, step: Step, continued: bool) -> nn.Mod
     if isinstance(layer, CMHSA):
         layer.set_size_(*step.input[1:])
     return layer if step.fold is None or isinstance(layer, CMHSA) else as_folded(layer, step.fold)
+
+
+def _keep_parameters_(convolution: nn.Module, layer: nn.Module) -> None:
+    """Put the convolution's parameters in the places of equal ones: an optimizer goes on training them."""
+    for name, own in convolution._parameters.items():
+        made = layer._parameters.get(name)
+        if own is not None and made is not None and own.shape == made.shape and torch.equal(own, made):
+            layer.register_parameter(name, own)
 
 
 def _applied(plan: Plan, chosen: Plan, done: Plan | None) -> Plan:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from recast.config import typed
 from recast.errors import RecastError
 from recast.layers.attention_pool import attention_pools
+from recast.names import modules_by_name
 from recast.surgery.apply import check_recast, recast_
 from recast.surgery.optimizer_groups import Group, add_parameter_, find_kernel_group
 from recast.surgery.optimizer_state import carried_parameters, forget_, hand_over_
@@ -80,14 +81,14 @@ def recast_during_training_(
     _check_network(network, plan, names)
     for average in copies:  # `recast_` checks the network itself before its first change
         check_recast(average, plan, chosen)
-    convolutions = {name: module for name, module in network.named_modules() if name in names}
+    convolutions = {name: module for name, module in modules_by_name(network).items() if name in names}
     groups = {name: find_kernel_group(optimizer, network, name, conv) for name, conv in convolutions.items()}
 
     recast_(network, plan, steps=names)
     rates = {"gates": gate_lr, "sigmoid_gates": gate_lr, "queries_keys": qk_lr}
     added: dict[str, nn.Parameter] = {}
     for name in names:
-        added |= _train_on_(optimizer, name, convolutions[name], network.get_submodule(name), groups[name], rates)
+        added |= _train_on_(optimizer, name, convolutions[name], modules_by_name(network)[name], groups[name], rates)
     for average in copies:
         recast_(average, plan, steps=names)
         for name, parameter in added.items():

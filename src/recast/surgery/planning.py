@@ -17,6 +17,7 @@ from recast.layers.cmhsa import CMHSA, RecastLayer
 from recast.layers.config import BesideGate, LinearGate, RecastConfig
 from recast.layers.geometry import Geometry
 from recast.layers.pool_config import AttentionPooling, PoolConfig
+from recast.names import modules_by_name
 from recast.surgery.plan import Plan
 from recast.surgery.pooling.find import find_place
 from recast.surgery.pooling.swap import check_change, put_pool_
@@ -24,7 +25,7 @@ from recast.surgery.records import Left, Place, Step
 from recast.surgery.rules import computes_weight, find_rule, is_convolution, planned_geometry, refusal
 from recast.surgery.select import Where, is_none, is_spatial, select
 from recast.surgery.stride import Edit, apply_edits_, plan_stride_edits, set_geometry_
-from recast.surgery.wrappers import unwrapped
+from recast.surgery.wrappers import check_not_sharded, unwrapped
 from recast.tracing.cost import Cost, cost_of_calls, count_parameters
 from recast.tracing.examples import Example
 from recast.tracing.hooks import undisturbed
@@ -73,6 +74,7 @@ def plan(
         (['2'], True)
     """
     attention, model = pool if isinstance(pool, AttentionPooling) else None, unwrapped(model)
+    check_not_sharded(model)
     with torch.inference_mode(False), undisturbed(model):
         return _plan(model, example, config or RecastConfig(), where, max_tokens, attention)
 
@@ -187,14 +189,15 @@ def _convolutions(model: nn.Module, config: RecastConfig, needed: bool) -> dict[
 
     Raises `RecastError` if they are `needed` and there is none, or one is recast already.
     """
-    layers = {n: m for n, m in model.named_modules() if is_convolution(m) and ".parametrizations." not in f".{n}."}
+    modules = modules_by_name(model).items()
+    layers = {name: m for name, m in modules if is_convolution(m) and ".parametrizations." not in f".{name}."}
     for name, module in layers.items() if needed else ():
         if isinstance(module, RecastLayer):
             raise RecastError(f"{name or 'the model'} {refusal(module, config)}: pass the parent to plan")
     if needed and not _watched(layers):
-        module = next((module for module in model.modules() if isinstance(module, torch.jit.ScriptModule)), None)
-        reason = "has no convolution" if module is None else refusal(module, config)
-        raise RecastError(f"{type(model if module is None else module).__name__} {reason}")
+        scripted = next((m for m in model.modules() if isinstance(m, torch.jit.ScriptModule)), None)
+        reason = "has no convolution" if scripted is None else refusal(scripted, config)
+        raise RecastError(f"{type(scripted or model).__name__} {reason}")
     return layers
 
 

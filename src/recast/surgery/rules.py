@@ -163,6 +163,8 @@ def _lost(module: nn.Module, base: type[nn.Module]) -> str | None:
         remedies = [f": {text}" for made, text in REMEDIES.items() if any(isinstance(hook, made) for hook in hooks)]
         return f"{kind} carries hooks, which the new layer would lose" + "".join(remedies[:1])
     if base.__module__.partition(".")[0] in ("torch", "timm"):
+        if "weight" not in module._parameters and not parametrize.is_parametrized(module, "weight"):
+            return f"{kind} has a weight that is no parameter: other code sets it"
         added = {*module._buffers, *module._parameters, *module._modules} - EXPECTED
         if added:
             return f"{kind} has a {min(added)!r} of its own, which the new layer would lose"
@@ -226,10 +228,10 @@ def computes_weight(conv: nn.Module) -> bool:
 
 @torch.no_grad()
 def effective_weight(conv: nn.Module) -> Tensor:
-    """Return the weight that `conv` uses in eval mode: its parameter, or what a parametrisation computes."""
+    """Return the weight that `conv` uses in eval mode, computed by its parametrisation if it has one."""
     with in_eval(conv):  # spectral norm takes a power-iteration step when read in training mode
         assert isinstance(conv.weight, Tensor)
-        return conv.weight if isinstance(conv.weight, nn.Parameter) else conv.weight.detach()
+        return conv.weight.detach()
 
 
 def pads_same(conv: nn.Module) -> bool:
@@ -269,10 +271,7 @@ def _standardised(conv: nn.Conv2d, config: RecastConfig) -> RecastLayer:
 def as_attention(
     conv: nn.Conv2d | nn.ConvTranspose2d, geometry: Geometry, weight: Tensor, config: RecastConfig
 ) -> RecastLayer:
-    """Make a layer with kernel `weight` in W_out's layout, and the mode, freezing, dtype and device of `conv`.
-
-    Parameters of `conv` that stay the same numbers stay the same objects: an optimizer goes on training them.
-    """
+    """Make a layer with kernel `weight` in W_out's layout, and the mode, freezing, dtype and device of `conv`."""
     kind = CMHSA if config.gate == "bias" else GPSA
     layer = kind(
         conv.in_channels, conv.out_channels, geometry, groups=conv.groups, bias=conv.bias is not None,
@@ -283,10 +282,8 @@ def as_attention(
     biases = {name: p for name, p in made.items() if name == "bias" or name.startswith("parametrizations.bias.")}
     trained = any(p.requires_grad for name, p in made.items() if name not in biases)
     # clone keeps channels_last, which copy_ into a new tensor would not
-    layer.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight.clone(), trained)
-    if (own_bias := conv._parameters.get("bias")) is not None:
-        layer.bias = own_bias
-    elif conv.bias is not None and layer.bias is not None:
+    layer.weight = nn.Parameter(weight.clone(), trained)
+    if conv.bias is not None and layer.bias is not None:
         with torch.no_grad():
             layer.bias.copy_(conv.bias).requires_grad_(any(p.requires_grad for p in biases.values()))
     if made and not any(parameter.requires_grad for parameter in made.values()):

@@ -14,9 +14,10 @@ from typing import Any
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 
-from recast.errors import RecastError, shown, suggest
+from recast.errors import RecastError, listed, shown, suggest
 from recast.layers.cmhsa import RecastLayer
 from recast.layers.config import BesideGate, RecastConfig
+from recast.names import modules_by_name
 from recast.surgery.rules import axes_of, convert, held_elsewhere, refusal
 from recast.tracing.observe import Observation, on_meta
 
@@ -32,6 +33,7 @@ LAST = {
 }
 """Selections in the last stage, and why they leave a convolution of that stage."""
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+PATCHES = "is a patch embedding (kernel = stride): Recast is for convolutions that overlap"
 NOT_CALLED = "not called by the example (at most its weight is read)"
 
 
@@ -67,10 +69,14 @@ def select(
     if not names:
         asked = where if isinstance(where, str) else ", ".join(where)
         raise RecastError(f"the selection {asked} matches no convolution that can become attention")
-    elsewhere = held_elsewhere(model, convolutions)
+    elsewhere, adapted = held_elsewhere(model, convolutions), _adapters(model, convolutions)
+    first = next(iter(observed.calls), None)
     layers: dict[str, RecastLayer] = {}
     for name in names:
-        result = _layer_or_reason(name, model, convolutions[name], observed, config, elsewhere.get(name))
+        module = convolutions[name]
+        result = adapted.get(name) or _layer_or_reason(name, model, module, observed, config, elsewhere.get(name))
+        if name not in explicit and name == first and module.kernel_size == module.stride and is_spatial(module):
+            result = PATCHES
         if isinstance(result, RecastLayer):
             layers[name] = result
         elif name in explicit:
@@ -91,13 +97,15 @@ def _layer_or_reason(
     calls, is_beside = observed.calls.get(name), isinstance(config, BesideGate)
     if not calls:
         return NOT_CALLED
+    if name in observed.by_class:
+        return "is treated by its class (isinstance(…, nn.Conv2d)), which the new layer does not have"
     if any(len(call.input) != 4 for call in calls):
         return f"got {calls[0].input}, expected (batch, C, H, W)"
     if not is_beside and any(call.num_arguments > 1 for call in calls):
         return "is called with more than its input (output_size?), which the new layer does not take"
     if not is_beside and shared:
         return f"shares its {shared}, and would stop doing so"
-    if name and isinstance(model.get_submodule(name.rpartition(".")[0]), OptimizedModule):
+    if any(isinstance(parent, OptimizedModule) and parent._orig_mod is module for parent in model.modules()):
         return "is compiled by itself, and its wrapper would go on running it: recast first, then compile"
     try:
         layer = convert(on_meta(module), config)
@@ -110,6 +118,15 @@ def _layer_or_reason(
             f"{calls[0].output}"
         )
     return layer
+
+
+def _adapters(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
+    """Return the `names` inside adapters (peft's LoRA) and the reason why they stay."""
+    places = [f"{place}." for place, module in modules_by_name(model).items() if "base_layer" in module._modules]
+    inside = {name: place for place in places for name in names if name.startswith(place)}
+    return {
+        name: f"is part of the adapter {p[:-1]}: merge it first (peft: merge_and_unload)" for name, p in inside.items()
+    }
 
 
 # --- patterns ---------------------------------------------------------------------------------------------------------
@@ -125,7 +142,8 @@ def _wanted(
     if not patterns:
         raise RecastError("where is empty: expected last_stage, all, stage:N, names or globs")
     sizes = _map_sizes(convolutions, observed)
-    takes = {name: refusal(module, config) is None for name, module in convolutions.items()}
+    adapted = _adapters(model, convolutions)
+    takes = {name: refusal(module, config) is None and name not in adapted for name, module in convolutions.items()}
     wanted = {name for pattern in patterns for name in _matches(pattern, model, convolutions, sizes, takes)}
     explicit = wanted & set(patterns)
 
@@ -161,8 +179,8 @@ def _matches(pattern: str, model: nn.Module, convolutions: Modules, sizes: Sizes
     names = [name for name in convolutions if fnmatch.fnmatchcase(name, pattern)]
     if not names:
         raise RecastError(
-            f"no convolution matches {pattern!r}: expected last_stage, all, stage:N, a layer's name, or a glob such "
-            f"as layer4.*.{suggest(pattern, convolutions)}"
+            f"no convolution matches {pattern!r}: expected last_stage, all, stage:N, or a layer's name or glob "
+            f"({listed([*convolutions], 3)}).{suggest(pattern, convolutions)}"
         )
     return names
 
@@ -181,9 +199,11 @@ def _last_of_blocks(model: nn.Module, stage: Sequence[str]) -> list[str]:
     In a plain row every convolution is a block; without a container, the model is.
     """
 
+    modules = modules_by_name(model)
+
     def block(name: str) -> str:
         parts = name.split(".")
-        parents = (model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts)))
+        parents = (modules[".".join(parts[:depth])] for depth in range(len(parts)))
         depths = [depth for depth, parent in enumerate(parents, 1) if isinstance(parent, CONTAINERS)]
         return ".".join(parts[: ([depth for depth in depths if depth < len(parts)] or depths or [0])[-1]])
 

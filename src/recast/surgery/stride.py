@@ -16,6 +16,7 @@ from torch import nn
 from recast.errors import RecastError
 from recast.layers.geometry import Geometry
 from recast.modes import computes_as
+from recast.names import modules_by_name
 from recast.surgery.rules import pads_same
 from recast.tracing.observe import Call
 
@@ -35,7 +36,7 @@ class Edit:
 def apply_edits_(model: nn.Module, edits: Iterable[Edit]) -> None:
     """Apply the edits, in place."""
     for edit in edits:
-        module = model.get_submodule(edit.name)
+        module = modules_by_name(model)[edit.name]
         if edit.geometry is not None:
             assert isinstance(module, nn.Conv2d)
             set_geometry_(module, edit.geometry)
@@ -47,7 +48,7 @@ def apply_edits_(model: nn.Module, edits: Iterable[Edit]) -> None:
 
 def check_edits(model: nn.Module, edits: Iterable[Edit], planned_for: str) -> None:
     """Raise `RecastError` for an edit of a layer that is missing or of another kind."""
-    modules = dict(model.named_modules())
+    modules = modules_by_name(model)
     for edit in edits:
         module = modules.get(edit.name)
         if edit.geometry is not None:
@@ -131,7 +132,7 @@ def _shortcut_edits(model: nn.Module, name: str) -> list[Edit]:
     code only, the shapes of the edited network do not match and `plan` raises.
     """
     block_name = name.rpartition(".")[0]
-    block = model.get_submodule(block_name)
+    block = modules_by_name(model)[block_name]
     keys = [key for key in ("downsample", "shortcut") if isinstance(getattr(block, key, None), nn.Module)]
     if not keys:
         return []

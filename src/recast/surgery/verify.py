@@ -18,13 +18,13 @@ from recast.layers.attention_pool import attention_pools
 from recast.layers.cmhsa import RecastLayer, gated_layers, recast_layers
 from recast.layers.config import Backend
 from recast.modes import in_eval
+from recast.names import modules_by_name
 from recast.surgery.compare import equal_predictions, paired_tensors, relative_error, worst_channel
 from recast.surgery.controls import changed_layer, shifted_queries
 from recast.surgery.exactness import Exactness
 from recast.surgery.plan import Plan, applied_plan
 from recast.surgery.records import Step
 from recast.surgery.rules import convert, is_convolution, planned_geometry
-from recast.surgery.wrappers import modules_by_name, plain_name
 from recast.tracing.examples import Example, arguments_of, batch_of, check_values, run_example
 from recast.tracing.hooks import captured_outputs, full_precision, hooked, undisturbed
 from recast.tracing.observe import on_meta
@@ -215,11 +215,11 @@ def _layers_of(model: nn.Module, plan: Plan) -> dict[str, nn.Module]:
     Raises `RecastError` if one is missing.
     """
     modules = modules_by_name(model)
-    first = plain_name(plan.steps[0].name) if plan.steps else ""
+    first = plan.steps[0].name if plan.steps else ""
     prefixes = [n.removesuffix(first) for n in modules if f".{n}".endswith(f".{first}")] if first else [""]
     missing = first
     for prefix in prefixes:
-        wanted = {step.name: prefix + plain_name(step.name) for step in plan.steps}
+        wanted = {step.name: prefix + step.name for step in plan.steps}
         lacking = [s.name for s in plan.steps if not _is_layer(modules.get(wanted[s.name]), plan, s)]
         if not lacking:
             return {name: modules[place] for name, place in wanted.items()}

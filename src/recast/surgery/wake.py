@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from recast.config import Positive, Seed, typed
-from recast.errors import RecastError, suggest
+from recast.errors import RecastError, listed, suggest
 from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.config import GaussianGate
 from recast.layers.functional.maps import query_tokens
@@ -41,6 +41,8 @@ VARIANCE = 0.99
 SAMPLE = 16
 """Images of a layer's input that are kept to measure the logits on."""
 MAX_QUERIES = 128
+ALIKE = 1 - 1e-4
+"""Entropy of content maps over its maximum above which nothing distinguishes a layer's pixels."""
 TINY = 1e-12
 
 
@@ -48,11 +50,12 @@ class _Moments:
     """Mean and covariance of a layer's tokens, and a few of its inputs, one batch for each size."""
 
     def __init__(self) -> None:
-        self.count, self.sum, self.products = 0, torch.zeros(()), torch.zeros(())
+        self.images, self.count, self.sum, self.products = 0, 0, torch.zeros(()), torch.zeros(())
         self.sample: dict[torch.Size, Tensor] = {}
 
     def add(self, x: Tensor) -> None:
         tokens = x.flatten(2).transpose(1, 2).flatten(0, 1).double()
+        self.images += len(x)
         self.count += len(tokens)
         self.sum = self.sum + tokens.sum(0).cpu()
         self.products = self.products + (tokens.T @ tokens).cpu()
@@ -141,6 +144,12 @@ def wake_(
         before = content_entropy(layer, inputs)
         _set_queries_and_keys(layer, moments[name].components(layer.head_dim), inputs, logit_std, generator)
         woken.append(Woken(name, before, content_entropy(layer, inputs)))
+    uniform = [layer.layer for layer in woken if layer.entropy_after > ALIKE]
+    if max(m.images for m in moments.values()) < 2:
+        warnings.warn("wake_ got one image, which queries and keys then fit: pass 16 or more", stacklevel=4)
+    elif uniform:
+        reason = "the pixels of their inputs are alike (constant images?)"
+        warnings.warn(f"content maps stay uniform in {listed(uniform, 3)}: {reason}", stacklevel=4)
     return woken
 
 
@@ -178,7 +187,7 @@ def warn_if_frozen(layers: Iterable[RecastLayer]) -> None:
     if parameters and not any(p.requires_grad for p in parameters):
         warnings.warn(
             "every recast layer is frozen, as its convolution was: no attention is trained; call requires_grad_(True) "
-            "on the layers of recast.gpsa_layers(model)",
+            "on them",
             stacklevel=4,
         )
 

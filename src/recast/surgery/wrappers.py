@@ -5,14 +5,12 @@ from __future__ import annotations
 from timm.utils import ModelEmaV2, ModelEmaV3
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from recast.errors import RecastError
-
-WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
-"""Parts of names that compiled, checkpointed and sharded modules add, but not to the names of weights."""
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -39,20 +37,15 @@ def changeable(model: nn.Module) -> nn.Module:
             "DistributedDataParallel is bound to its parameters: pass model.module, and wrap that again afterwards"
         )
     network = unwrapped(model)
-    sharded = type(network).__name__ == "FullyShardedDataParallel"
+    check_not_sharded(network)
+    return network
+
+
+def check_not_sharded(network: nn.Module) -> None:
+    """Raise `RecastError` for a network in FSDP, also while its weights are gathered."""
+    sharded = any(isinstance(module, FSDPModule | FullyShardedDataParallel) for module in network.modules())
     if sharded or any(isinstance(p, DTensor) for p in network.parameters()):
         raise RecastError(
             "the parameters are sharded (FSDP): recast before sharding, or gather the state "
             "(torch.distributed.checkpoint.state_dict), recast, and shard again"
         )
-    return network
-
-
-def plain_name(name: str) -> str:
-    """Return a module's name as in its state dict."""
-    return ".".join(part for part in name.split(".") if part not in WRAPPED)
-
-
-def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules by `plain_name`."""
-    return {plain_name(name): module for name, module in model.named_modules()}

@@ -49,9 +49,25 @@ def run_example(model: nn.Module, example: Example) -> Any:
             raise
         except Exception as error:  # whatever a model does with what it does not know
             shapes = tree_map_only(Tensor, lambda t: tuple(t.shape), kwargs or example)
-            kind = type(model).__name__
-            hint = " (for one image pass image[None])" if isinstance(example, Tensor) and example.dim() == 3 else ""
-            raise RecastError(f"{kind} cannot run on the example {shown(shapes)}{hint}: {first_line(error)}") from error
+            raise RecastError(
+                f"{type(model).__name__} cannot run on the example {shown(shapes)}{_cure(model, example)}: "
+                f"{first_line(error)}"
+            ) from error
+
+
+def _cure(model: nn.Module, example: Any) -> str:
+    """Return what to do about an example that a model cannot run on, in brackets, where its form tells."""
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    if not isinstance(example, Tensor):
+        cures = {"ndarray": "torch.from_numpy(images)", "DataLoader": "next(iter(loader))[0]"}
+        return f" (pass {cures[kind]})" if (kind := type(example).__name__) in cures else ""
+    if example.dim() == 3:
+        return " (for one image pass image[None])"
+    if example.dim() == 4 and example.shape[-1] in (1, 3, 4) and example.shape[1] not in (1, 3, 4):
+        return " (channels come second: images.permute(0, 3, 1, 2))"
+    if not example.is_floating_point():
+        return " (whole numbers: pass images.float() / 255, normalised)"
+    return f" (the weights are {dtype}: images.to({dtype}))" if dtype not in (None, example.dtype) else ""
 
 
 def batch_of(example: Example) -> int:
@@ -94,10 +110,12 @@ def is_image_list(value: object) -> bool:
 
 
 def check_values(example: Example, *models: nn.Module) -> None:
-    """Raise `RecastError` for an example without images, images or models on the meta device, and lazy layers."""
+    """Raise `RecastError` for an example without images, with NaN, images or models on the meta device, lazy layers."""
     batch_of(example)
     if any(tensor.is_meta for tensor in tensors_of(arguments_of(example))):
         raise RecastError("the images are on the meta device, without values: pass real images")
+    if not images_of(example).isfinite().all():
+        raise RecastError("the images hold NaN or infinity: check how they are read and normalised")
     for model in models:
         check_weights(model)
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recast.names import modules_by_name
+
 Before = Callable[[str, nn.Module, tuple[Any, ...]], object]
 """(name, module, inputs): called before a forward pass of the module; inputs passed by name come last."""
 After = Callable[[str, nn.Module, tuple[Any, ...], Any], Any]
@@ -78,7 +80,7 @@ def hooked(
 def named(model: nn.Module, names: Iterable[str]) -> list[tuple[str, nn.Module]]:
     """Return the modules of these names, each once, in the network's order."""
     wanted = set(names)
-    return [(name, module) for name, module in model.named_modules() if name in wanted]
+    return [(name, module) for name, module in modules_by_name(model).items() if name in wanted]
 
 
 @contextmanager

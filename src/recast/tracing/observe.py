@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
-from recast.errors import first_line
+from recast.errors import RecastError, first_line
 from recast.modes import in_eval
 from recast.tracing.cost import saved_sizes
 from recast.tracing.examples import Example, batch_of, check_not_lazy, run_example
@@ -43,6 +43,8 @@ class Observation:
     batch: int
     macs: int
     activation_bytes: int
+    by_class: frozenset[str] = frozenset()
+    """Layers that are called otherwise if they are of another class: the network asks for it (`isinstance`)."""
     failure: str = ""
     """Why fake tensors failed, where one real pass in eval mode was made instead."""
 
@@ -115,13 +117,66 @@ def _run(
     def note(name: str, _module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         calls.setdefault(name, []).append(Call(tuple(inputs[0].shape), tuple(output.shape), len(inputs)))
 
+    watched = named(model, names)
     # gradients on, whatever the caller's mode: what they keep is counted
     with (
         torch.enable_grad(),
         in_eval(model),
-        hooked(named(model, names), after=note),
+        hooked(watched, after=note),
         FlopCounterMode(display=False) as flops,
         saved_sizes(model) as sizes,
     ):
         run_example(model, example)
-    return Observation(calls, batch, flops.get_total_flops() // 2 // batch, sum(sizes) // batch)
+    first, calls = calls, {}
+
+    def differ(layers: list[tuple[str, nn.Module]]) -> bool:
+        """Return True if the layers of `first` are called otherwise while these have another class."""
+        calls.clear()
+        with torch.no_grad(), in_eval(model), hooked(watched, after=note), _masked(model, [m for _, m in layers]):
+            try:
+                run_example(model, example)
+            except RecastError:
+                return True
+        return calls != first
+
+    called = [(name, layer) for name, layer in watched if name in first]
+    by_class: list[str] = []
+    if not edit and differ(called):
+        by_class = [name for name, layer in called if differ([(name, layer)])] or [name for name, _ in called]
+    return Observation(first, batch, flops.get_total_flops() // 2 // batch, sum(sizes) // batch, frozenset(by_class))
+
+
+class _Masked(nn.Module):
+    """A layer behind another class, as recast layers are."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.layer(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("layer"), name)
+
+
+@contextmanager
+def _masked(model: nn.Module, layers: list[nn.Module]) -> Iterator[None]:
+    """Put a `_Masked` in the place of every layer inside the block."""
+    masks = {id(layer): _Masked(layer).eval() for layer in layers}
+    places = [
+        (parent, key, child)
+        for parent in model.modules()
+        for key, child in parent._modules.items()
+        if id(child) in masks
+    ]
+    try:
+        for parent, key, child in places:
+            parent._modules[key] = masks[id(child)]
+        yield
+    finally:
+        for parent, key, child in places:
+            parent._modules[key] = child

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from recast.analysis.queries import Rows, rows_of
 from recast.analysis.record import Attention, token_names, watched
 from recast.analysis.transformers import NO_GRID
 from recast.errors import RecastError, listed
-from recast.lab.analysis.queries import Rows, rows_of
 from recast.lab.explain.inputs import likeliest
 from recast.lab.explain.scene import GRAD_CAM, Floats, Layer, Maps, Outputs, Prediction, share_text
 from recast.lab.report.formats import plural
@@ -57,8 +57,8 @@ def record_maps(
     pools = attention_pools(model)
     left_out: dict[str, str] = {}
 
-    def record_recast(name: str, layer: RecastLayer, x: Tensor, size: tuple[int, int]) -> None:
-        layers[name] = [recast_layer(name, layer, x, size)]
+    def record_recast(name: str, layer: RecastLayer, x: Tensor, output: Tensor) -> None:
+        layers[name] = [recast_layer(name, layer, x, (output.shape[-2], output.shape[-1]))]
 
     def record_tokens(name: str, attention: Attention) -> None:
         if attention.grid is None:

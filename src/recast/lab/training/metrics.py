@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from recast.analysis.wakefulness import wakefulness
 from recast.errors import RecastError, listed
 from recast.files import write_text
-from recast.lab.analysis.wakefulness import wakefulness
 from recast.lab.config import Recipe
 from recast.lab.data import Data, Loader
 from recast.lab.files import json_line, read_lines

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recast.lab.analysis.wakefulness import wakefulness
+from recast.analysis.wakefulness import wakefulness
 from recast.lab.data.seeding import mix_seed, seeded, seeded_on
 from recast.lab.records import Wakefulness
 from recast.lab.trial.features import Bank

@@ -12,13 +12,14 @@ from recast.config import typed
 from recast.errors import RecastError
 from recast.layers.cmhsa import GatedLayer, gated_layers
 from recast.modes import in_eval
+from recast.names import modules_by_name, plain_name
 from recast.surgery.compare import relative_error
 from recast.surgery.folding.batch_norm import batch_norms_after, fold_batch_norm_
 from recast.surgery.folding.forms import describe
 from recast.surgery.plan import plan_of, set_plan_
 from recast.surgery.records import Folded, Step
 from recast.surgery.stride import replace_module_
-from recast.surgery.wrappers import changeable, modules_by_name, plain_name
+from recast.surgery.wrappers import changeable
 from recast.tracing.examples import Example, batch_of, run_example
 from recast.tracing.outputs import tensors_of
 
@@ -78,11 +79,11 @@ def fold_(model: nn.Module, tol: float = 0.0, *, data: Example | None = None, ba
             if data is not None:
                 pairs = zip(_outputs(model, data), before, strict=True)
                 folded = replace(folded, output_error=max(relative_error(a, b) for a, b in pairs))
-            report.append(replace(folded, name=plain_name(name)))
+            report.append(folded)
         if batch_norm:
             report = _fold_batch_norms_(model, report, [*layers], data)
     for name in in_training:
-        for module in model.get_submodule(name).modules():  # new modules are in eval mode
+        for module in modules_by_name(model)[name].modules():  # new modules are in eval mode
             module.training = True
     _note_folds_(model, report)
     return report
@@ -99,10 +100,10 @@ def _outputs(model: nn.Module, data: Example) -> list[torch.Tensor]:
 
 def _fold_batch_norms_(model: nn.Module, report: list[Folded], names: list[str], data: Any) -> list[Folded]:
     """Fold the BatchNorm after each layer, in place, and note its name; take back what changes the outputs."""
-    before, rows = _outputs(model, data), dict(zip(names, report, strict=True))
-    layers = [(name, model.get_submodule(name)) for name in names]
+    before, rows, modules = _outputs(model, data), dict(zip(names, report, strict=True)), modules_by_name(model)
+    layers = [(name, modules[name]) for name in names]
     for name, norm in batch_norms_after(model, layers, data).items():
-        undo = fold_batch_norm_(model, model.get_submodule(name), model.get_submodule(norm))
+        undo = fold_batch_norm_(model, modules[name], model.get_submodule(norm))
         if undo is None:
             continue
         pairs = zip(_outputs(model, data), before, strict=True)
