@@ -246,8 +246,10 @@ def _step(
         config.gamma_init or getattr(config, "s_init", 0.0)
     )
     height, width = max((call.output[2:] for call in calls), key=math.prod) if new is None else new.output_size(*size)
+    kind = (type(module) if rule is None else rule[0]).__name__
+    kind += " (by probing)" if rule is None and not isinstance(layer, AttentionBeside) else ""
     step = Step(
-        name, (type(module) if rule is None else rule[0]).__name__, geometry, new or geometry, layer.groups,
+        name, kind, geometry, new or geometry, layer.groups,
         (layer.in_channels, *size), (layer.out_channels, height, width),
         before, after, starts_closed and new is None, len(calls), isinstance(layer, AttentionBeside),
     )  # fmt: skip

@@ -1,7 +1,8 @@
 """Rules of recasting: a rule reads a convolution and returns an attention layer with its weights.
 
 Attention beside a convolution (gate="beside") needs no rule: it takes any module that states its channels, and a rule
-only gives the kernel's middle tap. Rules never change the module they read; the swap itself is `recast.recast_`. Every
+only gives the kernel's middle tap. A class without a rule is probed (`probing`): a convolution by what it computes
+becomes attention too. Rules never change the module they read; the swap itself is `recast.recast_`. Every
 rule answers the same two questions: which `Geometry`, and which kernel the module uses in eval mode. What computes that
 kernel (standardisation, weight norm, spectral norm) is replaced by its result.
 """
@@ -30,10 +31,12 @@ from recast.layers.config import BesideGate, LinearGate, RecastConfig
 from recast.layers.geometry import Geometry, flip_transpose
 from recast.layers.gpsa import GPSA
 from recast.modes import FORWARD, hooks_of, in_eval, inherits_forward
+from recast.surgery.probing import probed_geometry
 
 Rule = Callable[[nn.Module, RecastConfig], RecastLayer]
 
 _RULES: dict[type[nn.Module], Rule] = {}
+REGISTER = "register a rule with recast.surgery.rules.recasts (docs/networks.md)"
 EXPECTED = {"weight", "bias", "gain", "parametrizations"}
 """Tensors and modules of a convolution of torch or timm that rules carry over."""
 REMEDIES: dict[type, str] = {
@@ -69,16 +72,18 @@ def find_rule(module: nn.Module) -> tuple[type[nn.Module], Rule] | None:
     return (base, _RULES[base]) if base is not None and inherits_forward(type(module), base) else None
 
 
-def convert(module: nn.Module, config: RecastConfig) -> RecastLayer:
-    """Convert a module by its rule, or put attention beside it, as `config.gate` says.
+def convert(module: nn.Module, config: RecastConfig, probed: nn.Module | None = None) -> RecastLayer:
+    """Convert a module by its rule or by what it computes, or put attention beside it, as `config.gate` says.
 
-    Raises `RecastError` if the rule refuses it, or if it does not state its channels.
+    `probed` is the module with values, where `module` is its copy on the meta device. Raises `RecastError` if the rule
+    refuses it, or if it does not state its channels.
     """
     if isinstance(config, BesideGate):
         return AttentionBeside(module, tap=middle_tap(module), config=config)
-    rule = find_rule(module)
-    assert rule is not None, refusal(module, config)
-    return rule[1](module, config)
+    if (rule := find_rule(module)) is not None:
+        return rule[1](module, config)
+    conv: Any = module
+    return as_attention(conv, probed_geometry(probed or module), conv.weight.detach(), config)
 
 
 def middle_tap(conv: nn.Module) -> Tensor | None:
@@ -140,17 +145,27 @@ def refusal(module: nn.Module, config: RecastConfig) -> str | None:
     if isinstance(config, BesideGate):
         return None if axes_of(module) == 2 else _no_rule(module)
     rule = find_rule(module)
-    return _no_rule(module) if rule is None else _lost(module, rule[0])
+    return _no_rule(module) or _lost(module, type(module) if rule is None else rule[0])
 
 
-def _no_rule(module: nn.Module) -> str:
-    """Return the reason why no rule takes a convolution."""
+def _no_rule(module: nn.Module) -> str | None:
+    """Return the reason why neither a rule nor probing takes a convolution; None if one does."""
     kind = type(module).__name__
     if (axes := axes_of(module)) != 2:
         return f"no rule for {kind}, which is {axes}-d: only 2-d convolutions become attention"
+    if find_rule(module) is not None:
+        return None
+    known = f" (rules exist for {', '.join(sorted(rule.__name__ for rule in _RULES))})"
     if any(base in _RULES and base.__name__ == kind for base in type(module).__mro__):  # detectron2's and mmcv's
-        return f"no rule for {type(module).__module__}.{kind}: its forward is not that of torch's {kind}"
-    return f"no rule for {kind} (rules exist for {', '.join(sorted(rule.__name__ for rule in _RULES))})"
+        kind, known = f"{type(module).__module__}.{kind}", f": its forward is not that of torch's {kind}"
+    missing = [name for name in ("in_channels", "out_channels", "weight", "bias") if not hasattr(module, name)]
+    try:
+        if missing:
+            raise RecastError(f"it does not state {missing[0]}")
+        probed_geometry(module)
+    except RecastError as error:
+        return f"no rule for {kind}{known}, and probing failed: {error}; {REGISTER}"
+    return None
 
 
 def _lost(module: nn.Module, base: type[nn.Module]) -> str | None:

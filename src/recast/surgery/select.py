@@ -108,7 +108,7 @@ def _layer_or_reason(
     if any(isinstance(parent, OptimizedModule) and parent._orig_mod is module for parent in model.modules()):
         return "is compiled by itself, and its wrapper would go on running it: recast first, then compile"
     try:
-        layer = convert(on_meta(module), config)
+        layer = convert(on_meta(module), config, module)
     except RecastError as error:
         return str(error)
     channels = [(call.input[1], call.output[1]) for call in calls if len(call.output) == 4]
