@@ -44,7 +44,7 @@ def fixed(*sides: int, mode: str = "constant") -> Callable[[Tensor], Tensor]:
 
 KINDS: dict[str, tuple[Callable[[], nn.Module], Geometry]] = {
     "SAME": (lambda: Padded(4, 8, 3, 2, pad=same(3, 2)), Geometry((3, 3), (2, 2), same=True)),
-    "SAME, even kernel": (lambda: Padded(4, 8, 4, 2, pad=same(4, 2)), Geometry((4, 4), (2, 2), same=True)),
+    "SAME that is fixed": (lambda: Padded(4, 8, 4, 2, pad=same(4, 2)), Geometry((4, 4), (2, 2), padding=(1, 2, 1, 2))),
     "fixed, uneven": (
         lambda: Padded(4, 8, 3, 2, pad=fixed(0, 1, 0, 1)), Geometry((3, 3), (2, 2), padding=(0, 1, 0, 1))
     ),
