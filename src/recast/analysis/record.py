@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recast.analysis.thresholds import AWAKE
 from recast.analysis.transformers import SILENT, Grids, is_attention, watched_grids, watched_tokens
-from recast.analysis.wakefulness import AWAKE, MAX_QUERIES, of_batch, summary
+from recast.analysis.wakefulness import MAX_QUERIES, of_batch, summary
 from recast.config import typed
 from recast.errors import RecastError
 from recast.layers.attention_pool import AttentionPool, attention_pools

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from recast.analysis.queries import logits_and_bias
+from recast.analysis.thresholds import AWAKE, UNIFORM
 from recast.config import typed
 from recast.errors import RecastError, listed
 from recast.layers.beside import AttentionBeside
@@ -36,10 +37,6 @@ from recast.tracing.batches import read_batches
 from recast.tracing.examples import run_example
 from recast.tracing.hooks import hooked
 
-AWAKE = 0.01
-"""Share of a layer's output that a head's content must make, beyond what a global mean would, to count as awake."""
-UNIFORM = 0.98
-"""Mean entropy of the content maps, in shares of its maximum, from which on they are called uniform."""
 MAX_QUERIES = 32
 PART = 8
 """Images whose maps are held at a time."""

@@ -16,7 +16,7 @@ from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from recast.analysis.wakefulness import AWAKE, UNIFORM
+from recast.analysis.thresholds import AWAKE, UNIFORM
 from recast.config import read
 from recast.errors import RecastError
 from recast.lab.tables import columns_of, read_records, write_rows

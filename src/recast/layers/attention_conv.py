@@ -95,8 +95,8 @@ class KernelRead:
         if torch.compiler.is_compiling():
             return weight
         reader = sys._getframe(1)
-        place = reader.f_code, reader.f_lasti
-        if place in self.warned.get(layer, ()) or _asks_for_no_value(*place):
+        place = reader.f_code, reader.f_lineno
+        if place in self.warned.get(layer, ()) or _asks_for_no_value(reader.f_code, reader.f_lasti):
             return weight
         module = str(reader.f_globals.get("__name__"))
         if not module.startswith(self.NOT_AS_KERNEL) and not layer.weight_is_kernel():

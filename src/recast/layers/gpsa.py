@@ -273,9 +273,12 @@ class GPSA(Tuned, AttentionConv2d):
         """
         self.close_maps_(tol)
         closed = self.config.gate == "linear" and not self.gaussian_heads and not self.content_heads
-        # a convolution would not have its hooks or its norm
-        if closed and computes_as(self, GPSA) and not parametrize.is_parametrized(self):
-            return self.to_conv()
+        if closed and computes_as(self, GPSA):  # a convolution would not have its hooks
+            conv = self.to_conv()
+            if self.value is None and parametrize.is_parametrized(self, "weight"):
+                last = conv[-1] if isinstance(conv, nn.Sequential) else conv
+                parametrize.transfer_parametrizations_and_params(self, last, "weight")
+            return conv
         self.fold_value_()
         return self
 

@@ -75,8 +75,8 @@ def select(
     for name in names:
         module = convolutions[name]
         result = adapted.get(name) or _layer_or_reason(name, model, module, observed, config, elsewhere.get(name))
-        if name not in explicit and name == first and module.kernel_size == module.stride and is_spatial(module):
-            result = PATCHES
+        if isinstance(result, RecastLayer) and name == first and module.kernel_size == module.stride:
+            result = result if name in explicit or not is_spatial(module) else PATCHES
         if isinstance(result, RecastLayer):
             layers[name] = result
         elif name in explicit:

@@ -144,7 +144,8 @@ def wake_(
         before = content_entropy(layer, inputs)
         _set_queries_and_keys(layer, moments[name].components(layer.head_dim), inputs, logit_std, generator)
         woken.append(Woken(name, before, content_entropy(layer, inputs)))
-    uniform = [layer.layer for layer in woken if layer.entropy_after > ALIKE]
+    several = {name for name in chosen if any(x.shape[2:].numel() > 1 for x in moments[name].sample.values())}
+    uniform = [layer.layer for layer in woken if layer.entropy_after > ALIKE and layer.layer in several]
     if max(m.images for m in moments.values()) < 2:
         warnings.warn("wake_ got one image, which queries and keys then fit: pass 16 or more", stacklevel=4)
     elif uniform:
