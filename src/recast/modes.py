@@ -32,6 +32,14 @@ def hooks_of(module: nn.Module) -> tuple[dict[int, Any], ...]:
     return (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
 
 
+def data_of(module: nn.Module, name: str) -> Any:
+    """Return an attribute of a module that is data: no part and no method, which would be taken for the asker's own."""
+    value = getattr(module, name)
+    if isinstance(value, nn.Module) or callable(value):
+        raise AttributeError(f"{name} of {type(module).__name__} is no number and no tensor")
+    return value
+
+
 @contextmanager
 def in_eval(*models: nn.Module) -> Iterator[None]:
     """Set eval mode, and give every module its own mode back afterwards."""

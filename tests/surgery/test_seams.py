@@ -218,6 +218,7 @@ def test_adapters_and_what_they_adapt_are_left_alone() -> None:
     left = {layer.name: layer.reason for layer in planned.left}
     assert "merge it first" in left["1.base_layer"]
     assert "merge it first" in left["1.lora_A.default"]
+    assert [step.name for step in recast.plan(model, X).steps] == ["0"]
     with pytest.raises(RecastError, match="adapter 1: merge it first"):
         recast.plan(model, X, where=["1.base_layer"])
 
@@ -281,6 +282,37 @@ def test_a_merge_into_the_convolution_beside_attention_keeps_both() -> None:
             layer.weight += added
         expected = before + F.conv2d(torch.ones(1, 8, 4, 4), added, padding=1)
         assert torch.allclose(layer(torch.ones(1, 8, 4, 4)), expected, atol=1e-5)
+
+
+def test_an_adapter_in_the_convolution_is_not_taken_for_one_of_the_layer() -> None:
+    """peft merges what has `base_layer`, or its method, and puts the result in the place of the whole."""
+    layer = recast_with(RecastConfig())[3][0]
+    layer.conv = Adapted(layer.conv)
+    layer.conv.merge = lambda: None
+    assert not any(hasattr(layer, name) for name in ("base_layer", "lora_A", "merge"))
+    layer.conv.padding = 1
+    assert layer.padding == 1
+
+
+class Tokens(nn.Conv2d):
+    """Has a method that its network calls."""
+
+    def tokens(self, x: Tensor) -> Tensor:
+        return self(x).flatten(2)
+
+
+class UsesMethod(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = Tokens(3, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv.tokens(x)
+
+
+def test_a_network_that_calls_a_method_of_the_convolution_is_refused() -> None:
+    with pytest.raises(RecastError, match=r"conv is treated by its class .*a method"):
+        recast.plan(UsesMethod(), X)
 
 
 WRAPPINGS: dict[str, Callable[[nn.Module], nn.Module]] = {

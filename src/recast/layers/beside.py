@@ -15,7 +15,7 @@ from recast.layers.config import BesideGate
 from recast.layers.forms import Tuned
 from recast.layers.functional.beside import BesideWeights, added, choose_attend, content_map, query_pixels, reference
 from recast.layers.geometry import Geometry
-from recast.modes import computes_as
+from recast.modes import computes_as, data_of
 
 HEAD_DIM = 32
 ATTENTION = ("query", "key", "content", "gamma")
@@ -34,7 +34,7 @@ class AttentionBeside(Tuned, nn.Module):
 
     Parameters: those of `conv`, under `conv.`, `query` W_qry and `key` W_key (D, C), `content` W_con (O, C/g),
     block-diagonal in the groups of the convolution, and `gamma` γ (1,); the last four are None after `prune_`. A state
-    of the convolution alone loads too. Other attributes are those of `conv`.
+    of the convolution alone loads too. Other numbers and tensors are those of `conv`: `stride`, `weight`.
 
     Args:
         conv: (B, C, H, W) → (B, O, I, J), with numbers `in_channels` and `out_channels`, and `groups` unless 1.
@@ -181,7 +181,7 @@ class AttentionBeside(Tuned, nn.Module):
         except AttributeError:
             if name in ("conv", *ATTENTION) or "conv" not in self.__dict__.get("_modules", ()):
                 raise
-            return getattr(self.conv, name)
+            return data_of(self.conv, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set what only the convolution has there (a weight that other code computes, say), anything else here."""

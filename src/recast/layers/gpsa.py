@@ -275,7 +275,7 @@ class GPSA(Tuned, AttentionConv2d):
         closed = self.config.gate == "linear" and not self.gaussian_heads and not self.content_heads
         if closed and computes_as(self, GPSA):  # a convolution would not have its hooks
             conv = self.to_conv()
-            if self.value is None and parametrize.is_parametrized(self, "weight"):
+            if self.weight_is_kernel() and parametrize.is_parametrized(self, "weight"):
                 last = conv[-1] if isinstance(conv, nn.Sequential) else conv
                 parametrize.transfer_parametrizations_and_params(self, last, "weight")
             return conv

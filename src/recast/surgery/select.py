@@ -98,7 +98,7 @@ def _layer_or_reason(
     if not calls:
         return NOT_CALLED
     if name in observed.by_class:
-        return "is treated by its class (isinstance(…, nn.Conv2d)), which the new layer does not have"
+        return "is treated by its class (isinstance(…, nn.Conv2d), a method), which the new layer does not have"
     if any(len(call.input) != 4 for call in calls):
         return f"got {calls[0].input}, expected (batch, C, H, W)"
     if not is_beside and any(call.num_arguments > 1 for call in calls):
@@ -170,10 +170,10 @@ def _matches(pattern: str, model: nn.Module, convolutions: Modules, sizes: Sizes
         return [name for name, module in convolutions.items() if is_spatial(module)]
     if pattern == "last_stage":
         return _last_stage(sizes, takes)
-    if pattern == "last_of_blocks":
-        return _last_of_blocks(model, _last_stage(sizes, takes))
-    if pattern == "last":
-        return _last_stage(sizes, takes)[-1:]
+    if pattern in ("last_of_blocks", "last"):
+        stage = _last_stage(sizes, takes)
+        possible = [name for name in stage if takes[name]] or stage
+        return possible[-1:] if pattern == "last" else _last_of_blocks(model, possible)
     if pattern.startswith("stage:"):
         return _stage(pattern, model, sizes)
     names = [name for name in convolutions if fnmatch.fnmatchcase(name, pattern)]

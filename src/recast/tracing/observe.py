@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from recast.errors import RecastError, first_line
-from recast.modes import in_eval
+from recast.modes import data_of, in_eval
 from recast.tracing.cost import saved_sizes
 from recast.tracing.examples import Example, batch_of, check_not_lazy, run_example
 from recast.tracing.hooks import hooked, named
@@ -160,7 +160,7 @@ class _Masked(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(super().__getattr__("layer"), name)
+            return data_of(self._modules["layer"], name)  # type: ignore[arg-type]
 
 
 @contextmanager
