@@ -214,8 +214,8 @@ def _files(names: Sequence[str], path: Path, root: Path) -> list[str | None]:
         for place in (*(folder for folder in folders if word(folder) and folder.is_dir()), root):
             if missing := [row for row, file in enumerate(files) if file is None]:
                 table = Labels(str(path), [names[row] for row in missing], [], [], None, "")
-                for row, file in zip(missing, _locate(place, table)[0], strict=True):
-                    files[row] = None if file is None or word(Path(file).parent) in others else file
+                for row, match in zip(missing, _locate(place, table)[0], strict=True):
+                    files[row] = None if match is None or word(Path(match).parent) in others else match
         return files
 
     files = found([folder for folder in folders if word(folder) not in others], others)
