@@ -107,6 +107,7 @@ def test_zips(folder: Path, goes_on: GoesOn, tmp_path: Path) -> None:
         goes_on(archive, lambda: (swap(folder), zip_anew()))
 
 
+@pytest.mark.filterwarnings("ignore:.* masks. [0-9]")
 def test_masks(goes_on: GoesOn, tmp_path: Path) -> None:
     def draw(path: Path, level: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,10 +12,11 @@ from PIL import Image
 
 from recast.errors import RecastError
 from recast.lab.config import Augmentation, DataConfig
-from recast.lab.data import load_data
+from recast.lab.data import Loader, load_data
 from recast.papers.dense.detect.coco import Annotations, Runs, drawn_masks
 from recast.papers.dense.detect.objects import ObjectImages
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*json. images. [0-9]")
 COCO: dict[str, Any] = {
     "images": [{"id": 7, "file_name": "a.png"}, {"id": 3, "file_name": "b.png"}, {"id": 5, "file_name": "c.png"}],
     "categories": [{"id": 90, "name": "dog"}, {"id": 4, "name": "cat"}],
@@ -105,6 +106,18 @@ BAD = {
     "annotations.2.segmentation": changed(segmentation=[[1, 2, 3, 4]]),
     "annotations.2 has the box .*40x20": changed(bbox=[50, 2, 4, 4]) | {"images": SIZED},
     "annotations.2 has a polygon .*40x20": changed(segmentation=[[9e5, 9e5, -9e5, -9e5] * 99]) | {"images": SIZED},
+    "annotations.2.segmentation: a polygon needs .* got 0 numbers": changed(segmentation=[[]]),
+    "annotations.2.segmentation: polygons are lists in a list": changed(segmentation=[1, 2, 8, 2, 8, 9]),
+    "annotations.2.segmentation: .* got a list of points": changed(segmentation=[[[1, 2], [8, 2], [8, 9]]]),
+    "annotations.2.segmentation: .* a list of points .*1, 2": changed(segmentation=[[1, 2], [8, 2], [8, 9]]),
+    "annotations.2.segmentation: .* a list of points .*'x'": changed(segmentation=[[{"x": 1, "y": 2}] * 3]),
+    "annotations.2.segmentation: a polygon needs an x and a y .* 7 numbers": changed(
+        segmentation=[[1, 2, 8, 2, 8, 9, 3]]
+    ),
+    "annotations.2.segmentation: a polygon has numbers .*'9'": changed(segmentation=[[1, 2, 8, 2, 8, "9"]]),
+    "annotations.2.segmentation: a polygon has numbers .*nan": changed(segmentation=[[1, 2, 8, 2, 8, float("nan")]]),
+    "3 of 6 boxes are there twice": COCO | {"annotations": COCO["annotations"] * 2},
+    "lists images twice .1: .*a.png": COCO | {"images": [*COCO["images"], {"id": 8, "file_name": "../images/a.png"}]},
     "annotations.0.bbox is missing": COCO | {"annotations": [{"image_id": 3, "category_id": 4}]},
     "categories with the id 4 twice": COCO | {"categories": [*COCO["categories"], {"id": 4, "name": "owl"}]},
     "categories 'owl' twice": COCO | {"categories": [{"id": 9, "name": "owl"}, {"id": 4, "name": "owl"}]},
@@ -180,3 +193,76 @@ def test_sizes_are_checked_against_the_file(tmp_path: Path) -> None:
         data = load_data(config)
         with pytest.raises(RecastError, match=message):
             [part[i] for part in (data.train, data.val) for i in range(len(part))]
+
+
+def boxed(folder: Path, *boxes: Any, size: bool = True) -> DataConfig:
+    """Three images of 40x20 with these boxes each."""
+    annotations = [
+        {"image_id": image["id"], "category_id": 4, "bbox": list(box)} for image in COCO["images"] for box in boxes
+    ]
+    return write(folder, COCO | {"images": SIZED if size else COCO["images"], "annotations": annotations})
+
+
+@pytest.mark.parametrize(("boxes", "message"), [
+    ([(0.5, 0.4, 0.25, 0.3)], "all 3 boxes are between 0 and 1: normalised"),
+    ([(0.5, 0.4, 0.75, 0.7), (0, 0, 1, 1)], "all 6 boxes are between 0 and 1"),
+    ([(20, 12, 30, 20), (1, 1, 9, 9)], "3 of 6 boxes reach far beyond their image: .*not right, bottom"),
+    ([(30, 10, 60, 5), (35, 10, 20, 5), (9, 1, 4, 4)], "6 of 9 boxes reach far beyond their image"),
+    ([(3, 3, 4, 0.2)], "none of 3 boxes is a pixel wide and high at --img-size 80"),
+])  # fmt: skip
+@pytest.mark.parametrize("size", [True, False])
+def test_boxes_of_another_form(tmp_path: Path, boxes: list[Any], message: str, size: bool) -> None:
+    """The size of an image is the file's where the JSON has none."""
+    with pytest.raises(RecastError, match=message):
+        load_data(boxed(tmp_path, *boxes, size=size))
+
+
+def test_the_line_about_boxes(tmp_path: Path) -> None:
+    boxes = [(3, 3, 9, 5), (3, 3, 9, 5), (9, 3, 0, 4), (9, 3, 0.3, 4), (38, 3, 6, 4), (0, 0, 39, 19)]
+    text = "images: 3, boxes: 18; beyond their image: 3, without area: 3, twice: 3, crowds: 0, .* 80 .*: 66.7 %"
+    with pytest.warns(UserWarning, match=text):
+        load_data(boxed(tmp_path, *boxes))
+    coco = changed(segmentation=[[1, 2, 4, 2, 4, 6]])
+    with pytest.warns(UserWarning, match="crowds: 1, .*: 66.7 %; masks: 1, not used, as others have none"):
+        data = load_data(write(tmp_path, coco))
+    assert not data.train.has_masks
+
+
+@pytest.mark.parametrize("form", ["images\\{}", "C:\\mine\\images\\{}", "/data/upload/{}", "https://host/images/{}"])
+def test_names_of_other_computers(tmp_path: Path, form: str) -> None:
+    images = [image | {"file_name": form.format(image["file_name"])} for image in COCO["images"]]
+    data = load_data(write(tmp_path, COCO | {"images": images}))
+    assert sorted(Path(name).name for part in (data.train, data.val) for name in part.items) == [
+        "a.png",
+        "b.png",
+        "c.png",
+    ]
+
+
+def test_an_image_of_another_part_is_not_taken(tmp_path: Path) -> None:
+    """Numbered files lie in both folders; a part may be made of the other's images, though."""
+    config = write(tmp_path, COCO)
+    (tmp_path / "annotations.json").unlink()
+    (tmp_path / "annotations").mkdir()
+    shutil.copytree(tmp_path / "images", tmp_path / "val2017")
+    (tmp_path / "images").rename(tmp_path / "train2017")
+    for part in ("train", "val"):
+        (tmp_path / "annotations" / f"instances_{part}2017.json").write_text(json.dumps(COCO))
+    (tmp_path / "train2017" / "a.png").unlink()
+    with pytest.raises(RecastError, match=r"train2017.json: 1 of 3 images are in no folder of .*: 'a.png'; add"):
+        load_data(config)
+    with pytest.warns(UserWarning, match=r"images: 2, boxes: 2; .*; images left out, which are missing: 1"):
+        data = load_data(config.replace(bad_image="skip"))
+    assert (len(data.train), len(data.val)) == (2, 3)
+    assert {Path(name).parent.name for name in data.train.items} == {"train2017"}
+    shutil.rmtree(tmp_path / "train2017")
+    assert {Path(name).parent.name for name in load_data(config).train.items} == {"val2017"}
+
+
+def test_unreadable_images_are_skipped(tmp_path: Path) -> None:
+    config = write(tmp_path, COCO)
+    (tmp_path / "images" / "a.png").write_bytes(b"x")
+    data = load_data(config.replace(bad_image="skip"))
+    loaders = [Loader(part, 1, shuffle_seed=0, bad_image="skip") for part in (data.train, data.val)]
+    assert sum(len(labels) for loader in loaders for _, labels in loader) >= 2
+    assert [Path(name).name for loader in loaders for name in loader.bad_images] == ["a.png"]

@@ -13,6 +13,8 @@ from recast.lab.config import Augmentation, DataConfig
 from recast.lab.data import Loader, load_data
 from recast.papers.dense.segment.pairs import IGNORE, ImagePairs
 
+pytestmark = pytest.mark.filterwarnings("ignore:.* masks. [0-9]")
+
 
 def coloured(count: int = 6, height: int = 40, width: int = 56) -> tuple[torch.Tensor, torch.Tensor]:
     """Images in which the grey level of a pixel is ten times its class, in blocks."""
@@ -76,7 +78,7 @@ def test_gaps_grey_and_sixteen_bits(tmp_path: Path) -> None:
     folder = write(tmp_path, mask=mask, count=2)
     Image.fromarray(np.full((40, 56), 2**15, np.uint16)).save(folder / "images" / "0.png")
     Image.fromarray(np.full((40, 56), 12, np.uint8)).save(folder / "masks" / "1.png")
-    data, _ = read(folder)
+    data, _ = read(folder, max_ignored=0.3)
     assert data.classes == ["3", "12", "700"]
     parts = {name: pairs for pairs in (data.train.plain(), data.val) for name in pairs.items}
     image, mask = parts[str(folder / "images" / "0.png")][0]
@@ -162,3 +164,76 @@ def test_a_mistake_is_one_line(tmp_path: Path, name: str) -> None:
     with pytest.raises(RecastError, match=message) as error:
         read(tmp_path)
     assert "\n" not in str(error.value)
+
+
+def painted(folder: Path, *values: int, names: str = "", dtype: type = np.uint8, share: float = 0.25) -> Path:
+    """A folder of eight pairs, in whose masks the values follow one another; the last covers this share."""
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    (folder / "masks").mkdir(exist_ok=True)
+    others = np.resize(np.array(values[:-1], dtype), round(1600 * (1 - share)))
+    mask = np.concatenate([others, np.full(1600 - len(others), values[-1], dtype)]).reshape(40, 40)
+    for i in range(8):
+        Image.new("RGB", (40, 40), (i, 0, 0)).save(folder / "images" / f"{i}.png")
+        Image.fromarray(mask).save(folder / "masks" / f"{i}.png")
+    if names:
+        (folder / "classes.txt").write_text(names.replace(" ", "\n"))
+    return folder
+
+
+@pytest.mark.parametrize("white", [255, 65535])
+@pytest.mark.parametrize("names", ["", "none lesion"])
+def test_black_and_white_are_two_classes(tmp_path: Path, names: str, white: int) -> None:
+    painted(tmp_path, 0, white, names=names, dtype=np.uint16 if white > 255 else np.uint8)
+    with pytest.warns(UserWarning, match=rf"masks: 8, classes: 2 .*0( and |, ){white}.*; ignored .* 0 % of"):
+        data, (_, masks) = read(tmp_path)
+    assert data.classes == (names.split() or ["0", str(white)])
+    assert masks.unique().tolist() == [0, 1]
+    assert (masks == 1).double().mean().item() == pytest.approx(0.25, abs=0.03)
+    odd = np.zeros((40, 40), np.uint8)
+    odd[0] = 1  # then 255 may be what it is elsewhere: unknown
+    Image.fromarray(odd).save(tmp_path / "masks" / "0.png")
+    if white == 255:
+        with pytest.raises(RecastError, match="are 255, which is unknown"):
+            read(tmp_path)
+
+
+@pytest.mark.parametrize(("values", "names", "message"), [
+    ((0, 128, 255), "a b", "128, expected 0 to 1, or 255 for unknown pixels .values 0, 128, 255 in 8 of 8 masks."),
+    ((0, 128), "a b", "values 0, 128 in 8 of 8 masks"),
+    ((1, 2), "a b", "has class 2, expected 0 to 1"),
+    ((0, 254, 255), "a b", "values 0, 254, 255 in 8 of 8"),
+    ((0, 255), "a b c", "25 % of the pixels of all masks are 255, .* allow it with --max-ignored 0.25$"),
+    ((0, 1, 255), "a b", "25 % of the pixels"),
+    ((0, 7, 255), "", "25 % of the pixels"),
+    ((0, 0), "a b", "masks have no pixel of b: nothing can be learned"),
+])  # fmt: skip
+def test_numbers_that_are_no_class(tmp_path: Path, values: tuple[int, ...], names: str, message: str) -> None:
+    with pytest.raises(RecastError, match=message):
+        read(painted(tmp_path, *values, names=names))
+
+
+def test_the_share_that_is_ignored(tmp_path: Path) -> None:
+    """It is said of each part, and one part alone is enough to be refused."""
+    painted(tmp_path / "train", 0, 1, 255, share=0.04)
+    painted(tmp_path / "val", 0, 1, 255, share=0.0)
+    (tmp_path / "classes.txt").write_text("a\nb\nc")
+    with pytest.warns(UserWarning, match=r"4 % of training \(no pixel of c\), 0 % of validation"):
+        read(tmp_path)
+    painted(tmp_path / "val", 0, 1, 255, share=0.5)
+    with pytest.raises(RecastError, match="50 % of the pixels of validation masks"):
+        read(tmp_path)
+    with pytest.warns(UserWarning, match="50 % of validation"):
+        read(tmp_path, max_ignored=0.5)
+    with pytest.raises(RecastError, match="max_ignored requires name masks, got coco"):
+        DataConfig("coco", max_ignored=0.5)
+
+
+def test_skipped_masks(tmp_path: Path) -> None:
+    painted(tmp_path, 0, 1, names="a b")
+    (tmp_path / "masks" / "0.png").write_bytes(b"x")
+    Image.fromarray(np.full((40, 40), 9, np.uint8)).save(tmp_path / "masks" / "1.png")
+    with pytest.warns(UserWarning, match="masks: 7 of 8, .*skipped 1 with numbers that are no class"):
+        data = load_data(DataConfig("masks", data_dir=str(tmp_path), img_size=32, bad_image="skip"))
+    loader = Loader(data.train, 1, shuffle_seed=0, bad_image="skip")
+    assert {int(mask.max()) for _, mask in loader} <= {0, 1, IGNORE}
+    assert len(loader.bad_images) == 2

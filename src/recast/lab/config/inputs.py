@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from recast.config import Config, Count, FilePath, Finite, NotNegative, Pixels, Positive, Rare, clash, problem
-from recast.lab.config.types import CropShare, MayChange, ProperShare, Share, Workers
+from recast.lab.config.types import CropShare, MayChange, Probability, ProperShare, Share, Workers
 
 
 def ordered(values: tuple[float, float]) -> tuple[float, float]:
@@ -66,6 +66,8 @@ class ImagesConfig(Config):
     Finding Labels or similar."""
     label_separator: Annotated[str | None, Rare()] = None
     """Separator of several labels in a cell; none: each cell is one label. None: | or ; if cells contain it."""
+    max_ignored: Annotated[Probability | None, Rare()] = None
+    """Largest share of unknown pixels (255) in masks; more is an error. None: 0.05."""
 
     @property
     def title(self) -> str:
@@ -82,6 +84,8 @@ class ImagesConfig(Config):
         for name in ("labels_file", "path_column", "label_column", "label_separator"):
             if getattr(self, name) is not None and not self.name.startswith("csv"):
                 raise clash(f"`{name}` requires `name` csv, got {self.name}")
+        if self.max_ignored is not None and self.name != "masks":
+            raise clash(f"`max_ignored` requires `name` masks, got {self.name}")
         return self
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Ge, Le, Lt, MinLen
+from pydantic import BeforeValidator
 
 from recast.config import CountOrZero, Float, Int, NotNegative, read
 from recast.errors import RecastError, first_line, shown
@@ -22,6 +23,11 @@ from recast.reading import decode, read_bytes
 
 LARGEST = 2**30
 """Largest size of a JSON file in bytes; COCO's largest has 450 MB."""
+
+FAR, MANY = 0.9, (0.05, 0.5)
+"""A box with a smaller share of its area in the image reaches far beyond it; shares of such boxes that are an error:
+of those that as left, top, right, bottom lie within, and of any."""
+Size = tuple[int, int]
 
 Coordinate = Annotated[Float, Ge(-1e6), Le(1e6)]
 Length = Annotated[Coordinate, Ge(0)]
@@ -55,7 +61,30 @@ class Runs:
     counts: str | list[CountOrZero]
 
 
-Mask = Runs | list[Annotated[list[Coordinate], MinLen(6)]]
+def _polygons(value: Any) -> Any:
+    """Refuse lists that are no polygons, in words of polygons: a union's error would speak of runs."""
+    if not isinstance(value, list):
+        return value
+    if any(isinstance(each, int | float) for each in value):
+        raise ValueError(f"polygons are lists in a list, [[x, y, x, y, ...]], got a flat list of {len(value)} numbers")
+    if len(value) > 2 and all(isinstance(each, list) and len(each) == 2 for each in value):
+        value = [value]
+    for polygon in value:
+        if not isinstance(polygon, list) or any(isinstance(corner, list | dict) for corner in polygon):
+            raise ValueError(
+                f"a polygon is one list of numbers, [x, y, x, y, ...], got a list of points {shown(polygon)}"
+            )
+        if len(polygon) < 6:
+            raise ValueError(f"a polygon needs at least three points (six numbers), got {len(polygon)} numbers")
+        if len(polygon) % 2:
+            raise ValueError(f"a polygon needs an x and a y for each point, got {len(polygon)} numbers")
+        wrong = [each for each in polygon if isinstance(each, bool | str | None) or not abs(each) <= 1e6]
+        if wrong:
+            raise ValueError(f"a polygon has numbers from -1e6 to 1e6, got {shown(wrong[0])}")
+    return value
+
+
+Mask = Runs | list[list[float]]
 """Runs, or polygons [x, y, x, y, ...]."""
 
 
@@ -68,7 +97,7 @@ class CocoObject:
     bbox: tuple[Coordinate, Coordinate, Length, Length]
     area: NotNegative | None = None
     iscrowd: bool = False
-    segmentation: Mask | None = None
+    segmentation: Annotated[Runs | list[list[float]] | None, BeforeValidator(_polygons)] = None
 
 
 @dataclass(frozen=True)
@@ -93,8 +122,10 @@ class Annotations:
     area: np.ndarray
     """(n,) in pixels, of the mask if there is one: decides whether an object is small or large."""
     masks: tuple[Mask, ...] | None = None
-    size: tuple[int, int] | None = None
+    size: Size | None = None
     """Width and height of the image according to the JSON."""
+    unused: int = 0
+    """Masks that are not read because other objects of the JSON have none."""
 
     def __str__(self) -> str:
         """Return a hash of all fields."""
@@ -163,7 +194,55 @@ def _annotations(
         np.array([area if each.area is None else each.area for each, area in zip(objects, areas, strict=True)], float),
         tuple(each.segmentation for each in objects if each.segmentation) if has_masks else None,
         (image.width, image.height) if image.width and image.height else None,
+        0 if has_masks else sum(bool(each.segmentation) for each in objects),
     )  # fmt: skip
+
+
+def is_taught(boxes: Any, crowd: Any) -> Any:
+    """Return which boxes (n, 4) in pixels of the network's input training shows: no crowds, none thinner than one."""
+    return (boxes[:, 2:] - boxes[:, :2] >= 1).all(1) & ~crowd
+
+
+def check_boxes(objects: Sequence[Annotations], sizes: Sequence[Size | None], img_size: int, where: str) -> str:
+    """Return the line with what is odd about boxes. Raises RecastError for boxes that are of another form or unit.
+
+    sizes: width and height of the images, None for unknown. Left, top, right and bottom are known by boxes that, so
+    read, lie within their image, and read as left, top, width and height reach far beyond.
+    """
+    boxes, crowd = np.concatenate([each.boxes for each in objects]), np.concatenate([each.crowd for each in objects])
+    known = [(np.nan, np.nan) if size is None else size for size in sizes]
+    ends = np.repeat(np.array(known, float), [len(each.boxes) for each in objects], axis=0)
+    start, sides, count = boxes[:, :2], boxes[:, 2:] - boxes[:, :2], len(boxes)
+    if count and (start >= 0).all() and max(start.max(), sides.max()) <= 1:
+        raise RecastError(
+            f"{where}: all {count} boxes are between 0 and 1: normalised? COCO's are left, top, width, height in pixels"
+        )
+    inside = (np.fmin(boxes[:, 2:], ends) - start.clip(0)).clip(0)
+    far = inside.prod(1) < FAR * sides.prod(1)
+    is_corner = ((sides >= start) & (start >= 0) & (sides <= ends + 1)).all(1)
+    if count and (far.mean() > MANY[1] or (far.mean() > MANY[0] and is_corner.mean() > 1 - MANY[0])):
+        raise RecastError(
+            f"{where}: {far.sum()} of {count} boxes reach far beyond their image: is bbox left, top, width, height "
+            "(not right, bottom), in pixels of the file?"
+        )
+    beyond = ((boxes[:, 2:] > ends + 1) | (start < -1)).any(1)
+    again = count - sum(len(set(map(tuple, np.c_[each.boxes, each.classes].tolist()))) for each in objects)
+    if again and again * 2 >= count:
+        raise RecastError(f"{where}: {again} of {count} boxes are there twice (image, class and box): keep one each")
+    scale = img_size / np.where(np.isnan(ends), img_size, ends).max(1, initial=1)[:, None]
+    taught = is_taught(np.c_[start.clip(0), np.fmin(boxes[:, 2:], ends)] * scale, crowd)
+    if not taught.any() and not crowd.all():
+        raise RecastError(
+            f"{where}: none of {count} boxes is a pixel wide and high at --img-size {img_size}: enlarge it"
+        )
+    unused = sum(each.unused for each in objects)
+    return (
+        f"{where}: images: {len(objects)}, boxes: {count}; beyond their image: {beyond.sum()}, without area: "
+        f"{(sides <= 0).any(1).sum()}, twice: {again}, crowds: {crowd.sum()}, large enough at {img_size} pixels to be "
+        f"taught: {100 * taught.sum() / max(count, 1):.3g} %"
+        + f"; masks: {unused}, not used, as others have none"
+        * bool(unused)
+    )
 
 
 def drawn_masks(masks: tuple[Mask, ...], height: int, width: int, name: str) -> Iterator[np.ndarray]:

@@ -6,7 +6,10 @@ cut off. Shapes of the objects of an image: boxes (n, 4) as left, top, right, bo
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -22,11 +25,12 @@ from recast.lab.config import DataConfig
 from recast.lab.data.datasets import RawData
 from recast.lab.data.fingerprint import digest_of
 from recast.lab.data.folders import data_dir
-from recast.lab.data.images import BICUBIC, NEAREST, PADDING, PHOTO, to_pixels
+from recast.lab.data.images import BICUBIC, NEAREST, PADDING, PHOTO, opened, to_pixels
 from recast.lab.data.parts import HELD_OUT, TRAINING, part_word
 from recast.lab.data.seeding import seeded
+from recast.lab.data.table import Labels, _locate
 from recast.lab.data.trees import find_file
-from recast.papers.dense.detect.coco import Annotations, drawn_masks, read_coco
+from recast.papers.dense.detect.coco import Annotations, check_boxes, drawn_masks, is_taught, read_coco
 from recast.papers.dense.images import DenseImages, coloured, mirrored
 
 AS_IT_IS = (0.0,) * 3, (1.0,) * 3
@@ -52,9 +56,8 @@ class Objects(list[dict[str, Tensor]]):
         """Return the objects of training: no crowds, and none thinner than a pixel."""
         rest = Objects()
         for each in self:
-            sides = each["boxes"][:, 2:] - each["boxes"][:, :2]
-            is_taught = (sides >= 1).all(1) & ~each["crowd"]
-            rest.append({name: each[name][is_taught] for name in ("boxes", "labels", "masks") if name in each})
+            which = is_taught(each["boxes"], each["crowd"])
+            rest.append({name: each[name][which] for name in ("boxes", "labels", "masks") if name in each})
         return rest
 
 
@@ -139,14 +142,14 @@ def find_coco(config: DataConfig) -> RawData:
     if train is None:
         expected = "annotations.json, annotations/*train*.json and *val*.json, or train/*.json and valid/*.json"
         raise RecastError(f"{root} has no COCO JSON: expected {expected}")
-    images, names = _read(train, root)
+    images, names, notes = _read(train, root, config)
     if all(each.crowd.all() for each in images.objects):
         raise RecastError(f"{train} has {len(images)} images and no object but crowds: nothing can be learned")
-    held_out, other_names = _read(val, root) if val else (None, names)
+    held_out, other_names, more = _read(val, root, config) if val else (None, names, [])
     if other_names != names:
         raise RecastError(f"{val} has other categories than {train}: they must be the same")
     unused = [str(file) for file in files if part_word(str(file.relative_to(root))) and file not in (train, val)]
-    notes = [f"{root}: not used: {listed(unused, 5)}"] if unused else []
+    notes += [*more, *([f"{root}: not used: {listed(unused, 5)}"] if unused else [])]
     return RawData(root.resolve().name, images, held_out, names, AS_IT_IS, "none", notes=notes)
 
 
@@ -170,16 +173,57 @@ def _only(files: Sequence[Path], root: Path) -> Path | None:
     return files[0] if files else None
 
 
-def _read(path: Path, root: Path) -> tuple[ObjectImages, list[str]]:
-    """Return the images of a COCO JSON, and the names of its categories."""
+def _read(path: Path, root: Path, config: DataConfig) -> tuple[ObjectImages, list[str], list[str]]:
+    """Return the images of a COCO JSON, the names of its categories, and lines about them.
+
+    Raises RecastError for images that are missing, unless they are skipped, or listed twice, and for suspicious boxes.
+    """
     names, objects, classes = read_coco(path)
+    files = _files(names, path, root)
+    missing = [name for name, file in zip(names, files, strict=True) if file is None]
+    if missing and (config.bad_image == "stop" or len(missing) == len(names)):
+        raise RecastError(
+            f"{path}: {len(missing)} of {len(names)} images are in no folder of {root}: "
+            f"{listed(list(map(shown, missing)), 3)}; add them, or skip them with --bad-image skip"
+        )
+    found = {row: file for row, file in enumerate(files) if file is not None}
+    if twice := [file for file, count in Counter(map(os.path.realpath, found.values())).items() if count > 1]:
+        raise RecastError(f"{path} lists images twice ({len(twice)}: {listed(twice, 3)}): keep one each")
+    images = ObjectImages(list(found.values()), [objects[row] for row in found], PHOTO)
+    sizes = [each.size or _size(file) for each, file in zip(images.objects, found.values(), strict=True)]
+    line = check_boxes(images.objects, sizes, config.img_size or PHOTO, str(path))
+    return images, classes, [line + f"; images left out, which are missing: {len(missing)}" * bool(missing)]
+
+
+def _files(names: Sequence[str], path: Path, root: Path) -> list[str | None]:
+    """Return the file of every image of a JSON, None without one: as the JSON has it, else as a table's rows are found.
+
+    Folders of another part count only if no image is elsewhere: numbered files are in both, with other objects.
+    """
     folders = [root, root / "images", path.parent, path.parent / "images"]
-    folders += [folder for folder in sorted(root.iterdir()) if folder.is_dir()]
+    folders += [each for top in (root, root / "images") if top.is_dir() for each in sorted(top.iterdir())]
     folders.sort(key=lambda folder: folder.name not in path.stem)  # train2017 of instances_train2017.json
-    paths = []
-    for name in names:
-        file = next(filter(None, (find_file(folder, name) for folder in folders)), None)
-        if file is None:
-            raise RecastError(f"{path} names the image {shown(name)}, which is in no folder of {root}")
-        paths.append(str(file))
-    return ObjectImages(paths, objects, PHOTO), classes
+    part = part_word(str(path.relative_to(root)))
+    others = HELD_OUT if part in ("train", "training") else TRAINING if part in HELD_OUT else ()
+
+    def word(folder: Path) -> str | None:
+        return part_word(str(folder.relative_to(root)))
+
+    def found(folders: Sequence[Path], others: Sequence[str]) -> list[str | None]:
+        files = [next((str(file) for folder in folders if (file := find_file(folder, name))), None) for name in names]
+        for place in (*(folder for folder in folders if word(folder) and folder.is_dir()), root):
+            if missing := [row for row, file in enumerate(files) if file is None]:
+                table = Labels(str(path), [names[row] for row in missing], [], [], None, "")
+                for row, match in zip(missing, _locate(place, table)[0], strict=True):
+                    files[row] = None if match is None or word(Path(match).parent) in others else match
+        return files
+
+    files = found([folder for folder in folders if word(folder) not in others], others)
+    return files if any(files) else found(folders, ())
+
+
+def _size(path: str) -> tuple[int, int] | None:
+    """Return width and height of an image file; None for one that cannot be read, which the loader names."""
+    with suppress(RecastError), opened(path, path) as image:
+        return image.size
+    return None

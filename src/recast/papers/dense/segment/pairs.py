@@ -5,6 +5,8 @@ Shapes: B images (B, 3, S, S) in [0, 1], masks (B, S, S) int64.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
@@ -15,7 +17,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.nn.functional import pad
 
-from recast.errors import RecastError, shown
+from recast.errors import RecastError, listed, shown
 from recast.lab.config import Augmentation, DataConfig
 from recast.lab.data.datasets import RawData
 from recast.lab.data.fingerprint import digest_of, size_of
@@ -31,6 +33,12 @@ IGNORE = 255
 """Value of unknown pixels in a mask: they count neither in the loss nor in a metric."""
 OUTSIDE = 256
 """Value in the masks of a batch that fills an image up to the size of the largest."""
+WHITE = (255, 65535)
+"""White of 8 and of 16 bits: beside 0 alone, it is the object of a black and white mask."""
+MAX_IGNORED = 0.05
+"""Largest share of unknown pixels that needs no option: with more, 255 is likely to be a class."""
+LOOKED_AT = 1000
+"""Number of masks whose numbers are counted before a run, evenly spread, where names say what the classes are."""
 ADE = "ADEChallengeData2016"
 LOSSY = ("JPEG", "MPO", "JPEG2000")
 """Formats of one channel that change the numbers of a mask."""
@@ -59,15 +67,26 @@ class ImagePairs(DenseImages):
         if isinstance(mask, Tensor):
             return Image.fromarray(mask.numpy())
         values = read_mask(mask)
-        ids = np.arange(self.num_classes) if self.ids is None else np.array(self.ids)
-        known = np.isin(values, ids)
-        unknown = values[~known & (values != IGNORE) & (values != self.blank)]
-        if len(unknown):
-            raise RecastError(
-                f"mask {mask} has class {unknown[0]}, expected {ids[0]} to {ids[-1]}, or {self.blank} for unknown "
-                "pixels: name all classes in classes.txt"
-            )
-        return Image.fromarray(np.where(known, np.searchsorted(ids, values), IGNORE).astype(np.uint8))
+        if len(unknown := self.unknown(values)):
+            raise RecastError(self.refusal(mask, unknown[0]))
+        known = np.isin(values, self.numbers)
+        return Image.fromarray(np.where(known, np.searchsorted(self.numbers, values), IGNORE).astype(np.uint8))
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """Return the numbers of the classes in the masks."""
+        return np.arange(self.num_classes) if self.ids is None else np.array(self.ids)
+
+    def unknown(self, values: np.ndarray) -> np.ndarray:
+        """Return those of the values of a mask that are neither a class nor unknown pixels."""
+        return values[~np.isin(values, [*self.numbers, IGNORE, self.blank])]
+
+    def refusal(self, mask: str, number: int, found: str = "") -> str:
+        """Return the error about a number in a mask that is no class; `found`: what the masks hold."""
+        ids, blank = self.numbers, f", or {self.blank} for unknown pixels"
+        expected = f"{ids[0]} to {ids[-1]}" if ids[-1] - ids[0] == len(ids) - 1 else listed(list(map(str, ids)), 5)
+        expected += "" if self.blank in ids else blank
+        return f"mask {mask} has class {number}, expected {expected}{found}: name all classes in classes.txt"
 
     def targets(self) -> list[str]:
         return [digest_of([mask.numpy()]) if isinstance(mask, Tensor) else size_of(mask) for mask in self.masks]
@@ -142,7 +161,8 @@ def find_masks(config: DataConfig) -> RawData:
     """Read images/ and masks/, files with equal stems; in train/ and val/ (or test/), or a share is held out.
 
     classes.txt names the classes 0, 1, ..., a line each; without it the numbers in the masks are the classes, with any
-    gaps. ADEChallengeData2016, or the folder that holds it, is read as it is.
+    gaps. Masks of black and white alone have two classes. ADEChallengeData2016, or the folder that holds it, is read as
+    it is.
     """
     root = data_dir(config)
     root = root / ADE if (root / ADE).is_dir() else root
@@ -161,15 +181,79 @@ def find_masks(config: DataConfig) -> RawData:
         places = [train or "", *([val] if val else [])]
         pairs = [_pairs(files, *(form.format(place).strip("/") for form in forms)) for place in places]
     ids = None if names is None or blank == IGNORE else tuple(range(1, len(names) + 1))
-    if names is None:
-        present = {int(value) for part in pairs for path in part.masks for value in np.unique(read_mask(str(path)))}
-        ids = tuple(sorted(present - {IGNORE, blank}))
-        names = [str(number) for number in ids]
+    counted = [_counted(part.masks, config, 1 if names is None else -(-len(part.masks) // LOOKED_AT)) for part in pairs]
+    present = sorted({number for part in counted for mask in part.values() for number in mask})
+    is_white = blank == IGNORE and len(present) == 2 and present[0] == 0 and present[1] in WHITE
+    if names is None or (is_white and len(names) == 2):
+        ids = tuple(number for number in present if is_white or number not in (IGNORE, blank))
+    names = [str(number) for number in ids or ()] if names is None else names
     if not 1 < len(names) <= IGNORE:
         raise RecastError(f"{root} has {len(names)} classes, expected 2 to {IGNORE}: name them in classes.txt")
     parts = [replace(part, ids=ids, blank=blank, num_classes=len(names)) for part in pairs]
-    notes += files.notes()
+    # ADE's unknown pixels are known to be, a tenth of all: no number is guessed
+    limit = config.max_ignored if config.max_ignored is not None else MAX_IGNORED if blank == IGNORE else 1.0
+    notes += [_sanity(str(root), parts, counted, names, config, limit), *files.notes()]
     return RawData(root.resolve().name, parts[0], parts[1] if parts[1:] else None, names, crop="random", notes=notes)
+
+
+Counted = dict[str, dict[int, int]]
+"""Mask → number in it → pixels."""
+
+
+def _counted(masks: Sequence[str] | Tensor, config: DataConfig, step: int) -> Counted:
+    """Return the pixels of every number in every `step`-th mask, without unreadable ones if they are skipped."""
+    counted: Counted = {}
+    for mask in map(str, masks[::step]):
+        try:
+            values = read_mask(mask)
+        except RecastError:
+            if config.bad_image == "stop":
+                raise
+            continue  # which the loader names
+        # counting is many times as fast as sorting, where no number is too large for it
+        counts = np.bincount(values.ravel()) if values.max(initial=0) < 2**16 else None
+        numbers = np.unique(values) if counts is None else counts.nonzero()[0]
+        counted[mask] = {int(n): int((values == n).sum() if counts is None else counts[n]) for n in numbers}
+    return counted
+
+
+def _sanity(
+    where: str, parts: Sequence[ImagePairs], counted: Sequence[Counted], names: Sequence[str], config: DataConfig,
+    limit: float,
+) -> str:  # fmt: skip
+    """Return the line with classes and ignored pixels. Raises RecastError for masks that are read wrongly or in vain.
+
+    That is: numbers that are no class, fewer than two classes, and more ignored pixels than `limit`.
+    """
+    masks, numbers = {mask: each for part in counted for mask, each in part.items()}, parts[0].numbers.tolist()
+    wrong = {mask: no_class for mask, each in masks.items() if len(no_class := parts[0].unknown(np.array([*each])))}
+    if wrong and (config.bad_image == "stop" or len(wrong) == len(masks)):
+        values = listed([str(number) for number in sorted({number for mask in wrong for number in masks[mask]})], 8)
+        mask, no_class = next(iter(wrong.items()))
+        found = f" (values {values} in {len(wrong)} of {len(masks)} masks)"
+        raise RecastError(parts[0].refusal(mask, no_class[0], found))
+    shares = list[str]()
+    for part, title in zip(counted, ("training", "validation") if counted[1:] else ("all",), strict=True):
+        pixels = sum((Counter(each) for mask, each in part.items() if mask not in wrong), Counter[int]())
+        if not (count := pixels.total()):
+            continue
+        ignored = 1 - sum(pixels[number] for number in numbers) / count
+        if ignored > limit:
+            raise RecastError(
+                f"{where}: {100 * ignored:.3g} % of the pixels of {title} masks are {parts[0].blank}, which is unknown "
+                "and ignored: if it is a class, write the class's number instead; if not, allow it with --max-ignored "
+                f"{math.ceil(100 * ignored) / 100}"
+            )
+        absent = [name for name, number in zip(names, numbers, strict=True) if not pixels[number]]
+        if len(names) - len(absent) < 2 and title != "validation":
+            raise RecastError(f"{where}: {title} masks have no pixel of {listed(absent, 3)}: nothing can be learned")
+        shares.append(f"{100 * ignored:.3g} % of {title}" + (f" (no pixel of {listed(absent, 3)})" if absent else ""))
+    of = f" of {total:,}" if len(masks) < (total := sum(map(len, parts))) else ""
+    text = f"masks: {len(masks):,}{of}, classes: {len(names)} ({listed(list(names), 5)})"
+    is_white = numbers[1] in WHITE and names[1] != str(numbers[1])
+    text += f", which are 0 and {numbers[1]} in them" if is_white else ""
+    text += f"; skipped {len(wrong)} with numbers that are no class" if wrong else ""
+    return f"{where}: {text}; ignored pixels: {', '.join(shares)}"
 
 
 def _lines(path: Path) -> list[str] | None:
