@@ -92,6 +92,7 @@ EPOCHS = price.EPOCHS | {"odd_photo": 10}
 LR = price.LR | {"odd_photo": 2e-3}
 BATCH = {"odd_photo": 32, "odd_digit": 64, "cifar": 128, "converged": 128}
 CANVASES = {"train": 8000, "dev": 2000, "test": 2000}
+OURS = ("beside", "beside, equal seconds")
 AWAKE = 0.01
 """A layer is awake if attention, less a global mean, makes more than this share of its output."""
 
@@ -330,20 +331,21 @@ def table(options: argparse.Namespace) -> None:
     for name, source in {"_sweep": read(out / "sweep.csv"), "": runs, "_times": timed}.items():
         if source:
             write(RESULTS / f"beside{name}.csv", source)
-    for task, arm in dict.fromkeys((run["task"], run["arm"]) for run in runs if run["arm"] != "beside"):
+    pairs = dict.fromkeys((run["task"], run["arm"], ours) for run in runs for ours in OURS if run["arm"] not in OURS)
+    for task, arm, mine in pairs:
         seeds = [run["seed"] for run in runs if (run["task"], run["arm"]) == (task, arm)]
-        seeds = [seed for seed in seeds if has_row(out / "compare.csv", task=task, arm="beside", seed=seed)]
+        seeds = [seed for seed in seeds if has_row(out / "compare.csv", task=task, arm=mine, seed=seed)]
         if len(seeds) < 2:
             continue
         ours, theirs = (
             np.stack([np.unpackbits(np.load(out / "right" / f"{task}_{name}_{seed}.npy")) for seed in seeds])
-            for name in ("beside", arm)
+            for name in (mine, arm)
         )
         count = 5000 if task in ("cifar", "converged") else 2000
         difference = 100 * (ours[:, :count].astype(float) - theirs[:, :count])
         variance = difference.mean(1).var(ddof=1) / len(seeds) + difference.mean(0).var(ddof=1) / count
         mean = float(difference.mean())
-        row = {"task": task, "arm": arm, "seeds": len(seeds), "beside_minus_arm": f"{mean:.2f}"}
+        row = {"task": task, "ours": mine, "arm": arm, "seeds": len(seeds), "ours_minus_arm": f"{mean:.2f}"}
         rows.append(row | interval(mean, variance, len(seeds)))
     if rows:
         write(RESULTS / "beside_differences.csv", rows)
