@@ -1,5 +1,10 @@
 import argparse
+import gzip
 import pathlib
+import pickle
+import tarfile
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from recast.errors import RecastError
-from recast.models.weights import load_weights_, read_weights, select_weights
+from recast.models.weights import load_weights_, read_header, read_weights, select_weights
 
 
 def net(classes: int = 4) -> nn.Sequential:
@@ -151,12 +156,103 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "page.pth").write_text("<html>404</html>", encoding="utf-8")
     for path, message in (
         (tmp_path, "is not a file"),
-        (tmp_path / "page.pth", r"truncated or not a file of torch\.save"),
+        (tmp_path / "page.pth", "is a web page"),
         ("a" * 5000 + ".pth", "does not exist"),
         ("a\0.pth", "does not exist"),
     ):
         with pytest.raises(RecastError, match=message):
             read_weights(path)
+
+
+MODEL, IMAGE = net().eval(), torch.ones(1, 3, 3, 3)
+ARRAYS = {name: value.numpy() for name, value in WEIGHTS.items()}
+
+
+def zipped(path: Path, *names: str) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in names:
+            archive.writestr(name, "x")
+
+
+FOREIGN: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "pruned.pth": (lambda p: torch.jit.save(torch.jit.trace(MODEL, IMAGE), p), r"TorchScript.*torch\.jit"),
+    "net.pt2": (lambda p: torch.export.save(torch.export.export(MODEL, (IMAGE,)), p), r"torch\.export"),
+    "old.pt2": (lambda p: zipped(p, "serialized_exported_program.json", "version"), r"torch\.export\.load"),
+    "net.package": (lambda p: zipped(p, "net/.data/extern_modules"), r"torch\.package"),
+    "net.keras": (lambda p: zipped(p, "config.json", "model.weights.h5"), "Keras"),
+    "folder.zip": (lambda p: zipped(p, "a/model.pth"), "zip archive.*unpack"),
+    "arrays.npz": (lambda p: np.savez(p, **ARRAYS), r"NumPy arrays.*numpy\.load"),
+    "array.npy": (lambda p: np.save(p, ARRAYS["0.weight"]), "single NumPy array"),
+    "net.h5": (lambda p: p.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100)), "HDF5"),
+    "net.onnx": (lambda p: p.write_bytes(b"\x08\x0a\x12\x07pytorch:\x00"), "ONNX"),
+    "onnx.pth": (lambda p: p.write_bytes(b"\x08\x08\x12\x07pytorch:\x00"), "ONNX"),
+    "net.tflite": (lambda p: p.write_bytes(b"\x1c\0\0\0TFL3" + bytes(20)), "TensorFlow Lite"),
+    "net.gguf": (lambda p: p.write_bytes(b"GGUF" + bytes(20)), "GGUF"),
+    "net.pth.gz": (lambda p: p.write_bytes(gzip.compress(bytes(99))), "compressed"),
+    "net.tar": (lambda p: tarfile.open(p, "w").add(__file__), "tar archive"),
+    "lfs.pth": (lambda p: p.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:a"), "git lfs pull"),
+    "lfs.safetensors": (lambda p: p.write_text("version https://git-lfs.github.com/spec/v1\noid"), "git lfs pull"),
+    "page.pth": (lambda p: p.write_text("\ufeff\n<!DOCTYPE html>…", encoding="utf-8"), "web page"),
+    "denied.safetensors": (lambda p: p.write_text('<?xml version="1.0"?><Error>'), "web page"),
+    "a.index.json": (lambda p: p.write_text('{"metadata": {}, "weight_map": {}}'), "several files"),
+    "note.pth": (lambda p: p.write_text("Entry not found\n"), "text file"),
+    "named.pth": (lambda p: save_file(WEIGHTS, p), r"safetensors file.*\.safetensors"),
+    "named.safetensors": (lambda p: torch.save(WEIGHTS, p), r"torch\.save.*\.pth"),
+    "arrays.pkl": (lambda p: p.write_bytes(pickle.dumps(ARRAYS)), r"a pickle that torch\.save did not write"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning", "ignore::DeprecationWarning", "ignore::ResourceWarning")
+@pytest.mark.parametrize("name", FOREIGN)
+def test_files_of_other_formats_are_named(tmp_path: Path, name: str) -> None:
+    write, message = FOREIGN[name]
+    write(tmp_path / name)
+    readers = [read_weights] + [read_header] * name.endswith(".safetensors")
+    for read in readers:
+        with pytest.raises(RecastError, match=message) as error:
+            read(tmp_path / name)
+        assert "\n" not in str(error.value)
+        assert "truncated" not in str(error.value)
+
+
+def test_a_pickle_of_another_writer_is_never_run(tmp_path: Path) -> None:
+    (tmp_path / "w.pth").write_bytes(pickle.dumps({"0.weight": TouchesAFile(tmp_path / "ran")}))
+    with pytest.raises(RecastError, match="is a pickle that"):
+        read_weights(tmp_path / "w.pth")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_numpy_arrays_are_weights(tmp_path: Path, order: str) -> None:
+    arrays = {name: array.astype(array.dtype.newbyteorder(order)) for name, array in ARRAYS.items()}
+    read = selected(tmp_path, {"model": arrays | {"classes": np.array(["cat"])}, "history": [np.ones(3)]})
+    assert read.keys() == WEIGHTS.keys()
+    assert all(torch.equal(read[k], WEIGHTS[k]) and read[k].dtype == WEIGHTS[k].dtype for k in WEIGHTS)
+
+
+BLOCKS = {f"blocks.{i}.{name}": torch.ones(4) for i in range(5) for name in ("0.weight", "0.bias", "norm.weight")}
+STEPS = {"state": {0: {"step": torch.ones(1)}}}
+
+
+@pytest.mark.parametrize(
+    ("content", "first"),
+    [
+        ({"model": BLOCKS, "epoch": 3}, "blocks.0.0.weight"),
+        ({"model": BLOCKS | {"head.weight": torch.ones(4)}, "optimizer": STEPS}, "blocks.0.0.weight"),
+        ({"model": BLOCKS, "model_ema": BLOCKS}, "blocks.0.0.weight"),
+        ({"student": BLOCKS, "teacher": BLOCKS}, "student.blocks.0.0.weight"),
+        ({"model": torch.ones(4), "optimizer": STEPS}, "model"),
+        (BLOCKS | {"blocks.4.1.weight": torch.ones(4)}, "blocks.0.0.weight"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*left out")
+def test_blocks_of_another_network_are_no_sets_of_weights(tmp_path: Path, content: object, first: str) -> None:
+    model = net()
+    torch.save(content, tmp_path / "w.pth")
+    weights = select_weights(model, read_weights(tmp_path / "w.pth"), "w.pth")
+    assert first.removeprefix("blocks.") in {name.removeprefix("blocks.") for name in weights}
+    with pytest.raises(RecastError, match="build the network that these weights were saved from"):
+        load_weights_(model, weights, "w.pth")
 
 
 SHAPE = r"first: 0.weight is \(8, 3, 5, 5\), the model's is \(8, 3, 3, 3\)\)$"

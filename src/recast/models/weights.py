@@ -15,6 +15,7 @@ import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from recast.errors import RecastError, listed, shown
 from recast.files import require
 from recast.json_text import parse_json
 from recast.models.checksum import checksum
+from recast.models.foreign import foreign
 from recast.names import plain_name
 from recast.tracing.examples import check_weights
 
@@ -35,6 +37,8 @@ DEEPEST = 8
 """Levels of mappings and lists in which weights are looked for."""
 AVERAGED = re.compile(r"(^|[._])ema([._]|$)")
 """In the name of a moving average, which timm prefers to the weights themselves."""
+OTHER = 3
+"""Rank of a set of weights that is neither an average nor under `state_dict` or `model`."""
 PLAIN: list[Any] = [
     argparse.Namespace, np.dtype, np.ndarray,
     *(kind for kind in vars(np.dtypes).values() if isinstance(kind, type)),
@@ -65,12 +69,20 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def _tensors(content: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors in mappings and lists with their dotted names, without the parts of torch.compile and FSDP."""
+    """Yield the tensors in mappings and lists with their dotted names, without the parts of torch.compile and FSDP.
+
+    NumPy arrays with a name of their own are tensors too; those in lists are a run's notes.
+    """
     if isinstance(content, Tensor):
         yield plain_name(name), content
+    elif isinstance(content, np.ndarray):
+        with suppress(TypeError):  # text, dates, objects
+            yield plain_name(name), torch.from_numpy(content.astype(content.dtype.newbyteorder("=")))
     elif isinstance(content, Mapping | list | tuple) and depth < DEEPEST:
         items = content.items() if isinstance(content, Mapping) else enumerate(content)
         for key, value in items:
+            if isinstance(value, np.ndarray) and not isinstance(content, Mapping):
+                continue
             yield from _tensors(value, f"{name}.{key}" if name else str(key), depth + 1)
 
 
@@ -81,7 +93,8 @@ def select_weights(
 
     They are those below the prefix (`state_dict.`, `model.module.`) that fits most names of the model. Of several sets
     that fit as well, a moving average is taken, then `state_dict` and `model`, as timm does; `key` takes another. A
-    warning names the set that was taken and what was left out.
+    warning names the set that was taken and what was left out. Where less than half of the network fits, and of the
+    file, the weights are another network's: that a block or two have the names of the whole does not make them sets.
     Raises RecastError if nothing lies below `key`, and for several sets with no rule to choose.
     """
     if key is not None:
@@ -92,11 +105,12 @@ def select_weights(
         tensors = inside
     names = {name for name in model.state_dict() if not name.endswith(".num_batches_tracked")}
     fits = Counter(start for name in tensors for start in _prefixes(name) if name.removeprefix(start) in names)
-    sets = sorted((prefix for prefix, count in fits.items() if count == max(fits.values())), key=_rank)
+    most = max(fits.values(), default=0)
+    is_whole = 2 * most >= min(len(names), len(tensors))
+    sets = sorted((prefix for prefix, count in fits.items() if is_whole and count == most), key=_rank)
     if len(sets) > 1 and _rank(sets[0]) == _rank(sets[1]):
         raise RecastError(f"{source} holds several sets of weights, {_listed(sets)}: choose with --checkpoint-key NAME")
-    shared = [start for start in _prefixes(next(iter(tensors))) if all(name.startswith(start) for name in tensors)]
-    prefix = sets[0] if sets else shared[-1]  # foreign names, which a converter may know
+    prefix = sets[0] if sets else _container(list(tensors))  # foreign names, which a converter may know
     if sets[1:]:
         warnings.warn(
             f"{source} holds several sets of weights: {_listed(sets[:1])} is loaded, --checkpoint-key takes another "
@@ -113,11 +127,19 @@ def _prefixes(name: str) -> list[str]:
     return [name[: dot.end()] for dot in re.finditer(r"^|\.", name)]
 
 
+def _container(names: list[str]) -> str:
+    """Return the prefix of names that the network does not know, of the container that `_rank` prefers."""
+    top = min((name[: name.index(".") + 1] for name in names if "." in name), key=_rank, default="")
+    if _rank(top) < OTHER:
+        names = [name for name in names if name.startswith(top)]
+    return next(start for start in _prefixes(names[0])[::-1] if all(name.startswith(start) for name in names))
+
+
 def _rank(prefix: str) -> int:
     """Return the rank of a set of weights in timm's order of preference."""
     if AVERAGED.search(prefix):
         return 0
-    return next((place for place, key in enumerate(("state_dict.", "model."), 1) if prefix.startswith(key)), 3)
+    return next((place for place, key in enumerate(("state_dict.", "model."), 1) if prefix.startswith(key)), OTHER)
 
 
 def _listed(prefixes: list[str]) -> str:
@@ -134,7 +156,8 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # `file` is no mapping
     except (SafetensorError, OSError, ValueError) as error:
-        raise RecastError(f"checkpoint {path} is truncated or not a safetensors file ({error})") from None
+        reason = foreign(path) or f"is truncated or not a safetensors file ({error})"
+        raise RecastError(f"checkpoint {path} {reason}") from None
     if CHECKSUM in metadata and metadata[CHECKSUM] != checksum(metadata.get(HEADER), tensors):
         raise RecastError(f"checkpoint {path} is damaged: its checksum does not match; use a copy of the file")
     return tensors
@@ -152,7 +175,8 @@ def read_header(path: str | Path) -> dict[str, Any]:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(HEADER)
     except (SafetensorError, OSError, ValueError) as error:
-        raise RecastError(f"{path} is no readable .safetensors file (truncated, or another format): {error}") from None
+        reason = foreign(path) or f"is no readable .safetensors file (truncated, or another format): {error}"
+        raise RecastError(f"{path} {reason}") from None
     if text is None:
         raise RecastError(f"{path} was not written by recast.save: it carries no constructor and no plan")
     try:
@@ -179,10 +203,9 @@ def _read_pickled(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a foreign file can break the reader in any way; nothing of it has been run
         is_pickle = zipfile.is_zipfile(path) or path.read_bytes()[:1] == pickle.PROTO
-        if isinstance(error, pickle.UnpicklingError) and is_pickle:
+        if not (reason := foreign(path)) and isinstance(error, pickle.UnpicklingError) and is_pickle:
             reason = "holds code, which is not run: save the weights alone, torch.save(model.state_dict(), FILE)"
-        else:
-            reason = f"is truncated or not a file of torch.save ({type(error).__name__})"
+        reason = reason or f"is truncated or not a file of torch.save ({type(error).__name__})"
         raise RecastError(f"checkpoint {path} {reason}") from None
 
 
