@@ -408,3 +408,29 @@ def test_a_link_to_the_image_of_another_row_is_a_second_row(table: Write, tmp_pa
     (tmp_path / "photos/a/x.png").symlink_to(tmp_path / "photos/a/0.png")
     with pytest.raises(RecastError, match="several rows for an image"):
         load_data(table("path,label", [*PLAIN, ["photos/a/x.png", "dog"]]))
+
+
+def test_images_of_a_group_stay_together(table: Write, recwarn: pytest.WarningsRecorder) -> None:
+    rows = [[*row, f"p{i // 2}"] for i, row in enumerate(PLAIN)]
+    config = table("path,label,patient id", rows, val_fraction=0.3)
+    assert "looks like groups (6 in 12 rows): --group-column 'patient id'" in said(config, recwarn)
+    for name in ("csv", "csv_multilabel"):
+        data = load_data(config.replace(group_column="patient id", name=name))
+        train, val = (
+            {int(Path(item).stem) // 2 for item in part.items}
+            for part in (data.train, data.val)
+            if isinstance(part, ImageFiles)
+        )
+        assert train.isdisjoint(val)
+        assert 2 <= len(data.val) <= 6
+        assert data.train.labels.unique().tolist() == data.val.labels.unique().tolist() == [0, 1]
+    text = said(config.replace(group_column="patient id"), recwarn)
+    assert "patient id as group" in text
+    assert "looks like groups" not in text
+    split = [[*row, ["train", "val"][i in (0, 4, 5)]] for i, row in enumerate(rows)]
+    config = table("path,label,patient id,split", split, group_column="patient id")
+    assert "1 groups have training and validation images: p0" in said(config, recwarn)
+    with pytest.raises(RecastError, match="cannot hold out whole groups"):
+        load_data(table("path,label,user", [[*row, row[1]] for row in PLAIN], group_column="user"))
+    with pytest.raises(RecastError, match="no column 'x'"):
+        load_data(config.replace(group_column="x"))

@@ -128,7 +128,8 @@ def _cells(path: Path) -> tuple[list[str], list[tuple[str, list[str]]]]:
     columns = lines[0][1] if lines else []
     for where, cells in lines:
         if len(cells) != len(columns):
-            raise RecastError(f"{where}: expected {len(columns)} cells ({','.join(columns)}), got {len(cells)}")
+            wrong = f"expected {len(columns)} cells ({','.join(columns)}), got {len(cells)}"
+            raise RecastError(f"{where}: {wrong}; quote a cell with a separator in it")
     return columns, lines[1:]
 
 

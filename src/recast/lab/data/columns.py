@@ -29,6 +29,8 @@ MOST_COMPARED = 500
 _PART_BITS = re.compile(r"(?:is|in)_?([a-z]+?)(?:_?(?:set|split|data|fold|sample|image))?")
 """is_valid, isTrain, in_test: which part the True rows are."""
 _LIKE_PARTS = {*PARTS, "splits", "fold", "folds", "kfold", "phase", "usage"}
+_TRUE = BITS | {"yes": True, "y": True, "t": True, "no": False, "n": False, "f": False}
+_GROUPS = set("patient subject participant person user video clip slide scene session specimen animal group".split())
 _ITEM = r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[-+]?[\d.]+)"""
 _LIST = re.compile(rf"[\[{{]\s*(?:{_ITEM}(?:\s*,\s*{_ITEM})*\s*,?\s*)?[\]}}]")
 _BRACKETS = re.compile(r"[\[({].*[\])}]")
@@ -73,12 +75,12 @@ def find_parts(path: Path, cells: Mapping[str, list[str]]) -> tuple[str | None, 
     for name, column in cells.items():
         key, values = usual(name), Counter(column)
         words = [part_word(value) for value in values]
-        bits = {BITS.get(value.lower()) for value in values}
+        bits = {_TRUE.get(value.lower()) for value in values}
         is_bits = bits == {False, True}
         word = part_word(match[1]) if (match := _PART_BITS.fullmatch(key)) else None
         if word and is_bits:
             other = "val" if word in TRAINING else "train"
-            plain[name] = [word if BITS[cell.lower()] else other for cell in column]
+            plain[name] = [word if _TRUE[cell.lower()] else other for cell in column]
         elif None not in words and (key in PARTS or 1 < len(words) == len(set(words))):
             plain[name] = column
         elif key in PARTS:
@@ -97,6 +99,15 @@ def find_parts(path: Path, cells: Mapping[str, list[str]]) -> tuple[str | None, 
         if wrong := sum(a != b for a, b in zip(*trains, strict=True)):
             raise RecastError(f"{path}: columns {name} and {other} state different parts in {wrong} rows; keep one")
     return name, parts, []
+
+
+def find_groups(path: Path, cells: Mapping[str, list[str]]) -> list[str]:
+    """Return a line about a column whose equal cells seem to be images of one patient or video."""
+    for name, column in cells.items():
+        if not _GROUPS.isdisjoint(re.findall("[a-z]+", usual(name))) and 1 < len(set(column)) < len(column):
+            text = f"column {name} looks like groups ({len(set(column))} in {len(column)} rows)"
+            return [f"{path}: {text}: --group-column {shown(name)} holds out whole ones, without it images are"]
+    return []
 
 
 def split_labels(path: Path, name: str, cells: Sequence[str], mark: str | None) -> tuple[list[list[str]], str]:

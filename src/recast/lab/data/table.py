@@ -21,6 +21,7 @@ from recast.lab.data.columns import (
     LABELS,
     described,
     find_column,
+    find_groups,
     find_parts,
     order_classes,
     split_labels,
@@ -28,6 +29,7 @@ from recast.lab.data.columns import (
 from recast.lab.data.datasets import ImageFiles, LabelledImages, RawData
 from recast.lab.data.images import ARRAYS, PHOTO, is_hidden, is_image_name
 from recast.lab.data.parts import choose_parts, part_word, parts_note
+from recast.lab.data.seeding import hold_out
 from recast.lab.data.trees import composed, find_file
 from recast.lab.optional import optional_package
 from recast.lab.recipe import override
@@ -50,6 +52,8 @@ class Labels:
     classes: list[str]
     parts: list[str] | None
     """Names of the parts; None if no column has them."""
+    groups: list[str] | None
+    """The group of every image; None without `group_column`."""
     how: str
     """How each column is used."""
     notes: list[str]
@@ -115,11 +119,21 @@ def read_labels(config: DataConfig, is_multi: bool = False) -> Labels:
         if empty := sum(not row for row in labels):
             notes.append(f"{path}: column {name} is empty in {empty} of {len(labels)} rows: images without a label")
         use = {name: f"labels ({how})" if how else "label"}
-    others = {name: column for name, column in cells.items() if name not in {image, *names}}
+    group = config.group_column and find_column(path, table.columns, config.group_column, (), "--group-column")
+    if group:
+        _check_filled(path, group, cells[group])
+    others = {name: column for name, column in cells.items() if name not in {image, *names, group}}
     part, parts, unclear = find_parts(path, others)
-    use = {image: "path", **use, **({part: f"split ({_counts(parts)})"} if part and parts else {})}
-    how = described(use, [image, *use, *(name for name in others if name != part)])
-    return Labels(str(path), cells[image], labels, classes, parts, how, notes + unclear)
+    if not (part or group):
+        unclear += find_groups(path, others)
+    use = {image: "path", **use}
+    if group:
+        use[group] = "group"
+    if part and parts:
+        use[part] = f"split ({_counts(parts)})"
+    how = described(use, [*use, *others])
+    groups = cells[group] if group else None
+    return Labels(str(path), cells[image], labels, classes, parts, groups, how, notes + unclear)
 
 
 def _counts(cells: Sequence[str]) -> str:
@@ -269,16 +283,25 @@ def find_images(config: DataConfig, table: Labels, make: Callable[[list[str], Te
 
     if table.parts is None:
         train, val = part(None), None
+        if table.groups and train:
+            groups = [table.groups[row] for row in rows]
+            train, val = map(train.subset, hold_out(train.labels, config.val_fraction, groups))
+            notes.append(f"{table.file}: held out are {len(val)} images, all those of their groups")
     else:
         names = Counter(table.parts)
         if unknown := [name for name in names if part_word(name) is None]:
+            shares = listed([name or "(empty)" for name in unknown], 3)
             raise RecastError(
-                f"{table.file}: {sum(names[name] for name in unknown)} rows have the split {listed(unknown, 3)}: "
+                f"{table.file}: {sum(names[name] for name in unknown)} rows have the split {shares}: "
                 "expected train, val or test; rename the column if it is not a split"
             )
         chosen = choose_parts(names, table.file)
         train, val = (part(name) if name else None for name in chosen)
         notes += parts_note(table.file, *chosen, names)
+        pairs = set(zip(table.groups or (), table.parts, strict=False))
+        sides = [{group for group, name in pairs if name == side} for side in chosen]
+        if both := sorted(set.intersection(*sides)):
+            notes.append(f"{table.file}: {len(both)} groups have training and validation images: {listed(both, 3)}")
         if chosen[0] and not chosen[1]:
             notes.append(f"{table.file}: no row is for validation: a random share of the training images is held out")
     return RawData(root.resolve().name, train, val, table.classes, crop="random", notes=notes)
