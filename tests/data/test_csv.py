@@ -62,7 +62,9 @@ def test_a_line_says_what_was_chosen(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     rows = [[str(tmp_path / path) if is_absolute else path, label] for path, label in PLAIN[:10]]
-    with pytest.warns(UserWarning, match=r"paths in path, labels in label.*2 \(cat, dog\).*: 10, 2 more") as warned:
+    with pytest.warns(
+        UserWarning, match=r"columns: path as path, label as label; classes: 2 \(cat, dog\).*: 10, 2 more"
+    ) as warned:
         load_data(table("path,label", rows, data_dir="."))
     assert len(warned) == 1
 
@@ -186,3 +188,249 @@ def test_settings_of_tables_are_for_tables() -> None:
     for settings in ({"name": "csv"}, {"name": "folder", "labels_file": "x.csv"}, {"label_column": "x"}):
         with pytest.raises(RecastError, match=r"labels_file|label_column"):
             DataConfig(**settings)
+
+
+def said(config: DataConfig, recwarn: pytest.WarningsRecorder) -> str:
+    """The notes of a table."""
+    recwarn.clear()
+    load_data(config)
+    return "\n".join(str(warning.message) for warning in recwarn)
+
+
+def column(table: Write, cells: Sequence[str], header: str = "path,label", **settings: Any) -> DataConfig:
+    """A table whose labels are these cells over and over."""
+    return table(header, [[path, cells[i % len(cells)]] for i, (path, _) in enumerate(PLAIN)], **settings)
+
+
+@pytest.mark.parametrize(
+    ("cells", "classes"),
+    [
+        (["0.0", "2.0", "10.0"], ["0", "2", "10"]),
+        (["-1", "0", "10", "2"], ["-1", "0", "2", "10"]),
+        (["-1.", "1", "1.0"], ["-1", "1"]),
+        (["0.5", "10", "2.5"], ["0.5", "2.5", "10"]),
+        (["1.0", "10.0", "2.0", "v3"], ["1.0", "10.0", "2.0", "v3"]),
+    ],
+)
+def test_numbers_are_sorted_as_numbers_and_whole_ones_named_so(
+    table: Write, cells: list[str], classes: list[str]
+) -> None:
+    data = load_data(column(table, cells))
+    assert data.classes == classes
+    names = dict(zip(cells, cells if cells[-1] == "v3" else [f"{float(cell):g}" for cell in cells], strict=True))
+    assert labelled(data) == {Path(path).stem: names[cells[i % len(cells)]] for i, (path, _) in enumerate(PLAIN)}
+
+
+@pytest.mark.parametrize("age", ["{}.5", "0.{}1", "{}e-2"])
+def test_a_number_to_predict_is_no_class(table: Write, age: str) -> None:
+    with pytest.raises(RecastError, match=r"label holds 12 different decimals .*only classes are supported"):
+        load_data(column(table, [age.format(i) for i in range(12)]))
+
+
+@pytest.mark.parametrize(
+    ("name", "train", "held", "parts"),
+    [
+        ("is_valid", "False", "True", "train: 8, valid: 4"),
+        ("isTrain", "1", "0", "train: 8, val: 4"),
+        ("in_test", "0.0", "1.0", "train: 8, test: 4"),
+        ("fold", "training", "validation", "training: 8, validation: 4"),
+        ("usage", "Train", "Test", "Train: 8, Test: 4"),
+        ("of", "trainset", "dev", "trainset: 8, dev: 4"),
+    ],
+)
+def test_a_split_is_read_under_other_names(
+    table: Write, recwarn: pytest.WarningsRecorder, name: str, train: str, held: str, parts: str
+) -> None:
+    rows = [[*row, held if i % 3 == 0 else train, "8"] for i, row in enumerate(PLAIN)]
+    config = table(f"path,label,{name},width", rows)
+    assert f"{name} as split ({parts}); not used: width;" in said(config, recwarn)
+    data = load_data(config)
+    assert isinstance(data.val, ImageFiles)
+    assert {Path(item).stem for item in data.val.items} == {"0", "3", "6", "9"}
+    assert not data.is_held_out
+
+
+@pytest.mark.parametrize(("name", "cells"), [("fold", "012"), ("valid", "01"), ("phase", "ab"), ("image set", "xyz")])
+def test_what_may_be_a_split_is_named(table: Write, recwarn: pytest.WarningsRecorder, name: str, cells: str) -> None:
+    config = table(f"path,label,{name}", [[*row, cells[i % len(cells)]] for i, row in enumerate(PLAIN)])
+    assert f"column {name} looks like a split" in said(config, recwarn)
+    split = table(f"path,label,split,{name}", [[*row, ["train", "val"][i < 4], "0"] for i, row in enumerate(PLAIN)])
+    text = said(split, recwarn)
+    assert f"split as split (train: 8, val: 4); not used: {name};" in text
+    assert "looks like" not in text
+
+
+def test_parts_that_contradict_each_other_or_hold_out_nothing(table: Write, recwarn: pytest.WarningsRecorder) -> None:
+    rows = [[*row, ["train", "val"][i < 4], ["0", "1"][i < 3]] for i, row in enumerate(PLAIN)]
+    with pytest.raises(RecastError, match="split and is_valid state different parts in 1 rows"):
+        load_data(table("path,label,split,is_valid", rows))
+    text = said(table("path,label,split", [[*row, "train"] for row in PLAIN]), recwarn)
+    assert "no row is for validation: a random share" in text
+
+
+LISTS = [["['a', 'b']", "['c']", "[]"], ['["a", "b"]', '["c"]'], ["{'a', 'b'}", "['c',]"]]
+
+
+@pytest.mark.parametrize("cells", LISTS)
+def test_lists_of_python_and_json_are_several_labels(
+    table: Write, recwarn: pytest.WarningsRecorder, cells: list[str]
+) -> None:
+    config = column(table, cells, name="csv_multilabel")
+    assert load_data(config).classes == ["a", "b", "c"]
+    text = said(config, recwarn)
+    assert "label as labels (lists)" in text
+    assert ("label is empty in 4 of 12 rows" in text) == ("[]" in cells)
+    assert load_data(column(table, cells, label_separator="none")).classes == sorted(cells)
+    assert load_data(column(table, ["[1, 0]", "[2]"], name="csv_multilabel")).classes == ["0", "1", "2"]
+
+
+SEVERAL = {
+    "tags of photos": (
+        ["haze primary", "clear primary agriculture", "clear primary", "agriculture clear primary"],
+        " ",
+    ),
+    "each alone too": (["cat", "dog", "cat dog"], " "),
+    "in quotes": (["cat,dog", "dog", "cat"], ","),
+    "a plus": (["rust + scab", "rust", "scab"], "+"),
+    "few words": (["a b", "b c", "a c", "a b c"], " "),
+    "numbers": (["0,1", "1,2", "2"], ","),
+}
+
+
+@pytest.mark.parametrize(("cells", "mark"), SEVERAL.values(), ids=SEVERAL)
+def test_combinations_of_a_few_words_are_no_classes(table: Write, cells: list[str], mark: str) -> None:
+    with pytest.raises(RecastError, match=r"label look like several labels .*--label-separator") as error:
+        load_data(column(table, cells))
+    assert f"--label-separator {mark!r} splits them" in str(error.value)
+    assert load_data(column(table, cells, label_separator="none")).classes == sorted(cells)
+    split = load_data(column(table, cells, label_separator=mark, name="csv_multilabel"))
+    assert split.classes == sorted({word.strip() for cell in cells for word in cell.split(mark)})
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["brown bear", "polar bear", "bear"],
+        ["Canis lupus", "Canis lupus familiaris", "Canis latrans"],
+        ["mild dr", "severe dr", "no dr"],
+        ["tench, Tinca tinca", "goldfish, Carassius auratus"],
+        ["animal/cat", "animal/dog", "plant/rose"],
+    ],
+)
+def test_names_of_several_words_are_classes(table: Write, names: list[str]) -> None:
+    assert load_data(column(table, names)).classes == sorted(names)
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        (["['a' 'b']", "['c']"], "6 cells of label are no lists .*row 1"),
+        (["['a', 'b']", "cat"], "6 cells of label are no lists .*'cat' in row 2"),
+        (["[cat, dog]", "[cat]"], "12 cells of label are no lists"),
+        (["[0, 1, 0]", "[1, 1, 0]"], "lists of 0 and 1: write a column"),
+    ],
+)
+def test_other_lists_are_refused(table: Write, cells: list[str], message: str) -> None:
+    with pytest.raises(RecastError, match=message):
+        load_data(column(table, cells))
+
+
+@pytest.mark.parametrize(
+    ("head", "line"),
+    [
+        ("", "{} {}"),
+        ("file class\n", "{}  {}"),
+        ("sep=;\n", "{};{}"),
+        ('"sep=,"\r\n', "{},{}"),
+    ],
+)
+def test_lists_of_paths_and_labels_are_read(table: Write, tmp_path: Path, head: str, line: str) -> None:
+    config = table("path,label", PLAIN)
+    rows = [line.format("path", "label")] * ("sep" in head) + [line.format(*row) for row in PLAIN]
+    (tmp_path / "labels.csv").write_text(head + "\n".join(rows) + "\n", newline="")
+    assert labelled(load_data(config)) == {Path(path).stem: label for path, label in PLAIN}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("12\nSmiling Young\n0.png 1 -1\n", "cells must be separated by commas, semicolons or tabs"),
+        ("path|label\n0.png|cat\n", "cells must be separated by commas, .*got 'path|label'"),
+        ("0.png 0\n1.png\n", "line 2: expected PATH LABEL"),
+        ("0.png 0,1\n1.png 1\n2.png 0\n", "look like several labels"),
+        ('path,label\n0.png,"cat\n1.png,dog\n2.png,dog\n', "line 2: .*quotation mark"),
+        ('path,label\n0.png,cat\n1.png,"dog\n2.png,cat\n3.png,dog"\n4.png,cat\n', "quotation mark .* row 2"),
+        ('path,label,note\n0.png,cat,"5 in\n1.png,dog,"\n2.png,cat,\n', "quotation mark .* note of row 1"),
+        ('path,label\n0.png,"cat" x\n1.png,dog\n', "line 2: .*quotation mark"),
+    ],
+)
+def test_the_separator_or_the_mark_is_blamed(table: Write, tmp_path: Path, text: str, message: str) -> None:
+    config = table("path,label", PLAIN)
+    (tmp_path / "labels.csv").write_text(text)
+    with pytest.raises(RecastError, match=message) as error:
+        load_data(config)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("other", ["Cat", "c\u200bat", "cat_", "\uff43at"])
+def test_names_that_hardly_differ_are_named(table: Write, recwarn: pytest.WarningsRecorder, other: str) -> None:
+    text = said(column(table, ["cat", "dog", other, "dog"]), recwarn)
+    assert "names that hardly differ are classes of their own" in text
+    assert "'cat' (3 images)" in text
+    assert "hardly differ" not in said(column(table, ["cat", "dog"]), recwarn)
+
+
+def test_an_image_of_another_folder_is_not_taken(
+    table: Write, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    rows = [[f"{'ab'[i % 2]}/{i}.png", label] for i, (_, label) in enumerate(PLAIN)]
+    (tmp_path / "photos/a/4.png").rename(tmp_path / "photos/b/4.png")
+    (tmp_path / "photos/b/a").mkdir()
+    (tmp_path / "photos/b/a/4.png").write_bytes((tmp_path / "photos/b/4.png").read_bytes())
+    for prefix in ("", "photos/", "/elsewhere/photos/", str(tmp_path / "photos") + "/"):
+        with pytest.raises(RecastError, match=r"1 of 12 images .*a/4\.png"):
+            load_data(table("path,label", [[prefix + path, label] for path, label in rows]))
+    (tmp_path / "photos/b/a/4.png").unlink()
+    assert "in 2 folders: b (7), a (5)" in said(
+        table("path,label", [[Path(path).name, label] for path, label in rows]), recwarn
+    )
+    (tmp_path / "photos").rename(tmp_path / "test")
+    for path in (tmp_path / "test").glob("*/*.png"):
+        path.rename(tmp_path / "test" / path.name)
+    config = table("path,label", [[f"train/{i}.png", "ab"[i % 2]] for i in range(12)], data_dir=str(tmp_path / "test"))
+    with pytest.raises(RecastError, match=r"12 images .* are of another part"):
+        load_data(config)
+    (tmp_path / "test").rename(tmp_path / "photos")
+    assert "12 images are in" in said(config.replace(data_dir=str(tmp_path / "photos")), recwarn)
+
+
+def test_a_link_to_the_image_of_another_row_is_a_second_row(table: Write, tmp_path: Path) -> None:
+    (tmp_path / "photos/a/x.png").symlink_to(tmp_path / "photos/a/0.png")
+    with pytest.raises(RecastError, match="several rows for an image"):
+        load_data(table("path,label", [*PLAIN, ["photos/a/x.png", "dog"]]))
+
+
+def test_images_of_a_group_stay_together(table: Write, recwarn: pytest.WarningsRecorder) -> None:
+    rows = [[*row, f"p{i // 2}"] for i, row in enumerate(PLAIN)]
+    config = table("path,label,patient id", rows, val_fraction=0.3)
+    assert "looks like groups (6 in 12 rows): --group-column 'patient id'" in said(config, recwarn)
+    for name in ("csv", "csv_multilabel"):
+        data = load_data(config.replace(group_column="patient id", name=name))
+        train, val = (
+            {int(Path(item).stem) // 2 for item in part.items}
+            for part in (data.train, data.val)
+            if isinstance(part, ImageFiles)
+        )
+        assert train.isdisjoint(val)
+        assert 2 <= len(data.val) <= 6
+        assert data.train.labels.unique().tolist() == data.val.labels.unique().tolist() == [0, 1]
+    text = said(config.replace(group_column="patient id"), recwarn)
+    assert "patient id as group" in text
+    assert "looks like groups" not in text
+    split = [[*row, ["train", "val"][i in (0, 4, 5)]] for i, row in enumerate(rows)]
+    config = table("path,label,patient id,split", split, group_column="patient id")
+    assert "1 groups have training and validation images: p0" in said(config, recwarn)
+    with pytest.raises(RecastError, match="cannot hold out whole groups"):
+        load_data(table("path,label,user", [[*row, row[1]] for row in PLAIN], group_column="user"))
+    with pytest.raises(RecastError, match="no column 'x'"):
+        load_data(config.replace(group_column="x"))

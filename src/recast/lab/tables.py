@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from itertools import islice
@@ -17,6 +18,7 @@ from recast.reading import decode, read_bytes
 
 T = TypeVar("T")
 Scalar = str | int | float | bool | None
+_SEPARATOR = re.compile(r'"?sep=([^\w\s"]|\t)"?\n', re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -95,10 +97,14 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Scala
 def _cells(path: Path) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """The columns of a CSV file, and (its place, its cells) of every other line that is not empty.
 
-    Cells are separated by comma, semicolon or tab: the one that splits the first two lines alike, and most.
+    Cells are separated by comma, semicolon or tab: the one that splits the first two lines alike, and most; or by the
+    mark of a first line `sep=;`, which Excel reads.
     """
+    lines, last = list[tuple[str, list[str]]](), 0
     try:
         text = decode(read_bytes(path), path)
+        given = _SEPARATOR.match(text)
+        text = text[given.end() :] if given else text
 
         def separated(mark: str) -> Iterator[list[str]]:
             return csv.reader(io.StringIO(text, newline=""), delimiter=mark)
@@ -108,16 +114,22 @@ def _cells(path: Path) -> tuple[list[str], list[tuple[str, list[str]]]]:
             most = max(counts, default=0)
             return most > 1 and len(set(counts)) == 1, most
 
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=fit))
-        lines = [(f"{path} line {reader.line_num}", cells) for cells in reader if cells]
+        mark = given[1] if given else max(",;\t", key=fit)
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
+        for cells in reader:
+            last = reader.line_num + bool(given)
+            if cells:
+                lines.append((f"{path} line {last}", cells))
     except FileNotFoundError:
         raise RecastError(f"no such file: {path}") from None
     except csv.Error as error:
-        raise RecastError(f"cannot read {path}: {error}") from None
+        where = f"{path} line {last + 1}"
+        raise RecastError(f"{where}: {error}; is there a quotation mark too many, or one that is not closed?") from None
     columns = lines[0][1] if lines else []
     for where, cells in lines:
         if len(cells) != len(columns):
-            raise RecastError(f"{where}: expected {len(columns)} cells ({','.join(columns)}), got {len(cells)}")
+            wrong = f"expected {len(columns)} cells ({','.join(columns)}), got {len(cells)}"
+            raise RecastError(f"{where}: {wrong}; quote a cell with a separator in it")
     return columns, lines[1:]
 
 

@@ -65,7 +65,10 @@ class ImagesConfig(Config):
     """Column of the labels in labels_file, or one 0/1 column per class (a,b,c). None: label, labels, class,
     Finding Labels or similar."""
     label_separator: Annotated[str | None, Rare()] = None
-    """Separator of several labels in a cell; none: each cell is one label. None: | or ; if cells contain it."""
+    """Separator of several labels in a cell; none: each cell is one label. None: lists, or | or ; if cells contain
+    it."""
+    group_column: Annotated[str | None, Rare()] = None
+    """Column of labels_file whose equal cells (patient, video) stay together when a share is held out."""
     max_ignored: Annotated[Probability | None, Rare()] = None
     """Largest share of unknown pixels (255) in masks; more is an error. None: 0.05."""
 
@@ -81,7 +84,7 @@ class ImagesConfig(Config):
     def _has_its_table(self) -> Self:
         if self.name.startswith("csv") and self.labels_file is None:
             raise clash(f"`name` {self.name} requires `labels_file`, a CSV or Parquet file of paths and labels")
-        for name in ("labels_file", "path_column", "label_column", "label_separator"):
+        for name in ("labels_file", "path_column", "label_column", "label_separator", "group_column"):
             if getattr(self, name) is not None and not self.name.startswith("csv"):
                 raise clash(f"`{name}` requires `name` csv, got {self.name}")
         if self.max_ignored is not None and self.name != "masks":

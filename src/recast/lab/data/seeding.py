@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -129,12 +129,15 @@ def choose_fraction(labels: Tensor, fraction: float) -> Tensor:
     return torch.cat([torch.empty(0, dtype=torch.long), *parts]).sort().values
 
 
-def hold_out(labels: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
+def hold_out(labels: Tensor, fraction: float, groups: Sequence[str] | None = None) -> tuple[Tensor, Tensor]:
     """Return ascending indices of a training and a validation part, `fraction` of every class for validation.
 
-    A class of two or more images has at least one on each side; a single image goes to training. Raises RecastError if
-    every class has a single image.
+    A class of two or more images has at least one on each side; a single image goes to training. With `groups`, one for
+    each image, images of a group stay together, and a class may be larger or have none in validation. Raises
+    RecastError if every class has a single image or group.
     """
+    if groups is not None:
+        return _hold_out_groups(labels, fraction, groups)
     generator = torch.Generator().manual_seed(0)
     train, val = [], []
     for label in labels.unique():
@@ -146,3 +149,29 @@ def hold_out(labels: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
     if not any(map(len, val)):
         raise RecastError("cannot hold out a validation part: every class has a single image; add images")
     return torch.cat(train).sort().values, torch.cat(val).sort().values
+
+
+def _hold_out_groups(labels: Tensor, fraction: float, groups: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Hold out whole groups: from the rarest class on, in random order, those that bring it closer to its share."""
+    names = {name: number for number, name in enumerate(dict.fromkeys(groups))}
+    group_of = torch.tensor([names[group] for group in groups])
+    counts = torch.zeros(len(names), int(labels.max()) + 1).index_put_(
+        (group_of, labels), torch.ones(len(labels)), accumulate=True
+    )
+    total = counts.sum(0)
+    left, is_held = total.clone(), torch.zeros(len(names), dtype=torch.bool)
+    order = torch.randperm(len(names), generator=torch.Generator().manual_seed(0))
+    for label in total.argsort().tolist():
+        share = max(1.0, fraction * float(total[label]))
+        for group in order[counts[order, label] > 0].tolist():
+            lacking = share - float(total[label] - left[label])
+            if lacking <= 0:
+                break
+            rest = left - counts[group]
+            fits = counts[group, label] <= max(1, 2 * lacking) and bool((rest[counts[group] > 0] > 0).all())
+            if fits and not is_held[group]:
+                is_held[group], left = True, rest
+    if not is_held.any():
+        raise RecastError("cannot hold out whole groups: too few have images of each class; add a column split")
+    held = is_held[group_of]
+    return (~held).nonzero().flatten(), held.nonzero().flatten()

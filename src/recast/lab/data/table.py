@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -14,22 +15,31 @@ from torch import Tensor
 
 from recast.errors import RecastError, first_line, listed, shown
 from recast.lab.config import DataConfig, Recipe
+from recast.lab.data.columns import (
+    BITS,
+    IMAGES,
+    LABELS,
+    described,
+    find_column,
+    find_groups,
+    find_parts,
+    order_classes,
+    split_labels,
+)  # fmt: skip
 from recast.lab.data.datasets import ImageFiles, LabelledImages, RawData
 from recast.lab.data.images import ARRAYS, PHOTO, is_hidden, is_image_name
 from recast.lab.data.parts import choose_parts, part_word, parts_note
+from recast.lab.data.seeding import hold_out
 from recast.lab.data.trees import composed, find_file
 from recast.lab.optional import optional_package
 from recast.lab.recipe import override
 from recast.lab.tables import Table, read_table
+from recast.reading import decode, read_bytes
 
-IMAGES = (
-    "path file filename file_name filepath file_path image image_id image_index image_name image_path img img_path"
-).split()
-LABELS = "label labels class class_name category finding_labels tags".split()
-PARTS = "split set subset partition".split()
-"""Usual names of the columns, in lower case and with _ for a space."""
-BITS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
-"""Cells of one-hot columns, each of which is a class."""
+_LINE = re.compile(r"(\S.*?\.\w+) +([^\s,;][^\t]*)")
+"""PATH LABEL."""
+NOWHERE = ("", ".", "..")
+"""Parts of a path that are no names."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +52,12 @@ class Labels:
     classes: list[str]
     parts: list[str] | None
     """Names of the parts; None if no column has them."""
+    groups: list[str] | None
+    """The group of every image; None without `group_column`."""
     how: str
-    """The columns and the separator."""
+    """How each column is used."""
+    notes: list[str]
+    """What a user may not expect."""
 
     @property
     def several(self) -> int:
@@ -69,45 +83,66 @@ def with_task(recipe: Recipe) -> Recipe:
 def read_labels(config: DataConfig, is_multi: bool = False) -> Labels:
     """Read `labels_file`; with `is_multi` a single column of 0 and 1 is one class.
 
-    Raises RecastError for a missing or ambiguous column, an empty cell, and one-hot cells other than 0 and 1.
+    Raises RecastError for a missing or ambiguous column, an empty cell, and cells that are not what the column is.
     """
     path = Path(config.labels_file or "").expanduser()
     table = _read(path)
     if not table.rows:
         raise RecastError(f"{path} has no rows: expected one for each image")
     columns = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))
-    image = _column(path, table.columns, config.path_column, IMAGES, "--path-column")
+    image = find_column(path, table.columns, config.path_column, IMAGES, "--path-column")
     if any(isinstance(cell, dict) for cell in columns[image]):
         raise RecastError(f"{path} holds images, not paths, in column {image}: use --data hfds/{path.parent}")
     cells = {name: list(map(_text, column)) for name, column in columns.items()}
     label = config.label_column
     options = [label] if label is None or label in cells else [name.strip() for name in label.split(",")]
-    names = [_column(path, table.columns, name, LABELS, "--label-column") for name in dict.fromkeys(options)]
+    names = [find_column(path, table.columns, name, LABELS, "--label-column") for name in dict.fromkeys(options)]
+    _check_quotes(path, cells, {image, *names})
     _check_filled(path, image, cells[image])
     if len(names) > 1 or (is_multi and set(cells[names[0]]) <= BITS.keys()):
-        labels, classes = _one_hot(path, {name: cells[name] for name in names}), names
-        how = "labels in a column for each class"
+        labels, classes, notes = _one_hot(path, {name: cells[name] for name in names}), names, list[str]()
+        use = {listed(names, 5): "classes of 0 and 1"}
     else:
         (name,) = names
-        _check_filled(path, name, cells[name])
-        usual = next((mark for mark in "|;" if any(mark in cell for cell in cells[name])), "none")
-        mark = config.label_separator or usual
-        split = [[cell] if mark == "none" else cell.split(mark) for cell in cells[name]]
         if any(isinstance(cell, list) for cell in columns[name]):  # Parquet has lists
-            mark, split = "none", [list(map(_text, cell or ())) for cell in columns[name]]
+            split, how = [list(map(_text, cell or ())) for cell in columns[name]], "lists"
+        else:
+            split, how = split_labels(path, name, cells[name], config.label_separator)
         labels = [list(dict.fromkeys(filter(None, map(str.strip, row)))) for row in split]
-        _check_filled(path, name, labels)
-        classes = sorted({label for row in labels for label in row})
-        if all(label.isdecimal() for label in classes):
-            classes.sort(key=int)
-        how = f"labels in {name}" + ("" if mark == "none" else f" split at {shown(mark)}")
-    parts = next((cells[name] for name in cells if name.strip().lower() in PARTS), None)
-    return Labels(str(path), cells[image], labels, classes, parts, f"paths in {image}, {how}")
+        if how == "lists":
+            _check_no_bits(path, name, split)
+        if not how:
+            _check_filled(path, name, labels)
+        labels, classes, notes = order_classes(path, name, labels)
+        if not classes:
+            raise RecastError(f"{path}: column {name} holds no labels")
+        if empty := sum(not row for row in labels):
+            notes.append(f"{path}: column {name} is empty in {empty} of {len(labels)} rows: images without a label")
+        use = {name: f"labels ({how})" if how else "label"}
+    group = config.group_column and find_column(path, table.columns, config.group_column, (), "--group-column")
+    if group:
+        _check_filled(path, group, cells[group])
+    others = {name: column for name, column in cells.items() if name not in {image, *names, group}}
+    part, parts, unclear = find_parts(path, others)
+    if not (part or group):
+        unclear += find_groups(path, others)
+    use = {image: "path", **use}
+    if group:
+        use[group] = "group"
+    if part and parts:
+        use[part] = f"split ({_counts(parts)})"
+    how = described(use, [*use, *others])
+    groups = cells[group] if group else None
+    return Labels(str(path), cells[image], labels, classes, parts, groups, how, notes + unclear)
+
+
+def _counts(cells: Sequence[str]) -> str:
+    return listed([f"{value}: {count}" for value, count in Counter(cells).most_common()], 4)
 
 
 def _read(path: Path) -> Table:
     if path.suffix.lower() not in (".parquet", ".pq"):
-        return read_table(path)
+        return _read_list(path) or read_table(path)
     parquet = optional_package("pyarrow.parquet", "pyarrow", f"{path} requires pyarrow; a CSV file does not")
     try:
         table = parquet.read_table(path)
@@ -117,27 +152,59 @@ def _read(path: Path) -> Table:
     return Table(path.stem, tuple(table.column_names), tuple(rows))
 
 
+def _read_list(path: Path) -> Table | None:
+    """Read lines of PATH LABEL, also below two names of columns; None if the file holds something else."""
+    if not path.is_file():
+        return None
+    lines = [(number, line.strip()) for number, line in enumerate(decode(read_bytes(path), path).split("\n"), start=1)]
+    lines = [(number, line) for number, line in lines if line]
+    header = ("path", "label")
+    if (
+        lines
+        and not _pair(lines[0][1])
+        and len(names := lines[0][1].split()) == 2
+        and not re.search("[,;\t]", lines[0][1])
+    ):
+        header, lines = (names[0], names[1]), lines[1:]
+    if not lines or not _pair(lines[0][1]):
+        return None
+    rows = [(number, line, _pair(line)) for number, line in lines]
+    if wrong := [(number, line) for number, line, pair in rows if pair is None]:
+        number, line = wrong[0]
+        raise RecastError(f"{path} line {number}: expected PATH LABEL as in the first line, got {shown(line)}")
+    return Table(path.stem, header, tuple(pair for _, _, pair in rows if pair))
+
+
+def _pair(line: str) -> tuple[str, str] | None:
+    """Return path and label of a line, which a blank separates; None if it does not start with an image."""
+    match = _LINE.fullmatch(line)
+    return (match[1], match[2]) if match and is_image_name(match[1]) else None
+
+
 def _text(cell: object) -> str:
     """Return a cell as text; empty for one that is missing, also if a program wrote NaN there."""
     text = "" if cell is None else composed(str(cell).strip())
     return "" if text.lower() == "nan" else text
 
 
-def _column(path: Path, columns: Sequence[str], name: str | None, usual: Sequence[str], option: str) -> str:
-    """Return the column `name`, by default the one with a usual name. Raises RecastError unless there is one."""
-    if name is None:
-        fitting = [column for column in columns if column.strip().lower().replace(" ", "_") in usual]
-    else:
-        fitting = [column for column in columns if column == name]
-    if len(fitting) == 1:
-        return fitting[0]
-    if fitting:
-        raise RecastError(f"{path} has the columns {' and '.join(fitting)}: choose one with {option}, or rename one")
-    if name is None and any(map(is_image_name, columns)):
-        raise RecastError(f"{path} must name its columns in the first line, got {listed(columns, 5)}")
-    missing = f"no column {shown(name)}" if name is not None else f"no column named {listed(usual, 6)}"
-    several = ", or several of 0 and 1 (a,b,c)," * (usual is LABELS)
-    raise RecastError(f"{path} has {missing}: choose one{several} of {listed(columns, 20)} with {option}")
+def _check_quotes(path: Path, cells: dict[str, list[str]], used: set[str]) -> None:
+    """Raise RecastError for a cell that goes on over the next rows: in a used column, or with the name of an image."""
+    for name, column in cells.items():
+        for number, cell in enumerate(column, start=1):
+            if "\n" in cell and (name in used or any(map(is_image_name, re.split(r"[,;\t\n]", cell)))):
+                raise RecastError(
+                    f"{path}: a quotation mark opens column {name} of row {number} and takes in the lines after it: "
+                    f"{shown(cell)}; remove it"
+                )
+
+
+def _check_no_bits(path: Path, column: str, rows: Sequence[Sequence[str]]) -> None:
+    lengths = set(map(len, rows))
+    if len(lengths) == 1 and lengths.pop() > 1 and all(cell in BITS for row in rows for cell in row):
+        raise RecastError(
+            f"{path}: column {column} holds lists of 0 and 1: write a column of 0 and 1 for each class, and name them "
+            "with --label-column a,b,c"
+        )
 
 
 def _check_filled(path: Path, column: str, cells: Sequence[str | list[str]]) -> None:
@@ -190,21 +257,24 @@ def find_images(config: DataConfig, table: Labels, make: Callable[[list[str], Te
     root = Path(config.data_dir or Path(table.file).parent).expanduser()
     if not root.is_dir():
         raise RecastError(f"no such data folder: {root}")
-    files, unused = _locate(root, table)
+    files, unused, moved = _locate(root, table)
     missing = [name for name, file in zip(table.images, files, strict=True) if file is None]
     if missing and (config.bad_image == "stop" or len(missing) == len(files)):
         raise RecastError(
             f"{len(missing)} of {len(files)} images of {table.file} are not in {root}: {listed(missing, 3)}; add them, "
             "correct --data-dir, or skip them with --bad-image skip"
         )
-    if twice := [file for file, count in Counter(filter(None, files)).items() if count > 1]:
+    rows_of = Counter(os.path.realpath(file) for file in files if file)
+    if twice := [file for file, count in rows_of.items() if count > 1]:
         raise RecastError(
             f"{table.file} has several rows for an image ({len(twice)}: {listed(twice, 3)}); keep one each"
         )
     rows = [row for row, file in enumerate(files) if file is not None]
     notes = [
-        f"{table.file}: {table.how}, classes: {len(table.classes)} ({listed(table.classes, 5)}); images: {len(rows)}, "
-        f"{unused} more in {root} have no row" + (f"; {len(missing)} images are missing" if missing else "")
+        f"{table.file}: {table.how}; classes: {len(table.classes)} ({listed(table.classes, 5)}); images: {len(rows)}, "
+        f"{unused} more in {root} have no row" + (f"; {len(missing)} images are missing" if missing else ""),
+        *table.notes,
+        *moved,
     ]
 
     def part(name: str | None) -> LabelledImages | None:
@@ -213,24 +283,36 @@ def find_images(config: DataConfig, table: Labels, make: Callable[[list[str], Te
 
     if table.parts is None:
         train, val = part(None), None
+        if table.groups and train:
+            groups = [table.groups[row] for row in rows]
+            train, val = map(train.subset, hold_out(train.labels, config.val_fraction, groups))
+            notes.append(f"{table.file}: held out are {len(val)} images, all those of their groups")
     else:
         names = Counter(table.parts)
         if unknown := [name for name in names if part_word(name) is None]:
+            shares = listed([name or "(empty)" for name in unknown], 3)
             raise RecastError(
-                f"{table.file}: {sum(names[name] for name in unknown)} rows have the split {listed(unknown, 3)}: "
+                f"{table.file}: {sum(names[name] for name in unknown)} rows have the split {shares}: "
                 "expected train, val or test; rename the column if it is not a split"
             )
         chosen = choose_parts(names, table.file)
         train, val = (part(name) if name else None for name in chosen)
         notes += parts_note(table.file, *chosen, names)
+        pairs = set(zip(table.groups or (), table.parts, strict=False))
+        sides = [{group for group, name in pairs if name == side} for side in chosen]
+        if both := sorted(set.intersection(*sides)):
+            notes.append(f"{table.file}: {len(both)} groups have training and validation images: {listed(both, 3)}")
+        if chosen[0] and not chosen[1]:
+            notes.append(f"{table.file}: no row is for validation: a random share of the training images is held out")
     return RawData(root.resolve().name, train, val, table.classes, crop="random", notes=notes)
 
 
-def _locate(root: Path, table: Labels) -> tuple[list[str | None], int]:
-    """Return the file of every row (None: missing), and the number of images that have no row.
+def _locate(root: Path, table: Labels) -> tuple[list[str | None], int, list[str]]:
+    """Return the file of every row (None: missing), the number of images that have no row, and notes.
 
-    A cell may have more folders than there are below `root`, or lack folders or the ending of a file. Raises
-    RecastError if several files fit.
+    A cell may lack folders or the ending of a file; or it may have more folders than there are below `root`, which is
+    then where they end. A file in another folder than the cell's is not its image. Raises RecastError if several files
+    fit, or if the folder that a cell adds is another part than `root`.
     """
     fitting, everything = defaultdict[str, list[str]](list), set[str]()
     for folder, folders, names in os.walk(root):
@@ -245,13 +327,22 @@ def _locate(root: Path, table: Labels) -> tuple[list[str | None], int]:
                 fitting[ending].append(str(path))
                 fitting[os.path.splitext(ending)[0]].append(str(path))
     files, unclear = list[str | None](), dict[str, list[str]]()
+    moved, places = dict[str, str](), Counter[str]()
     for name in table.images:
         parts = name.replace("\\", "/").split("/")
-        exact = find_file(root, name)
+        exact = find_file(root, name)  # also an absolute path
         matches = [os.path.normpath(exact)] if exact else []
         for start in range(0 if exact is None else len(parts), len(parts)):
-            if matches := fitting.get("/".join(parts[start:]), []):
+            matches = fitting.get("/".join(parts[start:]), [])
+            is_there = start + 1 < len(parts) and parts[start] not in NOWHERE and (root / parts[start]).is_dir()
+            if is_there or start:  # in no other folder: an image of the same name there is not this one
+                matches = [match for match in matches if len(Path(match).relative_to(root).parts) == len(parts) - start]
+            if matches and start and parts[start - 1] not in (*NOWHERE, root.resolve().name):
+                moved[name] = parts[start - 1]
+            if matches or is_there:
                 break
+        if matches and not exact and len(parts) == 1:
+            places[os.path.relpath(os.path.dirname(matches[0]), root)] += 1
         if len(matches) > 1:
             unclear[name] = matches
         files.append(matches[0] if matches else None)
@@ -261,4 +352,17 @@ def _locate(root: Path, table: Labels) -> tuple[list[str | None], int]:
             f"{len(unclear)} images of {table.file} match several files in {root}: {name} may be {listed(matches, 2)}; "
             "add folder and suffix in the table"
         )
-    return files, len(everything.difference(map(os.path.abspath, filter(None, files))))
+    here = part_word(root.resolve().name)
+    if other := [name for name, folder in moved.items() if here and part_word(folder) not in (None, here)]:
+        raise RecastError(
+            f"{len(other)} images of {table.file} are of another part than {root}: {listed(other, 3)}; correct "
+            "--data-dir"
+        )
+    notes = list[str]()
+    if moved:
+        text = f"{len(moved)} images are in {root} itself, not in the table's folders: {listed(list(moved), 3)}"
+        notes.append(f"{table.file}: {text}")
+    if len(places) > 1:
+        found = [f"{folder} ({count})" for folder, count in places.most_common()]
+        notes.append(f"{table.file}: names without a folder are of images in {len(places)} folders: {listed(found, 5)}")
+    return files, len(everything.difference(map(os.path.abspath, filter(None, files)))), notes
