@@ -257,7 +257,7 @@ def find_images(config: DataConfig, table: Labels, make: Callable[[list[str], Te
     root = Path(config.data_dir or Path(table.file).parent).expanduser()
     if not root.is_dir():
         raise RecastError(f"no such data folder: {root}")
-    files, unused, moved = _locate(root, table)
+    files, unused, moved = locate(root, table)
     missing = [name for name, file in zip(table.images, files, strict=True) if file is None]
     if missing and (config.bad_image == "stop" or len(missing) == len(files)):
         raise RecastError(
@@ -307,7 +307,7 @@ def find_images(config: DataConfig, table: Labels, make: Callable[[list[str], Te
     return RawData(root.resolve().name, train, val, table.classes, crop="random", notes=notes)
 
 
-def _locate(root: Path, table: Labels) -> tuple[list[str | None], int, list[str]]:
+def locate(root: Path, table: Labels) -> tuple[list[str | None], int, list[str]]:
     """Return the file of every row (None: missing), the number of images that have no row, and notes.
 
     A cell may lack folders or the ending of a file; or it may have more folders than there are below `root`, which is
