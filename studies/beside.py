@@ -39,9 +39,9 @@ price.py, 2e-3 for odd_photo, for every arm. A difference beside − arm is show
 is that of price.py. beside is the better default if it is shown to be ahead of the former default or equal to it on
 every task, ahead on one; likewise for the non-local block. A run of attention counts only if it is awake (`AWAKE`).
 
-Run so far: the sweep's starts on odd_digit only, its places on odd_digit and the first two on odd_photo, no rates and
-widths; compare: odd_digit against the non-local block and the former default. No arm but the parent on odd_photo, none
-on cifar: the question is open there.
+Run so far: the sweep's starts on odd_digit only, its places on odd_digit and the first two on odd_photo (for three
+epochs, then for ten, as the non-local block), no rates and widths; compare: odd_digit against the non-local block and
+the former default, odd_photo for as many seconds as the non-local block, two seeds. No arm on cifar.
 """
 
 from __future__ import annotations
