@@ -15,7 +15,6 @@ from recast.errors import RecastError
 from recast.lab.config import DataConfig
 from recast.lab.data import Loader, load_data
 from recast.lab.data.datasets import ImageTensors
-from recast.lab.data.libraries import Items
 
 
 def make_mnist(root: Path, name: str = "MNIST") -> np.ndarray:
@@ -41,20 +40,6 @@ def test_grey_images_in_memory_become_rgb_at_their_own_size(tmp_path: Path, spel
     image, label = data.val[3]
     assert label == 3
     assert (image * 255).round().equal(torch.from_numpy(pixels[33]).float().expand(3, -1, -1))
-
-
-def test_sixteen_bits_of_an_item_are_kept_or_refused(tmp_path: Path) -> None:
-    pixels = np.arange(64, dtype=np.uint16).reshape(8, 8) * 60
-    Image.fromarray(pixels).save(tmp_path / "a.png")
-    for item in (lambda: Image.open(tmp_path / "a.png"), lambda: (tmp_path / "a.png").open("rb")):
-        with (
-            item() as stored,
-            pytest.raises(RecastError, match=r"image set train 0: 16-bit .*--in-chans 1"),
-        ):
-            Items([[stored]], "set train")(0)
-        with item() as stored:
-            bands = Items([[stored]], "set train").bands(0, 1)
-        assert bands.equal(torch.from_numpy(pixels / np.float32(65535))[None])
 
 
 def held(**names: Any) -> type[SimpleNamespace]:

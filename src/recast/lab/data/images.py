@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ TOOLS = frozenset(
 """Folders that systems and tools leave among images, in lower case."""
 
 SIXTEEN_BIT = ("PNG", "PPM")
-"""Formats whose 16-bit grey Pillow may open as 32-bit integers."""
+"""Formats whose 16-bit pixels Pillow may open as 32-bit integers."""
 
 NEAREST, BICUBIC = Image.Resampling.NEAREST, Image.Resampling.BICUBIC
 PADDING = (124, 116, 104)
@@ -90,8 +90,6 @@ def decode_errors(name: str) -> Iterator[None]:
         yield
     except MemoryError:
         raise
-    except RecastError as error:
-        raise RecastError(str(error) if name in str(error) else f"cannot read image {name}: {error}") from None
     except FileNotFoundError:
         raise RecastError(f"no such image: {name}") from None
     except IsADirectoryError:
@@ -107,31 +105,13 @@ def decode_errors(name: str) -> Iterator[None]:
         raise RecastError(f"cannot read image {name}: {reason}. {remedy}") from None
 
 
-def bits_of(image: Image.Image) -> int:
-    """Return the bits of a number in an opened file: 8, 16 or 32. Of colour, Pillow tells only before it decodes."""
-    if image.mode == "F" or (image.mode == "I" and image.format not in SIXTEEN_BIT):
-        return 32
-    stored = _stored(image)
-    is_deep = stored[-1] > 255 if image.format == "PPM" and len(stored) == 2 else ";16" in str(stored)
-    return 16 if is_deep or image.mode.startswith("I") else 8
-
-
-def _stored(image: Image.Image) -> tuple[Any, ...]:
-    """Return how Pillow will decode: ("RGB;16B",) of a PNG, ("RGB", largest value) of a PPM."""
-    args = tile[0][3] if (tile := getattr(image, "tile", None)) else ()
-    return args if isinstance(args, tuple) else (args,)
-
-
-def check_bits(image: Image.Image) -> None:
-    """Raise RecastError for an image whose numbers RGB does not hold: of 12 bits in 16, 16 greys would be left."""
-    if (bits := bits_of(image)) > 8:
-        bands = 1 if str(_stored(image)[:1]).startswith("('LA") else len([b for b in image.getbands() if b != "A"])
-        raise RecastError(f"{bits}-bit pixels do not fit into RGB: --in-chans {bands} keeps them, or convert to 8 bits")
-
-
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert an image of any mode of 8 bits (`check_bits`) to RGB; a grey image gets three equal channels."""
-    check_bits(image)
+    """Convert an image of any mode to RGB; a grey image gets three equal channels."""
+    if image.mode == "F" or (image.mode == "I" and image.format not in SIXTEEN_BIT):
+        raise RecastError(f"32-bit pixels (mode {image.mode}) have no defined white level; convert to 8 bits")
+    if image.mode.startswith("I"):  # 16-bit grey: Pillow's own conversion clips at 255 instead of scaling
+        grey = np.asarray(image).astype(np.float32) / 257
+        return Image.fromarray(grey.round().clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     return image.convert("RGB")

@@ -20,7 +20,6 @@ from recast.lab.data.bands import as_picture, cover, open_bands
 from recast.lab.data.images import (
     BICUBIC,
     PADDING,
-    check_bits,
     crop_fraction,
     is_hidden,
     is_image_name,
@@ -77,7 +76,6 @@ def read_image(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # twice that size is an error
         with opened(path, str(path)) as stored:
-            check_bits(stored)  # a copy that was turned no longer tells
             turned = stored.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
             image = to_rgb(ImageOps.exif_transpose(stored) if turned else stored)
     if turned:
