@@ -83,7 +83,7 @@ def test_the_check_sees_every_kind_of_import() -> None:
 
 def test_a_reader_of_the_layer_needs_few_lines() -> None:
     assert lines_read("recast.layers.gpsa") <= 2779
-    assert lines_read("recast.surgery.planning", "recast.surgery.apply", "recast.surgery.verify") <= 7315
+    assert lines_read("recast.surgery.planning", "recast.surgery.apply", "recast.surgery.verify") <= 7316
 
 
 def test_light_modules_import_no_torch() -> None:

@@ -161,9 +161,9 @@ def _open_error(model: nn.Module, example: Example) -> tuple[int, float | None]:
     errors: list[float] = []
     for layer, x in list(by_shape.values())[:OPEN_LAYERS]:
         layer = copy.deepcopy(layer)
-        parameters = (layer.gamma, layer.spread, layer.key, layer.raw_alpha)
-        for parameter, std in zip(parameters, (0.3, 0.3, 0.02, 0.3), strict=True):
-            parameter.add_(torch.randn_like(parameter), alpha=std)
+        for name, std in (("gamma", 0.3), ("spread", 0.3), ("key", 0.02), ("raw_alpha", 0.3)):
+            if (parameter := layer._parameters.get(name)) is not None:
+                parameter.add_(torch.randn_like(parameter), alpha=std)
         outputs = []
         for backend in ("split", "reference"):
             with use_backend(layer, backend), full_precision():

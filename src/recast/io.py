@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -172,7 +174,8 @@ def _try_constructor(header: dict[str, Any], tensors: dict[str, Tensor], model: 
     """Raise RecastError unless the constructor in `header` builds a network that takes `tensors`."""
     source, name, _ = check_constructor(header["constructor"])
     if source == "function" and not may_run(name) and (module := name.partition(":")[0]) not in sys.modules:
-        if find_spec(package := module.partition(".")[0]) is None:
+        package = module.partition(".")[0]
+        if find_spec(package) is None and PathFinder.find_spec(package, [os.getcwd()]) is None:
             raise RecastError(f"constructor {shown(name)}: there is no module {package}, so load could not build it")
         return  # importing it may do anything: a script's module would run the script again
     with torch.random.fork_rng(devices=[]):

@@ -75,7 +75,8 @@ def select(
     for name in names:
         module = convolutions[name]
         result = adapted.get(name) or _layer_or_reason(name, model, module, observed, config, elsewhere.get(name))
-        if isinstance(result, RecastLayer) and name == first and module.kernel_size == module.stride:
+        kernel, stride = getattr(module, "kernel_size", 1), getattr(module, "stride", 0)
+        if isinstance(result, RecastLayer) and name == first and kernel == stride:
             result = result if name in explicit or not is_spatial(module) else PATCHES
         if isinstance(result, RecastLayer):
             layers[name] = result

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import numpy as np
@@ -219,7 +219,10 @@ def _files(names: Sequence[str], path: Path, root: Path) -> list[str | None]:
         return files
 
     files = found([folder for folder in folders if word(folder) not in others], others)
-    return files if any(files) else found(folders, ())
+    files = files if any(files) else found(folders, ())
+    if not any(files) and (bare := [PureWindowsPath(name).name for name in names]) != list(names):
+        return _files(bare, path, root)  # folders of another computer
+    return files
 
 
 def _size(path: str) -> tuple[int, int] | None:
