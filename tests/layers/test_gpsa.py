@@ -109,6 +109,10 @@ def test_closed_heads_are_skipped_in_eval_without_gradients(heads_run: list[int]
         assert heads_run == [9, 2]
         layer.train()(x)
     assert heads_run == [9, 2, 9]
+    layer.eval().gamma.requires_grad_(False)
+    layer.spread.requires_grad_(False)
+    layer(x)  # the kernel gets its gradient without closed maps
+    assert heads_run == [9, 2, 9, 2]
 
 
 def loaded(layer: GPSA, state: GPSA, assign: bool) -> GPSA:

@@ -156,14 +156,18 @@ class GPSA(Tuned, AttentionConv2d):
         """
         if self.training or torch.compiler.is_compiling() or is_exported() or in_transform():
             return False
-        gates = [gate for name in ("gamma", "spread") if (gate := self._parameters.get(name)) is not None]
+        gates = self._linear_gates()
         return all(type(gate) in (Tensor, nn.Parameter) and gate.device.type == "cpu" for gate in gates)
 
     def _maps_to_run(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the heads whose Gaussian and whose content map must run: of closed heads only for their gradients."""
-        if self._can_skip() and not (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())):
+        """Return the heads whose Gaussian and whose content map must run: of closed heads only for gates' gradients."""
+        if self._can_skip() and not (torch.is_grad_enabled() and any(g.requires_grad for g in self._linear_gates())):
             return self.open_maps()
         return self.gaussian_heads, self.content_heads
+
+    def _linear_gates(self) -> list[nn.Parameter]:
+        """Return the parameters γ and s, those that the layer has."""
+        return [gate for name in ("gamma", "spread") if (gate := self._parameters.get(name)) is not None]
 
     # --- forward ------------------------------------------------------------------------------------------------------
 

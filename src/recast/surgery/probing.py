@@ -17,7 +17,8 @@ from recast.modes import in_eval
 
 TOLERANCE = 1e-10
 """Largest relative error of the outputs, in fp64."""
-_FOUND: WeakKeyDictionary[nn.Module, Geometry | str] = WeakKeyDictionary()
+_PROBED: WeakKeyDictionary[nn.Module, tuple[list[Any], Geometry | str]] = WeakKeyDictionary()
+"""What a probe depends on besides the weight's values, and its result."""
 
 
 def probed_geometry(module: nn.Module) -> Geometry:
@@ -27,14 +28,22 @@ def probed_geometry(module: nn.Module) -> Geometry:
     eval mode, must be those of one padding: SAME, or fixed on every side (zeros, reflected, replicated, circular).
     Raises `RecastError` for a module that computes anything else, or holds other tensors.
     """
-    if module not in _FOUND:
+    settings = _settings(module)
+    if _PROBED.get(module, ((),))[0] != settings:
         try:
-            _FOUND[module] = _probe(module)
+            _PROBED[module] = settings, _probe(module)
         except RecastError as error:
-            _FOUND[module] = str(error)
-    if isinstance(found := _FOUND[module], str):
-        raise RecastError(found)
-    return found
+            _PROBED[module] = settings, str(error)
+    if isinstance(result := _PROBED[module][1], str):
+        raise RecastError(result)
+    return result
+
+
+def _settings(module: nn.Module) -> list[Any]:
+    """Return the attributes of a module and its parts, objects by identity, and shape and device of its parameters."""
+    values = (value for part in module.modules() for value in (part, *vars(part).values()))
+    plain = [value if isinstance(value, int | float | str | tuple) else id(value) for value in values]
+    return [*plain, *((tensor.shape, tensor.device) for tensor in module.parameters())]
 
 
 @torch.no_grad()

@@ -139,7 +139,12 @@ def test_what_computes_anything_else_is_refused_with_the_page_of_rules(kind: str
 def test_a_probe_is_made_once_and_asks_for_values() -> None:
     conv = KINDS["causal"][0]()
     assert probed_geometry(conv) is probed_geometry(conv)
+    conv.pad = fixed(1, 1, 1, 1)
+    assert probed_geometry(conv).padding == (1, 1, 1, 1)
     with torch.device("meta"):
         empty = nn.Sequential(Padded(4, 8, 3, pad=fixed(1, 1, 1, 1)))
     with pytest.raises(RecastError, match="its weight is no kernel with values"):
         recast.plan(empty, torch.randn(2, 4, 12, 12, device="meta"), PAPERS, where="all")
+    nn.init.normal_(empty.to_empty(device="cpu")[0].weight)
+    nn.init.zeros_(empty[0].bias)
+    assert recast.plan(empty, torch.randn(2, 4, 12, 12), PAPERS, where="all").steps[0].geometry.padding == (1, 1, 1, 1)
