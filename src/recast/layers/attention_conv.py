@@ -22,9 +22,7 @@ from recast.layers.functional.operands import fold_value, in_autocast
 from recast.layers.geometry import Geometry, convolution
 
 QUERY_STD = 0.02
-PARAMETERS = {
-    "weight", "bias", "value", "query", "key", "center", "raw_alpha", "gamma", "spread", "lam", "relative_bias"
-}  # fmt: skip
+PARAMETERS = set("weight bias value query key center raw_alpha gamma spread lam relative_bias".split())
 """Names of the parameters of the layers that replace a convolution."""
 NO_VALUES = {"dtype", "device", "shape", "ndim", "requires_grad", "is_cuda", "layout", "is_floating_point"}
 """What code may read of a weight without reading its values."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -143,11 +142,11 @@ class GPSA(Tuned, AttentionConv2d):
         """Return the heads with an open Gaussian and those with an open content map, γ ≠ 0 and s ≠ 0; reads values."""
         if self.config.gate == "sigmoid":
             return self.gaussian_heads, self.content_heads
-        gaussian, content = (
-            tuple(head for head, gate in zip(heads, self._entries(name, 0).tolist(), strict=True) if gate)
-            for name, heads in (("spread", self.gaussian_heads), ("gamma", self.content_heads))
-        )
-        return gaussian, content
+
+        def opened(name: str, heads: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(head for head, gate in zip(heads, self._entries(name, 0).tolist(), strict=True) if gate)
+
+        return opened("spread", self.gaussian_heads), opened("gamma", self.content_heads)
 
     def _can_skip(self) -> bool:
         """Return True in eval if gate values can be read without waiting.
@@ -192,7 +191,7 @@ class GPSA(Tuned, AttentionConv2d):
         device, has_shift = self._w_out().device.type, self.config.gate == "linear"
         if form := self.tuned_form(device, size):
             return form
-        opened = len({*chain(*self._maps_to_run())})
+        opened = len(set().union(*self._maps_to_run()))
         keys = None if size is None or self.config.content == "linear" else size[0] * size[1]
         return functional.choose_backend(self.geometry, self.groups, opened, has_shift, device, keys)
 
@@ -280,8 +279,7 @@ class GPSA(Tuned, AttentionConv2d):
         if closed and computes_as(self, GPSA):  # a convolution would not have its hooks
             conv = self.to_conv()
             if self.weight_is_kernel() and parametrize.is_parametrized(self, "weight"):
-                last = conv[-1] if isinstance(conv, nn.Sequential) else conv
-                parametrize.transfer_parametrizations_and_params(self, last, "weight")
+                parametrize.transfer_parametrizations_and_params(self, [*conv.modules()][-1], "weight")
             return conv
         self.fold_value_()
         return self
@@ -304,7 +302,7 @@ class GPSA(Tuned, AttentionConv2d):
     def extra_repr(self) -> str:
         maps = [len(self.gaussian_heads), len(self.content_heads)]
         gaussian, content = ("all" if count == self.num_heads else count for count in maps)
-        opened = len({*chain(*self._maps_to_run())})
+        opened = len(set().union(*self._maps_to_run()))
         kind = "" if self.config.content == "softmax" else f", content={self.config.content}"
         return self._repr(
             f" ({gaussian} Gaussian, {content} content; {opened} open in eval)",

@@ -96,24 +96,23 @@ def check_recast(model: nn.Module, plan: Plan, chosen: Plan) -> tuple[dict[str, 
     """
     if not chosen.steps and chosen.pool is None and plan.model != (kind := type(model).__name__):
         raise RecastError(f"the plan is for another model, {plan.model} and not {kind}, and has no step")
-    done = plan_of(model)
+    done, by_name = plan_of(model), modules_by_name(model)
     begun = done is not None and bool(done.steps)
     if done is not None and begun and chosen.steps:  # a partly recast model continues with its plan
         taken = {step.name for step in done.steps}
         if again := [step.name for step in chosen.steps if step.name in taken]:
-            if not isinstance(modules_by_name(model)[again[0]], RecastLayer):
+            if not isinstance(by_name[again[0]], RecastLayer):
                 raise RecastError(f"{again[0]} was recast and folded: recast the network as it was before fold_")
             raise RecastError(f"{again[0] or 'the model'} is already recast: a plan is applied once")
         if done.config != plan.config or plan.edits != done.edits[: len(plan.edits)]:
             raise RecastError("the model was recast with another plan: use that one, or start from the parent")
-    modules = {step.name: _checked(model, plan, step) for step in chosen.steps}
+    modules = {step.name: _checked(model, by_name, plan, step) for step in chosen.steps}
     layers = {step.name: _layer(modules[step.name], plan, step, continued=begun) for step in chosen.steps}
     return modules, layers
 
 
-def _checked(model: nn.Module, plan: Plan, step: Step) -> nn.Module:
+def _checked(model: nn.Module, modules: dict[str, nn.Module], plan: Plan, step: Step) -> nn.Module:
     """Return the convolution of a step. Raises `RecastError` if it is not the planned one."""
-    modules = modules_by_name(model)
     if (module := modules.get(step.name)) is None:
         raise RecastError(
             f"the plan is for another model: {type(model).__name__} has no layer {step.name!r} "

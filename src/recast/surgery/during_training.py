@@ -87,8 +87,9 @@ def recast_during_training_(
     recast_(network, plan, steps=names)
     rates = {"gates": gate_lr, "sigmoid_gates": gate_lr, "queries_keys": qk_lr}
     added: dict[str, nn.Parameter] = {}
+    layers = modules_by_name(network)
     for name in names:
-        added |= _train_on_(optimizer, name, convolutions[name], modules_by_name(network)[name], groups[name], rates)
+        added |= _train_on_(optimizer, name, convolutions[name], layers[name], groups[name], rates)
     for average in copies:
         recast_(average, plan, steps=names)
         for name, parameter in added.items():

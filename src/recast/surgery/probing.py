@@ -48,6 +48,8 @@ def _settings(module: nn.Module) -> list[Any]:
 
 @torch.no_grad()
 def _probe(module: nn.Module) -> Geometry:
+    if missing := [name for name in ("in_channels", "out_channels", "weight", "bias") if not hasattr(module, name)]:
+        raise RecastError(f"it does not state {missing[0]}")
     weight = module._parameters.get("weight")
     held = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
     if others := sorted(held - {"weight", "bias"}):

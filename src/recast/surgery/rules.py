@@ -2,9 +2,9 @@
 
 Attention beside a convolution (gate="beside") needs no rule: it takes any module that states its channels, and a rule
 only gives the kernel's middle tap. A class without a rule is probed (`probing`): a convolution by what it computes
-becomes attention too. Rules never change the module they read; the swap itself is `recast.recast_`. Every
-rule answers the same two questions: which `Geometry`, and which kernel the module uses in eval mode. What computes that
-kernel (standardisation, weight norm, spectral norm) is replaced by its result.
+becomes attention too. Rules never change the module they read; the swap itself is `recast.recast_`. Every rule answers
+the same two questions: which `Geometry`, and which kernel the module uses in eval mode. What computes that kernel
+(standardisation, weight norm, spectral norm) is replaced by its result.
 """
 
 from __future__ import annotations
@@ -158,10 +158,7 @@ def _no_rule(module: nn.Module) -> str | None:
     known = f" (rules exist for {', '.join(sorted(rule.__name__ for rule in _RULES))})"
     if any(base in _RULES and base.__name__ == kind for base in type(module).__mro__):  # detectron2's and mmcv's
         kind, known = f"{type(module).__module__}.{kind}", f": its forward is not that of torch's {kind}"
-    missing = [name for name in ("in_channels", "out_channels", "weight", "bias") if not hasattr(module, name)]
     try:
-        if missing:
-            raise RecastError(f"it does not state {missing[0]}")
         probed_geometry(module)
     except RecastError as error:
         return f"no rule for {kind}{known}, and probing failed: {error}; {REGISTER}"

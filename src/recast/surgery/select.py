@@ -64,12 +64,14 @@ def select(
     if convolutions and 2 not in others:
         axes = " and ".join(f"{count}-d" for count in sorted(others))
         raise RecastError(f"the convolutions of {type(model).__name__} are {axes}: only 2-d ones become attention")
-    explicit, reasons = _wanted(where, model, convolutions, observed, config)
+    adapted = _adapters(model, convolutions)
+    takes = {name: refusal(module, config) is None and name not in adapted for name, module in convolutions.items()}
+    explicit, reasons = _wanted(where, model, convolutions, observed, takes)
     names = [name for name in convolutions if name not in reasons]
     if not names:
         asked = where if isinstance(where, str) else ", ".join(where)
         raise RecastError(f"the selection {asked} matches no convolution that can become attention")
-    elsewhere, adapted = held_elsewhere(model, convolutions), _adapters(model, convolutions)
+    elsewhere = held_elsewhere(model, convolutions)
     first = next(iter(observed.calls), None)
     layers: dict[str, RecastLayer] = {}
     for name in names:
@@ -123,18 +125,16 @@ def _layer_or_reason(
 
 def _adapters(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
     """Return the `names` inside adapters (peft's LoRA) and the reason why they stay."""
-    places = [f"{place}." for place, module in modules_by_name(model).items() if "base_layer" in module._modules]
-    inside = {name: place for place in places for name in names if name.startswith(place)}
-    return {
-        name: f"is part of the adapter {p[:-1]}: merge it first (peft: merge_and_unload)" for name, p in inside.items()
-    }
+    reason = "is part of the adapter {}: merge it first (peft: merge_and_unload)"
+    places = [place for place, module in modules_by_name(model).items() if "base_layer" in module._modules]
+    return {name: reason.format(place) for place in places for name in names if name.startswith(f"{place}.")}
 
 
 # --- patterns ---------------------------------------------------------------------------------------------------------
 
 
 def _wanted(
-    where: Where, model: nn.Module, convolutions: Modules, observed: Observation, config: RecastConfig
+    where: Where, model: nn.Module, convolutions: Modules, observed: Observation, takes: dict[str, bool]
 ) -> tuple[set[str], dict[str, str]]:
     """Return the convolutions selected by their full name, and the reasons for those not selected."""
     patterns: list[Any] = [where] if isinstance(where, str) or not isinstance(where, Iterable) else list(where)
@@ -143,8 +143,6 @@ def _wanted(
     if not patterns:
         raise RecastError("where is empty: expected last_stage, all, stage:N, names or globs")
     sizes = _map_sizes(convolutions, observed)
-    adapted = _adapters(model, convolutions)
-    takes = {name: refusal(module, config) is None and name not in adapted for name, module in convolutions.items()}
     wanted = {name for pattern in patterns for name in _matches(pattern, model, convolutions, sizes, takes)}
     explicit = wanted & set(patterns)
 

@@ -129,20 +129,20 @@ def _run(
         run_example(model, example)
     first, calls = calls, {}
 
-    def differ(layers: list[tuple[str, nn.Module]]) -> bool:
+    def differ(layers: list[nn.Module]) -> bool:
         """Return True if the layers of `first` are called otherwise while these have another class."""
         calls.clear()
-        with torch.no_grad(), in_eval(model), hooked(watched, after=note), _masked(model, [m for _, m in layers]):
+        with torch.no_grad(), in_eval(model), hooked(watched, after=note), _masked(model, layers):
             try:
                 run_example(model, example)
             except RecastError:
                 return True
         return calls != first
 
-    called = [(name, layer) for name, layer in watched if name in first]
+    called = {name: layer for name, layer in watched if name in first}
     by_class: list[str] = []
-    if not edit and differ(called):
-        by_class = [name for name, layer in called if differ([(name, layer)])] or [name for name, _ in called]
+    if not edit and differ([*called.values()]):
+        by_class = [name for name, layer in called.items() if differ([layer])] or [*called]
     return Observation(first, batch, flops.get_total_flops() // 2 // batch, sum(sizes) // batch, frozenset(by_class))
 
 
@@ -167,16 +167,11 @@ class _Masked(nn.Module):
 def _masked(model: nn.Module, layers: list[nn.Module]) -> Iterator[None]:
     """Put a `_Masked` in the place of every layer inside the block."""
     masks = {id(layer): _Masked(layer).eval() for layer in layers}
-    places = [
-        (parent, key, child)
-        for parent in model.modules()
-        for key, child in parent._modules.items()
-        if id(child) in masks
-    ]
+    places = [(m._modules, key) for m in model.modules() for key, part in m._modules.items() if id(part) in masks]
     try:
-        for parent, key, child in places:
-            parent._modules[key] = masks[id(child)]
+        for parts, key in places:
+            parts[key] = masks[id(parts[key])]
         yield
     finally:
-        for parent, key, child in places:
-            parent._modules[key] = child
+        for parts, key in places:
+            parts[key] = parts[key].layer  # type: ignore[union-attr, assignment]

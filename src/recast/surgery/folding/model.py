@@ -82,8 +82,9 @@ def fold_(model: nn.Module, tol: float = 0.0, *, data: Example | None = None, ba
             report.append(folded)
         if batch_norm:
             report = _fold_batch_norms_(model, report, [*layers], data)
+    modules = modules_by_name(model)
     for name in in_training:
-        for module in modules_by_name(model)[name].modules():  # new modules are in eval mode
+        for module in modules[name].modules():  # new modules are in eval mode
             module.training = True
     _note_folds_(model, report)
     return report
