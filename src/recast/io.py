@@ -144,7 +144,7 @@ def _plan_as_it_is(model: nn.Module) -> str | None:
         if isinstance(layer, RecastLayer) and (foreign := layer.foreign_state()):
             raise RecastError(
                 f"{step.name} got {foreign[0]} after it was recast, which load cannot rebuild: call "
-                "torch.nn.utils.prune.remove or parametrize.remove_parametrizations first"
+                "torch.nn.utils.prune.remove or parametrize.remove_parametrizations first, or merge the adapter"
             )
         if layer is None or not is_convolution(last_of(layer)):
             raise RecastError(

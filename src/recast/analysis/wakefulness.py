@@ -99,9 +99,9 @@ class Awake(dict[str, LayerAwake]):
             ("frozen", "frozen"),
             ("without_gradient", "without gradient"),
         ):
-            names = {name: found for name, layer in self.items() if (found := getattr(layer, kind))}
-            if names:
-                count, of = sum(map(len, names.values())), listed([name or "the model" for name in names], 1)
+            parameters = {name: names for name, layer in self.items() if (names := getattr(layer, kind))}
+            if parameters:
+                count, of = sum(map(len, parameters.values())), listed([name or "the model" for name in parameters], 1)
                 text.append(f"{count} parameter{'s' * (count > 1)} of {of} {'are' if count > 1 else 'is'} {what}")
         if self.gates_as_slow:
             text.append(
@@ -140,10 +140,9 @@ def awake(model: nn.Module, images: Tensor | Iterable[Any], optimizer: Optimizer
         (0, ('query', 'key', 'content', 'gamma'))
     """
     model = unwrapped(model)
-    layers, measured = recast_layers(model), wakefulness(model, images)
-    if not layers:
+    if not (layers := recast_layers(model)):
         raise RecastError(f"{type(model).__name__} has no recast layer")
-    found = Awake()
+    measured, result = wakefulness(model, images), Awake()
     rates: dict[int, float] = {}
     if optimizer is not None:
         rates = {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
@@ -155,20 +154,20 @@ def awake(model: nn.Module, images: Tensor | Iterable[Any], optimizer: Optimizer
         of = {key: [v for v in values if v is not None] for key, values in (shares or {}).items()}
         if not all(map(math.isfinite, of.get("attention_share", ()))):
             raise RecastError(f"{name} got NaN or infinite values: check the images, and the weights before it")
-        named = dict(layer.named_parameters()) if optimizer is not None else {}
-        trained = {key: p for key, p in named.items() if p.requires_grad}
-        found[name] = LayerAwake(
+        parameters = dict(layer.named_parameters()) if optimizer is not None else {}
+        trained = {key: p for key, p in parameters.items() if p.requires_grad}
+        result[name] = LayerAwake(
             len(layer.content_heads), sum(share >= AWAKE for share in of.get("attention_share", ())), _open(layer),
             fmean(of.get("entropy", [1.0])), max(of.get("content_share", [0.0])),
             tuple(key for key, p in trained.items() if id(p) not in rates),
-            tuple(key for key, p in named.items() if not p.requires_grad),
+            tuple(key for key, p in parameters.items() if not p.requires_grad),
             tuple(key for key, p in trained.items() if is_backward_done and id(p) in rates and p.grad is None),
         )  # fmt: skip
         gate = None if isinstance(layer, CMHSA) else layer._parameters.get("gamma")
         kernel = max(trained.values(), key=Tensor.numel, default=None)
         if gate is not None and kernel is not None and 0 < rates.get(id(gate), 0) <= rates.get(id(kernel), 0):
-            found.gates_as_slow = found.gates_as_slow or name or "the model"
-    return found
+            result.gates_as_slow = result.gates_as_slow or name or "the model"
+    return result
 
 
 def _open(layer: RecastLayer) -> int:

@@ -52,10 +52,10 @@ def write_table(folder: str | Path, table: Table) -> Path:
     return path
 
 
-def read_table(path: str | Path) -> Table:
-    """Read a CSV file, cells as text. Raises `RecastError` if it is missing or its rows are uneven."""
+def read_table(path: str | Path, text: str | None = None) -> Table:
+    """Read a CSV file, or its text, cells as text. Raises `RecastError` if it is missing or its rows are uneven."""
     path = Path(path)
-    columns, lines = _cells(path)
+    columns, lines = _cells(path, text)
     if not columns:
         raise RecastError(f"{path} is no table: expected a line of columns, then rows with as many cells")
     return Table(path.stem, tuple(columns), tuple(tuple(cells) for _, cells in lines))
@@ -94,7 +94,7 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Scala
         writer.writerows(rows)
 
 
-def _cells(path: Path) -> tuple[list[str], list[tuple[str, list[str]]]]:
+def _cells(path: Path, text: str | None = None) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """The columns of a CSV file, and (its place, its cells) of every other line that is not empty.
 
     Cells are separated by comma, semicolon or tab: the one that splits the first two lines alike, and most; or by the
@@ -102,7 +102,7 @@ def _cells(path: Path) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """
     lines, last = list[tuple[str, list[str]]](), 0
     try:
-        text = decode(read_bytes(path), path)
+        text = decode(read_bytes(path), path) if text is None else text
         given = _SEPARATOR.match(text)
         text = text[given.end() :] if given else text
 

@@ -220,8 +220,8 @@ def load_weights_(model: nn.Module, weights: Mapping[str, Tensor], source: str |
         raise RecastError(f"{source} does not fit {type(model).__name__}: {message}")
     if name := first_nonfinite(model, weights):
         raise RecastError(f"{source} holds NaN or infinity in {name}: these weights cannot be used")
-    own = {plain_name(name): name for name in model.state_dict()}  # parts may be compiled or checkpointed
-    model.load_state_dict({own.get(name, name): value for name, value in weights.items()}, strict=True)
+    names = {plain_name(name): name for name in model.state_dict()}  # parts may be compiled or checkpointed
+    model.load_state_dict({names.get(name, name): value for name, value in weights.items()}, strict=True)
 
 
 def mismatch(model: nn.Module, weights: Mapping[str, Tensor]) -> str:

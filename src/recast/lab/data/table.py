@@ -108,16 +108,7 @@ def read_labels(config: DataConfig, is_multi: bool = False) -> Labels:
             split, how = [list(map(_text, cell or ())) for cell in columns[name]], "lists"
         else:
             split, how = split_labels(path, name, cells[name], config.label_separator)
-        labels = [list(dict.fromkeys(filter(None, map(str.strip, row)))) for row in split]
-        if how == "lists":
-            _check_no_bits(path, name, split)
-        if not how:
-            _check_filled(path, name, labels)
-        labels, classes, notes = order_classes(path, name, labels)
-        if not classes:
-            raise RecastError(f"{path}: column {name} holds no labels")
-        if empty := sum(not row for row in labels):
-            notes.append(f"{path}: column {name} is empty in {empty} of {len(labels)} rows: images without a label")
+        labels, classes, notes = _one_column(path, name, split, how)
         use = {name: f"labels ({how})" if how else "label"}
     group = config.group_column and find_column(path, table.columns, config.group_column, (), "--group-column")
     if group:
@@ -136,13 +127,34 @@ def read_labels(config: DataConfig, is_multi: bool = False) -> Labels:
     return Labels(str(path), cells[image], labels, classes, parts, groups, how, notes + unclear)
 
 
+def _one_column(
+    path: Path, name: str, cells: Sequence[Sequence[str]], how: str
+) -> tuple[list[list[str]], list[str], list[str]]:
+    """Return the labels of every row, the classes in order, and notes, from the cells of a column, split as `how` says.
+
+    Raises RecastError for empty cells that hold one label each, for lists of 0 and 1, and if there is no label.
+    """
+    labels = [list(dict.fromkeys(filter(None, map(str.strip, row)))) for row in cells]
+    if how == "lists":
+        _check_no_bits(path, name, cells)
+    if not how:
+        _check_filled(path, name, labels)
+    labels, classes, notes = order_classes(path, name, labels)
+    if not classes:
+        raise RecastError(f"{path}: column {name} holds no labels")
+    if empty := sum(not row for row in labels):
+        notes.append(f"{path}: column {name} is empty in {empty} of {len(labels)} rows: images without a label")
+    return labels, classes, notes
+
+
 def _counts(cells: Sequence[str]) -> str:
     return listed([f"{value}: {count}" for value, count in Counter(cells).most_common()], 4)
 
 
 def _read(path: Path) -> Table:
     if path.suffix.lower() not in (".parquet", ".pq"):
-        return _read_list(path) or read_table(path)
+        text = decode(read_bytes(path), path) if path.is_file() else None
+        return (text and _read_list(path, text)) or read_table(path, text)
     parquet = optional_package("pyarrow.parquet", "pyarrow", f"{path} requires pyarrow; a CSV file does not")
     try:
         table = parquet.read_table(path)
@@ -152,11 +164,9 @@ def _read(path: Path) -> Table:
     return Table(path.stem, tuple(table.column_names), tuple(rows))
 
 
-def _read_list(path: Path) -> Table | None:
-    """Read lines of PATH LABEL, also below two names of columns; None if the file holds something else."""
-    if not path.is_file():
-        return None
-    lines = [(number, line.strip()) for number, line in enumerate(decode(read_bytes(path), path).split("\n"), start=1)]
+def _read_list(path: Path, text: str) -> Table | None:
+    """Read lines of PATH LABEL, also below two names of columns; None if the text is something else."""
+    lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), start=1)]
     lines = [(number, line) for number, line in lines if line]
     header = ("path", "label")
     if (
@@ -257,7 +267,7 @@ def find_images(config: DataConfig, table: Labels, make: Callable[[list[str], Te
     root = Path(config.data_dir or Path(table.file).parent).expanduser()
     if not root.is_dir():
         raise RecastError(f"no such data folder: {root}")
-    files, unused, moved = locate(root, table)
+    files, unused, moved = locate(root, table.file, table.images)
     missing = [name for name, file in zip(table.images, files, strict=True) if file is None]
     if missing and (config.bad_image == "stop" or len(missing) == len(files)):
         raise RecastError(
@@ -307,12 +317,12 @@ def find_images(config: DataConfig, table: Labels, make: Callable[[list[str], Te
     return RawData(root.resolve().name, train, val, table.classes, crop="random", notes=notes)
 
 
-def locate(root: Path, table: Labels) -> tuple[list[str | None], int, list[str]]:
-    """Return the file of every row (None: missing), the number of images that have no row, and notes.
+def locate(root: Path, source: str, images: Sequence[str]) -> tuple[list[str | None], int, list[str]]:
+    """Return the file of every image that `source` names (None: missing), the number of other images, and notes.
 
-    A cell may lack folders or the ending of a file; or it may have more folders than there are below `root`, which is
-    then where they end. A file in another folder than the cell's is not its image. Raises RecastError if several files
-    fit, or if the folder that a cell adds is another part than `root`.
+    A name may lack folders or the ending of a file; or it may have more folders than there are below `root`, which is
+    then where they end. A file in another folder than the name's is not its image. Raises RecastError if several files
+    fit, or if the folder that a name adds is another part than `root`.
     """
     fitting, everything = defaultdict[str, list[str]](list), set[str]()
     for folder, folders, names in os.walk(root):
@@ -328,7 +338,7 @@ def locate(root: Path, table: Labels) -> tuple[list[str | None], int, list[str]]
                 fitting[os.path.splitext(ending)[0]].append(str(path))
     files, unclear = list[str | None](), dict[str, list[str]]()
     moved, places = dict[str, str](), Counter[str]()
-    for name in table.images:
+    for name in images:
         parts = name.replace("\\", "/").split("/")
         exact = find_file(root, name)  # also an absolute path
         matches = [os.path.normpath(exact)] if exact else []
@@ -349,20 +359,19 @@ def locate(root: Path, table: Labels) -> tuple[list[str | None], int, list[str]]
     if unclear:
         name, matches = next(iter(unclear.items()))
         raise RecastError(
-            f"{len(unclear)} images of {table.file} match several files in {root}: {name} may be {listed(matches, 2)}; "
+            f"{len(unclear)} images of {source} match several files in {root}: {name} may be {listed(matches, 2)}; "
             "add folder and suffix in the table"
         )
     here = part_word(root.resolve().name)
     if other := [name for name, folder in moved.items() if here and part_word(folder) not in (None, here)]:
         raise RecastError(
-            f"{len(other)} images of {table.file} are of another part than {root}: {listed(other, 3)}; correct "
-            "--data-dir"
+            f"{len(other)} images of {source} are of another part than {root}: {listed(other, 3)}; correct --data-dir"
         )
     notes = list[str]()
     if moved:
         text = f"{len(moved)} images are in {root} itself, not in the table's folders: {listed(list(moved), 3)}"
-        notes.append(f"{table.file}: {text}")
+        notes.append(f"{source}: {text}")
     if len(places) > 1:
-        found = [f"{folder} ({count})" for folder, count in places.most_common()]
-        notes.append(f"{table.file}: names without a folder are of images in {len(places)} folders: {listed(found, 5)}")
+        counts = [f"{folder} ({count})" for folder, count in places.most_common()]
+        notes.append(f"{source}: names without a folder are of images in {len(places)} folders: {listed(counts, 5)}")
     return files, len(everything.difference(map(os.path.abspath, filter(None, files)))), notes

@@ -28,7 +28,7 @@ from recast.lab.data.folders import data_dir
 from recast.lab.data.images import BICUBIC, NEAREST, PADDING, PHOTO, opened, to_pixels
 from recast.lab.data.parts import HELD_OUT, TRAINING, part_word
 from recast.lab.data.seeding import seeded
-from recast.lab.data.table import Labels, locate
+from recast.lab.data.table import locate
 from recast.lab.data.trees import find_file
 from recast.papers.dense.detect.coco import Annotations, check_boxes, drawn_masks, is_taught, read_coco
 from recast.papers.dense.images import DenseImages, coloured, mirrored
@@ -213,8 +213,8 @@ def _files(names: Sequence[str], path: Path, root: Path) -> list[str | None]:
         files = [next((str(file) for folder in folders if (file := find_file(folder, name))), None) for name in names]
         for place in (*(folder for folder in folders if word(folder) and folder.is_dir()), root):
             if missing := [row for row, file in enumerate(files) if file is None]:
-                table = Labels(str(path), [names[row] for row in missing], [], [], None, None, "", [])
-                for row, match in zip(missing, locate(place, table)[0], strict=True):
+                matches, _, _ = locate(place, str(path), [names[row] for row in missing])
+                for row, match in zip(missing, matches, strict=True):
                     files[row] = None if match is None or word(Path(match).parent) in others else match
         return files
 

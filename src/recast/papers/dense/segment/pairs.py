@@ -182,11 +182,7 @@ def find_masks(config: DataConfig) -> RawData:
         pairs = [_pairs(files, *(form.format(place).strip("/") for form in forms)) for place in places]
     ids = None if names is None or blank == IGNORE else tuple(range(1, len(names) + 1))
     counted = [_counted(part.masks, config, 1 if names is None else -(-len(part.masks) // LOOKED_AT)) for part in pairs]
-    present = sorted({number for part in counted for mask in part.values() for number in mask})
-    is_white = blank == IGNORE and len(present) == 2 and present[0] == 0 and present[1] in WHITE
-    if names is None or (is_white and len(names) == 2):
-        ids = tuple(number for number in present if is_white or number not in (IGNORE, blank))
-    names = [str(number) for number in ids or ()] if names is None else names
+    ids, names = _classes(counted, ids, names, blank)
     if not 1 < len(names) <= IGNORE:
         raise RecastError(f"{root} has {len(names)} classes, expected 2 to {IGNORE}: name them in classes.txt")
     parts = [replace(part, ids=ids, blank=blank, num_classes=len(names)) for part in pairs]
@@ -198,6 +194,20 @@ def find_masks(config: DataConfig) -> RawData:
 
 Counted = dict[str, dict[int, int]]
 """Mask → number in it → pixels."""
+
+
+def _classes(
+    counted: Sequence[Counted], ids: tuple[int, ...] | None, names: list[str] | None, blank: int
+) -> tuple[tuple[int, ...] | None, list[str]]:
+    """Return the numbers (None: 0, 1, ...) and the names of the classes: as given, else those that the masks hold.
+
+    0 and white alone are two classes, also where two names are given.
+    """
+    present = sorted({number for part in counted for mask in part.values() for number in mask})
+    is_white = blank == IGNORE and len(present) == 2 and present[0] == 0 and present[1] in WHITE
+    if names is None or (is_white and len(names) == 2):
+        ids = tuple(number for number in present if is_white or number not in (IGNORE, blank))
+    return ids, [str(number) for number in ids or ()] if names is None else names
 
 
 def _counted(masks: Sequence[str] | Tensor, config: DataConfig, step: int) -> Counted:
