@@ -22,6 +22,7 @@ from recast.errors import RecastError, first_line
 from recast.files import check_place, free_space, replaced
 from recast.modes import in_eval
 from recast.surgery.compare import relative_error
+from recast.surgery.wrappers import whole
 from recast.tracing.examples import (
     Example,
     arguments_of,
@@ -108,6 +109,7 @@ def export(model: nn.Module, example: Example, path: str | Path, *, tol: float |
     path = Path(path)
     to = _target(path)
     _check_example(example, model)
+    whole(model)
     check_place(path, "path", f"model{path.suffix}")
     with in_eval(model), torch.no_grad(), replaced(path) as temporary:
         _check_outputs(model, example)

@@ -399,9 +399,13 @@ class Sharded(nn.Sequential, FSDPModule):  # type: ignore[misc]
         return object.__new__(cls)
 
 
-def test_a_sharded_network_is_refused_while_its_weights_are_gathered() -> None:
-    model = Sharded(*small())
-    with pytest.raises(RecastError, match="recast before sharding"):
-        recast.plan(model, X)
-    with pytest.raises(RecastError, match="recast before sharding"):
-        recast.recast_(model, recast.plan(small(), X))
+def test_a_sharded_network_is_refused_while_its_weights_are_gathered(tmp_path: Path) -> None:
+    model, child = Sharded(*small()), Sharded(*recast_with(RecastConfig()))
+    for call in (
+        lambda: recast.plan(model, X), lambda: recast.recast_(model, recast.plan(small(), X)),
+        lambda: recast.wake_(child, X), lambda: recast.awake(child, X), lambda: recast.tune_(child, X),
+        lambda: recast.fold_(child), lambda: recast.record(child).__enter__(),
+        lambda: recast.export(child, X, tmp_path / "a.pt2"),
+    ):  # fmt: skip
+        with pytest.raises(RecastError, match=r"sharded \(FSDP\): do this before"):
+            call()

@@ -23,7 +23,7 @@ from recast.modes import in_eval
 from recast.surgery.plan import plan_of
 from recast.surgery.planning import MAX_TOKENS
 from recast.surgery.pooling.adapters import PooledLayer
-from recast.surgery.wrappers import unwrapped
+from recast.surgery.wrappers import whole
 from recast.tracing.hooks import hooked
 
 SHOWN = 16
@@ -139,7 +139,7 @@ def record(model: nn.Module) -> Iterator[Record]:
         >>> maps[""].mix.shape  # images, heads, queries, keys
         torch.Size([2, 9, 16, 36])
     """
-    maps, modules = Record(), unwrapped(model).modules()
+    maps, modules = Record(), whole(model).modules()
     if plan_of(model) is None and not any(is_attention(m) or isinstance(m, AttentionPool) for m in modules):
         raise RecastError(f"{type(model).__name__} has no attention to record: call recast_(model, plan) first")
 
@@ -176,7 +176,7 @@ def watched(model: nn.Module, see_recast: SeeRecast, keep: Keep, leave_out: Leav
     leave_out(name, reason): a module that has no maps.
     """
 
-    model = unwrapped(model)
+    model = whole(model)
     recast, pools = recast_layers(model), attention_pools(model)
     attending = {n: m for n, m in recast.items() if m.content_heads or not isinstance(m, AttentionBeside)}
 

@@ -32,7 +32,7 @@ from recast.layers.gpsa import GPSA
 from recast.modes import in_eval
 from recast.surgery.parameters import LINEAR_GATE_LR_RATIO
 from recast.surgery.wake import relative_entropy
-from recast.surgery.wrappers import unwrapped
+from recast.surgery.wrappers import whole
 from recast.tracing.batches import read_batches
 from recast.tracing.examples import run_example
 from recast.tracing.hooks import hooked
@@ -139,7 +139,7 @@ def awake(model: nn.Module, images: Tensor | Iterable[Any], optimizer: Optimizer
         >>> found.attending, found["0"].outside
         (0, ('query', 'key', 'content', 'gamma'))
     """
-    model = unwrapped(model)
+    model = whole(model)
     if not (layers := recast_layers(model)):
         raise RecastError(f"{type(model).__name__} has no recast layer")
     measured, result = wakefulness(model, images), Awake()

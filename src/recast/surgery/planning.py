@@ -25,7 +25,7 @@ from recast.surgery.records import Left, Place, Step
 from recast.surgery.rules import computes_weight, find_rule, is_convolution, planned_geometry, refusal
 from recast.surgery.select import Where, is_none, is_spatial, select
 from recast.surgery.stride import Edit, apply_edits_, plan_stride_edits, set_geometry_
-from recast.surgery.wrappers import check_not_sharded, unwrapped
+from recast.surgery.wrappers import whole
 from recast.tracing.cost import Cost, cost_of_calls, count_parameters
 from recast.tracing.examples import Example
 from recast.tracing.hooks import undisturbed
@@ -73,8 +73,7 @@ def plan(
         >>> [step.name for step in plan.steps], plan.steps[0].exact
         (['2'], True)
     """
-    attention, model = pool if isinstance(pool, AttentionPooling) else None, unwrapped(model)
-    check_not_sharded(model)
+    attention, model = pool if isinstance(pool, AttentionPooling) else None, whole(model)
     with torch.inference_mode(False), undisturbed(model):
         return _plan(model, example, config or RecastConfig(), where, max_tokens, attention)
 

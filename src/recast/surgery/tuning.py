@@ -22,7 +22,7 @@ from recast.layers.forms import Forms
 from recast.layers.gpsa import GPSA
 from recast.modes import in_eval
 from recast.surgery.table import NAMED, render, terminal_width
-from recast.surgery.wrappers import unwrapped
+from recast.surgery.wrappers import whole
 from recast.tracing.examples import Example, check_values, run_example
 from recast.tracing.hooks import hooked, undisturbed
 from recast.tracing.timing import time_models
@@ -111,7 +111,7 @@ def tune_(model: nn.Module, images: Example, *, seconds: Positive = 0.5) -> Tuni
         >>> [(row.layers, row.mode, row.before) for row in rows]
         [('0', 'inference', 'split'), ('0', 'training', 'split')]
     """
-    layers = gated_layers(network := unwrapped(model))
+    layers = gated_layers(network := whole(model))
     if not layers:
         raise RecastError("tune_ found no layer with gates: call recast_ first, with another gate than 'bias'")
     check_values(images, model)

@@ -31,7 +31,7 @@ from recast.layers.cmhsa import RecastLayer, recast_layers
 from recast.layers.config import GaussianGate
 from recast.layers.functional.maps import query_tokens
 from recast.modes import in_eval
-from recast.surgery.wrappers import unwrapped
+from recast.surgery.wrappers import whole
 from recast.tracing.batches import read_batches
 from recast.tracing.examples import run_example
 from recast.tracing.hooks import hooked
@@ -132,7 +132,7 @@ def wake_(
         >>> [woken.layer for woken in recast.wake_(model, images)]
         ['0']
     """
-    model = unwrapped(model)
+    model = whole(model)
     chosen = _layers_to_wake(model, layers)
     moments = _input_moments(model, chosen, batches)
     warn_if_frozen(chosen.values())

@@ -36,16 +36,14 @@ def changeable(model: nn.Module) -> nn.Module:
         raise RecastError(
             "DistributedDataParallel is bound to its parameters: pass model.module, and wrap that again afterwards"
         )
+    return whole(model)
+
+
+def whole(model: nn.Module) -> nn.Module:
+    """Return the network inside its wrappers. Raises `RecastError` for one in FSDP, also while it is gathered."""
     network = unwrapped(model)
-    check_not_sharded(network)
+    held = *network.modules(), *network.parameters()
+    if any(isinstance(part, FSDPModule | FullyShardedDataParallel | DTensor) for part in held):
+        cure = "do this before, or with the state that torch.distributed.checkpoint.state_dict gathers"
+        raise RecastError(f"parameters are sharded (FSDP): {cure}")
     return network
-
-
-def check_not_sharded(network: nn.Module) -> None:
-    """Raise `RecastError` for a network in FSDP, also while its weights are gathered."""
-    sharded = any(isinstance(module, FSDPModule | FullyShardedDataParallel) for module in network.modules())
-    if sharded or any(isinstance(p, DTensor) for p in network.parameters()):
-        raise RecastError(
-            "the parameters are sharded (FSDP): recast before sharding, or gather the state "
-            "(torch.distributed.checkpoint.state_dict), recast, and shard again"
-        )

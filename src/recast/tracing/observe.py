@@ -57,9 +57,11 @@ def copy_with(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Modul
         plain = (value for value in vars(module).values() if isinstance(value, Tensor))
         for tensor in chain(module._parameters.values(), module._buffers.values(), plain):
             if tensor is not None and id(tensor) not in memo:
-                new = convert(tensor.clone() if tensor.is_inference() else tensor.detach())
                 is_parameter = isinstance(tensor, nn.Parameter)
-                memo[id(tensor)] = nn.Parameter(new, tensor.is_floating_point()) if is_parameter else new
+                new = convert(tensor.clone() if tensor.is_inference() else tensor if is_parameter else tensor.detach())
+                if is_parameter and not isinstance(new, nn.Parameter):  # `from_tensor` makes parameters, and faster
+                    new = nn.Parameter(new.detach(), False)
+                memo[id(tensor)] = new.requires_grad_(is_parameter and tensor.is_floating_point())
     return copy.deepcopy(model, memo)
 
 
