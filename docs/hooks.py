@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def commands() -> Iterator[str]:
     """Every command with all its options, as its help shows them."""
     from recast.lab.cli import COMMANDS, main
 
+    import_module("recast.papers")  # their recipes and networks, as in the command itself
     yield "# Commands\n\n`recast COMMAND --help` prints what is used most.\n"
     for name in COMMANDS:
         with redirect_stdout(StringIO()) as text:
