@@ -14,6 +14,8 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
+BOOSTS = {"training.md": 2}
+"""Factor of a page in the ranking of the site's search."""
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -32,7 +34,11 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """`../results/x.csv` is outside of docs/ in the repository, and beside the pages in the site."""
+    """`../results/x.csv` is outside of docs/ in the repository, and beside the pages in the site.
+
+    The search shows the page of training options before pages that have the words by the way.
+    """
+    page.meta.setdefault("search", {"boost": BOOSTS.get(page.file.src_uri, 1)})
     return re.sub(r"\]\((?:\.\./)+results/", "](" + "../" * page.file.src_uri.count("/") + "results/", markdown)
 
 

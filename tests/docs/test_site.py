@@ -31,6 +31,11 @@ def test_the_reference_has_every_public_name_and_what_the_pages_import() -> None
     assert imported | set(recast.__all__) <= reference
 
 
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: str(path.relative_to(DOCS)))
+def test_links_are_named_by_the_title_of_their_page(path: Path) -> None:
+    assert re.findall(r"\[[\w/.]+\.md\]\(", path.read_text("utf-8")) == []
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 @pytest.mark.skipif(not os.environ.get("RECAST_SLOW"), reason="RECAST_SLOW=1 runs the notebooks")
 @pytest.mark.filterwarnings("default")
