@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
+BOOSTS = {"training.md": 2}
+"""Factor of a page in the ranking of the site's search."""
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -31,7 +34,11 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """`../results/x.csv` is outside of docs/ in the repository, and beside the pages in the site."""
+    """`../results/x.csv` is outside of docs/ in the repository, and beside the pages in the site.
+
+    The search shows the page of training options before pages that have the words by the way.
+    """
+    page.meta.setdefault("search", {"boost": BOOSTS.get(page.file.src_uri, 1)})
     return re.sub(r"\]\((?:\.\./)+results/", "](" + "../" * page.file.src_uri.count("/") + "results/", markdown)
 
 
@@ -39,6 +46,7 @@ def commands() -> Iterator[str]:
     """Every command with all its options, as its help shows them."""
     from recast.lab.cli import COMMANDS, main
 
+    import_module("recast.papers")  # their recipes and networks, as in the command itself
     yield "# Commands\n\n`recast COMMAND --help` prints what is used most.\n"
     for name in COMMANDS:
         with redirect_stdout(StringIO()) as text:

@@ -12,6 +12,7 @@ from torch import nn
 
 import recast
 import recast.lab.evaluation
+from recast.lab.recipes import RECIPES, recipes_by_paper
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -28,6 +29,11 @@ def test_the_reference_has_every_public_name_and_what_the_pages_import() -> None
     }
     assert imported
     assert imported | set(recast.__all__) <= reference
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: str(path.relative_to(DOCS)))
+def test_links_are_named_by_the_title_of_their_page(path: Path) -> None:
+    assert re.findall(r"\[[\w/.]+\.md\]\(", path.read_text("utf-8")) == []
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -49,6 +55,10 @@ def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -
     pages = list(tmp_path.rglob("*.html"))
     assert len(pages) > 25
     assert not [page for page in pages if re.search(fetched, page.read_text("utf-8"))]
+    help_text = (tmp_path / "reference/commands/index.html").read_text("utf-8")
+    ours = next(iter(recipes_by_paper().values()))
+    assert f"lists {len(RECIPES) - len(ours)} more" in help_text
+    assert ", ".join(ours[-2:]) in help_text
 
 
 LAB = ("data.load_data", "evaluation.evaluate", "evaluation.PixelModel", "evaluation.attacks.pgd")

@@ -79,25 +79,49 @@ def test_the_maps_on_the_page_are_the_layers_own(
     assert len(page.evaluate("page.scene.order")) == (5 if config["gate"] == "bias" else 6)  # and Grad-CAM
 
 
-def test_heads_without_a_content_map_have_an_empty_cell(look: Any, open_gates: Any, tmp_path: Path) -> None:
-    """The layer has one content head of nine, and no Gaussian; then no content head at all."""
-    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_lone_head_is_large_and_taps_are_one_small_kernel(
+    width: int, look: Any, open_gates: Any, tmp_path: Path
+) -> None:
+    """The default's one head; one content head of 15, with no Gaussian; a layer of taps alone; a head of two."""
+
+    def drawn(heads: int, **config: Any) -> Any:
+        model = nn.Sequential(nn.Conv2d(3, 4, (3, 5), padding=(1, 2)), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        recast_(model, plan(model, x, RecastConfig(**config), where=["0"]))
+        layer = model[0]
+        if isinstance(layer, GPSA):
+            open_gates(layer).prune_((), layer.content_heads[:heads])
+        return look(explain(model, x[0], tmp_path / "page.html"), viewport={"width": width, "height": 900})
+
     x = torch.rand(1, 3, 8, 8)
-    (layer, *_) = recast_(model, plan(model, x, RecastConfig("linear", content_heads=1), where=["0"]))
-    open_gates(layer)
-    assert len(layer.content_heads) == 1
-    for content_heads in (list(layer.content_heads), []):
-        layer.prune_((), content_heads)
-        page = look(explain(model, x[0], tmp_path / "page.html", mean=(0, 0, 0), std=(1, 1, 1)))
-        for view, present in (("content", content_heads), ("position", range(9)), ("mix", range(9))):
-            page.evaluate(f"page.choose({{ layer: 0, view: '{view}', head: 0 }})")
-            drawn = [index for index, cell in enumerate(page.query_selector_all("#grid canvas")) if cell.is_visible()]
-            empty = [index for index, cell in enumerate(page.query_selector_all(".none")) if cell.is_visible()]
-            assert (drawn, empty) == (list(present), [head for head in range(9) if head not in present])
-            assert page.locator("#overlay").is_visible() == (0 in present)
-            assert not any(symbol in page.inner_text("#chosen") for symbol in ("γ", "1/α", "s ="))
-        gates = [symbol for head in range(9) for symbol, _ in page.evaluate(f"Words.gates(page.maps().of, {head})")]
-        assert gates == ["γ"] * len(content_heads)
+    for config, heads in (
+        ({"gate": "beside"}, 1),
+        ({"gate": "linear", "content_heads": 1}, 1),
+        ({"gate": "linear", "content_heads": 1}, 0),
+        ({"gate": "linear", "content_heads": 2}, 2),
+    ):
+        page, taps = drawn(heads, **config), 0 if config["gate"] == "beside" else 15 - heads
+        page.evaluate("page.choose({ layer: 0, head: -1 })")
+        assert page.locator(".head").count() == heads
+        assert page.locator("#taps").is_visible() == bool(taps)
+        assert page.locator("#taps b:visible:not(.content)").count() == taps
+        assert not taps or f"{taps} heads" in page.inner_text("#taps")
+        assert page.locator("#scales").is_visible() == (heads > 1)
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        boxes = [canvas.bounding_box() for canvas in page.query_selector_all(".head canvas")]
+        assert all(box["width"] > (250 if heads == 1 else 130) for box in boxes)
+        assert not taps or page.locator("#taps i").bounding_box()["width"] < 60
+        if heads:  # the map over the image is that of the head, which is not the first of the kernel
+            page.locator(".head").first.click()
+            assert page.is_visible("#overlay")
+            assert page.evaluate("page.maps().maps[page.chosen.head] !== null")
+            assert page.evaluate("page.chosen.head") == (7 if config.get("content_heads") == 1 else 0)
+    captions = page.evaluate("page.maps().of.offsets.map((_, head) => Words.tap(page.maps().of, [], head))")
+    assert captions == [
+        *("↑1 ←2", "↖", "↑", "↗", "↑1 →2"),
+        *("←2", "←", "•", "→", "→2"),
+        *("↓1 ←2", "↙", "↓", "↘", "↓1 →2"),
+    ]
 
 
 def test_mouse_keys_and_touch(look: Any, open_gates: Any, tmp_path: Path) -> None:

@@ -128,11 +128,18 @@ def _beside(name: str, layer: AttentionBeside, x: Tensor, size: tuple[int, int])
         step = most // count
         first = (most - 1 - (count - 1) * step) // 2
         at.append(range(first, first + count * step, step))
+    text, grid = f"content attention beside {_kernel_of(layer.conv)}", (range(keys[0]), range(keys[1]))
     described = Layer(
-        name, "maps", f"content attention beside {layer.conv}", (1, 1), (), keys, (range(keys[0]), range(keys[1])),
-        (at[0], at[1]), ("content",), (("γ", gamma),),
+        name, "maps", text, (1, 1), (), keys, grid, (at[0], at[1]), ("content",), (("γ", gamma),)
     )  # fmt: skip
     return described, _stored(maps_of, (counts[0], counts[1]), keys, MAX_NUMBERS // (keys[0] * keys[1]))
+
+
+def _kernel_of(conv: nn.Module) -> str:
+    """Return "the 3×3 Conv2d"; of a module without a kernel size its class alone."""
+    kernel = getattr(conv, "kernel_size", None)
+    size = "×".join(map(str, kernel)) + " " if isinstance(kernel, tuple) else ""
+    return f"the {size}{type(conv).__name__}"
 
 
 def _mix_of(name: str, layer: GPSA, w: Weights) -> dict[str, Any]:

@@ -61,12 +61,21 @@ const page = (() => {
 
   function makeGrid(of, stored) {
     const [heads, names, laid] = [Maps.heads(of, stored), Maps.names(of, stored), of.kind === "classes"];
-    const onGrid = of.offsets.length && of.kernel[0] * of.kernel[1] === heads;
-    const columns = onGrid ? of.kernel[1] : laid ? Math.min(heads, heads === 4 ? 2 : 3) : heads <= 3 ? heads : Math.ceil(Math.sqrt(heads));
+    const all = Array.from({ length: heads }, (_, head) => head);
+    const drawn = all.filter((head) => !Maps.isTap(of, head));
+    const count = drawn.length;
+    const onGrid = of.offsets.length && of.kernel[0] * of.kernel[1] === count;
+    const columns = onGrid ? of.kernel[1] : laid ? Math.min(heads, heads === 4 ? 2 : 3) : count <= 3 ? count : Math.ceil(Math.sqrt(count));
     by("grid").style.setProperty("--columns", columns);
     by("grid").classList.toggle("dense", columns > 5);
     by("grid").classList.toggle("laid", laid && chosen.photo);
-    by("grid").replaceChildren(...Array.from({ length: heads }, (_, head) => {
+    by("grid").classList.toggle("one", !laid && count === 1);
+    by("grid").classList.toggle("few", !laid && count === 2);
+    const [kernel, text] = by("taps").children;
+    kernel.style.setProperty("--columns", of.kernel[1]);
+    kernel.replaceChildren(...all.map((head) => element("b", { className: Maps.isTap(of, head) ? "" : "content" })));
+    text.textContent = Words.taps(of, heads - count, heads);
+    by("grid").replaceChildren(...drawn.map((head) => {
       const caption = element("span", { className: "caption" }, element("b", { textContent: Words.tap(of, names, head) }));
       const [gate] = Words.gates(of, head);
       if (gate) caption.append(element("span", { textContent: `${gate[0]} ${number(gate[1])}` }));
@@ -74,6 +83,7 @@ const page = (() => {
       if (laid && chosen.photo) frame.prepend(element("img", { src: picture().src, alt: "" }));
       frame.style.aspectRatio = `${of.keys[1][2]} / ${of.keys[0][2]}`;
       const button = element("button", { type: "button", className: "head" }, frame, caption);
+      button.dataset.head = head;
       button.addEventListener("click", () => choose({ head: chosen.head === head ? -1 : head }));
       button.addEventListener("pointerenter", () => overlay(head));
       button.addEventListener("pointerleave", () => overlay(chosen.head));
@@ -109,6 +119,7 @@ const page = (() => {
     drawStage(of);
     if (!of) {
       shown = null;
+      by("scales").hidden = by("taps").hidden = true;
       overlay(-1);
       by("where").textContent = "";
       return;
@@ -117,10 +128,12 @@ const page = (() => {
     if (key !== JSON.stringify(chosen)) return; // something else was chosen meanwhile
     const view = Maps.views(of).includes(chosen.view) ? chosen.view : "mix";
     const query = queryAt(of);
-    const maps = Array.from({ length: Maps.heads(of, from) }, (_, head) => (Maps.has(of, view, head) ? Maps.map(of, from, view, head, query) : null));
+    const maps = Array.from({ length: Maps.heads(of, from) }, (_, head) => (!Maps.isTap(of, head) && Maps.has(of, view, head) ? Maps.map(of, from, view, head, query) : null));
     const present = maps.filter(Boolean);
     const common = present.length ? Colors.limitOf(present) : 1;
-    const each = chosen.each ?? Colors.mostBlank(present, common);
+    const each = present.length > 1 && (chosen.each ?? Colors.mostBlank(present, common));
+    by("scales").hidden = of.kind === "classes" || present.length < 2;
+    by("taps").hidden = !maps.some((_, head) => Maps.isTap(of, head));
     const limits = each ? maps.map((values) => values && Colors.limitOf([values])) : null;
     for (const input of by("scales").querySelectorAll("input")) input.checked = String(each) === input.value;
     const names = Maps.names(of, from);
@@ -132,7 +145,8 @@ const page = (() => {
     grid.dataset.key = gridKey;
     const box = boxOf(of, query);
     const [rows, columns] = [of.keys[0][2], of.keys[1][2]];
-    [...grid.children].forEach((button, head) => {
+    for (const button of grid.children) {
+      const head = Number(button.dataset.head);
       const canvas = button.querySelector("canvas");
       canvas.hidden = !maps[head];
       button.querySelector(".none").hidden = Boolean(maps[head]);
@@ -141,12 +155,15 @@ const page = (() => {
       button.setAttribute("aria-pressed", String(head === chosen.head));
       const gate = Words.gates(of, head).slice(0, 1).map(([symbol, value]) => ` ${symbol} = ${number(value)};`).join("");
       const label = `${laid ? "Map" : "Head"} ${head + 1}, ${Words.tapInWords(of, names, head)}:${gate}`;
-      if (!maps[head]) return button.setAttribute("aria-label", `${label} no content map`);
+      if (!maps[head]) {
+        button.setAttribute("aria-label", `${label} no content map`);
+        continue;
+      }
       if (laid) Colors.lay(canvas, maps[head], rows, columns, shown.signed, chosen.photo);
       else Colors.paint(canvas, maps[head], rows, columns, each ? limits[head] : shown.limit, shown.signed);
       const top = Words.largest(maps[head], columns);
       button.setAttribute("aria-label", `${label} largest weight ${number(top.value)} at row ${top.row + 1}, column ${top.column + 1}`);
-    });
+    }
     put(box, by("cursor"));
     by("cursor").hidden = laid;
     overlay(chosen.head);
@@ -219,7 +236,6 @@ const page = (() => {
     for (const input of document.querySelectorAll(".choices input")) input.checked = String(chosen[input.name]) === input.value;
     const views = of ? Maps.views(of) : [];
     by("views").hidden = views.length < 2;
-    by("scales").hidden = !of || hasClasses();
     by("photos").hidden = !hasClasses();
     [...by("thumbs").children].forEach((button, i) => button.setAttribute("aria-pressed", String(i === chosen.picture)));
     document.querySelectorAll("#layers label").forEach((label, i) => label.classList.toggle("absent", !picture().maps[scene.order[i]]));

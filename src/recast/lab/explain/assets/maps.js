@@ -75,6 +75,8 @@ const Maps = (() => {
 
   // True if a head has the map of a view: it may lack content, but never its position
   const has = (layer, view, head) => view !== "content" || layer.gates[0][1][head] !== null;
+  // heads of one tap: without content or a Gaussian, a head reads one pixel whatever the image is
+  const isTap = (layer, head) => layer.kind === "gpsa" && layer.gates.every(([, values]) => values[head] === null);
   const views = (layer) => (layer.kind === "gpsa" ? ["mix", "position", "content"] : ["mix"]);
 
   // names of the maps: of the picture if they depend on it; empty if they are taps
@@ -119,5 +121,5 @@ const Maps = (() => {
     return shares.some((of) => of.some((share) => share < -1e-6));
   }
 
-  return { unpack, map, has, views, names, heads, range, isSigned, nearest };
+  return { unpack, map, has, isTap, views, names, heads, range, isSigned, nearest };
 })();

@@ -24,13 +24,22 @@ const Words = (() => {
   function tap(of, names, head) {
     if (names.length) return names[head];
     const [down, right] = of.offsets[head];
-    return ARROWS[`${down},${right}`] || `${number(down)},${number(right)}`;
+    const arrow = ARROWS[`${Math.sign(down)},${Math.sign(right)}`];
+    const [far, wide] = [Math.abs(down), Math.abs(right)];
+    if (far <= 1 && wide <= 1) return arrow;
+    if (far === wide || !far || !wide) return `${arrow}${Math.max(far, wide)}`;
+    return `${ARROWS[`${Math.sign(down)},0`]}${far} ${ARROWS[`0,${Math.sign(right)}`]}${wide}`;
   }
   function tapInWords(of, names, head) {
     if (names.length) return names[head];
     const [down, right] = of.offsets[head];
     const words = [[down, "up", "down"], [right, "left", "right"]].filter(([by]) => by);
     return `tap ${words.length ? words.map(([by, less, more]) => `${Math.abs(by)} ${by < 0 ? less : more}`).join(", ") : "in the middle"}`;
+  }
+  function taps(of, count, heads) {
+    const kernel = of.kernel.join("×");
+    if (count === heads) return `All ${heads} heads are taps of the ${kernel} convolution: each reads one pixel, whatever the image is.`;
+    return `The other ${count} heads are taps of the ${kernel} convolution (grey): each reads one pixel, whatever the image is.`;
   }
   function largest(values, columns) {
     let at = 0;
@@ -61,6 +70,7 @@ const Words = (() => {
     const { of, maps, names } = shown;
     const isClasses = of.kind === "classes";
     if (chosen < 0 || chosen >= maps.length) {
+      if (!maps.some(Boolean)) return "";
       return isClasses ? "Choose a map to lay it over the image. Each map is drawn from its smallest weight to its largest." : "Choose a head to lay its map over the image.";
     }
     if (isClasses) return range(shown, chosen);
@@ -113,5 +123,5 @@ const Words = (() => {
     return parts.join(" ");
   }
 
-  return { SCALES, number, value, pair, percent, tap, range, tapInWords, largest, gates, head, absent, verdict, formula };
+  return { SCALES, number, value, pair, percent, tap, taps, range, tapInWords, largest, gates, head, absent, verdict, formula };
 })();
