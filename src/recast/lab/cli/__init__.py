@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None, extend: Callable[[], None] = lambda:
         out.flush()  # a pipe whose reader has gone says so here, not at the interpreter's exit
         trains = words[:1] in (["train"], ["quickstart"])  # and left its results in files
         if not (code or trains or out.failed is None or isinstance(out.failed, BrokenPipeError)):
-            code = complain("recast", f"error: standard output: {out.failed.strerror}")
+            code = complain("recast", f"error: standard output: {getattr(out.failed, 'strerror', out.failed)}")
     return code
 
 
