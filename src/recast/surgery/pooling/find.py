@@ -95,6 +95,19 @@ def _layout(pool: ModuleCall) -> tuple[Layout, bool]:
     return ("NHWC" if is_last else "NCHW"), False
 
 
+def averages(pool: nn.Module, place: Place) -> bool | None:
+    """Return whether the module at a place averages one channel's positions to one; None for no such pooling."""
+    sides = timm.layers.to_2tuple(getattr(pool, "kernel_size", 4))
+    x = torch.rand(1, place.dim, *sides, generator=torch.Generator().manual_seed(0), device="cpu")
+    x = x.permute(0, 2, 3, 1) if place.takes == "NHWC" else x
+    try:
+        output = pool.forward(x) if computes_as(pool, *POOLS) else x  # no hooks: nothing is run
+    except (IndexError, RuntimeError, TypeError, ValueError):
+        return None
+    is_pooling = output.numel() == place.dim
+    return _layout(ModuleCall("", pool, x, output))[1] if is_pooling else None
+
+
 # --- pooling in code ---
 
 
