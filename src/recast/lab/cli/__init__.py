@@ -23,6 +23,7 @@ from recast import __version__
 from recast.errors import RecastError, shown
 from recast.lab.cli.guard import complain, describe_error, guarded_streams, later_process, one_line
 from recast.lab.cli.help import HELP, help_text
+from recast.lab.cli.paths import check_paths
 
 if TYPE_CHECKING:
     from cyclopts import App, CycloptsError
@@ -84,6 +85,8 @@ def _parse(words: list[str], extend: Callable[[], None]) -> tuple[Callable[[], A
         if (text := _help(words, extend)) is not None:
             return partial(print, text), set()
         extend()
+        if words[0] in COMMANDS:
+            check_paths(_command(words[0]), words[1:])
         command, bound = _bound(words)
     except BaseException as error:  # a mistake, or a module of a command that cannot be imported
         return partial(_refuse, error), set()

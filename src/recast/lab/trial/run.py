@@ -202,7 +202,7 @@ class _Trial:
                 f"{pace.val:,} fit into {self.minutes:g} minutes; a longer trial takes more"
             )
         seconds = pace.seconds(self.seeds)
-        is_longer = pace.is_shortest and seconds > 60 * self.minutes
+        is_longer = pace.is_shortest and round(seconds / 60, 1) > self.minutes
         reason = f", not {self.minutes:g}: {pace.updates['recast']} updates an arm are the fewest" if is_longer else ""
         self.say(
             f"{pace.train:,} training images in {plural(pace.views, 'view')}, {pace.val:,} validation images: "
