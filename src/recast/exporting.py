@@ -38,8 +38,9 @@ from recast.tracing.outputs import tensors_of
 Target = Literal["onnx", "torch"]
 SUFFIX: dict[Target, str] = {"onnx": ".onnx", "torch": ".pt2"}
 MARK, EDGE = "written-by-recast", 2**16
-SYMBOL = re.compile(r"\b[a-z_]+\d+\b")
 """Mark of exported files, and the bytes at either end of a file that may hold it."""
+SYMBOL = re.compile(r"\b[a-z_]+\d+\b")
+"""A free axis in ONNX, as torch names it."""
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE, ROUNDINGS = 1e-4, 10
 BATCHES = (1, 3)

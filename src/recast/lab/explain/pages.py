@@ -11,6 +11,7 @@ from torch import nn
 from recast.errors import RecastError
 from recast.lab.config import Recipe
 from recast.lab.config.explain import ExplainOptions
+from recast.lab.data.fingerprint import check_same
 from recast.lab.data.seeding import seeded
 from recast.lab.device import choose_device
 from recast.lab.evaluation.run_folder import open_run
@@ -147,6 +148,8 @@ def _explain_run(
     """Return the scene of the arms of a run, and notes on the images; by default on four of different classes."""
     run = open_run(options.subject, options.data_dir)
     data, recipe = run.data, run.recipe
+    if options.data_dir:
+        check_same(run.folder, data, goes_on=False)
     notes: list[str] = []
     arms = {"recast": "Network"} if recipe.is_plain else {arm: ARMS[arm] for arm in ARMS if arm in run.models}
     rows = read_records(path, Row) if (path := run.folder / "rows.csv").is_file() else []

@@ -148,7 +148,7 @@ class Journal:
     def _left(self, row: Epoch) -> str:
         """Return the time left for a log, in which no bar shows it: that of this arm and of a control arm after it."""
         has_control = self.recipe.control and self.name == "recast"
-        seconds = row.seconds * (self.recipe.epochs * (1 + has_control) - row.epoch)
+        seconds = (row.seconds or 0) * (self.recipe.epochs * (1 + has_control) - row.epoch)
         if self.console.is_terminal or not seconds:
             return ""
         time = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
