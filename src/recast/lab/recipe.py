@@ -210,11 +210,16 @@ def refuse_used(out: Path) -> None:
         raise RecastError(f"{out} is not empty ({used[0]}): choose another folder with --out")
 
 
+def check_recipe(folder: str | Path) -> None:
+    """Raise `RecastError` for a folder that is not a run."""
+    if not (Path(folder) / "recipe.yaml").is_file():
+        raise RecastError(f"{folder} is not a run folder: it has no recipe.yaml (recast train writes one)")
+
+
 def check_run(folder: str | Path) -> None:
     """Raise `RecastError` for a folder without a finished recast arm, before anything of it is loaded."""
     folder = Path(folder)
-    if not (folder / "recipe.yaml").is_file():
-        raise RecastError(f"{folder} is not a run folder: it has no recipe.yaml (recast train writes one)")
+    check_recipe(folder)
     if not (folder / "weights.safetensors").is_file():
         again = follow_up("train", "--resume", str(folder), functions=functions_of(load_recipe(folder / "recipe.yaml")))
         raise RecastError(f"the training in {folder} is not finished: continue it with {again}")

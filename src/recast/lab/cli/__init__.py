@@ -89,7 +89,7 @@ def _parse(words: list[str], extend: Callable[[], None]) -> tuple[Callable[[], A
             check_paths(_command(words[0]), words[1:])
         command, bound = _bound(words)
     except BaseException as error:  # a mistake, or a module of a command that cannot be imported
-        return partial(_refuse, error), set()
+        return partial(_refuse, error), {"verbose"} & {word.removeprefix("--") for word in words}
     flags = {name for name in ("as_json", "quiet", "verbose") if bound.kwargs.get(f"output__{name}")}
     return partial(command, *bound.args, **bound.kwargs), flags
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from recast.config import File
 from recast.errors import RecastError
-from recast.lab.recipe import check_run
+from recast.lab.recipe import check_recipe
 
 if TYPE_CHECKING:
     from recast.lab.cli.command import Command
@@ -28,7 +28,7 @@ def check_paths(command: Command, words: Sequence[str]) -> None:
         for part in command.parts.values() for option in part.options.values()
         if File() in leaves(option.field.info.annotation) for name in (option.short, option.dotted)
     }  # fmt: skip
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, [*words[1:], ""], strict=False):
         name, equals, value = word.partition("=")
         value = value if equals else following
         if name not in paths or value in ("", "null"):
@@ -55,12 +55,14 @@ def _check_parents(name: str, path: str) -> None:
 
 def _check_subject(label: str, word: str) -> None:
     """Raise RecastError for a word that cannot be what its label in the usage says."""
-    is_there, is_file = os.path.exists(word), word.endswith(FILES)
-    if "MODEL" in label and not is_there and (is_file or ("/" in word and ":" not in word)):
-        raise RecastError(f"no such file: {word}" if is_file else f"no such run folder or file: {word}")
+    is_there = os.path.exists(word)
+    if "MODEL" in label and not is_there and word.endswith(FILES):
+        raise RecastError(f"no such file: {word}")
+    if label == "RUN|MODEL" and not is_there and "/" in word and ":" not in word:
+        raise RecastError(f"{word} is no run folder: there is no such folder")
     if "IMAGE" in label and not is_there and not word.startswith("val:"):
         raise RecastError(f"no such image or folder: {word}")
-    if label in ("RUN…", "RUN|FILE") and not is_there:
+    if label == "RUN|FILE" and not is_there:
         raise RecastError(f"no such run folder or file: {word}")
-    if label in ("RUN…", "RUN|FILE") and os.path.isdir(word) and not os.path.isfile(os.path.join(word, "recipe.yaml")):
-        check_run(word)
+    if label == "RUN|FILE" and os.path.isdir(word):
+        check_recipe(word)
