@@ -128,7 +128,10 @@ def test_the_command_exports_a_folded_network_to_onnx(tmp_path: Path, capfd: pyt
     assert (exported["path"], exported["any_size"]) == (str(tmp_path / "model.onnx"), True)
     import onnx
 
-    assert "Softmax" not in {node.op_type for node in onnx.load(exported["path"]).graph.node}  # all heads were closed
+    graph = onnx.load(exported["path"]).graph
+    assert "Softmax" not in {node.op_type for node in graph.node}  # all heads were closed
+    shapes = [[d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in (*graph.input, *graph.output)]
+    assert shapes == [["batch", 3, "height", "width"], ["batch", 10]]
 
 
 def test_the_command_replaces_its_own_files_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 import errno
 import os
+import stat
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -212,3 +213,24 @@ def test_an_error_of_a_full_disk_names_the_file_and_leaves_it(tmp_path: Path) ->
         raise OSError(errno.ENOSPC, "No space left on device")
     assert raised.value.filename == str(path)
     assert [(file.name, file.read_text(encoding="utf-8")) for file in tmp_path.iterdir()] == [("rows.csv", "before")]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o755])
+def test_a_file_that_is_replaced_keeps_its_mode(mode: int, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.touch(mode)
+    path.chmod(mode)
+    (tmp_path / "link").symlink_to(path)
+    for target in (path, tmp_path / "link"):
+        with replaced(target) as temporary:
+            temporary.write_text("secret", encoding="utf-8")
+            assert stat.S_IMODE(temporary.stat().st_mode) == 0o600
+        assert stat.S_IMODE(target.stat().st_mode) == mode
+    new = tmp_path / "new"
+    before = os.umask(0o027)
+    try:
+        write_text(new, "")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(new.stat().st_mode) == 0o640

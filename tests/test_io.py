@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -6,7 +7,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from recast import RecastConfig, RecastError, load, plan, recast_, save
@@ -116,10 +117,23 @@ def test_images_and_classes_come_back(tmp_path: Path) -> None:
     for names, message in ((["cat", "dog"], "2 names, but the classifier has 5"), (["cat"] * 5, "'cat' twice")):
         with pytest.raises(RecastError, match=f"classes has {message}"):
             save(timm.create_model("digits_resnet", num_classes=5), unwritten, classes=names)
+    model.pretrained_cfg = {"label_names": ["cat", "cat"]}  # type: ignore[assignment]
+    with pytest.raises(RecastError, match="'cat' twice"):
+        save(model, unwritten)
     assert not unwritten.exists()
     timms = load(save(timm.create_model("digits_resnet"), path, "digits_resnet", img_size=(48, 64)))
     assert input_defaults(timms).size == (48, 64)
     assert timms.pretrained_cfg["input_size"] == (3, 48, 64)
+
+
+@pytest.mark.parametrize("classes", [["cat", "cat"], ["a", "b", "b"], ["", ""]])
+def test_a_file_with_repeated_classes_is_refused(classes: list[str], tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, len(classes), 3))
+    path = tmp_path / "a.safetensors"
+    header = json.dumps({"constructor": None, "plan": None, "images": {"classes": classes}})
+    save_file(model.state_dict(), path, metadata={"recast": header})
+    with pytest.raises(RecastError, match=rf"a.safetensors's images: classes has .{classes[-1]}. twice"):
+        load(path, parent=model)
 
 
 def test_places_that_cannot_be_written_or_read(tmp_path: Path) -> None:

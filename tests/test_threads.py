@@ -1,10 +1,13 @@
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch import nn
 
+from recast import RecastConfig, plan, recast_, wake_
 from recast.lab import threads
 from recast.lab.threads import sample, usable_cores, use_threads
 
@@ -49,3 +52,16 @@ def test_counters_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert usable_cores(set(range(8))) == 8
     monkeypatch.setattr(threads, "_text", lambda path: "0-1" if path.endswith("siblings_list") else "")
     assert usable_cores({0, 1}) == 1
+
+
+@pytest.mark.parametrize("gate", ["beside", "linear", "sigmoid"])
+def test_threads_may_run_one_network(gate: str) -> None:
+    torch.manual_seed(0)
+    images = [torch.randn(2, 3, side, side) for side in (8, 12, 9, 16) * 4]
+    parent = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1))
+    child = recast_(parent, plan(parent, images[0], RecastConfig(gate=gate), where="all")).eval()
+    wake_(child, images[0])
+    expected = [child(x) for x in images]
+    with ThreadPoolExecutor(8) as pool:
+        outputs = list(pool.map(child, images))
+    assert all(map(torch.equal, outputs, expected))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
@@ -39,6 +40,8 @@ Target = Literal["onnx", "torch"]
 SUFFIX: dict[Target, str] = {"onnx": ".onnx", "torch": ".pt2"}
 MARK, EDGE = "written-by-recast", 2**16
 """Mark of exported files, and the bytes at either end of a file that may hold it."""
+SYMBOL = re.compile(r"\b[a-z_]+\d+\b")
+"""A free axis in ONNX, as torch names it."""
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE, ROUNDINGS = 1e-4, 10
 BATCHES = (1, 3)
@@ -236,11 +239,27 @@ def _write(model: nn.Module, images: Example, path: Path, to: Target, any_size: 
             with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # the exporter prints its steps
                 exported: Any = torch.onnx.export(program, (), dynamo=True, verbose=False)
             exported.model.producer_name = MARK
-            content.write(exported.model_proto.SerializeToString())
+            content.write(_with_named_axes(exported.model_proto).SerializeToString())
     try:
         path.write_bytes(content.getbuffer())
     except OSError as error:
         raise RecastError(f"cannot write {path.parent}: {error.strerror}; {free_space(path.parent)} free") from None
+
+
+def _with_named_axes(model: Any) -> Any:
+    """Name the free axes of an ONNX model batch, height and width, which torch calls s77 and the like."""
+    values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
+    names = dict[str, str]()
+    for value in model.graph.input:
+        axes = value.type.tensor_type.shape.dim
+        for axis, name in {0: "batch", 2: "height", 3: "width"}.items() if len(axes) == 4 else ():
+            if axes[axis].dim_param and name not in names.values():
+                names.setdefault(axes[axis].dim_param, name)
+    for value in values:
+        for axis in value.type.tensor_type.shape.dim:
+            if axis.dim_param:
+                axis.dim_param = SYMBOL.sub(lambda match: names.get(match[0], match[0]), axis.dim_param)
+    return model
 
 
 def is_export(path: Path) -> bool:

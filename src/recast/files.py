@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,7 +43,8 @@ def free_space(folder: Path) -> str:
 def replaced(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; what the block wrote there is flushed to the disk and takes `path`'s name.
 
-    If the block or the disk fails, the temporary file is removed and `path` is as it was.
+    If the block or the disk fails, the temporary file is removed and `path` is as it was. A replaced file keeps
+    its mode.
     """
     path = check_path(path)
     if path.is_dir():
@@ -51,10 +53,11 @@ def replaced(path: str | Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name[:40]}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
     try:
         temporary.touch(exist_ok=False)
-        mode = temporary.stat().st_mode  # as the user's umask has it: safetensors makes files that only the owner reads
+        mode = (path if path.exists() else temporary).stat().st_mode  # of a new file as the user's umask has it
+        temporary.chmod(0o600)
         yield temporary
-        temporary.chmod(mode)
         with temporary.open("rb+") as file:
+            temporary.chmod(stat.S_IMODE(mode))
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as error:

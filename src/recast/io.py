@@ -117,10 +117,7 @@ def write_model(
 
 
 def _check_classes(model: nn.Module, classes: Sequence[str]) -> None:
-    """Raise `RecastError` for equal names, and for more or fewer than the classifier has outputs, if it is known."""
-    if len(set(classes)) < len(classes):
-        twice = next(name for name in classes if classes.count(name) > 1)
-        raise RecastError(f"classes has {shown(twice)} twice: give every output its own name")
+    """Raise `RecastError` for more or fewer names than the classifier has outputs, if it is known."""
     classifier = getattr(model, "get_classifier", lambda: None)()  # of timm's networks
     outputs = getattr(classifier, "out_features", len(classes))
     if outputs != len(classes):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from zipfile import ZIP_STORED, ZipFile, ZipInfo
 
 from recast.errors import RecastError
 
@@ -22,8 +23,7 @@ def read_bytes(path: str | Path, limit: int = LARGEST) -> bytes:
     Raises FileNotFoundError, and RecastError for a larger or unreadable file, a pipe, a device or a loop of links.
     """
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise RecastError(f"cannot read {path}: it is a folder, a pipe or a device, expected a file")
+        check_file(path)
         with open(path, "rb") as file:
             content = file.read(limit + 1)  # what /proc holds has no size until it is read
     except (FileNotFoundError, RecastError):
@@ -33,6 +33,23 @@ def read_bytes(path: str | Path, limit: int = LARGEST) -> bytes:
     if len(content) > limit:
         raise RecastError(f"cannot read {path}: it is larger than {limit // 1024:,} KiB, more than such a file holds")
     return content
+
+
+def check_unpacked(size: int, packed: int = 0) -> None:
+    """Raise RecastError for content of more bytes than `LARGEST` and than its file has (`packed`)."""
+    if size > max(LARGEST, packed):
+        raise RecastError(f"unpacked it is larger than {LARGEST // MIB} MiB")
+
+
+def check_member(archive: ZipFile, member: ZipInfo) -> None:
+    """Raise RecastError for a file in a zip as `check_unpacked` does."""
+    check_unpacked(member.file_size, archive.start_dir * (member.compress_type == ZIP_STORED))
+
+
+def check_file(path: str | Path) -> None:
+    """Raise FileNotFoundError, and RecastError for a folder, a pipe or a device."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise RecastError(f"cannot read {path}: it is a folder, a pipe or a device, expected a file")
 
 
 def decode(content: bytes, path: str | Path) -> str:

@@ -1,5 +1,6 @@
 """Whatever goes wrong ends in one line and exit code 2, and what is asked for as JSON is nothing else."""
 
+import io
 import json
 import os
 import subprocess
@@ -13,6 +14,8 @@ import pytest
 from safetensors import SafetensorError
 
 import recast
+from recast.lab.cli import main
+from recast.lab.cli.guard import guarded_streams
 from recast.lab.cli.plan import Network
 
 COMMAND = [sys.executable, "-m", "recast"]
@@ -86,3 +89,43 @@ def test_streams_that_cannot_be_used(shell: str, code: int, message: str) -> Non
     words = ["/bin/sh", "-c", f'"$0" -m recast --help {shell}', sys.executable]
     done = subprocess.run(words, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (code, message)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
+@pytest.mark.parametrize("shell", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(("words", "code"), [("--version", 0), ("nosuch", 2)])
+def test_streams_that_are_closed(shell: str, words: str, code: int) -> None:
+    done = subprocess.run(["/bin/sh", "-c", f'"$0" -m recast {words} {shell}', sys.executable], capture_output=True)
+    assert done.returncode == code
+    assert b"Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_streams_without_a_file(is_closed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = [io.StringIO() if is_closed else None for _ in range(2)]
+    for name, stream in zip(("stdout", "stderr"), streams, strict=True):
+        if stream is not None:
+            stream.close()
+        monkeypatch.setattr(sys, name, stream)
+    assert main(["--version"]) == 0
+    assert main(["nosuch"]) == 2
+
+
+def test_output_that_other_code_closes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    with guarded_streams(False) as out:
+        sys.stdout.close()
+        print("lost")
+        assert isinstance(out.failed, ValueError)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="descriptors are inherited")
+def test_no_file_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
+    script = (
+        "from recast.lab.cli.guard import guarded_streams\n"
+        "with guarded_streams(False), open('f', 'w') as file:\n"
+        "    file.write(str(file.fileno()))"
+    )
+    words = ["/bin/sh", "-c", '"$0" -c "$1" >&- 2>&-', sys.executable, script]
+    subprocess.run(words, cwd=tmp_path, env=ENV, check=True)
+    assert int((tmp_path / "f").read_text(encoding="utf-8")) > 2

@@ -280,3 +280,37 @@ def test_bands_for_the_eye() -> None:
     assert as_picture(rgb := torch.rand(3, 5, 5)).equal(rgb)
     with pytest.raises(RecastError, match="1 to 4"):
         as_picture(pixels, (5, 1, 2))
+
+
+def test_what_unpacks_to_more_than_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recast.reading.LARGEST", 2**16)
+    zeros = np.zeros((256, 256, 4), dtype=np.uint8)
+    np.savez_compressed(tmp_path / "a.npz", zeros)
+    tifffile.imwrite(tmp_path / "b.tif", zeros, photometric="minisblack", compression="zlib")
+    with zipfile.ZipFile(tmp_path / "c.zip", "w", zipfile.ZIP_DEFLATED) as file:
+        for number in range(4):
+            file.writestr(f"{'ab'[number % 2]}/{number}.npy", content_of(np.save, zeros))
+    for name in ("a.npz", "b.tif"):
+        with pytest.raises(RecastError, match=f"{name}: unpacked it is larger than"):
+            open_bands(str(tmp_path / name), 4)
+    with pytest.raises(RecastError, match="npy: unpacked it is larger than"):
+        load_data(DataConfig("zip", str(tmp_path / "c.zip"), img_size=8), in_chans=4)
+    np.savez(tmp_path / "stored.npz", zeros)  # no larger than their files
+    np.save(tmp_path / "stored.npy", zeros)
+    tifffile.imwrite(tmp_path / "stored.tif", zeros, photometric="minisblack")
+    for name in ("stored.npz", "stored.npy", "stored.tif"):
+        assert open_bands(str(tmp_path / name), 4).shape == (4, 256, 256)
+
+
+@pytest.mark.parametrize("ending", ["npy", "npz"])
+def test_a_header_with_more_than_the_file_holds(ending: str, tmp_path: Path) -> None:
+    head = {"descr": "<f4", "fortran_order": False, "shape": (2**40, 1, 1)}
+    content = content_of(np.lib.format.write_array_header_1_0, head) + bytes(64)
+    path = tmp_path / f"a.{ending}"
+    if ending == "npy":
+        path.write_bytes(content)
+    else:
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("x.npy", content)
+    with pytest.raises(RecastError, match="truncated, it states an array"):
+        open_bands(str(path), 1)

@@ -1,4 +1,5 @@
 import csv
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,23 @@ def test_a_table_may_be_parquet_and_lie_among_the_images(table: Write, tmp_path:
     write_parquet(tmp_path / "labels.parquet", path=paths, label=labels)
     data = load_data(DataConfig("csv", labels_file=str(tmp_path / "labels.parquet")))
     assert labelled(data) == {Path(path).stem: label for path, label in PLAIN}
+
+
+def test_parquet_that_unpacks_to_more_than_the_limit(
+    table: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recast.reading.LARGEST", 2**16)
+    arrow, path = pytest.importorskip("pyarrow"), tmp_path / "labels.parquet"
+    once = ["x" * 2**12] * 64  # stored once
+    for labels in (once, arrow.array(once).dictionary_encode(), [None] * 2**13, [[None] * 2**13]):
+        write_parquet(path, path=["a.png"] * len(labels), label=labels)
+        assert path.stat().st_size < 2**15
+        with pytest.raises(RecastError, match=r"labels.parquet: unpacked it is larger than .* use --data hfds/"):
+            load_data(DataConfig("csv", labels_file=str(path)))
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(RecastError, match="a pipe or a device"):
+        load_data(DataConfig("csv", labels_file=str(path)))
 
 
 def test_lists_in_parquet_are_several_labels_and_pictures_are_refused(table: Write, tmp_path: Path) -> None:

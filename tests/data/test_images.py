@@ -61,7 +61,9 @@ def test_what_is_no_image_is_named(tmp_path: Path) -> None:
     noise(32, 32).save(truncated)
     truncated.write_bytes(truncated.read_bytes()[:-200])
     (tmp_path / "text.png").write_text("no image", encoding="utf-8")
-    for path in (tmp_path / "a.png", Path("/dev/zero"), truncated, tmp_path / "text.png"):
+    (tmp_path / "empty.png").touch()  # as are the endless files of /proc
+    paths = [tmp_path / name for name in ("a.png", "text.png", "empty.png")]
+    for path in (*paths, truncated, Path("/dev/zero"), Path("/proc/kmsg")):
         with pytest.raises(RecastError, match=f"cannot read image .*{path.name}") as caught:
             open_image(path)
         assert "\n" not in str(caught.value)

@@ -1,6 +1,8 @@
 import copy
 import json
+import os
 import shutil
+import socket
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -266,3 +268,16 @@ def test_unreadable_images_are_skipped(tmp_path: Path) -> None:
     loaders = [Loader(part, 1, shuffle_seed=0, bad_image="skip") for part in (data.train, data.val)]
     assert sum(len(labels) for loader in loaders for _, labels in loader) >= 2
     assert [Path(name).name for loader in loaders for name in loader.bad_images] == ["a.png"]
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "pipe.png", "socket.png", "link.png", "../images/pipe.png"])
+@pytest.mark.parametrize("bad_image", ["stop", "skip"])
+def test_names_of_devices_are_refused(tmp_path: Path, name: str, bad_image: str, monkeypatch: Any) -> None:
+    config = write(tmp_path, COCO | {"images": [COCO["images"][0] | {"file_name": name}, *COCO["images"][1:]]})
+    monkeypatch.chdir(tmp_path / "images")  # names of sockets must be short
+    os.mkfifo("pipe.png")
+    Path("link.png").symlink_to("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as unix:
+        unix.bind("socket.png")
+        with pytest.raises(RecastError, match="is a device, a pipe or a socket: expected an image file"):
+            load_data(config.replace(bad_image=bad_image))

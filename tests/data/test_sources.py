@@ -226,7 +226,7 @@ def test_class_names_have_one_form(tmp_path: Path, packed: Callable[[Path], Data
         load_data(packed(tmp_path / "tree"))
     make_tree(tmp_path / "alike", {"a\nb": 2, "a\\nb": 2, "cow": 2})
     with pytest.raises(RecastError, match=r"two class folders a\\nb"):
-        load_data(packed(tmp_path / "alike"))
+        load_data(folder(tmp_path / "alike"))
     make_tree(tmp_path / "control", {"red\x1b[31m": 4, "b": 4})
     assert load_data(packed(tmp_path / "control")).classes == ["b", r"red\x1b[31m"]
 
@@ -238,6 +238,21 @@ def test_an_image_twice_in_a_zip_is_refused(tmp_path: Path, name: str) -> None:
         archive.writestr(name, (tmp_path / "tree" / "b" / "0.png").read_bytes())
     with pytest.raises(RecastError, match=r"holds a/0\.png twice"):
         load_data(folder(path))
+
+
+@pytest.mark.parametrize("start", ["", "photos\\", ".\\", "C:\\photos\\"])
+def test_a_zip_with_backslashes_in_its_names(tmp_path: Path, start: str) -> None:
+    tree = make_tree(tmp_path / "tree", {"a": 2, "b": 2})
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr(f"{start}a\\", "")  # a folder
+        for path in sorted(tree.rglob("*.png")):
+            archive.write(path, start + str(path.relative_to(tree)).replace("/", "\\"))
+    plain, zipped = load_data(folder(tree, img_size=8)), load_data(folder(tmp_path / "a.zip", img_size=8))
+    assert (zipped.classes, len(zipped.train), len(zipped.val)) == (plain.classes, len(plain.train), len(plain.val))
+    with zipfile.ZipFile(tmp_path / "a.zip", "a") as archive:
+        archive.writestr(f"{start}a\\0.png".replace("\\", "/"), "")
+    with pytest.raises(RecastError, match=r"holds .*a/0\.png twice"):
+        load_data(folder(tmp_path / "a.zip"))
 
 
 @pytest.mark.parametrize("target", ["..", "../ant", "../../../other/up", "../ant/0.png"])

@@ -114,6 +114,17 @@ def test_a_pickle_with_code_is_refused_and_never_run(tmp_path: Path, zipped: boo
     assert marker.exists()
 
 
+def test_a_checkpoint_that_unpacks_to_gigabytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recast.reading.LARGEST", 2**16)
+    torch.save({"a": torch.zeros(2**16)}, tmp_path / "a.pth")
+    assert read_weights(tmp_path / "a.pth")["a"].shape == (2**16,)
+    with zipfile.ZipFile(tmp_path / "a.pth") as stored, zipfile.ZipFile(tmp_path / "b.pth", "w", 8) as packed:
+        for name in stored.namelist():
+            packed.writestr(name, stored.read(name))
+    with pytest.raises(RecastError, match=r"cannot read checkpoint .*b.pth: unpacked it is larger"):
+        read_weights(tmp_path / "b.pth")
+
+
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 @pytest.mark.parametrize("keep", [0, 4, 0.5, 0.99])
 def test_truncated_file_is_one_clear_line(tmp_path: Path, suffix: str, keep: float) -> None:

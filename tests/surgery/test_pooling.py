@@ -280,3 +280,36 @@ def test_a_networks_own_error_is_named(error: Exception, example: Tensor | None)
         attention_pool_(InCode(fail, conv=nn.Conv2d(3, 4, 3)), example=example)
     causes = [raised.value.__cause__, getattr(raised.value.__cause__, "__cause__", None)]
     assert error in causes
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        nn.AdaptiveMaxPool2d(1),
+        nn.AdaptiveAvgPool2d(2),
+        nn.MaxPool2d(8),
+        nn.Identity(),
+        nn.Conv2d(8, 8, 8),
+        timm.layers.SelectAdaptivePool2d(pool_type="catavgmax"),
+        timm.layers.SelectAdaptivePool2d(pool_type="avgmax"),
+        timm.layers.SelectAdaptivePool2d(pool_type="avg", input_fmt="NHWC"),
+    ],
+    ids=str,
+)
+def test_pooling_that_changed_since_the_plan_is_refused(pool: nn.Module) -> None:
+    average = nn.AdaptiveAvgPool2d(1)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), average, nn.Flatten(), nn.Linear(8, 5))
+    planned = plan(model, IMAGES, where="none", pool=PoolConfig("single"))
+    model[1] = pool
+    with pytest.raises(RecastError, match=r"the plan is for another model: 1 is .*, planned as an average: plan again"):
+        recast_(model, planned)
+    assert model[1] is pool
+    for same in (average, nn.AvgPool2d(64), timm.layers.SelectAdaptivePool2d(flatten=True)):
+        model[1] = same
+        same.register_forward_hook(lambda *_: None)
+        recast_(copy.deepcopy(model), planned)
+    model[1] = nn.AdaptiveMaxPool2d(1)
+    of_maximum = plan(model, IMAGES, where="none", pool=PoolConfig("single", allow_change=True))
+    model[1] = average
+    with pytest.raises(RecastError, match="planned as no average"):
+        recast_(model, of_maximum)

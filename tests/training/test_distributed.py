@@ -154,3 +154,33 @@ def test_a_norm_with_a_forward_of_its_own_is_not_synchronised(monkeypatch: pytes
     ):
         with pytest.raises(RecastError, match=message):
             distributed.synchronise_batch_norm(nn.Sequential(module), torch.device(device))
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"WORLD_SIZE": "2"}, "without RANK, MASTER_ADDR, MASTER_PORT: start the command with torchrun, or unset"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "without MASTER_ADDR, MASTER_PORT"),
+        ({"WORLD_SIZE": "two", "RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "1"}, "WORLD_SIZE='two' is not a"),
+        ({"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}, "RANK='2' is not a number that"),
+        ({"WORLD_SIZE": "2", "RANK": "-1", "MASTER_ADDR": "h", "MASTER_PORT": "1"}, "RANK='-1'"),
+        ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "x"}, "MASTER_PORT='x'"),
+        ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "1", "LOCAL_RANK": "x"}, "LOCAL_RANK"),
+        ({"WORLD_SIZE": ""}, None),
+        ({"WORLD_SIZE": "1"}, None),
+        ({"RANK": "3"}, None),
+    ],
+)
+def test_variables_of_torchrun_that_do_not_fit(
+    variables: dict[str, str], message: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if message is None:
+        with distributed.process_group("cpu") as device:
+            assert device.type == "cpu"
+        return
+    with pytest.raises(RecastError, match=message), distributed.process_group("cpu"):
+        pass

@@ -244,7 +244,7 @@ DIGITS = "--model digits_resnet --data digits --checkpoint w.safetensors"
     ("words", "match"),
     [
         ("", "--model"),
-        ("--model resnet18 --data-dir nowhere", "--pretrained"),
+        ("--model resnet18 --data-dir .", "--pretrained"),
         ("--model digits_resnet --data digits --checkpoint no.pt", "no.pt"),
         (f"{DIGITS} --num-val 10", "20 validation images or more, digits has 10: add images, or .* --val-fraction"),
         (f"{DIGITS} --where none", "layers"),

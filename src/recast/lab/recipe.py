@@ -20,7 +20,9 @@ from recast.lab.config import Recipe
 from recast.lab.config.recipe import task_name_of_data
 from recast.lab.config.types import MayChange
 from recast.lab.fields import fields_of, merge
+from recast.lab.files import LOCK
 from recast.lab.records import Row
+from recast.models.trust import follow_up
 from recast.reading import decode, read_bytes
 
 LARGEST = 2**19
@@ -31,6 +33,8 @@ SEAL = "# sha256 of the lines above: "
 """Start of the last line of a run's recipe, the checksum of the other lines. Delete it after editing the file."""
 PARENT_WEIGHTS = "parent.safetensors"
 """In a run folder: the parent's weights, if they are random or the classifier is new."""
+PARENT = "parent"
+"""The only folder that a run folder may hold before the run: the training of its parent."""
 COARSE_FILE = "coarse.csv"
 """In a run folder: a copy of the file of coarse classes."""
 
@@ -195,6 +199,52 @@ def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in nested.items():
         fields |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return fields
+
+
+def refuse_used(out: Path) -> None:
+    """Raise RecastError unless a new run may start in `out`."""
+    used = sorted(path.name for path in out.iterdir() if path.name not in (PARENT, LOCK)) if out.is_dir() else []
+    if "recipe.yaml" in used:
+        raise RecastError(f"run folder {out} exists: choose another one with --out, or continue it with --resume {out}")
+    if used:
+        raise RecastError(f"{out} is not empty ({used[0]}): choose another folder with --out")
+
+
+def check_recipe(folder: str | Path) -> None:
+    """Raise `RecastError` for a folder that is not a run."""
+    if not (Path(folder) / "recipe.yaml").is_file():
+        raise RecastError(f"{folder} is not a run folder: it has no recipe.yaml (recast train writes one)")
+
+
+def check_run(folder: str | Path) -> None:
+    """Raise `RecastError` for a folder without a finished recast arm, before anything of it is loaded."""
+    folder = Path(folder)
+    check_recipe(folder)
+    if not (folder / "weights.safetensors").is_file():
+        again = follow_up("train", "--resume", str(folder), functions=functions_of(load_recipe(folder / "recipe.yaml")))
+        raise RecastError(f"the training in {folder} is not finished: continue it with {again}")
+
+
+def recipe_of(folder: Path, data_dir: str | None = None) -> Recipe:
+    """Return the recipe of a run; `data_dir` is the folder of its images if they moved.
+
+    Raises RecastError for files of a run from another machine that are not there.
+    """
+    recipe = load_recipe(folder / "recipe.yaml", complete=True)
+    data, checkpoint = recipe.data, recipe.model.checkpoint
+    before = data.data_dir and Path(data.data_dir).expanduser()
+    if data_dir is not None:
+        table = Path(data.labels_file or "").expanduser()
+        if data.labels_file and before and not table.exists() and table.is_relative_to(before):
+            data = data.replace(labels_file=str(data_dir / table.relative_to(before)))
+        recipe = recipe.replace(data=data.replace(data_dir=data_dir))
+    elif before and not before.exists() and not data.name.startswith("hfds/"):
+        raise RecastError(f"no such data folder: {before}, of the run {folder}: give the folder with --data-dir")
+    if checkpoint and not Path(checkpoint).exists():
+        if not (beside := folder / Path(checkpoint).name).is_file():
+            raise RecastError(f"no such checkpoint: {checkpoint}, the parent of the run {folder}: copy it to {beside}")
+        recipe = recipe.replace(model=recipe.model.replace(checkpoint=str(beside)))
+    return recipe
 
 
 def functions_of(recipe: Recipe) -> tuple[str | None, str | None]:

@@ -8,6 +8,7 @@ constructor(config) → {"name": "timm:cifar_resnet20", "kwargs": {"num_classes"
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -217,6 +218,8 @@ class Images:
             raise RecastError("img_size, mean and std belong together, and the network states none: give all three")
         if self.mean is not None and self.std is not None and len(self.mean) != len(self.std):
             raise RecastError(f"mean and std need a number per channel each, got {self.mean} and {self.std}")
+        if twice := [name for name, count in Counter(self.classes or ()).items() if count > 1]:
+            raise RecastError(f"classes has {shown(twice[0])} twice: give every output its own name")
 
     @classmethod
     def of(cls, model: nn.Module, **given: Any) -> Images:

@@ -23,6 +23,7 @@ from recast import __version__
 from recast.errors import RecastError, shown
 from recast.lab.cli.guard import complain, describe_error, guarded_streams, later_process, one_line
 from recast.lab.cli.help import HELP, help_text
+from recast.lab.cli.paths import check_paths
 
 if TYPE_CHECKING:
     from cyclopts import App, CycloptsError
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None, extend: Callable[[], None] = lambda:
         out.flush()  # a pipe whose reader has gone says so here, not at the interpreter's exit
         trains = words[:1] in (["train"], ["quickstart"])  # and left its results in files
         if not (code or trains or out.failed is None or isinstance(out.failed, BrokenPipeError)):
-            code = complain("recast", f"error: standard output: {out.failed.strerror}")
+            code = complain("recast", f"error: standard output: {getattr(out.failed, 'strerror', out.failed)}")
     return code
 
 
@@ -84,9 +85,11 @@ def _parse(words: list[str], extend: Callable[[], None]) -> tuple[Callable[[], A
         if (text := _help(words, extend)) is not None:
             return partial(print, text), set()
         extend()
+        if words[0] in COMMANDS:
+            check_paths(_command(words[0]), words[1:])
         command, bound = _bound(words)
     except BaseException as error:  # a mistake, or a module of a command that cannot be imported
-        return partial(_refuse, error), set()
+        return partial(_refuse, error), {"verbose"} & {word.removeprefix("--") for word in words}
     flags = {name for name in ("as_json", "quiet", "verbose") if bound.kwargs.get(f"output__{name}")}
     return partial(command, *bound.args, **bound.kwargs), flags
 

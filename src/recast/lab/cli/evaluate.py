@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -17,11 +16,11 @@ from recast.lab.config import DataConfig
 from recast.lab.config.evaluation import Options
 from recast.lab.config.types import Workers
 from recast.lab.files import read_names
-from recast.lab.recipe import load_recipe, why_untaught
+from recast.lab.recipe import check_run, load_recipe, recipe_of, why_untaught
 from recast.lab.records import Difference, Row
 from recast.lab.suites import METRICS, SUITES, base, is_of_class
 from recast.lab.tasks import suites_of, task_of
-from recast.models.trust import trusting
+from recast.models.trust import follow_up, trusting
 
 if TYPE_CHECKING:
     from recast.lab.evaluation.runner import Results
@@ -63,7 +62,7 @@ def evaluate(
         workers: Processes that load images.
         device: auto, cpu, cuda or mps.
         data: Data set for two files. None: folder.
-        data_dir: Folder of that data set.
+        data_dir: Folder of that data set, or of the images of a run if they moved.
         img_size: Side of its images in pixels. None: the networks' own.
         trust: Allow code that the files name (pkg.module:function) to run.
     """
@@ -71,15 +70,17 @@ def evaluate(
     if options.sizes is not None and "resolution" not in suites:
         raise RecastError("--sizes requires --suite resolution")
     are_files = any(Path(word).is_file() for word in runs)
-    if not are_files and (data or data_dir or img_size):
-        raise RecastError("--data, --data-dir and --img-size require two files of recast.save; a run has its own data")
+    if not are_files and (data or img_size):
+        raise RecastError("--data and --img-size require two files of recast.save; a run has its own data")
+    if data_dir and not are_files and len(runs) > 1:
+        raise RecastError(f"--data-dir is the folder of one run's images, got {len(runs)} runs: evaluate one at a time")
     how = {"batch_size": batch_size, "device": device, "options": options, "workers": workers}
     try:
         if are_files:
             images = DataConfig(data or "folder", data_dir, img_size=img_size)
             results = _compare_files(runs, images, suites, how, trust, output)
         else:
-            results = _evaluate_runs(runs, suites, {**how, "command": line}, trust, output)
+            results = _evaluate_runs(runs, suites, {**how, "command": line, "data_dir": data_dir}, trust, output)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; scores are kept: run the same command again to continue") from None
     if output.as_json:
@@ -87,7 +88,7 @@ def evaluate(
     for message in dict.fromkeys(map(str, results.not_measured)):
         complain("recast evaluate", f"error: {message}")
     if not (results.not_measured or are_files or output.as_json):
-        print(f"next: recast report {shlex.join(runs)}" + (" --out FILE.html" if runs[1:] else ""))
+        print("next: " + follow_up("report", *runs, *(["--out", "report.html"] if runs[1:] else [])))
     return 2 if results.not_measured else 0
 
 
@@ -101,13 +102,14 @@ def _evaluate_runs(
     folders: Sequence[str], suites: Sequence[str], how: Mapping[str, Any], trust: bool, output: Output
 ) -> Results:
     """Measure the arms of each run, print their tables, and return all results."""
-    from recast.lab.evaluation.run_folder import check_run, evaluate_run
+    for folder in folders:  # all of them before the first is measured
+        check_run(folder)
+        recipe_of(Path(folder), how["data_dir"])
+    from recast.lab.evaluation.run_folder import evaluate_run
     from recast.lab.evaluation.runner import Results
 
     results = Results()
     with trusting(trust=trust):
-        for folder in folders:  # all of them before the first is measured
-            check_run(folder)
         for folder in folders:
             measured = evaluate_run(folder, suites or _suites_of(Path(folder)), progress=sys.stderr.isatty(), **how)
             results.extend(measured)

@@ -31,6 +31,7 @@ def export(
     out: FilePath | None = None,
     img_size: str | None = None,
     fold: bool = True,
+    data_dir: FilePath | None = None,
     trust: bool = False,
     output: Compute,
 ) -> int:
@@ -44,21 +45,23 @@ def export(
             beside the subject.
         img_size: Pixels of the example, 224 or 224x160 (height x width). None: the run's, the network's own, or 224.
         fold: Fold closed heads first.
+        data_dir: Folder of the images of a run if they moved.
         trust: Allow code that the files name (pkg.module:function) to run.
     """
+    folder = Path(subject) if Path(subject).is_dir() else Path(subject).parent
+    path = Path(out) if out else folder / "model.onnx"
+    check_place(path, "--out", "model.onnx")
+
     import torch
 
     from recast import exporting
     from recast.lab.cli.plan import example_shape
     from recast.surgery.folding.model import fold_
 
-    folder = Path(subject) if Path(subject).is_dir() else Path(subject).parent
-    path = Path(out) if out else folder / "model.onnx"
-    check_place(path, "--out", "model.onnx")
     if path.exists() and not (path.is_file() and exporting.is_export(path)):
         raise RecastError(f"{path} exists and was not written by recast export: choose another --out, or move it")
     with trusting(subject, trust=trust):
-        model, side = _open(subject)
+        model, side = _open(subject, data_dir)
     torch.manual_seed(0)
     example = torch.randn(1, *example_shape(model, img_size or side))
     if fold:
@@ -71,7 +74,7 @@ def export(
 COMMAND = Command(export, "RUN|FILE [options]", EXAMPLES)
 
 
-def _open(subject: str) -> tuple[nn.Module, str | None]:
+def _open(subject: str, data_dir: str | None) -> tuple[nn.Module, str | None]:
     """Return the network, and of a run the side of its images."""
     from recast.lab.evaluation.run_folder import open_run
     from recast.lab.explain.open import names_a_run, open_model
@@ -80,7 +83,7 @@ def _open(subject: str) -> tuple[nn.Module, str | None]:
         if not Path(subject).is_file():
             raise RecastError(f"{subject} is neither a run folder nor a file of recast.save")
         return open_model(ModelConfig(subject)), None
-    run = open_run(subject)
+    run = open_run(subject, data_dir)
     model = run.models.get("recast", run.models.get("finetuned"))
     assert model is not None
     return model, str(run.data.val.img_size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -11,9 +10,10 @@ from recast.config import CountOrZero, FilePath, NotNegative
 from recast.errors import RecastError
 from recast.files import check_place
 from recast.lab.cli.command import Command, Compute, Line, print_json
+from recast.lab.recipe import functions_of, load_recipe
 from recast.lab.records import FrontierLine
 from recast.models.config import ModelConfig
-from recast.models.trust import trusting
+from recast.models.trust import follow_up, is_function, trusting
 
 EXAMPLES = """  recast fold runs/mine                  (exact: only closed heads; writes runs/mine/folded.safetensors)
   recast fold runs/mine --tol 0.02       (also heads whose gate is open by at most 0.02)
@@ -31,6 +31,7 @@ def fold(
     frontier: bool = False,
     heads: CountOrZero | None = None,
     out: FilePath | None = None,
+    data_dir: FilePath | None = None,
     trust: bool = False,
     output: Compute,
     line: Line,
@@ -45,6 +46,7 @@ def fold(
         frontier: Measure the curve of a run, RUN/analysis/frontier.csv.
         heads: Close heads of a run along the curve until this many are open.
         out: The file, .safetensors. None: folded.safetensors beside the subject.
+        data_dir: Folder of the images of a run if they moved.
         trust: Allow code that the files name (pkg.module:function) to run.
     """
     if sum((tol > 0, frontier, heads is not None)) > 1:
@@ -54,7 +56,7 @@ def fold(
         raise RecastError(f"--frontier and --heads require a run folder, got {subject}")
     if frontier:
         with trusting(subject, trust=trust):
-            return _measure(subject, line, output.as_json)
+            return _measure(subject, line, output.as_json, data_dir)
     path = Path(out or (source if source.is_dir() else source.parent) / "folded.safetensors")
     if path.resolve() in (source.resolve(), (source / "weights.safetensors").resolve()):
         raise RecastError(f"{path} is the input: choose another file with --out")
@@ -63,7 +65,7 @@ def fold(
         raise RecastError(f"{path} exists and was not written by recast fold: choose another file with --out")
 
     with trusting(subject, trust=trust):
-        return _save(subject, path, tol, heads, output.as_json)
+        return _save(subject, path, tol, heads, output.as_json, data_dir)
 
 
 COMMAND = Command(fold, "RUN|FILE [options]", EXAMPLES)
@@ -80,7 +82,7 @@ def _is_folded(path: Path) -> bool:
         return False
 
 
-def _save(subject: str, path: Path, tol: float, heads: int | None, as_json: bool) -> int:
+def _save(subject: str, path: Path, tol: float, heads: int | None, as_json: bool, data_dir: str | None) -> int:
     """Fold the network, write it and print the form of its layers."""
     from recast.io import write_model
     from recast.lab.evaluation.closing import heads_left
@@ -92,7 +94,7 @@ def _save(subject: str, path: Path, tol: float, heads: int | None, as_json: bool
     from recast.models.weights import read_header
     from recast.surgery.folding.model import fold_
 
-    run = open_run(subject) if names_a_run(subject) else None
+    run = open_run(subject, data_dir) if names_a_run(subject) else None
     model = open_model(ModelConfig(subject)) if run is None else run.models.get("recast")
     if model is None or not gated_layers(model):
         raise RecastError(f"{subject} has no layer with gates: there is nothing to fold")
@@ -106,21 +108,23 @@ def _save(subject: str, path: Path, tol: float, heads: int | None, as_json: bool
     if as_json:
         print_json({"file": str(path), "heads": before, "open": after, "layers": [asdict(layer) for layer in layers]})
         return 0
+    trusted = ", trust=True" * is_function((header["constructor"] or {}).get("name"))
     for layer in layers:
         form = "a convolution" if layer.convolution else f"{layer.heads - layer.closed} of {layer.heads} heads open"
         print(f"  {layer.name}: {form}")
-    print(f"{path} keeps {after} of {before} open heads; recast.load({str(path)!r})")
+    print(f"{path} keeps {after} of {before} open heads; recast.load({str(path)!r}{trusted})")
     return 0
 
 
-def _measure(run: str, command: str, as_json: bool) -> int:
+def _measure(run: str, command: str, as_json: bool, data_dir: str | None) -> int:
     """Measure the curve and print it."""
     from recast.lab.evaluation.run_folder import evaluate_run
     from recast.lab.files import read_json
     from recast.lab.report.formats import head_labels, three_digits
     from recast.lab.tables import read_records
 
-    for error in evaluate_run(run, ["frontier"], command=command, progress=sys.stderr.isatty()).not_measured:
+    how = {"command": command, "progress": sys.stderr.isatty(), "data_dir": data_dir}
+    for error in evaluate_run(run, ["frontier"], **how).not_measured:  # type: ignore[arg-type]
         raise error
     path = Path(run) / "analysis" / "frontier.csv"
     lines = read_records(path, FrontierLine)
@@ -134,5 +138,7 @@ def _measure(run: str, command: str, as_json: bool) -> int:
         closed = "" if line.head is None else f"{line.layer} {labels[line.layer][line.head]}"
         numbers = f"{line.heads:>10}{line.top1:>9.1f}{line.noise:>9.1f}{three_digits(line.ms):>9}"
         print(f"{line.model:<11}{numbers}   {closed}".rstrip())
-    print(f"{path}; next: recast fold {shlex.quote(run)} --heads N, recast report …")
+    functions = functions_of(load_recipe(Path(run) / "recipe.yaml"))
+    fold_on = follow_up("fold", run, "--heads", str(max(line.heads for line in lines) // 2), functions=functions)
+    print(f"{path}; next: {fold_on}, or another number of heads; {follow_up('report', run)}")
     return 0

@@ -18,11 +18,14 @@ class TerminalStream:
     """Standard output or error, without terminal control characters.
 
     If it cannot be written to (closed pipe, full disk), the command continues in silence and `failed` has the reason.
+    A stream that was closed before the start is replaced by the null device.
     """
 
     def __init__(self, stream: Any) -> None:
+        if stream is None or getattr(stream, "closed", False):
+            stream = open(os.devnull, "w", encoding="utf-8")
         self.stream = stream
-        self.failed: OSError | None = None
+        self.failed: OSError | ValueError | None = None
         self.result: TerminalStream = self
         self.is_muted = False
         self.shows_bars = stream.isatty() and stream is sys.__stderr__
@@ -41,9 +44,10 @@ class TerminalStream:
             return
         try:
             call(*args)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: other code closed it
             self.failed = error
-            with suppress(OSError), open(os.devnull, "wb") as nowhere:  # what is left in buffers must not fail again
+            with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+                # what is left in buffers must not fail again
                 os.dup2(nowhere.fileno(), self.stream.fileno())
 
     def __getattr__(self, name: str) -> Any:
@@ -58,9 +62,10 @@ def guarded_streams(json: bool, quiet: bool = False) -> Iterator[TerminalStream]
     `complain` reaches standard error.
     """
     before = sys.stdout, sys.stderr
+    _fill_closed_descriptors()
     for stream in before:
         if hasattr(stream, "reconfigure"):  # Windows redirects to a code page that has no → and no σ
-            with suppress(OSError):  # a pipe without a reader may not let it
+            with suppress(OSError, ValueError):  # a pipe without a reader may not let it
                 stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     result, error = map(TerminalStream, before)
     error.is_muted = quiet
@@ -73,6 +78,16 @@ def guarded_streams(json: bool, quiet: bool = False) -> Iterator[TerminalStream]
         result.flush()
         error.flush()
         sys.stdout, sys.stderr = before
+        for guarded, stream in zip((result, error), before, strict=True):
+            if guarded.stream is not stream:
+                guarded.stream.close()
+
+
+def _fill_closed_descriptors() -> None:
+    """Open the null device as those of descriptors 0 to 2 that are closed, else files get them, and C code's output."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
 
 
 def describe_error(error: BaseException) -> str:

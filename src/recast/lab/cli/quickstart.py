@@ -16,6 +16,7 @@ from recast.lab.cli.evaluate import compared_with, format_arms
 from recast.lab.config import OptimConfig
 from recast.lab.files import locked
 from recast.lab.recipe import load_recipe
+from recast.models.trust import follow_up
 
 SUITES = ("clean", "fgsm", "pgd", "basic", "cost")
 EXTRAS = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
@@ -84,7 +85,7 @@ def _run(out: Path, seed: int, resume: bool, as_json: bool) -> int:
     say("\n── 5/5  report")
     report = write_report([out]).resolve()
     seconds = time.time() - started
-    say(f"{seconds:.0f} s in all. The report: {report}")
+    say(f"{seconds:.0f} s in all. The report: {report}\nnext: {follow_up('explain', str(out))}")
     if as_json:
         rows = [asdict(row) for row in results.rows]
         print_json({"run": str(out), "report": str(report), "seconds": round(seconds, 1), "rows": rows})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from recast.config import FilePath
 from recast.lab.cli.command import Command, Output, print_json
+from recast.lab.recipe import check_recipe
 
 EXAMPLES = """  recast report runs/mine
   recast report runs/seed0 runs/seed1 --out report.html
@@ -22,6 +23,8 @@ def report(
         runs: Run folders of recast train.
         out: The HTML file. None: RUN/report.html, for a single run.
     """
+    for run in runs:
+        check_recipe(run)
     from recast.lab.report import write_report
 
     path = write_report(list(runs), out)

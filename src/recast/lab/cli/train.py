@@ -12,7 +12,7 @@ from recast.errors import RecastError
 from recast.lab.cli.command import Command, Compute, Line, Typed, print_json
 from recast.lab.cli.guard import later_process
 from recast.lab.config import Recipe
-from recast.lab.recipe import functions_of, has_new_parent, load_recipe, override
+from recast.lab.recipe import functions_of, has_new_parent, load_recipe, override, refuse_used
 from recast.lab.recipes import RECIPES, make_recipe, recipes_by_paper
 from recast.lab.records import ARMS
 from recast.models.trust import check_trusted, follow_up, trusting
@@ -61,6 +61,8 @@ def train(
     elif resume:
         folder = Path(resume)
 
+    if resume is None and not later_process():
+        refuse_used(folder)
     from recast.lab.training.run import train as run  # needs torch, which the help does without
 
     notes = [] if settings.model.checkpoint or settings.model.pretrained else [RANDOM]

@@ -17,6 +17,8 @@ class ExplainOptions(Config):
     upernet|maskrcnn|fasterrcnn|retinanet:NAME, pkg.module:function, or a file of recast.save."""
     images: Words = []  # noqa: RUF012
     """Image files or folders; val:N for a validation image of a run. Default: four of those."""
+    data_dir: Annotated[FilePath | None, Rare()] = None
+    """Folder of the images of a run if they moved."""
     out: FilePath | None = None
     """Output file, .html. None: RUN/explain/IMAGE.html, or here."""
     layer: str | None = None

@@ -24,6 +24,14 @@ FromData = BeforeValidator(lambda value: "data" if value in (["data"], ("data",)
 Crop = Literal["none", "pad", "random", "simple"]
 FORMATS = ("folder", "zip", "csv", "csv_multilabel", "masks", "coco")
 """Values of `ImagesConfig.name` that name a format, not a data set."""
+EMBEDDED = {
+    "digits": "folder",
+    "one_digit": "folder",
+    "odd_digit": "folder",
+    "scenes": "masks",
+    "scene_objects": "coco",
+}
+"""Values that name images of the package → the format of own images for the same task."""
 
 
 class ImagesConfig(Config):
@@ -87,6 +95,8 @@ class ImagesConfig(Config):
         for name in ("labels_file", "path_column", "label_column", "label_separator", "group_column"):
             if getattr(self, name) is not None and not self.name.startswith("csv"):
                 raise clash(f"`{name}` requires `name` csv, got {self.name}")
+        if self.data_dir is not None and (own := EMBEDDED.get(self.name)):
+            raise clash(f"`data_dir` is not for `name` {self.name}, images of the package: `name` {own} reads your own")
         if self.max_ignored is not None and self.name != "masks":
             raise clash(f"`max_ignored` requires `name` masks, got {self.name}")
         return self

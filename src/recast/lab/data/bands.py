@@ -5,8 +5,11 @@ RGB pictures stay Pillow's, in `images` and `augment`; these functions do the sa
 
 from __future__ import annotations
 
+import math
+import os
+import zipfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import IO, Any
 
@@ -22,6 +25,7 @@ from recast.lab.config import Augmentation
 from recast.lab.data.augment import crop_and_flip
 from recast.lab.data.images import ARRAYS, check_regular, crop_fraction, decode_errors, opened
 from recast.lab.optional import optional_package
+from recast.reading import check_member, check_unpacked
 
 BICUBIC = v2.InterpolationMode.BICUBIC
 TIFF = (".tif", ".tiff")
@@ -59,13 +63,27 @@ def bands_of(image: Image.Image, in_chans: int, name: str) -> Tensor:
 def _array(source: str | IO[bytes], name: str) -> np.ndarray:
     with decode_errors(name):
         check_regular(source)
-        loaded = np.load(source, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return loaded
-        with loaded:
-            if len(loaded.files) != 1:
-                raise ValueError(f"it holds {len(loaded.files)} arrays, expected one")
-            return loaded[loaded.files[0]]
+        with open(source, "rb") if isinstance(source, str) else nullcontext(source) as file:
+            if file.read(2) != b"PK":
+                return _stored_array(file, file.seek(0, os.SEEK_END))
+            with zipfile.ZipFile(file) as archive:
+                if len(members := archive.infolist()) != 1:
+                    raise ValueError(f"it holds {len(members)} arrays, expected one")
+                check_member(archive, members[0])
+                with archive.open(members[0]) as member:
+                    return _stored_array(member, members[0].file_size)
+
+
+def _stored_array(file: IO[bytes], size: int) -> np.ndarray:
+    """Read a .npy file of `size` bytes, after comparing that with the array's own header."""
+    file.seek(0)
+    version = np.lib.format.read_magic(file)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read_header(file)
+    if math.prod(shape) * dtype.itemsize > size:
+        raise ValueError(f"truncated, it states an array of {shape} {dtype}")
+    file.seek(0)
+    return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
 
 
 def _is_picture(source: str | IO[bytes], name: str) -> bool:
@@ -83,7 +101,9 @@ def _tiff(source: str | IO[bytes], name: str) -> np.ndarray:
         check_regular(source)
         if not isinstance(source, str):
             source.seek(0)
-        pixels: np.ndarray = tifffile.imread(source)
+        with tifffile.TiffFile(source) as file:
+            check_unpacked(sum(pages.nbytes for pages in file.series[:1]), file.filehandle.size)
+            pixels: np.ndarray = file.asarray()
     return pixels
 
 

@@ -69,9 +69,14 @@ def open_image(source: str | Path | IO[bytes], name: str | None = None) -> Image
 
 
 def check_regular(source: str | Path | IO[bytes]) -> None:
-    """Raise OSError for a pipe or a device, which may never end; `source`: a path, or an open file."""
-    if isinstance(source, str | Path) and stat.S_IFMT(os.stat(source).st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+    """Raise OSError for a pipe, a device and a file of /proc, which may never end; `source` may be an open file."""
+    if not isinstance(source, str | Path):
+        return
+    status = os.stat(source)
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         raise OSError("expected a regular file")
+    if not status.st_size:
+        raise OSError("it is empty")
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,10 +35,12 @@ from recast.lab.data.trees import composed, find_file
 from recast.lab.optional import optional_package
 from recast.lab.recipe import override
 from recast.lab.tables import Table, read_table
-from recast.reading import decode, read_bytes
+from recast.reading import check_file, check_unpacked, decode, read_bytes
 
 _LINE = re.compile(r"(\S.*?\.\w+) +([^\s,;][^\t]*)")
 """PATH LABEL."""
+BATCH, POINTER = 256, 8
+"""Rows of a Parquet file that are read at a time, and bytes of a cell without its value."""
 NOWHERE = ("", ".", "..")
 """Parts of a path that are no names."""
 
@@ -156,12 +159,21 @@ def _read(path: Path) -> Table:
         text = decode(read_bytes(path), path) if path.is_file() else None
         return (text and _read_list(path, text)) or read_table(path, text)
     parquet = optional_package("pyarrow.parquet", "pyarrow", f"{path} requires pyarrow; a CSV file does not")
+    if path.exists():
+        check_file(path)
     try:
-        table = parquet.read_table(path)
+        with parquet.ParquetFile(path) as file:
+            names, rows, size = file.schema_arrow.names, list[tuple[Any, ...]](), 0
+            check_unpacked(sum(file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)))
+            for batch in file.iter_batches(BATCH):  # a value that repeats is stored once: those sizes do not have it
+                columns = [c.dictionary_decode() if hasattr(c, "dictionary_decode") else c for c in batch.columns]
+                size += sum(column.nbytes + POINTER * len(column) for column in columns)
+                check_unpacked(size)
+                rows += zip(*(column.to_pylist() for column in columns), strict=True)
     except (OSError, ValueError) as error:
-        raise RecastError(f"cannot read {path}: {first_line(error)}") from None
-    rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
-    return Table(path.stem, tuple(table.column_names), tuple(rows))
+        hint = f"; for images in it use --data hfds/{path.parent}" if "unpacked" in str(error) else ""
+        raise RecastError(f"cannot read {path}: {first_line(error)}{hint}") from None
+    return Table(path.stem, tuple(names), tuple(rows))
 
 
 def _read_list(path: Path, text: str) -> Table | None:

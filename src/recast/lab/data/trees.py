@@ -20,7 +20,7 @@ from torch import Tensor
 from recast.errors import RecastError, listed, printable
 from recast.lab.data.bands import open_bands
 from recast.lab.data.images import ARRAYS, decode_errors, is_hidden, is_image_name, open_image
-from recast.reading import LARGEST
+from recast.reading import check_member
 
 
 class Listing(NamedTuple):
@@ -149,9 +149,9 @@ class Archive(Files):
             raise RecastError(f"cannot read archive {path}: {error}; is it complete?") from None
         files = set[str]()
         for name in self.file.namelist():
-            parts, place = PurePosixPath(name.lstrip("/")).parts, ""
+            parts, place = PurePosixPath(name.replace("\\", "/").lstrip("/")).parts, ""
             for number, part in enumerate(parts, start=1):
-                is_folder = number < len(parts) or name.endswith("/")
+                is_folder = number < len(parts) or name.endswith(("/", "\\"))
                 if not self.inside(place).add(part, name, is_folder):
                     break
                 place = join(place, part)
@@ -172,9 +172,8 @@ class Archive(Files):
     def content(self, name: str) -> tuple[io.BytesIO, str]:
         """Return the content of a file and its name for messages."""
         where = f"{self.top}: {name}"
-        if self.file.getinfo(name).file_size > LARGEST:
-            raise RecastError(f"cannot read image {where}: unpacked it is larger than {LARGEST // 2**20} MiB")
         with decode_errors(where):
+            check_member(self.file, self.file.getinfo(name))
             return io.BytesIO(self.file.read(name)), where
 
 
@@ -184,6 +183,11 @@ def composed(name: str) -> str:
 
 
 def find_file(folder: Path, name: str) -> Path | None:
-    """Return the file with this name in either Unicode form; None if there is none."""
-    forms = dict.fromkeys((name, composed(name), unicodedata.normalize("NFD", name)))
-    return next((folder / form for form in forms if os.path.isfile(folder / form)), None)
+    """Return the file with this name in either Unicode form; None if there is none. Raises RecastError for a device."""
+    for form in dict.fromkeys((name, composed(name), unicodedata.normalize("NFD", name))):
+        path = folder / form
+        if os.path.isfile(path):
+            return path
+        if os.path.exists(path) and not os.path.isdir(path):
+            raise RecastError(f"{path} is a device, a pipe or a socket: expected an image file")
+    return None

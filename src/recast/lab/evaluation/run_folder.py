@@ -28,12 +28,12 @@ from recast.lab.evaluation.knn import sources_knn
 from recast.lab.evaluation.runner import Results, measure, open_context
 from recast.lab.evaluation.suites import check_data, check_suites, evaluator, passes
 from recast.lab.files import locked, read_json, write_json
-from recast.lab.recipe import functions_of, has_new_parent, load_recipe
+from recast.lab.recipe import check_run, has_new_parent, recipe_of
 from recast.lab.records import Difference, Row, write_records
 from recast.lab.tables import read_records, write_table
 from recast.lab.tasks import task_of
 from recast.models.build import build
-from recast.models.trust import check_trusted, follow_up
+from recast.models.trust import check_trusted
 
 
 @dataclass(frozen=True)
@@ -49,24 +49,14 @@ class OpenRun:
     models: dict[str, nn.Module]
 
 
-def check_run(folder: str | Path) -> None:
-    """Raise `RecastError` for a folder without a finished recast arm, before anything of it is loaded."""
-    folder = Path(folder)
-    if not (folder / "recipe.yaml").is_file():
-        raise RecastError(f"{folder} is not a run folder: it has no recipe.yaml (recast train writes one)")
-    if not (folder / "weights.safetensors").is_file():
-        again = follow_up("train", "--resume", str(folder), functions=functions_of(load_recipe(folder / "recipe.yaml")))
-        raise RecastError(f"the training in {folder} is not finished: continue it with {again}")
-
-
-def open_run(folder: str | Path) -> OpenRun:
-    """Rebuild the three arms of a run folder, on the CPU.
+def open_run(folder: str | Path, data_dir: str | None = None) -> OpenRun:
+    """Rebuild the three arms of a run folder, on the CPU; `data_dir` is the folder of its images if they moved.
 
     Raises `RecastError` as `check_run` does, and for data or weights that are not there or not the run's.
     """
     check_run(folder)
     folder = Path(folder)
-    recipe = load_recipe(folder / "recipe.yaml", complete=True)
+    recipe = recipe_of(folder, data_dir)
     check_trusted(recipe.model.name)
     data = data_of(recipe)
     classes, task = len(data.classes), task_of(recipe)
@@ -99,6 +89,7 @@ def evaluate_run(
     workers: int = 0,
     command: str = "",
     progress: bool = True,
+    data_dir: str | None = None,
 ) -> Results:
     """Measure the arms of a run on the same images and save the results in its folder.
 
@@ -115,7 +106,7 @@ def evaluate_run(
     folder = Path(folder)
     with locked(folder):
         _check_files(folder)
-        run = open_run(folder)
+        run = open_run(folder, data_dir)
         check_data(suites, run.data)
         check_same(folder, run.data, goes_on=False)
         data = _labelled(run, suites, options)

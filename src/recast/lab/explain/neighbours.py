@@ -119,7 +119,7 @@ def neighbours_page(options: ExplainOptions, size: tuple[int, int] | None) -> Pa
         check_target(target)
     check_ours(target)
     images = find_inputs(options.images)
-    run = open_run(folder)
+    run = open_run(folder, options.data_dir)
     data, trained = run.data, run.recipe.data
     if fine := run.recipe.labels.labels == "coarse":
         data = data_of(run.recipe, "fine")

@@ -11,6 +11,7 @@ from torch import nn
 from recast.errors import RecastError
 from recast.lab.config import Recipe
 from recast.lab.config.explain import ExplainOptions
+from recast.lab.data.fingerprint import check_same
 from recast.lab.data.seeding import seeded
 from recast.lab.device import choose_device
 from recast.lab.evaluation.run_folder import open_run
@@ -71,8 +72,10 @@ def _name(subject: str) -> str:
 
 def _check_options(options: ExplainOptions, size: tuple[int, int] | None, is_run: bool) -> None:
     """Raise `RecastError` for options that do not apply to the subject."""
-    if options.bands and not is_run:
-        raise RecastError(f"--bands requires a run folder, got {options.subject}: drop it")
+    for name in ("bands", "data_dir"):
+        if getattr(options, name) and not is_run:
+            option = f"--{name.replace('_', '-')}"
+            raise RecastError(f"{option} requires a run folder, got {options.subject}: drop it")
     if is_run:
         for name in MODEL_OPTIONS:
             if getattr(options, name) != getattr(ExplainOptions(), name):
@@ -143,8 +146,10 @@ def _explain_run(
     options: ExplainOptions, size: tuple[int, int] | None, images: Sequence[int | Path]
 ) -> tuple[Scene, list[str]]:
     """Return the scene of the arms of a run, and notes on the images; by default on four of different classes."""
-    run = open_run(Path(options.subject))
+    run = open_run(options.subject, options.data_dir)
     data, recipe = run.data, run.recipe
+    if options.data_dir:
+        check_same(run.folder, data, goes_on=False)
     notes: list[str] = []
     arms = {"recast": "Network"} if recipe.is_plain else {arm: ARMS[arm] for arm in ARMS if arm in run.models}
     rows = read_records(path, Row) if (path := run.folder / "rows.csv").is_file() else []

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from recast.errors import RecastError
+from recast.errors import RecastError, shown
 from recast.lab.config import ClassifyConfig, Recipe
 from recast.lab.device import choose_device
 from recast.lab.files import locked
@@ -64,7 +64,7 @@ def process_group(device: str) -> Iterator[torch.device]:
     (gloo). Raises RecastError where there are fewer GPUs than processes on a machine.
     """
     chosen = choose_device(device)
-    is_shared = dist.is_initialized() or os.environ.get("WORLD_SIZE", "1") != "1"
+    is_shared = dist.is_initialized() or _is_one_of_several()
     if is_shared and chosen.type == "cuda":
         number, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
         if number >= count:
@@ -80,6 +80,25 @@ def process_group(device: str) -> Iterator[torch.device]:
     finally:
         with suppress(RuntimeError):  # another process may have ended
             dist.destroy_process_group()
+
+
+def _is_one_of_several() -> bool:
+    """Return True if torchrun started this process beside others. Raises RecastError for variables that do not fit."""
+    values = {name: os.environ.get(name, "") for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT")}
+    if values["WORLD_SIZE"] in ("", "1"):
+        return False
+    remedy = "start the command with torchrun, or unset WORLD_SIZE"
+    if missing := [name for name, value in values.items() if not value]:
+        raise RecastError(f"WORLD_SIZE={shown(values['WORLD_SIZE'])} is set without {', '.join(missing)}: {remedy}")
+    numbers = {name: value for name, value in values.items() if name != "MASTER_ADDR"}
+    numbers["LOCAL_RANK"] = os.environ.get("LOCAL_RANK", "0")
+    wrong = [name for name, value in numbers.items() if not (value.isascii() and value.isdecimal())]
+    if not wrong and int(values["RANK"]) >= int(values["WORLD_SIZE"]):
+        wrong = ["RANK"]
+    if wrong:
+        text = f"{wrong[0]}={shown(numbers[wrong[0]])} is not a number that fits WORLD_SIZE={values['WORLD_SIZE']}"
+        raise RecastError(f"{text}: {remedy}")
+    return True
 
 
 def check_shares(recipe: Recipe) -> None:

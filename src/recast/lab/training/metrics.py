@@ -138,12 +138,21 @@ class Journal:
             f"val loss {row.val_loss:.3f}  {METRICS[metric].in_text} {row.metrics[metric]:.2f} %  {row.seconds:.1f} s"
         )
         if row.train_loss is not None:
-            text += f"  {row.images_per_second:,.0f} images/s  data {row.data_wait:.0%}"
+            text += f"  {row.images_per_second:,.0f} images/s  data {row.data_wait:.0%}{self._left(row)}"
         self.say(text)
         attention = Wakefulness.of(row.layers)
         if attention is not None and row.epoch == self.recipe.epochs > 0:
             remedy = attention.remedy(self.recipe.recast.query_key)
             self.say(f"note: {attention}" + (f": {remedy}" if remedy else ""))
+
+    def _left(self, row: Epoch) -> str:
+        """Return the time left for a log, in which no bar shows it: that of this arm and of a control arm after it."""
+        has_control = self.recipe.control and self.name == "recast"
+        seconds = (row.seconds or 0) * (self.recipe.epochs * (1 + has_control) - row.epoch)
+        if self.console.is_terminal or not seconds:
+            return ""
+        time = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+        return f"  about {time} left" + " with the control arm" * has_control
 
     def say(self, text: str) -> None:
         """Show a line above the bar."""

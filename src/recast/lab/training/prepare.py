@@ -22,7 +22,6 @@ from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.duplicates import DUPLICATES
 from recast.lab.data.fingerprint import FINGERPRINT
 from recast.lab.data.seeding import mix_seed, seeded
-from recast.lab.files import LOCK
 from recast.lab.recipe import (
     COARSE_FILE,
     PARENT_WEIGHTS,
@@ -45,8 +44,6 @@ from recast.reading import decode, read_bytes
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
 
-PARENT = "parent"
-"""The only folder that a run folder may hold before the run: the training of its parent."""
 FIRST = ("classes.json", FINGERPRINT, DUPLICATES, COARSE_FILE, PARENT_WEIGHTS, "recipe.yaml", "environment.json",
          "plan.json", "verify.json", "schedule.json", "metrics.jsonl")  # fmt: skip
 """Files that a run writes before its first state."""
@@ -71,15 +68,6 @@ class Prepared:
     """Line with size and normalisation of the images."""
     coarse: str | None
     """Content of the file of coarse classes, for the run folder."""
-
-
-def refuse_used(out: Path) -> None:
-    """Raise RecastError unless a new run may start in `out`."""
-    used = sorted(path.name for path in out.iterdir() if path.name not in (PARENT, LOCK)) if out.is_dir() else []
-    if "recipe.yaml" in used:
-        raise RecastError(f"run folder {out} exists: choose another one with --out, or continue it with --resume {out}")
-    if used:
-        raise RecastError(f"{out} is not empty ({used[0]}): choose another folder with --out")
 
 
 def withdraw(out: Path) -> None:

@@ -27,7 +27,7 @@ from recast.lab.data.seeding import mix_seed, seeded
 from recast.lab.data.table import with_task
 from recast.lab.device import surroundings
 from recast.lab.files import number, read_json, read_text, write_json
-from recast.lab.recipe import COARSE_FILE, PARENT_WEIGHTS, functions_of, save_recipe
+from recast.lab.recipe import COARSE_FILE, PARENT_WEIGHTS, functions_of, refuse_used, save_recipe
 from recast.lab.scales import recalibrate_batch_norm_
 from recast.lab.tasks import task_of
 from recast.lab.training import distributed
@@ -38,7 +38,6 @@ from recast.lab.training.prepare import (
     Prepared,
     prepare,
     recipe_of_run,
-    refuse_used,
     some_images,
     withdraw,
 )

@@ -33,7 +33,7 @@ Arm = Literal["parent", "finetuned", "longer", "added", "recast"]
 ARMS: dict[Arm, str] = {
     "parent": "as it is",
     "finetuned": "fine-tuned",
-    "longer": "fine-tuned, equal time",
+    "longer": "fine-tuned (equal time)",
     "added": "convolutions added",
     "recast": "recast",
 }

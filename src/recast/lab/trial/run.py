@@ -202,13 +202,14 @@ class _Trial:
                 f"{pace.val:,} fit into {self.minutes:g} minutes; a longer trial takes more"
             )
         seconds = pace.seconds(self.seeds)
-        is_longer = pace.is_shortest and seconds > 60 * self.minutes
+        time = f"{seconds / 60:.1f}"
+        is_longer = pace.is_shortest and seconds > 60 * self.minutes and time != f"{self.minutes:g}"
         reason = f", not {self.minutes:g}: {pace.updates['recast']} updates an arm are the fewest" if is_longer else ""
         self.say(
             f"{pace.train:,} training images in {plural(pace.views, 'view')}, {pace.val:,} validation images: "
             f"{pace.bytes / 2**20:,.0f} MiB of features in {self.out / FEATURES}\n"
             f"{pace.updates['recast']:,} updates of {pace.batch} images an arm, {pace.epochs:.2g} epochs; "
-            f"about {seconds / 60:.1f} minutes{reason}"
+            f"about {time} minutes{reason}"
         )
 
     def _bank(self, images: LabelledImages, count: int, views: int, name: str) -> Bank:

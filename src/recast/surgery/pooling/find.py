@@ -17,17 +17,13 @@ from recast.tracing.examples import Example, arguments_of
 from recast.tracing.hooks import undisturbed
 
 POOLS: tuple[type[nn.Module], ...] = (
-    nn.AdaptiveAvgPool2d,
-    nn.AdaptiveMaxPool2d,
-    nn.AvgPool2d,
-    nn.MaxPool2d,
+    nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.AvgPool2d, nn.MaxPool2d,
     *(kind for kind in vars(timm_pools).values() if isinstance(kind, type) and issubclass(kind, nn.Module)),
-)
+)  # fmt: skip
 BY_ATTENTION = tuple(
-    kind
-    for name, kind in vars(timm.layers).items()
+    kind for name, kind in vars(timm.layers).items()
     if name in ("AttentionPool2d", "AttentionPoolLatent", "AttentionPoolPrr", "RotAttentionPool2d")
-)
+)  # fmt: skip
 MEANS: dict[Layout, tuple[int, ...]] = {"NCHW": (2, 3), "NHWC": (1, 2), "NLC": (1,)}
 """The dimensions of the positions."""
 CHANNELS: dict[Layout, int] = {"NCHW": 1, "NHWC": 3, "NLC": 2}
@@ -57,9 +53,6 @@ def find_place(model: nn.Module, example: Example) -> Place:
             "(nn.AdaptiveAvgPool2d(1)), timm's forward_head, or an nn.Sequential whose output is averaged in code"
         )
     return place
-
-
-# --- a pooling module ---
 
 
 def _pooling_module(net: Probe) -> Place | None:
@@ -95,7 +88,16 @@ def _layout(pool: ModuleCall) -> tuple[Layout, bool]:
     return ("NHWC" if is_last else "NCHW"), False
 
 
-# --- pooling in code ---
+def averages(pool: nn.Module, place: Place) -> bool | None:
+    """Return True if the module at a place averages the positions of a channel; None if it is no such pooling."""
+    sides = timm.layers.to_2tuple(getattr(pool, "kernel_size", 4))
+    x = torch.rand(1, place.dim, *sides, generator=torch.Generator().manual_seed(0), device="cpu")
+    x = x.permute(0, 2, 3, 1) if place.takes == "NHWC" else x
+    try:
+        output = pool.forward(x) if isinstance(pool, POOLS) else x  # without its hooks
+    except (IndexError, RuntimeError, TypeError, ValueError):
+        return None
+    return _layout(ModuleCall("", pool, x, output))[1] if output.numel() == place.dim else None
 
 
 def _head(net: Probe) -> Place | None:
@@ -152,11 +154,7 @@ def single(x: Tensor, layout: Layout, prefix: int = 0) -> Tensor:
 
 def _after_sequential(net: Probe) -> Place | None:
     """Return the nn.Sequential whose map, after a ReLU or not, can be averaged without changing the answer."""
-    names = [
-        name
-        for name, shape in net.order
-        if computes_as(net.modules[name], nn.Sequential) and len(shape) == 4 and not is_one(shape)
-    ]
+    names = [n for n, s in net.order if len(s) == 4 and not is_one(s) and computes_as(net.modules[n], nn.Sequential)]
     for name in list(dict.fromkeys(reversed(names)))[:TRIED]:
         calls = net.watch({name})
         for relu in (False, True):

@@ -16,7 +16,7 @@ from recast.layers.pool_config import AttentionPooling, PoolConfig
 from recast.modes import computes_as
 from recast.surgery.plan import NOTHING, Plan, plan_of, set_plan_
 from recast.surgery.pooling.adapters import PooledLayer, class_head, hold_pool_
-from recast.surgery.pooling.find import find_place
+from recast.surgery.pooling.find import averages, find_place
 from recast.surgery.records import Place
 from recast.surgery.stride import replace_module_
 from recast.surgery.wrappers import changeable
@@ -125,6 +125,8 @@ def _check_place(model: nn.Module, at: nn.Module, place: Place) -> None:
         problem = f"{kind} has an attention_pool of its own"
     elif place.how == "append" and not computes_as(at, nn.Sequential):
         problem = f"{place.name} is {type(at).__name__}, no nn.Sequential"
+    elif place.how == "module" and averages(at, place) != place.averages:
+        problem = f"{place.name} is {at}, planned as {'an average' if place.averages else 'no average'}: plan again"
     if problem:
         raise RecastError(f"the plan is for another model: {problem}")
 

@@ -1,0 +1,68 @@
+"""Check typed paths before anything large is imported: a typo costs half a second."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from recast.config import File
+from recast.errors import RecastError
+from recast.lab.recipe import check_recipe
+
+if TYPE_CHECKING:
+    from recast.lab.cli.command import Command
+
+FILES = (".safetensors", ".pth", ".pt", ".ckpt", ".bin")
+"""Endings of files that name a network."""
+
+
+def check_paths(command: Command, words: Sequence[str]) -> None:
+    """Raise RecastError for a typed file or folder that does not exist, and for an `--out` below a file."""
+    from recast.lab.cli.command import leaves
+
+    words = list(takewhile(lambda word: word != "--", words))
+    paths = {
+        name: option.field.path[-1]
+        for part in command.parts.values() for option in part.options.values()
+        if File() in leaves(option.field.info.annotation) for name in (option.short, option.dotted)
+    }  # fmt: skip
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        name, equals, value = word.partition("=")
+        value = value if equals else following
+        if name not in paths or value in ("", "null"):
+            continue
+        path = os.path.expanduser(value)
+        if paths[name] == "out":
+            _check_parents(name, path)
+        elif not os.path.exists(path) and not (paths[name] == "data_dir" and any("hfds/" in each for each in words)):
+            what = "data folder" if paths[name] == "data_dir" else "file" if "dir" not in name else "folder"
+            raise RecastError(f"no such {what}: {value} ({name})")
+    labels = list(command.words)
+    for number, word in enumerate(takewhile(lambda word: not word.startswith("-"), words)):
+        if labels:
+            _check_subject(labels[min(number, len(labels) - 1)], word)
+
+
+def _check_parents(name: str, path: str) -> None:
+    """Raise RecastError if a parent of the path is a file."""
+    while (parent := os.path.dirname(path)) not in ("", path):
+        if os.path.lexists(parent) and not os.path.isdir(parent):
+            raise RecastError(f"{name}: {parent} is a file, not a folder")
+        path = parent
+
+
+def _check_subject(label: str, word: str) -> None:
+    """Raise RecastError for a word that cannot be what its label in the usage says."""
+    is_there = os.path.exists(word)
+    if "MODEL" in label and not is_there and word.endswith(FILES):
+        raise RecastError(f"no such file: {word}")
+    if label == "RUN|MODEL" and not is_there and "/" in word and ":" not in word:
+        raise RecastError(f"{word} is no run folder: there is no such folder")
+    if "IMAGE" in label and not is_there and not word.startswith("val:"):
+        raise RecastError(f"no such image or folder: {word}")
+    if label == "RUN|FILE" and not is_there:
+        raise RecastError(f"no such run folder or file: {word}")
+    if label == "RUN|FILE" and os.path.isdir(word):
+        check_recipe(word)

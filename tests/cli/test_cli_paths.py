@@ -1,0 +1,123 @@
+"""Typed paths are checked before torch is imported, and a run is used where its images moved to."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from PIL import Image
+
+import recast
+from recast.errors import RecastError
+from recast.lab.cli import main
+from recast.lab.config import DataConfig, Recipe
+from recast.lab.recipe import recipe_of, save_recipe
+
+TYPOS = (
+    (("train", "folder", "--data-dir", "gone"), "no such data folder: gone (--data-dir)"),
+    (("train", "folder", "--model.checkpoint=gone.pth"), "no such file: gone.pth (--model.checkpoint)"),
+    (("train", "folder", "--data", "csv", "--labels-file", "gone.csv"), "no such file: gone.csv (--labels-file)"),
+    (("train", "digits", "--out", "file/run"), "--out: file is a file, not a folder"),
+    (("train", "digits", "--out", "used"), "used is not empty (file): choose another folder with --out"),
+    (("try", "--data-dir", "gone"), "no such data folder: gone (--data-dir)"),
+    (("plan", "gone.safetensors"), "no such file: gone.safetensors"),
+    (("explain", "gone/run"), "gone/run is no run folder: there is no such folder"),
+    (("explain", "resnet18", "file", "gone.jpg"), "no such image or folder: gone.jpg"),
+    (("evaluate", "gone"), "gone is not a run folder: it has no recipe.yaml"),
+    (("evaluate", "used", "--suite", "clean"), "used is not a run folder: it has no recipe.yaml"),
+    (("report", "used"), "used is not a run folder: it has no recipe.yaml"),
+    (("fold", "gone.safetensors"), "no such run folder or file: gone.safetensors"),
+    (("export", "file", "--out", "used"), "--out must be a file, got the folder used"),
+)
+ALL_OF_THEM = """
+import io, sys
+from contextlib import redirect_stderr
+from recast.__main__ import _add_papers
+from recast.lab.cli import main
+for words in eval(sys.argv[1]):
+    with redirect_stderr(io.StringIO()) as lines:
+        code = main(words, _add_papers)
+    print(code, "torch" in sys.modules, lines.getvalue(), end="")
+"""
+
+
+def test_typos_are_found_before_torch_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").touch()
+    words = [sys.executable, "-c", ALL_OF_THEM, repr([words for words, _ in TYPOS])]
+    env = os.environ | {"PYTHONPATH": str(Path(recast.__file__).parents[1])}
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for line, (command, message) in zip(done.stdout.splitlines(), TYPOS, strict=True):
+        assert line.startswith(f"2 False recast {command[0]}: error: {message}"), line
+
+
+def test_paths_that_need_not_exist(refused: Callable[..., str]) -> None:
+    """The cache of a hub is made, null is none, and words after -- are no options."""
+    assert "hfds/x/y" in refused("verify", "resnet18", "--data", "hfds/x/y", "--data-dir", "new")
+    assert "no such" not in refused("verify", "nosuchnet", "--checkpoint", "null")
+    assert "no such file" not in refused("verify", "nosuchnet", "--", "--checkpoint", "gone.pth")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with images, the weights of a network, and a run that names both by their absolute paths."""
+    folder = tmp_path_factory.mktemp("server")
+    for number in range(24):
+        path = folder / "photos" / ("train", "val")[number % 2] / "ab"[number // 2 % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (number, 200 * (number // 2 % 2), 9)).save(path)
+    torch.manual_seed(0)
+    torch.save(timm.create_model("digits_resnet", num_classes=2).state_dict(), folder / "net.pth")
+    model = ["--model", "digits_resnet", "--checkpoint", folder / "net.pth", "--img-size", "16", "--batch-size", "4"]
+    words = ["train", "finetune", *model, "--data", "folder", "--data-dir", folder / "photos", "--epochs", "1"]
+    assert main([*map(str, words), "--device", "cpu", "--out", str(folder / "run"), "--quiet"]) == 0
+    return folder
+
+
+@pytest.mark.filterwarnings("always:the data of")
+def test_a_run_that_moved_with_its_images(
+    server: Path, tmp_path: Path, cli: Callable[..., Any], refused: Callable[..., str]
+) -> None:
+    run, photos = tmp_path / "run", tmp_path / "photos"
+    shutil.copytree(server / "run", run)
+    (server / "photos").rename(photos)
+    (server / "net.pth").rename(tmp_path / "net.pth")
+    evaluate = ("evaluate", run, "--suite", "clean")
+    assert "run: give the folder with --data-dir" in refused(*evaluate)
+    assert "give the folder with --data-dir" in refused("explain", run, "val:0")
+    assert f"copy it to {run / 'net.pth'}" in refused(*evaluate, "--data-dir", photos)
+    shutil.copy(tmp_path / "net.pth", run)
+    before = (run / "recipe.yaml").read_bytes()
+    done = cli(*evaluate, "--data-dir", photos)
+    assert (done.code, "changed" in done.err) == (0, False), done.err
+    for command in (("explain", run, "val:0"), ("fold", run)):
+        assert cli(*command, "--data-dir", photos).code == 0
+    assert (run / "recipe.yaml").read_bytes() == before
+    shutil.copytree(photos / "train", tmp_path / "other" / "train")
+    shutil.copytree(photos / "train", tmp_path / "other" / "val")
+    assert "changed since it began" in cli(*evaluate, "--data-dir", tmp_path / "other").err
+    assert "one at a time" in refused("evaluate", run, run, "--data-dir", photos)
+    assert "--data-dir requires a run folder" in refused("explain", "resnet18", photos, "--data-dir", photos)
+
+
+def test_the_table_of_a_run_moves_with_its_images(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    data = DataConfig("csv", data_dir=str(old), labels_file=str(old / "labels.csv"))
+    save_recipe(Recipe(data=data), tmp_path / "recipe.yaml")
+    assert recipe_of(tmp_path, str(new)).data.labels_file == str(new / "labels.csv")
+    with pytest.raises(RecastError, match="give the folder with --data-dir"):
+        recipe_of(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "own"), [("digits", "folder"), ("scenes", "masks"), ("scene_objects", "coco")])
+def test_images_of_the_package_take_no_folder(name: str, own: str) -> None:
+    with pytest.raises(RecastError, match=f"data_dir is not for name {name}, .* name {own} reads your own"):
+        DataConfig(name, data_dir="photos")
