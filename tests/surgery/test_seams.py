@@ -225,7 +225,7 @@ def test_adapters_and_what_they_adapt_are_left_alone() -> None:
 
 def test_a_patch_embedding_has_a_reason_of_its_own() -> None:
     model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1)
-    with pytest.raises(RecastError, match=r"patch_embed\.proj is a patch embedding"):
+    with pytest.raises(RecastError, match=r"patch_embed\.proj has kernels that do not overlap"):
         recast.plan(model, torch.randn(1, 3, 64, 64))
 
 

@@ -1,6 +1,7 @@
 """What a shape-only pass sees, and what a layer costs: against real passes."""
 
 import copy
+import logging
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from recast import RecastConfig
+from recast import RecastConfig, RecastError
 from recast.surgery.rules import convert
 from recast.tracing.cost import Cost, layer_cost, saved_sizes
 from recast.tracing.observe import Call, observe
@@ -89,6 +90,19 @@ def test_a_layer_costs_what_a_real_forward_costs(start: int, random_case: Callab
             fixed = max(0, saved_bytes(real, image) - each)
             expected = Cost(parameters, flops.get_total_flops() // 2, each, fixed)
             assert layer_cost(copy.deepcopy(real).to("meta"), *shape) == expected, text
+
+
+def test_torch_does_not_log_what_its_fake_tensors_cannot_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    logged: list[logging.LogRecord] = []
+    monkeypatch.setattr(log, "callHandlers", logged.append)
+    with pytest.raises(RecastError, match="must match"):
+        observe(
+            InCode(lambda m, x: m.stem(x) + torch.ones(5, 5), stem=nn.Conv2d(3, 4, 3)), torch.zeros(1, 3, 8, 8), set()
+        )
+    assert not logged
+    log.error("is on again")
+    assert logged
 
 
 def test_counting_keeps_no_tensor_alive() -> None:

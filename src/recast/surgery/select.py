@@ -33,7 +33,7 @@ LAST = {
 }
 """Selections in the last stage, and why they leave a convolution of that stage."""
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-PATCHES = "is a patch embedding (kernel = stride): Recast is for convolutions that overlap"
+PATCHES = "has kernels that do not overlap (kernel = stride), as a patch embedding: name it in full to recast it"
 NOT_CALLED = "not called by the example (at most its weight is read)"
 
 
@@ -77,8 +77,7 @@ def select(
     for name in names:
         module = convolutions[name]
         result = adapted.get(name) or _layer_or_reason(name, model, module, observed, config, elsewhere.get(name))
-        kernel, stride = getattr(module, "kernel_size", 1), getattr(module, "stride", 0)
-        if isinstance(result, RecastLayer) and name == first and kernel == stride:
+        if isinstance(result, RecastLayer) and name == first and not _overlaps(module):
             result = result if name in explicit or not is_spatial(module) else PATCHES
         if isinstance(result, RecastLayer):
             layers[name] = result
@@ -89,6 +88,11 @@ def select(
     if not layers:
         raise RecastError(f"nothing can be recast: {names[0]} {reasons[names[0]]}")
     return layers, explicit, reasons
+
+
+def _overlaps(module: nn.Module) -> bool:
+    """Return False for kernels that lie side by side (kernel = stride)."""
+    return bool(getattr(module, "kernel_size", 1) != getattr(module, "stride", 0))
 
 
 def _layer_or_reason(
@@ -153,7 +157,8 @@ def _wanted(
             return f"not selected by {', '.join(patterns)}"
         if name in sizes:
             size, last = ("×".join(map(str, sizes[n])) for n in (name, next(iter(wanted))))
-            return LAST[patterns[0]] if size == last else f"before the last stage ({size}; the last is {last})"
+            same = LAST[patterns[0]] if _overlaps(convolutions[name]) else PATCHES
+            return same if size == last else f"before the last stage ({size}; the last is {last})"
         if name not in observed.calls:
             return NOT_CALLED
         is_map = len(observed.calls[name][0].output) == 4
@@ -172,6 +177,7 @@ def _matches(pattern: str, model: nn.Module, convolutions: Modules, sizes: Sizes
     if pattern in ("last_of_blocks", "last"):
         stage = _last_stage(sizes, takes)
         possible = [name for name in stage if takes[name]] or stage
+        possible = [name for name in possible if _overlaps(convolutions[name])] or possible
         return possible[-1:] if pattern == "last" else _last_of_blocks(model, possible)
     if pattern.startswith("stage:"):
         return _stage(pattern, model, sizes)
@@ -197,7 +203,6 @@ def _last_of_blocks(model: nn.Module, stage: Sequence[str]) -> list[str]:
 
     In a plain row every convolution is a block; without a container, the model is.
     """
-
     modules = modules_by_name(model)
 
     def block(name: str) -> str:

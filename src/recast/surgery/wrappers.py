@@ -27,15 +27,10 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def changeable(model: nn.Module) -> nn.Module:
     """Return the network inside its wrappers, for replacing layers.
 
-    Raises `RecastError` for a wrapper that is bound to the parameters: new ones would be trained by each process alone,
-    or not at all.
+    Raises `RecastError` for a wrapper that holds the parameters: new ones would be trained by each process, or by none.
     """
-    if isinstance(model, DistributedDataParallel) or any(
-        isinstance(module, DistributedDataParallel) for module in model.modules()
-    ):
-        raise RecastError(
-            "DistributedDataParallel is bound to its parameters: pass model.module, and wrap that again afterwards"
-        )
+    if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+        raise RecastError("DistributedDataParallel holds its parameters: pass model.module, and wrap that again after")
     return whole(model)
 
 

@@ -22,10 +22,7 @@ After = Callable[[str, nn.Module, tuple[Any, ...], Any], Any]
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Restore what a pass changes even in eval mode: buffers that follow the data, and torch's random state.
-
-    So two passes draw the same random numbers, where a network draws any in eval mode.
-    """
+    """Restore buffers that follow the data in eval mode too, and torch's random state: two passes draw the same."""
     buffers = [(held, dict(held)) for module in model.modules() if isinstance(held := module._buffers, dict)]
     values = [(buffer, buffer.clone()) for buffer in model.buffers()]
     cuda = {t.device.index for t in (*model.parameters(), *model.buffers()) if t.device.type == "cuda"}

@@ -7,6 +7,7 @@ layer and never changes a running statistic.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -75,12 +76,13 @@ def observe(
 ) -> Observation:
     """Run the example through a fake copy of `model` and note what the named layers see; `model` itself is only read.
 
-    `edit` may change the copy first (another stride, say). Where fake tensors fail on a model, one real pass in eval
-    mode is made, and the observation says so. Raises `RecastError` if that fails too: the example does not fit the
-    model.
+    `edit` may change the copy first. Where fake tensors fail, one real pass in eval mode is made, and the observation
+    says so. Raises `RecastError` if that fails too: the example does not fit the model.
     """
     batch, mode = batch_of(example), FakeTensorMode(allow_non_fake_inputs=True)
     check_not_lazy(model)
+    log = logging.getLogger(FakeTensorMode.__module__)  # it prints what fails, with the whole traceback
+    was_off, log.disabled = log.disabled, True
     try:
         with torch.inference_mode(False):
             # outside the mode: tensors in places that are no parameter or buffer (a list of anchors) are copied as is
@@ -90,6 +92,8 @@ def observe(
             return _run(subject, fakes, batch, names, edit)
     except Exception as error:  # whatever a model does that fake tensors cannot follow
         reason = error.__cause__ or error
+    finally:
+        log.disabled = was_off
     with _all_trained(model):
         copied = edit or any(p.is_inference() for p in model.parameters())  # of those nothing is kept for a gradient
         observed = _run(copy_with(model, Tensor.clone) if copied else model, example, batch, names, edit)
