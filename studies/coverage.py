@@ -18,6 +18,9 @@ yes             share of draws whose interval is above 0: 0.025 without an effec
 no_width        share of draws with an interval of width 0
 width           its mean, in points
 
+The rows of the metric `normal` are computed, for normal values of infinitely many images and every share of the seeds:
+the lowest and the highest coverage.
+
 Not simulated: the average precision of detection; its contributions are those of map, by the same jackknife.
 """
 
@@ -33,7 +36,7 @@ from typing import Any
 import numpy as np
 from evidence.csv_files import write
 from price import RESULTS
-from scipy.special import ndtr, ndtri, stdtrit
+from scipy.special import gammaincinv, ndtr, ndtri, stdtrit
 
 from recast.lab.evaluation.class_metrics import ranked
 from recast.lab.evaluation.stats import Compared, known_mean
@@ -231,13 +234,32 @@ def pooled_rows(images: int, start: float, effect: float, draws: int, pixels: bo
     return rows
 
 
+def normal_rows() -> Iterator[dict[str, Any]]:
+    """Yield the lowest and highest coverage for normal values, over the spreads of seeds and of lasting differences."""
+    quantiles = (np.arange(20000) + 0.5) / 20000
+    for seeds in (*SEEDS[1:], 4, 7, 20):
+        t, c = float(stdtrit(seeds - 1, 0.975)), (seeds - 2) / (seeds + 1)
+        coverage = []
+        for lasting, moved in product((0.0, 0.3, 1.0, 3.0, 10.0, 100.0), (0.0, *np.logspace(-1.5, 3, 40))):
+            measured = (moved + 1) * 2 * gammaincinv((seeds - 1) / 2, quantiles) / (seeds - 1)  # in units of the rest
+            of_both = 1.96**2 * (lasting + c) + t**2 * np.maximum(0, measured - c)
+            half = np.sqrt(np.maximum(1.96**2 * (lasting + 1), of_both))
+            coverage.append((2 * ndtr(half / math.sqrt(lasting + 1 + moved)) - 1).mean())
+        for truth, value in (("lowest", min(coverage)), ("highest", max(coverage))):
+            yield {
+                "metric": "normal", "seeds": seeds, "images": "", "top1": "", "effect": 0.0, "spread": "", "always": "",
+                "method": "interval", "truth": truth, "draws": "", "coverage": f"{value:.3f}", "yes": "",
+                "no_width": "", "width": "",
+            }  # fmt: skip
+
+
 def main() -> None:
     """Simulate the grid and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=DRAWS)
     parser.add_argument("--quick", action="store_true", help="print every 50th setting")
     options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+    rows = list(normal_rows())
     pooled = list(product((20, 60, 300), (1.0, 2.0), (0.0, 0.3), (False, True)))
     for images, start, effect, pixels in pooled[:: 10 if options.quick else 1]:
         rows += pooled_rows(images, start, effect, options.draws, pixels)

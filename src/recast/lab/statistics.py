@@ -14,11 +14,12 @@ x̄ ± t·√B, with the degrees of freedom of their variance by their kurtosis 
 
 Let b be the distance of an end from x̄. The interval over both is
 
-    x̄ ± max(b, √(b² (1 − E / B) + t²_{S−1} A))
+    x̄ ± max(b, √(b² (1 − (1 − c) E / B) + t²_{S−1} max(0, A − c E))),        c = (S − 2) / (S + 1)
 
-(Banerjee 1960, Zou & Donner 2008). The squares of the half-widths are added, with the degrees of freedom of each:
+The squares of the half-widths are added, with the degrees of freedom of each (c = 0: Banerjee 1960, Zou & Donner 2008):
 Satterthwaite's approximation claims a difference too often, as it takes a small A of two or three seeds for a precise
-one (`studies/coverage.py`).
+one. E is known well from many images, so a part c of it needs no t: for normal values and every A and B ≥ E the
+interval then contains the truth in 0.940 to 0.980, with two seeds in 0.950 to 0.993 (`studies/coverage.py`).
 """
 
 from __future__ import annotations
@@ -76,15 +77,19 @@ def interval(values: ArrayLike, ends: tuple[float, float] | None = None) -> Inte
     if not np.isfinite(x).all():
         return Interval(mean, -math.inf, math.inf, math.inf)
     low, high = _over_images(of_images, ends)
-    from_seeds, rest = np.zeros(2), 0.0
+    from_seeds, share = np.zeros(2), 1.0
     if seeds > 1:
-        from_seeds = stdtrit(seeds - 1, [QUANTILE, POWER]) ** 2 * of_seeds.var(ddof=1) / seeds
-        low, high = (mean, mean) if images == 1 else (low, high)
-        if images > 1 and (from_images := of_images.var(ddof=1) / images) > 0:
+        rest = 0.0
+        if images == 1:
+            low = high = mean
+        elif (from_images := of_images.var(ddof=1) / images) > 0:
             residuals = x - of_images - of_seeds[:, None] + mean
-            rest = (residuals**2).sum() / ((seeds - 1) * (images - 1)) / (seeds * images) / from_images
+            rest = (residuals**2).sum() / ((seeds - 1) * (images - 1) * seeds * images)
+            share = max(0.0, 1 - 3 / (seeds + 1) * rest / from_images)
+        beyond = max(0.0, of_seeds.var(ddof=1) / seeds - (seeds - 2) / (seeds + 1) * rest)
+        from_seeds = stdtrit(seeds - 1, [QUANTILE, POWER]) ** 2 * beyond
     squares = np.array([[mean - low], [high - mean]]) ** 2 * [1, (Z_POWER / Z) ** 2]
-    (below, power), (above, _) = np.sqrt(np.maximum(squares, max(0.0, 1 - rest) * squares + from_seeds))
+    (below, power), (above, _) = np.sqrt(np.maximum(squares, share * squares + from_seeds))
     if below + above == 0:
         below = above = power = math.inf
     low, high = mean - below, mean + above
