@@ -22,6 +22,8 @@ HIDDEN = 2.0
 RATES = (2e-4, 1e-3, 5e-3)
 """Learning rates of AdamW that an arm chooses among (results/price_rates_cifar.csv: 5e-3 was best for every arm)."""
 COLUMNS = ("arm", "top-1", "recast gains", "updates", "ms/step", "rate")
+CLOCK = 1.1
+"""Equal time is undecided if the measured ratio of a recast to a fine-tuned step moved by more than this factor."""
 Right = Sequence[Sequence[bool]]
 """Of an arm: for each seed, which validation images are right."""
 
@@ -67,6 +69,13 @@ class Facts:
     """Module at which the network was split; empty if it was not."""
     views: int
     notes: tuple[str, ...] = ()
+    ratios: tuple[float, ...] = ()
+    """Seconds of a recast update relative to a fine-tuned one, as measured again and again."""
+
+    @property
+    def is_clock_steady(self) -> bool:
+        """Return True if the ratios differ by a tenth at most, so that equal time is what it says."""
+        return not self.ratios or max(self.ratios) <= CLOCK * min(self.ratios)
 
 
 @dataclass(frozen=True)
@@ -135,7 +144,7 @@ def judge(right: Mapping[str, Right], arms: Sequence[ArmLine], attention: Wakefu
     heads, awake = (attention.heads, attention.awake) if attention else (0, 0)
     is_asleep = attention is not None and attention.slept
     worth: Worth = "yes" if time.low > 0 else "no" if time.high < HIDDEN and not is_asleep else "unclear"
-    if seeds == 1:
+    if seeds == 1 or not facts.is_clock_steady:
         worth = "unclear"
     parts = [
         f"{updates} over fine-tuning at equal updates, {time} at equal time; {awake} of {heads} heads attend.",
@@ -145,6 +154,11 @@ def judge(right: Mapping[str, Right], arms: Sequence[ArmLine], attention: Wakefu
     ]
     if seeds == 1:
         parts.insert(1, "One seed: the intervals are over the images only.")
+    if not facts.is_clock_steady:
+        parts.insert(
+            1, f"A recast update took {min(facts.ratios):.2f} to {max(facts.ratios):.2f} times a fine-tuned one while "
+            "the trial ran: equal time is undecided; run it in a new folder on an idle machine.",
+        )  # fmt: skip
     top1 = {line.arm: line.top1 for line in arms}
     if (before := top1.pop("parent", 0.0)) > (best := max(top1.values())):
         parts.append(
