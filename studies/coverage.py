@@ -241,9 +241,9 @@ def normal_rows() -> Iterator[dict[str, Any]]:
     quantiles = (np.arange(20000) + 0.5) / 20000
     for seeds in (*SEEDS[1:], 4, 7, 20):
         t, c = float(stdtrit(seeds - 1, 0.975)), (seeds - 2) / (seeds + 1)
-        coverage = []
+        variances, coverage = 2 * gammaincinv((seeds - 1) / 2, quantiles) / (seeds - 1), []
         for lasting, moved in product((0.0, 0.3, 1.0, 3.0, 10.0, 100.0), (0.0, *np.logspace(-1.5, 3, 40))):
-            measured = (moved + 1) * 2 * gammaincinv((seeds - 1) / 2, quantiles) / (seeds - 1)  # in units of the rest
+            measured = (moved + 1) * variances  # in units of the rest
             of_both = 1.96**2 * (lasting + c) + t**2 * np.maximum(0, measured - c)
             half = np.sqrt(np.maximum(1.96**2 * (lasting + 1), of_both))
             coverage.append((2 * ndtr(half / math.sqrt(lasting + 1 + moved)) - 1).mean())
