@@ -90,8 +90,9 @@ def test_the_interval_is_not_merely_wide() -> None:
     random = np.random.default_rng(0)
     lines = [interval(simulated(random, 5, 1000, 0.5, 0.0) + 3.0) for _ in range(100)]
     assert np.mean([line.low > 0 for line in lines]) > 0.7
-    few = [interval(simulated(random, 5, 60, 0.98, 0.0), POINTS) for _ in range(50)]
-    assert np.mean([line.high - line.low for line in few]) < 9  # 0 of 60 has 12
+    few = [interval(simulated(random, 10, 300, 0.9, 0.0), POINTS) for _ in range(50)]
+    wide = [interval(simulated(random, 1, 300, 0.9, 0.0), POINTS) for _ in range(50)]
+    assert np.mean([line.high - line.low for line in few]) < 0.6 * np.mean([line.high - line.low for line in wide])
 
 
 def test_the_jackknife_of_a_metric_of_all_images_contains_the_truth() -> None:

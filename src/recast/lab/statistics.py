@@ -8,9 +8,10 @@ A value x_si belongs to seed s and image i, both drawn at random (crossed random
 
 The interval over the images is the score interval of Tango (1998) for paired proportions, of Wilson (1927) for one
 proportion: the mean m belongs to it if |x̄ − m| ≤ 1.96 √(s²(m) / N), with the variance of the likeliest distribution of
-mean m on the values in the sample and the ends of their range. The ends of differences are ± the largest change in the
-sample; if no image changes sides, they are ±100 points, and the interval is that of 0 of N. Values without a range get
-x̄ ± t·√B, with the degrees of freedom of their variance by their kurtosis κ: 2 (N − 1) / (κ − 1), at most N − 1.
+mean m on the values in the sample and the ends of their range. The ends of differences are ±100 points, so that the
+interval is that of 0 of N if no image changes sides, or ± the largest change if `ENOUGH` images changed. Values without
+a range get x̄ ± t·√B, with the degrees of freedom of their variance by their kurtosis κ: 2 (N − 1) / (κ − 1), at most
+N − 1.
 
 Let b be the distance of an end from x̄. The interval over both is
 
@@ -34,6 +35,8 @@ POINTS = (-100.0, 100.0)
 """Range of the difference of two percentages of an image."""
 PERCENT = (0.0, 100.0)
 """Range of the percentage of an image."""
+ENOUGH = 20
+"""Number of changed images from which a larger change than theirs is unlikely."""
 QUANTILE, POWER = 0.975, 0.8
 Z, Z_POWER = 1.959964, 0.841621
 """These quantiles of the normal distribution."""
@@ -112,7 +115,8 @@ def _over_images(values: NDArray[np.float64], ends: tuple[float, float] | None) 
         freedom = most / max(1.0, (kurtosis - 1) / 2)
         half = float(stdtrit(freedom, QUANTILE)) * deviation / math.sqrt(most)
         return mean - half, mean + half
-    if ends == POINTS and (reach := float(np.abs(values).max())) > 0:
+    if ends == POINTS and np.count_nonzero(values) >= ENOUGH:
+        reach = float(np.abs(values).max())
         ends = -reach, reach
     unique, counts = np.unique((values - ends[0]) / (ends[1] - ends[0]), return_counts=True)
     below, above = _score_bounds(np.stack([1 - unique, unique]), counts)
