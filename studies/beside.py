@@ -62,7 +62,7 @@ import torch
 from evidence.csv_files import append, read, write
 from evidence.images import crop_and_flip
 from evidence.images import read as read_images
-from price import CHOICES, RESULTS, correct, has_row, interval, macs_of, time_by_turns, top1
+from price import CHOICES, RESULTS, columns, correct, has_row, macs_of, time_by_turns, top1
 from safetensors.torch import load_file
 from timm.layers import NonLocalAttn
 from torch import Tensor, nn
@@ -73,6 +73,7 @@ from recast.analysis.wakefulness import wakefulness
 from recast.lab.data.datasets import IMAGENET, ImageTensors
 from recast.lab.data.digits import draw_classes
 from recast.lab.data.seeding import hold_out
+from recast.lab.statistics import POINTS, interval
 from recast.layers.beside import AttentionBeside
 from recast.layers.cmhsa import recast_layers
 from recast.surgery.rules import convert
@@ -343,10 +344,8 @@ def table(options: argparse.Namespace) -> None:
         )
         count = 5000 if task in ("cifar", "converged") else 2000
         difference = 100 * (ours[:, :count].astype(float) - theirs[:, :count])
-        variance = difference.mean(1).var(ddof=1) / len(seeds) + difference.mean(0).var(ddof=1) / count
-        mean = float(difference.mean())
-        row = {"task": task, "ours": mine, "arm": arm, "seeds": len(seeds), "ours_minus_arm": f"{mean:.2f}"}
-        rows.append(row | interval(mean, variance, len(seeds)))
+        row = {"task": task, "ours": mine, "arm": arm, "seeds": len(seeds)}
+        rows.append(row | columns("ours_minus_arm", interval(difference, POINTS)))
     if rows:
         write(RESULTS / "beside_differences.csv", rows)
 

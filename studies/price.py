@@ -22,9 +22,9 @@ compare, on test images, stated before they were read. Arms (`arms`): the parent
 wide head; fine-tuned for as many seconds, by the measured step times; nine heads, the former default, for as many
 seconds; one wide head, the new default; and, added after the last stage and started at zero, a 1×1 block of the new
 default's multiply-adds, timm's non-local block, its global context. One parent; seeds change the order of images and
-new parameters. A difference to one wide head is shown if 0 is outside its 95 % interval, t(seeds − 1) ·
-√(s²/seeds + v/images): s² of the seeds' differences, v of the images' mean differences. The smallest visible effect is
-the one that this shows with 80 % probability.
+new parameters. A difference to one wide head is shown if 0 is outside its 95 % interval over
+seeds and images (`recast.lab.statistics`). The smallest visible effect is the one that this shows with 80 %
+probability.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ from evidence.csv_files import append, read, write
 from evidence.images import crop_and_flip
 from evidence.images import read as read_images
 from safetensors.torch import load_file
-from scipy.special import stdtrit
 from timm.layers import GlobalContext, NonLocalAttn
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -62,6 +61,7 @@ from recast.lab.data.datasets import IMAGENET
 from recast.lab.data.digits import as_rgb, draw_canvases, draw_classes, read_digits
 from recast.lab.data.seeding import choose_balanced, hold_out
 from recast.lab.records import Wakefulness
+from recast.lab.statistics import POINTS, Interval, interval
 from recast.tracing.cost import count_parameters
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -438,10 +438,9 @@ def compare(options: argparse.Namespace) -> None:
         })  # fmt: skip
 
 
-def interval(mean: float, variance: float, seeds: int) -> dict[str, str]:
-    """Return the 95 % interval of a mean difference, and the smallest one that is shown with 80 % probability."""
-    half, power = (float(stdtrit(seeds - 1, quantile)) * math.sqrt(variance) for quantile in (0.975, 0.8))
-    values = {"low_95": mean - half, "high_95": mean + half, "smallest_visible": half + power}
+def columns(name: str, line: Interval) -> dict[str, str]:
+    """Return a difference, its 95 % interval, and the smallest one that is shown with 80 % probability."""
+    values = {name: line.mean, "low_95": line.low, "high_95": line.high, "smallest_visible": line.detectable}
     return {name: f"{value:.2f}" for name, value in values.items()}
 
 
@@ -465,7 +464,7 @@ def table(options: argparse.Namespace) -> None:
         theirs = hits(arm)
         shared = [seed for seed in ours if seed in theirs]
         difference = 100 * np.stack([(ours[seed] - theirs[seed])[:count] for seed in shared])
-        seeds, mean = len(shared), float(difference.mean())
+        seeds = len(shared)
         row = {
             "task": task, "arm": arm, "seeds": seeds, "lr": arm_runs[0]["lr"], "epochs": arm_runs[0]["epochs"],
             "top1": f"{statistics.mean(float(run['top1']) for run in arm_runs):.2f}",
@@ -474,8 +473,7 @@ def table(options: argparse.Namespace) -> None:
             **dict.fromkeys(("one_wide_head_minus_arm", "low_95", "high_95", "smallest_visible"), ""),
         }  # fmt: skip
         if seeds > 1 and arm != "one wide head":
-            variance = difference.mean(1).var(ddof=1) / seeds + difference.mean(0).var(ddof=1) / count
-            row |= {"one_wide_head_minus_arm": f"{mean:.2f}"} | interval(mean, variance, seeds)
+            row |= columns("one_wide_head_minus_arm", interval(difference, POINTS))
         rows.append(row)
     if rows:
         write(RESULTS / f"price_compare_{task}.csv", rows)

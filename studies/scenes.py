@@ -17,9 +17,9 @@ times: seconds of a step of 16 scenes and of inference, every arm by turns, one 
 
 compare, on the 200 test scenes, stated before it was run. Arms: `ARMS`; "equal seconds" are those of one wide head,
 today's default layer, by the measured step times. Metric: mIoU of all, of the local and of the distant classes. A
-difference to one wide head is shown if 0 is outside its 95 % interval, t(seeds − 1) · √(s²/seeds + v): s² of the seeds'
-differences, v the variance of their mean over scenes drawn with replacement. The smallest visible effect is the one
-that this shows with 80 % probability. What decides, by mIoU of the distant and of all classes:
+difference to one wide head is shown if 0 is outside its 95 % interval over seeds and scenes (`recast.lab.statistics`).
+The smallest visible effect is the one that this shows with 80 % probability. What decides, by mIoU of the distant and
+of all classes:
 
 1. one wide head beats the parent fine-tuned for as many seconds: holds here if shown to be ahead, does not hold here if
    shown to be behind, else not decidable;
@@ -34,7 +34,7 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,13 +43,14 @@ import numpy as np
 import price
 import torch
 from evidence.csv_files import append, read, write
-from price import CHOICES, NARROW, ONE, RESULTS, complete, groups_of, interval, macs_of
+from price import CHOICES, NARROW, ONE, RESULTS, columns, complete, groups_of, macs_of
 from torch import Tensor, nn
 
 from recast.lab.data import load_data
 from recast.lab.data.digits import read_digits
-from recast.lab.evaluation.stats import resampled_means
+from recast.lab.evaluation.stats import Compared
 from recast.lab.recipes import make_recipe
+from recast.lab.statistics import interval
 from recast.lab.training.optim import WarmupDecay
 from recast.papers.dense.scenes import CLASSES, KINDS, draw_scene
 from recast.papers.dense.segment.evaluation import mean_iou, pixel_counts
@@ -135,6 +136,13 @@ def miou(means: np.ndarray[Any, Any], members: tuple[str, ...]) -> np.ndarray[An
     return np.asarray(mean_iou(chosen.reshape(*chosen.shape[:-2], -1)))
 
 
+def of_scenes(counts: Sequence[np.ndarray[Any, Any]], members: tuple[str, ...]) -> np.ndarray[Any, Any]:
+    """Return what each scene contributes to the mIoU of some classes (seeds, scenes)."""
+    scores = {(str(seed), "miou"): each.reshape(len(each), -1) for seed, each in enumerate(counts)}
+    compared = Compared(scores, {"miou": lambda means: miou(means.reshape(-1, 3, len(CLASSES)), members).squeeze()})
+    return np.stack([each.values for each in compared.images.values()])
+
+
 def score_columns(model: nn.Module, counts: np.ndarray[Any, Any], images: Tensor) -> dict[str, str]:
     """Return the columns of a trained network."""
     scores = {name: f"{float(miou(counts.mean(0), members)):.2f}" for name, members in GROUPS.items()}
@@ -205,7 +213,6 @@ def table(options: argparse.Namespace) -> None:
             (RESULTS / f"scenes_{kind}.csv").write_text(source.read_text())
     runs, rows = read(out / "compare.csv"), []
     counts = {(r["arm"], r["seed"]): np.load(out / "counts" / f"{r['arm']}_{r['seed']}.npy") for r in runs}
-    drawn = {key: resampled_means(c.reshape(len(c), -1)).reshape(-1, 3, len(CLASSES)) for key, c in counts.items()}
     pairs = [(arm, "one wide head") for arm in ARMS] + [("fine-tuned, as long as nine heads", "nine heads")]
     for arm, against in pairs:
         arm_runs = [run for run in runs if run["arm"] == arm]
@@ -218,13 +225,9 @@ def table(options: argparse.Namespace) -> None:
                 "awake": " ".join(run["awake"] for run in arm_runs),
                 **dict.fromkeys(("against", "against_minus_arm", "low_95", "high_95", "smallest_visible"), ""),
             }  # fmt: skip
-            if arm != against and (seeds := len(shared)) > 1:
-                keys = [((against, seed), (arm, seed)) for seed in shared]
-                by_seed = [float(miou(counts[a].mean(0), members) - miou(counts[b].mean(0), members)) for a, b in keys]
-                by_draw = np.mean([miou(drawn[a], members) - miou(drawn[b], members) for a, b in keys], axis=0)
-                variance = statistics.variance(by_seed) / seeds + float(by_draw.var(ddof=1))
-                mean = statistics.mean(by_seed)
-                row |= {"against": against, "against_minus_arm": f"{mean:.2f}"} | interval(mean, variance, seeds)
+            if arm != against and len(shared) > 1:
+                ours, theirs = (of_scenes([counts[a, seed] for seed in shared], members) for a in (against, arm))
+                row |= {"against": against} | columns("against_minus_arm", interval(ours - theirs))
             rows.append(row)
     if rows:
         write(RESULTS / "scenes_equal_time.csv", rows)

@@ -1,14 +1,9 @@
 """Tidy tables of finished runs: scores, and paired differences with intervals and the smallest detectable effect.
 
-A difference of two arms is d_si for seed s and test image i, paired: both arms of a seed start from the same weights,
-see the same images in the same order and are evaluated on the same test images. Its mean d has two sources of chance,
-
-    SE² = s²_seeds / S + s²_images / N          s²_seeds: variance over seeds of the means over images
-                                                s²_images: variance over images of the means over seeds
-
-(the second contains part of the first, so the interval is rather too wide). The interval is d ± t·SE, t from Student's
-distribution with the degrees of freedom of Welch and Satterthwaite. `detectable` is the smallest true difference that
-this study would have shown with a probability of 80 %: (t_0.975 + t_0.8)·SE.
+A difference of two arms is paired by seed and test image: both arms of a seed start from the same weights,
+see the same images in the same order and are evaluated on the same test images. `recast.lab.statistics.interval` gives
+its mean, the 95 % interval over seeds and images, and `detectable`, the smallest true difference that this study would
+have shown with a probability of 80 %.
 """
 
 from __future__ import annotations
@@ -22,10 +17,10 @@ from typing import Any
 
 import numpy as np
 from measure import SEVERITIES
-from scipy.stats import t as student
 from studies import Job, Study
 
 from recast.lab.records import Wakefulness
+from recast.lab.statistics import POINTS, interval
 
 FOLDED = ", folded"
 """Suffix of the same run without its attention (`networks.fold_all`)."""
@@ -37,21 +32,12 @@ RESULTS = Path(__file__).parents[2] / "results"
 def difference(ours: np.ndarray, theirs: np.ndarray) -> dict[str, float]:
     """Return the mean difference of values (S, N), its 95 % interval and the smallest detectable one.
 
-    N = 1: one value per run.
+    Values are percentages of images, or for N = 1 one value per run.
     """
-    paired = ours - theirs
-    seeds, images = paired.shape
-    if seeds < 2:
+    if len(ours) < 2:
         raise ValueError("an interval over seeds needs at least two of them")
-    mean = float(paired.mean())
-    from_images = paired.mean(0).var(ddof=1) / images if images > 1 else 0.0
-    from_seeds = paired.mean(1).var(ddof=1) / seeds
-    error = from_images + from_seeds
-    if error == 0:  # the same answers everywhere
-        return {"difference": mean, "low_95": mean, "high_95": mean, "detectable": 0.0}
-    freedom = error**2 / (from_images**2 / max(1, images - 1) + from_seeds**2 / (seeds - 1))
-    half, power = (float(student.ppf(quantile, freedom)) * error**0.5 for quantile in (0.975, 0.8))
-    return {"difference": mean, "low_95": mean - half, "high_95": mean + half, "detectable": half + power}
+    line = interval(ours - theirs, POINTS if ours.shape[1] > 1 else None)
+    return {"difference": line.mean, "low_95": line.low, "high_95": line.high, "detectable": line.detectable}
 
 
 def finished(out: Path, study: str) -> dict[str, dict[int, Path]]:

@@ -155,7 +155,7 @@ def test_the_suite_has_intervals_and_paired_differences(data: Data, answers: lis
     assert rows["ap"].n == 12
     assert rows["ap"].low < rows["ap"].value < rows["ap"].high
     (gap,) = [line for line in results.differences if line.metric == "ap50"]
-    assert 0 <= gap.low < gap.value < gap.high
+    assert gap.low < gap.value < gap.high
     drawn = draw_predictions(open_context(models, data, 5), evaluation.object_panels, count=2)
     assert np.asarray(drawn).shape == (2 * 196, 4 * 196, 3)
 

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,9 @@ def test_differences_are_paired_and_between_arms(trained: nn.Module, digits: Dat
     results = measure(open_context(arms, digits), ["clean"], progress=False)
     pairs = {(line.model, line.against, line.metric): line for line in results.differences}
     same, ahead = pairs["recast", "parent", "top1"], pairs["recast", "finetuned", "top1"]
-    assert (same.value, same.low, same.high) == (0.0, 0.0, 0.0)
+    assert (same.value, same.low) == (0.0, -same.high)
+    assert same.high == pytest.approx(100 * 1.96**2 / (50 + 1.96**2), rel=1e-3)  # 0 of 50 images
+    assert pairs["recast", "parent", "loss"].high == math.inf  # the same losses determine no interval
     values = {row.model: row.value for row in results.rows if row.metric == "top1"}
     assert ahead.value == pytest.approx(values["recast"] - values["finetuned"])
     assert 0 < ahead.low < ahead.value < ahead.high

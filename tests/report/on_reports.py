@@ -5,10 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from recast.config import read
 from recast.lab.config import Recipe
+from recast.lab.image_values import ImageValues, write_images
 from recast.lab.recipe import override
 from recast.lab.records import Difference, Row, write_records
 from recast.lab.report.charts import Chart
@@ -47,6 +49,13 @@ def set_values(path: Path, suite: str, metric: str, values: Mapping[str, float],
         lines.append(Difference("run", "recast", arm, suite, "digits", metric, gap, low, high, n))
     (path / "differences.csv").unlink()
     write_records(path / "differences.csv", Difference, lines)
+
+
+def set_images(path: Path, right: Mapping[str, int], n: int = 360) -> None:
+    """Replace the top-1 of a run: of n images, each arm gets the first ones right."""
+    set_values(path, "clean", "top1", {arm: 100 * count / n for arm, count in right.items()}, n)
+    values = {arm: ImageValues(100.0 * (np.arange(n) < count), True) for arm, count in right.items()}
+    write_images(path, {("clean", "top1", arm): each for arm, each in values.items()}, {"clean"})
 
 
 def rows_where(chart: Chart, **values: object) -> list[dict[str, Any]]:

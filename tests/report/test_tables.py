@@ -10,6 +10,7 @@ from sklearn.metrics import confusion_matrix
 
 from recast.lab.cli import evaluate
 from recast.lab.cli.evaluate import _suites_of
+from recast.lab.image_values import ImageValues, write_images
 from recast.lab.records import Difference, Row, write_records
 from recast.lab.report import formats
 from recast.lab.report.charts import styled
@@ -91,6 +92,9 @@ def test_an_interval_that_is_written_as_ending_at_zero_decides_nothing(
 def test_no_mean_is_decided_by_one_either(make_run: Any) -> None:
     tops = [{"parent": 70.0, "finetuned": 75.0, "recast": 75.0 + gain} for gain in (0.3706, 0.6, 0.8294)]
     paths = [make_run(f"s{seed}", top1=top1, recipe={"seed": seed}) for seed, top1 in enumerate(tops)]
+    for path, top1 in zip(paths, tops, strict=True):
+        values = {("clean", "top1", arm): ImageValues(np.full(360, value), False) for arm, value in top1.items()}
+        write_images(path, values, {"clean"})
     cell = seed_rows(paths)["Clean images: Top-1, %"][-1]
     assert (cell.text, cell.small, cell.kind) == ("+0.6", ("0.0 to 1.2",), "")
 

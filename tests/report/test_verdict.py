@@ -2,7 +2,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from on_reports import rewrite, series_of, set_values
+from on_reports import rewrite, series_of, set_images, set_values
 
 from recast.lab.cli import evaluate
 from recast.lab.cli.evaluate import compared_with
@@ -140,9 +140,15 @@ def test_an_interrupted_run_is_continued_before_it_is_compared(
 
 
 def test_seeds_give_a_mean_and_other_recipes_none(make_run: Any) -> None:
-    tops = [{"parent": 95.6, "finetuned": 96.8, "recast": 96.8 + gain} for gain in (0.4, 0.8, -0.3)]
-    paths = [make_run(f"s{seed}", top1=top1, recipe={"seed": seed}) for seed, top1 in enumerate(tops)]
-    assert all(part in sentences(*paths) for part in ("3 seeds", "+0.3 points", "−1.1 to 1.7", "3 of 3"))
-    apart = make_run("other", top1=tops[2], recipe={"seed": 9, "optim.lr": 0.5})
+    paths = [make_run(f"s{seed}", top1={}, recipe={"seed": seed}) for seed in range(3)]
+    for path, gain in zip(paths, (1, 3, -1), strict=True):
+        set_images(path, {"parent": 344, "finetuned": 348, "recast": 348 + gain})
+    assert all(part in sentences(*paths) for part in ("3 seeds", "+0.3 points", "−1.2 to 1.8", "not shown", "3 of 3"))
+    for path, gain in zip(paths, (14, 11, 12), strict=True):
+        set_images(path, {"parent": 324, "finetuned": 324, "recast": 324 + gain})
+    assert all(part in sentences(*paths) for part in ("3.4 points above", "over seeds and images 1.7 to 6.0"))
+    set_values(paths[0], "clean", "top1", {"parent": 90, "finetuned": 90, "recast": 93})  # measured again
+    assert all(part in sentences(*paths) for part in ("not shown", "+3.1 points", "s0 lacks", "recast evaluate"))
+    apart = make_run("other", top1={"parent": 90, "finetuned": 90, "recast": 89}, recipe={"seed": 9, "optim.lr": 0.5})
     rewrite(apart / "verify.json", argmax_agreement=0.5)
     assert all(part in sentences(paths[0], apart) for part in ("0 of 2", "1 of 2"))

@@ -42,11 +42,17 @@ def plan() -> recast.Plan:
     return recast.plan(network(), torch.randn(1, 3, 16, 16), where="3")
 
 
+def steady(tails: Any, train: Any, batch: int, device: Any, blocks: int = 1) -> list[dict[str, float]]:
+    """A clock that nothing disturbs."""
+    return [dict.fromkeys(tails, 1e-3)] * blocks
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arms of two updates, and no page."""
     for module, name, value in ((arms, "HEAD_UPDATES", 5), (pace, "LEAST_UPDATES", 2), (pace, "MOST_EPOCHS", 1)):
         monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(arms, "step_seconds", steady)
     monkeypatch.setattr(run, "find_spec", lambda name: None)
 
 
@@ -60,6 +66,7 @@ def test_an_interrupted_trial_goes_on_to_the_same_numbers(
 ) -> None:
     for module, name, value in ((arms, "HEAD_UPDATES", 5), (pace, "LEAST_UPDATES", 4), (pace, "MOST_EPOCHS", 2)):
         monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(arms, "step_seconds", steady)
 
     def tried(folder: str, seed: int = 0) -> Any:
         return comparable(try_(network(7, seed), data, plan, tmp_path / folder, minutes=1e-3, seeds=2))
@@ -216,6 +223,34 @@ def test_the_answer_says_what_the_table_holds(
     for top1, is_ahead in ((99.0, True), (50.0, False)):
         with_parent = judge(table(rights, images), [ArmLine("parent", "as it is", top1), *lines], None, FACTS)
         assert ("(99.0)" in with_parent.sentence) == is_ahead
+
+
+def test_one_seed_or_an_unsteady_clock_decides_nothing() -> None:
+    rights = {"recast": 0.9, "finetuned": 0.7, "longer": 0.7, "added": 0.7}
+    lines = [ArmLine(arm, arm, 100 * share) for arm, share in rights.items()]
+
+    def answered(seeds: int, **facts: Any) -> str:
+        return judge(table(rights, 400, seeds), lines, Wakefulness(36, 31, 0.5), replace(FACTS, **facts)).sentence
+
+    assert "over the images only" in answered(1)
+    assert "run: unclear" in answered(1)
+    assert "run: yes" in answered(2, ratios=(1.3, 1.25, 1.35))
+    assert "run: unclear" in answered(2, ratios=(1.3, 1.25, 1.4))
+    assert "1.25 to 1.40 times" in answered(2, ratios=(1.3, 1.25, 1.4))
+
+
+def test_steps_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    order, seconds = list[str](), iter(range(1, 100))
+
+    def train(tail: str, train: Any, test: Any, **settings: Any) -> arms.Trained:
+        order.append(tail)
+        return arms.Trained(next(seconds), (), 0.0, ())
+
+    monkeypatch.setattr(arms, "train_", train)
+    bank: Any = mock.Mock()
+    blocks = arms.step_seconds({"finetuned": "a", "recast": "b"}, bank, 4, torch.device("cpu"), 2)  # type: ignore[dict-item]
+    assert "".join(order) == 7 * "ab"  # one turn warms up
+    assert blocks == [{"finetuned": 5, "recast": 6}, {"finetuned": 11, "recast": 12}]
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to look with")

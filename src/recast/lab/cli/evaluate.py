@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -31,7 +32,7 @@ EXAMPLES = """  recast evaluate runs/mine
   recast evaluate runs/mine --suite resolution --sizes 160 224 192x256
   recast evaluate finetuned.safetensors child.safetensors --data-dir photos    (from your own training loop)
 """
-LEGEND = "\nin brackets: 95 % interval of the paired difference over images, if any image's score differs; ×: ratio"
+LEGEND = "\nin brackets: 95 % interval of the paired difference, over the images only; ×: ratio"
 UNITS = {"peak_memory": ", bytes", "macs": " per image", "no_gradient": ", of images"}
 NO_CONTROL = "the parent fine-tuned the same way is missing; without this control a gain is no evidence for attention"
 NAMES = {"parent": "parent", "finetuned": "fine-tuned", "recast": "recast"}
@@ -199,8 +200,8 @@ def format_arms(
 ) -> str:
     """Return one line per metric: the arms, and what recast is above the others.
 
-    Behind a difference stands its 95 % interval, if any image changed sides. Of a corruption suite only means over the
-    kinds are shown, and no single class; the rest is in rows.csv.
+    Behind a difference stands its 95 % interval over the images, if they determine one. Of a corruption suite only
+    means over the kinds are shown, and no single class; the rest is in rows.csv.
     """
     from rich.table import Table
 
@@ -238,6 +239,6 @@ def _difference(value: float | None, other: float | None, percent: bool, interva
     if value is None or other is None:
         return ""
     if percent:
-        low, high = interval or (0.0, 0.0)
-        return f"{value - other:+z.2f}" + (f" ({low:+z.1f}, {high:+z.1f})" if low < high else "")
+        low, high = interval or (-math.inf, math.inf)
+        return f"{value - other:+z.2f}" + (f" ({low:+z.1f}, {high:+z.1f})" if math.isfinite(high - low) else "")
     return f"× {value / other:.3g}" if other else ""

@@ -28,6 +28,7 @@ from recast.lab.evaluation.knn import sources_knn
 from recast.lab.evaluation.runner import Results, measure, open_context
 from recast.lab.evaluation.suites import check_data, check_suites, evaluator, passes
 from recast.lab.files import locked, read_json, write_json
+from recast.lab.image_values import write_images
 from recast.lab.recipe import check_run, has_new_parent, recipe_of
 from recast.lab.records import Difference, Row, write_records
 from recast.lab.tables import read_records, write_table
@@ -97,6 +98,7 @@ def evaluate_run(
     RUN/analysis/SUITE.csv            tables of the suites that produce one
     RUN/evaluation.json               by suite: command, versions, machine, data, options, date
     RUN/scores/                       per-image scores: measured again only for other weights, images or options
+    RUN/scores/images.npz             what each image contributes to each value, for the intervals of several runs
     RUN/predictions.png               of segmentation and detection: image, truth and the arms, where these differ most
 
     Raises `RecastError` as `open_run` and `measure` do, after writing finished results, and if another process writes
@@ -200,6 +202,7 @@ def _write(
         }
     write_records(path, Row, [row for row in results.rows if row.suite in written])
     write_records(run.folder / "differences.csv", Difference, [d for d in results.differences if d.suite in written])
+    write_images(run.folder, results.images, written)
     for name in results.tables.keys() & written:
         write_table(run.folder / "analysis", results.tables[name])
     write_json(run.folder / "evaluation.json", content)

@@ -24,10 +24,11 @@ from recast.lab.data.seeding import choose_balanced
 from recast.lab.device import choose_device
 from recast.lab.evaluation.cache import Cache, Scores
 from recast.lab.evaluation.context import Batch, Context, NotMeasured, PixelModel, Score, Source
-from recast.lab.evaluation.stats import Resampled
+from recast.lab.evaluation.stats import Compared
 from recast.lab.evaluation.suites import check_data, check_suites, evaluator
+from recast.lab.image_values import ImageValues, Key
 from recast.lab.records import Difference, Row
-from recast.lab.suites import SUITES
+from recast.lab.suites import PER_CORRUPTION, SUITES
 from recast.lab.tables import Table
 from recast.modes import in_eval
 from recast.tracing.examples import check_weights
@@ -122,12 +123,15 @@ class Results:
     """By suite."""
     not_measured: list[NotMeasured] = field(default_factory=list)
     """Reasons of suites that could not be measured."""
+    images: dict[Key, ImageValues] = field(default_factory=dict)
+    """What each image contributes to each value."""
 
     def extend(self, other: Results) -> None:
         """Add the results of another evaluation."""
         self.rows += other.rows
         self.differences += other.differences
         self.tables |= other.tables
+        self.images |= other.images
         self.not_measured += other.not_measured
 
 
@@ -151,9 +155,12 @@ def measure(
             try:
                 if scores := scored.get(name):
                     pool = suite.pool and partial(suite.pool, context)
-                    resampled = Resampled(scores, suite.statistics, context.options.seed, pool)
-                    results.rows += resampled.rows(run, name, dataset)
-                    results.differences += resampled.differences(run, name, dataset)
+                    compared = Compared(scores, suite.statistics, pool)
+                    results.rows += compared.rows(run, name, dataset)
+                    results.differences += compared.differences(run, name, dataset)
+                    for (arm, metric), values in compared.images.items():
+                        if not PER_CORRUPTION.match(metric):
+                            results.images[name, metric, arm] = values
                 elif suite.measure is not None:
                     for model_name, metric, value, n in suite.measure(context):
                         results.rows.append(Row(run, model_name, name, dataset, metric, float(value), n))

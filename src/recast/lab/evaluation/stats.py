@@ -1,30 +1,32 @@
 """Values, intervals and paired differences of per-image scores. NumPy only.
 
-The value of a metric is f(m), m = 1/n Σᵢ sᵢ the mean of the scores (n, k) over images. The 95 % interval is the
-percentile bootstrap over images (Efron & Tibshirani 1993, ch. 13): f of means of n images drawn with replacement, 2.5 %
-to 97.5 %. All metrics and models share the draws: f(mᵃ) − f(mᵇ) gives the interval of a paired difference.
+The value of a metric is θ = f(m), m = 1/n Σᵢ sᵢ the mean of the scores (n, k) over images, or a function of all images
+together. Its 95 % interval is `recast.lab.statistics.interval` of what each image contributes: its score if f is a
+percentage or a mean, else θ + (n − 1)(θ̄ − θ₍₋ᵢ₎), where θ₍₋ᵢ₎ leaves image i out and θ̄ is their mean (the jackknife:
+Efron & Tibshirani 1993, ch. 11). Differences subtract the contributions to two arms image by image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from recast.lab.image_values import ImageValues, over_seeds
 from recast.lab.records import Difference, Row
-from recast.lab.suites import base
+from recast.lab.statistics import Interval
+from recast.lab.suites import METRICS, base
 
 Statistic = Callable[[np.ndarray], np.ndarray]
 """(..., k) means → (...) values."""
 
 COMPARED = (("recast", "finetuned"), ("recast", "parent"), ("finetuned", "parent"))
 """Pairs of arms: the second is subtracted from the first."""
-RESAMPLES = 1000
-LEVEL = 0.95
-_CHUNK = 2**24
-"""Number of counts in memory at a time."""
+GROUPS = 500
+"""Images left out together, at random, are as many groups at most; only for metrics of all images together."""
 POOLED = 50
-"""Number of draws that are pooled at a time."""
+"""Number of groups that are left out in turn at a time."""
 
 Pool = Callable[[str, np.ndarray, np.ndarray], dict[str, np.ndarray]]
 """(metric, scores (n, k), counts of each image (draws, n)) → values (draws,) of further metrics."""
@@ -50,70 +52,79 @@ def known_mean(values: np.ndarray) -> np.ndarray:
     return ratio(np.nansum(values, -1), (~np.isnan(values)).sum(-1))
 
 
-def draws(n: int, seed: int = 0, most: int = RESAMPLES) -> Iterator[np.ndarray]:
-    """Yield the RESAMPLES draws in parts (draws, n): counts of n images drawn with replacement, by (seed, n) alone."""
-    random = np.random.default_rng((seed, n))
-    rows = max(1, min(most, _CHUNK // n))
-    for begin in range(0, RESAMPLES, rows):
-        size = min(rows, RESAMPLES - begin)
-        images = random.integers(n, size=(size, n)) + n * np.arange(size)[:, None]
-        counts = np.bincount(images.ravel(), minlength=size * n).reshape(size, n)  # faster than a multinomial draw
-        yield counts.astype(np.float64)
+def left_out(n: int) -> np.ndarray:
+    """Return (groups, n): 0 for the images of a group, else 1. At most `GROUPS` random groups, by n alone."""
+    groups = min(n, GROUPS)
+    return (np.random.default_rng(n).permutation(n) % groups != np.arange(groups)[:, None]).astype(np.float64)
 
 
-def resampled_means(scores: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Return (RESAMPLES, columns): means of `scores` (n, columns) over n images drawn with replacement."""
-    return np.concatenate([counts @ scores / len(scores) for counts in draws(len(scores), seed)])
-
-
-def percentile_interval(values: np.ndarray) -> tuple[float, float]:
-    """Return the middle 95 % of resampled values."""
-    low, high = np.nanquantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
-
-
-class Resampled:
-    """Values of metrics of several models on the same images, and their resamples.
+class Compared:
+    """Values of metrics of several models on the same images, and what every image contributes to them.
 
     scores: {(model, metric): (n, k)}, the same n; statistics: {metric: f}, for `iou/dog` that of `iou`; pool: for
     metrics that are not functions of a mean (average precision). NaN values (the IoU of an absent class) are dropped.
     """
 
     def __init__(
-        self, scores: Mapping[tuple[str, str], np.ndarray], statistics: Mapping[str, Statistic], seed: int,
+        self, scores: Mapping[tuple[str, str], np.ndarray], statistics: Mapping[str, Statistic] = {},
         pool: Pool | None = None,
     ) -> None:  # fmt: skip
         (self.n,) = {len(values) for values in scores.values()}
         self.values: dict[tuple[str, str], float] = {}
-        self.resamples: dict[tuple[str, str], np.ndarray] = {}
-        if pool is not None:
-            for (model, metric), values in scores.items():
-                centres = pool(metric, values, np.ones((1, self.n)))
-                parts = [pool(metric, values, counts) for counts in draws(self.n, seed, POOLED)]
-                for name, (value,) in centres.items():
-                    if not np.isnan(value):
-                        self.values[model, name] = float(value)
-                        self.resamples[model, name] = np.concatenate([part[name] for part in parts])
+        self.images: dict[tuple[str, str], ImageValues] = {}
+        self.biases: dict[tuple[str, str], float] = {}
+        """The jackknife's estimates for metrics that are no means."""
+        for (model, metric), array in scores.items():
+            if pool is None:
+                self._add(model, metric, array.astype(np.float64), statistics.get(base(metric), percentage))
+                continue
+            counts = left_out(self.n)
+            parts = [pool(metric, array, counts[at : at + POOLED]) for at in range(0, len(counts), POOLED)]
+            for name, (value,) in pool(metric, array, np.ones((1, self.n))).items():
+                if not math.isnan(value):
+                    self._leave_out((model, name), float(value), np.concatenate([part[name] for part in parts]))
+
+    def _add(self, model: str, metric: str, scores: np.ndarray, statistic: Statistic) -> None:
+        value, key = float(statistic(scores.mean(0))), (model, metric)
+        if math.isnan(value):
             return
-        columns = np.concatenate(list(scores.values()), axis=1).astype(np.float64)
-        centre, means = columns.mean(axis=0), resampled_means(columns, seed)
-        begin = 0
-        for key, values in scores.items():
-            end, statistic = begin + values.shape[1], statistics.get(base(key[1]), percentage)
-            value = float(statistic(centre[begin:end]))
-            if not np.isnan(value):
-                self.values[key], self.resamples[key] = value, statistic(means[:, begin:end])
-            begin = end
+        if statistic in (percentage, plain_mean):
+            is_percentage = statistic is percentage and bool(0 <= scores.min() and scores.max() <= 1)
+            self.values[key], self.images[key] = value, ImageValues(statistic(scores), is_percentage)
+        else:
+            left = statistic((self.n * scores.mean(0) - scores) / max(1, self.n - 1))
+            self._leave_out(key, value, left)
+
+    def _leave_out(self, key: tuple[str, str], value: float, left: np.ndarray) -> None:
+        """Store a value and the contributions of images (n,), from the values without each."""
+        self.values[key], self.biases[key] = value, (len(left) - 1) * (left.mean() - value)
+        self.images[key] = ImageValues(value + (len(left) - 1) * (left.mean() - left), False)
 
     def interval(self, model: str, metric: str) -> tuple[float, float] | tuple[None, None]:
-        """Return the interval; None if all images have the same score: 0 of 300 does not exclude 1 of 300."""
-        values = self.resamples[model, metric]
-        return percentile_interval(values) if np.nanmax(values) > np.nanmin(values) else (None, None)
+        """Return the interval over the images; None if the values do not determine one.
 
-    def difference(self, model: str, against: str, metric: str) -> tuple[float, float, float]:
-        """Return (value, low, high) of `model` − `against`."""
-        a, b = (model, metric), (against, metric)
-        return self.values[a] - self.values[b], *percentile_interval(self.resamples[a] - self.resamples[b])
+        That of a percentage that is no mean over images is symmetrical in its logit, around the value and around the
+        value less its bias: average precision of few images is too high by an amount that is itself uncertain.
+        """
+        from scipy.special import expit, logit
+
+        key = model, metric
+        value, name = self.values[key], base(metric)
+        line = over_seeds([self.images[key]])
+        assert line is not None
+        if not (math.isfinite(line.low) and math.isfinite(line.high)):
+            return None, None
+        if key not in self.biases or name not in METRICS or METRICS[name].unit != "%" or not 0 < value < 100:
+            return line.low, line.high
+        centres = np.array([value, min(max(value - self.biases[key], 50 / self.n), 100 - 50 / self.n)]) / 100
+        half = (line.high - line.low) / 200 / (centres * (1 - centres))
+        return 100 * float(expit(logit(centres) - half).min()), 100 * float(expit(logit(centres) + half).max())
+
+    def difference(self, model: str, against: str, metric: str) -> Interval:
+        """Return `model` − `against`, with its interval over the images."""
+        line = over_seeds([self.images[model, metric]], [self.images[against, metric]])
+        assert line is not None  # the same images
+        return line
 
     def rows(self, run: str, suite: str, dataset: str) -> list[Row]:
         """Return the values as rows."""
@@ -124,9 +135,13 @@ class Resampled:
 
     def differences(self, run: str, suite: str, dataset: str) -> list[Difference]:
         """Return the differences between arms."""
-        return [
-            Difference(run, model, other, suite, dataset, metric, *self.difference(model, other, metric), self.n)
-            for model, other in COMPARED
-            for metric in dict.fromkeys(metric for _, metric in self.values)
-            if {(model, metric), (other, metric)} <= self.values.keys()
-        ]
+        rows = []
+        for model, other in COMPARED:
+            for metric in dict.fromkeys(metric for _, metric in self.values):
+                if {(model, metric), (other, metric)} <= self.values.keys():
+                    line = self.difference(model, other, metric)
+                    value = self.values[model, metric] - self.values[other, metric]
+                    rows.append(
+                        Difference(run, model, other, suite, dataset, metric, value, line.low, line.high, self.n)
+                    )
+        return rows

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from recast.errors import RecastError
 from recast.lab.config import Recipe
 from recast.lab.files import read_json, read_lines, read_names, read_text
+from recast.lab.image_values import ImageValues, Key, read_images
 from recast.lab.recipe import SEAL, functions_of, load_recipe, why_untaught
 from recast.lab.records import Difference, Epoch, FourierLine, FrontierLine, Row, SimilarityLine, Switching
 from recast.lab.suites import METRICS
@@ -129,6 +130,16 @@ class Run:
     def difference(self, against: str, suite: str, metric: str) -> Difference | None:
         """Return recast minus another arm; None if it was not measured or has no finite interval."""
         return self._differences_by_key.get((against, suite, metric))
+
+    @cached_property
+    def images(self) -> dict[Key, ImageValues]:
+        """What each image contributes to the values of rows.csv; empty if the run has no file of it."""
+        images = read_images(self.path)
+        return {
+            (suite, metric, model): each
+            for (suite, metric, model), each in images.items()
+            if math.isclose(each.values.mean(), self.value(model, suite, metric), rel_tol=1e-4, abs_tol=1e-3)
+        }
 
     @cached_property
     def _rows_by_key(self) -> dict[tuple[str, str, str], Row]:

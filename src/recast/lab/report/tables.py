@@ -14,8 +14,8 @@ from recast.lab.records import ARMS, Difference
 from recast.lab.report import formats
 from recast.lab.report.labels import TEST_SETS, is_accuracy, measured, suite_title, words, worth_a_line
 from recast.lab.report.load import Run
-from recast.lab.report.verdict import accuracy, epochs_text, is_exact, why_no_mean
-from recast.lab.statistics import mean_interval
+from recast.lab.report.verdict import accuracy, epochs_text, is_exact, mean_of, why_no_mean
+from recast.lab.statistics import Interval
 from recast.lab.suites import METRICS, PER_CORRUPTION, SUITES, base, is_of_class
 from recast.tracing.cost import Cost
 
@@ -171,20 +171,20 @@ def runs_table(runs: Sequence[Run]) -> PageTable:
     foot: list[Cell] = []
     if not why_no_mean(runs):
         foot = [Cell("Mean of the seeds", ("and its 95 % interval",))]
-        foot += [_mean([accuracy(run, arm) for run in runs], formats.decimal) for arm in names.arms]
-        foot += [_mean([accuracy(run, "recast") - accuracy(run, arm) for run in runs]) for arm in names.others]
+        foot += [_mean(mean_of(runs, *runs[0].main, arm), formats.decimal) for arm in names.arms]
+        foot += [_mean(mean_of(runs, *runs[0].main, "recast", arm)) for arm in names.others]
     return PageTable("All runs", [Cell("Run"), *arm_heads(*runs)], {"": rows}, foot, "stack")
 
 
-def _mean(
-    values: Sequence[float], as_text: Any = formats.signed, digits: int = 1, better: tuple[str, str] = ("", "")
-) -> Cell:
+def _mean(line: Interval, as_text: Any = formats.signed, digits: int = 1, better: tuple[str, str] = ("", "")) -> Cell:
     """Return mean and interval, colored by the better arm of (above 0, below 0) if the interval excludes 0."""
-    if not all(map(math.isfinite, values)):
+    if not math.isfinite(line.mean):
         return Cell(formats.MISSING)
-    mean, low, high = mean_interval(values)
-    arm = better[mean < 0] if formats.leaves_out_zero(low, high, digits) else ""
-    return Cell(as_text(mean, digits), (formats.interval(low, high, digits),), kind=f"by-{arm}" if arm else "")
+    if not math.isfinite(line.high):
+        return Cell(as_text(line.mean, digits))
+    arm = better[line.mean < 0] if formats.leaves_out_zero(line.low, line.high, digits) else ""
+    small = (formats.interval(line.low, line.high, digits),)
+    return Cell(as_text(line.mean, digits), small, kind=f"by-{arm}" if arm else "")
 
 
 def seeds_table(runs: Sequence[Run]) -> PageTable | None:
@@ -202,8 +202,8 @@ def seeds_table(runs: Sequence[Run]) -> PageTable | None:
         cells = [Cell(f"{suite_title(suite)}: {measured(suite, metric)}")]
         cells += [Cell(write(name, sum(arms[arm]) / len(runs), digits), kind=arm) for arm in names.arms]
         for arm in names.others:
-            gaps = [recast - other for recast, other in zip(arms["recast"], arms[arm], strict=True)]
-            cells.append(_mean(gaps, digits=digits, better=("recast", arm) if is_accuracy(metric) else ("", "")))
+            line = mean_of(runs, suite, metric, "recast", arm)
+            cells.append(_mean(line, digits=digits, better=("recast", arm) if is_accuracy(metric) else ("", "")))
         rows.append(cells)
     heads = [Cell("Measured"), *arm_heads(*runs)]
     return PageTable("All metrics over the seeds", heads, {"": rows}, kind="stack") if rows else None

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import PurePath
 from typing import NamedTuple
 
 from recast.errors import listed
 from recast.lab.files import number
+from recast.lab.image_values import PATH, over_seeds
 from recast.lab.recipe import flat, how_it_runs, paths
 from recast.lab.records import Wakefulness
 from recast.lab.report import formats
 from recast.lab.report.formats import NBSP
 from recast.lab.report.labels import words
 from recast.lab.report.load import Run
-from recast.lab.statistics import mean_interval
+from recast.lab.statistics import Interval, interval
+from recast.lab.suites import METRICS, base
 
 EXACT = 1e-5  # largest relative error of the outputs of the same function (fp32)
 LISTED = 4  # differences between recipes that are named
@@ -102,7 +105,7 @@ def _end(run: Run) -> Verdict:
         headline = f"The recast network ends {_against(recast - finetuned, names.control)}."
         difference = f"{formats.signed(recast - finetuned)} points"
         if paired is not None:
-            difference += f", 95 % interval {formats.interval(paired.low, paired.high)} over the images"
+            difference += f", 95 % interval {formats.interval(paired.low, paired.high)} over the images only"
             if not formats.leaves_out_zero(paired.low, paired.high):
                 headline = f"The recast network is not shown to differ from {names.control}."
         result += f", against {formats.percent(finetuned)} ({difference}; one seed: preliminary)"
@@ -160,13 +163,15 @@ def joint_verdict(runs: Sequence[Run]) -> Verdict:
     if not compared:
         return Verdict(f"Nothing to compare with: there is no run of {names.control}.", start)
     if not why_no_mean(runs) and compared == len(runs):
-        mean, low, high = mean_interval(gaps)
-        ends = f"is on average {_against(mean, names.control)}"
-        if not formats.leaves_out_zero(low, high):
-            ends = f"is not shown to differ from {names.control}"
-        spread = f"{formats.signed(mean)} points (95 % interval over the seeds {formats.interval(low, high)})"
+        line = mean_of(runs, *runs[0].main, "recast", "finetuned")
+        ends = f"is not shown to differ from {names.control}"
+        if formats.leaves_out_zero(line.low, line.high):
+            ends = f"is on average {_against(line.mean, names.control)}"
+        spread = f"95 % interval over seeds and images {formats.interval(line.low, line.high)}"
+        if not math.isfinite(line.high):
+            spread = f"without an interval: {no_images(runs)}"
         headline = f"Over {len(runs)} seeds the recast network {ends}."
-        numbers = f"The mean difference is {spread}."
+        numbers = f"The mean difference is {formats.signed(line.mean)} points ({spread})."
     else:
         signs = [_shown(run) for run, gap in zip(runs, gaps, strict=True) if math.isfinite(gap)]
         above = f"in {signs.count(1)} of {compared} runs"
@@ -175,6 +180,33 @@ def joint_verdict(runs: Sequence[Run]) -> Verdict:
     if worse := sum(map(harmed, runs)):
         headline = f"In {worse} of {len(runs)} runs training made the recast network worse than {names.parent}."
     return Verdict(headline, f"{numbers} {start}" if before else numbers)
+
+
+def mean_of(runs: Sequence[Run], suite: str, metric: str, arm: str, other: str = "") -> Interval:
+    """Return a metric of an arm, or minus that of another, as the mean over runs that differ in the seed.
+
+    Its interval covers seeds and images. That of a cost covers the runs. Without the values of the same images in every
+    run it is infinite.
+    """
+
+    def value(run: Run, model: str) -> float:
+        return accuracy(run, model) if (suite, metric) == run.main else run.value(model, suite, metric)
+
+    values = [value(run, arm) - (value(run, other) if other else 0.0) for run in runs]
+    if (entry := METRICS.get(base(metric))) and entry.is_cost:
+        return interval([[value] for value in values])
+    line, arms = None, [arm, other] if other else [arm]
+    if all((suite, metric, each) in run.images for run in runs for each in arms):
+        line = over_seeds(*([run.images[suite, metric, each] for run in runs] for each in arms))
+    mean = math.fsum(values) / len(values)
+    return replace(line, mean=mean) if line else Interval(mean, -math.inf, math.inf, math.inf)
+
+
+def no_images(runs: Sequence[Run]) -> str:
+    """Return why several runs have no interval, and what to do."""
+    if missing := [run.name for run in runs if {(*run.main, "recast"), (*run.main, "finetuned")} - run.images.keys()]:
+        return f"{listed(missing, 2)} lacks the scores of rows.csv in {PATH}; run recast evaluate"
+    return "the runs were measured on different images"
 
 
 def _shown(run: Run) -> int:

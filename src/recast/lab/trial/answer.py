@@ -13,7 +13,7 @@ from rich.table import Table
 
 from recast.lab.records import UNIFORM, Wakefulness
 from recast.lab.report.formats import decimal, plural, signed, three_digits
-from recast.lab.statistics import paired_interval
+from recast.lab.statistics import POINTS, interval
 from recast.surgery.table import render
 
 Worth = Literal["yes", "no", "unclear"]
@@ -22,6 +22,8 @@ HIDDEN = 2.0
 RATES = (2e-4, 1e-3, 5e-3)
 """Learning rates of AdamW that an arm chooses among (results/price_rates_cifar.csv: 5e-3 was best for every arm)."""
 COLUMNS = ("arm", "top-1", "recast gains", "updates", "ms/step", "rate")
+CLOCK = 1.1
+"""Equal time is undecided if the measured ratio of a recast to a fine-tuned step moved by more than this factor."""
 Right = Sequence[Sequence[bool]]
 """Of an arm: for each seed, which validation images are right."""
 
@@ -47,11 +49,8 @@ class Gain:
     mean: float
     low: float
     high: float
-
-    @property
-    def half(self) -> float:
-        """Return half the width of the interval, below which a gain cannot be distinguished from 0."""
-        return (self.high - self.low) / 2
+    detectable: float
+    """Smallest true gain that such a trial shows with a probability of 80 %."""
 
     def __str__(self) -> str:
         return f"{signed(self.mean)} ({decimal(self.low)}, {decimal(self.high)})"
@@ -70,6 +69,13 @@ class Facts:
     """Module at which the network was split; empty if it was not."""
     views: int
     notes: tuple[str, ...] = ()
+    ratios: tuple[float, ...] = ()
+    """Seconds of a recast update relative to a fine-tuned one, as measured again and again."""
+
+    @property
+    def is_clock_steady(self) -> bool:
+        """Return True if the ratios differ by a tenth at most, so that equal time is what it says."""
+        return not self.ratios or max(self.ratios) <= CLOCK * min(self.ratios)
 
 
 @dataclass(frozen=True)
@@ -130,7 +136,7 @@ def judge(right: Mapping[str, Right], arms: Sequence[ArmLine], attention: Wakefu
 
     Returns:
         An `Answer`: yes where the gain at equal time is shown, no where it is shown to be below `HIDDEN` points and
-        heads attend, else unclear.
+        heads attend, else unclear. One seed is always unclear: its interval is over the images only.
     """
     gains = {over: _gain(over, right) for over in ("finetuned", "longer", "added") if over in right}
     updates, time = gains["finetuned"], gains["longer"]
@@ -138,12 +144,21 @@ def judge(right: Mapping[str, Right], arms: Sequence[ArmLine], attention: Wakefu
     heads, awake = (attention.heads, attention.awake) if attention else (0, 0)
     is_asleep = attention is not None and attention.slept
     worth: Worth = "yes" if time.low > 0 else "no" if time.high < HIDDEN and not is_asleep else "unclear"
+    if seeds == 1 or not facts.is_clock_steady:
+        worth = "unclear"
     parts = [
         f"{updates} over fine-tuning at equal updates, {time} at equal time; {awake} of {heads} heads attend.",
-        f"With {images:,} validation images the smallest detectable difference at equal time is {time.half:.1f} "
-        "points.",
+        f"With {images:,} validation images and {plural(seeds, 'seed')} the smallest detectable difference at equal "
+        f"time is {time.detectable:.1f} points.",
         f"Worth a full run: {worth}.",
     ]
+    if seeds == 1:
+        parts.insert(1, "One seed: the intervals are over the images only.")
+    if not facts.is_clock_steady:
+        parts.insert(
+            1, f"A recast update took {min(facts.ratios):.2f} to {max(facts.ratios):.2f} times a fine-tuned one while "
+            "the trial ran: equal time is undecided; run it in a new folder on an idle machine.",
+        )  # fmt: skip
     top1 = {line.arm: line.top1 for line in arms}
     if (before := top1.pop("parent", 0.0)) > (best := max(top1.values())):
         parts.append(
@@ -168,8 +183,12 @@ def judge(right: Mapping[str, Right], arms: Sequence[ArmLine], attention: Wakefu
 
 
 def _gain(over: str, right: Mapping[str, Right]) -> Gain:
-    points = 100.0 * (np.array(right["recast"], dtype=float) - np.array(right[over], dtype=float))
-    return Gain(over, *paired_interval(points.tolist()))
+    return Gain(over, **asdict(interval(_points(over, right), POINTS)))
+
+
+def _points(over: str, right: Mapping[str, Right]) -> np.ndarray:
+    """Return recast minus another arm in points (seeds, images)."""
+    return 100.0 * (np.array(right["recast"], dtype=float) - np.array(right[over], dtype=float))
 
 
 def _remedies(updates: Gain, time: Gain, right: Mapping[str, Right], facts: Facts) -> list[str]:
@@ -184,8 +203,9 @@ def _remedies(updates: Gain, time: Gain, right: Mapping[str, Right], facts: Fact
             f"a longer trial: every arm saw the images {facts.epochs:.2g} times; --minutes {minutes:,} makes that "
             f"{facts.most_epochs:.0f}"
         )
-    if time.mean > 0.1 and time.low <= 0 and (needed := math.ceil(images * (time.half / time.mean) ** 2)) < 100_000:
-        remedies.append(f"more validation images: about {needed:,} would show a gain of {time.mean:.1f} points")
+    of_images = interval(_points("longer", right).mean(0, keepdims=True), POINTS)  # more images do not replace seeds
+    if time.mean > 0.1 and of_images.low <= 0 and (needed := images * (of_images.detectable / time.mean) ** 2) < 1e5:
+        remedies.append(f"more validation images: about {math.ceil(needed):,}, for a gain of {time.mean:.1f} points")
     if seeds < 5:
         remedies.append(f"more seeds: --seeds 5 instead of {seeds}")
     remedies.append("another stage: --where stage:-2, where maps are larger")

@@ -93,6 +93,10 @@ def make(arm: Arm, tail: Tail, plan: Plan, train: Bank, seed: int, device: torch
     return tail.to(device)
 
 
+BLOCK_SECONDS, MOST_TURNS = 0.5, 15
+"""A block of measured steps takes this long, or so many turns."""
+
+
 @dataclass(frozen=True)
 class Trained:
     """Result of a training: seconds, loss curve (update, loss), loss and correctness on the test images."""
@@ -173,14 +177,25 @@ def with_head(model: nn.Module, classes: int) -> nn.Module:
     return model
 
 
-def step_seconds(tails: Mapping[Arm, Tail], train: Bank, batch: int, device: torch.device) -> dict[Arm, float]:
-    """Return the median seconds of an update of every arm, of three in turns; the tails are trained on."""
-    times: dict[Arm, list[float]] = {arm: [] for arm in tails}
-    for _ in range(4):
-        for arm, tail in tails.items():
-            trained = train_(tail, train, train.spread(1), rate=1e-6, updates=1, batch=batch, seed=0, device=device)
-            times[arm].append(trained.seconds)
-    return {arm: median(values[1:]) for arm, values in times.items()}  # the first one warms up
+def step_seconds(
+    tails: Mapping[Arm, Tail], train: Bank, batch: int, device: torch.device, blocks: int = 1
+) -> list[dict[Arm, float]]:
+    """Return the median seconds of an update of every arm, measured in turns, for each block of at least three turns.
+
+    Another load in the meantime shows in the ratio of two arms, which differs from block to block. The tails are
+    trained on.
+    """
+
+    def turn() -> dict[Arm, float]:
+        settings: dict[str, Any] = {"rate": 1e-6, "updates": 1, "batch": batch, "seed": 0, "device": device}
+        return {arm: train_(tail, train, train.spread(1), **settings).seconds for arm, tail in tails.items()}
+
+    turn()  # warms up
+    turns = [[turn() for _ in range(3)] for _ in range(blocks)]
+    for block in turns:
+        while len(block) < MOST_TURNS and sum(sum(each.values()) for each in block) < BLOCK_SECONDS:
+            block.append(turn())
+    return [{arm: median(each[arm] for each in block) for arm in tails} for block in turns]
 
 
 def with_fitted_head(tail: Tail, trains: Sequence[Bank], device: torch.device) -> list[Tail]:

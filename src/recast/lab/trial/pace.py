@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 import torch
@@ -25,6 +26,8 @@ FEATURE_SHARE, MOST_BYTES = 0.4, 16 * 2**30
 """Features take at most this share of the time, and so many bytes."""
 RATE_PART, HELD_OUT = 4, 0.2
 """A rate is tried for a quarter of the updates, and judged by this share of the training images."""
+BLOCKS = 3
+"""How often the times of the steps are measured before the trainings; once more after them."""
 SMALL, BATCHES = 96, (32, 64)
 """Images of an update; the larger number for images with a side below 96."""
 
@@ -44,6 +47,8 @@ class Pace:
     """Seconds of an image's features."""
     image_bytes: int
     dtype: str
+    ratios: Sequence[float]
+    """Seconds of a recast update relative to a fine-tuned one, measured `BLOCKS` times."""
 
     @property
     def bytes(self) -> int:
@@ -85,7 +90,8 @@ def measure_pace(parts: Split, data: Data, plan: Plan, minutes: float, seeds: in
     batch = min(BATCHES[data.img_size < SMALL], train)
     bank = bank.subset(torch.arange(batch) % len(bank))  # images repeat to fill the batch
     tails = {arm: arms.make(arm, parts.tail, plan, bank, 0, device) for arm in RATED}
-    step = arms.step_seconds(tails, bank, batch, device)
+    blocks = arms.step_seconds(tails, bank, batch, device, BLOCKS)
+    step = {arm: median(block[arm] for block in blocks) for arm in tails}
     validation = _validation_seconds(step, train, val, batch, seeds)
     per_seed = step["finetuned"] + step["added"] + 2 * step["recast"]  # `longer` takes as long as recast
     per_update = seeds * per_seed + len(RATES) / RATE_PART * sum(step.values())
@@ -96,10 +102,11 @@ def measure_pace(parts: Split, data: Data, plan: Plan, minutes: float, seeds: in
         if views <= max(1, updates * batch / train):
             break
         views -= 1  # no update would use the last one
-    longer = max(1, round(updates * step["recast"] / step["finetuned"]))
+    ratios = [block["recast"] / block["finetuned"] for block in blocks]
+    longer = max(1, round(updates * median(ratios)))
     updates_of = dict.fromkeys(TRAINED, updates) | {"longer": longer}
     return Pace(
-        train, val, views, batch, updates_of, step | {"longer": step["finetuned"]}, image, image_bytes, dtype
+        train, val, views, batch, updates_of, step | {"longer": step["finetuned"]}, image, image_bytes, dtype, ratios
     )  # fmt: skip
 
 

@@ -243,7 +243,8 @@ class _Trial:
             for arm in TRAINED:
                 runs[arm].append(self._train_arm("final", arm, seed, rates[arm], tail, train, val))
         _, parent = arms.score(tail, val, self.device)
-        answer = self._judge(parent, runs, rates)
+        ratio = self._measure_ratio(tail, train)
+        answer = self._judge(parent, runs, rates, ratio)
         write_text(self.out / ANSWER, answer.to_json() + "\n")
         self._write_pages(answer, runs, tail)
         return answer
@@ -278,6 +279,21 @@ class _Trial:
         self.rows.append(row)
         return row
 
+    def _measure_ratio(self, tail: Tail, train: Bank) -> float:
+        """Return the ratio of a recast to a fine-tuned update after the trainings, or that of runs.jsonl."""
+        for row in self.rows:
+            if row["kind"] == "ratio":
+                return float(row["ratio"])
+        bank = train.spread(self.pace.batch)
+        pair: tuple[Arm, ...] = ("finetuned", "recast")
+        tails = {arm: arms.make(arm, tail, self.plan, bank, 0, self.device) for arm in pair}
+        (step,) = arms.step_seconds(tails, bank, self.pace.batch, self.device)
+        row = {"kind": "ratio", "ratio": step["recast"] / step["finetuned"]}
+        with (self.out / RUNS).open("a", encoding="utf-8") as file:
+            file.write(json_line(row))
+        self.rows.append(row)
+        return float(row["ratio"])
+
     def _write_pages(self, answer: Answer, runs: Mapping[Arm, Sequence[Mapping[str, Any]]], tail: Tail) -> None:
         if find_spec("matplotlib") is None:
             self.say("no page is written: pip install matplotlib")
@@ -309,7 +325,7 @@ class _Trial:
         return True
 
     def _judge(
-        self, parent: tuple[bool, ...], runs: dict[Arm, list[dict[str, Any]]], rates: dict[Arm, float]
+        self, parent: tuple[bool, ...], runs: dict[Arm, list[dict[str, Any]]], rates: dict[Arm, float], ratio: float
     ) -> Answer:
         pace = self.pace
         lines = [ArmLine("parent", ARMS["parent"], 100 * mean(parent))]
@@ -321,7 +337,7 @@ class _Trial:
         attention = sorted(awake, key=lambda seed: seed.awake)[len(awake) // 2] if awake else None
         facts = Facts(
             pace.train, pace.epochs, pace.most_epochs, self.minutes, self.parts.tail.entry, pace.views,
-            tuple(self.notes),
+            tuple(self.notes), (*pace.ratios, ratio),
         )  # fmt: skip
         right: dict[str, Any] = {arm: [row["right"] for row in rows] for arm, rows in runs.items()}
         return judge(right, lines, attention, facts)

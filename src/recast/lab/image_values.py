@@ -1,0 +1,68 @@
+"""What each image contributes to the values of a run (RUN/scores/images.npz), and means of runs with intervals."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from recast.errors import first_line
+from recast.files import replaced
+from recast.lab.statistics import PERCENT, POINTS, Interval, interval
+
+PATH = Path("scores", "images.npz")
+Key = tuple[str, str, str]
+"""Suite, metric and model."""
+
+
+@dataclass(frozen=True)
+class ImageValues:
+    """Numbers (n,) whose mean is a value: one per image, or one per group of images."""
+
+    values: np.ndarray
+    is_percentage: bool
+    """Whether each is a percentage of an image, from 0 to 100."""
+
+
+def write_images(run: Path, images: Mapping[Key, ImageValues], suites: Collection[str]) -> None:
+    """Replace the values of these suites in a run folder."""
+    kept = {key: each for key, each in read_images(run).items() if key[0] not in suites}
+    kept |= {key: each for key, each in images.items() if key[0] in suites}
+    arrays = {str(place): each.values.astype(np.float32) for place, each in enumerate(kept.values())}
+    (run / PATH).parent.mkdir(exist_ok=True)
+    with replaced(run / PATH) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(
+            file, keys=np.array(list(kept), dtype=str).reshape(-1, 3),
+            are_percentages=np.array([each.is_percentage for each in kept.values()], dtype=bool), **arrays,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+
+def read_images(run: Path) -> dict[Key, ImageValues]:
+    """Return the values of a run folder; empty if it has none, and with a warning if the file is damaged."""
+    if not (run / PATH).is_file():
+        return {}
+    try:
+        with (run / PATH).open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            lines = enumerate(zip(stored["keys"].tolist(), stored["are_percentages"].tolist(), strict=True))
+            return {tuple(key): ImageValues(stored[str(place)].astype(float), bool(is_)) for place, (key, is_) in lines}
+    except Exception as error:  # a damaged file can raise anything
+        warnings.warn(f"{run / PATH} is damaged ({first_line(error)}); recast evaluate writes it again", stacklevel=2)
+        return {}
+
+
+def over_seeds(ours: Sequence[ImageValues], theirs: Sequence[ImageValues] | None = None) -> Interval | None:
+    """Return the mean over runs with its interval over seeds and images; None for runs of different images.
+
+    theirs: of another model of the same runs, which is subtracted.
+    """
+    every = [*ours, *(theirs or ())]
+    if len({each.values.shape for each in every}) != 1:
+        return None
+    values = np.stack([each.values for each in ours])
+    ends = None
+    if all(each.is_percentage for each in every):
+        ends = POINTS if theirs else PERCENT
+    return interval(values - np.stack([each.values for each in theirs]) if theirs else values, ends)
