@@ -11,6 +11,7 @@ import pytest
 import tifffile
 import timm
 import torch
+from data_helpers import write_deep
 from PIL import Image
 from safetensors.torch import save_file
 from torchvision.transforms.v2.functional import pil_to_tensor
@@ -18,9 +19,11 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 from recast.errors import RecastError
 from recast.lab.config import Augmentation, DataConfig
 from recast.lab.data import load_data
-from recast.lab.data.bands import as_picture, as_validation, open_bands
+from recast.lab.data.augment import resolve
+from recast.lab.data.bands import as_picture, as_validation, band_transform, open_bands
 from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.data.images import resize_and_crop
+from recast.lab.data.trees import Archive
 from recast.models.build import build
 from recast.models.config import ModelConfig
 
@@ -91,6 +94,83 @@ def test_a_tiff_of_bytes_is_read_as_other_pictures_are(tmp_path: Path, monkeypat
         open_bands(str(tmp_path / "nir.tif"), 4)
 
 
+@pytest.mark.parametrize("bands", [1, 2, 3, 4])
+def test_sixteen_bits_of_a_png_are_all_kept(tmp_path: Path, bands: int) -> None:
+    pixels = np.random.default_rng(0).integers(0, 4096, (9, 7, bands), dtype=np.uint16)  # 12 bits
+    write_deep(tmp_path / "a.png", pixels)
+    expected = torch.from_numpy(pixels.astype(np.float32) / 65535).permute(2, 0, 1)
+    assert open_bands(str(tmp_path / "a.png"), bands).equal(expected)
+    if bands in (2, 4):  # opacity
+        assert open_bands(str(tmp_path / "a.png"), bands - 1).equal(expected[:-1])
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.write(tmp_path / "a.png", "a.png")
+    assert Archive(tmp_path / "a.zip").bands("a.png", bands).equal(expected)
+
+
+@pytest.mark.parametrize(("name", "bands"), [("a.png", 1), ("a.png", 2), ("a.png", 3), ("a.tif", 3), ("a.ppm", 3)])
+def test_bits_that_rgb_does_not_keep_are_reported(tmp_path: Path, name: str, bands: int) -> None:
+    for number, path in enumerate(in_classes(tmp_path, 4)):
+        pixels = np.full((8, 8, bands), 40000, np.uint16)
+        if number == 1:  # the others have 8 bits
+            write_deep(path.with_name(name), pixels)
+            continue
+        Image.fromarray(pixels[..., 0].astype(np.uint8)).save(path.with_suffix(".png"))
+    with pytest.warns(UserWarning, match=rf"{name} has 16-bit pixels, .*--in-chans N") as caught:
+        load_data(DataConfig("folder", str(tmp_path), img_size=8))
+    assert len(caught) == 1
+
+
+def test_sixteen_bits_of_a_pnm(tmp_path: Path) -> None:
+    pixels = np.arange(63, dtype=np.uint16).reshape(9, 7, 1) * 1000
+    write_deep(tmp_path / "a.pgm", pixels)
+    assert open_bands(str(tmp_path / "a.pgm"), 1).equal(torch.from_numpy(pixels[None, ..., 0] / np.float32(65535)))
+    write_deep(tmp_path / "a.ppm", pixels.repeat(3, 2))
+    with pytest.raises(RecastError, match=r"a\.ppm: 16-bit colour .*PNG or TIFF"):
+        open_bands(str(tmp_path / "a.ppm"), 3)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32])
+def test_white_is_zero_in_any_number_of_bits(tmp_path: Path, dtype: Any) -> None:
+    most = np.iinfo(dtype).max
+    pixels = np.linspace(0, most, 64).astype(dtype).reshape(8, 8)
+    for photometric, stored in (("minisblack", pixels), ("miniswhite", most - pixels)):
+        tifffile.imwrite(tmp_path / "a.tif", stored, photometric=photometric)
+        expected = torch.from_numpy(pixels.astype(np.float32) / np.float32(most))[None]
+        torch.testing.assert_close(open_bands(str(tmp_path / "a.tif"), 1), expected, rtol=1e-6, atol=0)
+    tifffile.imwrite(tmp_path / "b.tif", np.stack([most - pixels] * 2), photometric="miniswhite")  # two pages
+    torch.testing.assert_close(open_bands(str(tmp_path / "b.tif"), 2), expected.expand(2, -1, -1), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int16])
+def test_white_is_zero_without_a_known_black_is_refused(tmp_path: Path, dtype: Any) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", GREY.astype(dtype), photometric="miniswhite")
+    with pytest.raises(RecastError, match=r"a\.tif: 0 is white.*convert to unsigned"):
+        open_bands(str(tmp_path / "a.tif"), 1)
+
+
+def test_numbers_of_a_palette_are_refused(tmp_path: Path) -> None:
+    colours = np.zeros((3, 2**16), np.uint16)
+    tifffile.imwrite(tmp_path / "a.tif", GREY.astype(np.uint16), photometric="palette", colormap=colours)
+    with pytest.raises(RecastError, match=r"a\.tif: .*palette: convert to RGB"):
+        open_bands(str(tmp_path / "a.tif"), 1)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int16])
+@pytest.mark.parametrize("packed", [False, True])
+def test_floats_of_bytes_among_bytes_are_refused(tmp_path: Path, dtype: Any, packed: bool) -> None:
+    for number, path in enumerate(in_classes(tmp_path / "set", 12)):
+        np.save(path, (GREY + number).astype(dtype if number % 3 else np.uint8)[..., None])
+    if packed:
+        shutil.make_archive(str(tmp_path / "set"), "zip", tmp_path / "set")
+    config = DataConfig("zip", str(tmp_path / "set.zip")) if packed else DataConfig("folder", str(tmp_path / "set"))
+    with pytest.raises(RecastError, match=r"unlike .*\.npy: store all images as the same kind of number"):
+        load_data(config.replace(img_size=8), in_chans=1)
+    for path in (tmp_path / "set").rglob("*.npy"):
+        pixels = np.load(path)
+        np.save(path, pixels / np.float32(255) if pixels.dtype != np.uint8 else pixels)  # 0 to 1, as bytes become
+    assert load_data(DataConfig("folder", str(tmp_path / "set"), img_size=8), in_chans=1).val[0][0].max() <= 1
+
+
 @pytest.mark.parametrize("layout", ["contig", "separate"])
 @pytest.mark.parametrize("dtype", [np.uint16, np.int16, np.float32])
 def test_bands_without_a_photometric_tag(tmp_path: Path, dtype: Any, layout: Any) -> None:
@@ -146,7 +226,15 @@ def test_validation_cuts_bands_as_it_cuts_a_picture(size: tuple[int, int], side:
     ours = as_validation(pil_to_tensor(image).float() / 255, side)
     theirs = pil_to_tensor(resize_and_crop(image, side)).float() / 255
     assert ours.shape == theirs.shape
-    assert (ours.clamp(0, 1) - theirs).abs().max() < 4 / 255  # Pillow rounds to bytes after each axis
+    assert (ours - theirs).abs().max() < 4 / 255  # Pillow rounds to bytes after each axis
+
+
+@pytest.mark.parametrize("augment", [None, Augmentation(crop="random"), Augmentation(crop="simple")])
+def test_resizing_leaves_the_range_of_unsigned_integers(augment: Augmentation | None) -> None:
+    edges = torch.rand(3, 9, 9).round().repeat_interleave(5, 1).repeat_interleave(5, 2)  # overshoot where resized
+    resize = band_transform(32, augment and resolve(augment, 32))
+    assert as_picture(resized := resize(edges)) is resized
+    assert resize(edges * 2).max() > 1
 
 
 def arrays(root: Path, bands: int) -> DataConfig:

@@ -2,9 +2,11 @@ import os
 import pickle
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import tifffile
 import torch
 from PIL import Image, ImageOps
 from timm.data import create_transform
@@ -46,6 +48,13 @@ def test_every_mode_becomes_rgb(tmp_path: Path, mode: str) -> None:
 def test_sixteen_bit_grey_is_scaled_not_clipped(tmp_path: Path) -> None:
     Image.fromarray(np.full((8, 8), 32768, dtype=np.uint16)).save(tmp_path / "a.png")
     assert pixels_of(tmp_path / "a.png", 8).mean().item() == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+@pytest.mark.parametrize("photometric", ["minisblack", "miniswhite"])
+def test_white_is_zero_in_any_number_of_bits(tmp_path: Path, kind: Any, photometric: Any) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", np.zeros((8, 8), kind), photometric=photometric)
+    assert pixels_of(tmp_path / "a.tif", 8).eq(photometric == "miniswhite").all()
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.int32])

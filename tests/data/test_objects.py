@@ -18,7 +18,7 @@ from recast.lab.data import Loader, load_data
 from recast.papers.dense.detect.coco import Annotations, Runs, drawn_masks
 from recast.papers.dense.detect.objects import ObjectImages
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*json. images. [0-9]")
+pytestmark = pytest.mark.filterwarnings("ignore:.*json. images. [0-9]", "ignore:.*has 16-bit pixels")
 COCO: dict[str, Any] = {
     "images": [{"id": 7, "file_name": "a.png"}, {"id": 3, "file_name": "b.png"}, {"id": 5, "file_name": "c.png"}],
     "categories": [{"id": 90, "name": "dog"}, {"id": 4, "name": "cat"}],
@@ -46,7 +46,8 @@ def changed(**fields: Any) -> dict[str, Any]:
 
 
 def test_a_folder_with_gaps_crowds_grey_and_16_bits(tmp_path: Path) -> None:
-    data = load_data(write(tmp_path, COCO))
+    with pytest.warns(UserWarning, match=r"c\.png has 16-bit pixels, .*scale its values"):
+        data = load_data(write(tmp_path, COCO))
     assert (data.task.name, data.classes, len(data.train) + len(data.val)) == ("detect", ["cat", "dog"], 3)
     items = {part.image_name(i)[-5:]: part[i] for part in (data.train.plain(), data.val) for i in range(len(part))}
     image, target = items["b.png"]

@@ -78,7 +78,8 @@ def test_gaps_grey_and_sixteen_bits(tmp_path: Path) -> None:
     folder = write(tmp_path, mask=mask, count=2)
     Image.fromarray(np.full((40, 56), 2**15, np.uint16)).save(folder / "images" / "0.png")
     Image.fromarray(np.full((40, 56), 12, np.uint8)).save(folder / "masks" / "1.png")
-    data, _ = read(folder, max_ignored=0.3)
+    with pytest.warns(UserWarning, match=r"0\.png has 16-bit pixels, .*scale its values"):
+        data, _ = read(folder, max_ignored=0.3)
     assert data.classes == ["3", "12", "700"]
     parts = {name: pairs for pairs in (data.train.plain(), data.val) for name in pairs.items}
     image, mask = parts[str(folder / "images" / "0.png")][0]

@@ -190,16 +190,42 @@ def test_folders_inside_of_a_class_are_reported(tmp_path: Path, packed: Callable
 
 
 def test_what_is_no_part(tmp_path: Path, packed: Callable[[Path], DataConfig]) -> None:
-    """An inner folder of every class, as in Tiny ImageNet; vehicles that may be trains; a part without labels."""
+    """An inner folder of every class, as in Tiny ImageNet; vehicles that may be trains."""
     for name in CLASSES:
         make_tree(tmp_path / "tree" / name, {"images": 4})
     assert load_data(packed(tmp_path / "tree")).classes == CLASSES
     make_tree(tmp_path / "vehicles", {"train": 4, "bus": 4, "car": 4})
     assert load_data(packed(tmp_path / "vehicles")).classes == ["bus", "car", "train"]
-    make_tree(tmp_path / "parts" / "train")
-    make_tree(tmp_path / "parts", {"test": 4})
+    make_tree(tmp_path / "vehicles", {"val": 4})
+    with pytest.warns(UserWarning, match="val is read as a class"):
+        assert load_data(packed(tmp_path / "vehicles")).classes == ["bus", "car", "train", "val"]
+
+
+@pytest.mark.parametrize("part", ["val", "Valid", "validation", "test", "val2017"])
+def test_a_held_out_part_without_class_folders(tmp_path: Path, packed: Callable[[Path], DataConfig], part: str) -> None:
+    """ImageNet's official val; none of the training images takes its place."""
+    make_tree(tmp_path / "tree" / "train")
+    make_tree(tmp_path / "tree", {part: 4})
+    with pytest.raises(RecastError, match=rf"{part} has images without class folders \(.*as in train, or move it"):
+        load_data(packed(tmp_path / "tree"))
+    make_tree(tmp_path / "tree" / "testing", 2)  # comes after each of them
+    with pytest.raises(RecastError, match=f"{part} has images without"):
+        load_data(packed(tmp_path / "tree"))
+
+
+def test_unlabelled_images_beside_a_held_out_part(tmp_path: Path, packed: Callable[[Path], DataConfig]) -> None:
+    for part in ("train", "val"):
+        make_tree(tmp_path / "tree" / part, 2)
+    make_tree(tmp_path / "tree", {"test": 4})
     with pytest.warns(UserWarning, match="not used: test"):
-        assert sizes(load_data(packed(tmp_path / "parts"))) == (CLASSES, 27, 3)
+        assert sizes(load_data(packed(tmp_path / "tree"))) == (CLASSES, 6, 6)
+
+
+def test_an_empty_held_out_part(tmp_path: Path) -> None:
+    make_tree(tmp_path / "train")
+    (tmp_path / "val").mkdir()
+    with pytest.raises(RecastError, match="val has no images"):
+        load_data(folder(tmp_path))
 
 
 def test_what_systems_and_tools_leave_does_not_count(tmp_path: Path, packed: Callable[[Path], DataConfig]) -> None:

@@ -65,6 +65,12 @@ def test_a_photo_is_turned_upright_and_the_page_says_so(tmp_path: Path) -> None:
     assert not torch.allclose(turned.pixels, to_pixels(resize_and_crop(open_image(path), 16)), atol=0.1)
 
 
+def test_the_page_says_which_bits_the_network_sees(tmp_path: Path) -> None:
+    Image.fromarray(np.full((16, 16), 40000, np.uint16)).save(tmp_path / "deep.png")
+    assert "16-bit" in read_image(tmp_path / "deep.png", SIZE).notes[0]
+    assert not read_image(save(photo(16, 16), tmp_path / "a.png"), SIZE).notes
+
+
 def test_what_cannot_be_read_is_one_line_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty.png").touch()
     big = save(photo(60, 60), tmp_path / "big.png")

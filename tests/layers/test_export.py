@@ -10,7 +10,7 @@ import torch
 from layer_helpers import PAD_1, PAPERS
 from torch import Tensor, nn
 
-from recast import CMHSA, GPSA, Geometry, RecastConfig
+from recast import CMHSA, GPSA, AttentionBeside, Geometry, RecastConfig
 from recast.layers.attention_pool import AttentionPool
 from recast.layers.config import PAPERS_LAYER
 
@@ -106,13 +106,27 @@ def test_strict_export_and_backward_of_a_program_in_training(open_gates: Any, er
         assert error_of(parameter.grad, layer.get_parameter(name).grad) < 1e-4, name
 
 
-@pytest.mark.parametrize("name", [name for name in LAYERS if name not in ("sees padding", "SAME")])
+BESIDE: dict[str, Callable[[], nn.Module]] = {
+    "beside 3×3": lambda: AttentionBeside(nn.Conv2d(4, 6, 3, padding=1)),
+    "beside strided": lambda: AttentionBeside(nn.Conv2d(4, 6, 3, 2, 1)),
+    "beside unpadded": lambda: AttentionBeside(nn.Conv2d(4, 6, 3)),
+    "beside grouped": lambda: AttentionBeside(nn.Conv2d(4, 8, 3, 2, 1, groups=2)),
+    "beside transposed": lambda: AttentionBeside(nn.ConvTranspose2d(4, 6, 4, 2, 1)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "opset"), [*((name, 17) for name in LAYERS | BESIDE), ("3×3", 11), ("beside strided", 11)]
+)
 @pytest.mark.filterwarnings("ignore")  # the older exporter's own
-def test_the_older_onnx_exporter(name: str, tmp_path: Path, open_gates: Any) -> None:
-    """TensorRT, OpenVINO and ncnn ask for it; it has no aten::mT."""
+def test_the_older_onnx_exporter(name: str, opset: int, tmp_path: Path, open_gates: Any) -> None:
+    """TensorRT, OpenVINO and ncnn ask for it; it has no aten::mT, and unflatten keeps the example's sizes."""
     runtime = pytest.importorskip("onnxruntime")
-    layer, x = opened(LAYERS[name](), open_gates), torch.randn(EXAMPLE)
-    torch.onnx.export(layer, (x,), tmp_path / "layer.onnx", dynamo=False, opset_version=17, verbose=False)
-    session = runtime.InferenceSession(tmp_path / "layer.onnx")
-    (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    torch.testing.assert_close(torch.from_numpy(y), layer(x).detach(), rtol=1e-4, atol=1e-5)
+    layer, path = opened((LAYERS | BESIDE)[name](), open_gates), tmp_path / "layer.onnx"
+    options: dict[str, Any] = {"dynamo": False, "opset_version": opset, "verbose": False, "input_names": ["x"]}
+    torch.onnx.export(layer, (torch.randn(EXAMPLE),), path, dynamic_axes={"x": {0: "b", 2: "h", 3: "w"}}, **options)
+    session = runtime.InferenceSession(path)
+    for shape in (EXAMPLE, *OTHERS):
+        x = torch.randn(shape)
+        (y,) = session.run(None, {"x": x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(y), layer(x).detach(), rtol=1e-4, atol=1e-5)

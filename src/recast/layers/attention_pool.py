@@ -58,7 +58,7 @@ class TokenAttention(nn.Module):
 
     def _split(self, x: Tensor) -> Tensor:
         """Reshape (B, m, C) to (B, H, m, C/H)."""
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        return x.reshape(*x.shape[:-1], self.num_heads, x.shape[-1] // self.num_heads).transpose(1, 2)
 
 
 class AttentionPool(nn.Module):

@@ -136,7 +136,7 @@ class Geometry:
             return self.padding
         added: list[Any] = []
         for size, stride, reach in zip((height, width), self.stride, self.reach, strict=True):
-            missing: Any = (-(-size // stride) - 1) * stride + reach + 1 - size
+            missing: Any = (size - 1) // stride * stride + reach + 1 - size  # older ONNX rounds −5 // 2 up
             total = missing.clamp(min=0) if isinstance(missing, Tensor) else max(missing, 0)  # a tensor in a trace
             added += [total // 2, total - total // 2]
         return tuple(added)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import zipfile
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -23,33 +24,73 @@ from torchvision.transforms.v2 import functional
 from recast.errors import RecastError
 from recast.lab.config import Augmentation
 from recast.lab.data.augment import crop_and_flip
-from recast.lab.data.images import ARRAYS, check_regular, crop_fraction, decode_errors, opened
+from recast.lab.data.images import (
+    ARRAYS,
+    BITS,
+    FORMAT,
+    PALETTE,
+    SAMPLES,
+    WHITE_IS_ZERO,
+    bits_of,
+    check_regular,
+    crop_fraction,
+    decode_errors,
+    opened,
+)  # fmt: skip
 from recast.lab.optional import optional_package
 from recast.reading import check_member, check_unpacked
 
 BICUBIC = v2.InterpolationMode.BICUBIC
 TIFF = (".tif", ".tiff")
-BITS, SAMPLES, FORMAT = 258, 277, 339
-"""Tags of a TIFF: bits of every band, number of bands, kind of numbers (1: unsigned)."""
 
 
-def open_bands(source: str | IO[bytes], in_chans: int, name: str = "") -> Tensor:
+def open_bands(source: str | IO[bytes], in_chans: int, name: str = "", kinds: dict[bool, str] | None = None) -> Tensor:
     """Read an image of `in_chans` bands, (C, H, W). Unsigned integers are divided by their largest value.
 
     source: a path, or the content of the file `name`. Raises RecastError if it cannot be read or has another number of
     bands. An RGB picture for one band becomes grey.
+    kinds: keeps, over the images of a data set, the first one that was divided (True) and the first one beyond 1 that
+    was not: both in one set are an error.
     """
     name = name or str(source)
     if name.lower().endswith(ARRAYS):
-        return _as_tensor(_array(source, name), in_chans, name)
-    if name.lower().endswith(TIFF) and not (in_chans in (1, 3) and _is_picture(source, name)):
-        return _as_tensor(_tiff(source, name), in_chans, name)
-    with opened(source, name) as image:
-        return bands_of(image, in_chans, name)
+        pixels, white = _array(source, name), None
+    elif name.lower().endswith(TIFF) and not (in_chans in (1, 3) and _is_picture(source, name)):
+        pixels, white = _tiff(source, name)
+    else:
+        with opened(source, name) as image:
+            pixels, white = _numbers(image, in_chans), None
+    tensor = _as_tensor(pixels, in_chans, name, white)
+    if kinds is not None:
+        _check_kind(tensor, pixels.dtype, name, kinds)
+    return tensor
 
 
 def bands_of(image: Image.Image, in_chans: int, name: str) -> Tensor:
     """Convert a picture to `in_chans` bands, as `open_bands` does."""
+    return _as_tensor(_numbers(image, in_chans), in_chans, name)
+
+
+def _check_kind(tensor: Tensor, dtype: np.dtype, name: str, kinds: dict[bool, str]) -> None:
+    """Raise RecastError for floats of 0 to 255, say, among bytes, which are read as 0 to 1."""
+    is_divided = dtype.kind == "u"
+    if is_divided or tensor.max() > 1:
+        kinds.setdefault(is_divided, name)
+        if other := kinds.get(not is_divided):
+            most = "unsigned integers, read as 0 to 1" if is_divided else f"{dtype} up to {float(tensor.max()):.4g}"
+            raise RecastError(f"{name} has {most}, unlike {other}: store all images as the same kind of number")
+
+
+def _numbers(image: Image.Image, in_chans: int) -> np.ndarray:
+    """Return the numbers of a picture, with all their bits."""
+    if bits_of(image) == 16:
+        if image.mode.startswith("I"):  # of 32 bits in a PPM
+            return np.asarray(image).astype(np.uint16)
+        if image.format != "PNG":
+            raise RecastError(f"16-bit colour is not read from {image.format}: convert to PNG or TIFF")
+        pixels = _deep_colour(image.fp)  # type: ignore[attr-defined]  # open, as nothing is decoded yet
+        is_opaque = pixels.shape[2] not in (2, 4) or in_chans != pixels.shape[2] - 1
+        return pixels if is_opaque else pixels[..., :-1]
     if image.mode in ("P", "1", "CMYK", "YCbCr"):
         image = image.convert("RGB")
     grey, bands = image.mode in ("L", "LA"), len(image.getbands())
@@ -57,7 +98,17 @@ def bands_of(image: Image.Image, in_chans: int, name: str) -> Tensor:
         image = image.convert("L")
     elif in_chans == 3 and (grey or bands == 4):
         image = image.convert("RGB")
-    return _as_tensor(np.asarray(image), in_chans, name)
+    return np.asarray(image)
+
+
+def _deep_colour(file: IO[bytes]) -> np.ndarray:
+    """Decode a PNG whose numbers have 16 bits, of which Pillow drops eight."""
+    from torchvision.io import decode_image  # deprecated: here, other images do not depend on it
+
+    file.seek(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return decode_image(torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)).permute(1, 2, 0).numpy()
 
 
 def _array(source: str | IO[bytes], name: str) -> np.ndarray:
@@ -95,7 +146,8 @@ def _is_picture(source: str | IO[bytes], name: str) -> bool:
     return False
 
 
-def _tiff(source: str | IO[bytes], name: str) -> np.ndarray:
+def _tiff(source: str | IO[bytes], name: str) -> tuple[np.ndarray, int | None]:
+    """Return numbers in which more is brighter, as Pillow does, and the largest one where they are unsigned."""
     tifffile = optional_package("tifffile", "'recast-vision[bands]'", f"the bands of {name} require tifffile")
     with decode_errors(name):
         check_regular(source)
@@ -104,10 +156,20 @@ def _tiff(source: str | IO[bytes], name: str) -> np.ndarray:
         with tifffile.TiffFile(source) as file:
             check_unpacked(sum(pages.nbytes for pages in file.series[:1]), file.filehandle.size)
             pixels: np.ndarray = file.asarray()
-    return pixels
+            if not file.series:
+                return pixels, None  # empty
+            page = file.series[0].keyframe
+        white = 2**page.bitspersample - 1 if pixels.dtype.kind == "u" else None
+        if page.photometric == PALETTE:
+            raise RecastError("its numbers are those of a palette: convert to RGB")
+        if page.photometric == WHITE_IS_ZERO:
+            if white is None:
+                raise RecastError(f"0 is white, and black is unknown in {pixels.dtype}: convert to unsigned integers")
+            pixels = white - pixels
+    return pixels, white
 
 
-def _as_tensor(pixels: np.ndarray, in_chans: int, name: str) -> Tensor:
+def _as_tensor(pixels: np.ndarray, in_chans: int, name: str, white: int | None = None) -> Tensor:
     if pixels.ndim == 2:
         pixels = pixels[..., None]
     if pixels.ndim != 3 or 0 in pixels.shape or pixels.dtype.kind not in "uifb":
@@ -118,7 +180,7 @@ def _as_tensor(pixels: np.ndarray, in_chans: int, name: str) -> Tensor:
     if pixels.shape[-1] != in_chans:
         bands = pixels.shape[0 if pixels.shape[0] < min(pixels.shape[1:]) else -1]
         raise RecastError(f"{name} has {bands} bands, the network takes {in_chans} (--in-chans)")
-    scale = np.iinfo(pixels.dtype).max if pixels.dtype.kind == "u" else 1
+    scale = white or (np.iinfo(pixels.dtype).max if pixels.dtype.kind == "u" else 1)
     tensor = torch.from_numpy(pixels.astype(np.float32) / np.float32(scale)).permute(2, 0, 1).contiguous()
     if not tensor.isfinite().all():
         raise RecastError(f"{name} has pixels that are NaN or infinite: replace them, or remove the file")
@@ -129,8 +191,17 @@ def cover(image: Tensor, size: tuple[int, int], share: float) -> Tensor:
     """Resize to the smallest image that covers (height, width)/share (bicubic), and cut the center (height, width)."""
     sides = image.shape[-2:]
     factor = max(int(target / share) / side for target, side in zip(size, sides, strict=True))
-    image = functional.resize(image, [max(1, round(side * factor)) for side in sides], BICUBIC, antialias=True)
-    return functional.center_crop(image, list(size))
+    resized = functional.resize(image, [max(1, round(side * factor)) for side in sides], BICUBIC, antialias=True)
+    return _clipped(functional.center_crop(resized, list(size)), image)
+
+
+def _in_unit(pixels: Tensor) -> bool:
+    return 0 <= float(pixels.min()) and float(pixels.max()) <= 1
+
+
+def _clipped(resized: Tensor, image: Tensor) -> Tensor:
+    """Return the resized image in [0, 1] if the image was: bicubic resize overshoots, and Pillow clips to its bytes."""
+    return resized.clamp(0, 1) if _in_unit(image) else resized
 
 
 def as_validation(image: Tensor, img_size: int, crop_pct: float | None = None) -> Tensor:
@@ -148,7 +219,16 @@ def band_transform(
     if augment is None:
         return whole
     random_crop = v2.RandomResizedCrop(img_size, augment.scale, interpolation=BICUBIC, antialias=True)
-    return v2.Compose(crop_and_flip(img_size, augment, whole, random_crop))
+    return partial(_augmented, steps=v2.Compose(crop_and_flip(img_size, augment, whole, random_crop)))
+
+
+def _augmented(image: Tensor, steps: Callable[[Tensor], Tensor]) -> Tensor:
+    return _clipped(steps(image), image)
+
+
+def is_rgb(pixels: Tensor, bands: Sequence[int] = ()) -> bool:
+    """Return True for images (…, C, H, W) that `as_picture` shows with their own contrast."""
+    return not bands and pixels.shape[-3] == 3 and _in_unit(pixels)
 
 
 def as_picture(pixels: Tensor, bands: Sequence[int] = ()) -> Tensor:
@@ -157,7 +237,7 @@ def as_picture(pixels: Tensor, bands: Sequence[int] = ()) -> Tensor:
     bands: their numbers, from 1; default the first three, and a single one as grey.
     """
     channels = pixels.shape[-3]
-    if not bands and channels == 3 and 0 <= float(pixels.min()) and float(pixels.max()) <= 1:
+    if is_rgb(pixels, bands):
         return pixels
     if wrong := [band for band in bands if not 1 <= band <= channels]:
         raise RecastError(f"--bands {wrong[0]}: the images have the bands 1 to {channels}")

@@ -218,7 +218,8 @@ class ImageFiles(LabelledImages):
 
     def banded(self, in_chans: int) -> Self:
         bands = open_bands if self.read is open_image else getattr(self.read, "bands", None)
-        return replace(self, read=partial(bands, in_chans=in_chans) if bands else self.read, in_chans=in_chans)
+        read = partial(bands, in_chans=in_chans, kinds={}) if bands else self.read
+        return replace(self, read=read, in_chans=in_chans)
 
     def batch(self, indices: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         labels = self.labels[torch.as_tensor(indices, dtype=torch.long)]

@@ -78,7 +78,9 @@ def _find_in(files: Files, name: str, **defaults: Any) -> RawData:
     top = _descend(files, "", False)
     train, val = _parts(files, top)
     if train is None and val is None:
-        return _assemble(name, [(files, top), None], [], **defaults)
+        names = [name for name in files.inside(top).folders if name.lower() in HELD_OUT]
+        notes = [f"{files.where(top)}: {listed(names, 5)} is read as a class, not as a part"] if names else []
+        return _assemble(name, [(files, top), None], notes, **defaults)
     files.skip_beside(top)
     notes = parts_note(files.where(top), train, val, files.inside(top).folders)
     parts = [(files, _descend(files, join(top, part), True)) if part else None for part in (train, val)]
@@ -106,7 +108,7 @@ def _parts(files: Files, top: str) -> tuple[str | None, str | None]:
     """Return the folders of the training and of the held-out part; None twice if all folders are classes.
 
     A class may be called train, as in CIFAR-100: a part holds class folders, or all folders have the name of a part.
-    Raises RecastError if folders with other names hold the same class folders.
+    Raises RecastError if the held-out part has no class folders, or if folders with other names hold the same ones.
     """
     inner = {name: files.inside(join(top, name)).folders.keys() for name in files.inside(top).folders}
     named = [name for name in inner if part_word(name)]
@@ -115,6 +117,8 @@ def _parts(files: Files, top: str) -> tuple[str | None, str | None]:
     train, val = choose_parts(named, files.where(top))
     if train is None and val and len(inner) > 1 and val.lower() not in HELD_OUT:
         val = None  # a class such as test_tubes
+    if train and inner[train]:
+        _check_held_out(files, top, train, val, [name for name in inner if not inner[name]])
     if val is None:
         names = {name.lower(): name for name in inner}
         if (pictures := names.keys() & PICTURES) and (beside := names.keys() & BESIDE):
@@ -138,6 +142,18 @@ def _parts(files: Files, top: str) -> tuple[str | None, str | None]:
     return train, val
 
 
+def _check_held_out(files: Files, top: str, train: str, val: str | None, flat: Sequence[str]) -> None:
+    """Raise RecastError if a folder without class folders (`flat`) is preferred to `val` as the held-out part."""
+    before = HELD_OUT[: HELD_OUT.index(part_word(val) or "")] if val else HELD_OUT
+    for name in (name for word in before for name in flat if part_word(name) == word):
+        images = files.inside(join(top, name)).images
+        content = f"images without class folders ({PurePath(images[0]).name})" if images else "no images"
+        raise RecastError(
+            f"{files.where(join(top, name))} has {content}: sort them into CLASS/IMAGE.png as in {train}, or move it "
+            "elsewhere to hold out a share of the training images"
+        )
+
+
 def _assemble(name: str, parts: Sequence[tuple[Files, str] | None], notes: Sequence[str], **defaults: Any) -> RawData:
     """Return both parts, one of which may be None. Raises RecastError if their classes differ."""
     for files, place in filter(None, parts):
@@ -150,7 +166,7 @@ def _assemble(name: str, parts: Sequence[tuple[Files, str] | None], notes: Seque
         only = [f"only in {files.where(place)}: {listed(sorted(names.keys() - others.keys()), 5)}"
                 for (files, place, names), others in zip(present, classes[::-1], strict=True)
                 if names.keys() - others.keys()]  # fmt: skip
-        raise RecastError(f"class folders of training and validation differ: {'; '.join(only)}")
+        raise RecastError(f"class folders of training and validation differ: {'; '.join(only)}; make them equal")
     skipped = [note for files in dict.fromkeys(files for files, *_ in present) for note in files.notes()]
     merged = _merged_note(*present[0][:2])
     return RawData(name, train, val, sorted(present[0][2]), notes=[*notes, *merged, *skipped], **defaults)

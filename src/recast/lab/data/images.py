@@ -36,6 +36,11 @@ TOOLS = frozenset(
 SIXTEEN_BIT = ("PNG", "PPM")
 """Formats whose 16-bit pixels Pillow may open as 32-bit integers."""
 
+BITS, PHOTOMETRIC, SAMPLES, FORMAT = 258, 262, 277, 339
+"""Tags of a TIFF: bits of every band, meaning of its numbers, number of bands, kind of numbers (1: unsigned)."""
+WHITE_IS_ZERO, PALETTE = 0, 3
+"""Meanings of the numbers of a TIFF."""
+
 NEAREST, BICUBIC = Image.Resampling.NEAREST, Image.Resampling.BICUBIC
 PADDING = (124, 116, 104)
 """Colour around an image that does not fill its square: ImageNet's mean."""
@@ -95,6 +100,8 @@ def decode_errors(name: str) -> Iterator[None]:
         yield
     except MemoryError:
         raise
+    except RecastError as error:
+        raise RecastError(str(error) if name in str(error) else f"cannot read image {name}: {error}") from None
     except FileNotFoundError:
         raise RecastError(f"no such image: {name}") from None
     except IsADirectoryError:
@@ -110,12 +117,26 @@ def decode_errors(name: str) -> Iterator[None]:
         raise RecastError(f"cannot read image {name}: {reason}. {remedy}") from None
 
 
+def bits_of(image: Image.Image) -> int:
+    """Return the bits of a number in a file: 8, 16 or 32. Pillow knows those of colours only before it decodes them."""
+    if image.mode == "F" or (image.mode == "I" and image.format not in SIXTEEN_BIT):
+        return 32
+    tile = getattr(image, "tile", None)
+    stored = tile[0][3] if tile else ()  # ("RGB;16B",) of a PNG, ("RGB", largest value) of a PPM
+    is_deep = image.format == "PPM" and isinstance(stored, tuple) and len(stored) == 2 and stored[1] > 255
+    return 16 if is_deep or ";16" in str(stored) or image.mode.startswith("I") else 8
+
+
 def to_rgb(image: Image.Image) -> Image.Image:
     """Convert an image of any mode to RGB; a grey image gets three equal channels."""
-    if image.mode == "F" or (image.mode == "I" and image.format not in SIXTEEN_BIT):
+    if bits_of(image) == 32:
         raise RecastError(f"32-bit pixels (mode {image.mode}) have no defined white level; convert to 8 bits")
     if image.mode.startswith("I"):  # 16-bit grey: Pillow's own conversion clips at 255 instead of scaling
-        grey = np.asarray(image).astype(np.float32) / 257
+        tags = getattr(image, "tag_v2", {})
+        white = 2 ** tags.get(BITS, (16,))[0] - 1  # Pillow opens 12 bits of a TIFF as 16
+        grey = np.asarray(image).astype(np.float32) * np.float32(255 / white)
+        if tags.get(PHOTOMETRIC) == WHITE_IS_ZERO:  # Pillow inverts 8 bits
+            grey = 255 - grey
         return Image.fromarray(grey.round().clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")

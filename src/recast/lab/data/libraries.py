@@ -5,7 +5,7 @@ Items of timm's readers and of torchvision's classes start with an image or an o
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torchvision import datasets as vision
 
 from recast.errors import RecastError, first_line, suggest
 from recast.lab.config import DataConfig
+from recast.lab.data.bands import bands_of, open_bands
 from recast.lab.data.datasets import IMAGENET, ImageFiles, RawData
 from recast.lab.data.folders import data_dir
 from recast.lab.data.images import PHOTO, decode_errors, open_image, to_rgb
@@ -46,18 +47,30 @@ SPLITS = {
 """Training and validation splits of other data sets of torchvision."""
 
 
-def _read(dataset: Any, where: str, index: int) -> Image.Image:
-    name = f"{where} {index}"
-    with decode_errors(name):
-        image = dataset[index][0]
-        if isinstance(image, Image.Image):
-            return to_rgb(image)
-    with image:
-        return open_image(image, name)
+@dataclass(frozen=True)
+class Items:
+    """Reads the images of a data set by their index, as `open_image` and `open_bands` read files."""
+
+    dataset: Any
+    where: str
+
+    def __call__(self, index: int, in_chans: int | None = None) -> Any:
+        name = f"{self.where} {index}"
+        with decode_errors(name):
+            image = self.dataset[index][0]
+            if isinstance(image, Image.Image):
+                return to_rgb(image) if in_chans is None else bands_of(image, in_chans, name)
+        with image:
+            return open_image(image, name) if in_chans is None else open_bands(image, in_chans, name)
+
+    def bands(self, index: int, in_chans: int, kinds: object = None) -> Tensor:
+        """Read an image of `in_chans` bands. All are pictures, of one kind of number."""
+        bands: Tensor = self(index, in_chans)
+        return bands
 
 
 def _images(dataset: Any, labels: Tensor, where: str) -> ImageFiles:
-    return ImageFiles(labels, PHOTO, range(len(labels)), partial(_read, dataset, where), where)
+    return ImageFiles(labels, PHOTO, range(len(labels)), Items(dataset, where), where)
 
 
 def find_in_torchvision(config: DataConfig) -> RawData:

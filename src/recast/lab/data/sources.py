@@ -18,10 +18,10 @@ from recast.lab.config import Augmentation, DataConfig, LabelsConfig
 from recast.lab.data.augment import resolve
 from recast.lab.data.bands import TIFF
 from recast.lab.data.coarse import Coarse, coarse_classes
-from recast.lab.data.datasets import IMAGENET, ImageFiles, LabelledImages, RawData
+from recast.lab.data.datasets import IMAGENET, SIZED, ImageFiles, LabelledImages, RawData
 from recast.lab.data.digits import find_canvases, find_digits
 from recast.lab.data.folders import data_dir, find_archives, find_folder
-from recast.lab.data.images import opened
+from recast.lab.data.images import bits_of, opened
 from recast.lab.data.libraries import NORMS, find_in_torchvision, find_on_hub, read_vision
 from recast.lab.data.loading import Loader
 from recast.lab.data.seeding import choose_balanced, choose_fraction, hold_out
@@ -173,7 +173,7 @@ def load_data(
         names = ", ".join([*sources, *(f"{library}/NAME" for library in _LIBRARIES)])
         raise RecastError(f"unknown data set {config.name!r}: expected one of {names}.{suggest(config.name, sources)}")
     raw = source(config)
-    notes = [*raw.notes] if in_chans else [*raw.notes, *_pages_note(raw.train or raw.val)]
+    notes = [*raw.notes] if in_chans else [*raw.notes, *_rgb_notes(raw.train or raw.val)]
     for note in notes:
         warnings.warn(note, stacklevel=2)
     return assemble(config, augment, raw, labels, in_chans)
@@ -267,16 +267,20 @@ def _fits_unit(mean: Sequence[float], std: Sequence[float]) -> bool:
     return all(0 <= average <= 1 for average in mean) and all(deviation <= 0.5 for deviation in std)
 
 
-def _pages_note(images: LabelledImages | None) -> list[str]:
-    """Return a line if the first image is a TIFF of several pages; none otherwise."""
-    if not (isinstance(images, ImageFiles) and len(images) and str(first := images.items[0]).lower().endswith(TIFF)):
-        return []
-    content = getattr(images.read, "content", lambda path: (path, path))  # of a zip
-    with suppress(RecastError), opened(*content(first)) as image:
-        if (pages := getattr(image, "n_frames", 1)) > 1:
-            name = images.image_name(0)
-            return [f"{name} has {pages} pages and is read as the first; --in-chans N reads them as bands"]
-    return []
+def _rgb_notes(images: LabelledImages | None) -> list[str]:
+    """Return a line each, over a few files, on pages of a TIFF and on bits that RGB does not keep; none otherwise."""
+    items, notes = getattr(images, "items", ()), dict[str, str]()
+    content = getattr(getattr(images, "read", None), "content", lambda path: (path, path))  # of a zip
+    for item in items[:: max(1, len(items) // SIZED)] if isinstance(items, list) else ():
+        with suppress(RecastError), opened(*content(item)) as image:
+            _, name = content(item)
+            if name.lower().endswith(TIFF) and (pages := getattr(image, "n_frames", 1)) > 1:
+                cure = "; --in-chans N reads them as bands" * isinstance(images, ImageFiles)
+                notes.setdefault("pages", f"{name} has {pages} pages and is read as the first{cure}")
+            if bits_of(image) == 16:
+                cure = "--in-chans N keeps all" if isinstance(images, ImageFiles) else "scale its values to 8 bits"
+                notes.setdefault("bits", f"{name} has 16-bit pixels, of which RGB keeps the upper 8 bits; {cure}")
+    return [*notes.values()]
 
 
 def _check_labels(images: LabelledImages, classes: list[str], part: str) -> None:

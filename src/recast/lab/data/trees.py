@@ -164,10 +164,10 @@ class Archive(Files):
     def __call__(self, name: str) -> Image.Image:
         return open_image(*self.content(name))
 
-    def bands(self, name: str, in_chans: int) -> Tensor:
+    def bands(self, name: str, in_chans: int, kinds: dict[bool, str] | None = None) -> Tensor:
         """Read an image of `in_chans` bands, as `open_bands` does."""
         content, where = self.content(name)
-        return open_bands(content, in_chans, where)
+        return open_bands(content, in_chans, where, kinds)
 
     def content(self, name: str) -> tuple[io.BytesIO, str]:
         """Return the content of a file and its name for messages."""

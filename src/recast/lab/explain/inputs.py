@@ -20,6 +20,7 @@ from recast.lab.data.bands import as_picture, cover, open_bands
 from recast.lab.data.images import (
     BICUBIC,
     PADDING,
+    bits_of,
     crop_fraction,
     is_hidden,
     is_image_name,
@@ -76,10 +77,13 @@ def read_image(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # twice that size is an error
         with opened(path, str(path)) as stored:
+            is_deep = bits_of(stored) == 16
             turned = stored.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
             image = to_rgb(ImageOps.exif_transpose(stored) if turned else stored)
     if turned:
         notes.append("Rotated upright by its EXIF tag; training and evaluation read it as stored.")
+    if is_deep:
+        notes.append("The file has 16-bit pixels; the network sees their upper 8 bits.")
     width, height = image.size
     if whole:
         image, crop = ImageOps.pad(image, (size[1], size[0]), BICUBIC, PADDING, (0, 0)), 1.0

@@ -13,6 +13,7 @@ from torchvision.transforms.v2.functional import normalize
 
 from recast.errors import RecastError, blamed
 from recast.lab.analysis.grad_cam import grad_cam
+from recast.lab.data.bands import is_rgb
 from recast.lab.explain.inputs import Input, likeliest, read_image, read_outputs, rgb_bytes
 from recast.lab.explain.maps import TOP_CLASSES, Described, cam_layer, map_name, record_maps
 from recast.lab.explain.scene import Layer, Outputs, Picture, Prediction, Scene
@@ -22,6 +23,7 @@ from recast.models.build import InputDefaults, class_names, input_defaults
 from recast.modes import in_eval
 
 TOP = 5
+STRETCHED = "Shown with more contrast: each band from its 2 % to its 98 % quantile. The network sees the stored values."
 ASSUMED = InputDefaults((224, 224), None, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
 """Input of a network that does not state its own."""
 
@@ -124,7 +126,8 @@ def make_scene(
         predictions, described, remarks = _look(networks, pixels, classes, arms, outputs)
         maps = {layer.name: maps for layer, maps in described}
         shown = rgb_bytes(image.pixels, bands)
-        pictures.append(Picture(image.name, shown, image.label, image.notes, predictions, maps))
+        stretched = () if is_rgb(image.pixels, bands) else (STRETCHED,)
+        pictures.append(Picture(image.name, shown, image.label, (*image.notes, *stretched), predictions, maps))
         layers |= {layer.name: layer for layer, _ in described}
         messages |= dict.fromkeys(remarks)
     return Scene(title, dict(arms), tuple(layers.values()), tuple(pictures), tuple(messages), tuple(about))

@@ -159,7 +159,7 @@ def logits(query: Tensor, key: Tensor, scale: float = 1.0) -> Tensor:
     q, k = query.flatten(0, 1), key.flatten(0, 1)
     # with beta=0 the first argument is not read, and no operation scales
     product = torch.bmm(q, k) if scale == 1 else torch.baddbmm(q.new_empty(1), q, k, beta=0, alpha=scale)
-    return finite_half(product).unflatten(0, query.shape[:2])
+    return finite_half(product).reshape(*query.shape[:3], key.shape[3])  # unflatten is fixed in older ONNX
 
 
 def softmax(logits: Tensor) -> Tensor:
@@ -179,7 +179,7 @@ def _queries_and_keys(x: Tensor, w: Weights) -> tuple[Tensor, Tensor]:
         query, key = times(torch.cat([weight, w.key]), tokens).chunk(2, 1)
     else:
         query, key = times(weight, query_tokens(x, w.geometry).flatten(2)), times(w.key, tokens)
-    query, key = (t.unflatten(1, (len(w.content_heads), -1)) for t in (query, key))
+    query, key = (t.reshape(x.shape[0], len(w.content_heads), w.head_dim, t.shape[2]) for t in (query, key))
     return query.transpose(2, 3), key
 
 
@@ -231,8 +231,8 @@ def _gathers(
         content = _content(x, values, w, attend)
     by_gaussian = _gather_by_factors(*_positional_factors(x, w, merges), grid) if w.gaussian_heads else None
     if content is not None and by_gaussian is not None and has_both:
-        gates = w.gates.content.to(content.dtype)[:, None]
-        yield (content.unflatten(2, (len(w.content_heads), -1)) * gates).flatten(2) + by_gaussian
+        gates = w.gates.content.to(content.dtype)[:, None].expand(-1, values.shape[1]).flatten()
+        yield content * gates + by_gaussian
     else:
         yield from (gathered for gathered in (by_gaussian, content) if gathered is not None)
 
@@ -305,13 +305,13 @@ def _gather(maps: Tensor, values: Tensor) -> Tensor:
 
     With several heads the result lies query by query, so that one product with W_out takes all images.
     """
-    _, heads, queries, _ = maps.shape
+    batch, heads, queries, _ = maps.shape
     if type(heads) is int and heads == 1:
         if values.stride(2) != 1:  # the same layout again: what follows reads it without a copy
             return torch.bmm(values.transpose(1, 2), maps.flatten(0, 1).transpose(1, 2)).transpose(1, 2)
         return torch.bmm(maps.flatten(0, 1), values)
     by_query = maps.transpose(1, 2).flatten(1, 2)  # a copy of the maps, which are smaller than what is gathered
-    return torch.bmm(by_query, values).unflatten(1, (queries, -1)).flatten(2)
+    return torch.bmm(by_query, values).reshape(batch, queries, heads * values.shape[2])
 
 
 def _gather_by_factors(rows: Tensor, columns: Tensor, grid: Tensor) -> Tensor:
@@ -321,9 +321,7 @@ def _gather_by_factors(rows: Tensor, columns: Tensor, grid: Tensor) -> Tensor:
     """
     tokens, (heads, queries) = grid.permute(0, 2, 3, 1), rows.shape[:2]
     by_rows = torch.bmm(rows.to(grid.dtype).flatten(0, 2).expand(grid.shape[0], -1, -1), tokens.flatten(2))
-    by_rows = (
-        by_rows.unflatten(1, (heads, queries, -1)).unflatten(4, tokens.shape[2:]).flatten(3, 4)
-    )  # (B, h, I, r·X, C)
+    by_rows = by_rows.reshape(grid.shape[0], heads, queries, columns.shape[-1], grid.shape[1])  # (B, h, I, r·X, C)
     return (columns.to(by_rows.dtype)[:, None] @ by_rows).flatten(2, 3).transpose(1, 2).flatten(2)
 
 
@@ -339,9 +337,9 @@ def project(x: Tensor, gathered: Tensor, kernel: Tensor, bias: Tensor | None, w:
     """Multiply gathers (B, N, h·C) with W_out (O, h, C/g) and add the bias: (B, O, I, J)."""
     size = w.geometry.output_size(*x.shape[2:])
     if w.groups > 1:
-        by_channel = gathered.unflatten(2, (kernel.shape[1], -1)).permute(0, 3, 2, 1)
-        return project_out(by_channel.unflatten(3, size), kernel.transpose(1, 2), bias, w.groups)
-    y = times(kernel.flatten(1), gathered.transpose(1, 2)).unflatten(2, size)
+        by_channel = gathered.transpose(1, 2).reshape(x.shape[0], kernel.shape[1], w.groups * kernel.shape[2], *size)
+        return project_out(by_channel.transpose(1, 2), kernel.transpose(1, 2), bias, w.groups)
+    y = times(kernel.flatten(1), gathered.transpose(1, 2)).reshape(x.shape[0], kernel.shape[0], *size)
     return y if bias is None else y + bias.to(y.dtype)[:, None, None]
 
 

@@ -89,16 +89,16 @@ def added(x: Tensor, y: Tensor, queries: Tensor, w: BesideWeights, attend: Atten
     gathered = attend(query.transpose(1, 2)[:, None], key[:, None], as_tokens(x), scale=scale)
     kernel = w.gamma[:, None] * w.content
     if w.groups > 1:
-        pixels = gathered.transpose(1, 2).unflatten(2, y.shape[2:])
+        pixels = gathered.transpose(1, 2).reshape(queries.shape)
         return y + F.conv2d(pixels, kernel[:, :, None, None], groups=w.groups).to(y.dtype)
     if y.dtype != gathered.dtype or reads_again(kernel, gathered):  # autocast would round a y in single precision
-        return y + times(kernel, gathered.transpose(1, 2)).unflatten(2, y.shape[2:]).to(y.dtype)
+        return y + times(kernel, gathered.transpose(1, 2)).reshape(y.shape).to(y.dtype)
     outputs, kernels = y.flatten(2), kernel.expand(y.shape[0], -1, -1)
     if is_channels_last(y):
         outputs = torch.baddbmm(outputs.transpose(1, 2), gathered, kernels.transpose(1, 2)).transpose(1, 2)
     else:
         outputs = torch.baddbmm(outputs, kernels, gathered.transpose(1, 2))
-    return outputs.unflatten(2, y.shape[2:])
+    return outputs.reshape(y.shape)
 
 
 def choose_attend(x: Tensor, y: Tensor, backend: str) -> Attend:

@@ -75,11 +75,11 @@ def biased(x: Tensor, w: BiasedWeights) -> Tensor:
     """Compute `biased_reference` in a few products: logits of all heads, gathers from the shared values, and W_out."""
     geometry, heads = w.geometry, w.geometry.num_heads
     weight = w.query * (w.query.shape[0] // heads) ** -0.5
-    query = times(weight, query_tokens(x, geometry).flatten(2)).unflatten(1, (heads, -1)).transpose(2, 3)
-    key = times(w.key, geometry.pad(x).flatten(2)).unflatten(1, (heads, -1))
+    query, key = times(weight, query_tokens(x, geometry).flatten(2)), times(w.key, geometry.pad(x).flatten(2))
+    query, key = (t.reshape(x.shape[0], heads, t.shape[1] // heads, t.shape[2]) for t in (query, key))
     values = as_tokens(geometry.pad(project_values(x, w.value, w.groups)))
     attend = fused_attention if on_accelerator(x) else written_out_attention
-    by_head = attend(query, key, values, bias_map(w.relative_bias, geometry, *x.shape[-2:]))
+    by_head = attend(query.transpose(2, 3), key, values, bias_map(w.relative_bias, geometry, *x.shape[-2:]))
     gathered = by_head.transpose(1, 2).flatten(2)
     return in_format_of(x, w.weight, project(x, gathered, w.weight.flatten(2).transpose(1, 2), w.bias, w))
 
@@ -91,7 +91,7 @@ def written_out_attention(query: Tensor, key: Tensor, values: Tensor, bias: Tens
     """
     scores = logits(query, key)
     maps = softmax(finite_half(scores + bias.to(scores.dtype)))
-    return torch.bmm(maps.flatten(1, 2), values.to(maps.dtype)).unflatten(1, maps.shape[1:3])
+    return torch.bmm(maps.flatten(1, 2), values.to(maps.dtype)).reshape(*maps.shape[:3], values.shape[2])
 
 
 def fused_attention(query: Tensor, key: Tensor, values: Tensor, bias: Tensor) -> Tensor:
