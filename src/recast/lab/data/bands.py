@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import os
-import zipfile
 import warnings
+import zipfile
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
