@@ -11,6 +11,7 @@ from PIL import Image
 from recast.errors import RecastError
 from recast.lab.config import DataConfig, Recipe
 from recast.lab.data import Data, load_data
+from recast.lab.data.columns import order_classes
 from recast.lab.data.datasets import ImageFiles
 from recast.lab.data.table import with_task
 from recast.lab.recipe import override
@@ -237,6 +238,15 @@ def test_numbers_are_sorted_as_numbers_and_whole_ones_named_so(
     assert data.classes == classes
     names = dict(zip(cells, cells if cells[-1] == "v3" else [f"{float(cell):g}" for cell in cells], strict=True))
     assert labelled(data) == {Path(path).stem: names[cells[i % len(cells)]] for i, (path, _) in enumerate(PLAIN)}
+
+
+@pytest.mark.parametrize(("start", "step", "is_noted"), [(0, 1, False), (1, 1, False), (18, 1, True), (0, 3, True)])
+def test_many_whole_numbers_that_are_no_numbers_of_classes_are_noted(start: int, step: int, is_noted: bool) -> None:
+    rows = [[str(start + step * (i % 12))] for i in range(240)]
+    labels, classes, notes = order_classes(Path("a.csv"), "age", rows)
+    assert (labels, len(classes)) == (rows, 12)
+    assert any("12 different whole numbers" in note and "without an order" in note for note in notes) == is_noted
+    assert order_classes(Path("a.csv"), "age", rows[:60])[2]  # 5 rows each
 
 
 @pytest.mark.parametrize("age", ["{}.5", "0.{}1", "{}e-2"])

@@ -61,6 +61,25 @@ def test_a_folder_with_gaps_crowds_grey_and_16_bits(tmp_path: Path) -> None:
     assert data.train.batch([0])[1].taught()[0].keys() == {"boxes", "labels"}
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"segmentation": [[1, 2, 3, 4]]}, {"segmentation": [1, 2, 3, 4, 5, 6]}, {"segmentation": "x"}, {"bbox": [1, 2, 3]},
+     {"bbox": [50, 2, 3, 4]}, {"segmentation": {"size": [3, 3], "counts": [1]}}],
+)  # fmt: skip
+def test_images_with_a_bad_annotation_are_left_out_where_skipped(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    coco = changed(**wrong)
+    coco["images"] = [each | {"width": 40, "height": 20} for each in coco["images"]]
+    config = write(tmp_path, coco)
+    with pytest.raises(RecastError, match=r": annotations\..*--bad-image skip"):
+        load_data(config)
+    with pytest.warns(UserWarning, match="left out for an annotation that cannot be read: 1"):
+        data = load_data(config.replace(bad_image="skip"))
+    assert {Path(name).name for part in (data.train, data.val) for name in part.items} == {"b.png", "c.png"}
+    coco["annotations"][0]["image_id"] = 99  # of no image: of which, nobody knows
+    with pytest.raises(RecastError, match=r"annotations"):
+        load_data(write(tmp_path, coco).replace(bad_image="skip"))
+
+
 @pytest.mark.parametrize("width", [0, 0.1])
 def test_crowds_and_slivers_are_not_taught(tmp_path: Path, width: float) -> None:
     data = load_data(write(tmp_path, changed(bbox=[1, 2, width, 4])))

@@ -93,6 +93,13 @@ def test_bad_index_is_one_clear_line(tmp_path: Path, header: tuple, row: tuple, 
         load_data(make_index(tmp_path, header, row))
 
 
+@pytest.mark.parametrize("again", ["a/0.png", "./a/0.png", "b/../a/0.png"])
+def test_an_image_twice_in_an_index_is_an_error(tmp_path: Path, again: str) -> None:
+    make_tree(tmp_path, {"a": 1, "b": 1})
+    with pytest.raises(RecastError, match=r"several rows for an image \(1: .*0\.png\); keep one each"):
+        load_data(make_index(tmp_path, ("file", "class_index"), ("a/0.png", "1"), (again, "2")))
+
+
 def test_two_archives_equal_the_folder(tmp_path: Path) -> None:
     make_tree(tmp_path / "tree" / "train")
     make_tree(tmp_path / "tree" / "test", 3, size=24)

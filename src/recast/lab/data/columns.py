@@ -23,6 +23,8 @@ BITS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true"
 """Cells of one-hot columns, each of which is a class."""
 MOST_DECIMALS = 10
 """Different decimals that are still taken for classes (grades of 0.5 to 5), if each is in two rows on average."""
+FEW_ROWS = 10
+"""Rows of a class on average, below which many whole numbers seem to be values such as ages."""
 MOST_COMPARED = 500
 """Cells that are compared with each other."""
 
@@ -195,7 +197,8 @@ def order_classes(path: Path, name: str, labels: list[list[str]]) -> tuple[list[
             if any("." in label for label in classes):  # pandas makes floats of a column that had an empty cell
                 labels = [list(dict.fromkeys(whole[label] for label in row)) for row in labels]
                 classes = list({whole[label] for label in classes})
-            return labels, sorted(classes, key=lambda label: (int(label), label)), _alike(path, labels)
+            classes.sort(key=lambda label: (int(label), label))
+            return labels, classes, [*_numbers_note(path, name, classes, len(labels)), *_alike(path, labels)]
         if len(classes) > MOST_DECIMALS or 2 * len(classes) > len(labels):
             raise RecastError(
                 f"{path}: column {name} holds {len(classes)} different decimals ({listed(classes, 3)}): classes, or a "
@@ -203,6 +206,16 @@ def order_classes(path: Path, name: str, labels: list[list[str]]) -> tuple[list[
             )
         classes.sort(key=float)
     return labels, classes, _alike(path, labels)
+
+
+def _numbers_note(path: Path, name: str, classes: Sequence[str], rows: int) -> list[str]:
+    """Return a line about many whole numbers that are not numbers of classes, 0 or 1 and on, or are in few rows."""
+    first, last, count = int(classes[0]), int(classes[-1]), len(classes)
+    is_numbered = first in (0, 1) and last - first + 1 == count
+    if count <= MOST_DECIMALS or (is_numbered and rows >= FEW_ROWS * count):
+        return []
+    text = f"column {name} holds {count} different whole numbers ({first} to {last}) in {rows} rows"
+    return [f"{path}: {text}: each is a class of its own, without an order; numbers such as ages are not predicted"]
 
 
 def _alike(path: Path, labels: Iterable[Iterable[str]]) -> list[str]:

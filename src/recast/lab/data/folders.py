@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path, PurePath
@@ -245,6 +246,8 @@ def _read_index(root: Path) -> tuple[ImageFiles, list[str]]:
         is_imagenet &= label < imagenet.num_classes() and imagenet.index_to_label_name(label) == row.get("wnid")
     if not files:
         raise RecastError(f"{path} lists no images")
+    if twice := [file for file, count in Counter(map(os.path.realpath, files)).items() if count > 1]:
+        raise RecastError(f"{path} has several rows for an image ({len(twice)}: {listed(twice, 3)}); keep one each")
     if is_imagenet:
         classes = [names.get(index) or imagenet.index_to_description(index) for index in range(imagenet.num_classes())]
     else:

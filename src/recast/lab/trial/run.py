@@ -209,7 +209,9 @@ class _Trial:
             f"{pace.train:,} training images in {plural(pace.views, 'view')}, {pace.val:,} validation images: "
             f"{pace.bytes / 2**20:,.0f} MiB of features in {self.out / FEATURES}\n"
             f"{pace.updates['recast']:,} updates of {pace.batch} images an arm, {pace.epochs:.2g} epochs; "
-            f"about {time} minutes{reason}"
+            f"about {time} minutes{reason}
+"
+            f"learning rates are chosen on a random {100 * HELD_OUT:g} % of the training images; groups are not kept together"
         )
 
     def _bank(self, images: LabelledImages, count: int, views: int, name: str) -> Bank:

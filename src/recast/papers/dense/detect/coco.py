@@ -133,12 +133,45 @@ class Annotations:
         return hashlib.sha256(arrays + repr(self.masks).encode()).hexdigest()
 
 
-def read_coco(path: Path) -> tuple[list[str], list[Annotations], list[str]]:
-    """Return the names of the images, their objects, and the classes in the order of their ids."""
-    content = read(CocoFile, parse_json(decode(read_bytes(path, LARGEST), path), path), str(path))
+def read_coco(path: Path, skip: bool = False) -> tuple[list[str], list[Annotations], list[str], int]:
+    """Return the names of the images, their objects, the classes in the order of their ids, and images left out.
+
+    skip: leave out images with an annotation that cannot be read. Without it that is a RecastError.
+    """
+    stored, where, count = parse_json(decode(read_bytes(path, LARGEST), path), path), str(path), 0
+    try:
+        content = read(CocoFile, stored, where)
+        objects = parsed(content, where)
+    except RecastError as error:
+        if ": annotations." not in str(error):
+            raise
+        if not skip:
+            raise RecastError(f"{error}; correct it, or leave such images out with --bad-image skip") from None
+        good = _readable(stored, where)
+        if not good["images"]:
+            raise
+        content, count = read(CocoFile, good, where), len(stored["images"]) - len(good["images"])
+        objects = parsed(content, where)
     names = [composed(category.name) for category in sorted(content.categories, key=lambda category: category.id)]
-    _check_once(names, f"{path} has categories")
-    return [image.file_name for image in content.images], parsed(content, str(path)), names
+    return [image.file_name for image in content.images], objects, names, count
+
+
+def _readable(stored: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the JSON without images that have an annotation which cannot be read."""
+    images = {each.id: each for each in read(CocoFile, {**stored, "annotations": []}, where).images}
+    bad = set[int | str]()
+    for each in stored["annotations"]:
+        number = each.get("image_id") if isinstance(each, dict) else None
+        if not isinstance(number, int | str) or number not in images:
+            return {"images": []}  # of no image
+        alone = {**stored, "images": [vars(images[number])], "annotations": [each]}
+        try:
+            parsed(read(CocoFile, alone, where), where)
+        except RecastError:
+            bad.add(number)
+    kept = {name: [each for each in stored[name] if each[key] not in bad]
+            for name, key in (("images", "id"), ("annotations", "image_id"))}  # fmt: skip
+    return {**stored, **kept}
 
 
 def parsed(content: CocoFile, where: str) -> list[Annotations]:
@@ -149,6 +182,7 @@ def parsed(content: CocoFile, where: str) -> list[Annotations]:
     """
     images = {image.id: image for image in content.images}
     classes = {number: index for index, number in enumerate(sorted(category.id for category in content.categories))}
+    _check_once([composed(category.name) for category in content.categories], f"{where} has categories")
     _check_once([image.id for image in content.images], f"{where} has images with the id")
     _check_once([category.id for category in content.categories], f"{where} has categories with the id")
     objects: dict[int | str, list[CocoObject]] = {number: [] for number in images}

@@ -178,7 +178,7 @@ def _read(path: Path, root: Path, config: DataConfig) -> tuple[ObjectImages, lis
 
     Raises RecastError for images that are missing, unless they are skipped, or listed twice, and for suspicious boxes.
     """
-    names, objects, classes = read_coco(path)
+    names, objects, classes, damaged = read_coco(path, config.bad_image == "skip")
     files = _files(names, path, root)
     missing = [name for name, file in zip(names, files, strict=True) if file is None]
     if missing and (config.bad_image == "stop" or len(missing) == len(names)):
@@ -192,7 +192,12 @@ def _read(path: Path, root: Path, config: DataConfig) -> tuple[ObjectImages, lis
     images = ObjectImages(list(found.values()), [objects[row] for row in found], PHOTO)
     sizes = [each.size or _size(file) for each, file in zip(images.objects, found.values(), strict=True)]
     line = check_boxes(images.objects, sizes, config.img_size or PHOTO, str(path))
-    return images, classes, [line + f"; images left out, which are missing: {len(missing)}" * bool(missing)]
+    line += f"; images left out, which are missing: {len(missing)}" * bool(missing)
+    return (
+        images,
+        classes,
+        [line + f"; images left out for an annotation that cannot be read: {damaged}" * bool(damaged)],
+    )
 
 
 def _files(names: Sequence[str], path: Path, root: Path) -> list[str | None]:
