@@ -1,3 +1,4 @@
+import threading
 from typing import Any
 
 import numpy as np
@@ -56,9 +57,17 @@ class Spy(nn.Module):
         super().__init__()
         torch.manual_seed(seed)
         self.layers = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(3 * 16 * 16, 10))
-        self.pixels: list[Tensor] = []  # a list: no setting, which would make it another model
-        self.limit = [10**9]
+        self.record = threading.local()  # of the standard library: no setting, which would make it another model
+        self.record.pixels, self.record.limit = [], [10**9]
         self.scale = 1.0
+
+    @property
+    def pixels(self) -> list[Tensor]:
+        return self.record.pixels
+
+    @property
+    def limit(self) -> list[int]:
+        return self.record.limit
 
     @property
     def batches(self) -> list[int]:

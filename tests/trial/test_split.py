@@ -99,3 +99,19 @@ def test_the_tail_can_be_recast_and_split_again() -> None:
         nested = split_network(parts.tail, ["network.fc"], features)
         assert nested.tail.entry == "network.fc"
         torch.testing.assert_close(nested.tail.eval()(nested.features(features)), model(images), rtol=1e-5, atol=1e-6)
+
+
+def test_a_tail_that_begins_with_a_recast_layer_can_be_woken() -> None:
+    torch.manual_seed(0)
+    chain = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 1, 1), nn.AdaptiveAvgPool2d(1))
+    model, images = nn.Sequential(*chain, nn.Flatten(), nn.Linear(8, 5)).eval(), torch.randn(4, 3, 16, 16)
+    plan = recast.plan(model, images, recast.RecastConfig(query_key="images"), where=["2"])
+    parts = split_network(model, ["2"], images)
+    assert parts.tail.entry == "2"
+    children = recast.recast_(model, plan), parts.tail
+    recast.recast_(parts.tail.network, plan)
+    for child, inputs in zip(children, (images, parts.features(images)), strict=True):
+        recast.wake_(child, inputs, seed=0)
+    first, second = (child.state_dict() for child in children)
+    for name, value in first.items():  # queries and keys too
+        torch.testing.assert_close(second[f"network.{name}"], value)

@@ -135,6 +135,24 @@ def test_the_names_of_classes_count(data: Data, plan: recast.Plan, tmp_path: Pat
     assert "the classes no 0, no 1" in lines[0]
 
 
+@pytest.mark.parametrize("name", ["mean", "std", "buffer"])
+def test_other_pixels_or_code_are_another_trial(name: str, data: Data, plan: recast.Plan, tmp_path: Path) -> None:
+    def opened(network: nn.Module, data: Data) -> run._Trial:
+        return run._Trial(network, data, plan, tmp_path, 1.0, 1, torch.device("cpu"), lambda line: None)
+
+    before = opened(network(), data).settings
+    assert before.keys() >= set(run.PIXELS)
+    (tmp_path / run.TRIAL).write_text(json.dumps({"settings": before, "pace": {}}))
+    opened(network(), data)
+    changed = network()
+    if name == "buffer":
+        changed.register_buffer("shift", torch.ones(1), persistent=False)
+    else:
+        data = replace(data, **{name: (0.4, 0.4, 0.4)})
+    with pytest.raises(recast.RecastError, match="network" if name == "buffer" else rf"{name} \(.*, now \[0.4"):
+        opened(changed, data)
+
+
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("classes", [7, 10])
 def test_logits_are_read_from_a_tuple(classes: int, data: Data, tmp_path: Path) -> None:

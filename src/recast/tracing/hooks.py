@@ -110,6 +110,6 @@ def replaced_output(module: nn.Module, change: Callable[[Any], Any]) -> Iterator
 def replaced_inputs(
     module: nn.Module, change: Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
 ) -> Iterator[None]:
-    """Call a module with `change(inputs, named inputs)` instead of its inputs."""
-    with module.register_forward_pre_hook(lambda _module, *given: change(*given), with_kwargs=True):
+    """Call a module with `change(inputs, named inputs)` instead of its inputs; other hooks get the changed ones too."""
+    with module.register_forward_pre_hook(lambda _module, *given: change(*given), with_kwargs=True, prepend=True):
         yield

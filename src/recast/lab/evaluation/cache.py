@@ -1,6 +1,7 @@
 """Per-image scores on disk: a finished measurement is read, an interrupted one continues.
 
-Each (suite, part, model) has one file. It is valid for the weights, images and options it was computed with.
+Each (suite, part, model) has one file. It is valid for the model (weights, other tensors, code), images and
+options it was computed with.
 """
 
 from __future__ import annotations
@@ -18,25 +19,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from recast import __version__
 from recast.errors import first_line
 from recast.files import replaced
 from recast.lab.data.datasets import LabelledImages
-from recast.lab.evaluation.context import Context, PixelModel, Score, Source
+from recast.lab.evaluation.context import Context, Score, Source
+from recast.lab.model_key import model_key
 from recast.models.checksum import checksum
 from recast.reading import check_unpacked
 
 SCORES_VERSION = 1
 """Part of every key. Raise it with every change of suites, data or layers that changes a score."""
-
-
-def model_key(model: PixelModel) -> str:
-    """Return a hash of everything that decides a model's outputs: structure, settings, state and normalisation."""
-    digest = hashlib.sha256(f"{__version__}{model}".encode())
-    for name, module in model.named_modules():
-        digest.update(f"{name} {_settings(module)}".encode())
-    digest.update(checksum(model.state_dict()).encode())
-    return digest.hexdigest()
 
 
 def _settings(owner: object) -> list[tuple[str, Any]]:
@@ -55,7 +47,7 @@ def _is_plain(value: object) -> bool:
 class Cache:
     """Scores of models in FOLDER/SUITE/PART.MODEL.KEY.npz, or in memory without a folder.
 
-    Other weights, images or options have other files. The images of sources are hashed once.
+    Other models, images or options have other files. The images of sources are hashed once.
     """
 
     def __init__(self, folder: Path | None, context: Context) -> None:

@@ -28,6 +28,7 @@ from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.data.seeding import choose_balanced, hold_out
 from recast.lab.device import choose_device
 from recast.lab.files import json_line, locked, read_json, read_lines, write_json
+from recast.lab.model_key import model_key
 from recast.lab.records import Wakefulness
 from recast.lab.report.formats import plural
 from recast.lab.trial import arms
@@ -36,7 +37,6 @@ from recast.lab.trial.arms import ARMS, RATED, TRAINED, Arm
 from recast.lab.trial.features import Bank, check_space, store
 from recast.lab.trial.pace import FEWEST, HELD_OUT, RATE_PART, Pace, measure_pace
 from recast.lab.trial.split import Tail, split_network
-from recast.models.checksum import checksum
 from recast.surgery.apply import recast_
 from recast.surgery.plan import Plan
 from recast.tracing.cost import count_parameters
@@ -45,6 +45,8 @@ from recast.tracing.outputs import logits_of
 
 TRIAL, RUNS, FEATURES, ANSWER = "trial.json", "runs.jsonl", "features", "answer.json"
 WEIGHTS = "recast_tail.safetensors"
+PIXELS = ("mean", "std", "img_size", "test_size", "crop_pct")
+"""Settings of the images, besides the files, that decide the pixels that the network gets."""
 AT_CHANCE, SURE = 512, 3
 """Images on which a classifier of the right size must be better than chance by three standard deviations."""
 
@@ -136,9 +138,9 @@ class _Trial:
             arms.with_head(self.network, classes)
         else:
             order_classes_(self.network, data)
-        weights = {name: value for name, value in self.network.state_dict().items() if isinstance(value, torch.Tensor)}
+        pixels = {name: getattr(data.val if name == "crop_pct" else data, name) for name in PIXELS}
         settings = {
-            "network": checksum(weights), "plan": plan.to_json(), "data": fingerprint_of(data),
+            "network": model_key(self.network), "plan": plan.to_json(), "data": fingerprint_of(data), **pixels,
             "minutes": minutes, "seeds": seeds, "augment": str(data.train.augment),
         }  # fmt: skip
         self.settings = json.loads(json.dumps(settings))
@@ -154,7 +156,7 @@ class _Trial:
         before = read_json(self.out / TRIAL, "settings", "pace")
         old = before["settings"]
         if differ := [name for name, value in self.settings.items() if old.get(name) != value]:
-            shown = {name: f" ({old.get(name)}, now {self.settings[name]})" for name in ("minutes", "seeds")}
+            shown = {name: f" ({old.get(name)}, now {self.settings[name]})" for name in ("minutes", "seeds", *PIXELS)}
             changed = [f"{name}{shown.get(name, '')}" for name in differ]
             raise RecastError(
                 f"{self.out} was made with other settings, {', '.join(changed)}: choose a new folder "
@@ -209,9 +211,8 @@ class _Trial:
             f"{pace.train:,} training images in {plural(pace.views, 'view')}, {pace.val:,} validation images: "
             f"{pace.bytes / 2**20:,.0f} MiB of features in {self.out / FEATURES}\n"
             f"{pace.updates['recast']:,} updates of {pace.batch} images an arm, {pace.epochs:.2g} epochs; "
-            f"about {time} minutes{reason}
-"
-            f"learning rates are chosen on a random {100 * HELD_OUT:g} % of the training images; groups are not kept together"
+            f"about {time} minutes{reason}\n"
+            f"learning rates are chosen on a random {100 * HELD_OUT:g} % of the training images, whatever their group"
         )
 
     def _bank(self, images: LabelledImages, count: int, views: int, name: str) -> Bank:
