@@ -15,7 +15,8 @@ from PIL import Image
 
 import recast
 from recast.errors import RecastError
-from recast.lab.cli import main
+from recast.lab.cli import _command, main
+from recast.lab.cli.paths import check_paths
 from recast.lab.config import DataConfig, Recipe
 from recast.lab.recipe import recipe_of, save_recipe
 
@@ -23,8 +24,10 @@ TYPOS = (
     (("train", "folder", "--data-dir", "gone"), "no such data folder: gone (--data-dir)"),
     (("train", "folder", "--model.checkpoint=gone.pth"), "no such file: gone.pth (--model.checkpoint)"),
     (("train", "folder", "--data", "csv", "--labels-file", "gone.csv"), "no such file: gone.csv (--labels-file)"),
-    (("train", "digits", "--out", "file/run"), "--out: file is a file, not a folder"),
+    (("train", "digits", "--out", "file/run"), "--out: file is not a folder"),
     (("train", "digits", "--out", "used"), "used is not empty (file): choose another folder with --out"),
+    (("evaluate", "used", "--sets", "gone"), "no such folder: gone (--sets)"),
+    (("plan", "net", "--checkpoint", "--json"), "--checkpoint requires a value"),
     (("try", "--data-dir", "gone"), "no such data folder: gone (--data-dir)"),
     (("plan", "gone.safetensors"), "no such file: gone.safetensors"),
     (("explain", "gone/run"), "gone/run is no run folder: there is no such folder"),
@@ -39,7 +42,8 @@ ALL_OF_THEM = """
 import io, sys
 from contextlib import redirect_stderr
 from recast.__main__ import _add_papers
-from recast.lab.cli import main
+from recast.lab.cli import _command, main
+from recast.lab.cli.paths import check_paths
 for words in eval(sys.argv[1]):
     with redirect_stderr(io.StringIO()) as lines:
         code = main(words, _add_papers)
@@ -59,11 +63,23 @@ def test_typos_are_found_before_torch_is_imported(tmp_path: Path) -> None:
         assert line.startswith(f"2 False recast {command[0]}: error: {message}"), line
 
 
-def test_paths_that_need_not_exist(refused: Callable[..., str]) -> None:
-    """The cache of a hub is made, null is none, and words after -- are no options."""
-    assert "hfds/x/y" in refused("verify", "resnet18", "--data", "hfds/x/y", "--data-dir", "new")
-    assert "no such" not in refused("verify", "nosuchnet", "--checkpoint", "null")
-    assert "no such file" not in refused("verify", "nosuchnet", "--", "--checkpoint", "gone.pth")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("verify", "resnet18", "--data", "hfds/x/y", "--data-dir", "new"),
+        ("train", "hub/recipe.yaml", "--data-dir", "new"),
+        ("evaluate", "hub", "--data-dir", "new"),
+        ("plan", "net", "--checkpoint", "null"),
+        ("plan", "net", "--", "--checkpoint", "gone.pth"),
+        ("plan", "beit3_base_patch16_224.pt"),
+    ],
+)
+def test_paths_that_need_not_exist(words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache of a hub is made, null is none, words after -- are no options, and names of timm may end in .pt."""
+    monkeypatch.chdir(tmp_path)
+    Path("hub").mkdir()
+    Path("hub/recipe.yaml").write_text("data: {name: hfds/x/y}\n")
+    check_paths(_command(words[0]), words[1:])
 
 
 @pytest.fixture(scope="module")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from recast.config import File
 from recast.errors import RecastError
 from recast.lab.recipe import check_recipe
+from recast.reading import read_bytes
 
 if TYPE_CHECKING:
     from recast.lab.cli.command import Command
 
-FILES = (".safetensors", ".pth", ".pt", ".ckpt", ".bin")
-"""Endings of files that name a network."""
+FILES = (".safetensors", ".pth", ".ckpt", ".bin")
+"""Endings of files of weights, without .pt, in which names of timm end too."""
 
 
 def check_paths(command: Command, words: Sequence[str]) -> None:
@@ -31,13 +33,13 @@ def check_paths(command: Command, words: Sequence[str]) -> None:
     for word, following in zip(words, [*words[1:], ""], strict=False):
         name, equals, value = word.partition("=")
         value = value if equals else following
-        if name not in paths or value in ("", "null"):
+        if name not in paths or value in ("", "null") or (not equals and value.startswith("--")):
             continue
         path = os.path.expanduser(value)
         if paths[name] == "out":
             _check_parents(name, path)
-        elif not os.path.exists(path) and not (paths[name] == "data_dir" and any("hfds/" in each for each in words)):
-            what = "data folder" if paths[name] == "data_dir" else "file" if "dir" not in name else "folder"
+        elif not (os.path.exists(path) or (paths[name] == "data_dir" and any(map(_names_hub, words)))):
+            what = {"data_dir": "data folder", "sets": "folder"}.get(paths[name], "file")
             raise RecastError(f"no such {what}: {value} ({name})")
     labels = list(command.words)
     for number, word in enumerate(takewhile(lambda word: not word.startswith("-"), words)):
@@ -45,11 +47,21 @@ def check_paths(command: Command, words: Sequence[str]) -> None:
             _check_subject(labels[min(number, len(labels) - 1)], word)
 
 
+def _names_hub(word: str) -> bool:
+    """Return True for data of a hub, also in a recipe or a run: its data folder is a cache, which is made."""
+    if word.endswith((".yaml", ".yml")) or os.path.isdir(word):
+        with suppress(OSError, RecastError):
+            word = read_bytes(word if os.path.isfile(word) else os.path.join(word, "recipe.yaml")).decode(
+                errors="replace"
+            )
+    return "hfds/" in word
+
+
 def _check_parents(name: str, path: str) -> None:
     """Raise RecastError if a parent of the path is a file."""
     while (parent := os.path.dirname(path)) not in ("", path):
         if os.path.lexists(parent) and not os.path.isdir(parent):
-            raise RecastError(f"{name}: {parent} is a file, not a folder")
+            raise RecastError(f"{name}: {parent} is not a folder")
         path = parent
 
 

@@ -37,7 +37,7 @@ def fingerprint_of(data: Data, *parts: str) -> dict[str, dict[str, Any]]:
 def check_classes(run: Path, data: Data) -> None:
     """Raise RecastError unless the classes are those of the run, in the same order."""
     names = read_names(run / "classes.json")
-    remedy = f"set data.data_dir in {run / 'recipe.yaml'} to the run's data"
+    remedy = "give the folder of the run's images with --data-dir"
     if len(names) != len(data.classes):
         raise RecastError(f"{run} was trained on {len(names)} classes, {data.name} has {len(data.classes)}: {remedy}")
     for number, (before, now) in enumerate(zip(names, data.classes, strict=True)):
