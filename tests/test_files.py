@@ -215,6 +215,19 @@ def test_an_error_of_a_full_disk_names_the_file_and_leaves_it(tmp_path: Path) ->
     assert [(file.name, file.read_text(encoding="utf-8")) for file in tmp_path.iterdir()] == [("rows.csv", "before")]
 
 
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.EROFS])
+def test_files_are_replaced_where_modes_cannot_be_set(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, mode: int) -> None:
+        raise OSError(number, "not here", str(path))
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    for text in ("first", "second"):
+        write_text(tmp_path / "a", text)
+    assert [(file.name, file.read_text(encoding="utf-8")) for file in tmp_path.iterdir()] == [("a", "second")]
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o755])
 def test_a_file_that_is_replaced_keeps_its_mode(mode: int, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +54,10 @@ def replaced(path: str | Path) -> Iterator[Path]:
     try:
         temporary.touch(exist_ok=False)
         mode = (path if path.exists() else temporary).stat().st_mode  # of a new file as the user's umask has it
-        temporary.chmod(0o600)
+        _set_mode(temporary, 0o600)
         yield temporary
         with temporary.open("rb+") as file:
-            temporary.chmod(stat.S_IMODE(mode))
+            _set_mode(temporary, stat.S_IMODE(mode))
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as error:
@@ -72,6 +72,11 @@ def replaced(path: str | Path) -> Iterator[Path]:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _set_mode(path: Path, mode: int) -> None:
+    with suppress(OSError):  # file systems without modes, such as FAT and some network drives
+        path.chmod(mode)
 
 
 def write_text(path: str | Path, text: str) -> None:

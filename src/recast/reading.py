@@ -8,13 +8,15 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from zipfile import ZIP_STORED, ZipFile, ZipInfo
+from zipfile import ZipFile, ZipInfo
 
 from recast.errors import RecastError
 
 MIB = 2**20
 LARGEST = 256 * MIB
 """Bytes of a text file: more than the longest metrics.jsonl or table."""
+MOST = 4
+"""Times the size of a large file that it may have unpacked: pictures and weights hardly compress."""
 
 
 def read_bytes(path: str | Path, limit: int = LARGEST) -> bytes:
@@ -36,14 +38,19 @@ def read_bytes(path: str | Path, limit: int = LARGEST) -> bytes:
 
 
 def check_unpacked(size: int, packed: int = 0) -> None:
-    """Raise RecastError for content of more bytes than `LARGEST` and than its file has (`packed`)."""
-    if size > max(LARGEST, packed):
+    """Raise RecastError for content of more bytes than `LARGEST` and than `MOST` times those of its file (`packed`)."""
+    if size > max(LARGEST, MOST * packed):
         raise RecastError(f"unpacked it is larger than {LARGEST // MIB} MiB")
 
 
 def check_member(archive: ZipFile, member: ZipInfo) -> None:
     """Raise RecastError for a file in a zip as `check_unpacked` does."""
-    check_unpacked(member.file_size, archive.start_dir * (member.compress_type == ZIP_STORED))
+    check_unpacked(member.file_size, min(member.compress_size, archive.start_dir))
+
+
+def check_archive(archive: ZipFile) -> None:
+    """Raise RecastError for all files of a zip together as `check_unpacked` does."""
+    check_unpacked(sum(member.file_size for member in archive.infolist()), archive.start_dir)
 
 
 def check_file(path: str | Path) -> None:

@@ -124,13 +124,35 @@ def test_a_run_that_moved_with_its_images(
     assert "--data-dir requires a run folder" in refused("explain", "resnet18", photos, "--data-dir", photos)
 
 
-def test_the_table_of_a_run_moves_with_its_images(tmp_path: Path) -> None:
-    old, new = tmp_path / "old", tmp_path / "new"
-    data = DataConfig("csv", data_dir=str(old), labels_file=str(old / "labels.csv"))
-    save_recipe(Recipe(data=data), tmp_path / "recipe.yaml")
-    assert recipe_of(tmp_path, str(new)).data.labels_file == str(new / "labels.csv")
-    with pytest.raises(RecastError, match="give the folder with --data-dir"):
-        recipe_of(tmp_path)
+@pytest.mark.parametrize(
+    ("images", "table", "now"),
+    [
+        ("old", "old/labels.csv", "new/labels.csv"),
+        (None, "old/labels.csv", "new/labels.csv"),
+        ("old/images", "old/labels.csv", "labels.csv"),
+        ("old", "tables/labels.csv", "new/labels.csv"),
+        ("old", "tables/labels.csv", "run/labels.csv"),
+    ],
+)
+def test_the_table_of_a_run_moves_with_its_images(images: str | None, table: str, now: str, tmp_path: Path) -> None:
+    data = DataConfig("csv", data_dir=images and str(tmp_path / images), labels_file=str(tmp_path / table))
+    for name in ("run", "new"):
+        (tmp_path / name).mkdir()
+    save_recipe(Recipe(data=data), tmp_path / "run" / "recipe.yaml")
+    with pytest.raises(RecastError, match=r"give .* folder with --data-dir"):
+        recipe_of(tmp_path / "run")
+    with pytest.raises(RecastError, match=r"copy it to .*labels.csv"):
+        recipe_of(tmp_path / "run", str(tmp_path / "new"))
+    (tmp_path / now).touch()
+    data = recipe_of(tmp_path / "run", str(tmp_path / "new")).data
+    assert data.data_dir == str(tmp_path / "new")
+    assert os.path.samefile(str(data.labels_file), tmp_path / now)
+
+
+def test_images_of_the_package_do_not_move(tmp_path: Path) -> None:
+    save_recipe(Recipe(data=DataConfig("digits")), tmp_path / "recipe.yaml")
+    with pytest.raises(RecastError, match="drop --data-dir"):
+        recipe_of(tmp_path, "photos")
 
 
 @pytest.mark.parametrize(("name", "own"), [("digits", "folder"), ("scenes", "masks"), ("scene_objects", "coco")])

@@ -383,10 +383,13 @@ def test_what_unpacks_to_more_than_the_limit_is_refused(tmp_path: Path, monkeypa
             open_bands(str(tmp_path / name), 4)
     with pytest.raises(RecastError, match="npy: unpacked it is larger than"):
         load_data(DataConfig("zip", str(tmp_path / "c.zip"), img_size=8), in_chans=4)
+    noise = np.random.default_rng(0).integers(0, 99, zeros.shape, dtype=np.uint8)
+    np.savez_compressed(tmp_path / "noise.npz", noise)  # a little larger than their files
+    tifffile.imwrite(tmp_path / "noise.tif", noise, photometric="minisblack", compression="zlib")
     np.savez(tmp_path / "stored.npz", zeros)  # no larger than their files
     np.save(tmp_path / "stored.npy", zeros)
     tifffile.imwrite(tmp_path / "stored.tif", zeros, photometric="minisblack")
-    for name in ("stored.npz", "stored.npy", "stored.tif"):
+    for name in ("noise.npz", "noise.tif", "stored.npz", "stored.npy", "stored.tif"):
         assert open_bands(str(tmp_path / name), 4).shape == (4, 256, 256)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from recast.errors import first_line
 from recast.files import replaced
 from recast.lab.statistics import PERCENT, POINTS, Interval, interval
+from recast.reading import check_archive
 
 PATH = Path("scores", "images.npz")
 Key = tuple[str, str, str]
@@ -46,6 +47,7 @@ def read_images(run: Path) -> dict[Key, ImageValues]:
         return {}
     try:
         with (run / PATH).open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            check_archive(stored.zip)
             lines = enumerate(zip(stored["keys"].tolist(), stored["are_percentages"].tolist(), strict=True))
             return {tuple(key): ImageValues(stored[str(place)].astype(float), bool(is_)) for place, (key, is_) in lines}
     except Exception as error:  # a damaged file can raise anything

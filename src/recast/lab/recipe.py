@@ -6,6 +6,7 @@ Paths in a recipe file are relative to the file, so that a run folder can be mov
 from __future__ import annotations
 
 import hashlib
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from recast.config import File, Keys, read
 from recast.errors import RecastError, shown
 from recast.files import write_text
 from recast.lab.config import Recipe
+from recast.lab.config.inputs import EMBEDDED
 from recast.lab.config.recipe import task_name_of_data
 from recast.lab.config.types import MayChange
 from recast.lab.fields import fields_of, merge
@@ -232,14 +234,22 @@ def recipe_of(folder: Path, data_dir: str | None = None) -> Recipe:
     """
     recipe = load_recipe(folder / "recipe.yaml", complete=True)
     data, checkpoint = recipe.data, recipe.model.checkpoint
-    before = data.data_dir and Path(data.data_dir).expanduser()
-    if data_dir is not None:
-        table = Path(data.labels_file or "").expanduser()
-        if data.labels_file and before and not table.exists() and table.is_relative_to(before):
-            data = data.replace(labels_file=str(data_dir / table.relative_to(before)))
-        recipe = recipe.replace(data=data.replace(data_dir=data_dir))
-    elif before and not before.exists() and not data.name.startswith("hfds/"):
+    before, table = (path and Path(path).expanduser() for path in (data.data_dir, data.labels_file))
+    if data_dir is None and before and not before.exists() and not data.name.startswith("hfds/"):
         raise RecastError(f"no such data folder: {before}, of the run {folder}: give the folder with --data-dir")
+    if data_dir is not None and data.name in EMBEDDED:
+        raise RecastError(f"the run {folder} has images of the package ({data.name}): drop --data-dir")
+    if table and not table.exists():
+        if before is None and data_dir is None:
+            raise RecastError(f"no such file: {table}, of the run {folder}: give its folder with --data-dir")
+        images = before or table.parent
+        names = os.path.relpath(table, images), table.name
+        places = [*(Path(data_dir or images, name) for name in names), folder / table.name]
+        if (here := next(filter(Path.is_file, places), None)) is None:
+            raise RecastError(f"no such file: {table}, the labels of the run {folder}: copy it to {places[-1]}")
+        recipe = recipe.replace(data=data.replace(labels_file=str(here)))
+    if data_dir is not None:
+        recipe = recipe.replace(data=recipe.data.replace(data_dir=data_dir))
     if checkpoint and not Path(checkpoint).exists():
         if not (beside := folder / Path(checkpoint).name).is_file():
             raise RecastError(f"no such checkpoint: {checkpoint}, the parent of the run {folder}: copy it to {beside}")

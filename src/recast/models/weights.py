@@ -30,14 +30,12 @@ from recast.json_text import parse_json
 from recast.models.checksum import checksum
 from recast.models.foreign import foreign
 from recast.names import plain_name
-from recast.reading import check_unpacked
+from recast.reading import check_archive
 from recast.tracing.examples import check_weights
 
 PICKLED = (".pth", ".pt", ".bin", ".tar", ".ckpt")
 DEEPEST = 8
 """Levels of mappings and lists in which weights are looked for."""
-MOST = 4
-"""Times the size of its file that a checkpoint may have unpacked: torch.save does not compress, others do, a little."""
 AVERAGED = re.compile(r"(^|[._])ema([._]|$)")
 """In the name of a moving average, which timm prefers to the weights themselves."""
 OTHER = 3
@@ -203,7 +201,7 @@ def _read_pickled(path: Path) -> Any:
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                check_unpacked(sum(member.file_size for member in archive.infolist()), MOST * path.stat().st_size)
+                check_archive(archive)
         with warnings.catch_warnings(), torch.serialization.safe_globals(PLAIN):
             warnings.simplefilter("ignore")  # what torch warns of, a raw pickle, is refused below in words of our own
             return torch.load(path, map_location="cpu", weights_only=True)

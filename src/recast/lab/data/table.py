@@ -159,8 +159,9 @@ def _read(path: Path) -> Table:
         text = decode(read_bytes(path), path) if path.is_file() else None
         return (text and _read_list(path, text)) or read_table(path, text)
     parquet = optional_package("pyarrow.parquet", "pyarrow", f"{path} requires pyarrow; a CSV file does not")
-    if path.exists():
-        check_file(path)
+    if not path.exists():
+        raise RecastError(f"no such file: {path}")
+    check_file(path)
     try:
         with parquet.ParquetFile(path) as file:
             names, rows, size = file.schema_arrow.names, list[tuple[Any, ...]](), 0
@@ -171,8 +172,8 @@ def _read(path: Path) -> Table:
                 check_unpacked(size)
                 rows += zip(*(column.to_pylist() for column in columns), strict=True)
     except (OSError, ValueError) as error:
-        hint = f"; for images in it use --data hfds/{path.parent}" if "unpacked" in str(error) else ""
-        raise RecastError(f"cannot read {path}: {first_line(error)}{hint}") from None
+        cure = f"; keep fewer columns in it, or for images in it use --data hfds/{path.parent}"
+        raise RecastError(f"cannot read {path}: {first_line(error)}{cure * ('unpacked' in str(error))}") from None
     return Table(path.stem, tuple(names), tuple(rows))
 
 

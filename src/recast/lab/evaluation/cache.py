@@ -25,7 +25,7 @@ from recast.lab.data.datasets import LabelledImages
 from recast.lab.evaluation.context import Context, Score, Source
 from recast.lab.model_key import model_key
 from recast.models.checksum import checksum
-from recast.reading import check_unpacked
+from recast.reading import check_archive
 
 SCORES_VERSION = 1
 """Part of every key. Raise it with every change of suites, data or layers that changes a score."""
@@ -105,7 +105,7 @@ class Scores:
     def _read(self, path: Path) -> None:
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-                check_unpacked(sum(member.file_size for member in stored.zip.infolist()))
+                check_archive(stored.zip)
                 arrays = {name: stored[name] for name in stored.files}
             key, done, metrics = str(arrays.pop("key")), int(arrays.pop("done")), arrays.pop("metrics").tolist()
             if metrics != list(arrays):  # zip's checksums do not cover its list of entries
