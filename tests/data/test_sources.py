@@ -341,7 +341,7 @@ def test_validation_has_a_size_of_its_own(tmp_path: Path) -> None:
     for part, size in (("train", 20), ("val", 30)):
         make_zip(make_tree(tmp_path / "tree" / part, size=size), tmp_path / f"{part}.zip")
     for name, where in (("digits", None), ("folder", tmp_path / "tree"), ("zip", tmp_path)):
-        config = DataConfig(name, str(where), img_size=16, test_size=24)
+        config = DataConfig(name, where and str(where), img_size=16, test_size=24)
         data = load_data(config)
         assert (data.img_size, data.test_size) == (16, 24)
         assert data.train[0][0].shape == data.train.plain()[0][0].shape == (3, 16, 16)

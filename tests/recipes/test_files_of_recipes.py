@@ -37,7 +37,9 @@ def test_paths_below_the_recipe_move_with_it_and_others_are_absolute(
         folder.mkdir()
     (run / "parent.safetensors").touch()
     monkeypatch.chdir(tmp_path)
-    recipe = Recipe(model=ModelConfig(checkpoint="run/parent.safetensors"), data=DataConfig(data_dir="images"))
+    recipe = Recipe(
+        model=ModelConfig(checkpoint="run/parent.safetensors"), data=DataConfig("folder", data_dir="images")
+    )
     save_recipe(recipe, run / "recipe.yaml")
     run.rename(tmp_path / "moved")
     monkeypatch.chdir(images)

@@ -89,6 +89,8 @@ def options_of(command: str) -> set[str]:
 
 def test_every_command_parses_and_its_recipe_resolves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    Path("weights.safetensors").touch()
     assert len(TRAININGS) > 200
     for words in TRAININGS:
         recipe = captured(words, monkeypatch)

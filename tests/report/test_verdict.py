@@ -143,7 +143,7 @@ def test_seeds_give_a_mean_and_other_recipes_none(make_run: Any) -> None:
     paths = [make_run(f"s{seed}", top1={}, recipe={"seed": seed}) for seed in range(3)]
     for path, gain in zip(paths, (1, 3, -1), strict=True):
         set_images(path, {"parent": 344, "finetuned": 348, "recast": 348 + gain})
-    assert all(part in sentences(*paths) for part in ("3 seeds", "+0.3 points", "−1.2 to 1.8", "not shown", "3 of 3"))
+    assert all(part in sentences(*paths) for part in ("3 seeds", "+0.3 points", "−1.3 to 1.8", "not shown", "3 of 3"))
     for path, gain in zip(paths, (14, 11, 12), strict=True):
         set_images(path, {"parent": 324, "finetuned": 324, "recast": 324 + gain})
     assert all(part in sentences(*paths) for part in ("3.4 points above", "over seeds and images 1.7 to 6.0"))

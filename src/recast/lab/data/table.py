@@ -168,13 +168,19 @@ def _read(path: Path) -> Table:
             check_unpacked(sum(file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)))
             for batch in file.iter_batches(BATCH):  # a value that repeats is stored once: those sizes do not have it
                 columns = [c.dictionary_decode() if hasattr(c, "dictionary_decode") else c for c in batch.columns]
-                size += sum(column.nbytes + POINTER * len(column) for column in columns)
+                size += sum(map(_size, columns))
                 check_unpacked(size)
                 rows += zip(*(column.to_pylist() for column in columns), strict=True)
     except (OSError, ValueError) as error:
         cure = f"; keep fewer columns in it, or for images in it use --data hfds/{path.parent}"
         raise RecastError(f"cannot read {path}: {first_line(error)}{cure * ('unpacked' in str(error))}") from None
     return Table(path.stem, tuple(names), tuple(rows))
+
+
+def _size(column: Any) -> int:
+    """Return the bytes of a column of pyarrow as Python objects, with those in lists."""
+    inner = getattr(column, "values", None)
+    return int(column.nbytes + POINTER * len(column)) + (0 if inner is None else _size(inner))
 
 
 def _read_list(path: Path, text: str) -> Table | None:
