@@ -97,6 +97,26 @@ def test_a_table_may_be_parquet_and_lie_among_the_images(table: Write, tmp_path:
     assert labelled(data) == {Path(path).stem: label for path, label in PLAIN}
 
 
+def test_a_column_of_embeddings_is_not_read(table: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recast.reading.LARGEST", 2**16)
+    paths, labels = zip(*PLAIN, strict=True)
+    write_parquet(tmp_path / "labels.parquet", path=paths, clip=[[0.1 * i] * 2**12 for i in range(12)], label=labels)
+    with pytest.warns(UserWarning, match="not used: clip"):
+        data = load_data(DataConfig("csv", labels_file=str(tmp_path / "labels.parquet")))
+    assert labelled(data) == {Path(path).stem: label for path, label in PLAIN}
+
+
+def test_a_folder_of_parquet_files(table: Write, tmp_path: Path) -> None:
+    """As Spark writes them, with a column in the names of folders."""
+    for label in dict(PLAIN).values():
+        part = tmp_path / "labels.parquet" / f"label={label}" / "part-0.parquet"
+        part.parent.mkdir(parents=True, exist_ok=True)
+        write_parquet(part, path=[path for path, of in PLAIN if of == label])
+    (tmp_path / "labels.parquet" / "_SUCCESS").touch()
+    data = load_data(DataConfig("csv", data_dir=str(tmp_path), labels_file=str(tmp_path / "labels.parquet")))
+    assert labelled(data) == {Path(path).stem: label for path, label in PLAIN}
+
+
 def test_parquet_that_unpacks_to_more_than_the_limit(
     table: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

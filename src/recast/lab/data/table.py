@@ -39,6 +39,8 @@ from recast.reading import check_file, check_unpacked, decode, read_bytes
 
 _LINE = re.compile(r"(\S.*?\.\w+) +([^\s,;][^\t]*)")
 """PATH LABEL."""
+_VECTOR = re.compile(r"list<.*(float|double)")
+"""Type of a Parquet column that is not read: an embedding, which is neither path nor label."""
 BATCH, POINTER = 256, 8
 """Rows of a Parquet file that are read at a time, and bytes of a cell without its value."""
 NOWHERE = ("", ".", "..")
@@ -158,19 +160,25 @@ def _read(path: Path) -> Table:
     if path.suffix.lower() not in (".parquet", ".pq"):
         text = decode(read_bytes(path), path) if path.is_file() else None
         return (text and _read_list(path, text)) or read_table(path, text)
-    parquet = optional_package("pyarrow.parquet", "pyarrow", f"{path} requires pyarrow; a CSV file does not")
+    arrow = optional_package("pyarrow.dataset", "pyarrow", f"{path} requires pyarrow; a CSV file does not")
     if not path.exists():
         raise RecastError(f"no such file: {path}")
-    check_file(path)
+    if not path.is_dir():  # of parts, as Spark writes
+        check_file(path)
     try:
-        with parquet.ParquetFile(path) as file:
-            names, rows, size = file.schema_arrow.names, list[tuple[Any, ...]](), 0
-            check_unpacked(sum(file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)))
-            for batch in file.iter_batches(BATCH):  # a value that repeats is stored once: those sizes do not have it
-                columns = [c.dictionary_decode() if hasattr(c, "dictionary_decode") else c for c in batch.columns]
-                size += sum(map(_size, columns))
-                check_unpacked(size)
-                rows += zip(*(column.to_pylist() for column in columns), strict=True)
+        table = arrow.dataset(path, format="parquet", partitioning="hive")
+        names, rows, size = table.schema.names, list[tuple[Any, ...]](), 0
+        read = [field.name for field in table.schema if not _VECTOR.search(str(field.type))]
+        groups = (part.metadata.row_group(i) for part in table.get_fragments() for i in range(len(part.row_groups)))
+        chunks = (group.column(i) for group in groups for i in range(group.num_columns))
+        check_unpacked(sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.partition(".")[0] in read))
+        # a value that repeats is stored once: those sizes do not have it
+        for batch in table.to_batches(columns=read, batch_size=BATCH, batch_readahead=0, fragment_readahead=0):
+            columns = [c.dictionary_decode() if hasattr(c, "dictionary_decode") else c for c in batch.columns]
+            size += sum(map(_size, columns))
+            check_unpacked(size)
+            cells = dict(zip(read, (column.to_pylist() for column in columns), strict=True))
+            rows += zip(*(cells.get(name, [None] * len(batch)) for name in names), strict=True)
     except (OSError, ValueError) as error:
         cure = f"; keep fewer columns in it, or for images in it use --data hfds/{path.parent}"
         raise RecastError(f"cannot read {path}: {first_line(error)}{cure * ('unpacked' in str(error))}") from None
