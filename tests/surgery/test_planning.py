@@ -101,6 +101,24 @@ def test_an_example_that_does_not_fit_is_refused(example: Any) -> None:
         plan(nn.Sequential(nn.LazyConv2d(4, 3)), X)
 
 
+@pytest.mark.parametrize(
+    "convert",
+    [
+        Tensor.to_sparse,
+        Tensor.to_sparse_csr,
+        Tensor.to_mkldnn,
+        lambda eye: torch.quantize_per_tensor(eye, 0.1, 0, torch.qint8),
+        lambda eye: torch.nested.nested_tensor([eye, eye[:2]]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_that_are_not_dense_are_named(convert: Callable[[Tensor], Tensor]) -> None:
+    model = small()
+    model.register_buffer("graph", convert(torch.eye(3)))
+    with pytest.raises(RecastError, match="graph is sparse, quantized or nested"):
+        plan(model, X)
+
+
 def test_a_shape_only_pass_that_fails_is_said() -> None:
     def choose(m: nn.Module, x: Tensor) -> Tensor:
         y = m.body(x)

@@ -130,8 +130,7 @@ def check_weights(model: nn.Module) -> None:
 def check_not_lazy(model: nn.Module) -> None:
     """Raise `RecastError` for a model with lazy layers that never ran."""
     if lazy := next((name for name, tensor in _named_tensors(model) if is_lazy(tensor)), None):
-        kind = type(model).__name__
-        raise RecastError(f"{kind} has lazy layers, whose weights have no shape yet ({lazy}): run it once first")
+        raise RecastError(f"the model has lazy layers, whose weights have no shape yet ({lazy}): run it once first")
 
 
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

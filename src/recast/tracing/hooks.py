@@ -24,7 +24,7 @@ After = Callable[[str, nn.Module, tuple[Any, ...], Any], Any]
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Restore buffers that follow the data in eval mode too, and torch's random state: two passes draw the same."""
     buffers = [(held, dict(held)) for module in model.modules() if isinstance(held := module._buffers, dict)]
-    values = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    values = [(b, b.clone()) for b in model.buffers() if b.layout is torch.strided and not b.is_nested]  # comparable
     cuda = {t.device.index for t in (*model.parameters(), *model.buffers()) if t.device.type == "cuda"}
     try:
         with torch.random.fork_rng(sorted(cuda)):

@@ -81,6 +81,9 @@ def observe(
     """
     batch, mode = batch_of(example), FakeTensorMode(allow_non_fake_inputs=True)
     check_not_lazy(model)
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    if odd := next((n for n, t in tensors if t.layout != torch.strided or t.is_quantized or t.is_nested), None):
+        raise RecastError(f"{odd} is sparse, quantized or nested: convert it to a dense tensor before")
     log = logging.getLogger(FakeTensorMode.__module__)  # it prints what fails, with the whole traceback
     was_off, log.disabled = log.disabled, True
     try:
