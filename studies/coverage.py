@@ -144,15 +144,15 @@ def rows_of(setting: Setting, draws: int, only: str = "") -> list[dict[str, Any]
     for begin in range(0, draws, PART):
         points, truth = draw(random, setting, min(PART, draws - begin))
         truths.append(truth)
-        for found, (_, method, _) in zip(ends, chosen, strict=True):
-            found += [method(each, random) for each in points]
+        for intervals, (_, method, _) in zip(ends, chosen, strict=True):
+            intervals += [method(each, random) for each in points]
     of_networks = np.concatenate(truths)
     return [
         {
             "metric": "top1", **vars(setting), "method": name, "truth": truth, "draws": draws,
-            **summary(np.array(found), of_networks if truth == OF_IMAGES else np.full(draws, setting.effect)),
+            **summary(np.array(intervals), of_networks if truth == OF_IMAGES else np.full(draws, setting.effect)),
         }
-        for found, (name, _, truth) in zip(ends, chosen, strict=True)
+        for intervals, (name, _, truth) in zip(ends, chosen, strict=True)
     ]  # fmt: skip
 
 
@@ -226,12 +226,12 @@ def pooled_rows(images: int, start: float, effect: float, pixels: bool, draws: i
             low, high = arms.interval("b", metric)
             ends.setdefault((metric, ONE_ARM), []).append((low or 0.0, high or 100.0))
     rows = []
-    for (metric, what), found in ends.items():
+    for (metric, what), intervals in ends.items():
         difference, one = truth[0][metric] - truth[1][metric], truth[1][metric]
         rows.append({
             "metric": metric, "seeds": 1, "images": images, "top1": f"{one:.1f}", "effect": f"{difference:.1f}",
             "spread": 0.0, "always": 0.0, "method": "interval", "truth": what, "draws": draws,
-            **summary(np.array(found), np.full(draws, difference if what == OF_IMAGES else one)),
+            **summary(np.array(intervals), np.full(draws, difference if what == OF_IMAGES else one)),
         })  # fmt: skip
     return rows
 

@@ -25,19 +25,19 @@ class ImageValues:
 
     values: np.ndarray
     is_percentage: bool
-    """Whether each is a percentage of an image, from 0 to 100."""
+    """True if each is the percentage of an image, from 0 to 100."""
 
 
 def write_images(run: Path, images: Mapping[Key, ImageValues], suites: Collection[str]) -> None:
     """Replace the values of these suites in a run folder."""
-    kept = {key: each for key, each in read_images(run).items() if key[0] not in suites}
-    kept |= {key: each for key, each in images.items() if key[0] in suites}
-    arrays = {str(place): each.values.astype(np.float32) for place, each in enumerate(kept.values())}
+    lines = {key: each for key, each in read_images(run).items() if key[0] not in suites}
+    lines |= {key: each for key, each in images.items() if key[0] in suites}
+    arrays = {str(place): each.values.astype(np.float32) for place, each in enumerate(lines.values())}
     (run / PATH).parent.mkdir(exist_ok=True)
     with replaced(run / PATH) as temporary, temporary.open("wb") as file:
         np.savez_compressed(
-            file, keys=np.array(list(kept), dtype=str).reshape(-1, 3),
-            are_percentages=np.array([each.is_percentage for each in kept.values()], dtype=bool), **arrays,  # type: ignore[arg-type]
+            file, keys=np.array(list(lines), dtype=str).reshape(-1, 3),
+            are_percentages=np.array([each.is_percentage for each in lines.values()], dtype=bool), **arrays,  # type: ignore[arg-type]
         )  # fmt: skip
 
 

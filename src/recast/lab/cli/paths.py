@@ -49,11 +49,10 @@ def check_paths(command: Command, words: Sequence[str]) -> None:
 
 def _names_hub(word: str) -> bool:
     """Return True for data of a hub, also in a recipe or a run: its data folder is a cache, which is made."""
-    if word.endswith((".yaml", ".yml")) or os.path.isdir(word):
+    path = os.path.join(word, "recipe.yaml") if os.path.isdir(word) else word
+    if path.endswith((".yaml", ".yml")):
         with suppress(OSError, RecastError):
-            word = read_bytes(word if os.path.isfile(word) else os.path.join(word, "recipe.yaml")).decode(
-                errors="replace"
-            )
+            word = read_bytes(path).decode(errors="replace")
     return "hfds/" in word
 
 

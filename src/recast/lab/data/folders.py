@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path, PurePath
@@ -19,7 +18,7 @@ from recast.lab.config import DataConfig
 from recast.lab.data.datasets import ImageFiles, RawData
 from recast.lab.data.images import PHOTO, is_hidden
 from recast.lab.data.parts import HELD_OUT, choose_parts, part_word, parts_note
-from recast.lab.data.trees import Archive, Disk, Files, composed, find_file, join
+from recast.lab.data.trees import Archive, Disk, Files, check_one_row, composed, find_file, join
 from recast.lab.tables import read_table
 
 LEFTOVERS = ("thumbs.db", "desktop.ini", ".pth", ".pt", ".ckpt", ".safetensors", ".h5", ".keras")
@@ -246,8 +245,7 @@ def _read_index(root: Path) -> tuple[ImageFiles, list[str]]:
         is_imagenet &= label < imagenet.num_classes() and imagenet.index_to_label_name(label) == row.get("wnid")
     if not files:
         raise RecastError(f"{path} lists no images")
-    if twice := [file for file, count in Counter(map(os.path.realpath, files)).items() if count > 1]:
-        raise RecastError(f"{path} has several rows for an image ({len(twice)}: {listed(twice, 3)}); keep one each")
+    check_one_row(path, files)
     if is_imagenet:
         classes = [names.get(index) or imagenet.index_to_description(index) for index in range(imagenet.num_classes())]
     else:

@@ -9,12 +9,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from recast.errors import RecastError, first_line, listed, shown
+from recast.errors import RecastError, listed, shown
 from recast.lab.config import DataConfig, Recipe
 from recast.lab.data.columns import (
     BITS,
@@ -31,18 +30,10 @@ from recast.lab.data.datasets import ImageFiles, LabelledImages, RawData
 from recast.lab.data.images import ARRAYS, PHOTO, is_hidden, is_image_name
 from recast.lab.data.parts import choose_parts, part_word, parts_note
 from recast.lab.data.seeding import hold_out
-from recast.lab.data.trees import composed, find_file
-from recast.lab.optional import optional_package
+from recast.lab.data.table_files import read_file
+from recast.lab.data.trees import check_one_row, composed, find_file
 from recast.lab.recipe import override
-from recast.lab.tables import Table, read_table
-from recast.reading import check_file, check_unpacked, decode, read_bytes
 
-_LINE = re.compile(r"(\S.*?\.\w+) +([^\s,;][^\t]*)")
-"""PATH LABEL."""
-_VECTOR = re.compile(r"list<.*(float|double)")
-"""Type of a Parquet column that is not read: an embedding, which is neither path nor label."""
-BATCH, POINTER = 256, 8
-"""Rows of a Parquet file that are read at a time, and bytes of a cell without its value."""
 NOWHERE = ("", ".", "..")
 """Parts of a path that are no names."""
 
@@ -91,7 +82,7 @@ def read_labels(config: DataConfig, is_multi: bool = False) -> Labels:
     Raises RecastError for a missing or ambiguous column, an empty cell, and cells that are not what the column is.
     """
     path = Path(config.labels_file or "").expanduser()
-    table = _read(path)
+    table = read_file(path)
     if not table.rows:
         raise RecastError(f"{path} has no rows: expected one for each image")
     columns = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))
@@ -154,68 +145,6 @@ def _one_column(
 
 def _counts(cells: Sequence[str]) -> str:
     return listed([f"{value}: {count}" for value, count in Counter(cells).most_common()], 4)
-
-
-def _read(path: Path) -> Table:
-    if path.suffix.lower() not in (".parquet", ".pq"):
-        text = decode(read_bytes(path), path) if path.is_file() else None
-        return (text and _read_list(path, text)) or read_table(path, text)
-    arrow = optional_package("pyarrow.dataset", "pyarrow", f"{path} requires pyarrow; a CSV file does not")
-    if not path.exists():
-        raise RecastError(f"no such file: {path}")
-    if not path.is_dir():  # of parts, as Spark writes
-        check_file(path)
-    try:
-        table = arrow.dataset(path, format="parquet", partitioning="hive")
-        names, rows, size = table.schema.names, list[tuple[Any, ...]](), 0
-        read = [field.name for field in table.schema if not _VECTOR.search(str(field.type))]
-        groups = (part.metadata.row_group(i) for part in table.get_fragments() for i in range(len(part.row_groups)))
-        chunks = (group.column(i) for group in groups for i in range(group.num_columns))
-        check_unpacked(sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.partition(".")[0] in read))
-        # a value that repeats is stored once: those sizes do not have it
-        for batch in table.to_batches(columns=read, batch_size=BATCH, batch_readahead=0, fragment_readahead=0):
-            columns = [c.dictionary_decode() if hasattr(c, "dictionary_decode") else c for c in batch.columns]
-            size += sum(map(_size, columns))
-            check_unpacked(size)
-            cells = dict(zip(read, (column.to_pylist() for column in columns), strict=True))
-            rows += zip(*(cells.get(name, [None] * len(batch)) for name in names), strict=True)
-    except (OSError, ValueError) as error:
-        cure = f"; keep fewer columns in it, or for images in it use --data hfds/{path.parent}"
-        raise RecastError(f"cannot read {path}: {first_line(error)}{cure * ('unpacked' in str(error))}") from None
-    return Table(path.stem, tuple(names), tuple(rows))
-
-
-def _size(column: Any) -> int:
-    """Return the bytes of a column of pyarrow as Python objects, with those in lists."""
-    inner = getattr(column, "values", None)
-    return int(column.nbytes + POINTER * len(column)) + (0 if inner is None else _size(inner))
-
-
-def _read_list(path: Path, text: str) -> Table | None:
-    """Read lines of PATH LABEL, also below two names of columns; None if the text is something else."""
-    lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), start=1)]
-    lines = [(number, line) for number, line in lines if line]
-    header = ("path", "label")
-    if (
-        lines
-        and not _pair(lines[0][1])
-        and len(names := lines[0][1].split()) == 2
-        and not re.search("[,;\t]", lines[0][1])
-    ):
-        header, lines = (names[0], names[1]), lines[1:]
-    if not lines or not _pair(lines[0][1]):
-        return None
-    rows = [(number, line, _pair(line)) for number, line in lines]
-    if wrong := [(number, line) for number, line, pair in rows if pair is None]:
-        number, line = wrong[0]
-        raise RecastError(f"{path} line {number}: expected PATH LABEL as in the first line, got {shown(line)}")
-    return Table(path.stem, header, tuple(pair for _, _, pair in rows if pair))
-
-
-def _pair(line: str) -> tuple[str, str] | None:
-    """Return path and label of a line, which a blank separates; None if it does not start with an image."""
-    match = _LINE.fullmatch(line)
-    return (match[1], match[2]) if match and is_image_name(match[1]) else None
 
 
 def _text(cell: object) -> str:
@@ -301,11 +230,7 @@ def find_images(config: DataConfig, table: Labels, make: Callable[[list[str], Te
             f"{len(missing)} of {len(files)} images of {table.file} are not in {root}: {listed(missing, 3)}; add them, "
             "correct --data-dir, or skip them with --bad-image skip"
         )
-    rows_of = Counter(os.path.realpath(file) for file in files if file)
-    if twice := [file for file, count in rows_of.items() if count > 1]:
-        raise RecastError(
-            f"{table.file} has several rows for an image ({len(twice)}: {listed(twice, 3)}); keep one each"
-        )
+    check_one_row(table.file, filter(None, files))
     rows = [row for row, file in enumerate(files) if file is not None]
     notes = [
         f"{table.file}: {table.how}; classes: {len(table.classes)} ({listed(table.classes, 5)}); images: {len(rows)}, "
@@ -325,23 +250,30 @@ def find_images(config: DataConfig, table: Labels, make: Callable[[list[str], Te
             train, val = map(train.subset, hold_out(train.labels, config.val_fraction, groups))
             notes.append(f"{table.file}: held out are {len(val)} images, all those of their groups")
     else:
-        names = Counter(table.parts)
-        if unknown := [name for name in names if part_word(name) is None]:
-            shares = listed([name or "(empty)" for name in unknown], 3)
-            raise RecastError(
-                f"{table.file}: {sum(names[name] for name in unknown)} rows have the split {shares}: "
-                "expected train, val or test; rename the column if it is not a split"
-            )
-        chosen = choose_parts(names, table.file)
+        chosen, remarks = _choose_parts(table, table.parts)
         train, val = (part(name) if name else None for name in chosen)
-        notes += parts_note(table.file, *chosen, names)
-        pairs = set(zip(table.groups or (), table.parts, strict=False))
-        sides = [{group for group, name in pairs if name == side} for side in chosen]
-        if both := sorted(set.intersection(*sides)):
-            notes.append(f"{table.file}: {len(both)} groups have training and validation images: {listed(both, 3)}")
-        if chosen[0] and not chosen[1]:
-            notes.append(f"{table.file}: no row is for validation: a random share of the training images is held out")
+        notes += remarks
     return RawData(root.resolve().name, train, val, table.classes, crop="random", notes=notes)
+
+
+def _choose_parts(table: Labels, parts: Sequence[str]) -> tuple[tuple[str | None, str | None], list[str]]:
+    """Return the names of the training and validation part, and notes. Raises RecastError for an unknown name."""
+    names = Counter(parts)
+    if unknown := [name for name in names if part_word(name) is None]:
+        shares = listed([name or "(empty)" for name in unknown], 3)
+        raise RecastError(
+            f"{table.file}: {sum(names[name] for name in unknown)} rows have the split {shares}: "
+            "expected train, val or test; rename the column if it is not a split"
+        )
+    chosen = choose_parts(names, table.file)
+    notes = parts_note(table.file, *chosen, names)
+    pairs = set(zip(table.groups or (), parts, strict=False))
+    sides = [{group for group, name in pairs if name == side} for side in chosen]
+    if both := sorted(set.intersection(*sides)):
+        notes.append(f"{table.file}: {len(both)} groups have training and validation images: {listed(both, 3)}")
+    if chosen[0] and not chosen[1]:
+        notes.append(f"{table.file}: no row is for validation: a random share of the training images is held out")
+    return chosen, notes
 
 
 def locate(root: Path, source: str, images: Sequence[str]) -> tuple[list[str | None], int, list[str]]:

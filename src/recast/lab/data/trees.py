@@ -10,7 +10,8 @@ import os
 import struct
 import unicodedata
 import zipfile
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -180,6 +181,12 @@ class Archive(Files):
 def composed(name: str) -> str:
     """Return a name in Unicode's composed form (NFC), in which class names are compared; macOS decomposes them."""
     return unicodedata.normalize("NFC", name)
+
+
+def check_one_row(source: Path | str, files: Iterable[str]) -> None:
+    """Raise RecastError if several rows of `source` name the same file, also through links."""
+    if twice := [file for file, count in Counter(map(os.path.realpath, files)).items() if count > 1]:
+        raise RecastError(f"{source} has several rows for an image ({len(twice)}: {listed(twice, 3)}); keep one each")
 
 
 def find_file(folder: Path, name: str) -> Path | None:

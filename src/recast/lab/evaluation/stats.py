@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -122,9 +123,10 @@ class Compared:
 
     def difference(self, model: str, against: str, metric: str) -> Interval:
         """Return `model` − `against`, with its interval over the images."""
-        line = over_seeds([self.images[model, metric]], [self.images[against, metric]])
+        a, b = (model, metric), (against, metric)
+        line = over_seeds([self.images[a]], [self.images[b]])
         assert line is not None  # the same images
-        return line
+        return replace(line, mean=self.values[a] - self.values[b])
 
     def rows(self, run: str, suite: str, dataset: str) -> list[Row]:
         """Return the values as rows."""
@@ -135,13 +137,13 @@ class Compared:
 
     def differences(self, run: str, suite: str, dataset: str) -> list[Difference]:
         """Return the differences between arms."""
-        rows = []
-        for model, other in COMPARED:
-            for metric in dict.fromkeys(metric for _, metric in self.values):
-                if {(model, metric), (other, metric)} <= self.values.keys():
-                    line = self.difference(model, other, metric)
-                    value = self.values[model, metric] - self.values[other, metric]
-                    rows.append(
-                        Difference(run, model, other, suite, dataset, metric, value, line.low, line.high, self.n)
-                    )
-        return rows
+        lines = [
+            (model, other, metric, self.difference(model, other, metric))
+            for model, other in COMPARED
+            for metric in dict.fromkeys(metric for _, metric in self.values)
+            if {(model, metric), (other, metric)} <= self.values.keys()
+        ]
+        return [
+            Difference(run, model, other, suite, dataset, metric, line.mean, line.low, line.high, self.n)
+            for model, other, metric, line in lines
+        ]

@@ -277,10 +277,14 @@ class _Trial:
             if seed == 0:
                 with replaced(self.out / WEIGHTS) as temporary:
                     save_file({name: t.contiguous() for name, t in tail.network.state_dict().items()}, temporary)
+        self._store(row)
+        return row
+
+    def _store(self, row: dict[str, Any]) -> None:
+        """Add a row to runs.jsonl."""
         with (self.out / RUNS).open("a", encoding="utf-8") as file:
             file.write(json_line(row))
         self.rows.append(row)
-        return row
 
     def _measure_ratio(self, tail: Tail, train: Bank) -> float:
         """Return the ratio of a recast to a fine-tuned update after the trainings, or that of runs.jsonl."""
@@ -291,11 +295,9 @@ class _Trial:
         pair: tuple[Arm, ...] = ("finetuned", "recast")
         tails = {arm: arms.make(arm, tail, self.plan, bank, 0, self.device) for arm in pair}
         (step,) = arms.step_seconds(tails, bank, self.pace.batch, self.device)
-        row = {"kind": "ratio", "ratio": step["recast"] / step["finetuned"]}
-        with (self.out / RUNS).open("a", encoding="utf-8") as file:
-            file.write(json_line(row))
-        self.rows.append(row)
-        return float(row["ratio"])
+        ratio = step["recast"] / step["finetuned"]
+        self._store({"kind": "ratio", "ratio": ratio})
+        return ratio
 
     def _write_pages(self, answer: Answer, runs: Mapping[Arm, Sequence[Mapping[str, Any]]], tail: Tail) -> None:
         if find_spec("matplotlib") is None:

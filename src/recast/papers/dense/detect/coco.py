@@ -169,9 +169,8 @@ def _readable(stored: Mapping[str, Any], where: str) -> dict[str, Any]:
             parsed(read(CocoFile, alone, where), where)
         except RecastError:
             bad.add(number)
-    kept = {name: [each for each in stored[name] if each[key] not in bad]
-            for name, key in (("images", "id"), ("annotations", "image_id"))}  # fmt: skip
-    return {**stored, **kept}
+    keys = {"images": "id", "annotations": "image_id"}
+    return {**stored, **{name: [each for each in stored[name] if each[key] not in bad] for name, key in keys.items()}}
 
 
 def parsed(content: CocoFile, where: str) -> list[Annotations]:

@@ -193,11 +193,8 @@ def _read(path: Path, root: Path, config: DataConfig) -> tuple[ObjectImages, lis
     sizes = [each.size or _size(file) for each, file in zip(images.objects, found.values(), strict=True)]
     line = check_boxes(images.objects, sizes, config.img_size or PHOTO, str(path))
     line += f"; images left out, which are missing: {len(missing)}" * bool(missing)
-    return (
-        images,
-        classes,
-        [line + f"; images left out for an annotation that cannot be read: {damaged}" * bool(damaged)],
-    )
+    line += f"; images left out for an annotation that cannot be read: {damaged}" * bool(damaged)
+    return images, classes, [line]
 
 
 def _files(names: Sequence[str], path: Path, root: Path) -> list[str | None]:
