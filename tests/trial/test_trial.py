@@ -17,7 +17,7 @@ import recast
 from recast.lab.cli import main
 from recast.lab.config import DataConfig
 from recast.lab.data import Data, load_data
-from recast.lab.data.seeding import choose_balanced
+from recast.lab.data.seeding import choose_stratified
 from recast.lab.records import Wakefulness
 from recast.lab.trial import arms, pace, run, try_
 from recast.lab.trial.answer import RATES, ArmLine, Facts, judge
@@ -78,7 +78,7 @@ def test_an_interrupted_trial_goes_on_to_the_same_numbers(
     rows = [json.loads(line) for line in (tmp_path / "expected" / run.RUNS).read_text().splitlines()]
     first = next(row for row in rows if (row["kind"], row["arm"], row["seed"]) == ("final", "recast", 0))
     count = expected.images
-    images, labels = data.val.subset(choose_balanced(data.val.labels, count, "")).batch(range(count))
+    images, labels = data.val.subset(choose_stratified(data.val.labels, count, "")).batch(range(count))
     with torch.no_grad():
         logits = child.eval()(data.normalised(images, torch.device("cpu")))
     assert (logits.argmax(1) == labels).tolist() == first["right"]

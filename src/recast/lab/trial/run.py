@@ -25,7 +25,7 @@ from recast.lab.data import Data, Loader
 from recast.lab.data.class_order import name_other_classes, order_classes_
 from recast.lab.data.datasets import ImageFiles, ImageTensors, LabelledImages
 from recast.lab.data.fingerprint import fingerprint_of
-from recast.lab.data.seeding import choose_balanced, hold_out
+from recast.lab.data.seeding import choose_stratified, hold_out
 from recast.lab.device import choose_device
 from recast.lab.files import json_line, locked, read_json, read_lines, write_json
 from recast.lab.model_key import model_key
@@ -216,7 +216,7 @@ class _Trial:
 
     def _bank(self, images: LabelledImages, count: int, views: int, name: str) -> Bank:
         if count < len(images):
-            images = images.subset(choose_balanced(images.labels, count, name))
+            images = images.subset(choose_stratified(images.labels, count, name))
         (folder := self.out / FEATURES).mkdir(exist_ok=True)
         return store(
             self.parts, self.data, images, views, self.pace.dtype, folder, name, self.device,
