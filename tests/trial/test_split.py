@@ -112,6 +112,8 @@ def test_a_tail_that_begins_with_a_recast_layer_can_be_woken() -> None:
     recast.recast_(parts.tail.network, plan)
     for child, inputs in zip(children, (images, parts.features(images)), strict=True):
         recast.wake_(child, inputs, seed=0)
-    first, second = (child.state_dict() for child in children)
-    for name, value in first.items():  # queries and keys too
-        torch.testing.assert_close(second[f"network.{name}"], value)
+    expected, layer = (
+        child.get_submodule(name).state_dict() for child, name in zip(children, ("2", "network.2"), strict=True)
+    )
+    for name, value in expected.items():  # queries and keys too
+        torch.testing.assert_close(layer[name], value)

@@ -3,7 +3,9 @@ import json
 import os
 import re
 import shutil
+from contextlib import nullcontext
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,14 +15,17 @@ import pytest
 import timm
 import torch
 from in_browser import CHROMIUM, chromium, opened
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 import recast
 from recast.lab.cli import main
-from recast.lab.config import DataConfig
+from recast.lab.cli.try_ import _check_unseen
+from recast.lab.config import DataConfig, Recipe
 from recast.lab.data import Data, load_data
 from recast.lab.data.seeding import choose_stratified
+from recast.lab.recipe import save_recipe
 from recast.lab.records import Wakefulness
 from recast.lab.trial import arms, features, pace, run, try_
 from recast.lab.trial.answer import RATES, ArmLine, Facts, judge
@@ -372,3 +377,22 @@ def test_another_folder_is_left_alone(data: Data, plan: recast.Plan, tmp_path: P
     with pytest.raises(recast.RecastError, match=r"GiB.*[1-9]"):
         run.check_space(tmp_path, 2**60)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_images_that_the_checkpoints_run_trained_on_are_rejected(tmp_path: Path) -> None:
+    for label, k in product(("a", "b"), range(20)):
+        (tmp_path / "images" / label).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4), (k, k, k)).save(tmp_path / "images" / label / f"{k}.png")
+    (tmp_path / "link").symlink_to(tmp_path / "images")
+    (tmp_path / "run" / "finetuned").mkdir(parents=True)
+    config = DataConfig("folder", str(tmp_path / "images"), img_size=4)
+    save_recipe(Recipe(data=config), tmp_path / "run" / "recipe.yaml")
+    for folder, fraction, checkpoint, is_wrong in (
+        ("images", 0.1, "run/w.safetensors", False),
+        ("images", 0.2, "run/w.safetensors", True),
+        ("link", 0.2, "run/finetuned/w.safetensors", True),
+        ("images", 0.2, "w.safetensors", False),  # no run
+    ):
+        images = load_data(config.replace(data_dir=str(tmp_path / folder), val_fraction=fraction))
+        with pytest.raises(recast.RecastError, match=r"4 of 8 .*--val-fraction 0\.1") if is_wrong else nullcontext():
+            _check_unseen(images, tmp_path / checkpoint)
