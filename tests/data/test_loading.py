@@ -23,6 +23,7 @@ from recast.lab.data.seeding import (
     balanced_order,
     choose_balanced,
     choose_fraction,
+    choose_stratified,
     epoch_order,
     hold_out,
 )
@@ -118,6 +119,19 @@ def test_fraction_is_of_every_class_nested_and_at_least_one() -> None:
     assert torch.cat([train, val]).sort().values.equal(torch.arange(77))
     assert LABELS[val].bincount().tolist() == [5, 1, 2]
     assert 0 in hold_out(torch.tensor([0, 1, 1]), 0.5)[0]  # a single image goes to training
+
+
+def test_stratified_subsets_have_the_shares_of_all_images() -> None:
+    rare = torch.tensor([0] * 95 + [1] * 5).repeat(10)
+    for count in (20, 100, 500, 1000):
+        chosen = choose_stratified(rare, count, "n")
+        assert abs(int(rare[chosen].sum()) - 0.05 * count) <= 1
+        assert len(chosen.unique()) == count
+    assert set(choose_stratified(rare, 20, "n").tolist()) < set(choose_stratified(rare, 21, "n").tolist())
+    equal = torch.arange(10).repeat(30)
+    assert all(choose_stratified(equal, n, "n").equal(choose_balanced(equal, n, "n")) for n in (3, 25, 300))
+    with pytest.raises(RecastError, match="num_val must be between 1"):
+        choose_stratified(rare, 1001, "num_val")
 
 
 def test_balanced_epochs() -> None:

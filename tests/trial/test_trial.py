@@ -1,6 +1,11 @@
+import errno
 import json
+import os
 import re
-from dataclasses import replace
+import shutil
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -10,16 +15,19 @@ import pytest
 import timm
 import torch
 from in_browser import CHROMIUM, chromium, opened
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 import recast
 from recast.lab.cli import main
-from recast.lab.config import DataConfig
+from recast.lab.cli.try_ import _check_unseen
+from recast.lab.config import DataConfig, Recipe
 from recast.lab.data import Data, load_data
-from recast.lab.data.seeding import choose_balanced
+from recast.lab.data.seeding import choose_stratified
+from recast.lab.recipe import save_recipe
 from recast.lab.records import Wakefulness
-from recast.lab.trial import arms, pace, run, try_
+from recast.lab.trial import arms, features, pace, run, try_
 from recast.lab.trial.answer import RATES, ArmLine, Facts, judge
 from recast.lab.trial.features import Bank
 from recast.lab.trial.page import write_page
@@ -85,7 +93,7 @@ def test_an_interrupted_trial_goes_on_to_the_same_numbers(
     rows = [json.loads(line) for line in (tmp_path / "expected" / run.RUNS).read_text().splitlines()]
     first = next(row for row in rows if (row["kind"], row["arm"], row["seed"]) == ("final", "recast", 0))
     count = expected.images
-    images, labels = data.val.subset(choose_balanced(data.val.labels, count, "")).batch(range(count))
+    images, labels = data.val.subset(choose_stratified(data.val.labels, count, "")).batch(range(count))
     with torch.no_grad():
         logits = child.eval()(data.normalised(images, torch.device("cpu")))
     assert (logits.argmax(1) == labels).tolist() == first["right"]
@@ -142,7 +150,9 @@ def test_other_pixels_or_code_are_another_trial(name: str, data: Data, plan: rec
 
     before = opened(network(), data).settings
     assert before.keys() >= set(run.PIXELS)
-    (tmp_path / run.TRIAL).write_text(json.dumps({"settings": before, "pace": {}}))
+    two = dict.fromkeys(arms.TRAINED, 2)
+    amounts = pace.Pace(40, 20, 1, 10, two, two, 0.1, 8, "float16", [1.0])
+    (tmp_path / run.TRIAL).write_text(json.dumps({"settings": before, "pace": asdict(amounts)}))
     opened(network(), data)
     changed = network()
     if name == "buffer":
@@ -164,6 +174,76 @@ def test_logits_are_read_from_a_tuple(classes: int, data: Data, tmp_path: Path) 
     plan = recast.plan(pair, torch.randn(1, 3, 16, 16), where="3")
     answer = try_(pair, data, plan, tmp_path / "out", minutes=1e-3, seeds=1)
     assert [line.arm for line in answer.arms] == ["parent", *arms.TRAINED]
+
+
+def _edit_rows(folder: Path, change: Any) -> None:
+    rows = [json.loads(line) for line in (folder / run.RUNS).read_text().splitlines()]
+    change(rows)
+    (folder / run.RUNS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _edit_pace(folder: Path, change: Any) -> None:
+    content = json.loads((folder / run.TRIAL).read_text())
+    change(content["pace"])
+    (folder / run.TRIAL).write_text(json.dumps(content))
+
+
+def _edit_features(folder: Path) -> None:
+    array = np.load(path := folder / run.FEATURES / "val-0.npy")
+    np.save(path, array * np.nan)
+
+
+DAMAGE: dict[str, tuple[Any, str]] = {  # what is said, or the error after "!"
+    "pace": (lambda path: _edit_pace(path, dict.clear), "!damaged.*--out"),
+    "arms": (lambda path: _edit_pace(path, lambda pace: pace["step"].pop("added")), "!damaged.*--out"),
+    "row": (lambda path: (path / run.RUNS).write_text('{"kind": "rate", "arm": "added", "seed": 0}\n'), "line 1"),
+    "right": (lambda path: _edit_rows(path, lambda rows: rows[-1]["right"].pop()), "recast, seed 0 is damaged"),
+    "curve": (lambda path: _edit_rows(path, lambda rows: rows[-2]["curve"].pop()), "added, seed 0 is damaged"),
+    "weights": (lambda path: (path / run.WEIGHTS).unlink(), "recast, seed 0 is damaged"),
+    "cut": (lambda path: os.truncate(path / run.FEATURES / "val-0.npy", 300), "val-0.npy is damaged"),
+    "nan": (_edit_features, "val-0.npy is damaged .*NaN"),
+}
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_damaged_folder_is_mended_or_an_error(data: Data, plan: recast.Plan, tmp_path: Path) -> None:
+    def tried(folder: Path, say: Any = lambda line: None) -> Any:
+        return comparable(try_(network(), data, plan, folder, minutes=1e-3, seeds=1, say=say))
+
+    expected = tried(tmp_path / "whole")
+    for name, (damage, match) in DAMAGE.items():
+        shutil.copytree(tmp_path / "whole", folder := tmp_path / name)
+        damage(folder)
+        lines: list[str] = []
+        if match.startswith("!"):
+            with pytest.raises(recast.RecastError, match=match[1:]):
+                tried(folder)
+        else:
+            assert tried(folder, lines.append) == expected
+            assert any(re.search(match, line) for line in lines)
+            lines.clear()
+            assert tried(folder, lines.append) == expected
+            assert [line for line in lines if re.search("is damaged|damaged or", line)] == []  # mended for good
+
+
+@pytest.mark.usefixtures("quick")
+def test_nan_and_a_full_disk_are_errors(
+    data: Data, plan: recast.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = network()
+    broken.get_parameter("7.weight").data.fill_(torch.nan)
+    with pytest.raises(recast.RecastError, match="NaN or infinite logits"):
+        try_(broken, data, plan, tmp_path / "new", minutes=1e-3, seeds=1)
+    path, parts = tmp_path / "features.npy", iter([torch.zeros(32, 4), torch.full((8, 4), torch.inf)])
+    with pytest.raises(recast.RecastError, match="NaN or infinity for image 32"):
+        features._write(parts, data.val, "float16", path, lambda count: None)
+
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(features, "_write", full)
+    with pytest.raises(recast.RecastError, match=r"val-0\.npy: No space left.* the same command"):
+        try_(network(), data, plan, tmp_path / "new", minutes=1e-3, seeds=1)
 
 
 def bank(images: int = 10, views: int = 3) -> Bank:
@@ -332,3 +412,22 @@ def test_another_folder_is_left_alone(data: Data, plan: recast.Plan, tmp_path: P
     with pytest.raises(recast.RecastError, match=r"GiB.*[1-9]"):
         run.check_space(tmp_path, 2**60)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_images_that_the_checkpoints_run_trained_on_are_rejected(tmp_path: Path) -> None:
+    for label, k in product(("a", "b"), range(20)):
+        (tmp_path / "images" / label).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4), (k, k, k)).save(tmp_path / "images" / label / f"{k}.png")
+    (tmp_path / "link").symlink_to(tmp_path / "images")
+    (tmp_path / "run" / "finetuned").mkdir(parents=True)
+    config = DataConfig("folder", str(tmp_path / "images"), img_size=4)
+    save_recipe(Recipe(data=config), tmp_path / "run" / "recipe.yaml")
+    for folder, fraction, checkpoint, is_wrong in (
+        ("images", 0.1, "run/w.safetensors", False),
+        ("images", 0.2, "run/w.safetensors", True),
+        ("link", 0.2, "run/finetuned/w.safetensors", True),
+        ("images", 0.2, "w.safetensors", False),  # no run
+    ):
+        images = load_data(config.replace(data_dir=str(tmp_path / folder), val_fraction=fraction))
+        with pytest.raises(recast.RecastError, match=r"4 of 8 .*--val-fraction 0\.1") if is_wrong else nullcontext():
+            _check_unseen(images, tmp_path / checkpoint)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recast.config import Count, FilePath, Positive, read
 from recast.errors import RecastError
@@ -12,6 +14,10 @@ from recast.lab.cli.command import Command, Compute, Typed, print_json
 from recast.lab.cli.plan import Network
 from recast.lab.config import ImagesConfig
 from recast.models.trust import is_function
+
+if TYPE_CHECKING:
+    from recast.lab.data import Data
+    from recast.lab.data.datasets import LabelledImages
 
 EXAMPLES = """  recast try --model resnet50 --pretrained --data-dir photos
   recast try --model mynet:build --checkpoint w.pt --data-dir photos --minutes 30 --seeds 5
@@ -25,8 +31,10 @@ class Trial(Network):
     data: ImagesConfig = ImagesConfig("folder")
 
 
-BASE: dict[str, Any] = {"data": {"name": "folder", "val_fraction": 0.2}}
-"""Defaults of a trial: a tenth of the images is too few to tell arms apart."""
+BASE: dict[str, Any] = {"data": {"name": "folder"}}
+"""Defaults of a trial. Images are held out as by `recast train`, which may have made the checkpoint."""
+LIBRARY_WEIGHTS: dict[str, Any] = {"data": {"name": "folder", "val_fraction": 0.2}}
+"""Defaults with --pretrained: weights that were not trained on these images leave a larger share for the intervals."""
 
 
 def try_(
@@ -49,6 +57,8 @@ def try_(
         out: Folder of the trial.
     """
     settings = Trial.of(trial, **BASE)
+    if settings.model.pretrained and settings.model.checkpoint is None:
+        settings = Trial.of(trial, **LIBRARY_WEIGHTS)
     if not settings.model.name:
         raise RecastError("--model is missing: name the trained network")
     if not (settings.has_weights or is_function(settings.model.name)):
@@ -60,6 +70,11 @@ def try_(
     with trial.named():
         images = settings.load(settings.data)
         parent = settings.open()
+    say = partial(print, file=sys.stderr) if not output.quiet else lambda line: None
+    if images.is_held_out:
+        say(f"validation: {settings.data.val_fraction:g} of every class, held out of the training images")
+    if settings.model.checkpoint is not None:
+        _check_unseen(images, Path(settings.model.checkpoint))
     images, _ = images.fitted_to(parent)
     if settings.data.bad_image == "skip":
         images = without_unreadable(images, "train", "val")
@@ -68,7 +83,7 @@ def try_(
         answer = run(
             parent, images, planned, Path(out), minutes=minutes, seeds=seeds, device=device,
             progress=not output.quiet and sys.stderr.isatty(),
-            say=lambda line: None if output.quiet else print(line, file=sys.stderr),
+            say=say,
         )  # fmt: skip
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; run the same command again to continue") from None
@@ -77,6 +92,36 @@ def try_(
     else:
         print(answer)
     return 0
+
+
+def _check_unseen(images: Data, checkpoint: Path) -> None:
+    """Raise RecastError if the run that made a checkpoint trained on validation images of the trial."""
+    from recast.lab.data import load_data
+    from recast.lab.recipe import load_recipe
+
+    folder = next((folder for folder in list(checkpoint.parents)[:2] if (folder / "recipe.yaml").is_file()), None)
+    if folder is None:
+        return
+    recipe = load_recipe(folder / "recipe.yaml", complete=True)
+    try:
+        data = load_data(recipe.data, labels=recipe.labels, in_chans=recipe.model.in_chans)
+    except RecastError as error:
+        print(f"note: cannot tell which images {folder} was trained on ({error})", file=sys.stderr)
+        return
+    trained, tested = (
+        {os.path.realpath(part.image_name(index)) for index in range(len(part)) if _has_file(part, index)}
+        for part in (data.train, images.val)
+    )
+    if seen := trained & tested:
+        own = f"set --val-fraction {recipe.data.val_fraction:g}, as that run" if data.is_held_out else "take others"
+        raise RecastError(
+            f"{len(seen)} of {len(images.val)} validation images were training images of {folder}, which made the "
+            f"checkpoint: {own}"
+        )
+
+
+def _has_file(images: LabelledImages, index: int) -> bool:
+    return isinstance(getattr(images, "items", [None] * len(images))[index], str)
 
 
 COMMAND = Command(try_, "--model MODEL --data-dir DIR [options]", EXAMPLES, lambda words: ("", read(Trial, BASE)))

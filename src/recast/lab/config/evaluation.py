@@ -60,6 +60,6 @@ class Options(Config):
     test_flip: Annotated[bool, Rare()] = False
     """Segmentation: also average over the mirrored image."""
     num_images: Count | None = None
-    """Measure on this many images of every data set, class-balanced. None: all."""
+    """Measure on this many images of every data set, with its class shares. None: all."""
     seed: CountOrZero = 0
     """Random seed of corruptions and intervals."""

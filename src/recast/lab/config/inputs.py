@@ -59,7 +59,7 @@ class ImagesConfig(Config):
     """Number of training images, or share of every class (0.1, at least one image); class-balanced, drawn with seed.
     None: all."""
     num_val: Annotated[Count | None, Rare()] = None
-    """Number of validation images; class-balanced, drawn with seed. None: all."""
+    """Number of validation images, with the class shares of all. None: all."""
     val_fraction: Annotated[ProperShare, Rare()] = 0.1
     """Share of every class to hold out if the data have no validation part."""
     bad_image: Annotated[Literal["stop", "skip"], Rare()] = "stop"

@@ -1,6 +1,6 @@
 """Seeds, generators and choices of images that depend on their purpose, never on earlier draws.
 
-Choices are balanced over the classes and the same for the same labels, so that runs stay comparable.
+Choices are balanced over the classes or have their shares, and are the same for the same labels: runs stay comparable.
 """
 
 from __future__ import annotations
@@ -112,11 +112,28 @@ def balanced_order(labels: Tensor, seed: int = 0) -> Tensor:
 
 def choose_balanced(labels: Tensor, count: int, option: str, seed: int = 0) -> Tensor:
     """Return ascending indices of `count` class-balanced images. Raises RecastError if there are fewer."""
+    _check_count(labels, count, option)
+    return balanced_order(labels, seed)[:count].sort().values
+
+
+def choose_stratified(labels: Tensor, count: int, option: str) -> Tensor:
+    """Return ascending indices of `count` images with the class shares of all. Raises RecastError if there are fewer.
+
+    The images of a smaller count are among those of a larger one. Classes of equal size give `choose_balanced`.
+    """
+    _check_count(labels, count, option)
+    shuffled, classes = shuffled_classes(labels, 0)
+    place = torch.empty(len(labels), dtype=torch.float64)
+    for of_class in classes:
+        place[of_class] = (torch.arange(len(of_class), dtype=torch.float64) + 0.5) / len(of_class)
+    return shuffled[torch.argsort(place[shuffled], stable=True)][:count].sort().values
+
+
+def _check_count(labels: Tensor, count: int, option: str) -> None:
     if len(labels) == 0:
         raise RecastError(f"{option}={count}, but this part of the data set has no images")
     if not 1 <= count <= len(labels):
         raise RecastError(f"{option} must be between 1 and {len(labels)} (the number of images), got {count}")
-    return balanced_order(labels, seed)[:count].sort().values
 
 
 def choose_fraction(labels: Tensor, fraction: float) -> Tensor:

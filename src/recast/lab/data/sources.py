@@ -24,7 +24,7 @@ from recast.lab.data.folders import data_dir, find_archives, find_folder
 from recast.lab.data.images import bits_of, opened
 from recast.lab.data.libraries import NORMS, find_in_torchvision, find_on_hub, read_vision
 from recast.lab.data.loading import Loader
-from recast.lab.data.seeding import choose_balanced, choose_fraction, hold_out
+from recast.lab.data.seeding import choose_balanced, choose_fraction, choose_stratified, hold_out
 from recast.lab.data.table import find_csv
 from recast.lab.tasks import TASKS, Task
 from recast.models.build import InputDefaults, input_defaults
@@ -146,7 +146,7 @@ def load_data(
 ) -> Data:
     """Load a data set by name.
 
-    Subsets (num_train, num_val) and splits are class-balanced and always the same.
+    Subsets and splits are always the same: num_train is class-balanced, num_val has the class shares of all images.
 
     Args:
         config: name, folder, sizes and subsets.
@@ -207,7 +207,7 @@ def assemble(
     elif config.num_train is not None:
         train = train.subset(choose_fraction(train.labels, config.num_train))
     if config.num_val is not None:
-        val = val.subset(choose_balanced(val.labels, config.num_val, "num_val"))
+        val = val.subset(choose_stratified(val.labels, config.num_val, "num_val"))
     bad: list[str] = []
     parts: list[LabelledImages] = []
     for images, side in ((train, img_size), (val, config.test_size or img_size)):

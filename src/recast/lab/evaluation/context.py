@@ -16,7 +16,7 @@ from recast.lab.config.evaluation import Options
 from recast.lab.data import Data, Loader
 from recast.lab.data.class_order import check_logits
 from recast.lab.data.datasets import LabelledImages
-from recast.lab.data.seeding import choose_balanced
+from recast.lab.data.seeding import choose_stratified
 from recast.lab.suites import SUITES
 from recast.tracing.outputs import answer_of
 
@@ -53,10 +53,10 @@ class NotMeasured(RecastError):
 
 
 def sampled(images: Images, most: int | None) -> Images:
-    """Return `most` class-balanced images, or all if there are fewer."""
+    """Return `most` images with the class shares of all, or all if there are fewer."""
     if most is None or most >= len(images):
         return images
-    return images.subset(choose_balanced(images.labels, most, "num_images"))
+    return images.subset(choose_stratified(images.labels, most, "num_images"))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from recast.config import typed
 from recast.errors import RecastError
 from recast.lab.config.evaluation import Options
 from recast.lab.data import Data
-from recast.lab.data.seeding import choose_balanced
+from recast.lab.data.seeding import choose_stratified
 from recast.lab.device import choose_device
 from recast.lab.evaluation.cache import Cache, Scores
 from recast.lab.evaluation.context import Batch, Context, NotMeasured, PixelModel, Score, Source
@@ -108,7 +108,7 @@ def open_context(
     for model in models.values():
         check_weights(model)
     if options.num_images is not None:
-        indices = choose_balanced(data.val.labels, options.num_images, "num_images")
+        indices = choose_stratified(data.val.labels, options.num_images, "num_images")
         data = replace(data, val=data.val.subset(indices))
     return Context(wrapped, data, batch_size, choose_device(device), options, workers)
 

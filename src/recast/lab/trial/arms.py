@@ -107,6 +107,21 @@ class Trained:
     right: tuple[bool, ...]
 
 
+@dataclass(frozen=True)
+class Run(Trained):
+    """A finished training: a line of runs.jsonl."""
+
+    kind: Literal["rate", "final"]
+    arm: Arm
+    seed: int
+    rate: float
+    updates: int
+    attention: Wakefulness | None = None
+    """Of the recast arm."""
+    weights: str = ""
+    """Checksum of the weights that are kept, of the first seed of the recast arm."""
+
+
 def train_(
     tail: Tail, train: Bank, test: Bank, *, rate: float, updates: int, batch: int, seed: int, device: torch.device,
     advance: Callable[[], None] = lambda: None, follows: bool = True,

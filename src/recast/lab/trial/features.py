@@ -6,14 +6,14 @@ import math
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recast.errors import RecastError
+from recast.errors import RecastError, first_line
 from recast.files import replaced
 from recast.lab.data import Data, Loader
 from recast.lab.data.datasets import LabelledImages
@@ -23,6 +23,8 @@ from recast.lab.trial.split import Split
 
 PART = 32
 """Images of one pass through the trunk."""
+CHUNK = 2**26
+"""Bytes of features that are checked at once."""
 HALF = 1e4
 """Features with larger magnitudes are stored in single precision: half precision ends at 65,504."""
 
@@ -72,7 +74,7 @@ class Bank:
         return torch.from_numpy(np.stack(rows)).float().to(device), self.labels[images].to(device)
 
 
-def dtype_of(features: Tensor) -> str:
+def dtype_of(features: Tensor) -> Literal["float16", "float32"]:
     """Return the type in which such features are stored."""
     return "float16" if float(features.abs().max()) < HALF else "float32"
 
@@ -88,27 +90,53 @@ def check_space(folder: Path, needed: int) -> None:
 
 
 def store(
-    split: Split, data: Data, images: LabelledImages, views: int, dtype: str, folder: Path, name: str,
-    device: torch.device, advance: Callable[[int], None],
+    split: Split, data: Data, images: LabelledImages, views: int, dtype: str, image_bytes: int, folder: Path, name: str,
+    device: torch.device, advance: Callable[[int], None], say: Callable[[str], object],
 ) -> Bank:  # fmt: skip
-    """Compute the features of images, or read those on disk; a view is one file, FOLDER/NAME-VIEW.npy."""
+    """Compute the features of images, or read those on disk; a view is one file, FOLDER/NAME-VIEW.npy.
+
+    A damaged file is computed again, which is said. Raises RecastError if the network gives NaN or infinity.
+    """
     arrays = []
     for view in range(views):
         path = folder / f"{name}-{view}.npy"
+        if path.is_file() and (problem := _problem(path, len(images), dtype, image_bytes)):
+            say(f"{path} is damaged ({problem}): its features are computed again")
+            path.unlink()
         if not path.is_file():
             parts = (split.features(data.normalised(pixels, device)) for pixels, _ in Loader(images, PART, epoch=view))
             with replaced(path) as temporary:
-                _write(parts, len(images), dtype, temporary, advance)
+                _write(parts, images, dtype, temporary, advance)
         arrays.append(np.load(path, mmap_mode="r"))
     return Bank(tuple(arrays), images.labels.clone(), torch.arange(len(images)))
 
 
-def _write(parts: Iterator[Tensor], count: int, dtype: str, path: Path, advance: Callable[[int], None]) -> None:
-    first = next(parts)
-    array = np.lib.format.open_memmap(path, "w+", np.dtype(dtype), (count, *first.shape[1:]))
+def _problem(path: Path, count: int, dtype: str, image_bytes: int) -> str:
+    """Return why a file cannot hold the features of `count` images; empty if it can."""
+    try:
+        array = np.lib.format.open_memmap(path, mode="r")
+    except (OSError, ValueError) as error:
+        return first_line(error)
+    if len(array) != count or array.dtype != dtype or array[:1].nbytes != image_bytes:
+        return "of other images"
+    step = max(1, CHUNK // image_bytes)
+    is_finite = all(np.isfinite(array[first : first + step]).all() for first in range(0, count, step))
+    return "" if is_finite else "NaN or infinity"
+
+
+def _write(
+    parts: Iterator[Tensor], images: LabelledImages, dtype: str, path: Path, advance: Callable[[int], None]
+) -> None:
     most, place = float(np.finfo(dtype).max), 0
-    for part in chain([first], parts):
-        array[place : place + len(part)] = part.clamp(-most, most).cpu().numpy().astype(dtype)
-        place += len(part)
-        advance(len(part))
-    array.flush()
+    with path.open("wb") as file:  # writing to a memory map of a full disk would kill the process
+        for part in parts:
+            if not place:
+                shape = (len(images), *part.shape[1:])
+                header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, header)
+            if len(bad := (~part.flatten(1).isfinite().all(1)).nonzero()):
+                image = images.image_name(place + int(bad[0]))
+                raise RecastError(f"the network gives NaN or infinity for {image}: check its weights, --mean and --std")
+            file.write(part.clamp(-most, most).cpu().numpy().astype(dtype).tobytes())
+            place += len(part)
+            advance(len(part))

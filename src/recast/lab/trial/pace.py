@@ -7,10 +7,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Literal
 
 import numpy as np
 import torch
 
+from recast.config import Count, Positive
 from recast.lab.data import Data, Loader
 from recast.lab.trial import arms
 from recast.lab.trial.answer import RATES
@@ -36,19 +38,19 @@ SMALL, BATCHES = 96, (32, 64)
 class Pace:
     """Amounts that fit into the time, by measured rates. trial.json keeps them: a resumed trial does the same."""
 
-    train: int
-    val: int
-    views: int
-    batch: int
-    updates: Mapping[Arm, int]
-    step: Mapping[Arm, float]
+    train: Count
+    val: Count
+    views: Count
+    batch: Count
+    updates: Mapping[Arm, Count]
+    step: Mapping[Arm, Positive]
     """Seconds of an update."""
-    image: float
+    image: Positive
     """Seconds of an image's features."""
-    image_bytes: int
-    dtype: str
-    ratios: Sequence[float]
-    """Seconds of a recast update relative to a fine-tuned one, measured `BLOCKS` times."""
+    image_bytes: Count
+    dtype: Literal["float16", "float32"]
+    ratios: Sequence[Positive]
+    """Seconds of a recast update relative to a fine-tuned one, `BLOCKS` times before the trainings and once after."""
 
     @property
     def bytes(self) -> int:

@@ -7,7 +7,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
@@ -16,16 +16,19 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from recast.config import coerce
 from recast.errors import RecastError, listed
-from recast.files import replaced, write_text
+from recast.files import free_space, replaced, require, write_text
 from recast.lab.data import Data, Loader
 from recast.lab.data.class_order import name_other_classes, order_classes_
 from recast.lab.data.datasets import ImageFiles, ImageTensors, LabelledImages
+from recast.lab.data.duplicates import DUPLICATES, report_duplicates
 from recast.lab.data.fingerprint import fingerprint_of
-from recast.lab.data.seeding import choose_balanced, hold_out
+from recast.lab.data.seeding import choose_stratified, hold_out
 from recast.lab.device import choose_device
 from recast.lab.files import json_line, locked, read_json, read_lines, write_json
 from recast.lab.model_key import model_key
@@ -33,10 +36,11 @@ from recast.lab.records import Wakefulness
 from recast.lab.report.formats import plural
 from recast.lab.trial import arms
 from recast.lab.trial.answer import RATES, Answer, ArmLine, Facts, judge
-from recast.lab.trial.arms import ARMS, RATED, TRAINED, Arm
+from recast.lab.trial.arms import ARMS, RATED, TRAINED, Arm, Run
 from recast.lab.trial.features import Bank, check_space, store
-from recast.lab.trial.pace import FEWEST, HELD_OUT, RATE_PART, Pace, measure_pace
+from recast.lab.trial.pace import BLOCKS, FEWEST, HELD_OUT, RATE_PART, Pace, measure_pace
 from recast.lab.trial.split import Tail, split_network
+from recast.models.checksum import checksum
 from recast.surgery.apply import recast_
 from recast.surgery.plan import Plan
 from recast.tracing.cost import count_parameters
@@ -129,6 +133,8 @@ class _Trial:
         images = data.normalised(next(iter(Loader(data.val, 4)))[0], device)
         with torch.no_grad():
             logits = logits_of(run_example(self.network, images), self.network, "a trial")
+        if not logits.isfinite().all():
+            raise RecastError("the network gives NaN or infinite logits: check its weights, and --mean and --std")
         others = name_other_classes(self.network, data)
         if logits.shape[1] != classes:
             others = f"the network has {logits.shape[1]} classes, the data {classes}"
@@ -148,20 +154,27 @@ class _Trial:
         self.parts = split_network(self.network, [step.name for step in plan.steps], images)
 
     def _read_before(self) -> dict[str, Any] | None:
-        """Return the content of trial.json; None in a new folder. Raises RecastError for any other folder."""
+        """Return the content of trial.json and set `pace`; None in a new folder.
+
+        Raises RecastError for any other folder.
+        """
         if not (self.out / TRIAL).is_file():
             if self.out.is_dir() and any(self.out.iterdir()):
                 raise RecastError(f"{self.out} is not empty: choose a new folder with --out")
             return None
-        before = read_json(self.out / TRIAL, "settings", "pace")
-        old = before["settings"]
+        before = read_json(path := self.out / TRIAL, "settings", "pace")
+        old, remedy = require(f"settings of {path}", before["settings"]), "choose a new folder with --out, or delete it"
         if differ := [name for name, value in self.settings.items() if old.get(name) != value]:
             shown = {name: f" ({old.get(name)}, now {self.settings[name]})" for name in ("minutes", "seeds", *PIXELS)}
             changed = [f"{name}{shown.get(name, '')}" for name in differ]
-            raise RecastError(
-                f"{self.out} was made with other settings, {', '.join(changed)}: choose a new folder "
-                "with --out, or delete it"
-            )
+            raise RecastError(f"{self.out} was made with other settings, {', '.join(changed)}: {remedy}")
+        try:
+            self.pace = coerce(Pace, before["pace"], "pace")
+        except RecastError as error:
+            raise RecastError(f"{path} is damaged ({error}): {remedy}") from None
+        fits = self.pace.train <= len(self.data.train) and self.pace.val <= len(self.data.val)
+        if not fits or any(set(arms_of) != set(TRAINED) for arms_of in (self.pace.updates, self.pace.step)):
+            raise RecastError(f"{path} is damaged (its pace lacks arms, or has more images): {remedy}")
         return before
 
     def run(self, progress: bool) -> Answer:
@@ -174,23 +187,30 @@ class _Trial:
         if self.before is None:
             self.pace = measure_pace(self.parts, self.data, self.plan, self.minutes, self.seeds, self.device)
             check_space(self.out, self.pace.bytes)
-        else:
-            self.pace = Pace(**self.before["pace"])
         self._say_pace()
         columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
         self.bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not progress)
         self.task = self.bar.add_task("features", total=self.pace.seconds(self.seeds))
         with locked(self.out), self.bar:
             if self.before is None:
-                write_json(self.out / TRIAL, {"settings": self.settings, "pace": asdict(self.pace)})
+                self._write_trial()
             try:
+                if duplicates := report_duplicates(self.data, self.out):
+                    self._note(duplicates)
                 return self._answer()
             except RecastError:  # after the mistake is mended, the same command starts again
                 if self.before is None and not self.rows:
                     shutil.rmtree(self.out / FEATURES, ignore_errors=True)
-                    for name in (TRIAL, RUNS):
+                    for name in (TRIAL, RUNS, DUPLICATES):
                         (self.out / name).unlink(missing_ok=True)
                 raise
+            except (OSError, SafetensorError) as error:  # a full disk, a folder that became read-only
+                place = getattr(error, "filename", None) or self.out
+                reason = getattr(error, "strerror", None) or error
+                raise RecastError(
+                    f"cannot write {place}: {reason}; its disk has {free_space(self.out)} left; mend that, then run "
+                    "the same command again to continue"
+                ) from None
 
     def _note(self, line: str) -> None:
         self.notes.append(line)
@@ -217,18 +237,52 @@ class _Trial:
 
     def _bank(self, images: LabelledImages, count: int, views: int, name: str) -> Bank:
         if count < len(images):
-            images = images.subset(choose_balanced(images.labels, count, name))
-        (folder := self.out / FEATURES).mkdir(exist_ok=True)
+            images = images.subset(choose_stratified(images.labels, count, name))
+        if (folder := self.out / FEATURES).is_file():
+            raise RecastError(f"{folder} is a file: remove it, or choose another folder with --out")
+        folder.mkdir(exist_ok=True)
         return store(
-            self.parts, self.data, images, views, self.pace.dtype, folder, name, self.device,
-            lambda done: self.bar.advance(self.task, done * self.pace.image),
+            self.parts, self.data, images, views, self.pace.dtype, self.pace.image_bytes, folder, name, self.device,
+            lambda done: self.bar.advance(self.task, done * self.pace.image), self.say,
         )  # fmt: skip
+
+    def _read_runs(self, path: Path) -> list[dict[str, Any]]:
+        """Return the rows of runs.jsonl; a line that is damaged, or was cut as the process was killed, is skipped."""
+        rows, damaged = read_lines(path) if path.is_file() else ([], [])
+        intact = []
+        for number, row in rows:
+            try:
+                coerce(Run, row, "row")
+                intact.append(row)
+            except RecastError:
+                damaged.append(number)
+        if damaged:
+            lines = f"line{'s' * (len(damaged) > 1)} {listed([str(number) for number in sorted(damaged)], 5)}"
+            self.say(f"{path}: {lines} damaged or cut: what it held is trained again")
+        return intact
+
+    def _write_trial(self) -> None:
+        write_json(self.out / TRIAL, {"settings": self.settings, "pace": asdict(self.pace)})
+
+    def _write_runs(self) -> None:
+        write_text(self.out / RUNS, "".join(map(json_line, self.rows)))
+
+    def _is_whole(self, row: Mapping[str, Any], updates: int, images: int) -> bool:
+        """Return True if a row is of these updates and images, and the weights that it has on disk are there."""
+        if (row["updates"], len(row["right"]), len(row["curve"])) != (updates, images, min(arms.POINTS, updates)):
+            return False
+        if (row["kind"], row["arm"], row["seed"]) != ("final", "recast", 0):
+            return True
+        try:
+            return bool(row.get("weights") == checksum(load_file(self.out / WEIGHTS)))
+        except (OSError, SafetensorError):
+            return False
 
     def _answer(self) -> Answer:
         """Compute the features, choose the rates, train every arm and judge them."""
         path = self.out / RUNS
-        self.rows = [row for _, row in read_lines(path)[0]] if path.is_file() else []
-        write_text(path, "".join(map(json_line, self.rows)))  # without the half line of a process that was killed
+        self.rows = self._read_runs(path)
+        self._write_runs()
         val = self._bank(self.data.val, self.pace.val, 1, "val")
         train = self._bank(self.data.train, self.pace.train, self.pace.views, "train")
         part, held_out = (train.subset(places) for places in hold_out(train.labels, HELD_OUT))
@@ -239,15 +293,24 @@ class _Trial:
         rates: dict[Arm, float] = {}
         for arm in RATED:
             rows = [self._train_arm("rate", arm, 0, rate, tail_of_part, part, held_out) for rate in RATES]
-            rates[arm] = min(rows, key=lambda row: row["loss"])["rate"]
+            best = min(rows, key=lambda row: row["loss"])
+            if best["loss"] >= arms.DIVERGED:
+                raise RecastError(
+                    f"{ARMS[arm]}: the loss is NaN or infinite at every learning rate from {RATES[0]:.0e} to "
+                    f"{RATES[-1]:.0e}; check the network's weights, and --mean and --std"
+                )
+            rates[arm] = best["rate"]
         rates["longer"] = rates["finetuned"]
         runs: dict[Arm, list[dict[str, Any]]] = {arm: [] for arm in TRAINED}
         for seed in range(self.seeds):  # all arms of a seed first: an interrupted trial has whole pairs
             for arm in TRAINED:
-                runs[arm].append(self._train_arm("final", arm, seed, rates[arm], tail, train, val))
+                runs[arm].append(row := self._train_arm("final", arm, seed, rates[arm], tail, train, val))
+                if row["loss"] >= arms.DIVERGED:
+                    self._note(f"{ARMS[arm]}, seed {seed}: the loss became NaN or infinite")
         _, parent = arms.score(tail, val, self.device)
-        ratio = self._measure_ratio(tail, train)
-        answer = self._judge(parent, runs, rates, ratio)
+        if len(self.pace.ratios) == BLOCKS:
+            self._measure_steps_again(tail, train)
+        answer = self._judge(parent, runs, rates)
         write_text(self.out / ANSWER, answer.to_json() + "\n")
         self._write_pages(answer, runs, tail)
         return answer
@@ -260,10 +323,15 @@ class _Trial:
         updates, detail = self.pace.updates[arm], f"seed {seed}"
         if kind == "rate":
             updates, detail = max(1, updates // RATE_PART), f"rate {rate:.0e}"
-        for row in self.rows:
-            if key.items() <= row.items():
+        rows = [row for row in self.rows if key.items() <= row.items()]
+        for row in rows:
+            if self._is_whole(row, updates, len(test)):
                 self.bar.advance(self.task, updates * seconds)
                 return row
+            self.say(f"{self.out}: {ARMS[arm]}, {detail} is damaged or incomplete: it is trained again")
+            self.rows.remove(row)
+        if rows:
+            self._write_runs()
         self.bar.update(self.task, description=f"{ARMS[arm]}, {detail}")
         tail = arms.make(arm, start, self.plan, train, seed, self.device)
         trained = arms.train_(
@@ -275,29 +343,23 @@ class _Trial:
             awake = arms.attention(tail, test, self.device)
             row["attention"] = None if awake is None else asdict(awake)
             if seed == 0:
+                weights = {name: t.cpu().contiguous() for name, t in tail.network.state_dict().items()}
+                row["weights"] = checksum(weights)
                 with replaced(self.out / WEIGHTS) as temporary:
-                    save_file({name: t.contiguous() for name, t in tail.network.state_dict().items()}, temporary)
-        self._store(row)
-        return row
-
-    def _store(self, row: dict[str, Any]) -> None:
-        """Add a row to runs.jsonl."""
+                    save_file(weights, temporary)
         with (self.out / RUNS).open("a", encoding="utf-8") as file:
             file.write(json_line(row))
         self.rows.append(row)
+        return row
 
-    def _measure_ratio(self, tail: Tail, train: Bank) -> float:
-        """Return the ratio of a recast to a fine-tuned update after the trainings, or that of runs.jsonl."""
-        for row in self.rows:
-            if row["kind"] == "ratio":
-                return float(row["ratio"])
+    def _measure_steps_again(self, tail: Tail, train: Bank) -> None:
+        """Add the ratio of a recast to a fine-tuned update after the trainings to the pace."""
         bank = train.spread(self.pace.batch)
         pair: tuple[Arm, ...] = ("finetuned", "recast")
         tails = {arm: arms.make(arm, tail, self.plan, bank, 0, self.device) for arm in pair}
         (step,) = arms.step_seconds(tails, bank, self.pace.batch, self.device)
-        ratio = step["recast"] / step["finetuned"]
-        self._store({"kind": "ratio", "ratio": ratio})
-        return ratio
+        self.pace = replace(self.pace, ratios=(*self.pace.ratios, step["recast"] / step["finetuned"]))
+        self._write_trial()
 
     def _write_pages(self, answer: Answer, runs: Mapping[Arm, Sequence[Mapping[str, Any]]], tail: Tail) -> None:
         if find_spec("matplotlib") is None:
@@ -330,7 +392,7 @@ class _Trial:
         return True
 
     def _judge(
-        self, parent: tuple[bool, ...], runs: dict[Arm, list[dict[str, Any]]], rates: dict[Arm, float], ratio: float
+        self, parent: tuple[bool, ...], runs: dict[Arm, list[dict[str, Any]]], rates: dict[Arm, float]
     ) -> Answer:
         pace = self.pace
         lines = [ArmLine("parent", ARMS["parent"], 100 * mean(parent))]
@@ -342,7 +404,7 @@ class _Trial:
         attention = sorted(awake, key=lambda seed: seed.awake)[len(awake) // 2] if awake else None
         facts = Facts(
             pace.train, pace.epochs, pace.most_epochs, self.minutes, self.parts.tail.entry, pace.views,
-            tuple(self.notes), (*pace.ratios, ratio),
+            tuple(self.notes), tuple(pace.ratios),
         )  # fmt: skip
         right: dict[str, Any] = {arm: [row["right"] for row in rows] for arm, rows in runs.items()}
         return judge(right, lines, attention, facts)
