@@ -7,11 +7,11 @@ A value x_si belongs to seed s and image i, both drawn at random (crossed random
     E = s²_rest / (S N)         contained in A as well as in B
 
 The interval over the images is the score interval of Tango (1998) for paired proportions, of Wilson (1927) for one
-proportion: the mean m belongs to it if |x̄ − m| ≤ 1.96 √(s²(m) / N), with the variance of the likeliest distribution of
-mean m on the values in the sample and the ends of their range. The ends of differences are ±100 points, so that the
-interval is that of 0 of N if no image changes sides, or ± the largest change if `ENOUGH` images changed. Values without
-a range get x̄ ± t·√B, with the degrees of freedom of their variance by their kurtosis κ: 2 (N − 1) / (κ − 1), at most
-N − 1.
+proportion: the mean m belongs to it if |x̄ − m| ≤ z √(s²(m) / N), z = 1.96 for 95 %, with the variance of the likeliest
+distribution of mean m on the values in the sample and the ends of their range. The ends of differences are ±100 points,
+so that the interval is that of 0 of N if no image changes sides, or ± the largest change if `ENOUGH` images changed.
+Values without a range get x̄ ± t·√B, with the degrees of freedom of their variance by their kurtosis κ:
+2 (N − 1) / (κ − 1), at most N − 1.
 
 Let b be the distance of an end from x̄. The interval over both is
 
@@ -37,14 +37,13 @@ PERCENT = (0.0, 100.0)
 """Range of the percentage of an image."""
 ENOUGH = 20
 """Number of changed images from which a larger change than theirs is unlikely."""
-QUANTILE, POWER = 0.975, 0.8
-Z, Z_POWER = 1.959964, 0.841621
-"""These quantiles of the normal distribution."""
+POWER = 0.8
+"""Probability with which the smallest detectable difference is shown."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its 95 % interval, infinite if the values do not determine one."""
+    """A mean with its interval, infinite if the values do not determine one."""
 
     mean: float
     low: float
@@ -53,13 +52,14 @@ class Interval:
     """Smallest true difference that such a sample shows with a probability of 80 %."""
 
 
-def interval(values: ArrayLike, ends: tuple[float, float] | None = None) -> Interval:
-    """Return the mean of values and its 95 % interval over seeds and images.
+def interval(values: ArrayLike, ends: tuple[float, float] | None = None, confidence: float = 0.95) -> Interval:
+    """Return the mean of values and its interval over seeds and images.
 
     Args:
         values: (seeds, images), such as differences of two arms on the same images. One seed gives the interval over
             the images only, of these networks. One image, or one value per run, gives the interval over the seeds.
         ends: lowest and highest value that an image can have: `POINTS`, `PERCENT`; None if there is no such value.
+        confidence: share of such intervals that contain the truth.
 
     Returns:
         The `Interval`. Its width is never 0: it is infinite for a single value, and for equal values without `ends`.
@@ -72,14 +72,15 @@ def interval(values: ArrayLike, ends: tuple[float, float] | None = None) -> Inte
         >>> round(three_seeds.low, 2), round(three_seeds.high, 2)
         (-0.48, 4.48)
     """
-    from scipy.special import stdtrit
+    from scipy.special import ndtri, stdtrit
 
+    quantile = (1 + confidence) / 2
     x = np.asarray(values, dtype=float)
     seeds, images = x.shape
     of_images, of_seeds, mean = x.mean(0), x.mean(1), float(x.mean())
     if not np.isfinite(x).all():
         return Interval(mean, -math.inf, math.inf, math.inf)
-    low, high = _over_images(of_images, ends)
+    low, high = _over_images(of_images, ends, quantile)
     from_seeds, share = np.zeros(2), 1.0
     if seeds > 1:
         rest = 0.0
@@ -90,8 +91,8 @@ def interval(values: ArrayLike, ends: tuple[float, float] | None = None) -> Inte
             rest = (residuals**2).sum() / ((seeds - 1) * (images - 1) * seeds * images)
             share = max(0.0, 1 - 3 / (seeds + 1) * rest / from_images)
         beyond = max(0.0, of_seeds.var(ddof=1) / seeds - (seeds - 2) / (seeds + 1) * rest)
-        from_seeds = stdtrit(seeds - 1, [QUANTILE, POWER]) ** 2 * beyond
-    squares = np.array([[mean - low], [high - mean]]) ** 2 * [1, (Z_POWER / Z) ** 2]
+        from_seeds = stdtrit(seeds - 1, [quantile, POWER]) ** 2 * beyond
+    squares = np.array([[mean - low], [high - mean]]) ** 2 * [1, (ndtri(POWER) / ndtri(quantile)) ** 2]
     (below, power), (above, _) = np.sqrt(np.maximum(squares, share * squares + from_seeds))
     if below + above == 0:
         below = above = power = math.inf
@@ -101,9 +102,9 @@ def interval(values: ArrayLike, ends: tuple[float, float] | None = None) -> Inte
     return Interval(mean, float(low), float(high), float((below + above) / 2 + power))
 
 
-def _over_images(values: NDArray[np.float64], ends: tuple[float, float] | None) -> tuple[float, float]:
-    """Return the 95 % interval of the mean of independent values."""
-    from scipy.special import stdtrit
+def _over_images(values: NDArray[np.float64], ends: tuple[float, float] | None, quantile: float) -> tuple[float, float]:
+    """Return the interval of the mean of independent values."""
+    from scipy.special import ndtri, stdtrit
 
     if ends is None:
         if len(values) < 2:
@@ -113,17 +114,17 @@ def _over_images(values: NDArray[np.float64], ends: tuple[float, float] | None) 
             return mean, mean
         kurtosis = float((((values - mean) / deviation) ** 4).mean())
         freedom = most / max(1.0, (kurtosis - 1) / 2)
-        half = float(stdtrit(freedom, QUANTILE)) * deviation / math.sqrt(most)
+        half = float(stdtrit(freedom, quantile)) * deviation / math.sqrt(most)
         return mean - half, mean + half
     if ends == POINTS and np.count_nonzero(values) >= ENOUGH:
         reach = float(np.abs(values).max())
         ends = -reach, reach
     unique, counts = np.unique((values - ends[0]) / (ends[1] - ends[0]), return_counts=True)
-    below, above = _score_bounds(np.stack([1 - unique, unique]), counts)
+    below, above = _score_bounds(np.stack([1 - unique, unique]), counts, float(ndtri(quantile)))
     return ends[0] + (ends[1] - ends[0]) * (1 - below), ends[0] + (ends[1] - ends[0]) * above
 
 
-def _score_bounds(values: NDArray[np.float64], counts: NDArray[np.int_]) -> NDArray[np.float64]:
+def _score_bounds(values: NDArray[np.float64], counts: NDArray[np.int_], z: float) -> NDArray[np.float64]:
     """Return the upper ends (k,) of the score intervals for the means of values (k, n) in [0, 1].
 
     Among distributions on the values and 1, the likeliest one of a larger mean has probabilities ∝ counts / (1 − s·v),
@@ -138,6 +139,6 @@ def _score_bounds(values: NDArray[np.float64], counts: NDArray[np.int_]) -> NDAr
         weights *= ((1 - added) / weights.sum(1))[:, None]
         centres = (weights * values).sum(1) + added
         variances = (weights * (values - centres[:, None]) ** 2).sum(1) + added * (1 - centres) ** 2
-        is_inside = total * (centres - means) ** 2 <= Z**2 * variances
+        is_inside = total * (centres - means) ** 2 <= z**2 * variances
         least, most = np.where(is_inside, s, least), np.where(is_inside, most, s)
     return centres

@@ -6,7 +6,7 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from recast.config import Count, FilePath, Positive, read
 from recast.errors import RecastError
@@ -39,7 +39,7 @@ LIBRARY_WEIGHTS: dict[str, Any] = {"data": {"name": "folder", "val_fraction": 0.
 
 def try_(
     *,
-    minutes: Positive = 10.0,
+    minutes: Positive | Literal["auto"] = 10.0,
     seeds: Count = 3,
     device: str = "auto",
     out: FilePath = "runs/try",
@@ -51,8 +51,8 @@ def try_(
     intervals. Run the same command again to continue an interrupted trial.
 
     Args:
-        minutes: Approximate duration; the number of updates is chosen to fit.
-        seeds: Trainings per arm.
+        minutes: Longest duration; the number of updates is chosen to fit. auto: as long as an answer takes, at most 60.
+        seeds: Most trainings per arm; fewer, but two, if the answer is clear by then.
         device: auto, cpu, cuda or mps.
         out: Folder of the trial.
     """

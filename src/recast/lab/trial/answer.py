@@ -22,6 +22,10 @@ HIDDEN = 2.0
 RATES = (2e-4, 1e-3, 5e-3)
 """Learning rates of AdamW that an arm chooses among (results/price_rates_cifar.csv: 5e-3 was best for every arm)."""
 COLUMNS = ("arm", "top-1", "recast gains", "updates", "ms/step", "rate")
+ENOUGH_UPDATES, ENOUGH_EPOCHS = 100, 1
+"""A trial decides nothing in which an arm had fewer."""
+EARLY = 0.01
+"""Probability, of 0.05, of a wrong interval in a look before the last seed."""
 CLOCK = 1.1
 """Equal time is undecided if the measured ratio of a recast to a fine-tuned step moved by more than this factor."""
 Right = Sequence[Sequence[bool]]
@@ -43,7 +47,7 @@ class ArmLine:
 
 @dataclass(frozen=True)
 class Gain:
-    """Points of top-1 of the recast arm over another, with a 95 % interval over seeds and images."""
+    """Points of top-1 of the recast arm over another, with an interval over seeds and images (`confidence`)."""
 
     over: str
     mean: float
@@ -68,9 +72,20 @@ class Facts:
     entry: str
     """Module at which the network was split; empty if it was not."""
     views: int
+    updates: int
+    """The fewest of an arm."""
+    seeds: int
+    """The most that the trial trains."""
+    ways: Mapping[str, int]
+    """Options with which a trial on this machine gives an answer → its minutes."""
     notes: tuple[str, ...] = ()
     ratios: tuple[float, ...] = ()
     """Seconds of a recast update relative to a fine-tuned one, as measured again and again."""
+
+    @property
+    def is_short(self) -> bool:
+        """Return True if the arms were trained too little to show anything."""
+        return self.updates < ENOUGH_UPDATES or self.epochs < ENOUGH_EPOCHS
 
     @property
     def is_clock_steady(self) -> bool:
@@ -88,7 +103,7 @@ class Answer:
     """Changes that could turn the answer."""
     arms: tuple[ArmLine, ...]
     gains: Mapping[str, Gain]
-    """By the arm that recast is compared with: finetuned (equal updates), longer (equal time), added."""
+    """By the arm that recast is compared with: finetuned (equal updates), longer (equal time), added (after a yes)."""
     heads: int
     awake: int
     seeds: int
@@ -125,6 +140,37 @@ class Answer:
         return "\n".join(lines) + "\n"
 
 
+def confidence(seeds: int, most: int) -> float:
+    """Return the confidence of the interval after `seeds` of at most `most` seeds.
+
+    A trial stops as soon as an interval decides. There is a look after each seed but the first; the probabilities of
+    a wrong interval add up to 0.05 (Bonferroni), most of it for the last look.
+
+    Example:
+        >>> confidence(2, 2), confidence(2, 3), confidence(3, 3)
+        (0.95, 0.99, 0.96)
+    """
+    early = max(0, most - 2)
+    return 1 - (EARLY / early if seeds < most else 0.05 - EARLY * bool(early))
+
+
+def offers(ways: Mapping[str, int]) -> str:
+    """Return what an answer costs.
+
+    Example:
+        >>> offers({"--minutes 25": 25, "--img-size 128 --minutes 8": 8}).replace("\xa0", " ")
+        'an answer takes 100 updates and 1 epoch: about 25 minutes (--minutes 25), or 8 (--img-size 128 --minutes 8)'
+    """
+    (options, minutes), *others = ways.items()
+    times = [f"about {plural(minutes, 'minute')} ({options})", *(f"{least} ({which})" for which, least in others)]
+    return f"an answer takes {ENOUGH_UPDATES} updates and {plural(ENOUGH_EPOCHS, 'epoch')}: {', or '.join(times)}"
+
+
+def verdict(gain: Gain) -> Worth:
+    """Return yes where a gain is shown, no where it is shown to be below `HIDDEN` points, else unclear."""
+    return "yes" if gain.low > 0 else "no" if gain.high < HIDDEN else "unclear"
+
+
 def judge(right: Mapping[str, Right], arms: Sequence[ArmLine], attention: Wakefulness | None, facts: Facts) -> Answer:
     """Judge the arms of a trial.
 
@@ -135,36 +181,24 @@ def judge(right: Mapping[str, Right], arms: Sequence[ArmLine], attention: Wakefu
         facts: of the trial.
 
     Returns:
-        An `Answer`: yes where the gain at equal time is shown, no where it is shown to be below `HIDDEN` points and
-        heads attend, else unclear. One seed is always unclear: its interval is over the images only.
+        An `Answer`: the `verdict` on the gain at equal time, but unclear if the trial could not show anything: too few
+        updates or epochs, one seed, an unsteady clock, no trained arm ahead of the network as it is, heads asleep.
     """
-    gains = {over: _gain(over, right) for over in ("finetuned", "longer", "added") if over in right}
-    updates, time = gains["finetuned"], gains["longer"]
     seeds, images = len(right["recast"]), len(right["recast"][0])
+    sure = confidence(seeds, facts.seeds)
+    gains = {over: gain_over(over, right, sure) for over in ("finetuned", "longer", "added") if over in right}
+    updates, time = gains["finetuned"], gains["longer"]
     heads, awake = (attention.heads, attention.awake) if attention else (0, 0)
     is_asleep = attention is not None and attention.slept
-    worth: Worth = "yes" if time.low > 0 else "no" if time.high < HIDDEN and not is_asleep else "unclear"
-    if seeds == 1 or not facts.is_clock_steady:
-        worth = "unclear"
-    parts = [
-        f"{updates} over fine-tuning at equal updates, {time} at equal time; {awake} of {heads} heads attend.",
-        f"With {images:,} validation images and {plural(seeds, 'seed')} the smallest detectable difference at equal "
-        f"time is {time.detectable:.1f} points.",
-        f"Worth a full run: {worth}.",
-    ]
-    if seeds == 1:
-        parts.insert(1, "One seed: the intervals are over the images only.")
-    if not facts.is_clock_steady:
-        parts.insert(
-            1, f"A recast update took {min(facts.ratios):.2f} to {max(facts.ratios):.2f} times a fine-tuned one while "
-            "the trial ran: equal time is undecided; run it in a new folder on an idle machine.",
-        )  # fmt: skip
-    top1 = {line.arm: line.top1 for line in arms}
-    if (before := top1.pop("parent", 0.0)) > (best := max(top1.values())):
-        parts.append(
-            f"The network as it is ({before:.1f}) is ahead of every trained arm (at most {best:.1f}): if it was "
-            "trained on these images, take others."
-        )
+    doubts = _doubts(arms, seeds, f"{awake} of {heads} heads attend" if is_asleep else "", facts)
+    worth: Worth = "unclear" if doubts else verdict(time)
+    why = f": {'; '.join(doubts)}" if doubts else ""
+    of_seeds = plural(seeds, "seed") if seeds == facts.seeds else f"{seeds} of at most {plural(facts.seeds, 'seed')}"
+    sentence = (
+        f"Worth a full run: {worth}{why}. {updates} over fine-tuning at equal updates, {time} at equal time; {awake} "
+        f"of {heads} heads attend. With {images:,} validation images and {of_seeds} the smallest detectable difference "
+        f"at equal time is {time.detectable:.1f} points."
+    )
     changes = list[str]()
     if "added" in gains and worth == "yes" and gains["added"].low <= 0:
         changes.append(
@@ -179,11 +213,36 @@ def judge(right: Mapping[str, Right], arms: Sequence[ArmLine], attention: Wakefu
         changes.append(f"a higher learning rate than those tried: {labels} took the highest, {RATES[-1]:.0e}")
     if worth != "yes":
         changes += _remedies(updates, time, right, facts)
-    return Answer(worth, " ".join(parts), tuple(changes), tuple(arms), gains, heads, awake, seeds, images, facts)
+    return Answer(worth, sentence, tuple(changes), tuple(arms), gains, heads, awake, seeds, images, facts)
 
 
-def _gain(over: str, right: Mapping[str, Right]) -> Gain:
-    return Gain(over, **asdict(interval(_points(over, right), POINTS)))
+def _doubts(arms: Sequence[ArmLine], seeds: int, asleep: str, facts: Facts) -> list[str]:
+    """Return the reasons for which a trial decides nothing, whatever its intervals."""
+    doubts = list[str]()
+    if facts.is_short:
+        doubts.append(
+            f"too short to say on this machine, with {facts.updates} updates and {facts.epochs:.2g} epochs an arm; "
+            f"{offers(facts.ways)}"
+        )
+    if seeds == 1:
+        doubts.append("one seed, so that the intervals are over the images only")
+    if not facts.is_clock_steady:
+        doubts.append(
+            f"a recast update took {min(facts.ratios):.2f} to {max(facts.ratios):.2f} times a fine-tuned one while "
+            "the trial ran, so that equal time is undecided; run it in a new folder on an idle machine"
+        )
+    top1 = {line.arm: line.top1 for line in arms}
+    if (before := top1.pop("parent", 0.0)) > (best := max(top1.values())):
+        doubts.append(
+            f"the network as it is ({before:.1f}) is ahead of every trained arm (at most {best:.1f}); if it was "
+            "trained on these images, take others"
+        )
+    return [*doubts, asleep] if asleep else doubts
+
+
+def gain_over(over: str, right: Mapping[str, Right], sure: float = 0.95) -> Gain:
+    """Return the gain of the recast arm over another, with an interval of confidence `sure`."""
+    return Gain(over, **asdict(interval(_points(over, right), POINTS, sure)))
 
 
 def _points(over: str, right: Mapping[str, Right]) -> np.ndarray:

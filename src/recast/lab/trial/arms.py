@@ -39,6 +39,8 @@ ARMS: dict[Arm, str] = {
 }
 """Arms and their labels."""
 TRAINED: tuple[Arm, ...] = ("finetuned", "longer", "added", "recast")
+COMPARED: tuple[Arm, ...] = ("finetuned", "longer", "recast")
+"""Arms that decide; `added` is trained after a yes alone."""
 RATED: tuple[Arm, ...] = ("finetuned", "added", "recast")
 """Arms with a learning rate of their own; `longer` has that of finetuned."""
 WEIGHT_DECAY, WARM_UP, LOWEST = 0.05, 20, 1e-2

@@ -5,21 +5,27 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from recast.config import Count, Positive
+from recast.errors import RecastError
 from recast.lab.data import Data, Loader
 from recast.lab.trial import arms
-from recast.lab.trial.answer import RATES
+from recast.lab.trial.answer import ENOUGH_EPOCHS, ENOUGH_UPDATES, RATES, offers
 from recast.lab.trial.arms import RATED, TRAINED, Arm
 from recast.lab.trial.features import PART, Bank, dtype_of
 from recast.lab.trial.split import Split
 from recast.surgery.plan import Plan
+from recast.tracing.examples import run_example
+from recast.tracing.outputs import logits_of
 
 FEWEST = 20
 """Training and validation images."""
@@ -30,6 +36,10 @@ RATE_PART, HELD_OUT = 4, 0.2
 """A rate is tried for a quarter of the updates, and judged by this share of the training images."""
 BLOCKS = 3
 """How often the times of the steps are measured before the trainings; once more after them."""
+LIMIT, SPARE = 60.0, 1.2
+"""`auto` takes at most so many minutes; an answer's time is stated with a fifth to spare."""
+SIZES, TIMED = (224, 160, 128, 96), 8
+"""Sides of images that are offered for a shorter trial, and the number of images whose time they are compared by."""
 SMALL, BATCHES = 96, (32, 64)
 """Images of an update; the larger number for images with a side below 96."""
 
@@ -51,6 +61,8 @@ class Pace:
     dtype: Literal["float16", "float32"]
     ratios: Sequence[Positive]
     """Seconds of a recast update relative to a fine-tuned one, `BLOCKS` times before the trainings and once after."""
+    ways: Mapping[str, Count]
+    """Options with which a trial gives an answer here → its minutes; the first keeps the images as they are."""
 
     @property
     def bytes(self) -> int:
@@ -79,54 +91,115 @@ class Pace:
         return (self.train * self.views + self.val) * self.image + runs + rates
 
 
-def measure_pace(parts: Split, data: Data, plan: Plan, minutes: float, seeds: int, device: torch.device) -> Pace:
-    """Measure the seconds of an image's features and of an update of every arm, and fill the time with them."""
-    budget = 60 * minutes
-    bank, image, are_augmented = _sample(parts, data, device)
+@dataclass(frozen=True)
+class Speed:
+    """Measured seconds of an image's features, and of an update of every arm."""
+
+    image: float
+    step: Mapping[Arm, float]
+    batch: int
+
+    def seconds(self, train: int, val: int, views: int, updates: int, seeds: int) -> float:
+        """Return the duration of a trial of all arms and seeds."""
+        per_seed = self.step["finetuned"] + self.step["added"] + 2 * self.step["recast"]  # `longer` takes as long
+        trained = updates * (seeds * per_seed + len(RATES) / RATE_PART * sum(self.step.values()))
+        forward = {arm: seconds / 3 for arm, seconds in self.step.items()}  # without gradients
+        of_runs = val / self.batch * seeds * (2 * forward["finetuned"] + forward["added"] + forward["recast"])
+        of_rates = HELD_OUT * train / self.batch * len(RATES) * sum(forward.values())
+        return (train * views + val) * self.image + trained + of_runs + of_rates
+
+    def minutes(self, images: int, val: int, seeds: int) -> float:
+        """Return the duration of a trial that can decide, of at most so many training and validation images."""
+        train = min(images, ENOUGH_UPDATES * self.batch)
+        updates = max(ENOUGH_UPDATES, math.ceil(ENOUGH_EPOCHS * train / self.batch))
+        return SPARE * self.seconds(train, min(val, train), 1, updates, seeds) / 60
+
+
+def measure_pace(
+    parts: Split, data: Data, plan: Plan, minutes: float | Literal["auto"], seeds: int, device: torch.device
+) -> Pace:
+    """Measure the seconds of an image's features and of an update of every arm, and fill the time with them.
+
+    Raises RecastError if an answer takes more than `LIMIT` minutes, for `auto`.
+    """
+    bank, image, are_augmented, shares = _sample(parts, data, device)
     features = torch.from_numpy(bank.views[0])
     dtype = dtype_of(features)
     image_bytes = math.prod(features.shape[1:]) * np.dtype(dtype).itemsize
-    most_images = min(FEATURE_SHARE * budget / image, MOST_BYTES / image_bytes)
-    val = min(len(data.val), max(FEWEST, int(most_images / 2)))
-    train = min(len(data.train), max(FEWEST, int(most_images) - val))
-    batch = min(BATCHES[data.img_size < SMALL], train)
+    batch = min(BATCHES[data.img_size < SMALL], len(data.train))
     bank = bank.subset(torch.arange(batch) % len(bank))  # images repeat to fill the batch
     tails = {arm: arms.make(arm, parts.tail, plan, bank, 0, device) for arm in RATED}
     blocks = arms.step_seconds(tails, bank, batch, device, BLOCKS)
-    step = {arm: median(block[arm] for block in blocks) for arm in tails}
-    validation = _validation_seconds(step, train, val, batch, seeds)
-    per_seed = step["finetuned"] + step["added"] + 2 * step["recast"]  # `longer` takes as long as recast
-    per_update = seeds * per_seed + len(RATES) / RATE_PART * sum(step.values())
+    speed = Speed(image, {arm: median(block[arm] for block in blocks) for arm in tails}, batch)
+    longest = LIMIT if minutes == "auto" else minutes
+    ways = _ways(speed, (len(data.train), len(data.val)), seeds, longest, shares)
+    if minutes == "auto" and (longest := next(iter(ways.values()))) > LIMIT:
+        raise RecastError(f"--minutes auto takes at most {LIMIT:g} minutes; {offers(ways)}")
+    budget = 60 * longest
+    most_images = min(FEATURE_SHARE * budget / image, MOST_BYTES / image_bytes)
+    val = min(len(data.val), max(FEWEST, int(most_images / 2)))
+    train = min(len(data.train), max(FEWEST, int(most_images) - val))
     views = max(1, min(MOST_VIEWS if are_augmented else 1, int((most_images - val) / train)))
     while True:
-        fitting = int((budget - (train * views + val) * image - validation) / per_update)
-        updates = max(LEAST_UPDATES, min(fitting, MOST_EPOCHS * train // batch))
-        if views <= max(1, updates * batch / train):
+        rest = budget - speed.seconds(train, val, views, 0, seeds)
+        updates = max(LEAST_UPDATES, min(int(rest / speed.seconds(0, 0, 0, 1, seeds)), MOST_EPOCHS * train // batch))
+        if views > 1 and views > updates * batch / train:  # no update would use the last one
+            views -= 1
+        elif updates * batch < train:  # nor the rest of the images
+            train = updates * batch
+        else:
             break
-        views -= 1  # no update would use the last one
     ratios = [block["recast"] / block["finetuned"] for block in blocks]
-    longer = max(1, round(updates * median(ratios)))
-    updates_of = dict.fromkeys(TRAINED, updates) | {"longer": longer}
-    return Pace(
-        train, val, views, batch, updates_of, step | {"longer": step["finetuned"]}, image, image_bytes, dtype, ratios
-    )  # fmt: skip
+    updates_of = dict.fromkeys(TRAINED, updates) | {"longer": max(1, round(updates * median(ratios)))}
+    steps = {**speed.step, "longer": speed.step["finetuned"]}
+    return Pace(train, val, views, batch, updates_of, steps, image, image_bytes, dtype, ratios, ways)
 
 
-def _sample(parts: Split, data: Data, device: torch.device) -> tuple[Bank, float, bool]:
-    """Return features of a few training images, the seconds of one, and True if two views of an image differ."""
+def _ways(
+    speed: Speed, images: tuple[int, int], seeds: int, minutes: float, shares: Mapping[int, float]
+) -> dict[str, int]:
+    """Return options → minutes of trials that can decide: of these seeds (two or more), of two, of smaller images.
+
+    images: numbers of training and validation images. shares: side of images → seconds of one, relative to the present
+    size. Of the sides it is the largest that fits into `minutes`, else the smallest.
+    """
+    all_seeds = speed.minutes(*images, max(2, seeds))
+    times = {"--seeds 2 " * (seeds == 1): all_seeds}
+    if seeds > 2:
+        times["--seeds 2 "] = speed.minutes(*images, 2)
+    if shares:
+        side = next((side for side, share in shares.items() if share * all_seeds <= minutes), min(shares))
+        times[f"--img-size {side} "] = shares[side] * all_seeds
+    return {f"{options}--minutes {math.ceil(each)}": math.ceil(each) for options, each in times.items()}
+
+
+def _sample(parts: Split, data: Data, device: torch.device) -> tuple[Bank, float, bool, dict[int, float]]:
+    """Return features of a few training images, the seconds of one, True if two views of an image differ, and `shares`.
+
+    shares: side of smaller images → seconds of one in the whole network, relative to the present size.
+    """
     count, views = min(PART, len(data.train)), []
     for view in range(2):  # the first one warms up
         begin = time.perf_counter()
         pixels, labels = next(iter(Loader(data.train, count, epoch=view)))
         views.append(pixels)
-        features = parts.features(data.normalised(pixels, device))
+        images = data.normalised(pixels, device)
+        features = parts.features(images)
         seconds = (time.perf_counter() - begin) / count
     bank = Bank((features.cpu().numpy(),), labels, torch.arange(count))
-    return bank, seconds, not torch.equal(*views)
+    shares, whole = dict[int, float](), _forward_seconds(parts.network, images)
+    for side in (side for side in SIZES if side < data.img_size):
+        with suppress(Exception):  # a network of one size: it is not offered
+            shares[side] = _forward_seconds(parts.network, F.interpolate(images[:TIMED], (side, side))) / whole
+    return bank, seconds, not torch.equal(*views), shares
 
 
-def _validation_seconds(step: Mapping[Arm, float], train: int, val: int, batch: int, seeds: int) -> float:
-    """Return the seconds of all passes without gradients, which take a third of a step."""
-    forward = {arm: seconds / 3 for arm, seconds in step.items()}
-    of_runs = val / batch * seeds * (2 * forward["finetuned"] + forward["added"] + forward["recast"])
-    return of_runs + HELD_OUT * train / batch * len(RATES) * sum(forward.values())
+def _forward_seconds(network: nn.Module, images: Tensor) -> float:
+    """Return the seconds of a few images, the shorter of two measurements."""
+    seconds = []
+    for _ in range(2):
+        begin = time.perf_counter()
+        with torch.no_grad():
+            float(logits_of(run_example(network, images[:TIMED]), network, "a trial").sum())  # waits for the device
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
@@ -35,8 +35,8 @@ from recast.lab.model_key import model_key
 from recast.lab.records import Wakefulness
 from recast.lab.report.formats import plural
 from recast.lab.trial import arms
-from recast.lab.trial.answer import RATES, Answer, ArmLine, Facts, judge
-from recast.lab.trial.arms import ARMS, RATED, TRAINED, Arm, Run
+from recast.lab.trial.answer import RATES, Answer, ArmLine, Facts, judge, offers
+from recast.lab.trial.arms import ARMS, COMPARED, TRAINED, Arm, Run
 from recast.lab.trial.features import Bank, check_space, store
 from recast.lab.trial.pace import BLOCKS, FEWEST, HELD_OUT, RATE_PART, Pace, measure_pace
 from recast.lab.trial.split import Tail, split_network
@@ -61,7 +61,7 @@ def try_(
     plan: Plan,
     out: str | Path,
     *,
-    minutes: float = 10.0,
+    minutes: float | Literal["auto"] = 10.0,
     seeds: int = 3,
     device: str | torch.device = "auto",
     progress: bool = False,
@@ -79,8 +79,10 @@ def try_(
         data: training and validation images, from `recast.lab.data.load_data`; normalised as the network states.
         plan: what is recast, from `recast.plan(model, images)`.
         out: folder of the trial; an interrupted trial continues there.
-        minutes: duration, by measured rates. More minutes give more updates, at most 20 epochs.
-        seeds: of the order of the images and the start of new parameters.
+        minutes: longest duration, by measured rates. More minutes give more updates, at most 20 epochs. auto: as long
+            as an answer takes, at most an hour.
+        seeds: most trainings per arm, with other orders of the images and starts of new parameters. It stops after two
+            or more as soon as the answer is clear.
         device: auto, cpu, cuda, …
         progress: show a bar with the time left on standard error.
         say: called with a line on what was chosen.
@@ -90,7 +92,7 @@ def try_(
 
     Raises:
         RecastError: before anything is written, for data of another task or too few images, a plan without layers, a
-            folder of another trial, and a full disk.
+            folder of another trial, a full disk, and an answer that takes longer than an hour, for auto.
 
     Example:
         >>> answer = try_(parent, data, recast.plan(parent, images), "runs/try")  # doctest: +SKIP
@@ -101,8 +103,8 @@ def try_(
         raise RecastError(f"a trial takes image files with one class each, not {data.name}: use recast train")
     if not plan.steps or plan.pool is not None:
         raise RecastError("a trial is of recast layers: the plan must have some, and no attention pooling")
-    if not (minutes > 0 and seeds >= 1):
-        raise RecastError(f"minutes must be > 0 and seeds >= 1, got {minutes} and {seeds}")
+    if seeds < 1 or (minutes != "auto" and not minutes > 0):
+        raise RecastError(f"minutes must be auto or > 0, and seeds >= 1, got {minutes} and {seeds}")
     if len(data.classes) < 2:
         raise RecastError(f"a trial takes two classes or more, {data.name} has {listed(data.classes, 1)} alone")
     for part, images in (("training", data.train), ("validation", data.val)):
@@ -124,11 +126,11 @@ class _Trial:
     task: TaskID
 
     def __init__(
-        self, model: nn.Module, data: Data, plan: Plan, out: Path, minutes: float, seeds: int, device: torch.device,
-        say: Callable[[str], object],
+        self, model: nn.Module, data: Data, plan: Plan, out: Path, minutes: float | Literal["auto"], seeds: int,
+        device: torch.device, say: Callable[[str], object],
     ) -> None:  # fmt: skip
         self.data, self.plan, self.out, self.device, self.say = data, plan, out, device, say
-        self.minutes, self.seeds, self.notes = minutes, seeds, list[str]()
+        self.asked, self.seeds, self.notes = minutes, seeds, list[str]()
         self.network, classes = copy.deepcopy(model).eval().to(device), len(data.classes)
         images = data.normalised(next(iter(Loader(data.val, 4)))[0], device)
         with torch.no_grad():
@@ -185,7 +187,7 @@ class _Trial:
             share = count_parameters(self.parts.tail) / count_parameters(self.network)
             self.say(f"split at {self.parts.tail.entry}: {share:.0%} of the parameters are trained")
         if self.before is None:
-            self.pace = measure_pace(self.parts, self.data, self.plan, self.minutes, self.seeds, self.device)
+            self.pace = measure_pace(self.parts, self.data, self.plan, self.asked, self.seeds, self.device)
             check_space(self.out, self.pace.bytes)
         self._say_pace()
         columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
@@ -212,6 +214,11 @@ class _Trial:
                     "the same command again to continue"
                 ) from None
 
+    @property
+    def minutes(self) -> float:
+        """Return the minutes that the trial may take."""
+        return next(iter(self.pace.ways.values())) if self.asked == "auto" else self.asked
+
     def _note(self, line: str) -> None:
         self.notes.append(line)
         self.say(line)
@@ -223,6 +230,7 @@ class _Trial:
                 f"of {len(data.train):,} training and {len(data.val):,} validation images {pace.train:,} and "
                 f"{pace.val:,} fit into {self.minutes:g} minutes; a longer trial takes more"
             )
+        self.say(offers(pace.ways))
         seconds = pace.seconds(self.seeds)
         time = f"{seconds / 60:.1f}"
         is_longer = pace.is_shortest and seconds > 60 * self.minutes and time != f"{self.minutes:g}"
@@ -231,7 +239,7 @@ class _Trial:
             f"{pace.train:,} training images in {plural(pace.views, 'view')}, {pace.val:,} validation images: "
             f"{pace.bytes / 2**20:,.0f} MiB of features in {self.out / FEATURES}\n"
             f"{pace.updates['recast']:,} updates of {pace.batch} images an arm, {pace.epochs:.2g} epochs; "
-            f"about {time} minutes{reason}\n"
+            f"at most about {time} minutes{reason}\n"
             f"learning rates are chosen on a random {100 * HELD_OUT:g} % of the training images, whatever their group"
         )
 
@@ -291,7 +299,8 @@ class _Trial:
             self.bar.update(self.task, description="classifier")
             tail, tail_of_part = arms.with_fitted_head(tail, [train, part], self.device)
         rates: dict[Arm, float] = {}
-        for arm in RATED:
+
+        def choose_rate(arm: Arm) -> None:
             rows = [self._train_arm("rate", arm, 0, rate, tail_of_part, part, held_out) for rate in RATES]
             best = min(rows, key=lambda row: row["loss"])
             if best["loss"] >= arms.DIVERGED:
@@ -300,19 +309,33 @@ class _Trial:
                     f"{RATES[-1]:.0e}; check the network's weights, and --mean and --std"
                 )
             rates[arm] = best["rate"]
-        rates["longer"] = rates["finetuned"]
+
         runs: dict[Arm, list[dict[str, Any]]] = {arm: [] for arm in TRAINED}
-        for seed in range(self.seeds):  # all arms of a seed first: an interrupted trial has whole pairs
-            for arm in TRAINED:
-                runs[arm].append(row := self._train_arm("final", arm, seed, rates[arm], tail, train, val))
-                if row["loss"] >= arms.DIVERGED:
-                    self._note(f"{ARMS[arm]}, seed {seed}: the loss became NaN or infinite")
+
+        def train_arm(arm: Arm, seed: int) -> None:
+            runs[arm].append(row := self._train_arm("final", arm, seed, rates[arm], tail, train, val))
+            if row["loss"] >= arms.DIVERGED:
+                self._note(f"{ARMS[arm]}, seed {seed}: the loss became NaN or infinite")
+
+        choose_rate("finetuned")
+        choose_rate("recast")
+        rates["longer"] = rates["finetuned"]
         _, parent = arms.score(tail, val, self.device)
+        for seed in range(self.seeds):  # all arms of a seed first: an interrupted trial has whole pairs
+            for arm in COMPARED:
+                train_arm(arm, seed)
+            if seed > 0 and self._judge(parent, runs, rates).worth != "unclear":
+                break
         if len(self.pace.ratios) == BLOCKS:
             self._measure_steps_again(tail, train)
         answer = self._judge(parent, runs, rates)
+        if answer.worth == "yes":  # is it the attention, or the computation?
+            choose_rate("added")
+            for seed in range(answer.seeds):
+                train_arm("added", seed)
+            answer = self._judge(parent, runs, rates)
         write_text(self.out / ANSWER, answer.to_json() + "\n")
-        self._write_pages(answer, runs, tail)
+        self._write_pages(answer, {arm: rows for arm, rows in runs.items() if rows}, tail)
         return answer
 
     def _train_arm(
@@ -396,7 +419,7 @@ class _Trial:
     ) -> Answer:
         pace = self.pace
         lines = [ArmLine("parent", ARMS["parent"], 100 * mean(parent))]
-        for arm in TRAINED:
+        for arm in (arm for arm in TRAINED if runs[arm]):
             top1 = 100 * mean(mean(row["right"]) for row in runs[arm])
             seconds = mean(row["seconds"] for row in runs[arm])
             lines.append(ArmLine(arm, ARMS[arm], top1, pace.updates[arm], seconds, 1000 * pace.step[arm], rates[arm]))
@@ -404,7 +427,7 @@ class _Trial:
         attention = sorted(awake, key=lambda seed: seed.awake)[len(awake) // 2] if awake else None
         facts = Facts(
             pace.train, pace.epochs, pace.most_epochs, self.minutes, self.parts.tail.entry, pace.views,
-            tuple(self.notes), tuple(pace.ratios),
+            min(pace.updates.values()), self.seeds, pace.ways, tuple(self.notes), tuple(pace.ratios),
         )  # fmt: skip
-        right: dict[str, Any] = {arm: [row["right"] for row in rows] for arm, rows in runs.items()}
+        right: dict[str, Any] = {arm: [row["right"] for row in rows] for arm, rows in runs.items() if rows}
         return judge(right, lines, attention, facts)
