@@ -2,6 +2,7 @@
 
     nice -n 19 python studies/coverage.py           # writes results/coverage.csv; a quarter of an hour
     python studies/coverage.py --draws 30 --quick   # prints a few settings
+    python studies/coverage.py --trials             # writes results/coverage_trials.csv; two minutes
 
 An image has a difficulty, an arm solves some images always (`always`, the spread of what is the same in every seed of
 an arm), seeds move an arm (`spread`) and decide images at the border. An image is right where the sum is above a
@@ -20,6 +21,12 @@ width           its mean, in points
 
 The rows of the metric `normal` are computed, for normal values of infinitely many images and every share of the seeds:
 the lowest and the highest coverage.
+
+coverage_trials.csv: the same arms as trials of `recast try`, which stop as soon as an interval decides:
+
+yes, no, unclear   share of trials with this verdict
+wrong              share with a yes without a gain, or a no with one of `HIDDEN` points or more
+trained            mean number of seeds
 
 Not simulated: the average precision of detection; its contributions are those of map, by the same jackknife.
 """
@@ -42,6 +49,7 @@ from scipy.special import gammaincinv, ndtr, ndtri, stdtrit
 from recast.lab.evaluation.class_metrics import ranked
 from recast.lab.evaluation.stats import Compared, known_mean
 from recast.lab.statistics import POINTS, interval
+from recast.lab.trial.answer import HIDDEN, confidence, verdict
 from recast.papers.dense.segment.evaluation import STATISTICS
 
 SEEDS, IMAGES, TOP1, EFFECTS = (1, 2, 3, 5, 10), (20, 60, 300, 1000, 5000), (2.0, 50.0, 90.0, 99.0), (0.0, 1.0, 5.0)
@@ -255,13 +263,41 @@ def normal_rows() -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
+def trial_row(setting: Setting, draws: int) -> dict[str, Any]:
+    """Return how often trials of at most `setting.seeds` seeds give each verdict on the true effect."""
+    random, worth, trained = np.random.default_rng([round(100 * abs(v)) for v in vars(setting).values()]), [], []
+    for points in draw(random, setting, draws)[0]:
+        for seeds in range(2, setting.seeds + 1):
+            line = interval(points[:seeds], POINTS, confidence(seeds, setting.seeds))
+            if (answer := verdict(line.low, line.high)) != "unclear":
+                break
+        worth.append(answer)
+        trained.append(seeds)
+    shares = {each: worth.count(each) / draws for each in ("yes", "no", "unclear")}
+    wrong = shares["yes"] * (setting.effect <= 0) + shares["no"] * (setting.effect >= HIDDEN)
+    values = {name: f"{value:.3f}" for name, value in (shares | {"wrong": wrong}).items()}
+    return {**vars(setting), "draws": draws, **values, "trained": f"{np.mean(trained):.2f}"}
+
+
+def trial_settings() -> Iterator[Setting]:
+    """Yield the grid of trials."""
+    for *values, moved in product((2, 3, 5), (300, 1000, 5000), (50.0, 90.0), (-1.0, 0.0, 1.0, 2.0, 5.0), MOVED):
+        yield Setting(*values, *moved)
+
+
 def main() -> None:
     """Simulate the grid and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=DRAWS)
     parser.add_argument("--quick", action="store_true", help="print every 50th setting")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--trials", action="store_true", help="simulate trials")
     options = parser.parse_args()
+    if options.trials:
+        with Pool(options.workers) as workers:
+            trials = workers.starmap(trial_row, [(each, options.draws) for each in trial_settings()], 1)
+        write(RESULTS / "coverage_trials.csv", trials)
+        return
     rows = list(normal_rows())
     pooled = list(product((20, 60, 300), (1.0, 2.0), (0.0, 0.3), (False, True)))
     of_top1 = list(settings())

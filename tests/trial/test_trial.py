@@ -321,7 +321,7 @@ def test_the_answer_says_what_the_table_holds(
     assert any("learning rate" in change for change in judge(table(rights, images), at_edge, None, FACTS).changes)
     asleep = judge(table(rights, images), lines, Wakefulness(36, 1, 0.99), FACTS)
     assert asleep.worth == "unclear"
-    assert "1 of 36 heads attend. " in asleep.sentence.split("fine-tuning")[0]
+    assert "attention slept" in asleep.sentence
     for top1, is_ahead in ((99.0, True), (50.0, False)):
         with_parent = judge(table(rights, images), [ArmLine("parent", "as it is", top1), *lines], None, FACTS)
         assert ("(99.0)" in with_parent.sentence) == is_ahead

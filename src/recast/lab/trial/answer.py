@@ -132,7 +132,7 @@ class Answer:
             table.add_row(*row)
         about = (
             f"{facts.train:,} training images in {plural(facts.views, 'view')}, {self.images:,} validation images, "
-            f"{plural(self.seeds, 'seed')}, {facts.epochs:.2g} epochs"
+            f"{plural(self.seeds, 'seed')}, {epochs(facts.epochs)}"
         )
         lines = [self.sentence, "", render(table), about, *facts.notes]
         if self.changes:
@@ -154,6 +154,11 @@ def confidence(seeds: int, most: int) -> float:
     return 1 - (EARLY / early if seeds < most else 0.05 - EARLY * bool(early))
 
 
+def epochs(number: float) -> str:
+    """Return a number of epochs, with two digits."""
+    return f"{number:.2g} epoch{'s' * (f'{number:.2g}' != '1')}"
+
+
 def offers(ways: Mapping[str, int]) -> str:
     """Return what an answer costs.
 
@@ -163,12 +168,12 @@ def offers(ways: Mapping[str, int]) -> str:
     """
     (options, minutes), *others = ways.items()
     times = [f"about {plural(minutes, 'minute')} ({options})", *(f"{least} ({which})" for which, least in others)]
-    return f"an answer takes {ENOUGH_UPDATES} updates and {plural(ENOUGH_EPOCHS, 'epoch')}: {', or '.join(times)}"
+    return f"an answer takes {ENOUGH_UPDATES} updates and {epochs(ENOUGH_EPOCHS)}: {', or '.join(times)}"
 
 
-def verdict(gain: Gain) -> Worth:
-    """Return yes where a gain is shown, no where it is shown to be below `HIDDEN` points, else unclear."""
-    return "yes" if gain.low > 0 else "no" if gain.high < HIDDEN else "unclear"
+def verdict(low: float, high: float) -> Worth:
+    """Return yes where an interval shows a gain, no where it rules out one of `HIDDEN` points, else unclear."""
+    return "yes" if low > 0 else "no" if high < HIDDEN else "unclear"
 
 
 def judge(right: Mapping[str, Right], arms: Sequence[ArmLine], attention: Wakefulness | None, facts: Facts) -> Answer:
@@ -186,28 +191,27 @@ def judge(right: Mapping[str, Right], arms: Sequence[ArmLine], attention: Wakefu
     """
     seeds, images = len(right["recast"]), len(right["recast"][0])
     sure = confidence(seeds, facts.seeds)
-    gains = {over: gain_over(over, right, sure) for over in ("finetuned", "longer", "added") if over in right}
+    gains = {over: _gain(over, right, sure) for over in ("finetuned", "longer", "added") if over in right}
     updates, time = gains["finetuned"], gains["longer"]
     heads, awake = (attention.heads, attention.awake) if attention else (0, 0)
-    is_asleep = attention is not None and attention.slept
-    doubts = _doubts(arms, seeds, f"{awake} of {heads} heads attend" if is_asleep else "", facts)
-    worth: Worth = "unclear" if doubts else verdict(time)
-    why = f": {'; '.join(doubts)}" if doubts else ""
+    doubts = _doubts(arms, seeds, facts)
+    if attention is not None and attention.slept:
+        start = "; --query-key images starts them elsewhere" if attention.entropy >= UNIFORM else ""
+        doubts.append(f"{attention}: this is no evidence about attention{start}")
+    worth: Worth = "unclear" if doubts else verdict(time.low, time.high)
+    why = f": {doubts[0]}" if doubts else ""
     of_seeds = plural(seeds, "seed") if seeds == facts.seeds else f"{seeds} of at most {plural(facts.seeds, 'seed')}"
     sentence = (
         f"Worth a full run: {worth}{why}. {updates} over fine-tuning at equal updates, {time} at equal time; {awake} "
         f"of {heads} heads attend. With {images:,} validation images and {of_seeds} the smallest detectable difference "
         f"at equal time is {time.detectable:.1f} points."
     )
-    changes = list[str]()
+    changes = doubts[1:]
     if "added" in gains and worth == "yes" and gains["added"].low <= 0:
         changes.append(
             f"over added convolutions of similar cost recast gains {gains['added']}: the gain may come from compute, "
             "not from attention"
         )
-    if attention is not None and is_asleep and worth != "yes":
-        start = "; --query-key images starts them elsewhere" if attention.entropy >= UNIFORM else ""
-        changes.append(f"{attention}: this is no evidence about attention{start}")
     if at_edge := [line.label for line in arms if line.rate == RATES[-1]]:
         labels = ", ".join(at_edge)
         changes.append(f"a higher learning rate than those tried: {labels} took the highest, {RATES[-1]:.0e}")
@@ -216,12 +220,12 @@ def judge(right: Mapping[str, Right], arms: Sequence[ArmLine], attention: Wakefu
     return Answer(worth, sentence, tuple(changes), tuple(arms), gains, heads, awake, seeds, images, facts)
 
 
-def _doubts(arms: Sequence[ArmLine], seeds: int, asleep: str, facts: Facts) -> list[str]:
+def _doubts(arms: Sequence[ArmLine], seeds: int, facts: Facts) -> list[str]:
     """Return the reasons for which a trial decides nothing, whatever its intervals."""
     doubts = list[str]()
     if facts.is_short:
         doubts.append(
-            f"too short to say on this machine, with {facts.updates} updates and {facts.epochs:.2g} epochs an arm; "
+            f"too short to say on this machine, with {facts.updates} updates and {epochs(facts.epochs)} an arm; "
             f"{offers(facts.ways)}"
         )
     if seeds == 1:
@@ -237,11 +241,10 @@ def _doubts(arms: Sequence[ArmLine], seeds: int, asleep: str, facts: Facts) -> l
             f"the network as it is ({before:.1f}) is ahead of every trained arm (at most {best:.1f}); if it was "
             "trained on these images, take others"
         )
-    return [*doubts, asleep] if asleep else doubts
+    return doubts
 
 
-def gain_over(over: str, right: Mapping[str, Right], sure: float = 0.95) -> Gain:
-    """Return the gain of the recast arm over another, with an interval of confidence `sure`."""
+def _gain(over: str, right: Mapping[str, Right], sure: float) -> Gain:
     return Gain(over, **asdict(interval(_points(over, right), POINTS, sure)))
 
 
@@ -256,7 +259,7 @@ def _remedies(updates: Gain, time: Gain, right: Mapping[str, Right], facts: Fact
     remedies = []
     if updates.low > 0:
         remedies.append("hours: at equal updates the gain is shown; it is the time of a step that takes it away")
-    if facts.epochs < facts.most_epochs:
+    if facts.epochs < facts.most_epochs and not facts.is_short:
         minutes = math.ceil(facts.minutes * facts.most_epochs / facts.epochs)
         remedies.append(
             f"a longer trial: every arm saw the images {facts.epochs:.2g} times; --minutes {minutes:,} makes that "

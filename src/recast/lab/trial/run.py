@@ -35,7 +35,7 @@ from recast.lab.model_key import model_key
 from recast.lab.records import Wakefulness
 from recast.lab.report.formats import plural
 from recast.lab.trial import arms
-from recast.lab.trial.answer import RATES, Answer, ArmLine, Facts, judge, offers
+from recast.lab.trial.answer import RATES, Answer, ArmLine, Facts, epochs, judge, offers
 from recast.lab.trial.arms import ARMS, COMPARED, TRAINED, Arm, Run
 from recast.lab.trial.features import Bank, check_space, store
 from recast.lab.trial.pace import BLOCKS, FEWEST, HELD_OUT, RATE_PART, Pace, measure_pace
@@ -238,7 +238,7 @@ class _Trial:
         self.say(
             f"{pace.train:,} training images in {plural(pace.views, 'view')}, {pace.val:,} validation images: "
             f"{pace.bytes / 2**20:,.0f} MiB of features in {self.out / FEATURES}\n"
-            f"{pace.updates['recast']:,} updates of {pace.batch} images an arm, {pace.epochs:.2g} epochs; "
+            f"{pace.updates['recast']:,} updates of {pace.batch} images an arm, {epochs(pace.epochs)}; "
             f"at most about {time} minutes{reason}\n"
             f"learning rates are chosen on a random {100 * HELD_OUT:g} % of the training images, whatever their group"
         )
