@@ -154,6 +154,22 @@ def test_the_command_takes_a_number_of_threads(cli: Cli, monkeypatch: pytest.Mon
     assert numbers == [3]
 
 
+def test_a_field_has_its_path_as_a_name_too(trained: Callable[..., Recipe], refused: Refused) -> None:
+    words = (
+        "--model.name",
+        "digits_resnet",
+        "--data.name",
+        "digits",
+        "--task.kind",
+        "classify",
+        "--data.img-size",
+        "16",
+    )
+    recipe = trained("digits", *words)
+    assert (recipe.model.name, recipe.data.img_size) == ("digits_resnet", 16)
+    assert "--model requires a value" in refused("train", "--model")
+
+
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [

@@ -140,7 +140,7 @@ def _message(error: CycloptsError) -> str:
     if isinstance(error, UnusedCliTokensError):
         return f"unexpected argument {shown((error.unused_tokens or [''])[0])}"
     if isinstance(error, MissingArgumentError) and error.argument:
-        name = error.argument.name
+        name = error.argument.names[-1]
         return f"{name} requires a value" if name.startswith("-") else f"{name} is missing"
     message = " ".join(str(error).split())
     return message[:1].lower() + message[1:]

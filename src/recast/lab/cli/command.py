@@ -156,7 +156,7 @@ class Part:
         base = self.model()
         for path, option in self.options.items():
             settings = Parameter(
-                name=tuple(dict.fromkeys((option.short, option.dotted))), help=option.help(not name, base),
+                name=tuple(dict.fromkeys((option.dotted, option.short))), help=option.help(not name, base),
                 show=Rare not in option.field.marks, consume_multiple=option.takes,
                 negative=f"--no-{option.short[2:]}" if self.can_be_off(option, base) else (),
             )  # fmt: skip
