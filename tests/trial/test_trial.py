@@ -85,7 +85,7 @@ def test_an_interrupted_trial_goes_on_to_the_same_numbers(
     expected = tried("expected")
     assert [line.arm for line in expected.arms] == ["parent", *arms.COMPARED]
     assert expected.worth == "unclear"
-    assert "too short to say" in expected.sentence
+    assert "Too short to say" in expected.sentence
     assert all(line.updates >= pace.LEAST_UPDATES for line in expected.arms[1:])
     assert {path.name for path in (tmp_path / "expected").iterdir()} >= {"answer.json", "trial.html", "heads.html"}
     monkeypatch.setattr(run, "find_spec", lambda name: None)  # no page
@@ -321,7 +321,7 @@ def test_the_answer_says_what_the_table_holds(
     assert any("learning rate" in change for change in judge(table(rights, images), at_edge, None, FACTS).changes)
     asleep = judge(table(rights, images), lines, Wakefulness(36, 1, 0.99), FACTS)
     assert asleep.worth == "unclear"
-    assert "attention slept" in asleep.sentence
+    assert "Attention slept" in asleep.sentence
     for top1, is_ahead in ((99.0, True), (50.0, False)):
         with_parent = judge(table(rights, images), [ArmLine("parent", "as it is", top1), *lines], None, FACTS)
         assert ("(99.0)" in with_parent.sentence) == is_ahead

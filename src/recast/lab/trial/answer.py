@@ -199,10 +199,10 @@ def judge(right: Mapping[str, Right], arms: Sequence[ArmLine], attention: Wakefu
         start = "; --query-key images starts them elsewhere" if attention.entropy >= UNIFORM else ""
         doubts.append(f"{attention}: this is no evidence about attention{start}")
     worth: Worth = "unclear" if doubts else verdict(time.low, time.high)
-    why = f": {doubts[0]}" if doubts else ""
+    why = f" {doubts[0][:1].upper()}{doubts[0][1:]}." if doubts else ""
     of_seeds = plural(seeds, "seed") if seeds == facts.seeds else f"{seeds} of at most {plural(facts.seeds, 'seed')}"
     sentence = (
-        f"Worth a full run: {worth}{why}. {updates} over fine-tuning at equal updates, {time} at equal time; {awake} "
+        f"Worth a full run: {worth}.{why} {updates} over fine-tuning at equal updates, {time} at equal time; {awake} "
         f"of {heads} heads attend. With {images:,} validation images and {of_seeds} the smallest detectable difference "
         f"at equal time is {time.detectable:.1f} points."
     )
