@@ -20,7 +20,7 @@ from recast.lab.files import read_names
 from recast.lab.recipe import check_run, load_recipe, recipe_of, why_untaught
 from recast.lab.records import Difference, Row
 from recast.lab.suites import METRICS, SUITES, base, is_of_class
-from recast.lab.tasks import suites_of, task_of
+from recast.lab.task import suites_of, task_of, task_of_images
 from recast.models.trust import follow_up, trusting
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _compare_files(
 
     from recast.io import load
     from recast.lab.data import load_data
-    from recast.lab.data.class_order import check_logits, order_classes_
+    from recast.lab.data.class_order import order_classes_
     from recast.lab.evaluation.context import PixelModel
     from recast.lab.evaluation.runner import measure, open_context
     from recast.models.build import input_defaults
@@ -164,9 +164,9 @@ def _compare_files(
         if data.val.task == "classify":
             with torch.no_grad(), in_eval(networks[file]):
                 logits = models[arm](data.example)
-            check_logits(logits, 1, data, file, remedy)
+            data.check_logits(logits, 1, file, remedy)
     context = open_context(models, data, **how)
-    results = measure(context, suites or [data.task.main[0]], progress=sys.stderr.isatty())
+    results = measure(context, suites or [task_of_images(data).main[0]], progress=sys.stderr.isatty())
     for name in results.tables:
         print(f"note: skipping suite {name}: it writes a table into run folders, and these are files", file=sys.stderr)
     if results.rows and not output.as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from recast.config import CountOrZero, FilePath, NotNegative
 from recast.errors import RecastError
@@ -12,8 +13,12 @@ from recast.files import check_place
 from recast.lab.cli.command import Command, Compute, Line, print_json
 from recast.lab.recipe import functions_of, load_recipe
 from recast.lab.records import FrontierLine
+from recast.lab.tables import read_records
 from recast.models.config import ModelConfig
 from recast.models.trust import follow_up, is_function, trusting
+
+if TYPE_CHECKING:
+    from recast.lab.evaluation.run_folder import OpenRun
 
 EXAMPLES = """  recast fold runs/mine                  (exact: only closed heads; writes runs/mine/folded.safetensors)
   recast fold runs/mine --tol 0.02       (also heads whose gate is open by at most 0.02)
@@ -86,7 +91,6 @@ def _save(subject: str, path: Path, tol: float, heads: int | None, as_json: bool
     """Fold the network, write it and print the form of its layers."""
     from recast.io import write_model
     from recast.lab.evaluation.closing import heads_left
-    from recast.lab.evaluation.frontier import close_to
     from recast.lab.evaluation.run_folder import open_run
     from recast.lab.explain.open import names_a_run, open_model
     from recast.layers.cmhsa import gated_layers
@@ -100,7 +104,7 @@ def _save(subject: str, path: Path, tol: float, heads: int | None, as_json: bool
         raise RecastError(f"{subject} has no layer with gates: there is nothing to fold")
     before = len(heads_left(model))
     if run is not None and heads is not None:
-        close_to(run, heads)
+        _close_to(run, heads)
     layers = fold_(model, tol)
     after = len(heads_left(model))
     header = read_header(subject if run is None else run.folder / "weights.safetensors")
@@ -116,12 +120,37 @@ def _save(subject: str, path: Path, tol: float, heads: int | None, as_json: bool
     return 0
 
 
+def _close_to(run: OpenRun, heads: int) -> None:
+    """Close heads of a run's recast network in place until `heads` are open, in the order of its frontier.csv.
+
+    Raises RecastError if RUN/analysis/frontier.csv is missing, belongs to another network, or has no such point.
+    """
+    from recast.lab.evaluation.closing import close_
+    from recast.lab.evaluation.frontier import training_images
+    from recast.layers.cmhsa import gated_layers
+
+    path = run.folder / "analysis" / "frontier.csv"
+    if not path.is_file():
+        raise RecastError(f"no such file: {path}; measure it with recast fold {run.folder} --frontier")
+    lines = [line for line in read_records(path, FrontierLine) if line.model == "recast"]
+    if not lines:
+        raise RecastError(f"{path} has no point of a recast network: run recast fold {run.folder} --frontier")
+    counts = [line.heads for line in lines]
+    if heads not in counts:
+        raise RecastError(f"heads must be between {counts[-1]} and {counts[0]} (points of {path}), got {heads}")
+    model = run.models["recast"].eval()
+    closed = [(line.layer, line.head) for line in lines[1 : counts.index(heads) + 1] if line.head is not None]
+    images, _ = training_images(run.data, lines[0].chosen_on, next(model.parameters()).device)
+    for layer in gated_layers(model).values():
+        layer.close_maps_(0.0)
+    close_(model, closed, images)
+
+
 def _measure(run: str, command: str, as_json: bool, data_dir: str | None) -> int:
     """Measure the curve and print it."""
     from recast.lab.evaluation.run_folder import evaluate_run
     from recast.lab.files import read_json
     from recast.lab.report.formats import head_labels, three_digits
-    from recast.lab.tables import read_records
 
     how = {"command": command, "progress": sys.stderr.isatty(), "data_dir": data_dir}
     for error in evaluate_run(run, ["frontier"], **how).not_measured:  # type: ignore[arg-type]

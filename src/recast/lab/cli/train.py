@@ -144,7 +144,7 @@ COMMAND = Command(train, "[RECIPE] [options]", EXAMPLES, _describe)
 def _arms(out: Path) -> str:
     """Return the validation results of every arm as text. The parent is epoch 0 of the control arm."""
     from recast.lab.suites import METRICS
-    from recast.lab.tasks import task_of
+    from recast.lab.task import task_of
     from recast.lab.training.metrics import read_metrics
 
     recipe = load_recipe(out / "recipe.yaml", complete=True)

@@ -32,7 +32,7 @@ from recast.lab.image_values import write_images
 from recast.lab.recipe import check_run, has_new_parent, recipe_of
 from recast.lab.records import Difference, Row, write_records
 from recast.lab.tables import read_records, write_table
-from recast.lab.tasks import task_of
+from recast.lab.task import task_of, task_of_images
 from recast.models.build import build
 from recast.models.trust import check_trusted
 
@@ -128,7 +128,7 @@ def evaluate_run(
             context.store.clear()  # features of a group may fill the memory
             _write(run, measured, together, context, command, time.time() - begin)
             results.extend(measured)
-        data.task.draw(run, context, suites)
+        task_of_images(data).draw(run, context, suites)
         return results
 
 

@@ -29,6 +29,7 @@ from recast.lab.explain.write import check_target, safe_stem, write_scene
 from recast.lab.recipe import why_untaught
 from recast.lab.records import ARMS, Row
 from recast.lab.tables import read_records
+from recast.lab.task import task_of_images
 from recast.layers.pool_config import AttentionPooling
 from recast.models.adapt import classifiers
 from recast.models.build import class_names, input_defaults
@@ -171,7 +172,7 @@ def _explain_run(
     networks = {arm: networks[arm].to(device) for arm in arms}
     scene = make_scene(
         title, inputs, networks, data.classes, (data.mean, data.std), arms, [*notes, *remarks], about,
-        options.outputs or data.task.outputs, parse_bands(options.bands),
+        options.outputs or task_of_images(data).outputs, parse_bands(options.bands),
     )  # fmt: skip
     return scene, remarks
 

@@ -28,7 +28,7 @@ from recast.lab.recipe import SEAL, functions_of, load_recipe, why_untaught
 from recast.lab.records import Difference, Epoch, FourierLine, FrontierLine, Row, SimilarityLine, Switching
 from recast.lab.suites import METRICS
 from recast.lab.tables import read_records, read_table
-from recast.lab.tasks import task_of_data
+from recast.lab.task import task_of_data
 from recast.models.trust import follow_up
 from recast.surgery.plan import Plan
 from recast.surgery.records import Step

@@ -24,7 +24,7 @@ from recast.errors import RecastError, first_line
 from recast.files import free_space, replaced
 from recast.lab.config import Recipe
 from recast.lab.recipe import changes, may_change
-from recast.lab.tasks import StatefulLoss
+from recast.lab.task import StatefulLoss
 from recast.lab.training.switches import Switches
 from recast.models.weights import first_nonfinite, mismatch
 from recast.surgery.chosen_forms import ChosenForms, choose_forms_

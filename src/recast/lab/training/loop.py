@@ -24,7 +24,7 @@ from recast.lab.data.seeding import seeded
 from recast.lab.files import write_json
 from recast.lab.records import Epoch, Measured
 from recast.lab.signals import stop_signals, uninterrupted
-from recast.lab.tasks import task_of
+from recast.lab.task import task_of
 from recast.lab.training import distributed
 from recast.lab.training.checkpoint import Position, State, newest_state, restore_, save_state, states
 from recast.lab.training.distributed import Interrupted, Stopped, is_first, on_first, process_count

@@ -21,7 +21,7 @@ from recast.lab.data import Data, Loader
 from recast.lab.files import json_line, read_lines
 from recast.lab.records import Epoch, Wakefulness
 from recast.lab.suites import METRICS
-from recast.lab.tasks import task_of
+from recast.lab.task import task_of, task_of_images
 from recast.lab.training.checkpoint import Position
 from recast.lab.training.distributed import Stopped, is_first, process_count, process_number, sum_over_processes_
 from recast.layers.cmhsa import GatedLayer, recast_layers
@@ -43,7 +43,7 @@ def validate(
         Stopped: if `stop` is set, unless several processes share the validation.
     """
     model.eval()
-    config, meter = recipe.data, data.task.meter(data)
+    config, meter = recipe.data, task_of_images(data).meter(data)
     totals = torch.zeros(2, dtype=torch.float64)  # loss, images
     loader = Loader(
         data.val, config.batch_size, workers=config.workers, part=process_number(), parts=process_count(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.duplicates import DUPLICATES
 from recast.lab.data.fingerprint import FINGERPRINT
 from recast.lab.data.seeding import mix_seed, seeded
+from recast.lab.data.table import read_labels
 from recast.lab.recipe import (
     COARSE_FILE,
     PARENT_WEIGHTS,
@@ -30,9 +32,10 @@ from recast.lab.recipe import (
     is_kept_parent,
     load_recipe,
     may_change,
+    override,
 )
 from recast.lab.scales import batch_norms
-from recast.lab.tasks import task_of
+from recast.lab.task import task_of
 from recast.lab.training.distributed import check_shares
 from recast.lab.training.optim import check_trainable
 from recast.layers.cmhsa import recast_layers
@@ -68,6 +71,21 @@ class Prepared:
     """Line with size and normalisation of the images."""
     coarse: str | None
     """Content of the file of coarse classes, for the run folder."""
+
+
+def with_task(recipe: Recipe) -> Recipe:
+    """Return the recipe with the task of its table: multi-label if requested or if an image has several labels."""
+    if recipe.data.name != "csv" or recipe.task.kind not in ("classify", "multilabel"):
+        return recipe
+    if recipe.task.kind == "classify":
+        if not (count := (table := read_labels(recipe.data)).several):
+            return recipe
+        warnings.warn(
+            f"{table.file}: {count} of {len(table.images)} images have several labels or none: task.kind is "
+            "multilabel, without the recipe's Mixup, CutMix and label smoothing",
+            stacklevel=2,
+        )
+    return override(recipe, {"data": {"name": "csv_multilabel"}, "task": {"kind": "multilabel"}})
 
 
 def withdraw(out: Path) -> None:

@@ -24,12 +24,11 @@ from recast.lab.config import Recipe
 from recast.lab.data.duplicates import report_duplicates
 from recast.lab.data.fingerprint import FINGERPRINT, check_classes, check_same, fingerprint_of
 from recast.lab.data.seeding import mix_seed, seeded
-from recast.lab.data.table import with_task
 from recast.lab.device import surroundings
 from recast.lab.files import number, read_json, read_text, write_json
 from recast.lab.recipe import COARSE_FILE, PARENT_WEIGHTS, functions_of, refuse_used, save_recipe
 from recast.lab.scales import recalibrate_batch_norm_
-from recast.lab.tasks import task_of
+from recast.lab.task import task_of
 from recast.lab.training import distributed
 from recast.lab.training.checkpoint import newest_state, states
 from recast.lab.training.loop import fit, write_weights
@@ -39,6 +38,7 @@ from recast.lab.training.prepare import (
     prepare,
     recipe_of_run,
     some_images,
+    with_task,
     withdraw,
 )
 from recast.layers.cmhsa import recast_layers

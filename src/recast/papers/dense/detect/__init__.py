@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from recast.errors import RecastError
 from recast.lab.suites import Metric, Suite
-from recast.lab.tasks import Loss, Meter, Task, register_task
+from recast.lab.task import Loss, Meter, Task, register_task
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from recast.lab.suites import Metric, Suite
-from recast.lab.tasks import Loss, Meter, Task, register_task
+from recast.lab.task import Loss, Meter, Task, register_task
 
 if TYPE_CHECKING:
     from recast.lab.config import DataConfig
