@@ -15,9 +15,9 @@ from recast.lab.config.evaluation import Options
 from recast.lab.data import load_data
 from recast.lab.evaluation.run_folder import evaluate_run, open_run
 from recast.lab.evaluation.runner import Results
-from recast.lab.files import locked
-from recast.lab.records import Row
-from recast.lab.tables import read_records
+from recast.lab.folder.files import locked
+from recast.lab.folder.records import Row
+from recast.lab.folder.tables import read_records
 from recast.lab.training.run import train
 from recast.models.config import ModelConfig
 

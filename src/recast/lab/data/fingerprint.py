@@ -17,11 +17,10 @@ from recast.errors import RecastError
 from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.images import check_regular
 from recast.lab.data.sources import Data
-from recast.lab.files import read_json, read_names
+from recast.lab.folder.files import read_json, read_names
+from recast.lab.folder.names import CLASSES, FINGERPRINT
 from recast.reading import MIB
 
-FINGERPRINT = "data.json"
-"""File of `fingerprint_of` the data in a run folder."""
 SIZES, CONTENTS = 100_000, 512
 """Largest numbers of files whose sizes, and of images whose contents are read."""
 
@@ -36,7 +35,7 @@ def fingerprint_of(data: Data, *parts: str) -> dict[str, dict[str, Any]]:
 
 def check_classes(run: Path, data: Data) -> None:
     """Raise RecastError unless the classes are those of the run, in the same order."""
-    names = read_names(run / "classes.json")
+    names = read_names(run / CLASSES)
     remedy = "give the folder of the run's images with --data-dir"
     if len(names) != len(data.classes):
         raise RecastError(f"{run} was trained on {len(names)} classes, {data.name} has {len(data.classes)}: {remedy}")

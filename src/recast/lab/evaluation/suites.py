@@ -33,8 +33,8 @@ from recast.lab.evaluation.imagenet_sets import (
 from recast.lab.evaluation.knn import score_knn, sources_knn
 from recast.lab.evaluation.retrieval import score_retrieval
 from recast.lab.evaluation.stats import Statistic, plain_mean
+from recast.lab.folder.tables import Table
 from recast.lab.suites import SUITES
-from recast.lab.tables import Table
 from recast.lab.task import suites_of, task_named, task_of_images
 
 IMAGES = 500

@@ -10,6 +10,7 @@ from torch import nn
 from recast.errors import RecastError
 from recast.io import load
 from recast.lab.data.images import is_image_name
+from recast.lab.folder.run import RunFolder
 from recast.models.build import build
 from recast.models.config import ModelConfig
 from recast.models.names import FORMS, no_subject
@@ -35,7 +36,7 @@ def weights_of(config: ModelConfig) -> tuple[str, str, list[str]]:
 
 def names_a_run(word: str) -> bool:
     """Return True if `word` means a run folder: a folder with a recipe, or one that is not also a timm model's name."""
-    return Path(word).is_dir() and ((Path(word) / "recipe.yaml").is_file() or not timm.is_model(word))
+    return Path(word).is_dir() and (RunFolder(word).is_run or not timm.is_model(word))
 
 
 def open_model(config: ModelConfig) -> nn.Module:

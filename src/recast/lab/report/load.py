@@ -22,12 +22,26 @@ from typing import Any, TypeVar
 
 from recast.errors import RecastError
 from recast.lab.config import Recipe
-from recast.lab.files import read_json, read_lines, read_names, read_text
-from recast.lab.image_values import ImageValues, Key, read_images
-from recast.lab.recipe import SEAL, functions_of, load_recipe, why_untaught
-from recast.lab.records import Difference, Epoch, FourierLine, FrontierLine, Row, SimilarityLine, Switching
+from recast.lab.folder.files import read_json, read_lines, read_names, read_text
+from recast.lab.folder.image_values import ImageValues, Key, read_images
+from recast.lab.folder.names import (
+    ANALYSIS,
+    CLASSES,
+    CONTROL,
+    DIFFERENCES,
+    ENVIRONMENT,
+    METRICS_FILE,
+    PLAN,
+    RECIPE,
+    ROWS,
+    SCHEDULE_FILE,
+    VERIFY_FILE,
+)
+from recast.lab.folder.records import Difference, Epoch, FourierLine, FrontierLine, Row, SimilarityLine, Switching
+from recast.lab.folder.run import RunFolder
+from recast.lab.folder.tables import read_records, read_table
+from recast.lab.recipe import SEAL, functions_of
 from recast.lab.suites import METRICS
-from recast.lab.tables import read_records, read_table
 from recast.lab.task import task_of_data
 from recast.models.trust import follow_up
 from recast.surgery.plan import Plan
@@ -85,7 +99,7 @@ class Run:
     @cached_property
     def untaught(self) -> str:
         """Reason why the parent before fine-tuning is no baseline; empty if it is one."""
-        return "" if self.is_plain else why_untaught(self.recipe, self.path, len(self.classes), self.rows)
+        return "" if self.is_plain else RunFolder(self.path).why_untaught(self.recipe, len(self.classes), self.rows)
 
     @property
     def main(self) -> tuple[str, str]:
@@ -162,8 +176,8 @@ def read_run(path: Path) -> Run:
     """
     if not path.is_dir():
         raise RecastError(f"not a run folder: {path} (expected a folder written by `recast train`)")
-    recipe_text = read_text(path / "recipe.yaml").partition(SEAL)[0]
-    recipe = load_recipe(path / "recipe.yaml", complete=True)
+    recipe_text = read_text(path / RECIPE).partition(SEAL)[0]
+    recipe = RunFolder(path).recipe()
 
     def optional(name: str, read: Callable[[Path], T]) -> T | None:
         return read(path / name) if (path / name).is_file() else None
@@ -175,19 +189,19 @@ def read_run(path: Path) -> Run:
         path=path,
         recipe=recipe,
         recipe_text=recipe_text,
-        plan=None if recipe.is_plain else Plan.from_json(read_text(path / "plan.json"), str(path / "plan.json")),
-        metrics=_metrics(path / "metrics.jsonl"),
-        control=optional("finetuned/metrics.jsonl", _metrics) or [],
-        verify=optional("verify.json", lambda file: read_json(file, *VERIFY)),
-        environment=optional("environment.json", read_json) or {},
-        rows=records("rows.csv", Row),
-        differences=records("differences.csv", Difference),
-        fourier=records("analysis/fourier.csv", FourierLine),
-        cka=records("analysis/cka.csv", SimilarityLine),
-        frontier=records("analysis/frontier.csv", FrontierLine),
-        agreement=optional("analysis/agreement.csv", _agreement) or [],
-        classes=tuple(optional("classes.json", read_names) or ()),
-        switching=optional("schedule.json", lambda file: Switching.from_dict(read_json(file, *SCHEDULE), str(file))),
+        plan=None if recipe.is_plain else Plan.from_json(read_text(path / PLAN), str(path / PLAN)),
+        metrics=_metrics(path / METRICS_FILE),
+        control=optional(f"{CONTROL}/{METRICS_FILE}", _metrics) or [],
+        verify=optional(VERIFY_FILE, lambda file: read_json(file, *VERIFY)),
+        environment=optional(ENVIRONMENT, read_json) or {},
+        rows=records(ROWS, Row),
+        differences=records(DIFFERENCES, Difference),
+        fourier=records(f"{ANALYSIS}/fourier.csv", FourierLine),
+        cka=records(f"{ANALYSIS}/cka.csv", SimilarityLine),
+        frontier=records(f"{ANALYSIS}/frontier.csv", FrontierLine),
+        agreement=optional(f"{ANALYSIS}/agreement.csv", _agreement) or [],
+        classes=tuple(optional(CLASSES, read_names) or ()),
+        switching=optional(SCHEDULE_FILE, lambda file: Switching.from_dict(read_json(file, *SCHEDULE), str(file))),
         name=path.resolve().name,
     )
 

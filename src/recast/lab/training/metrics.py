@@ -18,8 +18,9 @@ from recast.errors import RecastError, listed
 from recast.files import write_text
 from recast.lab.config import Recipe
 from recast.lab.data import Data, Loader
-from recast.lab.files import json_line, read_lines
-from recast.lab.records import Epoch, Wakefulness
+from recast.lab.folder.files import json_line, read_lines
+from recast.lab.folder.names import METRICS_FILE
+from recast.lab.folder.records import Epoch, Wakefulness
 from recast.lab.suites import METRICS
 from recast.lab.task import task_of, task_of_images
 from recast.lab.training.checkpoint import Position
@@ -91,7 +92,7 @@ class Journal:
     """
 
     def __init__(self, recipe: Recipe, out: Path, name: str, batches: int, shown: bool) -> None:
-        self.recipe, self.name, self.path, self.batches = recipe, name, out / "metrics.jsonl", batches
+        self.recipe, self.name, self.path, self.batches = recipe, name, out / METRICS_FILE, batches
         self.shown, self.console = shown and is_first(), Console(stderr=True)
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         disable = not (self.shown and self.console.is_terminal)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,17 +19,13 @@ from recast.lab.config.tasks import ModelTeacher
 from recast.lab.data import Data, Loader, load_data
 from recast.lab.data.class_order import order_classes_
 from recast.lab.data.datasets import LabelledImages
-from recast.lab.data.duplicates import DUPLICATES
-from recast.lab.data.fingerprint import FINGERPRINT
 from recast.lab.data.seeding import mix_seed, seeded
 from recast.lab.data.table import read_labels
+from recast.lab.folder.names import COARSE_FILE, PARENT_WEIGHTS, RECIPE
+from recast.lab.folder.run import RunFolder, is_kept_parent
 from recast.lab.recipe import (
-    COARSE_FILE,
-    PARENT_WEIGHTS,
     changes,
     functions_of,
-    is_kept_parent,
-    load_recipe,
     may_change,
     override,
 )
@@ -46,10 +41,6 @@ from recast.modes import in_eval
 from recast.reading import decode, read_bytes
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
-
-FIRST = ("classes.json", FINGERPRINT, DUPLICATES, COARSE_FILE, PARENT_WEIGHTS, "recipe.yaml", "environment.json",
-         "plan.json", "verify.json", "schedule.json", "metrics.jsonl")  # fmt: skip
-"""Files that a run writes before its first state."""
 
 WAKING_IMAGES = 512
 """Number of training images that queries and keys are taken from with query_key=images."""
@@ -88,17 +79,9 @@ def with_task(recipe: Recipe) -> Recipe:
     return override(recipe, {"data": {"name": "csv_multilabel"}, "task": {"kind": "multilabel"}})
 
 
-def withdraw(out: Path) -> None:
-    """Remove the files that a run wrote into `out`, if it failed before its first state."""
-    for name in FIRST:
-        (out / name).unlink(missing_ok=True)
-    with suppress(OSError):  # missing
-        (out / "resume").rmdir()
-
-
 def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
     """Return the recipe in the run folder with the fields that `may_change` from `recipe`; others must agree."""
-    stored = load_recipe(out / "recipe.yaml", complete=True)
+    stored = RunFolder(out).recipe()
     completed = ("model.num_classes", "model.pretrained", "model.new_head", "data.mean", "data.std")
     if recipe.data.img_size is None:
         recipe = recipe.replace(data=recipe.data.replace(img_size=stored.data.img_size))
@@ -106,7 +89,7 @@ def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
         raise RecastError(
             f"{out} was started with other settings ({', '.join(changed)}): continue it with "
             f"{follow_up('train', '--resume', str(out), functions=functions_of(recipe))}, or start a new run from "
-            f"{out}/recipe.yaml"
+            f"{out / RECIPE}"
         )
     # paths that `recipe` leaves open stay as they were, and so do weights of the parent in the run folder
     checkpoint = stored.model.checkpoint

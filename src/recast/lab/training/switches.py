@@ -16,7 +16,7 @@ from recast.errors import RecastError
 from recast.lab.config import Recipe
 from recast.lab.data import Data
 from recast.lab.data.seeding import mix_seed, seeded_on
-from recast.lab.records import Measured, Switch, Switching
+from recast.lab.folder.records import Measured, Switch, Switching
 from recast.lab.training.prepare import WAKING_IMAGES, some_images
 from recast.surgery.apply import recast_
 from recast.surgery.during_training import recast_during_training_
