@@ -23,9 +23,10 @@ from recast.lab.config import (
     ScheduleConfig,
 )
 from recast.lab.data import load_data
-from recast.lab.evaluation.run_folder import evaluate_run, open_run
+from recast.lab.evaluation.run_folder import evaluate_run
 from recast.lab.folder.records import Wakefulness
 from recast.lab.folder.run import RunFolder
+from recast.lab.open import open_run
 from recast.lab.recipe import load_recipe
 from recast.lab.training import prepare
 from recast.lab.training import run as run_module

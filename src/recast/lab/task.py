@@ -193,7 +193,7 @@ def register_task(task: Task) -> Task:
 
 
 def task_named(name: str) -> Task:
-    """Return the task of a `task.kind`."""
+    """Return the task of a `task.kind`, or of labels (`data.val.task`)."""
     return plugged(TASKS, name)
 
 
@@ -203,13 +203,8 @@ def task_of(recipe: Recipe) -> Task:
 
 
 def task_of_data(config: DataConfig) -> Task:
-    """Return the task of a data set, as `task_of_images`: classification, unless it belongs to another task."""
+    """Return the task of a data set, the `task` of its images: classification, unless it belongs to another task."""
     return task_named(task_name_of_data(config.name) or TaskConfig.default)
-
-
-def task_of_images(data: Data) -> Task:
-    """Return the task of the labels of images that were read."""
-    return task_named(data.val.task)
 
 
 def suites_of(task: Task, only_default: bool = False) -> list[str]:

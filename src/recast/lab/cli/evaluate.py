@@ -21,7 +21,7 @@ from recast.lab.folder.names import CLASSES, REPORT
 from recast.lab.folder.records import Difference, Row
 from recast.lab.folder.run import RunFolder
 from recast.lab.suites import METRICS, SUITES, base, is_of_class
-from recast.lab.task import suites_of, task_of, task_of_images
+from recast.lab.task import suites_of, task_named, task_of
 from recast.models.trust import follow_up, trusting
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def _compare_files(
                 logits = models[arm](data.example)
             data.check_logits(logits, 1, file, remedy)
     context = open_context(models, data, **how)
-    results = measure(context, suites or [task_of_images(data).main[0]], progress=sys.stderr.isatty())
+    results = measure(context, suites or [task_named(data.val.task).main[0]], progress=sys.stderr.isatty())
     for name in results.tables:
         print(f"note: skipping suite {name}: it writes a table into run folders, and these are files", file=sys.stderr)
     if results.rows and not output.as_json:

@@ -20,7 +20,7 @@ from recast.models.config import ModelConfig
 from recast.models.trust import follow_up, is_function, trusting
 
 if TYPE_CHECKING:
-    from recast.lab.evaluation.run_folder import OpenRun
+    from recast.lab.open import OpenRun
 
 EXAMPLES = """  recast fold runs/mine                  (exact: only closed heads; writes runs/mine/folded.safetensors)
   recast fold runs/mine --tol 0.02       (also heads whose gate is open by at most 0.02)
@@ -93,8 +93,7 @@ def _save(subject: str, path: Path, tol: float, heads: int | None, as_json: bool
     """Fold the network, write it and print the form of its layers."""
     from recast.io import write_model
     from recast.lab.evaluation.closing import heads_left
-    from recast.lab.evaluation.run_folder import open_run
-    from recast.lab.explain.open import names_a_run, open_model
+    from recast.lab.open import names_a_run, open_model, open_run
     from recast.layers.cmhsa import gated_layers
     from recast.models.build import Images
     from recast.models.weights import read_header

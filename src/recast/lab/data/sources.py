@@ -81,14 +81,11 @@ class Data:
         remedy: what the message on another number of classes says to do.
         """
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        must = f"{of} must give logits"
         if not isinstance(got, tuple) or len(got) != 2 or got[0] != images:
-            raise RecastError(
-                f"{of} must give logits ({images}, classes), a tensor with a row for each image, got {got}"
-            )
+            raise RecastError(f"{must} ({images}, classes), a tensor with a row for each image, got {got}")
         if got[1] != len(self.classes):
-            raise RecastError(
-                f"{of} must give logits ({images}, {len(self.classes)}) for {self.name}, got {got}: {remedy}"
-            )
+            raise RecastError(f"{must} ({images}, {len(self.classes)}) for {self.name}, got {got}: {remedy}")
 
     def fitted_to(self, model: nn.Module) -> tuple[Data, str]:
         """Return the data with size, mean and deviation for a network, and a line with them and where they come from.

@@ -1,26 +1,19 @@
-"""The three arms of a run folder, rebuilt from its files, and their evaluation."""
+"""The evaluation of a run folder."""
 
 from __future__ import annotations
 
-import copy
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from recast.errors import RecastError
 from recast.files import require
-from recast.io import load
-from recast.lab.config import Recipe
 from recast.lab.config.evaluation import Options
-from recast.lab.data import Data, load_data
-from recast.lab.data.class_order import order_classes_
-from recast.lab.data.fingerprint import check_classes, check_same
+from recast.lab.data import Data
 from recast.lab.data.sources import without_unreadable
 from recast.lab.device import surroundings
 from recast.lab.evaluation.context import Context
@@ -29,56 +22,12 @@ from recast.lab.evaluation.runner import Results, measure, open_context
 from recast.lab.evaluation.suites import check_data, check_suites, evaluator, passes
 from recast.lab.folder.files import locked, read_json, write_json
 from recast.lab.folder.image_values import write_images
-from recast.lab.folder.names import ANALYSIS, CONTROL, DIFFERENCES, PROVENANCE, ROWS, SCORES, WEIGHTS
+from recast.lab.folder.names import ANALYSIS, DIFFERENCES, PROVENANCE, ROWS, SCORES
 from recast.lab.folder.records import Difference, Row, write_records
 from recast.lab.folder.run import RunFolder
 from recast.lab.folder.tables import read_records, write_table
-from recast.lab.task import task_of, task_of_images
-from recast.models.build import build
-from recast.models.trust import check_trusted
-
-
-@dataclass(frozen=True)
-class OpenRun:
-    """A run folder read back: `models` holds parent, finetuned (where that arm was trained) and recast.
-
-    Of a run that recast nothing it holds the trained network alone, as finetuned.
-    """
-
-    folder: Path
-    recipe: Recipe
-    data: Data
-    models: dict[str, nn.Module]
-
-
-def open_run(folder: str | Path, data_dir: str | None = None) -> OpenRun:
-    """Rebuild the three arms of a run folder, on the CPU; `data_dir` is the folder of its images if they moved.
-
-    Raises `RecastError` as `RunFolder.check_finished` does, and for data or weights that are missing or not the run's.
-    """
-    run, folder = RunFolder(folder), Path(folder)
-    run.check_finished()
-    recipe = run.recipe_here(data_dir)
-    check_trusted(recipe.model.name)
-    data = data_of(recipe)
-    classes, task = len(data.classes), task_of(recipe)
-    check_classes(folder, data)
-    if recipe.is_plain:
-        network = build(recipe.model.replace(checkpoint=None, pretrained=False), num_classes=classes)
-        task.adapt_(network, recipe, classes)
-        return OpenRun(folder, recipe, data, {"finetuned": load(folder / WEIGHTS, parent=network)})
-    parent = order_classes_(build(recipe.model, num_classes=classes), data).eval()
-    models, trained = {"parent": parent}, task.adapt_(copy.deepcopy(parent), recipe, classes)
-    if (control := folder / CONTROL / WEIGHTS).is_file():
-        models["finetuned"] = load(control, parent=trained)
-    models["recast"] = load(folder / WEIGHTS, parent=trained)
-    return OpenRun(folder, recipe, data, models)
-
-
-def data_of(recipe: Recipe, labels: str | None = None) -> Data:
-    """Read the data of a recipe. labels: "coarse" or "fine"; None: those of the training."""
-    config = recipe.labels if labels is None else recipe.labels.replace(labels=labels)
-    return load_data(recipe.data, recipe.augmentation, config, recipe.model.in_chans)
+from recast.lab.open import OpenRun, check_same, data_of, open_run
+from recast.lab.task import task_named
 
 
 def evaluate_run(
@@ -129,7 +78,7 @@ def evaluate_run(
             context.store.clear()  # features of a group may fill the memory
             _write(run, measured, together, context, command, time.time() - begin)
             results.extend(measured)
-        task_of_images(data).draw(run, context, suites)
+        task_named(data.val.task).draw(run, context, suites)
         return results
 
 

@@ -35,7 +35,7 @@ from recast.lab.evaluation.retrieval import score_retrieval
 from recast.lab.evaluation.stats import Statistic, plain_mean
 from recast.lab.folder.tables import Table
 from recast.lab.suites import SUITES
-from recast.lab.task import suites_of, task_named, task_of_images
+from recast.lab.task import suites_of, task_named
 
 IMAGES = 500
 """Default number of validation images of an analysis: curves change little with more."""
@@ -133,7 +133,7 @@ def check_suites(suites: Sequence[str]) -> None:
 
 def check_data(suites: Sequence[str], data: Data) -> None:
     """Raise RecastError for a suite of another task or of other classes than those of the data."""
-    task = task_of_images(data)
+    task = task_named(data.val.task)
     fitting = suites_of(task)
     if others := [name for name in suites if name not in fitting]:
         raise RecastError(

@@ -22,21 +22,9 @@ from typing import Any, TypeVar
 
 from recast.errors import RecastError
 from recast.lab.config import Recipe
+from recast.lab.folder import names
 from recast.lab.folder.files import read_json, read_lines, read_names, read_text
 from recast.lab.folder.image_values import ImageValues, Key, read_images
-from recast.lab.folder.names import (
-    ANALYSIS,
-    CLASSES,
-    CONTROL,
-    DIFFERENCES,
-    ENVIRONMENT,
-    METRICS_FILE,
-    PLAN,
-    RECIPE,
-    ROWS,
-    SCHEDULE_FILE,
-    VERIFY_FILE,
-)
 from recast.lab.folder.records import Difference, Epoch, FourierLine, FrontierLine, Row, SimilarityLine, Switching
 from recast.lab.folder.run import RunFolder
 from recast.lab.folder.tables import read_records, read_table
@@ -176,7 +164,7 @@ def read_run(path: Path) -> Run:
     """
     if not path.is_dir():
         raise RecastError(f"not a run folder: {path} (expected a folder written by `recast train`)")
-    recipe_text = read_text(path / RECIPE).partition(SEAL)[0]
+    recipe_text = read_text(path / names.RECIPE).partition(SEAL)[0]
     recipe = RunFolder(path).recipe()
 
     def optional(name: str, read: Callable[[Path], T]) -> T | None:
@@ -189,19 +177,21 @@ def read_run(path: Path) -> Run:
         path=path,
         recipe=recipe,
         recipe_text=recipe_text,
-        plan=None if recipe.is_plain else Plan.from_json(read_text(path / PLAN), str(path / PLAN)),
-        metrics=_metrics(path / METRICS_FILE),
-        control=optional(f"{CONTROL}/{METRICS_FILE}", _metrics) or [],
-        verify=optional(VERIFY_FILE, lambda file: read_json(file, *VERIFY)),
-        environment=optional(ENVIRONMENT, read_json) or {},
-        rows=records(ROWS, Row),
-        differences=records(DIFFERENCES, Difference),
-        fourier=records(f"{ANALYSIS}/fourier.csv", FourierLine),
-        cka=records(f"{ANALYSIS}/cka.csv", SimilarityLine),
-        frontier=records(f"{ANALYSIS}/frontier.csv", FrontierLine),
-        agreement=optional(f"{ANALYSIS}/agreement.csv", _agreement) or [],
-        classes=tuple(optional(CLASSES, read_names) or ()),
-        switching=optional(SCHEDULE_FILE, lambda file: Switching.from_dict(read_json(file, *SCHEDULE), str(file))),
+        plan=None if recipe.is_plain else Plan.from_json(read_text(path / names.PLAN), str(path / names.PLAN)),
+        metrics=_metrics(path / names.METRICS_FILE),
+        control=optional(f"{names.CONTROL}/{names.METRICS_FILE}", _metrics) or [],
+        verify=optional(names.VERIFY_FILE, lambda file: read_json(file, *VERIFY)),
+        environment=optional(names.ENVIRONMENT, read_json) or {},
+        rows=records(names.ROWS, Row),
+        differences=records(names.DIFFERENCES, Difference),
+        fourier=records(f"{names.ANALYSIS}/fourier.csv", FourierLine),
+        cka=records(f"{names.ANALYSIS}/cka.csv", SimilarityLine),
+        frontier=records(f"{names.ANALYSIS}/frontier.csv", FrontierLine),
+        agreement=optional(f"{names.ANALYSIS}/agreement.csv", _agreement) or [],
+        classes=tuple(optional(names.CLASSES, read_names) or ()),
+        switching=optional(
+            names.SCHEDULE_FILE, lambda file: Switching.from_dict(read_json(file, *SCHEDULE), f"{file}")
+        ),
         name=path.resolve().name,
     )
 

@@ -22,7 +22,7 @@ from recast.lab.folder.files import json_line, read_lines
 from recast.lab.folder.names import METRICS_FILE
 from recast.lab.folder.records import Epoch, Wakefulness
 from recast.lab.suites import METRICS
-from recast.lab.task import task_of, task_of_images
+from recast.lab.task import task_named, task_of
 from recast.lab.training.checkpoint import Position
 from recast.lab.training.distributed import Stopped, is_first, process_count, process_number, sum_over_processes_
 from recast.layers.cmhsa import GatedLayer, recast_layers
@@ -44,7 +44,7 @@ def validate(
         Stopped: if `stop` is set, unless several processes share the validation.
     """
     model.eval()
-    config, meter = recipe.data, task_of_images(data).meter(data)
+    config, meter = recipe.data, task_named(data.val.task).meter(data)
     totals = torch.zeros(2, dtype=torch.float64)  # loss, images
     loader = Loader(
         data.val, config.batch_size, workers=config.workers, part=process_number(), parts=process_count(),

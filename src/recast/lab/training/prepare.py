@@ -23,12 +23,7 @@ from recast.lab.data.seeding import mix_seed, seeded
 from recast.lab.data.table import read_labels
 from recast.lab.folder.names import COARSE_FILE, PARENT_WEIGHTS, RECIPE
 from recast.lab.folder.run import RunFolder, is_kept_parent
-from recast.lab.recipe import (
-    changes,
-    functions_of,
-    may_change,
-    override,
-)
+from recast.lab.recipe import changes, functions_of, may_change, override
 from recast.lab.scales import batch_norms
 from recast.lab.task import task_of
 from recast.lab.training.distributed import check_shares

@@ -22,37 +22,20 @@ from recast.errors import RecastError, listed
 from recast.files import write_text
 from recast.lab.config import Recipe
 from recast.lab.data.duplicates import report_duplicates
-from recast.lab.data.fingerprint import check_classes, check_same, fingerprint_of
+from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.data.seeding import mix_seed, seeded
 from recast.lab.device import surroundings
+from recast.lab.folder import names
 from recast.lab.folder.files import number, read_json, read_text, write_json
-from recast.lab.folder.names import (
-    CLASSES,
-    COARSE_FILE,
-    CONTROL,
-    ENVIRONMENT,
-    FINGERPRINT,
-    PARENT_WEIGHTS,
-    PLAN,
-    RECIPE,
-    VERIFY_FILE,
-    WEIGHTS,
-)
 from recast.lab.folder.run import RunFolder
+from recast.lab.open import check_classes, check_same
 from recast.lab.recipe import functions_of, save_recipe
 from recast.lab.scales import recalibrate_batch_norm_
 from recast.lab.task import task_of
 from recast.lab.training import distributed
 from recast.lab.training.checkpoint import newest_state, states
 from recast.lab.training.loop import fit, write_weights
-from recast.lab.training.prepare import (
-    WAKING_IMAGES,
-    Prepared,
-    prepare,
-    recipe_of_run,
-    some_images,
-    with_task,
-)
+from recast.lab.training.prepare import WAKING_IMAGES, Prepared, prepare, recipe_of_run, some_images, with_task
 from recast.layers.cmhsa import recast_layers
 from recast.layers.config import BiasGate
 from recast.models.trust import follow_up, trusting
@@ -163,7 +146,7 @@ class _Run:
     def __post_init__(self) -> None:
         self.recipe, self.data, self.parent = self.prepared.recipe, self.prepared.data, self.prepared.parent
         self.start_time = time.time()
-        weights = self.out / WEIGHTS
+        weights = self.out / names.WEIGHTS
         self.has_begun = distributed.on_first(lambda: bool(states(self.out)) or weights.exists())
 
     def train(self) -> None:
@@ -177,25 +160,25 @@ class _Run:
             if self.environment:
                 seconds = self.environment["seconds"] + time.time() - self.start_time
                 with suppress(OSError):  # a full disk must not hide why the run ended
-                    write_json(self.out / ENVIRONMENT, {**self.environment, "seconds": round(seconds, 1)})
+                    write_json(self.out / names.ENVIRONMENT, {**self.environment, "seconds": round(seconds, 1)})
 
     def open(self) -> None:
         """Write once what is known before training; recipe.yaml comes after the files that resuming requires."""
         if self.environment:
             return
-        path = self.out / ENVIRONMENT
+        path = self.out / names.ENVIRONMENT
         before = read_json(path) if path.is_file() else {}
         if not self.resume:
-            write_json(self.out / CLASSES, self.data.classes)
-            write_text(self.out / FINGERPRINT, json.dumps(fingerprint_of(self.data)) + "\n")
+            write_json(self.out / names.CLASSES, self.data.classes)
+            write_text(self.out / names.FINGERPRINT, json.dumps(fingerprint_of(self.data)) + "\n")
             if line := report_duplicates(self.data, self.out):
                 self.say(line)
         if self.prepared.coarse is not None:
-            write_text(self.out / COARSE_FILE, self.prepared.coarse)
+            write_text(self.out / names.COARSE_FILE, self.prepared.coarse)
         if self.prepared.keeps_parent:
             parent = task_of(self.recipe).undone(self.parent)
-            write_weights(parent, self.out / PARENT_WEIGHTS, self.recipe, self.data)
-        save_recipe(self.recipe, self.out / RECIPE)  # also on resume: paths may have changed
+            write_weights(parent, self.out / names.PARENT_WEIGHTS, self.recipe, self.data)
+        save_recipe(self.recipe, self.out / names.RECIPE)  # also on resume: paths may have changed
         self.environment = {
             **surroundings(self.device),
             "processes": distributed.process_count(),
@@ -216,22 +199,22 @@ class _Run:
             arm(self.parent, recipe=recipe, out=self.out, name="trained")
             return
         if self.has_begun:
-            plan = Plan.from_json(read_text(self.out / PLAN), str(self.out / PLAN))
+            plan = Plan.from_json(read_text(self.out / names.PLAN), str(self.out / names.PLAN))
             child = copy.deepcopy(self.parent)
             if not schedule.is_during:
                 recast_(child, plan)  # `fit` loads the weights
         else:
             child, plan = self._recast(self.prepared.plan)
-            distributed.on_first(lambda: write_text(self.out / PLAN, plan.to_json()))
+            distributed.on_first(lambda: write_text(self.out / names.PLAN, plan.to_json()))
         if schedule.is_during and plan.pool is not None:
             with seeded(mix_seed("pool", recipe.seed)):
                 recast_(child, plan.without_steps())
         arm(child, recipe=recipe, out=self.out, name="recast", plan=plan if schedule.is_during else None)
         if schedule.is_during:
-            distributed.on_first(lambda: write_text(self.out / PLAN, plan_as_trained(plan, child).to_json()))
+            distributed.on_first(lambda: write_text(self.out / names.PLAN, plan_as_trained(plan, child).to_json()))
         if recipe.control:
             unscheduled = recipe.replace(schedule=schedule.start)
-            arm(self.parent, recipe=unscheduled, out=self.out / CONTROL, name=CONTROL)
+            arm(self.parent, recipe=unscheduled, out=self.out / names.CONTROL, name=names.CONTROL)
 
     def _recast(self, plan: Plan) -> tuple[nn.Module, Plan]:
         """Recast the parent and verify it. Returns the network that training starts with, and its plan.
@@ -261,7 +244,7 @@ class _Run:
         """Compare parent and child on the first VERIFIED validation images; write and report the result."""
         batches = some_images(self.data.val, VERIFIED, self.recipe, self.data, self.device, whole=True)
         verified = reduce(operator.add, (verify(self.parent, child, images) for images in batches))
-        write_json(self.out / VERIFY_FILE, verified.to_dict())
+        write_json(self.out / names.VERIFY_FILE, verified.to_dict())
         images = f"{verified.images} validation images"
         if schedule is None:
             self.say(f"{plan}\nagainst the parent on {images}: {verified}\n")

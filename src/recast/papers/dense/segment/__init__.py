@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from recast.lab.data import Data
     from recast.lab.data.datasets import RawData
     from recast.lab.evaluation.context import Context
-    from recast.lab.evaluation.run_folder import OpenRun
     from recast.lab.evaluation.suites import Evaluator
+    from recast.lab.open import OpenRun
     from recast.papers.dense.config import SegmentConfig
 
 
