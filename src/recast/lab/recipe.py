@@ -17,9 +17,9 @@ from recast.config import File, Keys, read
 from recast.errors import RecastError, shown
 from recast.files import write_text
 from recast.lab.config import Recipe
+from recast.lab.config.fields import fields_of, merge
 from recast.lab.config.recipe import task_name_of_data
 from recast.lab.config.types import MayChange
-from recast.lab.fields import fields_of, merge
 from recast.reading import decode, read_bytes
 
 LARGEST = 2**19

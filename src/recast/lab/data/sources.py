@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
 from recast.errors import RecastError, listed, suggest
-from recast.lab.config import Augmentation, DataConfig, LabelsConfig, TaskConfig
+from recast.lab.config import Augmentation, DataConfig, LabelsConfig, Recipe, TaskConfig
 from recast.lab.data.augment import resolve
 from recast.lab.data.bands import TIFF
 from recast.lab.data.coarse import Coarse, coarse_classes
@@ -241,6 +241,19 @@ def assemble(
         raw.name, train, val, classes, mean, std, train.img_size, coarse, tuple(bad), raw.kinds, in_chans, given,
         is_held_out,
     )  # fmt: skip
+
+
+def some_images(
+    part: LabelledImages, count: int, recipe: Recipe, data: Data, device: torch.device, whole: bool = False
+) -> Iterator[Tensor]:
+    """Yield `count` images in the order of the recipe's seed, normalised, in batches; `whole`: the last one uncut."""
+    size, missing = min(recipe.data.batch_size, 128), count
+    for images, _ in Loader(part, size, shuffle_seed=recipe.seed, bad_image=recipe.data.bad_image):
+        images = images if whole else images[:missing]
+        yield data.normalised(images, device)
+        missing -= len(images)
+        if missing <= 0:
+            return
 
 
 def _norm(config: DataConfig, raw: RawData, images: LabelledImages) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -21,18 +21,18 @@ from recast.lab.config import Recipe
 from recast.lab.data import Data, Loader
 from recast.lab.data.loading import worker_errors
 from recast.lab.data.seeding import seeded
+from recast.lab.data.sources import some_images
 from recast.lab.folder.files import write_json
 from recast.lab.folder.names import METRICS_FILE, SCHEDULE_FILE, WEIGHTS
 from recast.lab.folder.records import Epoch, Measured
-from recast.lab.signals import stop_signals, uninterrupted
 from recast.lab.task import task_of
 from recast.lab.training import distributed
 from recast.lab.training.checkpoint import Position, State, newest_state, restore_, save_state, states
 from recast.lab.training.distributed import Interrupted, Stopped, is_first, on_first, process_count
 from recast.lab.training.metrics import Journal, heads_of, read_metrics, validate
 from recast.lab.training.optim import WarmupDecay, check_trainable, learning_rates, make_optimizer
-from recast.lab.training.prepare import some_images
 from recast.lab.training.regularization import prepare_, train_mode
+from recast.lab.training.signals import stop_signals, uninterrupted
 from recast.lab.training.step import AMP_DTYPES, Objective, Update
 from recast.lab.training.switches import Switches
 from recast.layers.cmhsa import gated_layers, recast_layers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from recast.lab.config import LabelsConfig, Recipe
 from recast.lab.config.tasks import ModelTeacher
 from recast.lab.data import Data, Loader, load_data
 from recast.lab.data.class_order import order_classes_
-from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.seeding import mix_seed, seeded
 from recast.lab.data.table import read_labels
 from recast.lab.folder.names import COARSE_FILE, PARENT_WEIGHTS, RECIPE
@@ -36,9 +35,6 @@ from recast.modes import in_eval
 from recast.reading import decode, read_bytes
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
-
-WAKING_IMAGES = 512
-"""Number of training images that queries and keys are taken from with query_key=images."""
 
 
 @dataclass(frozen=True)
@@ -226,16 +222,3 @@ def _completed(
             papers[name] = paper.replace(coarse_file=f"{(out / COARSE_FILE).resolve()}")
     data_config = recipe.data.replace(mean=data.mean, std=data.std)
     return recipe.replace(model=config, data=data_config, papers=papers), coarse
-
-
-def some_images(
-    part: LabelledImages, count: int, recipe: Recipe, data: Data, device: torch.device, whole: bool = False
-) -> Iterator[torch.Tensor]:
-    """Yield `count` images in the order of the recipe's seed, normalised, in batches; `whole`: the last one uncut."""
-    size, missing = min(recipe.data.batch_size, 128), count
-    for images, _ in Loader(part, size, shuffle_seed=recipe.seed, bad_image=recipe.data.bad_image):
-        images = images if whole else images[:missing]
-        yield data.normalised(images, device)
-        missing -= len(images)
-        if missing <= 0:
-            return

@@ -24,6 +24,7 @@ from recast.lab.config import Recipe
 from recast.lab.data.duplicates import report_duplicates
 from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.data.seeding import mix_seed, seeded
+from recast.lab.data.sources import some_images
 from recast.lab.device import surroundings
 from recast.lab.folder import names
 from recast.lab.folder.files import number, read_json, read_text, write_json
@@ -35,7 +36,8 @@ from recast.lab.task import task_of
 from recast.lab.training import distributed
 from recast.lab.training.checkpoint import newest_state, states
 from recast.lab.training.loop import fit, write_weights
-from recast.lab.training.prepare import WAKING_IMAGES, Prepared, prepare, recipe_of_run, some_images, with_task
+from recast.lab.training.prepare import Prepared, prepare, recipe_of_run, with_task
+from recast.lab.training.switches import WAKING_IMAGES
 from recast.layers.cmhsa import recast_layers
 from recast.layers.config import BiasGate
 from recast.models.trust import follow_up, trusting
