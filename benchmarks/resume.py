@@ -35,7 +35,7 @@ import recast.papers.networks  # noqa: F401  registers those of the scenes
 from recast import files
 from recast.lab.config import AugmentConfig, ClassifyConfig, DataConfig, OptimConfig, Recipe, RegularizationConfig
 from recast.lab.data import load_data
-from recast.lab.records import Epoch
+from recast.lab.folder.records import Epoch
 from recast.lab.training.checkpoint import states
 from recast.lab.training.loop import fit
 from recast.lab.training.metrics import Journal

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from recast.lab.tables import write_rows
+from recast.lab.folder.tables import write_rows
 from recast.layers.beside import AttentionBeside
 from recast.layers.cmhsa import gated_layers
 from recast.surgery.chosen_forms import device_name

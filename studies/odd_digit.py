@@ -22,9 +22,9 @@ from price import RESULTS
 
 import recast
 from recast.lab.data import load_data
-from recast.lab.image_values import ImageValues, over_seeds, read_images
+from recast.lab.folder.image_values import ImageValues, over_seeds, read_images
+from recast.lab.folder.records import Wakefulness
 from recast.lab.recipe import load_recipe
-from recast.lab.records import Wakefulness
 from recast.lab.statistics import Interval, interval
 from recast.lab.training.metrics import read_metrics
 from recast.layers.cmhsa import gated_layers

@@ -60,7 +60,7 @@ from recast.analysis.wakefulness import wakefulness
 from recast.lab.data.datasets import IMAGENET
 from recast.lab.data.digits import as_rgb, draw_canvases, draw_classes, read_digits
 from recast.lab.data.seeding import choose_balanced, hold_out
-from recast.lab.records import Wakefulness
+from recast.lab.folder.records import Wakefulness
 from recast.lab.statistics import POINTS, Interval, interval
 from recast.tracing.cost import count_parameters
 

@@ -13,8 +13,8 @@ from recast import PoolConfig, RecastConfig, RecastError
 from recast.config import Count, checked, coerce, read, typed
 from recast.lab.cli.command import Part, Typed
 from recast.lab.config import OptimConfig, Recipe, ScheduleConfig, TaskConfig
+from recast.lab.config.fields import fields_of, merge
 from recast.lab.config.recipe import PaperConfig
-from recast.lab.fields import fields_of, merge
 from recast.lab.recipe import override
 from recast.layers.config import BesideGate, BiasGate, LinearGate, SigmoidGate
 from recast.layers.pool_config import AttentionPooling

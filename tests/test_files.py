@@ -12,13 +12,13 @@ import pytest
 
 from recast.errors import RecastError
 from recast.files import check_place, replaced, write_text
-from recast.lab.files import LOCK, check_ours, locked, read_lines
-from recast.lab.records import Difference, Row, write_records
-from recast.lab.tables import read_records
+from recast.lab.folder.files import LOCK, check_ours, locked, read_lines
+from recast.lab.folder.records import Difference, Row, write_records
+from recast.lab.folder.tables import read_records
 
 HOLDS = """
 import sys, time
-from recast.lab.files import locked
+from recast.lab.folder.files import locked
 with locked(sys.argv[1]):
     print(1, flush=True)
     time.sleep(60)
@@ -129,7 +129,7 @@ def test_a_lock_that_cannot_be_taken_names_the_reason(tmp_path: Path, monkeypatc
     def denied(*_: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("recast.lab.files.FileLock.acquire", denied)
+    monkeypatch.setattr("recast.lab.folder.files.FileLock.acquire", denied)
     with pytest.raises(RecastError) as error, locked(tmp_path):
         pass
     assert str(error.value) == f"cannot lock {tmp_path}: Permission denied; the folder must be writable"

@@ -7,6 +7,7 @@ import ast
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def imported(source: str) -> set[str]:
             assert node.level == 0, "relative import"
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            names.add(str(node.args[0].value))
+            names.add(str(node.args[0].value).removesuffix("recast"))  # `which("recast")` is the command
     modules = {name if name in MODULES else name.rpartition(".")[0] for name in names}
     return {name for name in modules if name in MODULES}
 
@@ -52,15 +53,30 @@ def imports(name: str) -> set[str]:
     return imported(MODULES[name].read_text(encoding="utf-8"))
 
 
-def lines_read(*names: str) -> int:
-    """Count the lines of the modules that importing these reads, with the packages that they lie in."""
+def reached(*names: str, packages: bool) -> set[str]:
+    """Return the modules that these import, directly or not, and these; also the `packages` that they lie in."""
     todo, modules = [*names], set[str]()
     while todo:
         name = todo.pop()
         if name in MODULES and name not in modules and name != "recast":  # it imports nothing before it is asked
             modules.add(name)
-            todo += [*imports(name), name.rpartition(".")[0]]
-    return sum(len(MODULES[name].read_text(encoding="utf-8").splitlines()) for name in modules)
+            todo += [*imports(name), name.rpartition(".")[0] * packages]
+    return modules
+
+
+def lines_of(names: Iterable[str]) -> int:
+    return sum(len(MODULES[name].read_text(encoding="utf-8").splitlines()) for name in names)
+
+
+def lines_read(*names: str) -> int:
+    """Count the lines of the modules that importing these reads, with the packages that they lie in."""
+    return lines_of(reached(*names, packages=True))
+
+
+def lines_beyond(room: str) -> int:
+    """Count the lines of lab outside of a room that its files import, also for type checkers and in functions."""
+    files = {name for name in MODULES if f"{name}.".startswith(f"recast.lab.{room}.")}
+    return lines_of(name for name in reached(*files, packages=False) - files if part(name) == "lab")
 
 
 def test_imports_go_one_way() -> None:
@@ -84,6 +100,22 @@ def test_the_check_sees_every_kind_of_import() -> None:
 def test_a_reader_of_the_layer_needs_few_lines() -> None:
     assert lines_read("recast.layers.gpsa") <= 2779
     assert lines_read("recast.surgery.planning", "recast.surgery.apply", "recast.surgery.verify") <= 7316
+
+
+def test_a_reader_of_a_room_of_lab_needs_few_lines() -> None:
+    assert lines_beyond("config") == 0
+    assert lines_beyond("data") <= 1018
+
+
+def test_imports_have_no_circles() -> None:
+    pairs = {("recast.config", "recast.config_errors"), ("recast.lab.config.recipe", "recast.lab.config.tasks")}
+    circles = {
+        (name, target)
+        for name in MODULES
+        for target in imports(name) - {name}
+        if name in reached(target, packages=False)
+    }
+    assert {(min(pair), max(pair)) for pair in circles} == pairs
 
 
 def test_light_modules_import_no_torch() -> None:

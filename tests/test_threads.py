@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from recast import RecastConfig, plan, recast_, wake_
-from recast.lab import threads
-from recast.lab.threads import sample, usable_cores, use_threads
+from recast.lab.cli import threads
+from recast.lab.cli.threads import sample, usable_cores, use_threads
 
 
 @pytest.mark.parametrize(

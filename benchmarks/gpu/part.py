@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from recast.lab.tables import write_rows
+from recast.lab.folder.tables import write_rows
 from recast.tracing.hooks import full_precision
 
 HEADER = ("unit", "arm", "quantity", "value", "limit", "state", "note")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recast.errors import RecastError
 from recast.files import replaced
-from recast.lab.tables import read_records
+from recast.lab.folder.tables import read_records
 
 EXACT = ("exact", "exact_fp64")
 NOTHING = ("no spatial convolution", "no two-dimensional convolution")

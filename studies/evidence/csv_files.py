@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recast.lab.tables import write_rows
+from recast.lab.folder.tables import write_rows
 
 
 def read(path: Path) -> list[dict[str, Any]]:

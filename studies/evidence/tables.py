@@ -19,7 +19,7 @@ import numpy as np
 from measure import SEVERITIES
 from studies import Job, Study
 
-from recast.lab.records import Wakefulness
+from recast.lab.folder.records import Wakefulness
 from recast.lab.statistics import POINTS, interval
 
 FOLDED = ", folded"

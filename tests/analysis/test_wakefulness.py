@@ -6,7 +6,7 @@ from torch import nn
 
 import recast
 from recast.analysis.wakefulness import wakefulness
-from recast.lab.records import Wakefulness
+from recast.lab.folder.records import Wakefulness
 from recast.layers.cmhsa import CMHSA, recast_layers
 from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.surgery.wake import wake_

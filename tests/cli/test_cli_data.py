@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from recast.lab.data.duplicates import DUPLICATES
-from recast.lab.files import read_names
+from recast.lab.folder.files import read_names
+from recast.lab.folder.names import DUPLICATES
 
 Cli = Callable[..., Any]
 Refused = Callable[..., str]

@@ -13,10 +13,10 @@ from torchvision.models import mobilenet_v3_small
 import recast
 from recast.lab.cli import evaluate
 from recast.lab.evaluation import frontier
-from recast.lab.evaluation.run_folder import open_run
-from recast.lab.records import FrontierLine
+from recast.lab.folder.records import FrontierLine
+from recast.lab.folder.tables import read_records
+from recast.lab.open import open_run
 from recast.lab.scales import recalibrate_batch_norm_
-from recast.lab.tables import read_records
 
 DIGITS = ("--data", "digits", "--img-size", "16", "--num-images", "100")
 

@@ -18,7 +18,8 @@ from recast.errors import RecastError
 from recast.lab.cli import _command, main
 from recast.lab.cli.paths import check_paths
 from recast.lab.config import DataConfig, Recipe
-from recast.lab.recipe import recipe_of, save_recipe
+from recast.lab.folder.run import RunFolder
+from recast.lab.recipe import save_recipe
 
 TYPOS = (
     (("train", "folder", "--data-dir", "gone"), "no such data folder: gone (--data-dir)"),
@@ -140,11 +141,11 @@ def test_the_table_of_a_run_moves_with_its_images(images: str | None, table: str
         (tmp_path / name).mkdir()
     save_recipe(Recipe(data=data), tmp_path / "run" / "recipe.yaml")
     with pytest.raises(RecastError, match=r"give .* folder with --data-dir"):
-        recipe_of(tmp_path / "run")
+        RunFolder(tmp_path / "run").recipe_here()
     with pytest.raises(RecastError, match=r"copy it to .*labels.csv"):
-        recipe_of(tmp_path / "run", str(tmp_path / "new"))
+        RunFolder(tmp_path / "run").recipe_here(str(tmp_path / "new"))
     (tmp_path / now).touch()
-    data = recipe_of(tmp_path / "run", str(tmp_path / "new")).data
+    data = RunFolder(tmp_path / "run").recipe_here(str(tmp_path / "new")).data
     assert data.data_dir == str(tmp_path / "new")
     assert os.path.samefile(str(data.labels_file), tmp_path / now)
 
@@ -152,7 +153,7 @@ def test_the_table_of_a_run_moves_with_its_images(images: str | None, table: str
 def test_images_of_the_package_do_not_move(tmp_path: Path) -> None:
     save_recipe(Recipe(data=DataConfig("digits")), tmp_path / "recipe.yaml")
     with pytest.raises(RecastError, match="drop --data-dir"):
-        recipe_of(tmp_path, "photos")
+        RunFolder(tmp_path).recipe_here("photos")
 
 
 @pytest.mark.parametrize(("name", "own"), [("digits", "folder"), ("scenes", "masks"), ("scene_objects", "coco")])

@@ -37,7 +37,7 @@ def test_a_recipe_is_a_name_or_a_file(shared: Path, cli: Cli, tmp_path: Path) ->
 
 
 def test_the_results_of_the_arms_are_aligned(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recast.lab.cli.train.has_new_parent", lambda *_: True)
+    monkeypatch.setattr("recast.lab.folder.run.RunFolder.has_new_parent", lambda *_: True)
     lines = _arms(shared / "run").splitlines()
     assert lines[0].startswith("Parent before training: Top-1 ")
     assert len(lines) == 3

@@ -13,8 +13,9 @@ from recast.lab.config import DataConfig, Recipe
 from recast.lab.data import Data, load_data
 from recast.lab.data.columns import order_classes
 from recast.lab.data.datasets import ImageFiles
-from recast.lab.data.table import with_task
 from recast.lab.recipe import override
+from recast.lab.task import task_named
+from recast.lab.training.prepare import with_task
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*labels[.]")
 Rows = Sequence[Sequence[str]]
@@ -55,7 +56,7 @@ def test_columns_are_found_and_files_by_what_is_sure_of_them(table: Write, heade
         data = load_data(table(header, [[cell(path), label, *more] for path, label in PLAIN]))
         assert labelled(data) == {Path(path).stem: label for path, label in PLAIN}
         assert data.classes == ["cat", "dog"]
-        assert data.task.name == "classify"
+        assert task_named(data.val.task).name == "classify"
 
 
 @pytest.mark.parametrize("is_absolute", [False, True])
@@ -77,7 +78,7 @@ def test_a_column_of_splits_is_followed(table: Write) -> None:
     rows[6][1] = "emu"
     data = load_data(table("path,label,split", rows))
     assert (len(data.train), len(data.val)) == (6, 4)
-    assert list(data.task.notes(Recipe(), data)) == ["1 of 3 classes have no training images: emu"]
+    assert list(task_named(data.val.task).notes(Recipe(), data)) == ["1 of 3 classes have no training images: emu"]
 
 
 def test_numbers_are_classes_in_their_order(table: Write) -> None:

@@ -48,7 +48,7 @@ def test_objects_as_coco(scenes: list[DrawnScene]) -> None:
 
 def test_scenes_are_a_data_set_and_always_the_same() -> None:
     data = load_data(DataConfig("scenes", test_size=64, num_val=20))
-    assert (data.task.name, data.img_size, len(data.train), len(data.val)) == ("segment", 96, 1000, 20)
+    assert (data.val.task, data.img_size, len(data.train), len(data.val)) == ("segment", 96, 1000, 20)
     assert (data.test_size, data.classes) == (64, list(CLASSES))
     pixels, masks = next(iter(Loader(data.train.plain(), 8)))
     assert pixels.shape == (8, 3, 96, 96)

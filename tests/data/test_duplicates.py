@@ -12,7 +12,7 @@ from recast.lab.data import Data, duplicates, load_data
 from recast.lab.data.datasets import ImageTensors
 from recast.lab.data.duplicates import find_duplicates, report_duplicates
 from recast.lab.data.fingerprint import fingerprint_of
-from recast.lab.tables import read_table
+from recast.lab.folder.tables import read_table
 
 
 def photo(seed: int) -> Image.Image:

@@ -11,7 +11,9 @@ from PIL import Image
 from recast.errors import RecastError
 from recast.lab.config import DataConfig
 from recast.lab.data import load_data
-from recast.lab.data.fingerprint import FINGERPRINT, check_classes, check_same, fingerprint_of
+from recast.lab.data.fingerprint import fingerprint_of
+from recast.lab.folder.names import FINGERPRINT
+from recast.lab.open import check_classes, check_same
 
 Change = Callable[[Path], object]
 GoesOn = Callable[..., None]

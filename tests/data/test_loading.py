@@ -27,7 +27,7 @@ from recast.lab.data.seeding import (
     epoch_order,
     hold_out,
 )
-from recast.lab.tasks import TASKS
+from recast.lab.task import task_named
 
 SHIFTED = Augmentation(crop="pad", flip=True)
 POLICY = Augmentation(crop="simple", auto_augment="rand-m9-mstd0.5-inc1")
@@ -321,10 +321,10 @@ def test_balanced_batches_do_not_depend_on_start_and_parts() -> None:
     data = load_data(DataConfig())
     data = replace(data, train=data.train.subset(torch.arange(len(data.train))[data.train.labels < 3][:200]))
     recipe = Recipe(task=ClassifyConfig(sampler="balanced"))
-    options = {**TASKS["classify"].loading(recipe, data), "batch_size": 32, "shuffle_seed": 4, "drop_last": True}
+    options = {**task_named("classify").loading(recipe, data), "batch_size": 32, "shuffle_seed": 4, "drop_last": True}
     batches = [labels for _, labels in Loader(**options)]
     assert len(batches) == 6
     assert torch.cat(batches).bincount().float().std() < 5
     assert next(iter(Loader(**options, start=4)))[1].equal(batches[4])
     assert next(iter(Loader(**options, part=1, parts=2)))[1].equal(batches[0][1::2])
-    assert TASKS["classify"].loading(Recipe(), data)["balanced"] is False
+    assert task_named("classify").loading(Recipe(), data)["balanced"] is False

@@ -48,7 +48,7 @@ def changed(**fields: Any) -> dict[str, Any]:
 def test_a_folder_with_gaps_crowds_grey_and_16_bits(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"c\.png has 16-bit pixels, .*scale its values"):
         data = load_data(write(tmp_path, COCO))
-    assert (data.task.name, data.classes, len(data.train) + len(data.val)) == ("detect", ["cat", "dog"], 3)
+    assert (data.val.task, data.classes, len(data.train) + len(data.val)) == ("detect", ["cat", "dog"], 3)
     items = {part.image_name(i)[-5:]: part[i] for part in (data.train.plain(), data.val) for i in range(len(part))}
     image, target = items["b.png"]
     assert image.shape == (3, 80, 80)

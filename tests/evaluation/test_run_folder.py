@@ -13,11 +13,12 @@ from recast.errors import RecastError
 from recast.lab.config import DataConfig, Recipe
 from recast.lab.config.evaluation import Options
 from recast.lab.data import load_data
-from recast.lab.evaluation.run_folder import evaluate_run, open_run
+from recast.lab.evaluation.run_folder import evaluate_run
 from recast.lab.evaluation.runner import Results
-from recast.lab.files import locked
-from recast.lab.records import Row
-from recast.lab.tables import read_records
+from recast.lab.folder.files import locked
+from recast.lab.folder.records import Row
+from recast.lab.folder.tables import read_records
+from recast.lab.open import open_run
 from recast.lab.training.run import train
 from recast.models.config import ModelConfig
 
@@ -110,6 +111,6 @@ def test_a_bad_request_writes_nothing(copied: Path) -> None:
 def test_data_that_changed_since_the_run(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for classes in (["a", "b"], [*"9876543210"]):
         changed = replace(load_data(SMALL), classes=classes)
-        monkeypatch.setattr("recast.lab.evaluation.run_folder.load_data", lambda *_, changed=changed: changed)
+        monkeypatch.setattr("recast.lab.open.load_data", lambda *_, changed=changed: changed)
         with pytest.raises(RecastError, match="was trained"):
             open_run(copied)

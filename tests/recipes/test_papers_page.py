@@ -20,8 +20,8 @@ from test_two_steps import tiny, tiny_data
 from recast.errors import RecastError
 from recast.lab.cli import main
 from recast.lab.config import Recipe
+from recast.lab.folder.records import Row, write_records
 from recast.lab.recipes import RECIPES
-from recast.lab.records import Row, write_records
 from recast.lab.suites import SUITES
 from recast.lab.training import prepare, run
 

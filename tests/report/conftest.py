@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from on_reports import set_recipe, set_values
 
-from recast.lab.records import ARMS, Row, write_records
-from recast.lab.tables import read_records
+from recast.lab.folder.records import ARMS, Row, write_records
+from recast.lab.folder.tables import read_records
 
 FROZEN = Path(__file__).with_name("runs")
 

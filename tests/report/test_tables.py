@@ -10,8 +10,8 @@ from sklearn.metrics import confusion_matrix
 
 from recast.lab.cli import evaluate
 from recast.lab.cli.evaluate import _suites_of
-from recast.lab.image_values import ImageValues, write_images
-from recast.lab.records import Difference, Row, write_records
+from recast.lab.folder.image_values import ImageValues, write_images
+from recast.lab.folder.records import Difference, Row, write_records
 from recast.lab.report import formats
 from recast.lab.report.charts import styled
 from recast.lab.report.heat_maps import confusion, confusion_charts

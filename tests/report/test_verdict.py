@@ -6,7 +6,7 @@ from on_reports import rewrite, series_of, set_images, set_values
 
 from recast.lab.cli import evaluate
 from recast.lab.cli.evaluate import compared_with
-from recast.lab.records import ARMS
+from recast.lab.folder.records import ARMS
 from recast.lab.report import write_report
 from recast.lab.report.costs import cost_charts
 from recast.lab.report.curves import attacks, relative

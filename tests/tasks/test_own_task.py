@@ -22,8 +22,9 @@ from recast.lab.data.datasets import ImageTensors, RawData
 from recast.lab.evaluation.context import Batch, Score
 from recast.lab.evaluation.run_folder import evaluate_run
 from recast.lab.evaluation.suites import Evaluator
+from recast.lab.plugins import FINDERS
 from recast.lab.suites import METRICS, SUITES, Metric, Suite
-from recast.lab.tasks import TASKS, Loss, Meter, Task, register_task
+from recast.lab.task import TASKS, Loss, Meter, Task, register_task
 from recast.lab.training.metrics import read_metrics
 from recast.lab.training.run import train
 from recast.models.config import ModelConfig
@@ -121,7 +122,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     optim = OptimConfig(lr=1e-2, warmup_epochs=0)
     recipe = Recipe(ModelConfig("digits_resnet"), data, optim=optim, where=["layer3.1.conv1"], epochs=4, device="cpu")
     yield train(recipe, tmp_path_factory.mktemp("runs") / "own")
-    for table, names in ((TASKS, [task.name]), (SUITES, task.suites), (METRICS, task.metrics)):
+    for table, names in (
+        (TASKS, [task.name]),
+        (FINDERS, task.data_sets),
+        (SUITES, task.suites),
+        (METRICS, task.metrics),
+    ):
         for name in names:
             del table[name]  # type: ignore[attr-defined]
 

@@ -15,13 +15,12 @@ from small import assert_same, small_child, small_data, small_fit, small_parent,
 from torch import Tensor, nn
 
 from recast.errors import RecastError
-from recast.lab import signals
 from recast.lab.config import ClassifyConfig, RegularizationConfig
-from recast.lab.signals import stop_signals, uninterrupted
-from recast.lab.training import checkpoint, loop
+from recast.lab.training import checkpoint, loop, signals
 from recast.lab.training.checkpoint import states
 from recast.lab.training.distributed import Interrupted
 from recast.lab.training.metrics import read_metrics
+from recast.lab.training.signals import stop_signals, uninterrupted
 from recast.layers.cmhsa import gated_layers
 from recast.layers.forms import Forms
 from recast.models.weights import read_header

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from recast import RecastError, plan, recast_, save
 from recast.lab.config import Augmentation, DataConfig
 from recast.lab.data import Data, load_data
-from recast.lab.evaluation.run_folder import open_run
+from recast.lab.open import open_run
 from recast.lab.training import prepare
 from recast.lab.training.metrics import read_metrics
 from recast.lab.training.run import train

@@ -12,7 +12,7 @@ from torch import nn
 
 from recast import RecastError, load
 from recast.lab.config import RegularizationConfig
-from recast.lab.files import read_lines
+from recast.lab.folder.files import read_lines
 from recast.lab.training import loop
 from recast.lab.training.checkpoint import states
 from recast.lab.training.loop import fit

@@ -10,7 +10,7 @@ from torch import nn
 
 from recast import PoolConfig, attention_pool_
 from recast.lab.config import OptimConfig, RegularizationConfig, ScheduleConfig
-from recast.lab.evaluation.run_folder import open_run
+from recast.lab.open import open_run
 from recast.lab.training.metrics import read_metrics
 from recast.lab.training.optim import learning_rates, make_optimizer
 from recast.lab.training.run import train

@@ -23,9 +23,11 @@ from recast.lab.config import (
     ScheduleConfig,
 )
 from recast.lab.data import load_data
-from recast.lab.evaluation.run_folder import evaluate_run, open_run
-from recast.lab.recipe import has_new_parent, load_recipe
-from recast.lab.records import Wakefulness
+from recast.lab.evaluation.run_folder import evaluate_run
+from recast.lab.folder.records import Wakefulness
+from recast.lab.folder.run import RunFolder
+from recast.lab.open import open_run
+from recast.lab.recipe import load_recipe
 from recast.lab.training import prepare
 from recast.lab.training import run as run_module
 from recast.lab.training.checkpoint import states
@@ -237,7 +239,8 @@ def test_a_run_that_failed_before_its_first_state_leaves_nothing_and_a_killed_on
     assert recipe.model.checkpoint == str(out / "parent.safetensors")
     load(out / "weights.safetensors")
     train(recipe, tmp_path / "again")  # whose parent is known to be untrained, too
-    assert has_new_parent(load_recipe(tmp_path / "again" / "recipe.yaml"), tmp_path / "again")
+    again = RunFolder(tmp_path / "again")
+    assert again.has_new_parent(again.recipe())
     with pytest.raises(RecastError, match="a new, untrained class"):
         train(recipe.replace(task=ClassifyConfig(teacher="parent")), tmp_path / "taught")
 

@@ -2,5 +2,4 @@
 
 from recast.models.names import PLUGINS
 
-if "recast.lab.networks" not in PLUGINS:
-    PLUGINS.append("recast.lab.networks")
+PLUGINS.extend(name for name in ("recast.lab.tasks", "recast.lab.networks") if name not in PLUGINS)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-LOADER = ChoiceLoader([PackageLoader("recast.lab.report"), PackageLoader("recast.lab.explain", "assets")])
+LAB = Path(__file__).parent
+LOADER = FileSystemLoader([LAB / "report" / "templates", LAB / "explain" / "assets"])
 ENVIRONMENT = Environment(
     autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=LOADER
 )

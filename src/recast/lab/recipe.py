@@ -6,7 +6,6 @@ Paths in a recipe file are relative to the file, so that a run folder can be mov
 from __future__ import annotations
 
 import hashlib
-import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -18,13 +17,9 @@ from recast.config import File, Keys, read
 from recast.errors import RecastError, shown
 from recast.files import write_text
 from recast.lab.config import Recipe
-from recast.lab.config.inputs import EMBEDDED
+from recast.lab.config.fields import fields_of, merge
 from recast.lab.config.recipe import task_name_of_data
 from recast.lab.config.types import MayChange
-from recast.lab.fields import fields_of, merge
-from recast.lab.files import LOCK
-from recast.lab.records import Row
-from recast.models.trust import follow_up
 from recast.reading import decode, read_bytes
 
 LARGEST = 2**19
@@ -33,12 +28,6 @@ DEEPEST = 32
 """Levels of lists and mappings in one another in a recipe file."""
 SEAL = "# sha256 of the lines above: "
 """Start of the last line of a run's recipe, the checksum of the other lines. Delete it after editing the file."""
-PARENT_WEIGHTS = "parent.safetensors"
-"""In a run folder: the parent's weights, if they are random or the classifier is new."""
-PARENT = "parent"
-"""The only folder that a run folder may hold before the run: the training of its parent."""
-COARSE_FILE = "coarse.csv"
-"""In a run folder: a copy of the file of coarse classes."""
 
 
 def paths() -> list[Keys]:
@@ -203,89 +192,6 @@ def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return fields
 
 
-def refuse_used(out: Path) -> None:
-    """Raise RecastError unless a new run may start in `out`."""
-    used = sorted(path.name for path in out.iterdir() if path.name not in (PARENT, LOCK)) if out.is_dir() else []
-    if "recipe.yaml" in used:
-        raise RecastError(f"run folder {out} exists: choose another one with --out, or continue it with --resume {out}")
-    if used:
-        raise RecastError(f"{out} is not empty ({used[0]}): choose another folder with --out")
-
-
-def check_recipe(folder: str | Path) -> None:
-    """Raise `RecastError` for a folder that is not a run."""
-    if not (Path(folder) / "recipe.yaml").is_file():
-        raise RecastError(f"{folder} is not a run folder: it has no recipe.yaml (recast train writes one)")
-
-
-def check_run(folder: str | Path) -> None:
-    """Raise `RecastError` for a folder without a finished recast arm, before anything of it is loaded."""
-    folder = Path(folder)
-    check_recipe(folder)
-    if not (folder / "weights.safetensors").is_file():
-        again = follow_up("train", "--resume", str(folder), functions=functions_of(load_recipe(folder / "recipe.yaml")))
-        raise RecastError(f"the training in {folder} is not finished: continue it with {again}")
-
-
-def recipe_of(folder: Path, data_dir: str | None = None) -> Recipe:
-    """Return the recipe of a run; `data_dir` is the folder of its images if they moved.
-
-    Raises RecastError for files of a run from another machine that are not there.
-    """
-    recipe = load_recipe(folder / "recipe.yaml", complete=True)
-    data, checkpoint = recipe.data, recipe.model.checkpoint
-    before, table = (path and Path(path).expanduser() for path in (data.data_dir, data.labels_file))
-    if data_dir is None and before and not before.exists() and not data.name.startswith("hfds/"):
-        raise RecastError(f"no such data folder: {before}, of the run {folder}: give the folder with --data-dir")
-    if data_dir is not None and data.name in EMBEDDED:
-        raise RecastError(f"the run {folder} has images of the package ({data.name}): drop --data-dir")
-    if table and not table.exists():
-        if before is None and data_dir is None:
-            raise RecastError(f"no such file: {table}, of the run {folder}: give its folder with --data-dir")
-        images = before or table.parent
-        names = os.path.relpath(table, images), table.name
-        places = [*(Path(data_dir or images, name) for name in names), folder / table.name]
-        if (here := next(filter(Path.is_file, places), None)) is None:
-            raise RecastError(f"no such file: {table}, the labels of the run {folder}: copy it to {places[-1]}")
-        recipe = recipe.replace(data=data.replace(labels_file=str(here)))
-    if data_dir is not None:
-        recipe = recipe.replace(data=recipe.data.replace(data_dir=data_dir))
-    if checkpoint and not Path(checkpoint).exists():
-        if not (beside := folder / Path(checkpoint).name).is_file():
-            raise RecastError(f"no such checkpoint: {checkpoint}, the parent of the run {folder}: copy it to {beside}")
-        recipe = recipe.replace(model=recipe.model.replace(checkpoint=str(beside)))
-    return recipe
-
-
 def functions_of(recipe: Recipe) -> tuple[str | None, str | None]:
     """Return the names of model and teacher, which may be functions of the user."""
     return recipe.model.name, getattr(recipe.teacher, "teacher_model", None)
-
-
-def has_new_parent(recipe: Recipe, folder: Path) -> bool:
-    """Return True if the parent of the run in `folder` has a new classifier or random weights."""
-    checkpoint = recipe.model.checkpoint
-    if checkpoint is None:
-        return not recipe.model.pretrained
-    return (folder / checkpoint).resolve() == (folder / PARENT_WEIGHTS).resolve()
-
-
-def is_kept_parent(checkpoint: str | None) -> bool:
-    """Return True for a run's file of a parent that has a new classifier or random weights: no others are kept."""
-    path = Path(checkpoint or "")
-    return path.name == PARENT_WEIGHTS and (path.parent / "recipe.yaml").is_file()
-
-
-def why_untaught(recipe: Recipe, folder: Path, classes: int, rows: Iterable[Row]) -> str:
-    """Return why the parent of a run before fine-tuning is no baseline; empty if it is one.
-
-    It is none if its classifier is new, or if its top-1 in `rows` is not shown to be above a guess among `classes`.
-    """
-    if has_new_parent(recipe, folder):
-        return "its classifier was new"
-    for row in rows:
-        if (row.model, row.suite, row.metric) == ("parent", "clean", "top1") and classes > 1:
-            guess = 100 / classes
-            if (row.value if row.low is None else row.low) <= guess:
-                return f"its top-1, {row.value:.1f}\u00a0%, is not shown to be above a guess, {guess:.1f}\u00a0%"
-    return ""

@@ -1,6 +1,6 @@
 """Names, options and metrics of the suites of `recast evaluate`, for command line, evaluation and report.
 
-This table has the suites of classification and of every task; a task registers its own (`recast.lab.tasks`).
+This table has the suites of classification and of every task; a task registers its own (`recast.lab.task`).
 `recast.lab.evaluation.suites`, or the task, measures them. Imports no torch.
 """
 
@@ -183,6 +183,10 @@ SUITES = {
     "frontier": Suite(
         "Heads closed one by one", "table: top-1, clean and under noise, and milliseconds as heads close",
         "table", (),
+    ),
+    "multilabel": Suite(
+        "Labels", "mAP, F1 at 0.5 and AUROC, also per class (data with several labels)", "accuracy",
+        ("map", "f1", "auroc"), default=True, task="multilabel",
     ),
 }  # fmt: skip
 

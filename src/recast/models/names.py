@@ -15,7 +15,7 @@ ON_TIMM = ("upernet", *DETECTORS)
 REGISTRIES = ("timm", "torchvision", *ON_TIMM)
 """Whose names are known."""
 PLUGINS: list[str] = []
-"""Modules that register networks with timm when they are imported: before a network is looked up by name, they are.
+"""Modules that register networks with timm, or tasks, when they are imported: before one is looked up, they are.
 `recast.lab` and `recast.papers` add themselves; `sources.plug_in_installed` finds those that were not imported."""
 
 

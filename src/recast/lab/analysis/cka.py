@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.lab.analysis.blocks import BlockSequence, Images, each_batch
-from recast.lab.records import SimilarityLine
-from recast.lab.tables import Table
+from recast.lab.folder.records import SimilarityLine
+from recast.lab.folder.tables import Table
 
 MIN_IMAGES = 4
 """Smallest batch for which the unbiased estimate is defined."""

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from recast.errors import RecastError
 from recast.lab.analysis.blocks import BlockSequence, Images, each_batch
-from recast.lab.records import FourierLine
-from recast.lab.tables import Table
+from recast.lab.folder.records import FourierLine
+from recast.lab.folder.tables import Table
 
 FREQUENCIES = tuple(i / 30 for i in range(31))
 """Where curves are read, in units of π; 1/3, 2/3 and 1 are among them."""

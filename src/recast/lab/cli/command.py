@@ -24,9 +24,9 @@ from pydantic_core import PydanticUndefined
 from recast.config import Config, File, Keys, Rare, read
 from recast.errors import RecastError
 from recast.lab.cli.help import HELP, Entry, help_text
+from recast.lab.cli.threads import use_threads
+from recast.lab.config.fields import Field, fields_of, merge
 from recast.lab.config.types import Threads
-from recast.lab.fields import Field, fields_of, merge
-from recast.lab.threads import use_threads
 
 if TYPE_CHECKING:
     from cyclopts import App

@@ -16,11 +16,12 @@ from recast.lab.cli.guard import complain
 from recast.lab.config import DataConfig
 from recast.lab.config.evaluation import Options
 from recast.lab.config.types import Workers
-from recast.lab.files import read_names
-from recast.lab.recipe import check_run, load_recipe, recipe_of, why_untaught
-from recast.lab.records import Difference, Row
+from recast.lab.folder.files import read_names
+from recast.lab.folder.names import CLASSES, REPORT
+from recast.lab.folder.records import Difference, Row
+from recast.lab.folder.run import RunFolder
 from recast.lab.suites import METRICS, SUITES, base, is_of_class
-from recast.lab.tasks import suites_of, task_of
+from recast.lab.task import suites_of, task_named, task_of
 from recast.models.trust import follow_up, trusting
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def evaluate(
     for message in dict.fromkeys(map(str, results.not_measured)):
         complain("recast evaluate", f"error: {message}")
     if not (results.not_measured or are_files or output.as_json):
-        print("next: " + follow_up("report", *runs, *(["--out", "report.html"] if runs[1:] else [])))
+        print("next: " + follow_up("report", *runs, *(["--out", REPORT] if runs[1:] else [])))
     return 2 if results.not_measured else 0
 
 
@@ -104,8 +105,8 @@ def _evaluate_runs(
 ) -> Results:
     """Measure the arms of each run, print their tables, and return all results."""
     for folder in folders:  # all of them before the first is measured
-        check_run(folder)
-        recipe_of(Path(folder), how["data_dir"])
+        RunFolder(folder).check_finished()
+        RunFolder(folder).recipe_here(how["data_dir"])
     from recast.lab.evaluation.run_folder import evaluate_run
     from recast.lab.evaluation.runner import Results
 
@@ -137,7 +138,7 @@ def _compare_files(
 
     from recast.io import load
     from recast.lab.data import load_data
-    from recast.lab.data.class_order import check_logits, order_classes_
+    from recast.lab.data.class_order import order_classes_
     from recast.lab.evaluation.context import PixelModel
     from recast.lab.evaluation.runner import measure, open_context
     from recast.models.build import input_defaults
@@ -164,9 +165,9 @@ def _compare_files(
         if data.val.task == "classify":
             with torch.no_grad(), in_eval(networks[file]):
                 logits = models[arm](data.example)
-            check_logits(logits, 1, data, file, remedy)
+            data.check_logits(logits, 1, file, remedy)
     context = open_context(models, data, **how)
-    results = measure(context, suites or [data.task.main[0]], progress=sys.stderr.isatty())
+    results = measure(context, suites or [task_named(data.val.task).main[0]], progress=sys.stderr.isatty())
     for name in results.tables:
         print(f"note: skipping suite {name}: it writes a table into run folders, and these are files", file=sys.stderr)
     if results.rows and not output.as_json:
@@ -179,16 +180,17 @@ def _compare_files(
 
 def _suites_of(folder: Path) -> list[str]:
     """Return the default suites that make sense for a run."""
-    recipe = load_recipe(folder / "recipe.yaml", complete=True)
+    recipe = RunFolder(folder).recipe()
     fits = suites_of(task_of(recipe), only_default=True)
     return [name for name in fits if recipe.model.in_chans is None or not SUITES[name].needs_rgb]
 
 
 def compared_with(folder: Path, rows: Sequence[Row]) -> tuple[str, ...]:
     """Return the arms that the recast one is compared with: not a parent that never learnt these classes."""
-    names = folder / "classes.json"
+    names = folder / CLASSES
     classes = len(read_names(names)) if names.is_file() else 0
-    untaught = why_untaught(load_recipe(folder / "recipe.yaml", complete=True), folder, classes, rows)
+    run = RunFolder(folder)
+    untaught = run.why_untaught(run.recipe(), classes, rows)
     return ("finetuned",) if untaught else ("parent", "finetuned")
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recast.errors import RecastError
 from recast.lab.cli.command import Command, Compute, Typed, print_json
 from recast.lab.config.evaluation import parse_size
 from recast.lab.config.explain import ExplainOptions
+from recast.lab.folder.run import RunFolder
 from recast.models.trust import trusting
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def explain(
     """
     settings = options.over({"subject": subject, "images": list(images)})
     size = None if settings.img_size is None else parse_size(settings.img_size, "--img-size")
-    if settings.neighbours and not (Path(subject) / "recipe.yaml").is_file():
+    if settings.neighbours and not RunFolder(subject).is_run:
         raise RecastError(f"--neighbours requires a run folder, got {subject}")
     with trusting(subject, trust=trust):
         if settings.neighbours:

@@ -76,8 +76,7 @@ COMMAND = Command(export, "RUN|FILE [options]", EXAMPLES)
 
 def _open(subject: str, data_dir: str | None) -> tuple[nn.Module, str | None]:
     """Return the network, and of a run the side of its images."""
-    from recast.lab.evaluation.run_folder import open_run
-    from recast.lab.explain.open import names_a_run, open_model
+    from recast.lab.open import names_a_run, open_model, open_run
 
     if not names_a_run(subject):
         if not Path(subject).is_file():

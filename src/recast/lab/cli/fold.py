@@ -5,15 +5,22 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from recast.config import CountOrZero, FilePath, NotNegative
 from recast.errors import RecastError
 from recast.files import check_place
 from recast.lab.cli.command import Command, Compute, Line, print_json
-from recast.lab.recipe import functions_of, load_recipe
-from recast.lab.records import FrontierLine
+from recast.lab.folder.names import ANALYSIS, PLAN, WEIGHTS
+from recast.lab.folder.records import FrontierLine
+from recast.lab.folder.run import RunFolder
+from recast.lab.folder.tables import read_records
+from recast.lab.recipe import functions_of
 from recast.models.config import ModelConfig
 from recast.models.trust import follow_up, is_function, trusting
+
+if TYPE_CHECKING:
+    from recast.lab.open import OpenRun
 
 EXAMPLES = """  recast fold runs/mine                  (exact: only closed heads; writes runs/mine/folded.safetensors)
   recast fold runs/mine --tol 0.02       (also heads whose gate is open by at most 0.02)
@@ -58,7 +65,7 @@ def fold(
         with trusting(subject, trust=trust):
             return _measure(subject, line, output.as_json, data_dir)
     path = Path(out or (source if source.is_dir() else source.parent) / "folded.safetensors")
-    if path.resolve() in (source.resolve(), (source / "weights.safetensors").resolve()):
+    if path.resolve() in (source.resolve(), (source / WEIGHTS).resolve()):
         raise RecastError(f"{path} is the input: choose another file with --out")
     check_place(path, "--out", "folded.safetensors")
     if path.exists() and not _is_folded(path):
@@ -86,9 +93,7 @@ def _save(subject: str, path: Path, tol: float, heads: int | None, as_json: bool
     """Fold the network, write it and print the form of its layers."""
     from recast.io import write_model
     from recast.lab.evaluation.closing import heads_left
-    from recast.lab.evaluation.frontier import close_to
-    from recast.lab.evaluation.run_folder import open_run
-    from recast.lab.explain.open import names_a_run, open_model
+    from recast.lab.open import names_a_run, open_model, open_run
     from recast.layers.cmhsa import gated_layers
     from recast.models.build import Images
     from recast.models.weights import read_header
@@ -100,10 +105,10 @@ def _save(subject: str, path: Path, tol: float, heads: int | None, as_json: bool
         raise RecastError(f"{subject} has no layer with gates: there is nothing to fold")
     before = len(heads_left(model))
     if run is not None and heads is not None:
-        close_to(run, heads)
+        _close_to(run, heads)
     layers = fold_(model, tol)
     after = len(heads_left(model))
-    header = read_header(subject if run is None else run.folder / "weights.safetensors")
+    header = read_header(subject if run is None else run.folder / WEIGHTS)
     write_model(model, path, header["constructor"], Images.of(model), tried=False)
     if as_json:
         print_json({"file": str(path), "heads": before, "open": after, "layers": [asdict(layer) for layer in layers]})
@@ -116,29 +121,54 @@ def _save(subject: str, path: Path, tol: float, heads: int | None, as_json: bool
     return 0
 
 
+def _close_to(run: OpenRun, heads: int) -> None:
+    """Close heads of a run's recast network in place until `heads` are open, in the order of its frontier.csv.
+
+    Raises RecastError if RUN/analysis/frontier.csv is missing, belongs to another network, or has no such point.
+    """
+    from recast.lab.evaluation.closing import close_
+    from recast.lab.evaluation.frontier import training_images
+    from recast.layers.cmhsa import gated_layers
+
+    path = run.folder / ANALYSIS / "frontier.csv"
+    if not path.is_file():
+        raise RecastError(f"no such file: {path}; measure it with recast fold {run.folder} --frontier")
+    lines = [line for line in read_records(path, FrontierLine) if line.model == "recast"]
+    if not lines:
+        raise RecastError(f"{path} has no point of a recast network: run recast fold {run.folder} --frontier")
+    counts = [line.heads for line in lines]
+    if heads not in counts:
+        raise RecastError(f"heads must be between {counts[-1]} and {counts[0]} (points of {path}), got {heads}")
+    model = run.models["recast"].eval()
+    closed = [(line.layer, line.head) for line in lines[1 : counts.index(heads) + 1] if line.head is not None]
+    images, _ = training_images(run.data, lines[0].chosen_on, next(model.parameters()).device)
+    for layer in gated_layers(model).values():
+        layer.close_maps_(0.0)
+    close_(model, closed, images)
+
+
 def _measure(run: str, command: str, as_json: bool, data_dir: str | None) -> int:
     """Measure the curve and print it."""
     from recast.lab.evaluation.run_folder import evaluate_run
-    from recast.lab.files import read_json
+    from recast.lab.folder.files import read_json
     from recast.lab.report.formats import head_labels, three_digits
-    from recast.lab.tables import read_records
 
     how = {"command": command, "progress": sys.stderr.isatty(), "data_dir": data_dir}
     for error in evaluate_run(run, ["frontier"], **how).not_measured:  # type: ignore[arg-type]
         raise error
-    path = Path(run) / "analysis" / "frontier.csv"
+    path = Path(run) / ANALYSIS / "frontier.csv"
     lines = read_records(path, FrontierLine)
     if as_json:
         print_json([asdict(line) for line in lines])
         return 0
-    steps = read_json(Path(run) / "plan.json")["steps"]
+    steps = read_json(Path(run) / PLAN)["steps"]
     labels = {step["name"]: head_labels(step["heads"], step["kernel"]) for step in steps}
     print(f"{'':<11}{'open heads':>10}{'top-1':>9}{'noise':>9}{'ms':>9}   closed")
     for line in lines:
         closed = "" if line.head is None else f"{line.layer} {labels[line.layer][line.head]}"
         numbers = f"{line.heads:>10}{line.top1:>9.1f}{line.noise:>9.1f}{three_digits(line.ms):>9}"
         print(f"{line.model:<11}{numbers}   {closed}".rstrip())
-    functions = functions_of(load_recipe(Path(run) / "recipe.yaml"))
+    functions = functions_of(RunFolder(run).recipe())
     fold_on = follow_up("fold", run, "--heads", str(max(line.heads for line in lines) // 2), functions=functions)
     print(f"{path}; next: {fold_on}, or another number of heads; {follow_up('report', run)}")
     return 0

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from recast.config import File
 from recast.errors import RecastError
-from recast.lab.recipe import check_recipe
+from recast.lab.folder.names import RECIPE
+from recast.lab.folder.run import RunFolder
 from recast.reading import read_bytes
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def check_paths(command: Command, words: Sequence[str]) -> None:
 
 def _names_hub(word: str) -> bool:
     """Return True for data of a hub, also in a recipe or a run: its data folder is a cache, which is made."""
-    path = os.path.join(word, "recipe.yaml") if os.path.isdir(word) else word
+    path = os.path.join(word, RECIPE) if os.path.isdir(word) else word
     if path.endswith((".yaml", ".yml")):
         with suppress(OSError, RecastError):
             word = read_bytes(path).decode(errors="replace")
@@ -76,4 +77,4 @@ def _check_subject(label: str, word: str) -> None:
     if label == "RUN|FILE" and not is_there:
         raise RecastError(f"no such run folder or file: {word}")
     if label == "RUN|FILE" and os.path.isdir(word):
-        check_recipe(word)
+        RunFolder(word).check()

@@ -14,7 +14,9 @@ from recast.errors import RecastError
 from recast.lab.cli.command import Command, Compute, print_json
 from recast.lab.cli.evaluate import compared_with, format_arms
 from recast.lab.config import OptimConfig
-from recast.lab.files import locked
+from recast.lab.folder.files import locked
+from recast.lab.folder.names import PARENT, RECIPE, REPORT, WEIGHTS
+from recast.lab.folder.run import RunFolder
 from recast.lab.recipe import load_recipe
 from recast.models.trust import follow_up
 
@@ -43,8 +45,8 @@ def quickstart(
     if missing := [package for module, package in EXTRAS.items() if find_spec(module) is None]:
         raise RecastError(f"quickstart requires {', '.join(missing)}: pip install {' '.join(missing)}")
     folder = Path(out)
-    parent = folder / "parent" / "recipe.yaml"
-    resume = parent.is_file() and not (folder / "report.html").exists() and load_recipe(parent).seed == seed
+    parent = folder / PARENT / RECIPE
+    resume = parent.is_file() and not (folder / REPORT).exists() and load_recipe(parent).seed == seed
     if resume:
         print(f"note: continuing the interrupted quickstart in {out}", file=sys.stderr)
     elif folder.is_dir() and any(folder.iterdir()):
@@ -74,11 +76,11 @@ def _run(out: Path, seed: int, resume: bool, as_json: bool) -> int:
     recipe = make_recipe("odd_digit").replace(seed=seed)
     data, optim = recipe.data.replace(name="one_digit"), OptimConfig(lr=2e-3, min_lr=1e-5)
     parent = recipe.replace(data=data, where=["none"], optim=optim, epochs=3, control=False)
-    train(parent, out / "parent", resume=resume, command="recast quickstart")
-    weights = out / "parent" / "weights.safetensors"
+    train(parent, out / PARENT, resume=resume, command="recast quickstart")
+    weights = out / PARENT / WEIGHTS
     say("\n── 2/5  plan, recast, verify; 3/5  train on three digits: the recast network, then the parent the same way")
     recipe = recipe.replace(model=recipe.model.replace(checkpoint=str(weights)))
-    train(recipe, out, resume=(out / "recipe.yaml").is_file(), command="recast quickstart", say=say)
+    train(recipe, out, resume=RunFolder(out).is_run, command="recast quickstart", say=say)
     say("\n── 4/5  evaluate the three arms on 1,000 canvases of held-out digits")
     results = evaluate_run(out, SUITES, command="recast quickstart", progress=sys.stderr.isatty())
     say(format_arms(results.rows, results.differences, compared_with(out, results.rows)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from recast.config import FilePath
 from recast.lab.cli.command import Command, Output, print_json
-from recast.lab.recipe import check_recipe
+from recast.lab.folder.run import RunFolder
 
 EXAMPLES = """  recast report runs/mine
   recast report runs/seed0 runs/seed1 --out report.html
@@ -24,7 +24,7 @@ def report(
         out: The HTML file. None: RUN/report.html, for a single run.
     """
     for run in runs:
-        check_recipe(run)
+        RunFolder(run).check()
     from recast.lab.report import write_report
 
     path = write_report(list(runs), out)

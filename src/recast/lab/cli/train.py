@@ -12,9 +12,11 @@ from recast.errors import RecastError
 from recast.lab.cli.command import Command, Compute, Line, Typed, print_json
 from recast.lab.cli.guard import later_process
 from recast.lab.config import Recipe
-from recast.lab.recipe import functions_of, has_new_parent, load_recipe, override, refuse_used
+from recast.lab.folder.names import CONTROL, METRICS_FILE, RECIPE
+from recast.lab.folder.records import ARMS
+from recast.lab.folder.run import RunFolder
+from recast.lab.recipe import functions_of, load_recipe, override
 from recast.lab.recipes import RECIPES, make_recipe, recipes_by_paper
-from recast.lab.records import ARMS
 from recast.models.trust import check_trusted, follow_up, trusting
 
 EXAMPLES = """  recast train finetune --model resnet50 --pretrained --data folder --data-dir DIR --out runs/mine
@@ -57,12 +59,12 @@ def train(
     settings = _settings(recipe, _base(recipe, resume, out), config)
     folder = Path(out or f"runs/{Path(recipe or '').stem}-{settings.model.name.replace(':', '-')}")
     if resume == AUTO:
-        resume = str(folder) if (folder / "recipe.yaml").is_file() else None
+        resume = str(folder) if RunFolder(folder).is_run else None
     elif resume:
         folder = Path(resume)
 
     if resume is None and not later_process():
-        refuse_used(folder)
+        RunFolder(folder).check_unused()
     from recast.lab.training.run import train as run  # needs torch, which the help does without
 
     notes = [] if settings.model.checkpoint or settings.model.pretrained else [RANDOM]
@@ -113,18 +115,15 @@ def _base(name: str | None, resume: str | None, out: str | None) -> Recipe:
     if resume in (None, AUTO):
         if name is None:
             raise RecastError("no recipe: give a name of docs/recipes.md, a recipe.yaml, or --resume RUN")
-        if name not in RECIPES and (Path(name) / "recipe.yaml").is_file():
-            raise RecastError(
-                f"{name} is a run: continue it with --resume {name}, or repeat it from {name}/recipe.yaml"
-            )
+        if name not in RECIPES and RunFolder(name).is_run:
+            raise RecastError(f"{name} is a run: continue it with --resume {name}, or repeat it from {name}/{RECIPE}")
         return load_recipe(name) if name.endswith((".yaml", ".yml")) else make_recipe(name)
     for other, value in (("RECIPE", name), ("--out", out)):
         if value is not None:
             raise RecastError(f"--resume uses the run's own folder and recipe: drop {other}")
-    path = Path(str(resume)) / "recipe.yaml"
-    if not path.is_file():
-        raise RecastError(f"{resume} holds no run to resume: it has no recipe.yaml")
-    return load_recipe(path, complete=True)
+    if not (run := RunFolder(str(resume))).is_run:
+        raise RecastError(f"{resume} holds no run to resume: it has no {RECIPE}")
+    return run.recipe()
 
 
 def _describe(words: Sequence[str]) -> tuple[str, Recipe | None]:
@@ -144,13 +143,13 @@ COMMAND = Command(train, "[RECIPE] [options]", EXAMPLES, _describe)
 def _arms(out: Path) -> str:
     """Return the validation results of every arm as text. The parent is epoch 0 of the control arm."""
     from recast.lab.suites import METRICS
-    from recast.lab.tasks import task_of
+    from recast.lab.task import task_of
     from recast.lab.training.metrics import read_metrics
 
-    recipe = load_recipe(out / "recipe.yaml", complete=True)
+    recipe = RunFolder(out).recipe()
     metric = task_of(recipe).main[1]
-    trained, control = (read_metrics(folder / "metrics.jsonl") for folder in (out, out / "finetuned"))
-    before = "Parent before training" if has_new_parent(recipe, out) else "Parent"
+    trained, control = (read_metrics(folder / METRICS_FILE) for folder in (out, out / CONTROL))
+    before = "Parent before training" if RunFolder(out).has_new_parent(recipe) else "Parent"
     arms = [(before, (control or trained)[:1]), (ARMS["finetuned"], control), (ARMS["recast"], trained)]
     if recipe.is_plain:
         arms = [("Before training", trained[:1]), ("Trained", trained)]
@@ -166,6 +165,6 @@ def _summary(out: Path) -> dict[str, Any]:
     """Return the last row of metrics.jsonl of each arm; None for an arm that was not trained."""
     from recast.lab.training.metrics import read_metrics
 
-    arms = {"recast": out, "finetuned": out / "finetuned"}
-    rows = {arm: read_metrics(folder / "metrics.jsonl") for arm, folder in arms.items()}
+    arms = {"recast": out, "finetuned": out / CONTROL}
+    rows = {arm: read_metrics(folder / METRICS_FILE) for arm, folder in arms.items()}
     return {"run": str(out), "last_epoch": {arm: rows[arm][-1] if rows[arm] else None for arm in arms}}

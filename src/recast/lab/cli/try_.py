@@ -97,12 +97,12 @@ def try_(
 def _check_unseen(images: Data, checkpoint: Path) -> None:
     """Raise RecastError if the run that made a checkpoint trained on validation images of the trial."""
     from recast.lab.data import load_data
-    from recast.lab.recipe import load_recipe
+    from recast.lab.folder.run import RunFolder
 
-    folder = next((folder for folder in list(checkpoint.parents)[:2] if (folder / "recipe.yaml").is_file()), None)
+    folder = next((folder for folder in list(checkpoint.parents)[:2] if RunFolder(folder).is_run), None)
     if folder is None:
         return
-    recipe = load_recipe(folder / "recipe.yaml", complete=True)
+    recipe = RunFolder(folder).recipe()
     try:
         data = load_data(recipe.data, labels=recipe.labels, in_chans=recipe.model.in_chans)
     except RecastError as error:

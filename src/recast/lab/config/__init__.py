@@ -26,5 +26,3 @@ __all__ = [
     "ScheduleConfig",
     "TaskConfig",
 ]
-
-import recast.lab.tasks  # noqa: F401  registers their kinds, which recipes name, and their suites

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from recast.errors import RecastError, listed
 from recast.lab.data.sources import Data
@@ -50,17 +50,3 @@ def order_classes_(model: nn.Module, data: Data, of: str = "the network", remedy
             parameter.copy_(parameter[order])
     warnings.warn(f"{of} has the classes of {data.name} in another order: its outputs are reordered", stacklevel=2)
     return Images(tuple(data.classes)).note_(model)
-
-
-def check_logits(
-    logits: object, images: int, data: Data, of: str = "the model", remedy: str = "set model.num_classes"
-) -> None:
-    """Raise RecastError unless `logits`, the output of the network `of`, is a tensor (images, classes of the data).
-
-    remedy: what the message on another number of classes says to do.
-    """
-    got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-    if not isinstance(got, tuple) or len(got) != 2 or got[0] != images:
-        raise RecastError(f"{of} must give logits ({images}, classes), a tensor with a row for each image, got {got}")
-    if got[1] != len(data.classes):
-        raise RecastError(f"{of} must give logits ({images}, {len(data.classes)}) for {data.name}, got {got}: {remedy}")

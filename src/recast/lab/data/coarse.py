@@ -13,7 +13,7 @@ from torch import Tensor
 from recast.errors import RecastError, listed, shown
 from recast.lab.config import LabelsConfig
 from recast.lab.data.trees import composed
-from recast.lab.tables import read_table
+from recast.lab.folder.tables import read_table
 
 CIFAR100 = {
     "aquatic_mammals": "beaver dolphin otter seal whale",

@@ -50,7 +50,7 @@ class LabelledImages(Dataset[tuple[Tensor, Any]]):
     in_chans: int | None = None
     """Number of bands of an image; None: RGB pictures."""
     task: ClassVar[str] = "classify"
-    """Name of the task of the labels (`recast.lab.tasks.TASKS`)."""
+    """Name of the task of the labels (`recast.lab.task.TASKS`)."""
 
     def __post_init__(self) -> None:
         if self.augment is not None:

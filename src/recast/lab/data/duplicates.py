@@ -24,9 +24,9 @@ from recast.errors import RecastError, listed
 from recast.lab.data.datasets import ImageTensors, LabelledImages
 from recast.lab.data.images import check_regular, opened, to_rgb
 from recast.lab.data.sources import Data
-from recast.lab.tables import write_rows
+from recast.lab.folder.names import DUPLICATES
+from recast.lab.folder.tables import write_rows
 
-DUPLICATES = "duplicates.csv"
 """File of the pairs in a run folder."""
 MOST_FILES = 100_000
 """Largest number of images whose files are compared."""

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import warnings
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -17,11 +14,8 @@ from recast.errors import RecastError
 from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.images import check_regular
 from recast.lab.data.sources import Data
-from recast.lab.files import read_json, read_names
 from recast.reading import MIB
 
-FINGERPRINT = "data.json"
-"""File of `fingerprint_of` the data in a run folder."""
 SIZES, CONTENTS = 100_000, 512
 """Largest numbers of files whose sizes, and of images whose contents are read."""
 
@@ -32,57 +26,6 @@ def fingerprint_of(data: Data, *parts: str) -> dict[str, dict[str, Any]]:
     It holds the number of images, digests of names, labels and sizes, and [label, content] of up to CONTENTS images.
     """
     return {part: _of_part(getattr(data, part)) for part in parts or ("train", "val")}
-
-
-def check_classes(run: Path, data: Data) -> None:
-    """Raise RecastError unless the classes are those of the run, in the same order."""
-    names = read_names(run / "classes.json")
-    remedy = "give the folder of the run's images with --data-dir"
-    if len(names) != len(data.classes):
-        raise RecastError(f"{run} was trained on {len(names)} classes, {data.name} has {len(data.classes)}: {remedy}")
-    for number, (before, now) in enumerate(zip(names, data.classes, strict=True)):
-        if before != now:
-            raise RecastError(f"class {number} was {before!r} when {run} was trained, now it is {now!r}: {remedy}")
-
-
-def check_same(run: Path, data: Data, *, goes_on: bool) -> None:
-    """Warn if the validation images changed since the run began, or any images if training `goes_on`.
-
-    Raises RecastError if training would continue with other names, labels or numbers of images. Changed contents only
-    warn: damaged images may have been replaced.
-    """
-    path = run / FINGERPRINT
-    if not path.is_file():
-        return
-    parts = {"train": "training", "val": "validation"} if goes_on else {"val": "validation"}
-    before, now = read_json(path, *parts), fingerprint_of(data, *parts)
-    changes, is_refused = [], False
-    try:
-        for part, title in parts.items():
-            names = [name for name, value in now[part].items() if before[part][name] != value]
-            old, new = (_labels_by_content(side[part]["contents"]) for side in (before, now))
-            if any(old[content].isdisjoint(new[content]) for content in old.keys() & new.keys()):
-                names = [*dict.fromkeys((*names, "labels"))]
-            changes += [f"{name} of the {title} images" for name in names]
-            is_refused |= not {"sizes", "contents"}.issuperset(names)
-    except (KeyError, TypeError, ValueError):
-        raise RecastError(f"{path} is damaged: delete it to continue without this check") from None
-    text = ", ".join(changes)
-    if goes_on and is_refused:
-        raise RecastError(
-            f"cannot resume {run}: its data changed since it began ({text}). Restore the images, or start a new run "
-            "with --out"
-        )
-    if changes:
-        warnings.warn(f"the data of {run} changed since it began: {text}", stacklevel=2)
-
-
-def _labels_by_content(rows: Iterable[tuple[str, str]]) -> Mapping[str, set[str]]:
-    """Return the labels of each content: equal images may have several."""
-    labels = defaultdict[str, set[str]](set)
-    for label, content in rows:
-        labels[content].add(label)
-    return labels
 
 
 def _of_part(images: LabelledImages) -> dict[str, Any]:

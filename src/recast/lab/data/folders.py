@@ -19,7 +19,7 @@ from recast.lab.data.datasets import ImageFiles, RawData
 from recast.lab.data.images import PHOTO, is_hidden
 from recast.lab.data.parts import HELD_OUT, choose_parts, part_word, parts_note
 from recast.lab.data.trees import Archive, Disk, Files, check_one_row, composed, find_file, join
-from recast.lab.tables import read_table
+from recast.lab.folder.tables import read_table
 
 LEFTOVERS = ("thumbs.db", "desktop.ini", ".pth", ".pt", ".ckpt", ".safetensors", ".h5", ".keras")
 """Ends of the names of files that systems and trainings leave in a data folder, in lower case."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
 from recast.errors import RecastError, listed, suggest
-from recast.lab.config import Augmentation, DataConfig, LabelsConfig
+from recast.lab.config import Augmentation, DataConfig, LabelsConfig, Recipe, TaskConfig
 from recast.lab.data.augment import resolve
 from recast.lab.data.bands import TIFF
 from recast.lab.data.coarse import Coarse, coarse_classes
@@ -26,7 +26,7 @@ from recast.lab.data.libraries import NORMS, find_in_torchvision, find_on_hub, r
 from recast.lab.data.loading import Loader
 from recast.lab.data.seeding import choose_balanced, choose_fraction, choose_stratified, hold_out
 from recast.lab.data.table import find_csv
-from recast.lab.tasks import TASKS, Task
+from recast.lab.plugins import FINDERS, plugged
 from recast.models.build import InputDefaults, input_defaults
 
 MEASURED = 2048
@@ -60,11 +60,6 @@ class Data:
     """True if the validation images are a share of the training images."""
 
     @property
-    def task(self) -> Task:
-        """Return the task of the labels."""
-        return TASKS[self.val.task]
-
-    @property
     def test_size(self) -> int:
         """Return the side of the validation images in pixels."""
         return self.val.img_size
@@ -77,6 +72,20 @@ class Data:
     def normalised(self, pixels: Tensor, device: torch.device) -> Tensor:
         """Normalise pixels (B, C, H, W) on a device."""
         return normalize(pixels.to(device), list(self.mean), list(self.std))
+
+    def check_logits(
+        self, logits: object, images: int, of: str = "the model", remedy: str = "set model.num_classes"
+    ) -> None:
+        """Raise RecastError unless `logits`, the output of the network `of`, is a tensor (images, classes).
+
+        remedy: what the message on another number of classes says to do.
+        """
+        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        must = f"{of} must give logits"
+        if not isinstance(got, tuple) or len(got) != 2 or got[0] != images:
+            raise RecastError(f"{must} ({images}, classes), a tensor with a row for each image, got {got}")
+        if got[1] != len(self.classes):
+            raise RecastError(f"{must} ({images}, {len(self.classes)}) for {self.name}, got {got}: {remedy}")
 
     def fitted_to(self, model: nn.Module) -> tuple[Data, str]:
         """Return the data with size, mean and deviation for a network, and a line with them and where they come from.
@@ -167,8 +176,10 @@ def load_data(
         (1297, 500, 32)
     """
     prefix, slash, rest = config.name.partition("/")
-    sources = _SOURCES | {name: task.find for task in TASKS.values() for name in task.data_sets}
-    source = _LIBRARIES.get(prefix) if slash and rest else sources.get(config.name)
+    sources = [*_SOURCES, *(name for task in TaskConfig.members.values() for name in task.data_sets)]
+    source = _LIBRARIES.get(prefix) if slash and rest else _SOURCES.get(config.name)
+    if source is None and config.name in sources:
+        source = plugged(FINDERS, config.name)
     if source is None:
         names = ", ".join([*sources, *(f"{library}/NAME" for library in _LIBRARIES)])
         raise RecastError(f"unknown data set {config.name!r}: expected one of {names}.{suggest(config.name, sources)}")
@@ -230,6 +241,19 @@ def assemble(
         raw.name, train, val, classes, mean, std, train.img_size, coarse, tuple(bad), raw.kinds, in_chans, given,
         is_held_out,
     )  # fmt: skip
+
+
+def some_images(
+    part: LabelledImages, count: int, recipe: Recipe, data: Data, device: torch.device, whole: bool = False
+) -> Iterator[Tensor]:
+    """Yield `count` images in the order of the recipe's seed, normalised, in batches; `whole`: the last one uncut."""
+    size, missing = min(recipe.data.batch_size, 128), count
+    for images, _ in Loader(part, size, shuffle_seed=recipe.seed, bad_image=recipe.data.bad_image):
+        images = images if whole else images[:missing]
+        yield data.normalised(images, device)
+        missing -= len(images)
+        if missing <= 0:
+            return
 
 
 def _norm(config: DataConfig, raw: RawData, images: LabelledImages) -> tuple[tuple[float, ...], tuple[float, ...]]:

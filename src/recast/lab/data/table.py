@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from recast.errors import RecastError, listed, shown
-from recast.lab.config import DataConfig, Recipe
+from recast.lab.config import DataConfig
 from recast.lab.data.columns import (
     BITS,
     IMAGES,
@@ -32,7 +31,6 @@ from recast.lab.data.parts import choose_parts, part_word, parts_note
 from recast.lab.data.seeding import hold_out
 from recast.lab.data.table_files import read_file
 from recast.lab.data.trees import check_one_row, composed, find_file
-from recast.lab.recipe import override
 
 NOWHERE = ("", ".", "..")
 """Parts of a path that are no names."""
@@ -59,21 +57,6 @@ class Labels:
     def several(self) -> int:
         """Return the number of images that have not exactly one label."""
         return sum(len(row) != 1 for row in self.labels)
-
-
-def with_task(recipe: Recipe) -> Recipe:
-    """Return the recipe with the task of its table: multi-label if requested or if an image has several labels."""
-    if recipe.data.name != "csv" or recipe.task.kind not in ("classify", "multilabel"):
-        return recipe
-    if recipe.task.kind == "classify":
-        if not (count := (table := read_labels(recipe.data)).several):
-            return recipe
-        warnings.warn(
-            f"{table.file}: {count} of {len(table.images)} images have several labels or none: task.kind is "
-            "multilabel, without the recipe's Mixup, CutMix and label smoothing",
-            stacklevel=2,
-        )
-    return override(recipe, {"data": {"name": "csv_multilabel"}, "task": {"kind": "multilabel"}})
 
 
 def read_labels(config: DataConfig, is_multi: bool = False) -> Labels:

@@ -5,6 +5,6 @@ from __future__ import annotations
 from recast.lab.config.evaluation import Options
 from recast.lab.evaluation.context import PixelModel
 from recast.lab.evaluation.runner import evaluate
-from recast.lab.records import Row
+from recast.lab.folder.records import Row
 
 __all__ = ["Options", "PixelModel", "Row", "evaluate"]

@@ -14,7 +14,6 @@ from torchvision.transforms.v2.functional import normalize
 from recast.errors import RecastError
 from recast.lab.config.evaluation import Options
 from recast.lab.data import Data, Loader
-from recast.lab.data.class_order import check_logits
 from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.seeding import choose_stratified
 from recast.lab.suites import SUITES
@@ -119,7 +118,7 @@ class Context:
         """Return outputs (B, classes) without gradient. Raises RecastError for other shapes and numbers not finite."""
         with torch.no_grad():
             logits = self.models[name](images)
-        check_logits(logits, len(images), self.data, f"model {name!r}", "measure images of its classes")
+        self.data.check_logits(logits, len(images), f"model {name!r}", "measure images of its classes")
         if not logits.isfinite().all():
             raise RecastError(
                 f"model {name!r} outputs NaN or infinite logits for images of {self.data.name}: its accuracy is "

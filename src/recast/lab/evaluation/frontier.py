@@ -5,25 +5,20 @@ from __future__ import annotations
 import copy
 import statistics
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from recast.errors import RecastError
 from recast.lab.data import Data, Loader
 from recast.lab.evaluation.basic_corruptions import corrupt
-from recast.lab.evaluation.closing import batches_of, close_, closing_, heads_left
+from recast.lab.evaluation.closing import batches_of, closing_, heads_left
 from recast.lab.evaluation.context import Context, NotMeasured, PixelModel, Source, is_correct, sampled
-from recast.lab.records import FrontierLine
+from recast.lab.folder.records import FrontierLine
+from recast.lab.folder.tables import Table
 from recast.lab.scales import recalibrate_batch_norm_
-from recast.lab.tables import Table, read_records
 from recast.layers.cmhsa import gated_layers
 from recast.surgery.folding.model import fold_
 from recast.tracing.timing import time_models
-
-if TYPE_CHECKING:
-    from recast.lab.evaluation.run_folder import OpenRun
 
 CHOSEN_ON = 512
 """Number of training images: half of them choose heads, all give BatchNorm's statistics."""
@@ -48,7 +43,7 @@ def tabulate_frontier(context: Context) -> Table:
         raise NotMeasured("frontier requires a model with recast layers that have gates, whose heads it closes")
     name = named[-1]
     count = min(CHOSEN_ON, context.options.num_images or CHOSEN_ON)
-    images, labels = training_images(context.data, count, context.device)  # `close_to` uses the same
+    images, labels = training_images(context.data, count, context.device)  # `recast fold --heads` uses the same
     models = {other: copy.deepcopy(model) for other, model in context.models.items()}
     for model in models.values():
         recalibrate_batch_norm_(model.model, batches_of(images))
@@ -89,28 +84,6 @@ def fold_exactly(model: PixelModel) -> PixelModel:
     folded = copy.deepcopy(model)
     fold_(folded.model)
     return folded
-
-
-def close_to(run: OpenRun, heads: int) -> None:
-    """Close heads of a run's recast network in place until `heads` are open, in the order of its frontier.csv.
-
-    Raises RecastError if RUN/analysis/frontier.csv is missing, belongs to another network, or has no such point.
-    """
-    path = run.folder / "analysis" / "frontier.csv"
-    if not path.is_file():
-        raise RecastError(f"no such file: {path}; measure it with recast fold {run.folder} --frontier")
-    lines = [line for line in read_records(path, FrontierLine) if line.model == "recast"]
-    if not lines:
-        raise RecastError(f"{path} has no point of a recast network: run recast fold {run.folder} --frontier")
-    counts = [line.heads for line in lines]
-    if heads not in counts:
-        raise RecastError(f"heads must be between {counts[-1]} and {counts[0]} (points of {path}), got {heads}")
-    model = run.models["recast"].eval()
-    closed = [(line.layer, line.head) for line in lines[1 : counts.index(heads) + 1] if line.head is not None]
-    images, _ = training_images(run.data, lines[0].chosen_on, next(model.parameters()).device)
-    for layer in gated_layers(model).values():
-        layer.close_maps_(0.0)
-    close_(model, closed, images)
 
 
 @torch.no_grad()

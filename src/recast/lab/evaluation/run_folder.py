@@ -1,83 +1,33 @@
-"""The three arms of a run folder, rebuilt from its files, and their evaluation."""
+"""The evaluation of a run folder."""
 
 from __future__ import annotations
 
-import copy
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from recast.errors import RecastError
 from recast.files import require
-from recast.io import load
-from recast.lab.config import Recipe
 from recast.lab.config.evaluation import Options
-from recast.lab.data import Data, load_data
-from recast.lab.data.class_order import order_classes_
-from recast.lab.data.fingerprint import check_classes, check_same
+from recast.lab.data import Data
 from recast.lab.data.sources import without_unreadable
 from recast.lab.device import surroundings
 from recast.lab.evaluation.context import Context
 from recast.lab.evaluation.knn import sources_knn
 from recast.lab.evaluation.runner import Results, measure, open_context
 from recast.lab.evaluation.suites import check_data, check_suites, evaluator, passes
-from recast.lab.files import locked, read_json, write_json
-from recast.lab.image_values import write_images
-from recast.lab.recipe import check_run, has_new_parent, recipe_of
-from recast.lab.records import Difference, Row, write_records
-from recast.lab.tables import read_records, write_table
-from recast.lab.tasks import task_of
-from recast.models.build import build
-from recast.models.trust import check_trusted
-
-
-@dataclass(frozen=True)
-class OpenRun:
-    """A run folder read back: `models` holds parent, finetuned (where that arm was trained) and recast.
-
-    Of a run that recast nothing it holds the trained network alone, as finetuned.
-    """
-
-    folder: Path
-    recipe: Recipe
-    data: Data
-    models: dict[str, nn.Module]
-
-
-def open_run(folder: str | Path, data_dir: str | None = None) -> OpenRun:
-    """Rebuild the three arms of a run folder, on the CPU; `data_dir` is the folder of its images if they moved.
-
-    Raises `RecastError` as `check_run` does, and for data or weights that are not there or not the run's.
-    """
-    check_run(folder)
-    folder = Path(folder)
-    recipe = recipe_of(folder, data_dir)
-    check_trusted(recipe.model.name)
-    data = data_of(recipe)
-    classes, task = len(data.classes), task_of(recipe)
-    check_classes(folder, data)
-    if recipe.is_plain:
-        network = build(recipe.model.replace(checkpoint=None, pretrained=False), num_classes=classes)
-        task.adapt_(network, recipe, classes)
-        return OpenRun(folder, recipe, data, {"finetuned": load(folder / "weights.safetensors", parent=network)})
-    parent = order_classes_(build(recipe.model, num_classes=classes), data).eval()
-    models, trained = {"parent": parent}, task.adapt_(copy.deepcopy(parent), recipe, classes)
-    if (control := folder / "finetuned" / "weights.safetensors").is_file():
-        models["finetuned"] = load(control, parent=trained)
-    models["recast"] = load(folder / "weights.safetensors", parent=trained)
-    return OpenRun(folder, recipe, data, models)
-
-
-def data_of(recipe: Recipe, labels: str | None = None) -> Data:
-    """Read the data of a recipe. labels: "coarse" or "fine"; None: those of the training."""
-    config = recipe.labels if labels is None else recipe.labels.replace(labels=labels)
-    return load_data(recipe.data, recipe.augmentation, config, recipe.model.in_chans)
+from recast.lab.folder.files import locked, read_json, write_json
+from recast.lab.folder.image_values import write_images
+from recast.lab.folder.names import ANALYSIS, DIFFERENCES, PROVENANCE, ROWS, SCORES
+from recast.lab.folder.records import Difference, Row, write_records
+from recast.lab.folder.run import RunFolder
+from recast.lab.folder.tables import read_records, write_table
+from recast.lab.open import OpenRun, check_same, data_of, open_run
+from recast.lab.task import task_named
 
 
 def evaluate_run(
@@ -118,9 +68,9 @@ def evaluate_run(
                 data = without_unreadable(data, "train")
         context = replace(
             open_context(run.models, data, batch_size, device, options, workers),
-            untaught=frozenset({"parent"} if has_new_parent(run.recipe, folder) else ()),
+            untaught=frozenset({"parent"} if RunFolder(folder).has_new_parent(run.recipe) else ()),
         )
-        scores, results = folder / "scores", Results()
+        scores, results = folder / SCORES, Results()
         # suites that share a pass are measured together, and each group is written when it is finished
         for together in passes(suites):
             begin = time.time()
@@ -128,14 +78,14 @@ def evaluate_run(
             context.store.clear()  # features of a group may fill the memory
             _write(run, measured, together, context, command, time.time() - begin)
             results.extend(measured)
-        data.task.draw(run, context, suites)
+        task_named(data.val.task).draw(run, context, suites)
         return results
 
 
 def _check_files(folder: Path) -> None:
     """Raise RecastError for files that results cannot be added to, before anything is measured."""
     _provenance(folder)
-    for name, kind in (("rows.csv", Row), ("differences.csv", Difference)):
+    for name, kind in ((ROWS, Row), (DIFFERENCES, Difference)):
         if (folder / name).is_file():
             read_records(folder / name, kind)
 
@@ -158,7 +108,7 @@ def _labelled(run: OpenRun, suites: Sequence[str], options: Options) -> Data:
 
 def _provenance(folder: Path) -> dict[str, Any]:
     """Return the content of evaluation.json, {"suites": {...}}."""
-    path = folder / "evaluation.json"
+    path = folder / PROVENANCE
     content = read_json(path, "suites") if path.is_file() else {"suites": {}}
     require(f"suites of {path}", content["suites"])
     return content
@@ -172,7 +122,7 @@ def _write(
     Results on some of the images (num_images) do not replace those on more images.
     """
     content, machine, options = _provenance(run.folder), surroundings(context.device), context.options.model_dump()
-    path, written = run.folder / "rows.csv", set()
+    path, written = run.folder / ROWS, set()
     older = read_records(path, Row) if path.is_file() else []
     for name in suites:
         rows = [row for row in results.rows if row.suite == name]
@@ -201,8 +151,8 @@ def _write(
             "versions": {package: str(machine[package]) for package in ("recast", "torch", "timm", "python")},
         }
     write_records(path, Row, [row for row in results.rows if row.suite in written])
-    write_records(run.folder / "differences.csv", Difference, [d for d in results.differences if d.suite in written])
+    write_records(run.folder / DIFFERENCES, Difference, [d for d in results.differences if d.suite in written])
     write_images(run.folder, results.images, written)
     for name in results.tables.keys() & written:
-        write_table(run.folder / "analysis", results.tables[name])
-    write_json(run.folder / "evaluation.json", content)
+        write_table(run.folder / ANALYSIS, results.tables[name])
+    write_json(run.folder / PROVENANCE, content)

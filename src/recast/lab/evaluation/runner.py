@@ -26,10 +26,10 @@ from recast.lab.evaluation.cache import Cache, Scores
 from recast.lab.evaluation.context import Batch, Context, NotMeasured, PixelModel, Score, Source
 from recast.lab.evaluation.stats import Compared
 from recast.lab.evaluation.suites import check_data, check_suites, evaluator
-from recast.lab.image_values import ImageValues, Key
-from recast.lab.records import Difference, Row
+from recast.lab.folder.image_values import ImageValues, Key
+from recast.lab.folder.records import Difference, Row
+from recast.lab.folder.tables import Table
 from recast.lab.suites import PER_CORRUPTION, SUITES
-from recast.lab.tables import Table
 from recast.modes import in_eval
 from recast.tracing.examples import check_weights
 

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from recast.lab.image_values import ImageValues, over_seeds
-from recast.lab.records import Difference, Row
+from recast.lab.folder.image_values import ImageValues, over_seeds
+from recast.lab.folder.records import Difference, Row
 from recast.lab.statistics import Interval
 from recast.lab.suites import METRICS, base
 

@@ -33,9 +33,9 @@ from recast.lab.evaluation.imagenet_sets import (
 from recast.lab.evaluation.knn import score_knn, sources_knn
 from recast.lab.evaluation.retrieval import score_retrieval
 from recast.lab.evaluation.stats import Statistic, plain_mean
+from recast.lab.folder.tables import Table
 from recast.lab.suites import SUITES
-from recast.lab.tables import Table
-from recast.lab.tasks import TASKS, suites_of
+from recast.lab.task import suites_of, task_named
 
 IMAGES = 500
 """Default number of validation images of an analysis: curves change little with more."""
@@ -119,7 +119,7 @@ EVALUATORS = {
 
 def evaluator(suite: str) -> Evaluator:
     """Return the evaluator of a suite."""
-    return EVALUATORS[suite] if suite in EVALUATORS else TASKS[SUITES[suite].task].evaluators()[suite]
+    return EVALUATORS[suite] if suite in EVALUATORS else task_named(SUITES[suite].task).evaluators()[suite]
 
 
 def check_suites(suites: Sequence[str]) -> None:
@@ -133,11 +133,11 @@ def check_suites(suites: Sequence[str]) -> None:
 
 def check_data(suites: Sequence[str], data: Data) -> None:
     """Raise RecastError for a suite of another task or of other classes than those of the data."""
-    fitting = suites_of(data.task)
+    task = task_named(data.val.task)
+    fitting = suites_of(task)
     if others := [name for name in suites if name not in fitting]:
         raise RecastError(
-            f"{others[0]} cannot be measured on {data.name}, which is for {data.task.title}: expected "
-            f"{', '.join(fitting)}"
+            f"{others[0]} cannot be measured on {data.name}, which is for {task.title}: expected {', '.join(fitting)}"
         )
     for name in suites:
         if SUITES[name].needs:

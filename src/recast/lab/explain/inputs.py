@@ -32,7 +32,7 @@ from recast.lab.data.images import (
 )
 from recast.lab.explain.scene import Outputs, Prediction
 from recast.lab.explain.write import safe_stem
-from recast.lab.tasks import TASKS
+from recast.lab.task import task_named
 from recast.reading import decode, read_bytes
 
 DIFFERENT = 4  # default number of validation images, each of a different class
@@ -151,7 +151,7 @@ def read_inputs(
     Raises:
         RecastError: no file can be read, or a number is out of range.
     """
-    task = TASKS["classify"] if data is None else data.task
+    task = task_named("classify") if data is None else task_named(data.val.task)
     crop_pct = task.crop_pct or crop_pct
     if data is not None and not images:
         images = task.examples(data, DIFFERENT)
@@ -193,7 +193,7 @@ def _validation_image(data: Data, index: int, size: tuple[int, int]) -> Input:
     height, width = pixels.shape[-2:]
     if (height, width) != size:
         raise RecastError(f"val:{index} has {height}×{width} pixels: drop --img-size, or name a file")
-    return Input(f"val:{index}", pixels[0], data.task.answer(data, labels[0]))
+    return Input(f"val:{index}", pixels[0], task_named(data.val.task).answer(data, labels[0]))
 
 
 def imagenet_names() -> tuple[list[str], dict[str, str]]:

@@ -18,7 +18,7 @@ from recast.lab.explain.inputs import Input, likeliest, read_image, read_outputs
 from recast.lab.explain.maps import TOP_CLASSES, Described, cam_layer, map_name, record_maps
 from recast.lab.explain.scene import Layer, Outputs, Picture, Prediction, Scene
 from recast.lab.explain.write import check_target, write_scene
-from recast.lab.records import ARMS
+from recast.lab.folder.records import ARMS
 from recast.models.build import InputDefaults, class_names, input_defaults
 from recast.modes import in_eval
 

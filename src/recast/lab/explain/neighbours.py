@@ -18,13 +18,14 @@ from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.sources import without_unreadable
 from recast.lab.evaluation.context import Batch
 from recast.lab.evaluation.knn import banks, nearest, sources_knn, unit_features
-from recast.lab.evaluation.run_folder import data_of, open_run
 from recast.lab.evaluation.runner import open_context
 from recast.lab.explain.inputs import Input, find_inputs, page_stem, read_inputs, rgb_bytes
 from recast.lab.explain.write import check_target
-from recast.lab.files import check_ours
+from recast.lab.folder.files import check_ours
+from recast.lab.folder.names import EXPLAIN
+from recast.lab.folder.records import ARMS
+from recast.lab.open import data_of, open_run
 from recast.lab.pages import fill_page
-from recast.lab.records import ARMS
 from recast.lab.report.formats import png
 from recast.modes import in_eval
 
@@ -111,7 +112,7 @@ def neighbours_page(options: ExplainOptions, size: tuple[int, int] | None) -> Pa
     Fine classes are shown even if the run was trained with coarse labels; coarse classes stand beside them.
     """
     folder = Path(options.subject)
-    target = Path(options.out) if options.out else folder / "explain" / f"neighbours-{page_stem(options.images)}.html"
+    target = Path(options.out) if options.out else folder / EXPLAIN / f"neighbours-{page_stem(options.images)}.html"
     for name, value in {"layer": options.layer, "outputs": options.outputs}.items():
         if value is not None:
             raise RecastError(f"--neighbours compares features only: drop --{name}")

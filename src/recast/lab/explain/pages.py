@@ -11,24 +11,18 @@ from torch import nn
 from recast.errors import RecastError
 from recast.lab.config import Recipe
 from recast.lab.config.explain import ExplainOptions
-from recast.lab.data.fingerprint import check_same
 from recast.lab.data.seeding import seeded
 from recast.lab.device import choose_device
-from recast.lab.evaluation.run_folder import open_run
-from recast.lab.explain.inputs import (
-    find_inputs,
-    imagenet_names,
-    page_stem,
-    read_class_names,
-    read_inputs,
-)
+from recast.lab.explain.inputs import find_inputs, imagenet_names, page_stem, read_class_names, read_inputs
 from recast.lab.explain.make import ASSUMED, make_scene
-from recast.lab.explain.open import SAVED, names_a_run, open_model, weights_of
 from recast.lab.explain.scene import Scene
 from recast.lab.explain.write import check_target, safe_stem, write_scene
-from recast.lab.recipe import why_untaught
-from recast.lab.records import ARMS, Row
-from recast.lab.tables import read_records
+from recast.lab.folder.names import ROWS
+from recast.lab.folder.records import ARMS, Row
+from recast.lab.folder.run import RunFolder
+from recast.lab.folder.tables import read_records
+from recast.lab.open import SAVED, check_same, names_a_run, open_model, open_run, weights_of
+from recast.lab.task import task_named
 from recast.layers.pool_config import AttentionPooling
 from recast.models.adapt import classifiers
 from recast.models.build import class_names, input_defaults
@@ -152,8 +146,8 @@ def _explain_run(
         check_same(run.folder, data, goes_on=False)
     notes: list[str] = []
     arms = {"recast": "Network"} if recipe.is_plain else {arm: ARMS[arm] for arm in ARMS if arm in run.models}
-    rows = read_records(path, Row) if (path := run.folder / "rows.csv").is_file() else []
-    if "parent" in arms and (reason := why_untaught(recipe, run.folder, len(data.classes), rows)):
+    rows = read_records(path, Row) if (path := run.folder / ROWS).is_file() else []
+    if "parent" in arms and (reason := RunFolder(run.folder).why_untaught(recipe, len(data.classes), rows)):
         del arms["parent"]
         notes.append(f"Predictions of the parent before training are not shown: {reason}.")
     device, shape = choose_device(options.device), size or (data.test_size, data.test_size)
@@ -171,7 +165,7 @@ def _explain_run(
     networks = {arm: networks[arm].to(device) for arm in arms}
     scene = make_scene(
         title, inputs, networks, data.classes, (data.mean, data.std), arms, [*notes, *remarks], about,
-        options.outputs or data.task.outputs, parse_bands(options.bands),
+        options.outputs or task_named(data.val.task).outputs, parse_bands(options.bands),
     )  # fmt: skip
     return scene, remarks
 

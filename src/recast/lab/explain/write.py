@@ -16,7 +16,7 @@ from markupsafe import Markup
 from recast.errors import RecastError
 from recast.files import check_place, write_text
 from recast.lab.explain.scene import Maps, Scene
-from recast.lab.files import check_ours
+from recast.lab.folder.files import check_ours
 from recast.lab.pages import fill_page
 from recast.lab.report.formats import png
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from recast.errors import RecastError
 from recast.files import check_place, write_text
-from recast.lab.files import check_ours
+from recast.lab.folder.files import check_ours
+from recast.lab.folder.names import REPORT
 from recast.lab.optional import optional_package
 
 if TYPE_CHECKING:
@@ -52,9 +53,9 @@ def _target(folders: Sequence[Path], out: Path | str | None) -> Path:
         raise RecastError("a report takes every run once, got one twice")
     if out is not None:
         target = Path(out)
-        check_place(target, "the report", "report.html")
+        check_place(target, "the report", REPORT)
     elif len(folders) == 1:
-        target = folders[0] / "report.html"
+        target = folders[0] / REPORT
     else:
         raise RecastError(f"a report of {len(folders)} runs has no default file: add --out report.html")
     check_ours(target)

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from scipy.optimize import isotonic_regression
 
-from recast.lab.records import ARMS
+from recast.lab.folder.records import ARMS
 
 DEPTHS = 9  # steps of the ordered colors, from the first block (or the earliest run) to the last
 Role = str | float

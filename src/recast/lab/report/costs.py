@@ -8,7 +8,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from recast.lab.records import FrontierLine
+from recast.lab.folder.records import FrontierLine
 from recast.lab.report import formats
 from recast.lab.report.charts import Chart, Key, Point, Role, Series, series_chart
 from recast.lab.report.curves import settings

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 from matplotlib.axes import Axes
 
-from recast.lab.files import number
+from recast.lab.folder.files import number
 from recast.lab.report.charts import Chart, shortened
 from recast.lab.report.labels import words
 from recast.lab.report.load import Run

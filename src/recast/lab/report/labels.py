@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from recast.lab.recipe import has_new_parent
-from recast.lab.records import ARMS, Row
+from recast.lab.folder.records import ARMS, Row
+from recast.lab.folder.run import RunFolder
 from recast.lab.report.formats import NBSP
 from recast.lab.report.load import Run
 from recast.lab.suites import METRICS, SUITES, base, of_kind
@@ -52,7 +52,7 @@ def words(*runs: Run) -> Words:
     recast = [run for run in runs if not run.is_plain]
     if not recast:
         return PLAIN
-    if all(run.is_scheduled and has_new_parent(run.recipe, run.path) for run in recast):  # trained from scratch
+    if all(run.is_scheduled and RunFolder(run.path).has_new_parent(run.recipe) for run in recast):
         return FROM_START
     reason = next((run.untaught for run in recast if run.untaught), "")
     comparison = f"{ALL_ARMS} The original is no baseline here: {reason}."

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from recast.lab.files import number
-from recast.lab.records import ARMS, FourierLine
+from recast.lab.folder.files import number
+from recast.lab.folder.records import ARMS, FourierLine
 from recast.lab.report import formats
 from recast.lab.report.charts import Chart, Key, Point, Series, series_chart
 from recast.lab.report.labels import words

@@ -22,13 +22,15 @@ from typing import Any, TypeVar
 
 from recast.errors import RecastError
 from recast.lab.config import Recipe
-from recast.lab.files import read_json, read_lines, read_names, read_text
-from recast.lab.image_values import ImageValues, Key, read_images
-from recast.lab.recipe import SEAL, functions_of, load_recipe, why_untaught
-from recast.lab.records import Difference, Epoch, FourierLine, FrontierLine, Row, SimilarityLine, Switching
+from recast.lab.folder import names
+from recast.lab.folder.files import read_json, read_lines, read_names, read_text
+from recast.lab.folder.image_values import ImageValues, Key, read_images
+from recast.lab.folder.records import Difference, Epoch, FourierLine, FrontierLine, Row, SimilarityLine, Switching
+from recast.lab.folder.run import RunFolder
+from recast.lab.folder.tables import read_records, read_table
+from recast.lab.recipe import SEAL, functions_of
 from recast.lab.suites import METRICS
-from recast.lab.tables import read_records, read_table
-from recast.lab.tasks import task_of_data
+from recast.lab.task import task_of_data
 from recast.models.trust import follow_up
 from recast.surgery.plan import Plan
 from recast.surgery.records import Step
@@ -85,7 +87,7 @@ class Run:
     @cached_property
     def untaught(self) -> str:
         """Reason why the parent before fine-tuning is no baseline; empty if it is one."""
-        return "" if self.is_plain else why_untaught(self.recipe, self.path, len(self.classes), self.rows)
+        return "" if self.is_plain else RunFolder(self.path).why_untaught(self.recipe, len(self.classes), self.rows)
 
     @property
     def main(self) -> tuple[str, str]:
@@ -162,8 +164,8 @@ def read_run(path: Path) -> Run:
     """
     if not path.is_dir():
         raise RecastError(f"not a run folder: {path} (expected a folder written by `recast train`)")
-    recipe_text = read_text(path / "recipe.yaml").partition(SEAL)[0]
-    recipe = load_recipe(path / "recipe.yaml", complete=True)
+    recipe_text = read_text(path / names.RECIPE).partition(SEAL)[0]
+    recipe = RunFolder(path).recipe()
 
     def optional(name: str, read: Callable[[Path], T]) -> T | None:
         return read(path / name) if (path / name).is_file() else None
@@ -175,19 +177,21 @@ def read_run(path: Path) -> Run:
         path=path,
         recipe=recipe,
         recipe_text=recipe_text,
-        plan=None if recipe.is_plain else Plan.from_json(read_text(path / "plan.json"), str(path / "plan.json")),
-        metrics=_metrics(path / "metrics.jsonl"),
-        control=optional("finetuned/metrics.jsonl", _metrics) or [],
-        verify=optional("verify.json", lambda file: read_json(file, *VERIFY)),
-        environment=optional("environment.json", read_json) or {},
-        rows=records("rows.csv", Row),
-        differences=records("differences.csv", Difference),
-        fourier=records("analysis/fourier.csv", FourierLine),
-        cka=records("analysis/cka.csv", SimilarityLine),
-        frontier=records("analysis/frontier.csv", FrontierLine),
-        agreement=optional("analysis/agreement.csv", _agreement) or [],
-        classes=tuple(optional("classes.json", read_names) or ()),
-        switching=optional("schedule.json", lambda file: Switching.from_dict(read_json(file, *SCHEDULE), str(file))),
+        plan=None if recipe.is_plain else Plan.from_json(read_text(path / names.PLAN), str(path / names.PLAN)),
+        metrics=_metrics(path / names.METRICS_FILE),
+        control=optional(f"{names.CONTROL}/{names.METRICS_FILE}", _metrics) or [],
+        verify=optional(names.VERIFY_FILE, lambda file: read_json(file, *VERIFY)),
+        environment=optional(names.ENVIRONMENT, read_json) or {},
+        rows=records(names.ROWS, Row),
+        differences=records(names.DIFFERENCES, Difference),
+        fourier=records(f"{names.ANALYSIS}/fourier.csv", FourierLine),
+        cka=records(f"{names.ANALYSIS}/cka.csv", SimilarityLine),
+        frontier=records(f"{names.ANALYSIS}/frontier.csv", FrontierLine),
+        agreement=optional(f"{names.ANALYSIS}/agreement.csv", _agreement) or [],
+        classes=tuple(optional(names.CLASSES, read_names) or ()),
+        switching=optional(
+            names.SCHEDULE_FILE, lambda file: Switching.from_dict(read_json(file, *SCHEDULE), f"{file}")
+        ),
         name=path.resolve().name,
     )
 

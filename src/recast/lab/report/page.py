@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recast.lab.files import number
+from recast.lab.folder.files import number
+from recast.lab.folder.records import ARMS, Wakefulness
 from recast.lab.pages import fill_page
-from recast.lab.records import ARMS, Wakefulness
 from recast.lab.report import curves, formats, layers
 from recast.lab.report.costs import COSTS, cost_charts, frontier, joint_frontier
 from recast.lab.report.formats import NBSP

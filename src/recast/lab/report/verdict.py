@@ -10,10 +10,10 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from recast.errors import listed
-from recast.lab.files import number
-from recast.lab.image_values import PATH, over_seeds
+from recast.lab.folder.files import number
+from recast.lab.folder.image_values import PATH, over_seeds
+from recast.lab.folder.records import Wakefulness
 from recast.lab.recipe import flat, how_it_runs, paths
-from recast.lab.records import Wakefulness
 from recast.lab.report import formats
 from recast.lab.report.formats import NBSP
 from recast.lab.report.labels import words

@@ -23,8 +23,9 @@ from recast.config import read
 from recast.errors import RecastError, first_line
 from recast.files import free_space, replaced
 from recast.lab.config import Recipe
+from recast.lab.folder.names import STATES
 from recast.lab.recipe import changes, may_change
-from recast.lab.tasks import StatefulLoss
+from recast.lab.task import StatefulLoss
 from recast.lab.training.switches import Switches
 from recast.models.weights import first_nonfinite, mismatch
 from recast.surgery.chosen_forms import ChosenForms, choose_forms_
@@ -81,7 +82,7 @@ class State:
 
 def states(folder: Path) -> list[Path]:
     """Return the states of the run in `folder`, oldest first."""
-    return [path for path in sorted((folder / "resume").glob("state-*.pt")) if path.is_file()]
+    return [path for path in sorted((folder / STATES).glob("state-*.pt")) if path.is_file()]
 
 
 def newest_state(folder: Path) -> str:
@@ -103,7 +104,7 @@ def save_state(state: State, recipe: Recipe, folder: Path, images: int) -> None:
                 f"{bad} is not finite after epoch {position.epoch}, step {position.step}: lower optim.lr or "
                 f"optim.gate_lr, or set optim.clip_grad; {newest_state(folder)}"
             )
-    path = folder / "resume" / f"state-{position.epoch:05d}-{position.step:08d}.pt"
+    path = folder / STATES / f"state-{position.epoch:05d}-{position.step:08d}.pt"
     names = {id(p): name for name, p in state.model.named_parameters()}
     content = {
         "version": VERSION,

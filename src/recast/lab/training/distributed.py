@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from recast.errors import RecastError, shown
 from recast.lab.config import ClassifyConfig, Recipe
 from recast.lab.device import choose_device
-from recast.lab.files import locked
+from recast.lab.folder.files import locked
 from recast.modes import computes_as
 
 T = TypeVar("T")

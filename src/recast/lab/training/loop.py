@@ -21,17 +21,18 @@ from recast.lab.config import Recipe
 from recast.lab.data import Data, Loader
 from recast.lab.data.loading import worker_errors
 from recast.lab.data.seeding import seeded
-from recast.lab.files import write_json
-from recast.lab.records import Epoch, Measured
-from recast.lab.signals import stop_signals, uninterrupted
-from recast.lab.tasks import task_of
+from recast.lab.data.sources import some_images
+from recast.lab.folder.files import write_json
+from recast.lab.folder.names import METRICS_FILE, SCHEDULE_FILE, WEIGHTS
+from recast.lab.folder.records import Epoch, Measured
+from recast.lab.task import task_of
 from recast.lab.training import distributed
 from recast.lab.training.checkpoint import Position, State, newest_state, restore_, save_state, states
 from recast.lab.training.distributed import Interrupted, Stopped, is_first, on_first, process_count
 from recast.lab.training.metrics import Journal, heads_of, read_metrics, validate
 from recast.lab.training.optim import WarmupDecay, check_trainable, learning_rates, make_optimizer
-from recast.lab.training.prepare import some_images
 from recast.lab.training.regularization import prepare_, train_mode
+from recast.lab.training.signals import stop_signals, uninterrupted
 from recast.lab.training.step import AMP_DTYPES, Objective, Update
 from recast.lab.training.switches import Switches
 from recast.layers.cmhsa import gated_layers, recast_layers
@@ -80,7 +81,7 @@ def fit(
     """
     out = Path(out)
     check_trainable(recipe)
-    log, weights = out / "metrics.jsonl", out / "weights.safetensors"
+    log, weights = out / METRICS_FILE, out / WEIGHTS
 
     def finished() -> list[dict[str, Any]]:
         if not resume and (log.exists() or states(out) or weights.exists()):
@@ -161,7 +162,7 @@ class _Loop:
             self.model.load_state_dict(self.state.evaluated.state_dict())
         self.model.eval()
         if is_first():
-            path = self.out / "weights.safetensors"
+            path = self.out / WEIGHTS
             write_weights(self.model, path, self.recipe, self.data, self.objective.task.keeps_network)
         if self._is_stop_requested():
             raise Interrupted("interrupted: state saved; this training is finished", saved=True)
@@ -277,7 +278,7 @@ class _Loop:
     def _write_schedule(self) -> None:
         switches = self.state.switches
         if switches is not None and is_first():
-            write_json(self.out / "schedule.json", switches.record.to_dict())
+            write_json(self.out / SCHEDULE_FILE, switches.record.to_dict())
 
     def _measure(self, skipped: list[str]) -> tuple[float, ...]:
         """Return validation loss and the task's metrics; names of unreadable images go to `skipped`."""

@@ -18,10 +18,11 @@ from recast.errors import RecastError, listed
 from recast.files import write_text
 from recast.lab.config import Recipe
 from recast.lab.data import Data, Loader
-from recast.lab.files import json_line, read_lines
-from recast.lab.records import Epoch, Wakefulness
+from recast.lab.folder.files import json_line, read_lines
+from recast.lab.folder.names import METRICS_FILE
+from recast.lab.folder.records import Epoch, Wakefulness
 from recast.lab.suites import METRICS
-from recast.lab.tasks import task_of
+from recast.lab.task import task_named, task_of
 from recast.lab.training.checkpoint import Position
 from recast.lab.training.distributed import Stopped, is_first, process_count, process_number, sum_over_processes_
 from recast.layers.cmhsa import GatedLayer, recast_layers
@@ -43,7 +44,7 @@ def validate(
         Stopped: if `stop` is set, unless several processes share the validation.
     """
     model.eval()
-    config, meter = recipe.data, data.task.meter(data)
+    config, meter = recipe.data, task_named(data.val.task).meter(data)
     totals = torch.zeros(2, dtype=torch.float64)  # loss, images
     loader = Loader(
         data.val, config.batch_size, workers=config.workers, part=process_number(), parts=process_count(),
@@ -91,7 +92,7 @@ class Journal:
     """
 
     def __init__(self, recipe: Recipe, out: Path, name: str, batches: int, shown: bool) -> None:
-        self.recipe, self.name, self.path, self.batches = recipe, name, out / "metrics.jsonl", batches
+        self.recipe, self.name, self.path, self.batches = recipe, name, out / METRICS_FILE, batches
         self.shown, self.console = shown and is_first(), Console(stderr=True)
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         disable = not (self.shown and self.console.is_terminal)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,13 @@ from recast.lab.config import LabelsConfig, Recipe
 from recast.lab.config.tasks import ModelTeacher
 from recast.lab.data import Data, Loader, load_data
 from recast.lab.data.class_order import order_classes_
-from recast.lab.data.datasets import LabelledImages
-from recast.lab.data.duplicates import DUPLICATES
-from recast.lab.data.fingerprint import FINGERPRINT
 from recast.lab.data.seeding import mix_seed, seeded
-from recast.lab.recipe import (
-    COARSE_FILE,
-    PARENT_WEIGHTS,
-    changes,
-    functions_of,
-    is_kept_parent,
-    load_recipe,
-    may_change,
-)
+from recast.lab.data.table import read_labels
+from recast.lab.folder.names import COARSE_FILE, PARENT_WEIGHTS, RECIPE
+from recast.lab.folder.run import RunFolder, is_kept_parent
+from recast.lab.recipe import changes, functions_of, may_change, override
 from recast.lab.scales import batch_norms
-from recast.lab.tasks import task_of
+from recast.lab.task import task_of
 from recast.lab.training.distributed import check_shares
 from recast.lab.training.optim import check_trainable
 from recast.layers.cmhsa import recast_layers
@@ -43,13 +35,6 @@ from recast.modes import in_eval
 from recast.reading import decode, read_bytes
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
-
-FIRST = ("classes.json", FINGERPRINT, DUPLICATES, COARSE_FILE, PARENT_WEIGHTS, "recipe.yaml", "environment.json",
-         "plan.json", "verify.json", "schedule.json", "metrics.jsonl")  # fmt: skip
-"""Files that a run writes before its first state."""
-
-WAKING_IMAGES = 512
-"""Number of training images that queries and keys are taken from with query_key=images."""
 
 
 @dataclass(frozen=True)
@@ -70,17 +55,24 @@ class Prepared:
     """Content of the file of coarse classes, for the run folder."""
 
 
-def withdraw(out: Path) -> None:
-    """Remove the files that a run wrote into `out`, if it failed before its first state."""
-    for name in FIRST:
-        (out / name).unlink(missing_ok=True)
-    with suppress(OSError):  # missing
-        (out / "resume").rmdir()
+def with_task(recipe: Recipe) -> Recipe:
+    """Return the recipe with the task of its table: multi-label if requested or if an image has several labels."""
+    if recipe.data.name != "csv" or recipe.task.kind not in ("classify", "multilabel"):
+        return recipe
+    if recipe.task.kind == "classify":
+        if not (count := (table := read_labels(recipe.data)).several):
+            return recipe
+        warnings.warn(
+            f"{table.file}: {count} of {len(table.images)} images have several labels or none: task.kind is "
+            "multilabel, without the recipe's Mixup, CutMix and label smoothing",
+            stacklevel=2,
+        )
+    return override(recipe, {"data": {"name": "csv_multilabel"}, "task": {"kind": "multilabel"}})
 
 
 def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
     """Return the recipe in the run folder with the fields that `may_change` from `recipe`; others must agree."""
-    stored = load_recipe(out / "recipe.yaml", complete=True)
+    stored = RunFolder(out).recipe()
     completed = ("model.num_classes", "model.pretrained", "model.new_head", "data.mean", "data.std")
     if recipe.data.img_size is None:
         recipe = recipe.replace(data=recipe.data.replace(img_size=stored.data.img_size))
@@ -88,7 +80,7 @@ def recipe_of_run(recipe: Recipe, out: Path) -> Recipe:
         raise RecastError(
             f"{out} was started with other settings ({', '.join(changed)}): continue it with "
             f"{follow_up('train', '--resume', str(out), functions=functions_of(recipe))}, or start a new run from "
-            f"{out}/recipe.yaml"
+            f"{out / RECIPE}"
         )
     # paths that `recipe` leaves open stay as they were, and so do weights of the parent in the run folder
     checkpoint = stored.model.checkpoint
@@ -230,16 +222,3 @@ def _completed(
             papers[name] = paper.replace(coarse_file=f"{(out / COARSE_FILE).resolve()}")
     data_config = recipe.data.replace(mean=data.mean, std=data.std)
     return recipe.replace(model=config, data=data_config, papers=papers), coarse
-
-
-def some_images(
-    part: LabelledImages, count: int, recipe: Recipe, data: Data, device: torch.device, whole: bool = False
-) -> Iterator[torch.Tensor]:
-    """Yield `count` images in the order of the recipe's seed, normalised, in batches; `whole`: the last one uncut."""
-    size, missing = min(recipe.data.batch_size, 128), count
-    for images, _ in Loader(part, size, shuffle_seed=recipe.seed, bad_image=recipe.data.bad_image):
-        images = images if whole else images[:missing]
-        yield data.normalised(images, device)
-        missing -= len(images)
-        if missing <= 0:
-            return

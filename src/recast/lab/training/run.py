@@ -22,25 +22,22 @@ from recast.errors import RecastError, listed
 from recast.files import write_text
 from recast.lab.config import Recipe
 from recast.lab.data.duplicates import report_duplicates
-from recast.lab.data.fingerprint import FINGERPRINT, check_classes, check_same, fingerprint_of
+from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.data.seeding import mix_seed, seeded
-from recast.lab.data.table import with_task
+from recast.lab.data.sources import some_images
 from recast.lab.device import surroundings
-from recast.lab.files import number, read_json, read_text, write_json
-from recast.lab.recipe import COARSE_FILE, PARENT_WEIGHTS, functions_of, refuse_used, save_recipe
+from recast.lab.folder import names
+from recast.lab.folder.files import number, read_json, read_text, write_json
+from recast.lab.folder.run import RunFolder
+from recast.lab.open import check_classes, check_same
+from recast.lab.recipe import functions_of, save_recipe
 from recast.lab.scales import recalibrate_batch_norm_
-from recast.lab.tasks import task_of
+from recast.lab.task import task_of
 from recast.lab.training import distributed
 from recast.lab.training.checkpoint import newest_state, states
 from recast.lab.training.loop import fit, write_weights
-from recast.lab.training.prepare import (
-    WAKING_IMAGES,
-    Prepared,
-    prepare,
-    recipe_of_run,
-    some_images,
-    withdraw,
-)
+from recast.lab.training.prepare import Prepared, prepare, recipe_of_run, with_task
+from recast.lab.training.switches import WAKING_IMAGES
 from recast.layers.cmhsa import recast_layers
 from recast.layers.config import BiasGate
 from recast.models.trust import follow_up, trusting
@@ -96,7 +93,7 @@ def train(
         if resume:
             recipe = distributed.first_then_all(lambda: recipe_of_run(recipe, out))
         else:
-            distributed.on_first(lambda: refuse_used(out))
+            distributed.on_first(RunFolder(out).check_unused)
         prepared = distributed.first_then_all(lambda: prepare(recipe, out, resume))
         if distributed.is_first():
             say(prepared.pixels)
@@ -109,7 +106,7 @@ def train(
             _Run(prepared, out, device, resume, progress, say, command).train()
         except (RecastError, OSError):  # after the mistake is fixed, the same command starts again
             if distributed.is_first() and not resume and not states(out):
-                withdraw(out)
+                RunFolder(out).withdraw()
             raise
         except KeyboardInterrupt as stopped:
             command = follow_up("train", "--resume", str(out), functions=functions_of(recipe))
@@ -151,7 +148,7 @@ class _Run:
     def __post_init__(self) -> None:
         self.recipe, self.data, self.parent = self.prepared.recipe, self.prepared.data, self.prepared.parent
         self.start_time = time.time()
-        weights = self.out / "weights.safetensors"
+        weights = self.out / names.WEIGHTS
         self.has_begun = distributed.on_first(lambda: bool(states(self.out)) or weights.exists())
 
     def train(self) -> None:
@@ -165,25 +162,25 @@ class _Run:
             if self.environment:
                 seconds = self.environment["seconds"] + time.time() - self.start_time
                 with suppress(OSError):  # a full disk must not hide why the run ended
-                    write_json(self.out / "environment.json", {**self.environment, "seconds": round(seconds, 1)})
+                    write_json(self.out / names.ENVIRONMENT, {**self.environment, "seconds": round(seconds, 1)})
 
     def open(self) -> None:
         """Write once what is known before training; recipe.yaml comes after the files that resuming requires."""
         if self.environment:
             return
-        path = self.out / "environment.json"
+        path = self.out / names.ENVIRONMENT
         before = read_json(path) if path.is_file() else {}
         if not self.resume:
-            write_json(self.out / "classes.json", self.data.classes)
-            write_text(self.out / FINGERPRINT, json.dumps(fingerprint_of(self.data)) + "\n")
+            write_json(self.out / names.CLASSES, self.data.classes)
+            write_text(self.out / names.FINGERPRINT, json.dumps(fingerprint_of(self.data)) + "\n")
             if line := report_duplicates(self.data, self.out):
                 self.say(line)
         if self.prepared.coarse is not None:
-            write_text(self.out / COARSE_FILE, self.prepared.coarse)
+            write_text(self.out / names.COARSE_FILE, self.prepared.coarse)
         if self.prepared.keeps_parent:
             parent = task_of(self.recipe).undone(self.parent)
-            write_weights(parent, self.out / PARENT_WEIGHTS, self.recipe, self.data)
-        save_recipe(self.recipe, self.out / "recipe.yaml")  # also on resume: paths may have changed
+            write_weights(parent, self.out / names.PARENT_WEIGHTS, self.recipe, self.data)
+        save_recipe(self.recipe, self.out / names.RECIPE)  # also on resume: paths may have changed
         self.environment = {
             **surroundings(self.device),
             "processes": distributed.process_count(),
@@ -204,22 +201,22 @@ class _Run:
             arm(self.parent, recipe=recipe, out=self.out, name="trained")
             return
         if self.has_begun:
-            plan = Plan.from_json(read_text(self.out / "plan.json"), str(self.out / "plan.json"))
+            plan = Plan.from_json(read_text(self.out / names.PLAN), str(self.out / names.PLAN))
             child = copy.deepcopy(self.parent)
             if not schedule.is_during:
                 recast_(child, plan)  # `fit` loads the weights
         else:
             child, plan = self._recast(self.prepared.plan)
-            distributed.on_first(lambda: write_text(self.out / "plan.json", plan.to_json()))
+            distributed.on_first(lambda: write_text(self.out / names.PLAN, plan.to_json()))
         if schedule.is_during and plan.pool is not None:
             with seeded(mix_seed("pool", recipe.seed)):
                 recast_(child, plan.without_steps())
         arm(child, recipe=recipe, out=self.out, name="recast", plan=plan if schedule.is_during else None)
         if schedule.is_during:
-            distributed.on_first(lambda: write_text(self.out / "plan.json", plan_as_trained(plan, child).to_json()))
+            distributed.on_first(lambda: write_text(self.out / names.PLAN, plan_as_trained(plan, child).to_json()))
         if recipe.control:
             unscheduled = recipe.replace(schedule=schedule.start)
-            arm(self.parent, recipe=unscheduled, out=self.out / "finetuned", name="finetuned")
+            arm(self.parent, recipe=unscheduled, out=self.out / names.CONTROL, name=names.CONTROL)
 
     def _recast(self, plan: Plan) -> tuple[nn.Module, Plan]:
         """Recast the parent and verify it. Returns the network that training starts with, and its plan.
@@ -249,7 +246,7 @@ class _Run:
         """Compare parent and child on the first VERIFIED validation images; write and report the result."""
         batches = some_images(self.data.val, VERIFIED, self.recipe, self.data, self.device, whole=True)
         verified = reduce(operator.add, (verify(self.parent, child, images) for images in batches))
-        write_json(self.out / "verify.json", verified.to_dict())
+        write_json(self.out / names.VERIFY_FILE, verified.to_dict())
         images = f"{verified.images} validation images"
         if schedule is None:
             self.say(f"{plan}\nagainst the parent on {images}: {verified}\n")

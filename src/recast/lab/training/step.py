@@ -18,7 +18,7 @@ from recast.lab.config.tasks import Teaching
 from recast.lab.data import Data
 from recast.lab.data.class_order import order_classes_
 from recast.lab.data.seeding import mix_seed, seed_cpu
-from recast.lab.tasks import task_of
+from recast.lab.task import task_of
 from recast.lab.training.checkpoint import State
 from recast.lab.training.distill import Distillation, build_teacher, train_token_
 from recast.lab.training.distributed import process_count, process_number

@@ -16,12 +16,15 @@ from recast.errors import RecastError
 from recast.lab.config import Recipe
 from recast.lab.data import Data
 from recast.lab.data.seeding import mix_seed, seeded_on
-from recast.lab.records import Measured, Switch, Switching
-from recast.lab.training.prepare import WAKING_IMAGES, some_images
+from recast.lab.data.sources import some_images
+from recast.lab.folder.records import Measured, Switch, Switching
 from recast.surgery.apply import recast_
 from recast.surgery.during_training import recast_during_training_
 from recast.surgery.plan import Plan
 from recast.surgery.wake import wake_
+
+WAKING_IMAGES = 512
+"""Number of training images that queries and keys are taken from with query_key=images."""
 
 
 @dataclass

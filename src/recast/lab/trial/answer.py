@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from rich.table import Table
 
-from recast.lab.records import UNIFORM, Wakefulness
+from recast.lab.folder.records import UNIFORM, Wakefulness
 from recast.lab.report.formats import decimal, plural, signed, three_digits
 from recast.lab.statistics import POINTS, interval
 from recast.surgery.table import render

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from recast.analysis.wakefulness import wakefulness
 from recast.lab.data.seeding import mix_seed, seeded, seeded_on
-from recast.lab.records import Wakefulness
+from recast.lab.folder.records import Wakefulness
 from recast.lab.trial.features import Bank
 from recast.lab.trial.split import Tail, split_network
 from recast.models.adapt import classifiers

@@ -14,8 +14,8 @@ from recast.lab.data import Data
 from recast.lab.explain.inputs import Input
 from recast.lab.explain.make import make_scene
 from recast.lab.explain.write import write_scene
+from recast.lab.folder.records import ARMS
 from recast.lab.pages import fill_page
-from recast.lab.records import ARMS
 from recast.lab.report import formats
 from recast.lab.report.charts import Point, Role, Series, series_chart
 from recast.lab.report.tables import Cell, PageTable

@@ -20,14 +20,7 @@ relative_bias  another layer: position as a bias in the content's softmax (C-MHS
 """
 
 from recast.layers.functional.backends import choose_backend, merged, plain, sdpa, split
-from recast.layers.functional.maps import (
-    AttentionMaps,
-    attention_maps,
-    dense,
-    gather,
-    gaussian_factors,
-    reference,
-)
+from recast.layers.functional.maps import AttentionMaps, attention_maps, dense, gather, gaussian_factors, reference
 from recast.layers.functional.operands import Gates, Weights, expand_heads, linear_gates, select_heads, sigmoid_gates
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from recast.lab.tasks import Loss, register_task
+from recast.lab.task import Loss, register_task
 from recast.lab.tasks.classify import Classify
 from recast.papers.grafit.config import Dino, Neighbors, projector_of
 from recast.papers.grafit.head import add_embedding_, without_embedding, without_probe

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from recast.errors import listed
-from recast.lab.tasks.base import Loss, Meter, Task
+from recast.lab.task import Loss, Meter, Task
 
 if TYPE_CHECKING:
     from recast.lab.config import Recipe

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from recast.errors import RecastError
 from recast.lab.config.tasks import BinaryCrossEntropy, OneLabelTask
 from recast.lab.data import Data
-from recast.lab.data.class_order import check_logits
 from recast.lab.training.distill import widened
 
 
@@ -73,7 +72,7 @@ class ClassMeter:
     def add(self, model: nn.Module, images: Tensor, labels: Tensor) -> float:
         """Count images, as `Meter.add` does."""
         logits = model(images)
-        check_logits(logits, len(labels), self.data)
+        self.data.check_logits(logits, len(labels))
         right = int((logits.argmax(1).cpu() == labels).sum())
         self.sums += torch.tensor([right, len(labels)], dtype=torch.float64)
         return F.cross_entropy(logits.cpu().double(), labels, reduction="sum").item()

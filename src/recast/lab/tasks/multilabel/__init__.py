@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from recast.lab.suites import Suite
-from recast.lab.tasks.base import Loss, Meter, Task
+from recast.lab.suites import SUITES, Suite
+from recast.lab.task import Loss, Meter, Task
 
 if TYPE_CHECKING:
     from recast.lab.config import DataConfig, Recipe
@@ -24,12 +24,7 @@ class MultiLabel(Task):
     main = ("multilabel", "map")
     validation = ("map",)
     outputs = "sigmoid"
-    suites: ClassVar[Mapping[str, Suite]] = {
-        "multilabel": Suite(
-            "Labels", "mAP, F1 at 0.5 and AUROC, also per class (data with several labels)", "accuracy",
-            ("map", "f1", "auroc"), default=True, task="multilabel",
-        )
-    }  # fmt: skip
+    suites: ClassVar[Mapping[str, Suite]] = {"multilabel": SUITES["multilabel"]}
 
     def find(self, config: DataConfig) -> RawData:
         from recast.lab.tasks.multilabel.images import find_multilabel

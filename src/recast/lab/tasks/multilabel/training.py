@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from recast.errors import RecastError
 from recast.lab.data import Data
-from recast.lab.data.class_order import check_logits
 from recast.lab.tasks.multilabel.evaluation import label_metrics
 from recast.lab.training.distill import widened
 from recast.lab.training.distributed import process_count, process_number
@@ -44,7 +43,7 @@ class LabelMeter:
     def add(self, model: nn.Module, images: Tensor, labels: Tensor) -> float:
         """Count images, as `Meter.add` does."""
         logits = model(images)
-        check_logits(logits, len(labels), self.data)
+        self.data.check_logits(logits, len(labels))
         logits, targets = logits.cpu().double(), labels.double()
         end = self.place + len(labels) * process_count()
         self.sums[self.place : end : process_count()] = torch.cat([torch.ones(len(labels), 1), logits, targets], 1)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from recast.errors import RecastError
 from recast.lab.suites import Metric, Suite
-from recast.lab.tasks import Loss, Meter, Task, register_task
+from recast.lab.task import Loss, Meter, Task, register_task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from recast.lab.data import Data
     from recast.lab.data.datasets import RawData
     from recast.lab.evaluation.context import Context
-    from recast.lab.evaluation.run_folder import OpenRun
     from recast.lab.evaluation.suites import Evaluator
+    from recast.lab.open import OpenRun
     from recast.models.config import ModelConfig
     from recast.papers.dense.config import DetectConfig
     from recast.papers.dense.detect.objects import ObjectImages

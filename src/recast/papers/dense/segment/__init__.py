@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from recast.lab.suites import Metric, Suite
-from recast.lab.tasks import Loss, Meter, Task, register_task
+from recast.lab.task import Loss, Meter, Task, register_task
 
 if TYPE_CHECKING:
     from recast.lab.config import DataConfig
     from recast.lab.data import Data
     from recast.lab.data.datasets import RawData
     from recast.lab.evaluation.context import Context
-    from recast.lab.evaluation.run_folder import OpenRun
     from recast.lab.evaluation.suites import Evaluator
+    from recast.lab.open import OpenRun
     from recast.papers.dense.config import SegmentConfig
 
 

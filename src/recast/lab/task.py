@@ -1,11 +1,16 @@
-"""`Task`, the interface of a task, and `TASKS`, the tasks by name."""
+"""`Task`, the interface of a task, and `TASKS`, the tasks by name.
+
+Plug-ins (`recast.models.names.PLUGINS`) bring the tasks. This module imports none of them, no room and no torch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
+from recast.lab.config.recipe import task_name_of_data
 from recast.lab.config.tasks import TaskConfig
+from recast.lab.plugins import FINDERS, plugged
 from recast.lab.suites import METRICS, SUITES, Metric, Suite
 
 if TYPE_CHECKING:
@@ -13,12 +18,14 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from recast.lab.config import DataConfig, Recipe
-    from recast.lab.data import Data
-    from recast.lab.data.datasets import RawData
-    from recast.lab.evaluation.context import Context
-    from recast.lab.evaluation.run_folder import OpenRun
-    from recast.lab.evaluation.suites import Evaluator
     from recast.models.config import ModelConfig
+
+    # Classes of rooms that import this module. Tasks annotate these parameters with the classes themselves.
+    Data: TypeAlias = Any
+    RawData: TypeAlias = Any
+    Context: TypeAlias = Any
+    OpenRun: TypeAlias = Any
+    Evaluator: TypeAlias = Any
 
 Loss = Callable[[Any, Any], Any]
 """Outputs of a network in training and targets of its images → the mean loss, a tensor."""
@@ -58,7 +65,7 @@ class StatefulLoss(Protocol):
 
 
 class Task:
-    """A task.
+    """A task; its members in the order of the rooms that use them.
 
     A subclass requires `name`, `title`, `main` and `validation`, data sets (`find`) with the labels that its loss,
     meter and suites take, `loss` and `meter`, and a suite with its evaluator for `main`.
@@ -69,21 +76,8 @@ class Task:
     """Name in messages: `detection`."""
     main: ClassVar[tuple[str, str]]
     """Suite and metric that a run is judged by, in percent; higher is better."""
-    validation: ClassVar[tuple[str, ...]]
-    """Metrics after every epoch, `val_METRIC` of metrics.jsonl, that of `main` among them."""
-    suites: ClassVar[Mapping[str, Suite]] = {}
-    metrics: ClassVar[Mapping[str, Metric]] = {}
-    """New metrics of `suites`."""
-    unasked: ClassVar[tuple[str, ...]] = ()
-    """Suites for all tasks that are measured for this one only on request."""
-    keeps_network: ClassVar[bool] = True
-    """True if `adapt_` leaves the network as its constructor builds it."""
-    whole: ClassVar[bool] = False
-    """True if explained image files are filled up to a square instead of cut."""
-    outputs: ClassVar[Literal["softmax", "sigmoid"] | None] = None
-    """How logits become probabilities where images are explained; None: a softmax, of one logit a sigmoid."""
-    crop_pct: ClassVar[float | None] = None
-    """Share of the short side that explained image files are cut to; None: that of the data."""
+
+    # data
 
     @property
     def data_sets(self) -> tuple[str, ...]:
@@ -95,12 +89,15 @@ class Task:
         """Read one of `data_sets`."""
         raise NotImplementedError
 
+    # training, in the order of a run
+
+    validation: ClassVar[tuple[str, ...]]
+    """Metrics after every epoch, `val_METRIC` of metrics.jsonl, that of `main` among them."""
+    keeps_network: ClassVar[bool] = True
+    """True if `adapt_` leaves the network as its constructor builds it."""
+
     def check_data(self, recipe: Recipe, data: Data) -> None:
         """Raise RecastError for data that the training cannot use."""
-
-    def notes(self, recipe: Recipe, data: Data) -> Iterator[str]:
-        """Yield warnings before training."""
-        yield from ()
 
     def network(self, config: ModelConfig, data: Data) -> ModelConfig:
         """Return the config of the parent for these images."""
@@ -116,9 +113,11 @@ class Task:
 
     def check_outputs(self, outputs: Any, data: Data, name: str) -> None:
         """Raise RecastError unless `outputs` of the network `name` for an image of `data` are logits of its classes."""
-        from recast.lab.data.class_order import check_logits
+        data.check_logits(outputs, 1)
 
-        check_logits(outputs, 1, data)
+    def notes(self, recipe: Recipe, data: Data) -> Iterator[str]:
+        """Yield warnings before training."""
+        yield from ()
 
     def loading(self, recipe: Recipe, data: Data) -> dict[str, Any]:
         """Return the arguments of the `Loader` of training images that depend on the task."""
@@ -147,12 +146,29 @@ class Task:
         """Return an empty meter for a validation."""
         raise NotImplementedError
 
+    # evaluation
+
+    suites: ClassVar[Mapping[str, Suite]] = {}
+    metrics: ClassVar[Mapping[str, Metric]] = {}
+    """New metrics of `suites`."""
+    unasked: ClassVar[tuple[str, ...]] = ()
+    """Suites for all tasks that are measured for this one only on request."""
+
     def evaluators(self) -> Mapping[str, Evaluator]:
         """Return the evaluators of `suites` by name."""
         return {}
 
     def draw(self, run: OpenRun, context: Context, suites: Sequence[str]) -> None:
         """Write pictures for the report into the folder of a run that was measured by `suites`."""
+
+    # explain
+
+    whole: ClassVar[bool] = False
+    """True if explained image files are filled up to a square instead of cut."""
+    crop_pct: ClassVar[float | None] = None
+    """Share of the short side that explained image files are cut to; None: that of the data."""
+    outputs: ClassVar[Literal["softmax", "sigmoid"] | None] = None
+    """How logits become probabilities where images are explained; None: a softmax, of one logit a sigmoid."""
 
     def examples(self, data: Data, count: int) -> list[int]:
         """Return the indices of at most `count` different validation images to look at."""
@@ -164,29 +180,31 @@ class Task:
 
 
 TASKS: dict[str, Task] = {}
-"""By name."""
+"""The tasks of the plug-ins that were loaded; `task_named` loads the others."""
 
 
 def register_task(task: Task) -> Task:
-    """Register a task, its suites and its metrics by their names; return it."""
+    """Register a task, its data sets, suites and metrics by their names; return it."""
+    FINDERS.update(dict.fromkeys(task.data_sets, task.find))
     METRICS.update(task.metrics)
     SUITES.update(task.suites)
     TASKS[task.name] = task
     return task
 
 
+def task_named(name: str) -> Task:
+    """Return the task of a `task.kind`, or of labels (`data.val.task`)."""
+    return plugged(TASKS, name)
+
+
 def task_of(recipe: Recipe) -> Task:
     """Return the task that a recipe trains for."""
-    if recipe.task.kind not in TASKS:
-        from recast.models.sources import plug_in
-
-        plug_in()
-    return TASKS[recipe.task.kind]
+    return task_named(recipe.task.kind)
 
 
 def task_of_data(config: DataConfig) -> Task:
-    """Return the task of a data set, as `Data.task`: classification, unless it belongs to another task."""
-    return next((task for task in TASKS.values() if config.name in task.data_sets), TASKS["classify"])
+    """Return the task of a data set, the `task` of its images: classification, unless it belongs to another task."""
+    return task_named(task_name_of_data(config.name) or TaskConfig.default)
 
 
 def suites_of(task: Task, only_default: bool = False) -> list[str]:

@@ -19,13 +19,12 @@ from filelock import FileLock, Timeout
 from recast.errors import RecastError
 from recast.files import check_path, require, write_text
 from recast.json_text import parse_json
+from recast.lab.folder.names import ANALYSIS, CONTROL, EXPLAIN, LOCK, SCORES, STATES
 from recast.reading import decode, read_bytes
 
-LOCK = ".lock"
-"""An empty file in a folder that is being written."""
 TEMPORARY = re.compile(r"\..+?\.(\d+)(\.[0-9a-f]+)?\.tmp")
 """Names of `replaced`, with the number of the process."""
-FOLDERS = ("resume", "finetuned", "scores", "analysis", "explain")
+FOLDERS = (STATES, CONTROL, SCORES, ANALYSIS, EXPLAIN)
 """Folders of a run, which must lie in it."""
 MARKS = (b'<meta name="generator" content="recast">', b"Software\0recast")
 """In the pages and the PNG pictures that we write."""

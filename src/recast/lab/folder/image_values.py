@@ -11,10 +11,11 @@ import numpy as np
 
 from recast.errors import first_line
 from recast.files import replaced
+from recast.lab.folder.names import SCORES
 from recast.lab.statistics import PERCENT, POINTS, Interval, interval
 from recast.reading import check_archive
 
-PATH = Path("scores", "images.npz")
+PATH = Path(SCORES, "images.npz")
 Key = tuple[str, str, str]
 """Suite, metric and model."""
 

@@ -1,4 +1,4 @@
-"""Records in the files of a run, defined once for writing and reading. `recast.lab.tables` reads and writes CSV.
+"""Records in the files of a run, defined once for writing and reading. `recast.lab.folder.tables` reads and writes CSV.
 
 metrics.jsonl           Epoch, one a line
 schedule.json           Switching, with a Switch for every swap
@@ -19,7 +19,7 @@ from typing import Any
 from recast.analysis.thresholds import AWAKE, UNIFORM
 from recast.config import read
 from recast.errors import RecastError
-from recast.lab.tables import columns_of, read_records, write_rows
+from recast.lab.folder.tables import columns_of, read_records, write_rows
 from recast.surgery.schedule import Schedule
 
 ARMS = {"parent": "Parent", "finetuned": "Parent, fine-tuned", "recast": "Recast"}

@@ -1,0 +1,119 @@
+"""A run folder: its recipe, and what may be done with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from recast.errors import RecastError
+from recast.lab.config import Recipe
+from recast.lab.config.inputs import EMBEDDED
+from recast.lab.folder.names import FIRST, LOCK, PARENT, PARENT_WEIGHTS, RECIPE, STATES, WEIGHTS
+from recast.lab.folder.records import Row
+from recast.lab.recipe import functions_of, load_recipe
+from recast.models.trust import follow_up
+
+
+class RunFolder:
+    """A folder that holds a run, or that a run may start in."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @property
+    def is_run(self) -> bool:
+        """Return True if a run was started in the folder."""
+        return (self.path / RECIPE).is_file()
+
+    def recipe(self) -> Recipe:
+        """Return the recipe as the run wrote it."""
+        return load_recipe(self.path / RECIPE, complete=True)
+
+    def recipe_here(self, data_dir: str | None = None) -> Recipe:
+        """Return the recipe with the files that moved with the run; `data_dir` is the folder of its images if they did.
+
+        Raises RecastError for files of a run from another machine that are not there.
+        """
+        recipe = self.recipe()
+        data, checkpoint = recipe.data, recipe.model.checkpoint
+        before, table = (path and Path(path).expanduser() for path in (data.data_dir, data.labels_file))
+        if data_dir is None and before and not before.exists() and not data.name.startswith("hfds/"):
+            raise RecastError(f"no such data folder: {before}, of the run {self.path}: give the folder with --data-dir")
+        if data_dir is not None and data.name in EMBEDDED:
+            raise RecastError(f"the run {self.path} has images of the package ({data.name}): drop --data-dir")
+        if table and not table.exists():
+            if before is None and data_dir is None:
+                raise RecastError(f"no such file: {table}, of the run {self.path}: give its folder with --data-dir")
+            images = before or table.parent
+            names = os.path.relpath(table, images), table.name
+            places = [*(Path(data_dir or images, name) for name in names), self.path / table.name]
+            if (here := next(filter(Path.is_file, places), None)) is None:
+                raise RecastError(f"no such file: {table}, the labels of the run {self.path}: copy it to {places[-1]}")
+            recipe = recipe.replace(data=data.replace(labels_file=str(here)))
+        if data_dir is not None:
+            recipe = recipe.replace(data=recipe.data.replace(data_dir=data_dir))
+        if checkpoint and not Path(checkpoint).exists():
+            if not (beside := self.path / Path(checkpoint).name).is_file():
+                raise RecastError(
+                    f"no such checkpoint: {checkpoint}, the parent of the run {self.path}: copy it to {beside}"
+                )
+            recipe = recipe.replace(model=recipe.model.replace(checkpoint=str(beside)))
+        return recipe
+
+    def check(self) -> None:
+        """Raise RecastError for a folder that is not a run."""
+        if not self.is_run:
+            raise RecastError(f"{self.path} is not a run folder: it has no {RECIPE} (recast train writes one)")
+
+    def check_finished(self) -> None:
+        """Raise RecastError for a folder without a finished recast arm, before anything of it is loaded."""
+        self.check()
+        if not (self.path / WEIGHTS).is_file():
+            functions = functions_of(load_recipe(self.path / RECIPE))
+            again = follow_up("train", "--resume", str(self.path), functions=functions)
+            raise RecastError(f"the training in {self.path} is not finished: continue it with {again}")
+
+    def check_unused(self) -> None:
+        """Raise RecastError unless a new run may start here."""
+        names = (path.name for path in self.path.iterdir()) if self.path.is_dir() else ()
+        if RECIPE in (used := sorted({*names} - {PARENT, LOCK})):
+            choose = f"choose another one with --out, or continue it with --resume {self.path}"
+            raise RecastError(f"run folder {self.path} exists: {choose}")
+        if used:
+            raise RecastError(f"{self.path} is not empty ({used[0]}): choose another folder with --out")
+
+    def withdraw(self) -> None:
+        """Remove the files that a run wrote, if it failed before its first state."""
+        for name in FIRST:
+            (self.path / name).unlink(missing_ok=True)
+        with suppress(OSError):  # missing
+            (self.path / STATES).rmdir()
+
+    def has_new_parent(self, recipe: Recipe) -> bool:
+        """Return True if the parent of the run has a new classifier or random weights."""
+        checkpoint = recipe.model.checkpoint
+        if checkpoint is None:
+            return not recipe.model.pretrained
+        return (self.path / checkpoint).resolve() == (self.path / PARENT_WEIGHTS).resolve()
+
+    def why_untaught(self, recipe: Recipe, classes: int, rows: Iterable[Row]) -> str:
+        """Return why the parent before fine-tuning is no baseline; empty if it is one.
+
+        It is none if its classifier is new, or if its top-1 in `rows` is not shown to be above a guess among `classes`.
+        """
+        if self.has_new_parent(recipe):
+            return "its classifier was new"
+        for row in rows:
+            if (row.model, row.suite, row.metric) == ("parent", "clean", "top1") and classes > 1:
+                guess = 100 / classes
+                if (row.value if row.low is None else row.low) <= guess:
+                    return f"its top-1, {row.value:.1f}\u00a0%, is not shown to be above a guess, {guess:.1f}\u00a0%"
+        return ""
+
+
+def is_kept_parent(checkpoint: str | None) -> bool:
+    """Return True for a run's file of a parent that has a new classifier or random weights: no others are kept."""
+    path = Path(checkpoint or "")
+    return path.name == PARENT_WEIGHTS and RunFolder(path.parent).is_run

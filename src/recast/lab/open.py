@@ -1,0 +1,189 @@
+"""Open a run, or a network by name or file, for evaluate, explain, report, fold and export."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import timm
+from torch import nn
+
+from recast.errors import RecastError
+from recast.io import load
+from recast.lab.config import Recipe
+from recast.lab.data import Data, load_data
+from recast.lab.data.class_order import order_classes_
+from recast.lab.data.fingerprint import fingerprint_of
+from recast.lab.data.images import is_image_name
+from recast.lab.folder.files import read_json, read_names
+from recast.lab.folder.names import CLASSES, CONTROL, FINGERPRINT, WEIGHTS
+from recast.lab.folder.run import RunFolder
+from recast.lab.task import task_of
+from recast.models.build import build
+from recast.models.config import ModelConfig
+from recast.models.names import FORMS, no_subject
+from recast.models.trust import check_trusted, is_function
+from recast.models.weights import PICKLED, read_header
+
+SAVED = ".safetensors"
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A run folder read back: `models` holds parent, finetuned (where that arm was trained) and recast.
+
+    Of a run that recast nothing it holds the trained network alone, as finetuned.
+    """
+
+    folder: Path
+    recipe: Recipe
+    data: Data
+    models: dict[str, nn.Module]
+
+
+def open_run(folder: str | Path, data_dir: str | None = None) -> OpenRun:
+    """Rebuild the three arms of a run folder, on the CPU; `data_dir` is the folder of its images if they moved.
+
+    Raises `RecastError` as `RunFolder.check_finished` does, and for data or weights that are missing or not the run's.
+    """
+    run, folder = RunFolder(folder), Path(folder)
+    run.check_finished()
+    recipe = run.recipe_here(data_dir)
+    check_trusted(recipe.model.name)
+    data = data_of(recipe)
+    classes, task = len(data.classes), task_of(recipe)
+    check_classes(folder, data)
+    if recipe.is_plain:
+        network = build(recipe.model.replace(checkpoint=None, pretrained=False), num_classes=classes)
+        task.adapt_(network, recipe, classes)
+        return OpenRun(folder, recipe, data, {"finetuned": load(folder / WEIGHTS, parent=network)})
+    parent = order_classes_(build(recipe.model, num_classes=classes), data).eval()
+    models, trained = {"parent": parent}, task.adapt_(copy.deepcopy(parent), recipe, classes)
+    if (control := folder / CONTROL / WEIGHTS).is_file():
+        models["finetuned"] = load(control, parent=trained)
+    models["recast"] = load(folder / WEIGHTS, parent=trained)
+    return OpenRun(folder, recipe, data, models)
+
+
+def data_of(recipe: Recipe, labels: str | None = None) -> Data:
+    """Read the data of a recipe. labels: "coarse" or "fine"; None: those of the training."""
+    config = recipe.labels if labels is None else recipe.labels.replace(labels=labels)
+    return load_data(recipe.data, recipe.augmentation, config, recipe.model.in_chans)
+
+
+def check_classes(run: Path, data: Data) -> None:
+    """Raise RecastError unless the classes are those of the run, in the same order."""
+    names = read_names(run / CLASSES)
+    remedy = "give the folder of the run's images with --data-dir"
+    if len(names) != len(data.classes):
+        raise RecastError(f"{run} was trained on {len(names)} classes, {data.name} has {len(data.classes)}: {remedy}")
+    for number, (before, now) in enumerate(zip(names, data.classes, strict=True)):
+        if before != now:
+            raise RecastError(f"class {number} was {before!r} when {run} was trained, now it is {now!r}: {remedy}")
+
+
+def check_same(run: Path, data: Data, *, goes_on: bool) -> None:
+    """Warn if the validation images changed since the run began, or any images if training `goes_on`.
+
+    Raises RecastError if training would continue with other names, labels or numbers of images. Changed contents only
+    warn: damaged images may have been replaced.
+    """
+    path = run / FINGERPRINT
+    if not path.is_file():
+        return
+    parts = {"train": "training", "val": "validation"} if goes_on else {"val": "validation"}
+    before, now = read_json(path, *parts), fingerprint_of(data, *parts)
+    changes, is_refused = [], False
+    try:
+        for part, title in parts.items():
+            names = [name for name, value in now[part].items() if before[part][name] != value]
+            old, new = (_labels_by_content(side[part]["contents"]) for side in (before, now))
+            if any(old[content].isdisjoint(new[content]) for content in old.keys() & new.keys()):
+                names = [*dict.fromkeys((*names, "labels"))]
+            changes += [f"{name} of the {title} images" for name in names]
+            is_refused |= not {"sizes", "contents"}.issuperset(names)
+    except (KeyError, TypeError, ValueError):
+        raise RecastError(f"{path} is damaged: delete it to continue without this check") from None
+    text = ", ".join(changes)
+    if goes_on and is_refused:
+        raise RecastError(
+            f"cannot resume {run}: its data changed since it began ({text}). Restore the images, or start a new run "
+            "with --out"
+        )
+    if changes:
+        warnings.warn(f"the data of {run} changed since it began: {text}", stacklevel=2)
+
+
+def _labels_by_content(rows: Iterable[tuple[str, str]]) -> Mapping[str, set[str]]:
+    """Return the labels of each content: equal images may have several."""
+    labels = defaultdict[str, set[str]](set)
+    for label, content in rows:
+        labels[content].add(label)
+    return labels
+
+
+def weights_of(config: ModelConfig) -> tuple[str, str, list[str]]:
+    """Return the source of the weights that `open_model` loads, a suffix for titles, and notes on random weights."""
+    name = config.name
+    if config.checkpoint or name.endswith(SAVED):
+        return config.checkpoint or name, "", []
+    if config.pretrained:
+        return "published", "", []
+    if is_function(name):
+        note = f"The weights are those that {name} returns. If they are random, predictions and maps mean nothing; "
+        return f"as returned by {name}", " (weights as returned)", [f"{note}--checkpoint loads others."]
+    note = "Random weights: predictions and maps mean nothing. --checkpoint or --pretrained loads trained weights."
+    return "random", " (random weights)", [note]
+
+
+def names_a_run(word: str) -> bool:
+    """Return True if `word` means a run folder: a folder with a recipe, or one that is not also a timm model's name."""
+    return Path(word).is_dir() and (RunFolder(word).is_run or not timm.is_model(word))
+
+
+def open_model(config: ModelConfig) -> nn.Module:
+    """Return the network in eval mode: from a file that `recast.save` wrote, or by name with or without weights.
+
+    A checkpoint that `recast.save` wrote for a recast network is loaded into the recast network of that name.
+
+    Raises:
+        RecastError: the name is unknown, or an error of `build` or `load`.
+    """
+    name = config.name
+    if name.endswith(SAVED):
+        return _open_saved(config)
+    if Path(name).is_file() and is_image_name(name):
+        raise RecastError(f"{name} is an image; give the network first: recast explain RUN|MODEL {name}")
+    if Path(name).is_file() and name.endswith(PICKLED):
+        raise RecastError(f"{name} was not written by recast.save: {_advice(name)}")
+    try:
+        return build(config).eval()
+    except RecastError as error:
+        raise error if timm.is_model(name.partition(".")[0]) else no_subject(name, error) from None
+
+
+def _advice(path: str) -> str:
+    """Return what to do with a file that does not say how to build its network."""
+    explain = f"recast explain MODEL IMAGE --checkpoint {path}"
+    return f"save the network with recast.save and its constructor; for a state dict, {explain}"
+
+
+def _open_saved(config: ModelConfig) -> nn.Module:
+    path = config.name
+    if config.checkpoint or config.pretrained or config.num_classes is not None:
+        raise RecastError(
+            f"{path} holds its own network and weights: drop --checkpoint, --pretrained and --num-classes"
+        )
+    if not Path(path).is_file():
+        raise RecastError(f"no such file: {path}")
+    try:
+        constructor = read_header(path)["constructor"]
+    except RecastError as error:
+        raise RecastError(f"{error}; {_advice(path)}") from None
+    if constructor is None:
+        raise RecastError(f"{path} does not say how to build its network: {_advice(path)}. A model is named {FORMS}")
+    return load(path)
