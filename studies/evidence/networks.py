@@ -16,7 +16,7 @@ import recast
 import recast.papers.networks  # registers them
 from recast.lab.data.datasets import ImageTensors
 from recast.lab.data.seeding import choose_balanced
-from recast.lab.training.prepare import WAKING_IMAGES
+from recast.lab.training.switches import WAKING_IMAGES
 from recast.layers.config import PAPERS_LAYER, RecastConfig
 from recast.models.build import build, input_defaults
 from recast.models.config import ModelConfig
