@@ -3,7 +3,8 @@
 # Expected: the merged network computes what the adapted one did.
 # Seen: the adapter's own convolution pads with zeros; merged into the kernel it pads as the base does. No word is said.
 #   zeros: merged differs by 1e-06; reflect: merged differs by 2e+00
-source "$(dirname "$0")/environment.sh" torch==2.15.0 peft==0.21.2 transformers==5.24.0 accelerate tokenizers regex psutil huggingface_hub
+source "$(dirname "$0")/environment.sh" torch==2.15.0 peft==0.21.2 \
+    transformers==5.24.0 accelerate tokenizers regex psutil huggingface_hub
 "$python" -W ignore - <<'PY'
 import torch
 from peft import LoraConfig, get_peft_model

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # torch 2.15.0: ONNX of a network in training mode.
 # Expected: BatchNorm with the statistics of the batch and random Dropout, as the module computes in training mode.
-# Seen: BatchNorm uses its *running* statistics while Dropout is random: neither mode. torch warns of training mode, not of this.
+# Seen: BatchNorm uses its *running* statistics while Dropout is random: neither mode.
+# torch warns of training mode, not of this.
 #   BatchNorm alone: error to training mode 2.2e+00, to eval mode 4.8e-07
 #   Dropout alone: two runs differ by 2.0
 source "$(dirname "$0")/environment.sh" torch==2.15.0 onnx==1.23.2 onnxscript==0.7.2 onnxruntime==1.32.0
