@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from recast.lab.folder.tables import write_rows
 from recast.layers.beside import AttentionBeside
@@ -75,9 +75,17 @@ def inference(model: nn.Module, images: Tensor) -> Callable[[], object]:
     return call
 
 
+def _backward_of_convolution(grad: Any, images: Any, weight: Any, *rest: Any, out_shape: Any, **_: Any) -> int:
+    """Return the FLOPs of the gradients. torch's formula multiplies the weight's by the number of groups."""
+    transposed, mask = rest[4], rest[7]
+    return sum(mask[:2]) * conv_flop_count(grad, weight, images, not transposed)
+
+
 def macs(model: nn.Module, images: Tensor, training: bool) -> int:
-    """Return the multiply-accumulates of a pass."""
-    with FlopCounterMode(display=False) as flops, torch.set_grad_enabled(training):
+    """Return the multiply-accumulates of a pass, in training with those of the gradients."""
+    formulas = {torch.ops.aten.convolution_backward: _backward_of_convolution}
+    counter = FlopCounterMode(display=False, custom_mapping=formulas)
+    with counter as flops, torch.set_grad_enabled(training):
         outputs = model(images)
         if training:
             outputs.sum().backward()

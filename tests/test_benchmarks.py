@@ -89,3 +89,14 @@ def test_killed_runs_end_with_the_same_bits(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (row,) = read(tmp_path / "resume.csv")
     assert (row["kills"], row["bitwise_equal"], row["left_over"]) == ("2", "True", "0")
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("kind", [torch.nn.Conv2d, torch.nn.ConvTranspose2d])
+def test_training_takes_three_times_the_products_also_of_groups(
+    kind: Any, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    macs = importlib.import_module("timing").macs
+    layer, x = kind(8, 16, 3, 2, 1, groups=groups), torch.randn(2, 8, 9, 9, requires_grad=True)
+    assert macs(layer, x, training=True) == 3 * macs(layer, x, training=False)

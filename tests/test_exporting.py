@@ -102,6 +102,57 @@ def test_what_cannot_be_exported_is_said_first(tmp_path: Path, monkeypatch: pyte
         recast.export(child, x, tmp_path / "child.onnx")
 
 
+class Factors(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.qr(x.flatten(2))[1]
+
+
+def test_what_onnx_cannot_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_onnx()
+    child, x = recast_small()
+    weights = sum(t.numel() * t.element_size() for t in child.parameters())
+    for most, writes in ((weights - 1, False), (weights, True)):  # before the work by the weights, then by the file
+        with monkeypatch.context() as patch:
+            patch.setattr(exporting, "MOST_ONNX", most)
+            if not writes:
+                patch.delattr(exporting, "_write_compared")
+            with pytest.raises(RecastError, match=r"GiB, one \.onnx file holds 2: write a \.pt2"):
+                recast.export(child, x, tmp_path / "child.onnx")
+    monkeypatch.setattr(exporting, "MOST_ONNX", 0)
+    assert recast.export(child, x, tmp_path / "child.pt2").path.exists()
+    monkeypatch.undo()
+    with pytest.raises(RecastError, match=r"ONNX cannot hold Factors: .*linalg_qr"):
+        recast.export(Factors(), x, tmp_path / "factors.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["child.pt2"]
+
+
+class Pyramid(nn.Module):
+    """Pools to four cells, for which torch's ONNX exporter writes the window of the example's size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.adaptive_avg_pool2d(self.first(x), 2).flatten(1)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_file_that_is_right_at_one_size_only_is_of_that_size(tmp_path: Path) -> None:
+    need_onnx()
+    child, x = Pyramid().eval(), torch.randn(1, 3, 16, 16)
+    recast.recast_(child, recast.plan(child, x, where="first"))
+    exported = recast.export(child, x, tmp_path / "child.onnx")
+    assert not exported.any_size
+    assert "images of this size only" in str(exported)
+    free = torch.export.Dim.DYNAMIC  # the first snippet of docs/export.md: nothing notices
+    sizes, path = ({0: free, 2: free, 3: free},), tmp_path / "free.onnx"
+    torch.onnx.export(child, (x.repeat(2, 1, 1, 1),), path, dynamo=True, dynamic_shapes=sizes, verbose=False)
+    wide = torch.randn(2, 3, 16, 23)
+    with torch.no_grad(), pytest.raises(RecastError, match="differs from the module"):
+        exporting.compare(child, exporting.open_program(path, "onnx"), wide)
+
+
 class Positive(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x[:, 0][x[:, 0] > 0] if x[:, 0].max() > 0 else x[:, 0]

@@ -45,6 +45,8 @@ SYMBOL = re.compile(r"\b[a-z_]+\d+\b")
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE, ROUNDINGS = 1e-4, 10
 BATCHES = (1, 3)
+MOST_ONNX = 2**31 - 1
+"""Bytes of an ONNX file: protobuf writes no larger message."""
 
 Program = Callable[[Example], list[Tensor]]
 
@@ -100,8 +102,8 @@ def export(model: nn.Module, example: Example, path: str | Path, *, tol: float |
         `Exported`: the errors on each batch.
 
     Raises:
-        RecastError: for missing packages, a model that torch cannot export, a dtype that ONNX Runtime does not run, and
-            outputs that differ by more than `tol`. No file is left then.
+        RecastError: for missing packages, a model that torch cannot export, weights over 2 GiB in ONNX, a dtype that
+            ONNX Runtime does not run, and outputs that differ by more than `tol`. No file is left then.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
@@ -114,6 +116,8 @@ def export(model: nn.Module, example: Example, path: str | Path, *, tol: float |
     _check_example(example, model)
     whole(model)
     check_place(path, "path", f"model{path.suffix}")
+    if to == "onnx":
+        _check_bytes(sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers())))
     with in_eval(model), torch.no_grad(), replaced(path) as temporary:
         _check_outputs(model, example)
         exported = Exported(path, to, *_write_compared(model, example, temporary, to, tol))
@@ -128,6 +132,14 @@ def _target(path: Path) -> Target:
     if to == "onnx" and (missing := missing_packages()):
         raise RecastError(f"ONNX requires {', '.join(missing)}: pip install 'recast-vision[export]'")
     return to
+
+
+def _check_bytes(count: int) -> None:
+    """Raise `RecastError` for more bytes than an ONNX file can hold."""
+    if count > MOST_ONNX:
+        raise RecastError(
+            f"the weights take {count / 2**30:.2f} GiB, one .onnx file holds 2: write a .pt2, or use model.half()"
+        )
 
 
 def _check_example(example: Example, model: nn.Module) -> None:
@@ -236,14 +248,26 @@ def _write(model: nn.Module, images: Example, path: Path, to: Target, any_size: 
         if to == "torch":
             torch.export.save(program, content, extra_files={MARK: ""})
         else:
-            with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # the exporter prints its steps
-                exported: Any = torch.onnx.export(program, (), dynamo=True, verbose=False)
+            try:
+                with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # the exporter prints its steps
+                    exported: Any = torch.onnx.export(program, (), dynamo=True, verbose=False)
+            except torch.onnx.OnnxExporterError as error:  # it tells its steps; the cause names the operation
+                reason = first_line(_first_cause(error))
+                raise RecastError(f"ONNX cannot hold {type(model).__name__}: {reason}; write a .pt2") from error
             exported.model.producer_name = MARK
-            content.write(_with_named_axes(exported.model_proto).SerializeToString())
+            named = _with_named_axes(exported.model_proto)
+            _check_bytes(named.ByteSize())
+            content.write(named.SerializeToString())
     try:
         path.write_bytes(content.getbuffer())
     except OSError as error:
         raise RecastError(f"cannot write {path.parent}: {error.strerror}; {free_space(path.parent)} free") from None
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    while error.__cause__:
+        error = error.__cause__
+    return error
 
 
 def _with_named_axes(model: Any) -> Any:

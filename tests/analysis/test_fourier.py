@@ -44,6 +44,15 @@ def test_batches_make_the_same_curves_as_one_and_the_mean_is_after_the_logarithm
     assert close(at_once.curves[0].delta, alone.mean(0), 1e-4)
 
 
+@pytest.mark.parametrize("side", [14, 7])
+def test_white_noise_stands_at_half_ln_2_but_for_pi_of_even_sides(side: int) -> None:
+    delta = delta_of(torch.randn(400, 10, side, side))
+    bins = torch.arange(1, (side + 1) // 2) * 2 / side
+    inner = np.interp(bins, np.linspace(0, 1, 31), delta)  # not at the bins themselves: within the noise all the same
+    assert inner.mean() == pytest.approx(np.log(2) / 2, abs=0.06)
+    assert delta[-1] == pytest.approx(np.log(2) / 2 if side % 2 else 0, abs=0.06)
+
+
 @pytest.mark.parametrize(("height", "width"), [(12, 8), (8, 13), (7, 15), (5, 4), (16, 3)])
 def test_rectangles_are_read_between_the_bins_of_the_longer_side(height: int, width: int) -> None:
     x = torch.randn(2, 3, height, width, dtype=torch.float64)

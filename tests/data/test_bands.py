@@ -94,6 +94,16 @@ def test_a_tiff_of_bytes_is_read_as_other_pictures_are(tmp_path: Path, monkeypat
         open_bands(str(tmp_path / "nir.tif"), 4)
 
 
+@pytest.mark.parametrize("compression", ["LZW", "JPEG", "LERC", "ZSTD", "WEBP", "JPEG2000"])
+def test_a_compression_that_needs_a_package_names_it(tmp_path: Path, compression: str) -> None:
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, NINE, photometric="minisblack", planarconfig="contig")
+    with tifffile.TiffFile(path, mode="r+b") as file:  # nothing here writes these
+        file.pages[0].tags["Compression"].overwrite(tifffile.COMPRESSION[compression])
+    with pytest.raises(RecastError, match=r"requires the 'imagecodecs' package. pip install imagecodecs$"):
+        open_bands(str(path), 9)
+
+
 @pytest.mark.parametrize("bands", [1, 2, 3, 4])
 def test_sixteen_bits_of_a_png_are_all_kept(tmp_path: Path, bands: int) -> None:
     pixels = np.random.default_rng(0).integers(0, 4096, (9, 7, bands), dtype=np.uint16)  # 12 bits

@@ -104,6 +104,9 @@ def test_strict_export_and_backward_of_a_program_in_training(open_gates: Any, er
         module(x).square().sum().backward()
     for name, parameter in program.named_parameters():
         assert error_of(parameter.grad, layer.get_parameter(name).grad) < 1e-4, name
+    for switch in (program.train, program.eval):  # docs/export.md warns of both
+        with pytest.raises(NotImplementedError):
+            switch()
 
 
 BESIDE: dict[str, Callable[[], nn.Module]] = {

@@ -290,6 +290,17 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(change: dict[str
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
 
 
+@pytest.mark.parametrize(("mode", "message"), [(False, "mask is an expanded tensor.*clone"), (True, "inference_mode")])
+def test_tensors_that_cannot_change_are_named_before_anything_is_loaded(mode: bool, message: str) -> None:
+    model = net()
+    with torch.inference_mode(mode):
+        model.register_buffer("mask", torch.ones(2).clone() if mode else torch.ones(1).expand(2))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(RecastError, match=message):
+        load_weights_(model, {name: value + 1 for name, value in before.items()}, source="f.pth")
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+
+
 def test_fp16_old_batchnorm_files_and_masks_of_minus_infinity_load() -> None:
     model, weights = net(), net().state_dict()
     old = {k: v.half() for k, v in weights.items() if not k.endswith("num_batches_tracked")}

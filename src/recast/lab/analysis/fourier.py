@@ -61,6 +61,7 @@ def fourier(model: nn.Module, images: Images, *, blocks: Sequence[str] | None = 
     The diagonal runs from (0, 0) to (π, π); where a map is not square, between the bins of its longer side by linear
     interpolation. Curves are read at `FREQUENCIES`, by linear interpolation between the bins 2n/h, π being the bin h/2
     of an even h (which a shifted DFT has at its other end). An odd h has no bin at π: there its last, (h−1)/h, is held.
+    White noise has Δ = ln 2 / 2, but 0 at π of an even h: there and at 0 x̂ is real. So compare maps of one size.
 
     Args:
         images: (B, 3, H, W), or an iterable of such batches, with labels or without; only sums are stored. They should

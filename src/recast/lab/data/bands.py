@@ -155,7 +155,10 @@ def _tiff(source: str | IO[bytes], name: str) -> tuple[np.ndarray, int | None]:
             source.seek(0)
         with tifffile.TiffFile(source) as file:
             check_unpacked(sum(pages.nbytes for pages in file.series[:1]), file.filehandle.size)
-            pixels: np.ndarray = file.asarray()
+            try:
+                pixels: np.ndarray = file.asarray()
+            except ModuleNotFoundError as error:  # zstd: of Python 3.14, or of imagecodecs
+                raise ValueError("its compression requires the 'imagecodecs' package") from error
             if not file.series:
                 return pixels, None  # empty
             page = file.series[0].keyframe
