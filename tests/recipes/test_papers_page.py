@@ -91,6 +91,7 @@ def test_every_command_parses_and_its_recipe_resolves(monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
     Path("weights.safetensors").touch()
+    Path("families.csv").write_text("fine,coarse\na,b\n", encoding="utf-8")
     assert len(TRAININGS) > 200
     for words in TRAININGS:
         recipe = captured(words, monkeypatch)
