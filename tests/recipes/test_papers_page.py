@@ -53,6 +53,9 @@ def captured(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Recipe:
         recipes.append(recipe)
         raise RecastError("caught")
 
+    Path("data").mkdir(exist_ok=True)
+    Path("weights.safetensors").touch()
+    Path("families.csv").write_text("fine,coarse\na,b\n", encoding="utf-8")
     monkeypatch.setattr(run, "train", catch)
     weights = ["--checkpoint", "weights.safetensors"] if RECIPES[words[0]].needs_weights else []
     assert main(["train", *words, *weights, "--data-dir", "data", "--out", "runs/none"]) == 2
@@ -94,9 +97,6 @@ def options_of(command: str) -> set[str]:
 
 def test_every_command_parses_and_its_recipe_resolves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("data").mkdir()
-    Path("weights.safetensors").touch()
-    Path("families.csv").write_text("fine,coarse\na,b\n", encoding="utf-8")
     assert len(TRAININGS) > 200
     for words in TRAININGS:
         recipe = captured(words, monkeypatch)
@@ -155,8 +155,6 @@ def test_the_weights_of_the_first_stage_fit_the_second(
     chain: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("data").mkdir()
-    Path("weights.safetensors").touch()
     train = run.train
     first, second = (captured(words, monkeypatch) for words in chain)
     monkeypatch.setattr(prepare, "load_data", tiny_data)
