@@ -160,7 +160,7 @@ CLAIMS = (
         attends=False,
     ),
     Claim(
-        "ours", "attention pooling that starts as the average beats the average", "g-pooling",
+        "ours", "attention pooling that starts as the average beats the average", "[gk]-pooling*",
         "one map, as the average", "average", ("clean", *ROBUST), attends=False,
     ),
 )  # fmt: skip

@@ -37,8 +37,8 @@ class EmbeddingHead(Embedder):
     """Replacement of a classifier: features f (B, D) → logits in evaluation; logits, P(f), q(P(f)) in training.
 
     P is linear or D → hidden → dim with a ReLU, q (only with the instance loss byol) dim → hidden → dim with BatchNorm
-    and a ReLU, as in BYOL (Grill et al. 2020). With dino P is the identity and q `Prototypes`. The embedding of an image
-    is P(f) of length 1. Without a loss of labels the classifier is a probe: features get no gradient from it.
+    and a ReLU, as in BYOL (Grill et al. 2020). With dino P is the identity and q `Prototypes`. The embedding of an
+    image is P(f) of length 1. Without a loss of labels the classifier is a probe: features get no gradient from it.
     """
 
     def __init__(self, classifier: nn.Linear, config: Neighbors | Dino) -> None:
