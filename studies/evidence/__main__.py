@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from archives import pack, unpack
-from claims import judged
+from claims import all_claims
 from csv_files import read, write
 from run import Setup, load_images, run_all
 from studies import Job, Study, studies
@@ -90,12 +90,12 @@ def main() -> None:
     for name in every:
         pack(options.results, name, options.out)
     tables = differences(options.out, [every[name] for name in options.study])
-    paths = [options.results / f"evidence{part}.csv" for part in ("", "_differences", "_claims")]
-    for path, rows in zip(paths, tables, strict=False):
+    paths = [options.results / f"evidence{part}.csv" for part in ("", "_differences")]
+    for path, rows in zip(paths, tables, strict=True):
         if rows:
             write(path, updated(read(path), rows))
-    if claims := judged(*(read(path) for path in paths[:2]), every):
-        write(paths[2], claims)
+    if claims := all_claims(options.results):
+        write(options.results / "evidence_claims.csv", claims)
 
 
 if __name__ == "__main__":

@@ -209,7 +209,8 @@ def controls() -> list[Study]:
     return [parents, Study(base, arms, pairs, rates_of=rates_of, needs="b-parents")]
 
 
-PAPERS_OWN = "recast, sigmoid, stride removed"
+SIGMOID_REMOVED = "recast, sigmoid, stride removed"
+"""The paper's gate, at its α = λ = 1. W_key = 0 is ours: the text gives no start of queries and keys."""
 OURS_REMOVED = "recast, images, stride removed"
 
 
@@ -231,11 +232,11 @@ def converged() -> Study:
         "recast, sigmoid": {**LAST, **SIGMOID},
         "recast, images": {**LAST, **IMAGES, "gate_lr": 1e-2},
         SAME_COMPUTE: {"stride": "remove"},
-        PAPERS_OWN: {**LAST, **SIGMOID, "stride": "remove"},
+        SIGMOID_REMOVED: {**LAST, **SIGMOID, "stride": "remove"},
         OURS_REMOVED: {**LAST, **IMAGES, "gate_lr": 1e-2, "stride": "remove"},
         LONGER: {"longer": 3},
     }
-    pairs = (*against(FINE_TUNED, arms), (PAPERS_OWN, SAME_COMPUTE), (OURS_REMOVED, SAME_COMPUTE))
+    pairs = (*against(FINE_TUNED, arms), (SIGMOID_REMOVED, SAME_COMPUTE), (OURS_REMOVED, SAME_COMPUTE))
     pairs += (("recast, images", LONGER),)
     return Study(base, arms, pairs, rates_fixed=True)
 
@@ -248,7 +249,7 @@ def converged_long() -> Study:
     """
     short = converged()
     base = replace(short.base, study="l-converged-long", updates=50 * 14400 // 128, batch_size=128)
-    arms = {arm: short.arms[arm] for arm in (FINE_TUNED, SAME_COMPUTE, PAPERS_OWN, OURS_REMOVED)}
+    arms = {arm: short.arms[arm] for arm in (FINE_TUNED, SAME_COMPUTE, SIGMOID_REMOVED, OURS_REMOVED)}
     pairs = tuple(pair for pair in short.pairs if set(pair) <= arms.keys())
     return Study(base, arms, pairs, rates_fixed=True)
 

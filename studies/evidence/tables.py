@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from claims import RESULTS as RESULTS
+from claims import is_awake
 from measure import SEVERITIES
 from studies import Job, Study
 
@@ -26,7 +28,6 @@ FOLDED = ", folded"
 """Suffix of the same run without its attention (`networks.fold_all`)."""
 LABELS = ("study", "arm", "seed", "against", "metric")
 """Columns that identify a row."""
-RESULTS = Path(__file__).parents[2] / "results"
 
 
 def difference(ours: np.ndarray, theirs: np.ndarray) -> dict[str, float]:
@@ -107,7 +108,7 @@ def compare(name: str, pairs: Iterable[tuple[str, str]], scores: Scores, attenti
     """Return the rows of evidence_differences.csv, of one study or of several whose runs are together in `scores`."""
     rows = []
     for arm, control in pairs:
-        is_awake = all(2 * run.awake >= run.heads for run in attention[arm])
+        awake = all(is_awake(run.awake, run.heads) for run in attention[arm])
         common = sorted(scores[arm].keys() & scores[control].keys())
         for metric in scores[arm][common[0]] if common else ():
             shared = [run for run in common if metric in scores[arm][run] and metric in scores[control][run]]
@@ -119,7 +120,7 @@ def compare(name: str, pairs: Iterable[tuple[str, str]], scores: Scores, attenti
                 {
                     "study": name, "arm": arm, "against": control, "metric": metric, "runs": len(shared), **values,
                     "verdict": "higher" if values["low_95"] > 0 else "lower" if values["high_95"] < 0 else "not shown",
-                    "attention": ("awake" if is_awake else "asleep") if attention[arm] else "",
+                    "attention": ("awake" if awake else "asleep") if attention[arm] else "",
                 }
             )  # fmt: skip
     return rows

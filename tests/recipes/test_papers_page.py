@@ -34,10 +34,15 @@ def expanded(text: str) -> Iterator[str]:
         yield text
         return
     for word in braces[1].split(","):
-        yield from expanded(text[: braces.start()] + word + text[braces.end() :])
+        yield from expanded(text.replace(braces[0], word))
 
 
 COMMANDS = [shlex.split(text)[1:] for line in re.findall(r"`(recast [^`]+)`", PAGE) for text in expanded(line)]
+CHAINS = [
+    [shlex.split(text)[2:] for text in pair.split(" then ")]
+    for match in re.finditer(r"`(recast train [^`]+)`, then `(recast train [^`]+)`", PAGE)
+    for pair in expanded(" then ".join(match.groups()))
+]
 TRAININGS = [words[1:] for words in COMMANDS if words[0] == "train"]
 
 
@@ -48,6 +53,9 @@ def captured(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Recipe:
         recipes.append(recipe)
         raise RecastError("caught")
 
+    Path("data").mkdir(exist_ok=True)
+    Path("weights.safetensors").touch()
+    Path("families.csv").write_text("fine,coarse\na,b\n", encoding="utf-8")
     monkeypatch.setattr(run, "train", catch)
     weights = ["--checkpoint", "weights.safetensors"] if RECIPES[words[0]].needs_weights else []
     assert main(["train", *words, *weights, "--data-dir", "data", "--out", "runs/none"]) == 2
@@ -89,8 +97,6 @@ def options_of(command: str) -> set[str]:
 
 def test_every_command_parses_and_its_recipe_resolves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("data").mkdir()
-    Path("weights.safetensors").touch()
     assert len(TRAININGS) > 200
     for words in TRAININGS:
         recipe = captured(words, monkeypatch)
@@ -129,6 +135,35 @@ def test_figures_of_several_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert figure["deit_tiny"].to_dict() == pytest.approx({1: 6.43 - 13.93, 100: 72.2 - 69.53})
     assert figure["swin_tiny"].to_dict() == pytest.approx({1: 13.2 - 13.67, 100: 81.2 - 80.15})
     assert session["by_rank"].loc["grafit_family"].to_dict() == {"top1": 1, "map": 2}
+
+
+def kinds(chains: list[list[list[str]]]) -> list[list[list[str]]]:
+    """One chain of every kind: the size of the network makes none."""
+    sizes = r"(?<=_)(tiny|small|base|large|huge|x*[sbml]?\d+)(?=_|')"
+    return list({re.sub(sizes, "SIZE", str(chain)): chain for chain in chains}.values())
+
+
+AFTER = [
+    [[entry.after], [name]]
+    for name, entry in RECIPES.items()
+    if entry.after and entry.make().task.kind == "classify" and os.environ.get("RECAST_SLOW")
+]
+
+
+@pytest.mark.parametrize("chain", kinds(CHAINS + AFTER), ids=str)
+def test_the_weights_of_the_first_stage_fit_the_second(
+    chain: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train = run.train
+    first, second = (captured(words, monkeypatch) for words in chain)
+    monkeypatch.setattr(prepare, "load_data", tiny_data)
+    train(tiny(first), tmp_path / "first", progress=False, trust=True)
+    second, new_head = tiny(second), second.model.new_head
+    weights = {"checkpoint": tmp_path / "first" / "weights.safetensors", "new_head": new_head}
+    second = second.replace(model=second.model.replace(**weights))
+    train(second, tmp_path / "second", progress=False, trust=True)
+    assert (tmp_path / "second" / "metrics.jsonl").read_text(encoding="utf-8").count("\n") == 2
 
 
 @pytest.mark.skipif(not os.environ.get("RECAST_SLOW"), reason="minutes: RECAST_SLOW=1")

@@ -183,6 +183,27 @@ def test_the_loss_is_the_weighted_sum_of_its_parts() -> None:
     torch.testing.assert_close(loss(outputs, images, indices), expected - 4 * torch.cat(cosines).mean())
 
 
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {},
+        {"instance_loss": "triplet"},
+        {"instance_loss": "triplet", "knn_weight": 0},
+        {"knn_weight": 0},
+        {"instance_weight": 0},
+        {"label_weight": 1},
+    ],
+    ids=str,
+)
+def test_every_parameter_of_the_head_gets_a_gradient(weights: dict[str, Any]) -> None:
+    """DDP waits for the gradients of all parameters, and stops at the second update if one has none."""
+    config = Projector("mlp", dim=5, hidden=6, views=2, **weights)
+    model = headed(config).train()
+    loss, images = loss_of(config, model), torch.randn(8, 3, 8, 8)
+    loss(model(images), images, torch.tensor([4, 9, 11, 2])).backward()
+    assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+
+
 def test_the_triplet_loss_pushes_other_images_away() -> None:
     torch.manual_seed(0)
     config = Projector("linear", dim=5, knn_weight=0, instance_weight=4, instance_loss="triplet", views=3)

@@ -46,7 +46,10 @@ class DeitConfig(PaperConfig):
         """Raise RecastError for settings that would overwrite trained weights."""
         for name, target in (("layer_scale", "LayerScale"), ("init_std", "weights")):
             if getattr(self, name) is not None:
-                raise RecastError(f"papers.deit.{name} overwrites the trained {target}: drop it for trained weights")
+                option = f"--{name.replace('_', '-')} null"
+                raise RecastError(
+                    f"papers.deit.{name} overwrites the trained {target}: use {option} with trained weights"
+                )
 
     def draw_(self, model: nn.Module) -> None:
         """Initialize the weights of linear layers and tokens."""

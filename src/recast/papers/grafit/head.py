@@ -36,9 +36,9 @@ class Prototypes(nn.Module):
 class EmbeddingHead(Embedder):
     """Replacement of a classifier: features f (B, D) → logits in evaluation; logits, P(f), q(P(f)) in training.
 
-    P is linear or D → hidden → dim with a ReLU, q (only with an instance loss) dim → hidden → dim with BatchNorm and a
-    ReLU, as in BYOL (Grill et al. 2020). With dino P is the identity and q `Prototypes`. The embedding of an image is
-    P(f) of length 1. Without a loss of labels the classifier is a probe: features get no gradient from it.
+    P is linear or D → hidden → dim with a ReLU, q (only with the instance loss byol) dim → hidden → dim with BatchNorm
+    and a ReLU, as in BYOL (Grill et al. 2020). With dino P is the identity and q `Prototypes`. The embedding of an
+    image is P(f) of length 1. Without a loss of labels the classifier is a probe: features get no gradient from it.
     """
 
     def __init__(self, classifier: nn.Linear, config: Neighbors | Dino) -> None:
@@ -50,7 +50,7 @@ class EmbeddingHead(Embedder):
         self.predictor: nn.Module | None = None
         if isinstance(config, Dino):
             self.projector, self.predictor = nn.Identity(), Prototypes(width, config.hidden, dim)
-        elif config.instance_weight:
+        elif config.instance_weight and config.instance_loss == "byol":
             normed = nn.BatchNorm1d(config.hidden), nn.ReLU()
             self.predictor = nn.Sequential(nn.Linear(dim, config.hidden), *normed, nn.Linear(config.hidden, dim))
         self.classifier, self.teaches = classifier, config.label_weight > 0
