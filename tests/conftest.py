@@ -25,6 +25,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:Using padding='same' with even kernel:UserWarning")  # torch's own
+    config.addinivalue_line(
+        "markers", "slow: a variant of a path that another test protects, or minutes: RECAST_SLOW=1"
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not os.environ.get("RECAST_SLOW"):
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="slow: RECAST_SLOW=1"))
 
 
 class Case(NamedTuple):

@@ -59,6 +59,7 @@ def test_rows_that_passed_are_kept_and_others_measured_again(tmp_path: Path) -> 
     assert {row["unit"] for row in read(path) if row["state"] == "passed"} == {"a", "b", "c"}
 
 
+@pytest.mark.slow
 def test_the_peers_are_measured_beside_their_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS)
     peers = importlib.import_module("peers")
@@ -81,7 +82,7 @@ def test_the_peers_are_measured_beside_their_parent(tmp_path: Path, monkeypatch:
         assert all(float(table[kind, arm]["peak_mib"]) > 1 for arm in arms)
 
 
-@pytest.mark.skipif("RECAST_SLOW" not in os.environ, reason="half a minute: RECAST_SLOW=1")
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_killed_runs_end_with_the_same_bits(tmp_path: Path) -> None:
     words = ("--kills", "2", "--out", str(tmp_path / "resume.csv"))

@@ -101,7 +101,7 @@ def test_unreadable_images_are_skipped_by_every_command(tmp_path: Path, cli: Cli
         draw(path, number, number % 2)
         if number % 15 == 0:
             path.write_bytes(b"broken")
-    words = ("--model", "cifar_resnet20", "--data-dir", tmp_path / "data", "--img-size", 16, "--val-fraction", 0.25)
+    words = ("--model", "digits_resnet", "--data-dir", tmp_path / "data", "--img-size", 16, "--val-fraction", 0.25)
     small = ("--no-pretrained", "--where", "none", "--epochs", 1, "--batch-size", 8, "--bad-image", "skip")
     (tmp_path / "coarse.csv").write_text("fine,coarse\na,first\nb,second\n", encoding="utf-8")
     done = cli("train", "folder", *words, *small, "--coarse-file", tmp_path / "coarse.csv", "--out", tmp_path / "run")
@@ -114,7 +114,7 @@ def test_unreadable_images_are_skipped_by_every_command(tmp_path: Path, cli: Cli
         assert done.code == 0, done.err
         assert "skipped unreadable images" in done.err
     torch.manual_seed(0)
-    save_file(timm.create_model("cifar_resnet20", num_classes=2).state_dict(), tmp_path / "w.safetensors")
+    save_file(timm.create_model("digits_resnet", num_classes=2).state_dict(), tmp_path / "w.safetensors")
     trial = ("try", *words, "--checkpoint", tmp_path / "w.safetensors", "--minutes", 1e-3, "--seeds", 1)
     done = cli(*trial, "--out", tmp_path / "try")
     assert done.code == 2
@@ -126,7 +126,7 @@ def test_unreadable_images_are_skipped_by_every_command(tmp_path: Path, cli: Cli
 
 
 def test_layouts_that_are_refused_name_the_way_out(tmp_path: Path, refused: Refused) -> None:
-    train = ("train", "folder", "--model", "cifar_resnet20", "--no-pretrained", "--out", tmp_path / "run", "--data-dir")
+    train = ("train", "folder", "--model", "digits_resnet", "--no-pretrained", "--out", tmp_path / "run", "--data-dir")
     brain_mri(tmp_path / "mri")
     draw(tmp_path / "pets/images/Abyssinian_1.jpg", 1)
     draw(tmp_path / "pets/annotations/trimaps/Abyssinian_1.png", 1)
@@ -147,8 +147,8 @@ def test_a_run_from_training_to_export(tmp_path: Path, cli: Cli, refused: Refuse
         path = tmp_path / "data" / "ab"[number % 2] / f"{number // 2}.npy"
         path.parent.mkdir(parents=True, exist_ok=True)
         np.save(path, rng.normal(300 * (number % 2), 20, (20, 20, 6)).astype(np.float32))
-    run, words = tmp_path / "run", ("--model", "cifar_resnet20", "--no-pretrained", "--data-dir", tmp_path / "data")
-    small = ("--img-size", 16, "--batch-size", 6, "--epochs", 1, "--where", "layer3.2.conv2")
+    run, words = tmp_path / "run", ("--model", "digits_resnet", "--no-pretrained", "--data-dir", tmp_path / "data")
+    small = ("--img-size", 16, "--batch-size", 6, "--epochs", 1, "--where", "layer3.1.conv1")
     train = ("train", "folder", *words, *small, "--out", run, "--in-chans")
     assert "has 6 bands, the network takes 5" in refused(*train, 5)
     assert cli(*train, 6).code == 0
@@ -159,7 +159,7 @@ def test_a_run_from_training_to_export(tmp_path: Path, cli: Cli, refused: Refuse
     assert cli("explain", run, tmp_path / "data/a/0.npy", "--bands", "6,1,2").code == 0
     assert cli("explain", run, "--neighbours").code == 0
     assert cli("export", run, "--out", run / "model.pt2").code == 0
-    network = ("cifar_resnet20", "--in-chans", 6, "--where", "layer3.2.conv2", "--img-size", 16)
+    network = ("digits_resnet", "--in-chans", 6, "--where", "layer3.1.conv1", "--img-size", 16)
     assert "1 of " in cli("plan", *network).out
     of_data = ("--data", "folder", "--data-dir", tmp_path / "data", "--num-images", 2)
     assert "same function" in cli("verify", *network, *of_data).out

@@ -59,13 +59,13 @@ def net():
 """
 
 
-def test_json_is_nothing_but_json(tmp_path: Path) -> None:
+def test_json_is_nothing_but_json(tmp_path: Path, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "printing.py").write_text(PRINTS, encoding="utf-8")
-    words = [*COMMAND, "plan", "printing:net", "--where", "all", "--img-size", "8", "--json"]
-    done = subprocess.run(words, cwd=tmp_path, env=ENV, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["model"] == "Net", done.stderr
-    assert all(word in done.stderr for word in ("imported", "made", "forward"))
+    monkeypatch.syspath_prepend(tmp_path)
+    done = cli("plan", "printing:net", "--where", "all", "--img-size", "8", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["model"] == "Net", done.err
+    assert all(word in done.err for word in ("imported", "made", "forward"))
 
 
 def test_quiet_leaves_errors_and_verbose_tells_where(cli: Callable[..., Any], shared: Path, tmp_path: Path) -> None:

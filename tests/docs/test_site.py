@@ -37,7 +37,7 @@ def test_links_are_named_by_the_title_of_their_page(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-@pytest.mark.skipif(not os.environ.get("RECAST_SLOW"), reason="RECAST_SLOW=1 runs the notebooks")
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_a_notebook_runs(path: Path) -> None:
     nbclient = pytest.importorskip("nbclient", reason="pip install -e '.[docs]' for nbclient")
@@ -45,6 +45,7 @@ def test_a_notebook_runs(path: Path) -> None:
     nbclient.NotebookClient(nbformat.read(path, as_version=4), timeout=None, kernel_name="python3").execute()
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="pip install -e '.[docs]' to build the site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(ROOT / "mkdocs.yml")]

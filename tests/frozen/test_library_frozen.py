@@ -34,8 +34,19 @@ def check(expected: Any, got: Any, tolerance: float = 0.0) -> None:
     assert dict(frozen.flat(frozen.plain(got))) == values
 
 
+SELDOM = {"densenet", "hrnet", "regnet"}
+"""Larger networks with RECAST_SLOW=1."""
+
+
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize(("file", "name"), [(file, name) for file in frozen.EACH for name in frozen.EACH[file][0]])
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        pytest.param(file, name, marks=pytest.mark.slow if name in SELDOM else ())
+        for file in frozen.EACH
+        for name in frozen.EACH[file][0]
+    ],
+)
 def test_an_entry_is_the_one_in_git(file: str, name: str) -> None:
     _, make, tolerance = frozen.EACH[file]
     expected, got = frozen.read(file)[name], frozen.plain(make(name))

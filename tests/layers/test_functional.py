@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from recast import GPSA, Geometry, RecastConfig
 from recast.layers import functional
 from recast.layers.config import PAPERS_LAYER
-from recast.layers.functional import maps, sigmoid_gates
+from recast.layers.functional import long_maps, maps, sigmoid_gates
 from recast.layers.functional.long_maps import attend
 from recast.tracing.cost import saved_sizes
 
@@ -60,9 +60,10 @@ def test_gathers_of_grouped_layers_are_not_kept(open_gates: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [0.1, 40.0])
-def test_small_and_large_logits_of_long_maps(size: float, open_gates: Any) -> None:
+def test_small_and_large_logits_of_long_maps(size: float, open_gates: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small logits are taken as they are, large ones, of thousands, less the largest of their query."""
-    layer, x = open_gates(GPSA(6, 6, PAD_1, config=PAPERS)), torch.randn(1, 6, 33, 33)
+    monkeypatch.setattr(long_maps, "MAP_NUMBERS", 2**16)  # a map of 17×17 keys goes in parts
+    layer, x = open_gates(GPSA(6, 6, PAD_1, config=PAPERS)), torch.randn(1, 6, 17, 17)
     with torch.no_grad():
         layer.query.mul_(size), layer.key.mul_(size)
     measured = outputs_and_gradients(layer, x, "split")

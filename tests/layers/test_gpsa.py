@@ -29,7 +29,7 @@ BACKENDS = ("split", "merged", "sdpa", "dense", "reference")
 def test_sigmoid_gate_reaches_the_convolution_in_the_limit(backend: Any, random_case: Any, error_of: Any) -> None:
     """α = λ = 40: what is left of the Gaussian's neighbours and of the content is e^−40."""
     config = RecastConfig(gate="sigmoid", alpha=40.0, lambda_init=40.0, backend=backend)
-    for seed in range(100):
+    for seed in range(40):
         conv, x, text = random_case(seed)
         measured = outputs_and_gradients(convert(conv, config), x)
         for name, value in outputs_and_gradients(conv, x).items():
@@ -233,7 +233,7 @@ def test_tolerance_closes_small_gates_and_nan_stays_open() -> None:
         sigmoid.prune_((), ())
 
 
-@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("groups", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_compiled_training_step_has_the_same_gradients(groups: int, open_gates: Any, error_of: Any) -> None:
     """Long maps: with what a compiler keeps for the backward pass, which is for it to choose."""
     layer = open_gates(GPSA(8, 8, PAD_1, groups=groups, config=PAPERS))
@@ -247,8 +247,8 @@ def test_a_compiled_training_step_has_the_same_gradients(groups: int, open_gates
 
 @pytest.mark.parametrize(
     ("gate", "backend", "content"),
-    [("linear", "split", "softmax"), ("sigmoid", "sdpa", "softmax"), ("linear", "auto", "linear"),
-     ("bias", "auto", "softmax")],
+    [("linear", "split", "softmax"), pytest.param("sigmoid", "sdpa", "softmax", marks=pytest.mark.slow),
+     ("linear", "auto", "linear"), ("bias", "auto", "softmax")],
 )  # fmt: skip
 def test_compiles_in_one_graph_once_a_size(gate: Any, backend: Any, content: Any, open_gates: Any) -> None:
     geometry, groups = Geometry((3, 3), (2, 2), (1, 1, 1, 1)), 1 if backend in ("merged", "auto") else 2
@@ -264,7 +264,7 @@ def test_compiles_in_one_graph_once_a_size(gate: Any, backend: Any, content: Any
     torch._dynamo.reset()
     counter = CompileCounter()
     compiled = torch.compile(layer, fullgraph=True, backend=counter)
-    sizes = [(8, 8), (9, 6), (7, 10), (9, 6)]
+    sizes = [(8, 8), (9, 6), (9, 6)]
     for height, width in sizes:
         x = torch.randn(2, 4, height, width)
         torch.testing.assert_close(compiled(x), layer(x))

@@ -73,7 +73,17 @@ def one_of_a_kind() -> list[str]:
     return list(kinds.values())[::-1]
 
 
-@pytest.mark.parametrize("name", one_of_a_kind())
+KINDS = one_of_a_kind()
+
+
+def is_variant(name: str) -> bool:
+    """Whether a recipe is another of the kinds on a GPU's precision, or with fewer images."""
+    return any(name == other + ending for other in KINDS for ending in ("_gpu", "_small"))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if is_variant(name) else ()) for name in KINDS]
+)
 def test_two_steps(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "load_data", tiny_data)
     recipe = tiny(RECIPES[name].make())

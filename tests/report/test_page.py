@@ -45,9 +45,9 @@ def text_of(*paths: Path) -> str:
     "options",
     [
         {},
-        {"recipe": {"recast.gate": "sigmoid"}, "without": ("finetuned",)},
+        pytest.param({"recipe": {"recast.gate": "sigmoid"}, "without": ("finetuned",)}, marks=pytest.mark.slow),
         {"epochs": 0, "without": ("rows.csv", "verify.json", "analysis")},
-        {"epochs": 1},
+        pytest.param({"epochs": 1}, marks=pytest.mark.slow),
         {"source": "during"},
         {"source": "during", "recipe": {"recast.gate": "bias", "optim.gate_l1": 0.0}, "epochs": 1},
         {"name": "not finite", "without": ("analysis",)},

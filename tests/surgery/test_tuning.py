@@ -97,18 +97,19 @@ def test_a_form_that_is_not_clearly_faster_twice_is_not_taken(
 
 
 @pytest.mark.parametrize(
-    "geometry", [PAD_1, Geometry((3, 3), padding=(1, 1, 1, 1), upsample=(2, 2), is_transposed=True)]
+    ("geometry", "size"),
+    [(PAD_1, 16), (Geometry((3, 3), padding=(1, 1, 1, 1), upsample=(2, 2), is_transposed=True), 8)],
 )
-def test_a_slow_form_that_was_set_is_replaced(geometry: Geometry, open_gates: Any) -> None:
+def test_a_slow_form_that_was_set_is_replaced(geometry: Geometry, size: int, open_gates: Any) -> None:
     """On the real clock: the definition goes head by head with whole maps, several times slower than any other."""
     model = nn.Sequential(open_gates(GPSA(8, 8, geometry, config=RecastConfig("linear", backend="reference"))))
     with torch.inference_mode():
-        table = recast.tune_(model, torch.randn(4, 8, 16, 16), seconds=0.02)
+        table = recast.tune_(model, torch.randn(4, 8, size, size), seconds=0.02)
     assert [row.before for row in table] == ["reference", "reference"]
     assert "reference" not in {row.chosen for row in table}
     assert all(row.over_before < 0.8 for row in table)
     assert model[0].backend == "auto"
-    assert model[0].chosen_backend((16, 16)) == table[1].chosen
+    assert model[0].chosen_backend((size, size)) == table[1].chosen
     assert all(p.grad is None for p in model.parameters())
 
 

@@ -12,6 +12,7 @@ import torch
 from small import assert_same, changed_names, small_fit, small_recipe
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.models.detection.faster_rcnn import FasterRCNN, FastRCNNPredictor, TwoMLPHead
 
 from recast import RecastError, plan, recast_, save
 from recast.lab.config import Augmentation, DataConfig
@@ -28,6 +29,7 @@ from recast.models.config import ModelConfig
 from recast.models.sources import create
 from recast.papers.dense import scenes
 from recast.papers.dense.config import SegmentConfig
+from recast.papers.dense.detect import networks as detectors
 from recast.papers.dense.detect.networks import SceneRCNN, losing
 from recast.papers.dense.segment.networks import SceneFCN, UperNet
 from recast.papers.dense.segment.pairs import IGNORE, ImagePairs
@@ -115,6 +117,13 @@ def test_upernet(trunk: str) -> None:
     assert ("aux" in model.train()(image.expand(2, -1, -1, -1)), "aux" in model.eval()(image)) == (True, False)
 
 
+def small_rcnn(body: nn.Module, num_classes: int, **options: Any) -> FasterRCNN:
+    """Faster R-CNN with few boxes and a narrow head."""
+    head = {"box_head": TwoMLPHead(256 * 49, 32), "box_predictor": FastRCNNPredictor(32, num_classes)}
+    few = {f"rpn_{step}_nms_top_n_{mode}": 50 for step in ("pre", "post") for mode in ("train", "test")}
+    return FasterRCNN(body, **head, **few, box_batch_size_per_image=16, **options)
+
+
 @pytest.mark.filterwarnings("ignore:.* a single pixel:UserWarning")
 @pytest.mark.parametrize(
     ("name", "title", "body", "fields"),
@@ -133,6 +142,7 @@ def test_a_network_by_its_name(
 ) -> None:
     """It learns a few scenes around the weights of a classifier, recast, in all arms; the run is opened again."""
     monkeypatch.setitem(sources.ON_TIMM_BUILDERS, "upernet", partial(UperNet, hidden=8))
+    monkeypatch.setattr(detectors, "FasterRCNN", small_rcnn)
     classifier = timm.create_model("resnet10t", num_classes=7)
     save(classifier, tmp_path / "net.safetensors")
     model = ModelConfig(f"{name}:resnet10t", str(tmp_path / "net.safetensors"))

@@ -1,6 +1,5 @@
 """A sample of the zoo: one of every family, recast and verified as the walk does it; and rows that must fall short."""
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,22 +16,21 @@ from recast.layers import functional
 from recast.layers.functional import maps
 
 SAMPLE = """
-    timm:skresnet18 timm:resnest14d timm:densenet121 timm:mobilenetv3_small_050 timm:regnety_002 timm:nf_regnet_b0
-    timm:convnextv2_atto timm:inception_next_atto timm:lambda_resnet26t timm:edgenext_xx_small timm:pvt_v2_b0
-    timm:levit_128s timm:visformer_tiny torchvision:shufflenet_v2_x0_5 torchvision:squeezenet1_1
-    torchvision:lraspp_mobilenet_v3_large torchvision:ssdlite320_mobilenet_v3_large
+    timm:skresnet18 timm:mobilenetv3_small_050 timm:nf_regnet_b0 timm:convnextv2_atto torchvision:squeezenet1_1
+    torchvision:lraspp_mobilenet_v3_large
 """.split()
 LARGER = """
-    timm:resnet18 timm:seresnet33ts timm:resnetv2_50x1_bit timm:resnetblur50 timm:res2net50_26w_4s timm:dla34
-    timm:hrnet_w18_small timm:inception_v3 timm:xception41 timm:mobilenetv4_conv_small timm:tf_efficientnet_b0
-    timm:efficientnet_cc_b0_4e timm:tf_mixnet_s timm:ghostnetv2_100 timm:repvgg_a0 timm:mobileone_s0 timm:eca_nfnet_l0
-    timm:dm_nfnet_f0 timm:lowformer_b0 timm:botnet26t_256 timm:fastvit_t8 timm:mobilevit_xxs timm:davit_tiny
-    torchvision:keypointrcnn_resnet50_fpn
+    timm:resnest14d timm:densenet121 timm:regnety_002 timm:inception_next_atto timm:lambda_resnet26t
+    timm:edgenext_xx_small timm:pvt_v2_b0 timm:levit_128s timm:visformer_tiny torchvision:shufflenet_v2_x0_5
+    torchvision:ssdlite320_mobilenet_v3_large timm:resnet18 timm:seresnet33ts timm:resnetv2_50x1_bit timm:resnetblur50
+    timm:res2net50_26w_4s timm:dla34 timm:hrnet_w18_small timm:inception_v3 timm:xception41
+    timm:mobilenetv4_conv_small timm:tf_efficientnet_b0 timm:efficientnet_cc_b0_4e timm:tf_mixnet_s
+    timm:ghostnetv2_100 timm:repvgg_a0 timm:mobileone_s0 timm:eca_nfnet_l0 timm:dm_nfnet_f0 timm:lowformer_b0
+    timm:botnet26t_256 timm:fastvit_t8 timm:mobilevit_xxs timm:davit_tiny torchvision:keypointrcnn_resnet50_fpn
 """.split()
-SLOW = bool(os.environ.get("RECAST_SLOW"))
 
 
-@pytest.mark.parametrize("name", [*SAMPLE, *(LARGER if SLOW else ())])
+@pytest.mark.parametrize("name", [*SAMPLE, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGER)])
 def test_a_sample_of_the_zoo_is_recast_exactly(name: str) -> None:
     row = examine(name)
     assert row.status in ("exact", "exact_fp64"), row
