@@ -369,7 +369,7 @@ def test_the_minutes_of_an_answer_fill_its_updates() -> None:
     speed = pace.Speed(0.1, {"finetuned": 1.0, "added": 1.1, "recast": 1.2}, 32)
     ways = pace._ways(speed, (2000, 400), 3, 10, {160: 0.5, 128: 0.3, 96: 0.2})
     needed, two, smaller = ways.items()
-    assert needed == (f"--minutes {needed[1]}", math.ceil(speed.minutes(2000, 400, 3)))
+    assert needed == (f"--minutes {needed[1]}", math.ceil(speed.minutes((2000, 400), 3)))
     seconds = 2400 * 0.1 + 3 * 100 * (1.0 + 1.1 + 2.4) + 0.75 * 100 * 3.3
     assert 60 * needed[1] == pytest.approx(pace.SPARE * seconds, rel=0.15)  # the rest is validation
     assert two[0] == f"--seeds 2 --minutes {two[1]}"

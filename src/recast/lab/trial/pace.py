@@ -108,11 +108,16 @@ class Speed:
         of_rates = HELD_OUT * train / self.batch * len(RATES) * sum(forward.values())
         return (train * views + val) * self.image + trained + of_runs + of_rates
 
-    def minutes(self, images: int, val: int, seeds: int) -> float:
-        """Return the duration of a trial that can decide, of at most so many training and validation images."""
-        train = min(images, ENOUGH_UPDATES * self.batch)
+    def least(self, train: int, val: int) -> tuple[int, int]:
+        """Return how many of these training and validation images the shortest trial that can decide has."""
+        train = min(train, ENOUGH_UPDATES * self.batch)
+        return train, min(val, train)
+
+    def minutes(self, images: tuple[int, int], seeds: int) -> float:
+        """Return the duration of the shortest trial that can decide."""
+        train, val = self.least(*images)
         updates = max(ENOUGH_UPDATES, math.ceil(ENOUGH_EPOCHS * train / self.batch))
-        return SPARE * self.seconds(train, min(val, train), 1, updates, seeds) / 60
+        return SPARE * self.seconds(train, val, 1, updates, seeds) / 60
 
 
 def measure_pace(
@@ -131,13 +136,13 @@ def measure_pace(
     tails = {arm: arms.make(arm, parts.tail, plan, bank, 0, device) for arm in RATED}
     blocks = arms.step_seconds(tails, bank, batch, device, BLOCKS)
     speed = Speed(image, {arm: median(block[arm] for block in blocks) for arm in tails}, batch)
-    longest = LIMIT if minutes == "auto" else minutes
-    ways = _ways(speed, (len(data.train), len(data.val)), seeds, longest, shares)
+    longest, images = LIMIT if minutes == "auto" else minutes, (len(data.train), len(data.val))
+    ways = _ways(speed, images, seeds, longest, shares)
     if minutes == "auto" and (longest := next(iter(ways.values()))) > LIMIT:
         raise RecastError(f"--minutes auto takes at most {LIMIT:g} minutes; {offers(ways)}")
     budget = 60 * longest
     most_images = min(FEATURE_SHARE * budget / image, MOST_BYTES / image_bytes)
-    val = min(len(data.val), max(FEWEST, int(most_images / 2)))
+    val = min(speed.least(*images)[1] if minutes == "auto" else images[1], max(FEWEST, int(most_images / 2)))
     train = min(len(data.train), max(FEWEST, int(most_images) - val))
     views = max(1, min(MOST_VIEWS if are_augmented else 1, int((most_images - val) / train)))
     while True:
@@ -163,10 +168,10 @@ def _ways(
     images: numbers of training and validation images. shares: side of images → seconds of one, relative to the present
     size. Of the sides it is the largest that fits into `minutes`, else the smallest.
     """
-    all_seeds = speed.minutes(*images, max(2, seeds))
+    all_seeds = speed.minutes(images, max(2, seeds))
     times = {"--seeds 2 " * (seeds == 1): all_seeds}
     if seeds > 2:
-        times["--seeds 2 "] = speed.minutes(*images, 2)
+        times["--seeds 2 "] = speed.minutes(images, 2)
     if shares:
         side = next((side for side, share in shares.items() if share * all_seeds <= minutes), min(shares))
         times[f"--img-size {side} "] = shares[side] * all_seeds
