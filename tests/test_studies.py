@@ -158,7 +158,7 @@ def test_a_verdict_beside_an_interval_is_that_of_the_table() -> None:
 
 def test_the_rows_without_the_stride_are_those_of_the_results() -> None:
     rows = read("evidence_gpu_differences.csv")
-    table = cells_of("runs.md", r"stride removed.* - |the same - stride removed")
+    table = cells_of("studies/finetuned.md", r"stride removed.* - |the same - stride removed")
     assert len(table) >= 5
     for cells in table:
         for interval in re.findall(r"([+-]?\d+\.\d) \(([+-]?\d+\.\d), ([+-]?\d+\.\d)\)", " | ".join(cells)):
