@@ -1,4 +1,4 @@
-"""Every recipe is complete and has its row in docs/recipes.md; every network of one can be built on the meta device."""
+"""Every recipe is complete and has its row in the pages of recipes; every network can be built on the meta device."""
 
 import re
 import shlex
@@ -87,7 +87,11 @@ def test_a_recipe_asks_for_what_its_network_has() -> None:
             assert timm.models.is_model_pretrained(recipe.teacher.teacher_model), name
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = "".join(
+    path.read_text(encoding="utf-8").partition("## From papers")[0]
+    for path in (DOCS / "recipes.md", *sorted((DOCS / "recipes").glob("*.md")))
+)
 SECTIONS = dict(zip(*[iter(re.split(r"^## (.*)$", PAGE, flags=re.MULTILINE)[1:])] * 2, strict=True))
 
 
