@@ -4,9 +4,9 @@
     RECAST_DATA=DIR python studies/try.py odd_digit --out runs/try
     RECAST_DATA=DIR python studies/try.py halves --full --out runs/try    # also the whole network, ten times as long
 
-Writes results/try.csv, a row per task: the trial's answer, its minutes by the rates measured at its start, and the full
-training. That is a published one (`PUBLISHED`, with that study's layer), else the one of --full: the same arms, rates
-and seeds, with nothing computed beforehand. A trial does not support segmentation (scenes).
+Writes results/try.csv, a row per task: the trial's answer, its minutes from the plan to the page, and the full
+training. That is a published one (`PUBLISHED`, with that study's layer), else the one of --full, also of an earlier
+call: the same arms, rates and seeds, with nothing computed beforehand. A trial does not support segmentation (scenes).
 
 odd_digit        the quickstart's question, from a network that reads one digit
 cifar10-N        CIFAR-10 from a network of CIFAR-100, N images
@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -49,7 +49,7 @@ WEIGHTS = {
 }
 Task = tuple[nn.Module, Data]
 COLUMNS = (
-    "task", "train", "val", "content_heads", "worth", "updates", "over_finetuned", "low_95", "high_95", "over_longer",
+    "task", "train", "val", "seeds", "worth", "updates", "over_finetuned", "low_95", "high_95", "over_longer",
     "longer_low_95", "longer_high_95", "awake", "heads", "minutes", "full", "full_gain", "full_low_95", "full_high_95",
     "full_minutes",
 )  # fmt: skip
@@ -133,9 +133,9 @@ PUBLISHED = {
 
 
 def published(name: str) -> list[Any]:
-    """Return the last five columns from a table, empty if there is none."""
+    """Return the last five columns from a table; an empty list if there is none."""
     if name not in PUBLISHED:
-        return [""] * 5
+        return []
     file, labels, column, minutes = PUBLISHED[name]
     row = next(row for row in read(RESULTS / file) if labels.items() <= row.items())
     return [file, row[column], row["low_95"], row["high_95"], minutes]
@@ -156,7 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", choices=(*TASKS, []))
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--minutes", type=lambda text: text if text == "auto" else float(text), default="auto")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--full", action="store_true", help="also train the whole network")
     options = parser.parse_args()
@@ -164,21 +164,20 @@ def main() -> None:
     rows = {row["task"]: row for row in read(path)}
     for name in options.tasks or TASKS:
         model, data = TASKS[name]()
-        start = recast.RecastConfig(query_key="zero" if name == "odd_digit" else "images")  # as the published trainings
-        plan = recast.plan(model, torch.zeros(1, 3, data.img_size, data.img_size), start)
+        plan = recast.plan(model, torch.zeros(1, 3, data.img_size, data.img_size))
         settings: dict[str, Any] = {"seeds": options.seeds, "progress": True, "say": print}
+        begin = time.perf_counter()
         answer = try_(model, data, plan, options.out / name, minutes=options.minutes, **settings)
+        minutes = (time.perf_counter() - begin) / 60
         print(answer)
-        stored = json.loads((options.out / name / run.TRIAL).read_text(encoding="utf-8"))
-        minutes = run.Pace(**stored["pace"]).seconds(options.seeds) / 60
-        full = published(name)
+        full = published(name) or [rows.get(name, {}).get(column, "") for column in COLUMNS[-5:]]
         if options.full:
             run.split_network = unsplit  # type: ignore[assignment]
-            full_minutes = 10 * options.minutes
+            full_minutes = 10 * answer.facts.minutes
             result = try_(model, data, plan, options.out / f"{name}-full", minutes=full_minutes, **settings)
             full = ["--full", *numbers(result.gains["finetuned"]), full_minutes]
         values = [
-            name, answer.facts.train, answer.images, plan.config.content_heads, answer.worth, answer.arms[-1].updates,
+            name, answer.facts.train, answer.images, answer.seeds, answer.worth, answer.arms[-1].updates,
             *numbers(answer.gains["finetuned"]), *numbers(answer.gains["longer"]), answer.awake, answer.heads,
             f"{minutes:.1f}", *full,
         ]  # fmt: skip
