@@ -11,9 +11,10 @@ install: .venv/.dev
 test: lint  ## style, types and the whole default test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
-sweeps: .venv/.dev .venv/.docs  ## every mistake, the GPU benchmarks rehearsed, the examples, the site with its notebooks
+sweeps: .venv/.dev .venv/.docs  ## every mistake and geometry, all that is slow, the examples, the site with its notebooks
 	OMP_NUM_THREADS=1 RECAST_SLOW=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q \
-		tests/test_benchmarks.py tests/test_examples.py tests/docs tests/frozen/test_mistakes.py
+		tests/docs tests/frozen/test_mistakes.py tests/surgery/rules/test_convolutions.py
+	OMP_NUM_THREADS=1 RECAST_SLOW=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q -m slow --ignore tests/docs
 
 quickstart: .venv/.quickstart  ## the whole story on embedded data
 	$(BIN)/recast quickstart

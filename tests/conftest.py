@@ -2,8 +2,10 @@
 
 import os
 import random
+import re
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -30,11 +32,21 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not os.environ.get("RECAST_SLOW"):
-        for item in items:
-            if item.get_closest_marker("slow"):
-                item.add_marker(pytest.mark.skip(reason="slow: RECAST_SLOW=1"))
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what `slow.txt` lists as slow, and skip all that is slow."""
+    lines = Path(__file__).with_name("slow.txt").read_text(encoding="utf-8").splitlines()
+    unused = {line: re.compile(re.escape(line).replace(r"\*", ".*")) for line in lines if line.startswith("tests/")}
+    patterns = list(unused.items())
+    for item in items:
+        for line, pattern in patterns:
+            if pattern.fullmatch(item.nodeid):
+                item.add_marker(pytest.mark.slow)
+                unused.pop(line, None)
+        if item.get_closest_marker("slow") and not os.environ.get("RECAST_SLOW"):
+            item.add_marker(pytest.mark.skip(reason="slow: RECAST_SLOW=1"))
+    if unused and config.args_source is config.ArgsSource.TESTPATHS:
+        raise pytest.UsageError(f"tests/slow.txt lists tests that are not there: {', '.join(unused)}")
 
 
 class Case(NamedTuple):

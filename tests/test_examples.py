@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-SLOW = pytest.mark.skipif("RECAST_SLOW" not in os.environ, reason="a minute and a half: RECAST_SLOW=1")
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -43,7 +42,7 @@ def run(folder: Path, script: str, *words: str) -> str:
     return done.stdout
 
 
-@SLOW
+@pytest.mark.slow
 def test_a_network_is_trained_by_hand_then_exported_and_served(folder: Path) -> None:
     out = run(folder, "train_by_hand.py", "photos", "--model", "resnet10t", "--epochs", "1", "--batch", "8")
     assert "bitwise equal" in out
@@ -54,7 +53,7 @@ def test_a_network_is_trained_by_hand_then_exported_and_served(folder: Path) -> 
     assert len(re.findall(r"^photos/val/\w+/0.png: (dark|light) \(\d+%\)$", out, flags=re.MULTILINE)) == 2
 
 
-@SLOW
+@pytest.mark.slow
 def test_a_folder_becomes_a_report(folder: Path) -> None:
     words = ("photos", "--model", "resnet10t", "--epochs", "1", "--img-size", "32", "--batch", "8", "--out", "run")
     out = run(folder, "folder_to_report.py", *words)
@@ -62,7 +61,7 @@ def test_a_folder_becomes_a_report(folder: Path) -> None:
     assert (folder / "run/report.html").is_file()
 
 
-@SLOW
+@pytest.mark.slow
 def test_a_detector_is_recast(folder: Path) -> None:
     out = run(folder, "recast_a_detector.py", "photos", "boxes.json", "--steps", "1")
     assert "bitwise equal" in out

@@ -2,8 +2,9 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -73,3 +74,18 @@ def unchanged(*models: nn.Module) -> Iterator[None]:
         assert look_of(model) == look
         for name, value in model.state_dict().items():
             assert value.is_meta or torch.equal(value.nan_to_num(7.5), state[name].nan_to_num(7.5)), name
+
+
+def _undrawn(tensor: Tensor, *_: object, **__: object) -> Tensor:
+    return tensor
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """The meta device, where most of the time would go into drawing numbers that do not exist."""
+    ours = ("kaiming_normal_", "kaiming_uniform_", "normal_", "trunc_normal_", "uniform_", "xavier_uniform_")
+    with ExitStack() as patches:
+        for name in ("timm.layers.weight_init._trunc_normal_", *(f"torch.nn.init.{name}" for name in ours)):
+            patches.enter_context(patch(name, _undrawn))
+        patches.enter_context(torch.device("meta"))
+        yield

@@ -119,15 +119,20 @@ def test_code_that_a_file_names_is_not_looked_for_in_the_current_folder(
     assert (tmp_path / "imported").exists()
 
 
-def test_timm_knows_the_papers_networks_once_they_are_imported() -> None:
+def test_the_papers_networks_are_there_once_they_are_needed(tmp_path: Path) -> None:
+    """In a process that imports `recast` alone: for a saved network, and for timm."""
+    network = build(ModelConfig("patchconvnet_s20"))
+    planned = recast.plan(network, torch.zeros(1, 3, 32, 32))
+    recast.save(recast.recast_(network, planned), tmp_path / "w.safetensors", "patchconvnet_s20")
     code = (
         "import sys, recast; assert not {'torch', 'timm'} & set(sys.modules); import timm, recast.io\n"
-        "assert not timm.is_model('patchconvnet_s60'); import recast.papers.networks\n"
+        "assert not timm.is_model('patchconvnet_s60'); print(type(recast.load(sys.argv[1])).__name__)\n"
         "assert 'patchconvnet_s60' in timm.list_models('patchconvnet*')\n"
         "print(type(timm.create_model('digits_resnet')).__module__)\n"
     )
-    done = subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], capture_output=True, text=True)
-    assert done.stdout.split() == ["recast.lab.networks"], done.stderr
+    command = [sys.executable, "-W", "error::UserWarning", "-c", code, tmp_path / "w.safetensors"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.split() == ["PatchConvNet", "recast.lab.networks"], done.stderr
 
 
 @pytest.mark.parametrize("name", ["resnet18", "torchvision:squeezenet1_1"])

@@ -4,11 +4,10 @@ import re
 import shlex
 from functools import cache
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import timm
-import torch
+from layer_helpers import without_values
 from torch import nn
 
 from recast.config import read
@@ -34,16 +33,10 @@ PARAMETERS = {
 }
 
 
-def _undrawn(tensor: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
-    return tensor
-
-
 @cache
 def built(name: str, input_size: int | None) -> nn.Module:
     size = {} if input_size is None else {"img_size": input_size}
-    # on the meta device most of the time would go into drawing numbers that do not exist
-    skip = ("timm.layers.weight_init._trunc_normal_", "torch.nn.init.kaiming_normal_")
-    with torch.device("meta"), patch(skip[0], _undrawn), patch(skip[1], _undrawn):
+    with without_values():
         return create(*split_name(name), size, pretrained=False)
 
 

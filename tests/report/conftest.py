@@ -1,3 +1,4 @@
+import pickle
 import re
 import shutil
 from collections.abc import Mapping
@@ -9,8 +10,25 @@ from on_reports import set_recipe, set_values
 
 from recast.lab.folder.records import ARMS, Row, write_records
 from recast.lab.folder.tables import read_records
+from recast.lab.report.charts import Chart
 
 FROZEN = Path(__file__).with_name("runs")
+
+DRAWN: dict[bytes, Any] = {}
+
+
+@pytest.fixture
+def charts_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly all the time of a page goes into its charts, which are mostly those of the same frozen runs."""
+    draw = Chart.svg.func  # type: ignore[attr-defined]
+
+    def svg(chart: Chart) -> Any:
+        key = pickle.dumps(chart)
+        if key not in DRAWN:
+            DRAWN[key] = draw(chart)
+        return DRAWN[key]
+
+    monkeypatch.setattr(Chart.svg, "func", svg)
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ from on_reports import rewrite
 from recast.errors import RecastError
 from recast.lab.report import write_report
 
+pytestmark = pytest.mark.usefixtures("charts_drawn_once")
+
 
 class Page(HTMLParser):
     """Collects the tags of a page, and checks that they close."""

@@ -17,6 +17,8 @@ from recast.lab.report.tables import arms_table, runs_table
 from recast.lab.report.verdict import harmed, is_exact, joint_verdict, kept_predictions, verdict, why_no_mean
 from recast.lab.suites import METRICS
 
+pytestmark = pytest.mark.usefixtures("charts_drawn_once")
+
 HEADER = "run,model,suite,dataset,metric,value,n,low,high\n"
 
 

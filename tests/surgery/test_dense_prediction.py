@@ -42,7 +42,7 @@ def test_a_head_shared_by_all_levels_of_a_pyramid(config: RecastConfig | None, k
 
 
 def test_a_whole_detection_model() -> None:
-    model, image = mask_rcnn(224, 320), torch.rand(3, 224, 320)
+    model, image = mask_rcnn(128, 192), torch.rand(3, 128, 192)
     example = ([image],)
     planned = plan(model, example, where=WHOLE)
     assert planned.note.startswith("planned from one real pass in eval mode")  # NMS has no shape of its own

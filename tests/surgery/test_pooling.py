@@ -123,12 +123,12 @@ def test_class_tokens_give_way(error_of: Any) -> None:
 @torch.no_grad()
 def test_settings_reach_the_layer() -> None:
     config = PoolConfig("single", start="paper", cls_in_keys=False, num_heads=4, mlp_ratio=2.0, init_values=0.5)
-    model = attention_pool_(small("module, flat"), config=config)
+    model = attention_pool_(small("module, flat"), config=config, example=IMAGES)
     (pool,) = attention_pools(model).values()
     assert isinstance(pool, PooledLayer)
     assert (pool.start, pool.cls_in_keys, pool.attn.num_heads, pool.mlp.fc1.out_features) == ("paper", False, 4, 1024)
     assert set(pool.ls1.gamma.tolist()) == {0.5}
-    half = attention_pool_(small("module, flat").to(torch.bfloat16).eval(), True)
+    half = attention_pool_(small("module, flat").to(torch.bfloat16).eval(), True, example=IMAGES.bfloat16())
     assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
     assert not any(module.training for module in half.modules())
 

@@ -61,13 +61,7 @@ EXAMPLES: dict[str, tuple[type[Two], Any]] = {
 }
 
 
-OFTEN = EXAMPLES.keys() - {"mapping", "user's mapping"}
-"""The others take the path of a mapping that has its metadata first."""
-
-
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case in OFTEN else pytest.mark.slow) for case in EXAMPLES]
-)
+@pytest.mark.parametrize("case", EXAMPLES)
 def test_every_verb_takes_the_example_of_plan(case: str, tmp_path: Path) -> None:
     build, example = EXAMPLES[case]
     model, before = build().eval(), IMAGES.clone()
