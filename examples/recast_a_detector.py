@@ -26,15 +26,15 @@ def examples(folder: Path, annotations: Path) -> tuple[list[tuple[Path, dict[str
     """Return files with their boxes and labels, and the names of the classes; label 0 is the background."""
     content = json.loads(annotations.read_text(encoding="utf-8"))
     labels = {each["id"]: number for number, each in enumerate(content["categories"], start=1)}
-    found: dict[int, list[tuple[list[float], int]]] = {image["id"]: [] for image in content["images"]}
+    boxes_of: dict[int, list[tuple[list[float], int]]] = {image["id"]: [] for image in content["images"]}
     for each in content["annotations"]:
         x, y, width, height = each["bbox"]
         if width > 0 and height > 0:
-            found[each["image_id"]].append(([x, y, x + width, y + height], labels[each["category_id"]]))
+            boxes_of[each["image_id"]].append(([x, y, x + width, y + height], labels[each["category_id"]]))
     targets = [
         (folder / image["file_name"], {
-            "boxes": torch.tensor([box for box, _ in found[image["id"]]], dtype=torch.float32).reshape(-1, 4),
-            "labels": torch.tensor([label for _, label in found[image["id"]]], dtype=torch.int64),
+            "boxes": torch.tensor([box for box, _ in boxes_of[image["id"]]], dtype=torch.float32).reshape(-1, 4),
+            "labels": torch.tensor([label for _, label in boxes_of[image["id"]]], dtype=torch.int64),
         })
         for image in content["images"]
     ]  # fmt: skip

@@ -4,7 +4,7 @@
     RECAST_DATA=DIR python studies/try.py odd_digit --out runs/try
     RECAST_DATA=DIR python studies/try.py halves --full --out runs/try    # also the whole network, ten times as long
 
-Writes results/try.csv, a row per task: the trial's answer, its minutes from the plan to the page, and the full
+Writes results/try.csv, a row per task: the trial's answer, the minutes of this call, and the full
 training. That is a published one (`PUBLISHED`, with that study's layer), else the one of --full, also of an earlier
 call: the same arms, rates and seeds, with nothing computed beforehand. A trial does not support segmentation (scenes).
 
@@ -172,9 +172,10 @@ def main() -> None:
         print(answer)
         full = published(name) or [rows.get(name, {}).get(column, "") for column in COLUMNS[-5:]]
         if options.full:
-            run.split_network = unsplit  # type: ignore[assignment]
+            split, run.split_network = run.split_network, unsplit  # type: ignore[assignment]
             full_minutes = 10 * answer.facts.minutes
             result = try_(model, data, plan, options.out / f"{name}-full", minutes=full_minutes, **settings)
+            run.split_network = split
             full = ["--full", *numbers(result.gains["finetuned"]), full_minutes]
         values = [
             name, answer.facts.train, answer.images, answer.seeds, answer.worth, answer.arms[-1].updates,
@@ -182,7 +183,7 @@ def main() -> None:
             f"{minutes:.1f}", *full,
         ]  # fmt: skip
         rows[name] = dict(zip(COLUMNS, values, strict=True))
-        write(path, [rows[task] for task in TASKS if task in rows])
+        write(path, [{column: rows[task].get(column, "") for column in COLUMNS} for task in TASKS if task in rows])
 
 
 if __name__ == "__main__":

@@ -71,7 +71,8 @@ def test_small_and_large_logits_of_long_maps(size: float, open_gates: Any, monke
     assert all(t.isfinite().all() for t in measured.values())
     expected = outputs_and_gradients(layer.double(), x.double(), "reference")
     for name, value in expected.items():
-        torch.testing.assert_close(measured[name].double(), value, rtol=0, atol=2e-5 * size * float(value.abs().max()))
+        atol = max(1e-5, 2e-5 * size) * float(value.abs().max())  # sums of fp32
+        torch.testing.assert_close(measured[name].double(), value, rtol=0, atol=atol)
 
 
 def test_its_cost_is_counted() -> None:

@@ -61,6 +61,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arms of two updates, and no page."""
     for module, name, value in ((arms, "HEAD_UPDATES", 5), (pace, "LEAST_UPDATES", 2), (pace, "MOST_EPOCHS", 1)):
         monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(pace, "ENOUGH_UPDATES", 2)
     monkeypatch.setattr(arms, "step_seconds", steady)
     monkeypatch.setattr(run, "find_spec", lambda name: None)
 
@@ -380,6 +381,30 @@ def test_the_minutes_of_an_answer_fill_its_updates() -> None:
     assert next(iter(pace._ways(speed, (2000, 400), 1, 10, {}))).startswith("--seeds 2 --minutes")
 
 
+@pytest.mark.parametrize(("train", "val"), [(100, 40), (400, 5000), (1000, 5000), (50_000, 10_000)])
+@pytest.mark.parametrize("seconds", [0.002, 0.05, 0.4])
+def test_every_way_that_is_offered_gives_an_answer(
+    train: int, val: int, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts: Any = mock.Mock()
+    images: Any = mock.Mock(train=range(train), val=range(val), img_size=64)
+    bank = Bank((np.zeros((20, 4, 2, 2), dtype=np.float32),), torch.zeros(20), torch.arange(20))
+    blocks = [{"finetuned": 4 * seconds, "added": 5 * seconds, "recast": 5 * seconds}]
+    monkeypatch.setattr(pace, "_sample", lambda *_: (bank, seconds, True, {}))
+    monkeypatch.setattr(arms, "step_seconds", lambda *_: blocks)
+    monkeypatch.setattr(arms, "make", lambda *_: None)
+    monkeypatch.setattr(pace, "LIMIT", 1e6)
+
+    def measured(minutes: Any) -> pace.Pace:
+        return pace.measure_pace(parts, images, parts, minutes, 3, torch.device("cpu"))
+
+    minutes = next(iter(measured("auto").ways.values()))
+    for asked in ("auto", minutes, 3 * minutes):
+        amounts = measured(asked)
+        assert min(amounts.updates.values()) >= 100
+        assert amounts.epochs >= 1
+
+
 @pytest.mark.usefixtures("quick")
 def test_minutes_auto_takes_what_an_answer_needs(
     data: Data, plan: recast.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -389,6 +414,8 @@ def test_minutes_auto_takes_what_an_answer_needs(
     answer = try_(network(), data, plan, tmp_path / "out", minutes="auto", seeds=2, say=lines.append)
     assert "(--minutes 1)" in next(line for line in lines if line.startswith("an answer takes")).replace("\xa0", " ")
     assert answer.facts.minutes == 1
+    with pytest.raises(recast.RecastError, match="two seeds or more"):
+        try_(network(), data, plan, tmp_path / "new", minutes="auto", seeds=1)
     monkeypatch.setattr(pace, "LIMIT", 0.5)
     with pytest.raises(recast.RecastError, match=r"at most 0.5 minutes; an answer takes .*--minutes 1"):
         try_(network(), data, plan, tmp_path / "new", minutes="auto", seeds=2)
@@ -510,4 +537,4 @@ def test_images_that_the_checkpoints_run_trained_on_are_rejected(tmp_path: Path)
     ):
         images = load_data(config.replace(data_dir=str(tmp_path / folder), val_fraction=fraction))
         with pytest.raises(recast.RecastError, match=r"4 of 8 .*--val-fraction 0\.1") if is_wrong else nullcontext():
-            _check_unseen(images, tmp_path / checkpoint)
+            _check_unseen(images, tmp_path / checkpoint, print)

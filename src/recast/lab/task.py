@@ -1,6 +1,6 @@
 """`Task`, the interface of a task, and `TASKS`, the tasks by name.
 
-Plug-ins (`recast.models.names.PLUGINS`) bring the tasks. This module imports none of them, no room and no torch.
+Plug-ins (`recast.models.names.PLUGINS`) bring the tasks. This module imports none of them, and no torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from recast.lab.config import DataConfig, Recipe
     from recast.models.config import ModelConfig
 
-    # Classes of rooms that import this module. Tasks annotate these parameters with the classes themselves.
+    # Classes of modules that import this module. Tasks annotate these parameters with the classes themselves.
     Data: TypeAlias = Any
     RawData: TypeAlias = Any
     Context: TypeAlias = Any
@@ -65,7 +65,7 @@ class StatefulLoss(Protocol):
 
 
 class Task:
-    """A task; its members in the order of the rooms that use them.
+    """A task; its members in the order of the folders of `recast.lab` that use them.
 
     A subclass requires `name`, `title`, `main` and `validation`, data sets (`find`) with the labels that its loss,
     meter and suites take, `loss` and `meter`, and a suite with its evaluator for `main`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -47,7 +48,7 @@ def try_(
     output: Compute,
 ) -> int:
     """Say whether attention helps on your images, in minutes. The layers before the first one to recast run once. The
-    rest of the network is trained as it is, with added convolutions, and recast. The answer is a sentence with 95 %
+    rest of the network is trained as it is, with added convolutions, and recast. The answer is a sentence with
     intervals. Run the same command again to continue an interrupted trial.
 
     Args:
@@ -74,7 +75,7 @@ def try_(
     if images.is_held_out:
         say(f"validation: {settings.data.val_fraction:g} of every class, held out of the training images")
     if settings.model.checkpoint is not None:
-        _check_unseen(images, Path(settings.model.checkpoint))
+        _check_unseen(images, Path(settings.model.checkpoint), say)
     images, _ = images.fitted_to(parent)
     if settings.data.bad_image == "skip":
         images = without_unreadable(images, "train", "val")
@@ -94,7 +95,7 @@ def try_(
     return 0
 
 
-def _check_unseen(images: Data, checkpoint: Path) -> None:
+def _check_unseen(images: Data, checkpoint: Path, say: Callable[[str], object]) -> None:
     """Raise RecastError if the run that made a checkpoint trained on validation images of the trial."""
     from recast.lab.data import load_data
     from recast.lab.folder.run import RunFolder
@@ -102,21 +103,23 @@ def _check_unseen(images: Data, checkpoint: Path) -> None:
     folder = next((folder for folder in list(checkpoint.parents)[:2] if RunFolder(folder).is_run), None)
     if folder is None:
         return
-    recipe = RunFolder(folder).recipe()
     try:
+        recipe = RunFolder(folder).recipe()
         data = load_data(recipe.data, labels=recipe.labels, in_chans=recipe.model.in_chans)
     except RecastError as error:
-        print(f"note: cannot tell which images {folder} was trained on ({error})", file=sys.stderr)
+        say(f"cannot tell which images {folder} was trained on ({error})")
         return
     trained, tested = (
         {os.path.realpath(part.image_name(index)) for index in range(len(part)) if _has_file(part, index)}
         for part in (data.train, images.val)
     )
-    if seen := trained & tested:
-        own = f"set --val-fraction {recipe.data.val_fraction:g}, as that run" if data.is_held_out else "take others"
+    if not (trained and tested):
+        say(f"cannot tell which images {folder} was trained on: these images are no files of their own")
+    if shared := trained & tested:
+        cure = f"set --val-fraction {recipe.data.val_fraction:g}, as that run" if data.is_held_out else "take others"
         raise RecastError(
-            f"{len(seen)} of {len(images.val)} validation images were training images of {folder}, which made the "
-            f"checkpoint: {own}"
+            f"{len(shared)} of {len(images.val)} validation images were training images of {folder}, which made the "
+            f"checkpoint: {cure}"
         )
 
 

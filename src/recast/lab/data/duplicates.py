@@ -27,7 +27,6 @@ from recast.lab.data.sources import Data
 from recast.lab.folder.names import DUPLICATES
 from recast.lab.folder.tables import write_rows
 
-"""File of the pairs in a run folder."""
 MOST_FILES = 100_000
 """Largest number of images whose files are compared."""
 MOST_PICTURES, MOST_BYTES = 20_000, 500 * 2**20

@@ -114,6 +114,6 @@ class RunFolder:
 
 
 def is_kept_parent(checkpoint: str | None) -> bool:
-    """Return True for a run's file of a parent that has a new classifier or random weights: no others are kept."""
+    """Return True for a run's file of a parent that has a new classifier or random weights."""
     path = Path(checkpoint or "")
     return path.name == PARENT_WEIGHTS and RunFolder(path.parent).is_run

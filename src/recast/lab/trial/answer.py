@@ -108,6 +108,8 @@ class Answer:
     awake: int
     seeds: int
     images: int
+    confidence: float
+    """Of the intervals: 0.95, or more where the trial looked several times."""
     facts: Facts
 
     def to_json(self) -> str:
@@ -132,7 +134,7 @@ class Answer:
             table.add_row(*row)
         about = (
             f"{facts.train:,} training images in {plural(facts.views, 'view')}, {self.images:,} validation images, "
-            f"{plural(self.seeds, 'seed')}, {epochs(facts.epochs)}"
+            f"{plural(self.seeds, 'seed')}, {epochs(facts.epochs)}; intervals of {100 * self.confidence:.3g} %"
         )
         lines = [self.sentence, "", render(table), about, *facts.notes]
         if self.changes:
@@ -217,7 +219,7 @@ def judge(right: Mapping[str, Right], arms: Sequence[ArmLine], attention: Wakefu
         changes.append(f"a higher learning rate than those tried: {labels} took the highest, {RATES[-1]:.0e}")
     if worth != "yes":
         changes += _remedies(updates, time, right, facts)
-    return Answer(worth, sentence, tuple(changes), tuple(arms), gains, heads, awake, seeds, images, facts)
+    return Answer(worth, sentence, tuple(changes), tuple(arms), gains, heads, awake, seeds, images, sure, facts)
 
 
 def _doubts(arms: Sequence[ArmLine], seeds: int, facts: Facts) -> list[str]:
@@ -268,7 +270,7 @@ def _remedies(updates: Gain, time: Gain, right: Mapping[str, Right], facts: Fact
     of_images = interval(_points("longer", right).mean(0, keepdims=True), POINTS)  # more images do not replace seeds
     if time.mean > 0.1 and of_images.low <= 0 and (needed := images * (of_images.detectable / time.mean) ** 2) < 1e5:
         remedies.append(f"more validation images: about {math.ceil(needed):,}, for a gain of {time.mean:.1f} points")
-    if seeds < 5:
+    if seeds == facts.seeds < 5:
         remedies.append(f"more seeds: --seeds 5 instead of {seeds}")
     remedies.append("another stage: --where stage:-2, where maps are larger")
     return remedies

@@ -77,7 +77,7 @@ class Pace:
     @property
     def most_epochs(self) -> float:
         """Return how often it would see them in a trial of unlimited time."""
-        return MOST_EPOCHS * self.train // self.batch * self.batch / self.train
+        return max(ENOUGH_UPDATES, MOST_EPOCHS * self.train // self.batch) * self.batch / self.train
 
     @property
     def is_shortest(self) -> bool:
@@ -142,14 +142,19 @@ def measure_pace(
         raise RecastError(f"--minutes auto takes at most {LIMIT:g} minutes; {offers(ways)}")
     budget = 60 * longest
     most_images = min(FEATURE_SHARE * budget / image, MOST_BYTES / image_bytes)
-    val = min(speed.least(*images)[1] if minutes == "auto" else images[1], max(FEWEST, int(most_images / 2)))
+    least_train, least_val = speed.least(*images)
+    val = min(least_val if minutes == "auto" else images[1], max(FEWEST, int(most_images / 2)))
     train = min(len(data.train), max(FEWEST, int(most_images) - val))
     views = max(1, min(MOST_VIEWS if are_augmented else 1, int((most_images - val) / train)))
     while True:
         rest = budget - speed.seconds(train, val, views, 0, seeds)
-        updates = max(LEAST_UPDATES, min(int(rest / speed.seconds(0, 0, 0, 1, seeds)), MOST_EPOCHS * train // batch))
-        if views > 1 and views > updates * batch / train:  # no update would use the last one
+        most = max(ENOUGH_UPDATES, MOST_EPOCHS * train // batch)
+        updates = max(LEAST_UPDATES, min(int(rest / speed.seconds(0, 0, 0, 1, seeds)), most))
+        is_short = updates < ENOUGH_UPDATES
+        if views > 1 and (is_short or views > updates * batch / train):  # no update would use the last one
             views -= 1
+        elif is_short and (train > least_train or val > least_val):
+            train, val = min(train, least_train), min(val, least_val)
         elif updates * batch < train:  # nor the rest of the images
             train = updates * batch
         else:
@@ -194,8 +199,9 @@ def _sample(parts: Split, data: Data, device: torch.device) -> tuple[Bank, float
     bank = Bank((features.cpu().numpy(),), labels, torch.arange(count))
     shares, whole = dict[int, float](), _forward_seconds(parts.network, images)
     for side in (side for side in SIZES if side < data.img_size):
-        with suppress(Exception):  # a network of one size: it is not offered
+        with suppress(RuntimeError, ValueError, AssertionError, RecastError):  # a network of one size
             shares[side] = _forward_seconds(parts.network, F.interpolate(images[:TIMED], (side, side))) / whole
+    shares = {side: share for side, share in shares.items() if share < 1}
     return bank, seconds, not torch.equal(*views), shares
 
 

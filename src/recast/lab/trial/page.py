@@ -37,7 +37,11 @@ def write_page(folder: Path, answer: Answer, curves: Mapping[str, Curve], title:
     series = [Series(labels[arm], [Point(*point) for point in curve], ROLES[arm]) for arm, curve in curves.items()]
     chart = series_chart("training", "Training loss by update", series, xlabel="update", whole_x=True)
     tiles = [
-        (title, f"{formats.signed(gain.mean)} points", f"95 %: {formats.interval(gain.low, gain.high)}")
+        (
+            title,
+            f"{formats.signed(gain.mean)} points",
+            f"{100 * answer.confidence:.3g} %: {formats.interval(gain.low, gain.high)}",
+        )
         for title, gain in zip(("at equal updates", "at equal time"), answer.gains.values(), strict=False)
     ]
     tiles.append(("heads that attend", f"{answer.awake} of {answer.heads}", "in the recast arm"))

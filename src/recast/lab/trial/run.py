@@ -89,11 +89,11 @@ def try_(
         say: called with a line on what was chosen.
 
     Returns:
-        An `Answer`: worth a full run or not, the gains with 95 % intervals, the arms.
+        An `Answer`: worth a full run or not, the gains with intervals, the arms.
 
     Raises:
         RecastError: before anything is written, for data of another task or too few images, a plan without layers, a
-            folder of another trial, a full disk, and an answer that takes longer than an hour, for auto.
+            folder of another trial, a full disk; for auto, one seed, and an answer that takes longer than an hour.
 
     Example:
         >>> answer = try_(parent, data, recast.plan(parent, images), "runs/try")  # doctest: +SKIP
@@ -106,6 +106,8 @@ def try_(
         raise RecastError("a trial is of recast layers: the plan must have some, and no attention pooling")
     if seeds < 1 or (minutes != "auto" and not minutes > 0):
         raise RecastError(f"minutes must be auto or > 0, and seeds >= 1, got {minutes} and {seeds}")
+    if minutes == "auto" and seeds == 1:
+        raise RecastError("--minutes auto takes two seeds or more: one decides nothing")
     if len(data.classes) < 2:
         raise RecastError(f"a trial takes two classes or more, {data.name} has {listed(data.classes, 1)} alone")
     for part, images in (("training", data.train), ("validation", data.val)):
@@ -132,6 +134,7 @@ class _Trial:
     ) -> None:  # fmt: skip
         self.data, self.plan, self.out, self.device, self.say = data, plan, out, device, say
         self.asked, self.seeds, self.notes = minutes, seeds, list[str]()
+        self.rows: list[dict[str, Any]] = []
         self.network, classes = copy.deepcopy(model).eval().to(device), len(data.classes)
         images = data.normalised(next(iter(Loader(data.val, 4)))[0], device)
         with torch.no_grad():
@@ -195,9 +198,9 @@ class _Trial:
         self.bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not progress)
         self.task = self.bar.add_task("features", total=self.pace.seconds(self.seeds))
         with locked(self.out), self.bar:
-            if self.before is None:
-                self._write_trial()
             try:
+                if self.before is None:
+                    self._write_trial()
                 if duplicates := report_duplicates(self.data, self.out):
                     self._note(duplicates)
                 return self._answer()
@@ -211,7 +214,7 @@ class _Trial:
                 place = getattr(error, "filename", None) or self.out
                 reason = getattr(error, "strerror", None) or error
                 raise RecastError(
-                    f"cannot write {place}: {reason}; its disk has {free_space(self.out)} left; mend that, then run "
+                    f"cannot use {place}: {reason}; its disk has {free_space(self.out)} left; mend that, then run "
                     "the same command again to continue"
                 ) from None
 
@@ -229,7 +232,7 @@ class _Trial:
         if pace.train < len(data.train) or pace.val < len(data.val):
             self._note(
                 f"of {len(data.train):,} training and {len(data.val):,} validation images {pace.train:,} and "
-                f"{pace.val:,} fit into {self.minutes:g} minutes; a longer trial takes more"
+                f"{pace.val:,} are used in {self.minutes:g} minutes; a longer trial takes more"
             )
         self.say(offers(pace.ways))
         seconds = pace.seconds(self.seeds)
@@ -325,7 +328,7 @@ class _Trial:
         for seed in range(self.seeds):  # all arms of a seed first: an interrupted trial has whole pairs
             for arm in COMPARED:
                 train_arm(arm, seed)
-            if seed > 0 and self._judge(parent, runs, rates).worth != "unclear":
+            if seed > 0 and self._judge(parent, runs, rates, BLOCKS).worth != "unclear":
                 break
         if len(self.pace.ratios) == BLOCKS:
             self._measure_steps_again(tail, train)
@@ -416,8 +419,10 @@ class _Trial:
         return True
 
     def _judge(
-        self, parent: tuple[bool, ...], runs: dict[Arm, list[dict[str, Any]]], rates: dict[Arm, float]
-    ) -> Answer:
+        self, parent: tuple[bool, ...], runs: dict[Arm, list[dict[str, Any]]], rates: dict[Arm, float],
+        ratios: int | None = None,
+    ) -> Answer:  # fmt: skip
+        """Judge the trainings so far, by the first `ratios` measurements of the clock: those of that time."""
         pace = self.pace
         lines = [ArmLine("parent", ARMS["parent"], 100 * mean(parent))]
         for arm in (arm for arm in TRAINED if runs[arm]):
@@ -428,7 +433,7 @@ class _Trial:
         attention = sorted(awake, key=lambda seed: seed.awake)[len(awake) // 2] if awake else None
         facts = Facts(
             pace.train, pace.epochs, pace.most_epochs, self.minutes, self.parts.tail.entry, pace.views,
-            min(pace.updates.values()), self.seeds, pace.ways, tuple(self.notes), tuple(pace.ratios),
+            min(pace.updates.values()), self.seeds, pace.ways, tuple(self.notes), tuple(pace.ratios[:ratios]),
         )  # fmt: skip
         right: dict[str, Any] = {arm: [row["right"] for row in rows] for arm, rows in runs.items() if rows}
         return judge(right, lines, attention, facts)
