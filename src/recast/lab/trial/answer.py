@@ -259,7 +259,7 @@ def _remedies(updates: Gain, time: Gain, right: Mapping[str, Right], facts: Fact
     """Return changes that could turn a no or an unclear answer."""
     images, seeds = len(right["recast"][0]), len(right["recast"])
     remedies = []
-    if updates.low > 0:
+    if updates.low > 0 >= time.low:
         remedies.append("hours: at equal updates the gain is shown; it is the time of a step that takes it away")
     if facts.epochs < facts.most_epochs and not facts.is_short:
         minutes = math.ceil(facts.minutes * facts.most_epochs / facts.epochs)

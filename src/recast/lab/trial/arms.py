@@ -95,7 +95,7 @@ def make(arm: Arm, tail: Tail, plan: Plan, train: Bank, seed: int, device: torch
     return tail.to(device)
 
 
-BLOCK_SECONDS, MOST_TURNS = 0.5, 15
+BLOCK_SECONDS, MOST_TURNS = 4.0, 60
 """A block of measured steps takes this long, or so many turns."""
 
 
