@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # torch 2.15.0, timm 1.0.31: fuse_conv_bn_eval on timm's BatchNormAct2d (EfficientNet, RegNet, MobileNet).
 # Expected: a fused convolution that is followed by the activation, or an error, since a convolution cannot hold one.
-# Seen: BatchNormAct2d is a BatchNorm2d with an activation inside; the result has none, and nothing is said.
+# Seen: BatchNormAct2d is a BatchNorm2d with an activation inside; the result has none, without a warning.
 #   error to BatchNorm and ReLU 2.4e+00, to BatchNorm alone 7.2e-07
 source "$(dirname "$0")/environment.sh" torch==2.15.0 timm==1.0.31
 "$python" - <<'PY'

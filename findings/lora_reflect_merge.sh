@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # peft 0.21.2: LoRA on a convolution with reflecting padding, merged.
 # Expected: the merged network computes what the adapted one did.
-# Seen: the adapter's own convolution pads with zeros; merged into the kernel it pads as the base does. No word is said.
+# Seen: the adapter's own convolution pads with zeros; merged into the kernel it pads as the base does. There is no warning.
 #   zeros: merged differs by 1e-06; reflect: merged differs by 2e+00
 source "$(dirname "$0")/environment.sh" torch==2.15.0 peft==0.21.2 \
     transformers==5.24.0 accelerate tokenizers regex psutil huggingface_hub

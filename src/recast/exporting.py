@@ -251,7 +251,7 @@ def _write(model: nn.Module, images: Example, path: Path, to: Target, any_size: 
             try:
                 with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # the exporter prints its steps
                     exported: Any = torch.onnx.export(program, (), dynamo=True, verbose=False)
-            except torch.onnx.OnnxExporterError as error:  # it tells its steps; the cause names the operation
+            except torch.onnx.OnnxExporterError as error:  # its text lists steps; the cause names the operation
                 reason = first_line(_first_cause(error))
                 raise RecastError(f"ONNX cannot hold {type(model).__name__}: {reason}; write a .pt2") from error
             exported.model.producer_name = MARK

@@ -77,7 +77,7 @@ KINDS = one_of_a_kind()
 
 
 def is_variant(name: str) -> bool:
-    """Whether a recipe is another of the kinds on a GPU's precision, or with fewer images."""
+    """True if a recipe is another of the kinds on a GPU's precision, or with fewer images."""
     return any(name == other + ending for other in KINDS for ending in ("_gpu", "_small"))
 
 

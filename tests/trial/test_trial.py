@@ -197,7 +197,7 @@ def _edit_features(folder: Path) -> None:
     np.save(path, array * np.nan)
 
 
-DAMAGE: dict[str, tuple[Any, str]] = {  # what is said, or the error after "!"
+DAMAGE: dict[str, tuple[Any, str]] = {  # the message, or the error after "!"
     "pace": (lambda path: _edit_pace(path, dict.clear), "!damaged.*--out"),
     "arms": (lambda path: _edit_pace(path, lambda pace: pace["step"].pop("added")), "!damaged.*--out"),
     "row": (lambda path: (path / run.RUNS).write_text('{"kind": "rate", "arm": "added", "seed": 0}\n'), "line 1"),

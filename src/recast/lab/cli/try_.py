@@ -109,10 +109,7 @@ def _check_unseen(images: Data, checkpoint: Path, say: Callable[[str], object]) 
     except RecastError as error:
         say(f"cannot tell which images {folder} was trained on ({error})")
         return
-    trained, tested = (
-        {os.path.realpath(part.image_name(index)) for index in range(len(part)) if _has_file(part, index)}
-        for part in (data.train, images.val)
-    )
+    trained, tested = _files(data.train), _files(images.val)
     if not (trained and tested):
         say(f"cannot tell which images {folder} was trained on: these images are no files of their own")
     if shared := trained & tested:
@@ -123,8 +120,10 @@ def _check_unseen(images: Data, checkpoint: Path, say: Callable[[str], object]) 
         )
 
 
-def _has_file(images: LabelledImages, index: int) -> bool:
-    return isinstance(getattr(images, "items", [None] * len(images))[index], str)
+def _files(images: LabelledImages) -> set[str]:
+    """Return the files of the images; empty if they have none."""
+    items = getattr(images, "items", ())
+    return {os.path.realpath(images.image_name(index)) for index, item in enumerate(items) if isinstance(item, str)}
 
 
 COMMAND = Command(try_, "--model MODEL --data-dir DIR [options]", EXAMPLES, lambda words: ("", read(Trial, BASE)))

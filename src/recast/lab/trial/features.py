@@ -95,7 +95,7 @@ def store(
 ) -> Bank:  # fmt: skip
     """Compute the features of images, or read those on disk; a view is one file, FOLDER/NAME-VIEW.npy.
 
-    A damaged file is computed again, which is said. Raises RecastError if the network gives NaN or infinity.
+    A damaged file is computed again, with a message. Raises RecastError if the network gives NaN or infinity.
     """
     arrays = []
     for view in range(views):
