@@ -14,7 +14,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-BOOSTS = {"training.md": 2}
+BOOSTS = {"training.md": 2, "data.md": 2}
 """Factor of a page in the ranking of the site's search."""
 
 
