@@ -1,4 +1,4 @@
-"""MkDocs: pages made when the site is built (commands, notebooks, files outside docs/); links that stay inside it."""
+"""MkDocs: pages made when the site is built (commands, recipes, notebooks, files outside docs/); links inside it."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
     results = re.sub(r"`(\w+\.csv)`", r"[`\1`](\1)", (ROOT / "results/README.md").read_text("utf-8"))
     pages = {"results/tables.md": results, "reference/commands.md": "\n".join(commands())}
+    pages["reference/recipes.md"] = "\n".join(recipe_settings())
     for name in ("CONTRIBUTING", "CHANGELOG"):
         pages[f"{name.lower()}.md"] = (ROOT / f"{name}.md").read_text("utf-8").replace("](docs/", "](")
     for path in (ROOT / "docs/notebooks").glob("*.ipynb"):
@@ -53,6 +54,25 @@ def commands() -> Iterator[str]:
             if main([name, "--help-all"]):
                 raise RuntimeError(f"recast {name} --help-all failed")
         yield f"## recast {name}\n\n```text\n{text.getvalue().strip()}\n```\n"
+
+
+def recipe_settings() -> Iterator[str]:
+    """The main settings of every recipe, a table for each paper."""
+    from recast.lab.recipes import make_recipe, recipes_by_paper
+
+    yield "# Settings of the recipes\n\nPeak rates are for the batch. `recast train NAME --help-all` has every value.\n"
+    for paper, names in recipes_by_paper().items():
+        yield f"## {paper[0].upper()}{paper[1:]}\n"
+        yield "| recipe | size | epochs | batch | optimiser, peak rate | decay | drop-path |"
+        yield "|---|---:|---:|---:|---|---:|---:|"
+        for name in names:
+            recipe = make_recipe(name)
+            data, optim, drop_path = recipe.data, recipe.optim, recipe.regularization.drop_path or 0
+            rate = optim.lr * (data.batch_size / optim.base_batch if optim.base_batch else 1)
+            sizes = ", tested ".join(str(size) for size in (data.img_size, data.test_size) if size)
+            cells = (f"`{name}`", sizes, recipe.epochs, data.batch_size, f"{optim.opt} {rate:.3g}")
+            yield f"| {' | '.join(map(str, cells))} | {optim.weight_decay:g} | {drop_path:g} |"
+        yield ""
 
 
 def notebook(path: Path) -> Iterator[str]:

@@ -148,17 +148,11 @@ def test_every_row_agrees_with_its_recipe() -> None:
     for paper, names in recipes_by_paper().items():
         for name, cells in rows(section_of(paper)).items():
             recipe = make_recipe(name)
-            optim, batch = recipe.optim, recipe.data.batch_size
-            opt, rate = (cells.get("optimiser, peak rate") or cells["rate"]).split()
-            assert (opt, int(cells["epochs"]), int(cells["batch"])) == (optim.opt, recipe.epochs, batch), name
-            scaled = optim.lr * (batch / optim.base_batch if optim.base_batch else 1)
-            assert abs(float(rate) - scaled) < 1e-12, name
             if paper == "to start from":
+                numbers = (cells["rate"], int(cells["epochs"]), int(cells["batch"]))
+                rate = f"{recipe.optim.opt} {recipe.optim.lr:.0e}".replace("e-0", "e-")
+                assert numbers == (rate, recipe.epochs, recipe.data.batch_size), name
                 continue
             assert name in names
-            sizes = [int(size) for size in re.findall(r"\d+", cells["size"])]
-            assert sizes == [size for size in (recipe.data.img_size, recipe.data.test_size) if size], name
-            assert float(cells["decay"]) == optim.weight_decay, name
-            assert float(cells["drop-path"]) == recipe.regularization.drop_path, name
             assert (cells["expected"], cells["cost"]) == (line(name, "Expected"), line(name, "Cost")), name
             assert cells["trains"] == RECIPES[name].title, name
