@@ -58,6 +58,7 @@ def commands() -> Iterator[str]:
 
 def recipe_settings() -> Iterator[str]:
     """The main settings of every recipe, a table for each paper."""
+    import_module("recast.papers")
     from recast.lab.recipes import make_recipe, recipes_by_paper
 
     yield "# Settings of the recipes\n\nPeak rates are for the batch. `recast train NAME --help-all` has every value.\n"
