@@ -57,22 +57,22 @@ def commands() -> Iterator[str]:
 
 
 def recipe_settings() -> Iterator[str]:
-    """The main settings of every recipe, a table for each paper."""
+    """The main settings and the cost of every recipe, a table for each paper."""
     import_module("recast.papers")
-    from recast.lab.recipes import make_recipe, recipes_by_paper
+    from recast.lab.recipes import RECIPES, make_recipe, recipes_by_paper
 
-    yield "# Settings of the recipes\n\nPeak rates are for the batch. `recast train NAME --help-all` has every value.\n"
+    yield "# Settings and cost of the recipes\n\nPeak rates are for the batch. `recast train NAME --help-all` has every value.\n"
     for paper, names in recipes_by_paper().items():
         yield f"## {paper[0].upper()}{paper[1:]}\n"
-        yield "| recipe | size | epochs | batch | optimiser, peak rate | decay | drop-path |"
-        yield "|---|---:|---:|---:|---|---:|---:|"
+        yield "| recipe | size | epochs | batch | optimiser, peak rate | decay | drop-path | cost |"
+        yield "|---|---:|---:|---:|---|---:|---:|---|"
         for name in names:
             recipe = make_recipe(name)
             data, optim, drop_path = recipe.data, recipe.optim, recipe.regularization.drop_path or 0
             rate = optim.lr * (data.batch_size / optim.base_batch if optim.base_batch else 1)
             sizes = ", tested ".join(str(size) for size in (data.img_size, data.test_size) if size)
             cells = (f"`{name}`", sizes, recipe.epochs, data.batch_size, f"{optim.opt} {rate:.3g}")
-            yield f"| {' | '.join(map(str, cells))} | {optim.weight_decay:g} | {drop_path:g} |"
+            yield f"| {' | '.join(map(str, cells))} | {optim.weight_decay:g} | {drop_path:g} | {RECIPES[name].cost} |"
         yield ""
 
 
