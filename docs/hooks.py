@@ -61,7 +61,7 @@ def recipe_settings() -> Iterator[str]:
     import_module("recast.papers")
     from recast.lab.recipes import RECIPES, make_recipe, recipes_by_paper
 
-    yield "# Settings and cost of the recipes\n\nPeak rates are for the batch. `recast train NAME --help-all` has every value.\n"
+    yield "# Settings and cost of the recipes\n\nRates are peaks. `recast train NAME --help-all` has every value.\n"
     for paper, names in recipes_by_paper().items():
         yield f"## {paper[0].upper()}{paper[1:]}\n"
         yield "| recipe | size | epochs | batch | optimiser, peak rate | decay | drop-path | cost |"
