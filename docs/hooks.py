@@ -24,7 +24,6 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
     results = re.sub(r"`(\w+\.csv)`", r"[`\1`](\1)", (ROOT / "results/README.md").read_text("utf-8"))
     pages = {"results/tables.md": results, "reference/commands.md": "\n".join(commands())}
-    pages["reference/recipes.md"] = "\n".join(recipe_settings())
     for name in ("CONTRIBUTING", "CHANGELOG"):
         pages[f"{name.lower()}.md"] = (ROOT / f"{name}.md").read_text("utf-8").replace("](docs/", "](")
     for path in (ROOT / "docs/notebooks").glob("*.ipynb"):
@@ -39,6 +38,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     The search shows the page of training options before pages that have the words by the way.
     """
+    if page.file.src_uri.startswith("recipes/"):
+        markdown = "".join(with_recipes(markdown))
     page.meta.setdefault("search", {"boost": BOOSTS.get(page.file.src_uri, 1)})
     return re.sub(r"\]\((?:\.\./)+results/", "](" + "../" * page.file.src_uri.count("/") + "results/", markdown)
 
@@ -56,24 +57,32 @@ def commands() -> Iterator[str]:
         yield f"## recast {name}\n\n```text\n{text.getvalue().strip()}\n```\n"
 
 
-def recipe_settings() -> Iterator[str]:
-    """The main settings and the cost of every recipe, a table for each paper."""
+def with_recipes(markdown: str) -> Iterator[str]:
+    """A page of recipes with the table of every paper that is a section, before its notes."""
     import_module("recast.papers")
-    from recast.lab.recipes import RECIPES, make_recipe, recipes_by_paper
+    from recast.lab.recipes import recipes_by_paper
 
-    yield "# Settings and cost of the recipes\n\nRates are peaks. `recast train NAME --help-all` has every value.\n"
-    for paper, names in recipes_by_paper().items():
-        yield f"## {paper[0].upper()}{paper[1:]}\n"
-        yield "| recipe | size | epochs | batch | optimiser, peak rate | decay | drop-path | cost |"
-        yield "|---|---:|---:|---:|---|---:|---:|---|"
-        for name in names:
-            recipe = make_recipe(name)
-            data, optim, drop_path = recipe.data, recipe.optim, recipe.regularization.drop_path or 0
-            rate = optim.lr * (data.batch_size / optim.base_batch if optim.base_batch else 1)
-            sizes = ", tested ".join(str(size) for size in (data.img_size, data.test_size) if size)
-            cells = (f"`{name}`", sizes, recipe.epochs, data.batch_size, f"{optim.opt} {rate:.3g}")
-            yield f"| {' | '.join(map(str, cells))} | {optim.weight_decay:g} | {drop_path:g} | {RECIPES[name].cost} |"
-        yield ""
+    for section in re.split(r"^(?=##)", markdown, flags=re.MULTILINE):
+        yield section
+        heading = section.partition("\n")[0].removeprefix("## ")
+        if names := recipes_by_paper().get(heading):
+            yield "\n".join(recipe_table(names)) + "\n\n"
+
+
+def recipe_table(names: list[str]) -> Iterator[str]:
+    """What each recipe trains, its main settings, the published number and the cost."""
+    from recast.lab.recipes import RECIPES, make_recipe
+
+    yield "| recipe | trains | size | epochs | batch | optimiser, peak rate | decay | drop-path | expected | cost |"
+    yield "|---|---|---:|---:|---:|---|---:|---:|---|---|"
+    for name in names:
+        recipe, entry = make_recipe(name), RECIPES[name]
+        data, optim, drop_path = recipe.data, recipe.optim, recipe.regularization.drop_path or 0
+        rate = optim.lr * (data.batch_size / optim.base_batch if optim.base_batch else 1)
+        sizes = ", tested ".join(str(size) for size in (data.img_size, data.test_size) if size)
+        settings = (sizes, recipe.epochs, data.batch_size, f"{optim.opt} {rate:.3g}", f"{optim.weight_decay:g}")
+        cells = (f"`{name}`", entry.title, *settings, f"{drop_path:g}", entry.expected, entry.cost)
+        yield f"| {' | '.join(map(str, cells))} |"
 
 
 def notebook(path: Path) -> Iterator[str]:
