@@ -131,7 +131,7 @@ def test_the_table_of_claims_in_the_documentation_is_that_of_the_results() -> No
         key = (
             {"C-MHSA": "none: C-MHSA", "–": ""}.get(gate, gate),
             stride,
-            verdict.replace("asleep", "attention slept"),
+            {"asleep": "not decidable: attention slept", "too short": "not decidable: too short"}.get(verdict, verdict),
         )
         numbers = [epochs, top1, *re.findall(r"[-+.\d]+", interval), detectable]
         columns = ("epochs", "train_top1", *NUMBERS, "detectable")
