@@ -339,6 +339,8 @@ def answered(rights: dict[str, float], trained: int, **facts: Any) -> Any:
     [
         (2, {"seeds": 2, "ratios": (1.3, 1.25, 1.35)}, "yes", "2 seeds"),
         (2, {"seeds": 2, "ratios": (1.3, 1.25, 1.4)}, "unclear", "1.25 to 1.40 times"),
+        (2, {"seeds": 2, "ratios": (1.3, 1.25, 1.4), "ratio": 1.3}, "yes", "2 seeds"),
+        (2, {"seeds": 2, "ratios": (1.3, 1.25, 1.5), "ratio": 1.3}, "unclear", "1.25 to 1.50 times"),
         (1, {"seeds": 1}, "unclear", "over the images only"),
         (2, {"seeds": 3}, "yes", "2 of at most 3 seeds"),
         (
@@ -354,6 +356,13 @@ def test_what_cannot_decide_is_unclear(trained: int, facts: dict[str, Any], wort
     answer = answered({"recast": 0.9, "finetuned": 0.7, "longer": 0.7}, trained, **facts)
     assert answer.worth == worth
     assert words in answer.sentence.replace("\xa0", " ")
+
+
+def test_an_unsteady_clock_leaves_a_no_that_holds_at_equal_updates() -> None:
+    for updates, time, ratios, worth in (
+        (0.7, 0.7, (1.2, 1.5), "no"), (0.6, 0.7, (1.2, 1.5), "unclear"), (0.7, 0.7, (0.9, 1.5), "unclear")
+    ):  # fmt: skip
+        assert answered({"recast": 0.7, "finetuned": updates, "longer": time}, 3, ratios=ratios).worth == worth
 
 
 def test_a_look_before_the_last_seed_is_surer() -> None:
