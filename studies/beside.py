@@ -33,8 +33,9 @@ times as many pixels before it. Gates' rate and width were not varied before: th
 
 Arms (`arms`): the parent; beside; timm's non-local block of as many multiply-adds after the stage, which starts at
 zero; and, for as many seconds as the non-local block takes (cifar: as beside takes), by ratios of step times measured
-in turns: the parent fine-tuned, today's default in every 3×3 convolution of the stage, nine heads without Gaussians, and beside. Also fine-tuned for as many
-updates, and timm's global context. One parent; seeds change the order of images and new parameters. Rates are those of
+in turns: the parent fine-tuned, the former default in every 3×3 convolution of the stage, nine heads without Gaussians,
+and beside. Also fine-tuned for as many updates, and timm's global context.
+One parent; seeds change the order of images and new parameters. Rates are those of
 price.py, 2e-3 for odd_photo, for every arm. A difference beside − arm is shown if 0 is outside its 95 % interval, which
 is that of price.py. beside is the better default if it is shown to be ahead of the former default or equal to it on
 every task, ahead on one; likewise for the non-local block. A run of attention counts only if it is awake (`AWAKE`).
