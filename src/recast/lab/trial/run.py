@@ -17,12 +17,11 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 from recast.config import coerce
 from recast.errors import RecastError, listed
-from recast.files import free_space, replaced, require, write_text
+from recast.files import free_space, require, write_text
 from recast.lab.data import Data, Loader
 from recast.lab.data.class_order import name_other_classes, order_classes_
 from recast.lab.data.datasets import ImageFiles, ImageTensors, LabelledImages
@@ -30,26 +29,25 @@ from recast.lab.data.duplicates import report_duplicates
 from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.data.seeding import choose_stratified, hold_out
 from recast.lab.device import choose_device
-from recast.lab.folder.files import json_line, locked, read_json, read_lines, write_json
+from recast.lab.folder.files import locked, read_json, write_json
 from recast.lab.folder.names import DUPLICATES
 from recast.lab.folder.records import Wakefulness
 from recast.lab.model_key import model_key
 from recast.lab.report.formats import plural
 from recast.lab.trial import arms
 from recast.lab.trial.answer import RATES, Answer, ArmLine, Facts, epochs, judge, offers
-from recast.lab.trial.arms import ARMS, COMPARED, TRAINED, Arm, Run
+from recast.lab.trial.arms import ARMS, COMPARED, TRAINED, Arm
 from recast.lab.trial.features import Bank, check_space, store
 from recast.lab.trial.pace import BLOCKS, FEWEST, HELD_OUT, RATE_PART, Pace, measure_pace
+from recast.lab.trial.runs import FILE, Runs
 from recast.lab.trial.split import Tail, split_network
-from recast.models.checksum import checksum
 from recast.surgery.apply import recast_
 from recast.surgery.plan import Plan
 from recast.tracing.cost import count_parameters
 from recast.tracing.examples import run_example
 from recast.tracing.outputs import logits_of
 
-TRIAL, RUNS, FEATURES, ANSWER = "trial.json", "runs.jsonl", "features", "answer.json"
-WEIGHTS = "recast_tail.safetensors"
+TRIAL, FEATURES, ANSWER = "trial.json", "features", "answer.json"
 PIXELS = ("mean", "std", "img_size", "test_size", "crop_pct")
 """Settings of the images, besides the files, that decide the pixels that the network gets."""
 AT_CHANCE, SURE = 512, 3
@@ -123,7 +121,7 @@ def try_(
 
 
 class _Trial:
-    """A trial in its folder: settings and pace in trial.json, a line for every finished training in runs.jsonl."""
+    """A trial in its folder: settings and pace in trial.json, finished trainings in `runs`."""
 
     bar: Progress
     task: TaskID
@@ -134,7 +132,7 @@ class _Trial:
     ) -> None:  # fmt: skip
         self.data, self.plan, self.out, self.device, self.say = data, plan, out, device, say
         self.asked, self.seeds, self.notes = minutes, seeds, list[str]()
-        self.rows: list[dict[str, Any]] = []
+        self.runs = Runs(out)
         self.network, classes = copy.deepcopy(model).eval().to(device), len(data.classes)
         images = data.normalised(next(iter(Loader(data.val, 4)))[0], device)
         with torch.no_grad():
@@ -205,9 +203,9 @@ class _Trial:
                     self._note(duplicates)
                 return self._answer()
             except RecastError:  # after the mistake is mended, the same command starts again
-                if self.before is None and not self.rows:
+                if self.before is None and not self.runs.rows:
                     shutil.rmtree(self.out / FEATURES, ignore_errors=True)
-                    for name in (TRIAL, RUNS, DUPLICATES):
+                    for name in (TRIAL, FILE, DUPLICATES):
                         (self.out / name).unlink(missing_ok=True)
                 raise
             except (OSError, SafetensorError) as error:  # a full disk, a folder that became read-only
@@ -258,43 +256,12 @@ class _Trial:
             lambda done: self.bar.advance(self.task, done * self.pace.image), self.say,
         )  # fmt: skip
 
-    def _read_runs(self, path: Path) -> list[dict[str, Any]]:
-        """Return the rows of runs.jsonl; a line that is damaged, or was cut as the process was killed, is skipped."""
-        rows, damaged = read_lines(path) if path.is_file() else ([], [])
-        intact = []
-        for number, row in rows:
-            try:
-                coerce(Run, row, "row")
-                intact.append(row)
-            except RecastError:
-                damaged.append(number)
-        if damaged:
-            lines = f"line{'s' * (len(damaged) > 1)} {listed([str(number) for number in sorted(damaged)], 5)}"
-            self.say(f"{path}: {lines} damaged or cut: what it held is trained again")
-        return intact
-
     def _write_trial(self) -> None:
         write_json(self.out / TRIAL, {"settings": self.settings, "pace": asdict(self.pace)})
 
-    def _write_runs(self) -> None:
-        write_text(self.out / RUNS, "".join(map(json_line, self.rows)))
-
-    def _is_whole(self, row: Mapping[str, Any], updates: int, images: int) -> bool:
-        """Return True if a row is of these updates and images, and the weights that it has on disk are there."""
-        if (row["updates"], len(row["right"]), len(row["curve"])) != (updates, images, min(arms.POINTS, updates)):
-            return False
-        if (row["kind"], row["arm"], row["seed"]) != ("final", "recast", 0):
-            return True
-        try:
-            return bool(row.get("weights") == checksum(load_file(self.out / WEIGHTS)))
-        except (OSError, SafetensorError):
-            return False
-
     def _answer(self) -> Answer:
         """Compute the features, choose the rates, train every arm and judge them."""
-        path = self.out / RUNS
-        self.rows = self._read_runs(path)
-        self._write_runs()
+        self.runs.open(self.say)
         val = self._bank(self.data.val, self.pace.val, 1, "val")
         train = self._bank(self.data.train, self.pace.train, self.pace.views, "train")
         part, held_out = (train.subset(places) for places in hold_out(train.labels, HELD_OUT))
@@ -350,15 +317,12 @@ class _Trial:
         updates, detail = self.pace.updates[arm], f"seed {seed}"
         if kind == "rate":
             updates, detail = max(1, updates // RATE_PART), f"rate {rate:.0e}"
-        rows = [row for row in self.rows if key.items() <= row.items()]
-        for row in rows:
-            if self._is_whole(row, updates, len(test)):
-                self.bar.advance(self.task, updates * seconds)
-                return row
+        row, is_damaged = self.runs.find(key, updates, len(test))
+        if is_damaged:
             self.say(f"{self.out}: {ARMS[arm]}, {detail} is damaged or incomplete: it is trained again")
-            self.rows.remove(row)
-        if rows:
-            self._write_runs()
+        if row is not None:
+            self.bar.advance(self.task, updates * seconds)
+            return row
         self.bar.update(self.task, description=f"{ARMS[arm]}, {detail}")
         tail = arms.make(arm, start, self.plan, train, seed, self.device)
         trained = arms.train_(
@@ -370,13 +334,8 @@ class _Trial:
             awake = arms.attention(tail, test, self.device)
             row["attention"] = None if awake is None else asdict(awake)
             if seed == 0:
-                weights = {name: t.cpu().contiguous() for name, t in tail.network.state_dict().items()}
-                row["weights"] = checksum(weights)
-                with replaced(self.out / WEIGHTS) as temporary:
-                    save_file(weights, temporary)
-        with (self.out / RUNS).open("a", encoding="utf-8") as file:
-            file.write(json_line(row))
-        self.rows.append(row)
+                row["weights"] = self.runs.save_weights(tail.network)
+        self.runs.append(row)
         return row
 
     def _measure_steps_again(self, tail: Tail, train: Bank) -> None:
@@ -397,7 +356,7 @@ class _Trial:
         parent = copy.deepcopy(self.network)
         parent.load_state_dict(tail.network.state_dict(), strict=False)  # its classifier
         child = recast_(copy.deepcopy(self.network), self.plan)
-        child.load_state_dict(load_file(self.out / WEIGHTS), strict=False)
+        child.load_state_dict(self.runs.weights(), strict=False)
         write_heads(self.out, parent, child.eval(), self.data)
         curves: dict[str, list[tuple[int, float]]] = {}
         for arm, rows in runs.items():
