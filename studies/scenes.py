@@ -17,7 +17,7 @@ times: seconds of a step of 16 scenes and of inference, every arm by turns, one 
 
 compare, on the 200 test scenes, stated before it was run. Arms: `ARMS`; "equal seconds" are those of one wide head,
 today's default layer, by the measured step times. Metric: mIoU of all, of the local and of the distant classes. A
-difference to one wide head is shown if 0 is outside its 95 % interval over seeds and scenes (`recast.lab.statistics`).
+difference to one wide head is shown if 0 is outside its 95 % interval over seeds and scenes (`evaluation.intervals`).
 The smallest visible effect is the one that this shows with 80 % probability. What decides, by mIoU of the distant and
 of all classes:
 
@@ -48,9 +48,9 @@ from torch import Tensor, nn
 
 from recast.lab.data import load_data
 from recast.lab.data.digits import read_digits
+from recast.lab.evaluation.intervals import interval
 from recast.lab.evaluation.stats import Compared
 from recast.lab.recipes import make_recipe
-from recast.lab.statistics import interval
 from recast.lab.training.optim import WarmupDecay
 from recast.papers.dense.scenes import CLASSES, KINDS, draw_scene
 from recast.papers.dense.segment.evaluation import mean_iou, pixel_counts

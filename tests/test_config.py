@@ -15,7 +15,7 @@ from recast.lab.cli.command import Part, Typed
 from recast.lab.config import OptimConfig, Recipe, ScheduleConfig, TaskConfig
 from recast.lab.config.fields import fields_of, merge
 from recast.lab.config.recipe import PaperConfig
-from recast.lab.recipe import override
+from recast.lab.config.text import override
 from recast.layers.config import BesideGate, BiasGate, LinearGate, SigmoidGate
 from recast.layers.pool_config import AttentionPooling
 

@@ -10,10 +10,10 @@ from PIL import Image
 
 from recast.errors import RecastError
 from recast.lab.config import DataConfig, Recipe
+from recast.lab.config.text import override
 from recast.lab.data import Data, load_data
 from recast.lab.data.columns import order_classes
 from recast.lab.data.datasets import ImageFiles
-from recast.lab.recipe import override
 from recast.lab.task import task_named
 from recast.lab.training.prepare import with_task
 

@@ -9,7 +9,7 @@ from recast.lab.config import DataConfig, Recipe
 from recast.lab.data import load_data
 from recast.lab.explain.inputs import read_inputs
 from recast.lab.explain.neighbours import Query, Shown, find_neighbours
-from recast.lab.pages import fill_page
+from recast.lab.pages.template import fill_page
 from recast.lab.training.run import train
 from recast.models.config import ModelConfig
 

@@ -132,7 +132,7 @@ def test_the_papers_networks_are_there_once_they_are_needed(tmp_path: Path) -> N
     )
     command = [sys.executable, "-W", "error::UserWarning", "-c", code, tmp_path / "w.safetensors"]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.stdout.split() == ["PatchConvNet", "recast.lab.networks"], done.stderr
+    assert done.stdout.split() == ["PatchConvNet", "recast.models.cifar"], done.stderr
 
 
 @pytest.mark.parametrize("name", ["resnet18", "torchvision:squeezenet1_1"])

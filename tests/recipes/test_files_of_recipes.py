@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from recast.lab.config import ClassifyConfig, DataConfig, OptimConfig, Recipe
-from recast.lab.recipe import changes, functions_of, load_recipe, save_recipe
+from recast.lab.config.text import changes, functions_of, load_recipe, save_recipe
 from recast.layers.config import RecastConfig
 from recast.models.config import ModelConfig
 from recast.models.trust import follow_up

@@ -10,10 +10,10 @@ from sklearn.metrics import confusion_matrix
 
 from recast.lab.cli import evaluate
 from recast.lab.cli.evaluate import _suites_of
-from recast.lab.folder.image_values import ImageValues, write_images
+from recast.lab.evaluation.image_values import ImageValues, write_images
 from recast.lab.folder.records import Difference, Row, write_records
-from recast.lab.report import formats
-from recast.lab.report.charts import styled
+from recast.lab.pages import formats
+from recast.lab.pages.charts import styled
 from recast.lab.report.heat_maps import confusion, confusion_charts
 from recast.lab.report.load import Run, read_run
 from recast.lab.report.page import joint_part, render_page, run_part

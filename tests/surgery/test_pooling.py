@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torchvision import models as torchvision_models
 
 from recast import Plan, PoolConfig, RecastError, attention_pool_, plan, recast_
-from recast.lab.scales import randomize_scales_
 from recast.layers.attention_pool import AttentionPool, attention_pools
 from recast.surgery.pooling.adapters import PooledLayer
 from recast.surgery.pooling.find import find_place
+from recast.surgery.scales import randomize_scales_
 from recast.tracing.hooks import captured_inputs
 
 

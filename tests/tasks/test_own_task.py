@@ -20,10 +20,10 @@ from recast.lab.config import DataConfig, OptimConfig, Recipe, TaskConfig
 from recast.lab.data import Data
 from recast.lab.data.datasets import ImageTensors, RawData
 from recast.lab.evaluation.context import Batch, Score
+from recast.lab.evaluation.evaluators import Evaluator
 from recast.lab.evaluation.run_folder import evaluate_run
-from recast.lab.evaluation.suites import Evaluator
+from recast.lab.evaluation.suites import METRICS, SUITES, Metric, Suite
 from recast.lab.plugins import FINDERS
-from recast.lab.suites import METRICS, SUITES, Metric, Suite
 from recast.lab.task import TASKS, Loss, Meter, Task, register_task
 from recast.lab.training.metrics import read_metrics
 from recast.lab.training.run import train

@@ -20,7 +20,7 @@ from recast.lab.analysis.grad_cam import grad_cam
 from recast.lab.config import DataConfig
 from recast.lab.data import load_data
 from recast.lab.evaluation import evaluate
-from recast.lab.scales import recalibrate_batch_norm_
+from recast.surgery.scales import recalibrate_batch_norm_
 from recast.tracing.batches import read_batches
 from recast.tracing.examples import batch_of, part_of
 from recast.tracing.outputs import answer_of, leaves_of

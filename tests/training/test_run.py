@@ -22,12 +22,12 @@ from recast.lab.config import (
     RegularizationConfig,
     ScheduleConfig,
 )
+from recast.lab.config.text import load_recipe
 from recast.lab.data import load_data
 from recast.lab.evaluation.run_folder import evaluate_run
 from recast.lab.folder.records import Wakefulness
 from recast.lab.folder.run import RunFolder
 from recast.lab.open import open_run
-from recast.lab.recipe import load_recipe
 from recast.lab.training import prepare
 from recast.lab.training import run as run_module
 from recast.lab.training.checkpoint import states

@@ -24,10 +24,10 @@ import recast
 from recast.lab.cli import main
 from recast.lab.cli.try_ import _check_unseen
 from recast.lab.config import DataConfig, Recipe
+from recast.lab.config.text import save_recipe
 from recast.lab.data import Data, load_data
 from recast.lab.data.seeding import choose_stratified
 from recast.lab.folder.records import Wakefulness
-from recast.lab.recipe import save_recipe
 from recast.lab.trial import arms, features, pace, run, runs, try_
 from recast.lab.trial.answer import RATES, ArmLine, Facts, confidence, judge
 from recast.lab.trial.features import Bank

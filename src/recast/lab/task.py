@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 from recast.lab.config.recipe import task_name_of_data
 from recast.lab.config.tasks import TaskConfig
+from recast.lab.evaluation.suites import METRICS, SUITES, Metric, Suite
 from recast.lab.plugins import FINDERS, plugged
-from recast.lab.suites import METRICS, SUITES, Metric, Suite
 
 if TYPE_CHECKING:
     import torch

@@ -1,6 +1,6 @@
 """The networks, tasks and suites of the papers: importing this registers them, networks with timm."""
 
-import recast.lab.networks
+import recast.models.cifar
 import recast.papers.deit.suites
 import recast.papers.deit.variants
 import recast.papers.dense.detect.networks

@@ -16,11 +16,11 @@ from recast.lab.cli.guard import complain
 from recast.lab.config import DataConfig
 from recast.lab.config.evaluation import Options
 from recast.lab.config.types import Workers
+from recast.lab.evaluation.suites import METRICS, SUITES, base, is_of_class
 from recast.lab.folder.files import read_names
 from recast.lab.folder.names import CLASSES, REPORT
 from recast.lab.folder.records import Difference, Row
 from recast.lab.folder.run import RunFolder
-from recast.lab.suites import METRICS, SUITES, base, is_of_class
 from recast.lab.task import suites_of, task_named, task_of
 from recast.models.trust import follow_up, trusting
 

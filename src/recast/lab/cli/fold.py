@@ -11,11 +11,11 @@ from recast.config import CountOrZero, FilePath, NotNegative
 from recast.errors import RecastError
 from recast.files import check_place
 from recast.lab.cli.command import Command, Compute, Line, print_json
+from recast.lab.config.text import functions_of
 from recast.lab.folder.names import ANALYSIS, PLAN, WEIGHTS
 from recast.lab.folder.records import FrontierLine
 from recast.lab.folder.run import RunFolder
 from recast.lab.folder.tables import read_records
-from recast.lab.recipe import functions_of
 from recast.models.config import ModelConfig
 from recast.models.trust import follow_up, is_function, trusting
 
@@ -151,7 +151,7 @@ def _measure(run: str, command: str, as_json: bool, data_dir: str | None) -> int
     """Measure the curve and print it."""
     from recast.lab.evaluation.run_folder import evaluate_run
     from recast.lab.folder.files import read_json
-    from recast.lab.report.formats import head_labels, three_digits
+    from recast.lab.pages.formats import head_labels, three_digits
 
     how = {"command": command, "progress": sys.stderr.isatty(), "data_dir": data_dir}
     for error in evaluate_run(run, ["frontier"], **how).not_measured:  # type: ignore[arg-type]

@@ -14,10 +14,10 @@ from recast.errors import RecastError
 from recast.lab.cli.command import Command, Compute, print_json
 from recast.lab.cli.evaluate import compared_with, format_arms
 from recast.lab.config import OptimConfig
+from recast.lab.config.text import load_recipe
 from recast.lab.folder.files import locked
 from recast.lab.folder.names import PARENT, RECIPE, REPORT, WEIGHTS
 from recast.lab.folder.run import RunFolder
-from recast.lab.recipe import load_recipe
 from recast.models.trust import follow_up
 
 SUITES = ("clean", "fgsm", "pgd", "basic", "cost")

@@ -12,11 +12,11 @@ from recast.errors import RecastError
 from recast.lab.cli.command import Command, Compute, Line, Typed, print_json
 from recast.lab.cli.guard import later_process
 from recast.lab.config import Recipe
+from recast.lab.config.text import functions_of, load_recipe, override
 from recast.lab.folder.names import CONTROL, METRICS_FILE, RECIPE
 from recast.lab.folder.records import ARMS
 from recast.lab.folder.run import RunFolder
-from recast.lab.recipe import functions_of, load_recipe, override
-from recast.lab.recipes import RECIPES, make_recipe, recipes_by_paper
+from recast.lab.recipes import find_recipe, make_recipe, recipes, recipes_by_paper
 from recast.models.trust import check_trusted, follow_up, trusting
 
 EXAMPLES = """  recast train finetune --model resnet50 --pretrained --data folder --data-dir DIR --out runs/mine
@@ -103,7 +103,7 @@ def _settings(name: str | None, base: Recipe, config: Typed[Recipe]) -> Recipe:
 
 def _check_weights(name: str | None, recipe: Recipe) -> None:
     """Raise RecastError for a fine-tuning from random weights, a mistake that costs days."""
-    entry = RECIPES.get(name or "")
+    entry = recipes().get(name or "")
     if entry is None or not entry.needs_weights or recipe.model.checkpoint or recipe.model.pretrained:
         return
     whose = f", those of {entry.after}: --checkpoint runs/{entry.after}/weights.safetensors" if entry.after else ""
@@ -115,7 +115,7 @@ def _base(name: str | None, resume: str | None, out: str | None) -> Recipe:
     if resume in (None, AUTO):
         if name is None:
             raise RecastError("no recipe: give a name of docs/recipes.md, a recipe.yaml, or --resume RUN")
-        if name not in RECIPES and RunFolder(name).is_run:
+        if RunFolder(name).is_run and find_recipe(name) is None:
             raise RecastError(f"{name} is a run: continue it with --resume {name}, or repeat it from {name}/{RECIPE}")
         return load_recipe(name) if name.endswith((".yaml", ".yml")) else make_recipe(name)
     for other, value in (("RECIPE", name), ("--out", out)):
@@ -130,9 +130,9 @@ def _describe(words: Sequence[str]) -> tuple[str, Recipe | None]:
     """Return the text and values of the recipe whose help is asked for; without one, the names of recipes."""
     if not words[0].startswith("-"):
         base = _base(words[0], None, None)
-        return f"{words[0]}: {RECIPES[words[0]].text}" if words[0] in RECIPES else COMMAND.about, base
+        return f"{words[0]}: {entry.text}" if (entry := find_recipe(words[0])) else COMMAND.about, base
     names = next(iter(recipes_by_paper().values()))
-    papers = f"docs/recipes.md lists {len(RECIPES) - len(names)} more, from papers"
+    papers = f"docs/recipes.md lists {len(recipes()) - len(names)} more, from papers"
     more = f"Recipes ({papers}; recast train RECIPE --help shows their values):\n  {', '.join(names)}"
     return f"{COMMAND.about}\n\n{more}", None
 
@@ -142,7 +142,7 @@ COMMAND = Command(train, "[RECIPE] [options]", EXAMPLES, _describe)
 
 def _arms(out: Path) -> str:
     """Return the validation results of every arm as text. The parent is epoch 0 of the control arm."""
-    from recast.lab.suites import METRICS
+    from recast.lab.evaluation.suites import METRICS
     from recast.lab.task import task_of
     from recast.lab.training.metrics import read_metrics
 

@@ -22,6 +22,8 @@ def ordered(values: tuple[float, float]) -> tuple[float, float]:
 FromData = BeforeValidator(lambda value: "data" if value in (["data"], ("data",)) else value)
 """Validator of numbers or the word data, which the command line gives as a list of one word."""
 Crop = Literal["none", "pad", "random", "simple"]
+SOURCES = ("digits", "one_digit", "odd_digit", "folder", "csv", "zip", "cifar10", "cifar100", "imagenet")
+"""Values of `ImagesConfig.name` besides torch/NAME, hfds/NAME and the `TaskConfig.data_sets` of tasks."""
 FORMATS = ("folder", "zip", "csv", "csv_multilabel", "masks", "coco")
 """Values of `ImagesConfig.name` that name a format, not a data set."""
 EMBEDDED = {
@@ -32,6 +34,11 @@ EMBEDDED = {
     "scene_objects": "coco",
 }
 """Values that name images of the package → the format of own images for the same task."""
+
+
+def is_of_lab(name: str) -> bool:
+    """Return True for a data set that needs no paper."""
+    return name in (*SOURCES, "csv_multilabel") or "/" in name
 
 
 class ImagesConfig(Config):

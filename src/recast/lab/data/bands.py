@@ -37,7 +37,7 @@ from recast.lab.data.images import (
     decode_errors,
     opened,
 )  # fmt: skip
-from recast.lab.optional import optional_package
+from recast.lab.plugins import optional_package
 from recast.reading import check_member, check_unpacked
 
 BICUBIC = v2.InterpolationMode.BICUBIC

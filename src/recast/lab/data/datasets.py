@@ -23,9 +23,9 @@ from recast.errors import RecastError
 from recast.lab.config import Augmentation, Crop
 from recast.lab.data.augment import file_transform, only_shifts, resolve, shift_and_flip
 from recast.lab.data.bands import band_transform, bands_of, open_bands
+from recast.lab.data.device import check_memory
 from recast.lab.data.images import PHOTO, open_image, resize_and_crop, to_bytes
 from recast.lab.data.seeding import mix_seed, seeded
-from recast.lab.device import check_memory
 
 SIZED = 15
 """Number of images whose sizes are read to choose `img_size`."""

@@ -15,6 +15,8 @@ from torchvision.transforms.v2.functional import normalize
 
 from recast.errors import RecastError, listed, suggest
 from recast.lab.config import Augmentation, DataConfig, LabelsConfig, Recipe, TaskConfig
+from recast.lab.config.inputs import SOURCES, is_of_lab
+from recast.lab.config.text import extend
 from recast.lab.data.augment import resolve
 from recast.lab.data.bands import TIFF
 from recast.lab.data.coarse import Coarse, coarse_classes
@@ -175,6 +177,8 @@ def load_data(
         >>> len(data.train), len(data.val), data.img_size
         (1297, 500, 32)
     """
+    if not is_of_lab(config.name):
+        extend()
     prefix, slash, rest = config.name.partition("/")
     sources = [*_SOURCES, *(name for task in TaskConfig.members.values() for name in task.data_sets)]
     source = _LIBRARIES.get(prefix) if slash and rest else _SOURCES.get(config.name)
@@ -331,17 +335,8 @@ def _cifar(config: DataConfig) -> RawData:
     return find_archives(config, norm=NORMS[config.name]) or read_vision(config.name, data_dir(config))
 
 
-_SOURCES: dict[str, Callable[[DataConfig], RawData]] = {
-    "digits": find_digits,
-    "one_digit": find_canvases,
-    "odd_digit": find_canvases,
-    "folder": find_folder,
-    "csv": find_csv,
-    "zip": _zip,
-    "cifar10": _cifar,
-    "cifar100": _cifar,
-    "imagenet": find_folder,
-}
+_FINDERS = (find_digits, find_canvases, find_canvases, find_folder, find_csv, _zip, _cifar, _cifar, find_folder)
+_SOURCES: dict[str, Callable[[DataConfig], RawData]] = dict(zip(SOURCES, _FINDERS, strict=True))
 
 _LIBRARIES: dict[str, Callable[[DataConfig], RawData]] = {
     "torch": find_in_torchvision,

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from recast.lab.data.seeding import draw_by_index
 from recast.lab.evaluation.context import Batch, Score
-from recast.lab.suites import SEVERITIES
+from recast.lab.evaluation.suites import SEVERITIES
 
 
 def corrupt(images: Tensor, kind: str, severity: int, first_index: int = 0) -> Tensor:

@@ -23,7 +23,7 @@ from recast.errors import first_line
 from recast.files import replaced
 from recast.lab.data.datasets import LabelledImages
 from recast.lab.evaluation.context import Context, Score, Source
-from recast.lab.model_key import model_key
+from recast.lab.evaluation.model_key import model_key
 from recast.models.checksum import checksum
 from recast.reading import check_archive
 

@@ -16,7 +16,7 @@ from recast.lab.config.evaluation import Options
 from recast.lab.data import Data, Loader
 from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.seeding import choose_stratified
-from recast.lab.suites import SUITES
+from recast.lab.evaluation.suites import SUITES
 from recast.tracing.outputs import answer_of
 
 Images = TypeVar("Images", bound=LabelledImages)

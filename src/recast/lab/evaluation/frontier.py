@@ -15,9 +15,9 @@ from recast.lab.evaluation.closing import batches_of, closing_, heads_left
 from recast.lab.evaluation.context import Context, NotMeasured, PixelModel, Source, is_correct, sampled
 from recast.lab.folder.records import FrontierLine
 from recast.lab.folder.tables import Table
-from recast.lab.scales import recalibrate_batch_norm_
 from recast.layers.cmhsa import gated_layers
 from recast.surgery.folding.model import fold_
+from recast.surgery.scales import recalibrate_batch_norm_
 from recast.tracing.timing import time_models
 
 CHOSEN_ON = 512

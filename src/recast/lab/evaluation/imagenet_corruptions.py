@@ -22,8 +22,8 @@ from recast.lab.data.seeding import mix_seed, seeded
 from recast.lab.evaluation.basic_corruptions import mean_over_corruptions
 from recast.lab.evaluation.context import Context, NotMeasured, Source
 from recast.lab.evaluation.derived_images import DerivedImages
-from recast.lab.optional import optional_package
-from recast.lab.suites import CATEGORIES, SEVERITIES
+from recast.lab.evaluation.suites import CATEGORIES, SEVERITIES
+from recast.lab.plugins import optional_package
 
 KINDS = tuple(kind for kinds in CATEGORIES.values() for kind in kinds)
 MIN_SIDE = 32

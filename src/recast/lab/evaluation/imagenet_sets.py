@@ -25,7 +25,7 @@ from recast.lab.data import Data
 from recast.lab.data.datasets import ImageFiles
 from recast.lab.data.images import is_image_name, open_image, opened
 from recast.lab.evaluation.context import Context, NotMeasured, Source, sampled
-from recast.lab.suites import CATEGORIES, SEVERITIES, SUITES
+from recast.lab.evaluation.suites import CATEGORIES, SEVERITIES, SUITES
 
 SETS = {
     "imagenet-a": ("imagenet_a", "imagenet-a"),

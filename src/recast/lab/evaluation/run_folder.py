@@ -14,14 +14,14 @@ from recast.errors import RecastError
 from recast.files import require
 from recast.lab.config.evaluation import Options
 from recast.lab.data import Data
+from recast.lab.data.device import surroundings
 from recast.lab.data.sources import without_unreadable
-from recast.lab.device import surroundings
 from recast.lab.evaluation.context import Context
+from recast.lab.evaluation.evaluators import check_data, check_suites, evaluator, passes
+from recast.lab.evaluation.image_values import write_images
 from recast.lab.evaluation.knn import sources_knn
 from recast.lab.evaluation.runner import Results, measure, open_context
-from recast.lab.evaluation.suites import check_data, check_suites, evaluator, passes
 from recast.lab.folder.files import locked, read_json, write_json
-from recast.lab.folder.image_values import write_images
 from recast.lab.folder.names import ANALYSIS, DIFFERENCES, PROVENANCE, ROWS, SCORES
 from recast.lab.folder.records import Difference, Row, write_records
 from recast.lab.folder.run import RunFolder

@@ -15,7 +15,7 @@ from recast.analysis.transformers import NO_GRID
 from recast.errors import RecastError, listed
 from recast.lab.explain.inputs import likeliest
 from recast.lab.explain.scene import GRAD_CAM, Floats, Layer, Maps, Outputs, Prediction, share_text
-from recast.lab.report.formats import plural
+from recast.lab.pages.formats import plural
 from recast.layers.attention_pool import attention_pools
 from recast.layers.beside import AttentionBeside
 from recast.layers.cmhsa import RecastLayer

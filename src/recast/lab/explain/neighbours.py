@@ -25,8 +25,8 @@ from recast.lab.folder.files import check_ours
 from recast.lab.folder.names import EXPLAIN
 from recast.lab.folder.records import ARMS
 from recast.lab.open import data_of, open_run
-from recast.lab.pages import fill_page
-from recast.lab.report.formats import png
+from recast.lab.pages.formats import png
+from recast.lab.pages.template import fill_page
 from recast.modes import in_eval
 
 NEAREST = 10

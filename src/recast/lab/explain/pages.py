@@ -11,8 +11,8 @@ from torch import nn
 from recast.errors import RecastError
 from recast.lab.config import Recipe
 from recast.lab.config.explain import ExplainOptions
+from recast.lab.data.device import choose_device
 from recast.lab.data.seeding import seeded
-from recast.lab.device import choose_device
 from recast.lab.explain.inputs import find_inputs, imagenet_names, page_stem, read_class_names, read_inputs
 from recast.lab.explain.make import ASSUMED, make_scene
 from recast.lab.explain.scene import Scene

@@ -10,9 +10,9 @@ from pathlib import Path
 from recast.errors import RecastError
 from recast.lab.config import Recipe
 from recast.lab.config.inputs import EMBEDDED
+from recast.lab.config.text import functions_of, load_recipe
 from recast.lab.folder.names import FIRST, LOCK, PARENT, PARENT_WEIGHTS, RECIPE, STATES, WEIGHTS
 from recast.lab.folder.records import Row
-from recast.lab.recipe import functions_of, load_recipe
 from recast.models.trust import follow_up
 
 

@@ -8,13 +8,13 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+from recast.lab.evaluation.suites import METRICS, SUITES, base, of_kind
 from recast.lab.folder.records import FrontierLine
-from recast.lab.report import formats
-from recast.lab.report.charts import Chart, Key, Point, Role, Series, series_chart
+from recast.lab.pages import formats
+from recast.lab.pages.charts import Chart, Key, Point, Role, Series, series_chart
 from recast.lab.report.curves import settings
 from recast.lab.report.labels import CORRUPTIONS, suite_title, words
 from recast.lab.report.load import Run
-from recast.lab.suites import METRICS, SUITES, base, of_kind
 
 SMALL = (3.5, 2.4)
 BY_TIME: dict[str, Any] = {"xlabel": "milliseconds per image", "xformat": "{:.3g}".format, "size": SMALL}

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from recast.lab.evaluation.suites import CATEGORIES, of_kind
 from recast.lab.folder.files import number
-from recast.lab.report.charts import Chart, Key, Point, Series, series_chart
+from recast.lab.pages.charts import Chart, Key, Point, Series, series_chart
 from recast.lab.report.labels import CORRUPTIONS, suite_title, words
 from recast.lab.report.load import Run
 from recast.lab.report.verdict import accuracy
-from recast.lab.suites import CATEGORIES, of_kind
 
 MOST_SWITCHES = 24  # more vertical lines would hide the curves
 PERCENT = (-2.5, 102)  # with room for markers at 0

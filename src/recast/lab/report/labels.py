@@ -1,15 +1,15 @@
-"""Labels of the arms of a run, of suites and of metrics (from `recast.lab.suites`)."""
+"""Labels of the arms of a run, of suites and of metrics (from `recast.lab.evaluation.suites`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from recast.lab.evaluation.suites import METRICS, SUITES, base, of_kind
 from recast.lab.folder.records import ARMS, Row
 from recast.lab.folder.run import RunFolder
-from recast.lab.report.formats import NBSP
+from recast.lab.pages.formats import NBSP
 from recast.lab.report.load import Run
-from recast.lab.suites import METRICS, SUITES, base, of_kind
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import numpy as np
 
 from recast.lab.folder.files import number
 from recast.lab.folder.records import ARMS, FourierLine
-from recast.lab.report import formats
-from recast.lab.report.charts import Chart, Key, Point, Series, series_chart
+from recast.lab.pages import formats
+from recast.lab.pages.charts import Chart, Key, Point, Series, series_chart
 from recast.lab.report.labels import words
 from recast.lab.report.load import Run
 

@@ -22,14 +22,14 @@ from typing import Any, TypeVar
 
 from recast.errors import RecastError
 from recast.lab.config import Recipe
+from recast.lab.config.text import SEAL, functions_of
+from recast.lab.evaluation.image_values import ImageValues, Key, read_images
+from recast.lab.evaluation.suites import METRICS
 from recast.lab.folder import names
 from recast.lab.folder.files import read_json, read_lines, read_names, read_text
-from recast.lab.folder.image_values import ImageValues, Key, read_images
 from recast.lab.folder.records import Difference, Epoch, FourierLine, FrontierLine, Row, SimilarityLine, Switching
 from recast.lab.folder.run import RunFolder
 from recast.lab.folder.tables import read_records, read_table
-from recast.lab.recipe import SEAL, functions_of
-from recast.lab.suites import METRICS
 from recast.lab.task import task_of_data
 from recast.models.trust import follow_up
 from recast.surgery.plan import Plan

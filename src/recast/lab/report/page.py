@@ -10,10 +10,11 @@ from typing import Any
 
 from recast.lab.folder.files import number
 from recast.lab.folder.records import ARMS, Wakefulness
-from recast.lab.pages import fill_page
-from recast.lab.report import curves, formats, layers
+from recast.lab.pages import formats
+from recast.lab.pages.formats import NBSP
+from recast.lab.pages.template import fill_page
+from recast.lab.report import curves, layers
 from recast.lab.report.costs import COSTS, cost_charts, frontier, joint_frontier
-from recast.lab.report.formats import NBSP
 from recast.lab.report.heat_maps import confusion_charts, similarity_charts
 from recast.lab.report.labels import CORRUPTIONS, glossary, suite_title, words
 from recast.lab.report.load import Run

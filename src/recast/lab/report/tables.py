@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from recast.lab.evaluation.intervals import Interval
+from recast.lab.evaluation.suites import METRICS, PER_CORRUPTION, SUITES, base, is_of_class
 from recast.lab.folder.records import ARMS, Difference
-from recast.lab.report import formats
+from recast.lab.pages import formats
 from recast.lab.report.labels import TEST_SETS, is_accuracy, measured, suite_title, words, worth_a_line
 from recast.lab.report.load import Run
 from recast.lab.report.verdict import accuracy, epochs_text, is_exact, mean_of, why_no_mean
-from recast.lab.statistics import Interval
-from recast.lab.suites import METRICS, PER_CORRUPTION, SUITES, base, is_of_class
 from recast.tracing.cost import Cost
 
 LABELS = {"arms": "All measurements of all networks", "classes": "Results by class"}

@@ -10,16 +10,16 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from recast.errors import listed
+from recast.lab.config.text import flat, how_it_runs, paths
+from recast.lab.evaluation.image_values import PATH, over_seeds
+from recast.lab.evaluation.intervals import Interval, interval
+from recast.lab.evaluation.suites import METRICS, base
 from recast.lab.folder.files import number
-from recast.lab.folder.image_values import PATH, over_seeds
 from recast.lab.folder.records import Wakefulness
-from recast.lab.recipe import flat, how_it_runs, paths
-from recast.lab.report import formats
-from recast.lab.report.formats import NBSP
+from recast.lab.pages import formats
+from recast.lab.pages.formats import NBSP
 from recast.lab.report.labels import words
 from recast.lab.report.load import Run
-from recast.lab.statistics import Interval, interval
-from recast.lab.suites import METRICS, base
 
 EXACT = 1e-5  # largest relative error of the outputs of the same function (fp32)
 LISTED = 4  # differences between recipes that are named

@@ -23,8 +23,8 @@ from recast.config import read
 from recast.errors import RecastError, first_line
 from recast.files import free_space, replaced
 from recast.lab.config import Recipe
+from recast.lab.config.text import changes, may_change
 from recast.lab.folder.names import STATES
-from recast.lab.recipe import changes, may_change
 from recast.lab.task import StatefulLoss
 from recast.lab.training.switches import Switches
 from recast.models.weights import first_nonfinite, mismatch

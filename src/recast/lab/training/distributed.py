@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from recast.errors import RecastError, shown
 from recast.lab.config import ClassifyConfig, Recipe
-from recast.lab.device import choose_device
+from recast.lab.data.device import choose_device
 from recast.lab.folder.files import locked
 from recast.modes import computes_as
 

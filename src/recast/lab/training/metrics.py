@@ -18,10 +18,10 @@ from recast.errors import RecastError, listed
 from recast.files import write_text
 from recast.lab.config import Recipe
 from recast.lab.data import Data, Loader
+from recast.lab.evaluation.suites import METRICS
 from recast.lab.folder.files import json_line, read_lines
 from recast.lab.folder.names import METRICS_FILE
 from recast.lab.folder.records import Epoch, Wakefulness
-from recast.lab.suites import METRICS
 from recast.lab.task import task_named, task_of
 from recast.lab.training.checkpoint import Position
 from recast.lab.training.distributed import Stopped, is_first, process_count, process_number, sum_over_processes_

@@ -32,7 +32,7 @@ from torch.optim import Optimizer
 
 from recast.errors import RecastError, suggest
 from recast.lab.config import OptimConfig, Recipe
-from recast.lab.device import choose_device
+from recast.lab.data.device import choose_device
 from recast.layers.cmhsa import gated_layers
 from recast.surgery.parameters import param_groups
 

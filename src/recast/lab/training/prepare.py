@@ -16,14 +16,13 @@ from recast.analysis.transformers import is_attention
 from recast.errors import RecastError, first_line
 from recast.lab.config import LabelsConfig, Recipe
 from recast.lab.config.tasks import ModelTeacher
+from recast.lab.config.text import changes, functions_of, may_change, override
 from recast.lab.data import Data, Loader, load_data
 from recast.lab.data.class_order import order_classes_
 from recast.lab.data.seeding import mix_seed, seeded
 from recast.lab.data.table import read_labels
 from recast.lab.folder.names import COARSE_FILE, PARENT_WEIGHTS, RECIPE
 from recast.lab.folder.run import RunFolder, is_kept_parent
-from recast.lab.recipe import changes, functions_of, may_change, override
-from recast.lab.scales import batch_norms
 from recast.lab.task import task_of
 from recast.lab.training.distributed import check_shares
 from recast.lab.training.optim import check_trainable
@@ -35,6 +34,7 @@ from recast.modes import in_eval
 from recast.reading import decode, read_bytes
 from recast.surgery.plan import Plan
 from recast.surgery.planning import plan
+from recast.surgery.scales import batch_norms
 
 
 @dataclass(frozen=True)

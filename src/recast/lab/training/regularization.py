@@ -19,10 +19,10 @@ from torchvision.ops import StochasticDepth
 from recast.analysis.transformers import is_attention
 from recast.errors import RecastError
 from recast.lab.config import Freeze, Recipe
-from recast.lab.scales import batch_norms
 from recast.layers.attention_pool import attention_pools
 from recast.models.adapt import classifiers
 from recast.modes import computes_as
+from recast.surgery.scales import batch_norms
 
 DROP_PATH = re.compile(r"drop_path\d*|stochastic_depth|stochastic_dropout")
 """Attributes of a residual block that hold its stochastic depth, in timm and in torchvision."""

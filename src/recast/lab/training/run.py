@@ -21,17 +21,16 @@ from torch import Tensor, nn
 from recast.errors import RecastError, listed
 from recast.files import write_text
 from recast.lab.config import Recipe
+from recast.lab.config.text import functions_of, save_recipe
+from recast.lab.data.device import surroundings
 from recast.lab.data.duplicates import report_duplicates
 from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.data.seeding import mix_seed, seeded
 from recast.lab.data.sources import some_images
-from recast.lab.device import surroundings
 from recast.lab.folder import names
 from recast.lab.folder.files import number, read_json, read_text, write_json
 from recast.lab.folder.run import RunFolder
 from recast.lab.open import check_classes, check_same
-from recast.lab.recipe import functions_of, save_recipe
-from recast.lab.scales import recalibrate_batch_norm_
 from recast.lab.task import task_of
 from recast.lab.training import distributed
 from recast.lab.training.checkpoint import newest_state, states
@@ -45,6 +44,7 @@ from recast.surgery.apply import recast_
 from recast.surgery.folding.model import fold_
 from recast.surgery.plan import Plan, applied_plan, nothing_to_see, plan_of
 from recast.surgery.records import Left
+from recast.surgery.scales import recalibrate_batch_norm_
 from recast.surgery.schedule import Schedule
 from recast.surgery.verify import verify
 from recast.surgery.wake import wake_, waking_summary

@@ -25,15 +25,15 @@ from recast.files import free_space, require, write_text
 from recast.lab.data import Data, Loader
 from recast.lab.data.class_order import name_other_classes, order_classes_
 from recast.lab.data.datasets import ImageFiles, ImageTensors, LabelledImages
+from recast.lab.data.device import choose_device
 from recast.lab.data.duplicates import report_duplicates
 from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.data.seeding import choose_stratified, hold_out
-from recast.lab.device import choose_device
+from recast.lab.evaluation.model_key import model_key
 from recast.lab.folder.files import locked, read_json, write_json
 from recast.lab.folder.names import DUPLICATES
 from recast.lab.folder.records import Wakefulness
-from recast.lab.model_key import model_key
-from recast.lab.report.formats import plural
+from recast.lab.pages.formats import plural
 from recast.lab.trial import arms
 from recast.lab.trial.answer import RATES, Answer, ArmLine, Facts, epochs, judge, offers
 from recast.lab.trial.arms import ARMS, COMPARED, TRAINED, Arm

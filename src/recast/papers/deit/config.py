@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from recast.config import NotNegative, Positive, Rare
 from recast.errors import RecastError
 from recast.lab.config.recipe import PaperConfig
-from recast.lab.suites import METRICS, SUITES, Metric, Suite
+from recast.lab.evaluation.suites import METRICS, SUITES, Metric, Suite
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,7 +63,7 @@ class DeitConfig(PaperConfig):
         as in the published code. Raises RecastError for a network without LayerScale."""
         from torch.nn import init
 
-        from recast.lab.scales import layer_scales
+        from recast.surgery.scales import layer_scales
 
         if self.layer_scale is None:
             return

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from recast.lab.data.datasets import ImageFiles
 from recast.lab.evaluation.context import Batch, Context, NotMeasured, Score, Source, is_correct
+from recast.lab.evaluation.evaluators import EVALUATORS, Evaluator
 from recast.lab.evaluation.stats import plain_mean
-from recast.lab.evaluation.suites import EVALUATORS, Evaluator
 from recast.tracing.hooks import captured_inputs, captured_outputs
 
 CROPS = (0.875, 0.9, 0.95, 1.0)

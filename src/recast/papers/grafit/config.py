@@ -12,7 +12,7 @@ from recast.lab.config.inputs import LabelsConfig
 from recast.lab.config.recipe import PaperConfig
 from recast.lab.config.tasks import OneLabelTask
 from recast.lab.config.types import Probability, Share
-from recast.lab.suites import METRICS, SUITES, Metric, Suite
+from recast.lab.evaluation.suites import METRICS, SUITES, Metric, Suite
 
 if TYPE_CHECKING:
     from recast.lab.config.recipe import Recipe

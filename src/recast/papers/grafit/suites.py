@@ -24,10 +24,10 @@ from torch import Tensor
 from recast.errors import RecastError
 from recast.lab.data.seeding import hold_out, shuffled_classes
 from recast.lab.evaluation.context import Batch, Context, NotMeasured, Score
+from recast.lab.evaluation.evaluators import EVALUATORS, Evaluator
 from recast.lab.evaluation.knn import banks, sources_knn, unit_features
 from recast.lab.evaluation.stats import plain_mean
-from recast.lab.evaluation.suites import EVALUATORS, Evaluator
-from recast.lab.optional import optional_package
+from recast.lab.plugins import optional_package
 from recast.modes import in_eval
 
 if TYPE_CHECKING:

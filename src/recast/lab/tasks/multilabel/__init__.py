@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from recast.lab.suites import SUITES, Suite
+from recast.lab.evaluation.suites import SUITES, Suite
 from recast.lab.task import Loss, Meter, Task
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from recast.lab.config.tasks import MultiLabelConfig
     from recast.lab.data import Data
     from recast.lab.data.datasets import RawData
-    from recast.lab.evaluation.suites import Evaluator
+    from recast.lab.evaluation.evaluators import Evaluator
 
 
 class MultiLabel(Task):
@@ -47,7 +47,7 @@ class MultiLabel(Task):
         return LabelMeter(data)
 
     def evaluators(self) -> Mapping[str, Evaluator]:
-        from recast.lab.evaluation.suites import Evaluator
+        from recast.lab.evaluation.evaluators import Evaluator
         from recast.lab.tasks.multilabel.evaluation import pool_labels, score_labels
 
         return {"multilabel": Evaluator(score_labels, pool=pool_labels)}

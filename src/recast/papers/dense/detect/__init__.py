@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from recast.errors import RecastError
-from recast.lab.suites import Metric, Suite
+from recast.lab.evaluation.suites import Metric, Suite
 from recast.lab.task import Loss, Meter, Task, register_task
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from recast.lab.data import Data
     from recast.lab.data.datasets import RawData
     from recast.lab.evaluation.context import Context
-    from recast.lab.evaluation.suites import Evaluator
+    from recast.lab.evaluation.evaluators import Evaluator
     from recast.lab.open import OpenRun
     from recast.models.config import ModelConfig
     from recast.papers.dense.config import DetectConfig
@@ -99,7 +99,7 @@ class Detect(Task):
         return ObjectMeter(data)
 
     def evaluators(self) -> Mapping[str, Evaluator]:
-        from recast.lab.evaluation.suites import Evaluator
+        from recast.lab.evaluation.evaluators import Evaluator
         from recast.papers.dense.detect.evaluation import pool_detection, score_detection
 
         return {"detection": Evaluator(score_detection, pool=pool_detection)}

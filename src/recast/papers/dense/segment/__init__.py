@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from recast.lab.suites import Metric, Suite
+from recast.lab.evaluation.suites import Metric, Suite
 from recast.lab.task import Loss, Meter, Task, register_task
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from recast.lab.data import Data
     from recast.lab.data.datasets import RawData
     from recast.lab.evaluation.context import Context
-    from recast.lab.evaluation.suites import Evaluator
+    from recast.lab.evaluation.evaluators import Evaluator
     from recast.lab.open import OpenRun
     from recast.papers.dense.config import SegmentConfig
 
@@ -70,7 +70,7 @@ class Segment(Task):
         return PixelMeter(data)
 
     def evaluators(self) -> Mapping[str, Evaluator]:
-        from recast.lab.evaluation.suites import Evaluator
+        from recast.lab.evaluation.evaluators import Evaluator
         from recast.papers.dense.segment.evaluation import STATISTICS, score_segmentation, sources_segmentation
 
         how = Evaluator(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from recast.errors import RecastError, shown
 from recast.files import write_text
 from recast.lab.config import Recipe
 from recast.lab.config.fields import fields_of, merge
+from recast.lab.config.inputs import is_of_lab
 from recast.lab.config.recipe import task_name_of_data
 from recast.lab.config.types import MayChange
 from recast.reading import decode, read_bytes
@@ -26,8 +28,30 @@ LARGEST = 2**19
 """Bytes of a recipe file. PyYAML reads some 100 kB a second."""
 DEEPEST = 32
 """Levels of lists and mappings in one another in a recipe file."""
+EXTENSIONS: list[Callable[[], object]] = []
+"""Functions that add settings, tasks and recipes of papers. They are called once a name is missing without them."""
 SEAL = "# sha256 of the lines above: "
 """Start of the last line of a run's recipe, the checksum of the other lines. Delete it after editing the file."""
+
+
+def extend() -> None:
+    """Call the `EXTENSIONS`."""
+    while EXTENSIONS:
+        EXTENSIONS.pop()()
+
+
+def read_recipe(content: Callable[[], Any], source: str = "", name: Callable[[Keys], str] = ".".join) -> Recipe:
+    """Return the recipe of plain data; with the `EXTENSIONS` if it, or its data set, requires them.
+
+    Args and errors are those of `recast.config.read`; `content` is called again if the extensions are loaded.
+    """
+    if EXTENSIONS:
+        with suppress(RecastError):
+            recipe = read(Recipe, content(), source, name)
+            if is_of_lab(recipe.data.name):
+                return recipe
+        extend()
+    return read(Recipe, content(), source, name)
 
 
 def paths() -> list[Keys]:
@@ -60,14 +84,18 @@ def override(base: Recipe, changes: Mapping[str, Any], name: Callable[[Keys], st
 
     Example:
         >>> from recast.lab.config import Recipe
-        >>> from recast.lab.recipe import override
+        >>> from recast.lab.config.text import override
         >>> override(Recipe(recast={"gate": "sigmoid", "alpha": 2.0}), {"recast": {"gate": "bias"}}).recast.gate
         'bias'
     """
-    task, name_of_data = changes.get("task", {}), changes.get("data", {}).get("name", base.data.name)
-    if (kind := task_name_of_data(name_of_data)) and isinstance(task, Mapping) and "kind" not in task:
-        changes = {**changes, "task": {"kind": kind, **task}}
-    return read(Recipe, merge(Recipe, base.model_dump(), changes), name=name)
+
+    def content() -> dict[str, Any]:
+        task, data_set = changes.get("task", {}), changes.get("data", {}).get("name", base.data.name)
+        if (kind := task_name_of_data(data_set)) and isinstance(task, Mapping) and "kind" not in task:
+            return merge(Recipe, base.model_dump(), {**changes, "task": {"kind": kind, **task}})
+        return merge(Recipe, base.model_dump(), changes)
+
+    return read_recipe(content, name=name)
 
 
 def load_recipe(path: str | Path, *, complete: bool = False) -> Recipe:
@@ -82,13 +110,17 @@ def load_recipe(path: str | Path, *, complete: bool = False) -> Recipe:
     path = Path(path)
     text, data = _read(path)
     given = _flat(data)
-    for keys in paths():
-        value = given.get(".".join(keys))
-        if isinstance(value, str) and (beside := path.parent / value).exists():
-            _section(data, keys)[keys[-1]] = str(beside.resolve())
+
+    def content() -> dict[str, Any]:
+        for keys in paths():
+            value = given.get(".".join(keys))
+            if isinstance(value, str) and (beside := path.parent / value).exists():
+                _section(data, keys)[keys[-1]] = str(beside.resolve())
+        return data
+
     body, seal, digest = text.rpartition(SEAL)
     is_untouched = digest.strip() == _digest(body)
-    recipe = read(Recipe, data, f"{path} comes from another version of recast" if is_untouched else str(path))
+    recipe = read_recipe(content, f"{path} comes from another version of recast" if is_untouched else str(path))
     missing = [key for key, value in flat(recipe).items() if value is not None and key not in given]
     if complete and missing:
         raise RecastError(
