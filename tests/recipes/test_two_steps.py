@@ -7,7 +7,8 @@ import pytest
 import torch
 from stand_ins import SIZE, stand_in
 
-from recast.lab.config import Augmentation, ClassifyConfig, DataConfig, LabelsConfig, Recipe
+from recast.lab.config import Augmentation, ClassifyConfig, DataConfig, Recipe
+from recast.lab.config.recipe import PaperConfig
 from recast.lab.config.schedules import AtOnce, Before
 from recast.lab.config.tasks import OneLabelTask
 from recast.lab.data import Data
@@ -22,7 +23,7 @@ from recast.models.config import ModelConfig
 CLASSES = 4
 
 
-def tiny_data(config: DataConfig, augment: Augmentation, labels: LabelsConfig, in_chans: int | None = None) -> Data:
+def tiny_data(config: DataConfig, augment: Augmentation, grouping: PaperConfig, in_chans: int | None = None) -> Data:
     augment, parts = resolve(augment, SIZE), []
     for count in (10, 4):
         pixels = torch.randint(0, 255, (count, 3, SIZE, SIZE), generator=torch.Generator().manual_seed(count)).byte()

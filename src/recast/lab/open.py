@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import timm
@@ -15,6 +15,7 @@ from torch import nn
 from recast.errors import RecastError
 from recast.io import load
 from recast.lab.config import Recipe
+from recast.lab.config.recipe import PaperConfig
 from recast.lab.data import Data, load_data
 from recast.lab.data.class_order import order_classes_
 from recast.lab.data.fingerprint import fingerprint_of
@@ -69,10 +70,10 @@ def open_run(folder: str | Path, data_dir: str | None = None) -> OpenRun:
     return OpenRun(folder, recipe, data, models)
 
 
-def data_of(recipe: Recipe, labels: str | None = None) -> Data:
-    """Read the data of a recipe. labels: "coarse" or "fine"; None: those of the training."""
-    config = recipe.labels if labels is None else recipe.labels.replace(labels=labels)
-    return load_data(recipe.data, recipe.augmentation, config, recipe.model.in_chans)
+def data_of(recipe: Recipe, grouping: PaperConfig | None = None) -> Data:
+    """Read the data of a recipe; with `grouping`, other labels than those of the training."""
+    data = load_data(recipe.data, recipe.augmentation, grouping or recipe.grouping, recipe.model.in_chans)
+    return data if grouping is None else replace(data, is_relabelled=True)
 
 
 def check_classes(run: Path, data: Data) -> None:

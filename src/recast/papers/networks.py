@@ -6,6 +6,7 @@ import recast.papers.deit.variants
 import recast.papers.dense.detect.networks
 import recast.papers.dense.segment.networks
 import recast.papers.grafit.network
+import recast.papers.grafit.retrieval
 import recast.papers.grafit.suites
 import recast.papers.grafit.task
 import recast.papers.patchconvnet.network

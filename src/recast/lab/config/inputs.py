@@ -118,23 +118,6 @@ class DataConfig(ImagesConfig):
     """Loader processes per training process. 0 is fastest for small images held in memory."""
 
 
-class LabelsConfig(Config):
-    """Fine labels, or labels of coarse classes that group them"""
-
-    labels: Annotated[Literal["fine", "coarse"], Rare()] = "fine"
-    """Training labels. fine: the data's own classes. coarse: coarse classes, each a group of fine ones."""
-    coarse_file: Annotated[FilePath | None, Rare()] = None
-    """CSV with the columns fine and coarse, one line per fine class. None: CIFAR-100's 20 superclasses, or `rank`."""
-    rank: Annotated[Literal["kingdom", "phylum", "class", "order", "family", "genus"] | None, Rare()] = None
-    """Taxonomic rank that defines the coarse classes, from the class names of iNaturalist."""
-
-    @model_validator(mode="after")
-    def _has_one_source(self) -> Self:
-        if None not in (self.coarse_file, self.rank):
-            raise clash("`coarse_file` and `rank` both say what the coarse classes are; drop one of them")
-        return self
-
-
 class AugmentConfig(Config):
     """Augmentation"""
 

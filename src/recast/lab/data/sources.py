@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
 from recast.errors import RecastError, listed, suggest
-from recast.lab.config import Augmentation, DataConfig, LabelsConfig, Recipe, TaskConfig
+from recast.lab.config import Augmentation, DataConfig, Recipe, TaskConfig
 from recast.lab.config.inputs import SOURCES, is_of_lab
+from recast.lab.config.recipe import Groups, PaperConfig
 from recast.lab.config.text import extend
 from recast.lab.data.augment import resolve
 from recast.lab.data.bands import TIFF
-from recast.lab.data.coarse import Coarse, coarse_classes
 from recast.lab.data.datasets import IMAGENET, SIZED, ImageFiles, LabelledImages, RawData
 from recast.lab.data.digits import find_canvases, find_digits
 from recast.lab.data.folders import data_dir, find_archives, find_folder
@@ -48,8 +48,10 @@ class Data:
     std: tuple[float, ...]
     img_size: int
     """Side of the training images in pixels."""
-    coarse: Coarse | None = None
-    """The coarse classes of `classes`; None if there are none, or the labels are coarse."""
+    groups: Groups | None = None
+    """Groups of the `classes`; None if there are none, or if these are the groups."""
+    is_relabelled: bool = False
+    """True if the labels are others than those that a network was trained with."""
     bad_images: tuple[str, ...] = ()
     """Skipped images of an archive that could not be decoded (`bad_image: skip`)."""
     kinds: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -148,13 +150,10 @@ def without_unreadable(data: Data, *parts: Literal["train", "val"]) -> Data:
     return data
 
 
-FINE = LabelsConfig()
-"""The labels of the data set itself."""
-
-
 def load_data(
-    config: DataConfig, augment: Augmentation | None = None, labels: LabelsConfig = FINE, in_chans: int | None = None
-) -> Data:
+    config: DataConfig, augment: Augmentation | None = None, grouping: PaperConfig | None = None,
+    in_chans: int | None = None,
+) -> Data:  # fmt: skip
     """Load a data set by name.
 
     Subsets and splits are always the same: num_train is class-balanced, num_val has the class shares of all images.
@@ -162,7 +161,7 @@ def load_data(
     Args:
         config: name, folder, sizes and subsets.
         augment: of the training images; None: the defaults of the data set.
-        labels: the data set's own (fine) labels, or coarse ones.
+        grouping: settings that group classes (`Recipe.grouping`); the labels are the groups if it learns these.
         in_chans: number of bands of an image, also 3 and 1; None: RGB pictures.
 
     Returns:
@@ -191,11 +190,11 @@ def load_data(
     notes = [*raw.notes] if in_chans else [*raw.notes, *_rgb_notes(raw.train or raw.val)]
     for note in notes:
         warnings.warn(note, stacklevel=2)
-    return assemble(config, augment, raw, labels, in_chans)
+    return assemble(config, augment, raw, grouping or Recipe().grouping, in_chans)
 
 
 def assemble(
-    config: DataConfig, augment: Augmentation | None, raw: RawData, labels: LabelsConfig, in_chans: int | None
+    config: DataConfig, augment: Augmentation | None, raw: RawData, grouping: PaperConfig, in_chans: int | None
 ) -> Data:
     """Return the `Data` made of a data set: hold out images, choose subsets, set sizes and augmentation.
 
@@ -211,7 +210,7 @@ def assemble(
     if in_chans is not None:
         train, val = train.banded(in_chans), val.banded(in_chans)
     classes = raw.classes or [str(n) for n in range(int(torch.cat([train.labels, val.labels]).max()) + 1)]
-    coarse = coarse_classes(config.name, labels, classes)
+    groups = grouping.groups(config.name, classes)
     for part, images in (("training", train), ("validation", val)):
         _check_labels(images, classes, part)
     skip, img_size = config.bad_image == "skip", config.img_size or val.img_size
@@ -236,14 +235,14 @@ def assemble(
         augment = replace(augment, auto_augment=None, color_jitter=0.0)
     train = train.augmented(resolve(augment, train.img_size, crop=raw.crop, flip=raw.flip))
     mean, std = _norm(config, raw, train if len(train) else val)
-    if labels.labels == "coarse" and coarse is not None:  # after the subsets, which are chosen by fine labels
-        train, val = (part.relabelled(coarse.of[part.labels]) for part in (train, val))
-        classes, coarse = coarse.names, None
+    if grouping.learns_groups and groups is not None:  # after the subsets, which are chosen by classes
+        train, val = (part.relabelled(groups.of[part.labels]) for part in (train, val))
+        classes, groups = groups.names, None
     options = ("img_size", "test_size", "mean", "std")
     given = {name: value for name in options if (value := getattr(config, name)) is not None}
     return Data(
-        raw.name, train, val, classes, mean, std, train.img_size, coarse, tuple(bad), raw.kinds, in_chans, given,
-        is_held_out,
+        raw.name, train, val, classes, mean, std, train.img_size, groups, False, tuple(bad), raw.kinds, in_chans,
+        given, is_held_out,
     )  # fmt: skip
 
 

@@ -31,7 +31,6 @@ from recast.lab.evaluation.imagenet_sets import (
     sources_real,
 )
 from recast.lab.evaluation.knn import score_knn, sources_knn
-from recast.lab.evaluation.retrieval import score_retrieval
 from recast.lab.evaluation.stats import Statistic, plain_mean
 from recast.lab.evaluation.suites import SUITES
 from recast.lab.folder.tables import Table
@@ -63,6 +62,8 @@ class Evaluator:
     """`recast.lab.evaluation.stats.Pool` of a context, for metrics that are not functions of a mean over images."""
     uses: tuple[str, ...] = ()
     """Fields of `Options` that change its scores."""
+    takes_other_labels: bool = False
+    """True if it can be measured with other labels than those of the training."""
 
 
 def analyse(tabulate: Callable[..., Table], context: Context) -> Table:
@@ -104,10 +105,7 @@ EVALUATORS = {
     },
     "imagenet-real": Evaluator(accuracy.score_top, sources=sources_real),
     "resolution": Evaluator(accuracy.score_resolution, sources=accuracy.sources_resolution),
-    "knn": Evaluator(score_knn, sources=sources_knn, uses=("neighbours", "labels")),
-    "retrieval": Evaluator(
-        score_retrieval, sources=sources_knn, statistics={"neighbours": plain_mean}, uses=("labels",)
-    ),
+    "knn": Evaluator(score_knn, sources=sources_knn, uses=("neighbours",), takes_other_labels=True),
     "cost": Evaluator(measure=measure_cost),
     "fourier": Evaluator(tabulate=partial(analyse, tabulate_fourier)),
     "cka": Evaluator(tabulate=partial(analyse, tabulate_cka)),

@@ -121,8 +121,8 @@ def bank_images(data: Data) -> LabelledImages:
 
 def unit_features(context: Context, model: nn.Module, images: Tensor) -> Tensor:
     """Return `features` of length 1."""
-    # with both coarse and fine classes, the number of outputs is not known
-    is_known = context.options.labels is None and context.data.coarse is None
+    # with groups of classes, or other labels than those of the training, the number of outputs is not known
+    is_known = context.data.groups is None and not context.data.is_relabelled
     return F.normalize(features(model, images, len(context.data.classes) if is_known else None), dim=1)
 
 

@@ -95,15 +95,15 @@ def _labelled(run: OpenRun, suites: Sequence[str], options: Options) -> Data:
 
     Raises RecastError for suites that need the labels of the training.
     """
-    trained = run.recipe.labels.labels
-    if options.labels in (None, trained):
+    trained = run.recipe.grouping
+    if options.labels is None or (grouping := trained.with_labels(options.labels)) == trained:
         return run.data
-    if others := [name for name in suites if "labels" not in evaluator(name).uses]:
+    if others := [name for name in suites if not evaluator(name).takes_other_labels]:
         raise RecastError(
-            f"{run.folder} was trained with {trained} labels: {others[0]} cannot be measured with "
+            f"{run.folder} was trained with other labels: {others[0]} cannot be measured with "
             f"labels={options.labels}; only knn and retrieval can"
         )
-    return data_of(run.recipe, options.labels)
+    return data_of(run.recipe, grouping)
 
 
 def _provenance(folder: Path) -> dict[str, Any]:

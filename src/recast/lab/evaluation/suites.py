@@ -56,7 +56,6 @@ METRICS = {
         "AUROC", meaning="how often an image of a class is ranked above one of another class; macro: mean over classes",
         by_class=True,
     ),
-    "neighbours": Metric("Neighbours", "images", meaning="how many of the nearest images vote"),
     "mce": Metric("mCE", lower_is_better=True, meaning="mean corruption error relative to AlexNet’s, which is 100"),
     "loss": Metric("Loss", "", lower_is_better=True, meaning="cross-entropy of the predictions with the labels"),
     "no_gradient": Metric(
@@ -160,10 +159,6 @@ SUITES = {
     ),
     "knn": Suite(
         "Nearest neighbours of the features", "nearest training images by features", "accuracy", setting="k = {}",
-    ),
-    "retrieval": Suite(
-        "Retrieval of training images", "mAP over all training images, also given the coarse class; top-1, chosen k",
-        "accuracy", ("map", "top1", "neighbours"), short="Retrieval",
     ),
     "cost": Suite(
         "Cost", "parameters, MACs, images per second, peak memory", "cost",

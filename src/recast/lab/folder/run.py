@@ -10,6 +10,7 @@ from pathlib import Path
 from recast.errors import RecastError
 from recast.lab.config import Recipe
 from recast.lab.config.inputs import EMBEDDED
+from recast.lab.config.recipe import PAPERS
 from recast.lab.config.text import functions_of, load_recipe
 from recast.lab.folder.names import FIRST, LOCK, PARENT, PARENT_WEIGHTS, RECIPE, STATES, WEIGHTS
 from recast.lab.folder.records import Row
@@ -86,7 +87,7 @@ class RunFolder:
 
     def withdraw(self) -> None:
         """Remove the files that a run wrote, if it failed before its first state."""
-        for name in FIRST:
+        for name in (*FIRST, *(file for paper in PAPERS.values() for file in paper.files.values())):
             (self.path / name).unlink(missing_ok=True)
         with suppress(OSError):  # missing
             (self.path / STATES).rmdir()

@@ -14,14 +14,14 @@ from torch import nn
 
 from recast.analysis.transformers import is_attention
 from recast.errors import RecastError, first_line
-from recast.lab.config import LabelsConfig, Recipe
+from recast.lab.config import Recipe
 from recast.lab.config.tasks import ModelTeacher
 from recast.lab.config.text import changes, functions_of, may_change, override
 from recast.lab.data import Data, Loader, load_data
 from recast.lab.data.class_order import order_classes_
 from recast.lab.data.seeding import mix_seed, seeded
 from recast.lab.data.table import read_labels
-from recast.lab.folder.names import COARSE_FILE, PARENT_WEIGHTS, RECIPE
+from recast.lab.folder.names import PARENT_WEIGHTS, RECIPE
 from recast.lab.folder.run import RunFolder, is_kept_parent
 from recast.lab.task import task_of
 from recast.lab.training.distributed import check_shares
@@ -51,8 +51,8 @@ class Prepared:
     """The run folder must hold the parent's weights: they are random, or the classifier is new."""
     pixels: str
     """Line with size and normalisation of the images."""
-    coarse: str | None
-    """Content of the file of coarse classes, for the run folder."""
+    files: Mapping[str, str]
+    """Texts for the run folder by the names of their files (`PaperConfig.files`)."""
 
 
 def with_task(recipe: Recipe) -> Recipe:
@@ -112,7 +112,7 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
         for paper in recipe.papers.values():
             paper.check_trained()
     recipe, task = with_size(recipe), task_of(recipe)
-    data = load_data(recipe.data, recipe.augmentation, recipe.labels, recipe.model.in_chans)
+    data = load_data(recipe.data, recipe.augmentation, recipe.grouping, recipe.model.in_chans)
     _check_images(recipe, data)
     config = task.network(recipe.model, data)
     remedy = "continue with the data it was started with" if resume else NEW_HEAD
@@ -140,8 +140,8 @@ def prepare(recipe: Recipe, out: Path, resume: bool) -> Prepared:
         where = selected[0] if len(selected) == 1 else selected
         planned = plan(parent, data.example, recipe.recast, where=where, max_tokens=recipe.max_tokens, pool=recipe.pool)
     keeps_parent = is_new and planned is not None and not resume
-    recipe, coarse = _completed(recipe, config, data, out, keeps_parent)
-    return Prepared(recipe, data, parent, planned, keeps_parent, pixels, coarse)
+    recipe, files = _completed(recipe, config, data, out, keeps_parent)
+    return Prepared(recipe, data, parent, planned, keeps_parent, pixels, files)
 
 
 def _check_images(recipe: Recipe, data: Data) -> None:
@@ -209,16 +209,17 @@ def _check_frozen(recipe: Recipe, parent: nn.Module) -> None:
 
 def _completed(
     recipe: Recipe, config: ModelConfig, data: Data, out: Path, keeps_parent: bool
-) -> tuple[Recipe, str | None]:
-    """Return the recipe that replays the run, and `Prepared.coarse`."""
+) -> tuple[Recipe, dict[str, str]]:
+    """Return the recipe that replays the run, and `Prepared.files`."""
     config = config.replace(num_classes=config.num_classes or len(data.classes))
     if keeps_parent:
         path = f"{(out / PARENT_WEIGHTS).resolve()}"
         config = config.replace(checkpoint=path, checkpoint_key=None, pretrained=False, new_head=False)
-    papers, coarse = dict(recipe.papers), None
-    for name, paper in papers.items():
-        if isinstance(paper, LabelsConfig) and paper.coarse_file is not None:
-            coarse = decode(read_bytes(paper.coarse_file), paper.coarse_file)
-            papers[name] = paper.replace(coarse_file=f"{(out / COARSE_FILE).resolve()}")
+    papers, files = dict(recipe.papers), dict[str, str]()
+    for name, paper in recipe.papers.items():
+        for field, file in paper.files.items():
+            if (path := getattr(paper, field)) is not None:
+                files[file] = decode(read_bytes(path), path)
+                papers[name] = papers[name].replace(**{field: f"{(out / file).resolve()}"})
     data_config = recipe.data.replace(mean=data.mean, std=data.std)
-    return recipe.replace(model=config, data=data_config, papers=papers), coarse
+    return recipe.replace(model=config, data=data_config, papers=papers), files

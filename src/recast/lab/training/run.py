@@ -68,7 +68,7 @@ def train(
                              metrics.jsonl weights.safetensors resume/; schedule.json with a schedule
     out/finetuned/           the control arm (`recipe.control`): metrics.jsonl weights.safetensors resume/
     out/parent.safetensors   the parent, if its weights are random or its classifier is new
-    out/coarse.csv           a copy of the file of coarse classes, if the recipe names one
+    out/FILE                 a copy of each file that the settings of a paper name (`PaperConfig.files`)
 
     A recipe that recasts nothing (`where: [none]`, `pool.kind: none`) trains the network itself into `out`, without
     plan and control arm.
@@ -175,8 +175,8 @@ class _Run:
             write_text(self.out / names.FINGERPRINT, json.dumps(fingerprint_of(self.data)) + "\n")
             if line := report_duplicates(self.data, self.out):
                 self.say(line)
-        if self.prepared.coarse is not None:
-            write_text(self.out / names.COARSE_FILE, self.prepared.coarse)
+        for name, text in self.prepared.files.items():
+            write_text(self.out / name, text)
         if self.prepared.keeps_parent:
             parent = task_of(self.recipe).undone(self.parent)
             write_weights(parent, self.out / names.PARENT_WEIGHTS, self.recipe, self.data)

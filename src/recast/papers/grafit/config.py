@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from annotated_types import Ge
 from pydantic import model_validator
 
-from recast.config import Classes, Count, NotNegative, OneOf, Positive, Rare, Width, clash
-from recast.lab.config.inputs import LabelsConfig
+from recast.config import Classes, Count, FilePath, NotNegative, OneOf, Positive, Rare, Width, clash
 from recast.lab.config.recipe import PaperConfig
 from recast.lab.config.tasks import OneLabelTask
 from recast.lab.config.types import Probability, Share
 from recast.lab.evaluation.suites import METRICS, SUITES, Metric, Suite
 
 if TYPE_CHECKING:
-    from recast.lab.config.recipe import Recipe
+    from recast.lab.config.recipe import Groups, Recipe
 
 METRICS |= {
     "weight_decay": Metric("Weight decay, log₁₀", "", meaning="of the linear classifier, chosen on held-out images"),
@@ -24,7 +23,12 @@ METRICS |= {
     ),
     "energy": Metric("Energy of the components", meaning="share of the variance in the first components"),
 }
+METRICS["neighbours"] = Metric("Neighbours", "images", meaning="how many of the nearest images vote")
 SUITES |= {
+    "retrieval": Suite(
+        "Retrieval of training images", "mAP over all training images, also given the coarse class; top-1, chosen k",
+        "accuracy", ("map", "top1", "neighbours"), short="Retrieval",
+    ),
     "linear": Suite(
         "Linear classifier on the features", "logistic regression on the frozen features of the training images",
         "accuracy", ("top1", "weight_decay"), short="Linear classifier",
@@ -36,10 +40,37 @@ SUITES |= {
 }  # fmt: skip
 
 
-class GrafitConfig(PaperConfig, LabelsConfig):
+class GrafitConfig(PaperConfig):
     """Grafit: labels of coarse classes"""
 
     section: ClassVar[str] = "grafit"
+    groups_classes: ClassVar[bool] = True
+    files: ClassVar[dict[str, str]] = {"coarse_file": "coarse.csv"}
+    labels: Annotated[Literal["fine", "coarse"], Rare()] = "fine"
+    """Training labels. fine: the data's own classes. coarse: coarse classes, each a group of fine ones."""
+    coarse_file: Annotated[FilePath | None, Rare()] = None
+    """CSV with the columns fine and coarse, one line per fine class. None: CIFAR-100's 20 superclasses, or `rank`."""
+    rank: Annotated[Literal["kingdom", "phylum", "class", "order", "family", "genus"] | None, Rare()] = None
+    """Taxonomic rank that defines the coarse classes, from the class names of iNaturalist."""
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Self:
+        if None not in (self.coarse_file, self.rank):
+            raise clash("`coarse_file` and `rank` both say what the coarse classes are; drop one of them")
+        return self
+
+    def groups(self, data: str, classes: list[str]) -> Groups | None:
+        """Return the coarse classes."""
+        from recast.papers.grafit.coarse import coarse_classes
+
+        return coarse_classes(data, self, classes)
+
+    @property
+    def learns_groups(self) -> bool:
+        return self.labels == "coarse"
+
+    def with_labels(self, labels: str | None) -> Self:
+        return self.replace(labels=labels or "fine")
 
     def check(self, recipe: Recipe) -> None:
         """Raise `clash` for coarse labels of a task whose images have no single label."""

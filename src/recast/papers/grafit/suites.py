@@ -110,6 +110,6 @@ def halves_accuracy(x: np.ndarray, labels: Tensor, seed: int) -> tuple[float, fl
 
 
 EVALUATORS["linear"] = Evaluator(
-    score_linear, sources=sources_knn, statistics={"weight_decay": plain_mean}, uses=("labels",)
+    score_linear, sources=sources_knn, statistics={"weight_decay": plain_mean}, takes_other_labels=True
 )
-EVALUATORS["separability"] = Evaluator(measure=measure_separability, uses=("labels", "seed"))
+EVALUATORS["separability"] = Evaluator(measure=measure_separability, uses=("seed",), takes_other_labels=True)

@@ -5,15 +5,17 @@ They are CIFAR-100's superclasses, those of a CSV, or a rank of iNaturalist's ta
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from recast.errors import RecastError, listed, shown
-from recast.lab.config import LabelsConfig
+from recast.lab.config.recipe import Groups
 from recast.lab.data.trees import composed
 from recast.lab.folder.tables import read_table
+
+if TYPE_CHECKING:
+    from recast.papers.grafit.config import GrafitConfig
 
 CIFAR100 = {
     "aquatic_mammals": "beaver dolphin otter seal whale",
@@ -41,15 +43,7 @@ CIFAR100 = {
 RANKS = ("kingdom", "phylum", "class", "order", "family", "genus")
 
 
-class Coarse(NamedTuple):
-    """The coarse classes of a data set."""
-
-    of: Tensor
-    """(classes,) int64: the coarse class of every class."""
-    names: list[str]
-
-
-def coarse_classes(data: str, config: LabelsConfig, classes: list[str]) -> Coarse | None:
+def coarse_classes(data: str, config: GrafitConfig, classes: list[str]) -> Groups | None:
     """Return the coarse classes of a data set, sorted; None if `config` names none and labels are fine.
 
     Raises RecastError if the source does not fit the data, or a class has no coarse class or two.
@@ -74,7 +68,7 @@ def coarse_classes(data: str, config: LabelsConfig, classes: list[str]) -> Coars
             f"{len(missing)} of {len(classes)} classes are in no coarse class of {where}: {listed(missing, 3)}"
         )
     names = sorted({coarse_of[name] for name in classes})
-    return Coarse(torch.tensor([names.index(coarse_of[name]) for name in classes]), names)
+    return Groups(torch.tensor([names.index(coarse_of[name]) for name in classes]), names)
 
 
 def read_mapping(path: str) -> dict[str, str]:
