@@ -28,8 +28,8 @@ from recast.models.config import ModelConfig
 from recast.papers.grafit import retrieval
 from recast.papers.grafit.config import EmbedConfig, Projector
 from recast.papers.grafit.head import add_embedding_
+from recast.papers.grafit.linear import choose_classifier, energy, fit_linear, halves_accuracy, scaled
 from recast.papers.grafit.retrieval import choose_k, rankings
-from recast.papers.grafit.suites import choose_classifier, energy, fit_linear, halves_accuracy, scaled
 
 BANK = torch.tensor([(1, 0), (0.8, 0.6), (0, 1), (-0.6, 0.8)], dtype=torch.float64)
 QUERY = F.normalize(torch.tensor([[1.0, 0.5]], dtype=torch.float64), dim=1)

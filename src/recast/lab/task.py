@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     RawData: TypeAlias = Any
     Context: TypeAlias = Any
     OpenRun: TypeAlias = Any
-    Evaluator: TypeAlias = Any
 
 Loss = Callable[[Any, Any], Any]
 """Outputs of a network in training and targets of its images → the mean loss, a tensor."""
@@ -68,7 +67,7 @@ class Task:
     """A task; its members in the order of the folders of `recast.lab` that use them.
 
     A subclass requires `name`, `title`, `main` and `validation`, data sets (`find`) with the labels that its loss,
-    meter and suites take, `loss` and `meter`, and a suite with its evaluator for `main`.
+    meter and suites take, `loss` and `meter`, and a suite for `main`.
     """
 
     name: ClassVar[str]
@@ -153,10 +152,6 @@ class Task:
     """New metrics of `suites`."""
     unasked: ClassVar[tuple[str, ...]] = ()
     """Suites for all tasks that are measured for this one only on request."""
-
-    def evaluators(self) -> Mapping[str, Evaluator]:
-        """Return the evaluators of `suites` by name."""
-        return {}
 
     def draw(self, run: OpenRun, context: Context, suites: Sequence[str]) -> None:
         """Write pictures for the report into the folder of a run that was measured by `suites`."""

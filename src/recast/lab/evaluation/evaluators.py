@@ -1,43 +1,23 @@
-"""Functions that measure each suite."""
+"""The functions that measure suites: each registers itself, in the module that its `Suite` names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from importlib import import_module
+from typing import Any, Literal, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from recast.errors import RecastError, suggest
-from recast.lab.analysis.cka import tabulate_cka
-from recast.lab.analysis.fourier import tabulate_fourier
 from recast.lab.data import Data
-from recast.lab.evaluation import accuracy, attacks
-from recast.lab.evaluation.basic_corruptions import mean_over_corruptions, score_basic
-from recast.lab.evaluation.class_metrics import pool_classes, score_classes, sources_classes
-from recast.lab.evaluation.context import Batch, Context, Score, Source, sampled
-from recast.lab.evaluation.cost import measure_cost
-from recast.lab.evaluation.frontier import tabulate_frontier
-from recast.lab.evaluation.imagenet_corruptions import means_over_corruptions, sources_corruptions
-from recast.lab.evaluation.imagenet_sets import (
-    SETS,
-    imagenet_wnids,
-    outputs_of,
-    sources_imagenet_c,
-    sources_of_set,
-    sources_real,
-)
-from recast.lab.evaluation.knn import score_knn, sources_knn
-from recast.lab.evaluation.stats import Statistic, plain_mean
+from recast.lab.evaluation.context import Batch, Context, Score, Source
+from recast.lab.evaluation.stats import Statistic
 from recast.lab.evaluation.suites import SUITES
 from recast.lab.folder.tables import Table
 from recast.lab.task import suites_of, task_named
 
-IMAGES = 500
-"""Default number of validation images of an analysis: curves change little with more."""
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -64,60 +44,28 @@ class Evaluator:
     """Fields of `Options` that change its scores."""
     takes_other_labels: bool = False
     """True if it can be measured with other labels than those of the training."""
+    check: Callable[[Data], object] = lambda data: None
+    """Raise RecastError for data that it cannot be measured on."""
 
 
-def analyse(tabulate: Callable[..., Table], context: Context) -> Table:
-    """Return the table of all models on `IMAGES` images, or on options.num_images."""
-    images = context.data.val
-    if context.options.num_images is None:
-        images = sampled(images, IMAGES)
-    return tabulate(context.models, (batch.images for batch in context.batches(Source(images))))
+EVALUATORS: dict[str, Evaluator] = {}
 
 
-def analyse_agreement(context: Context) -> Table:
-    """Return the prediction of every model for every validation image."""
-    data, columns = context.data, {name: list[Tensor]() for name in ("label", *context.models)}
-    for batch in context.batches():
-        columns["label"].append(batch.labels)
-        for name in context.models:
-            columns[name].append(batch.logits(name).argmax(1))
-    names = [data.val.image_name(index) for index in range(len(data.val))]
-    predictions = [[data.classes[value] for value in torch.cat(parts).tolist()] for parts in columns.values()]
-    rows = tuple(zip(range(len(names)), names, *predictions, strict=True))
-    return Table("agreement", ("index", "image", *columns), rows)
+def evaluates(suite: str, how: Literal["score", "measure", "tabulate"] = "score", **options: Any) -> Callable[[F], F]:
+    """Register the decorated function, and other fields of its `Evaluator`, as what measures a suite of `SUITES`."""
 
+    def register(function: F) -> F:
+        EVALUATORS[suite] = Evaluator(**{how: function}, **options)
+        return function
 
-EVALUATORS = {
-    "clean": Evaluator(accuracy.score_clean, statistics={"loss": plain_mean}),
-    "classes": Evaluator(score_classes, sources=sources_classes, pool=pool_classes),
-    "fgsm": Evaluator(attacks.score_fgsm, uses=("eps",)),
-    "pgd": Evaluator(attacks.score_pgd, uses=("eps", "steps")),
-    "basic": Evaluator(score_basic, derive=mean_over_corruptions),
-    "corruptions": Evaluator(
-        accuracy.score_part, sources=sources_corruptions, derive=means_over_corruptions, uses=("seed",)
-    ),
-    "imagenet-c": Evaluator(
-        accuracy.score_part, sources=sources_imagenet_c, derive=partial(means_over_corruptions, with_mce=True)
-    ),
-    **{
-        name: Evaluator(accuracy.score_top, sources=partial(sources_of_set, suite=name))
-        for name in ("imagenet-a", "imagenet-r", "imagenet-v2")
-    },
-    "imagenet-real": Evaluator(accuracy.score_top, sources=sources_real),
-    "resolution": Evaluator(accuracy.score_resolution, sources=accuracy.sources_resolution),
-    "knn": Evaluator(score_knn, sources=sources_knn, uses=("neighbours",), takes_other_labels=True),
-    "cost": Evaluator(measure=measure_cost),
-    "fourier": Evaluator(tabulate=partial(analyse, tabulate_fourier)),
-    "cka": Evaluator(tabulate=partial(analyse, tabulate_cka)),
-    "agreement": Evaluator(tabulate=analyse_agreement),
-    "frontier": Evaluator(tabulate=tabulate_frontier),
-}
-"""Evaluators by the names of `recast.lab.evaluation.suites`, without those of other tasks; papers add theirs."""
+    return register
 
 
 def evaluator(suite: str) -> Evaluator:
     """Return the evaluator of a suite."""
-    return EVALUATORS[suite] if suite in EVALUATORS else task_named(SUITES[suite].task).evaluators()[suite]
+    if suite not in EVALUATORS:
+        import_module(SUITES[suite].module)
+    return EVALUATORS[suite]
 
 
 def check_suites(suites: Sequence[str]) -> None:
@@ -138,8 +86,7 @@ def check_data(suites: Sequence[str], data: Data) -> None:
             f"{others[0]} cannot be measured on {data.name}, which is for {task.title}: expected {', '.join(fitting)}"
         )
     for name in suites:
-        if SUITES[name].needs:
-            outputs_of(data, imagenet_wnids(*SETS.get(name, ())[:1]), name)
+        evaluator(name).check(data)
 
 
 def passes(suites: Sequence[str]) -> list[list[str]]:

@@ -13,6 +13,7 @@ from recast.lab.data import Data, Loader
 from recast.lab.evaluation.basic_corruptions import corrupt
 from recast.lab.evaluation.closing import batches_of, closing_, heads_left
 from recast.lab.evaluation.context import Context, NotMeasured, PixelModel, Source, is_correct, sampled
+from recast.lab.evaluation.evaluators import evaluates
 from recast.lab.folder.records import FrontierLine
 from recast.lab.folder.tables import Table
 from recast.layers.cmhsa import gated_layers
@@ -31,6 +32,7 @@ SEVERITY = 3
 """Severity of the Gaussian noise of suite `basic`."""
 
 
+@evaluates("frontier", "tabulate")
 def tabulate_frontier(context: Context) -> Table:
     """Return one row per network, and one per head closed in the recast one.
 

@@ -24,7 +24,10 @@ from recast.errors import RecastError, listed
 from recast.lab.data import Data
 from recast.lab.data.datasets import ImageFiles
 from recast.lab.data.images import is_image_name, open_image, opened
+from recast.lab.evaluation.accuracy import score_part, score_top
 from recast.lab.evaluation.context import Context, NotMeasured, Source, sampled
+from recast.lab.evaluation.evaluators import evaluates
+from recast.lab.evaluation.imagenet_corruptions import means_over_corruptions
 from recast.lab.evaluation.suites import CATEGORIES, SEVERITIES, SUITES
 
 SETS = {
@@ -205,3 +208,17 @@ def sources_imagenet_c(context: Context) -> list[Source]:
         Source(replace(base, read=partial(read_unresized, folder, side), where=f"imagenet-c {folder}"), part)
         for part, folder in folders.items()
     ]
+
+
+def check_classes_of(suite: str, data: Data) -> None:
+    """Raise NotMeasured for data of other classes than those of a suite."""
+    outputs_of(data, imagenet_wnids(*SETS.get(suite, ())[:1]), suite)
+
+
+for _suite, _score, _options in (
+    *((name, score_top, {"sources": partial(sources_of_set, suite=name)}) for name in list(SETS)[:3]),
+    ("imagenet-real", score_top, {"sources": sources_real}),
+    ("imagenet-c", score_part,
+     {"sources": sources_imagenet_c, "derive": partial(means_over_corruptions, with_mce=True)}),
+):  # fmt: skip
+    evaluates(_suite, check=partial(check_classes_of, _suite), **_options)(_score)

@@ -19,6 +19,7 @@ from recast.lab.data import Data
 from recast.lab.data.datasets import ImageFiles, ImageTensors, LabelledImages
 from recast.lab.evaluation.context import Batch, Context, NotMeasured, PixelModel, Score, Source
 from recast.lab.evaluation.derived_images import ResizedImages
+from recast.lab.evaluation.evaluators import evaluates
 from recast.models.adapt import classifiers
 from recast.tracing.hooks import captured_inputs, named
 
@@ -99,6 +100,7 @@ def sources_knn(context: Context) -> list[Source]:
     return [replace(context.validation, depends=(bank_images(data),))]
 
 
+@evaluates("knn", sources=sources_knn, uses=("neighbours",), takes_other_labels=True)
 def score_knn(batch: Batch) -> Iterator[Score]:
     """Score top1@K for every k. Raises RecastError for a k above the number of training images."""
     ks, count = batch.options.neighbours, len(batch.source.depends[0])

@@ -1,7 +1,7 @@
 """Names, options and metrics of the suites of `recast evaluate`, for command line, evaluation and report.
 
-This table has the suites of classification and of every task; a task registers its own (`recast.lab.task`).
-`recast.lab.evaluation.evaluators`, or the task, measures them. Imports no torch.
+This table has the suites of classification and of every task; a task registers its own (`recast.lab.task`), and papers
+add theirs. A suite names the module that measures it (`recast.lab.evaluation.evaluators`). Imports no torch.
 """
 
 from __future__ import annotations
@@ -95,6 +95,8 @@ class Suite:
     """True if `recast evaluate` measures it by default."""
     task: str = "classify"
     """Name of its task; empty: any task."""
+    module: str = ""
+    """The module that measures it: it has a function that `evaluates` the suite."""
 
     @property
     def needs_rgb(self) -> bool:
@@ -109,79 +111,99 @@ class Suite:
 
 TOP = ("top1", "top5")
 EPS = "ε = {}/255"
+HERE = "recast.lab.evaluation."
 SUITES = {
     "clean": Suite(
         "Clean images", "top-1, top-5, loss", "accuracy", (*TOP, "loss"), default=True,
+        module=HERE + "accuracy",
     ),
     "classes": Suite(
         "Classes of unequal size", "balanced accuracy, macro F1 and AUROC", "accuracy", ("balanced", "f1", "auroc"),
+        module=HERE + "class_metrics",
     ),
     "fgsm": Suite(
         "FGSM, one gradient step", "white-box L∞ attack of one step, ε in 1/255 of a [0, 1] pixel", "attack",
         ("top1", "no_gradient"), EPS, short="FGSM", default=True,
+        module=HERE + "attacks",
     ),
     "pgd": Suite(
         "PGD, iterated in an L∞ ball", "white-box L∞ attack of several steps, ε in 1/255 of a [0, 1] pixel", "attack",
         setting=EPS, short="PGD", default=True,
+        module=HERE + "attacks",
     ),
     "basic": Suite(
         "Corrupted images, five kinds", "five built-in corruptions × 5 severities, at least 8×8 pixels", "corruption",
         short="Five corruptions", default=True,
+        module=HERE + "basic_corruptions",
     ),
     "corruptions": Suite(
         "Corruptions, made on the fly (not the released ImageNet-C)",
         "ImageNet-C's 15 corruptions × 5 severities, made on the fly, at least 32×32 pixels", "corruption",
         short="Corruptions (on the fly)",
+        module=HERE + "imagenet_corruptions",
     ),
     "imagenet-c": Suite(
         "ImageNet-C", "the released ImageNet-C: mean top-1 and mCE", "corruption", ("top1", "mce"),
         needs="noise.tar, blur.tar, weather.tar and digital.tar of ImageNet-C, linked at github.com/hendrycks/"
         "robustness, together in one folder imagenet-c",
+        module=HERE + "imagenet_sets",
     ),
     "imagenet-a": Suite(
         "ImageNet-A", "natural adversarial examples of 200 classes", "test set", TOP,
         needs="imagenet-a.tar, linked at github.com/hendrycks/natural-adv-examples",
+        module=HERE + "imagenet_sets",
     ),
     "imagenet-r": Suite(
         "ImageNet-R", "paintings, toys and other renditions of 200 classes", "test set", TOP,
         needs="imagenet-r.tar, linked at github.com/hendrycks/imagenet-r",
+        module=HERE + "imagenet_sets",
     ),
     "imagenet-v2": Suite(
         "ImageNet-V2", "a second test set of all 1,000 classes (matched frequency)", "test set", TOP,
         needs="imagenetv2-matched-frequency.tar.gz, linked at github.com/modestyachts/ImageNetV2",
+        module=HERE + "imagenet_sets",
     ),
     "imagenet-real": Suite(
         "ImageNet-ReaL", "ImageNet's validation images with ReaL's labels", "test set", TOP,
         needs="ImageNet's validation images under their own names; the labels come with timm",
+        module=HERE + "imagenet_sets",
     ),
     "resolution": Suite(
         "Test resolution", "accuracy at other test sizes (--sizes)", "accuracy", setting="{}",
+        module=HERE + "accuracy",
     ),
     "knn": Suite(
         "Nearest neighbours of the features", "nearest training images by features", "accuracy", setting="k = {}",
+        module=HERE + "knn",
     ),
     "cost": Suite(
         "Cost", "parameters, MACs, images per second, peak memory", "cost",
         ("parameters", "macs", "images_per_second", "peak_memory"), default=True, task="",
+        module=HERE + "cost",
     ),
     "fourier": Suite(
         "Fourier curves", "table: Δ log amplitude of the features by block and frequency", "table", (),
         default=True, task="",
+        module=HERE + "analyses",
     ),
     "cka": Suite(
         "Similarity (CKA)", "table: similarity of the layers of parent and recast model", "table", (),
         task="",
+        module=HERE + "analyses",
     ),
     "agreement": Suite(
         "Agreement", "table: every model's prediction for every image", "table", (), default=True,
+        module=HERE + "analyses",
     ),
     "frontier": Suite(
         "Heads closed one by one", "table: top-1, clean and under noise, and milliseconds as heads close",
         "table", (),
+        module=HERE + "frontier",
     ),
     "multilabel": Suite(
         "Labels", "mAP, F1 at 0.5 and AUROC, also per class (data with several labels)", "accuracy",
         ("map", "f1", "auroc"), default=True, task="multilabel",
+        module="recast.lab.tasks.multilabel.evaluation",
     ),
 }  # fmt: skip
 

@@ -14,18 +14,19 @@ if TYPE_CHECKING:
 
 METRICS["cosine"] = Metric("Cosine of the tokens", "", meaning="of class and distillation token, mean over the images")
 METRICS["branch"] = Metric("Branch over main path", "", meaning="‖g(x)‖ / ‖x‖ over all tokens, mean over the images")
+MODULE = "recast.papers.deit.suites"
 SUITES |= {
     "branches": Suite(
         "Branches of a transformer", "norm of every block's attention and MLP branch relative to the main path",
-        "accuracy", ("branch",), "block {}",
+        "accuracy", ("branch",), "block {}", module=MODULE,
     ),
     "crop": Suite(
         "Test crop", "accuracy with centre crops of 0.875, 0.9, 0.95 and 1 of the short side", "accuracy",
-        setting="crop {}",
+        setting="crop {}", module=MODULE,
     ),
     "tokens": Suite(
         "Heads of a distilled DeiT", "accuracy of class head, distillation head and their mean; cosine of the tokens",
-        "accuracy", ("top1", "cosine"), "after block {}",
+        "accuracy", ("top1", "cosine"), "after block {}", module=MODULE,
     ),
 }  # fmt: skip
 

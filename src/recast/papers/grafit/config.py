@@ -27,15 +27,15 @@ METRICS["neighbours"] = Metric("Neighbours", "images", meaning="how many of the 
 SUITES |= {
     "retrieval": Suite(
         "Retrieval of training images", "mAP over all training images, also given the coarse class; top-1, chosen k",
-        "accuracy", ("map", "top1", "neighbours"), short="Retrieval",
+        "accuracy", ("map", "top1", "neighbours"), short="Retrieval", module="recast.papers.grafit.retrieval",
     ),
     "linear": Suite(
         "Linear classifier on the features", "logistic regression on the frozen features of the training images",
-        "accuracy", ("top1", "weight_decay"), short="Linear classifier",
+        "accuracy", ("top1", "weight_decay"), short="Linear classifier", module="recast.papers.grafit.linear",
     ),
     "separability": Suite(
         "Separability of the features", "how well random halves of a class separate; energy of principal components",
-        "accuracy", ("halves", "energy"), "{} components", short="Separability",
+        "accuracy", ("halves", "energy"), "{} components", short="Separability", module="recast.papers.grafit.linear",
     ),
 }  # fmt: skip
 

@@ -20,7 +20,7 @@ from recast.errors import RecastError
 from recast.lab.data.seeding import choose_balanced, hold_out
 from recast.lab.evaluation import knn
 from recast.lab.evaluation.context import Batch, Score
-from recast.lab.evaluation.evaluators import EVALUATORS, Evaluator
+from recast.lab.evaluation.evaluators import evaluates
 from recast.lab.evaluation.stats import plain_mean
 
 SIGMA = 0.05
@@ -69,6 +69,7 @@ def rankings(cosines: Tensor, coarse: tuple[Tensor, Tensor] | None) -> Iterator[
         yield "map/oracle", cosines + 4.0 * same  # cosines differ by 2 at most
 
 
+@evaluates("retrieval", sources=knn.sources_knn, statistics={"neighbours": plain_mean}, takes_other_labels=True)
 def score_retrieval(batch: Batch) -> Iterator[Score]:
     """Score top1, neighbours (the chosen k) and map; with coarse classes also map/conditioned and map/oracle."""
     context, bank_of = batch.context, knn.banks(batch)
@@ -116,8 +117,3 @@ def coarse_logits(batch: Batch, name: str, classes: int) -> Tensor | None:
         return None
     logits = model(batch.images)
     return logits.float() if logits.shape == (len(batch), classes) else None
-
-
-EVALUATORS["retrieval"] = Evaluator(
-    score_retrieval, sources=knn.sources_knn, statistics={"neighbours": plain_mean}, takes_other_labels=True
-)

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from recast.lab.config.tasks import MultiLabelConfig
     from recast.lab.data import Data
     from recast.lab.data.datasets import RawData
-    from recast.lab.evaluation.evaluators import Evaluator
 
 
 class MultiLabel(Task):
@@ -45,12 +44,6 @@ class MultiLabel(Task):
         from recast.lab.tasks.multilabel.training import LabelMeter
 
         return LabelMeter(data)
-
-    def evaluators(self) -> Mapping[str, Evaluator]:
-        from recast.lab.evaluation.evaluators import Evaluator
-        from recast.lab.tasks.multilabel.evaluation import pool_labels, score_labels
-
-        return {"multilabel": Evaluator(score_labels, pool=pool_labels)}
 
     def answer(self, data: Data, label: Any) -> str | None:
         return ", ".join(name for name, bit in zip(data.classes, label.tolist(), strict=True) if bit) or "none"

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from recast.lab.data import Data
     from recast.lab.data.datasets import RawData
     from recast.lab.evaluation.context import Context
-    from recast.lab.evaluation.evaluators import Evaluator
     from recast.lab.open import OpenRun
     from recast.models.config import ModelConfig
     from recast.papers.dense.config import DetectConfig
@@ -48,7 +47,7 @@ class Detect(Task):
         "detection": Suite(
             "Objects", "COCO's average precision of boxes and masks, by IoU, size and class", "accuracy",
             tuple(METRICS), "{} classes", by_cost=("ap", "mask_ap"),
-            default=True, task="detect",
+            default=True, task="detect", module="recast.papers.dense.detect.evaluation",
         )
     }  # fmt: skip
     metrics: ClassVar[Mapping[str, Metric]] = METRICS
@@ -97,12 +96,6 @@ class Detect(Task):
         from recast.papers.dense.detect.evaluation import ObjectMeter
 
         return ObjectMeter(data)
-
-    def evaluators(self) -> Mapping[str, Evaluator]:
-        from recast.lab.evaluation.evaluators import Evaluator
-        from recast.papers.dense.detect.evaluation import pool_detection, score_detection
-
-        return {"detection": Evaluator(score_detection, pool=pool_detection)}
 
     def draw(self, run: OpenRun, context: Context, suites: Sequence[str]) -> None:
         from recast.papers.dense.detect.evaluation import object_panels
