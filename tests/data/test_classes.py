@@ -11,7 +11,7 @@ from recast.lab.data import Data, load_data
 from recast.lab.data.class_order import name_other_classes, order_classes_
 from recast.layers.attention_pool import AttentionPool
 from recast.models.build import Images, class_names
-from recast.papers.grafit.coarse import CIFAR100, coarse_classes, read_mapping
+from recast.papers.grafit.coarse import CIFAR100, read_mapping
 from recast.papers.grafit.config import GrafitConfig
 
 
@@ -53,14 +53,14 @@ def test_the_superclasses_of_cifar100() -> None:
     fine = sorted(name for names in CIFAR100.values() for name in names.split())
     assert list(CIFAR100) == sorted(CIFAR100)
     assert len(set(fine)) == 100
-    coarse = coarse_classes("cifar100", GrafitConfig(), fine)
+    coarse = GrafitConfig().groups("cifar100", fine)
     assert coarse is not None
     # coarse labels of the first twenty fine ones in Krizhevsky's files
     assert coarse.of[:20].tolist() == [4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11]
     assert coarse.of.bincount().tolist() == [5] * 20
-    assert coarse_classes("hfds/uoft-cs/cifar100", GrafitConfig(), fine) is not None
-    assert coarse_classes("folder", GrafitConfig(), fine) is None
-    assert coarse_classes("folder", GrafitConfig("coarse"), fine) is not None
+    assert GrafitConfig().groups("hfds/uoft-cs/cifar100", fine) is not None
+    assert GrafitConfig().groups("folder", fine) is None
+    assert GrafitConfig("coarse").groups("folder", fine) is not None
 
 
 def test_coarse_and_fine_labels_are_of_the_same_images(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ NAME = "0001_Animalia_Chordata_{}_Passeriformes_Corvidae_Corvus_corax"
 
 def test_ranks_of_inaturalist() -> None:
     ravens = NAME.format("Aves")
-    coarse = coarse_classes("torch/inaturalist", GrafitConfig(rank="genus"), [ravens, ravens.replace("Corvus", "Pica")])
+    coarse = GrafitConfig(rank="genus").groups("torch/inaturalist", [ravens, ravens.replace("Corvus", "Pica")])
     assert coarse is not None
     names = [f"Animalia_Chordata_Aves_Passeriformes_Corvidae_{genus}" for genus in ("Corvus", "Pica")]
     assert (coarse.names, coarse.of.tolist()) == (names, [0, 1])
@@ -116,4 +116,4 @@ def test_ranks_of_inaturalist() -> None:
 )
 def test_what_has_no_coarse_classes(data: str, fields: dict[str, str], classes: list[str], message: str) -> None:
     with pytest.raises(RecastError, match=message):
-        coarse_classes(data, GrafitConfig(**fields), classes)
+        GrafitConfig(**fields).groups(data, classes)

@@ -90,7 +90,7 @@ def _parse(words: list[str], extend: Callable[[], None]) -> tuple[Callable[[], A
             extend()
             command, bound = _bound(words)
         else:
-            from recast.lab.config.text import EXTENSIONS
+            from recast.lab.config.recipe import EXTENSIONS
 
             EXTENSIONS.append(extend)
             try:

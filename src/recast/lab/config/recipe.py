@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, model_validator
@@ -139,6 +139,14 @@ class PaperConfig(Config):
 
 PAPERS: dict[str, type[PaperConfig]] = {}
 """Settings of papers by their `section`."""
+EXTENSIONS: list[Callable[[], object]] = []
+"""Functions that add settings, tasks and recipes of papers. They are called once a name is missing without them."""
+
+
+def extend() -> None:
+    """Call the `EXTENSIONS`."""
+    while EXTENSIONS:
+        EXTENSIONS.pop()()
 
 
 class Recipe(Config):

@@ -20,7 +20,7 @@ from recast.files import write_text
 from recast.lab.config import Recipe
 from recast.lab.config.fields import fields_of, merge
 from recast.lab.config.inputs import is_of_lab
-from recast.lab.config.recipe import task_name_of_data
+from recast.lab.config.recipe import EXTENSIONS, extend, task_name_of_data
 from recast.lab.config.types import MayChange
 from recast.reading import decode, read_bytes
 
@@ -28,16 +28,8 @@ LARGEST = 2**19
 """Bytes of a recipe file. PyYAML reads some 100 kB a second."""
 DEEPEST = 32
 """Levels of lists and mappings in one another in a recipe file."""
-EXTENSIONS: list[Callable[[], object]] = []
-"""Functions that add settings, tasks and recipes of papers. They are called once a name is missing without them."""
 SEAL = "# sha256 of the lines above: "
 """Start of the last line of a run's recipe, the checksum of the other lines. Delete it after editing the file."""
-
-
-def extend() -> None:
-    """Call the `EXTENSIONS`."""
-    while EXTENSIONS:
-        EXTENSIONS.pop()()
 
 
 def read_recipe(content: Callable[[], Any], source: str = "", name: Callable[[Keys], str] = ".".join) -> Recipe:

@@ -16,8 +16,7 @@ from torchvision.transforms.v2.functional import normalize
 from recast.errors import RecastError, listed, suggest
 from recast.lab.config import Augmentation, DataConfig, Recipe, TaskConfig
 from recast.lab.config.inputs import SOURCES, is_of_lab
-from recast.lab.config.recipe import Groups, PaperConfig
-from recast.lab.config.text import extend
+from recast.lab.config.recipe import Groups, PaperConfig, extend
 from recast.lab.data.augment import resolve
 from recast.lab.data.bands import TIFF
 from recast.lab.data.datasets import IMAGENET, SIZED, ImageFiles, LabelledImages, RawData

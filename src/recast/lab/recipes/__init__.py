@@ -23,7 +23,7 @@ import yaml
 from recast.config import read
 from recast.errors import RecastError, suggest
 from recast.lab.config import Recipe
-from recast.lab.config.text import extend
+from recast.lab.config.recipe import extend
 from recast.models.names import PLUGINS
 
 DATA = {

@@ -63,7 +63,7 @@ class GrafitConfig(PaperConfig):
         """Return the coarse classes."""
         from recast.papers.grafit.coarse import coarse_classes
 
-        return coarse_classes(data, self, classes)
+        return coarse_classes(data, classes, self.labels, self.coarse_file, self.rank)
 
     @property
     def learns_groups(self) -> bool:
