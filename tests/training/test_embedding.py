@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from recast.errors import RecastError
 from recast.lab.config import AugmentConfig, DataConfig, Recipe, ScheduleConfig
+from recast.lab.task import Setting
 from recast.lab.training.checkpoint import states
 from recast.lab.training.metrics import read_metrics
 from recast.lab.training.run import train
@@ -139,8 +140,7 @@ def test_dino_learns_without_labels_and_goes_on_bit_for_bit(goes_on: Callable[..
 
 
 def loss_of(config: Any, model: nn.Module, steps: int = 1) -> Any:
-    recipe = small_recipe(task=EmbedConfig(projector=config))
-    return EmbeddingLoss(recipe, small_data(), model, nn.CrossEntropyLoss(), steps, torch.device("cpu"), None)
+    return EmbeddingLoss(config, small_data(), model, nn.CrossEntropyLoss(), Setting(steps, torch.device("cpu")))
 
 
 def test_the_target_follows_without_a_gradient() -> None:

@@ -25,7 +25,7 @@ AVERAGED = RegularizationConfig(ema_decay=0.5)
 
 
 def measured(model: nn.Module) -> tuple[float, float]:
-    return validate(model, small_data(), small_recipe(), CPU)
+    return validate(model, small_data(), small_recipe().data, CPU)
 
 
 def test_a_recast_arm_has_every_row_and_every_file(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from recast.lab.data import Data, load_data
 from recast.lab.data.class_order import order_classes_
 from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.data.images import is_image_name
-from recast.lab.folder.files import read_json, read_names
-from recast.lab.folder.names import CLASSES, CONTROL, FINGERPRINT, WEIGHTS
+from recast.lab.folder.files import read_json
+from recast.lab.folder.names import CONTROL, FINGERPRINT, WEIGHTS
 from recast.lab.folder.run import RunFolder
 from recast.lab.task import task_of
 from recast.models.build import build
@@ -56,14 +56,14 @@ def open_run(folder: str | Path, data_dir: str | None = None) -> OpenRun:
     recipe = run.recipe_here(data_dir)
     check_trusted(recipe.model.name)
     data = data_of(recipe)
-    classes, task = len(data.classes), task_of(recipe)
+    classes, task = len(data.classes), task_of(recipe.task)
     check_classes(folder, data)
     if recipe.is_plain:
         network = build(recipe.model.replace(checkpoint=None, pretrained=False), num_classes=classes)
-        task.adapt_(network, recipe, classes)
+        task.adapt_(network, recipe.task, classes)
         return OpenRun(folder, recipe, data, {"finetuned": load(folder / WEIGHTS, parent=network)})
     parent = order_classes_(build(recipe.model, num_classes=classes), data).eval()
-    models, trained = {"parent": parent}, task.adapt_(copy.deepcopy(parent), recipe, classes)
+    models, trained = {"parent": parent}, task.adapt_(copy.deepcopy(parent), recipe.task, classes)
     if (control := folder / CONTROL / WEIGHTS).is_file():
         models["finetuned"] = load(control, parent=trained)
     models["recast"] = load(folder / WEIGHTS, parent=trained)
@@ -78,7 +78,7 @@ def data_of(recipe: Recipe, grouping: PaperConfig | None = None) -> Data:
 
 def check_classes(run: Path, data: Data) -> None:
     """Raise RecastError unless the classes are those of the run, in the same order."""
-    names = read_names(run / CLASSES)
+    names = RunFolder(run).classes()
     remedy = "give the folder of the run's images with --data-dir"
     if len(names) != len(data.classes):
         raise RecastError(f"{run} was trained on {len(names)} classes, {data.name} has {len(data.classes)}: {remedy}")

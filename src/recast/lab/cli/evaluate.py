@@ -181,16 +181,14 @@ def _compare_files(
 def _suites_of(folder: Path) -> list[str]:
     """Return the default suites that make sense for a run."""
     recipe = RunFolder(folder).recipe()
-    fits = suites_of(task_of(recipe), only_default=True)
+    fits = suites_of(task_of(recipe.task), only_default=True)
     return [name for name in fits if recipe.model.in_chans is None or not SUITES[name].needs_rgb]
 
 
 def compared_with(folder: Path, rows: Sequence[Row]) -> tuple[str, ...]:
     """Return the arms that the recast one is compared with: not a parent that never learnt these classes."""
-    names = folder / CLASSES
-    classes = len(read_names(names)) if names.is_file() else 0
     run = RunFolder(folder)
-    untaught = run.why_untaught(run.recipe(), classes, rows)
+    untaught = run.why_untaught(run.recipe().model, len(run.read(CLASSES, read_names) or ()), rows)
     return ("finetuned",) if untaught else ("parent", "finetuned")
 
 

@@ -11,7 +11,6 @@ from recast.config import CountOrZero, FilePath, NotNegative
 from recast.errors import RecastError
 from recast.files import check_place
 from recast.lab.cli.command import Command, Compute, Line, print_json
-from recast.lab.config.text import functions_of
 from recast.lab.folder.names import ANALYSIS, PLAN, WEIGHTS
 from recast.lab.folder.records import FrontierLine
 from recast.lab.folder.run import RunFolder
@@ -168,7 +167,7 @@ def _measure(run: str, command: str, as_json: bool, data_dir: str | None) -> int
         closed = "" if line.head is None else f"{line.layer} {labels[line.layer][line.head]}"
         numbers = f"{line.heads:>10}{line.top1:>9.1f}{line.noise:>9.1f}{three_digits(line.ms):>9}"
         print(f"{line.model:<11}{numbers}   {closed}".rstrip())
-    functions = functions_of(RunFolder(run).recipe())
+    functions = RunFolder(run).recipe().functions
     fold_on = follow_up("fold", run, "--heads", str(max(line.heads for line in lines) // 2), functions=functions)
     print(f"{path}; next: {fold_on}, or another number of heads; {follow_up('report', run)}")
     return 0

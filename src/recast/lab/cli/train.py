@@ -12,11 +12,12 @@ from recast.errors import RecastError
 from recast.lab.cli.command import Command, Compute, Line, Typed, print_json
 from recast.lab.cli.guard import later_process
 from recast.lab.config import Recipe
-from recast.lab.config.text import functions_of, load_recipe, override
+from recast.lab.config.text import load_recipe, override
 from recast.lab.folder.names import CONTROL, METRICS_FILE, RECIPE
 from recast.lab.folder.records import ARMS
 from recast.lab.folder.run import RunFolder
 from recast.lab.recipes import find_recipe, make_recipe, recipes, recipes_by_paper
+from recast.models.config import ModelConfig
 from recast.models.trust import check_trusted, follow_up, trusting
 
 EXAMPLES = """  recast train finetune --model resnet50 --pretrained --data folder --data-dir DIR --out runs/mine
@@ -75,14 +76,14 @@ def train(
         print(text, file=sys.stderr if output.as_json else None)
 
     with trusting(*(config.words.get(path) for path in FUNCTIONS), trust=trust), config.named():
-        check_trusted(*functions_of(settings))
+        check_trusted(*settings.functions)
         run(settings, folder, resume=resume is not None, command=line, say=say)
     if later_process():
         return 0
     if output.as_json:
         print_json(_summary(folder))
     else:
-        evaluate = follow_up("evaluate", str(folder), functions=functions_of(settings))
+        evaluate = follow_up("evaluate", str(folder), functions=settings.functions)
         report = "" if settings.is_plain else f" && {follow_up('report', str(folder))}"
         print(f"{_arms(folder)}\nrun: {folder}\nnext: {evaluate}{report}")
     return 0
@@ -97,14 +98,14 @@ def _settings(name: str | None, base: Recipe, config: Typed[Recipe]) -> Recipe:
     if settings.model.checkpoint and base.model.pretrained and not base.model.checkpoint:
         # weights that were given stand for those the recipe would fetch
         settings = settings.replace(model=settings.model.replace(pretrained=False))
-    _check_weights(name, settings)
+    _check_weights(name, settings.model)
     return settings
 
 
-def _check_weights(name: str | None, recipe: Recipe) -> None:
+def _check_weights(name: str | None, parent: ModelConfig) -> None:
     """Raise RecastError for a fine-tuning from random weights, a mistake that costs days."""
     entry = recipes().get(name or "")
-    if entry is None or not entry.needs_weights or recipe.model.checkpoint or recipe.model.pretrained:
+    if entry is None or not entry.needs_weights or parent.checkpoint or parent.pretrained:
         return
     whose = f", those of {entry.after}: --checkpoint runs/{entry.after}/weights.safetensors" if entry.after else ""
     raise RecastError(f"recipe {name} starts from trained weights{whose or ': give --checkpoint FILE or --pretrained'}")
@@ -147,9 +148,9 @@ def _arms(out: Path) -> str:
     from recast.lab.training.metrics import read_metrics
 
     recipe = RunFolder(out).recipe()
-    metric = task_of(recipe).main[1]
+    metric = task_of(recipe.task).main[1]
     trained, control = (read_metrics(folder / METRICS_FILE) for folder in (out, out / CONTROL))
-    before = "Parent before training" if RunFolder(out).has_new_parent(recipe) else "Parent"
+    before = "Parent before training" if RunFolder(out).has_new_parent(recipe.model) else "Parent"
     arms = [(before, (control or trained)[:1]), (ARMS["finetuned"], control), (ARMS["recast"], trained)]
     if recipe.is_plain:
         arms = [("Before training", trained[:1]), ("Trained", trained)]

@@ -218,6 +218,17 @@ class Recipe(Config):
         return getattr(self.task, "teacher", NoTeacher())
 
     @property
+    def functions(self) -> tuple[str | None, str | None]:
+        """The names of model and teacher, which may be functions of the user."""
+        return self.model.name, getattr(self.teacher, "teacher_model", None)
+
+    def sized(self) -> Self:
+        """Return the recipe with the image size that the network is built for, unless it has one."""
+        if self.data.img_size is not None or self.model.input_size is None:
+            return self
+        return self.replace(data=self.data.replace(img_size=self.model.input_size))
+
+    @property
     def grouping(self) -> PaperConfig:
         """The settings that group classes, by default those of the paper that can."""
         papers = (*self.papers.values(), *(paper() for paper in PAPERS.values()))

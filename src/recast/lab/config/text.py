@@ -214,8 +214,3 @@ def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in nested.items():
         fields |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return fields
-
-
-def functions_of(recipe: Recipe) -> tuple[str | None, str | None]:
-    """Return the names of model and teacher, which may be functions of the user."""
-    return recipe.model.name, getattr(recipe.teacher, "teacher_model", None)

@@ -246,13 +246,14 @@ def assemble(
 
 
 def some_images(
-    part: LabelledImages, count: int, recipe: Recipe, data: Data, device: torch.device, whole: bool = False
-) -> Iterator[Tensor]:
-    """Yield `count` images in the order of the recipe's seed, normalised, in batches; `whole`: the last one uncut."""
-    size, missing = min(recipe.data.batch_size, 128), count
-    for images, _ in Loader(part, size, shuffle_seed=recipe.seed, bad_image=recipe.data.bad_image):
+    part: LabelledImages, count: int, config: DataConfig, seed: int, normalised: Callable[[Tensor], Tensor],
+    whole: bool = False,
+) -> Iterator[Tensor]:  # fmt: skip
+    """Yield `count` images in the order of a seed, normalised, in batches; `whole`: the last one uncut."""
+    size, missing = min(config.batch_size, 128), count
+    for images, _ in Loader(part, size, shuffle_seed=seed, bad_image=config.bad_image):
         images = images if whole else images[:missing]
-        yield data.normalised(images, device)
+        yield normalised(images)
         missing -= len(images)
         if missing <= 0:
             return

@@ -25,7 +25,7 @@ from recast.lab.folder.files import locked, read_json, write_json
 from recast.lab.folder.names import ANALYSIS, DIFFERENCES, PROVENANCE, ROWS, SCORES
 from recast.lab.folder.records import Difference, Row, write_records
 from recast.lab.folder.run import RunFolder
-from recast.lab.folder.tables import read_records, write_table
+from recast.lab.folder.tables import write_table
 from recast.lab.open import OpenRun, check_same, data_of, open_run
 from recast.lab.task import task_named
 
@@ -68,7 +68,7 @@ def evaluate_run(
                 data = without_unreadable(data, "train")
         context = replace(
             open_context(run.models, data, batch_size, device, options, workers),
-            untaught=frozenset({"parent"} if RunFolder(folder).has_new_parent(run.recipe) else ()),
+            untaught=frozenset({"parent"} if RunFolder(folder).has_new_parent(run.recipe.model) else ()),
         )
         scores, results = folder / SCORES, Results()
         # suites that share a pass are measured together, and each group is written when it is finished
@@ -86,8 +86,7 @@ def _check_files(folder: Path) -> None:
     """Raise RecastError for files that results cannot be added to, before anything is measured."""
     _provenance(folder)
     for name, kind in ((ROWS, Row), (DIFFERENCES, Difference)):
-        if (folder / name).is_file():
-            read_records(folder / name, kind)
+        RunFolder(folder).records(name, kind)
 
 
 def _labelled(run: OpenRun, suites: Sequence[str], options: Options) -> Data:
@@ -123,7 +122,7 @@ def _write(
     """
     content, machine, options = _provenance(run.folder), surroundings(context.device), context.options.model_dump()
     path, written = run.folder / ROWS, set()
-    older = read_records(path, Row) if path.is_file() else []
+    older = RunFolder(run.folder).records(ROWS, Row)
     for name in suites:
         rows = [row for row in results.rows if row.suite == name]
         if not rows and name not in results.tables:

@@ -52,7 +52,7 @@ def words(*runs: Run) -> Words:
     recast = [run for run in runs if not run.is_plain]
     if not recast:
         return PLAIN
-    if all(run.is_scheduled and RunFolder(run.path).has_new_parent(run.recipe) for run in recast):
+    if all(run.is_scheduled and RunFolder(run.path).has_new_parent(run.recipe.model) for run in recast):
         return FROM_START
     reason = next((run.untaught for run in recast if run.untaught), "")
     comparison = f"{ALL_ARMS} The original is no baseline here: {reason}."

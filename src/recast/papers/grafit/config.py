@@ -146,6 +146,12 @@ class EmbedConfig(OneLabelTask):
     unused: ClassVar[tuple[str, ...]] = ("augment.repeats", "schedule.kind")
     projector: Projector = Neighbors()
 
+    @property
+    def head(self) -> Neighbors | Dino:
+        """The projector, as one of its kinds."""
+        assert isinstance(self.projector, Neighbors | Dino)
+        return self.projector
+
     def check(self, recipe: Recipe) -> None:
         """Raise `clash` for settings that an embedding cannot be trained with."""
         super().check(recipe)
@@ -153,10 +159,3 @@ class EmbedConfig(OneLabelTask):
             raise clash("`regularization.freeze` of weights does not apply to `task.kind` embed; drop it")
         if recipe.pool.kind == "per_class":
             raise clash("`pool.kind` per_class does not apply to `task.kind` embed; take single")
-
-
-def projector_of(recipe: Recipe) -> Neighbors | Dino:
-    """Return the projector of a recipe that trains an embedding."""
-    assert isinstance(recipe.task, EmbedConfig)
-    assert isinstance(recipe.task.projector, Neighbors | Dino)
-    return recipe.task.projector

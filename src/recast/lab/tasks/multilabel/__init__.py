@@ -9,7 +9,7 @@ from recast.lab.evaluation.suites import SUITES, Suite
 from recast.lab.task import Loss, Meter, Task
 
 if TYPE_CHECKING:
-    from recast.lab.config import DataConfig, Recipe
+    from recast.lab.config import DataConfig
     from recast.lab.config.tasks import MultiLabelConfig
     from recast.lab.data import Data
     from recast.lab.data.datasets import RawData
@@ -30,7 +30,7 @@ class MultiLabel(Task):
 
         return find_multilabel(config)
 
-    def notes(self, recipe: Recipe, data: Data) -> Iterator[str]:
+    def notes(self, config: MultiLabelConfig, data: Data) -> Iterator[str]:
         shares = data.train.hot.mean(0).tolist()  # type: ignore[attr-defined]  # find's
         if one_sided := [name for name, share in zip(data.classes, shares, strict=True) if share in (0, 1)]:
             yield f"{len(one_sided)} classes have all training images or none: {', '.join(one_sided[:3])}"

@@ -12,7 +12,7 @@ from recast.lab.task import Loss, Meter, Task, register_task
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from recast.lab.config import DataConfig, Recipe
+    from recast.lab.config import DataConfig
     from recast.lab.data import Data
     from recast.lab.data.datasets import RawData
     from recast.lab.evaluation.context import Context
@@ -58,7 +58,7 @@ class Detect(Task):
 
         return {"scene_objects": find_scene_objects, "coco": find_coco}[config.name](config)
 
-    def check_data(self, recipe: Recipe, data: Data) -> None:
+    def check_data(self, data: Data) -> None:
         from recast.lab.training.distributed import process_count
 
         if process_count() > 1:
