@@ -154,7 +154,7 @@ def times(options: argparse.Namespace) -> None:
         model = build(parent, setting, data[0], 0)
         timed = price.calls_of(model, recipe_groups(model, setting), data[0][:BATCH], data[1][:BATCH])
         calls[arm] = {"step": timed["step"], "step_with_subnormals": partial(with_subnormals, timed["step"])} | timed
-    rows = [{"arm": arm, **ratios} for arm, ratios in price.time_by_turns(calls)]
+    rows = [{"arm": arm, **ratios} for arm, ratios in price.time_by_turns(calls, 41)]
     write(options.out / "times.csv", rows)
 
 
@@ -162,7 +162,7 @@ def compare(options: argparse.Namespace) -> None:
     """Train the arms that the table lacks; store the counts of every test scene."""
     out, path = options.out, options.out / "compare.csv"
     parent, data = load("test", out)
-    step = {row["arm"]: float(row["step_ms"]) for row in read(out / "times.csv")}
+    step = {row["arm"]: float(row["step"]) for row in read(out / "times.csv")}
     (out / "counts").mkdir(exist_ok=True)
     for seed, arm, setting in price.missing_runs(options, path, ARMS):
         share = step[setting["as_long_as"]] / step[arm] if "as_long_as" in setting else 1
