@@ -114,8 +114,7 @@ EPS = "ε = {}/255"
 HERE = "recast.lab.evaluation."
 SUITES = {
     "clean": Suite(
-        "Clean images", "top-1, top-5, loss", "accuracy", (*TOP, "loss"), default=True,
-        module=HERE + "accuracy",
+        "Clean images", "top-1, top-5, loss", "accuracy", (*TOP, "loss"), default=True, module=HERE + "accuracy",
     ),
     "classes": Suite(
         "Classes of unequal size", "balanced accuracy, macro F1 and AUROC", "accuracy", ("balanced", "f1", "auroc"),
@@ -123,40 +122,33 @@ SUITES = {
     ),
     "fgsm": Suite(
         "FGSM, one gradient step", "white-box L∞ attack of one step, ε in 1/255 of a [0, 1] pixel", "attack",
-        ("top1", "no_gradient"), EPS, short="FGSM", default=True,
-        module=HERE + "attacks",
+        ("top1", "no_gradient"), EPS, short="FGSM", default=True, module=HERE + "attacks",
     ),
     "pgd": Suite(
         "PGD, iterated in an L∞ ball", "white-box L∞ attack of several steps, ε in 1/255 of a [0, 1] pixel", "attack",
-        setting=EPS, short="PGD", default=True,
-        module=HERE + "attacks",
+        setting=EPS, short="PGD", default=True, module=HERE + "attacks",
     ),
     "basic": Suite(
         "Corrupted images, five kinds", "five built-in corruptions × 5 severities, at least 8×8 pixels", "corruption",
-        short="Five corruptions", default=True,
-        module=HERE + "basic_corruptions",
+        short="Five corruptions", default=True, module=HERE + "basic_corruptions",
     ),
     "corruptions": Suite(
         "Corruptions, made on the fly (not the released ImageNet-C)",
         "ImageNet-C's 15 corruptions × 5 severities, made on the fly, at least 32×32 pixels", "corruption",
-        short="Corruptions (on the fly)",
-        module=HERE + "imagenet_corruptions",
+        short="Corruptions (on the fly)", module=HERE + "imagenet_corruptions",
     ),
     "imagenet-c": Suite(
         "ImageNet-C", "the released ImageNet-C: mean top-1 and mCE", "corruption", ("top1", "mce"),
         needs="noise.tar, blur.tar, weather.tar and digital.tar of ImageNet-C, linked at github.com/hendrycks/"
-        "robustness, together in one folder imagenet-c",
-        module=HERE + "imagenet_sets",
+        "robustness, together in one folder imagenet-c", module=HERE + "imagenet_sets",
     ),
     "imagenet-a": Suite(
         "ImageNet-A", "natural adversarial examples of 200 classes", "test set", TOP,
-        needs="imagenet-a.tar, linked at github.com/hendrycks/natural-adv-examples",
-        module=HERE + "imagenet_sets",
+        needs="imagenet-a.tar, linked at github.com/hendrycks/natural-adv-examples", module=HERE + "imagenet_sets",
     ),
     "imagenet-r": Suite(
         "ImageNet-R", "paintings, toys and other renditions of 200 classes", "test set", TOP,
-        needs="imagenet-r.tar, linked at github.com/hendrycks/imagenet-r",
-        module=HERE + "imagenet_sets",
+        needs="imagenet-r.tar, linked at github.com/hendrycks/imagenet-r", module=HERE + "imagenet_sets",
     ),
     "imagenet-v2": Suite(
         "ImageNet-V2", "a second test set of all 1,000 classes (matched frequency)", "test set", TOP,
@@ -169,8 +161,7 @@ SUITES = {
         module=HERE + "imagenet_sets",
     ),
     "resolution": Suite(
-        "Test resolution", "accuracy at other test sizes (--sizes)", "accuracy", setting="{}",
-        module=HERE + "accuracy",
+        "Test resolution", "accuracy at other test sizes (--sizes)", "accuracy", setting="{}", module=HERE + "accuracy",
     ),
     "knn": Suite(
         "Nearest neighbours of the features", "nearest training images by features", "accuracy", setting="k = {}",
@@ -178,18 +169,15 @@ SUITES = {
     ),
     "cost": Suite(
         "Cost", "parameters, MACs, images per second, peak memory", "cost",
-        ("parameters", "macs", "images_per_second", "peak_memory"), default=True, task="",
-        module=HERE + "cost",
+        ("parameters", "macs", "images_per_second", "peak_memory"), default=True, task="", module=HERE + "cost",
     ),
     "fourier": Suite(
         "Fourier curves", "table: Δ log amplitude of the features by block and frequency", "table", (),
-        default=True, task="",
-        module=HERE + "analyses",
+        default=True, task="", module=HERE + "analyses",
     ),
     "cka": Suite(
         "Similarity (CKA)", "table: similarity of the layers of parent and recast model", "table", (),
-        task="",
-        module=HERE + "analyses",
+        task="", module=HERE + "analyses",
     ),
     "agreement": Suite(
         "Agreement", "table: every model's prediction for every image", "table", (), default=True,
@@ -197,13 +185,11 @@ SUITES = {
     ),
     "frontier": Suite(
         "Heads closed one by one", "table: top-1, clean and under noise, and milliseconds as heads close",
-        "table", (),
-        module=HERE + "frontier",
+        "table", (), module=HERE + "frontier",
     ),
     "multilabel": Suite(
         "Labels", "mAP, F1 at 0.5 and AUROC, also per class (data with several labels)", "accuracy",
-        ("map", "f1", "auroc"), default=True, task="multilabel",
-        module="recast.lab.tasks.multilabel.evaluation",
+        ("map", "f1", "auroc"), default=True, task="multilabel", module="recast.lab.tasks.multilabel.evaluation",
     ),
 }  # fmt: skip
 
