@@ -57,11 +57,11 @@ from torchvision.transforms.v2.functional import normalize
 import recast
 import recast.papers.networks  # registers the networks
 from recast.analysis.wakefulness import wakefulness
-from recast.lab.data.datasets import IMAGENET
 from recast.lab.data.digits import as_rgb, draw_canvases, draw_classes, read_digits
 from recast.lab.data.seeding import choose_balanced, hold_out
 from recast.lab.evaluation.intervals import POINTS, Interval, interval
 from recast.lab.folder.records import Wakefulness
+from recast.models.register import IMAGENET
 from recast.tracing.cost import count_parameters
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -430,7 +430,7 @@ def test_a_clear_answer_saves_seeds_and_only_a_yes_trains_added_convolutions(
     def train(tail: Any, train: Any, test: Any, *, updates: int, **settings: Any) -> arms.Trained:
         is_recast = any(isinstance(module, recast.AttentionBeside) for module in tail.modules())
         right = tuple(place % 3 != 0 or (is_recast and wins) for place in range(len(test)))
-        points = tuple((point, 1.0) for point in range(min(arms.POINTS, updates)))
+        points = tuple((point, 1.0) for point in range(min(arms.CURVE_POINTS, updates)))
         return arms.Trained(0.1, points, 1.0, right)
 
     monkeypatch.setattr(arms, "train_", train)

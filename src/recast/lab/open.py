@@ -55,7 +55,7 @@ def open_run(folder: str | Path, data_dir: str | None = None) -> OpenRun:
     run.check_finished()
     recipe = run.recipe_here(data_dir)
     check_trusted(recipe.model.name)
-    data = data_of(recipe)
+    data = data_of_recipe(recipe)
     classes, task = len(data.classes), task_of(recipe.task)
     check_classes(folder, data)
     if recipe.is_plain:
@@ -70,7 +70,7 @@ def open_run(folder: str | Path, data_dir: str | None = None) -> OpenRun:
     return OpenRun(folder, recipe, data, models)
 
 
-def data_of(recipe: Recipe, grouping: PaperConfig | None = None) -> Data:
+def data_of_recipe(recipe: Recipe, grouping: PaperConfig | None = None) -> Data:
     """Read the data of a recipe; with `grouping`, other labels than those of the training."""
     data = load_data(recipe.data, recipe.augmentation, grouping or recipe.grouping, recipe.model.in_chans)
     return data if grouping is None else replace(data, is_relabelled=True)

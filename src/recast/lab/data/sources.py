@@ -19,7 +19,7 @@ from recast.lab.config.inputs import SOURCES, is_of_lab
 from recast.lab.config.recipe import Groups, PaperConfig, extend
 from recast.lab.data.augment import resolve
 from recast.lab.data.bands import TIFF
-from recast.lab.data.datasets import IMAGENET, SIZED, ImageFiles, LabelledImages, RawData
+from recast.lab.data.datasets import SIZED, ImageFiles, LabelledImages, RawData
 from recast.lab.data.digits import find_canvases, find_digits
 from recast.lab.data.folders import data_dir, find_archives, find_folder
 from recast.lab.data.images import bits_of, opened
@@ -29,6 +29,7 @@ from recast.lab.data.seeding import choose_balanced, choose_fraction, choose_str
 from recast.lab.data.table import find_csv
 from recast.lab.plugins import FINDERS, plugged
 from recast.models.build import InputDefaults, input_defaults
+from recast.models.register import IMAGENET
 
 MEASURED = 2048
 """Number of images that mean and deviation are measured on."""

@@ -55,7 +55,7 @@ def evaluates(suite: str, how: Literal["score", "measure", "tabulate"] = "score"
     """Register the decorated function, and other fields of its `Evaluator`, as what measures a suite of `SUITES`."""
 
     def register(function: F) -> F:
-        EVALUATORS[suite] = Evaluator(**{how: function}, **options)
+        EVALUATORS[suite] = Evaluator(**options | {how: function})
         return function
 
     return register

@@ -215,10 +215,11 @@ def check_classes_of(suite: str, data: Data) -> None:
     outputs_of(data, imagenet_wnids(*SETS.get(suite, ())[:1]), suite)
 
 
-for _suite, _score, _options in (
-    *((name, score_top, {"sources": partial(sources_of_set, suite=name)}) for name in list(SETS)[:3]),
-    ("imagenet-real", score_top, {"sources": sources_real}),
-    ("imagenet-c", score_part,
-     {"sources": sources_imagenet_c, "derive": partial(means_over_corruptions, with_mce=True)}),
-):  # fmt: skip
-    evaluates(_suite, check=partial(check_classes_of, _suite), **_options)(_score)
+for _suite in list(SETS)[:3]:
+    _sources = partial(sources_of_set, suite=_suite)
+    evaluates(_suite, sources=_sources, check=partial(check_classes_of, _suite))(score_top)
+evaluates("imagenet-real", sources=sources_real, check=partial(check_classes_of, "imagenet-real"))(score_top)
+evaluates(
+    "imagenet-c", sources=sources_imagenet_c, derive=partial(means_over_corruptions, with_mce=True),
+    check=partial(check_classes_of, "imagenet-c"),
+)(score_part)  # fmt: skip

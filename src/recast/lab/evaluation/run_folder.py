@@ -26,7 +26,7 @@ from recast.lab.folder.names import ANALYSIS, DIFFERENCES, PROVENANCE, ROWS, SCO
 from recast.lab.folder.records import Difference, Row, write_records
 from recast.lab.folder.run import RunFolder
 from recast.lab.folder.tables import write_table
-from recast.lab.open import OpenRun, check_same, data_of, open_run
+from recast.lab.open import OpenRun, check_same, data_of_recipe, open_run
 from recast.lab.task import task_named
 
 
@@ -102,7 +102,7 @@ def _labelled(run: OpenRun, suites: Sequence[str], options: Options) -> Data:
             f"{run.folder} was trained with other labels: {others[0]} cannot be measured with "
             f"labels={options.labels}; only knn and retrieval can"
         )
-    return data_of(run.recipe, grouping)
+    return data_of_recipe(run.recipe, grouping)
 
 
 def _provenance(folder: Path) -> dict[str, Any]:

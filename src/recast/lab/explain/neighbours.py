@@ -23,7 +23,7 @@ from recast.lab.explain.write import check_target
 from recast.lab.folder.files import check_ours
 from recast.lab.folder.names import EXPLAIN
 from recast.lab.folder.records import ARMS
-from recast.lab.open import data_of, open_run
+from recast.lab.open import data_of_recipe, open_run
 from recast.lab.pages.formats import png
 from recast.lab.pages.template import fill_page
 from recast.modes import in_eval
@@ -119,7 +119,7 @@ def neighbours_page(options: ExplainOptions, size: tuple[int, int] | None) -> Pa
     run = open_run(folder, options.data_dir)
     data, trained = run.data, run.recipe.data
     if (grouping := run.recipe.grouping).learns_groups:
-        data = data_of(run.recipe, grouping.with_labels(None))
+        data = data_of_recipe(run.recipe, grouping.with_labels(None))
     if trained.bad_image == "skip":
         data = without_unreadable(data, "train", "val")
     side = data.test_size

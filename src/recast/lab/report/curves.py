@@ -8,7 +8,7 @@ from typing import Any
 
 from recast.lab.evaluation.suites import CATEGORIES, of_kind
 from recast.lab.folder.files import number
-from recast.lab.pages.charts import Chart, Key, Point, Series, series_chart
+from recast.lab.pages.charts import Chart, LegendEntry, Point, Series, series_chart
 from recast.lab.report.labels import CORRUPTIONS, suite_title, words
 from recast.lab.report.load import Run
 from recast.lab.report.verdict import accuracy
@@ -40,8 +40,8 @@ def training(run: Run) -> list[Chart]:
     }  # fmt: skip
     parent = accuracy(run, "parent") if "parent" in words(run).drawn else math.nan
     top1 = training_series(run, run.main[1])
-    keys = [Key(words(run).arms["parent"], "dashed")] if math.isfinite(parent) else []
-    keys += [Key(series.label, series.role) for series in top1]
+    keys = [LegendEntry(words(run).arms["parent"], "dashed")] if math.isfinite(parent) else []
+    keys += [LegendEntry(series.label, series.role) for series in top1]
     losses = training_series(run, "val_loss") + training_series(run, "train_loss", "dotted")
     return [
         series_chart("training_accuracy", f"{run.judged}, %", top1, level=(parent, "parent"), keys=keys, **axis),

@@ -105,7 +105,7 @@ def _end(run: Run) -> Verdict:
         headline = f"The recast network ends {_against(recast - finetuned, names.control)}."
         difference = f"{formats.signed(recast - finetuned)} points"
         if paired is not None:
-            difference += f", 95 % interval {formats.interval(paired.low, paired.high)} over the images only"
+            difference += f", 95 % interval {formats.bounds(paired.low, paired.high)} over the images only"
             if not formats.leaves_out_zero(paired.low, paired.high):
                 headline = f"The recast network is not shown to differ from {names.control}."
         result += f", against {formats.percent(finetuned)} ({difference}; one seed: preliminary)"
@@ -167,7 +167,7 @@ def joint_verdict(runs: Sequence[Run]) -> Verdict:
         ends = f"is not shown to differ from {names.control}"
         if formats.leaves_out_zero(line.low, line.high):
             ends = f"is on average {_against(line.mean, names.control)}"
-        spread = f"95 % interval over seeds and images {formats.interval(line.low, line.high)}"
+        spread = f"95 % interval over seeds and images {formats.bounds(line.low, line.high)}"
         if not math.isfinite(line.high):
             spread = f"without an interval: {no_images(runs)}"
         headline = f"Over {len(runs)} seeds the recast network {ends}."

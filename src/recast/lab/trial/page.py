@@ -40,7 +40,7 @@ def write_page(folder: Path, answer: Answer, curves: Mapping[str, Curve], title:
         (
             title,
             f"{formats.signed(gain.mean)} points",
-            f"{100 * answer.confidence:.3g} %: {formats.interval(gain.low, gain.high)}",
+            f"{100 * answer.confidence:.3g} %: {formats.bounds(gain.low, gain.high)}",
         )
         for title, gain in zip(("at equal updates", "at equal time"), answer.gains.values(), strict=False)
     ]

@@ -36,9 +36,9 @@ from recast.lab.folder.records import Wakefulness
 from recast.lab.pages.formats import plural
 from recast.lab.trial import arms
 from recast.lab.trial.answer import RATES, Answer, ArmLine, Facts, epochs, judge, offers
-from recast.lab.trial.arms import ARMS, COMPARED, TRAINED, Arm
+from recast.lab.trial.arms import ARM_NAMES, COMPARED, TRAINED, Arm
 from recast.lab.trial.features import Bank, check_space, store
-from recast.lab.trial.pace import BLOCKS, FEWEST, HELD_OUT, RATE_PART, Pace, measure_pace
+from recast.lab.trial.pace import BLOCKS, FEWEST, RATE_PART, RATE_SHARE, Pace, measure_pace
 from recast.lab.trial.runs import FILE, Runs
 from recast.lab.trial.split import Tail, split_network
 from recast.surgery.apply import recast_
@@ -114,7 +114,7 @@ def try_(
                 f"a trial takes {FEWEST} {part} images or more, {data.name} has {len(images)}: add images, or set "
                 "--val-fraction if no folder holds the validation part"
             )
-    hold_out(data.train.labels, HELD_OUT)  # raises where no class can spare an image
+    hold_out(data.train.labels, RATE_SHARE)  # raises where no class can spare an image
     data, pixels = data.fitted_to(model)
     say(pixels)
     return _Trial(model, data, plan, Path(out), minutes, seeds, choose_device(device), say).run(progress)
@@ -242,7 +242,7 @@ class _Trial:
             f"{pace.bytes / 2**20:,.0f} MiB of features in {self.out / FEATURES}\n"
             f"{pace.updates['recast']:,} updates of {pace.batch} images an arm, {epochs(pace.epochs)}; "
             f"at most about {time} minutes{reason}\n"
-            f"learning rates are chosen on a random {100 * HELD_OUT:g} % of the training images, whatever their group"
+            f"learning rates are chosen on a random {100 * RATE_SHARE:g} % of the training images, whatever their group"
         )
 
     def _bank(self, images: LabelledImages, count: int, views: int, name: str) -> Bank:
@@ -264,7 +264,7 @@ class _Trial:
         self.runs.open(self.say)
         val = self._bank(self.data.val, self.pace.val, 1, "val")
         train = self._bank(self.data.train, self.pace.train, self.pace.views, "train")
-        part, held_out = (train.subset(places) for places in hold_out(train.labels, HELD_OUT))
+        part, held_out = (train.subset(places) for places in hold_out(train.labels, RATE_SHARE))
         tail = tail_of_part = self.parts.tail.to(self.device)
         if self.is_new or self._is_at_chance(tail, train):
             self.bar.update(self.task, description="classifier")
@@ -276,7 +276,7 @@ class _Trial:
             best = min(rows, key=lambda row: row["loss"])
             if best["loss"] >= arms.DIVERGED:
                 raise RecastError(
-                    f"{ARMS[arm]}: the loss is NaN or infinite at every learning rate from {RATES[0]:.0e} to "
+                    f"{ARM_NAMES[arm]}: the loss is NaN or infinite at every learning rate from {RATES[0]:.0e} to "
                     f"{RATES[-1]:.0e}; check the network's weights, and --mean and --std"
                 )
             rates[arm] = best["rate"]
@@ -286,7 +286,7 @@ class _Trial:
         def train_arm(arm: Arm, seed: int) -> None:
             runs[arm].append(row := self._train_arm("final", arm, seed, rates[arm], tail, train, val))
             if row["loss"] >= arms.DIVERGED:
-                self._note(f"{ARMS[arm]}, seed {seed}: the loss became NaN or infinite")
+                self._note(f"{ARM_NAMES[arm]}, seed {seed}: the loss became NaN or infinite")
 
         choose_rate("finetuned")
         choose_rate("recast")
@@ -319,11 +319,11 @@ class _Trial:
             updates, detail = max(1, updates // RATE_PART), f"rate {rate:.0e}"
         row, is_damaged = self.runs.find(key, updates, len(test))
         if is_damaged:
-            self.say(f"{self.out}: {ARMS[arm]}, {detail} is damaged or incomplete: it is trained again")
+            self.say(f"{self.out}: {ARM_NAMES[arm]}, {detail} is damaged or incomplete: it is trained again")
         if row is not None:
             self.bar.advance(self.task, updates * seconds)
             return row
-        self.bar.update(self.task, description=f"{ARMS[arm]}, {detail}")
+        self.bar.update(self.task, description=f"{ARM_NAMES[arm]}, {detail}")
         tail = arms.make(arm, start, self.plan, train, seed, self.device)
         trained = arms.train_(
             tail, train, test, rate=rate, updates=updates, batch=self.pace.batch, seed=seed, device=self.device,
@@ -383,11 +383,13 @@ class _Trial:
     ) -> Answer:  # fmt: skip
         """Judge the trainings so far, by the first `ratios` measurements of the clock: those of that time."""
         pace = self.pace
-        lines = [ArmLine("parent", ARMS["parent"], 100 * mean(parent))]
+        lines = [ArmLine("parent", ARM_NAMES["parent"], 100 * mean(parent))]
         for arm in (arm for arm in TRAINED if runs[arm]):
             top1 = 100 * mean(mean(row["right"]) for row in runs[arm])
             seconds = mean(row["seconds"] for row in runs[arm])
-            lines.append(ArmLine(arm, ARMS[arm], top1, pace.updates[arm], seconds, 1000 * pace.step[arm], rates[arm]))
+            lines.append(
+                ArmLine(arm, ARM_NAMES[arm], top1, pace.updates[arm], seconds, 1000 * pace.step[arm], rates[arm])
+            )
         awake = [Wakefulness(**row["attention"]) for row in runs["recast"] if row.get("attention")]
         attention = sorted(awake, key=lambda seed: seed.awake)[len(awake) // 2] if awake else None
         facts = Facts(

@@ -14,14 +14,14 @@ from recast.config import coerce
 from recast.errors import RecastError, listed
 from recast.files import replaced, write_text
 from recast.lab.folder.files import json_line, read_lines
-from recast.lab.trial.arms import POINTS, Run
+from recast.lab.trial.arms import CURVE_POINTS, Training
 from recast.models.checksum import checksum
 
 FILE, WEIGHTS = "runs.jsonl", "recast_tail.safetensors"
 
 
 class Runs:
-    """The trainings in the folder of a trial. A row is its key (kind, arm, seed, rate), its updates and a `Run`."""
+    """The trainings in the folder of a trial. A row is a `Training` as plain data."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -33,7 +33,7 @@ class Runs:
         rows, damaged = read_lines(path) if path.is_file() else ([], [])
         for number, row in rows:
             try:
-                coerce(Run, row, "row")
+                coerce(Training, row, "row")
                 self.rows.append(row)
             except RecastError:
                 damaged.append(number)
@@ -75,7 +75,7 @@ class Runs:
 
     def _is_whole(self, row: Mapping[str, Any], updates: int, images: int) -> bool:
         """Return True if a row is of these updates and images, and the weights that it has on disk are there."""
-        if (row["updates"], len(row["right"]), len(row["curve"])) != (updates, images, min(POINTS, updates)):
+        if (row["updates"], len(row["right"]), len(row["curve"])) != (updates, images, min(CURVE_POINTS, updates)):
             return False
         if (row["kind"], row["arm"], row["seed"]) != ("final", "recast", 0):
             return True

@@ -73,7 +73,7 @@ def content_map(x: Tensor, queries: Tensor, w: BesideWeights) -> Tensor:
     return torch.softmax(finite_half(finite_half(q) @ finite_half(k).mT) * w.query.shape[0] ** -0.5, -1)[:, None]
 
 
-def reference(x: Tensor, y: Tensor, queries: Tensor, w: BesideWeights) -> Tensor:
+def direct(x: Tensor, y: Tensor, queries: Tensor, w: BesideWeights) -> Tensor:
     """Compute y + γ · C X W_con for the convolution's output y (B, O, I, J)."""
     attended = content_map(x, queries, w)[:, 0] @ as_tokens(x) @ block_diagonal(w.content, w.groups).T
     return y + w.gamma * attended.transpose(1, 2).unflatten(2, y.shape[2:])
