@@ -57,7 +57,12 @@ def train(
         resume: Run folder to continue; auto: continue the run in --out if there is one.
         trust: Allow code that the files name (pkg.module:function) to run.
     """
-    settings = _settings(recipe, _base(recipe, resume, out), config)
+    base = _base(recipe, resume, out)
+    settings = override(base, config.changes, config.name)
+    if settings.model.checkpoint and base.model.pretrained and not base.model.checkpoint:
+        # weights that were given stand for those the recipe would fetch
+        settings = settings.replace(model=settings.model.replace(pretrained=False))
+    _check_weights(recipe, settings.model)
     folder = Path(out or f"runs/{Path(recipe or '').stem}-{settings.model.name.replace(':', '-')}")
     if resume == AUTO:
         resume = str(folder) if RunFolder(folder).is_run else None
@@ -87,19 +92,6 @@ def train(
         report = "" if settings.is_plain else f" && {follow_up('report', str(folder))}"
         print(f"{_arms(folder)}\nrun: {folder}\nnext: {evaluate}{report}")
     return 0
-
-
-def _settings(name: str | None, base: Recipe, config: Typed[Recipe]) -> Recipe:
-    """Return the recipe with the options that were typed.
-
-    Raises RecastError for settings that do not fit together, and for a fine-tuning from random weights.
-    """
-    settings = override(base, config.changes, config.name)
-    if settings.model.checkpoint and base.model.pretrained and not base.model.checkpoint:
-        # weights that were given stand for those the recipe would fetch
-        settings = settings.replace(model=settings.model.replace(pretrained=False))
-    _check_weights(name, settings.model)
-    return settings
 
 
 def _check_weights(name: str | None, parent: ModelConfig) -> None:

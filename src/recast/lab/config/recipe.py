@@ -222,6 +222,10 @@ class Recipe(Config):
         """The names of model and teacher, which may be functions of the user."""
         return self.model.name, getattr(self.teacher, "teacher_model", None)
 
+    def plain(self) -> dict[str, Any]:
+        """Return the recipe as a file holds it."""
+        return self.model_dump(mode="json")
+
     def sized(self) -> Self:
         """Return the recipe with the image size that the network is built for, unless it has one."""
         if self.data.img_size is not None or self.model.input_size is None:

@@ -101,7 +101,7 @@ def load_recipe(path: str | Path, *, complete: bool = False) -> Recipe:
     """
     path = Path(path)
     text, data = _read(path)
-    given = _flat(data)
+    given = flat(data)
 
     def content() -> dict[str, Any]:
         for keys in paths():
@@ -113,7 +113,7 @@ def load_recipe(path: str | Path, *, complete: bool = False) -> Recipe:
     body, seal, digest = text.rpartition(SEAL)
     is_untouched = digest.strip() == _digest(body)
     recipe = read_recipe(content, f"{path} comes from another version of recast" if is_untouched else str(path))
-    missing = [key for key, value in flat(recipe).items() if value is not None and key not in given]
+    missing = [key for key, value in flat(recipe.plain()).items() if value is not None and key not in given]
     if complete and missing:
         raise RecastError(
             f"{path} lacks {', '.join(missing[:3])}{', …' * (len(missing) > 3)}: it was cut short, or comes from "
@@ -174,7 +174,7 @@ class _PlainLoader(yaml.SafeLoader):
 def save_recipe(recipe: Recipe, path: str | Path) -> None:
     """Write the complete recipe. Paths below the folder of the file become relative to it, others absolute."""
     path = Path(path)
-    data = recipe.model_dump(mode="json")
+    data = recipe.plain()
     folder = path.parent.resolve()
     for keys in paths():
         section = _section(data, keys)
@@ -199,18 +199,14 @@ def _digest(text: str) -> str:
 
 def changes(before: Recipe, now: Recipe, ignore: Iterable[str] = ()) -> list[str]:
     """Return the fields in which two recipes differ, as "optim.lr (0.1, now 0.2)", without those named in `ignore`."""
-    a, b = flat(before), flat(now)
+    a, b = (flat(recipe.plain()) for recipe in (before, now))
     names = [name for name in dict.fromkeys((*a, *b)) if a.get(name) != b.get(name) and name not in ignore]
     return [f"{name} ({a.get(name)}, now {b.get(name)})" for name in names]
 
 
-def flat(recipe: Recipe) -> dict[str, Any]:
-    """Return every field by its dotted name."""
-    return _flat(recipe.model_dump(mode="json"))
-
-
-def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return every field of a recipe's plain data by its dotted name."""
     fields: dict[str, Any] = {}
     for key, value in nested.items():
-        fields |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        fields |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return fields

@@ -77,6 +77,17 @@ class Data:
         """Normalise pixels (B, C, H, W) on a device."""
         return normalize(pixels.to(device), list(self.mean), list(self.std))
 
+    def some(
+        self, part: LabelledImages, count: int, config: DataConfig, seed: int, device: torch.device, whole: bool = False
+    ) -> Iterator[Tensor]:
+        """Yield `count` images in the order of a seed, normalised, in batches; `whole`: the last one uncut."""
+        size, missing = min(config.batch_size, 128), count
+        for images, _ in Loader(part, size, shuffle_seed=seed, bad_image=config.bad_image):
+            yield self.normalised(images if whole else images[:missing], device)
+            missing -= len(images)
+            if missing <= 0:
+                return
+
     def check_logits(
         self, logits: object, images: int, of: str = "the model", remedy: str = "set model.num_classes"
     ) -> None:
@@ -244,20 +255,6 @@ def assemble(
         raw.name, train, val, classes, mean, std, train.img_size, groups, False, tuple(bad), raw.kinds, in_chans,
         given, is_held_out,
     )  # fmt: skip
-
-
-def some_images(
-    part: LabelledImages, count: int, config: DataConfig, seed: int, normalised: Callable[[Tensor], Tensor],
-    whole: bool = False,
-) -> Iterator[Tensor]:  # fmt: skip
-    """Yield `count` images in the order of a seed, normalised, in batches; `whole`: the last one uncut."""
-    size, missing = min(config.batch_size, 128), count
-    for images, _ in Loader(part, size, shuffle_seed=seed, bad_image=config.bad_image):
-        images = images if whole else images[:missing]
-        yield normalised(images)
-        missing -= len(images)
-        if missing <= 0:
-            return
 
 
 def _norm(config: DataConfig, raw: RawData, images: LabelledImages) -> tuple[tuple[float, ...], tuple[float, ...]]:

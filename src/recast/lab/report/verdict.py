@@ -229,7 +229,7 @@ def why_no_mean(runs: Sequence[Run]) -> str:
     if any(run.unfinished for run in runs):
         return "No mean: not all runs are finished."
     may_differ = {*how_it_runs(), "seed", "compile"}
-    recipes = [{key: value for key, value in flat(run.recipe).items() if key not in may_differ} for run in runs]
+    recipes = [{key: value for key, value in flat(run.recipe.plain()).items() if key not in may_differ} for run in runs]
     for recipe, key in product(recipes, map(".".join, paths())):
         if path := recipe.get(key):
             recipe[key] = PurePath(path).name

@@ -7,7 +7,6 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -23,7 +22,6 @@ from recast.lab.data import Data, Loader
 from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.loading import worker_errors
 from recast.lab.data.seeding import seeded
-from recast.lab.data.sources import some_images
 from recast.lab.folder.files import write_json
 from recast.lab.folder.names import METRICS_FILE, SCHEDULE_FILE, WEIGHTS
 from recast.lab.folder.records import Epoch, Measured
@@ -295,8 +293,7 @@ class _Loop:
         return validate(self.state.evaluated, self.data, self.recipe.data, self.device, skipped, self.stop)
 
     def _images(self, part: LabelledImages, count: int) -> Iterator[Tensor]:
-        normalised = partial(self.data.normalised, device=self.device)
-        return some_images(part, count, self.recipe.data, self.recipe.seed, normalised)
+        return self.data.some(part, count, self.recipe.data, self.recipe.seed, self.device)
 
     def _probe(self) -> list[Tensor]:
         """Return the first `PROBED` validation images, or nothing for a network without recast layers."""
@@ -360,7 +357,7 @@ class _Loop:
         """Wait for the device, check every loss and write the state."""
         self._finish()
         with uninterrupted():
-            on_first(lambda: save_state(self.state, self.recipe, self.out, len(self.data.train)))
+            on_first(lambda: save_state(self.state, self.recipe.plain(), self.out, len(self.data.train)))
 
     def _loader(self, epoch: int, start: int) -> Loader:
         recipe, config = self.recipe, self.recipe.data

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial, reduce
+from functools import reduce
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,12 +22,10 @@ from recast.errors import RecastError, listed
 from recast.files import write_text
 from recast.lab.config import Recipe
 from recast.lab.config.text import save_recipe
-from recast.lab.data.datasets import LabelledImages
 from recast.lab.data.device import surroundings
 from recast.lab.data.duplicates import report_duplicates
 from recast.lab.data.fingerprint import fingerprint_of
 from recast.lab.data.seeding import mix_seed, seeded
-from recast.lab.data.sources import some_images
 from recast.lab.folder import names
 from recast.lab.folder.files import number, read_json, write_json
 from recast.lab.folder.run import RunFolder
@@ -254,15 +252,13 @@ class _Run:
         return child, applied_plan(child)
 
     def _training_images(self, count: int) -> Iterator[Tensor]:
-        return self._images(self.data.train.plain(), count)
-
-    def _images(self, part: LabelledImages, count: int, whole: bool = False) -> Iterator[Tensor]:
-        normalised = partial(self.data.normalised, device=self.device)
-        return some_images(part, count, self.recipe.data, self.recipe.seed, normalised, whole)
+        recipe = self.recipe
+        return self.data.some(self.data.train.plain(), count, recipe.data, recipe.seed, self.device)
 
     def _verify(self, child: nn.Module, plan: Plan, schedule: Schedule | None) -> None:
         """Compare parent and child on the first VERIFIED validation images; write and report the result."""
-        batches = self._images(self.data.val, VERIFIED, whole=True)
+        recipe = self.recipe
+        batches = self.data.some(self.data.val, VERIFIED, recipe.data, recipe.seed, self.device, whole=True)
         verified = reduce(operator.add, (verify(self.parent, child, images) for images in batches))
         write_json(self.out / names.VERIFY_FILE, verified.to_dict())
         images = f"{verified.images} validation images"

@@ -1,4 +1,4 @@
-"""Content attention beside a convolution, as pure functions: `reference` reads like the formula, `added` is fast.
+"""Content attention beside a convolution, as pure functions: `direct` reads like the formula, `added` is fast.
 
     y = conv(X) + γ · C X W_con        C = softmax(Q Kᵀ / √D)        Q = X_q W_qry,  K = X W_key
 
@@ -80,7 +80,7 @@ def direct(x: Tensor, y: Tensor, queries: Tensor, w: BesideWeights) -> Tensor:
 
 
 def added(x: Tensor, y: Tensor, queries: Tensor, w: BesideWeights, attend: Attend) -> Tensor:
-    """Compute `reference` with content by `attend`: with `written_out` by seven operations, most of them products."""
+    """Compute `direct` with content by `attend`: with `written_out` by seven operations, most of them products."""
     tokens, scale = x.flatten(2), w.query.shape[0] ** -0.5
     if queries is x:
         query, key = times(torch.cat([w.query, w.key]), tokens).chunk(2, 1)
