@@ -127,6 +127,18 @@ def test_light_modules_import_no_torch() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_a_recipe_of_lab_loads_no_paper() -> None:
+    code = (
+        "import sys; sys.argv = 'recast train digits --epochs 2 --device nowhere --out no'.split()\n"
+        "from recast.__main__ import main; code = main()\n"
+        "from recast.lab.config import Recipe; from recast.lab.config.fields import fields_of\n"
+        "print(code, len(fields_of(Recipe)), *(name for name in sys.modules if name.startswith('recast.papers')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["2", "109"], done.stderr
+    assert "nowhere" in done.stderr
+
+
 def test_no_module_hides_a_public_name() -> None:
     modules = {module.name for module in pkgutil.iter_modules(recast.__path__)}
     assert not modules & set(recast.__all__)

@@ -29,12 +29,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recast.lab.data import Data
-from recast.lab.data.loading import WHOLE_VIEWS
 from recast.lab.task import Setting
 from recast.lab.training.distill import widened
 from recast.lab.training.distributed import gathered
 from recast.lab.training.regularization import set_drop_path_, train_mode
 from recast.papers.grafit.config import Dino, Neighbors
+from recast.papers.grafit.views import WHOLE_VIEWS
 
 STUDENT_TEMPERATURE, CENTER_MOMENTUM = 0.1, 0.9
 """DINO's."""

@@ -14,6 +14,7 @@ from recast.lab.tasks.classify import Classify
 from recast.papers.grafit.config import Dino, EmbedConfig, Neighbors
 from recast.papers.grafit.head import add_embedding_, without_embedding, without_probe
 from recast.papers.grafit.loss import EmbeddingLoss
+from recast.papers.grafit.views import ManyViews
 
 if TYPE_CHECKING:
     from recast.lab.data import Data
@@ -48,7 +49,7 @@ class Embed(Classify):
         projector = config.head
         if isinstance(projector, Dino) and images.augment is not None:
             local = images.augmented(replace(images.augment, crop="random", scale=projector.local_scale))
-        return {"dataset": images, "views": projector.views, "local": local}
+        return {"dataset": images if projector.views == 1 else ManyViews(images, projector.views, local)}
 
     def stateful_loss(
         self, config: EmbedConfig, data: Data, student: nn.Module, loss: Loss, setting: Setting
