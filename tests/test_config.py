@@ -72,7 +72,7 @@ MISTAKES: list[tuple[Any, dict[str, Any], str]] = [
     (PoolConfig, {"kind": "single", "cls_in_keys": True}, "cls_in_keys moves the average by 1/(n+1) and requires"),
     (ScheduleConfig, {"kind": "listed"}, "dates is missing; kind listed requires it"),
     (TaskConfig, {"teacher": "model"}, "teacher.teacher_model is missing; teacher.kind model requires it"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("kind", "values", "message"), MISTAKES)

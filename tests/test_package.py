@@ -91,9 +91,12 @@ def test_imports_go_one_way() -> None:
 
 def test_the_check_sees_every_kind_of_import() -> None:
     for source in (
-        "from recast.lab import cli", "import recast.lab.cli", "def f():\n    import recast.lab.cli",
-        "if TYPE_CHECKING:\n    from recast.lab.cli import main", 'importlib.import_module("recast.lab.cli")',
-    ):  # fmt: skip
+        "from recast.lab import cli",
+        "import recast.lab.cli",
+        "def f():\n    import recast.lab.cli",
+        "if TYPE_CHECKING:\n    from recast.lab.cli import main",
+        'importlib.import_module("recast.lab.cli")',
+    ):
         assert {part(name) for name in imported(source)} == {"lab"}, source
 
 

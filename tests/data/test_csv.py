@@ -205,7 +205,7 @@ def test_what_a_table_holds_decides_the_task(table: Write) -> None:
         ("path,a,b", [*BITS[:-1], [BITS[-1][0], "-1", ""]], {"label_column": "a,b"}, "2 cells .* '-1' in .* a, row 12"),
         ("path,label", PLAIN, {"data_dir": "nowhere"}, "nowhere"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_counted(table: Write, header: str, rows: Rows, settings: dict[str, str], counts: str) -> None:
     with pytest.raises(RecastError, match=counts) as error:
         load_data(table(header, rows, **settings))

@@ -54,9 +54,14 @@ def test_votes_are_those_of_scikit_learn() -> None:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("resnet10t", {}), ("test_vit", {"img_size": 32}), ("test_vit", {"img_size": 32, "global_pool": "avg"}),
-     ("convnext_atto", {}), ("deit_tiny_distilled_patch16_224", {"img_size": 32, "depth": 1})],
-)  # fmt: skip
+    [
+        ("resnet10t", {}),
+        ("test_vit", {"img_size": 32}),
+        ("test_vit", {"img_size": 32, "global_pool": "avg"}),
+        ("convnext_atto", {}),
+        ("deit_tiny_distilled_patch16_224", {"img_size": 32, "depth": 1}),
+    ],
+)
 def test_features_are_timms(name: str, options: dict[str, Any]) -> None:
     model = timm.create_model(name, num_classes=7, **options).eval()
     images = torch.randn(2, 3, 32, 32)

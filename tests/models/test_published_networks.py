@@ -38,9 +38,10 @@ PARAMETERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     # the pooling has 1,479,936 parameters and a token of 384, the stem 872,208; the sheet's closed forms
     "S60 with an average": (lambda: timm.create_model("patchconvnet_s60_average"), S60 - 1_479_936 - 384),
     "S60 with a linear stem": (
-        lambda: timm.create_model("patchconvnet_s60_linear_stem"), S60 - 872_208 + 384 * (3 * 16 * 16 + 1)
+        lambda: timm.create_model("patchconvnet_s60_linear_stem"),
+        S60 - 872_208 + 384 * (3 * 16 * 16 + 1),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

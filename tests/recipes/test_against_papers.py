@@ -115,8 +115,10 @@ def test_prs_and_two_stages_on_cifar_100(name: str) -> None:
 def test_multiply_adds_that_the_costs_are_counted_from() -> None:
     """T-CNN*: 100 epochs of 4.089 and 300 of 7.255 GMACs, 1,281,167 images, three passes of two operations."""
     for name, *gmacs in (
-        ("tcnn_star_100", 4.089, 7.255), ("prs_cmhsa3", 11.907, 16.506), ("prs_cmhsa5", 5.732, 16.506),
-    ):  # fmt: skip
+        ("tcnn_star_100", 4.089, 7.255),
+        ("prs_cmhsa3", 11.907, 16.506),
+        ("prs_cmhsa5", 5.732, 16.506),
+    ):
         plan = planned(name)
         assert [round(cost.macs / 1e9, 3) for cost in (plan.before, plan.after)] == gmacs
     operations = 1_281_167 * 6e9 * (100 * 4.089 + 300 * 7.255)

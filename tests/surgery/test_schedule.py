@@ -30,8 +30,10 @@ def test_at_once_and_listed() -> None:
     assert Schedule.at_once(plan, 101).due(100) == ()
     listed = Schedule.listed(plan, {2: ["blocks.2.mixer"], 5: ["blocks.0.*"]})
     assert (listed.due(2), listed.due(5), listed.waiting()) == (
-        ("blocks.2.mixer",), ("blocks.0.mixer",), ("blocks.1.mixer",),
-    )  # fmt: skip
+        ("blocks.2.mixer",),
+        ("blocks.0.mixer",),
+        ("blocks.1.mixer",),
+    )
 
 
 @pytest.mark.parametrize(

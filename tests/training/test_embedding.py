@@ -215,8 +215,12 @@ def test_the_triplet_loss_pushes_other_images_away() -> None:
     g = F.normalize(outputs[1], dim=1).unflatten(0, (4, 3))
     triplets = [
         F.relu(0.2 + g[i, a] @ g[j, b] - g[i, a] @ g[i, b])
-        for i in range(4) for j in range(4) for a in range(3) for b in range(3) if i != j and a != b
-    ]  # fmt: skip
+        for i in range(4)
+        for j in range(4)
+        for a in range(3)
+        for b in range(3)
+        if i != j and a != b
+    ]
     assert 0 < sum(value > 0 for value in triplets) < len(triplets)
     torch.testing.assert_close(loss(outputs, images, indices), 4 * torch.stack(triplets).mean())
     assert triplet_loss(g[:1]).tolist() == [0.0]

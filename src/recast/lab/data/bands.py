@@ -36,7 +36,7 @@ from recast.lab.data.images import (
     crop_fraction,
     decode_errors,
     opened,
-)  # fmt: skip
+)
 from recast.lab.plugins import optional_package
 from recast.reading import check_member, check_unpacked
 

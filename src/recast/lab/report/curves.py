@@ -87,9 +87,8 @@ def attacks(run: Run) -> list[Chart]:
         title = f"{suite_title(suite, short=True)}: top-1, % by ε in 1/255"
         ticks = {strength: f"{strength:g}" for strength in points}
         charts += arms_chart(
-            run, f"adversarial_{suite}", title, points,
-            xlabel="ε in 1/255", xticks=ticks, ylim=PERCENT,
-        )  # fmt: skip
+            run, f"adversarial_{suite}", title, points, xlabel="ε in 1/255", xticks=ticks, ylim=PERCENT
+        )
     return charts
 
 

@@ -89,9 +89,7 @@ def fit(
             raise RecastError(f"{out} already holds a training: choose another folder, or resume it")
         return read_metrics(log) if weights.exists() else []  # written last: the training is finished
 
-    with (
-        distributed.process_group(recipe.device) as device, distributed.held(out), stop_signals() as stop, seeded(0)
-    ):  # fmt: skip
+    with distributed.process_group(recipe.device) as device, distributed.held(out), stop_signals() as stop, seeded(0):
         if rows := on_first(finished):
             if plan is not None and (saved := read_header(weights)["plan"]) is not None:
                 final = Plan.from_json(saved, f"{weights}'s plan")  # its pooling is in the model that was given

@@ -38,7 +38,7 @@ class Segment(Task):
         "iou": Metric(
             "IoU", meaning="intersection over union of what is predicted as a class and what is of it", by_class=True
         ),
-    }  # fmt: skip
+    }
     suites: ClassVar[Mapping[str, Suite]] = {
         "segmentation": Suite(
             "Pixels", "mIoU, mAcc, aAcc, boundary IoU, IoU per class (data with masks)", "accuracy",
