@@ -26,7 +26,7 @@ from recast.lab.folder.run import RunFolder
 from recast.lab.task import task_of
 from recast.models.build import build
 from recast.models.config import ModelConfig
-from recast.models.names import FORMS, no_subject
+from recast.models.names import FORMS, unknown_subject
 from recast.models.trust import check_trusted, is_function
 from recast.models.weights import PICKLED, read_header
 
@@ -164,7 +164,7 @@ def open_model(config: ModelConfig) -> nn.Module:
     try:
         return build(config).eval()
     except RecastError as error:
-        raise error if timm.is_model(name.partition(".")[0]) else no_subject(name, error) from None
+        raise error if timm.is_model(name.partition(".")[0]) else unknown_subject(name, error) from None
 
 
 def _advice(path: str) -> str:

@@ -160,7 +160,7 @@ class Task:
     suites: ClassVar[Mapping[str, Suite]] = {}
     metrics: ClassVar[Mapping[str, Metric]] = {}
     """New metrics of `suites`."""
-    unasked: ClassVar[tuple[str, ...]] = ()
+    not_by_default: ClassVar[tuple[str, ...]] = ()
     """Suites for all tasks that are measured for this one only on request."""
 
     def draw(self, run: OpenRun, context: Context, suites: Sequence[str]) -> None:
@@ -216,5 +216,5 @@ def suites_of(task: Task, only_default: bool = False) -> list[str]:
     """Return the suites for data of a task, all or the default ones; its own come first."""
     return [
         name for name, suite in {**task.suites, **SUITES}.items()
-        if suite.task in ("", task.name) and (not only_default or (suite.default and name not in task.unasked))
+        if suite.task in ("", task.name) and (not only_default or (suite.default and name not in task.not_by_default))
     ]  # fmt: skip

@@ -44,7 +44,7 @@ def unknown_model(source: str, name: str, names: Iterable[str], torchvision: Ite
     return RecastError(f"{source} has no model {shown(name)}.{close} A model is named {FORMS}")
 
 
-def no_subject(name: str, error: RecastError) -> RecastError:
+def unknown_subject(name: str, error: RecastError) -> RecastError:
     """Return the error of `explain` for a word that is neither a path nor, by `error`, a model."""
     if ":" in name:
         return error

@@ -182,7 +182,7 @@ def _run(call: Callable[[], Any], name: str, verbose: bool) -> int:
     except KeyboardInterrupt as error:
         return 130 if later_process() else complain(name, str(error) or "interrupted", 130)  # the first process says it
     except BaseException as error:  # a user's module may raise SystemExit, GeneratorExit or a kind of its own
-        if isinstance(error, RecastError) and error.already_told:
+        if isinstance(error, RecastError) and error.is_reported:
             return 2
         if verbose:
             traceback.print_exception(error)

@@ -188,8 +188,8 @@ def _suites_of(folder: Path) -> list[str]:
 def compared_with(folder: Path, rows: Sequence[Row]) -> tuple[str, ...]:
     """Return the arms that the recast one is compared with: not a parent that never learnt these classes."""
     run = RunFolder(folder)
-    untaught = run.why_untaught(run.recipe().model, len(run.read(CLASSES, read_names) or ()), rows)
-    return ("finetuned",) if untaught else ("parent", "finetuned")
+    no_baseline = run.why_no_baseline(run.recipe().model, len(run.read(CLASSES, read_names) or ()), rows)
+    return ("finetuned",) if no_baseline else ("parent", "finetuned")
 
 
 def format_arms(

@@ -92,7 +92,7 @@ class Context:
     device: torch.device
     options: Options = Options()
     workers: int = 0
-    untaught: frozenset[str] = frozenset()
+    with_new_classifier: frozenset[str] = frozenset()
     """Models with a new, untrained classifier, whose predictions are meaningless."""
     store: dict[Any, Any] = field(default_factory=dict)
     """Results that a suite stores between batches, such as features of the training images."""

@@ -68,7 +68,7 @@ def evaluate_run(
                 data = without_unreadable(data, "train")
         context = replace(
             open_context(run.models, data, batch_size, device, options, workers),
-            untaught=frozenset({"parent"} if RunFolder(folder).has_new_parent(run.recipe.model) else ()),
+            with_new_classifier=frozenset({"parent"} if RunFolder(folder).has_new_parent(run.recipe.model) else ()),
         )
         scores, results = folder / SCORES, Results()
         # suites that share a pass are measured together, and each group is written when it is finished

@@ -146,7 +146,7 @@ def _explain_run(
     notes: list[str] = []
     arms = {"recast": "Network"} if recipe.is_plain else {arm: ARMS[arm] for arm in ARMS if arm in run.models}
     rows = RunFolder(run.folder).records(ROWS, Row)
-    if "parent" in arms and (reason := RunFolder(run.folder).why_untaught(recipe.model, len(data.classes), rows)):
+    if "parent" in arms and (reason := RunFolder(run.folder).why_no_baseline(recipe.model, len(data.classes), rows)):
         del arms["parent"]
         notes.append(f"Predictions of the parent before training are not shown: {reason}.")
     device, shape = choose_device(options.device), size or (data.test_size, data.test_size)

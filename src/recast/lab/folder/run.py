@@ -112,7 +112,7 @@ class RunFolder:
         if used:
             raise RecastError(f"{self.path} is not empty ({used[0]}): choose another folder with --out")
 
-    def withdraw(self) -> None:
+    def remove_first_files(self) -> None:
         """Remove the files that a run wrote, if it failed before its first state."""
         for name in (*FIRST, *(file for paper in PAPERS.values() for file in paper.files.values())):
             (self.path / name).unlink(missing_ok=True)
@@ -125,7 +125,7 @@ class RunFolder:
             return not parent.pretrained
         return (self.path / parent.checkpoint).resolve() == (self.path / PARENT_WEIGHTS).resolve()
 
-    def why_untaught(self, parent: ModelConfig, classes: int, rows: Iterable[Row]) -> str:
+    def why_no_baseline(self, parent: ModelConfig, classes: int, rows: Iterable[Row]) -> str:
         """Return why the parent before fine-tuning is no baseline; empty if it is one.
 
         It is none if its classifier is new, or if its top-1 in `rows` is not shown to be above a guess among `classes`.

@@ -54,7 +54,7 @@ def words(*runs: Run) -> Words:
         return PLAIN
     if all(run.is_scheduled and RunFolder(run.path).has_new_parent(run.recipe.model) for run in recast):
         return FROM_START
-    reason = next((run.untaught for run in recast if run.untaught), "")
+    reason = next((run.why_no_baseline for run in recast if run.why_no_baseline), "")
     comparison = f"{ALL_ARMS} The original is no baseline here: {reason}."
     return replace(PARENT, others=("finetuned",), comparison=comparison) if reason else PARENT
 

@@ -84,10 +84,10 @@ class Run:
         return self.switching is not None or self.recipe.schedule.is_during
 
     @cached_property
-    def untaught(self) -> str:
+    def why_no_baseline(self) -> str:
         """Reason why the parent before fine-tuning is no baseline; empty if it is one."""
         run, parent = RunFolder(self.path), self.recipe.model
-        return "" if self.is_plain else run.why_untaught(parent, len(self.classes), self.rows)
+        return "" if self.is_plain else run.why_no_baseline(parent, len(self.classes), self.rows)
 
     @property
     def main(self) -> tuple[str, str]:

@@ -38,7 +38,7 @@ PLAIN_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
 class ReportedByFirst(RecastError):
     """An error that the first process reports: the others stop without a message."""
 
-    already_told = True
+    is_reported = True
 
 
 def process_number() -> int:

@@ -119,7 +119,7 @@ def _ending(out: Path, resume: bool, functions: tuple[str | None, str | None]) -
         yield
     except (RecastError, OSError):  # after the mistake is fixed, the same command starts again
         if distributed.is_first() and not resume and not states(out):
-            RunFolder(out).withdraw()
+            RunFolder(out).remove_first_files()
         raise
     except KeyboardInterrupt as stopped:
         command = follow_up("train", "--resume", str(out), functions=functions)

@@ -113,7 +113,7 @@ def score_retrieval(batch: Batch) -> Iterator[Score]:
 def coarse_logits(batch: Batch, name: str, classes: int) -> Tensor | None:
     """Return logits (B, coarse classes) of a classifier trained on coarse labels; None for other networks."""
     model = batch.models[name]
-    if name in batch.context.untaught or knn.embedder(model) is not None:
+    if name in batch.context.with_new_classifier or knn.embedder(model) is not None:
         return None
     logits = model(batch.images)
     return logits.float() if logits.shape == (len(batch), classes) else None

@@ -41,7 +41,7 @@ class Detect(Task):
     title = "detection"
     main = ("detection", "ap")
     validation = ("ap50", "ap")
-    unasked = ("fourier",)
+    not_by_default = ("fourier",)
     whole = True
     suites: ClassVar[Mapping[str, Suite]] = {
         "detection": Suite(
