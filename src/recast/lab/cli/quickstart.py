@@ -27,12 +27,7 @@ EXAMPLES = """  recast quickstart
 """
 
 
-def quickstart(
-    *,
-    out: FilePath = "runs/quickstart",
-    seed: Seed = 0,
-    output: Compute,
-) -> int:
+def quickstart(*, out: FilePath = "runs/quickstart", seed: Seed = 0, output: Compute) -> int:
     """Which of three digits is the odd one out? A small ResNet learns to read single handwritten digits of
     scikit-learn. Its last stage is recast without changing one prediction. Then the recast network and the ResNet
     itself are trained on the question in the same way, measured, and compared in a report. This takes a few minutes on

@@ -335,7 +335,4 @@ def _cifar(config: DataConfig) -> RawData:
 _FINDERS = (find_digits, find_canvases, find_canvases, find_folder, find_csv, _zip, _cifar, _cifar, find_folder)
 _SOURCES: dict[str, Callable[[DataConfig], RawData]] = dict(zip(SOURCES, _FINDERS, strict=True))
 
-_LIBRARIES: dict[str, Callable[[DataConfig], RawData]] = {
-    "torch": find_in_torchvision,
-    "hfds": find_on_hub,
-}
+_LIBRARIES: dict[str, Callable[[DataConfig], RawData]] = {"torch": find_in_torchvision, "hfds": find_on_hub}

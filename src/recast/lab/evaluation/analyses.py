@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,24 +18,16 @@ IMAGES = 500
 """Default number of validation images of an analysis: curves change little with more."""
 
 
-@evaluates("fourier", "tabulate")
-def analyse_fourier(context: Context) -> Table:
-    """Return the Fourier curves of all models."""
-    return analyse(tabulate_fourier, context)
-
-
-@evaluates("cka", "tabulate")
-def analyse_cka(context: Context) -> Table:
-    """Return the similarities of the layers of two models."""
-    return analyse(tabulate_cka, context)
-
-
 def analyse(tabulate: Callable[..., Table], context: Context) -> Table:
     """Return the table of all models on `IMAGES` images, or on options.num_images."""
     images = context.data.val
     if context.options.num_images is None:
         images = sampled(images, IMAGES)
     return tabulate(context.models, (batch.images for batch in context.batches(Source(images))))
+
+
+evaluates("fourier", "tabulate")(partial(analyse, tabulate_fourier))
+evaluates("cka", "tabulate")(partial(analyse, tabulate_cka))
 
 
 @evaluates("agreement", "tabulate")

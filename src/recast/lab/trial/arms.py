@@ -135,8 +135,7 @@ def train_(
     optimizer = torch.optim.AdamW(param_groups(tail, lr=rate, weight_decay=WEIGHT_DECAY))
     warm = max(1, updates // WARM_UP)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer,
-        lambda step: min(1.0, (step + 1) / warm) * max(LOWEST, (1 + math.cos(math.pi * step / updates)) / 2),
+        optimizer, lambda step: min(1.0, (step + 1) / warm) * max(LOWEST, (1 + math.cos(math.pi * step / updates)) / 2)
     )
     curve: list[tuple[int, float]] = []
     losses: list[Tensor] = []

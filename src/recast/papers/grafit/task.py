@@ -27,7 +27,7 @@ class Embed(Classify):
     title = "an embedding"
     keeps_network = False
 
-    def notes(self, config: EmbedConfig, data: Data) -> Iterator[str]:
+    def notes(self, config: Any, data: Data) -> Iterator[str]:
         projector = config.projector
         if isinstance(projector, Dino):
             return
@@ -43,7 +43,7 @@ class Embed(Classify):
     def undone(self, model: nn.Module) -> nn.Module:
         return without_embedding(model)
 
-    def loading(self, config: EmbedConfig, data: Data) -> dict[str, Any]:
+    def loading(self, config: Any, data: Data) -> dict[str, Any]:
         """Return the loader's arguments; labels are the numbers of the images, by which the memory is stored."""
         images, local = data.train.relabelled(torch.arange(len(data.train))), None
         projector = config.head
