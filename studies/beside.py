@@ -72,12 +72,13 @@ from torchvision.transforms.v2.functional import normalize
 
 import recast
 from recast.analysis.wakefulness import wakefulness
-from recast.lab.data.datasets import IMAGENET, ImageTensors
+from recast.lab.data.datasets import ImageTensors
 from recast.lab.data.digits import draw_classes
 from recast.lab.data.seeding import hold_out
-from recast.lab.statistics import POINTS, interval
+from recast.lab.evaluation.intervals import POINTS, interval
 from recast.layers.beside import AttentionBeside
 from recast.layers.cmhsa import recast_layers
+from recast.models.register import IMAGENET
 from recast.surgery.rules import convert
 
 Setting = dict[str, Any]

@@ -41,8 +41,9 @@ def test_first_and_last_block_are_taken_by_name(load: Any) -> None:
     curves = [("stem", 0.0, 1.0), ("blocks.0.mixer", 0.1, 2.0), ("blocks.0", 0.2, 3.0)]
     curves += [("blocks.2", 0.4, 5.0), ("blocks.10.mixer", 0.9, 6.0), ("blocks.10", 1.0, 7.0)]
     assert {name: float(value[0]) for name, value in block_deltas(curves).items()} == {
-        "delta(pi), first block": 3.0, "delta(pi), last block": 7.0,
-    }  # fmt: skip
+        "delta(pi), first block": 3.0,
+        "delta(pi), last block": 7.0,
+    }
     assert block_deltas([]) == block_deltas(curves[:2]) == {}
 
 
@@ -62,8 +63,10 @@ def test_the_blocks_of_the_table_are_those_of_the_stored_runs(study: str, count:
 def test_severities_take_turns(load: Any) -> None:
     parts = load("tables").by_severity(np.arange(7))
     assert {name: part.tolist() for name, part in parts.items()} == {
-        "corruptions, severity 1": [0, 3, 6], "corruptions, severity 3": [1, 4], "corruptions, severity 5": [2, 5]
-    }  # fmt: skip
+        "corruptions, severity 1": [0, 3, 6],
+        "corruptions, severity 3": [1, 4],
+        "corruptions, severity 5": [2, 5],
+    }
     assert load("tables").by_severity(np.empty(0)) == {}
 
 

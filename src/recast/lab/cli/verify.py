@@ -68,8 +68,8 @@ def verify(
 
     import torch
 
-    from recast.lab.device import choose_device
-    from recast.lab.scales import randomize_scales_
+    from recast.lab.data.device import choose_device
+    from recast.surgery.scales import randomize_scales_
 
     torch.manual_seed(seed)
     place = choose_device(device)
@@ -125,7 +125,7 @@ def _images(data: Data | None, number: int, shape: tuple[int, int, int]) -> Tens
     """Return images of a data set, or random ones of a shape."""
     import torch
 
-    from recast.lab.device import check_memory
+    from recast.lab.data.device import check_memory
 
     if data is not None:
         number, shape = min(number, len(data.val)), (len(data.mean), data.test_size, data.test_size)

@@ -11,9 +11,9 @@ from typing import Literal
 import numpy as np
 from rich.table import Table
 
+from recast.lab.evaluation.intervals import POINTS, interval
 from recast.lab.folder.records import UNIFORM, Wakefulness
-from recast.lab.report.formats import decimal, plural, signed, three_digits
-from recast.lab.statistics import POINTS, interval
+from recast.lab.pages.formats import decimal, plural, signed, three_digits
 from recast.surgery.table import render
 
 Worth = Literal["yes", "no", "unclear"]

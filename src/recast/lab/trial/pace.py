@@ -32,7 +32,7 @@ FEWEST = 20
 MOST_VIEWS, MOST_EPOCHS, LEAST_UPDATES = 4, 20, 20
 FEATURE_SHARE, MOST_BYTES = 0.4, 16 * 2**30
 """Features take at most this share of the time, and so many bytes."""
-RATE_PART, HELD_OUT = 4, 0.2
+RATE_PART, RATE_SHARE = 4, 0.2
 """A rate is tried for a quarter of the updates, and judged by this share of the training images."""
 BLOCKS = 3
 """How often the times of the steps are measured before the trainings; once more after them."""
@@ -105,7 +105,7 @@ class Speed:
         trained = updates * (seeds * per_seed + len(RATES) / RATE_PART * sum(self.step.values()))
         forward = {arm: seconds / 3 for arm, seconds in self.step.items()}  # without gradients
         of_runs = val / self.batch * seeds * (2 * forward["finetuned"] + forward["added"] + forward["recast"])
-        of_rates = HELD_OUT * train / self.batch * len(RATES) * sum(forward.values())
+        of_rates = RATE_SHARE * train / self.batch * len(RATES) * sum(forward.values())
         return (train * views + val) * self.image + trained + of_runs + of_rates
 
     def least(self, train: int, val: int) -> tuple[int, int]:
