@@ -3,7 +3,7 @@
     RECAST_DATA=DIR python studies/photographs.py twice times --out runs/photographs
     RECAST_DATA=DIR python studies/photographs.py twice rates --out runs/photographs     # each arm's learning rate
     RECAST_DATA=DIR python studies/photographs.py twice compare --out runs/photographs --seeds 0 1 2    # after both
-    RECAST_DATA=DIR python studies/photographs.py twice table --out runs/photographs     # writes results/photographs*.csv
+    RECAST_DATA=DIR python studies/photographs.py twice table --out runs/photographs     # writes the tables
     RECAST_DATA=DIR python studies/photographs.py odd folder --out runs/odd    # PNGs in class folders, for `recast try`
 
 Each part continues where it was stopped, a training at a time; `--only` names arms.
@@ -26,15 +26,16 @@ attention a larger share of a step than in a training of the whole network, whic
 
 Protocol, stated before the first run. Arms (`ARMS`), all for as many seconds as attention beside the convolution takes
 for `EPOCHS` epochs, by measured step times: the parent's blocks trained on; attention beside the last convolution of
-each block (the default); nine heads in every convolution of the blocks; and, after the last block, timm's non-local block of as many
-multiply-adds, two 1×1 convolutions of as many, global context, CBAM and SE; BoTNet's layer in place of the last
-convolution; a ViT on the trunk's features; a ViT and a ConvNeXt on pixels, from random weights. Also the parent's blocks
-trained on for as many updates as beside. AdamW, batches of 32, weight decay 0.05, cosine after a twentieth of warm-up,
-gates at 50 times the rate. rates: each arm at each of `RATES`, a third of its updates, seed 0, on held-out canvases; the best
-is taken. compare: on test canvases; seeds change the order of canvases and new parameters. A difference beside − arm
-is shown if 0 is outside its 95 % interval over seeds and canvases (`recast.lab.statistics`). What decides, by task:
-beside pays on it if it is shown to be ahead of the blocks trained on; it is the choice if it is shown to be ahead of
-every other arm too; it must not be chosen where it is shown to be behind. first and textures: nothing is expected.
+each block (the default); nine heads in every convolution of the blocks; and, after the last block, timm's non-local
+block of as many multiply-adds, two 1×1 convolutions of as many, global context, CBAM and SE; BoTNet's layer in place of
+the last convolution; a ViT on the trunk's features; a ViT and a ConvNeXt on pixels, from random weights. Also the
+parent's blocks trained on for as many updates as beside. AdamW, batches of 32, weight decay 0.05, cosine after a
+twentieth of warm-up, gates at 50 times the rate. rates: each arm at each of `RATES`, a third of its updates, seed 0, on
+held-out canvases; the best is taken. compare: on test canvases; seeds change the order of canvases and new parameters.
+A difference beside − arm is shown if 0 is outside its 95 % interval over seeds and canvases (`recast.lab.statistics`).
+What decides, by task: beside pays on it if it is shown to be ahead of the blocks trained on; it is the choice if it is
+shown to be ahead of every other arm too; it must not be chosen where it is shown to be behind. first and textures:
+nothing is expected.
 
 Run so far: see docs/expect.md, which lists what was not run.
 """
