@@ -84,7 +84,7 @@ PLACES = ("twice", "first")
 PAIRS = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
 COUNTS = {"train": 4000, "dev": 1000, "test": 2000}
 SIDE, BATCH, BLOCKS = 32, 32, 1
-EPOCHS = {"odd": 10, "twice": 10, "more": 5, "first": 10, "textures": 10}
+EPOCHS = {"odd": 6, "twice": 6, "more": 3, "first": 6, "textures": 6}
 RATES = (1e-3, 4e-3)
 SETTINGS: dict[str, dict[str, Any]] = {
     "beside": NEW,
