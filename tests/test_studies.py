@@ -4,12 +4,16 @@ import json
 import re
 import sys
 import zipfile
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+
+from recast.lab.data.datasets import ImageTensors
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -166,3 +170,31 @@ def test_the_rows_without_the_stride_are_those_of_the_results() -> None:
     for cells in table:
         for interval in re.findall(r"([+-]?\d+\.\d) \(([+-]?\d+\.\d), ([+-]?\d+\.\d)\)", " | ".join(cells)):
             assert any(are_of(row, NUMBERS, interval) for row in rows), interval
+
+
+@pytest.mark.parametrize("task", ["odd", "twice", "more", "first"])
+def test_a_canvas_of_photographs_has_the_answer_that_it_shows(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "studies"))  # type: ignore[no-untyped-call]
+    before = set(sys.modules)
+    photographs = importlib.import_module("photographs")
+    monkeypatch.setattr(photographs, "altered", lambda pictures, _generator: pictures)
+    labels = torch.arange(200) % 10
+    pixels = torch.stack([labels, torch.arange(200)], 1).byte()[:, [0, 1, 1], None, None].repeat(1, 1, 32, 32)
+    images, answers = photographs.draw(task, ImageTensors(pixels, labels), 60, 0)
+    cells = images[:, :2, 16::32, 16::32].flatten(2).tolist()  # class and number of the photograph in each cell
+    for (classes, numbers), answer in zip(cells, answers.tolist(), strict=True):
+        shown = [pair for pair in zip(classes, numbers, strict=True) if pair[0] < 10]  # others are empty
+        counts = Counter(label for label, _ in shown)
+        if task == "twice":
+            first, second = photographs.PAIRS[answer]
+            assert len(set(shown)) == 3
+            assert shown[first] == shown[second]
+        elif task == "first":
+            assert shown[0][0] == answer
+        else:
+            assert len(set(shown)) == len(shown)
+            assert len(counts) == 2
+            assert (counts[answer], len(shown)) == ((1, 3) if task == "odd" else (4, 7))
+    for name in set(sys.modules) - before:
+        if (getattr(sys.modules[name], "__file__", "") or "").startswith(str(ROOT / "studies")):
+            del sys.modules[name]

@@ -48,9 +48,9 @@ def verify(
     output: Compute,
 ) -> int:
     """Recast a model and compare it with its parent on random images or those of a data set. In a network with random
-    weights, scales of zero and one are replaced first, so that every layer affects the outputs. As a control, two heads
-    of one layer are swapped, or the query of attention pooling is moved: if this changes nothing, the comparison is
-    inconclusive. Exit code 1: not the same function, or inconclusive.
+    weights, scales of zero and one are replaced first, so that every layer affects the outputs. As a control, one layer
+    is changed: its attention is added, two of its heads are swapped, or the query of its pooling is moved. If this
+    changes nothing, the comparison is inconclusive. Exit code 1: not the same function, or inconclusive.
 
     Args:
         model: timm:NAME (or NAME), torchvision:NAME, upernet|maskrcnn|fasterrcnn|retinanet:NAME, or
