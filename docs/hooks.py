@@ -71,12 +71,12 @@ def with_recipes(markdown: str) -> Iterator[str]:
 
 def recipe_table(names: list[str]) -> Iterator[str]:
     """What each recipe trains, its main settings, the published number and the cost."""
-    from recast.lab.recipes import RECIPES, make_recipe
+    from recast.lab.recipes import make_recipe, recipes
 
     yield "| recipe | trains | size | epochs | batch | optimiser, peak rate | decay | drop-path | expected | cost |"
     yield "|---|---|---:|---:|---:|---|---:|---:|---|---|"
     for name in names:
-        recipe, entry = make_recipe(name), RECIPES[name]
+        recipe, entry = make_recipe(name), recipes()[name]
         data, optim, drop_path = recipe.data, recipe.optim, recipe.regularization.drop_path or 0
         rate = optim.lr * (data.batch_size / optim.base_batch if optim.base_batch else 1)
         sizes = ", tested ".join(str(size) for size in (data.img_size, data.test_size) if size)
