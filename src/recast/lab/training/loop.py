@@ -37,7 +37,7 @@ from recast.lab.training.step import AMP_DTYPES, Objective, Update
 from recast.lab.training.switches import Switches
 from recast.layers.cmhsa import gated_layers, recast_layers
 from recast.models.build import Images, constructor
-from recast.models.weights import load_weights_, read_header, read_safetensors
+from recast.models.weights import check_writable, load_weights_, read_header, read_safetensors
 from recast.surgery.apply import recast_
 from recast.surgery.chosen_forms import ChosenForms, choose_forms_, chosen_forms
 from recast.surgery.plan import Plan
@@ -120,6 +120,7 @@ class _Loop:
         self.data, self.recipe, self.out, self.device = data, recipe, out, device
         self.stop, self.on_step = stop, on_step
         distributed.check_shares(recipe)
+        check_writable(model)  # before anything is trained: the end, and a resume, load into it
         self.batches = len(self._loader(epoch=1, start=0))
         switches = Switches.of(recipe, plan)
         name = name or ("recast" if recast_layers(model) or switches else "parent")
