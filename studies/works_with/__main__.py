@@ -76,13 +76,14 @@ def measure(tool: Tool) -> list[dict[str, str]]:
             cells[layer] = tool.measured(case_of(layer))
         except Exception as error:  # whatever a package raises on a layer that it does not know
             traceback.print_exc()
-            cells[layer] = Cell("refused", message=line_of(error))
+            cells[layer] = Cell("refused", message=line_of(error.__cause__ or error))
     before, rows = cells.pop("parent"), []
     for layer, cell in cells.items():
         notes = [cell.message, tool.remedy.get(cell.cell, "")]
-        if cell.cell not in ("exact", "loses attention") and before.cell != "exact":
-            is_same = (before.cell, before.error) == (cell.cell, None)
-            notes.append("as the parent" if is_same else f"parent: {before.cell} {shown(before.error)}".rstrip())
+        if cell.error is not None and cell.cell in ("works", "wrong") and before.error is not None:
+            notes.append(f"parent: {before.cell} {shown(before.error)}")
+        elif cell.cell in ("refused", "wrong") and before.cell == cell.cell:
+            notes = [cell.message, "as the parent"]
         message = "; ".join(note for note in notes if note)
         rows.append({"layer": layer, "cell": cell.cell, "error": shown(cell.error), "message": message})
     return rows

@@ -50,12 +50,12 @@ def peft_dora(case: Case) -> Cell:
     return by_peft(case, use_dora=True)
 
 
-@tool("peft, then Recast", "recast a network whose convolutions have LoRA", *PEFT)
+@tool("peft, then Recast", "recast a network whose convolutions have LoRA", *PEFT, is_own=True)
 def peft_first(case: Case) -> Cell:
     from peft import LoraConfig, get_peft_model
 
     adapted = get_peft_model(timm.create_model("resnet18", num_classes=10), LoraConfig(r=4, target_modules=LAST))
-    gate = "beside" if case.layer == "parent" else case.layer
+    gate = case.layer
     plan = recast.plan(adapted.eval(), case.images, recast.RecastConfig(gate=gate), where="layer4")
     left = [f"{left.name}: {left.reason}" for left in plan.left if "lora_A" in left.name or "base_layer" in left.name]
     return Cell("refused" if left and not plan.steps else "wrong", None, left[0] if left else f"{plan.steps[0].name}")

@@ -33,7 +33,7 @@ def average(
             model = copy.deepcopy(case.model)
             update, averaged = make(model)
             expected = weights(model)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
             for step in range(STEPS):
                 optimizer.zero_grad()
                 model(case.images).square().mean().backward()
@@ -82,7 +82,7 @@ def by_torch_ema(model: nn.Module) -> Any:
         ema.copy_to(twin.parameters())
         return weights(twin)
 
-    return partial(ema.update, model.parameters()), averaged
+    return partial(ema.update, list(model.parameters())), averaged
 
 
 @average("ema-pytorch", "average, from the first step", "ema-pytorch==0.8.3", from_first=True)

@@ -85,12 +85,12 @@ def plan_sharded(rank: int, layer: str, port: int) -> None:
     dist.destroy_process_group()
 
 
-@tool("FSDP2, then Recast", "recast a network that is sharded", "torch")
+@tool("FSDP2, then Recast", "recast a network that is sharded", "torch", is_own=True)
 def fsdp_first(case: Case) -> Cell:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(plan_sharded, ("beside" if case.layer == "parent" else case.layer, port), nprocs=2)
+    mp.spawn(plan_sharded, (case.layer, port), nprocs=2)
     with open("message.txt") as file:
         message = file.read()
     return Cell("wrong" if message == "no error" else "refused", None, message)

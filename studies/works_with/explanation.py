@@ -104,7 +104,7 @@ def torch_cam(case: Case) -> Cell:
 
 
 @tool(
-    "zennit, EpsilonPlus", "relevance, BatchNorm merged by `SequentialMergeBatchNorm`", "zennit==1.0.0",
+    "zennit, EpsilonPlus", "relevance, BatchNorm merged by `SequentialMergeBatchNorm`", "zennit==0.5.1",
     remedy=dict.fromkeys(
         ("wrong", "works", "loses attention"), "`fold_(…, batch_norm=True)` first, and no canonizer there"
     ),
@@ -119,7 +119,7 @@ def zennit(case: Case) -> Cell:
     return case.judged(outputs, message="error: of the network while BatchNorm is merged")
 
 
-@tool("shap, GradientExplainer", "expected gradients", "shap==0.54.1")
+@tool("shap, GradientExplainer", "expected gradients", "shap==0.51.0")
 def shap(case: Case) -> Cell:
     import shap
 
@@ -133,7 +133,7 @@ def shap(case: Case) -> Cell:
 
 
 @tool(
-    "shap, DeepExplainer", "DeepLIFT's rules", "shap==0.54.1",
+    "shap, DeepExplainer", "DeepLIFT's rules", "shap==0.51.0",
     remedy={"refused": "its rules know no attention: `GradientExplainer`"},
 )  # fmt: skip
 def shap_deep(case: Case) -> Cell:

@@ -49,7 +49,7 @@ def annotations(name: str, does: str, *packages: str, remedy: dict[str, str] | N
                 "exact" if max(errors) < 1e-2 else "works" if max(errors) < 1 else "wrong", max(errors), "pixels"
             )
 
-        return tool(name, does, *packages, remedy=remedy)(run)
+        return tool(name, does, *packages, remedy=remedy, is_own=True)(run)
 
     return add
 

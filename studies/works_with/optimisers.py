@@ -70,13 +70,6 @@ def by_pytorch_optimizer(groups: Any, model: nn.Module) -> Any:
     return SOAP(groups, lr=1e-3)
 
 
-@optimiser("timm, Muon", "`create_optimizer_v2(groups, 'muon')`", "timm")
-def by_timm_muon(groups: Any, model: nn.Module) -> Any:
-    from timm.optim import create_optimizer_v2
-
-    return create_optimizer_v2(groups, "muon", lr=1e-3)
-
-
 @optimiser("torch, Muon", "`torch.optim.Muon` for the matrices, AdamW for the rest", "torch")
 def by_torch_muon(groups: Any, model: nn.Module) -> Any:
     matrices = [p for p in model.parameters() if p.ndim == 2]

@@ -36,10 +36,10 @@ def torch_pruning_after(case: Case) -> Cell:
     return Cell("works" if outputs.isfinite().all() else "wrong", None, f"{len(attention)} layers attend")
 
 
-@tool("torch-pruning, then Recast", "recast a network with half of its channels", "torch-pruning==1.6.1")
+@tool("torch-pruning, then Recast", "recast a network with half of its channels", "torch-pruning==1.6.1", is_own=True)
 def torch_pruning_before(case: Case) -> Cell:
     parent = structured(copy.deepcopy(case.parent), case.images).eval()
-    gate = "beside" if case.layer == "parent" else case.layer
+    gate = case.layer
     child = copy.deepcopy(parent)
     recast.recast_(child, recast.plan(parent, case.images, recast.RecastConfig(gate=gate), where=LAYERS[gate]))
     return Cell("exact", recast.verify(parent, child, case.images).max_relative_error)

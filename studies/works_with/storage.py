@@ -82,7 +82,7 @@ def hub(case: Case) -> Tensor:
     return Mine.from_pretrained("folder").eval()(case.images).detach()
 
 
-@tool("mlflow", "`log_model`, `load_model`, in a local folder", "mlflow==3.18.0")
+@tool("mlflow", "`log_model`, `load_model`, in a local folder", "mlflow==3.17.2")
 def mlflow(case: Case) -> Tensor:
     import mlflow
 

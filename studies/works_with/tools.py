@@ -31,28 +31,20 @@ class Cell:
 
 @dataclass(frozen=True)
 class Case:
-    """One network, ready for a tool: in eval mode, every head open."""
+    """One network, ready for a tool: in eval mode, every head open; images (4, 3, 96, 96)."""
 
     layer: str
     """A gate of `LAYERS`, or "parent": the network before."""
     model: nn.Module
     parent: nn.Module
     images: Tensor
-    """(4, 3, 96, 96)."""
-
-    @torch.no_grad()
-    def outputs(self) -> Tensor:
-        """Return the logits of `model`, (4, 10)."""
-        return self.model(self.images)
 
     @torch.no_grad()
     def judged(self, outputs: Tensor, model: nn.Module | None = None, message: str = "") -> Cell:
         """Return the verdict on outputs that should be those of `model`; default: the network that the tool got."""
         truth, plain = (self.model if model is None else model)(self.images), self.parent(self.images)
-        scale = truth.abs().max()
-        error, lost, effect = (float((a - b).abs().max() / scale) for a, b in (
-            (outputs, truth), (outputs, plain), (truth, plain)
-        ))  # fmt: skip
+        pairs = (outputs, truth), (outputs, plain), (truth, plain)
+        error, lost, effect = (float((a - b).abs().max() / truth.abs().max()) for a, b in pairs)
         if error <= EXACT:
             return Cell("exact", error, message)
         if lost < min(error, effect / 2):
@@ -62,19 +54,23 @@ class Case:
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool, what a user does with it, and the function that does it."""
+    """A tool, what a user does with it, the packages (the first is the tool), and verdict → what to do instead.
+
+    `is_own`: the tool has no plain network to be compared with (what is recast is another's, or comes first).
+    """
 
     name: str
     does: str
     packages: tuple[str, ...]
-    """Pinned; the first is the tool. What the project's environment has is not installed again."""
     run: Callable[[Case], Any]
     remedy: dict[str, str]
-    """Verdict → what to do instead."""
     kind: str
+    is_own: bool
 
     def measured(self, case: Case) -> Cell:
         """Return what the tool does with a network. Functions return a `Cell`, the logits, or a relative error."""
+        if case.layer == "parent" and self.is_own:
+            return Cell("exact")
         result = self.run(case)
         if isinstance(result, Tensor):
             return case.judged(result)
@@ -84,11 +80,13 @@ class Tool:
 TOOLS: dict[str, Tool] = {}
 
 
-def tool(name: str, does: str, *packages: str, remedy: dict[str, str] | None = None) -> Callable[[Any], Any]:
+def tool(
+    name: str, does: str, *packages: str, remedy: dict[str, str] | None = None, is_own: bool = False
+) -> Callable[[Any], Any]:
     """Add the decorated function to `TOOLS`."""
 
     def add(run: Callable[[Case], Any]) -> Callable[[Case], Any]:
-        TOOLS[name] = Tool(name, does, packages, run, remedy or {}, run.__module__)
+        TOOLS[name] = Tool(name, does, packages, run, remedy or {}, run.__module__, is_own)
         return run
 
     return add

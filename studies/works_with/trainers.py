@@ -144,7 +144,7 @@ def by_composer(model: nn.Module, data: TensorDataset) -> None:
             return F.cross_entropy(outputs, batch[1])
 
     Trainer(
-        Wrapped(), train_dataloader=DataLoader(data, batch_size=2), max_duration="1ep", device="cpu",
+        model=Wrapped(), train_dataloader=DataLoader(data, batch_size=2), max_duration="1ep", device="cpu",
         optimizers=optimizer_of(model), progress_bar=False,
     ).fit()  # fmt: skip
 
@@ -160,8 +160,7 @@ def by_fastai(model: nn.Module, data: TensorDataset) -> None:
         DataLoaders(loader, loader), model, loss_func=F.cross_entropy, train_bn=True,
         opt_func=lambda groups, **kw: OptimWrapper(groups, torch.optim.SGD, lr=RATES["lr"]),
     )  # fmt: skip
-    with learner.no_bar(), learner.no_logging():
-        learner.fit(1, lr=RATES["lr"])
+    learner.fit(1, lr=RATES["lr"])
 
 
 @trainer("skorch", "`NeuralNetClassifier.fit` with SGD", "skorch==1.4.0", one_rate=True)

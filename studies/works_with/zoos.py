@@ -29,7 +29,7 @@ def zoo(name: str, does: str, *packages: str, size: int = 64) -> Callable[[Any],
             parent, shape = built if isinstance(built, tuple) else (built, (2, 3, size, size))
             images = torch.rand(shape)
             parent.eval()
-            gate = "beside" if case.layer == "parent" else case.layer
+            gate = case.layer
             child = copy.deepcopy(parent)
             plan = recast.plan(parent, images, recast.RecastConfig(gate=gate), where=LAYERS[gate])
             if not plan.steps:
@@ -44,7 +44,7 @@ def zoo(name: str, does: str, *packages: str, size: int = 64) -> Callable[[Any],
             note = f"{len(plan.steps)} layers" + f", {learn} gates get gradients" * (learn < len(gates))
             return Cell("exact" if exact.ok() else "wrong", exact.max_relative_error, note)
 
-        return tool(name, does, *packages)(run)
+        return tool(name, does, *packages, is_own=True)(run)
 
     return add
 
