@@ -21,20 +21,18 @@ EXACT = 1e-4
 
 @dataclass(frozen=True)
 class Cell:
-    """What a tool did with one network."""
+    """What a tool did with one network: `exact`, `works`, `wrong`, `loses attention` or `refused`."""
 
     cell: str
-    """`exact`, `works`, `wrong`, `loses attention` or `refused`."""
     error: float | None = None
     message: str = ""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One network, ready for a tool: in eval mode, every head open; images (4, 3, 96, 96)."""
+    """One network in eval mode, every head open, and images (4, 3, 96, 96). `layer`: a gate, or "parent"."""
 
     layer: str
-    """A gate of `LAYERS`, or "parent": the network before."""
     model: nn.Module
     parent: nn.Module
     images: Tensor
@@ -56,7 +54,7 @@ class Case:
 class Tool:
     """A tool, what a user does with it, the packages (the first is the tool), and verdict → what to do instead.
 
-    `is_own`: the tool has no plain network to be compared with (what is recast is another's, or comes first).
+    `run` returns a `Cell`, the logits, or a relative error. `is_own`: it has no plain network to be compared with.
     """
 
     name: str
@@ -67,22 +65,11 @@ class Tool:
     kind: str
     is_own: bool
 
-    def measured(self, case: Case) -> Cell:
-        """Return what the tool does with a network. Functions return a `Cell`, the logits, or a relative error."""
-        if case.layer == "parent" and self.is_own:
-            return Cell("exact")
-        result = self.run(case)
-        if isinstance(result, Tensor):
-            return case.judged(result)
-        return result if isinstance(result, Cell) else Cell("exact" if result <= EXACT else "wrong", float(result))
-
 
 TOOLS: dict[str, Tool] = {}
 
 
-def tool(
-    name: str, does: str, *packages: str, remedy: dict[str, str] | None = None, is_own: bool = False
-) -> Callable[[Any], Any]:
+def tool(name: str, does: str, *packages: str, remedy: Any = None, is_own: bool = False) -> Callable[[Any], Any]:
     """Add the decorated function to `TOOLS`."""
 
     def add(run: Callable[[Case], Any]) -> Callable[[Case], Any]:
