@@ -61,6 +61,7 @@ from evidence.csv_files import append, read, write
 from evidence.images import read as read_images
 from PIL import Image
 from price import RESULTS, columns, correct, has_row, macs_of, time_by_turns, top1
+from recast.lab.statistics import POINTS, interval
 from safetensors.torch import load_file
 from timm.layers import SEModule
 from timm.layers.bottleneck_attn import BottleneckAttn
@@ -74,7 +75,6 @@ from torchvision.transforms.v2.functional import normalize
 from recast.lab.data.datasets import IMAGENET, ImageTensors
 from recast.lab.data.digits import draw_classes
 from recast.lab.data.seeding import hold_out
-from recast.lab.statistics import POINTS, interval
 
 Data = tuple[Tensor, ...]
 
