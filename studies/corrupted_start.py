@@ -27,13 +27,13 @@ import torch
 from evidence.csv_files import append, read, write
 from PIL import Image
 from price import RESULTS, has_row, top1
-from recast.lab.suites import SEVERITIES
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import center_crop, normalize
 
 import recast
 from recast.lab.data.datasets import IMAGENET
 from recast.lab.evaluation.imagenet_corruptions import KINDS, corrupt_bytes
+from recast.lab.evaluation.suites import SEVERITIES
 from recast.models.build import build
 from recast.models.config import ModelConfig
 
