@@ -34,8 +34,8 @@ twentieth of warm-up, gates at 50 times the rate. rates: each arm at each of `RA
 held-out canvases; the best is taken. compare: on test canvases; seeds change the order of canvases and new parameters.
 A difference beside − arm is shown if 0 is outside its 95 % interval over seeds and canvases
 (`recast.lab.evaluation.intervals`). What decides, by task: beside pays on it if it is shown to
-be ahead of the blocks trained on; it is the choice if it is shown to be ahead of every other arm too; it must not be chosen where it is shown to be behind. first and textures:
-nothing is expected.
+be ahead of the blocks trained on; it is the choice if it is shown to be ahead of every other arm too; it must not be
+chosen where it is shown to be behind. first and textures: nothing is expected.
 
 Run so far: see docs/expect.md, which lists what was not run.
 """
