@@ -131,37 +131,36 @@ def are_of(row: dict[str, str], columns: tuple[str, ...], numbers: list[str]) ->
 
 
 def test_the_table_of_claims_in_the_documentation_is_that_of_the_results() -> None:
-    table = cells_of("expect.md", r"\| (keep|remove) \|")
+    table = cells_of("studies/claims.md", r"\| (keep|remove) \|")
     assert len(table) > 45
     rows = [row for row in read("evidence_claims.csv") if row["epochs"] and "*" not in row["study"]]
     for cells in table:
-        *_, gate, stride, epochs, top1, interval, verdict, detectable = cells
+        *_, gate, stride, epochs, interval, verdict = cells
         key = (
             {"C-MHSA": "none: C-MHSA", "–": ""}.get(gate, gate),
             stride,
-            verdict.replace("asleep", "attention slept"),
+            {"asleep": "not decidable: attention slept", "too short": "not decidable: too short"}.get(verdict, verdict),
         )
-        numbers = [epochs, top1, *re.findall(r"[-+.\d]+", interval), detectable]
-        columns = ("epochs", "train_top1", *NUMBERS, "detectable")
+        numbers = [epochs, *re.findall(r"[-+.\d]+", interval)]
+        columns = ("epochs", *NUMBERS)
         assert any(
             (row["gate"], row["stride"], row["verdict"]) == key and are_of(row, columns, numbers) for row in rows
         ), cells
 
 
 INTERVAL = r"[+-]?\d+\.\d+ \([+-]?\d+\.\d+, [+-]?\d+\.\d+\)"
-VERDICT = r"(?<!\*)(holds here|does not hold here|not decidable: (?:asleep|too short)|not decidable)"
+VERDICT = r"(holds here|does not hold here|not decidable)\*\*"
 
 
 def test_a_verdict_beside_an_interval_is_that_of_the_table() -> None:
-    """Of papers.md: `−1.7 (−2.2, −1.1), does not hold here`."""
+    """Of finetuned.md: `**does not hold here** with the linear gate, −1.1 (−1.6, −0.6)`."""
     rows = [row for row in read("evidence_claims.csv") if row["difference"]]
-    page = (ROOT / "docs/papers.md").read_text(encoding="utf-8").replace("−", "-").replace("**", "")
-    verdicts = re.findall(rf"({INTERVAL})(?: \([a-z][^)]*\))?, {VERDICT}", page)
-    assert len(verdicts) > 8
-    for interval, verdict in verdicts:
+    page = (ROOT / "docs/studies/finetuned.md").read_text(encoding="utf-8").replace("−", "-")
+    verdicts = re.findall(rf"\*\*{VERDICT}[^.;:|]{{0,60}}, ({INTERVAL})", page)
+    assert len(verdicts) >= 3
+    for verdict, interval in verdicts:
         numbers = re.findall(r"[-+.\d]+", interval)
-        found = {row["verdict"].replace("attention slept", "asleep") for row in rows if are_of(row, NUMBERS, numbers)}
-        assert verdict in found, (interval, found)
+        assert verdict in {row["verdict"] for row in rows if are_of(row, NUMBERS, numbers)}, interval
 
 
 def test_the_rows_without_the_stride_are_those_of_the_results() -> None:
