@@ -89,7 +89,8 @@ NEW = BASE | {"place": "second"}
 SWEEP: tuple[Setting, ...] = (
     {}, {"start": "zero", "gate_ratio": 10}, {"start": "random"}, {"query_key": "zero"}, {"place": "second"},
     {"start": "zero", "gate_ratio": 1}, {"place": "all"}, {"gate_ratio": 10}, {"gate_ratio": 150}, {"head_dim": 16},
-    {"head_dim": 64}, {"block": "non-local", "gate_ratio": 50},
+    {"head_dim": 64}, {"block": "non-local", "gate_ratio": 50}, {"block": "non-local", "gate_ratio": 1},
+    {"block": "non-local", "gate_ratio": 10},
 )  # fmt: skip
 SWEEP_EPOCHS = {"odd_photo": 10, "odd_digit": 5}
 EPOCHS = price.EPOCHS | {"odd_photo": 10}

@@ -2,6 +2,7 @@ import csv
 import importlib
 import json
 import re
+import runpy
 import sys
 import zipfile
 from collections import Counter
@@ -197,3 +198,32 @@ def test_a_canvas_of_photographs_has_the_answer_that_it_shows(task: str, monkeyp
     for name in set(sys.modules) - before:
         if (getattr(sys.modules[name], "__file__", "") or "").startswith(str(ROOT / "studies")):
             del sys.modules[name]
+
+
+@pytest.fixture
+def works_with(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What studies/works_with defines, its scripts out of the way of others of their names."""
+    folder = ROOT / "studies/works_with"
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    study = runpy.run_path(str(folder / "__main__.py"), run_name="works_with")
+    study["load_tools"]()
+    yield study
+    for path in folder.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+def test_every_tool_has_its_rows_and_the_page_is_made_of_them(works_with: Any) -> None:
+    rows, tools = works_with["read"](), works_with["TOOLS"]
+    of = {name: [row for row in rows if row["tool"] == name] for name in tools}
+    assert {row["tool"] for row in rows} == set(tools)
+    for name, tool in tools.items():
+        assert {(row["kind"], row["does"]) for row in of[name]} == {(tool.kind, tool.does)}, name
+        cells = {row["cell"] for row in of[name]}
+        assert cells <= {"exact", "works", "wrong", "loses attention", "refused"} or cells == {"not run"}, name
+        assert [row["layer"] for row in of[name]] == (["beside", "linear"] if cells != {"not run"} else [""]), name
+        _, _, pinned = tool.packages[0].partition("==")
+        assert all(row["version"].startswith(pinned) for row in of[name]), name
+        assert all(row["message"] for row in of[name] if row["cell"] in ("refused", "not run")), name
+    assert sum(mine[0]["cell"] != "not run" for mine in of.values()) >= 35
+    page = (ROOT / "docs/works-with.md").read_text(encoding="utf-8")
+    assert page.endswith("\n\n" + works_with["tables"](rows))

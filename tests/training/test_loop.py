@@ -162,4 +162,8 @@ def test_a_refused_training_leaves_no_folder(tmp_path: Path) -> None:
             small_fit(tmp_path / "run", **fields)
     with pytest.raises(RecastError, match=r"logits \(8, 4\)"):
         small_fit(tmp_path / "other", data=replace(small_data(), classes=list("abcd")))
+    parent = small_parent()
+    parent.register_buffer("mask", torch.ones(1).expand(2))  # trains, but neither its average nor its state loads
+    with pytest.raises(RecastError, match=r"mask is an expanded tensor.*clone"):
+        small_fit(tmp_path / "last", parent)
     assert not any(tmp_path.iterdir())

@@ -38,7 +38,7 @@ from recast.lab.training.switches import WAKING_IMAGES, Switches
 from recast.layers.cmhsa import gated_layers, recast_layers
 from recast.models.build import Images, constructor
 from recast.models.config import ModelConfig
-from recast.models.weights import load_weights_, read_header, read_safetensors
+from recast.models.weights import check_writable, load_weights_, read_header, read_safetensors
 from recast.surgery.apply import recast_
 from recast.surgery.chosen_forms import ChosenForms, choose_forms_, chosen_forms
 from recast.surgery.plan import Plan
@@ -119,6 +119,7 @@ class _Loop:
         self.data, self.recipe, self.out, self.device = data, recipe, out, device
         self.stop, self.on_step = stop, on_step
         distributed.check_shares(recipe.data.batch_size, recipe.accumulate, recipe.task)
+        check_writable(model)  # before anything is trained: the end, and a resume, load into it
         self.batches = len(self._loader(epoch=1, start=0))
         switches = Switches.of(recipe.schedule, recipe.epochs, plan)
         name = name or ("recast" if recast_layers(model) or switches else "parent")
