@@ -102,6 +102,11 @@ def test_every_row_has_one_verdict_and_nothing_else() -> None:
     assert other == {"here"}
 
 
+def test_every_recipe_is_named_in_the_docs() -> None:
+    code = [text for path in DOCS.rglob("*.md") for text in re.findall(r"`([^`\n]{2,400})`", path.read_text("utf-8"))]
+    assert recipes().keys() <= {word for text in code for name in expanded(text) for word in name.split()}
+
+
 @cache
 def options_of(command: str) -> set[str]:
     with contextlib.redirect_stdout(io.StringIO()) as out:
