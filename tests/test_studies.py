@@ -5,12 +5,16 @@ import re
 import runpy
 import sys
 import zipfile
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+
+from recast.lab.data.datasets import ImageTensors
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -42,8 +46,9 @@ def test_first_and_last_block_are_taken_by_name(load: Any) -> None:
     curves = [("stem", 0.0, 1.0), ("blocks.0.mixer", 0.1, 2.0), ("blocks.0", 0.2, 3.0)]
     curves += [("blocks.2", 0.4, 5.0), ("blocks.10.mixer", 0.9, 6.0), ("blocks.10", 1.0, 7.0)]
     assert {name: float(value[0]) for name, value in block_deltas(curves).items()} == {
-        "delta(pi), first block": 3.0, "delta(pi), last block": 7.0,
-    }  # fmt: skip
+        "delta(pi), first block": 3.0,
+        "delta(pi), last block": 7.0,
+    }
     assert block_deltas([]) == block_deltas(curves[:2]) == {}
 
 
@@ -63,8 +68,10 @@ def test_the_blocks_of_the_table_are_those_of_the_stored_runs(study: str, count:
 def test_severities_take_turns(load: Any) -> None:
     parts = load("tables").by_severity(np.arange(7))
     assert {name: part.tolist() for name, part in parts.items()} == {
-        "corruptions, severity 1": [0, 3, 6], "corruptions, severity 3": [1, 4], "corruptions, severity 5": [2, 5]
-    }  # fmt: skip
+        "corruptions, severity 1": [0, 3, 6],
+        "corruptions, severity 3": [1, 4],
+        "corruptions, severity 5": [2, 5],
+    }
     assert load("tables").by_severity(np.empty(0)) == {}
 
 
@@ -164,6 +171,34 @@ def test_the_rows_without_the_stride_are_those_of_the_results() -> None:
     for cells in table:
         for interval in re.findall(r"([+-]?\d+\.\d) \(([+-]?\d+\.\d), ([+-]?\d+\.\d)\)", " | ".join(cells)):
             assert any(are_of(row, NUMBERS, interval) for row in rows), interval
+
+
+@pytest.mark.parametrize("task", ["odd", "twice", "more", "first"])
+def test_a_canvas_of_photographs_has_the_answer_that_it_shows(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "studies"))  # type: ignore[no-untyped-call]
+    before = set(sys.modules)
+    photographs = importlib.import_module("photographs")
+    monkeypatch.setattr(photographs, "altered", lambda pictures, _generator: pictures)
+    labels = torch.arange(200) % 10
+    pixels = torch.stack([labels, torch.arange(200)], 1).byte()[:, [0, 1, 1], None, None].repeat(1, 1, 32, 32)
+    images, answers = photographs.draw(task, ImageTensors(pixels, labels), 60, 0)
+    cells = images[:, :2, 16::32, 16::32].flatten(2).tolist()  # class and number of the photograph in each cell
+    for (classes, numbers), answer in zip(cells, answers.tolist(), strict=True):
+        shown = [pair for pair in zip(classes, numbers, strict=True) if pair[0] < 10]  # others are empty
+        counts = Counter(label for label, _ in shown)
+        if task == "twice":
+            first, second = photographs.PAIRS[answer]
+            assert len(set(shown)) == 3
+            assert shown[first] == shown[second]
+        elif task == "first":
+            assert shown[0][0] == answer
+        else:
+            assert len(set(shown)) == len(shown)
+            assert len(counts) == 2
+            assert (counts[answer], len(shown)) == ((1, 3) if task == "odd" else (4, 7))
+    for name in set(sys.modules) - before:
+        if (getattr(sys.modules[name], "__file__", "") or "").startswith(str(ROOT / "studies")):
+            del sys.modules[name]
 
 
 @pytest.fixture

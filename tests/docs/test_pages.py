@@ -21,7 +21,7 @@ from PIL import Image
 from torch import nn
 
 import recast
-from recast.lab.recipes import RECIPES
+from recast.lab.recipes import recipes
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", flags=re.DOTALL | re.MULTILINE)
@@ -66,8 +66,8 @@ def namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]
 
 def test_the_numbers_of_the_readme_are_those_of_the_results() -> None:
     readme, supported = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/supported.md"))
-    assert f"[{len(RECIPES)} recipes]" in readme
-    assert f"| {len(RECIPES)} recipes:" in supported
+    assert f"[{len(recipes())} recipes]" in readme
+    assert f"| {len(recipes())} recipes:" in supported
     table = [re.findall(r"-?\d+\.\d", line) for line in readme.replace("−", "-").splitlines() if line.startswith("| ")]
     for task in ("odd_digit", "cifar", "converged"):
         with (ROOT / f"results/price_compare_{task}.csv").open(encoding="utf-8") as file:

@@ -20,9 +20,9 @@ from test_two_steps import tiny, tiny_data
 from recast.errors import RecastError
 from recast.lab.cli import main
 from recast.lab.config import Recipe
+from recast.lab.evaluation.suites import SUITES
 from recast.lab.folder.records import Row, write_records
-from recast.lab.recipes import RECIPES
-from recast.lab.suites import SUITES
+from recast.lab.recipes import recipes
 from recast.lab.training import prepare, run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "papers.md").read_text(encoding="utf-8")
@@ -57,7 +57,7 @@ def captured(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Recipe:
     Path("weights.safetensors").touch()
     Path("families.csv").write_text("fine,coarse\na,b\n", encoding="utf-8")
     monkeypatch.setattr(run, "train", catch)
-    weights = ["--checkpoint", "weights.safetensors"] if RECIPES[words[0]].needs_weights else []
+    weights = ["--checkpoint", "weights.safetensors"] if recipes()[words[0]].needs_weights else []
     assert main(["train", *words, *weights, "--data-dir", "data", "--out", "runs/none"]) == 2
     assert len(recipes) == 1, words
     return recipes[0]
@@ -145,7 +145,7 @@ def kinds(chains: list[list[list[str]]]) -> list[list[list[str]]]:
 
 AFTER = [
     [[entry.after], [name]]
-    for name, entry in RECIPES.items()
+    for name, entry in recipes().items()
     if entry.after and entry.make().task.kind == "classify" and os.environ.get("RECAST_SLOW")
 ]
 

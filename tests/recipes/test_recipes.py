@@ -12,7 +12,7 @@ from torch import nn
 
 from recast.config import read
 from recast.lab.config import Recipe
-from recast.lab.recipes import RECIPES, make_recipe, recipes_by_paper
+from recast.lab.recipes import make_recipe, recipes, recipes_by_paper
 from recast.models.names import split_name
 from recast.models.sources import create
 
@@ -51,7 +51,7 @@ def test_parameters(name: str) -> None:
 
 
 def test_a_later_stage_differs_from_the_earlier_one_in_positions_only() -> None:
-    for name, before in ((name, entry.after) for name, entry in RECIPES.items() if entry.after):
+    for name, before in ((name, entry.after) for name, entry in recipes().items() if entry.after):
         network = make_recipe(name).model.name
         if network.endswith("_multi") or ":" in network:
             continue  # its weights are converted first, or become those of its body
@@ -62,7 +62,7 @@ def test_a_later_stage_differs_from_the_earlier_one_in_positions_only() -> None:
 
 def test_a_recipe_asks_for_what_its_network_has() -> None:
     """Images of its size, a distillation token, LayerScale, and weights of timm's for parents and teachers."""
-    for name in RECIPES:
+    for name in recipes():
         recipe, model = make_recipe(name), model_of(name)
         # networks of one size keep it in their patch embedding; convolutional ones take any
         embedding = getattr(model, "patch_embed", None) or getattr(model, "stem", None)
@@ -99,13 +99,13 @@ def section_of(paper: str) -> str:
 
 
 def line(name: str, what: str) -> str:
-    match = re.search(rf"^{what}: (.*)$", RECIPES[name].text, flags=re.MULTILINE)
+    match = re.search(rf"^{what}: (.*)$", recipes()[name].text, flags=re.MULTILINE)
     assert match is not None, name
     return match[1]
 
 
 def test_every_recipe_is_complete_and_made_afresh() -> None:
-    for name in RECIPES:
+    for name in recipes():
         recipe = make_recipe(name)
         assert isinstance(recipe, Recipe), name
         assert read(Recipe, recipe.model_dump(mode="json")) == recipe, name
@@ -114,7 +114,7 @@ def test_every_recipe_is_complete_and_made_afresh() -> None:
 
 
 def test_every_command_names_its_recipe_its_data_and_the_weights_it_needs() -> None:
-    for name, entry in RECIPES.items():
+    for name, entry in recipes().items():
         words = shlex.split(line(name, "Command"))
         if embedded := {"odd_digit": "recast quickstart", "digits": "recast train digits --out RUN"}.get(name):
             assert words == embedded.split()
@@ -154,4 +154,4 @@ def test_every_row_agrees_with_its_recipe() -> None:
             assert float(cells["decay"]) == optim.weight_decay, name
             assert float(cells["drop-path"]) == recipe.regularization.drop_path, name
             assert (cells["expected"], cells["cost"]) == (line(name, "Expected"), line(name, "Cost")), name
-            assert cells["trains"] == RECIPES[name].title, name
+            assert cells["trains"] == recipes()[name].title, name
