@@ -32,7 +32,7 @@ the last convolution; a ViT on the trunk's features; a ViT and a ConvNeXt on pix
 parent's blocks trained on for as many updates as beside. AdamW, batches of 32, weight decay 0.05, cosine after a
 twentieth of warm-up, gates at 50 times the rate. rates: each arm at each of `RATES`, a third of its updates, seed 0, on
 held-out canvases; the best is taken. compare: on test canvases; seeds change the order of canvases and new parameters.
-A difference beside − arm is shown if 0 is outside its 95 % interval over seeds and canvases (`recast.lab.evaluation.intervals`).
+A difference beside − arm is shown if 0 is outside its 95 % interval over seeds and canvases (`evaluation.intervals`).
 What decides, by task: beside pays on it if it is shown to be ahead of the blocks trained on; it is the choice if it is
 shown to be ahead of every other arm too; it must not be chosen where it is shown to be behind. first and textures:
 nothing is expected.
