@@ -178,8 +178,8 @@ def read_run(path: Path) -> Run:
         recipe=recipe,
         recipe_text=recipe_text,
         plan=None if recipe.is_plain else Plan.from_json(read_text(path / names.PLAN), str(path / names.PLAN)),
-        metrics=_metrics(path / names.METRICS_FILE),
-        control=optional(f"{names.CONTROL}/{names.METRICS_FILE}", _metrics) or [],
+        metrics=read_epochs(path / names.METRICS_FILE),
+        control=optional(f"{names.CONTROL}/{names.METRICS_FILE}", read_epochs) or [],
         verify=optional(names.VERIFY_FILE, lambda file: read_json(file, *VERIFY)),
         environment=optional(names.ENVIRONMENT, read_json) or {},
         rows=records(names.ROWS, Row),
@@ -196,7 +196,11 @@ def read_run(path: Path) -> Run:
     )
 
 
-def _metrics(path: Path) -> list[Epoch]:
+def read_epochs(path: Path) -> list[Epoch]:
+    """Read metrics.jsonl, sorted by epoch. Damaged lines are skipped with a warning.
+
+    Raises RecastError if no line can be read.
+    """
     by_epoch: dict[int, Epoch] = {}
     lines, damaged = read_lines(path)
     problems = [f"{path} line {index}, which is truncated or damaged" for index in damaged]

@@ -35,7 +35,7 @@ class ClassAttention(LayerScaleBlockClassAttn):
         super().__init__(dim, num_heads, init_values=init_values or 1.0, **kwargs)
         if init_values is None:
             del self.gamma_1, self.gamma_2
-            self.gamma_1 = self.gamma_2 = 1.0
+            self.gamma_1 = self.gamma_2 = 1.0  # type: ignore[assignment]
 
 
 class ClassAttentionViT(VisionTransformer):
@@ -56,10 +56,10 @@ class ClassAttentionViT(VisionTransformer):
                 f"a class token before block {token_at} of {depth} and {class_layers} class layers sees no patches: "
                 "set class_layers to 1 or more, or token_at below depth"
             )
-        fixed = {"class_token": True, "no_embed_class": True, "global_pool": "token"}
+        fixed: dict[str, Any] = {"class_token": True, "no_embed_class": True, "global_pool": "token"}
         super().__init__(**kwargs, depth=depth, init_values=init_values, **fixed)
         self.token_at = token_at
-        block = self.blocks[0]
+        block: Any = self.blocks[0]
         self.class_layers = nn.ModuleList(
             ClassAttention(
                 self.embed_dim, block.attn.num_heads, mlp_ratio=block.mlp.fc1.out_features / self.embed_dim,
@@ -71,13 +71,15 @@ class ClassAttentionViT(VisionTransformer):
 
     def _pos_embed(self, x: Tensor) -> Tensor:
         """Return patches with their positions, without the token."""
+        assert self.pos_embed is not None
         placed: Tensor = self.pos_drop(x + self.pos_embed)
         return placed
 
-    def forward_features(self, x: Tensor) -> Tensor:
+    def forward_features(self, x: Tensor) -> Tensor:  # type: ignore[override]
         """Return the normalised token and patches B×(1 + n)×d."""
         x = self.norm_pre(self._pos_embed(self.patch_embed(x)))
         x = self._through(self.blocks[: self.token_at], x)
+        assert self.cls_token is not None
         token = self.cls_token.expand(len(x), -1, -1)
         x = self._through(self.blocks[self.token_at :], torch.cat([token, x], 1))
         token, patches = x[:, :1], x[:, 1:]
@@ -90,7 +92,7 @@ class ClassAttentionViT(VisionTransformer):
         y: Tensor = checkpoint_seq(blocks, x) if self.grad_checkpointing and len(blocks) else blocks(x)
         return y
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         logits: Tensor = self.forward_head(self.forward_features(x))
         return logits
 
