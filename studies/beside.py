@@ -301,7 +301,7 @@ def times(options: argparse.Namespace) -> None:
         macs[arm] = macs_of(model, data[0])
         calls[arm] = price.calls_of(model, groups_of(model, LR[task], setting), *first)
     least = min(macs.values())
-    rows = [{"task": task, "arm": arm, "macs": f"{macs[arm] / least:.3f}", **t} for arm, t in time_by_turns(calls, 9)]
+    rows = [{"task": task, "arm": arm, "macs": f"{macs[arm] / least:.3f}", **t} for arm, t in time_by_turns(calls, 21)]
     write(options.out / f"times_{task}.csv", rows)
 
 
@@ -309,7 +309,7 @@ def compare(options: argparse.Namespace) -> None:
     """Train the arms that the table lacks; store which test images were right."""
     task, out = options.task, options.out
     parent, data = load(task, "test", out)
-    step = {row["arm"]: float(row["step_ms"]) for row in read(out / f"times_{task}.csv")}
+    step = {row["arm"]: float(row["step"]) for row in read(out / f"times_{task}.csv")}
     (out / "right").mkdir(exist_ok=True)
     path = out / "compare.csv"
     for seed in options.seeds:

@@ -1,32 +1,22 @@
-"""What does attention bring a segmenter in equal time, and how much of it? The embedded scenes.
+"""What does attention beside a convolution bring a segmenter in equal time? The embedded scenes.
 
-    python studies/scenes.py sweep --out runs/scenes                   # continues where it was stopped
-    python studies/scenes.py times --out runs/scenes
-    python studies/scenes.py compare --out runs/scenes --seeds 0 1 2   # after times
-    python studies/scenes.py table --out runs/scenes                   # writes results/scenes_*.csv
+    python studies/scenes.py times --out runs/scenes                   # on an idle machine
+    python studies/scenes.py compare --out runs/scenes --seeds 0 1 2   # continues where it was stopped
+    python studies/scenes.py table --out runs/scenes                   # writes results/scenes_{times,equal_time}.csv
 
 One parent, a `scenes_fcn` that learned the 1,000 scenes for 24 epochs, as in results/scenes.csv. Every arm trains it
 further by the recipe `segment` (AdamW 2e-3, poly, batches of 16), for `EPOCHS` instead of the 16 of results/scenes.csv,
 so that all arms fit into an hour of one core. Seeds change the order of images and new parameters. Subnormal numbers
 are flushed to zero, which favours the nine heads, whose Gaussians have long tails; times has both.
 
-sweep: content heads × width × Gaussians × gates' rate, `SWEEP_EPOCHS` epochs, seed 0, on 200 further scenes of the
-training digits (`load`), which are in no other table. It changes no arm of the comparison.
-
 times: seconds of a step of 16 scenes and of inference, every arm by turns, one thread, one process.
 
-compare, on the 200 test scenes, stated before it was run. Arms: `ARMS`; "equal seconds" are those of one wide head,
-today's default layer, by the measured step times. Metric: mIoU of all, of the local and of the distant classes. A
-difference to one wide head is shown if 0 is outside its 95 % interval over seeds and scenes (`recast.lab.statistics`).
-The smallest visible effect is the one that this shows with 80 % probability. What decides, by mIoU of the distant and
-of all classes:
-
-1. one wide head beats the parent fine-tuned for as many seconds: holds here if shown to be ahead, does not hold here if
-   shown to be behind, else not decidable;
-2. in equal time one wide head is no worse than nine heads of the recipe, and than these with the default's faster
-   gates: the default fits segmentation if it is not shown to be behind on either; the recipe's nine heads do if they
-   are shown to be ahead in equal time;
-3. nine heads beat the parent fine-tuned for as many seconds as they take (a paired difference of its own).
+compare, on the 200 test scenes, stated before it was run. Arms: `ARMS`. "beside" is the default of `plan` as beside.py
+chose it on other tasks (`beside.NEW`); nothing was chosen on scenes. "equal seconds" are those of beside, by the
+measured step times. Metric: mIoU of all, of the local and of the distant classes. A difference beside − arm is shown if
+0 is outside its 95 % interval over seeds and scenes (`recast.lab.statistics`). The smallest visible effect is the one
+that this shows with 80 % probability. What was asked, by mIoU of the distant classes: beside is not below the non-local
+block, and ahead of fine-tuning for as many seconds by 40 points.
 """
 
 from __future__ import annotations
@@ -39,13 +29,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import beside
 import numpy as np
 import price
 import torch
+from beside import NEW, complete, groups_of
 from evidence.csv_files import append, read, write
-from price import CHOICES, NARROW, ONE, RESULTS, columns, complete, groups_of, macs_of
+from price import NARROW, ONE, RESULTS, columns
 from torch import Tensor, nn
 
+import recast
 from recast.lab.data import load_data
 from recast.lab.data.digits import read_digits
 from recast.lab.evaluation.stats import Compared
@@ -57,26 +50,20 @@ from recast.papers.dense.segment.evaluation import mean_iou, pixel_counts
 from recast.papers.dense.segment.networks import SceneFCN
 from recast.papers.dense.segment.training import pixel_loss
 
-BATCH, EPOCHS, SWEEP_EPOCHS, PARENT_EPOCHS = 16, 10, 4, 24
-DEFAULT = ONE | {"project_values": False, "query_key": "zero"}
-NINE = NARROW | {"query_key": "images", "gate_ratio": 10}
-"""The recipe's layer."""
+BATCH, EPOCHS, PARENT_EPOCHS = 16, 10, 24
+LONG = {"as_long_as": "beside"}
 ARMS: dict[str, dict[str, Any]] = {
     "parent": {"epochs": 0},
-    "one wide head": DEFAULT,
-    "fine-tuned, equal updates": {},
-    "fine-tuned, equal seconds": {"as_long_as": "one wide head"},
-    "fine-tuned, as long as nine heads": {"as_long_as": "nine heads"},
-    "nine heads": NINE,
-    "nine heads, equal seconds": NINE | {"as_long_as": "one wide head"},
-    "nine heads, gates 50×, equal seconds": NINE | {"gate_ratio": 50, "as_long_as": "one wide head"},
+    "beside": NEW,
     "non-local": {"block": "non-local", "gate_ratio": 50},
+    "fine-tuned, equal updates": {},
+    "fine-tuned, equal seconds": LONG,
+    "non-local, equal seconds": {"block": "non-local", "gate_ratio": 50} | LONG,
+    "the former default, equal seconds": ONE | {"project_values": False, "query_key": "zero"} | LONG,
+    "nine heads, equal seconds": NARROW | {"project_values": True, "query_key": "images", "head_dim": ""} | LONG,
+    "global context, equal seconds": {"block": "context", "gate_ratio": 50} | LONG,
 }
-SWEEP: list[dict[str, Any]] = [
-    {}, DEFAULT, DEFAULT | {"gate_ratio": 10}, NINE, NINE | {"gate_ratio": 50}, DEFAULT | {"query_key": "images"},
-    DEFAULT | {"content_heads": "3"}, DEFAULT | {"content_heads": "all"}, DEFAULT | {"gaussian_heads": "all"},
-    DEFAULT | {"content_heads": "3", "head_dim": 16},
-]  # fmt: skip
+"""Nine heads are the recipe's layer."""
 GROUPS = {"miou": CLASSES, **{f"miou@{kind}": members for kind, members in KINDS.items()}}
 
 
@@ -94,7 +81,7 @@ def load(held_out: str, out: Path) -> tuple[nn.Module, tuple[Tensor, ...]]:
     torch.manual_seed(0)
     parent, weights = SceneFCN(), out / "parent.pt"
     if not weights.exists():
-        train(parent, (images, masks), complete("odd_digit", {}), len(images) // BATCH * PARENT_EPOCHS, 0)
+        train(parent, (images, masks), complete({}), len(images) // BATCH * PARENT_EPOCHS, 0)
         torch.save(parent.state_dict(), weights)
     parent.load_state_dict(torch.load(weights, weights_only=True))
     return parent.eval(), (images, masks, val_images, val_masks)
@@ -103,7 +90,9 @@ def load(held_out: str, out: Path) -> tuple[nn.Module, tuple[Tensor, ...]]:
 def build(parent: nn.Module, setting: dict[str, Any], images: Tensor, seed: int) -> nn.Module:
     """Return the parent with its trunk's last stage recast, or a block after it."""
     model = copy.deepcopy(parent)
-    model.trunk = price.build(parent.trunk, setting, images, seed)
+    model.trunk = beside.build(parent.trunk, setting, images, seed)
+    if setting["query_key"] == "images":
+        recast.wake_(model, images[:256], seed=seed)
     return model
 
 
@@ -149,20 +138,6 @@ def score_columns(model: nn.Module, counts: np.ndarray[Any, Any], images: Tensor
     return scores | {"awake": price.awake_heads(model, images[:32])}
 
 
-def sweep(options: argparse.Namespace) -> None:
-    """Train the settings that the table lacks."""
-    parent, data = load("dev", options.out)
-    path, parent_macs = options.out / "sweep.csv", macs_of(parent, data[0])
-    for setting in SWEEP:
-        setting = complete("odd_digit", setting | {"epochs": SWEEP_EPOCHS})
-        labels = {name: setting[name] for name in CHOICES if name not in ("block", "qk_ratio")}
-        if not price.has_row(path, **labels):
-            model = build(parent, setting, data[0], 0)
-            train(model, data, setting, SWEEP_EPOCHS * (len(data[0]) // BATCH), 0)
-            columns = score_columns(model, counted(model, *data[2:]), data[2])
-            append(path, labels | columns | {"macs": f"{macs_of(model, data[0]) / parent_macs:.3f}"})
-
-
 def with_subnormals(call: Callable[[], None]) -> None:
     """Call without flushing subnormal numbers to zero."""
     torch.set_flush_denormal(False)
@@ -175,15 +150,11 @@ def times(options: argparse.Namespace) -> None:
     parent, data = load("dev", options.out)
     calls = {}
     for arm, setting in ARMS.items():
-        if "as_long_as" not in setting and "updates" not in arm:
-            setting = complete("odd_digit", setting)
-            model = build(parent, setting, data[0], 0)
-            timed = price.calls_of(model, recipe_groups(model, setting), data[0][:BATCH], data[1][:BATCH])
-            calls[arm] = {
-                "step": timed["step"],
-                "step_with_subnormals": partial(with_subnormals, timed["step"]),
-            } | timed
-    rows = [{"arm": arm, **ratios} for arm, ratios in price.time_by_turns(calls)]
+        setting = complete(setting)
+        model = build(parent, setting, data[0], 0)
+        timed = price.calls_of(model, recipe_groups(model, setting), data[0][:BATCH], data[1][:BATCH])
+        calls[arm] = {"step": timed["step"], "step_with_subnormals": partial(with_subnormals, timed["step"])} | timed
+    rows = [{"arm": arm, **ratios} for arm, ratios in price.time_by_turns(calls, 41)]
     write(options.out / "times.csv", rows)
 
 
@@ -191,13 +162,12 @@ def compare(options: argparse.Namespace) -> None:
     """Train the arms that the table lacks; store the counts of every test scene."""
     out, path = options.out, options.out / "compare.csv"
     parent, data = load("test", out)
-    cost = {row["arm"]: float(row["step"]) for row in read(out / "times.csv")}
+    step = {row["arm"]: float(row["step"]) for row in read(out / "times.csv")}
     (out / "counts").mkdir(exist_ok=True)
     for seed, arm, setting in price.missing_runs(options, path, ARMS):
-        updates = setting.get("epochs", EPOCHS) * (len(data[0]) // BATCH)
-        if as_long_as := setting.get("as_long_as"):
-            updates = round(updates * cost[as_long_as] / cost["nine heads" if "content_heads" in setting else "parent"])
-        setting = complete("odd_digit", setting)
+        share = step[setting["as_long_as"]] / step[arm] if "as_long_as" in setting else 1
+        updates = round(setting.get("epochs", EPOCHS) * (len(data[0]) // BATCH) * share)
+        setting = complete(setting)
         model = build(parent, setting, data[0], seed)
         train(model, data, setting, updates, seed)
         counts = counted(model, *data[2:])
@@ -206,33 +176,29 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def table(options: argparse.Namespace) -> None:
-    """Write results/scenes_sweep.csv, scenes_times.csv and scenes_equal_time.csv (means and differences)."""
+    """Write results/scenes_times.csv and scenes_equal_time.csv (means, and differences to attention beside)."""
     out = options.out
-    for kind in ("sweep", "times"):
-        if (source := out / f"{kind}.csv").exists():
-            (RESULTS / f"scenes_{kind}.csv").write_text(source.read_text())
+    (RESULTS / "scenes_times.csv").write_text((out / "times.csv").read_text())
     runs, rows = read(out / "compare.csv"), []
     counts = {(r["arm"], r["seed"]): np.load(out / "counts" / f"{r['arm']}_{r['seed']}.npy") for r in runs}
-    pairs = [(arm, "one wide head") for arm in ARMS] + [("fine-tuned, as long as nine heads", "nine heads")]
-    for arm, against in pairs:
+    for arm in ARMS:
         arm_runs = [run for run in runs if run["arm"] == arm]
-        shared = [run["seed"] for run in arm_runs if (against, run["seed"]) in counts]
+        shared = [run["seed"] for run in arm_runs if ("beside", run["seed"]) in counts]
         for metric, members in GROUPS.items() if arm_runs else ():
             row = {
                 "arm": arm, "seeds": len(arm_runs), "updates": arm_runs[0]["updates"], "metric": metric,
                 "value": f"{statistics.mean(float(run[metric]) for run in arm_runs):.2f}",
                 "of_seeds": " ".join(run[metric] for run in arm_runs),
                 "awake": " ".join(run["awake"] for run in arm_runs),
-                **dict.fromkeys(("against", "against_minus_arm", "low_95", "high_95", "smallest_visible"), ""),
+                **dict.fromkeys(("beside_minus_arm", "low_95", "high_95", "smallest_visible"), ""),
             }  # fmt: skip
-            if arm != against and len(shared) > 1:
-                ours, theirs = (of_scenes([counts[a, seed] for seed in shared], members) for a in (against, arm))
-                row |= {"against": against} | columns("against_minus_arm", interval(ours - theirs))
+            if arm != "beside" and len(shared) > 1:
+                ours, theirs = (of_scenes([counts[a, seed] for seed in shared], members) for a in ("beside", arm))
+                row |= columns("beside_minus_arm", interval(ours - theirs))
             rows.append(row)
-    if rows:
-        write(RESULTS / "scenes_equal_time.csv", rows)
+    write(RESULTS / "scenes_equal_time.csv", rows)
 
 
 if __name__ == "__main__":
     torch.set_flush_denormal(True)
-    price.main(__doc__, (), {"sweep": sweep, "times": times, "compare": compare, "table": table})
+    price.main(__doc__, (), {"times": times, "compare": compare, "table": table})

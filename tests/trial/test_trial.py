@@ -51,9 +51,9 @@ def plan() -> recast.Plan:
     return recast.plan(network(), torch.randn(1, 3, 16, 16), where="3")
 
 
-def steady(tails: Any, train: Any, batch: int, device: Any, blocks: int = 1) -> list[dict[str, float]]:
+def steady(tails: Any, train: Any, batch: int, device: Any, blocks: int = 1) -> list[list[dict[str, float]]]:
     """A clock that nothing disturbs."""
-    return [dict.fromkeys(tails, 1e-3)] * blocks
+    return [[dict.fromkeys(tails, 1e-3)]] * blocks
 
 
 @pytest.fixture
@@ -389,7 +389,7 @@ def test_every_way_that_is_offered_gives_an_answer(
     parts: Any = mock.Mock()
     images: Any = mock.Mock(train=range(train), val=range(val), img_size=64)
     bank = Bank((np.zeros((20, 4, 2, 2), dtype=np.float32),), torch.zeros(20), torch.arange(20))
-    blocks = [{"finetuned": 4 * seconds, "added": 5 * seconds, "recast": 5 * seconds}]
+    blocks = [[{"finetuned": 4 * seconds, "added": 5 * seconds, "recast": 5 * seconds}]]
     monkeypatch.setattr(pace, "_sample", lambda *_: (bank, seconds, True, {}))
     monkeypatch.setattr(arms, "step_seconds", lambda *_: blocks)
     monkeypatch.setattr(arms, "make", lambda *_: None)
@@ -455,7 +455,12 @@ def test_steps_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     bank: Any = mock.Mock()
     blocks = arms.step_seconds({"finetuned": "a", "recast": "b"}, bank, 4, torch.device("cpu"), 2)  # type: ignore[dict-item]
     assert "".join(order) == 7 * "ab"  # one turn warms up
-    assert blocks == [{"finetuned": 5, "recast": 6}, {"finetuned": 11, "recast": 12}]
+    assert blocks == [
+        [{"finetuned": n, "recast": n + 1} for n in (3, 5, 7)],
+        [{"finetuned": n, "recast": n + 1} for n in (9, 11, 13)],
+    ]
+    slower: Any = [{"finetuned": load, "recast": 1.2 * load} for load in (1, 2, 3, 4)]  # a load that grows
+    assert arms.ratio_of(slower) == pytest.approx(1.2)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to look with")

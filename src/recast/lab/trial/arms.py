@@ -196,12 +196,8 @@ def with_head(model: nn.Module, classes: int) -> nn.Module:
 
 def step_seconds(
     tails: Mapping[Arm, Tail], train: Bank, batch: int, device: torch.device, blocks: int = 1
-) -> list[dict[Arm, float]]:
-    """Return the median seconds of an update of every arm, measured in turns, for each block of at least three turns.
-
-    Another load in the meantime shows in the ratio of two arms, which differs from block to block. The tails are
-    trained on.
-    """
+) -> list[list[dict[Arm, float]]]:
+    """Return the seconds of an update of every arm: blocks of at least three turns. The tails are trained on."""
 
     def turn() -> dict[Arm, float]:
         settings: dict[str, Any] = {"rate": 1e-6, "updates": 1, "batch": batch, "seed": 0, "device": device}
@@ -212,7 +208,15 @@ def step_seconds(
     for block in turns:
         while len(block) < MOST_TURNS and sum(sum(each.values()) for each in block) < BLOCK_SECONDS:
             block.append(turn())
-    return [{arm: median(each[arm] for each in block) for arm in tails} for block in turns]
+    return turns
+
+
+def ratio_of(block: Sequence[Mapping[Arm, float]]) -> float:
+    """Return the seconds of a recast relative to a fine-tuned update, the median over the turns of a block.
+
+    Within a turn a slow change of the machine's load meets both; a quick one shows as blocks that differ.
+    """
+    return median(turn["recast"] / turn["finetuned"] for turn in block)
 
 
 def with_fitted_head(tail: Tail, trains: Sequence[Bank], device: torch.device) -> list[Tail]:

@@ -135,7 +135,7 @@ def measure_pace(
     bank = bank.subset(torch.arange(batch) % len(bank))  # images repeat to fill the batch
     tails = {arm: arms.make(arm, parts.tail, plan, bank, 0, device) for arm in RATED}
     blocks = arms.step_seconds(tails, bank, batch, device, BLOCKS)
-    speed = Speed(image, {arm: median(block[arm] for block in blocks) for arm in tails}, batch)
+    speed = Speed(image, {arm: median(turn[arm] for block in blocks for turn in block) for arm in tails}, batch)
     longest, images = LIMIT if minutes == "auto" else minutes, (len(data.train), len(data.val))
     ways = _ways(speed, images, seeds, longest, shares)
     if minutes == "auto" and (longest := next(iter(ways.values()))) > LIMIT:
@@ -159,7 +159,7 @@ def measure_pace(
             train = updates * batch
         else:
             break
-    ratios = [block["recast"] / block["finetuned"] for block in blocks]
+    ratios = [arms.ratio_of(block) for block in blocks]
     updates_of = dict.fromkeys(TRAINED, updates) | {"longer": max(1, round(updates * median(ratios)))}
     steps = {**speed.step, "longer": speed.step["finetuned"]}
     return Pace(train, val, views, batch, updates_of, steps, image, image_bytes, dtype, ratios, ways)

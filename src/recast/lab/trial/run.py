@@ -384,8 +384,8 @@ class _Trial:
         bank = train.spread(self.pace.batch)
         pair: tuple[Arm, ...] = ("finetuned", "recast")
         tails = {arm: arms.make(arm, tail, self.plan, bank, 0, self.device) for arm in pair}
-        (step,) = arms.step_seconds(tails, bank, self.pace.batch, self.device)
-        self.pace = replace(self.pace, ratios=(*self.pace.ratios, step["recast"] / step["finetuned"]))
+        (block,) = arms.step_seconds(tails, bank, self.pace.batch, self.device)
+        self.pace = replace(self.pace, ratios=(*self.pace.ratios, arms.ratio_of(block)))
         self._write_trial()
 
     def _write_pages(self, answer: Answer, runs: Mapping[Arm, Sequence[Mapping[str, Any]]], tail: Tail) -> None:
